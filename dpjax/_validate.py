@@ -1,0 +1,96 @@
+"""Static-argument errors: every message names the argument and its value.
+
+A traced value has nothing to check yet and passes; what a function does with a
+bad traced value is in that function's docstring.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax.adjacency import Adjacency
+
+
+def concrete(value: Any) -> np.ndarray | None:
+    """The value as a NumPy array, or None when it is traced."""
+    if isinstance(value, jax.core.Tracer):
+        return None
+    return np.asarray(value)
+
+
+def _check(name: str, value: Any, rule: str, holds: Any) -> None:
+    array = concrete(value)
+    if array is not None and not np.all(holds(array)):
+        raise ValueError(f"{name} must be {rule}; got {value!r}.")
+
+
+def positive(name: str, value: Any) -> None:
+    """Raise unless value > 0 and finite."""
+    _check(name, value, "positive and finite", lambda x: (x > 0) & np.isfinite(x))
+
+
+def nonnegative(name: str, value: Any, *, finite: bool = True) -> None:
+    """Raise unless value >= 0 (and finite, unless told otherwise)."""
+    if finite:
+        _check(
+            name, value, "non-negative and finite", lambda x: (x >= 0) & np.isfinite(x)
+        )
+    else:
+        _check(name, value, "non-negative", lambda x: x >= 0)
+
+
+def open_unit(name: str, value: Any) -> None:
+    """Raise unless 0 < value < 1."""
+    _check(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
+
+
+def closed_unit(name: str, value: Any) -> None:
+    """Raise unless 0 <= value <= 1."""
+    _check(name, value, "between 0 and 1", lambda x: (x >= 0) & (x <= 1))
+
+
+def decay(name: str, value: Any) -> None:
+    """Raise unless 0 <= value < 1."""
+    _check(name, value, "in [0, 1)", lambda x: (x >= 0) & (x < 1))
+
+
+def static_int(name: str, value: Any, *, minimum: int) -> int:
+    """The value as an int, or an error: it shapes the program and can't be traced."""
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(
+            f"{name} must be a static Python integer, not a traced value; under "
+            f'optax.inject_hyperparams, name it in static_args=("{name}", ...).'
+        )
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name} must be an integer; got {value!r}.")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}; got {value!r}.")
+    return int(value)
+
+
+def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise unless value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {tuple(choices)}; got {value!r}.")
+
+
+def adjacency(value: Any) -> Adjacency:
+    """The value, or an error if it is not an Adjacency."""
+    if not isinstance(value, Adjacency):
+        raise ValueError(f"adjacency must be a dpjax.Adjacency; got {value!r}.")
+    return value
+
+
+def typed_key(name: str, value: Any) -> jax.Array:
+    """A scalar typed JAX key, or an error that says how to make one."""
+    is_key = isinstance(value, jax.Array) and jax.dtypes.issubdtype(
+        value.dtype, jax.dtypes.prng_key
+    )
+    if not is_key or value.shape != ():
+        raise ValueError(
+            f"{name} must be one typed JAX key, as jax.random.key(seed) makes; "
+            f"got {value!r}."
+        )
+    return value

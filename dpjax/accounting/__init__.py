@@ -1,0 +1,3 @@
+"""Privacy accountants: pure, jitted, vmappable and differentiable functions."""
+
+from dpjax.accounting import gdp as gdp
