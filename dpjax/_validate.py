@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from dpjax.adjacency import Adjacency
 
 
 def concrete(value: Any) -> np.ndarray | None:
     """The value as a NumPy array, or None when it is traced."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return None
     return np.asarray(value)
 
@@ -58,7 +59,7 @@ def decay(name: str, value: Any) -> None:
 
 def static_int(name: str, value: Any, *, minimum: int) -> int:
     """The value as an int, or an error: it shapes the program and can't be traced."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         raise ValueError(
             f"{name} must be a static Python integer, not a traced value; under "
             f'optax.inject_hyperparams, name it in static_args=("{name}", ...).'

@@ -1,0 +1,29 @@
+"""Which dtype sums, moments and noise are kept in."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def at_least_float32(dtype: Any) -> jnp.dtype:
+    """float32 for the half precisions, the dtype itself above."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def widen(tree: Any) -> Any:
+    """The tree with every leaf in float32 at least; it refuses what is not real.
+
+    Noise for the real part alone would leave an imaginary part in the clear.
+    """
+
+    def widen_leaf(leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"gradients must be real floating-point arrays; got a leaf of dtype "
+                f"{leaf.dtype} and shape {leaf.shape}."
+            )
+        return leaf.astype(at_least_float32(leaf.dtype))
+
+    return jax.tree.map(widen_leaf, tree)

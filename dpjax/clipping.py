@@ -1,0 +1,115 @@
+"""From one gradient to a bounded one, and from a batch of them to their sum."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax._dtypes import widen
+
+# Clipping aims this far under the bound. A sum of squares by blocks of up to 256
+# terms, as XLA's backends take it, has a relative error of 256 · 2⁻²⁴ = 2⁻¹⁶ at most,
+# half of which reaches the norm; the other half is for the scale and the product.
+_SLACK = 2.0**-16
+
+
+def clip(
+    gradient: Any, clip_norm: jax.typing.ArrayLike, keep: jax.typing.ArrayLike = True
+) -> tuple[Any, jax.Array]:
+    """Bound one gradient's L2 norm over all its leaves.
+
+    Args:
+      gradient: a pytree of real arrays of any floating dtypes, taken as one vector.
+      clip_norm: the bound C, f[], positive, in the units of the gradient.
+      keep: bool[]; a gradient that is not kept contributes zero.
+
+    Returns:
+      The bounded gradient, its leaves in float32 at least, and the norm f[] before
+      clipping. A gradient with a NaN or an infinity, or so large that its norm
+      overflows (beyond 1e19 C in float32), becomes zero.
+
+    Raises:
+      ValueError: clip_norm is not positive, or a leaf is not real.
+
+    Privacy: the result's L2 norm is at most C, rounding included, whatever goes in.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> bounded, norm = clip({"w": jnp.array([3.0, 4.0])}, 1.0)
+      >>> print(norm, bounded["w"].round(3))
+      5.0 [0.6 0.8]
+    """
+    _validate.positive("clip_norm", clip_norm)
+    wide = widen(gradient)
+    # In units of C neither a small C underflows nor a large one overflows.
+    squares = [jnp.sum(jnp.square(x / clip_norm)) for x in jax.tree.leaves(wide)]
+    square = sum(squares, start=jnp.zeros((), jnp.float32))
+    norm = jnp.sqrt(square)
+    usable = jnp.isfinite(square) & keep
+    scale = jnp.where(usable, jnp.minimum(1.0, (1.0 - _SLACK) / norm), 0.0)
+
+    def bound(x: jax.Array) -> jax.Array:
+        # Not x · 0: that would let a NaN through.
+        return jnp.where(usable, x * scale.astype(x.dtype), jnp.zeros_like(x))
+
+    return jax.tree.map(bound, wide), norm * clip_norm
+
+
+def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
+    """Turn per-example gradients into the sum of their clipped versions.
+
+    For users who have per-example gradients already; `clipped_grad` makes the sum
+    from a loss.
+
+    Args:
+      clip_norm: the bound C on each example's L2 norm over all leaves, positive.
+
+    Returns:
+      An optax transformation. Updates have shape f[b, ...] going in, with the same b
+      on every leaf, and f[...], in float32 at least, coming out. It has no state.
+
+    Raises:
+      ValueError: clip_norm is not positive; the leading axes of the updates disagree
+        or are empty; a leaf is not real.
+
+    Privacy: one example moves the sum by at most C (2C under `Adjacency.REPLACE`).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> tx = clip_and_sum(1.0)
+      >>> per_example = jnp.array([[3.0, 4.0], [0.0, 0.5], [jnp.nan, 0.0]])
+      >>> total, _ = tx.update(per_example, tx.init(None))
+      >>> print([f"{x:.3f}" for x in total])
+      ['0.600', '1.300']
+    """
+    _validate.positive("clip_norm", clip_norm)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        batch_size("updates", updates)
+        bounded, _ = jax.vmap(lambda gradient: clip(gradient, clip_norm))(updates)
+        return sum_examples(bounded), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def sum_examples(bounded: Any) -> Any:
+    """The sum over the leading axis of every leaf."""
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded)
+
+
+def batch_size(name: str, batched: chex.ArrayTree) -> int:
+    """The common leading axis of the leaves, or an error naming the argument."""
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batched)]
+    if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:
+        raise ValueError(
+            f"{name} must have one leading batch axis that all leaves share; got "
+            f"leaves of shapes {shapes}."
+        )
+    size = shapes[0][0]
+    if size == 0:
+        raise ValueError(f"{name} must not be an empty batch; got shapes {shapes}.")
+    return size

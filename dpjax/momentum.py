@@ -1,0 +1,160 @@
+"""Tree-aggregated momentum."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.core import Tracer
+
+from dpjax import _validate
+from dpjax._dtypes import at_least_float32, widen
+from dpjax.tree import empty_prefixes, regenerated_prefix_noise, stored_prefix_noise
+
+
+class TreeMomentumState(NamedTuple):
+    """What the momentum carries. It is as secret as the data: it holds raw sums.
+
+    Attributes:
+      count: steps done, i[].
+      momentum: Σ_i β^{t−i} g_i without noise, in float32 at least.
+      prefixes: prefix noises by level for buffer="stored", () for "regenerate".
+      key: the typed key that every node's noise is folded from.
+      decay: β, which must not change during a run.
+      stddev: the nodes' noise standard deviation, which must not change either.
+    """
+
+    count: jax.Array
+    momentum: Any
+    prefixes: Any
+    key: jax.Array
+    decay: jax.Array
+    stddev: jax.Array
+
+
+def tree_momentum(
+    decay: jax.typing.ArrayLike,
+    stddev: jax.typing.ArrayLike,
+    *,
+    num_steps: int,
+    key: jax.Array,
+    buffer: Literal["stored", "regenerate"] = "stored",
+) -> optax.GradientTransformation:
+    """Replace each step's sum by a private momentum of all sums so far.
+
+    With g_i the incoming sum of step i, the update that comes out is
+
+        m̂_t = (1 − β) (Σ_{i<=t} β^{t−i} g_i + N_t),
+
+    where N_t is the noise of the O(log t) tree nodes that make up the steps 1..t. It
+    grows with log t, where noise added to every g_i would grow with 1 / (1 − β).
+
+    Args:
+      decay: the momentum coefficient β, f[], in [0, 1); the paper's 1 − α.
+      stddev: the noise standard deviation of a node per coordinate, f[], in the units
+        of the incoming sum (noise multiplier times clip norm), at least 0.
+      num_steps: T, the number of steps that the guarantee is for; static.
+      key: one typed key, as `jax.random.key` makes. It is copied into the state.
+      buffer: "stored" keeps ⌊log₂ T⌋ + 1 vectors and draws one Gaussian a step;
+        "regenerate" keeps none and draws up to ⌊log₂ T⌋ + 1. The same key gives the
+        same noise either way, up to rounding.
+
+    Returns:
+      An optax transformation. Sums and noise are kept in float32 at least; the result
+      is cast to the incoming dtype. Past num_steps it refuses: a ValueError outside
+      jit, NaN updates inside. The same NaN answers a decay or stddev that changes
+      during the run (under `optax.inject_hyperparams`), for which no guarantee holds.
+
+    Raises:
+      ValueError: decay is outside [0, 1); stddev is negative or not finite; num_steps
+        is below 1 or traced; key is not a typed key; buffer is unknown.
+
+    Privacy: with sums of sensitivity C and stddev = σC, all T updates together are
+    μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, also when each g_i depends on
+    earlier updates. The guarantee is for real arithmetic and ideal Gaussian noise, and
+    covers the updates, not the state.
+
+    Reference: Tran and Cutkosky (2022), Algorithm 1, with noise drawn for left
+    children alone, the only nodes that any prefix uses.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = tree_momentum(0.5, 0.0, num_steps=3, key=jax.random.key(0))
+      >>> state = tx.init(jnp.zeros(()))
+      >>> for _ in range(3):
+      ...     momentum, state = tx.update(jnp.ones(()), state)
+      ...     print(momentum)
+      0.5
+      0.75
+      0.875
+    """
+    _validate.decay("decay", decay)
+    _validate.nonnegative("stddev", stddev)
+    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    _validate.typed_key("key", key)
+    _validate.one_of("buffer", buffer, ("stored", "regenerate"))
+    if num_steps >= 2**31 - 1:
+        raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
+
+    def init(params: Any) -> TreeMomentumState:
+        return TreeMomentumState(
+            count=jnp.zeros((), jnp.int32),
+            momentum=jax.tree.map(
+                lambda p: jnp.zeros(jnp.shape(p), at_least_float32(jnp.result_type(p))),
+                params,
+            ),
+            prefixes=empty_prefixes(params, num_steps) if buffer == "stored" else (),
+            key=jnp.copy(key),
+            decay=jnp.asarray(decay, float),
+            stddev=jnp.asarray(stddev, float),
+        )
+
+    def update(
+        updates: Any, state: Any, params: Any = None
+    ) -> tuple[Any, TreeMomentumState]:
+        del params
+        _refuse_past_the_end(state.count, num_steps)
+        step = jnp.minimum(state.count, num_steps) + 1
+        beta, scale = state.decay, state.stddev
+        promised = (step <= num_steps) & (beta == decay) & (scale == stddev)
+
+        momentum = jax.tree.map(
+            lambda m, g: beta.astype(m.dtype) * m + g.astype(m.dtype),
+            state.momentum,
+            widen(updates),
+        )
+        if buffer == "stored":
+            noise, prefixes = stored_prefix_noise(
+                state.key, step, state.prefixes, momentum, decay=beta, stddev=scale
+            )
+        else:
+            prefixes = ()
+            noise = regenerated_prefix_noise(
+                state.key,
+                step,
+                momentum,
+                num_steps=num_steps,
+                decay=beta,
+                stddev=scale,
+            )
+        # A NaN factor makes the refusal; one multiplication does both.
+        factor = jnp.where(promised, 1.0 - beta, jnp.nan)
+        private = jax.tree.map(
+            lambda u, m, n: (factor.astype(m.dtype) * (m + n)).astype(
+                jnp.result_type(u)
+            ),
+            updates,
+            momentum,
+            noise,
+        )
+        return private, state._replace(count=step, momentum=momentum, prefixes=prefixes)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _refuse_past_the_end(count: jax.Array, num_steps: int) -> None:
+    if not isinstance(count, Tracer) and int(count) >= num_steps:
+        raise ValueError(
+            f"num_steps is {num_steps} and that many steps are done: a further step "
+            "has no privacy guarantee. Declare more steps from the start."
+        )

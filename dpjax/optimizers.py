@@ -1,0 +1,185 @@
+"""Whole optimizers for optax users: chains on the clipped sum.
+
+Each takes the sum that `clipped_grad` returns, adds noise of standard deviation
+noise_multiplier · clip_norm, and only then divides by the *expected* batch size: the
+size of the batch at hand would give away who is in it.
+"""
+
+from typing import Any, Literal
+
+import jax
+import optax
+
+from dpjax import _validate
+from dpjax.momentum import tree_momentum
+from dpjax.noise import add_gaussian_noise
+
+
+def _noisy_mean(
+    clip_norm: Any, noise_multiplier: Any, expected_batch_size: Any, key: jax.Array
+) -> optax.GradientTransformation:
+    _check_sum(clip_norm, noise_multiplier, expected_batch_size)
+    return optax.chain(
+        add_gaussian_noise(noise_multiplier * clip_norm, key=key),
+        optax.scale(1.0 / expected_batch_size),
+    )
+
+
+def _check_sum(clip_norm: Any, noise_multiplier: Any, expected_batch_size: Any) -> None:
+    _validate.positive("clip_norm", clip_norm)
+    _validate.nonnegative("noise_multiplier", noise_multiplier)
+    _validate.positive("expected_batch_size", expected_batch_size)
+
+
+def dp_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    clip_norm: jax.typing.ArrayLike,
+    noise_multiplier: jax.typing.ArrayLike,
+    expected_batch_size: jax.typing.ArrayLike,
+    key: jax.Array,
+    momentum: float | None = None,
+    nesterov: bool = False,
+) -> optax.GradientTransformation:
+    """Private SGD on the clipped sum, with independent noise in every step.
+
+    Args:
+      learning_rate: a number or a schedule, as in `optax.sgd`.
+      clip_norm: the bound C that the sum was clipped with, positive.
+      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key.
+      momentum: as in `optax.sgd`; it acts on the noisy mean.
+      nesterov: as in `optax.sgd`.
+
+    Returns:
+      An optax transformation from the clipped sum to updates.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
+    f the adjacency's sensitivity factor. In a fixed or reshuffled order an example
+    takes part once an epoch, and E epochs are (f sqrt(E) / noise_multiplier)-GDP.
+
+    Reference: Abadi et al. (2016), Algorithm 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = dp_sgd(
+      ...     0.1, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...     key=jax.random.key(0))
+      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)))
+      >>> print(updates)
+      [-0.2]
+    """
+    return optax.chain(
+        _noisy_mean(clip_norm, noise_multiplier, expected_batch_size, key),
+        optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov),
+    )
+
+
+def dp_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    clip_norm: jax.typing.ArrayLike,
+    noise_multiplier: jax.typing.ArrayLike,
+    expected_batch_size: jax.typing.ArrayLike,
+    key: jax.Array,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+) -> optax.GradientTransformation:
+    """Private Adam on the clipped sum, with independent noise in every step.
+
+    Args:
+      learning_rate: a number or a schedule, as in `optax.adam`.
+      clip_norm: the bound C that the sum was clipped with, positive.
+      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key.
+      b1: as in `optax.adam`.
+      b2: as in `optax.adam`.
+      eps: as in `optax.adam`.
+
+    Returns:
+      An optax transformation from the clipped sum to updates.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: as for `dp_sgd`; the moments are functions of the noisy means.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = dp_adam(
+      ...     0.1, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...     key=jax.random.key(0))
+      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)))
+      >>> print(updates.round(3))
+      [-0.1]
+    """
+    return optax.chain(
+        _noisy_mean(clip_norm, noise_multiplier, expected_batch_size, key),
+        optax.adam(learning_rate, b1=b1, b2=b2, eps=eps),
+    )
+
+
+def dp_nsgd(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    clip_norm: jax.typing.ArrayLike,
+    noise_multiplier: jax.typing.ArrayLike,
+    expected_batch_size: jax.typing.ArrayLike,
+    key: jax.Array,
+    decay: jax.typing.ArrayLike,
+    num_steps: int,
+    buffer: Literal["stored", "regenerate"] = "stored",
+) -> optax.GradientTransformation:
+    """Private normalised SGD with tree-aggregated momentum, on the clipped sum.
+
+    Every step has length learning_rate, in the direction of the private momentum.
+
+    Args:
+      learning_rate: the step length, a number or a schedule.
+      clip_norm: the bound C that the sum was clipped with, positive.
+      noise_multiplier: a tree node's noise standard deviation over C, at least 0.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key.
+      decay: the momentum coefficient β, in [0, 1).
+      num_steps: T, the number of steps that the guarantee is for; static.
+      buffer: see `tree_momentum`.
+
+    Returns:
+      An optax transformation from the clipped sum to updates.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: the whole run is μ-GDP for μ = `accounting.tree.momentum_mu(
+    noise_multiplier, ...)`. Past num_steps it refuses, as `tree_momentum` does.
+
+    Reference: Tran and Cutkosky (2022), Algorithm 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = dp_nsgd(
+      ...     0.5, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...     key=jax.random.key(0), decay=0.9, num_steps=10)
+      >>> updates, _ = tx.update(jnp.array([3.0, 4.0]), tx.init(jnp.zeros(2)))
+      >>> print(updates.round(3))
+      [-0.3 -0.4]
+    """
+    _check_sum(clip_norm, noise_multiplier, expected_batch_size)
+    return optax.chain(
+        tree_momentum(
+            decay,
+            noise_multiplier * clip_norm,
+            num_steps=num_steps,
+            key=key,
+            buffer=buffer,
+        ),
+        optax.scale(1.0 / expected_batch_size),
+        optax.normalize_by_update_norm(),
+        optax.scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,217 @@
+"""From a loss on one example to the sum of clipped per-example gradients."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from optax import microbatching
+
+from dpjax import _validate
+from dpjax.adjacency import Adjacency
+from dpjax.clipping import batch_size, clip, sum_examples
+
+ENGINES = ("auto", "vmap")
+
+
+class PerExample(NamedTuple):
+    """What each example gave. It is not private: keep it from the outputs.
+
+    Attributes:
+      loss: f[b].
+      norm: the gradient's L2 norm before clipping, f[b].
+      aux: what the loss returned beside it, with a leading axis b; () without.
+    """
+
+    loss: jax.Array
+    norm: jax.Array
+    aux: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedGrad:
+    """The function that `clipped_grad` makes; see there."""
+
+    loss_fn: Callable[..., Any]
+    clip_norm: jax.typing.ArrayLike
+    argnums: int | tuple[int, ...]
+    batch_argnums: tuple[int, ...]
+    has_aux: bool
+    microbatch_size: int | None
+
+    def sensitivity(self, adjacency: Adjacency) -> jax.typing.ArrayLike:
+        """The L2 distance that one example can move the sum: C, or 2C for REPLACE."""
+        return _validate.adjacency(adjacency).sensitivity_factor * self.clip_norm
+
+    def __call__(
+        self, *args: Any, mask: jax.Array | None = None
+    ) -> tuple[Any, PerExample]:
+        """The sum of clipped gradients and what each example gave."""
+        examples = self._examples(args)
+        size = batch_size(f"the batch arguments {self.batch_argnums}", examples)
+        mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
+        if mask.shape != (size,) or mask.dtype != jnp.bool_:
+            raise ValueError(
+                f"mask must be a boolean array of shape ({size},); got shape "
+                f"{mask.shape} and dtype {mask.dtype}."
+            )
+
+        def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
+            def one(keep: jax.Array, *example: Any) -> tuple[Any, PerExample]:
+                loss, aux, gradient = self._value_and_grad(args, example)
+                bounded, norm = clip(gradient, self.clip_norm, keep)
+                return bounded, PerExample(loss, norm, aux)
+
+            bounded, per_example = jax.vmap(one)(mask, *examples)
+            return sum_examples(bounded), per_example
+
+        micro = self.microbatch_size
+        if micro is None or micro >= size:
+            return clipped_sum(mask, *examples)
+
+        padding = -size % micro
+        padded = jax.tree.map(lambda x: _repeat_last(x, padding), (mask, *examples))
+        # A repeated example is no example: its mask is off.
+        padded = (padded[0].at[size:].set(False), *padded[1:])
+        total, per_example = microbatching.microbatch(
+            clipped_sum,
+            argnums=tuple(range(len(padded))),
+            microbatch_size=micro,
+            accumulator=(
+                microbatching.AccumulationType.SUM,
+                microbatching.AccumulationType.CONCAT,
+            ),
+        )(*padded)
+        return total, jax.tree.map(lambda x: x[:size], per_example)
+
+    def _examples(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        used = max((*self.batch_argnums, *_as_tuple(self.argnums)))
+        if used >= len(args):
+            raise ValueError(
+                f"argnums {self.argnums} and batch_argnums {self.batch_argnums} name "
+                f"argument {used}, but the call has {len(args)} positional arguments."
+            )
+        return tuple(args[i] for i in self.batch_argnums)
+
+    def _value_and_grad(
+        self, args: Sequence[Any], example: Sequence[Any]
+    ) -> tuple[jax.Array, Any, Any]:
+        """Loss, aux and gradient of one example put in the batch's place."""
+        full = list(args)
+        for i, value in zip(self.batch_argnums, example, strict=True):
+            full[i] = value
+
+        def loss_and_aux(*full: Any) -> tuple[jax.Array, Any]:
+            out = self.loss_fn(*full)
+            loss, aux = out if self.has_aux else (out, ())
+            _check_scalar(loss)
+            return loss, aux
+
+        (loss, aux), gradient = jax.value_and_grad(
+            loss_and_aux, self.argnums, has_aux=True
+        )(*full)
+        return loss, aux, gradient
+
+
+def _as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+
+def _repeat_last(x: jax.Array, times: int) -> jax.Array:
+    if times == 0:
+        return x
+    return x[jnp.minimum(jnp.arange(x.shape[0] + times), x.shape[0] - 1)]
+
+
+def _check_scalar(loss: Any) -> None:
+    if not hasattr(loss, "shape") and not isinstance(loss, float):
+        raise ValueError(
+            "loss_fn must return one scalar for one example; got "
+            f"{type(loss).__name__} (for a pair (loss, aux), pass has_aux=True)."
+        )
+    if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise ValueError(
+            "loss_fn must return one real scalar for one example (it is not given the "
+            f"batch axis); got shape {jnp.shape(loss)} and dtype "
+            f"{jnp.result_type(loss)}."
+        )
+
+
+def clipped_grad(
+    loss_fn: Callable[..., Any],
+    clip_norm: jax.typing.ArrayLike,
+    *,
+    argnums: int | Sequence[int] = 0,
+    batch_argnums: int | Sequence[int] = 1,
+    has_aux: bool = False,
+    engine: str = "auto",
+    microbatch_size: int | None = None,
+) -> ClippedGrad:
+    """Make a function that sums clipped per-example gradients over a batch.
+
+    Args:
+      loss_fn: takes ONE example (no batch axis) in each batch argument and returns a
+        scalar loss, or (loss, aux) with has_aux.
+      clip_norm: the bound C on each example's gradient, in L2 norm over all the
+        arguments in argnums together; positive, may be traced.
+      argnums: the argument or arguments to differentiate by, as in `jax.grad`.
+      batch_argnums: the argument or arguments that hold examples: pytrees whose
+        leaves all have the same leading axis b. A typed key array is fine.
+      has_aux: whether loss_fn returns (loss, aux).
+      engine: "vmap" forms the per-example gradients; "auto" chooses the fastest.
+      microbatch_size: form at most this many per-example gradients at a time. Any
+        size works with any b; the result is the same up to rounding.
+
+    Returns:
+      A function `fn(*args, mask=None)` returning `(grads, per_example)`: grads is the
+      *sum* of clipped gradients, shaped like the arguments in argnums and in float32
+      at least; per_example is a `PerExample(loss f[b], norm f[b], aux)`. mask is
+      bool[b]: a masked example contributes zero to grads (its loss and norm are
+      reported as they are). An example whose gradient is not finite contributes zero.
+      `fn.sensitivity(adjacency)` is the L2 sensitivity of grads. The function may be
+      jitted, scanned and sharded.
+
+    Raises:
+      ValueError: clip_norm is not positive; argnums and batch_argnums overlap; the
+        engine is unknown; microbatch_size is below 1; when called, batch arguments
+        disagree in their leading axis or are empty, the mask has another shape or
+        dtype, or the loss is not a real scalar.
+
+    Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
+    REPLACE, whatever the loss, as long as loss_fn sees one example at a time (it has
+    no side channel to the others). per_example is not private.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def loss(w, example):
+      ...     x, y = example
+      ...     return 0.5 * (x @ w - y) ** 2
+      >>> fn = clipped_grad(loss, 1.0)
+      >>> x, y = jnp.array([[3.0, 4.0], [0.5, 0.0]]), jnp.array([-1.0, -1.0])
+      >>> grads, per_example = fn(jnp.zeros(2), (x, y))
+      >>> print(grads.round(3), per_example.norm)
+      [1.1 0.8] [5.  0.5]
+      >>> float(fn.sensitivity(Adjacency.REPLACE))
+      2.0
+    """
+    _validate.positive("clip_norm", clip_norm)
+    _validate.one_of("engine", engine, ENGINES)
+    if microbatch_size is not None:
+        _validate.static_int("microbatch_size", microbatch_size, minimum=1)
+    wanted, batched = _as_tuple(argnums), _as_tuple(batch_argnums)
+    if not wanted or min(wanted) < 0 or len(set(wanted)) < len(wanted):
+        raise ValueError(f"argnums must be distinct and non-negative; got {argnums!r}.")
+    if not batched or min(batched) < 0 or set(wanted) & set(batched):
+        raise ValueError(
+            "batch_argnums must be non-negative and apart from argnums; got "
+            f"{batch_argnums!r} with argnums {argnums!r}."
+        )
+    return ClippedGrad(
+        loss_fn=loss_fn,
+        clip_norm=clip_norm,
+        argnums=argnums if isinstance(argnums, int) else wanted,
+        batch_argnums=batched,
+        has_aux=has_aux,
+        microbatch_size=microbatch_size,
+    )

@@ -1,0 +1,176 @@
+"""Dyadic intervals and the noise of their nodes: stored or regenerated.
+
+Steps count from 1. A node of level k is an interval [(i − 1) 2^k + 1, i 2^k], named
+(k, i). COMPOSE(1, t) holds one node for each bit k set in t: the node (k, t >> k),
+which ends at t − (t mod 2^k). Its noise enters the prefix noise
+
+    N_t = Σ_{(k, i) in COMPOSE(1, t)} β^{t mod 2^k} ζ_{k,i}.
+
+Going from the highest bit down, each node multiplies what came before by β^{2^k}:
+N_t = ζ_new + β^{2^j} N_{t − 2^j}, where j is the lowest bit of t and ζ_new belongs to
+the one node that step t completes. Storing prefix noises rather than node noises
+therefore makes a step cost one draw, one read and one write, whatever log T is.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._dtypes import at_least_float32
+from dpjax.noise import gaussian_like
+
+
+def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """Split the steps start..end into the fewest dyadic intervals.
+
+    Args:
+      start: the first step, at least 1.
+      end: the last step, at least start.
+
+    Returns:
+      The intervals (first, last) from left to right.
+
+    Raises:
+      ValueError: start is below 1 or end below start.
+
+    Reference: Tran and Cutkosky (2022), Algorithm 3.
+
+    Example:
+      >>> compose(1, 7)
+      ((1, 4), (5, 6), (7, 7))
+      >>> compose(4, 9)
+      ((4, 4), (5, 8), (9, 9))
+    """
+    start = _validate.static_int("start", start, minimum=1)
+    end = _validate.static_int("end", end, minimum=start)
+    intervals = []
+    while start <= end:
+        # The largest 2^k that divides start − 1 and fits before end.
+        fits = 1 << ((end - start + 1).bit_length() - 1)
+        aligned = (start - 1) & -(start - 1) or fits
+        size = min(fits, aligned)
+        intervals.append((start, start + size - 1))
+        start += size
+    return tuple(intervals)
+
+
+def prefix_variance(
+    step: jax.typing.ArrayLike, decay: jax.typing.ArrayLike
+) -> jax.Array:
+    """The variance of N_t, in units of one node's: Σ_{COMPOSE(1, t)} β^{2(t − z)}.
+
+    Args:
+      step: t, i[*b], at least 1.
+      decay: the momentum coefficient β, f[*b], in [0, 1).
+
+    Returns:
+      f[*b]. The momentum of `tree_momentum` at step t carries noise of variance
+      stddev² (1 − β)² times this in each coordinate.
+
+    Raises:
+      ValueError: a static step is below 1, or a static decay outside [0, 1).
+
+    Example:
+      >>> print(prefix_variance(7, 0.5))  # nodes end at 4, 6 and 7: 1/64 + 1/4 + 1
+      1.265625
+    """
+    _validate.positive("step", step)
+    _validate.decay("decay", decay)
+    step, decay = jnp.broadcast_arrays(jnp.asarray(step), jnp.asarray(decay))
+
+    def add_level(k: jax.Array, total: jax.Array) -> jax.Array:
+        gap = step & ((1 << k) - 1)
+        weight = jnp.power(decay, 2 * gap.astype(decay.dtype))
+        return total + jnp.where((step >> k) & 1, weight, 0.0)
+
+    return jax.lax.fori_loop(0, 31, add_level, jnp.zeros_like(decay))
+
+
+def num_levels(num_steps: int) -> int:
+    """How many levels the nodes of num_steps steps have: ⌊log₂ T⌋ + 1."""
+    return num_steps.bit_length()
+
+
+def empty_prefixes(tree: Any, num_steps: int) -> Any:
+    """Room for the prefix noises of each level: leaves f[levels, ...]."""
+    levels = num_levels(num_steps)
+    return jax.tree.map(
+        lambda x: jnp.zeros((levels, *x.shape), at_least_float32(x.dtype)), tree
+    )
+
+
+def _node_noise(
+    key: jax.Array, level: jax.Array, index: jax.Array, tree: Any, stddev: jax.Array
+) -> Any:
+    """ζ_{k,i}: a key folded from level and index, and again for each leaf."""
+    node_key = jax.random.fold_in(jax.random.fold_in(key, level), index)
+    return gaussian_like(node_key, tree, stddev)
+
+
+def _lowest_bit(step: jax.Array) -> jax.Array:
+    return jax.lax.population_count((step & -step) - 1)
+
+
+def stored_prefix_noise(
+    key: jax.Array,
+    step: jax.Array,
+    prefixes: Any,
+    tree: Any,
+    *,
+    decay: jax.Array,
+    stddev: jax.Array,
+) -> tuple[Any, Any]:
+    """N_t and the prefixes with it, from N_{t − 2^j}, which lies at its lowest bit."""
+    level = _lowest_bit(step)
+    before = step & (step - 1)
+    node = _node_noise(key, level, step >> level, tree, stddev)
+    weight = jnp.where(before > 0, jnp.power(decay, _size(level)), 0.0)
+
+    def extend(node: jax.Array, prefixes: jax.Array) -> jax.Array:
+        stored = jax.lax.dynamic_index_in_dim(
+            prefixes, _lowest_bit(before), keepdims=False
+        )
+        return node + weight.astype(node.dtype) * stored
+
+    noise = jax.tree.map(extend, node, prefixes)
+    prefixes = jax.tree.map(
+        lambda p, n: jax.lax.dynamic_update_index_in_dim(p, n, level, 0),
+        prefixes,
+        noise,
+    )
+    return noise, prefixes
+
+
+def regenerated_prefix_noise(
+    key: jax.Array,
+    step: jax.Array,
+    tree: Any,
+    *,
+    num_steps: int,
+    decay: jax.Array,
+    stddev: jax.Array,
+) -> Any:
+    """N_t from the keys of its nodes alone, drawing one node for each bit of t."""
+    levels = num_levels(num_steps)
+
+    def add_level(i: jax.Array, noise: Any) -> Any:
+        level = levels - 1 - i
+
+        def extend(noise: Any) -> Any:
+            node = _node_noise(key, level, step >> level, tree, stddev)
+            weight = jnp.power(decay, _size(level))
+            return jax.tree.map(
+                lambda z, n: z + weight.astype(z.dtype) * n, node, noise
+            )
+
+        return jax.lax.cond((step >> level) & 1, extend, lambda noise: noise, noise)
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, at_least_float32(x.dtype)), tree)
+    return jax.lax.fori_loop(0, levels, add_level, zeros)
+
+
+def _size(level: jax.Array) -> jax.Array:
+    """2^k as a float."""
+    return jnp.exp2(level.astype(jnp.float32))
