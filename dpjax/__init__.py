@@ -2,6 +2,7 @@
 
 from dpjax import accounting as accounting
 from dpjax import sampling as sampling
+from dpjax import solvers as solvers
 from dpjax import tree as tree
 from dpjax.adjacency import Adjacency as Adjacency
 from dpjax.clipping import clip_and_sum as clip_and_sum

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -86,7 +87,7 @@ def adjacency(value: Any) -> Adjacency:
 
 def typed_key(name: str, value: Any) -> jax.Array:
     """A scalar typed JAX key, or an error that says how to make one."""
-    is_key = isinstance(value, jax.Array) and jax.dtypes.issubdtype(
+    is_key = isinstance(value, jax.Array) and jnp.issubdtype(
         value.dtype, jax.dtypes.prng_key
     )
     if not is_key or value.shape != ():

@@ -16,7 +16,7 @@ class TreeMomentumState(NamedTuple):
     """What the momentum carries. It is as secret as the data: it holds raw sums.
 
     Attributes:
-      count: steps done, i[].
+      step: steps done, i[].
       momentum: Σ_i β^{t−i} g_i without noise, in float32 at least.
       prefixes: prefix noises by level for buffer="stored", () for "regenerate".
       key: the typed key that every node's noise is folded from.
@@ -24,7 +24,7 @@ class TreeMomentumState(NamedTuple):
       stddev: the nodes' noise standard deviation, which must not change either.
     """
 
-    count: jax.Array
+    step: jax.Array
     momentum: Any
     prefixes: Any
     key: jax.Array
@@ -98,7 +98,7 @@ def tree_momentum(
 
     def init(params: Any) -> TreeMomentumState:
         return TreeMomentumState(
-            count=jnp.zeros((), jnp.int32),
+            step=jnp.zeros((), jnp.int32),
             momentum=jax.tree.map(
                 lambda p: jnp.zeros(jnp.shape(p), at_least_float32(jnp.result_type(p))),
                 params,
@@ -113,8 +113,8 @@ def tree_momentum(
         updates: Any, state: Any, params: Any = None
     ) -> tuple[Any, TreeMomentumState]:
         del params
-        _refuse_past_the_end(state.count, num_steps)
-        step = jnp.minimum(state.count, num_steps) + 1
+        _refuse_past_the_end(state.step, num_steps)
+        step = jnp.minimum(state.step, num_steps) + 1
         beta, scale = state.decay, state.stddev
         promised = (step <= num_steps) & (beta == decay) & (scale == stddev)
 
@@ -147,7 +147,7 @@ def tree_momentum(
             momentum,
             noise,
         )
-        return private, state._replace(count=step, momentum=momentum, prefixes=prefixes)
+        return private, state._replace(step=step, momentum=momentum, prefixes=prefixes)
 
     return optax.GradientTransformation(init, update)
 

@@ -78,7 +78,7 @@ def prefix_variance(
     """
     _validate.positive("step", step)
     _validate.decay("decay", decay)
-    step, decay = jnp.broadcast_arrays(jnp.asarray(step), jnp.asarray(decay))
+    step, decay = jnp.broadcast_arrays(jnp.asarray(step), jnp.asarray(decay, float))
 
     def add_level(k: jax.Array, total: jax.Array) -> jax.Array:
         gap = step & ((1 << k) - 1)

@@ -1,3 +1,6 @@
 """Privacy accountants: pure, jitted, vmappable and differentiable functions."""
 
+from dpjax.accounting import calibrate as calibrate
 from dpjax.accounting import gdp as gdp
+from dpjax.accounting import tree as tree
+from dpjax.accounting import truncation as truncation

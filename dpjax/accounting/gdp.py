@@ -18,7 +18,7 @@ import numpy as np
 from jax.scipy.special import ndtr, ndtri
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import float64, scoped
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
@@ -65,6 +65,7 @@ def _log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
+@scoped
 def _delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     log_delta = _log_delta(
@@ -76,6 +77,7 @@ def _delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 
 @_delta.defjvp
+@scoped
 def _delta_jvp(primals, tangents):
     (mu, epsilon), (dmu, depsilon) = primals, tangents
     by_mu, by_epsilon = _slopes(mu, epsilon)
@@ -128,6 +130,7 @@ def _nudge(holds, x: jax.Array, direction: float) -> jax.Array:
 
 
 @jax.custom_jvp
+@scoped
 def _epsilon(mu: jax.Array, delta: jax.Array) -> jax.Array:
     regular = (mu > 0) & (mu < jnp.inf) & (delta > 0) & (delta < 1)
     mu_, delta_ = jnp.where(regular, mu, 1.0), jnp.where(regular, delta, 0.5)
@@ -143,6 +146,7 @@ def _epsilon(mu: jax.Array, delta: jax.Array) -> jax.Array:
 
 
 @_epsilon.defjvp
+@scoped
 def _epsilon_jvp(primals, tangents):
     (mu, delta), (dmu, ddelta) = primals, tangents
     epsilon = _epsilon(mu, delta)
@@ -154,6 +158,7 @@ def _epsilon_jvp(primals, tangents):
 
 
 @jax.custom_jvp
+@scoped
 def _mu(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     regular = (epsilon >= 0) & (epsilon < jnp.inf) & (delta > 0) & (delta < 1)
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)
@@ -173,6 +178,7 @@ def _mu(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
 
 
 @_mu.defjvp
+@scoped
 def _mu_jvp(primals, tangents):
     (epsilon, delta), (depsilon, ddelta) = primals, tangents
     mu = _mu(epsilon, delta)
@@ -201,7 +207,7 @@ def _tradeoff64(mu: jax.Array, alpha: jax.Array) -> jax.Array:
 
 @float64("up")
 def _compose64(mus: jax.Array) -> jax.Array:
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(mus), axis=-1, keepdims=True))
+    largest = jnp.max(jnp.abs(jax.lax.stop_gradient(mus)), axis=-1, keepdims=True)
     regular = (largest > 0) & (largest < jnp.inf)
     scaled = mus / jnp.where(regular, largest, 1.0)
     squares = jnp.where(regular[..., 0], jnp.sum(scaled * scaled, axis=-1), 1.0)
