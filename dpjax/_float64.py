@@ -1,18 +1,19 @@
 """Run an accountant in float64 and hand back the caller's default dtype.
 
 Accountants need float64 (δ reaches 1e-30), notebooks run in float32, and global
-configuration is not ours to change. The decorator opens a float64 scope around
-one jitted call, and rounds what comes out towards more privacy loss, a rounding with
-derivative one.
+configuration is not ours to change. The decorator `float64` opens a float64 scope
+around one jitted call and rounds what comes out towards more privacy loss.
 
-JAX may trace a second derivative, and lower a caller's jit, long after the scope has
-closed. Rules that make an array of a given dtype then fail, so every custom rule in a
-core opens the scope again (`scoped`), and cores avoid the few functions whose own
-rules would need it: `power` stands for `jnp.power`, `largest` for `jnp.max` and argmax.
+JAX traces, transposes and lowers derivatives long after that scope has closed, and
+what then makes a float64 array fails. So the derivative is a function of its own:
+for a core with one number out per batch element, all partial derivatives come from
+one pull-back of ones inside the scope, and only Σ_i (partial_i · tangent_i) is left
+for the caller's transformations. Partials are decorated the same way, so second
+derivatives work alike. The rule for custom derivatives inside a core: `scoped`.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -28,7 +29,7 @@ def default_float() -> np.dtype:
 
 
 def scoped(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a custom derivative rule, or a function, to run in the float64 scope."""
+    """Decorate a function, or a custom derivative rule, to run in the float64 scope."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -36,37 +37,6 @@ def scoped(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
 
     return wrapper
-
-
-@jax.custom_jvp
-@scoped
-def power(base: jax.Array, exponent: jax.Array) -> jax.Array:
-    """The base to a whole exponent >= 0, with its derivative also at base 0."""
-    return jnp.power(base, exponent)
-
-
-@power.defjvp
-@scoped
-def _power_jvp(primals: Any, tangents: Any) -> Any:
-    base, exponent = primals
-    slope = exponent * power(base, jnp.maximum(exponent - 1, 0))
-    return power(base, exponent), slope * tangents[0]
-
-
-@jax.custom_jvp
-@scoped
-def largest(x: jax.Array) -> jax.Array:
-    """The maximum over the last axis."""
-    return jnp.max(x, axis=-1)
-
-
-@largest.defjvp
-@scoped
-def _largest_jvp(primals: Any, tangents: Any) -> Any:
-    (x,), (dx,) = primals, tangents
-    top = largest(x)
-    share = (x == top[..., None]).astype(x.dtype)
-    return top, jnp.sum(share * dx, axis=-1) / jnp.sum(share, axis=-1)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -90,7 +60,10 @@ def _cast_jvp(dtype: np.dtype, direction: Direction, primals: Any, tangents: Any
 
 
 def float64(
-    rounding: Direction, *, static: tuple[str, ...] = ()
+    rounding: Direction,
+    *,
+    static: tuple[str, ...] = (),
+    vectors: tuple[int, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a core function of float64 arrays into one for any caller.
 
@@ -98,56 +71,88 @@ def float64(
       rounding: the direction of the final cast, "up" for a quantity that grows
         with privacy loss.
       static: names of keyword arguments that are not arrays.
+      vectors: the positions of arguments whose last axis belongs to one evaluation.
+        All other axes are batch axes, over which the core works element by element
+        and broadcasts; its result has the batch axes alone.
 
     Returns:
-      A decorator. Positional arguments of the result are pytrees of Python numbers
-      (taken exactly), NumPy or JAX arrays of any real dtype, or tracers.
+      A decorator. Positional arguments of the result may be Python numbers (taken
+      exactly), NumPy or JAX arrays of any real dtype, or tracers.
     """
 
     def decorate(core: Callable[..., Any]) -> Callable[..., Any]:
-        jitted = jax.jit(core, static_argnames=static)
-
-        @functools.wraps(core)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            dtype = default_float()
-            leaves, treedef = jax.tree.flatten(args)
-            # What is not a JAX array is a constant, and stays as precise as it is.
-            places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
-
-            def core_of(*wide: jax.Array) -> Any:
-                merged = list(leaves)
-                for i, x in zip(places, wide, strict=True):
-                    merged[i] = x
-                merged = [jnp.asarray(x, jnp.float64) for x in merged]
-                return jitted(*jax.tree.unflatten(treedef, merged), **kwargs)
-
-            @jax.custom_jvp
-            @scoped
-            def call(*arrays: jax.Array) -> Any:
-                out = core_of(*(jnp.asarray(x, jnp.float64) for x in arrays))
-                return jax.tree.map(lambda x: cast(x, dtype, rounding), out)
-
-            @call.defjvp
-            @scoped
-            def _(primals: Any, tangents: Any) -> Any:
-                out, dout = jax.jvp(
-                    core_of,
-                    [jnp.asarray(x, jnp.float64) for x in primals],
-                    [_widen_tangent(t) for t in tangents],
-                )
-                return (
-                    jax.tree.map(lambda x: cast(x, dtype, rounding), out),
-                    jax.tree.map(lambda t: t.astype(dtype), dout),
-                )
-
-            return call(*(leaves[i] for i in places))
-
-        return wrapper
+        return _lift(core, rounding, static, vectors)
 
     return decorate
 
 
-def _widen_tangent(tangent: Any) -> jax.Array:
-    if tangent.dtype == jax.dtypes.float0:  # of an integer argument
-        return jnp.zeros(tangent.shape, jnp.float64)
-    return jnp.asarray(tangent, jnp.float64)
+def _lift(
+    core: Callable[..., Any],
+    rounding: Direction,
+    static: tuple[str, ...],
+    vectors: tuple[int, ...],
+) -> Callable[..., Any]:
+    jitted = jax.jit(core, static_argnames=static)
+
+    @functools.cache
+    def partial(position: int) -> Callable[..., Any]:
+        """The lifted partial derivative by one argument, in that argument's shape."""
+
+        def derivative(*args: jax.Array, **kwargs: Any) -> jax.Array:
+            args = _broadcast_batch(args, vectors)
+            before, after = args[:position], args[position + 1 :]
+            out, pull_back = jax.vjp(
+                lambda x: core(*before, x, *after, **kwargs), args[position]
+            )
+            return pull_back(jnp.ones_like(out))[0]
+
+        if vectors:
+            return scoped(jax.jit(derivative, static_argnames=static))
+        return _lift(derivative, "nearest", static, vectors)
+
+    @functools.wraps(core)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        dtype = default_float()
+        # What is not a JAX array is a constant, and stays as precise as it is.
+        places = [i for i, x in enumerate(args) if isinstance(x, jax.Array)]
+
+        def merge(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+            merged = list(args)
+            for i, x in zip(places, arrays, strict=True):
+                merged[i] = x
+            return [jnp.asarray(x, jnp.float64) for x in merged]
+
+        @jax.custom_jvp
+        @scoped
+        def call(*arrays: jax.Array) -> Any:
+            return cast(jitted(*merge(arrays), **kwargs), dtype, rounding)
+
+        @call.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            out = call(*primals)
+            total = jnp.zeros_like(out)
+            for place, primal, tangent in zip(places, primals, tangents, strict=True):
+                if not jnp.issubdtype(jnp.result_type(primal), jnp.floating):
+                    continue
+                with jax.enable_x64(True):
+                    slope = partial(place)(*merge(primals), **kwargs).astype(dtype)
+                product = slope * jnp.broadcast_to(tangent, slope.shape)
+                total += jnp.sum(product, axis=-1) if place in vectors else product
+            return out, total
+
+        return call(*(args[i] for i in places))
+
+    return wrapper
+
+
+def _broadcast_batch(
+    args: Sequence[jax.Array], vectors: tuple[int, ...]
+) -> list[jax.Array]:
+    """The arguments with their batch axes broadcast against each other."""
+    cores = [x.shape[-1:] if i in vectors else () for i, x in enumerate(args)]
+    shapes = [x.shape[: x.ndim - len(c)] for x, c in zip(args, cores, strict=True)]
+    batch = jnp.broadcast_shapes(*shapes)
+    return [
+        jnp.broadcast_to(x, (*batch, *core))
+        for x, core in zip(args, cores, strict=True)
+    ]

@@ -51,35 +51,34 @@ def _close(excess: Callable[..., Any], bad: Any, good: Any) -> jax.Array:
 
     Reference: Oliveira and Takahashi (2020), with κ₁ (b − a) = 0.2, κ₂ = 2, n₀ = 1.
     """
-    logs = [jnp.log(end[0]) for end in (bad, good)]
-    first = jnp.abs(logs[1] - logs[0])
+    width = jnp.abs(jnp.log(good[0]) - jnp.log(bad[0]))
     # The widest half bracket that bisection would leave before each step, and one more.
-    radius = _CLOSE * jnp.exp2(jnp.ceil(jnp.log2(jnp.maximum(first / _CLOSE, 1.0))))
+    radius = _CLOSE * jnp.exp2(jnp.ceil(jnp.log2(jnp.maximum(width / _CLOSE, 1.0))))
+    curvature = 0.2 / jnp.maximum(width, _CLOSE)
 
     def cond(state: Any) -> Any:
         _, (bad, _), (good, _) = state
-        return jnp.abs(good - bad) > _CLOSE
+        return jnp.abs(jnp.log(good) - jnp.log(bad)) > _CLOSE
 
     def body(state: Any) -> Any:
         radius, (bad, high), (good, low) = state
-        width, half = jnp.abs(good - bad), (bad + good) / 2
-        secant = bad + (good - bad) * high / (high - low)
-        side = jnp.sign(half - secant)
+        a, b = jnp.log(bad), jnp.log(good)
+        width, half = jnp.abs(b - a), (a + b) / 2
+        secant = a + (b - a) * high / (high - low)
         # Half a tolerance past the secant's zero at least, so that both ends move.
-        nudge = jnp.maximum(0.2 * width * width / first, 0.5 * _CLOSE)
+        nudge = jnp.maximum(curvature * width * width, 0.5 * _CLOSE)
         nudge = jnp.minimum(nudge, jnp.abs(half - secant))
-        aim = secant + side * nudge
+        aim = secant + jnp.sign(half - secant) * nudge
         reach = jnp.maximum(radius - width / 2, 0.0)
-        middle = jnp.clip(aim, half - reach, half + reach)
-        value = excess(jnp.exp(middle))
+        middle = jnp.exp(jnp.clip(aim, half - reach, half + reach))
+        value = excess(middle)
         ok = value <= 0
         bad = (jnp.where(ok, bad, middle), jnp.where(ok, high, value))
         good = (jnp.where(ok, middle, good), jnp.where(ok, value, low))
         return radius / 2, bad, good
 
-    ends = (logs[0], bad[1]), (logs[1], good[1])
-    closed = _while(cond, body, (radius, *ends))
-    return jnp.exp(closed[2][0])
+    _, _, (found, _) = _while(cond, body, (radius, tuple(bad), tuple(good)))
+    return found
 
 
 def _with_derivative(
@@ -156,13 +155,13 @@ def solve(
                 x = jnp.floor(x) if increasing else jnp.ceil(x)
             return x
 
-        def residual(x: jax.Array) -> jax.Array:
-            return jnp.asarray(epsilon_fn(x), jnp.float64) - target
-
         def excess(x: jax.Array) -> jax.Array:
-            epsilon = jnp.maximum(residual(admissible(x)) + target, 0.0)
-            ratio = jnp.log(epsilon) - jnp.log(target)
-            return jnp.where(jnp.isnan(ratio), _FAR, jnp.clip(ratio, -_FAR, _FAR))
+            epsilon = jnp.asarray(epsilon_fn(admissible(x)), jnp.float64)
+            ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(target)
+            # The sign is that of ε − target, which the logarithm may round away.
+            meets, misses = jnp.clip(ratio, -_FAR, 0.0), jnp.clip(ratio, _CLOSE, _FAR)
+            misses = jnp.where(jnp.isnan(epsilon), _FAR, misses)
+            return jnp.where(epsilon <= target, meets, misses)
 
         first, second = _bracket(excess, jnp.asarray(start, jnp.float64), increasing)
         crossed = (first[1] > 0) != (second[1] > 0)
@@ -181,6 +180,8 @@ def solve(
                 f"target_epsilon {target_epsilon!r} is not met by any parameter; "
                 f"the search began at {start!r} and went all the way to {found!r}."
             )
-        if isinstance(met, Tracer) and not integer:
-            found = _with_derivative(residual, found, met)
+        if isinstance(first[1], Tracer) and not integer:
+            found = _with_derivative(
+                lambda x: jnp.asarray(epsilon_fn(x), jnp.float64) - target, found, met
+            )
         return cast(found, dtype, "down" if increasing else "up")

@@ -205,7 +205,7 @@ def _tradeoff64(mu: jax.Array, alpha: jax.Array) -> jax.Array:
     return jnp.where(inside, beta, jnp.where(alpha <= 0, 1.0, 0.0))
 
 
-@float64("up")
+@float64("up", vectors=(0,))
 def _compose64(mus: jax.Array) -> jax.Array:
     largest = jnp.max(jnp.abs(jax.lax.stop_gradient(mus)), axis=-1, keepdims=True)
     regular = (largest > 0) & (largest < jnp.inf)

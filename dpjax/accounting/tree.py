@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64, largest, power
+from dpjax._float64 import float64
 from dpjax.adjacency import Adjacency
 
 _ULP = np.finfo(np.float64).eps
@@ -50,7 +50,7 @@ def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.
     z mod n_b where its nodes end, and those repeat with a period.
     """
     n_b = steps_per_epoch
-    ratio = power(decay, n_b)
+    ratio = jnp.power(decay, n_b)
     total = jnp.zeros(n_b, decay.dtype)
     for level in range(num_steps.bit_length()):
         size = 1 << level
@@ -62,12 +62,12 @@ def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.
 
         gap = jnp.arange(min(size, n_b))
         participations = (size - 1 - gap) // n_b + 1
-        inner = power(decay, gap) * _geometric_sums(
+        inner = jnp.power(decay, gap) * _geometric_sums(
             ratio, participations, (size - 1) // n_b + 1
         )
         offset = (ends[:, None] - gap[None, :]) % n_b
         total = total.at[offset].add(repeats[:, None] * jnp.square(inner)[None, :])
-    return largest(total)
+    return jnp.max(total)
 
 
 def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
@@ -82,7 +82,7 @@ def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.A
     num_epochs = -(-num_steps // n_b)
     step = jnp.arange(1, num_epochs * n_b + 1)
     epoch_end = ((step - 1) // n_b + 1) * n_b
-    powers = power(decay, jnp.arange(num_steps + 1))
+    powers = jnp.power(decay, jnp.arange(num_steps + 1))
     ratio = powers[n_b] if n_b <= num_steps else jnp.zeros_like(decay)
     total = jnp.zeros(step.shape, decay.dtype)
     for level in range(num_steps.bit_length()):
@@ -99,7 +99,7 @@ def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.A
         most = -(-(size - 1) // n_b)
         best = 1 + latest * _geometric_sums(ratio, earlier, most)
         total += jnp.where(released, own * (own + best - own_best), 0.0)
-    return jnp.sum(largest(total.reshape(num_epochs, n_b)))
+    return jnp.sum(jnp.max(total.reshape(num_epochs, n_b), axis=1))
 
 
 def _momentum_mu(

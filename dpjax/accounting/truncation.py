@@ -63,7 +63,7 @@ def overflow_delta(
       ...     2.0, num_examples=10_000, sampling_rate=0.01, max_batch_size=180,
       ...     num_steps=1_000)
       >>> print(f"{extra:.1e}")
-      2.5e-09
+      1.4e-09
     """
     _validate.nonnegative("epsilon", epsilon, finite=False)
     n = _validate.static_int("num_examples", num_examples, minimum=1)

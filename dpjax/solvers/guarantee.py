@@ -20,7 +20,7 @@ class Guarantee(NamedTuple):
     Example:
       >>> guarantee = Guarantee("a sum", 0.5, Adjacency.ZERO_OUT, ())
       >>> print(f"{guarantee.epsilon(1e-5):.3f}")
-      1.994
+      1.993
     """
 
     mechanism: str

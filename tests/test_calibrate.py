@@ -1,0 +1,101 @@
+"""Calibration against closed forms and exhaustive search."""
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax.accounting import calibrate, gdp, truncation
+
+
+@pytest.mark.parametrize("target", [1e-6, 0.01, 2.0, 300.0])
+@pytest.mark.parametrize("sensitivity", [0.02, 7.0, 4000.0])
+def test_smallest_noise_multiplier(target, sensitivity, x64):
+    def epsilon(noise_multiplier):
+        return gdp.epsilon(sensitivity / noise_multiplier, 1e-5)
+
+    found = calibrate.solve(epsilon, target)
+    assert epsilon(found) <= target
+    assert epsilon(found * (1 - 1e-9)) > target
+    np.testing.assert_allclose(found, sensitivity / gdp.mu(target, 1e-5), rtol=1e-10)
+
+
+def test_float32_rounds_to_the_safe_side():
+    targets = np.linspace(0.5, 9.5, 40)
+    found = jax.jit(
+        jax.vmap(lambda t: calibrate.solve(lambda s: gdp.epsilon(3 / s, 1e-6), t))
+    )(jnp.asarray(targets))
+    with jax.enable_x64(True):
+        reached = gdp.epsilon(3 / np.asarray(found, np.float64), 1e-6)
+        assert np.all(reached <= np.asarray(targets, np.float32))
+        assert np.all(reached >= targets * (1 - 1e-6))
+
+
+def test_largest_number_of_steps_is_the_exhaustive_one():
+    def epsilon(steps):
+        return gdp.epsilon(0.2 * jnp.sqrt(steps), 1e-5)
+
+    grid = np.arange(1, 400)
+    best = grid[np.asarray(epsilon(grid)) <= 3.0].max()
+    assert calibrate.solve(epsilon, 3.0, increasing=True, integer=True) == best
+    traced = jax.jit(
+        lambda t: calibrate.solve(epsilon, t, increasing=True, integer=True)
+    )
+    assert traced(3.0) == best
+
+
+def test_upper_stops_the_search():
+    def epsilon(rate):
+        return gdp.epsilon(rate, 1e-5)
+
+    assert calibrate.solve(epsilon, 1e4, increasing=True, upper=1.0) == 1.0
+    below = calibrate.solve(epsilon, 1.0, increasing=True, upper=1.0)
+    np.testing.assert_allclose(below, gdp.mu(1.0, 1e-5), rtol=1e-6)
+
+
+def test_implicit_derivatives():
+    def sigma(target, sensitivity):
+        return calibrate.solve(lambda s: gdp.epsilon(sensitivity / s, 1e-5), target)
+
+    # σ* = s / μ(ε, δ), so its derivatives are known.
+    mu, slope = gdp.mu(2.0, 1e-5), jax.grad(gdp.mu)(2.0, 1e-5)
+    expected = (-3.0 * slope / mu**2, 1 / mu)
+    curvature = jax.hessian(lambda t: 3.0 / gdp.mu(t, 1e-5))(2.0)
+    for f in (sigma, jax.jit(sigma)):
+        np.testing.assert_allclose(jax.grad(f, (0, 1))(2.0, 3.0), expected, rtol=1e-5)
+        np.testing.assert_allclose(jax.hessian(f)(2.0, 3.0), curvature, rtol=1e-4)
+
+
+def test_what_cannot_be_met_is_refused():
+    def floor(noise_multiplier):
+        return gdp.epsilon(1 + 1 / noise_multiplier, 1e-5)
+
+    with pytest.raises(ValueError, match=r"^target_epsilon 0\.5 is not met"):
+        calibrate.solve(floor, 0.5)
+    assert jax.jit(lambda t: calibrate.solve(floor, t))(0.5) == np.inf
+    for kwargs in ({"target_epsilon": 0.0}, {"start": -1.0}, {"upper": 0.0}):
+        name = next(iter(kwargs))
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            calibrate.solve(floor, **{"target_epsilon": 9.0, **kwargs})
+
+
+def test_overflow_is_the_binomial_tail():
+    for n, q, b in [(1000, 0.01, 25), (50, 0.3, 30), (20_000, 0.001, 60)]:
+        with mp.workdps(40):
+            tail = mp.fsum(
+                mp.binomial(n, k) * mp.mpf(q) ** k * (1 - mp.mpf(q)) ** (n - k)
+                for k in range(b + 1, min(n, b + 200) + 1)
+            )
+        with jax.enable_x64(True):
+            extra = truncation.overflow_delta(
+                1.5, num_examples=n, sampling_rate=q, max_batch_size=b, num_steps=7
+            )
+        exact = 7 * (1 + mp.exp(1.5)) * tail
+        assert 0 <= float(float(extra) / exact - 1) < 1e-9
+        np.testing.assert_allclose(scipy.stats.binom.sf(b, n, q), float(tail))
+    always_fits = truncation.overflow_delta(
+        1.0, num_examples=5, sampling_rate=0.9, max_batch_size=5, num_steps=3
+    )
+    assert always_fits == 0

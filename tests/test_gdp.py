@@ -1,0 +1,186 @@
+"""Gaussian DP against mpmath at 60 digits."""
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax.accounting import gdp
+
+mp.mp.dps = 60
+
+
+def exact_delta(mu, epsilon):
+    mu, epsilon = mp.mpf(mu), mp.mpf(epsilon)
+    a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    return mp.ncdf(-a) - mp.exp(epsilon) * mp.ncdf(-b)
+
+
+def exact_slopes(mu, epsilon):
+    mu, epsilon = mp.mpf(mu), mp.mpf(epsilon)
+    by_epsilon = -mp.exp(epsilon) * mp.ncdf(-epsilon / mu - mu / 2)
+    return mp.npdf(epsilon / mu - mu / 2), by_epsilon
+
+
+@pytest.fixture(scope="module")
+def grid():
+    rng = np.random.default_rng(0)
+    mu = 10 ** rng.uniform(-3, np.log10(50), 150)
+    delta = 10 ** rng.uniform(-30, np.log10(0.9), 150)
+    return mu, delta
+
+
+def test_epsilon_is_the_root_from_above(grid, x64):
+    mu, delta = grid
+    epsilon = np.asarray(gdp.epsilon(mu, delta))
+    assert np.sum(epsilon > 0) > 100
+    for m, d, e in zip(mu, delta, epsilon.tolist(), strict=True):
+        gap = mp.mpf(d) - exact_delta(m, e)
+        assert gap >= 0, (m, d, e)
+        if e > 0:  # to first order the root is at e minus this
+            error = gap / -exact_slopes(m, e)[1]
+            assert error <= mp.mpf("1e-12") * max(e, m), (m, d, e)
+
+
+def test_delta_is_exact_from_above(grid, x64):
+    mu, target = grid
+    epsilon = np.maximum(np.asarray(gdp.epsilon(mu, target)), 1e-3)
+    delta = np.asarray(gdp.delta(mu, epsilon))
+    for m, e, d in zip(mu, epsilon, delta.tolist(), strict=True):
+        relative = mp.mpf(float(d)) / exact_delta(m, e) - 1
+        assert 0 <= relative <= mp.mpf("1e-12"), (m, e, d)
+
+
+def test_mu_is_the_root_from_below(grid, x64):
+    mu, delta = grid
+    epsilon = np.asarray(gdp.epsilon(mu, delta))
+    found = np.asarray(gdp.mu(epsilon, delta))
+    for m, e, d in zip(found.tolist(), epsilon, delta, strict=True):
+        gap = mp.mpf(d) - exact_delta(m, e)
+        assert gap >= 0, (m, e, d)
+        assert gap / exact_slopes(m, e)[0] <= mp.mpf("1e-12") * max(m, 1), (m, e, d)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.floats(1e-3, 50),
+    st.floats(-30, -0.05).map(lambda x: 10.0**x),
+)
+def test_the_round_trip_never_exceeds_delta(mu, delta):
+    with jax.enable_x64(True):
+        assert gdp.delta(mu, gdp.epsilon(mu, delta)) <= delta
+        epsilon = gdp.epsilon(mu, delta)
+        assert gdp.delta(gdp.mu(epsilon, delta), epsilon) <= delta
+
+
+def test_float32_callers_get_float32_rounded_up(grid):
+    mu, delta = (np.asarray(x, np.float32) for x in grid)
+    narrow = gdp.epsilon(mu, delta)
+    assert narrow.dtype == jnp.float32
+    with jax.enable_x64(True):
+        wide = gdp.epsilon(mu, delta)
+    assert np.all(np.asarray(narrow, np.float64) >= np.asarray(wide))
+    np.testing.assert_allclose(narrow, wide, rtol=1.3e-7)
+
+
+def test_gradients_are_the_implicit_ones():
+    mu, delta = 1.7, 1e-6
+    epsilon = float(gdp.epsilon(mu, delta))
+    by_mu, by_epsilon = (float(x) for x in exact_slopes(mu, epsilon))
+    value = jax.jit(jax.grad(gdp.epsilon, (0, 1)))(mu, delta)
+    np.testing.assert_allclose(value, (-by_mu / by_epsilon, 1 / by_epsilon), rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.grad(gdp.delta, (0, 1))(mu, epsilon), (by_mu, by_epsilon), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        jax.grad(gdp.mu)(epsilon, delta), -by_epsilon / by_mu, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: f,
+        jax.jit,
+    ],
+)
+def test_second_derivatives_in_float32_code(transform):
+    epsilon = transform(gdp.epsilon)
+
+    def slope(mu):
+        e = mp.findroot(
+            lambda e: mp.log(exact_delta(mu, e)) - mp.log(mp.mpf(1e-5)),
+            (5.0, 7.0),
+            tol=1e-40,
+        )
+        by_mu, by_epsilon = exact_slopes(mu, e)
+        return -by_mu / by_epsilon
+
+    central = (slope(1.3 + 1e-6) - slope(1.3 - 1e-6)) / mp.mpf(2e-6)
+    for hessian in (jax.hessian(epsilon), jax.jit(jax.hessian(epsilon))):
+        np.testing.assert_allclose(hessian(1.3, 1e-5), float(central), rtol=1e-4)
+    assert jax.vmap(jax.hessian(epsilon), (0, None))(jnp.ones(3), 1e-5).shape == (3,)
+
+
+def test_tradeoff_and_delta_are_dual(x64):
+    # δ(ε) is the largest 1 − e^ε α − G(α) over false-positive rates α.
+    for mu, epsilon in [(0.3, 0.2), (1.4, 1.0), (3.0, 0.5)]:
+        alpha = np.concatenate([np.logspace(-12, -3, 4000), np.linspace(1e-3, 1, 4000)])
+        dual = np.max(1 - np.exp(epsilon) * alpha - gdp.tradeoff(mu, alpha))
+        np.testing.assert_allclose(gdp.delta(mu, epsilon), dual, atol=1e-6)
+
+
+def test_compose_is_the_root_of_squares():
+    mus = np.array([[0.5, 1.5, 2.0], [0.0, 0.0, 0.0], [np.inf, 1.0, 1.0]])
+    np.testing.assert_allclose(
+        gdp.compose(mus), [np.sqrt(0.25 + 2.25 + 4), 0, np.inf], rtol=2e-7
+    )
+    np.testing.assert_allclose(
+        jax.grad(lambda x: gdp.compose(x))(jnp.array([3.0, 4.0])), [0.6, 0.8], rtol=1e-6
+    )
+    assert np.isfinite(gdp.compose(np.array([1e30, 1e30])))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (lambda: gdp.epsilon(0.0, 1e-5), 0),
+        (lambda: gdp.epsilon(jnp.inf, 1e-5), np.inf),
+        (lambda: gdp.epsilon(1e-12, 1e-5), 0),
+        (lambda: gdp.delta(0.0, 0.0), 0),
+        (lambda: gdp.delta(jnp.inf, 3.0), 1),
+        (lambda: gdp.delta(1.0, jnp.inf), 0),
+        (lambda: gdp.mu(jnp.inf, 1e-5), np.inf),
+        (lambda: jax.jit(gdp.epsilon)(1.0, 0.0), np.inf),
+        (lambda: jax.jit(gdp.epsilon)(jnp.nan, 0.1), np.inf),
+        (lambda: jax.jit(gdp.epsilon)(1.0, 1.0), 0),
+        (lambda: jax.jit(gdp.delta)(1.0, -1.0), 1),
+        (lambda: jax.jit(gdp.mu)(-1.0, 0.1), 0),
+        (lambda: gdp.tradeoff(2.0, 0.0), 1),
+        (lambda: gdp.tradeoff(2.0, 1.0), 0),
+    ],
+)
+def test_corners(value, expected):
+    assert value() == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: gdp.epsilon(1.0, 0.0), "delta"),
+        (lambda: gdp.epsilon(1.0, 1.0), "delta"),
+        (lambda: gdp.epsilon(-1.0, 0.1), "mu"),
+        (lambda: gdp.epsilon(np.nan, 0.1), "mu"),
+        (lambda: gdp.delta(1.0, -0.1), "epsilon"),
+        (lambda: gdp.mu(1.0, 2.0), "delta"),
+        (lambda: gdp.tradeoff(1.0, 1.5), "alpha"),
+        (lambda: gdp.compose(np.array([1.0, -2.0])), "mus"),
+        (lambda: gdp.compose(1.0), "mus"),
+    ],
+)
+def test_static_mistakes_name_the_argument(call, name):
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        call()
