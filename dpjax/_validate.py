@@ -60,9 +60,9 @@ def decay(name: str, value: Any) -> None:
 
 def static_int(name: str, value: Any, *, minimum: int) -> int:
     """The value as an int, or an error: it shapes the program and can't be traced."""
-    if isinstance(value, Tracer):
+    if isinstance(value, jax.Array):
         raise ValueError(
-            f"{name} must be a static Python integer, not a traced value; under "
+            f"{name} must be a static Python integer, not {value!r}; under "
             f'optax.inject_hyperparams, name it in static_args=("{name}", ...).'
         )
     if isinstance(value, bool) or not isinstance(value, int | np.integer):

@@ -105,8 +105,9 @@ def tree_momentum(
             ),
             prefixes=empty_prefixes(params, num_steps) if buffer == "stored" else (),
             key=jnp.copy(key),
-            decay=jnp.asarray(decay, float),
-            stddev=jnp.asarray(stddev, float),
+            # Copies: the originals may be donated with the state around this one.
+            decay=jnp.array(decay, float, copy=True),
+            stddev=jnp.array(stddev, float, copy=True),
         )
 
     def update(

@@ -11,6 +11,7 @@ import jax
 import optax
 
 from dpjax import _validate
+from dpjax._dtypes import widen
 from dpjax.momentum import tree_momentum
 from dpjax.noise import add_gaussian_noise
 
@@ -22,6 +23,20 @@ def _noisy_mean(
     return optax.chain(
         add_gaussian_noise(noise_multiplier * clip_norm, key=key),
         optax.scale(1.0 / expected_batch_size),
+    )
+
+
+def _widened(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The inner optimizer on parameters in float32 at least, as the sums are.
+
+    Its moments would otherwise begin in bfloat16 and go on in float32.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return inner.update(updates, state, None if params is None else widen(params))
+
+    return optax.GradientTransformation(
+        lambda params: inner.init(widen(params)), update
     )
 
 
@@ -75,7 +90,7 @@ def dp_sgd(
     """
     return optax.chain(
         _noisy_mean(clip_norm, noise_multiplier, expected_batch_size, key),
-        optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov),
+        _widened(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)),
     )
 
 
@@ -121,7 +136,7 @@ def dp_adam(
     """
     return optax.chain(
         _noisy_mean(clip_norm, noise_multiplier, expected_batch_size, key),
-        optax.adam(learning_rate, b1=b1, b2=b2, eps=eps),
+        _widened(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)),
     )
 
 

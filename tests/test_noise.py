@@ -1,0 +1,249 @@
+"""Independent and tree noise: variances, keys, and the two buffers.
+
+Statistical tests use fixed keys. A sample variance of n normals has relative standard
+deviation sqrt(2/n); each comparison allows z of them, with the chance of a false alarm
+over all comparisons of a test stated beside z.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax import add_gaussian_noise, tree, tree_momentum
+
+KEY = jax.random.key(20)
+
+
+def covering_intervals(start, end):
+    """Minimal dyadic covers by exhaustion, to check compose against."""
+    dyadic = {
+        (a * 2**k + 1, (a + 1) * 2**k)
+        for k in range(end.bit_length())
+        for a in range(end)
+    }
+    cover, position = [], start
+    while position <= end:
+        best = max(z for y, z in dyadic if y == position and z <= end)
+        cover.append((position, best))
+        position = best + 1
+    return tuple(cover)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 60))
+def test_compose_covers_exactly(start, length):
+    assert tree.compose(start, start + length) == covering_intervals(
+        start, start + length
+    )
+
+
+def test_compose_refuses_what_is_no_interval():
+    for start, end in [(0, 3), (4, 3), (1.0, 2)]:
+        with pytest.raises(ValueError, match="must be"):
+            tree.compose(start, end)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.7, 0.99])
+def test_prefix_variance_sums_over_compose(decay):
+    steps = np.array([1, 2, 3, 7, 8, 9, 100, 1023, 1024, 1025])
+    expected = [
+        sum(decay ** (2 * (int(t) - z)) for _, z in tree.compose(1, int(t)))
+        for t in steps
+    ]
+    np.testing.assert_allclose(tree.prefix_variance(steps, decay), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stddev", [0.3, 25.0])
+def test_gaussian_noise_has_the_stated_scale(stddev):
+    n = 400_000
+    tx = add_gaussian_noise(stddev, key=KEY)
+    zeros = {"a": jnp.zeros(n), "b": jnp.zeros((n // 2, 2))}
+    first, state = tx.update(zeros, tx.init(zeros))
+    second, _ = tx.update(zeros, state)
+    samples = [first["a"], first["b"].ravel(), second["a"]]
+    for x in samples:  # z = 5 in 6 comparisons: false alarm below 4e-6
+        assert abs(np.var(x) / stddev**2 - 1) < 5 * np.sqrt(2 / n)
+        assert abs(np.mean(x)) < 5 * stddev / np.sqrt(n)
+    correlations = np.corrcoef(np.stack(samples))[np.triu_indices(3, 1)]
+    assert np.all(np.abs(correlations) < 5 / np.sqrt(n))  # a key of its own each
+
+
+def test_noise_is_added_before_casting_down():
+    tx = add_gaussian_noise(1e-3, key=KEY)
+    wide, _ = tx.update(jnp.zeros(4096), tx.init(None))
+    narrow, _ = tx.update(jnp.ones(4096, jnp.bfloat16), tx.init(None))
+    assert narrow.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(narrow, (1 + wide).astype(jnp.bfloat16))
+
+
+def run(tx, updates, steps):
+    def step(state, _):
+        out, state = tx.update(updates, state)
+        return state, out
+
+    return jax.jit(lambda: jax.lax.scan(step, tx.init(updates), length=steps)[1])()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.6, 0.97])
+@pytest.mark.parametrize("stddev", [0.4, 12.0])
+def test_tree_noise_has_the_stated_variance_at_every_step(decay, stddev):
+    n, num_steps = 20_000, 33
+    tx = tree_momentum(decay, stddev, num_steps=num_steps, key=KEY)
+    noise = np.asarray(run(tx, jnp.zeros(n), num_steps), np.float64)
+    steps = np.arange(1, num_steps + 1)
+    variance = (stddev * (1 - decay)) ** 2 * tree.prefix_variance(steps, decay)
+    # z = 5.5 at 33 steps: false alarm below 2e-6. Among them 2^k − 1, 2^k, 2^k + 1.
+    relative = noise.var(axis=1) / variance - 1
+    assert np.max(np.abs(relative)) < 5.5 * np.sqrt(2 / n)
+
+
+def test_tree_noise_has_the_covariance_of_shared_nodes():
+    n, num_steps, decay, stddev = 100_000, 12, 0.8, 3.0
+    tx = tree_momentum(decay, stddev, num_steps=num_steps, key=KEY)
+    noise = np.asarray(run(tx, jnp.zeros(n), num_steps), np.float64)
+    weights = np.zeros((num_steps, 200))
+    nodes = {}
+    for t in range(1, num_steps + 1):
+        for node in tree.compose(1, t):
+            place = nodes.setdefault(node, len(nodes))
+            weights[t - 1, place] = (1 - decay) * stddev * decay ** (t - node[1])
+    assert len(nodes) == num_steps  # one new node a step
+    expected = weights @ weights.T
+    scale = np.sqrt(np.diag(expected))
+    error = (noise @ noise.T / n - expected) / np.outer(scale, scale)
+    # An entry has standard deviation at most sqrt(2/n); z = 6 in 78: below 2e-7.
+    assert np.max(np.abs(error)) < 6 * np.sqrt(2 / n)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "decay"), [(1, 0.5), (2, 0.0), (37, 0.9), (64, 0.99)]
+)
+def test_both_buffers_give_the_same_noise(num_steps, decay):
+    params = {"a": jnp.zeros((3, 2)), "b": [jnp.zeros(4, jnp.bfloat16), jnp.zeros(())]}
+    out = [
+        run(
+            tree_momentum(decay, 1.7, num_steps=num_steps, key=KEY, buffer=buffer),
+            params,
+            num_steps,
+        )
+        for buffer in ("stored", "regenerate")
+    ]
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(
+            np.asarray(x, np.float32),
+            np.asarray(y, np.float32),
+            rtol=1e-2 if x.dtype == jnp.bfloat16 else 1e-5,
+            atol=1e-5,
+        ),
+        *out,
+    )
+    assert out[0]["b"][0].dtype == jnp.bfloat16
+
+
+def test_noise_free_momentum_is_the_weighted_sum():
+    gradients = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    tx = tree_momentum(0.8, 0.0, num_steps=20, key=KEY)
+
+    def step(state, g):
+        out, state = tx.update(g, state)
+        return state, out
+
+    _, out = jax.lax.scan(step, tx.init(jnp.zeros(3)), gradients)
+    for t in range(1, 21):
+        weights = 0.2 * 0.8 ** (t - np.arange(1, t + 1))
+        np.testing.assert_allclose(out[t - 1], weights @ gradients[:t], atol=1e-6)
+
+
+def test_equal_leaves_get_unequal_noise():
+    params = [jnp.zeros(1000), jnp.zeros(1000)]
+    for tx in (
+        add_gaussian_noise(2.0, key=KEY),
+        tree_momentum(0.5, 2.0, num_steps=4, key=KEY),
+    ):
+        (a, b), _ = tx.update(params, tx.init(params))
+        assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(1000)
+
+
+@pytest.mark.parametrize("buffer", ["stored", "regenerate"])
+def test_past_the_end_it_refuses(buffer):
+    tx = tree_momentum(0.5, 1.0, num_steps=3, key=KEY, buffer=buffer)
+    out = run(tx, jnp.ones(2), 6)
+    assert np.all(np.isfinite(out[:3]))
+    assert np.all(np.isnan(out[3:]))
+    state = tx.init(jnp.ones(2))
+    for _ in range(3):
+        _, state = tx.update(jnp.ones(2), state)
+    with pytest.raises(ValueError, match="num_steps is 3"):
+        tx.update(jnp.ones(2), state)
+
+
+@pytest.mark.parametrize("buffer", ["stored", "regenerate"])
+def test_a_changed_mechanism_refuses(buffer):
+    factory = optax.inject_hyperparams(
+        tree_momentum, static_args=("num_steps", "buffer", "key")
+    )
+    tx = factory(0.9, 1.3, num_steps=8, key=KEY, buffer=buffer)
+    state = tx.init(jnp.ones(2))
+    update = jax.jit(tx.update)
+    plain = tree_momentum(0.9, 1.3, num_steps=8, key=KEY, buffer=buffer)
+    out, state = update(jnp.ones(2), state, jnp.ones(2))
+    expected, _ = plain.update(jnp.ones(2), plain.init(jnp.ones(2)))
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    for name in ("decay", "stddev"):
+        changed = {**state.hyperparams, name: state.hyperparams[name] * 0.5}
+        out, _ = update(jnp.ones(2), state._replace(hyperparams=changed), jnp.ones(2))
+        assert np.all(np.isnan(out))
+
+
+def test_keys_survive_donation_and_are_required():
+    key = jax.random.key(5)
+    for make in (
+        lambda k: add_gaussian_noise(1.0, key=k),
+        lambda k: tree_momentum(0.5, 1.0, num_steps=9, key=k),
+    ):
+        tx = make(key)
+        update = jax.jit(tx.update, donate_argnums=1)
+        _, state = update(jnp.ones(3), tx.init(jnp.ones(3)))
+        update(jnp.ones(3), state)
+        update(jnp.ones(3), tx.init(jnp.ones(3)))
+        jax.random.normal(key)  # still there
+        for bad in (None, 0, jax.random.PRNGKey(0), jax.random.split(key)):
+            with pytest.raises(ValueError, match="^key must be one typed JAX key"):
+                make(bad)
+
+
+def test_static_mistakes_name_the_argument():
+    for bad in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="^stddev must"):
+            add_gaussian_noise(bad, key=KEY)
+        with pytest.raises(ValueError, match="^stddev must"):
+            tree_momentum(0.5, bad, num_steps=3, key=KEY)
+    for bad in (-0.1, 1.0, 2.0, np.nan):
+        with pytest.raises(ValueError, match="^decay must"):
+            tree_momentum(bad, 1.0, num_steps=3, key=KEY)
+    for bad in (0, -3, 2.0, True, 2**31):
+        with pytest.raises(ValueError, match="^num_steps must"):
+            tree_momentum(0.5, 1.0, num_steps=bad, key=KEY)
+    with pytest.raises(ValueError, match="^buffer must"):
+        tree_momentum(0.5, 1.0, num_steps=3, key=KEY, buffer="none")
+    injected = optax.inject_hyperparams(tree_momentum)(0.5, 1.0, num_steps=3, key=KEY)
+    with pytest.raises(ValueError, match="^num_steps must be a static"):
+        injected.init(jnp.ones(2))
+    tx = add_gaussian_noise(1.0, key=KEY)
+    with pytest.raises(ValueError, match="^gradients must be real"):
+        tx.update(jnp.ones(2, jnp.complex64), tx.init(None))
+
+
+def test_float64_parameters_get_float64_noise(x64):
+    params = jnp.zeros(10, jnp.float64)
+    for tx in (
+        add_gaussian_noise(1.0, key=KEY),
+        tree_momentum(0.5, 1.0, num_steps=2, key=KEY),
+    ):
+        out, _ = tx.update(params, tx.init(params))
+        assert out.dtype == jnp.float64
+        assert np.any(np.asarray(out) != np.asarray(out, np.float32))

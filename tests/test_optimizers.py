@@ -1,0 +1,141 @@
+"""Chains: noise before the mean, every transform that optax users apply."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax import clipped_grad, dp_adam, dp_nsgd, dp_sgd
+
+KEY = jax.random.key(3)
+nsgd = functools.partial(dp_nsgd, decay=0.8, num_steps=50)
+FACTORIES = {"dp_sgd": dp_sgd, "dp_adam": dp_adam, "dp_nsgd": nsgd}
+
+
+@pytest.mark.parametrize("clip_norm", [0.2, 5.0])
+@pytest.mark.parametrize("noise_multiplier", [0.7, 3.0])
+def test_the_step_is_a_noisy_mean_of_the_expected_size(clip_norm, noise_multiplier):
+    n = 200_000
+    tx = dp_sgd(
+        0.5,
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=40,
+        key=KEY,
+    )
+    updates, _ = tx.update(jnp.full(n, 8.0), tx.init(jnp.zeros(n)))
+    scale = 0.5 * clip_norm * noise_multiplier / 40
+    # z = 5 in 8 comparisons: false alarm below 5e-6
+    assert abs(np.std(updates) / scale - 1) < 5 / np.sqrt(2 * n)
+    assert abs(np.mean(updates) + 0.5 * 8 / 40) < 5 * scale / np.sqrt(n)
+
+
+def test_nsgd_steps_have_the_stated_length_and_direction():
+    tx = nsgd(0.3, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=10, key=KEY)
+    gradients = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+    updates, _ = tx.update(gradients, tx.init(gradients))
+    np.testing.assert_allclose(optax.tree.norm(updates), 0.3, rtol=1e-4)
+    np.testing.assert_allclose(updates["a"], [-0.18, 0.0], rtol=1e-4)
+
+
+def test_without_noise_they_are_optax():
+    params = {"w": jnp.array([1.0, -2.0]), "b": jnp.array(0.5)}
+    total = jax.tree.map(lambda p: 12.0 * p, params)
+    common = {
+        "clip_norm": 3.0, "noise_multiplier": 0.0, "expected_batch_size": 4, "key": KEY,
+    }  # fmt: skip
+    pairs = [
+        (
+            dp_sgd(0.1, momentum=0.9, nesterov=True, **common),
+            optax.sgd(0.1, 0.9, nesterov=True),
+        ),
+        (dp_adam(0.1, b1=0.8, **common), optax.adam(0.1, b1=0.8)),
+    ]
+    for private, plain in pairs:
+        state, other = private.init(params), plain.init(params)
+        for _ in range(3):
+            updates, state = private.update(total, state, params)
+            mean = jax.tree.map(lambda g: g / 4, total)
+            expected, other = plain.update(mean, other, params)
+            jax.tree.map(
+                lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6),
+                updates,
+                expected,
+            )
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_jit_scan_donation_schedules_and_injection(name):
+    params = {
+        "w": jnp.ones((4, 3), jnp.bfloat16),
+        "deep": [jnp.ones(3), {"b": jnp.zeros(())}],
+    }
+
+    def loss(params, x):
+        hidden = jnp.tanh(x @ params["w"].astype(jnp.float32)) * params["deep"][0]
+        return jnp.sum(hidden) + params["deep"][1]["b"]
+
+    factory = FACTORIES[name]
+    static = ("num_steps", "buffer", "key") if name == "dp_nsgd" else ("key",)
+    injected = optax.inject_hyperparams(
+        dp_nsgd if name == "dp_nsgd" else factory,
+        static_args=static,
+        hyperparam_dtype=jnp.float32,
+    )
+    extra = {"decay": 0.8, "num_steps": 50} if name == "dp_nsgd" else {}
+    schedule = optax.linear_schedule(0.1, 0.01, 10)
+    common = {
+        "clip_norm": 0.5,
+        "noise_multiplier": 1.2,
+        "expected_batch_size": 6,
+        "key": KEY,
+    }
+    x = jax.random.normal(KEY, (6, 4))
+    outcomes = []
+    for tx in (
+        factory(schedule, **common),
+        injected(schedule, **common, **extra),
+    ):
+        chain = optax.chain(tx, optax.add_decayed_weights(1e-3))
+        fn = clipped_grad(loss, 0.5)
+
+        def step(carry, _, fn=fn, chain=chain):
+            params, state = carry
+            total, per_example = fn(params, x)
+            updates, state = chain.update(total, state, params)
+            return (optax.apply_updates(params, updates), state), per_example.loss
+
+        run = jax.jit(
+            lambda carry, step=step: jax.lax.scan(step, carry, length=5),
+            donate_argnums=0,
+        )
+        copied = jax.tree.map(jnp.copy, params)
+        (trained, _), losses = run((copied, chain.init(params)))
+        assert np.all(np.isfinite(losses))
+        assert trained["w"].dtype == jnp.bfloat16
+        assert np.any(trained["deep"][0] != params["deep"][0])
+        outcomes.append(trained)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2e-2, atol=1e-5
+        ),
+        *outcomes,
+    )
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_static_mistakes_name_the_argument(name):
+    good = {
+        "clip_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4, "key": KEY,
+    }  # fmt: skip
+    for argument, bad in [
+        ("clip_norm", 0.0),
+        ("noise_multiplier", -1.0),
+        ("expected_batch_size", 0),
+        ("key", None),
+    ]:
+        with pytest.raises(ValueError, match=f"^{argument} must"):
+            FACTORIES[name](0.1, **{**good, argument: bad})
