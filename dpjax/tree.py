@@ -129,18 +129,20 @@ def stored_prefix_noise(
     weight = jnp.where(before > 0, jnp.power(decay, _size(level)), 0.0)
 
     def extend(node: jax.Array, prefixes: jax.Array) -> jax.Array:
-        stored = jax.lax.dynamic_index_in_dim(
-            prefixes, _lowest_bit(before), keepdims=False
-        )
+        stored = _row(prefixes, _lowest_bit(before))
         return node + weight.astype(node.dtype) * stored
 
-    noise = jax.tree.map(extend, node, prefixes)
     prefixes = jax.tree.map(
-        lambda p, n: jax.lax.dynamic_update_index_in_dim(p, n, level, 0),
+        lambda p, n: jax.lax.dynamic_update_index_in_dim(p, extend(n, p), level, 0),
         prefixes,
-        noise,
+        node,
     )
-    return noise, prefixes
+    # Read back, not handed on: two uses of the row before it make XLA copy them all.
+    return jax.tree.map(lambda p: _row(p, level), prefixes), prefixes
+
+
+def _row(prefixes: jax.Array, level: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(prefixes, level, keepdims=False)
 
 
 def regenerated_prefix_noise(

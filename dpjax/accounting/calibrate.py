@@ -155,15 +155,22 @@ def solve(
                 x = jnp.floor(x) if increasing else jnp.ceil(x)
             return x
 
+        def epsilon_at(x: jax.Array) -> jax.Array:
+            return jnp.asarray(epsilon_fn(x), jnp.float64)
+
         def excess(x: jax.Array) -> jax.Array:
-            epsilon = jnp.asarray(epsilon_fn(admissible(x)), jnp.float64)
-            ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(target)
+            # The search needs no derivatives: they come from the root alone.
+            epsilon = jax.lax.stop_gradient(epsilon_at(admissible(x)))
+            goal = jax.lax.stop_gradient(target)
+            ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(goal)
             # The sign is that of ε − target, which the logarithm may round away.
             meets, misses = jnp.clip(ratio, -_FAR, 0.0), jnp.clip(ratio, _CLOSE, _FAR)
             misses = jnp.where(jnp.isnan(epsilon), _FAR, misses)
-            return jnp.where(epsilon <= target, meets, misses)
+            return jnp.where(epsilon <= goal, meets, misses)
 
-        first, second = _bracket(excess, jnp.asarray(start, jnp.float64), increasing)
+        beginning = jnp.asarray(start, jnp.float64)
+        traced = isinstance(epsilon_at(admissible(beginning)) - target, Tracer)
+        first, second = _bracket(excess, beginning, increasing)
         crossed = (first[1] > 0) != (second[1] > 0)
         # Without a crossing the search ended at 0 or inf, and any bracket will do.
         spare = jnp.array([2.0, 1.0]), jnp.array([1.0, -1.0])
@@ -180,8 +187,6 @@ def solve(
                 f"target_epsilon {target_epsilon!r} is not met by any parameter; "
                 f"the search began at {start!r} and went all the way to {found!r}."
             )
-        if isinstance(first[1], Tracer) and not integer:
-            found = _with_derivative(
-                lambda x: jnp.asarray(epsilon_fn(x), jnp.float64) - target, found, met
-            )
+        if traced and not integer:
+            found = _with_derivative(lambda x: epsilon_at(x) - target, found, met)
         return cast(found, dtype, "down" if increasing else "up")
