@@ -23,6 +23,7 @@ from dpjax.solvers.dp_nsgd import printed_noise_multiplier
 
 KEY = jax.random.key(0)
 FIRST_STEP = 2730  # binary 101010101010
+REPETITIONS = 21
 
 
 def seconds(fn, repetitions):
@@ -92,37 +93,38 @@ def step_time(size):
     """A step of tree momentum against one of independent noise, state donated."""
     print(
         f"\nOne step, {size:,} parameters, T = 4096, steps from 2731 on "
-        "(median of 15, ms)\n"
+        f"(median of {REPETITIONS}, ms)\n"
     )
     print("| transformation | median | least | most | over independent |")
     print("| --- | --- | --- | --- | --- |")
     gradient = jnp.ones(size)
-    base = None
-    for name, tx in [
-        ("add_gaussian_noise", add_gaussian_noise(1.3, key=KEY)),
-        ("tree_momentum stored", tree_momentum(0.99, 1.3, num_steps=4096, key=KEY)),
-        (
-            "tree_momentum regenerate",
-            tree_momentum(0.99, 1.3, num_steps=4096, key=KEY, buffer="regenerate"),
+    candidates = {
+        "add_gaussian_noise": add_gaussian_noise(1.3, key=KEY),
+        "tree_momentum stored": tree_momentum(0.99, 1.3, num_steps=4096, key=KEY),
+        "tree_momentum regenerate": tree_momentum(
+            0.99, 1.3, num_steps=4096, key=KEY, buffer="regenerate"
         ),
-    ]:
-        update = jax.jit(tx.update, donate_argnums=1)
-        state = tx.init(gradient)
+    }
+    updates, states, times = {}, {}, {}
+    for name, tx in candidates.items():
+        updates[name] = jax.jit(tx.update, donate_argnums=1)
+        states[name], times[name] = tx.init(gradient), []
         if name != "add_gaussian_noise":  # a stretch of steps with typical bit counts
-            state = state._replace(step=jnp.asarray(FIRST_STEP))
-        times = []
-        for number in range(17):
+            states[name] = states[name]._replace(step=jnp.asarray(FIRST_STEP))
+    # In turns, so that whatever else the machine does falls on all of them alike.
+    for _ in range(REPETITIONS + 2):
+        for name, update in updates.items():
             start = time.perf_counter()
-            out, state = jax.block_until_ready(update(gradient, state))
-            times.append(time.perf_counter() - start)
+            out, states[name] = jax.block_until_ready(update(gradient, states[name]))
+            times[name].append(time.perf_counter() - start)
             del out
-            if number == 0:
-                times = []
-        median = statistics.median(times)
-        base = base or median
+    base = statistics.median(times["add_gaussian_noise"][2:])
+    for name, all_times in times.items():
+        warm = [1e3 * t for t in all_times[2:]]
+        median = statistics.median(warm)
         print(
-            f"| {name} | {1e3 * median:.0f} | {1e3 * min(times):.0f} | "
-            f"{1e3 * max(times):.0f} | {median / base:.2f} |"
+            f"| {name} | {median:.0f} | {min(warm):.0f} | {max(warm):.0f} | "
+            f"{median / (1e3 * base):.2f} |"
         )
 
 

@@ -197,7 +197,7 @@ def noise_by_step(result, settings, num_examples, epsilon):
 
 def draw(path, table, curves, name):
     """Accuracy against ε, and noise against step."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     for label, color in COLORS.items():
         rows = [row for row in table if row[0] == label]
         if label == "non-private":
@@ -225,7 +225,7 @@ def draw(path, table, curves, name):
     right.plot(steps, tree, color=COLORS[NSGD], label="tree noise", linewidth=0.8)
     right.set_yscale("log")
     right.set_xlabel("step")
-    right.set_ylabel("root mean square noise norm, mean-gradient units")
+    right.set_ylabel("noise norm (RMS, units of a mean gradient)")
     right.set_title("Noise in the momentum, same batches, same ε")
     right.legend()
     figure.savefig(path, dpi=130)

@@ -49,3 +49,10 @@ def test_continuous_integration_tests_the_oldest_versions_too():
     oldest = {d.replace(">=", "==") for d in project["dependencies"]}
     constraints = (ROOT / ".ci/oldest.txt").read_text().split()
     assert oldest == set(constraints)
+
+
+def test_the_program_in_the_readme_runs(capsys):
+    readme = (ROOT / "README.md").read_text()
+    program = readme.split("```python\n")[1].split("```")[0]
+    exec(compile(program, "README.md", "exec"), {})
+    assert "noise multiplier 22.9" in capsys.readouterr().out

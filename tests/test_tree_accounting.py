@@ -66,6 +66,21 @@ def test_reshuffled_is_an_upper_bound(num_steps, n_b, x64):
         np.testing.assert_allclose(mu, brute, rtol=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_steps", "n_b"), [(24, 4), (30, 5), (33, 8)])
+def test_reshuffled_bounds_larger_trees_too(num_steps, n_b, x64):
+    for beta in (0.3, 0.95):
+        mu = mu_of(
+            1.5,
+            num_steps=num_steps,
+            decay=beta,
+            steps_per_epoch=n_b,
+            order="reshuffled",
+        )
+        brute = np.sqrt(brute_reshuffled(num_steps, n_b, beta)) / 1.5
+        assert brute * (1 - 1e-15) <= mu <= 1.1 * brute
+
+
 @pytest.mark.parametrize(
     ("n_b", "epochs", "decay", "square"),
     [
