@@ -147,12 +147,12 @@ def _lift(
 
 def _broadcast_batch(
     args: Sequence[jax.Array], vectors: tuple[int, ...]
-) -> list[jax.Array]:
+) -> tuple[jax.Array, ...]:
     """The arguments with their batch axes broadcast against each other."""
     cores = [x.shape[-1:] if i in vectors else () for i, x in enumerate(args)]
     shapes = [x.shape[: x.ndim - len(c)] for x, c in zip(args, cores, strict=True)]
     batch = jnp.broadcast_shapes(*shapes)
-    return [
+    return tuple(
         jnp.broadcast_to(x, (*batch, *core))
         for x, core in zip(args, cores, strict=True)
-    ]
+    )
