@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.accounting import calibrate, gdp, truncation
+from dpjax import Adjacency
+from dpjax.accounting import calibrate, gdp, tree, truncation
 
 
 @pytest.mark.parametrize("target", [1e-6, 0.01, 2.0, 300.0])
@@ -66,6 +67,26 @@ def test_implicit_derivatives():
     for f in (sigma, jax.jit(sigma)):
         np.testing.assert_allclose(jax.grad(f, (0, 1))(2.0, 3.0), expected, rtol=1e-5)
         np.testing.assert_allclose(jax.hessian(f)(2.0, 3.0), curvature, rtol=1e-4)
+
+
+def test_epsilon_of_a_run_differentiates_by_noise_and_decay():
+    def epsilon(noise_multiplier, decay):
+        mu = tree.momentum_mu(
+            noise_multiplier,
+            num_steps=120,
+            decay=decay,
+            steps_per_epoch=30,
+            order="fixed",
+            adjacency=Adjacency.REPLACE,
+        )
+        return gdp.epsilon(mu, 1e-6)
+
+    h = 1e-5
+    with jax.enable_x64(True):
+        by_noise = (epsilon(8.0 + h, 0.9) - epsilon(8.0 - h, 0.9)) / (2 * h)
+        by_decay = (epsilon(8.0, 0.9 + h) - epsilon(8.0, 0.9 - h)) / (2 * h)
+    gradient = jax.jit(jax.grad(epsilon, (0, 1)))(8.0, 0.9)
+    np.testing.assert_allclose(gradient, (by_noise, by_decay), rtol=1e-5)
 
 
 def test_what_cannot_be_met_is_refused():

@@ -207,6 +207,18 @@ def test_clip_norm_may_be_traced():
     assert_close(total, traced(0.6), 1e-6)
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 4, 3])
+def test_a_batch_may_be_spread_over_devices(microbatch_size):
+    params, data = make_problem(8)
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
+    spread = jax.NamedSharding(mesh, jax.P("data"))
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    fn = jax.jit(clipped_grad(loss, 0.7, microbatch_size=microbatch_size))
+    here, _ = fn(params, data)
+    there, _ = fn(jax.device_put(params, everywhere), jax.device_put(data, spread))
+    assert_close(here, there, 1e-5)
+
+
 def test_static_mistakes_name_the_argument():
     params, (x, y) = make_problem(4)
     for bad in (0.0, -1.0, np.inf, np.nan):

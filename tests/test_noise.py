@@ -215,6 +215,15 @@ def test_a_changed_mechanism_refuses(buffer):
         assert np.all(np.isnan(out))
 
 
+@pytest.mark.parametrize("buffer", ["stored", "regenerate"])
+def test_noise_does_not_depend_on_where_the_parameters_lie(buffer):
+    mesh = jax.make_mesh((2,), ("model",), (jax.sharding.AxisType.Auto,))
+    params = jnp.zeros((8, 3))
+    spread = jax.device_put(params, jax.NamedSharding(mesh, jax.P("model")))
+    tx = tree_momentum(0.9, 1.3, num_steps=5, key=KEY, buffer=buffer)
+    np.testing.assert_allclose(run(tx, params, 5), run(tx, spread, 5), rtol=1e-6)
+
+
 def test_keys_survive_donation_and_are_required():
     key = jax.random.key(5)
     for make in (
