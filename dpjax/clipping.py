@@ -47,15 +47,22 @@ def clip(
     # In units of C neither a small C underflows nor a large one overflows.
     squares = [jnp.sum(jnp.square(x / clip_norm)) for x in jax.tree.leaves(wide)]
     square = sum(squares, start=jnp.zeros((), jnp.float32))
-    norm = jnp.sqrt(square)
-    usable = jnp.isfinite(square) & keep
-    scale = jnp.where(usable, jnp.minimum(1.0, (1.0 - _SLACK) / norm), 0.0)
+    usable, scale = clip_scale(square, keep)
 
     def bound(x: jax.Array) -> jax.Array:
         # Not x · 0: that would let a NaN through.
         return jnp.where(usable, x * scale.astype(x.dtype), jnp.zeros_like(x))
 
-    return jax.tree.map(bound, wide), norm * clip_norm
+    return jax.tree.map(bound, wide), jnp.sqrt(square) * clip_norm
+
+
+def clip_scale(
+    square: jax.Array, keep: jax.typing.ArrayLike
+) -> tuple[jax.Array, jax.Array]:
+    """Whether a gradient counts, and its factor, from its ‖gradient / C‖²."""
+    usable = jnp.isfinite(square) & keep
+    scale = jnp.minimum(1.0, (1.0 - _SLACK) / jnp.sqrt(square))
+    return usable, jnp.where(usable, scale, 0.0)
 
 
 def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:

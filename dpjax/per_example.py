@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from optax import microbatching
 
-from dpjax import _validate
+from dpjax import _validate, bookkeeping
 from dpjax.adjacency import Adjacency
-from dpjax.clipping import batch_size, clip, sum_examples
+from dpjax.clipping import batch_size, clip, clip_scale, sum_examples
 
-ENGINES = ("auto", "vmap")
+ENGINES = ("auto", "bookkeeping", "vmap")
 
 
 class PerExample(NamedTuple):
@@ -38,6 +38,7 @@ class ClippedGrad:
     argnums: int | tuple[int, ...]
     batch_argnums: tuple[int, ...]
     has_aux: bool
+    engine: str
     microbatch_size: int | None
 
     def sensitivity(self, adjacency: Adjacency) -> jax.typing.ArrayLike:
@@ -57,14 +58,16 @@ class ClippedGrad:
                 f"{mask.shape} and dtype {mask.dtype}."
             )
 
-        def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
-            def one(keep: jax.Array, *example: Any) -> tuple[Any, PerExample]:
-                loss, aux, gradient = self._value_and_grad(args, example)
-                bounded, norm = clip(gradient, self.clip_norm, keep)
-                return bounded, PerExample(loss, norm, aux)
-
-            bounded, per_example = jax.vmap(one)(mask, *examples)
-            return sum_examples(bounded), per_example
+        traced = self._trace(args, examples)
+        clipped_sum = self._vmap_sum(args)
+        if self.engine != "vmap":
+            leaves, treedef = jax.tree.flatten(self._parameters(args))
+            # Where a leaf has no gradient, jax.grad has the error message.
+            if all(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in leaves):
+                leaves = [jnp.asarray(x) for x in leaves]
+                plan = bookkeeping.plan(traced, leaves)
+                if self.engine == "bookkeeping" or plan.pays:
+                    clipped_sum = self._bookkeeping_sum(plan, traced, leaves, treedef)
 
         micro = self.microbatch_size
         if micro is None or micro >= size:
@@ -94,6 +97,77 @@ class ClippedGrad:
             )
         return tuple(args[i] for i in self.batch_argnums)
 
+    def _parameters(self, args: Sequence[Any]) -> Any:
+        if isinstance(self.argnums, int):
+            return args[self.argnums]
+        return tuple(args[i] for i in self.argnums)
+
+    def _trace(self, args: Sequence[Any], examples: Any) -> bookkeeping.Trace:
+        """The loss's jaxpr; it refuses losses that see other examples."""
+        leaves, treedef = jax.tree.flatten(self._parameters(args))
+        batched, example_treedef = jax.tree.flatten(examples)
+
+        def loss_and_aux(leaves: Any, example: Any) -> tuple[Any, Any]:
+            full = list(args)
+            parameters = treedef.unflatten(leaves)
+            parameters = (parameters,) if isinstance(self.argnums, int) else parameters
+            example = example_treedef.unflatten(example)
+            for i, value in zip(_as_tuple(self.argnums), parameters, strict=True):
+                full[i] = value
+            for i, value in zip(self.batch_argnums, example, strict=True):
+                full[i] = value
+            return self._loss_and_aux(*full)
+
+        one = [
+            jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.asarray(x).dtype)
+            for x in batched
+        ]
+        return bookkeeping.trace(loss_and_aux, leaves, one)
+
+    def _loss_and_aux(self, *full: Any) -> tuple[Any, Any]:
+        out = self.loss_fn(*full)
+        loss, aux = out if self.has_aux else (out, ())
+        _check_scalar(loss)
+        return loss, aux
+
+    def _vmap_sum(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """The sum by per-example gradients, formed and clipped."""
+
+        def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
+            def one(keep: jax.Array, *example: Any) -> tuple[Any, PerExample]:
+                loss, aux, gradient = self._value_and_grad(args, example)
+                bounded, norm = clip(gradient, self.clip_norm, keep)
+                return bounded, PerExample(loss, norm, aux)
+
+            bounded, per_example = jax.vmap(one)(mask, *examples)
+            return sum_examples(bounded), per_example
+
+        return clipped_sum
+
+    def _bookkeeping_sum(
+        self,
+        plan: bookkeeping.Plan,
+        traced: bookkeeping.Trace,
+        leaves: Sequence[jax.Array],
+        treedef: Any,
+    ) -> Callable[..., Any]:
+        """The sum by weights on activations and cotangents."""
+
+        def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
+            batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
+            books = bookkeeping.keep_books(plan, leaves, batched, mask.shape[0])
+            squares, weighted_sum = bookkeeping.squares_and_sum(
+                plan, books, leaves, self.clip_norm
+            )
+            square = sum(squares, start=jnp.zeros(mask.shape, jnp.float32))
+            usable, scale = clip_scale(square, mask)
+            grads = treedef.unflatten(weighted_sum(scale, usable))
+            loss, *aux = books.outputs
+            norm = jnp.sqrt(square) * self.clip_norm
+            return grads, PerExample(loss, norm, traced.aux_tree.unflatten(aux))
+
+        return clipped_sum
+
     def _value_and_grad(
         self, args: Sequence[Any], example: Sequence[Any]
     ) -> tuple[jax.Array, Any, Any]:
@@ -102,14 +176,8 @@ class ClippedGrad:
         for i, value in zip(self.batch_argnums, example, strict=True):
             full[i] = value
 
-        def loss_and_aux(*full: Any) -> tuple[jax.Array, Any]:
-            out = self.loss_fn(*full)
-            loss, aux = out if self.has_aux else (out, ())
-            _check_scalar(loss)
-            return loss, aux
-
         (loss, aux), gradient = jax.value_and_grad(
-            loss_and_aux, self.argnums, has_aux=True
+            self._loss_and_aux, self.argnums, has_aux=True
         )(*full)
         return loss, aux, gradient
 
@@ -213,5 +281,6 @@ def clipped_grad(
         argnums=argnums if isinstance(argnums, int) else wanted,
         batch_argnums=batched,
         has_aux=has_aux,
+        engine=engine,
         microbatch_size=microbatch_size,
     )

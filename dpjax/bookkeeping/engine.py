@@ -1,0 +1,221 @@
+"""The clipped sum from one forward and one backward pass."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._dtypes import at_least_float32
+from dpjax.bookkeeping import factors as fac
+from dpjax.bookkeeping.components import Component, pull_back
+from dpjax.bookkeeping.factors import Factors, OneHot
+from dpjax.bookkeeping.plan import Plan, aligned, operand_values, size
+from dpjax.bookkeeping.run import known, run
+from dpjax.bookkeeping.sites import Site
+from dpjax.bookkeeping.trace import bind
+
+
+class Books(NamedTuple):
+    """What one forward and one backward pass leave, each with a leading axis b.
+
+    Attributes:
+      outputs: the loss and the leaves of aux.
+      records: by site number, the other inputs of the site's equation.
+      cotangents: by site number, of what was tapped.
+    """
+
+    outputs: list[Any]
+    records: dict[int, tuple[Any, ...]]
+    cotangents: list[Any]
+
+
+def keep_books(
+    plan: Plan, leaves: Sequence[Any], examples: Sequence[Any], batch: int
+) -> Books:
+    """Run the loss on the batch and back to the taps."""
+    inputs = plan.scope.closed.jaxpr.invars
+    found = known(plan.scope, [*leaves, *[None] * len(examples)])
+    numbers = {site: i for i, site in enumerate(plan.sites)}
+    taps = [jnp.zeros((batch, *s.tap.shape), s.tap.dtype) for s in plan.sites]
+
+    def forward(taps: list[Any]) -> tuple[Any, Any]:
+        def one(example: Sequence[Any], taps: Sequence[Any]) -> tuple[Any, Any]:
+            values = dict(zip(inputs[len(leaves) :], example, strict=True))
+            return run(plan.scope, found, values, dict(enumerate(taps)), numbers, {})
+
+        outputs, records = jax.vmap(one, axis_size=batch)(examples, taps)
+        return outputs[0], (outputs, records)
+
+    loss, vjp, (outputs, records) = jax.vjp(forward, taps, has_aux=True)
+    (cotangents,) = vjp(jnp.ones_like(loss))
+    return Books(outputs, records, cotangents)
+
+
+def squares_and_sum(
+    plan: Plan, books: Books, leaves: Sequence[Any], clip_norm: Any
+) -> tuple[list[jax.Array], Callable[[jax.Array, jax.Array], list[Any]]]:
+    """Per-example squared norms of the components, and the weighted sum.
+
+    Returns:
+      For each component, ‖gradient / clip_norm‖² f[b]; and a function of weights f[b]
+      and of which examples count b[b] that sums the gradients of the leaves.
+    """
+    squares, sums = [], []
+    for component, form in zip(plan.components, plan.forms, strict=True):
+        if form.gram:
+            rows = _rows(plan, component, books)
+            scaled = [fac.scaled(f, clip_norm) for f in rows]
+            swaps = aligned(component, plan.sites)
+            assert swaps is not None
+            matched = [
+                Factors(f.right, f.left) if swap else f
+                for f, swap in zip(scaled, swaps, strict=True)
+            ]
+            squares.append(fac.square_norm(matched))
+            sums.append(_sum_of_sites(plan, component, books, leaves))
+        else:
+            gradients = _per_example(plan, component, books, leaves)
+            squares.append(sum(_square(g / clip_norm) for g in gradients))
+            sums.append(_sum_of_gradients(gradients))
+
+    def weighted(weight: jax.Array, counts: jax.Array) -> list[Any]:
+        total = [jnp.zeros(x.shape, at_least_float32(x.dtype)) for x in leaves]
+        for component, summed in zip(plan.components, sums, strict=True):
+            for i, x in zip(component.leaves, summed(weight, counts), strict=True):
+                total[i] = x.astype(total[i].dtype)
+        return total
+
+    return squares, weighted
+
+
+def _rows(plan: Plan, component: Component, books: Books) -> list[Factors]:
+    """The factors of each site, all iterations in f[b, g, t, ...]."""
+    out = []
+    for i in component.operands:
+        site = plan.sites[i]
+        function = site.rule.factors  # pyright: ignore[reportOptionalMemberAccess]
+        left, right = _mapped(site, function)(
+            _widened(books.records[i]), fac.wide(books.cotangents[i])
+        )
+        if isinstance(left, OneHot):
+            left = OneHot(_merge(site, left.index[..., None])[..., 0])
+        else:
+            left = _merge(site, left)
+        out.append(Factors(left, _merge(site, right)))
+    return out
+
+
+def _mapped(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule's method over iterations and examples."""
+
+    def one(others: Any, cotangent: Any) -> Any:
+        return function(site.eqn, site.position, others, cotangent)
+
+    for _ in range(len(site.loops) + 1):
+        one = jax.vmap(one)
+    return one
+
+
+def _merge(site: Site, x: jax.Array) -> jax.Array:
+    """Iterations into rows, or into groups where each has its operand."""
+    for depth in reversed(range(len(site.loops))):
+        axis = 1 + depth
+        if site.loops[depth].shared:
+            x = jnp.moveaxis(x, axis, -3)
+            x = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])
+        else:
+            x = jnp.moveaxis(x, axis, -4)
+            x = x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
+    return x
+
+
+def _per_example(
+    plan: Plan, component: Component, books: Books, leaves: Sequence[Any]
+) -> list[jax.Array]:
+    """Per-example gradients of a component's leaves, f[b, ...]."""
+    at_operands = []
+    for i in component.operands:
+        site, gradient = plan.sites[i], books.cotangents[i]
+        if site.rule is not None:
+            gradient = _mapped(site, site.rule.gradient)(
+                _widened(books.records[i]), fac.wide(gradient)
+            )
+        shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
+        at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
+
+    def pull(cotangents: list[Any]) -> list[Any]:
+        return pull_back(plan.from_leaves, component, leaves, cotangents)
+
+    return [fac.wide(g) for g in jax.vmap(pull)(at_operands)]
+
+
+def _square(gradient: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(gradient), axis=range(1, gradient.ndim))
+
+
+def _along(per_example: jax.Array, x: jax.Array) -> jax.Array:
+    return per_example.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _sum_of_gradients(gradients: list[jax.Array]) -> Callable[..., list[Any]]:
+    def summed(weight: jax.Array, counts: jax.Array) -> list[Any]:
+        # Not x · 0: that would let a NaN through.
+        return [
+            jnp.sum(jnp.where(_along(counts, g), g * _along(weight, g), 0.0), axis=0)
+            for g in gradients
+        ]
+
+    return summed
+
+
+def _sum_of_sites(
+    plan: Plan, component: Component, books: Books, leaves: Sequence[Any]
+) -> Callable[..., list[Any]]:
+    def summed(weight: jax.Array, counts: jax.Array) -> list[Any]:
+        at_operands = []
+        for i in component.operands:
+            cotangent = fac.wide(books.cotangents[i])
+            cotangent = cotangent * _along(weight, cotangent)
+            kept = [_keep(counts, x) for x in (cotangent, *_widened(books.records[i]))]
+            at_operands.append(_transposed(plan.sites[i], kept[1:], kept[0]))
+        return pull_back(plan.from_leaves, component, leaves, at_operands)
+
+    return summed
+
+
+def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
+    """The operand's gradient, summed over the batch by the equation's transpose."""
+    assert site.eqn is not None
+    changed = {}
+    for name in ("preferred_element_type", "precision"):
+        if name in site.eqn.params:
+            changed[name] = None if name != "precision" else fac.HIGHEST
+
+    def forward(operand: Any, others: Sequence[Any]) -> Any:
+        inputs = list(others)
+        inputs.insert(site.position, operand)
+        return bind(site.eqn, inputs, **changed)[0]
+
+    lengths = ()
+    for loop in reversed(site.loops):
+        forward = jax.vmap(forward, in_axes=(None if loop.shared else 0, 0))
+        if not loop.shared:
+            lengths = (loop.length, *lengths)
+    forward = jax.vmap(forward, in_axes=(None, 0))
+    dtype = at_least_float32(site.operand.aval.dtype)
+    operand = jax.ShapeDtypeStruct((*lengths, *site.operand.aval.shape), dtype)
+    transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
+    return transpose(cotangent)[0]
+
+
+def _keep(counts: jax.Array, x: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return jnp.where(_along(counts, x), x, 0.0)
+
+
+def _widened(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    return tuple(
+        fac.wide(x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in xs
+    )
