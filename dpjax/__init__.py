@@ -12,3 +12,4 @@ from dpjax.optimizers import dp_nsgd as dp_nsgd
 from dpjax.optimizers import dp_sgd as dp_sgd
 from dpjax.per_example import PerExample as PerExample
 from dpjax.per_example import clipped_grad as clipped_grad
+from dpjax.per_example import explain as explain

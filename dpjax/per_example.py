@@ -10,7 +10,7 @@ from optax import microbatching
 
 from dpjax import _validate, bookkeeping
 from dpjax.adjacency import Adjacency
-from dpjax.clipping import batch_size, clip, clip_scale, sum_examples
+from dpjax.clipping import batch_size, clip, sum_examples
 
 ENGINES = ("auto", "bookkeeping", "vmap")
 
@@ -58,16 +58,10 @@ class ClippedGrad:
                 f"{mask.shape} and dtype {mask.dtype}."
             )
 
-        traced = self._trace(args, examples)
+        plan = self.plan(*args)
         clipped_sum = self._vmap_sum(args)
-        if self.engine != "vmap":
-            leaves, treedef = jax.tree.flatten(self._parameters(args))
-            # Where a leaf has no gradient, jax.grad has the error message.
-            if all(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in leaves):
-                leaves = [jnp.asarray(x) for x in leaves]
-                plan = bookkeeping.plan(traced, leaves)
-                if self.engine == "bookkeeping" or plan.pays:
-                    clipped_sum = self._bookkeeping_sum(plan, traced, leaves, treedef)
+        if self.engine == "bookkeeping" or (self.engine == "auto" and plan.pays):
+            clipped_sum = self._bookkeeping_sum(args, plan)
 
         micro = self.microbatch_size
         if micro is None or micro >= size:
@@ -97,32 +91,35 @@ class ClippedGrad:
             )
         return tuple(args[i] for i in self.batch_argnums)
 
-    def _parameters(self, args: Sequence[Any]) -> Any:
+    def parameters(self, args: Sequence[Any]) -> Any:
+        """The arguments in argnums: one, or a tuple."""
         if isinstance(self.argnums, int):
             return args[self.argnums]
         return tuple(args[i] for i in self.argnums)
 
-    def _trace(self, args: Sequence[Any], examples: Any) -> bookkeeping.Trace:
-        """The loss's jaxpr; it refuses losses that see other examples."""
-        leaves, treedef = jax.tree.flatten(self._parameters(args))
+    def plan(self, *args: Any) -> bookkeeping.Plan:
+        """What the book-keeping engine does with the loss; see `explain`."""
+        examples = self._examples(args)
+        leaves, treedef = jax.tree.flatten(self.parameters(args))
         batched, example_treedef = jax.tree.flatten(examples)
-
-        def loss_and_aux(leaves: Any, example: Any) -> tuple[Any, Any]:
-            full = list(args)
-            parameters = treedef.unflatten(leaves)
-            parameters = (parameters,) if isinstance(self.argnums, int) else parameters
-            example = example_treedef.unflatten(example)
-            for i, value in zip(_as_tuple(self.argnums), parameters, strict=True):
-                full[i] = value
-            for i, value in zip(self.batch_argnums, example, strict=True):
-                full[i] = value
-            return self._loss_and_aux(*full)
-
         one = [
             jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.asarray(x).dtype)
             for x in batched
         ]
-        return bookkeeping.trace(loss_and_aux, leaves, one)
+
+        def loss_and_aux(leaves: Any, example: Any) -> tuple[Any, Any]:
+            full = list(args)
+            parameters = treedef.unflatten(leaves)
+            if isinstance(self.argnums, int):
+                parameters = (parameters,)
+            for i, value in zip(_as_tuple(self.argnums), parameters, strict=True):
+                full[i] = value
+            example = example_treedef.unflatten(example)
+            for i, value in zip(self.batch_argnums, example, strict=True):
+                full[i] = value
+            return self._loss_and_aux(*full)
+
+        return bookkeeping.plan(loss_and_aux, leaves, one)
 
     def _loss_and_aux(self, *full: Any) -> tuple[Any, Any]:
         out = self.loss_fn(*full)
@@ -145,26 +142,17 @@ class ClippedGrad:
         return clipped_sum
 
     def _bookkeeping_sum(
-        self,
-        plan: bookkeeping.Plan,
-        traced: bookkeeping.Trace,
-        leaves: Sequence[jax.Array],
-        treedef: Any,
+        self, args: Sequence[Any], plan: bookkeeping.Plan
     ) -> Callable[..., Any]:
         """The sum by weights on activations and cotangents."""
+        leaves, treedef = jax.tree.flatten(self.parameters(args))
 
         def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
             batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
-            books = bookkeeping.keep_books(plan, leaves, batched, mask.shape[0])
-            squares, weighted_sum = bookkeeping.squares_and_sum(
-                plan, books, leaves, self.clip_norm
+            grads, loss, norm, aux = bookkeeping.clipped_sum(
+                plan, leaves, batched, self.clip_norm, mask
             )
-            square = sum(squares, start=jnp.zeros(mask.shape, jnp.float32))
-            usable, scale = clip_scale(square, mask)
-            grads = treedef.unflatten(weighted_sum(scale, usable))
-            loss, *aux = books.outputs
-            norm = jnp.sqrt(square) * self.clip_norm
-            return grads, PerExample(loss, norm, traced.aux_tree.unflatten(aux))
+            return treedef.unflatten(grads), PerExample(loss, norm, aux)
 
         return clipped_sum
 
@@ -227,7 +215,10 @@ def clipped_grad(
       batch_argnums: the argument or arguments that hold examples: pytrees whose
         leaves all have the same leading axis b. A typed key array is fine.
       has_aux: whether loss_fn returns (loss, aux).
-      engine: "vmap" forms the per-example gradients; "auto" chooses the fastest.
+      engine: "bookkeeping" takes norms and the sum from activations and cotangents
+        and forms no per-example gradient where it knows how (see `explain`); "vmap"
+        forms them all; "auto" chooses the one with the lower estimated cost. They
+        agree up to rounding. Bookkeeping gives up rematerialisation (jax.checkpoint).
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 
@@ -244,7 +235,8 @@ def clipped_grad(
       ValueError: clip_norm is not positive; argnums and batch_argnums overlap; the
         engine is unknown; microbatch_size is below 1; when called, batch arguments
         disagree in their leading axis or are empty, the mask has another shape or
-        dtype, or the loss is not a real scalar.
+        dtype, the loss is not a real scalar, or it communicates along a named axis, as
+        BatchNorm in training mode does: then it sees other examples.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
     REPLACE, whatever the loss, as long as loss_fn sees one example at a time (it has
@@ -283,4 +275,53 @@ def clipped_grad(
         has_aux=has_aux,
         engine=engine,
         microbatch_size=microbatch_size,
+    )
+
+
+def explain(
+    loss_fn: Callable[..., Any],
+    *args: Any,
+    argnums: int | Sequence[int] = 0,
+    batch_argnums: int | Sequence[int] = 1,
+    has_aux: bool = False,
+) -> bookkeeping.Explanation:
+    """Show what engine="bookkeeping" does with each parameter of a loss.
+
+    Args:
+      loss_fn: as for `clipped_grad`.
+      *args: the arguments of a call: parameters and a batch. Shapes and dtypes matter,
+        values do not.
+      argnums: as for `clipped_grad`.
+      batch_argnums: as for `clipped_grad`.
+      has_aux: as for `clipped_grad`.
+
+    Returns:
+      An `Explanation`: rows with a parameter's path and shape, the equations where it
+      meets the example, what its norm is taken from, estimated costs an example of
+      this engine and of the vmap engine, and why gradients are formed for each
+      example where they are. It prints as a table; `.auto` is the engine that
+      engine="auto" chooses.
+
+    Raises:
+      ValueError: as `clipped_grad` and its call.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def loss(params, x):
+      ...     return jnp.sum(jnp.tanh(x @ params["w"]) * params["scale"])
+      >>> params = {"w": jnp.ones((30, 20)), "scale": jnp.ones(20)}
+      >>> print(explain(loss, params, jnp.ones((8, 30))))
+      parameter  shape  sites                norm from  cost     vmap     why
+      ['scale']  20     mul                  gradients  9.6e+02  1.6e+03  no rule
+      ['w']      30x20  dot_general (dense)  rows       6.5e+02  4.9e+04
+      auto: bookkeeping
+    """
+    fn = clipped_grad(
+        loss_fn, 1.0, argnums=argnums, batch_argnums=batch_argnums, has_aux=has_aux
+    )
+    named = jax.tree_util.tree_flatten_with_path(fn.parameters(args))[0]
+    return bookkeeping.explanation(
+        fn.plan(*args),
+        [jax.tree_util.keystr(path) for path, _ in named],
+        [jnp.shape(leaf) for _, leaf in named],
     )

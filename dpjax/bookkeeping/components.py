@@ -17,7 +17,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
-from dpjax.bookkeeping.trace import bind
+from dpjax.bookkeeping.trace import aval, bind
 
 
 class Component(NamedTuple):
@@ -107,7 +107,7 @@ def _isometry(
     for i in members:
         var = jaxpr.outvars[i]
         assert isinstance(var, jex.Var)
-        axes = tuple(range(var.aval.ndim))
+        axes = tuple(range(aval(var).ndim))
         while var in made_by and (back := _relabelling(made_by[var])) is not None:
             axes = tuple(back[a] if a >= 0 else -1 for a in axes)
             var = made_by[var].invars[0]
@@ -142,7 +142,7 @@ def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     name = eqn.primitive.name
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:
         return None
-    before, after = eqn.invars[0].aval, eqn.outvars[0].aval
+    before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
     real = all(jnp.issubdtype(a.dtype, jnp.floating) for a in (before, after))
     if name in {"convert_element_type", "copy", "copy_p"} and real:
         return tuple(range(after.ndim))
@@ -176,11 +176,12 @@ def _evaluate(
         if needed & set(eqn.outvars):
             eqns.append(eqn)
             needed |= {v for v in eqn.invars if isinstance(v, jex.Var)}
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *inputs)))
+    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
     for eqn in reversed(eqns):
         args = [v.val if isinstance(v, jex.Literal) else values[v] for v in eqn.invars]
         if widen_casts and eqn.primitive.name == "convert_element_type":
-            out = [args[0].astype(at_least_float32(eqn.outvars[0].aval.dtype))]
+            out = [args[0].astype(at_least_float32(aval(eqn.outvars[0]).dtype))]
         else:
             out = bind(eqn, args)
         values.update(zip(eqn.outvars, out, strict=True))

@@ -9,6 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax.bookkeeping.factors import HIGHEST, Factors, Size
+from dpjax.bookkeeping.trace import aval
 
 
 class Convolution:
@@ -27,7 +28,7 @@ class Convolution:
             and position == 1
             and eqn.params["batch_group_count"] == 1
             and all(
-                jnp.issubdtype(v.aval.dtype, jnp.floating)
+                jnp.issubdtype(aval(v).dtype, jnp.floating)
                 for v in (*eqn.invars, *eqn.outvars)
             )
         )
@@ -43,7 +44,7 @@ class Convolution:
         """Rows are the output's pixels, of all its images."""
         spec = eqn.params["dimension_numbers"]
         groups = eqn.params["feature_group_count"]
-        kernel, out = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
+        kernel, out = aval(eqn.invars[1]).shape, aval(eqn.outvars[0]).shape
         right = kernel[spec.rhs_spec[0]] // groups
         left = math.prod(kernel) // kernel[spec.rhs_spec[0]]
         rows = math.prod(out) // out[spec.out_spec[1]]
@@ -69,7 +70,7 @@ class Convolution:
     ) -> jax.Array:
         """One product for each offset in the window: the patches are never stored."""
         spec = eqn.params["dimension_numbers"].rhs_spec
-        shape = eqn.invars[1].aval.shape
+        shape = aval(eqn.invars[1]).shape
         pixels = _pixels(eqn, cotangent)
         products = jnp.stack(
             [
@@ -106,8 +107,8 @@ def _shifts(eqn: jex.JaxprEqn, x: jax.Array) -> Iterator[jax.Array]:
     edges = [(lo, hi, mid) for (lo, hi), mid in zip(low_high, interior, strict=True)]
     x = jax.lax.pad(x, zero, [(0, 0, 0), *edges, (0, 0, 0)])
 
-    out = [eqn.outvars[0].aval.shape[i] for i in spec.out_spec[2:]]
-    window = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec[2:]]
+    out = [aval(eqn.outvars[0]).shape[i] for i in spec.out_spec[2:]]
+    window = [aval(eqn.invars[1]).shape[i] for i in spec.rhs_spec[2:]]
     strides = params["window_strides"]
     for offset in itertools.product(*map(range, window)):
         start = [o * d for o, d in zip(offset, params["rhs_dilation"], strict=True)]

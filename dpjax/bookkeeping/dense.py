@@ -8,6 +8,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax.bookkeeping.factors import Factors, Size, outer
+from dpjax.bookkeeping.trace import aval
 
 
 class Dense:
@@ -21,7 +22,7 @@ class Dense:
     def matches(self, eqn: jex.JaxprEqn, position: int) -> bool:
         """Any product of real matrices."""
         return eqn.primitive.name == "dot_general" and all(
-            jnp.issubdtype(v.aval.dtype, jnp.floating)
+            jnp.issubdtype(aval(v).dtype, jnp.floating)
             for v in (*eqn.invars, *eqn.outvars)
         )
 
@@ -30,17 +31,17 @@ class Dense:
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Batch, contracted and free axes."""
         contracted, batch = eqn.params["dimension_numbers"]
-        rank = eqn.invars[position].aval.ndim
+        rank = aval(eqn.invars[position]).ndim
         free = _free(rank, contracted[position], batch[position])
         return tuple(batch[position]), tuple(contracted[position]), free
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
         """Rows are the positions of the other input's free axes."""
-        shape = eqn.invars[position].aval.shape
+        shape = aval(eqn.invars[position]).shape
         groups, left, right = (
             math.prod(shape[i] for i in axes) for axes in self.layout(eqn, position)
         )
-        rows = eqn.invars[1 - position].aval.size // (groups * left) if left else 0
+        rows = aval(eqn.invars[1 - position]).size // (groups * left) if left else 0
         return Size(groups, rows, left, right, left + right)
 
     def factors(
@@ -79,7 +80,7 @@ class Dense:
         """The factors' product, its axes put back."""
         factors = self.factors(eqn, position, others, cotangent)
         axes = [i for part in self.layout(eqn, position) for i in part]
-        shape = eqn.invars[position].aval.shape
+        shape = aval(eqn.invars[position]).shape
         product = outer(factors, self.size(eqn, position).left)
         inverse = sorted(range(len(axes)), key=axes.__getitem__)
         return product.reshape([shape[i] for i in axes]).transpose(inverse)

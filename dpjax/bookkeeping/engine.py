@@ -10,13 +10,40 @@ from dpjax._dtypes import at_least_float32
 from dpjax.bookkeeping import factors as fac
 from dpjax.bookkeeping.components import Component, pull_back
 from dpjax.bookkeeping.factors import Factors, OneHot
-from dpjax.bookkeeping.plan import Plan, aligned, operand_values, size
+from dpjax.bookkeeping.plan import Plan, aligned
 from dpjax.bookkeeping.run import known, run
 from dpjax.bookkeeping.sites import Site
-from dpjax.bookkeeping.trace import bind
+from dpjax.bookkeeping.trace import aval, bind
+from dpjax.clipping import clip_scale
 
 
-class Books(NamedTuple):
+def clipped_sum(
+    plan: Plan,
+    leaves: Sequence[Any],
+    examples: Sequence[jax.Array],
+    clip_norm: jax.typing.ArrayLike,
+    mask: jax.Array,
+) -> tuple[list[jax.Array], jax.Array, jax.Array, Any]:
+    """The sum of clipped gradients; per-example losses, norms and aux.
+
+    Args:
+      plan: the analysis of the loss.
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading axis b.
+      clip_norm: the bound C.
+      mask: b[b]; a masked example contributes zero.
+    """
+    leaves = [jnp.asarray(x) for x in leaves]
+    books = _keep_books(plan, leaves, examples, mask.shape[0])
+    squares, weighted_sum = _squares_and_sum(plan, books, leaves, clip_norm)
+    square = sum(squares, start=jnp.zeros(mask.shape, jnp.float32))
+    usable, scale = clip_scale(square, mask)
+    loss, *aux = books.outputs
+    total = weighted_sum(scale, usable)
+    return total, loss, jnp.sqrt(square) * clip_norm, plan.aux_tree.unflatten(aux)
+
+
+class _Books(NamedTuple):
     """What one forward and one backward pass leave, each with a leading axis b.
 
     Attributes:
@@ -30,9 +57,9 @@ class Books(NamedTuple):
     cotangents: list[Any]
 
 
-def keep_books(
+def _keep_books(
     plan: Plan, leaves: Sequence[Any], examples: Sequence[Any], batch: int
-) -> Books:
+) -> _Books:
     """Run the loss on the batch and back to the taps."""
     inputs = plan.scope.closed.jaxpr.invars
     found = known(plan.scope, [*leaves, *[None] * len(examples)])
@@ -49,11 +76,11 @@ def keep_books(
 
     loss, vjp, (outputs, records) = jax.vjp(forward, taps, has_aux=True)
     (cotangents,) = vjp(jnp.ones_like(loss))
-    return Books(outputs, records, cotangents)
+    return _Books(outputs, records, cotangents)
 
 
-def squares_and_sum(
-    plan: Plan, books: Books, leaves: Sequence[Any], clip_norm: Any
+def _squares_and_sum(
+    plan: Plan, books: _Books, leaves: Sequence[Any], clip_norm: Any
 ) -> tuple[list[jax.Array], Callable[[jax.Array, jax.Array], list[Any]]]:
     """Per-example squared norms of the components, and the weighted sum.
 
@@ -89,7 +116,7 @@ def squares_and_sum(
     return squares, weighted
 
 
-def _rows(plan: Plan, component: Component, books: Books) -> list[Factors]:
+def _rows(plan: Plan, component: Component, books: _Books) -> list[Factors]:
     """The factors of each site, all iterations in f[b, g, t, ...]."""
     out = []
     for i in component.operands:
@@ -99,7 +126,7 @@ def _rows(plan: Plan, component: Component, books: Books) -> list[Factors]:
             _widened(books.records[i]), fac.wide(books.cotangents[i])
         )
         if isinstance(left, OneHot):
-            left = OneHot(_merge(site, left.index[..., None])[..., 0])
+            left = OneHot(_merge(site, left.position[..., None])[..., 0])
         else:
             left = _merge(site, left)
         out.append(Factors(left, _merge(site, right)))
@@ -131,7 +158,7 @@ def _merge(site: Site, x: jax.Array) -> jax.Array:
 
 
 def _per_example(
-    plan: Plan, component: Component, books: Books, leaves: Sequence[Any]
+    plan: Plan, component: Component, books: _Books, leaves: Sequence[Any]
 ) -> list[jax.Array]:
     """Per-example gradients of a component's leaves, f[b, ...]."""
     at_operands = []
@@ -170,7 +197,7 @@ def _sum_of_gradients(gradients: list[jax.Array]) -> Callable[..., list[Any]]:
 
 
 def _sum_of_sites(
-    plan: Plan, component: Component, books: Books, leaves: Sequence[Any]
+    plan: Plan, component: Component, books: _Books, leaves: Sequence[Any]
 ) -> Callable[..., list[Any]]:
     def summed(weight: jax.Array, counts: jax.Array) -> list[Any]:
         at_operands = []
@@ -186,16 +213,15 @@ def _sum_of_sites(
 
 def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
     """The operand's gradient, summed over the batch by the equation's transpose."""
-    assert site.eqn is not None
-    changed = {}
-    for name in ("preferred_element_type", "precision"):
-        if name in site.eqn.params:
-            changed[name] = None if name != "precision" else fac.HIGHEST
+    eqn = site.eqn
+    assert eqn is not None
+    exact = {"preferred_element_type": None, "precision": fac.HIGHEST}
+    changed = {name: exact[name] for name in exact if name in eqn.params}
 
     def forward(operand: Any, others: Sequence[Any]) -> Any:
         inputs = list(others)
         inputs.insert(site.position, operand)
-        return bind(site.eqn, inputs, **changed)[0]
+        return bind(eqn, inputs, **changed)[0]
 
     lengths = ()
     for loop in reversed(site.loops):
@@ -203,8 +229,8 @@ def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.
         if not loop.shared:
             lengths = (loop.length, *lengths)
     forward = jax.vmap(forward, in_axes=(None, 0))
-    dtype = at_least_float32(site.operand.aval.dtype)
-    operand = jax.ShapeDtypeStruct((*lengths, *site.operand.aval.shape), dtype)
+    dtype = at_least_float32(aval(site.operand).dtype)
+    operand = jax.ShapeDtypeStruct((*lengths, *aval(site.operand).shape), dtype)
     transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
     return transpose(cotangent)[0]
 

@@ -23,13 +23,13 @@ _ROUNDING = 2.0**-20
 
 
 class OneHot(NamedTuple):
-    """Rows that are unit vectors, or zero where the index is negative.
+    """Rows that are unit vectors, or zero where the position is negative.
 
     Attributes:
-      index: i[..., t].
+      position: i[..., t].
     """
 
-    index: jax.Array
+    position: jax.Array
 
 
 class Factors(NamedTuple):
@@ -87,7 +87,7 @@ def outer(factors: Factors, left_size: int) -> jax.Array:
     left, right = factors
     assert not isinstance(right, OneHot)
     if isinstance(left, OneHot):
-        left = jax.nn.one_hot(left.index, left_size, dtype=right.dtype)
+        left = jax.nn.one_hot(left.position, left_size, dtype=right.dtype)
     return jnp.einsum("...tn,...tp->...np", left, right, precision=HIGHEST)
 
 
@@ -98,18 +98,18 @@ def wide(x: jax.Array) -> jax.Array:
 
 def _row_squares(rows: jax.Array | OneHot) -> jax.Array:
     if isinstance(rows, OneHot):
-        return (rows.index >= 0).astype(jnp.float32)
+        return (rows.position >= 0).astype(jnp.float32)
     return jnp.sum(jnp.square(rows), axis=-1)
 
 
 def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> jax.Array:
     """The inner products of all pairs of rows, f[..., t, s]."""
     if isinstance(one, OneHot) and isinstance(other, OneHot):
-        return one.index[..., :, None] == other.index[..., None, :]
+        return one.position[..., :, None] == other.position[..., None, :]
     if isinstance(one, OneHot):
         return jnp.swapaxes(_inner(other, one), -1, -2)
     if isinstance(other, OneHot):
-        index = other.index[..., None, :]
-        picked = jnp.take_along_axis(one, jnp.maximum(index, 0), axis=-1)
-        return jnp.where(index >= 0, picked, 0.0)
+        position = other.position[..., None, :]
+        picked = jnp.take_along_axis(one, jnp.maximum(position, 0), axis=-1)
+        return jnp.where(position >= 0, picked, 0.0)
     return jnp.einsum("...tn,...sn->...ts", one, other, precision=HIGHEST)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
 from dpjax.bookkeeping.factors import Factors, OneHot, Size
+from dpjax.bookkeeping.trace import aval
 
 
 class Gather:
@@ -20,7 +21,7 @@ class Gather:
         """One index a row, a collapsed axis, everything else whole."""
         if eqn.primitive.name != "gather" or position != 0:
             return False
-        numbers, shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
+        numbers, shape = eqn.params["dimension_numbers"], aval(eqn.invars[0]).shape
         if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
             return False
         (axis,) = numbers.start_index_map
@@ -28,7 +29,7 @@ class Gather:
         return (
             tuple(numbers.collapsed_slice_dims) == (axis,)
             and tuple(eqn.params["slice_sizes"]) == whole
-            and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+            and jnp.issubdtype(aval(eqn.outvars[0]).dtype, jnp.floating)
         )
 
     def layout(
@@ -36,15 +37,15 @@ class Gather:
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The indexed axis is left."""
         (axis,) = eqn.params["dimension_numbers"].start_index_map
-        rank = eqn.invars[0].aval.ndim
+        rank = aval(eqn.invars[0]).ndim
         return (), (axis,), tuple(i for i in range(rank) if i != axis)
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
         """Rows are the looked-up positions."""
         _, (axis,), right_axes = self.layout(eqn, position)
-        shape = eqn.invars[0].aval.shape
+        shape = aval(eqn.invars[0]).shape
         right = math.prod(shape[i] for i in right_axes)
-        rows = math.prod(eqn.invars[1].aval.shape[:-1])
+        rows = math.prod(aval(eqn.invars[1]).shape[:-1])
         return Size(1, rows, shape[axis], right, 1 + right)
 
     def factors(
@@ -78,11 +79,12 @@ class Gather:
     ) -> jax.Array:
         """The rows added up in a table."""
         (one_hot, right) = self.factors(eqn, position, others, cotangent)
-        assert isinstance(one_hot, OneHot) and not isinstance(right, OneHot)
-        size, shape = self.size(eqn, position), eqn.invars[0].aval.shape
+        assert isinstance(one_hot, OneHot)
+        assert not isinstance(right, OneHot)
+        size, shape = self.size(eqn, position), aval(eqn.invars[0]).shape
         table = jnp.zeros((size.left, size.right), right.dtype)
         # A negative index would count from the end.
-        index = jnp.where(one_hot.index < 0, size.left, one_hot.index)
+        index = jnp.where(one_hot.position < 0, size.left, one_hot.position)
         table = table.at[index[0]].add(right[0], mode="drop")
         (_, (axis,), right_axes) = self.layout(eqn, position)
         table = table.reshape(size.left, *(shape[i] for i in right_axes))

@@ -1,17 +1,18 @@
 """What to do for one loss and one batch: sites, components, forms and costs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from dpjax.bookkeeping.components import Component, components
 from dpjax.bookkeeping.factors import Size
 from dpjax.bookkeeping.run import known, operands
 from dpjax.bookkeeping.sites import Level, Scope, Site, analyse
-from dpjax.bookkeeping.trace import Trace
+from dpjax.bookkeeping.trace import aval, trace
 
 # Reading or writing a number takes as long as this many multiplications.
 _TRAFFIC = 16
@@ -35,6 +36,7 @@ class Plan(NamedTuple):
     """The analysis of a loss.
 
     Attributes:
+      aux_tree: the structure of the loss's aux.
       scope: the loss's jaxpr and its sites.
       sites: all sites, by number.
       from_leaves: the jaxpr from parameter leaves to the sites' operands.
@@ -42,6 +44,7 @@ class Plan(NamedTuple):
       forms: of each component.
     """
 
+    aux_tree: Any
     scope: Scope
     sites: list[Site]
     from_leaves: jex.ClosedJaxpr
@@ -54,15 +57,30 @@ class Plan(NamedTuple):
         return sum(f.cost for f in self.forms) < sum(f.vmap_cost for f in self.forms)
 
 
-def plan(traced: Trace, leaves: Sequence[Any]) -> Plan:
-    """Analyse a traced loss."""
-    n, total = traced.num_parameters, len(traced.jaxpr.jaxpr.invars)
+def plan(
+    loss_and_aux: Callable[..., Any], leaves: Sequence[Any], example: Sequence[Any]
+) -> Plan:
+    """Analyse `loss_and_aux(leaves, example)` for parameter leaves and one example's.
+
+    Raises:
+      ValueError: the loss sees other examples, or a leaf has no gradient.
+    """
+    leaves = [jnp.asarray(x) for x in leaves]
+    for x in leaves:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(
+                "the arguments in argnums must be real floating-point arrays; got a "
+                f"leaf of dtype {x.dtype} and shape {x.shape}."
+            )
+    closed, aux_tree = trace(loss_and_aux, leaves, example)
+    n, total = len(leaves), len(closed.jaxpr.invars)
     levels = [Level.KNOWN] * n + [Level.EXAMPLE] * (total - n)
-    scope, _ = analyse(traced.jaxpr, levels, [True] * n + [False] * (total - n))
+    scope, _ = analyse(closed, levels, [True] * n + [False] * (total - n))
     sites = scope.all_sites()
     from_leaves = jax.make_jaxpr(lambda *xs: operand_values(scope, xs))(*leaves)
     found = components(from_leaves, n, [site.rule is not None for site in sites])
     return Plan(
+        aux_tree,
         scope,
         sites,
         from_leaves,
@@ -79,7 +97,8 @@ def operand_values(scope: Scope, leaves: Sequence[Any]) -> list[Any]:
 
 def size(site: Site) -> Size:
     """The sizes of a site's factors over all iterations of its loops."""
-    assert site.rule is not None and site.eqn is not None
+    assert site.rule is not None
+    assert site.eqn is not None
     size = site.rule.size(site.eqn, site.position)
     for loop in site.loops:
         if loop.shared:
@@ -89,11 +108,12 @@ def size(site: Site) -> Size:
     return size
 
 
-def root_layout(site: Site, axes: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
-    """The root's axes that are groups, left and right; None if it cannot be told."""
-    assert site.rule is not None and site.eqn is not None
+def _root_layout(site: Site, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The root's axes that are groups, left and right."""
+    assert site.rule is not None
+    assert site.eqn is not None
     stacked = sum(not loop.shared for loop in site.loops)
-    shape = site.operand.aval.shape
+    shape = aval(site.operand).shape
     parts = []
     for part in site.rule.layout(site.eqn, site.position):
         long = [i for i in part if shape[i] != 1]
@@ -110,7 +130,7 @@ def aligned(component: Component, sites: Sequence[Site]) -> list[bool] | None:
     assert component.axes is not None
     members = [sites[i] for i in component.operands]
     layouts = [
-        root_layout(s, axes) for s, axes in zip(members, component.axes, strict=True)
+        _root_layout(s, axes) for s, axes in zip(members, component.axes, strict=True)
     ]
     groups, left, right = layouts[0]
     swaps = []

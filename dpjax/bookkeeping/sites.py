@@ -18,7 +18,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax.bookkeeping.rules import Rule, rule_for
-from dpjax.bookkeeping.trace import inline
+from dpjax.bookkeeping.trace import aval, inline
 
 
 class Level(enum.IntEnum):
@@ -62,7 +62,7 @@ class Site:
             assert self.eqn is not None
             tapped = self.eqn.outvars[0]
         lengths = tuple(loop.length for loop in self.loops)
-        return jax.ShapeDtypeStruct(lengths + tapped.aval.shape, tapped.aval.dtype)
+        return jax.ShapeDtypeStruct(lengths + aval(tapped).shape, aval(tapped).dtype)
 
     @property
     def name(self) -> str:
@@ -128,7 +128,7 @@ def analyse(
       The scope, and for each known variable the differentiable inputs it depends on.
     """
     jaxpr = closed.jaxpr
-    scope = Scope(closed, {v: Level.KNOWN for v in jaxpr.constvars})
+    scope = Scope(closed, dict.fromkeys(jaxpr.constvars, Level.KNOWN))
     sources: dict[jex.Var, frozenset[int]] = {}
     for i, var in enumerate(jaxpr.invars):
         if levels[i] != Level.EXAMPLE:
@@ -218,4 +218,4 @@ def _analyse_scan(
 
 
 def _is_inexact(var: jex.Var) -> bool:
-    return jnp.issubdtype(var.aval.dtype, jnp.inexact)
+    return jnp.issubdtype(aval(var).dtype, jnp.inexact)

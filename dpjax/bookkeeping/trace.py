@@ -1,7 +1,7 @@
 """From a loss to one flat jaxpr: calls inlined, cross-example layers refused."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -17,25 +17,18 @@ _INLINED = frozenset(
 _NOT_MIXING = frozenset({"axis_index", "pvary", "pcast"})
 
 
-class Trace(NamedTuple):
-    """The loss on one example.
-
-    Attributes:
-      jaxpr: its inputs are the parameter leaves, then the example's; its outputs the
-        loss, then the leaves of aux.
-      num_parameters: how many of the inputs are parameters.
-      aux_tree: the structure of aux.
-    """
-
-    jaxpr: jex.ClosedJaxpr
-    num_parameters: int
-    aux_tree: Any
-
-
 def trace(
     loss_and_aux: Callable[..., Any], parameters: Sequence[Any], example: Sequence[Any]
-) -> Trace:
-    """Trace `loss_and_aux(parameters, example)`, both of them lists of leaves."""
+) -> tuple[jex.ClosedJaxpr, Any]:
+    """Trace `loss_and_aux(parameters, example)`, both of them lists of leaves.
+
+    Returns:
+      A jaxpr from the parameters and the example to the loss and the leaves of aux,
+      and the structure of aux.
+
+    Raises:
+      ValueError: the loss communicates along a named axis.
+    """
 
     def outputs(parameters: Any, example: Any) -> tuple[Any, Any]:
         loss, aux = loss_and_aux(parameters, example)
@@ -50,7 +43,7 @@ def trace(
             raise _mixes_examples(str(error)) from error
         raise
     _refuse_collectives(jaxpr.jaxpr)
-    return Trace(inline(jaxpr), len(parameters), jax.tree.structure(aux))
+    return inline(jaxpr), jax.tree.structure(aux)
 
 
 def bind(eqn: jex.JaxprEqn, values: Sequence[Any], **changed: Any) -> list[Any]:
@@ -60,6 +53,11 @@ def bind(eqn: jex.JaxprEqn, values: Sequence[Any], **changed: Any) -> list[Any]:
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*functions, *values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def aval(atom: Any) -> Any:
+    """The shape and dtype of a variable or literal."""
+    return atom.aval
 
 
 def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -73,8 +71,12 @@ def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _evaluate(jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Any]) -> Any:
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs)))
-    read = lambda v: v.val if isinstance(v, jex.Literal) else values[v]  # noqa: E731
+    values = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
     for eqn in jaxpr.eqns:
         inputs = [read(v) for v in eqn.invars]
         body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
