@@ -60,7 +60,8 @@ def scaled(factors: Factors, clip_norm: jax.Array) -> Factors:
         return Factors(left, right / clip_norm)
     largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=0.0)
     largest = jnp.where(largest > 0, largest, 1.0)
-    return Factors(left / largest, right * (largest / clip_norm))
+    # In this order it overflows only where the gradient does.
+    return Factors(left / largest, right * largest / clip_norm)
 
 
 def square_norm(sites: list[Factors]) -> jax.Array:
