@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from optax import microbatching
 
 from dpjax import _validate, bookkeeping
+from dpjax._dtypes import widen
 from dpjax.adjacency import Adjacency
-from dpjax.clipping import batch_size, clip, sum_examples
+from dpjax.clipping import batch_size, clip_groups, sum_examples
 
 ENGINES = ("auto", "bookkeeping", "vmap")
 
@@ -29,12 +30,12 @@ class PerExample(NamedTuple):
     aux: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
     """The function that `clipped_grad` makes; see there."""
 
     loss_fn: Callable[..., Any]
-    clip_norm: jax.typing.ArrayLike
+    clip_norm: Any
     argnums: int | tuple[int, ...]
     batch_argnums: tuple[int, ...]
     has_aux: bool
@@ -42,8 +43,15 @@ class ClippedGrad:
     microbatch_size: int | None
 
     def sensitivity(self, adjacency: Adjacency) -> jax.typing.ArrayLike:
-        """The L2 distance that one example can move the sum: C, or 2C for REPLACE."""
-        return _validate.adjacency(adjacency).sensitivity_factor * self.clip_norm
+        """The L2 distance that one example can move the sum: C, or 2C for REPLACE.
+
+        With several clip norms, C is the square root of the sum of their squares.
+        """
+        factor = _validate.adjacency(adjacency).sensitivity_factor
+        clip_norms = jax.tree.leaves(self.clip_norm)
+        if len(clip_norms) == 1:
+            return factor * clip_norms[0]
+        return factor * jnp.sqrt(sum(c * c for c in clip_norms))
 
     def __call__(
         self, *args: Any, mask: jax.Array | None = None
@@ -119,7 +127,25 @@ class ClippedGrad:
                 full[i] = value
             return self._loss_and_aux(*full)
 
-        return bookkeeping.plan(loss_and_aux, leaves, one)
+        return bookkeeping.plan(loss_and_aux, leaves, one, self._groups(args)[0])
+
+    def _groups(self, args: Sequence[Any]) -> tuple[list[int], list[Any]]:
+        """For each parameter leaf the clip norm it shares, and the clip norms."""
+        clip_norms, treedef = jax.tree.flatten(self.clip_norm)
+        numbers = treedef.unflatten(range(len(clip_norms)))
+        parameters = self.parameters(args)
+        try:
+            groups = jax.tree.map(
+                lambda number, part: [number] * len(jax.tree.leaves(part)),
+                numbers,
+                parameters,
+            )
+        except ValueError as error:
+            raise ValueError(
+                "clip_norm must be a number or a prefix of the arguments in argnums; "
+                f"got {self.clip_norm!r} for {jax.tree.structure(parameters)}."
+            ) from error
+        return jax.tree.leaves(groups), clip_norms
 
     def _loss_and_aux(self, *full: Any) -> tuple[Any, Any]:
         out = self.loss_fn(*full)
@@ -129,15 +155,18 @@ class ClippedGrad:
 
     def _vmap_sum(self, args: Sequence[Any]) -> Callable[..., Any]:
         """The sum by per-example gradients, formed and clipped."""
+        treedef = jax.tree.structure(self.parameters(args))
+        groups, clip_norms = self._groups(args)
 
         def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
             def one(keep: jax.Array, *example: Any) -> tuple[Any, PerExample]:
                 loss, aux, gradient = self._value_and_grad(args, example)
-                bounded, norm = clip(gradient, self.clip_norm, keep)
+                leaves = jax.tree.leaves(widen(gradient))
+                bounded, norm = clip_groups(leaves, groups, clip_norms, keep)
                 return bounded, PerExample(loss, norm, aux)
 
             bounded, per_example = jax.vmap(one)(mask, *examples)
-            return sum_examples(bounded), per_example
+            return treedef.unflatten(sum_examples(bounded)), per_example
 
         return clipped_sum
 
@@ -146,11 +175,12 @@ class ClippedGrad:
     ) -> Callable[..., Any]:
         """The sum by weights on activations and cotangents."""
         leaves, treedef = jax.tree.flatten(self.parameters(args))
+        _, clip_norms = self._groups(args)
 
         def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
             batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
             grads, loss, norm, aux = bookkeeping.clipped_sum(
-                plan, leaves, batched, self.clip_norm, mask
+                plan, leaves, batched, clip_norms, mask
             )
             return treedef.unflatten(grads), PerExample(loss, norm, aux)
 
@@ -196,7 +226,7 @@ def _check_scalar(loss: Any) -> None:
 
 def clipped_grad(
     loss_fn: Callable[..., Any],
-    clip_norm: jax.typing.ArrayLike,
+    clip_norm: Any,
     *,
     argnums: int | Sequence[int] = 0,
     batch_argnums: int | Sequence[int] = 1,
@@ -210,7 +240,9 @@ def clipped_grad(
       loss_fn: takes ONE example (no batch axis) in each batch argument and returns a
         scalar loss, or (loss, aux) with has_aux.
       clip_norm: the bound C on each example's gradient, in L2 norm over all the
-        arguments in argnums together; positive, may be traced.
+        arguments in argnums together; positive, may be traced. Or a prefix of those
+        arguments (of the tuple of them, if argnums is one) with a bound for each part,
+        which is then clipped on its own.
       argnums: the argument or arguments to differentiate by, as in `jax.grad`.
       batch_argnums: the argument or arguments that hold examples: pytrees whose
         leaves all have the same leading axis b. A typed key array is fine.
@@ -239,8 +271,9 @@ def clipped_grad(
         BatchNorm in training mode does: then it sees other examples.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
-    REPLACE, whatever the loss, as long as loss_fn sees one example at a time (it has
-    no side channel to the others). per_example is not private.
+    REPLACE (C² is the sum of the squares where there are several bounds), whatever
+    the loss, as long as loss_fn sees one example at a time (it has no side channel to
+    the others). per_example is not private.
 
     Example:
       >>> import jax.numpy as jnp
@@ -255,7 +288,8 @@ def clipped_grad(
       >>> float(fn.sensitivity(Adjacency.REPLACE))
       2.0
     """
-    _validate.positive("clip_norm", clip_norm)
+    for bound in jax.tree.leaves(clip_norm):
+        _validate.positive("clip_norm", bound)
     _validate.one_of("engine", engine, ENGINES)
     if microbatch_size is not None:
         _validate.static_int("microbatch_size", microbatch_size, minimum=1)
@@ -275,53 +309,4 @@ def clipped_grad(
         has_aux=has_aux,
         engine=engine,
         microbatch_size=microbatch_size,
-    )
-
-
-def explain(
-    loss_fn: Callable[..., Any],
-    *args: Any,
-    argnums: int | Sequence[int] = 0,
-    batch_argnums: int | Sequence[int] = 1,
-    has_aux: bool = False,
-) -> bookkeeping.Explanation:
-    """Show what engine="bookkeeping" does with each parameter of a loss.
-
-    Args:
-      loss_fn: as for `clipped_grad`.
-      *args: the arguments of a call: parameters and a batch. Shapes and dtypes matter,
-        values do not.
-      argnums: as for `clipped_grad`.
-      batch_argnums: as for `clipped_grad`.
-      has_aux: as for `clipped_grad`.
-
-    Returns:
-      An `Explanation`: rows with a parameter's path and shape, the equations where it
-      meets the example, what its norm is taken from, estimated costs an example of
-      this engine and of the vmap engine, and why gradients are formed for each
-      example where they are. It prints as a table; `.auto` is the engine that
-      engine="auto" chooses.
-
-    Raises:
-      ValueError: as `clipped_grad` and its call.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> def loss(params, x):
-      ...     return jnp.sum(jnp.tanh(x @ params["w"]) * params["scale"])
-      >>> params = {"w": jnp.ones((30, 20)), "scale": jnp.ones(20)}
-      >>> print(explain(loss, params, jnp.ones((8, 30))))
-      parameter  shape  sites                norm from  cost     vmap     why
-      ['scale']  20     mul                  gradients  9.6e+02  1.6e+03  no rule
-      ['w']      30x20  dot_general (dense)  rows       6.5e+02  4.9e+04
-      auto: bookkeeping
-    """
-    fn = clipped_grad(
-        loss_fn, 1.0, argnums=argnums, batch_argnums=batch_argnums, has_aux=has_aux
-    )
-    named = jax.tree_util.tree_flatten_with_path(fn.parameters(args))[0]
-    return bookkeeping.explanation(
-        fn.plan(*args),
-        [jax.tree_util.keystr(path) for path, _ in named],
-        [jnp.shape(leaf) for _, leaf in named],
     )

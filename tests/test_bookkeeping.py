@@ -4,6 +4,7 @@ The reference is written out here: per-example gradients by vmap, norms and sums
 NumPy's float64.
 """
 
+import itertools
 from typing import Any
 
 import jax
@@ -14,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from random_programs import programs
 
 import dpjax
-from dpjax.per_example import explain
 
 # A norm from T rows is off by 2⁻²¹ T at most by design, 16 rows here; float32 sums of a
 # few hundred terms add some 1e-5.
@@ -70,7 +70,7 @@ def normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
 def linear_params(*sizes: int) -> list[Any]:
     return [
         (normal(i, m, n, scale=m**-0.5), normal(100 + i, n))
-        for i, (m, n) in enumerate(zip(sizes, sizes[1:], strict=False))
+        for i, (m, n) in enumerate(itertools.pairwise(sizes))
     ]
 
 
@@ -124,7 +124,7 @@ def test_mlp_at_every_scale(clip_norm, microbatch_size):
 
 
 def test_mlp_forms_no_per_example_gradient():
-    explanation = explain(mlp, MLP, MLP_BATCH)
+    explanation = dpjax.explain(mlp, MLP, MLP_BATCH)
     norms = {row.parameter: row.norm for row in explanation.rows}
     assert [norms[f"[{i}][0]"] for i in range(3)] == ["rows"] * 3
     assert explanation.auto == "bookkeeping"
@@ -207,7 +207,9 @@ def test_mixed_precision():
         return mlp(half, (x.astype(jnp.bfloat16), y)).astype(jnp.float32)
 
     assert_same(loss, MLP, MLP_BATCH, rtol=3e-2)
-    assert {row.norm for row in explain(loss, MLP, MLP_BATCH).rows[::2]} == {"rows"}
+    assert {row.norm for row in dpjax.explain(loss, MLP, MLP_BATCH).rows[::2]} == {
+        "rows"
+    }
 
 
 def test_rows_that_cancel_are_clipped():
@@ -224,7 +226,7 @@ def test_rows_that_cancel_are_clipped():
     d = d.at[:, 1].set(-d[:, 0] * (1 + small))
     x, d = x.at[:, 2:].set(0.0), d.at[:, 2:].set(0.0)
     w = jnp.zeros((200, 300))
-    assert explain(loss, w, (x, d)).rows[0].norm == "rows"
+    assert dpjax.explain(loss, w, (x, d)).rows[0].norm == "rows"
     clip_norm = 1e-3
     fn = jax.jit(dpjax.clipped_grad(loss, clip_norm, engine="bookkeeping"))
     for i in range(8):
@@ -325,3 +327,48 @@ def test_traced_clip_norm():
     want, _ = dpjax.clipped_grad(mlp, 0.3, engine="vmap")(MLP, MLP_BATCH)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
+def test_groups_of_leaves_have_clip_norms_of_their_own(engine):
+    def loss(params, example):
+        x, y = example
+        # One product for leaves of two groups.
+        both = jnp.concatenate([params["a"]["w"], params["b"]], axis=1)
+        return mlp([(both, params["a"]["bias"]), (params["c"], 0.0)], (x, y))
+
+    params = {
+        "a": {"w": normal(0, 12, 20), "bias": normal(1, 25)},
+        "b": normal(2, 12, 5),
+        "c": normal(3, 25, 3),
+    }
+    keep = np.array([True, False, True, True, True, True])
+    x, y = MLP_BATCH
+    batch = (x.at[3, 0].set(jnp.nan), y)
+    bounds = {"a": 0.3, "b": 0.05, "c": 2.0}
+    fn = dpjax.clipped_grad(loss, bounds, engine=engine)
+    grads, per_example = jax.jit(fn)(params, batch, mask=jnp.asarray(keep))
+    _, norms = clipped_by_hand(loss, params, batch, 1.0, keep)
+    good = np.isfinite(norms)
+    assert not good.all()
+    np.testing.assert_allclose(per_example.norm[good], norms[good], rtol=1e-5)
+    for name, bound in bounds.items():
+
+        def of_part(part, example, name=name):
+            return loss(params | {name: part}, example)
+
+        sums, _ = clipped_by_hand(of_part, params[name], batch, bound, keep)
+        for got, want in zip(jax.tree.leaves(grads[name]), sums, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    expected = np.sqrt(0.3**2 + 0.05**2 + 2.0**2)
+    np.testing.assert_allclose(
+        fn.sensitivity(dpjax.Adjacency.ADD_REMOVE), expected, rtol=1e-6
+    )
+
+
+def test_clip_norms_must_be_a_positive_prefix():
+    with pytest.raises(ValueError, match="clip_norm"):
+        dpjax.clipped_grad(mlp, {"a": 1.0, "b": -1.0})
+    fn = dpjax.clipped_grad(lambda w, x: jnp.sum(w["a"] * x), {"b": 1.0})
+    with pytest.raises(ValueError, match="prefix"):
+        fn({"a": jnp.ones(3)}, jnp.ones((2, 3)))

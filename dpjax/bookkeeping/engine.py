@@ -14,14 +14,14 @@ from dpjax.bookkeeping.plan import Plan, aligned
 from dpjax.bookkeeping.run import known, run
 from dpjax.bookkeeping.sites import Site
 from dpjax.bookkeeping.trace import aval, bind
-from dpjax.clipping import clip_scale
+from dpjax.clipping import clip_scales
 
 
 def clipped_sum(
     plan: Plan,
     leaves: Sequence[Any],
     examples: Sequence[jax.Array],
-    clip_norm: jax.typing.ArrayLike,
+    clip_norms: Sequence[jax.typing.ArrayLike],
     mask: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array, Any]:
     """The sum of clipped gradients; per-example losses, norms and aux.
@@ -30,17 +30,16 @@ def clipped_sum(
       plan: the analysis of the loss.
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
-      clip_norm: the bound C.
+      clip_norms: the bound of each of the plan's groups.
       mask: b[b]; a masked example contributes zero.
     """
     leaves = [jnp.asarray(x) for x in leaves]
     books = _keep_books(plan, leaves, examples, mask.shape[0])
-    squares, weighted_sum = _squares_and_sum(plan, books, leaves, clip_norm)
-    square = sum(squares, start=jnp.zeros(mask.shape, jnp.float32))
-    usable, scale = clip_scale(square, mask)
+    squares, weighted_sum = _squares_and_sum(plan, books, leaves, clip_norms)
+    usable, scales, norm = clip_scales(squares, clip_norms, mask)
     loss, *aux = books.outputs
-    total = weighted_sum(scale, usable)
-    return total, loss, jnp.sqrt(square) * clip_norm, plan.aux_tree.unflatten(aux)
+    total = weighted_sum(scales, usable)
+    return total, loss, norm, plan.aux_tree.unflatten(aux)
 
 
 class _Books(NamedTuple):
@@ -80,40 +79,54 @@ def _keep_books(
 
 
 def _squares_and_sum(
-    plan: Plan, books: _Books, leaves: Sequence[Any], clip_norm: Any
-) -> tuple[list[jax.Array], Callable[[jax.Array, jax.Array], list[Any]]]:
-    """Per-example squared norms of the components, and the weighted sum.
+    plan: Plan, books: _Books, leaves: Sequence[Any], clip_norms: Sequence[Any]
+) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array], jax.Array], list[Any]]]:
+    """Per-example squared norms of the groups, and the weighted sum.
 
     Returns:
-      For each component, ‖gradient / clip_norm‖² f[b]; and a function of weights f[b]
-      and of which examples count b[b] that sums the gradients of the leaves.
+      For each group, ‖gradient / clip norm‖² f[b]; and a function of each group's
+      weights f[b] and of which examples count b[b] that sums the leaves' gradients.
     """
-    squares, sums = [], []
+    batch = books.outputs[0].shape
+    squares = [jnp.zeros(batch, jnp.float32) for _ in clip_norms]
+    sums = []
     for component, form in zip(plan.components, plan.forms, strict=True):
+        groups = [plan.groups[i] for i in component.leaves]
         if form.gram:
-            rows = _rows(plan, component, books)
-            scaled = [fac.scaled(f, clip_norm) for f in rows]
-            swaps = aligned(component, plan.sites)
-            assert swaps is not None
-            matched = [
-                Factors(f.right, f.left) if swap else f
-                for f, swap in zip(scaled, swaps, strict=True)
-            ]
-            squares.append(fac.square_norm(matched))
+            squares[groups[0]] += _gram_square(
+                plan, component, books, clip_norms[groups[0]]
+            )
             sums.append(_sum_of_sites(plan, component, books, leaves))
         else:
             gradients = _per_example(plan, component, books, leaves)
-            squares.append(sum(_square(g / clip_norm) for g in gradients))
+            for group, g in zip(groups, gradients, strict=True):
+                axes = range(1, g.ndim)
+                squares[group] += jnp.sum(jnp.square(g / clip_norms[group]), axes)
             sums.append(_sum_of_gradients(gradients))
 
-    def weighted(weight: jax.Array, counts: jax.Array) -> list[Any]:
+    def weighted(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
         total = [jnp.zeros(x.shape, at_least_float32(x.dtype)) for x in leaves]
         for component, summed in zip(plan.components, sums, strict=True):
-            for i, x in zip(component.leaves, summed(weight, counts), strict=True):
+            of_leaves = [weights[plan.groups[i]] for i in component.leaves]
+            for i, x in zip(component.leaves, summed(of_leaves, counts), strict=True):
                 total[i] = x.astype(total[i].dtype)
         return total
 
     return squares, weighted
+
+
+def _gram_square(
+    plan: Plan, component: Component, books: _Books, clip_norm: Any
+) -> jax.Array:
+    """A component's squared norm from rows."""
+    scaled = [fac.scaled(f, clip_norm) for f in _rows(plan, component, books)]
+    swaps = aligned(component, plan.sites)
+    assert swaps is not None
+    matched = [
+        Factors(f.right, f.left) if swap else f
+        for f, swap in zip(scaled, swaps, strict=True)
+    ]
+    return fac.square_norm(matched)
 
 
 def _rows(plan: Plan, component: Component, books: _Books) -> list[Factors]:
@@ -177,20 +190,16 @@ def _per_example(
     return [fac.wide(g) for g in jax.vmap(pull)(at_operands)]
 
 
-def _square(gradient: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.square(gradient), axis=range(1, gradient.ndim))
-
-
 def _along(per_example: jax.Array, x: jax.Array) -> jax.Array:
     return per_example.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _sum_of_gradients(gradients: list[jax.Array]) -> Callable[..., list[Any]]:
-    def summed(weight: jax.Array, counts: jax.Array) -> list[Any]:
+    def summed(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
         # Not x · 0: that would let a NaN through.
         return [
-            jnp.sum(jnp.where(_along(counts, g), g * _along(weight, g), 0.0), axis=0)
-            for g in gradients
+            jnp.sum(jnp.where(_along(counts, g), g * _along(w, g), 0.0), axis=0)
+            for g, w in zip(gradients, weights, strict=True)
         ]
 
     return summed
@@ -199,11 +208,11 @@ def _sum_of_gradients(gradients: list[jax.Array]) -> Callable[..., list[Any]]:
 def _sum_of_sites(
     plan: Plan, component: Component, books: _Books, leaves: Sequence[Any]
 ) -> Callable[..., list[Any]]:
-    def summed(weight: jax.Array, counts: jax.Array) -> list[Any]:
+    def summed(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
         at_operands = []
         for i in component.operands:
             cotangent = fac.wide(books.cotangents[i])
-            cotangent = cotangent * _along(weight, cotangent)
+            cotangent = cotangent * _along(weights[0], cotangent)
             kept = [_keep(counts, x) for x in (cotangent, *_widened(books.records[i]))]
             at_operands.append(_transposed(plan.sites[i], kept[1:], kept[0]))
         return pull_back(plan.from_leaves, component, leaves, at_operands)

@@ -37,6 +37,7 @@ class Plan(NamedTuple):
 
     Attributes:
       aux_tree: the structure of the loss's aux.
+      groups: for each leaf, the group that it is clipped with.
       scope: the loss's jaxpr and its sites.
       sites: all sites, by number.
       from_leaves: the jaxpr from parameter leaves to the sites' operands.
@@ -45,6 +46,7 @@ class Plan(NamedTuple):
     """
 
     aux_tree: Any
+    groups: tuple[int, ...]
     scope: Scope
     sites: list[Site]
     from_leaves: jex.ClosedJaxpr
@@ -58,9 +60,14 @@ class Plan(NamedTuple):
 
 
 def plan(
-    loss_and_aux: Callable[..., Any], leaves: Sequence[Any], example: Sequence[Any]
+    loss_and_aux: Callable[..., Any],
+    leaves: Sequence[Any],
+    example: Sequence[Any],
+    groups: Sequence[int],
 ) -> Plan:
     """Analyse `loss_and_aux(leaves, example)` for parameter leaves and one example's.
+
+    Leaves of one group are clipped together.
 
     Raises:
       ValueError: the loss sees other examples, or a leaf has no gradient.
@@ -79,8 +86,10 @@ def plan(
     sites = scope.all_sites()
     from_leaves = jax.make_jaxpr(lambda *xs: operand_values(scope, xs))(*leaves)
     found = components(from_leaves, n, [site.rule is not None for site in sites])
+    found = [_within_groups(c, groups) for c in found]
     return Plan(
         aux_tree,
+        tuple(groups),
         scope,
         sites,
         from_leaves,
@@ -144,6 +153,13 @@ def aligned(component: Component, sites: Sequence[Site]) -> list[bool] | None:
         else:
             return None
     return swaps
+
+
+def _within_groups(component: Component, groups: Sequence[int]) -> Component:
+    """The component, without a norm at the root if its leaves need several norms."""
+    if component.axes is None or len({groups[i] for i in component.leaves}) == 1:
+        return component
+    return component._replace(axes=None, reason="leaves of several groups")
 
 
 def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) -> Form:
