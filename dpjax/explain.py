@@ -44,7 +44,7 @@ def explain(
       >>> params = {"w": jnp.ones((30, 20)), "scale": jnp.ones(20)}
       >>> print(explain(loss, params, jnp.ones((8, 30))))
       parameter  shape  sites                norm from  cost     vmap     why
-      ['scale']  20     mul                  gradients  9.6e+02  1.6e+03  no rule
+      ['scale']  20     mul                  gradients  9.6e+02  1.6e+03  tapped itself
       ['w']      30x20  dot_general (dense)  rows       6.5e+02  4.9e+04
       auto: bookkeeping
     """

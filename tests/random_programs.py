@@ -234,8 +234,24 @@ def penalty(p: Program, draw: Any) -> Any:
 
 
 def picked(p: Program, draw: Any) -> Any:
-    w, scale = p.param(VOCABULARY, WIDTH, WIDTH), p.param()
-    return lambda q, x, ids: jnp.tanh(q[scale] * x) @ q[w][ids[0]]
+    w, scale, table = (
+        p.param(VOCABULARY, WIDTH, WIDTH),
+        p.param(),
+        p.param(VOCABULARY, WIDTH),
+    )
+    kind = draw(st.integers(0, 2))
+
+    def layer(q: Any, x: Any, ids: Any) -> Any:
+        x = jnp.tanh(q[scale] * x)
+        if kind == 0:
+            return x @ q[w][ids[0]]
+        if kind == 1:
+            rows = jax.lax.dynamic_slice_in_dim(q[table].T, ids[0] + 2, 1, axis=1)
+            return x + rows.T + jax.lax.dynamic_slice_in_dim(q[table], ids[1], ROWS)
+        looked_up = jax.vmap(lambda table, i: table[i], in_axes=(None, 0))
+        return x * looked_up(q[table], ids) + jnp.where(x > q[scale], x, 0.0)
+
+    return layer
 
 
 LAYERS = (

@@ -64,7 +64,7 @@ def components(
         if all(has_rule[i] for i in members):
             axes, reason = _isometry(jaxpr, members, sources)
         else:
-            axes, reason = None, "no rule"
+            axes, reason = None, "tapped itself"
         found.append(Component(tuple(sorted(leaves)), tuple(members), axes, reason))
     return found
 

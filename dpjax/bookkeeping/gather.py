@@ -13,39 +13,48 @@ from dpjax.bookkeeping.trace import aval
 
 
 class Gather:
-    """Whole slices along one axis: a product with one-hot rows."""
+    """Whole slices along one axis: a product with one-hot rows.
+
+    It covers gather, as indexing makes it, and dynamic_slice of one slice.
+    """
 
     name = "gather"
 
     def matches(self, eqn: jex.JaxprEqn, position: int) -> bool:
-        """One index a row, a collapsed axis, everything else whole."""
-        if eqn.primitive.name != "gather" or position != 0:
+        """One index a row, everything else whole."""
+        if eqn.primitive.name not in {"gather", "dynamic_slice"} or position != 0:
             return False
-        numbers, shape = eqn.params["dimension_numbers"], aval(eqn.invars[0]).shape
-        if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
+        shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
+        partial = [i for i, n in enumerate(shape) if sizes[i] != n]
+        if len(partial) != 1 or sizes[partial[0]] != 1:
             return False
-        (axis,) = numbers.start_index_map
-        whole = tuple(1 if i == axis else n for i, n in enumerate(shape))
+        if not jnp.issubdtype(aval(eqn.outvars[0]).dtype, jnp.floating):
+            return False
+        if eqn.primitive.name == "dynamic_slice":
+            return True
+        numbers = eqn.params["dimension_numbers"]
+        # An index along a whole axis is clamped to zero, unless it may fall outside.
+        clamped = eqn.params["mode"] != GatherScatterMode.FILL_OR_DROP
         return (
-            tuple(numbers.collapsed_slice_dims) == (axis,)
-            and tuple(eqn.params["slice_sizes"]) == whole
-            and jnp.issubdtype(aval(eqn.outvars[0]).dtype, jnp.floating)
+            not numbers.operand_batching_dims
+            and partial[0] in numbers.start_index_map
+            and (len(numbers.start_index_map) == 1 or clamped)
         )
 
     def layout(
         self, eqn: jex.JaxprEqn, position: int
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The indexed axis is left."""
-        (axis,) = eqn.params["dimension_numbers"].start_index_map
-        rank = aval(eqn.invars[0]).ndim
-        return (), (axis,), tuple(i for i in range(rank) if i != axis)
+        shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
+        (axis,) = (i for i, n in enumerate(shape) if sizes[i] != n)
+        return (), (axis,), tuple(i for i in range(len(shape)) if i != axis)
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
         """Rows are the looked-up positions."""
         _, (axis,), right_axes = self.layout(eqn, position)
         shape = aval(eqn.invars[0]).shape
         right = math.prod(shape[i] for i in right_axes)
-        rows = math.prod(aval(eqn.invars[1]).shape[:-1])
+        rows = aval(eqn.outvars[0]).size // right if right else 0
         return Size(1, rows, shape[axis], right, 1 + right)
 
     def factors(
@@ -57,11 +66,19 @@ class Gather:
     ) -> Factors:
         """The indices and the cotangent's rows."""
         size = self.size(eqn, position)
-        index = others[0][..., 0].reshape(1, size.rows).astype(jnp.int32)
-        offset = eqn.params["dimension_numbers"].offset_dims
-        rows = [i for i in range(cotangent.ndim) if i not in offset]
-        right = cotangent.transpose(*rows, *offset).reshape(1, size.rows, size.right)
-        if eqn.params["mode"] == GatherScatterMode.CLIP:
+        _, (axis,), _ = self.layout(eqn, position)
+        if eqn.primitive.name == "dynamic_slice":
+            index, mode = others[axis], GatherScatterMode.CLIP
+            right = cotangent
+        else:
+            numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+            index = others[0][..., numbers.start_index_map.index(axis)]
+            offset = numbers.offset_dims
+            rows = [i for i in range(cotangent.ndim) if i not in offset]
+            right = cotangent.transpose(*rows, *offset)
+        index = index.reshape(1, size.rows).astype(jnp.int32)
+        right = right.reshape(1, size.rows, size.right)
+        if mode == GatherScatterMode.CLIP:
             index = jnp.clip(index, 0, size.left - 1)
         inside = (index >= 0) & (index < size.left)
         # What lies outside reads no parameter.

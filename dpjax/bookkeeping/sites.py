@@ -158,7 +158,7 @@ def analyse(
                 sources[var] = reached if through and _is_inexact(var) else frozenset()
             continue
         operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
-        if not operands or eqn.primitive.name == "stop_gradient":
+        if not operands or not any(map(_is_inexact, eqn.outvars)):
             continue
         lifted = set(operands)
         if eqn.primitive.name == "scan":
