@@ -66,10 +66,13 @@ class ClippedGrad:
                 f"{mask.shape} and dtype {mask.dtype}."
             )
 
-        plan = self.plan(*args)
         clipped_sum = self._vmap_sum(args)
-        if self.engine == "bookkeeping" or (self.engine == "auto" and plan.pays):
-            clipped_sum = self._bookkeeping_sum(args, plan)
+        if self.engine == "vmap":
+            bookkeeping.trace(*self._of_leaves(args))
+        else:
+            plan = self.plan(*args)
+            if self.engine == "bookkeeping" or plan.pays:
+                clipped_sum = self._bookkeeping_sum(args, plan)
 
         micro = self.microbatch_size
         if micro is None or micro >= size:
@@ -107,9 +110,21 @@ class ClippedGrad:
 
     def plan(self, *args: Any) -> bookkeeping.Plan:
         """What the book-keeping engine does with the loss; see `explain`."""
-        examples = self._examples(args)
+        return bookkeeping.plan(*self._of_leaves(args), self._groups(args)[0])
+
+    def _of_leaves(
+        self, args: Sequence[Any]
+    ) -> tuple[Callable[..., Any], list[jax.Array], list[jax.ShapeDtypeStruct]]:
+        """Loss and aux of parameter and example leaves, and such leaves."""
         leaves, treedef = jax.tree.flatten(self.parameters(args))
-        batched, example_treedef = jax.tree.flatten(examples)
+        batched, example_treedef = jax.tree.flatten(self._examples(args))
+        leaves = [jnp.asarray(x) for x in leaves]
+        for x in leaves:
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                raise ValueError(
+                    "the arguments in argnums must be real floating-point arrays; got "
+                    f"a leaf of dtype {x.dtype} and shape {x.shape}."
+                )
         one = [
             jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.asarray(x).dtype)
             for x in batched
@@ -127,7 +142,7 @@ class ClippedGrad:
                 full[i] = value
             return self._loss_and_aux(*full)
 
-        return bookkeeping.plan(loss_and_aux, leaves, one, self._groups(args)[0])
+        return loss_and_aux, leaves, one
 
     def _groups(self, args: Sequence[Any]) -> tuple[list[int], list[Any]]:
         """For each parameter leaf the clip norm it shares, and the clip norms."""

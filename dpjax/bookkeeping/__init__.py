@@ -50,3 +50,4 @@ from dpjax.bookkeeping.explain import Explanation as Explanation
 from dpjax.bookkeeping.explain import explanation as explanation
 from dpjax.bookkeeping.plan import Plan as Plan
 from dpjax.bookkeeping.plan import plan as plan
+from dpjax.bookkeeping.trace import trace as trace

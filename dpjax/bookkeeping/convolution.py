@@ -74,12 +74,13 @@ class Convolution:
         pixels = _pixels(eqn, cotangent)
         products = jnp.stack(
             [
-                jnp.einsum("gtc,gtp->gpc", shifted, pixels, precision=HIGHEST)
+                jnp.einsum("gtc,gtp->gcp", shifted, pixels, precision=HIGHEST)
                 for shifted in _shifts(eqn, others[0])
-            ],
-            axis=-1,
+            ]
         )
-        ordered = products.reshape([shape[i] for i in spec])
+        # Now f[offset, g, c, p], and the output features are (g, p).
+        features = products.transpose(1, 3, 2, 0)
+        ordered = features.reshape([shape[i] for i in spec])
         return ordered.transpose(sorted(range(len(spec)), key=spec.__getitem__))
 
 

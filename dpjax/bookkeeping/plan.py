@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 
 from dpjax.bookkeeping.components import Component, components
 from dpjax.bookkeeping.factors import Size
@@ -70,15 +69,8 @@ def plan(
     Leaves of one group are clipped together.
 
     Raises:
-      ValueError: the loss sees other examples, or a leaf has no gradient.
+      ValueError: the loss sees other examples.
     """
-    leaves = [jnp.asarray(x) for x in leaves]
-    for x in leaves:
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(
-                "the arguments in argnums must be real floating-point arrays; got a "
-                f"leaf of dtype {x.dtype} and shape {x.shape}."
-            )
     closed, aux_tree = trace(loss_and_aux, leaves, example)
     n, total = len(leaves), len(closed.jaxpr.invars)
     levels = [Level.KNOWN] * n + [Level.EXAMPLE] * (total - n)
