@@ -372,3 +372,38 @@ def test_clip_norms_must_be_a_positive_prefix():
     fn = dpjax.clipped_grad(lambda w, x: jnp.sum(w["a"] * x), {"b": 1.0})
     with pytest.raises(ValueError, match="prefix"):
         fn({"a": jnp.ones(3)}, jnp.ones((2, 3)))
+
+
+def test_uses_of_one_weight_are_added_before_squaring():
+    def tied(params, ids):
+        x = params["table"][ids]
+        x = x + jnp.tanh(x @ params["tower"]) @ params["tower"].T
+        return -jnp.mean(jax.nn.log_softmax(x @ params["table"].T)[:, 3])
+
+    def recurrent(w, x):
+        def step(h, x):
+            h = jnp.tanh(x @ w[:20] + h @ w[20:])
+            return h, jnp.sum(h)
+
+        return jnp.sum(jax.lax.scan(step, jnp.zeros(30), x)[1])
+
+    params = {"table": normal(0, 40, 16), "tower": normal(1, 16, 64, scale=0.3)}
+    ids = jax.random.randint(jax.random.key(2), (5, 4), 0, 6)
+    assert_same(tied, params, ids)
+    rows = dpjax.explain(tied, params, ids).rows
+    assert [row.norm for row in rows] == ["rows", "rows"]
+
+    x = normal(3, 5, 4, 20)
+    # Two parts of one matrix have no root in common, but one matrix for both has.
+    assert_same(recurrent, normal(4, 50, 30, scale=0.2), x)
+
+    def joint(w, x):
+        def step(h, x):
+            h = jnp.tanh(jnp.concatenate([x, h]) @ w)
+            return h, jnp.sum(h)
+
+        return jnp.sum(jax.lax.scan(step, jnp.zeros(30), x)[1])
+
+    w = normal(4, 50, 30, scale=0.2)
+    assert_same(joint, w, x)
+    assert dpjax.explain(joint, w, x).rows[0].norm == "rows"
