@@ -99,8 +99,12 @@ def _refuse_collectives(jaxpr: jex.Jaxpr) -> None:
                 if named:
                     raise _mixes_examples(f"{eqn.primitive.name} over {named}")
         if eqn.primitive.name != "shard_map":  # it binds the names it uses
-            for inner in jex.jaxprs_in_params(eqn.params):
-                _refuse_collectives(inner)
+            for value in eqn.params.values():
+                for inner in value if isinstance(value, tuple | list) else (value,):
+                    if isinstance(inner, jex.ClosedJaxpr):
+                        _refuse_collectives(inner.jaxpr)
+                    elif isinstance(inner, jex.Jaxpr):
+                        _refuse_collectives(inner)
 
 
 def _mixes_examples(what: str) -> ValueError:
