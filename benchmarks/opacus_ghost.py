@@ -58,7 +58,7 @@ class Transformer(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits b, t, vocabulary."""
-        places = torch.arange(ids.shape[1]).expand_as(ids)
+        places = torch.arange(ids.shape[1]).repeat(len(ids), 1)
         x = self.embedding(ids) + self.position(places)
         return self.head(self.norm(self.blocks(x)))
 
@@ -81,7 +81,7 @@ def cnn() -> Any:
 
 def transformer() -> Any:
     ids = torch.randint(0, 8000, (8, 129))
-    return Transformer(), ids[:, :-1], ids[:, 1:]
+    return Transformer(), ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
 def milliseconds(step: Callable[[], None]) -> tuple[float, int]:
