@@ -6,6 +6,7 @@ from dpjax import solvers as solvers
 from dpjax import tree as tree
 from dpjax.adjacency import Adjacency as Adjacency
 from dpjax.clipping import clip_and_sum as clip_and_sum
+from dpjax.explain import explain as explain
 from dpjax.momentum import tree_momentum as tree_momentum
 from dpjax.noise import add_gaussian_noise as add_gaussian_noise
 from dpjax.optimizers import dp_adam as dp_adam

@@ -1,5 +1,6 @@
 """From one gradient to a bounded one, and from a batch of them to their sum."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import chex
@@ -43,19 +44,54 @@ def clip(
       5.0 [0.6 0.8]
     """
     _validate.positive("clip_norm", clip_norm)
-    wide = widen(gradient)
-    # In units of C neither a small C underflows nor a large one overflows.
-    squares = [jnp.sum(jnp.square(x / clip_norm)) for x in jax.tree.leaves(wide)]
-    square = sum(squares, start=jnp.zeros((), jnp.float32))
-    norm = jnp.sqrt(square)
-    usable = jnp.isfinite(square) & keep
-    scale = jnp.where(usable, jnp.minimum(1.0, (1.0 - _SLACK) / norm), 0.0)
+    leaves, treedef = jax.tree.flatten(widen(gradient))
+    bounded, norm = clip_groups(leaves, [0] * len(leaves), [clip_norm], keep)
+    return treedef.unflatten(bounded), norm
 
-    def bound(x: jax.Array) -> jax.Array:
+
+def clip_groups(
+    leaves: Sequence[jax.Array],
+    groups: Sequence[int],
+    clip_norms: Sequence[jax.typing.ArrayLike],
+    keep: jax.typing.ArrayLike,
+) -> tuple[list[jax.Array], jax.Array]:
+    """Bound each group of a gradient's leaves by its own clip norm; see `clip`."""
+    squares = [jnp.zeros((), jnp.float32) for _ in clip_norms]
+    for x, group in zip(leaves, groups, strict=True):
+        # In units of C neither a small C underflows nor a large one overflows.
+        squares[group] += jnp.sum(jnp.square(x / clip_norms[group]))
+    usable, scales, norm = clip_scales(squares, clip_norms, keep)
+
+    def bound(x: jax.Array, scale: jax.Array) -> jax.Array:
         # Not x · 0: that would let a NaN through.
         return jnp.where(usable, x * scale.astype(x.dtype), jnp.zeros_like(x))
 
-    return jax.tree.map(bound, wide), norm * clip_norm
+    bounded = [bound(x, scales[g]) for x, g in zip(leaves, groups, strict=True)]
+    return bounded, norm
+
+
+def clip_scales(
+    squares: Sequence[jax.Array],
+    clip_norms: Sequence[jax.typing.ArrayLike],
+    keep: jax.typing.ArrayLike,
+) -> tuple[jax.Array, list[jax.Array], jax.Array]:
+    """From each group's ‖gradient / C‖²: what clipping does.
+
+    Returns:
+      Whether the gradient counts, each group's factor, and the norm of all groups.
+    """
+    usable = jnp.asarray(keep)
+    for square in squares:
+        usable &= jnp.isfinite(square)
+    roots = [jnp.sqrt(square) for square in squares]
+    scales = [
+        jnp.where(usable, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
+        for root in roots
+    ]
+    norms = [root * c for root, c in zip(roots, clip_norms, strict=True)]
+    if len(norms) == 1:
+        return usable, scales, norms[0]
+    return usable, scales, jnp.linalg.norm(jnp.stack(norms), axis=0)
 
 
 def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:

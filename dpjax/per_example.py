@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from optax import microbatching
 
-from dpjax import _validate
+from dpjax import _validate, bookkeeping
+from dpjax._dtypes import widen
 from dpjax.adjacency import Adjacency
-from dpjax.clipping import batch_size, clip, sum_examples
+from dpjax.clipping import batch_size, clip_groups, sum_examples
 
-ENGINES = ("auto", "vmap")
+ENGINES = ("auto", "bookkeeping", "vmap")
 
 
 class PerExample(NamedTuple):
@@ -29,20 +30,28 @@ class PerExample(NamedTuple):
     aux: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
     """The function that `clipped_grad` makes; see there."""
 
     loss_fn: Callable[..., Any]
-    clip_norm: jax.typing.ArrayLike
+    clip_norm: Any
     argnums: int | tuple[int, ...]
     batch_argnums: tuple[int, ...]
     has_aux: bool
+    engine: str
     microbatch_size: int | None
 
     def sensitivity(self, adjacency: Adjacency) -> jax.typing.ArrayLike:
-        """The L2 distance that one example can move the sum: C, or 2C for REPLACE."""
-        return _validate.adjacency(adjacency).sensitivity_factor * self.clip_norm
+        """The L2 distance that one example can move the sum: C, or 2C for REPLACE.
+
+        With several clip norms, C is the square root of the sum of their squares.
+        """
+        factor = _validate.adjacency(adjacency).sensitivity_factor
+        clip_norms = jax.tree.leaves(self.clip_norm)
+        if len(clip_norms) == 1:
+            return factor * clip_norms[0]
+        return factor * jnp.sqrt(sum(c * c for c in clip_norms))
 
     def __call__(
         self, *args: Any, mask: jax.Array | None = None
@@ -57,14 +66,11 @@ class ClippedGrad:
                 f"{mask.shape} and dtype {mask.dtype}."
             )
 
-        def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
-            def one(keep: jax.Array, *example: Any) -> tuple[Any, PerExample]:
-                loss, aux, gradient = self._value_and_grad(args, example)
-                bounded, norm = clip(gradient, self.clip_norm, keep)
-                return bounded, PerExample(loss, norm, aux)
-
-            bounded, per_example = jax.vmap(one)(mask, *examples)
-            return sum_examples(bounded), per_example
+        clipped_sum = self._vmap_sum(args)
+        if self.engine == "bookkeeping":
+            clipped_sum = self._bookkeeping_sum(args, self.plan(*args))
+        else:
+            bookkeeping.trace(*self._of_leaves(args))  # it refuses collectives
 
         micro = self.microbatch_size
         if micro is None or micro >= size:
@@ -94,6 +100,105 @@ class ClippedGrad:
             )
         return tuple(args[i] for i in self.batch_argnums)
 
+    def parameters(self, args: Sequence[Any]) -> Any:
+        """The arguments in argnums: one, or a tuple."""
+        if isinstance(self.argnums, int):
+            return args[self.argnums]
+        return tuple(args[i] for i in self.argnums)
+
+    def plan(self, *args: Any) -> bookkeeping.Plan:
+        """What the book-keeping engine does with the loss; see `explain`."""
+        return bookkeeping.plan(*self._of_leaves(args), self._groups(args)[0])
+
+    def _of_leaves(
+        self, args: Sequence[Any]
+    ) -> tuple[Callable[..., Any], list[jax.Array], list[jax.ShapeDtypeStruct]]:
+        """Loss and aux of parameter and example leaves, and such leaves."""
+        leaves, treedef = jax.tree.flatten(self.parameters(args))
+        batched, example_treedef = jax.tree.flatten(self._examples(args))
+        leaves = [jnp.asarray(x) for x in leaves]
+        for x in leaves:
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                raise ValueError(
+                    "the arguments in argnums must be real floating-point arrays; got "
+                    f"a leaf of dtype {x.dtype} and shape {x.shape}."
+                )
+        one = [
+            jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.asarray(x).dtype)
+            for x in batched
+        ]
+
+        def loss_and_aux(leaves: Any, example: Any) -> tuple[Any, Any]:
+            full = list(args)
+            parameters = treedef.unflatten(leaves)
+            if isinstance(self.argnums, int):
+                parameters = (parameters,)
+            for i, value in zip(_as_tuple(self.argnums), parameters, strict=True):
+                full[i] = value
+            example = example_treedef.unflatten(example)
+            for i, value in zip(self.batch_argnums, example, strict=True):
+                full[i] = value
+            return self._loss_and_aux(*full)
+
+        return loss_and_aux, leaves, one
+
+    def _groups(self, args: Sequence[Any]) -> tuple[list[int], list[Any]]:
+        """For each parameter leaf the clip norm it shares, and the clip norms."""
+        clip_norms, treedef = jax.tree.flatten(self.clip_norm)
+        numbers = treedef.unflatten(range(len(clip_norms)))
+        parameters = self.parameters(args)
+        try:
+            groups = jax.tree.map(
+                lambda number, part: [number] * len(jax.tree.leaves(part)),
+                numbers,
+                parameters,
+            )
+        except ValueError as error:
+            raise ValueError(
+                "clip_norm must be a number or a prefix of the arguments in argnums; "
+                f"got {self.clip_norm!r} for {jax.tree.structure(parameters)}."
+            ) from error
+        return jax.tree.leaves(groups), clip_norms
+
+    def _loss_and_aux(self, *full: Any) -> tuple[Any, Any]:
+        out = self.loss_fn(*full)
+        loss, aux = out if self.has_aux else (out, ())
+        _check_scalar(loss)
+        return loss, aux
+
+    def _vmap_sum(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """The sum by per-example gradients, formed and clipped."""
+        treedef = jax.tree.structure(self.parameters(args))
+        groups, clip_norms = self._groups(args)
+
+        def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
+            def one(keep: jax.Array, *example: Any) -> tuple[Any, PerExample]:
+                loss, aux, gradient = self._value_and_grad(args, example)
+                leaves = jax.tree.leaves(widen(gradient))
+                bounded, norm = clip_groups(leaves, groups, clip_norms, keep)
+                return bounded, PerExample(loss, norm, aux)
+
+            bounded, per_example = jax.vmap(one)(mask, *examples)
+            return treedef.unflatten(sum_examples(bounded)), per_example
+
+        return clipped_sum
+
+    def _bookkeeping_sum(
+        self, args: Sequence[Any], plan: bookkeeping.Plan
+    ) -> Callable[..., Any]:
+        """The sum by weights on activations and cotangents."""
+        leaves, treedef = jax.tree.flatten(self.parameters(args))
+        _, clip_norms = self._groups(args)
+
+        def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
+            batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
+            grads, loss, norm, aux = bookkeeping.clipped_sum(
+                plan, leaves, batched, clip_norms, mask
+            )
+            return treedef.unflatten(grads), PerExample(loss, norm, aux)
+
+        return clipped_sum
+
     def _value_and_grad(
         self, args: Sequence[Any], example: Sequence[Any]
     ) -> tuple[jax.Array, Any, Any]:
@@ -102,14 +207,8 @@ class ClippedGrad:
         for i, value in zip(self.batch_argnums, example, strict=True):
             full[i] = value
 
-        def loss_and_aux(*full: Any) -> tuple[jax.Array, Any]:
-            out = self.loss_fn(*full)
-            loss, aux = out if self.has_aux else (out, ())
-            _check_scalar(loss)
-            return loss, aux
-
         (loss, aux), gradient = jax.value_and_grad(
-            loss_and_aux, self.argnums, has_aux=True
+            self._loss_and_aux, self.argnums, has_aux=True
         )(*full)
         return loss, aux, gradient
 
@@ -140,7 +239,7 @@ def _check_scalar(loss: Any) -> None:
 
 def clipped_grad(
     loss_fn: Callable[..., Any],
-    clip_norm: jax.typing.ArrayLike,
+    clip_norm: Any,
     *,
     argnums: int | Sequence[int] = 0,
     batch_argnums: int | Sequence[int] = 1,
@@ -154,12 +253,19 @@ def clipped_grad(
       loss_fn: takes ONE example (no batch axis) in each batch argument and returns a
         scalar loss, or (loss, aux) with has_aux.
       clip_norm: the bound C on each example's gradient, in L2 norm over all the
-        arguments in argnums together; positive, may be traced.
+        arguments in argnums together; positive, may be traced. Or a prefix of those
+        arguments (of the tuple of them, if argnums is one) with a bound for each part,
+        which is then clipped on its own.
       argnums: the argument or arguments to differentiate by, as in `jax.grad`.
       batch_argnums: the argument or arguments that hold examples: pytrees whose
         leaves all have the same leading axis b. A typed key array is fine.
       has_aux: whether loss_fn returns (loss, aux).
-      engine: "vmap" forms the per-example gradients; "auto" chooses the fastest.
+      engine: "vmap" forms all per-example gradients; "bookkeeping" takes norms and the
+        sum from activations and cotangents and forms no per-example gradient where it
+        knows how (see `explain`), often many times faster; they agree up to rounding.
+        "auto" is "vmap": the margin that book-keeping leaves for rounding in its norms
+        is an estimate, and to accept that is the caller's choice. Book-keeping gives
+        up rematerialisation (jax.checkpoint).
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 
@@ -176,11 +282,13 @@ def clipped_grad(
       ValueError: clip_norm is not positive; argnums and batch_argnums overlap; the
         engine is unknown; microbatch_size is below 1; when called, batch arguments
         disagree in their leading axis or are empty, the mask has another shape or
-        dtype, or the loss is not a real scalar.
+        dtype, the loss is not a real scalar, or it communicates along a named axis, as
+        BatchNorm in training mode does: then it sees other examples.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
-    REPLACE, whatever the loss, as long as loss_fn sees one example at a time (it has
-    no side channel to the others). per_example is not private.
+    REPLACE (C² is the sum of the squares where there are several bounds), whatever
+    the loss, as long as loss_fn sees one example at a time (it has no side channel to
+    the others). per_example is not private.
 
     Example:
       >>> import jax.numpy as jnp
@@ -195,7 +303,8 @@ def clipped_grad(
       >>> float(fn.sensitivity(Adjacency.REPLACE))
       2.0
     """
-    _validate.positive("clip_norm", clip_norm)
+    for bound in jax.tree.leaves(clip_norm):
+        _validate.positive("clip_norm", bound)
     _validate.one_of("engine", engine, ENGINES)
     if microbatch_size is not None:
         _validate.static_int("microbatch_size", microbatch_size, minimum=1)
@@ -213,5 +322,6 @@ def clipped_grad(
         argnums=argnums if isinstance(argnums, int) else wanted,
         batch_argnums=batched,
         has_aux=has_aux,
+        engine=engine,
         microbatch_size=microbatch_size,
     )

@@ -1,0 +1,115 @@
+"""What a clipped sum costs: time, memory and compilation beside a plain gradient.
+
+Run `python benchmarks/clipping.py [mlp|cnn|transformer ...]`; peers that are not
+installed are left out. Opacus is measured by `benchmarks/opacus_ghost.py`, in ratios
+to its own plain step.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import networks
+import optax
+
+import dpjax
+
+CLIP_NORM = 1.0
+SECONDS = 4.0  # of repetitions for each measurement, three at least
+
+
+def plain(loss: Any, batch: Any) -> Callable[..., Any]:
+    def mean_loss(params: Any, batch: Any) -> jax.Array:
+        return jnp.mean(jax.vmap(loss, in_axes=(None, 0))(params, batch))
+
+    return jax.value_and_grad(mean_loss)
+
+
+def optax_aggregate(loss: Any, batch: Any) -> Callable[..., Any]:
+    size = jax.tree.leaves(batch)[0].shape[0]
+    aggregate = optax.contrib.differentially_private_aggregate(CLIP_NORM, 0.0, 0)
+
+    def step(params: Any, batch: Any) -> Any:
+        grads = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, batch)
+        mean, _ = aggregate.update(grads, aggregate.init(params))
+        return jax.tree.map(lambda x: x * size, mean)
+
+    return step
+
+
+def contenders(loss: Any, batch: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The plain step first."""
+    size = jax.tree.leaves(batch)[0].shape[0]
+    yield "plain gradient", plain(loss, batch)
+    for engine in ("bookkeeping", "vmap"):
+        fn = dpjax.clipped_grad(loss, CLIP_NORM, engine=engine)
+        yield f"dpjax {engine}", fn
+    yield "optax.contrib", optax_aggregate(loss, batch)
+    try:
+        jax_privacy = importlib.import_module("jax_privacy")
+    except ImportError:
+        return
+    for micro in dict.fromkeys((None, size // 8, 1)):
+        yield (
+            f"jax_privacy, microbatch {micro or 'none'}",
+            jax_privacy.clipped_grad(
+                loss,
+                l2_clip_norm=CLIP_NORM,
+                keep_batch_dim=False,
+                microbatch_size=micro,
+            ),
+        )
+
+
+def measure(fn: Callable[..., Any], *args: Any) -> tuple[float, float, float, int]:
+    """Median seconds a call, megabytes of temporaries, seconds to trace and compile."""
+    start = time.perf_counter()
+    compiled = jax.jit(fn).lower(*args).compile()
+    build = time.perf_counter() - start
+    megabytes = compiled.memory_analysis().temp_size_in_bytes / 1e6
+    jax.block_until_ready(compiled(*args))
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < SECONDS:
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*args))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times), megabytes, build, len(times)
+
+
+def main(names: list[str]) -> None:
+    versions = [
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("jax", "jaxlib", "optax", "jax_privacy")
+        if importlib.util.find_spec(name)
+    ]
+    device = jax.devices()[0]
+    print(f"{device.device_kind} ({platform.machine()}); {', '.join(versions)}")
+    print("median of n repetitions; in brackets the ratio to the plain gradient")
+    for name in names:
+        loss, params, batch = getattr(networks, name)()
+        size = jax.tree.leaves(batch)[0].shape[0]
+        count = sum(x.size for x in jax.tree.leaves(params))
+        print(f"\n{name}: {count / 1e6:.2f}e6 parameters, batch {size}")
+        header = f"{'':36}{'ms':>9}{'':8}{'MB':>9}{'':8}{'compile s':>9}{'':8}{'n':>4}"
+        print(header)
+        base = None
+        for label, fn in contenders(loss, batch):
+            *numbers, n = measure(fn, params, batch)
+            base = base or numbers
+            cells = "".join(
+                f"{x * unit:9.1f} ({x / b:5.1f})"
+                for x, b, unit in zip(numbers, base, (1e3, 1, 1), strict=True)
+            )
+            print(f"{label:36}{cells}{n:4}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["mlp", "cnn", "transformer"])

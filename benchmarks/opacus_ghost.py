@@ -1,0 +1,135 @@
+"""Opacus's ghost clipping on the networks of `networks.py`, beside its plain step.
+
+Run `python benchmarks/opacus_ghost.py [mlp|cnn|transformer ...]`.
+"""
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import opacus
+import torch
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from torch import nn
+from torch.nn import functional
+
+SECONDS = 4.0
+
+
+class Block(nn.Module):
+    """One pre-norm block; its attention is of layers that Opacus can hook."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width, bias=False) for _ in range(4)
+        )
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows b, t, width in and out."""
+        y = self.one(x)
+        split = [
+            layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        ]
+        mixed = functional.scaled_dot_product_attention(*split, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.two(x))))
+
+
+class Transformer(nn.Module):
+    """Its embeddings are not tied: Opacus's ghost norms miss the cross terms."""
+
+    def __init__(self, width: int = 256, vocabulary: int = 8000) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(128, width)
+        self.blocks = nn.Sequential(*[Block(width, 4) for _ in range(4)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits b, t, vocabulary."""
+        places = torch.arange(ids.shape[1]).repeat(len(ids), 1)
+        x = self.embedding(ids) + self.position(places)
+        return self.head(self.norm(self.blocks(x)))
+
+
+def mlp() -> Any:
+    sizes = (784, 1024, 1024, 10)
+    layers = [nn.Linear(m, n) for m, n in itertools.pairwise(sizes)]
+    net = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+    return net, torch.randn(256, 784), torch.arange(256) % 10
+
+
+def cnn() -> Any:
+    layers: list[nn.Module] = []
+    for m, n in ((3, 32), (32, 64), (64, 64)):
+        conv = nn.Conv2d(m, n, 3, padding=1, bias=False)
+        layers += [conv, nn.GroupNorm(8, n), nn.ReLU(), nn.AvgPool2d(2)]
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(1024, 10))
+    return net, torch.randn(64, 3, 32, 32), torch.arange(64) % 10
+
+
+def transformer() -> Any:
+    ids = torch.randint(0, 8000, (8, 129))
+    return Transformer(), ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def milliseconds(step: Callable[[], None]) -> tuple[float, int]:
+    """The median of repetitions."""
+    step()
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < SECONDS:
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times), len(times)
+
+
+def main(names: list[str]) -> None:
+    print(f"torch {torch.__version__}, opacus {opacus.__version__}, CPU")
+    for name in names:
+        net, x, y = globals()[name]()
+        criterion = nn.CrossEntropyLoss()
+
+        def plain() -> None:
+            net.zero_grad()
+            criterion(net(x).flatten(0, -2), y.flatten()).backward()
+
+        base, n = milliseconds(plain)
+        print(f"{name:12} plain gradient        {base:9.1f} (  1.0){n:5}")
+
+        private = GradSampleModuleFastGradientClipping(
+            net, max_grad_norm=1.0, use_ghost_clipping=True
+        )
+        optimizer = DPOptimizerFastGradientClipping(
+            torch.optim.SGD(private.parameters(), lr=0.0),
+            noise_multiplier=0.0,
+            max_grad_norm=1.0,
+            expected_batch_size=len(x),
+        )
+        ghost = DPLossFastGradientClipping(
+            private, optimizer, criterion, loss_reduction="mean"
+        )
+
+        def step() -> None:
+            optimizer.zero_grad()
+            logits = private(x)
+            shape = logits.shape if logits.ndim == 3 else None
+            ghost(logits.flatten(0, -2), y.flatten(), shape=shape).backward()
+
+        took, n = milliseconds(step)
+        print(f"{name:12} opacus ghost clipping {took:9.1f} ({took / base:5.1f}){n:5}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["mlp", "cnn", "transformer"])

@@ -1,0 +1,53 @@
+"""The engine that never forms a per-example gradient.
+
+**Idea.** A parameter W enters a loss where it meets the example: in h = x W, say, with
+rows x_t of one example. Its gradient is Σ_t x_t ⊗ d_t, d the cotangent of h. From x
+and d alone follow the gradient's norm, Σ_ts ⟨x_t, x_s⟩⟨d_t, d_s⟩, and, once all norms
+and so all clipping weights c_i are known, the clipped sum Σ_i c_i Σ_t x_it ⊗ d_it: one
+product over the whole batch, as in a plain backward pass. So a private step costs one
+forward pass, one backward pass to activations, the norms, and the products; nothing
+has the size of batch times parameters. Layers with hooks do this in other frameworks;
+here it is read off the loss's jaxpr, for any function.
+
+**Steps**, a file each:
+
+1. `trace`: the one-example loss as a flat jaxpr. Calls are inlined, custom
+   derivatives are not; a loss that communicates along a named axis is refused.
+2. `sites`: values that no example enters are *known*. A site is an equation where a
+   known value that depends on a parameter, the operand, meets one that depends on the
+   example. Scans are entered: operands are the same in all iterations or one for each.
+3. `run`: known values are computed once, the rest under vmap with a zero, a tap, added
+   at every site. One vjp by the taps gives all cotangents; the other inputs of the
+   sites' equations are recorded on the way.
+4. `rules`, `dense`, `convolution`, `gather`: how an equation's input and output
+   cotangent turn into rows x_t and d_t (`factors`). An equation that no rule knows is
+   tapped at its *operand*: the cotangent is then the operand's per-example gradient,
+   formed by the same backward pass. For biases and scales nothing is cheaper; for the
+   rest it is what the vmap engine does, for that operand alone.
+5. `components`: between leaves and operands lie computations on parameters (a
+   transpose, a cast, weight normalisation). Where they only move entries, norms at the
+   operand are norms of the leaf, and the sum is pulled back once. Elsewhere each
+   example's gradient at the operands is pulled back to the leaves. Sites of one leaf
+   (tied embeddings, recurrences) are added up before squaring: cross terms included.
+6. `plan`: for each component the norm comes from rows (the Gram form) where storing
+   them takes less than a gradient, from per-example gradients elsewhere (the direct
+   form), which are then small and kept for the sum. Both are exact.
+7. `engine`: norms, weights, sums, in float32 at least and at the highest precision,
+   since the bound on an example's influence rests on the norms.
+
+**Rounding.** Rows may cancel: then the Gram form is a small difference of large terms.
+A multiple of the largest term is added that covers the rounding of their sums, so that
+a norm is over- rather than underestimated, in relative terms by about 2⁻²¹ times the
+number of rows; and rows are brought to a common scale, so that no square overflows.
+
+**What it does not do.** Rematerialisation (jax.checkpoint) around parameters is given
+up. A parameter inside cond, while_loop or a custom derivative, or scanned over in a
+scan within a scan, has its per-example gradients formed.
+"""
+
+from dpjax.bookkeeping.engine import clipped_sum as clipped_sum
+from dpjax.bookkeeping.explain import Explanation as Explanation
+from dpjax.bookkeeping.explain import explanation as explanation
+from dpjax.bookkeeping.plan import Plan as Plan
+from dpjax.bookkeeping.plan import plan as plan
+from dpjax.bookkeeping.trace import trace as trace

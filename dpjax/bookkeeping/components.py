@@ -1,0 +1,194 @@
+"""Which parameters belong together, and when norms at the sites are norms of leaves.
+
+Between a leaf and a site's operand lie computations of parameters alone: transposes,
+casts, weight normalisation. Leaves and operands that they connect form a component.
+Where all its sites have one operand up to the order of axes, the root, and the leaves
+only move their entries into the root's, each entry once, the gradient's norm at the
+root is its norm over the leaves. Elsewhere the root's gradient says too little, and
+each example's is pulled back to the leaves.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from dpjax._dtypes import at_least_float32
+from dpjax.bookkeeping.trace import aval, bind
+
+
+class Component(NamedTuple):
+    """Connected leaves and operands.
+
+    Attributes:
+      leaves: the indices of the leaves.
+      operands: the indices of the operands.
+      axes: for each operand, the root's axis that each of its axes is (-1 for an
+        axis of size one), or None where the norm at the root is not the leaves'.
+      reason: why not.
+    """
+
+    leaves: tuple[int, ...]
+    operands: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...] | None
+    reason: str
+
+
+def components(
+    closed: jex.ClosedJaxpr, num_leaves: int, has_rule: Sequence[bool]
+) -> list[Component]:
+    """Split the jaxpr from leaves (its first inputs) to operands (its outputs)."""
+    jaxpr = closed.jaxpr
+    sources: dict[jex.Var, frozenset[int]] = {
+        v: frozenset({i}) for i, v in enumerate(jaxpr.invars[:num_leaves])
+    }
+    for eqn in jaxpr.eqns:
+        reached = frozenset().union(*(_sources(v, sources) for v in eqn.invars))
+        if reached and eqn.primitive.name != "stop_gradient":
+            sources.update(dict.fromkeys(eqn.outvars, reached))
+
+    groups: list[tuple[set[int], list[int]]] = []
+    for number, out in enumerate(jaxpr.outvars):
+        leaves, members = set(_sources(out, sources)), [number]
+        for group in [g for g in groups if g[0] & leaves]:
+            groups.remove(group)
+            leaves |= group[0]
+            members += group[1]
+        groups.append((leaves, sorted(members)))
+
+    found = []
+    for leaves, members in groups:
+        if all(has_rule[i] for i in members):
+            axes, reason = _isometry(jaxpr, members, sources)
+        else:
+            axes, reason = None, "tapped itself"
+        found.append(Component(tuple(sorted(leaves)), tuple(members), axes, reason))
+    return found
+
+
+def pull_back(
+    closed: jex.ClosedJaxpr,
+    component: Component,
+    leaves: Sequence[Any],
+    cotangents: Sequence[Any],
+) -> list[Any]:
+    """Gradients of the component's leaves from those of its operands.
+
+    Where entries only move, in float32 at least, whatever the casts between.
+    """
+    widened = component.axes is not None
+    inputs = [leaves[i] for i in component.leaves]
+    if widened:
+        inputs = [x.astype(at_least_float32(x.dtype)) for x in inputs]
+
+    def forward(*inputs: Any) -> list[Any]:
+        full = list(leaves)
+        for i, x in zip(component.leaves, inputs, strict=True):
+            full[i] = x
+        outs = [closed.jaxpr.outvars[i] for i in component.operands]
+        return _evaluate(closed, outs, full, widen_casts=widened)
+
+    outs, vjp = jax.vjp(forward, *inputs)
+    matched = [
+        c.astype(o.dtype).reshape(o.shape)
+        for c, o in zip(cotangents, outs, strict=True)
+    ]
+    return list(vjp(matched))
+
+
+def _isometry(
+    jaxpr: jex.Jaxpr, members: Sequence[int], sources: dict[jex.Var, frozenset[int]]
+) -> tuple[tuple[tuple[int, ...], ...] | None, str]:
+    made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    roots, all_axes = set(), []
+    for i in members:
+        var = jaxpr.outvars[i]
+        assert isinstance(var, jex.Var)
+        axes = tuple(range(aval(var).ndim))
+        while var in made_by and (back := _relabelling(made_by[var])) is not None:
+            axes = tuple(back[a] if a >= 0 else -1 for a in axes)
+            var = made_by[var].invars[0]
+        roots.add(var)
+        all_axes.append(axes)
+    if len(roots) > 1:
+        return None, "used in several forms"
+
+    pending, seen = [roots.pop()], set()
+    while pending:
+        var = pending.pop()
+        if var in seen:
+            return None, "used twice in one form"
+        seen.add(var)
+        eqn = made_by.get(var)
+        if eqn is None:
+            continue
+        if not _moves_entries(eqn) or not all(_sources(v, sources) for v in eqn.invars):
+            return None, f"made by {eqn.primitive.name}"
+        pending.extend(eqn.invars)
+    return tuple(all_axes), ""
+
+
+def _moves_entries(eqn: jex.JaxprEqn) -> bool:
+    """Whether each output entry is one input entry, none of them twice."""
+    moving = {"reshape", "rev", "concatenate", "slice"}
+    return eqn.primitive.name in moving or _relabelling(eqn) is not None
+
+
+def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
+    """For a change of layout, the input's axis of each output axis, else None."""
+    name = eqn.primitive.name
+    if len(eqn.invars) == 0 or len(eqn.outvars) != 1:
+        return None
+    before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
+    real = all(jnp.issubdtype(a.dtype, jnp.floating) for a in (before, after))
+    if name in {"convert_element_type", "copy", "copy_p"} and real:
+        return tuple(range(after.ndim))
+    if name == "transpose":
+        return tuple(eqn.params["permutation"])
+    if name == "broadcast_in_dim" and math.prod(before.shape) == after.size:
+        places = eqn.params["broadcast_dimensions"]
+        return tuple(places.index(i) if i in places else -1 for i in range(after.ndim))
+    if name in {"reshape", "squeeze"}:
+        if name == "reshape" and eqn.params.get("dimensions") is not None:
+            return None
+        kept = [i for i, n in enumerate(before.shape) if n != 1]
+        if [before.shape[i] for i in kept] != [n for n in after.shape if n != 1]:
+            return None
+        remaining = iter(kept)
+        return tuple(-1 if n == 1 else next(remaining) for n in after.shape)
+    return None
+
+
+def _evaluate(
+    closed: jex.ClosedJaxpr,
+    outs: Sequence[Any],
+    inputs: Sequence[Any],
+    widen_casts: bool,
+) -> list[Any]:
+    """Some outputs of a jaxpr."""
+    jaxpr = closed.jaxpr
+    needed = {v for v in outs if isinstance(v, jex.Var)}
+    eqns = []
+    for eqn in reversed(jaxpr.eqns):
+        if needed & set(eqn.outvars):
+            eqns.append(eqn)
+            needed |= {v for v in eqn.invars if isinstance(v, jex.Var)}
+    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+    for eqn in reversed(eqns):
+        args = [v.val if isinstance(v, jex.Literal) else values[v] for v in eqn.invars]
+        if widen_casts and eqn.primitive.name == "convert_element_type":
+            out = [args[0].astype(at_least_float32(aval(eqn.outvars[0]).dtype))]
+        else:
+            out = bind(eqn, args)
+        values.update(zip(eqn.outvars, out, strict=True))
+    return [values[v] for v in outs]
+
+
+def _sources(atom: Any, sources: dict[jex.Var, frozenset[int]]) -> frozenset[int]:
+    return (
+        frozenset() if isinstance(atom, jex.Literal) else sources.get(atom, frozenset())
+    )

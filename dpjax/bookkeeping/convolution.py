@@ -1,0 +1,127 @@
+"""conv_general_dilated: stride, padding, dilation, feature groups."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from dpjax.bookkeeping.factors import HIGHEST, Factors, Size
+from dpjax.bookkeeping.trace import aval
+
+
+class Convolution:
+    """The kernel is the operand: a dense layer on the patches of the input.
+
+    Feature groups are groups; a row is an output pixel; left are the kernel's input
+    features and offsets, right its output features.
+    """
+
+    name = "convolution"
+
+    def matches(self, eqn: jex.JaxprEqn, position: int) -> bool:
+        """A real kernel; batch groups are vmaps of what is not one example."""
+        return (
+            eqn.primitive.name == "conv_general_dilated"
+            and position == 1
+            and eqn.params["batch_group_count"] == 1
+            and all(
+                jnp.issubdtype(aval(v).dtype, jnp.floating)
+                for v in (*eqn.invars, *eqn.outvars)
+            )
+        )
+
+    def layout(
+        self, eqn: jex.JaxprEqn, position: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Without feature groups the axes are the kernel's own."""
+        out, inside, *window = eqn.params["dimension_numbers"].rhs_spec
+        return (), (*window, inside), (out,)
+
+    def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
+        """Rows are the output's pixels, of all its images."""
+        spec = eqn.params["dimension_numbers"]
+        groups = eqn.params["feature_group_count"]
+        kernel, out = aval(eqn.invars[1]).shape, aval(eqn.outvars[0]).shape
+        right = kernel[spec.rhs_spec[0]] // groups
+        left = math.prod(kernel) // kernel[spec.rhs_spec[0]]
+        rows = math.prod(out) // out[spec.out_spec[1]]
+        return Size(groups, rows, left, right, left + right)
+
+    def factors(
+        self,
+        eqn: jex.JaxprEqn,
+        position: int,
+        others: Sequence[jax.Array],
+        cotangent: jax.Array,
+    ) -> Factors:
+        """The patches and the cotangent's pixels."""
+        patches = jnp.concatenate(list(_shifts(eqn, others[0])), axis=-1)
+        return Factors(patches, _pixels(eqn, cotangent))
+
+    def gradient(
+        self,
+        eqn: jex.JaxprEqn,
+        position: int,
+        others: Sequence[jax.Array],
+        cotangent: jax.Array,
+    ) -> jax.Array:
+        """One product for each offset in the window: the patches are never stored."""
+        spec = eqn.params["dimension_numbers"].rhs_spec
+        shape = aval(eqn.invars[1]).shape
+        pixels = _pixels(eqn, cotangent)
+        products = jnp.stack(
+            [
+                jnp.einsum("gtc,gtp->gcp", shifted, pixels, precision=HIGHEST)
+                for shifted in _shifts(eqn, others[0])
+            ]
+        )
+        # Now f[offset, g, c, p], and the output features are (g, p).
+        features = products.transpose(1, 3, 2, 0)
+        ordered = features.reshape([shape[i] for i in spec])
+        return ordered.transpose(sorted(range(len(spec)), key=spec.__getitem__))
+
+
+def _pixels(eqn: jex.JaxprEqn, cotangent: jax.Array) -> jax.Array:
+    """The output's cotangent as f[g, pixels, features of a group]."""
+    batch, feature, *space = eqn.params["dimension_numbers"].out_spec
+    groups = eqn.params["feature_group_count"]
+    last = cotangent.transpose(batch, *space, feature)
+    return jnp.moveaxis(last.reshape(-1, groups, last.shape[-1] // groups), 1, 0)
+
+
+def _shifts(eqn: jex.JaxprEqn, x: jax.Array) -> Iterator[jax.Array]:
+    """For each offset in the window, what the output's pixels read there.
+
+    Each is f[g, pixels, features of a group].
+    """
+    params = eqn.params
+    spec = params["dimension_numbers"]
+    groups = params["feature_group_count"]
+    batch, feature, *space = spec.lhs_spec
+    x = x.transpose(batch, *space, feature)
+    low_high = params["padding"]
+    zero = jnp.zeros((), x.dtype)
+    interior = [dilation - 1 for dilation in params["lhs_dilation"]]
+    edges = [(lo, hi, mid) for (lo, hi), mid in zip(low_high, interior, strict=True)]
+    x = jax.lax.pad(x, zero, [(0, 0, 0), *edges, (0, 0, 0)])
+
+    out = [aval(eqn.outvars[0]).shape[i] for i in spec.out_spec[2:]]
+    window = [aval(eqn.invars[1]).shape[i] for i in spec.rhs_spec[2:]]
+    strides = params["window_strides"]
+    for offset in itertools.product(*map(range, window)):
+        start = [o * d for o, d in zip(offset, params["rhs_dilation"], strict=True)]
+        stop = [
+            s + (n - 1) * stride + 1
+            for s, n, stride in zip(start, out, strides, strict=True)
+        ]
+        shifted = jax.lax.slice(
+            x,
+            (0, *start, 0),
+            (x.shape[0], *stop, x.shape[-1]),
+            (1, *strides, 1),
+        )
+        rows = shifted.reshape(-1, groups, x.shape[-1] // groups)
+        yield jnp.moveaxis(rows, 1, 0)

@@ -1,0 +1,256 @@
+"""The clipped sum from one forward and one backward pass."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._dtypes import at_least_float32
+from dpjax.bookkeeping import factors as fac
+from dpjax.bookkeeping.components import Component, pull_back
+from dpjax.bookkeeping.factors import Factors, OneHot
+from dpjax.bookkeeping.plan import Plan, aligned
+from dpjax.bookkeeping.run import known, run
+from dpjax.bookkeeping.sites import Site
+from dpjax.bookkeeping.trace import aval, bind
+from dpjax.clipping import clip_scales
+
+
+def clipped_sum(
+    plan: Plan,
+    leaves: Sequence[Any],
+    examples: Sequence[jax.Array],
+    clip_norms: Sequence[jax.typing.ArrayLike],
+    mask: jax.Array,
+) -> tuple[list[jax.Array], jax.Array, jax.Array, Any]:
+    """The sum of clipped gradients; per-example losses, norms and aux.
+
+    Args:
+      plan: the analysis of the loss.
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading axis b.
+      clip_norms: the bound of each of the plan's groups.
+      mask: b[b]; a masked example contributes zero.
+    """
+    leaves = [jnp.asarray(x) for x in leaves]
+    books = _keep_books(plan, leaves, examples, mask.shape[0])
+    squares, weighted_sum = _squares_and_sum(plan, books, leaves, clip_norms)
+    usable, scales, norm = clip_scales(squares, clip_norms, mask)
+    loss, *aux = books.outputs
+    total = weighted_sum(scales, usable)
+    return total, loss, norm, plan.aux_tree.unflatten(aux)
+
+
+class _Books(NamedTuple):
+    """What one forward and one backward pass leave, each with a leading axis b.
+
+    Attributes:
+      outputs: the loss and the leaves of aux.
+      records: by site number, the other inputs of the site's equation.
+      cotangents: by site number, of what was tapped.
+    """
+
+    outputs: list[Any]
+    records: dict[int, tuple[Any, ...]]
+    cotangents: list[Any]
+
+
+def _keep_books(
+    plan: Plan, leaves: Sequence[Any], examples: Sequence[Any], batch: int
+) -> _Books:
+    """Run the loss on the batch and back to the taps."""
+    inputs = plan.scope.closed.jaxpr.invars
+    found = known(plan.scope, [*leaves, *[None] * len(examples)])
+    numbers = {site: i for i, site in enumerate(plan.sites)}
+    taps = [jnp.zeros((batch, *s.tap.shape), s.tap.dtype) for s in plan.sites]
+
+    def forward(taps: list[Any]) -> tuple[Any, Any]:
+        def one(example: Sequence[Any], taps: Sequence[Any]) -> tuple[Any, Any]:
+            values = dict(zip(inputs[len(leaves) :], example, strict=True))
+            return run(plan.scope, found, values, dict(enumerate(taps)), numbers, {})
+
+        outputs, records = jax.vmap(one, axis_size=batch)(examples, taps)
+        return outputs[0], (outputs, records)
+
+    loss, vjp, (outputs, records) = jax.vjp(forward, taps, has_aux=True)
+    (cotangents,) = vjp(jnp.ones_like(loss))
+    return _Books(outputs, records, cotangents)
+
+
+def _squares_and_sum(
+    plan: Plan, books: _Books, leaves: Sequence[Any], clip_norms: Sequence[Any]
+) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array], jax.Array], list[Any]]]:
+    """Per-example squared norms of the groups, and the weighted sum.
+
+    Returns:
+      For each group, ‖gradient / clip norm‖² f[b]; and a function of each group's
+      weights f[b] and of which examples count b[b] that sums the leaves' gradients.
+    """
+    batch = books.outputs[0].shape
+    squares = [jnp.zeros(batch, jnp.float32) for _ in clip_norms]
+    sums = []
+    for component, form in zip(plan.components, plan.forms, strict=True):
+        groups = [plan.groups[i] for i in component.leaves]
+        if form.gram:
+            squares[groups[0]] += _gram_square(
+                plan, component, books, clip_norms[groups[0]]
+            )
+            sums.append(_sum_of_sites(plan, component, books, leaves))
+        else:
+            gradients = _per_example(plan, component, books, leaves)
+            for group, g in zip(groups, gradients, strict=True):
+                axes = range(1, g.ndim)
+                squares[group] += jnp.sum(jnp.square(g / clip_norms[group]), axes)
+            sums.append(_sum_of_gradients(gradients))
+
+    def weighted(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
+        total = [jnp.zeros(x.shape, at_least_float32(x.dtype)) for x in leaves]
+        for component, summed in zip(plan.components, sums, strict=True):
+            of_leaves = [weights[plan.groups[i]] for i in component.leaves]
+            for i, x in zip(component.leaves, summed(of_leaves, counts), strict=True):
+                total[i] = x.astype(total[i].dtype)
+        return total
+
+    return squares, weighted
+
+
+def _gram_square(
+    plan: Plan, component: Component, books: _Books, clip_norm: Any
+) -> jax.Array:
+    """A component's squared norm from rows."""
+    scaled = [fac.scaled(f, clip_norm) for f in _rows(plan, component, books)]
+    swaps = aligned(component, plan.sites)
+    assert swaps is not None
+    matched = [
+        Factors(f.right, f.left) if swap else f
+        for f, swap in zip(scaled, swaps, strict=True)
+    ]
+    return fac.square_norm(matched)
+
+
+def _rows(plan: Plan, component: Component, books: _Books) -> list[Factors]:
+    """The factors of each site, all iterations in f[b, g, t, ...]."""
+    out = []
+    for i in component.operands:
+        site = plan.sites[i]
+        function = site.rule.factors  # pyright: ignore[reportOptionalMemberAccess]
+        left, right = _mapped(site, function)(
+            _widened(books.records[i]), fac.wide(books.cotangents[i])
+        )
+        if isinstance(left, OneHot):
+            left = OneHot(_merge(site, left.position[..., None])[..., 0])
+        else:
+            left = _merge(site, left)
+        out.append(Factors(left, _merge(site, right)))
+    return out
+
+
+def _mapped(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule's method over iterations and examples."""
+
+    def one(others: Any, cotangent: Any) -> Any:
+        return function(site.eqn, site.position, others, cotangent)
+
+    for _ in range(len(site.loops) + 1):
+        one = jax.vmap(one)
+    return one
+
+
+def _merge(site: Site, x: jax.Array) -> jax.Array:
+    """Iterations into rows, or into groups where each has its operand."""
+    for depth in reversed(range(len(site.loops))):
+        axis = 1 + depth
+        if site.loops[depth].shared:
+            x = jnp.moveaxis(x, axis, -3)
+            x = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])
+        else:
+            x = jnp.moveaxis(x, axis, -4)
+            x = x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
+    return x
+
+
+def _per_example(
+    plan: Plan, component: Component, books: _Books, leaves: Sequence[Any]
+) -> list[jax.Array]:
+    """Per-example gradients of a component's leaves, f[b, ...]."""
+    at_operands = []
+    for i in component.operands:
+        site, gradient = plan.sites[i], books.cotangents[i]
+        if site.rule is not None:
+            gradient = _mapped(site, site.rule.gradient)(
+                _widened(books.records[i]), fac.wide(gradient)
+            )
+        shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
+        at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
+
+    def pull(cotangents: list[Any]) -> list[Any]:
+        return pull_back(plan.from_leaves, component, leaves, cotangents)
+
+    return [fac.wide(g) for g in jax.vmap(pull)(at_operands)]
+
+
+def _along(per_example: jax.Array, x: jax.Array) -> jax.Array:
+    return per_example.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _sum_of_gradients(gradients: list[jax.Array]) -> Callable[..., list[Any]]:
+    def summed(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
+        # Not x · 0: that would let a NaN through.
+        return [
+            jnp.sum(jnp.where(_along(counts, g), g * _along(w, g), 0.0), axis=0)
+            for g, w in zip(gradients, weights, strict=True)
+        ]
+
+    return summed
+
+
+def _sum_of_sites(
+    plan: Plan, component: Component, books: _Books, leaves: Sequence[Any]
+) -> Callable[..., list[Any]]:
+    def summed(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
+        at_operands = []
+        for i in component.operands:
+            cotangent = fac.wide(books.cotangents[i])
+            cotangent = cotangent * _along(weights[0], cotangent)
+            kept = [_keep(counts, x) for x in (cotangent, *_widened(books.records[i]))]
+            at_operands.append(_transposed(plan.sites[i], kept[1:], kept[0]))
+        return pull_back(plan.from_leaves, component, leaves, at_operands)
+
+    return summed
+
+
+def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
+    """The operand's gradient, summed over the batch by the equation's transpose."""
+    eqn = site.eqn
+    assert eqn is not None
+    exact = {"preferred_element_type": None, "precision": fac.HIGHEST}
+    changed = {name: exact[name] for name in exact if name in eqn.params}
+
+    def forward(operand: Any, others: Sequence[Any]) -> Any:
+        inputs = list(others)
+        inputs.insert(site.position, operand)
+        return bind(eqn, inputs, **changed)[0]
+
+    lengths = ()
+    for loop in reversed(site.loops):
+        forward = jax.vmap(forward, in_axes=(None if loop.shared else 0, 0))
+        if not loop.shared:
+            lengths = (loop.length, *lengths)
+    forward = jax.vmap(forward, in_axes=(None, 0))
+    dtype = at_least_float32(aval(site.operand).dtype)
+    operand = jax.ShapeDtypeStruct((*lengths, *aval(site.operand).shape), dtype)
+    transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
+    return transpose(cotangent)[0]
+
+
+def _keep(counts: jax.Array, x: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return jnp.where(_along(counts, x), x, 0.0)
+
+
+def _widened(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    return tuple(
+        fac.wide(x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in xs
+    )

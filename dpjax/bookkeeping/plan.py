@@ -1,0 +1,172 @@
+"""What to do for one loss and one batch: sites, components, forms and costs."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+
+from dpjax.bookkeeping.components import Component, components
+from dpjax.bookkeeping.factors import Size
+from dpjax.bookkeeping.run import known, operands
+from dpjax.bookkeeping.sites import Level, Scope, Site, analyse
+from dpjax.bookkeeping.trace import aval, trace
+
+# Reading or writing a number takes as long as this many multiplications.
+_TRAFFIC = 16
+
+
+class Form(NamedTuple):
+    """How a component's norm is taken.
+
+    Attributes:
+      gram: from inner products of rows; otherwise from per-example gradients.
+      cost: multiplications an example, with memory traffic in the same unit.
+      vmap_cost: of the vmap engine for the same leaves.
+    """
+
+    gram: bool
+    cost: float
+    vmap_cost: float
+
+
+class Plan(NamedTuple):
+    """The analysis of a loss.
+
+    Attributes:
+      aux_tree: the structure of the loss's aux.
+      groups: for each leaf, the group that it is clipped with.
+      scope: the loss's jaxpr and its sites.
+      sites: all sites, by number.
+      from_leaves: the jaxpr from parameter leaves to the sites' operands.
+      components: leaves and operands that belong together.
+      forms: of each component.
+    """
+
+    aux_tree: Any
+    groups: tuple[int, ...]
+    scope: Scope
+    sites: list[Site]
+    from_leaves: jex.ClosedJaxpr
+    components: list[Component]
+    forms: list[Form]
+
+    @property
+    def pays(self) -> bool:
+        """Whether the engine is estimated to be faster than the vmap engine."""
+        return sum(f.cost for f in self.forms) < sum(f.vmap_cost for f in self.forms)
+
+
+def plan(
+    loss_and_aux: Callable[..., Any],
+    leaves: Sequence[Any],
+    example: Sequence[Any],
+    groups: Sequence[int],
+) -> Plan:
+    """Analyse `loss_and_aux(leaves, example)` for parameter leaves and one example's.
+
+    Leaves of one group are clipped together.
+
+    Raises:
+      ValueError: the loss sees other examples.
+    """
+    closed, aux_tree = trace(loss_and_aux, leaves, example)
+    n, total = len(leaves), len(closed.jaxpr.invars)
+    levels = [Level.KNOWN] * n + [Level.EXAMPLE] * (total - n)
+    scope, _ = analyse(closed, levels, [True] * n + [False] * (total - n))
+    sites = scope.all_sites()
+    from_leaves = jax.make_jaxpr(lambda *xs: operand_values(scope, xs))(*leaves)
+    found = components(from_leaves, n, [site.rule is not None for site in sites])
+    found = [_within_groups(c, groups) for c in found]
+    return Plan(
+        aux_tree,
+        tuple(groups),
+        scope,
+        sites,
+        from_leaves,
+        found,
+        [_form(c, sites, [x.size for x in leaves]) for c in found],
+    )
+
+
+def operand_values(scope: Scope, leaves: Sequence[Any]) -> list[Any]:
+    """The operands of all sites."""
+    unused = len(scope.closed.jaxpr.invars) - len(leaves)
+    return operands(scope, known(scope, [*leaves, *[None] * unused]))
+
+
+def size(site: Site) -> Size:
+    """The sizes of a site's factors over all iterations of its loops."""
+    assert site.rule is not None
+    assert site.eqn is not None
+    size = site.rule.size(site.eqn, site.position)
+    for loop in site.loops:
+        if loop.shared:
+            size = size._replace(rows=size.rows * loop.length)
+        else:
+            size = size._replace(groups=size.groups * loop.length)
+    return size
+
+
+def _root_layout(site: Site, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The root's axes that are groups, left and right."""
+    assert site.rule is not None
+    assert site.eqn is not None
+    stacked = sum(not loop.shared for loop in site.loops)
+    shape = aval(site.operand).shape
+    parts = []
+    for part in site.rule.layout(site.eqn, site.position):
+        long = [i for i in part if shape[i] != 1]
+        parts.append(tuple(axes[i + stacked] for i in long))
+    parts[0] = (*axes[:stacked], *parts[0])
+    return tuple(parts)
+
+
+def aligned(component: Component, sites: Sequence[Site]) -> list[bool] | None:
+    """For each site, whether its sides must be exchanged to match the first one's.
+
+    None where they cannot be matched.
+    """
+    assert component.axes is not None
+    members = [sites[i] for i in component.operands]
+    layouts = [
+        _root_layout(s, axes) for s, axes in zip(members, component.axes, strict=True)
+    ]
+    groups, left, right = layouts[0]
+    swaps = []
+    for site, layout in zip(members, layouts, strict=True):
+        if layout[0] != groups or size(site).groups != size(members[0]).groups:
+            return None
+        if layout[1:] == (left, right):
+            swaps.append(False)
+        elif layout[1:] == (right, left):
+            swaps.append(True)
+        else:
+            return None
+    return swaps
+
+
+def _within_groups(component: Component, groups: Sequence[int]) -> Component:
+    """The component, without a norm at the root if its leaves need several norms."""
+    if component.axes is None or len({groups[i] for i in component.leaves}) == 1:
+        return component
+    return component._replace(axes=None, reason="leaves of several groups")
+
+
+def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) -> Form:
+    numbers = sum(leaf_sizes[i] for i in component.leaves)
+    ruled = [size(sites[i]) for i in component.operands if sites[i].rule is not None]
+    products = sum(math.prod(s[:4]) for s in ruled)
+    # Written and read twice, for the norm and the sum; vmap writes the clipped ones.
+    direct = products + 3 * _TRAFFIC * numbers
+    vmap_cost = products + 5 * _TRAFFIC * numbers
+    stored = sum(s.groups * s.rows * s.stored for s in ruled)
+    rows = sum(s.rows for s in ruled)
+    pairs = sum(s.groups * s.rows * rows * s.stored for s in ruled)
+    gram = (
+        component.axes is not None
+        and stored < numbers
+        and aligned(component, sites) is not None
+    )
+    return Form(gram, products + pairs if gram else direct, vmap_cost)

@@ -1,0 +1,68 @@
+"""What a rule is, and which rule an equation has."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import jax
+import jax.extend.core as jex
+
+from dpjax.bookkeeping.factors import Factors, Size
+
+
+class Rule(Protocol):
+    """How one family of equations, linear in an operand, makes its gradient.
+
+    All methods are for one example and one iteration; cotangent is the output's, and
+    others are the equation's inputs without the operand.
+    """
+
+    @property
+    def name(self) -> str:
+        """What `explain` calls it."""
+        ...
+
+    def matches(self, eqn: jex.JaxprEqn, position: int) -> bool:
+        """Whether the rule knows this equation's gradient by this input."""
+        ...
+
+    def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
+        """The sizes of its factors."""
+        ...
+
+    def layout(
+        self, eqn: jex.JaxprEqn, position: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The operand's axes that are groups, left and right, each in row order."""
+        ...
+
+    def factors(
+        self,
+        eqn: jex.JaxprEqn,
+        position: int,
+        others: Sequence[jax.Array],
+        cotangent: jax.Array,
+    ) -> Factors:
+        """The rows f[g, t, n] and f[g, t, p]."""
+        ...
+
+    def gradient(
+        self,
+        eqn: jex.JaxprEqn,
+        position: int,
+        others: Sequence[jax.Array],
+        cotangent: jax.Array,
+    ) -> jax.Array:
+        """The gradient, in the operand's shape."""
+        ...
+
+
+def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
+    """The first rule that knows the equation."""
+    from dpjax.bookkeeping.convolution import Convolution
+    from dpjax.bookkeeping.dense import Dense
+    from dpjax.bookkeeping.gather import Gather
+
+    for rule in (Dense(), Convolution(), Gather()):
+        if rule.matches(eqn, position):
+            return rule
+    return None

@@ -1,0 +1,409 @@
+"""The book-keeping engine is the vmap engine's function.
+
+The reference is written out here: per-example gradients by vmap, norms and sums in
+NumPy's float64.
+"""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from random_programs import programs
+
+import dpjax
+
+# A norm from T rows is off by 2⁻²¹ T at most by design, 16 rows here; float32 sums of a
+# few hundred terms add some 1e-5.
+RTOL = 1e-4
+
+
+def clipped_by_hand(loss: Any, params: Any, batch: Any, clip_norm: float, keep: Any):
+    """Clipped sum and norms in float64 from float32 per-example gradients."""
+    gradients = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, batch)
+    leaves = [np.asarray(g, np.float64) for g in jax.tree.leaves(gradients)]
+    flat = np.concatenate([g.reshape(len(g), -1) for g in leaves], axis=1)
+    norms = np.linalg.norm(flat, axis=1)
+    usable = np.isfinite(norms) & keep
+    weight = np.where(usable, np.minimum(1.0, clip_norm / np.maximum(norms, 1e-300)), 0)
+    sums = [
+        np.tensordot(weight[usable], g[usable], axes=(0, 0)).reshape(g.shape[1:])
+        for g in leaves
+    ]
+    return sums, norms
+
+
+def assert_same(
+    loss: Any,
+    params: Any,
+    batch: Any,
+    *,
+    clip_norm: float = 0.3,
+    rtol: float = RTOL,
+    keep: Any = True,
+    **options: Any,
+) -> dpjax.PerExample:
+    size = jax.tree.leaves(batch)[0].shape[0]
+    keep = np.broadcast_to(keep, (size,))
+    fn = dpjax.clipped_grad(loss, clip_norm, engine="bookkeeping", **options)
+    grads, per_example = jax.jit(fn)(params, batch, mask=jnp.asarray(keep))
+    sums, norms = clipped_by_hand(loss, params, batch, clip_norm, keep)
+    assert jax.tree.structure(grads) == jax.tree.structure(params)
+    finite = np.isfinite(norms)
+    np.testing.assert_allclose(per_example.norm[finite], norms[finite], rtol=rtol)
+    total = np.sqrt(sum(np.sum(s**2) for s in sums))
+    for got, want, param in zip(
+        jax.tree.leaves(grads), sums, jax.tree.leaves(params), strict=True
+    ):
+        assert got.dtype == jnp.promote_types(param.dtype, jnp.float32)
+        np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * total / 10)
+    return per_example
+
+
+def normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
+    return scale * jax.random.normal(jax.random.key(seed), shape)
+
+
+def linear_params(*sizes: int) -> list[Any]:
+    return [
+        (normal(i, m, n, scale=m**-0.5), normal(100 + i, n))
+        for i, (m, n) in enumerate(itertools.pairwise(sizes))
+    ]
+
+
+def mlp(params: Any, example: Any) -> jax.Array:
+    x, y = example
+    for w, b in params:
+        x = jnp.tanh(x @ w + b)
+    return jnp.sum((x - y) ** 2)
+
+
+MLP = linear_params(12, 16, 16, 3)
+MLP_BATCH = (normal(7, 6, 12), normal(8, 6, 3))
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(programs())
+def test_random_programs(program):
+    assert_same(*program)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=150,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(programs())
+def test_many_random_programs(program):
+    assert_same(*program)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-3, 0.5, 1e6])
+@pytest.mark.parametrize("microbatch_size", [None, 4])
+def test_mlp_at_every_scale(clip_norm, microbatch_size):
+    keep = np.array([True, False, True, True, False, True])
+    assert_same(
+        mlp,
+        MLP,
+        MLP_BATCH,
+        clip_norm=clip_norm,
+        microbatch_size=microbatch_size,
+        keep=keep,
+    )
+
+
+def test_mlp_forms_no_per_example_gradient():
+    explanation = dpjax.explain(mlp, MLP, MLP_BATCH)
+    norms = {row.parameter: row.norm for row in explanation.rows}
+    assert [norms[f"[{i}][0]"] for i in range(3)] == ["rows"] * 3
+    assert explanation.cheaper == "bookkeeping"
+
+    wide = linear_params(256, 512, 512, 10)
+    batch = (jnp.zeros((64, 256)), jnp.zeros((64, 10)))
+    fn = jax.jit(dpjax.clipped_grad(mlp, 1.0, engine="bookkeeping"))
+    memory = fn.lower(wide, batch).compile().memory_analysis()
+    # One copy of the parameters for each example would be 64 · 0.4e6 · 4 bytes.
+    assert memory.temp_size_in_bytes < 5e6
+
+
+def test_aux_losses_and_other_arguments():
+    def loss(frozen, params, x, temperature, y):
+        logits = (x @ frozen["w"]) @ params["v"] / temperature
+        return -jax.nn.log_softmax(logits)[y], {"logits": logits, "one": 1.0}
+
+    frozen, params = {"w": normal(0, 5, 9)}, {"v": normal(1, 9, 4)}
+    x, y = normal(2, 6, 5), jnp.arange(6) % 4
+    outs = [
+        dpjax.clipped_grad(
+            loss, 0.1, argnums=1, batch_argnums=(2, 4), has_aux=True, engine=engine
+        )(frozen, params, x, 2.0, y)
+        for engine in ("bookkeeping", "vmap")
+    ]
+    assert jax.tree.structure(outs[0]) == jax.tree.structure(outs[1])
+    for got, want in zip(*map(jax.tree.leaves, outs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_several_argnums_share_one_norm():
+    def loss(w, x, b):
+        return jnp.sum(jnp.sin(x @ w + b))
+
+    w, b, x = normal(0, 8, 9), normal(1, 9), normal(2, 5, 8)
+    fn = {
+        engine: dpjax.clipped_grad(loss, 0.2, argnums=(0, 2), engine=engine)
+        for engine in ("bookkeeping", "vmap")
+    }
+    got, want = (f(w, x, b) for f in fn.values())
+    for a, e in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
+    assert isinstance(got[0], tuple)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_examples_that_are_not_finite_contribute_zero(bad):
+    x, y = MLP_BATCH
+    batch = (x.at[2, 1].set(bad), y.at[4, 0].set(bad))
+    linear = [(w / 100, b) for w, b in MLP]
+    assert_same(mlp, linear, batch)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_squares_neither_overflow_nor_vanish(scale):
+    def loss(w, x):
+        return jnp.sum((x * scale) @ w / scale * jnp.arange(1.0, 33.0)[None])
+
+    assert_same(loss, normal(0, 40, 32), normal(1, 3, 4, 40))
+
+
+def test_keys_as_examples():
+    def loss(w, key):
+        return jnp.sum(jnp.sin(jax.random.normal(key, (7,)) @ w))
+
+    assert_same(loss, normal(0, 7, 5), jax.random.split(jax.random.key(3), 4))
+
+
+def test_half_precision_sums_in_float32():
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), MLP)
+    batch = jax.tree.map(lambda x: x.astype(jnp.bfloat16), MLP_BATCH)
+    # bfloat16 rounds to 2⁻⁹, here in the layers' cotangents.
+    assert_same(mlp, params, batch, rtol=3e-2)
+
+
+def test_mixed_precision():
+    def loss(params, example):
+        half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+        x, y = example
+        return mlp(half, (x.astype(jnp.bfloat16), y)).astype(jnp.float32)
+
+    assert_same(loss, MLP, MLP_BATCH, rtol=3e-2)
+    assert {row.norm for row in dpjax.explain(loss, MLP, MLP_BATCH).rows[::2]} == {
+        "rows"
+    }
+
+
+def test_rows_that_cancel_are_clipped():
+    """Rounding must not make a gradient seem smaller than it is."""
+
+    def loss(w, rows):
+        x, d = rows
+        return jnp.sum((x @ w) * d)
+
+    x, d = normal(0, 8, 6, 200), normal(1, 8, 6, 300)
+    # Five rows cancel one another up to a part in 1e4 to 1e7.
+    small = jnp.logspace(-7, -4, 8)[:, None]
+    x = x.at[:, 1].set(x[:, 0])
+    d = d.at[:, 1].set(-d[:, 0] * (1 + small))
+    x, d = x.at[:, 2:].set(0.0), d.at[:, 2:].set(0.0)
+    w = jnp.zeros((200, 300))
+    assert dpjax.explain(loss, w, (x, d)).rows[0].norm == "rows"
+    clip_norm = 1e-3
+    fn = jax.jit(dpjax.clipped_grad(loss, clip_norm, engine="bookkeeping"))
+    for i in range(8):
+        total, _ = fn(w, (x[i : i + 1], d[i : i + 1]))
+        assert np.linalg.norm(np.asarray(total, np.float64)) <= clip_norm * 1.001
+
+
+def test_one_contribution_stays_under_the_clip_norm():
+    fn = jax.jit(dpjax.clipped_grad(mlp, 0.7, engine="bookkeeping"))
+    for i in range(6):
+        grads, _ = fn(MLP, jax.tree.map(lambda x: x[i : i + 1], MLP_BATCH))
+        leaves = [np.asarray(g, np.float64).ravel() for g in jax.tree.leaves(grads)]
+        assert np.linalg.norm(np.concatenate(leaves)) <= 0.7
+
+
+def test_sites_without_gradient():
+    def loss(params, x):
+        h = x @ jax.lax.stop_gradient(params["frozen"])
+        h = h + jnp.sum(x @ params["w"]) + params["unused"] * 0
+        return jnp.sum(h) + jnp.argmax(params["w"])
+
+    params = {"frozen": normal(0, 5, 4), "w": normal(1, 5, 4), "unused": jnp.ones(4)}
+    assert_same(loss, params, normal(2, 3, 5))
+
+
+def test_losses_without_examples_or_parameters():
+    assert_same(lambda w, x: jnp.sum(w**2), normal(0, 4), normal(1, 3, 5))
+    assert_same(lambda w, x: jnp.sum(x**2), normal(0, 4), normal(1, 3, 5))
+
+
+def test_loops_that_gradients_do_not_cross():
+    def loss(w, x):
+        scale = jax.lax.while_loop(
+            lambda s: s < jnp.sum(jnp.abs(x)), lambda s: s * 2, jnp.float32(1)
+        )
+        return jnp.sum(jnp.tanh(x @ w)) / jax.lax.stop_gradient(scale)
+
+    assert_same(loss, normal(0, 5, 4), normal(1, 3, 5))
+
+
+@pytest.mark.parametrize("engine", ["auto", "bookkeeping", "vmap"])
+def test_losses_that_see_other_examples_are_refused(engine):
+    def loss(w, x):
+        h = x @ w
+        return jnp.sum(h - jax.lax.pmean(h, "batch"))
+
+    def scanned(w, x):
+        return jax.lax.scan(lambda c, _: (c + loss(w, x), None), 0.0, length=2)[0]
+
+    w, x = normal(0, 5, 4), normal(1, 3, 5)
+    for fn in (loss, scanned):
+        clipped = dpjax.clipped_grad(fn, 1.0, engine=engine)
+        with pytest.raises(ValueError, match="named axis"):
+            clipped(w, x)
+        with pytest.raises(ValueError, match="named axis"):
+            jax.vmap(clipped, in_axes=(None, 0), axis_name="batch")(w, x[None])
+
+
+def test_named_axes_within_one_example_are_fine():
+    def loss(w, x):
+        def centred(row):
+            h = row @ w
+            return h - jax.lax.pmean(h, "rows")
+
+        return jnp.sum(jax.vmap(centred, axis_name="rows")(x) ** 2)
+
+    assert_same(loss, normal(0, 5, 4), normal(1, 3, 6, 5))
+
+
+@pytest.mark.parametrize("engine", ["auto", "bookkeeping", "vmap"])
+def test_leaves_that_have_no_gradient_are_refused(engine):
+    fn = dpjax.clipped_grad(lambda w, x: jnp.sum(x * w), 1.0, engine=engine)
+    with pytest.raises(ValueError, match="int32"):
+        fn(jnp.arange(3), jnp.ones((2, 3)))
+
+
+def test_under_jit_vmap_and_scan():
+    x, y = MLP_BATCH
+    fn = dpjax.clipped_grad(mlp, 0.3, engine="bookkeeping")
+    once, _ = fn(MLP, MLP_BATCH)
+    models = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), MLP)
+    mapped, _ = jax.vmap(fn, in_axes=(0, None))(models, MLP_BATCH)
+
+    def step(params, batch):
+        return params, fn(params, batch)[0]
+
+    _, scanned = jax.lax.scan(step, MLP, (x[None], y[None]))
+    for a, b, c in zip(*map(jax.tree.leaves, (once, mapped, scanned)), strict=True):
+        np.testing.assert_allclose(b[0], a, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(c[0], a, rtol=1e-5, atol=1e-7)
+
+
+def test_traced_clip_norm():
+    def total(clip_norm):
+        return dpjax.clipped_grad(mlp, clip_norm, engine="bookkeeping")(MLP, MLP_BATCH)
+
+    got, _ = jax.jit(total)(0.3)
+    want, _ = dpjax.clipped_grad(mlp, 0.3, engine="vmap")(MLP, MLP_BATCH)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
+def test_groups_of_leaves_have_clip_norms_of_their_own(engine):
+    def loss(params, example):
+        x, y = example
+        # One product for leaves of two groups.
+        both = jnp.concatenate([params["a"]["w"], params["b"]], axis=1)
+        return mlp([(both, params["a"]["bias"]), (params["c"], 0.0)], (x, y))
+
+    params = {
+        "a": {"w": normal(0, 12, 20), "bias": normal(1, 25)},
+        "b": normal(2, 12, 5),
+        "c": normal(3, 25, 3),
+    }
+    keep = np.array([True, False, True, True, True, True])
+    x, y = MLP_BATCH
+    batch = (x.at[3, 0].set(jnp.nan), y)
+    bounds = {"a": 0.3, "b": 0.05, "c": 2.0}
+    fn = dpjax.clipped_grad(loss, bounds, engine=engine)
+    grads, per_example = jax.jit(fn)(params, batch, mask=jnp.asarray(keep))
+    _, norms = clipped_by_hand(loss, params, batch, 1.0, keep)
+    good = np.isfinite(norms)
+    assert not good.all()
+    np.testing.assert_allclose(per_example.norm[good], norms[good], rtol=1e-5)
+    for name, bound in bounds.items():
+
+        def of_part(part, example, name=name):
+            return loss(params | {name: part}, example)
+
+        sums, _ = clipped_by_hand(of_part, params[name], batch, bound, keep)
+        for got, want in zip(jax.tree.leaves(grads[name]), sums, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    expected = np.sqrt(0.3**2 + 0.05**2 + 2.0**2)
+    np.testing.assert_allclose(
+        fn.sensitivity(dpjax.Adjacency.ADD_REMOVE), expected, rtol=1e-6
+    )
+
+
+def test_clip_norms_must_be_a_positive_prefix():
+    with pytest.raises(ValueError, match="clip_norm"):
+        dpjax.clipped_grad(mlp, {"a": 1.0, "b": -1.0})
+    fn = dpjax.clipped_grad(lambda w, x: jnp.sum(w["a"] * x), {"b": 1.0})
+    with pytest.raises(ValueError, match="prefix"):
+        fn({"a": jnp.ones(3)}, jnp.ones((2, 3)))
+
+
+def test_uses_of_one_weight_are_added_before_squaring():
+    def tied(params, ids):
+        x = params["table"][ids]
+        x = x + jnp.tanh(x @ params["tower"]) @ params["tower"].T
+        return -jnp.mean(jax.nn.log_softmax(x @ params["table"].T)[:, 3])
+
+    def recurrent(w, x):
+        def step(h, x):
+            h = jnp.tanh(x @ w[:20] + h @ w[20:])
+            return h, jnp.sum(h)
+
+        return jnp.sum(jax.lax.scan(step, jnp.zeros(30), x)[1])
+
+    params = {"table": normal(0, 40, 16), "tower": normal(1, 16, 64, scale=0.3)}
+    ids = jax.random.randint(jax.random.key(2), (5, 4), 0, 6)
+    assert_same(tied, params, ids)
+    rows = dpjax.explain(tied, params, ids).rows
+    assert [row.norm for row in rows] == ["rows", "rows"]
+
+    x = normal(3, 5, 4, 20)
+    # Two parts of one matrix have no root in common, but one matrix for both has.
+    assert_same(recurrent, normal(4, 50, 30, scale=0.2), x)
+
+    def joint(w, x):
+        def step(h, x):
+            h = jnp.tanh(jnp.concatenate([x, h]) @ w)
+            return h, jnp.sum(h)
+
+        return jnp.sum(jax.lax.scan(step, jnp.zeros(30), x)[1])
+
+    w = normal(4, 50, 30, scale=0.2)
+    assert_same(joint, w, x)
+    assert dpjax.explain(joint, w, x).rows[0].norm == "rows"
