@@ -16,6 +16,7 @@ by hand, for all ε; that choice is not part of the privacy guarantee.
 """
 
 import argparse
+import functools
 import gzip
 import math
 import pathlib
@@ -102,7 +103,7 @@ def train(params, data, optimizer, gradient, batch_size, num_epochs):
     """Cyclic batches through an optimizer of clipped (or plain) sums."""
     batches = sampling.cyclic(data[0].shape[0], batch_size)
 
-    def step(carry, batch):
+    def step(data, carry, batch):
         params, state = carry
         examples = jax.tree.map(lambda x: x[batch.indices], data)
         total = gradient(params, examples, batch.mask)
@@ -110,13 +111,14 @@ def train(params, data, optimizer, gradient, batch_size, num_epochs):
         return (optax.apply_updates(params, updates), state), None
 
     @jax.jit
-    def run(params):
-        carry = params, optimizer.init(params)
-        return jax.lax.scan(
-            lambda c, _: jax.lax.scan(step, c, batches), carry, length=num_epochs
-        )[0][0]
+    def run(params, data):
+        def epoch(carry, _):
+            return jax.lax.scan(functools.partial(step, data), carry, batches)
 
-    return run(params)
+        carry = params, optimizer.init(params)
+        return jax.lax.scan(epoch, carry, length=num_epochs)[0][0]
+
+    return run(params, data)
 
 
 def train_plain(params, data, settings):

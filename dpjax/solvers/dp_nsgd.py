@@ -270,31 +270,34 @@ def dp_nsgd(
     )
     gradient = clipped_grad(loss_fn, clip_norm, microbatch_size=microbatch_size)
 
-    def step(carry: Any, batch: sampling.Batch) -> tuple[Any, jax.Array]:
+    def step(data: Any, carry: Any, batch: sampling.Batch) -> tuple[Any, jax.Array]:
         params, state = carry
-        examples = jax.tree.map(lambda x: jnp.asarray(x)[batch.indices], data)
+        examples = jax.tree.map(lambda x: x[batch.indices], data)
         total, per_example = gradient(params, examples, mask=batch.mask)
         updates, state = optimizer.update(total, state, params)
         counted = batch.mask & jnp.isfinite(per_example.loss)
         loss = jnp.mean(per_example.loss, where=counted)
         return (optax.apply_updates(params, updates), state), loss
 
-    def epoch(carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+    def epoch(data: Any, carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
         if order == "fixed":
             batches = sampling.cyclic(num_examples, batch_size)
         else:
             batches = sampling.reshuffled(
                 num_examples, batch_size, key=order_key, epoch=number
             )
-        return jax.lax.scan(step, carry, batches)
+        return jax.lax.scan(functools.partial(step, data), carry, batches)
 
+    # The data is an argument: as a constant it would be compiled into the program.
     @jax.jit
-    def train(params: Any) -> tuple[Any, jax.Array]:
+    def train(params: Any, data: Any) -> tuple[Any, jax.Array]:
         carry = params, optimizer.init(params)
-        (params, _), loss = jax.lax.scan(epoch, carry, jnp.arange(num_epochs))
+        (params, _), loss = jax.lax.scan(
+            functools.partial(epoch, data), carry, jnp.arange(num_epochs)
+        )
         return params, loss.ravel()
 
-    trained, loss = train(jax.tree.map(jnp.asarray, params))
+    trained, loss = train(*jax.tree.map(jnp.asarray, (params, data)))
     dimension = sum(x.size for x in jax.tree.leaves(trained))
     steps = jnp.arange(1, num_steps + 1)
     coordinate = clip_norm * noise_multiplier * (1 - decay) / batch_size
