@@ -58,6 +58,12 @@ def decay(name: str, value: Any) -> None:
     _check(name, value, "in [0, 1)", lambda x: (x >= 0) & (x < 1))
 
 
+def count(name: str, value: Any) -> None:
+    """Raise unless value is a whole number >= 0."""
+    rule = "a non-negative whole number"
+    _check(name, value, rule, lambda x: (x >= 0) & (x == np.floor(x)) & np.isfinite(x))
+
+
 def static_int(name: str, value: Any, *, minimum: int) -> int:
     """The value as an int, or an error: it shapes the program and can't be traced."""
     if isinstance(value, jax.Array):
