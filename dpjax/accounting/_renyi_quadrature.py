@@ -10,9 +10,10 @@ and the sum of positive numbers that approximates E h loses nothing to cancellat
 not even where E h is 1e-20. Its integrand has a bump where y is small, between 0 and
 2/σ, and may have another one as far out as a/σ. Both are at least as wide as a unit
 Gaussian, and analytic for |Im u| < πσ; the branch points lie above and below the
-crossing where q e^z = 1 − q. So there are two windows of nodes, each graded towards
-the crossing on the scale σ. Neither the place of the nodes nor their number changes
-the integral, so derivatives are those of the integrand alone.
+crossing where q e^z = 1 − q. So there is a window of nodes around small y, and one on
+either side of the crossing, all graded towards it on the scale σ. Neither the place of
+the nodes nor their number changes the integral, so derivatives are those of the
+integrand alone.
 """
 
 import math
@@ -28,8 +29,7 @@ from dpjax._float64 import scoped
 
 _TAIL = 7.5  # a unit Gaussian has 1e-13 of its mass further away
 _DROP = _TAIL**2 / 2  # and its log density has fallen by this much there
-_FIRST_RULE = np.polynomial.legendre.leggauss(64)
-_SECOND_RULE = np.polynomial.legendre.leggauss(36)
+_RULES = [np.polynomial.legendre.leggauss(n) for n in (56, 30, 44)]
 _barrier = jax.lax.optimization_barrier
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
@@ -87,12 +87,15 @@ def _log_integrand(
     return exponent + jnp.log(jnp.maximum(mantissa, 1e-300)) - 0.5 * u * u
 
 
-def _last_peak(sigma: jax.Array, a: jax.Array, crossing: jax.Array) -> jax.Array:
-    """The last maximum of a log(1 + y) − u²/2: where u = (a/σ) logistic(v).
+def _peaks(
+    sigma: jax.Array, a: jax.Array, crossing: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Where a log(1 + y) − u²/2 is greatest, left and right of the crossing.
 
-    Right of the crossing, v > 0, the right-hand side is concave, and Newton's method
-    descends from a/σ to the last solution, if there is one. If there is none the only
-    solution is on the left, where the function is convex, and the method ascends.
+    That is where u = (a/σ) logistic(v), v < 0 on the left. There the right-hand side is
+    convex, and Newton's method ascends from 0 to the first solution; on the right it is
+    concave, and the method descends from a/σ to the last one. A side without a solution
+    yields the crossing.
     """
 
     def newton(u: jax.Array) -> jax.Array:
@@ -101,13 +104,12 @@ def _last_peak(sigma: jax.Array, a: jax.Array, crossing: jax.Array) -> jax.Array
         return u - (a / sigma * share - u) / jnp.minimum(slope, -1e-3)
 
     def body(_: jax.Array, peaks: tuple[jax.Array, jax.Array]):
-        left, right = peaks
-        left = jnp.clip(newton(left), 0.0, jnp.maximum(crossing, 0.0))
-        return left, jnp.maximum(newton(right), crossing)
+        left, right = map(newton, peaks)
+        left = jnp.clip(left, 0.0, jnp.maximum(crossing, 0.0))
+        return left, jnp.maximum(right, crossing)
 
     start = jnp.zeros_like(a * sigma), jnp.maximum(a / sigma, crossing)
-    left, right = jax.lax.fori_loop(0, 10, body, start)
-    return jnp.where(right > crossing, right, left)
+    return jax.lax.fori_loop(0, 10, body, start)
 
 
 def _edge(
@@ -133,31 +135,30 @@ def _edge(
         return jnp.where(above, middle, inside), jnp.where(above, outside, middle)
 
     start_end = jnp.zeros_like(reach), jnp.ones_like(reach)
-    return at(jax.lax.fori_loop(0, 6, body, start_end)[1])
+    return at(jax.lax.fori_loop(0, 7, body, start_end)[1])
 
 
-def _windows(
-    sigma: jax.Array, q: jax.Array, a: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The log of the highest bump, the crossing, and the ends of both windows.
+def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> Any:
+    """The log of the highest bump, the crossing, and the ends of three windows.
 
-    The first window, from −_TAIL on, is the same at all orders.
+    The first window is the same at all orders.
     """
     log_odds = jnp.log1p(-jnp.minimum(q, 1 - _ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
     bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
     split = bump + _TAIL
     limit = jnp.maximum(jnp.maximum(a, 2.0) / sigma + _TAIL, split)
-    peak = jnp.clip(_last_peak(sigma, a, crossing), split, limit)
+    border = jnp.clip(crossing, split, limit)
+    left, right = _peaks(sigma, a, crossing)
+    left, right = jnp.clip(left, split, border), jnp.clip(right, border, limit)
     density = sigma, q, a
-    highest = jnp.maximum(
-        jnp.maximum(_log_integrand(bump, *density), _log_integrand(peak, *density)),
-        _log_integrand(-jnp.ones_like(bump), *density),
-    )
+    highest = _log_integrand(-jnp.ones_like(bump), *density)
+    for u in (bump, left, right):
+        highest = jnp.maximum(highest, _log_integrand(u, *density))
     floor = highest - _DROP
-    contiguous = _log_integrand(split, *density) > floor
-    start = jnp.where(contiguous, split, _edge(peak, split, floor, density))
-    return highest, crossing, split, start, _edge(peak, limit, floor, density)
+    second = _edge(left, split, floor, density), _edge(left, border, floor, density)
+    third = _edge(right, border, floor, density), _edge(right, limit, floor, density)
+    return highest, crossing, (jnp.full_like(split, -_TAIL), split), second, third
 
 
 def _window_sum(
@@ -166,7 +167,7 @@ def _window_sum(
     crossing: jax.Array,
     highest: jax.Array,
     density: tuple[jax.Array, jax.Array, jax.Array],
-    rule: tuple[np.ndarray, np.ndarray],
+    rule: Any,
 ) -> jax.Array:
     """The integral of h(y) e^{−u²/2 − highest}, with the rounding error of each term.
 
@@ -235,11 +236,11 @@ def _forward_mode(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     """The log of E h(y) from above, for σ >= 0.1, 1e-60 <= q <= 1 and a > 1."""
     fixed = jax.lax.stop_gradient
-    highest, crossing, split, start, end = fixed(
-        _windows(fixed(sigma), fixed(q), fixed(a))
-    )
+    highest, crossing, *windows = fixed(_windows(fixed(sigma), fixed(q), fixed(a)))
     rest = crossing, highest, (sigma, q, a)
-    total = _window_sum(jnp.full_like(split, -_TAIL), split, *rest, _FIRST_RULE)
-    total = total + _window_sum(start, end, *rest, _SECOND_RULE)
+    total = sum(
+        _window_sum(*ends, *rest, rule)
+        for ends, rule in zip(windows, _RULES, strict=True)
+    )
     error = _QUADRATURE_ERROR + 4 * _ULP * jnp.abs(highest)
     return highest + jnp.log(total) - _LOG_SQRT_2PI + error
