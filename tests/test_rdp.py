@@ -9,7 +9,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.accounting import _renyi_quadrature, rdp
+from dpjax.accounting import rdp
 
 ORDERS = rdp.ORDERS
 
@@ -90,3 +90,211 @@ def test_poisson_gaussian_from_above(x64):
     for point, value in zip(POINTS, ours[:, 0].tolist(), strict=True):
         relative = mp.mpf(value) / exact_poisson(*point) - 1
         assert 0 <= relative <= 2e-10, (point, float(relative))
+
+
+def test_gaussian_is_exact_from_above(x64):
+    sigma, a = np.array([0.1, 0.7, 3.0, 1000.0]), np.array([1.01, 2.5, 10_000.0])
+    curve = np.asarray(rdp.gaussian(sigma, a))
+    assert curve.shape == (4, 3)
+    for i, j in np.ndindex(curve.shape):
+        exact = mp.mpf(a[j]) / (2 * mp.mpf(sigma[i]) ** 2)
+        assert 0 <= mp.mpf(float(curve[i, j])) / exact - 1 <= 1e-14
+    np.testing.assert_allclose(
+        rdp.poisson_gaussian(sigma, 1.0, a), curve, rtol=2e-10, atol=0
+    )
+
+
+def test_integer_orders_agree_with_dp_accounting(x64):
+    orders = np.array([2, 3, 7, 16, 64, 256])
+    for sigma, q in [(0.6, 0.3), (1.1, 0.01), (2.7, 0.05), (9.0, 0.6)]:
+        theirs = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian(
+            q, sigma, orders
+        )
+        ours = rdp.poisson_gaussian(sigma, q, orders)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+def brute_force_epsilon(curve, delta):
+    a = ORDERS
+    return np.min(curve + np.log1p(-1 / a) - np.log(delta * a) / (a - 1), axis=-1)
+
+
+def run_epsilon(sigma, q, count, delta):
+    curve = rdp.compose(rdp.poisson_gaussian(sigma, q, ORDERS), count=count)
+    return rdp.epsilon(curve, ORDERS, delta)
+
+
+def test_epsilon_of_a_grid(x64):
+    sigma, q, count = np.meshgrid([0.8, 2.3], [0.003, 0.2], [1, 500], indexing="ij")
+    curve = rdp.poisson_gaussian(sigma, q, ORDERS)
+    total = rdp.compose(curve, count=count)
+    np.testing.assert_allclose(total, count[..., None] * np.asarray(curve), rtol=1e-15)
+    expected = brute_force_epsilon(np.asarray(total), 1e-6)
+    np.testing.assert_allclose(rdp.epsilon(total, ORDERS, 1e-6), expected, rtol=1e-12)
+    best = rdp.best_order(total, ORDERS, 1e-6)
+    assert best.shape == sigma.shape
+    for where in np.ndindex(sigma.shape):
+        i = int(np.flatnonzero(best[where] == ORDERS)[0])
+        alone = rdp.epsilon(total[where][i : i + 1], ORDERS[i : i + 1], 1e-6)
+        assert alone == rdp.epsilon(total[where], ORDERS, 1e-6)
+
+
+def test_total_variation_gives_zero_epsilon():
+    # Total variation of N(0, 1) and N(0.1, 1): 0.0399 <= sqrt(rho / 2) = 0.05025.
+    curve = rdp.gaussian(10.0, ORDERS)
+    assert rdp.epsilon(curve, ORDERS, 0.051) == 0
+    assert rdp.epsilon(curve, ORDERS, 0.049) > 0
+    assert 0.0399 < rdp.delta(curve, ORDERS, 0.0) < 0.051
+
+
+curves = st.tuples(
+    st.floats(0.3, 30), st.floats(1e-5, 1), st.integers(1, 10**5), st.floats(-12, -1)
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(curves, st.floats(1.001, 3))
+def test_monotone_and_never_negative(point, factor):
+    sigma, q, count, log_delta = point
+    delta = 10.0**log_delta
+    with jax.enable_x64(True):
+        sigmas = np.array([sigma, sigma * factor, sigma])
+        rates = np.array([q, q, q / factor])
+        start, noisier, rarer = run_epsilon(sigmas, rates, count, delta).tolist()
+        looser = float(run_epsilon(sigmas, rates, count, min(delta * factor, 0.9))[0])
+    # Each value exceeds the exact one by less than 2e-10.
+    slack = 1 + 1e-9
+    assert 0 <= noisier <= start * slack < np.inf
+    assert 0 <= rarer <= start * slack
+    assert 0 <= looser <= start * slack
+
+
+@settings(max_examples=25, deadline=None)
+@given(curves)
+def test_the_round_trip_never_exceeds_delta(point):
+    sigma, q, count, log_delta = point
+    delta = 10.0**log_delta
+    with jax.enable_x64(True):
+        sigmas = np.array([sigma, sigma, sigma])  # the shape above: compiled once
+        curve = rdp.poisson_gaussian(sigmas, np.array([q, q, q]), ORDERS)
+        curve = rdp.compose(curve, count=count)
+        epsilon = rdp.epsilon(curve, ORDERS, delta)
+        # ε is rounded up, δ(ε) too: by 16 ulps of the sum that is the exponent.
+        slack = 1 + 1e-12 * (1 + rdp.best_order(curve, ORDERS, delta) * (1 + epsilon))
+        assert np.all(rdp.delta(curve, ORDERS, epsilon) <= delta * slack)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 6), st.floats(0.2, 50))
+def test_composing_n_times_is_a_count_of_n(count, sigma):
+    with jax.enable_x64(True):
+        curve = rdp.gaussian(np.array([sigma]), ORDERS)
+        several = rdp.compose(*[curve] * count)
+        np.testing.assert_allclose(several, rdp.compose(curve, count=count), rtol=1e-14)
+        assert np.all(several >= count * np.asarray(curve) * (1 - 1e-15))
+
+
+def exact_epsilon(sigma, q, count, delta, a):
+    log_term = mp.log(1 - 1 / mp.mpf(a)) - mp.log(mp.mpf(delta) * mp.mpf(a)) / (a - 1)
+    return count * exact_poisson(sigma, q, a) + log_term
+
+
+def test_derivatives_in_float32_code():
+    sigma, q, count, delta = 1.1, 0.02, 700, 1e-5
+
+    def epsilon(sigma, q):
+        return run_epsilon(sigma, q, count, delta)
+
+    curve = rdp.compose(rdp.poisson_gaussian(sigma, q, ORDERS), count=count)
+    a = float(ORDERS[np.argmin(np.abs(ORDERS - rdp.best_order(curve, ORDERS, delta)))])
+    h = 2.0**-12
+    at = [exact_epsilon(sigma + i * h, q, count, delta, a) for i in (-2, -1, 0, 1, 2)]
+    by_sigma = float((8 * (at[3] - at[1]) - (at[4] - at[0])) / (12 * h))
+    twice = float((16 * (at[3] + at[1]) - (at[4] + at[0]) - 30 * at[2]) / (12 * h * h))
+    h = 2.0**-16
+    at = [exact_epsilon(sigma, q + i * h, count, delta, a) for i in (-2, -1, 1, 2)]
+    by_q = float((8 * (at[2] - at[1]) - (at[3] - at[0])) / (12 * h))
+
+    np.testing.assert_allclose(jax.grad(epsilon)(sigma, q), by_sigma, rtol=1e-5)
+    both = jax.jit(jax.value_and_grad(epsilon, (0, 1)))(sigma, q)
+    np.testing.assert_allclose(both[1], (by_sigma, by_q), rtol=1e-5)
+    assert both[0].dtype == jnp.float32
+    np.testing.assert_allclose(
+        jax.jit(jax.hessian(epsilon))(sigma, q), twice, rtol=1e-5
+    )
+
+
+def test_derivatives_under_vmap_and_at_the_ends_of_the_rate():
+    def epsilon(sigma, q):
+        return run_epsilon(sigma, q, 3, 1e-5)
+
+    sigma, q = jnp.array([1.3, 1.3, 1.3]), jnp.array([0.0, 1.0, 1.0 - 1e-6])
+    by_sigma, by_q = jax.jit(jax.vmap(jax.grad(epsilon, (0, 1))))(sigma, q)
+    full = jax.grad(
+        lambda s: rdp.epsilon(
+            rdp.compose(rdp.gaussian(s, ORDERS), count=3), ORDERS, 1e-5
+        )
+    )(1.3)
+    np.testing.assert_allclose(by_sigma, [0, full, full], rtol=1e-4)
+    assert by_q[0] == 0
+    np.testing.assert_allclose(by_q[1], by_q[2], rtol=1e-4)
+
+
+def test_corners(x64):
+    near = np.array([1.0 + 1e-9, 1.0001, 2.0, 1e6])  # rounding grows as 1 / (a − 1)
+    for sigma in (1e-6, 0.05, 0.1, 1.0, 1e4, 1e150):
+        for q in (0.0, 1e-300, 1e-9, 0.5, 1.0):
+            curve = np.asarray(rdp.poisson_gaussian(sigma, q, near))
+            limit = np.asarray(rdp.gaussian(sigma, near))
+            assert np.all((curve >= 0) & (curve <= limit * (1 + 1e-5) + 1e-250))
+            assert np.all((curve > 0) | (q == 0))
+    curve = rdp.gaussian(1.0, ORDERS)
+    assert 0 <= rdp.epsilon(curve, ORDERS, 1 - 1e-12) < 1e-9
+    assert rdp.epsilon(np.array([np.inf, np.inf]), np.array([2.0, 3.0]), 0.1) == np.inf
+    assert rdp.epsilon(np.zeros(2), np.array([2.0, 3.0]), 1e-30) == 0
+    assert rdp.delta(np.zeros(2), np.array([2.0, 3.0]), 0.0) <= 1e-149
+    assert rdp.delta(curve, ORDERS, jnp.inf) == 0
+    assert rdp.delta(np.array([np.inf]), np.array([2.0]), 1.0) == 1
+    assert np.all(rdp.poisson_gaussian(0.0, 0.1, near) == np.inf)
+    assert np.all(rdp.poisson_gaussian(jnp.inf, 0.1, near) == 0)
+    assert np.all(rdp.compose(np.array([np.inf, 2.0]), count=0) == 0)
+
+
+def test_traced_mistakes_give_inf():
+    two = jnp.array([2.0])
+    poisson, nan = jax.jit(rdp.poisson_gaussian), jnp.nan
+    for bad in [(1.0, 1.5, two), (1.0, -0.5, two), (-1.0, 0.5, two), (1.0, nan, two)]:
+        assert poisson(*bad) == np.inf
+    for order in (1.0, 0.5, nan, jnp.inf):
+        assert poisson(1.0, 0.5, jnp.array([order])) == np.inf
+        assert jax.jit(rdp.gaussian)(1.0, jnp.array([order])) == np.inf
+        assert jax.jit(rdp.epsilon)(two, jnp.array([order]), 0.1) == np.inf
+    for delta in (0.0, -1.0, nan, 1.5):
+        assert jax.jit(rdp.epsilon)(two, two, delta) == np.inf
+    for count in (-1.0, 1.5, nan):
+        assert jax.jit(rdp.compose)(two, count=count) == np.inf
+    assert jax.jit(rdp.delta)(two, two, -1.0) == 1
+    assert jax.jit(rdp.epsilon)(jnp.array([nan]), two, 0.1) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: rdp.gaussian(-1.0, ORDERS), "noise_multiplier"),
+        (lambda: rdp.gaussian(1.0, np.array([1.0, 2.0])), "orders"),
+        (lambda: rdp.poisson_gaussian(1.0, 1.5, ORDERS), "sampling_rate"),
+        (lambda: rdp.poisson_gaussian(np.nan, 0.5, ORDERS), "noise_multiplier"),
+        (lambda: rdp.poisson_gaussian(1.0, 0.5, np.array([0.5])), "orders"),
+        (lambda: rdp.compose(), "curves"),
+        (lambda: rdp.compose(np.array([-1.0])), "curves"),
+        (lambda: rdp.compose(np.array([1.0]), count=1.5), "count"),
+        (lambda: rdp.compose(np.array([1.0]), count=-1), "count"),
+        (lambda: rdp.epsilon(np.ones(2), np.array([2.0, 3.0]), 0.0), "delta"),
+        (lambda: rdp.epsilon(np.ones(2), np.array([1.0, 3.0]), 0.1), "orders"),
+        (lambda: rdp.best_order(np.ones(2), np.array([2.0, 3.0]), 1.0), "delta"),
+        (lambda: rdp.delta(np.ones(2), np.array([2.0, 3.0]), -0.1), "epsilon"),
+    ],
+)
+def test_static_mistakes_name_the_argument(call, name):
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        call()
