@@ -29,7 +29,8 @@ from dpjax._float64 import scoped
 
 _TAIL = 7.5  # a unit Gaussian has 1e-13 of its mass further away
 _DROP = _TAIL**2 / 2  # and its log density has fallen by this much there
-_RULES = [np.polynomial.legendre.leggauss(n) for n in (56, 30, 44)]
+_FIRST_RULE = np.polynomial.legendre.leggauss(56)
+_RULE = np.polynomial.legendre.leggauss(44)
 _barrier = jax.lax.optimization_barrier
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
@@ -37,8 +38,9 @@ _SERIES = [1.0 / math.factorial(k) for k in range(2, 14)]
 _SMALLEST_Z, _LARGEST_Z = -36.0, 230.0  # beyond, e^z is lost in 1 or 1 in q e^z
 _ULP = np.finfo(np.float64).eps
 
-# Of E h the windows cut off less than 1e-11, and the rules miss less than 1e-11:
-# against three times as many nodes, and mpmath, for σ from 0.1 and orders to 10,000.
+# Of E h the windows cut off, and the rules miss, less than 1e-11 together: measured
+# against three times as many nodes on wider windows at 200,000 points, and against
+# mpmath, for σ in [0.1, 1000], q in [1e-6, 1] and orders in [1.01, 10,000].
 _QUADRATURE_ERROR = 1e-10
 
 
@@ -118,9 +120,10 @@ def _edge(
     floor: jax.Array,
     density: tuple[jax.Array, jax.Array, jax.Array],
 ) -> jax.Array:
-    """A point from start towards limit, just past where the density falls to floor.
+    """Points from start towards limit, just past where the density falls to floor.
 
-    The distance is bisected on a scale that is linear near start, geometric beyond.
+    They are bisected on a scale that is linear near start, geometric beyond. The first
+    axis is one of several searches.
     """
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
@@ -131,7 +134,7 @@ def _edge(
     def body(_: jax.Array, ends: tuple[jax.Array, jax.Array]):
         inside, outside = ends
         middle = 0.5 * (inside + outside)
-        above = _log_integrand(at(middle), *density) > floor
+        above = jax.vmap(lambda u: _log_integrand(u, *density) > floor)(at(middle))
         return jnp.where(above, middle, inside), jnp.where(above, outside, middle)
 
     start_end = jnp.zeros_like(reach), jnp.ones_like(reach)
@@ -139,9 +142,10 @@ def _edge(
 
 
 def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> Any:
-    """The log of the highest bump, the crossing, and the ends of three windows.
+    """The log of the highest bump, the crossing, and where the windows are.
 
-    The first window is the same at all orders.
+    The first is the same at all orders, from −_TAIL to a split. The ends of the other
+    two are stacked.
     """
     log_odds = jnp.log1p(-jnp.minimum(q, 1 - _ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
@@ -156,9 +160,10 @@ def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> Any:
     for u in (bump, left, right):
         highest = jnp.maximum(highest, _log_integrand(u, *density))
     floor = highest - _DROP
-    second = _edge(left, split, floor, density), _edge(left, border, floor, density)
-    third = _edge(right, border, floor, density), _edge(right, limit, floor, density)
-    return highest, crossing, (jnp.full_like(split, -_TAIL), split), second, third
+    starts = jnp.stack([left, left, right, right])
+    limits = jnp.stack(jnp.broadcast_arrays(split, border, border, limit))
+    ends = _edge(starts, limits, floor, density)
+    return highest, crossing, split, ends[::2], ends[1::2]
 
 
 def _window_sum(
@@ -236,11 +241,15 @@ def _forward_mode(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     """The log of E h(y) from above, for σ >= 0.1, 1e-60 <= q <= 1 and a > 1."""
     fixed = jax.lax.stop_gradient
-    highest, crossing, *windows = fixed(_windows(fixed(sigma), fixed(q), fixed(a)))
-    rest = crossing, highest, (sigma, q, a)
-    total = sum(
-        _window_sum(*ends, *rest, rule)
-        for ends, rule in zip(windows, _RULES, strict=True)
+    highest, crossing, split, lows, highs = fixed(
+        _windows(fixed(sigma), fixed(q), fixed(a))
     )
+
+    def window_sum(low: jax.Array, high: jax.Array, rule: Any) -> jax.Array:
+        return _window_sum(low, high, crossing, highest, (sigma, q, a), rule)
+
+    total = window_sum(jnp.full_like(split, -_TAIL), split, _FIRST_RULE)
+    others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(lows, highs)
+    total = total + jnp.sum(others, axis=0)
     error = _QUADRATURE_ERROR + 4 * _ULP * jnp.abs(highest)
     return highest + jnp.log(total) - _LOG_SQRT_2PI + error
