@@ -9,7 +9,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.accounting import rdp
+from dpjax.accounting import _renyi_quadrature, rdp
 
 ORDERS = rdp.ORDERS
 
@@ -208,20 +208,54 @@ def test_derivatives_in_float32_code():
     curve = rdp.compose(rdp.poisson_gaussian(sigma, q, ORDERS), count=count)
     a = float(ORDERS[np.argmin(np.abs(ORDERS - rdp.best_order(curve, ORDERS, delta)))])
     h = 2.0**-12
-    at = [exact_epsilon(sigma + i * h, q, count, delta, a) for i in (-2, -1, 0, 1, 2)]
-    by_sigma = float((8 * (at[3] - at[1]) - (at[4] - at[0])) / (12 * h))
-    twice = float((16 * (at[3] + at[1]) - (at[4] + at[0]) - 30 * at[2]) / (12 * h * h))
+    at = [exact_epsilon(sigma + i * h, q, count, delta, a) for i in (-2, -1, 1, 2)]
+    by_sigma = float((8 * (at[2] - at[1]) - (at[3] - at[0])) / (12 * h))
     h = 2.0**-16
     at = [exact_epsilon(sigma, q + i * h, count, delta, a) for i in (-2, -1, 1, 2)]
     by_q = float((8 * (at[2] - at[1]) - (at[3] - at[0])) / (12 * h))
 
-    np.testing.assert_allclose(jax.grad(epsilon)(sigma, q), by_sigma, rtol=1e-5)
     both = jax.jit(jax.value_and_grad(epsilon, (0, 1)))(sigma, q)
     np.testing.assert_allclose(both[1], (by_sigma, by_q), rtol=1e-5)
     assert both[0].dtype == jnp.float32
-    np.testing.assert_allclose(
-        jax.jit(jax.hessian(epsilon))(sigma, q), twice, rtol=1e-5
-    )
+
+
+@pytest.mark.slow
+def test_second_derivative_in_float32_code():
+    sigma, q, count, delta = 1.1, 0.02, 700, 1e-5
+
+    def epsilon(sigma):
+        return run_epsilon(sigma, q, count, delta)
+
+    curve = rdp.compose(rdp.poisson_gaussian(sigma, q, ORDERS), count=count)
+    a = float(ORDERS[np.argmin(np.abs(ORDERS - rdp.best_order(curve, ORDERS, delta)))])
+    h = 2.0**-12
+    at = [exact_epsilon(sigma + i * h, q, count, delta, a) for i in (-2, -1, 0, 1, 2)]
+    by_sigma = float((8 * (at[3] - at[1]) - (at[4] - at[0])) / (12 * h))
+    twice = float((16 * (at[3] + at[1]) - (at[4] + at[0]) - 30 * at[2]) / (12 * h * h))
+    np.testing.assert_allclose(jax.grad(epsilon)(sigma), by_sigma, rtol=1e-5)
+    for hessian in (jax.hessian(epsilon), jax.jit(jax.hessian(epsilon))):
+        np.testing.assert_allclose(hessian(sigma), twice, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_more_nodes_on_wider_windows_change_nothing(x64, monkeypatch):
+    rng = np.random.default_rng(7)
+    n = 50_000
+    sigma, q = 10 ** rng.uniform(-1, 3, n), 10 ** rng.uniform(-6, 0, n)
+    a = 1 + 10 ** rng.uniform(-2, 4, n)
+    # Half of the points around σ², where the bumps part, and some at little noise.
+    near = sigma[::2] ** 2 * 10 ** rng.uniform(-1, 2, n // 2)
+    a[::2] = np.clip(near, 1.01, 1e4)
+    sigma[: n // 5] = 10 ** rng.uniform(-1, 0.3, n // 5)
+    coarse = jax.jit(lambda *x: _renyi_quadrature.log_excess(*x))(sigma, q, a)
+    legendre = np.polynomial.legendre.leggauss
+    monkeypatch.setattr(_renyi_quadrature, "_FIRST_RULE", legendre(168))
+    monkeypatch.setattr(_renyi_quadrature, "_RULE", legendre(132))
+    monkeypatch.setattr(_renyi_quadrature, "_TAIL", 8.5)
+    monkeypatch.setattr(_renyi_quadrature, "_DROP", 8.5**2 / 2)
+    fine = jax.jit(lambda *x: _renyi_quadrature.log_excess(*x))(sigma, q, a)
+    ratio = jnp.logaddexp(0.0, coarse) / jnp.logaddexp(0.0, fine)
+    np.testing.assert_allclose(ratio, 1, rtol=0, atol=1e-11)
 
 
 def test_derivatives_under_vmap_and_at_the_ends_of_the_rate():
