@@ -273,9 +273,12 @@ def test_properties(mu, q, count, delta):
         assert 0 <= epsilon < np.inf
         back = compiled_delta("poisson", mu, q, count, epsilon)
         assert 0 <= back <= 1
-        if epsilon > 1e-3:
-            np.testing.assert_allclose(back, delta, rtol=3e-3)
-        slack = 1e-3 + 1e-4 * epsilon
+        # Each way is within 1e-3 of exact in ε, a few times that where few steps seldom
+        # lose anything, and relatively 1e-5 above 100.
+        slack = 5e-3 + 1e-4 * epsilon
+        if 0 < back < 1:
+            around = compiled_epsilon("poisson", mu, q, count, back)
+            assert abs(around - epsilon) <= slack
         assert compiled_epsilon("poisson", mu, q, count, delta / 2) >= epsilon - slack
         assert compiled_epsilon("poisson", mu * 1.1, q, count, delta) >= epsilon - slack
         assert compiled_epsilon("poisson", mu, q, count + 1, delta) >= epsilon - slack
