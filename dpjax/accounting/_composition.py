@@ -20,7 +20,7 @@ _PAIRS = {
     "poisson_replace": lambda s, q, tail: _pairs.poisson_replace(1 / s, q, tail),
     "fixed_size": _pairs.fixed_size,
 }
-_BISECTIONS = 50
+_BISECTIONS = 44
 _GLANCES = 3
 _LOST = 1e-9  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
@@ -126,7 +126,8 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
         about = jax.lax.fori_loop(0, _GLANCES, nearer, about)
         wave = look((at, at), jnp.maximum(about, jnp.log(_SMALLEST)))
         together = _inversion.log_delta(wave, asked)
-        apart = _inversion.log_delta_apart(parts, variance, asked)
+        masses = [jnp.exp(losses.log_mass) for losses, _ in parts]
+        apart = _inversion.log_delta_apart(parts, masses, variance, asked)
         return jnp.exp(jnp.minimum(jnp.minimum(together, apart), 0.0))
 
     value = _worst_direction(bound, parts, directions)
@@ -146,6 +147,7 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     def bound(parts: _inversion.Parts) -> jax.Array:
         look, cumulants = _looker(parts, variance)
         fixed = jax.lax.stop_gradient(target)
+        masses = [jnp.exp(losses.log_mass) for losses, _ in parts]
 
         def nearer(_: int, about: jax.Array) -> jax.Array:
             wave = look((jnp.zeros(()), about), fixed, few=True)
@@ -153,7 +155,8 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
             return jnp.minimum(found, about)
 
         def apart(epsilon: jax.Array) -> jax.Array:
-            return _inversion.log_delta_apart(parts, variance, epsilon) - target
+            log_delta = _inversion.log_delta_apart(parts, masses, variance, epsilon)
+            return log_delta - target
 
         def together(epsilon: jax.Array) -> jax.Array:
             return _inversion.log_delta(wave, epsilon) - target

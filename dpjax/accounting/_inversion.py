@@ -226,18 +226,24 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     )
 
 
-def log_delta_apart(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
+def log_delta_apart(
+    parts: Parts,
+    masses: Sequence[jax.Array],
+    variance: jax.Array,
+    epsilon: jax.Array,
+) -> jax.Array:
     """Log of Σ_i T_i δ_i(ε / Σ_i T_i): each step on its own, where none is Gaussian.
 
     Exact for one step, and not far off at ε = 0 for many that seldom lose anything,
-    which is where the Gaussian part of a spectrum is felt most.
+    which is where the Gaussian part of a spectrum is felt most. The masses are those of
+    the losses, of which only the logarithms are kept.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)
     total = jnp.zeros(())
-    for losses, count in parts:
+    for (losses, count), mass in zip(parts, masses, strict=True):
         over = -jnp.expm1(jnp.minimum(share - losses.loss, 0.0))
-        one = jnp.sum(jnp.exp(losses.log_mass) * over) + losses.lost
+        one = jnp.sum(mass * over) + losses.lost
         total += count * one * (1 + losses.error + 2 * losses.loss.size * _ULP)
     total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, 1e-300))
     return jnp.log(total)
