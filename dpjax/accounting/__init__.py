@@ -2,5 +2,6 @@
 
 from dpjax.accounting import calibrate as calibrate
 from dpjax.accounting import gdp as gdp
+from dpjax.accounting import iteration as iteration
 from dpjax.accounting import tree as tree
 from dpjax.accounting import truncation as truncation
