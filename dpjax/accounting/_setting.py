@@ -100,8 +100,8 @@ def _check_step_size(step_size: Any, smoothness: Any, regularization: Any) -> No
     if np.any(upper > 2 * (1 + 4 * _ULP)):
         _fail(
             "step_size",
-            "at most 2 / (smoothness + regularization), beyond which a step on a convex "
-            "loss is not a contraction",
+            "at most 2 / (smoothness + regularization), beyond which a step on a "
+            "convex loss is not a contraction",
             step_size,
         )
 
@@ -148,7 +148,7 @@ def check(
             _fail(
                 "strong_convexity",
                 "0 with clipped gradients, which have no curvature where the clip is "
-                "active (a regulariser outside the clip is the argument regularization)",
+                "active (a regulariser outside the clip is named regularization)",
                 strong_convexity,
             )
         if adjacency is Adjacency.ADD_REMOVE:
@@ -171,8 +171,14 @@ def check(
         regularization,
         diameter,
     )
-    factor = adjacency.sensitivity_factor
-    return Checked(arrays, {"keeps": keeps, "bounded": bounded, "factor": factor})
+    weak = _validate.concrete(weak_convexity)
+    static = {
+        "keeps": keeps,
+        "bounded": bounded,
+        "factor": adjacency.sensitivity_factor,
+        "convex": keeps and weak is not None and not np.any(weak > 0),
+    }
+    return Checked(arrays, static)
 
 
 def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
@@ -183,7 +189,7 @@ def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
     valid = valid & (diameter > 0) & (strong <= M)
     if not keeps:
         valid = valid & (eta * added < 1)
-    known = valid & (M < jnp.inf)
+    known = valid & (jnp.inf > M)
     bounded = known & (diameter < jnp.inf)
     noise, batch, eta, norm = (
         jnp.where(valid, x, 1.0) for x in (noise, batch, eta, norm)

@@ -4,14 +4,14 @@ The loss of one example has curvature between a and M (a = −m for a weakly con
 the step is x ↦ x − η (mean gradient). Without clipping its constant is
 max(|1 − ηa|, |1 − ηM|).
 
-Clipping breaks that. It is the prox of a convex function, so a difference Δ of gradients
-becomes some point of the ball with diameter [0, Δ], and Δ itself lies in the ball around
-(M − m)/2 · d of radius (M + m)/2 · ‖d‖. With κ = η(M − m)/2 and ρ = η(M + m)/2, the
-farthest that ‖d − ηΔ‖ can get is where an ellipse with foci 0 and 2d touches that ball:
-sqrt(1 + ρ²/(κ(2 − κ))), which is more than 1 also for convex losses.
+Clipping breaks that. It is the prox of a convex function, so a difference Δ of
+gradients becomes some point of the ball with diameter [0, Δ], and Δ itself lies in the
+ball around (M − m)/2 · d of radius (M + m)/2 · ‖d‖. With κ = η(M − m)/2 and
+ρ = η(M + m)/2, the farthest that ‖d − ηΔ‖ can get is where an ellipse with foci 0 and
+2d touches that ball: sqrt(1 + ρ²/(κ(2 − κ))), more than 1 for convex losses too.
 
-A gradient that keeps its direction, (scalar function of ⟨w, x⟩) · x, is spared: clipped,
-it is the gradient of another loss of the same kind, whose curvature is between
+A gradient that keeps its direction, (scalar function of ⟨w, x⟩) · x, is spared:
+clipped, it is the gradient of another loss of the same kind, with curvature between
 min(a, 0) and M. Strong convexity is lost: where the clip is active, curvature is 0.
 """
 
@@ -28,7 +28,7 @@ _ULP = np.finfo(np.float64).eps
 def excess(
     step_size: jax.Array, lower: jax.Array, upper: jax.Array, scale: jax.Array
 ) -> jax.Array:
-    """c − 1 without clipping, curvature between lower and upper, rounded up.
+    """C − 1 without clipping, curvature between lower and upper, rounded up.
 
     Scale bounds the terms that were added to get lower, for their rounding errors.
     """
@@ -40,7 +40,7 @@ def excess(
 def clipped_excess(
     step_size: jax.Array, weak: jax.Array, upper: jax.Array
 ) -> jax.Array:
-    """c − 1 with clipping, curvature between −weak and upper, rounded up."""
+    """C − 1 with clipping, curvature between −weak and upper, rounded up."""
     rho, kappa = step_size * (upper + weak) / 2, step_size * (upper - weak) / 2
     inner = kappa * (2 - kappa)
     touches = (inner > 0) & (jnp.abs(1 - kappa) * rho <= inner)
@@ -158,7 +158,8 @@ def clipped_step_lipschitz(
     (2024), Proposition 3.4(b).
 
     Example:
-      >>> print(f"{clipped_step_lipschitz(0.5, weak_convexity=0.0, smoothness=1.0):.6f}")
+      >>> c = clipped_step_lipschitz(0.5, weak_convexity=0.0, smoothness=1.0)
+      >>> print(f"{c:.6f}")
       1.069045
     """
     _validate.positive("step_size", step_size)
