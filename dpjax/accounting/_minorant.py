@@ -249,18 +249,19 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
 
     def visit(level: jax.Array, state: Any, seen: Any) -> Any:
         """Tangents to the right neighbours of the nodes, from the steps in the left."""
-        nearest, vertex = seen
         half = jnp.left_shift(1, level).astype(jnp.int32)
         on_left = (place & half) == 0
         mid = jnp.minimum((place // half + 1) * half, n - 1)
         rest = _take(state[4], jnp.minimum(place + 1, n - 1))
         rest = _where(place + 1 < mid, rest, _nothing(rest))
         count = state[2][jnp.minimum(mid // half, state[2].shape[0] - 1)]
-        _, last, sums = jax.vmap(
-            lambda start: _tangent(level, state, mid, count, _pool(start, rest))
-        )(both)
-        nearer = on_left & _steeper(_slope(nearest), _slope(sums))
-        return _where(nearer, sums, nearest), jnp.where(nearer, last, vertex)
+
+        def nearer(start: _Pair, nearest: _Pair, vertex: jax.Array) -> Any:
+            _, last, sums = _tangent(level, state, mid, count, _pool(start, rest))
+            better = on_left & _steeper(_slope(nearest), _slope(sums))
+            return _where(better, sums, nearest), jnp.where(better, last, vertex)
+
+        return jax.vmap(nearer)(both, *seen)
 
     _, (edge, vertex) = _climb(each, visit, (far, vertex))
     cost = jnp.where(

@@ -403,8 +403,9 @@ def last_iterate_rdp(
       >>> rdp = last_iterate_rdp(
       ...     2.0, 8.0, num_epochs=10, batches_per_epoch=50, batch_size=32,
       ...     order="fixed", step_size=0.1, gradient_norm=1.0, clipped=True,
-      ...     generalised_linear=False, smoothness=1.0, weak_convexity=0.5, strong_convexity=0.0,
-      ...     regularization=0.0, diameter=float("inf"), adjacency=Adjacency.REPLACE)
+      ...     generalised_linear=False, smoothness=1.0, weak_convexity=0.5,
+      ...     strong_convexity=0.0, regularization=0.0, diameter=float("inf"),
+      ...     adjacency=Adjacency.REPLACE)
       >>> print(f"{rdp:.2f}")  # composition has 40
       7.37
     """

@@ -1,9 +1,9 @@
 """Closed forms from the literature, beside the bounds that contain them.
 
 They are for comparison: `iteration.noisy_gd_mu` and `iteration.noisy_cyclic_gd_mu` are
-never larger, and check the assumptions. Here r = L/(bσ) is the gradient sensitivity over
-the batch size and the noise standard deviation on the mean gradient, and c the Lipschitz
-constant of a step. Values are rounded to nearest: they are no part of a guarantee.
+never larger, and check the assumptions. Here r = L/(bσ) is the gradient sensitivity
+over the batch size and the noise standard deviation on the mean gradient, and c the
+Lipschitz constant of a step. Values are rounded to nearest: no guarantee rests on them.
 """
 
 import jax
@@ -34,7 +34,8 @@ def _contraction(r, c, epochs, period):
 
 @float64("nearest")
 def _diameter(r, diameter, period):
-    waits = jnp.ceil(diameter / r)
+    # A quotient that rounding pushed above an integer is that integer.
+    waits = jnp.ceil(diameter / r * (1 - 1e-14))
     first = jnp.where(period == 1, 0.0, r * r)
     return jnp.sqrt(first + (3 * r * diameter + r * r * waits) / period)
 
@@ -71,7 +72,8 @@ def contraction_mu(
     Reference: Bok, Su and Altschuler (2024), Theorems 4.2 and 4.5.
 
     Example:
-      >>> print(f"{contraction_mu(0.1, 0.98, num_epochs=1000, batches_per_epoch=1):.3f}")
+      >>> mu = contraction_mu(0.1, 0.98, num_epochs=1000, batches_per_epoch=1)
+      >>> print(f"{mu:.3f}")
       0.995
     """
     return _contraction(sensitivity, lipschitz, num_epochs, batches_per_epoch)
