@@ -22,10 +22,9 @@ def _contraction(r, c, epochs, period):
     one = c >= 1
     safe = jnp.where(one, 0.5, c)
     full = _ratio(safe, epochs) / _ratio(safe, jnp.ones_like(safe))
-    run = -jnp.expm1(period * jnp.log(safe))
-    earlier = (
-        jnp.exp((2 * period - 2) * jnp.log(safe)) * (1 - safe * safe) / (run * run)
-    )
+    y = jnp.log(safe)
+    run = jnp.expm1(period * y)
+    earlier = -jnp.exp((2 * period - 2) * y) * jnp.expm1(2 * y) / (run * run)
     cyclic = 1 + earlier * _ratio(safe, period * (epochs - 1))
     limit = 1 + (epochs - 1) / period
     square = jnp.where(one, limit, jnp.where(period == 1, full, cyclic))
@@ -42,11 +41,9 @@ def _diameter(r, diameter, period):
 
 @float64("nearest")
 def _expansion(r, c, epochs, period):
-    q = 1 / (c * c)
-    one = jnp.abs(q - 1) < 1e-12
-    safe = jnp.where(one, 0.5, q)
-    run = (1 - safe**period) / (1 - safe)
-    run = jnp.where(one, period, run)
+    y = -2 * jnp.log(c)
+    safe = jnp.where(y == 0, 1.0, y)
+    run = jnp.where(y == 0, period, jnp.expm1(period * safe) / jnp.expm1(safe))
     return r * jnp.sqrt((epochs - 1) / run + 1)
 
 
@@ -126,6 +123,6 @@ def expansion_mu(
 
     Example:
       >>> print(f"{expansion_mu(0.5, 1.01, num_epochs=101, batches_per_epoch=50):.3f}")
-      0.935
+      1.016
     """
     return _expansion(sensitivity, lipschitz, num_epochs, batches_per_epoch)
