@@ -6,9 +6,9 @@ around one jitted call and rounds what comes out towards more privacy loss.
 
 JAX traces, transposes and lowers derivatives long after that scope has closed, and
 what then makes a float64 array fails. So the derivative is a function of its own:
-for a core with one number out per batch element, all partial derivatives come from
-one pull-back of ones inside the scope, and only Σ_i (partial_i · tangent_i) is left
-for the caller's transformations. Partials are decorated the same way, so second
+for a core with one number out per batch element, a partial derivative comes from one
+push-forward or pull-back of ones inside the scope, and only Σ_i (partial_i · tangent_i)
+is left for the caller's transformations. Partials are decorated the same way, so second
 derivatives work alike. The rule for custom derivatives inside a core: `scoped`.
 """
 
@@ -100,10 +100,14 @@ def _lift(
 
         def derivative(*args: jax.Array, **kwargs: Any) -> jax.Array:
             args = _broadcast_batch(args, vectors)
-            before, after = args[:position], args[position + 1 :]
-            out, pull_back = jax.vjp(
-                lambda x: core(*before, x, *after, **kwargs), args[position]
-            )
+            x, before, after = args[position], args[:position], args[position + 1 :]
+
+            def by(x: jax.Array) -> jax.Array:
+                return core(*before, x, *after, **kwargs)
+
+            if position not in vectors:
+                return jax.jvp(by, (x,), (jnp.ones_like(x),))[1]
+            out, pull_back = jax.vjp(by, x)
             return pull_back(jnp.ones_like(out))[0]
 
         if vectors:

@@ -53,6 +53,21 @@ def closed_unit(name: str, value: Any) -> None:
     _check(name, value, "between 0 and 1", lambda x: (x >= 0) & (x <= 1))
 
 
+def above_one(name: str, value: Any) -> None:
+    """Raise unless value > 1 and finite."""
+    _check(name, value, "above 1 and finite", lambda x: (x > 1) & np.isfinite(x))
+
+
+def count(name: str, value: Any) -> None:
+    """Raise unless value is a whole number, 0 or more."""
+    _check(
+        name,
+        value,
+        "a whole number, 0 or more",
+        lambda x: (x >= 0) & (x == np.floor(x)) & np.isfinite(x),
+    )
+
+
 def decay(name: str, value: Any) -> None:
     """Raise unless 0 <= value < 1."""
     _check(name, value, "in [0, 1)", lambda x: (x >= 0) & (x < 1))

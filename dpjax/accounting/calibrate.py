@@ -9,6 +9,7 @@ from jax.core import Tracer
 
 from dpjax import _validate
 from dpjax._float64 import cast, default_float
+from dpjax.accounting._implicit import with_derivative
 
 _CLOSE = 1e-12  # the relative width at which a bracket counts as closed
 _FAR = 2.0  # |log ε − log target| beyond this says no more than its sign
@@ -79,23 +80,6 @@ def _close(excess: Callable[..., Any], bad: Any, good: Any) -> jax.Array:
 
     _, _, (found, _) = _while(cond, body, (radius, tuple(bad), tuple(good)))
     return found
-
-
-def _with_derivative(
-    residual: Callable[..., Any], root: jax.Array, met: jax.Array
-) -> jax.Array:
-    """The root with the derivatives that the implicit function theorem gives it.
-
-    Newton's method from the root stays there, and its first step has the root's first
-    derivative, its second step the second.
-    """
-    one = jnp.ones_like(root)
-    x = jnp.where(met, root, one)
-    for _ in range(2):
-        value, slope = jax.jvp(residual, (x,), (one,))
-        moves = met & (slope != 0) & jnp.isfinite(slope)
-        x = x - jnp.where(moves, value, 0.0) / jnp.where(moves, slope, one)
-    return root + (x - jax.lax.stop_gradient(x))
 
 
 def solve(
@@ -188,5 +172,5 @@ def solve(
                 f"the search began at {start!r} and went all the way to {found!r}."
             )
         if traced and not integer:
-            found = _with_derivative(lambda x: epsilon_at(x) - target, found, met)
+            found = with_derivative(lambda x: epsilon_at(x) - target, found, met)
         return cast(found, dtype, "down" if increasing else "up")

@@ -1,0 +1,221 @@
+"""δ(ε) and ε(δ) of composed mechanisms, each given by its kind and three numbers.
+
+The numbers are those of `pld.Mechanism`: μ or the noise multiplier, the sampling rate,
+and the count.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._float64 import float64
+from dpjax.accounting import _inversion, _pairs, gdp
+from dpjax.accounting._implicit import with_derivative
+
+_PAIRS = {
+    "poisson": lambda s, q, tail: _pairs.poisson(1 / s, q, tail),
+    "poisson_replace": lambda s, q, tail: _pairs.poisson_replace(1 / s, q, tail),
+    "fixed_size": _pairs.fixed_size,
+}
+_BISECTIONS = 50
+_GLANCES = 3
+_LOST = 1e-9  # the share of δ that infinite losses may take
+_SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
+
+
+def _composed(
+    kinds: Sequence[str], parameters: Sequence[jax.Array], tail: jax.Array
+) -> tuple[_inversion.Parts, jax.Array, int]:
+    """Discrete losses with their counts, the Gaussian variance, and the directions."""
+    variance, parts = jnp.zeros(()), []
+    for i, kind in enumerate(kinds):
+        x, rate, count = parameters[3 * i : 3 * i + 3]
+        if kind == "gaussian":
+            variance += count * x * x
+        else:
+            share = tail / (len(kinds) * jnp.maximum(count, 1.0))
+            parts.append((_PAIRS[kind](x, rate, share), count))
+    directions = max((losses.lost.size for losses, _ in parts), default=1)
+    return parts, variance, directions
+
+
+def _worst_direction(
+    bound: Callable[..., jax.Array],
+    parts: _inversion.Parts,
+    directions: int,
+) -> jax.Array:
+    """The larger of a bound on δ or ε with the data sets in one order or the other."""
+
+    def one(rows: Any) -> jax.Array:
+        return bound(
+            [
+                (losses._replace(loss=x, log_mass=m, lost=p), count)
+                for (losses, count), (x, m, p) in zip(parts, rows, strict=True)
+            ]
+        )
+
+    rows = [
+        tuple(
+            jnp.broadcast_to(a, (directions, *a.shape[1:]))
+            for a in (losses.loss, losses.log_mass, losses.lost)
+        )
+        for losses, _ in parts
+    ]
+    return jnp.max(jax.vmap(one, axis_size=directions)(rows))
+
+
+def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.Array]:
+    """The core for batches, one after the other, with 0 and `worst` where they belong.
+
+    It answers 0 if nothing is released, `worst` if a parameter is out of range.
+    """
+
+    def scalar(asked: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
+        nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
+        for i, kind in enumerate(kinds):
+            x, rate, count = parameters[3 * i : 3 * i + 3]
+            silent = x == 0 if kind in ("gaussian", "fixed_size") else x == jnp.inf
+            idle = silent | (rate == 0) | (count == 0)
+            whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
+            valid &= (x >= 0) & (rate >= 0) & (rate <= 1) & whole
+            usable = valid & ~idle & (x > 0) & (x < jnp.inf)
+            nothing &= idle
+            safe += [
+                jnp.where(usable, x, 1.0),
+                jnp.where(usable, rate, 0.5),
+                jnp.where(usable, count, 0.0),
+            ]
+            valid &= usable | idle
+        value = core(asked, *safe, kinds=kinds)
+        value = jnp.where(jnp.isnan(value), worst, value)
+        return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
+
+    def batched(*args: jax.Array, kinds: Sequence[str]) -> jax.Array:
+        shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in args))
+        if shape == ():
+            return scalar(*args, kinds=kinds)
+        flat = [jnp.broadcast_to(x, shape).ravel() for x in args]
+        return jax.lax.map(lambda xs: scalar(*xs, kinds=kinds), flat).reshape(shape)
+
+    return batched
+
+
+def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
+    parts, variance, directions = _composed(
+        kinds, parameters, jnp.asarray(_SMALLEST * _LOST)
+    )
+    inside = (epsilon >= 0) & (epsilon < jnp.inf)
+    asked = jnp.where(inside, epsilon, 1.0)
+
+    if not parts:
+        return gdp._delta(jnp.sqrt(variance), epsilon)
+
+    def bound(parts: _inversion.Parts) -> jax.Array:
+        look, cumulants = _looker(parts, variance)
+        at = jax.lax.stop_gradient(asked)
+
+        def nearer(_: int, log_delta: jax.Array) -> jax.Array:
+            wave = look((at, at), log_delta, few=True)
+            return jnp.minimum(_inversion.log_delta(wave, at), log_delta)
+
+        about = _inversion.markov_log_delta(cumulants, at)
+        about = jnp.clip(about, jnp.log(_SMALLEST), 0.0)
+        about = jax.lax.fori_loop(0, _GLANCES, nearer, about)
+        wave = look((at, at), jnp.maximum(about, jnp.log(_SMALLEST)))
+        together = _inversion.log_delta(wave, asked)
+        apart = _inversion.log_delta_apart(parts, variance, asked)
+        return jnp.exp(jnp.minimum(jnp.minimum(together, apart), 0.0))
+
+    value = _worst_direction(bound, parts, directions)
+    return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
+
+
+def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
+    inside = (delta > 0) & (delta < 1)
+    asked = jnp.where(inside, delta, 0.5)
+    target = jnp.log(asked)
+    tail = jax.lax.stop_gradient(asked) * _LOST
+    parts, variance, directions = _composed(kinds, parameters, tail)
+
+    if not parts:
+        return gdp._epsilon(jnp.sqrt(variance), delta)
+
+    def bound(parts: _inversion.Parts) -> jax.Array:
+        look, cumulants = _looker(parts, variance)
+        fixed = jax.lax.stop_gradient(target)
+
+        def nearer(_: int, about: jax.Array) -> jax.Array:
+            wave = look((jnp.zeros(()), about), fixed, few=True)
+            found = _least(lambda e: _inversion.log_delta(wave, e) - fixed, about)
+            return jnp.minimum(found, about)
+
+        def apart(epsilon: jax.Array) -> jax.Array:
+            return _inversion.log_delta_apart(parts, variance, epsilon) - target
+
+        def together(epsilon: jax.Array) -> jax.Array:
+            return _inversion.log_delta(wave, epsilon) - target
+
+        about = _inversion.markov_epsilon(cumulants, fixed)
+        naive = _root(apart, about)
+        about = jax.lax.fori_loop(0, _GLANCES, nearer, about)
+        wave = look((about, about), fixed)
+
+        return jnp.minimum(naive, _root(together, about + wave.tilt.period / 4))
+
+    value = _worst_direction(bound, parts, directions)
+    return jnp.where(inside, value, jnp.where(delta >= 1, 0.0, jnp.inf))
+
+
+def _root(excess: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
+    """`_least`, with derivatives."""
+    root = _least(excess, top)
+    return with_derivative(excess, root, (root > 0) & (root < jnp.inf))
+
+
+def _looker(parts: _inversion.Parts, variance: jax.Array):
+    """How to get a spectrum for some ε and δ, and the cumulants that decide where.
+
+    Markov's inequality alone may be far off, so callers look with few frequencies
+    first. Where one looks is not differentiated.
+    """
+    fixed, fixed_variance = jax.lax.stop_gradient((parts, variance))
+    cumulants = _inversion.cumulants(fixed, fixed_variance)
+    steps = sum((jnp.asarray(count) for _, count in fixed), jnp.zeros(()))
+    precision = jnp.maximum(16 - jnp.log1p(steps), 3.0)
+
+    def look(
+        epsilon: tuple[jax.Array, jax.Array], log_delta: jax.Array, few: bool = False
+    ) -> _inversion.Spectrum:
+        frequencies = _inversion.FREQUENCIES // (8 if few else 1)
+        tilt = _inversion.choose(
+            cumulants, fixed_variance, epsilon, log_delta, precision, frequencies
+        )
+        if few:
+            return _inversion.spectrum(fixed, fixed_variance, tilt, frequencies)
+        return _inversion.spectrum(parts, variance, tilt, frequencies)
+
+    return look, cumulants
+
+
+def _least(excess: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
+    """An ε in [0, top] without excess, by bisection the least; inf if top has some."""
+
+    def met(epsilon: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(excess(epsilon)) <= 0
+
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]):
+        low, high = ends
+        middle = (low + high) / 2
+        ok = met(middle)
+        return jnp.where(ok, low, middle), jnp.where(ok, middle, high)
+
+    _, found = jax.lax.fori_loop(0, _BISECTIONS, halve, (jnp.zeros(()), top))
+    found = jnp.where(met(found), found, jnp.inf)
+    return jnp.where(met(jnp.zeros(())), 0.0, found)
+
+
+delta = float64("up", static=("kinds",))(_checked(_delta, 1.0))
+epsilon = float64("up", static=("kinds",))(_checked(_epsilon, np.inf))

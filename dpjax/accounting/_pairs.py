@@ -1,0 +1,173 @@
+"""Discrete pairs of distributions that are easier to tell apart than a mechanism's.
+
+Cut the line of outcomes z into intervals. Within one, the likelihood ratio of P and Q
+lies between its values at the two ends, so moving all mass to the ends, such that P and
+Q keep theirs, only helps an attacker: whatever happened within the interval can be
+simulated from what happens at its ends (Doroshenko et al. 2022 do this in the loss;
+here the ends are even in z). That adds h²/6 to the variance of a loss that is spread
+over an interval of length h: relatively (Δz)²/6, for any noise and sampling rate.
+
+All mechanisms here are mixtures of two unit Gaussians, with loss
+
+    x(z) = N(μz − μ²/2) [ − N(−μz − μ²/2) ],   N(v) = log(1 − q + q e^v).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import erf, ndtr
+
+INTERVALS = 4096
+_ULP = float(np.finfo(np.float64).eps)
+_TINY = 1e-300
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_NODES, _WEIGHTS = (_NODES[None] + 1) / 2, _WEIGHTS[None] / 2
+
+
+class Losses(NamedTuple):
+    """Privacy losses of one mechanism, in one direction or two.
+
+    Attributes:
+      loss: f[d, m].
+      log_mass: log of the first distribution's mass on each, f[d, m].
+      lost: its mass on an infinite loss, f[d].
+      error: a bound on the relative rounding error of each mass, f[].
+    """
+
+    loss: jax.Array
+    log_mass: jax.Array
+    lost: jax.Array
+    error: jax.Array
+
+
+def _log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
+    """N(v), to rounding for rates and v of all sizes."""
+    # Each form sees only its own v: a clip has half a derivative at its ends.
+    large, small = v > 0, v <= -1
+    above = v + jnp.log1p((1 - rate) * jnp.expm1(-jnp.where(large, v, 1.0)))
+    near = jnp.log1p(rate * jnp.expm1(jnp.where(large | small, -0.5, v)))
+    mixed = rate < 1
+    first = jnp.where(mixed, jnp.log1p(-jnp.where(mixed, rate, 0.5)), -jnp.inf)
+    below = jnp.logaddexp(first, jnp.log(rate) + v)
+    return jnp.where(large, above, jnp.where(small, below, near))
+
+
+def _phi(z: jax.Array) -> jax.Array:
+    return jnp.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
+
+
+def _positive(rate: jax.Array) -> jax.Array:
+    """The rate, with what rounds to nothing rounded up."""
+    return rate + jax.lax.stop_gradient(jnp.maximum(rate, _TINY) - rate)
+
+
+def _split(
+    mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array, *, count, mirror
+):
+    """Losses at count + 1 even points, the mass that P gets there, and the error.
+
+    mirror says whether Q is P reflected, or the single Gaussian N(0, 1).
+    """
+    width = (stop - start) / count
+    ends = start + width * jnp.arange(count + 1)
+
+    def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """N(v) at the ends, and N′(v), the second component's share, at lower ends."""
+        log_ratio = _log_mixture(v, rate)
+        return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[:-1, None]
+
+    loss, share = component(mu * ends - mu * mu / 2)
+    back = jnp.zeros_like(share)
+    if mirror:
+        away, back = component(-mu * ends - mu * mu / 2)
+        loss = loss - away
+
+    def climb(step: jax.Array) -> jax.Array:
+        """How much the loss grows when μz grows by a step from an interval's start."""
+        grown = jnp.log1p(share * jnp.expm1(step))
+        return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
+
+    inner, whole = climb(mu * width * _NODES), climb(jnp.reshape(mu * width, (1, 1)))
+    moves = whole > 0
+    up = jnp.expm1(-inner) / jnp.expm1(-jnp.where(moves, whole, 1.0))
+    up = jnp.where(moves, jnp.minimum(up, 1.0), 1.0)
+    at = ends[:-1, None] + width * _NODES
+    mass = width * _WEIGHTS * ((1 - rate) * _phi(at) + rate * _phi(at - mu))
+    zero = jnp.zeros(1)
+    masses = jnp.concatenate([zero, jnp.sum(mass * up, axis=1)]) + jnp.concatenate(
+        [jnp.sum(mass * (1 - up), axis=1), zero]
+    )
+    # Gauss's rule errs by 1.7e-23 (Δz)^16 f^(16), with f^(16) / f about the power 16
+    # of the distance from a mean or of μ.
+    sharp = width * (jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
+    error = 64 * _ULP + 1e-21 * sharp**16
+    return loss, masses, jax.lax.stop_gradient(error)
+
+
+def reach(tail: jax.Array) -> jax.Array:
+    """How far from its mean a unit Gaussian has less than tail beyond."""
+    return jax.lax.stop_gradient(jnp.sqrt(2 * jnp.maximum(-jnp.log(tail), 1.0)))
+
+
+def _log(mass: jax.Array) -> jax.Array:
+    return jnp.log(jnp.maximum(mass, _TINY))
+
+
+def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
+    """(1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), and the other way round."""
+    rate, far = _positive(rate), reach(tail)
+    start, stop = -far, jax.lax.stop_gradient(mu) + far
+    loss, mass, error = _split(mu, rate, start, stop, count=INTERVALS, mirror=False)
+    # What is beyond the ends: an infinite loss, or no less than it is.
+    removed = _log(mass.at[0].add((1 - rate) * ndtr(start) + rate * ndtr(start - mu)))
+    added = jnp.logaddexp(
+        _log(mass) - loss,
+        jnp.where(jnp.arange(INTERVALS + 1) == INTERVALS, _log(ndtr(-stop)), -jnp.inf),
+    )
+    beyond = (1 - rate) * ndtr(-stop) + rate * ndtr(mu - stop)
+    return Losses(
+        jnp.stack([loss, -loss]),
+        jnp.stack([removed, added]),
+        jnp.stack([beyond, ndtr(start)]),
+        error,
+    )
+
+
+def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
+    """(1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1)."""
+    rate, far = _positive(rate), reach(tail)
+    stop = jax.lax.stop_gradient(mu) + far
+    loss, mass, error = _split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
+    below = (1 - rate) * ndtr(-stop) + rate * ndtr(-stop - mu)
+    beyond = (1 - rate) * ndtr(-stop) + rate * ndtr(mu - stop)
+    mass = mass.at[0].add(below)
+    return Losses(loss[None], _log(mass)[None], beyond[None], error)
+
+
+def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
+    """The pair whose trade-off curve is C_q(G_μ), which is its own mirror image.
+
+    Above zero its losses are those of `poisson`; below, their mirror image with the
+    masses that Q has; the rest of the mass is on zero.
+
+    Reference: Bok, Su and Altschuler (2024), appendix D.4.
+    """
+    rate, far = _positive(rate), reach(tail)
+    half, stop = INTERVALS // 2, jax.lax.stop_gradient(mu) + far
+    loss, mass, error = _split(mu, rate, mu / 2, stop, count=half, mirror=False)
+    log_mass = _log(mass)
+    mirrored = jnp.logaddexp(
+        log_mass - loss,
+        jnp.where(jnp.arange(half + 1) == half, _log(ndtr(-stop)), -jnp.inf),
+    )
+    at_zero = (1 - rate) * erf(mu / np.sqrt(8))
+    beyond = (1 - rate) * ndtr(-stop) + rate * ndtr(mu - stop)
+    log_mass = log_mass.at[0].set(_log(mass[0] + at_zero))
+    return Losses(
+        jnp.concatenate([loss, -loss])[None],
+        jnp.concatenate([log_mass, mirrored])[None],
+        beyond[None],
+        error,
+    )

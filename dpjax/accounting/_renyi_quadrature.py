@@ -1,0 +1,297 @@
+"""One quadrature for the Poisson-subsampled Gaussian at every Rényi order.
+
+The likelihood ratio of the two output distributions at σu, u ~ N(0, 1), is 1 + y with
+y = q (e^z − 1), z = (u − 1/(2σ)) / σ. As E y = 0, the moment that Rényi's divergence
+of order a needs is
+
+    E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0,
+
+and the sum of positive numbers that approximates E h loses nothing to cancellation,
+not even where E h is 1e-20. Its integrand has a bump where y is small, between 0 and
+2/σ, and may have another one as far out as a/σ. Both are at least as wide as a unit
+Gaussian, and analytic for |Im u| < πσ; the branch points lie above and below the
+crossing where q e^z = 1 − q. So there is a window of nodes around small y, and one on
+either side of the crossing, all graded towards it on the scale σ. Neither the place of
+the nodes nor their number changes the integral, so derivatives are those of the
+integrand alone.
+
+For batches of fixed size (C_q(G_μ), μ = 1/σ) losses below zero are the mirror image of
+those above, with the masses that N(0, 1) has, and the rest of the mass is on zero. With
+L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
+
+    h = e^{aL} + e^{(1−a)L} − e^L − 1 = e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from dpjax._float64 import scoped
+
+_TAIL = 7.5  # a unit Gaussian has 1e-13 of its mass further away
+_DROP = _TAIL**2 / 2  # and its log density has fallen by this much there
+_FIRST_RULE = np.polynomial.legendre.leggauss(56)
+_RULE = np.polynomial.legendre.leggauss(44)
+_barrier = jax.lax.optimization_barrier
+_LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
+_GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
+_SERIES = [1.0 / math.factorial(k) for k in range(2, 14)]
+_SMALLEST_Z, _LARGEST_Z = -36.0, 230.0  # beyond, e^z is lost in 1 or 1 in q e^z
+_ULP = np.finfo(np.float64).eps
+
+# Of E h the windows cut off, and the rules miss, less than 1e-11 together: measured
+# against three times as many nodes on wider windows at 200,000 points, and against
+# mpmath, for σ in [0.1, 1000], q in [1e-6, 1] and orders in [1.01, 10,000].
+_QUADRATURE_ERROR = 1e-10
+
+
+def _likelihood(
+    u: jax.Array, sigma: jax.Array, q: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Z, y and log(1 + y)."""
+    z = (u - 0.5 / sigma) / sigma
+    clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
+    y = q * jnp.expm1(clipped)
+    return z, y, jnp.log1p(y) + jnp.maximum(z - clipped, 0.0)
+
+
+def _second_difference(x: jax.Array) -> jax.Array:
+    """(e^x − 1 − x) / x² for |x| < 1/4."""
+    total = jnp.full_like(x, _SERIES[-1])
+    for coefficient in _SERIES[-2::-1]:
+        total = coefficient + x * total
+    return total
+
+
+def _h(y: jax.Array, log_ratio: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """h(y) as (exponent, mantissa): h = mantissa e^exponent, to a few dozen ulps."""
+    small = jnp.abs(a * log_ratio) < 0.25
+    # With L = log(1 + y) and e^x = 1 + x + x² ψ(x): h = a L² (a ψ(a L) − ψ(L)).
+    L = jnp.where(small, log_ratio, 0.0)
+    difference = a * _second_difference(a * L) - _second_difference(L)
+    near = a * L * L * difference
+    # Elsewhere (1 + y) (e^x − 1) − (a − 1) y with x = (a − 1) L, scaled by (1 + y)^−a
+    # where that is below one.
+    y, L = jnp.where(small, 1.0, y), jnp.where(small, 1.0, log_ratio)
+    power = jnp.expm1(-(a - 1.0) * jnp.abs(L))
+    share = (a - 1.0) * y / (1.0 + jnp.maximum(y, 0.0))
+    rises = -power - share * (1.0 + power)
+    falls = (1.0 + y) * power - share
+    exponent = jnp.where(small, 0.0, a * jnp.maximum(L, 0.0))
+    return exponent, jnp.where(small, near, jnp.where(L > 0, rises, falls))
+
+
+def _mirrored_h(
+    _: jax.Array, log_ratio: jax.Array, a: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """H for batches of fixed size, in the same form."""
+    return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
+
+
+class _Excess(NamedTuple):
+    """What to integrate: h, and where u begins given σ."""
+
+    h: Callable[..., tuple[jax.Array, jax.Array]]
+    start: Callable[[jax.Array], jax.Array]
+
+
+_POISSON = _Excess(_h, lambda sigma: jnp.full_like(sigma, -_TAIL))
+_FIXED_SIZE = _Excess(_mirrored_h, lambda sigma: 0.5 / sigma)
+
+
+def _log_integrand(
+    excess: _Excess, u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
+) -> jax.Array:
+    """The log of h(y) e^{−u²/2}."""
+    _, y, log_ratio = _likelihood(u, sigma, q)
+    exponent, mantissa = excess.h(y, log_ratio, a)
+    return exponent + jnp.log(jnp.maximum(mantissa, 1e-300)) - 0.5 * u * u
+
+
+def _peaks(
+    sigma: jax.Array, a: jax.Array, crossing: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Where a log(1 + y) − u²/2 is greatest, left and right of the crossing.
+
+    That is where u = (a/σ) logistic(v), v < 0 on the left. There the right-hand side is
+    convex, and Newton's method ascends from 0 to the first solution; on the right it is
+    concave, and the method descends from a/σ to the last one. A side without a solution
+    yields the crossing.
+    """
+
+    def newton(u: jax.Array) -> jax.Array:
+        share = jax.nn.sigmoid((u - crossing) / sigma)
+        slope = a / sigma**2 * share * (1.0 - share) - 1.0
+        return u - (a / sigma * share - u) / jnp.minimum(slope, -1e-3)
+
+    def body(_: jax.Array, peaks: tuple[jax.Array, jax.Array]):
+        left, right = map(newton, peaks)
+        left = jnp.clip(left, 0.0, jnp.maximum(crossing, 0.0))
+        return left, jnp.maximum(right, crossing)
+
+    start = jnp.zeros_like(a * sigma), jnp.maximum(a / sigma, crossing)
+    return jax.lax.fori_loop(0, 10, body, start)
+
+
+def _edge(
+    excess: _Excess,
+    start: jax.Array,
+    limit: jax.Array,
+    floor: jax.Array,
+    density: tuple[jax.Array, jax.Array, jax.Array],
+) -> jax.Array:
+    """Points from start towards limit, just past where the density falls to floor.
+
+    They are bisected on a scale that is linear near start, geometric beyond. The first
+    axis is one of several searches.
+    """
+    sign = jnp.sign(limit - start)
+    reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
+
+    def at(t: jax.Array) -> jax.Array:
+        return start + sign * _TAIL * jnp.expm1(t * reach)
+
+    def body(_: jax.Array, ends: tuple[jax.Array, jax.Array]):
+        inside, outside = ends
+        middle = 0.5 * (inside + outside)
+        above = jax.vmap(lambda u: _log_integrand(excess, u, *density) > floor)(
+            at(middle)
+        )
+        return jnp.where(above, middle, inside), jnp.where(above, outside, middle)
+
+    start_end = jnp.zeros_like(reach), jnp.ones_like(reach)
+    return at(jax.lax.fori_loop(0, 7, body, start_end)[1])
+
+
+def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> Any:
+    """The log of the highest bump, the crossing, and where the windows are.
+
+    The first is the same at all orders, up to a split. The ends of the other
+    two are stacked.
+    """
+    log_odds = jnp.log1p(-jnp.minimum(q, 1 - _ULP)) - jnp.log(q)
+    crossing = sigma * log_odds + 0.5 / sigma
+    bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
+    first = excess.start(sigma)
+    bump = jnp.maximum(bump, first)
+    split = bump + _TAIL
+    limit = jnp.maximum(jnp.maximum(a, 2.0) / sigma + _TAIL, split)
+    border = jnp.clip(crossing, split, limit)
+    left, right = _peaks(sigma, a, crossing)
+    left, right = jnp.clip(left, split, border), jnp.clip(right, border, limit)
+    density = sigma, q, a
+    highest = _log_integrand(excess, jnp.maximum(first, -1.0), *density)
+    for u in (bump, left, right):
+        highest = jnp.maximum(highest, _log_integrand(excess, u, *density))
+    floor = highest - _DROP
+    starts = jnp.stack([left, left, right, right])
+    limits = jnp.stack(jnp.broadcast_arrays(split, border, border, limit))
+    ends = _edge(excess, starts, limits, floor, density)
+    return highest, crossing, first, split, ends[::2], ends[1::2]
+
+
+def _window_sum(
+    excess: _Excess,
+    low: jax.Array,
+    high: jax.Array,
+    crossing: jax.Array,
+    highest: jax.Array,
+    density: tuple[jax.Array, jax.Array, jax.Array],
+    rule: Any,
+) -> jax.Array:
+    """The integral of h(y) e^{−u²/2 − highest}, with the rounding error of each term.
+
+    The nodes are those of the rule in w, u = crossing + c sinh(w).
+    """
+    sigma, q, a = density
+    fixed = jax.lax.stop_gradient
+    away = jnp.maximum(jnp.maximum(low - crossing, crossing - high), 0.0)
+    c = jnp.sqrt((_GRADING * fixed(sigma)) ** 2 + away**2)
+    first, last = jnp.arcsinh((low - crossing) / c), jnp.arcsinh((high - crossing) / c)
+    # A barrier keeps what is of a smaller shape from being computed once an order.
+    middle, half, c = fixed(
+        _barrier((0.5 * (first + last), 0.5 * (last - first), 0.5 * c))
+    )
+
+    def body(total: jax.Array, node: tuple[jax.Array, jax.Array]):
+        x, weight = node
+        grown = jnp.exp(middle + half * x)
+        u = fixed(crossing + c * (grown - 1.0 / grown))
+        weight = fixed(weight * (grown + 1.0 / grown))
+        z, y, log_ratio = _likelihood(u, sigma, q)
+        share = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
+        u, weight, y, log_ratio, share = _barrier((u, weight, y, log_ratio, share))
+        exponent, mantissa = excess.h(y, log_ratio, a)
+        term = weight * mantissa * jnp.exp(exponent - 0.5 * u * u - highest)
+        ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
+        return total + term * (1.0 + 8 * _ULP * ulps), None
+
+    total, _ = jax.lax.scan(body, jnp.zeros_like(highest), rule)
+    return total * c * half
+
+
+def _forward_mode(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """An elementwise function whose derivatives, all of them, sum over nodes forwards.
+
+    Reverse mode would keep every term of the sum.
+    """
+
+    def partial(position: int) -> Callable[..., jax.Array]:
+        def derivative(*args: jax.Array) -> jax.Array:
+            before, x, after = args[:position], args[position], args[position + 1 :]
+            one = jnp.ones_like(x)
+            return jax.jvp(lambda x: fn(*before, x, *after), (x,), (one,))[1]
+
+        return _forward_mode(derivative)
+
+    @jax.custom_jvp
+    @scoped
+    def call(*args: jax.Array) -> jax.Array:
+        return fn(*args)
+
+    @scoped
+    def rule(primals: Any, tangents: Any) -> Any:
+        out = call(*primals)
+        total = jnp.zeros_like(out)
+        for i, tangent in enumerate(tangents):
+            if not isinstance(tangent, SymbolicZero):
+                total += partial(i)(*primals) * tangent
+        return out, total
+
+    call.defjvp(rule, symbolic_zeros=True)
+    return call
+
+
+def _log_excess(
+    excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
+) -> jax.Array:
+    fixed = jax.lax.stop_gradient
+    highest, crossing, first, split, lows, highs = fixed(
+        _windows(excess, fixed(sigma), fixed(q), fixed(a))
+    )
+
+    def window_sum(low: jax.Array, high: jax.Array, rule: Any) -> jax.Array:
+        return _window_sum(excess, low, high, crossing, highest, (sigma, q, a), rule)
+
+    total = window_sum(first, split, _FIRST_RULE)
+    others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(lows, highs)
+    total = total + jnp.sum(others, axis=0)
+    error = _QUADRATURE_ERROR + 4 * _ULP * jnp.abs(highest)
+    return highest + jnp.log(total) - _LOG_SQRT_2PI + error
+
+
+@_forward_mode
+def poisson(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    """The log of E h(y) from above, for σ >= 0.1, 1e-60 <= q <= 1 and a > 1."""
+    return _log_excess(_POISSON, sigma, q, a)
+
+
+@_forward_mode
+def fixed_size(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    """The same for batches of fixed size and μ = 1/σ."""
+    return _log_excess(_FIXED_SIZE, sigma, q, a)

@@ -1,0 +1,346 @@
+"""Privacy-loss distributions against closed forms, quadrature, and a peer."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+import reference_pld as reference
+from dp_accounting.pld import privacy_loss_distribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from dpjax import Adjacency
+from dpjax.accounting import calibrate, gdp, pld
+
+mp.mp.dps = 40
+
+
+def build(kind, mu, q):
+    if kind == "fixed":
+        return pld.subsampled_gdp(mu, q)
+    adjacency = Adjacency.REPLACE if kind == "replace" else Adjacency.ADD_REMOVE
+    return pld.poisson_gaussian(1 / mu, q, adjacency=adjacency)
+
+
+def directions(kind):
+    return ("remove", "add") if kind == "poisson" else (kind,)
+
+
+@functools.partial(jax.jit, static_argnames="kind")
+def _epsilon(kind, mu, q, count, delta):
+    return pld.epsilon(pld.compose(build(kind, mu, q), count), delta)
+
+
+@functools.partial(jax.jit, static_argnames="kind")
+def _delta(kind, mu, q, count, epsilon):
+    return pld.delta(pld.compose(build(kind, mu, q), count), epsilon)
+
+
+def compiled_epsilon(kind, *numbers):
+    """One compilation a kind: every number is a float."""
+    return float(_epsilon(kind, *(float(x) for x in numbers)))
+
+
+def compiled_delta(kind, *numbers):
+    return float(_delta(kind, *(float(x) for x in numbers)))
+
+
+@pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
+def test_one_step_is_exact_from_above(kind, x64):
+    rng = np.random.default_rng(1)
+    mu = 10 ** rng.uniform(-3, 0.9, 25)
+    q = 10 ** rng.uniform(-6, 0, 25)
+    q[:4] = 1.0
+    delta = 10 ** rng.uniform(-12, -0.3, 25) * np.minimum(q, 0.5)
+    positive = 0
+    for m, r, d in zip(mu, q, delta, strict=True):
+        e = compiled_epsilon(kind, m, r, 1, d)
+        f = compiled_delta(kind, m, r, 1, e)
+        exact = max(reference.single_delta(k, m, r, e) for k in directions(kind))
+        assert exact <= d, (m, r, d)
+        assert exact <= f <= exact * (1 + mp.mpf("1e-3")), (m, r, e)
+        if e > 1e-3:
+            positive += 1
+            below = [
+                reference.single_delta(k, m, r, e - 1e-3) for k in directions(kind)
+            ]
+            assert max(below) > d, (m, r, d)
+    assert positive >= 5
+
+
+CASES = [  # kind, μ, q, count, δ
+    ("poisson", 1.0, 0.01, 1_000, 1e-5),
+    ("poisson", 0.5, 0.001, 300_000, 1e-12),
+    ("poisson", 2.0, 0.02, 2_000, 1e-8),
+    ("replace", 1.0, 0.01, 1_000, 1e-5),
+    ("replace", 0.4, 0.2, 50, 1e-10),
+    ("fixed", 0.7, 0.02, 3_000, 1e-6),
+    ("fixed", 1.5, 0.1, 100, 0.01),
+]
+
+
+@pytest.mark.parametrize(("kind", "mu", "q", "count", "delta"), CASES)
+def test_composition_is_within_a_thousandth_of_the_limit(
+    kind, mu, q, count, delta, x64
+):
+    epsilon = compiled_epsilon(kind, mu, q, count, delta)
+    above, below = (
+        max(reference.composed_delta([(k, mu, q, count)], e) for k in directions(kind))
+        for e in (epsilon, epsilon - 1e-3)
+    )
+    assert above <= delta < below
+    found = compiled_delta(kind, mu, q, count, epsilon)
+    assert above <= found <= above * (1 + 2e-3)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
+def test_without_sampling_it_is_the_gaussian_mechanism(kind, x64):
+    for mu, count, delta in [(0.1, 100, 1e-5), (3.0, 1, 1e-9), (0.01, 90_000, 0.2)]:
+        distance = 2 * mu if kind == "replace" else mu
+        exact = gdp.epsilon(distance * np.sqrt(count), delta)
+        epsilon = compiled_epsilon(kind, mu, 1.0, count, delta)
+        assert exact <= epsilon <= exact + 1e-3
+    assert pld.epsilon(pld.compose(pld.gaussian(0.3), 25), 1e-6) == gdp.epsilon(
+        1.5, 1e-6
+    )
+
+
+def test_different_mechanisms_compose(x64):
+    parts = [("remove", 1.0, 0.02, 400), ("remove", 0.5, 0.1, 100)]
+    both = pld.convolve(
+        pld.compose(build("poisson", 1.0, 0.02), 400),
+        pld.convolve(pld.gaussian(0.6), pld.compose(build("poisson", 0.5, 0.1), 100)),
+    )
+    epsilon = float(pld.epsilon(both, 1e-6))
+    add = [("add", *rest) for _, *rest in parts]
+    above, below = (
+        max(reference.composed_delta(x, e, variance=0.36) for x in (parts, add))
+        for e in (epsilon, epsilon - 1e-3)
+    )
+    assert above <= 1e-6 < below
+    mixed = pld.convolve(build("fixed", 1.0, 0.2), pld.compose(pld.gaussian(0.2), 9))
+    swapped = pld.PLD(mixed.mechanisms[::-1])
+    assert pld.epsilon(mixed, 1e-6) == pld.epsilon(swapped, 1e-6)
+    assert pld.epsilon(mixed, 1e-6) < gdp.epsilon(np.sqrt(1.36), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "q", "count", "delta"),
+    [(0.428, 3.1e-4, 481, 6.7e-5), (1.4, 0.36, 56, 1.7e-7), (2.3, 0.04, 567, 3e-7)],
+)
+def test_agrees_with_dp_accounting(sigma, q, count, delta, x64):
+    bounds = [
+        privacy_loss_distribution.from_gaussian_mechanism(
+            sigma,
+            sampling_prob=q,
+            pessimistic_estimate=pessimistic,
+            value_discretization_interval=1e-3,
+            use_connect_dots=pessimistic,
+        )
+        .self_compose(count)
+        .get_epsilon_for_delta(delta)
+        for pessimistic in (False, True)
+    ]
+    epsilon = compiled_epsilon("poisson", 1 / sigma, q, count, delta)
+    assert bounds[0] <= epsilon <= bounds[1] + 1e-3
+
+
+def test_opposite_contributions_are_the_worst_under_replace(x64):
+    # Hockey-stick divergences in the plane, on a grid that is fine for unit Gaussians.
+    x = np.linspace(-9, 9, 361)
+    plane = np.stack(np.meshgrid(x, x), axis=-1)
+    rng = np.random.default_rng(0)
+
+    def density(g, q):
+        def phi(at):
+            return norm.pdf(plane[..., 0] - at[0]) * norm.pdf(plane[..., 1] - at[1])
+
+        return (1 - q) * phi((0.0, 0.0)) + q * phi(g)
+
+    for _ in range(25):
+        mu, q, epsilon = rng.uniform(0.3, 2.5), rng.uniform(0.01, 1), rng.uniform(0, 2)
+        g, h = (
+            mu * np.sqrt(rng.uniform(0, 1)) * np.array([np.cos(a), np.sin(a)])
+            for a in rng.uniform(0, 2 * np.pi, 2)
+        )
+        excess = density(g, q) - np.exp(epsilon) * density(h, q)
+        value = np.sum(np.maximum(excess, 0)) * (x[1] - x[0]) ** 2
+        assert value <= float(reference.single_delta("replace", mu, q, epsilon)) + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("case", "compiled"), [(CASES[0], False), (CASES[3], True), (CASES[5], True)]
+)
+def test_gradients_match_a_reference(case, compiled):
+    kind, mu, q, count, delta = case
+    with jax.enable_x64(True):
+        start = compiled_epsilon(*case)
+
+    def log_delta(mu, epsilon):
+        parts = [(directions(kind)[0], mu, q, count)]
+        return np.log(reference.composed_delta(parts, epsilon))
+
+    def slopes(epsilon, h=1e-4):
+        by_mu = log_delta(mu * (1 + h), epsilon) - log_delta(mu * (1 - h), epsilon)
+        by_epsilon = log_delta(mu, epsilon + h) - log_delta(mu, epsilon - h)
+        return by_mu / (2 * h * mu), by_epsilon / (2 * h)
+
+    epsilon = start - (log_delta(mu, start) - np.log(delta)) / slopes(start)[1]
+    by_mu, by_epsilon = slopes(epsilon)
+    gradient = jax.grad(
+        lambda m: pld.epsilon(pld.compose(build(kind, m, q), count), delta)
+    )
+    slope = (jax.jit(gradient) if compiled else gradient)(mu)
+    np.testing.assert_allclose(slope, -by_mu / by_epsilon, rtol=1e-5)
+
+
+def noisy(sigma):
+    step = pld.poisson_gaussian(sigma, 0.02, adjacency=Adjacency.ADD_REMOVE)
+    return pld.epsilon(pld.compose(step, 500), 1e-6)
+
+
+@pytest.mark.slow
+def test_second_derivatives_in_float32_code():
+    h, slope = 1e-3, jax.jit(jax.grad(noisy))
+    with jax.enable_x64(True):
+        central = (slope(1.2 + h) - slope(1.2 - h)) / (2 * h)
+    for hessian in (jax.hessian(noisy), jax.jit(jax.hessian(noisy))):
+        np.testing.assert_allclose(hessian(1.2), central, rtol=1e-4)
+
+
+def test_batches_in_float32_code():
+    sigmas = jnp.array([0.7, 5.0])
+    each = [noisy(s) for s in sigmas]
+    np.testing.assert_allclose(jax.vmap(noisy)(sigmas), each, rtol=1e-6)
+    np.testing.assert_allclose(noisy(sigmas), each, rtol=1e-6)
+    assert noisy(sigmas).dtype == jnp.float32
+
+
+def test_a_pld_is_a_pytree():
+    run = pld.compose(
+        pld.poisson_gaussian(0.8, 0.01, adjacency=Adjacency.ZERO_OUT), 300
+    )
+    assert jax.tree.leaves(run) == [0.8, 0.01, 300]
+    whole = pld.epsilon(run, 1e-5)
+    np.testing.assert_allclose(jax.jit(pld.epsilon)(run, 1e-5), whole, rtol=1e-6)
+
+
+def test_the_largest_number_of_steps():
+    with jax.enable_x64(True):
+
+        def epsilon(count):
+            return _epsilon("poisson", 1.0, 0.01, count, 1e-5)
+
+        most = calibrate.solve(epsilon, 1.5, increasing=True, integer=True, start=64.0)
+        assert epsilon(most) <= 1.5 < epsilon(most + 1)
+
+
+@pytest.mark.parametrize("of", ["noise", "rate"])
+def test_calibration(of, x64):
+    def epsilon(x):
+        mu, q = (1 / x, 0.01) if of == "noise" else (1.0, x)
+        return _epsilon("poisson", mu, q, 1000.0, 1e-5)
+
+    growing = of == "rate"
+    found = calibrate.solve(
+        epsilon, 1.5, increasing=growing, upper=1.0 if growing else np.inf
+    )
+    assert epsilon(found) <= 1.5
+    np.testing.assert_allclose(epsilon(found), 1.5, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_calibrated_noise_multiplier_differentiates():
+    sigma = calibrate.solve(noisy, 1.5)
+    slope = jax.grad(lambda target: calibrate.solve(noisy, target))(1.5)
+    np.testing.assert_allclose(slope, 1 / jax.grad(noisy)(sigma), rtol=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.floats(0.05, 5),
+    st.floats(-5, 0).map(lambda x: 10.0**x),
+    st.integers(1, 1000),
+    st.floats(-11, -1).map(lambda x: 10.0**x),
+)
+def test_properties(mu, q, count, delta):
+    with jax.enable_x64(True):
+        epsilon = compiled_epsilon("poisson", mu, q, count, delta)
+        assert 0 <= epsilon < np.inf
+        back = compiled_delta("poisson", mu, q, count, epsilon)
+        assert 0 <= back <= 1
+        if epsilon > 1e-3:
+            np.testing.assert_allclose(back, delta, rtol=3e-3)
+        slack = 1e-3 + 1e-4 * epsilon
+        assert compiled_epsilon("poisson", mu, q, count, delta / 2) >= epsilon - slack
+        assert compiled_epsilon("poisson", mu * 1.1, q, count, delta) >= epsilon - slack
+        assert compiled_epsilon("poisson", mu, q, count + 1, delta) >= epsilon - slack
+
+
+def test_running_twice_is_a_count_of_two(x64):
+    step = build("replace", 0.8, 0.05)
+    twice = pld.convolve(pld.compose(step, 20), pld.compose(step, 20))
+    once = pld.compose(step, 40)
+    np.testing.assert_allclose(
+        pld.epsilon(twice, 1e-6), pld.epsilon(once, 1e-6), rtol=1e-6
+    )
+    assert pld.epsilon(pld.compose(once, 3), 1e-6) == pld.epsilon(
+        pld.compose(step, 120), 1e-6
+    )
+
+
+@pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
+def test_corners_are_finite_and_documented(kind, x64):
+    inf = np.inf
+    for mu, q, count, delta, expected in [
+        (1.0, 0.0, 5, 1e-5, 0.0),
+        (1.0, 0.1, 0, 1e-5, 0.0),
+        (1e-9, 0.3, 10, 1e-5, 0.0),
+        (1.0, 0.1, 5, 0.999999, 0.0),
+        (1.0, 0.1, -1, 1e-5, inf),
+        (1.0, 0.1, 2.5, 1e-5, inf),
+        (1.0, 1.1, 5, 1e-5, inf),
+        (1.0, -0.1, 5, 1e-5, inf),
+        (np.nan, 0.1, 5, 1e-5, inf),
+        (1.0, 0.1, 5, 0.0, inf),
+        (1.0, 0.1, 5, np.nan, inf),
+        (1.0, 0.1, 5, 1.0, 0.0),
+    ]:
+        found = compiled_epsilon(kind, mu, q, count, delta)
+        assert found == expected, (mu, q, count, delta)
+    assert compiled_delta(kind, 1.0, 0.1, 5, -1.0) == 1
+    assert compiled_delta(kind, 1.0, 0.1, -5, 1.0) == 1
+    assert compiled_delta(kind, 1.0, 0.1, 5, inf) == 0
+    assert compiled_delta(kind, 1.0, 0.0, 5, 0.0) == 0
+    assert 0 < compiled_epsilon(kind, 100.0, 1e-3, 10, 1e-5) < inf
+    for count in (1e6, 1e8):
+        assert 0 < compiled_epsilon(kind, 0.01, 1e-3, count, 1e-5) < 1
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: pld.gaussian(-1.0), "mu"),
+        (lambda: pld.subsampled_gdp(np.nan, 0.5), "mu"),
+        (lambda: pld.subsampled_gdp(1.0, 1.5), "sampling_rate"),
+        (lambda: build("poisson", np.inf, 0.5), "noise_multiplier"),
+        (lambda: build("replace", 1.0, -0.5), "sampling_rate"),
+        (lambda: pld.poisson_gaussian(1.0, 0.1, adjacency="replace"), "adjacency"),
+        (lambda: pld.compose(pld.gaussian(1.0), 2.5), "count"),
+        (lambda: pld.compose(pld.gaussian(1.0), -2), "count"),
+        (lambda: pld.epsilon(pld.gaussian(1.0), 0.0), "delta"),
+        (lambda: pld.delta(pld.gaussian(1.0), -0.1), "epsilon"),
+        (lambda: pld.epsilon(1.0, 0.1), "pld"),
+        (
+            lambda: pld.convolve(build("poisson", 1.0, 0.1), build("fixed", 1.0, 0.1)),
+            "a and b",
+        ),
+    ],
+)
+def test_static_mistakes_name_the_argument(call, name):
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        call()

@@ -1,0 +1,366 @@
+"""Rényi curves against mpmath and dp-accounting."""
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+from dp_accounting.rdp import rdp_privacy_accountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from dpjax.accounting import _renyi_quadrature, rdp
+
+ORDERS = rdp.ORDERS
+
+
+def exact_poisson(sigma, q, a):
+    """The divergence by the trapezoidal rule around every place where mass can be.
+
+    The integrand is analytic for |Im u| < πσ, so that a step h has a relative error of
+    about exp(d²/2 − 2πd/h) for any d below that: 1e-19 at d = 3σ or 6.
+    """
+    with mp.workdps(30):
+        sigma, q, a = (mp.mpf(float(x)) for x in (sigma, q, a))
+        d = min(3 * sigma, mp.mpf(6))
+        h = 2 * mp.pi * d / (45 + d * d / 2)
+
+        def term(i):
+            u = i * h
+            y = q * mp.expm1(u / sigma - 1 / (2 * sigma**2))
+            if abs(a * y) < mp.mpf("1e-8"):
+                small = 1 + (a - 2) * y / 3 * (
+                    1 + (a - 3) * y / 4 * (1 + (a - 4) * y / 5)
+                )
+                value = a * (a - 1) / 2 * y * y * small
+            else:
+                value = mp.expm1(a * mp.log1p(y)) - a * y
+            return value * mp.exp(-u * u / 2)
+
+        reach = 12 + 6 * mp.sqrt(sigma)  # two merged bumps are as wide as √σ
+        places = set()
+        peaks = (_peak(sigma, q, a, start) for start in (0, a / sigma))
+        for centre in (mp.mpf(0), 2 / sigma, *peaks):
+            first, last = (int((centre + end) / h) for end in (-reach, reach))
+            places.update(range(first, last + 1))
+        terms = [term(i) for i in places]
+        excess = h * mp.fsum(terms) / mp.sqrt(2 * mp.pi)
+        return mp.log1p(excess) / (a - 1)
+
+
+def _peak(sigma, q, a, u):
+    """A stationary point of a log(1 + y) − u²/2, by fixed-point iteration from u."""
+    for _ in range(100):
+        odds = q / (1 - q) * mp.exp(u / sigma - 1 / (2 * sigma**2)) if q < 1 else mp.inf
+        u = a / sigma / (1 + 1 / odds)
+    return u
+
+
+POINTS = np.array(
+    [  # σ, q, order; corners of the promised ranges, then where two bumps compete
+        (0.1, 1e-6, 1.01), (0.1, 1e-6, 1e4), (0.1, 1.0, 1.01), (0.1, 0.5, 2.0),
+        (0.1, 1.0, 1e4), (1e3, 1e-6, 1.01), (1e3, 1e-6, 1e4), (1e3, 1.0, 1.01),
+        (1e3, 1.0, 1e4), (1e3, 0.5, 300.5), (0.1, 0.9, 1.3), (0.15, 1e-3, 1.2),
+        (0.33, 1e-6, 1.5), (0.4, 1e-6, 3.0), (0.5859, 1.04e-6, 1.188),
+        (0.7622, 2.136e-6, 14.7546), (0.8407, 0.7989, 1.0105), (1.0, 0.01, 2.0),
+        (1.0, 0.01, 32.5), (1.0, 0.3, 1.7), (1.372, 0.001505, 25.7175),
+        (2.0, 0.02, 64.0), (2.994, 0.0007922, 127.889), (3.0, 1e-6, 250.0),
+        (4.764, 4.507e-6, 558.366), (5.0, 0.3, 100.0), (7.13, 0.003631, 571.553),
+        (9.845, 3.009e-5, 2017.96), (10.0, 0.12, 400.0), (19.0, 1e-6, 1e4),
+        (21.7, 0.1248, 1704.09), (24.0, 1e-6, 1e4), (40.62, 0.0426, 1e4),
+        (49.75, 0.1144, 1e4), (50.0, 0.12, 1e4), (70.0, 0.3, 1e4), (0.6, 1e-4, 4.5),
+    ]
+)  # fmt: skip
+
+
+def test_reference_against_closed_forms():
+    for sigma, a in [(0.3, 1.5), (4.0, 80.0)]:
+        exact = mp.mpf(a) / (2 * mp.mpf(sigma) ** 2)
+        assert abs(exact_poisson(sigma, 1.0, a) / exact - 1) < 1e-15
+    for sigma, q in [(0.7, 0.2), (30.0, 1e-5)]:  # order 2
+        exact = mp.log1p(mp.mpf(q) ** 2 * mp.expm1(1 / mp.mpf(sigma) ** 2))
+        assert abs(exact_poisson(sigma, q, 2.0) / exact - 1) < 1e-15
+
+
+def test_poisson_gaussian_from_above(x64):
+    sigma, q, a = POINTS.T
+    ours = np.asarray(
+        jax.vmap(rdp.poisson_gaussian)(*map(jnp.array, (sigma, q, a[:, None])))
+    )
+    for point, value in zip(POINTS, ours[:, 0].tolist(), strict=True):
+        relative = mp.mpf(value) / exact_poisson(*point) - 1
+        assert 0 <= relative <= 2e-10, (point, float(relative))
+
+
+def test_gaussian_is_exact_from_above(x64):
+    sigma, a = np.array([0.1, 0.7, 3.0, 1000.0]), np.array([1.01, 2.5, 10_000.0])
+    curve = np.asarray(rdp.gaussian(sigma, a))
+    assert curve.shape == (4, 3)
+    for i, j in np.ndindex(curve.shape):
+        exact = mp.mpf(a[j]) / (2 * mp.mpf(sigma[i]) ** 2)
+        assert 0 <= mp.mpf(float(curve[i, j])) / exact - 1 <= 1e-14
+    np.testing.assert_allclose(
+        rdp.poisson_gaussian(sigma, 1.0, a), curve, rtol=2e-10, atol=0
+    )
+
+
+def test_integer_orders_agree_with_dp_accounting(x64):
+    orders = np.array([2, 3, 7, 16, 64, 256])
+    for sigma, q in [(0.6, 0.3), (1.1, 0.01), (2.7, 0.05), (9.0, 0.6)]:
+        theirs = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian(
+            q, sigma, orders
+        )
+        ours = rdp.poisson_gaussian(sigma, q, orders)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+def test_fixed_size_is_the_divergence_of_its_trade_off_curve(x64):
+    # By far more nodes, with the mass at zero and the mirror image in place.
+    orders = np.array([1.5, 2.0, 3.0, 8.0, 20.0])
+    for sigma, q in [(4.0, 0.01), (1.5, 0.1), (2.0, 0.5), (7.0, 0.001), (1.8, 1.0)]:
+        mu = 2 / sigma
+        u = np.linspace(mu / 2, mu * 22 + 14, 400_001)
+        h = u[1] - u[0]
+        w = h * norm.pdf(u) * np.where((u == u[0]) | (u == u[-1]), 0.5, 1)
+        loss = np.log1p(q * np.expm1(mu * u - mu * mu / 2))
+        ours = np.asarray(rdp.fixed_size_gaussian(sigma, q, orders))
+        for a, rho in zip(orders, ours, strict=True):
+            above, below = np.expm1(a * loss), np.expm1((1 - a) * loss)
+            moment = np.sum(w * (above + below - np.expm1(loss)))
+            np.testing.assert_allclose(rho, np.log1p(moment) / (a - 1), rtol=1e-8)
+    np.testing.assert_allclose(
+        rdp.fixed_size_gaussian(3.0, 1.0, ORDERS), rdp.gaussian(1.5, ORDERS), rtol=2e-10
+    )
+
+
+def test_fixed_size_improves_on_the_published_bound(x64):
+    orders = np.array([2, 3, 8, 32])
+    for sigma, q in [(4.0, 0.01), (1.0, 0.1), (40.0, 1e-4)]:
+        theirs = rdp_privacy_accountant._compute_rdp_sample_wor_gaussian(
+            q, sigma / 2, orders
+        )
+        ours = rdp.fixed_size_gaussian(sigma, q, orders.astype(float))
+        assert np.all(ours < np.asarray(theirs))
+        assert np.all(ours > rdp.poisson_gaussian(sigma, q, orders.astype(float)))
+
+
+def brute_force_epsilon(curve, delta):
+    a = ORDERS
+    return np.min(curve + np.log1p(-1 / a) - np.log(delta * a) / (a - 1), axis=-1)
+
+
+def run_epsilon(sigma, q, count, delta):
+    curve = rdp.compose(rdp.poisson_gaussian(sigma, q, ORDERS), count=count)
+    return rdp.epsilon(curve, ORDERS, delta)
+
+
+def test_epsilon_of_a_grid(x64):
+    sigma, q, count = np.meshgrid([0.8, 2.3], [0.003, 0.2], [1, 500], indexing="ij")
+    curve = rdp.poisson_gaussian(sigma, q, ORDERS)
+    total = rdp.compose(curve, count=count)
+    np.testing.assert_allclose(total, count[..., None] * np.asarray(curve), rtol=1e-15)
+    expected = brute_force_epsilon(np.asarray(total), 1e-6)
+    np.testing.assert_allclose(rdp.epsilon(total, ORDERS, 1e-6), expected, rtol=1e-12)
+    best = rdp.best_order(total, ORDERS, 1e-6)
+    assert best.shape == sigma.shape
+    for where in np.ndindex(sigma.shape):
+        i = int(np.flatnonzero(best[where] == ORDERS)[0])
+        alone = rdp.epsilon(total[where][i : i + 1], ORDERS[i : i + 1], 1e-6)
+        assert alone == rdp.epsilon(total[where], ORDERS, 1e-6)
+
+
+def test_total_variation_gives_zero_epsilon():
+    # Total variation of N(0, 1) and N(0.1, 1): 0.0399 <= sqrt(rho / 2) = 0.05025.
+    curve = rdp.gaussian(10.0, ORDERS)
+    assert rdp.epsilon(curve, ORDERS, 0.051) == 0
+    assert rdp.epsilon(curve, ORDERS, 0.049) > 0
+    assert 0.0399 < rdp.delta(curve, ORDERS, 0.0) < 0.051
+
+
+curves = st.tuples(
+    st.floats(0.3, 30), st.floats(1e-5, 1), st.integers(1, 10**5), st.floats(-12, -1)
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(curves, st.floats(1.001, 3))
+def test_monotone_and_never_negative(point, factor):
+    sigma, q, count, log_delta = point
+    delta = 10.0**log_delta
+    with jax.enable_x64(True):
+        sigmas = np.array([sigma, sigma * factor, sigma])
+        rates = np.array([q, q, q / factor])
+        start, noisier, rarer = run_epsilon(sigmas, rates, count, delta).tolist()
+        looser = float(run_epsilon(sigmas, rates, count, min(delta * factor, 0.9))[0])
+    # Each value exceeds the exact one by less than 2e-10.
+    slack = 1 + 1e-9
+    assert 0 <= noisier <= start * slack < np.inf
+    assert 0 <= rarer <= start * slack
+    assert 0 <= looser <= start * slack
+
+
+@settings(max_examples=25, deadline=None)
+@given(curves)
+def test_the_round_trip_never_exceeds_delta(point):
+    sigma, q, count, log_delta = point
+    delta = 10.0**log_delta
+    with jax.enable_x64(True):
+        sigmas = np.array([sigma, sigma, sigma])  # the shape above: compiled once
+        curve = rdp.poisson_gaussian(sigmas, np.array([q, q, q]), ORDERS)
+        curve = rdp.compose(curve, count=count)
+        epsilon = rdp.epsilon(curve, ORDERS, delta)
+        # ε is rounded up, δ(ε) too: by 16 ulps of the sum that is the exponent.
+        slack = 1 + 1e-12 * (1 + rdp.best_order(curve, ORDERS, delta) * (1 + epsilon))
+        assert np.all(rdp.delta(curve, ORDERS, epsilon) <= delta * slack)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 6), st.floats(0.2, 50))
+def test_composing_n_times_is_a_count_of_n(count, sigma):
+    with jax.enable_x64(True):
+        curve = rdp.gaussian(np.array([sigma]), ORDERS)
+        several = rdp.compose(*[curve] * count)
+        np.testing.assert_allclose(several, rdp.compose(curve, count=count), rtol=1e-14)
+        assert np.all(several >= count * np.asarray(curve) * (1 - 1e-15))
+
+
+def exact_epsilon(sigma, q, count, delta, a):
+    log_term = mp.log(1 - 1 / mp.mpf(a)) - mp.log(mp.mpf(delta) * mp.mpf(a)) / (a - 1)
+    return count * exact_poisson(sigma, q, a) + log_term
+
+
+def test_derivatives_in_float32_code():
+    sigma, q, count, delta = 1.1, 0.02, 700, 1e-5
+
+    def epsilon(sigma, q):
+        return run_epsilon(sigma, q, count, delta)
+
+    curve = rdp.compose(rdp.poisson_gaussian(sigma, q, ORDERS), count=count)
+    a = float(ORDERS[np.argmin(np.abs(ORDERS - rdp.best_order(curve, ORDERS, delta)))])
+    h = 2.0**-12
+    at = [exact_epsilon(sigma + i * h, q, count, delta, a) for i in (-2, -1, 1, 2)]
+    by_sigma = float((8 * (at[2] - at[1]) - (at[3] - at[0])) / (12 * h))
+    h = 2.0**-16
+    at = [exact_epsilon(sigma, q + i * h, count, delta, a) for i in (-2, -1, 1, 2)]
+    by_q = float((8 * (at[2] - at[1]) - (at[3] - at[0])) / (12 * h))
+
+    both = jax.jit(jax.value_and_grad(epsilon, (0, 1)))(sigma, q)
+    np.testing.assert_allclose(both[1], (by_sigma, by_q), rtol=1e-5)
+    assert both[0].dtype == jnp.float32
+
+
+@pytest.mark.slow
+def test_second_derivative_in_float32_code():
+    sigma, q, count, delta = 1.1, 0.02, 700, 1e-5
+
+    def epsilon(sigma):
+        return run_epsilon(sigma, q, count, delta)
+
+    curve = rdp.compose(rdp.poisson_gaussian(sigma, q, ORDERS), count=count)
+    a = float(ORDERS[np.argmin(np.abs(ORDERS - rdp.best_order(curve, ORDERS, delta)))])
+    h = 2.0**-12
+    at = [exact_epsilon(sigma + i * h, q, count, delta, a) for i in (-2, -1, 0, 1, 2)]
+    by_sigma = float((8 * (at[3] - at[1]) - (at[4] - at[0])) / (12 * h))
+    twice = float((16 * (at[3] + at[1]) - (at[4] + at[0]) - 30 * at[2]) / (12 * h * h))
+    np.testing.assert_allclose(jax.grad(epsilon)(sigma), by_sigma, rtol=1e-5)
+    for hessian in (jax.hessian(epsilon), jax.jit(jax.hessian(epsilon))):
+        np.testing.assert_allclose(hessian(sigma), twice, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["poisson", "fixed_size"])
+def test_more_nodes_on_wider_windows_change_nothing(kind, x64, monkeypatch):
+    rng = np.random.default_rng(7)
+    n = 50_000
+    sigma, q = 10 ** rng.uniform(-1, 3, n), 10 ** rng.uniform(-6, 0, n)
+    a = 1 + 10 ** rng.uniform(-2, 4, n)
+    # Half of the points around σ², where the bumps part, and some at little noise.
+    near = sigma[::2] ** 2 * 10 ** rng.uniform(-1, 2, n // 2)
+    a[::2] = np.clip(near, 1.01, 1e4)
+    sigma[: n // 5] = 10 ** rng.uniform(-1, 0.3, n // 5)
+    coarse = jax.jit(lambda *x: getattr(_renyi_quadrature, kind)(*x))(sigma, q, a)
+    legendre = np.polynomial.legendre.leggauss
+    monkeypatch.setattr(_renyi_quadrature, "_FIRST_RULE", legendre(168))
+    monkeypatch.setattr(_renyi_quadrature, "_RULE", legendre(132))
+    monkeypatch.setattr(_renyi_quadrature, "_TAIL", 8.5)
+    monkeypatch.setattr(_renyi_quadrature, "_DROP", 8.5**2 / 2)
+    fine = jax.jit(lambda *x: getattr(_renyi_quadrature, kind)(*x))(sigma, q, a)
+    ratio = jnp.logaddexp(0.0, coarse) / jnp.logaddexp(0.0, fine)
+    np.testing.assert_allclose(ratio, 1, rtol=0, atol=1e-11)
+
+
+def test_derivatives_under_vmap_and_at_the_ends_of_the_rate():
+    def epsilon(sigma, q):
+        return run_epsilon(sigma, q, 3, 1e-5)
+
+    sigma, q = jnp.array([1.3, 1.3, 1.3]), jnp.array([0.0, 1.0, 1.0 - 1e-6])
+    by_sigma, by_q = jax.jit(jax.vmap(jax.grad(epsilon, (0, 1))))(sigma, q)
+    full = jax.grad(
+        lambda s: rdp.epsilon(
+            rdp.compose(rdp.gaussian(s, ORDERS), count=3), ORDERS, 1e-5
+        )
+    )(1.3)
+    np.testing.assert_allclose(by_sigma, [0, full, full], rtol=1e-4)
+    assert by_q[0] == 0
+    np.testing.assert_allclose(by_q[1], by_q[2], rtol=1e-4)
+
+
+def test_corners(x64):
+    near = np.array([1.0 + 1e-9, 1.0001, 2.0, 1e6])  # rounding grows as 1 / (a − 1)
+    for sigma in (1e-6, 0.05, 0.1, 1.0, 1e4, 1e150):
+        for q in (0.0, 1e-300, 1e-9, 0.5, 1.0):
+            curve = np.asarray(rdp.poisson_gaussian(sigma, q, near))
+            limit = np.asarray(rdp.gaussian(sigma, near))
+            assert np.all((curve >= 0) & (curve <= limit * (1 + 1e-5) + 1e-250))
+            assert np.all((curve > 0) | (q == 0))
+    curve = rdp.gaussian(1.0, ORDERS)
+    assert 0 <= rdp.epsilon(curve, ORDERS, 1 - 1e-12) < 1e-9
+    assert rdp.epsilon(np.array([np.inf, np.inf]), np.array([2.0, 3.0]), 0.1) == np.inf
+    assert rdp.epsilon(np.zeros(2), np.array([2.0, 3.0]), 1e-30) == 0
+    assert rdp.delta(np.zeros(2), np.array([2.0, 3.0]), 0.0) <= 1e-149
+    assert rdp.delta(curve, ORDERS, jnp.inf) == 0
+    assert rdp.delta(np.array([np.inf]), np.array([2.0]), 1.0) == 1
+    assert np.all(rdp.poisson_gaussian(0.0, 0.1, near) == np.inf)
+    assert np.all(rdp.poisson_gaussian(jnp.inf, 0.1, near) == 0)
+    assert np.all(rdp.compose(np.array([np.inf, 2.0]), count=0) == 0)
+
+
+def test_traced_mistakes_give_inf():
+    two = jnp.array([2.0])
+    poisson, nan = jax.jit(rdp.poisson_gaussian), jnp.nan
+    for bad in [(1.0, 1.5, two), (1.0, -0.5, two), (-1.0, 0.5, two), (1.0, nan, two)]:
+        assert poisson(*bad) == np.inf
+    for order in (1.0, 0.5, nan, jnp.inf):
+        assert poisson(1.0, 0.5, jnp.array([order])) == np.inf
+        assert jax.jit(rdp.gaussian)(1.0, jnp.array([order])) == np.inf
+        assert jax.jit(rdp.epsilon)(two, jnp.array([order]), 0.1) == np.inf
+    for delta in (0.0, -1.0, nan, 1.5):
+        assert jax.jit(rdp.epsilon)(two, two, delta) == np.inf
+    for count in (-1.0, 1.5, nan):
+        assert jax.jit(rdp.compose)(two, count=count) == np.inf
+    assert jax.jit(rdp.delta)(two, two, -1.0) == 1
+    assert jax.jit(rdp.epsilon)(jnp.array([nan]), two, 0.1) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: rdp.gaussian(-1.0, ORDERS), "noise_multiplier"),
+        (lambda: rdp.gaussian(1.0, np.array([1.0, 2.0])), "orders"),
+        (lambda: rdp.poisson_gaussian(1.0, 1.5, ORDERS), "sampling_rate"),
+        (lambda: rdp.poisson_gaussian(np.nan, 0.5, ORDERS), "noise_multiplier"),
+        (lambda: rdp.poisson_gaussian(1.0, 0.5, np.array([0.5])), "orders"),
+        (lambda: rdp.compose(), "curves"),
+        (lambda: rdp.compose(np.array([-1.0])), "curves"),
+        (lambda: rdp.compose(np.array([1.0]), count=1.5), "count"),
+        (lambda: rdp.compose(np.array([1.0]), count=-1), "count"),
+        (lambda: rdp.epsilon(np.ones(2), np.array([2.0, 3.0]), 0.0), "delta"),
+        (lambda: rdp.epsilon(np.ones(2), np.array([1.0, 3.0]), 0.1), "orders"),
+        (lambda: rdp.best_order(np.ones(2), np.array([2.0, 3.0]), 1.0), "delta"),
+        (lambda: rdp.delta(np.ones(2), np.array([2.0, 3.0]), -0.1), "epsilon"),
+    ],
+)
+def test_static_mistakes_name_the_argument(call, name):
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        call()
