@@ -22,6 +22,21 @@ import jax.numpy as jnp
 _Block = tuple[jax.Array, jax.Array]  # rise and run
 
 
+def _expm1_ratio(t: jax.Array) -> jax.Array:
+    """(e^t − 1)/t for t <= 0, with its derivatives at 0."""
+    near = jnp.abs(t) < 1e-2
+    small, large = jnp.where(near, t, 0.0), jnp.where(near, -1.0, t)
+    series = jnp.ones_like(t)
+    for i in range(8, 1, -1):
+        series = 1 + series * small / i
+    return jnp.where(near, series, jnp.expm1(large) / large)
+
+
+def geometric(y: jax.Array, count: jax.Array) -> jax.Array:
+    """Σ_{i<count} e^{iy} for y <= 0 and a count that need not be static."""
+    return count * _expm1_ratio(count * y) / _expm1_ratio(y)
+
+
 def powers(y: jax.Array, count: int) -> jax.Array:
     """Σ_{i<k} e^{iy} for k = 0, …, count."""
     terms = jnp.exp(jnp.arange(count) * y)

@@ -53,6 +53,33 @@ class Setting(TypedDict):
     adjacency: Adjacency
 
 
+class Bounds(NamedTuple):
+    """The bounds that hold in one setting, f[*b] each; inf where one does not apply.
+
+    They are GDP parameters, or ε where the function says so.
+
+    Attributes:
+      composition: every step is accounted for as if it were released.
+      contraction: shifts spread over all steps since the first use.
+      diameter: shifts since a later step, where the distance was at most the diameter.
+    """
+
+    composition: jax.Array
+    contraction: jax.Array
+    diameter: jax.Array
+
+    @property
+    def best(self) -> jax.Array:
+        """The least of the bounds."""
+        return jnp.min(jnp.stack(self), axis=0)
+
+    @property
+    def winner(self) -> str:
+        """The name of the best bound of a single setting; composition wins ties."""
+        values = [float(x) for x in self]
+        return self._fields[values.index(min(values))]
+
+
 class Checked(NamedTuple):
     """A setting as the cores take it: arrays, and what is static."""
 

@@ -1,6 +1,6 @@
 """The last iterate of noisy gradient descent, full-batch or on cyclic batches."""
 
-from typing import Literal, NamedTuple, Unpack
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._float64 import float64
 from dpjax.accounting import _periodic, _setting
-from dpjax.accounting._setting import Setting
+from dpjax.accounting._setting import Bounds, Setting
 
 _ULP = np.finfo(np.float64).eps
 _TINY = np.finfo(np.float64).tiny
@@ -24,31 +24,6 @@ _STATIC = (
     "factor",
     "convex",
 )
-
-
-class Bounds(NamedTuple):
-    """The bounds that hold in one setting, f[*b] each; inf where one does not apply.
-
-    Attributes:
-      composition: every step is accounted for as if it were released.
-      contraction: shifts spread over all steps since the first use.
-      diameter: shifts since a later step, where the distance was at most the diameter.
-    """
-
-    composition: jax.Array
-    contraction: jax.Array
-    diameter: jax.Array
-
-    @property
-    def best(self) -> jax.Array:
-        """The least of the bounds."""
-        return jnp.min(jnp.stack(self), axis=0)
-
-    @property
-    def winner(self) -> str:
-        """The name of the best bound of a single setting; composition wins ties."""
-        values = [float(x) for x in self]
-        return self._fields[values.index(min(values))]
 
 
 def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:

@@ -17,8 +17,8 @@ from dpjax import _validate
 from dpjax._float64 import _broadcast_batch, float64
 from dpjax.accounting import _setting
 from dpjax.accounting._minorant import schedule_mu
+from dpjax.accounting._setting import Bounds as Bounds
 from dpjax.accounting._setting import Setting as Setting
-from dpjax.accounting.descent import Bounds as Bounds
 from dpjax.accounting.descent import last_iterate_rdp as last_iterate_rdp
 from dpjax.accounting.descent import noisy_cyclic_gd_bounds as noisy_cyclic_gd_bounds
 from dpjax.accounting.descent import noisy_cyclic_gd_mu as noisy_cyclic_gd_mu
@@ -31,6 +31,8 @@ from dpjax.accounting.langevin import (
 from dpjax.accounting.langevin import langevin_mu as langevin_mu
 from dpjax.accounting.lipschitz import clipped_step_lipschitz as clipped_step_lipschitz
 from dpjax.accounting.lipschitz import step_lipschitz as step_lipschitz
+from dpjax.accounting.noisy_sgd import noisy_sgd_bounds as noisy_sgd_bounds
+from dpjax.accounting.noisy_sgd import noisy_sgd_epsilon as noisy_sgd_epsilon
 from dpjax.accounting.random_assignment import (
     random_assignment_delta as random_assignment_delta,
 )

@@ -12,26 +12,12 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import float64
+from dpjax.accounting._periodic import geometric
 from dpjax.accounting._setting import positive_diameter
 from dpjax.accounting.lipschitz import check_curvature, excess
 
 _ULP = np.finfo(np.float64).eps
 _LONG = 2.0**40  # steps, more than a restart needs
-
-
-def _expm1_ratio(t: jax.Array) -> jax.Array:
-    """(e^t − 1)/t for t <= 0, with its derivatives at 0."""
-    near = jnp.abs(t) < 1e-2
-    small, large = jnp.where(near, t, 0.0), jnp.where(near, -1.0, t)
-    series = jnp.ones_like(t)
-    for i in range(8, 1, -1):
-        series = 1 + series * small / i
-    return jnp.where(near, series, jnp.expm1(large) / large)
-
-
-def _geometric(y: jax.Array, count: jax.Array) -> jax.Array:
-    """Σ_{i<count} e^{iy} for y <= 0."""
-    return count * _expm1_ratio(count * y) / _expm1_ratio(y)
 
 
 def _finish(square: jax.Array, valid: jax.Array) -> jax.Array:
@@ -62,8 +48,8 @@ def _langevin(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     start = jnp.where(bounded, diameter, 1.0) / jnp.sqrt(2 * eta)
 
     def square(start: jax.Array, n: jax.Array) -> jax.Array:
-        rise = jnp.exp(n * y) * start + r * _geometric(y, n)
-        return rise * rise / _geometric(2 * y, n)
+        rise = jnp.exp(n * y) * start + r * geometric(y, n)
+        return rise * rise / geometric(2 * y, n)
 
     contracts = y < 0
     limit = r * r * (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
