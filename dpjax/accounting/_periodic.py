@@ -144,10 +144,10 @@ def contraction(
     a use with g steps to the next one costs r² / Σ_{i<g} c^{−2i}, which is convex in g,
     so that the worst places alternate between the last and the first of an epoch.
     """
-    falling = _two(*_falling(jnp.minimum(y, 0.0), r, m, period, epochs))
+    falling = _two(*_falling(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))
     if convex:
         return jnp.where(y <= 0, falling, jnp.inf)
-    runs = powers(-2 * jnp.maximum(y, 0.0), 2 * period if reshuffled else period)
+    runs = powers(-2 * jnp.where(y <= 0, 0.0, y), 2 * period if reshuffled else period)
     far = epochs // 2 if reshuffled else epochs - 1
     gap = 2 * period - 1 if reshuffled else period
     growing = epochs - 1 - far + far / runs[gap] + 1 / runs[m]
@@ -170,10 +170,10 @@ def restarted(
     Candidates are the steps right after a use, and for reshuffled batches with c > 1
     the last step alone.
     """
-    falling = _fallen(jnp.minimum(y, 0.0), r, start, m, period, epochs)
+    falling = _fallen(jnp.where(y <= 0, y, 0.0), r, start, m, period, epochs)
     if convex:
         return jnp.where(y <= 0, falling, jnp.inf)
-    up = jnp.maximum(y, 0.0)
+    up = jnp.where(y <= 0, 0.0, y)
     if reshuffled:
         growing = jnp.square(jnp.exp(up) * start + r)
     else:

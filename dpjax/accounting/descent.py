@@ -77,7 +77,10 @@ def _one(
         "diameter": diameter,
     }
     if bound == "best":
-        mu = jnp.minimum(composition(), jnp.minimum(contraction(), diameter()))
+        # Contraction is composition at its worst, so that a tie has its derivatives.
+        mu = contraction()
+        mu = jnp.where(mu < jnp.inf, mu, composition())
+        mu = jnp.minimum(mu, diameter())
     else:
         mu = bounds[bound]()
     return jnp.where(step.valid, mu, jnp.inf)

@@ -43,7 +43,7 @@ def _langevin(lipschitz, step_size, smoothness, strong, diameter, num_steps):
         )
     )
     y = jnp.log1p(jnp.maximum(excess(eta, m, M, m), -1 + _ULP))
-    y = jnp.minimum(y + 4 * _ULP * jnp.abs(y), 0.0)
+    y = jnp.where(y <= 0, y * (1 - 4 * _ULP), 0.0)
     r = jnp.where(valid, lipschitz, 0.0) * jnp.sqrt(eta / 2)
     start = jnp.where(bounded, diameter, 1.0) / jnp.sqrt(2 * eta)
 

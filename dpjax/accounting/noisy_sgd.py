@@ -36,7 +36,7 @@ _STATIC = ("output", "bound", "steps", "keeps", "bounded", "factor", "convex")
 
 def _left(y: jax.Array, shift: jax.Array, start: jax.Array, n: jax.Array, steps: int):
     """What the Gaussian has to cover, over α, of both bounds, for n steps."""
-    down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
+    down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
     before = steps - 1 - jnp.minimum(n, steps - 1)
     # Sums of powers of c <= 1 as they are, and of c > 1 from their largest.
     falling = jnp.exp((n + 1) * down) * geometric(down, before)
