@@ -220,6 +220,13 @@ def test_clipping_without_the_linear_score_costs_more():
     np.testing.assert_allclose(free.best, schedule, rtol=1e-6)
 
 
+def test_the_longest_step_still_does_not_expand(x64):
+    at_most = cyclic(step_size=2 / 2.9, smoothness=2.9)
+    assert at_most.contraction == pytest.approx(2 / 3 * np.sqrt(1 + 5 / 4), rel=1e-12)
+    beyond = cyclic(step_size=1.0, weak_convexity=0.1)
+    assert beyond.contraction > at_most.contraction
+
+
 def test_the_winner_is_named():
     assert cyclic(smoothness=np.inf).winner == "composition"
     assert cyclic(strong_convexity=1.0).winner == "contraction"

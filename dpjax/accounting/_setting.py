@@ -119,10 +119,10 @@ def positive_diameter(value: Any) -> bool:
 
 
 def _check_step_size(step_size: Any, smoothness: Any, regularization: Any) -> None:
-    values = [_validate.concrete(x) for x in (step_size, smoothness, regularization)]
-    if any(x is None for x in values):
+    eta, M = _validate.concrete(step_size), _validate.concrete(smoothness)
+    added = _validate.concrete(regularization)
+    if eta is None or M is None or added is None:
         return
-    eta, M, added = values
     upper = np.where(np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + added), 0)
     if np.any(upper > 2 * (1 + 4 * _ULP)):
         _fail(

@@ -34,7 +34,11 @@ def excess(
     """
     slack = 4 * _ULP * step_size
     low = -step_size * lower + slack * scale
-    return jnp.maximum(low, step_size * upper - 2 + slack * upper)
+    high = step_size * upper - 2
+    # A step of 2/M is one whose product with M may be rounded to a little more than 2.
+    past = high > 8 * _ULP
+    high = jnp.where(past, high + slack * upper, jnp.minimum(high + slack * upper, 0.0))
+    return jnp.maximum(low, high)
 
 
 def clipped_excess(
