@@ -99,7 +99,7 @@ def _lift(
         """The lifted partial derivative by one argument, in that argument's shape."""
 
         def derivative(*args: jax.Array, **kwargs: Any) -> jax.Array:
-            args = _broadcast_batch(args, vectors)
+            args = broadcast_batch(args, vectors)
             x, before, after = args[position], args[:position], args[position + 1 :]
 
             def by(x: jax.Array) -> jax.Array:
@@ -156,7 +156,7 @@ def _lift(
     return wrapper
 
 
-def _broadcast_batch(
+def broadcast_batch(
     args: Sequence[jax.Array], vectors: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
     """The arguments with their batch axes broadcast against each other."""

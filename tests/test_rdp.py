@@ -117,10 +117,10 @@ def test_integer_orders_agree_with_dp_accounting(x64):
 
 def test_fixed_size_is_the_divergence_of_its_trade_off_curve(x64):
     # By far more nodes, with the mass at zero and the mirror image in place.
-    orders = np.array([1.5, 2.0, 3.0, 8.0, 20.0])
+    orders = np.array([1.5, 2.0, 3.0, 8.0])
     for sigma, q in [(4.0, 0.01), (1.5, 0.1), (2.0, 0.5), (7.0, 0.001), (1.8, 1.0)]:
         mu = 2 / sigma
-        u = np.linspace(mu / 2, mu * 22 + 14, 400_001)
+        u = np.linspace(mu / 2, mu * 10 + 14, 400_001)
         h = u[1] - u[0]
         w = h * norm.pdf(u) * np.where((u == u[0]) | (u == u[-1]), 0.5, 1)
         loss = np.log1p(q * np.expm1(mu * u - mu * mu / 2))

@@ -1,6 +1,7 @@
 """Privacy accountants: pure, jitted, vmappable and differentiable functions."""
 
 from dpjax.accounting import calibrate as calibrate
+from dpjax.accounting import fdp as fdp
 from dpjax.accounting import gdp as gdp
 from dpjax.accounting import iteration as iteration
 from dpjax.accounting import pld as pld

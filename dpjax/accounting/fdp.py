@@ -1,0 +1,123 @@
+"""What δ(ε) says about attacks: trade-off curve, true-positive rate, advantage.
+
+Every point of a privacy profile δ(ε) bounds every attack that tells two neighbouring
+data sets apart. Any accountant gives such points, so these functions take one:
+`lambda e: gdp.delta(mu, e)`, `lambda e: rdp.delta(curve, orders, e)` or
+`lambda e: pld.delta(p, e)`. More points make a curve tighter, never wrong.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._float64 import broadcast_batch, float64
+
+EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 127)])
+"""Where a profile is asked unless told otherwise."""
+
+_ULP = float(np.finfo(np.float64).eps)
+Profile = Callable[[jax.typing.ArrayLike], jax.Array]
+
+
+@float64("down", vectors=(1, 2))
+def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax.Array:
+    alpha, epsilons, deltas = broadcast_batch((alpha, epsilons, deltas), (1, 2))
+    alpha = alpha[..., None]
+    steep = 1 - deltas - jnp.exp(epsilons) * alpha * (1 + 4 * _ULP)
+    flat = jnp.exp(-epsilons) * (1 - deltas - alpha) * (1 - 4 * _ULP)
+    best = jnp.max(jnp.maximum(steep, flat), axis=-1) - 4 * _ULP
+    inside = (alpha[..., 0] >= 0) & (alpha[..., 0] <= 1)
+    return jnp.where(inside, jnp.maximum(best, 0.0), 0.0)
+
+
+def tradeoff(
+    delta_fn: Profile,
+    alpha: jax.typing.ArrayLike,
+    *,
+    epsilons: jax.typing.ArrayLike = EPSILONS,
+) -> jax.Array:
+    """The least false-negative rate of any attack, as far as a profile proves it.
+
+    Args:
+      delta_fn: δ as a function of ε, f[k] to f[k], for both orders of the data sets.
+      alpha: the attack's false-positive rate, f[*b], in [0, 1].
+      epsilons: where to ask for δ, f[k], at least 0.
+
+    Returns:
+      The largest of max(0, 1 − δ − e^ε α, e^{−ε} (1 − δ − α)), f[*b], rounded down.
+      A traced rate out of range, or a NaN, gives 0.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Reference: Wasserman and Zhou (2010), Theorem 2.4; Dong, Roth and Su (2022),
+    Proposition 3, for profiles.
+
+    Example:
+      >>> from dpjax.accounting import gdp
+      >>> print(f"{tradeoff(lambda e: gdp.delta(1.0, e), 0.05):.3f}")
+      0.740
+    """
+    _validate.closed_unit("alpha", alpha)
+    _validate.nonnegative("epsilons", epsilons)
+    if jnp.ndim(epsilons) != 1:
+        raise ValueError(f"epsilons must have one axis; got {epsilons!r}.")
+    return _tradeoff64(alpha, epsilons, delta_fn(epsilons))
+
+
+def true_positive_rate(
+    delta_fn: Profile,
+    false_positive_rate: jax.typing.ArrayLike,
+    *,
+    epsilons: jax.typing.ArrayLike = EPSILONS,
+) -> jax.Array:
+    """The largest true-positive rate of any attack with a false-positive rate.
+
+    Args:
+      delta_fn: δ as a function of ε, f[k] to f[k], for both orders of the data sets.
+      false_positive_rate: f[*b], in [0, 1].
+      epsilons: where to ask for δ, f[k], at least 0.
+
+    Returns:
+      One less the trade-off curve, f[*b], rounded up.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Reference: see `tradeoff`.
+
+    Example:
+      >>> from dpjax.accounting import gdp
+      >>> print(f"{true_positive_rate(lambda e: gdp.delta(1.0, e), 0.001):.3f}")
+      0.018
+    """
+    _validate.closed_unit("false_positive_rate", false_positive_rate)
+    return _complement64(tradeoff(delta_fn, false_positive_rate, epsilons=epsilons))
+
+
+@float64("up")
+def _complement64(x: jax.Array) -> jax.Array:
+    return 1 - x
+
+
+def advantage(delta_fn: Profile) -> jax.Array:
+    """The largest difference of an attack's true- and false-positive rates.
+
+    Args:
+      delta_fn: δ as a function of ε.
+
+    Returns:
+      δ(0), f[*b]: the total variation distance of the outputs on neighbouring data
+      sets, from above.
+
+    Reference: Dong, Roth and Su (2022), Proposition 3, at ε = 0.
+
+    Example:
+      >>> from dpjax.accounting import gdp
+      >>> print(f"{advantage(lambda e: gdp.delta(1.0, e)):.3f}")
+      0.383
+    """
+    return delta_fn(0.0)

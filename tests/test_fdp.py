@@ -1,0 +1,85 @@
+"""Trade-off curves against the closed form for Gaussians and against tests."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dpjax import Adjacency
+from dpjax.accounting import fdp, gdp, pld, rdp
+
+ALPHA = np.array([0.0, 1e-6, 1e-3, 0.05, 0.3, 0.7, 0.99, 1.0])
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.8, 4.0])
+def test_gaussian_profile_gives_the_gaussian_curve_from_below(mu, x64):
+    exact = np.asarray(gdp.tradeoff(mu, ALPHA))
+    curve = np.asarray(fdp.tradeoff(lambda e: gdp.delta(mu, e), ALPHA))
+    assert np.all(curve <= exact)
+    np.testing.assert_allclose(curve, exact, atol=2e-3)
+    fine = np.geomspace(1e-3, 100, 4000)
+    finer = fdp.tradeoff(lambda e: gdp.delta(mu, e), ALPHA, epsilons=fine)
+    assert np.all(np.asarray(finer) <= exact)
+    np.testing.assert_allclose(finer, exact, atol=1e-5 + 1e-3 * (mu < 0.1))
+
+
+def test_the_three_accountants_agree_in_order(x64):
+    mu, epsilons = 0.7, np.geomspace(0.01, 20, 40)
+    curve = rdp.gaussian(1 / mu, rdp.ORDERS)
+    profiles = [
+        lambda e: rdp.delta(curve, rdp.ORDERS, e),
+        lambda e: pld.delta(pld.subsampled_gdp(mu, 1.0), e),
+        lambda e: gdp.delta(mu, e),
+    ]
+    by_rdp, by_pld, by_gdp = (
+        np.asarray(fdp.tradeoff(f, ALPHA, epsilons=epsilons)) for f in profiles
+    )
+    assert np.all(by_rdp <= by_pld)
+    assert np.all(by_pld <= by_gdp)
+    np.testing.assert_allclose(by_pld, by_gdp, atol=1e-4)
+    assert by_gdp[3] - by_rdp[3] < 0.3
+
+
+def test_no_likelihood_ratio_test_does_better(x64):
+    # One Poisson-sampled step, q = 0.2, μ = 1.5: tests z > t in either direction.
+    mu, q, t = 1.5, 0.2, np.linspace(-3, 4, 15)
+    step = pld.poisson_gaussian(1 / mu, q, adjacency=Adjacency.ADD_REMOVE)
+    drawn, plain = (1 - q) * norm.sf(t) + q * norm.sf(t - mu), norm.sf(t)
+    for fpr, tpr in [(plain, drawn), (1 - drawn, 1 - plain)]:
+        bound = fdp.true_positive_rate(
+            lambda e: pld.delta(step, e), fpr, epsilons=np.linspace(0, 4, 31)
+        )
+        assert np.all(tpr <= np.asarray(bound))
+    best = np.max(drawn - plain)
+    advantage = float(fdp.advantage(lambda e: pld.delta(step, e)))
+    assert best <= advantage <= best * 1.05
+
+
+def test_advantage_of_a_gaussian(x64):
+    np.testing.assert_allclose(
+        fdp.advantage(lambda e: gdp.delta(1.3, e)), 2 * norm.cdf(0.65) - 1, rtol=1e-12
+    )
+
+
+def test_derivatives_in_float32_code():
+    def beta(mu):
+        return fdp.tradeoff(lambda e: gdp.delta(mu, e), 0.05)
+
+    exact = jax.grad(lambda mu: gdp.tradeoff(mu, 0.05))(1.0)
+    np.testing.assert_allclose(jax.jit(jax.grad(beta))(1.0), exact, rtol=0.05)
+    assert beta(1.0).dtype == jnp.float32
+
+
+def test_bad_input():
+    for call, name in [
+        (lambda: fdp.tradeoff(lambda e: gdp.delta(1.0, e), 1.5), "alpha"),
+        (lambda: fdp.true_positive_rate(lambda e: e, -0.1), "false_positive_rate"),
+        (lambda: fdp.tradeoff(lambda e: e, 0.1, epsilons=np.array([-1.0])), "epsilons"),
+        (lambda: fdp.tradeoff(lambda e: e, 0.1, epsilons=1.0), "epsilons"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            call()
+    traced = jax.jit(lambda a: fdp.tradeoff(lambda e: gdp.delta(1.0, e), a))
+    assert traced(2.0) == 0
+    assert traced(jnp.nan) == 0
