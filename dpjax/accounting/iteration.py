@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import _broadcast_batch, float64
+from dpjax._float64 import broadcast_batch, float64
 from dpjax.accounting import _setting
 from dpjax.accounting._minorant import schedule_mu
 from dpjax.accounting._setting import Bounds as Bounds
@@ -54,7 +54,7 @@ def _schedule_mu(lipschitz, sensitivity, stddev, diameter, *, bounded: bool):
         mu = schedule_mu(c, s, tau, diameter / unit, bounded=bounded)
         return jnp.where(valid, mu, jnp.inf)
 
-    args = _broadcast_batch((lipschitz, sensitivity, stddev, diameter), (0, 1, 2))
+    args = broadcast_batch((lipschitz, sensitivity, stddev, diameter), (0, 1, 2))
     return jnp.vectorize(one, signature="(t),(t),(t),()->()")(*args)
 
 

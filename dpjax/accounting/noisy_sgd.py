@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import _broadcast_batch, float64
+from dpjax._float64 import broadcast_batch, float64
 from dpjax.accounting import _setting, pld
 from dpjax.accounting._periodic import geometric
 from dpjax.accounting._setting import Bounds, Setting
@@ -83,7 +83,7 @@ def _scalars(core):
     """The core on batches, element by element."""
 
     def vectorized(*args, **static):
-        args = _broadcast_batch(args, ())
+        args = broadcast_batch(args, ())
         return jnp.vectorize(lambda *scalars: core(*scalars, **static))(*args)
 
     vectorized.__name__ = core.__name__
