@@ -66,8 +66,9 @@ def _nothing(x: _Pair) -> _Pair:
     return jnp.full_like(x[0], _NONE), jnp.zeros_like(x[1]), jnp.zeros_like(x[2])
 
 
-def _last(holds: Any, upper: jax.Array, steps: jax.Array) -> jax.Array:
+def _last(holds: Any, upper: jax.Array) -> jax.Array:
     """The last i in 1..upper with holds(i), true and then false; 0 if there is none."""
+    steps = 32 - jax.lax.clz(jnp.max(upper))
 
     def body(_: Any, ends: Any) -> Any:
         low, high = ends
@@ -97,7 +98,7 @@ def _tangent(level: jax.Array, state: Any, mid: jax.Array, count: Any, rest: _Pa
         block = _take(slopes, jnp.minimum(mid + j - 1, n - 1))
         return _steeper(_slope(pooled(j - 1)), block)
 
-    j = _last(absorbs, count, level + 1)
+    j = _last(absorbs, count)
     return j, last(j), pooled(j)
 
 
@@ -124,7 +125,7 @@ def _merge(level: jax.Array, state: Any) -> Any:
     def stays(i: jax.Array) -> jax.Array:
         return ~_steeper(_take(slopes, left + i - 1), _slope(tangent(i)[2]))
 
-    kept = _last(stays, in_left, level + 1)
+    kept = _last(stays, in_left)
     absorbed, last, pooled = tangent(kept)
     pools = kept < in_left
     absorbed = jnp.where(pools, absorbed, 0)
@@ -137,10 +138,12 @@ def _merge(level: jax.Array, state: Any) -> Any:
     here = (offset == kept[mine]) & pools[mine]
     ends = jnp.where(here, last[mine], ends[source])
     slopes = _where(here, _take(slope, mine), _take(slopes, source))
-    before, behind = _take(prefix, mid - 1), _take(suffix, mid)
+    # Sums that begin in one half and end in the other have the rest of it added.
     on_left = offset < half
-    prefix = _where(on_left, prefix, _pool(_take(before, mine), prefix))
-    suffix = _where(on_left, _pool(suffix, _take(behind, mine)), suffix)
+    rest = _where(on_left, _take(suffix, mid[mine]), _take(prefix, mid[mine] - 1))
+    grown = _pool(_where(on_left, suffix, prefix), rest)
+    prefix = _where(on_left, prefix, grown)
+    suffix = _where(on_left, grown, suffix)
     count = kept + pools + in_right - absorbed
     pad = jnp.ones_like(count)  # nodes that the next level does not have
     return ends, slopes, jnp.concatenate([count, pad]), prefix, suffix
