@@ -6,6 +6,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import float64
+from dpjax.accounting._implicit import with_derivative
 from dpjax.accounting.gdp import _delta as _delta_core
 
 _ULP = np.finfo(np.float64).eps
@@ -49,14 +50,8 @@ def _epsilon(mus: jax.Array, delta: jax.Array) -> jax.Array:
         ends = (low, jnp.where(finite, high, one))
         root = jax.lax.fori_loop(0, _HALVINGS, halve, ends)[1]
         root = jnp.where(meets(zero), zero, jnp.where(finite, root, jnp.inf))
-        # One step of Newton's method from the root has the root's derivative.
         on_curve = (root > 0) & finite & (goal > 0)
-        at = jnp.where(on_curve, root, one)
-        slope = jax.jvp(lambda e: _mean_delta(fixed, e), (at,), (one,))[1]
-        safe = on_curve & (slope < 0)
-        gap = (_mean_delta(mus, at) - delta) / jnp.where(safe, slope, -1.0)
-        step = jnp.where(safe, gap, 0.0)
-        root = root - (step - jax.lax.stop_gradient(step))
+        root = with_derivative(lambda e: _mean_delta(mus, e) - delta, root, on_curve)
         return jnp.where(delta > 0, root, jnp.inf)
 
     return jnp.vectorize(one, signature="(l),()->()")(mus, delta)
@@ -106,9 +101,8 @@ def random_assignment_epsilon(
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      The least ε with `random_assignment_delta(mus, ε) <= δ`, f[*b], rounded up. Its
-      first derivatives are right, second ones are not. A traced δ at or below 0 gives
-      inf.
+      The least ε with `random_assignment_delta(mus, ε) <= δ`, f[*b], rounded up. A
+      traced δ at or below 0 gives inf.
 
     Raises:
       ValueError: a static argument is out of range, or mus has no last axis.
