@@ -168,37 +168,37 @@ def test_named_bounds_are_the_minorant_of_their_schedule(convexity, x64):
         assert bounds.best == pytest.approx(float(schedule), rel=1e-12)
 
 
+@pytest.mark.parametrize("epochs", [2, 3, 4])
 @pytest.mark.parametrize("c", [0.7, 1.0, 1.15])
-def test_reshuffled_epochs_cover_every_placement(c, x64):
-    eta = 0.3
+def test_reshuffled_epochs_cover_every_placement(c, epochs, x64):
+    eta, steps = 0.3, 3 * epochs
+    unit = eta * 2.0 / 5
     changes = {
         "strong_convexity": max(1 - c, 0) / eta,
         "weak_convexity": max(c - 1, 0) / eta,
     }
-    for diameter in (0.06, np.inf):
-        bounds = iteration.noisy_cyclic_gd_bounds(
-            3.0,
-            num_epochs=4,
-            batches_per_epoch=3,
-            batch_size=5.0,
-            order="reshuffled",
-            **SETTING | changes | {"diameter": diameter},
-        )
-        unit = eta * 2.0 / 5
-        worst = 0.0
-        for places in itertools.product(range(3), repeat=4):
-            s = np.zeros(12)
-            s[[3 * e + p for e, p in enumerate(places)]] = 2.0
-            ones = np.full(12, c), s, np.full(12, 3.0)
-            if np.isfinite(diameter):
-                worst = max(worst, restarts(*ones, diameter / unit))
-            else:
-                worst = max(worst, stack(*ones))
-        assert bounds.best >= np.sqrt(worst) * (1 - 1e-12)
-        if c <= 1:
-            assert bounds.best == pytest.approx(np.sqrt(worst), rel=1e-12)
-        elif not np.isfinite(diameter):
-            assert bounds.best <= 1.05 * np.sqrt(worst)
+    bounds = iteration.noisy_cyclic_gd_bounds(
+        3.0,
+        num_epochs=epochs,
+        batches_per_epoch=3,
+        batch_size=5.0,
+        order="reshuffled",
+        **SETTING | changes | {"diameter": 0.06},
+    )
+    free, bounded = 0.0, 0.0
+    for places in itertools.product(range(3), repeat=epochs):
+        s = np.zeros(steps)
+        s[[3 * e + p for e, p in enumerate(places)]] = 2.0
+        schedule = np.full(steps, c), s, np.full(steps, 3.0)
+        free = max(free, np.sqrt(stack(*schedule)))
+        bounded = max(bounded, np.sqrt(restarts(*schedule, 0.06 / unit)))
+    assert bounds.contraction >= free * (1 - 1e-12)
+    assert bounds.best >= bounded * (1 - 1e-12)
+    if c <= 1:
+        assert bounds.contraction == pytest.approx(free, rel=1e-12)
+        assert bounds.best == pytest.approx(bounded, rel=1e-12)
+    else:
+        assert bounds.contraction <= 1.1 * free
 
 
 def test_clipping_without_the_linear_score_costs_more():

@@ -115,8 +115,8 @@ def _merge(level: jax.Array, state: Any) -> Any:
     mid = jnp.minimum(left + half, n - 1)
     in_left, in_right = count[::2], count[1::2]
 
+    # From what the left node holds after its first i blocks.
     def tangent(i: jax.Array):
-        """From what the left node holds after its first i blocks."""
         start = jnp.where(i > 0, ends[left + i - 1] + 1, left)
         rest = _take(suffix, jnp.minimum(start, n - 1))
         rest = _where(i < in_left, rest, _nothing(rest))
@@ -250,8 +250,8 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     far = tuple(jnp.full((2, n), x) for x in (0, np.inf, 1.0))
     vertex = jnp.full((2, n), n - 1, jnp.int32)
 
+    # Tangents to the right neighbours of the nodes, from the steps in the left.
     def visit(level: jax.Array, state: Any, seen: Any) -> Any:
-        """Tangents to the right neighbours of the nodes, from the steps in the left."""
         half = jnp.left_shift(1, level).astype(jnp.int32)
         on_left = (place & half) == 0
         mid = jnp.minimum((place // half + 1) * half, n - 1)

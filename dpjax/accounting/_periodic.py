@@ -147,10 +147,12 @@ def contraction(
     falling = _two(*_falling(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))
     if convex:
         return jnp.where(y <= 0, falling, jnp.inf)
-    runs = powers(-2 * jnp.where(y <= 0, 0.0, y), 2 * period if reshuffled else period)
-    far = epochs // 2 if reshuffled else epochs - 1
-    gap = 2 * period - 1 if reshuffled else period
-    growing = epochs - 1 - far + far / runs[gap] + 1 / runs[m]
+    up = jnp.where(y <= 0, 0.0, y)
+    runs = powers(-2 * up, 2 * period)
+    # Uses with one step to the next (or the end), with 2l − 1, and with l.
+    pairs = (epochs - 1) // 2 if reshuffled else 0
+    rest = epochs - 1 - 2 * pairs
+    growing = pairs + pairs / runs[2 * period - 1] + rest / runs[period] + 1 / runs[m]
     return jnp.where(y <= 0, falling, r * r * growing)
 
 

@@ -17,7 +17,7 @@ class Setting(TypedDict):
     """The assumptions of a bound on the last iterate: keyword arguments, all required.
 
     A step is x ↦ Π(x − η(mean of the batch's gradients + λ x + noise)), where Π is the
-    prox of a convex function or the projection onto a convex set.
+    prox of a convex function or the projection onto a convex set, whatever the data.
 
     Attributes:
       step_size: η, f[*b], positive. At most 2 / (smoothness + regularization), unless

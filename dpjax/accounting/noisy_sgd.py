@@ -158,8 +158,8 @@ def noisy_sgd_bounds(
     def shift(beta) -> jax.Array:
         return number("shift", "", 1.0, beta)
 
+    # Numbers of steps, along a first axis, and their splits.
     def candidates(bound: str, most: int) -> tuple[jax.Array, jax.Array]:
-        """Numbers of steps, along a first axis, and their splits."""
         best = jax.lax.stop_gradient(number("n", bound, 1.0, 1.0))
         n = jnp.clip(jnp.floor(best * around), 1, most)
         return n, jax.lax.stop_gradient(number("beta", bound, n, 1.0))
