@@ -38,10 +38,10 @@ def _exp2(k: jax.Array) -> jax.Array:
 
 
 def _pool(x: _Pair, y: _Pair) -> _Pair:
-    e = jnp.maximum(x[0], y[0])
-    by_x, by_y = _exp2(x[0] - e), _exp2(y[0] - e)
-    d = x[1] * by_x + y[1] * by_y
-    return e, d, x[2] * (by_x * by_x) + y[2] * (by_y * by_y)
+    below = x[0] < y[0]
+    (e, d, v), (_, small, thin) = _where(below, y, x), _where(below, x, y)
+    by = _exp2(-jnp.abs(x[0] - y[0]))
+    return e, d + small * by, v + thin * (by * by)
 
 
 def _slope(x: _Pair) -> _Pair:
@@ -173,7 +173,7 @@ def _climb(each: _Pair, visit: Any, seen: Any) -> Any:
     level, levels = 0, n.bit_length() - 1
     while level < levels:
         nodes = n >> level
-        until = min(level + 3, levels) if nodes > _MANY else levels
+        until = min(level + 1 + (level > 1), levels) if nodes > _MANY else levels
         state = (*state[:2], state[2][:nodes], *state[3:])
         state, seen = jax.lax.fori_loop(level, until, body, (state, seen))
         level = until
