@@ -120,11 +120,14 @@ def _lift(
         # What is not a JAX array is a constant, and stays as precise as it is.
         places = [i for i, x in enumerate(args) if isinstance(x, jax.Array)]
 
-        def merge(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-            merged = list(args)
+        def fill(arrays: Sequence[jax.Array]) -> list[Any]:
+            filled = list(args)
             for i, x in zip(places, arrays, strict=True):
-                merged[i] = x
-            return [jnp.asarray(x, jnp.float64) for x in merged]
+                filled[i] = x
+            return filled
+
+        def merge(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+            return [jnp.asarray(x, jnp.float64) for x in fill(arrays)]
 
         @jax.custom_jvp
         @scoped
@@ -135,11 +138,15 @@ def _lift(
         def _(primals: Any, tangents: Any) -> Any:
             out = call(*primals)
             total = jnp.zeros_like(out)
+            with jax.enable_x64(True):
+                inputs = merge(primals)
+                if not vectors:  # a constant is one for second derivatives too
+                    inputs = fill([inputs[place] for place in places])
             for place, primal, tangent in zip(places, primals, tangents, strict=True):
                 if not jnp.issubdtype(jnp.result_type(primal), jnp.floating):
                     continue
                 with jax.enable_x64(True):
-                    slope = partial(place)(*merge(primals), **kwargs).astype(dtype)
+                    slope = partial(place)(*inputs, **kwargs).astype(dtype)
                 product = slope * jnp.broadcast_to(tangent, slope.shape)
                 total += jnp.sum(product, axis=-1) if place in vectors else product
             return out, total

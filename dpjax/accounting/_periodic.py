@@ -1,0 +1,183 @@
+"""The minorant in closed form where every step is alike and one batch in l differs.
+
+One of every l steps uses the differing example: it moves two runs apart by r noise
+standard deviations. All steps are c-Lipschitz, and the last use has m steps from it to
+the end, itself included. Between two uses the points of the minorant rise only once, so
+that the last n uses make n blocks of l steps (the last one of m). Started at distance Δ
+just after an earlier use, there is a block of l − 1 steps before them.
+
+For c <= 1 the slopes of the blocks between the first and the last fall, so they are
+pooled, and what is left is a minorant of three blocks. For c > 1 they grow: each is a
+block of its own, save those that the distance Δ at the start absorbs.
+
+Everything is in noise standard deviations of one step, with y = log c. Sums of powers
+of c are summed, so that they and their derivatives are right at c = 1.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_Block = tuple[jax.Array, jax.Array]  # rise and run
+
+
+def _expm1_ratio(t: jax.Array) -> jax.Array:
+    """(e^t − 1)/t for t <= 0, with its derivatives at 0."""
+    near = jnp.abs(t) < 1e-2
+    small, large = jnp.where(near, t, 0.0), jnp.where(near, -1.0, t)
+    series = jnp.ones_like(t)
+    for i in range(8, 1, -1):
+        series = 1 + series * small / i
+    return jnp.where(near, series, jnp.expm1(large) / large)
+
+
+def geometric(y: jax.Array, count: jax.Array) -> jax.Array:
+    """Σ_{i<count} e^{iy} for y <= 0 and a count that need not be static."""
+    return count * _expm1_ratio(count * y) / _expm1_ratio(y)
+
+
+def powers(y: jax.Array, count: int) -> jax.Array:
+    """Σ_{i<k} e^{iy} for k = 0, …, count."""
+    terms = jnp.exp(jnp.arange(count) * y)
+    return jnp.concatenate([jnp.zeros((1,), y.dtype), jnp.cumsum(terms)])
+
+
+def _edge(block: _Block) -> jax.Array:
+    """d²/v; a rise without a run costs everything, and nothing costs nothing."""
+    d, v = block
+    noisy = v > 0
+    never = jnp.where(d > 0, jnp.inf, 0.0)
+    return jnp.where(noisy, d * d / jnp.where(noisy, v, 1.0), never)
+
+
+def _pool(a: _Block, b: _Block) -> _Block:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def _steep(a: _Block, b: _Block) -> jax.Array:
+    """Whether a is at least as steep as b, so that they are pooled."""
+    return a[0] * b[1] >= b[0] * a[1]
+
+
+def _two(a: _Block, b: _Block) -> jax.Array:
+    """The sum of rise²/run over the minorant of two blocks."""
+    return jnp.where(_steep(a, b), _edge(_pool(a, b)), _edge(a) + _edge(b))
+
+
+def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
+    """The sum of rise²/run over the minorant of three blocks."""
+    apart = _edge(a) + _edge(b) + _edge(c)
+    rest = jnp.where(_steep(b, c), _two(a, _pool(b, c)), apart)
+    return jnp.where(_steep(a, b), _two(_pool(a, b), c), rest)
+
+
+def _falling(y: jax.Array, r: jax.Array, m: jax.Array, period: int, n: Any) -> Any:
+    """For c <= 1 two blocks of the last n >= 1 uses: all but the last, the last."""
+    runs = powers(2 * y, period)
+    count = n[-1] if isinstance(n, range) else n
+    rises, widths = powers(period * y, count - 1), powers(2 * period * y, count - 1)
+    if not isinstance(n, range):
+        rises, widths = rises[-1], widths[-1]
+    last = r * jnp.exp((m - 1) * y), runs[m]
+    middle = (
+        r * jnp.exp((m - 1 + period) * y) * rises,
+        jnp.exp(2 * m * y) * runs[-1] * widths,
+    )
+    return middle, last
+
+
+def _fallen(y, r, start, m, period: int, epochs: int) -> jax.Array:
+    """μ² for c <= 1 from the best restart: after each use but the first."""
+    runs = powers(2 * y, period)
+    best = _edge((start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)]))
+    if epochs == 1:
+        return best
+    n = jnp.arange(1, epochs)
+    middle, last = _falling(y, r, m, period, range(1, epochs))
+    before = (
+        start * jnp.exp((m - 1 + n * period) * y),
+        jnp.exp(2 * (m + (n - 1) * period) * y) * runs[-2],
+    )
+    return jnp.minimum(best, jnp.min(_three(before, middle, last)))
+
+
+def _risen(y, r, start, m, period: int, epochs: int) -> jax.Array:
+    """μ² for c > 1 from the best restart that the minorant pools with all later uses.
+
+    A restart before that leaves uses apart that a later one would do without.
+    """
+    z = -y  # the weights fall: e^{iz} after i steps
+    runs = powers(2 * z, period)
+    best = _edge((start, jnp.exp(2 * z) * runs[jnp.maximum(m - 1, 0)]))
+    if epochs == 1:
+        return best
+    n = jnp.arange(1, epochs)
+    weight = jnp.exp(period * n * z)
+    # The distance and the n − 1 uses after it.
+    rise = start + r * jnp.exp(period * z) * powers(period * z, epochs - 2)
+    blocks = runs[-1] * powers(2 * period * z, epochs - 2)
+    run = jnp.exp(2 * z) * (blocks + jnp.exp(2 * period * (n - 1) * z) * runs[-2])
+    absorbs = rise * weight * runs[-1] >= r * run
+    reached = jnp.concatenate([jnp.ones((1,), bool), absorbs[:-1]])
+    use = r * weight, jnp.square(weight) * runs[m]
+    apart = _edge((rise, run)) + r * r / runs[m]
+    pooled = _edge(_pool((rise, run), use))
+    cost = jnp.where(_steep((rise, run), use), pooled, apart)
+    return jnp.minimum(best, jnp.min(jnp.where(reached, cost, jnp.inf)))
+
+
+def contraction(
+    y: jax.Array,
+    r: jax.Array,
+    m: jax.Array,
+    *,
+    period: int,
+    epochs: int,
+    reshuffled: bool,
+    convex: bool,
+) -> jax.Array:
+    """μ² of all uses, of one setting; for c > 1 inf if that is not expected (convex).
+
+    If batches are reshuffled, m has to be 1. For c <= 1 moving a use to a later step
+    never lowers the bound, so that the last step of each epoch is the worst. For c > 1
+    a use with g steps to the next one costs r² / Σ_{i<g} c^{−2i}, which is convex in g,
+    so that the worst places alternate between the last and the first of an epoch.
+    """
+    falling = _two(*_falling(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))
+    if convex:
+        return jnp.where(y <= 0, falling, jnp.inf)
+    up = jnp.where(y <= 0, 0.0, y)
+    runs = powers(-2 * up, 2 * period)
+    # Uses with one step to the next (or the end), with 2l − 1, and with l.
+    pairs = (epochs - 1) // 2 if reshuffled else 0
+    rest = epochs - 1 - 2 * pairs
+    growing = pairs + pairs / runs[2 * period - 1] + rest / runs[period] + 1 / runs[m]
+    return jnp.where(y <= 0, falling, r * r * growing)
+
+
+def restarted(
+    y: jax.Array,
+    r: jax.Array,
+    start: jax.Array,
+    m: jax.Array,
+    *,
+    period: int,
+    epochs: int,
+    reshuffled: bool,
+    convex: bool,
+) -> jax.Array:
+    """μ² from the best step at which the distance is at most `start`, of one setting.
+
+    Candidates are the steps right after a use, and for reshuffled batches with c > 1
+    the last step alone.
+    """
+    falling = _fallen(jnp.where(y <= 0, y, 0.0), r, start, m, period, epochs)
+    if convex:
+        return jnp.where(y <= 0, falling, jnp.inf)
+    up = jnp.where(y <= 0, 0.0, y)
+    if reshuffled:
+        growing = jnp.square(jnp.exp(up) * start + r)
+    else:
+        growing = _risen(up, r, start, m, period, epochs)
+    return jnp.where(y <= 0, falling, growing)

@@ -1,0 +1,237 @@
+"""What the bounds on a last iterate assume, checked in one place."""
+
+from typing import Any, NamedTuple, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting.lipschitz import check_curvature, clipped_excess, excess
+from dpjax.adjacency import Adjacency
+
+_ULP = np.finfo(np.float64).eps
+
+
+class Setting(TypedDict):
+    """The assumptions of a bound on the last iterate: keyword arguments, all required.
+
+    A step is x ↦ Π(x − η(mean of the batch's gradients + λ x + noise)), where Π is the
+    prox of a convex function or the projection onto a convex set, whatever the data.
+
+    Attributes:
+      step_size: η, f[*b], positive. At most 2 / (smoothness + regularization), unless
+        smoothness is inf.
+      gradient_norm: the bound C on the norm of one example's gradient, f[*b]: the clip
+        norm, or the Lipschitz constant of the loss.
+      clipped: whether gradients are clipped to gradient_norm. If not, that bound is an
+        assumption on the loss.
+      generalised_linear: whether one example's loss is a function of one linear score
+        ⟨w, x⟩, or w has one dimension. It counts where gradients are clipped: without
+        it a clipped step is not a contraction, and the constant used is above 1.
+      smoothness: the largest curvature of one example's loss without the regulariser,
+        f[*b]; inf if unknown.
+      weak_convexity: m, f[*b]: the least curvature is −m. 0 for a convex loss.
+      strong_convexity: the least curvature of one example's loss, f[*b], if positive.
+        Clipping destroys it, so that it has to be 0 with clipping.
+      regularization: λ, f[*b], at least 0: a regulariser (λ/2)‖x‖² whose gradient is
+        added without clipping.
+      diameter: of the set that Π projects onto, f[*b], positive; inf without one.
+      adjacency: which data sets are compared. Under ADD_REMOVE no batch of either data
+        set has more than batch_size examples, and batches do not depend on them.
+    """
+
+    step_size: jax.typing.ArrayLike
+    gradient_norm: jax.typing.ArrayLike
+    clipped: bool
+    generalised_linear: bool
+    smoothness: jax.typing.ArrayLike
+    weak_convexity: jax.typing.ArrayLike
+    strong_convexity: jax.typing.ArrayLike
+    regularization: jax.typing.ArrayLike
+    diameter: jax.typing.ArrayLike
+    adjacency: Adjacency
+
+
+class Bounds(NamedTuple):
+    """The bounds that hold in one setting, f[*b] each; inf where one does not apply.
+
+    They are GDP parameters, or ε where the function says so.
+
+    Attributes:
+      composition: every step is accounted for as if it were released.
+      contraction: shifts spread over all steps since the first use.
+      diameter: shifts since a later step, where the distance was at most the diameter.
+    """
+
+    composition: jax.Array
+    contraction: jax.Array
+    diameter: jax.Array
+
+    @property
+    def best(self) -> jax.Array:
+        """The least of the bounds."""
+        return jnp.min(jnp.stack(self), axis=0)
+
+    @property
+    def winner(self) -> str:
+        """The name of the best bound of a single setting; composition wins ties."""
+        values = [float(x) for x in self]
+        return self._fields[values.index(min(values))]
+
+
+class Checked(NamedTuple):
+    """A setting as the cores take it: arrays, and what is static."""
+
+    arrays: tuple[Any, ...]
+    static: dict[str, Any]
+
+
+class Step(NamedTuple):
+    """A step in units of its own noise, f64[] each."""
+
+    log_lipschitz: jax.Array  # 0 where unknown
+    known: jax.Array  # whether there is a Lipschitz constant
+    shift: jax.Array  # how far one differing example moves it
+    diameter: jax.Array  # 1 where there is none
+    bounded: jax.Array  # whether there is a diameter
+    valid: jax.Array
+
+
+def _fail(name: str, rule: str, value: Any) -> None:
+    raise ValueError(f"{name} must be {rule}; got {value!r}.")
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        _fail(name, "True or False", value)
+    return bool(value)
+
+
+def positive_diameter(value: Any) -> bool:
+    """Raise unless positive; whether it can be finite."""
+    array = _validate.concrete(value)
+    if array is None:
+        return True
+    if not np.all(array > 0):
+        _fail("diameter", "positive, and inf without a bounded set", value)
+    return not np.all(array == np.inf)
+
+
+def _check_step_size(step_size: Any, smoothness: Any, regularization: Any) -> None:
+    eta, M = _validate.concrete(step_size), _validate.concrete(smoothness)
+    added = _validate.concrete(regularization)
+    if eta is None or M is None or added is None:
+        return
+    upper = np.where(np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + added), 0)
+    if np.any(upper > 2 * (1 + 4 * _ULP)):
+        _fail(
+            "step_size",
+            "at most 2 / (smoothness + regularization), beyond which a step on a "
+            "convex loss is not a contraction",
+            step_size,
+        )
+
+
+def _check_pull(step_size: Any, regularization: Any) -> None:
+    eta, added = _validate.concrete(step_size), _validate.concrete(regularization)
+    if eta is not None and added is not None and np.any(eta * added >= 1):
+        _fail(
+            "regularization",
+            "below 1 / step_size where clipped gradients may change direction",
+            regularization,
+        )
+
+
+def check(
+    noise_multiplier: Any,
+    batch_size: Any,
+    *,
+    step_size: Any,
+    gradient_norm: Any,
+    clipped: bool,
+    generalised_linear: bool,
+    smoothness: Any,
+    weak_convexity: Any,
+    strong_convexity: Any,
+    regularization: Any,
+    diameter: Any,
+    adjacency: Adjacency,
+) -> Checked:
+    """The setting, or a ValueError that says which assumption fails."""
+    _validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
+    _validate.positive("step_size", step_size)
+    _validate.positive("gradient_norm", gradient_norm)
+    _validate.nonnegative("regularization", regularization)
+    check_curvature(smoothness, weak_convexity, strong_convexity)
+    bounded = positive_diameter(diameter)
+    adjacency = _validate.adjacency(adjacency)
+    clipped = _flag("clipped", clipped)
+    keeps = _flag("generalised_linear", generalised_linear) or not clipped
+    strong = _validate.concrete(strong_convexity)
+    # A traced value is one that is meant to vary, so it is not 0.
+    if strong is None or np.any(strong > 0):
+        if clipped:
+            _fail(
+                "strong_convexity",
+                "0 with clipped gradients, which have no curvature where the clip is "
+                "active (a regulariser outside the clip is named regularization)",
+                strong_convexity,
+            )
+        if adjacency is Adjacency.ADD_REMOVE:
+            _fail(
+                "strong_convexity",
+                "0 under ADD_REMOVE, where a batch may hold any number of examples",
+                strong_convexity,
+            )
+    _check_step_size(step_size, smoothness, regularization)
+    if not keeps:
+        _check_pull(step_size, regularization)
+    arrays = (
+        noise_multiplier,
+        batch_size,
+        step_size,
+        gradient_norm,
+        smoothness,
+        weak_convexity,
+        strong_convexity,
+        regularization,
+        diameter,
+    )
+    weak = _validate.concrete(weak_convexity)
+    static = {
+        "keeps": keeps,
+        "bounded": bounded,
+        "factor": adjacency.sensitivity_factor,
+        "convex": keeps and weak is not None and not np.any(weak > 0),
+    }
+    return Checked(arrays, static)
+
+
+def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
+    """A step in units of its own noise, from scalars; an invalid one costs inf."""
+    noise, batch, eta, norm, M, weak, strong, added, diameter = arrays
+    valid = (noise > 0) & (batch > 0) & (eta > 0) & (eta < jnp.inf) & (norm > 0)
+    valid = valid & (M >= 0) & (weak >= 0) & (strong >= 0) & (added >= 0)
+    valid = valid & (diameter > 0) & (strong <= M)
+    if not keeps:
+        valid = valid & (eta * added < 1)
+    known = valid & (jnp.inf > M)
+    bounded = known & (diameter < jnp.inf)
+    noise, batch, eta, norm = (
+        jnp.where(valid, x, 1.0) for x in (noise, batch, eta, norm)
+    )
+    M, weak, strong, added = (
+        jnp.where(known, x, 0.0) for x in (M, weak, strong, added)
+    )
+    if keeps:
+        above = excess(eta, strong + added - weak, M + added, strong + added + weak)
+        log_c = jnp.log1p(jnp.maximum(above, -1 + _ULP))
+    else:
+        pull = 1 - eta * added
+        log_c = jnp.log1p(clipped_excess(eta / pull, weak, M)) + jnp.log1p(-eta * added)
+        log_c = log_c + 8 * _ULP * eta * (added + weak + M)
+    log_c = log_c + 4 * _ULP * jnp.abs(log_c)
+    unit = noise * norm * eta / batch
+    diameter = jnp.where(bounded, diameter, 1.0) / jnp.where(bounded, unit, 1.0)
+    return Step(log_c, known, factor / noise, diameter, bounded, valid)

@@ -1,0 +1,181 @@
+"""Langevin Monte Carlo and the exponential mechanism as limits of noisy descent.
+
+Two runs X ↦ Π(X − η∇F(X) + N(0, 2ηI)) with F and F′ are noisy gradient descent on one
+example. With r = L sqrt(η/2) and Δ = D/sqrt(2η), the distance of one differing step and
+the diameter in units of the noise, and c the contraction, the bound over the last n
+steps is (c^n Δ + r(1 − c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._float64 import float64
+from dpjax.accounting._periodic import geometric
+from dpjax.accounting._setting import positive_diameter
+from dpjax.accounting.lipschitz import check_curvature, excess
+
+_ULP = np.finfo(np.float64).eps
+_LONG = 2.0**40  # steps, more than a restart needs
+
+
+def _finish(square: jax.Array, valid: jax.Array) -> jax.Array:
+    some = square > 0
+    mu = jnp.sqrt(jnp.where(some, square, 1.0)) * (1 + 256 * _ULP)
+    return jnp.where(valid, jnp.where(some, mu, 0.0), jnp.inf)
+
+
+@float64("up")
+@jnp.vectorize
+def _langevin(lipschitz, step_size, smoothness, strong, diameter, num_steps):
+    valid = (lipschitz >= 0) & (step_size > 0) & (strong >= 0) & (diameter > 0)
+    valid = valid & (step_size * smoothness <= 2 * (1 + 4 * _ULP))
+    valid = valid & (strong <= smoothness) & (num_steps >= 1)
+    bounded = valid & (diameter < jnp.inf) & (num_steps > 1)
+    eta, m, M, steps = (
+        jnp.where(valid, x, y)
+        for x, y in (
+            (step_size, 1.0),
+            (strong, 0.0),
+            (smoothness, 1.0),
+            (num_steps, 1.0),
+        )
+    )
+    y = jnp.log1p(jnp.maximum(excess(eta, m, M, m), -1 + _ULP))
+    y = jnp.where(y <= 0, y * (1 - 4 * _ULP), 0.0)
+    r = jnp.where(valid, lipschitz, 0.0) * jnp.sqrt(eta / 2)
+    start = jnp.where(bounded, diameter, 1.0) / jnp.sqrt(2 * eta)
+
+    def square(start: jax.Array, n: jax.Array) -> jax.Array:
+        rise = jnp.exp(n * y) * start + r * geometric(y, n)
+        return rise * rise / geometric(2 * y, n)
+
+    contracts = y < 0
+    limit = r * r * (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
+    limit = jnp.where(contracts | (r == 0), limit, jnp.inf)
+    finite = steps < jnp.inf
+    whole = square(jnp.zeros_like(r), jnp.where(finite, steps, 1.0))
+    whole = jnp.where(finite, whole, limit)
+
+    # The best real n: with x = c^n, (A + (Δ − A)x)²/(1 − x²) is least at x = 1 − Δ/A,
+    # where A = r/(1 − c).
+    fixed_y, fixed_r, fixed_start = jax.lax.stop_gradient((y, r, start))
+    safe = jnp.where(contracts, fixed_y, -1.0)
+    gone = jnp.minimum(-jnp.expm1(safe) * fixed_start / fixed_r, 1.0)
+    best = jnp.where(contracts, jnp.log1p(-gone) / safe, fixed_start / fixed_r)
+    longest = jnp.minimum(jnp.maximum(steps - 1, 1.0), _LONG)
+    few = jnp.clip(jnp.floor(best), 1.0, longest)
+    many = jnp.minimum(few + 1, longest)
+    since = jnp.minimum(square(start, few), square(start, many))
+    return _finish(jnp.where(bounded, jnp.minimum(whole, since), whole), valid)
+
+
+@float64("up")
+@jnp.vectorize
+def _exponential(lipschitz, strong, diameter):
+    valid = (lipschitz >= 0) & (strong >= 0) & (diameter > 0)
+    L = jnp.where(valid, lipschitz, 1.0)
+    m = jnp.where(valid, strong, 1.0)
+    near = m * diameter < L
+    D = jnp.where(near, diameter, 1.0)
+    far = jnp.where(m > 0, L * L / jnp.where(m > 0, m, 1.0), jnp.inf)
+    far = jnp.where(L == 0, 0.0, far)
+    return _finish(jnp.where(near, D * (2 * L - m * D), far), valid)
+
+
+def langevin_mu(
+    lipschitz: jax.typing.ArrayLike,
+    *,
+    step_size: jax.typing.ArrayLike,
+    num_steps: float,
+    smoothness: jax.typing.ArrayLike,
+    strong_convexity: jax.typing.ArrayLike,
+    diameter: jax.typing.ArrayLike,
+) -> jax.Array:
+    """The GDP parameter of the last iterate of Langevin Monte Carlo.
+
+    Args:
+      lipschitz: L, the Lipschitz constant of F − F′ over all neighbouring data sets,
+        f[*b], at least 0 (2G if each potential is G-Lipschitz).
+      step_size: η, f[*b], positive, at most 2 / smoothness; a step adds noise of
+        variance 2η.
+      num_steps: T, at least 1; inf for the stationary law.
+      smoothness: M, the largest curvature of each potential, f[*b].
+      strong_convexity: m, their least curvature, f[*b]; 0 for convex potentials.
+      diameter: D of the convex set that iterates are projected onto, f[*b], positive;
+        inf without one.
+
+    Returns:
+      μ, f[*b], rounded up. Without a diameter it is
+      L sqrt(η/2) sqrt((1 − c^T)(1 + c) / ((1 + c^T)(1 − c))), attained for η up to
+      2 / (M + m); with one, also the best restart. Traced arguments out of range give
+      inf, and so does a stationary law of convex potentials without a diameter.
+
+    Raises:
+      ValueError: a static argument is out of range, or η > 2 / M: no contraction.
+
+    Reference: Bok, Su and Altschuler (2024), Proposition 5.1, Corollaries 5.2 and 5.4.
+
+    Example:
+      >>> mu = langevin_mu(
+      ...     1.0, step_size=0.1, num_steps=float("inf"), smoothness=8.0,
+      ...     strong_convexity=4.0, diameter=float("inf"))
+      >>> print(f"{mu:.4f}")  # sqrt((2 - 0.4)/2) / sqrt(4)
+      0.4472
+    """
+    _validate.nonnegative("lipschitz", lipschitz)
+    _validate.positive("step_size", step_size)
+    check_curvature(smoothness, 0.0, strong_convexity)
+    positive_diameter(diameter)
+    steps = _validate.concrete(num_steps)
+    if steps is None or steps.ndim or not (steps == np.inf or steps == int(steps) >= 1):
+        raise ValueError(
+            f"num_steps must be a positive integer or inf; got {num_steps!r}."
+        )
+    eta, M = _validate.concrete(step_size), _validate.concrete(smoothness)
+    if eta is not None and M is not None and np.any(eta * M > 2 * (1 + 4 * _ULP)):
+        raise ValueError(
+            "step_size must be at most 2 / smoothness, beyond which a step is not a "
+            f"contraction; got {step_size!r} and smoothness {smoothness!r}."
+        )
+    return _langevin(
+        lipschitz, step_size, smoothness, strong_convexity, diameter, float(num_steps)
+    )
+
+
+def exponential_mechanism_mu(
+    lipschitz: jax.typing.ArrayLike,
+    *,
+    strong_convexity: jax.typing.ArrayLike,
+    diameter: jax.typing.ArrayLike,
+) -> jax.Array:
+    """The GDP parameter of one sample from a density proportional to e^{−F} on a set.
+
+    Args:
+      lipschitz: L, the Lipschitz constant of F − F′ over all neighbouring data sets,
+        f[*b], at least 0 (2G if each potential is G-Lipschitz).
+      strong_convexity: m, the least curvature of each potential, f[*b]; 0 for convex
+        ones. Potentials are smooth.
+      diameter: D of the convex set, which has an interior, f[*b], positive; inf for the
+        whole space.
+
+    Returns:
+      L / sqrt(m) where mD >= L, else sqrt(2LD − mD²), f[*b], rounded up; inf where
+      neither assumption helps (m = 0, D = inf). Traced arguments out of range give inf.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Reference: Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4; with both
+    assumptions, the limit of `langevin_mu` with optimal shifts as η → 0.
+
+    Example:
+      >>> mu = exponential_mechanism_mu(2.0, strong_convexity=0.0, diameter=0.5)
+      >>> print(f"{mu:.4f}")  # 2 sqrt(G D) for G = 1
+      1.4142
+    """
+    _validate.nonnegative("lipschitz", lipschitz)
+    _validate.nonnegative("strong_convexity", strong_convexity)
+    positive_diameter(diameter)
+    return _exponential(lipschitz, strong_convexity, diameter)

@@ -1,0 +1,117 @@
+"""Batches drawn at random once: δ is the mean over the places an example can have."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._float64 import float64
+from dpjax.accounting._implicit import with_derivative
+from dpjax.accounting.gdp import _delta as _delta_core
+
+_ULP = np.finfo(np.float64).eps
+_HALVINGS = 80
+
+
+def _mean_delta(mus: jax.Array, epsilon: jax.Array) -> jax.Array:
+    each = jnp.vectorize(_delta_core)(mus, epsilon)
+    mean = jnp.mean(each) * (1 + (8 + mus.shape[0]) * _ULP)
+    return jnp.minimum(mean, 1.0)
+
+
+@float64("up", vectors=(0,))
+def _delta(mus: jax.Array, epsilon: jax.Array) -> jax.Array:
+    return jnp.vectorize(_mean_delta, signature="(l),()->()")(mus, epsilon)
+
+
+@float64("up", vectors=(0,))
+def _epsilon(mus: jax.Array, delta: jax.Array) -> jax.Array:
+    def one(mus: jax.Array, delta: jax.Array) -> jax.Array:
+        fixed, goal = jax.lax.stop_gradient((mus, delta))
+
+        def meets(epsilon: jax.Array) -> jax.Array:
+            return _mean_delta(fixed, epsilon) <= goal
+
+        def double(high: jax.Array) -> jax.Array:
+            return 2 * high
+
+        def halve(_: jax.Array, ends: tuple) -> tuple:
+            low, high = ends
+            middle = (low + high) / 2
+            ok = meets(middle)
+            return jnp.where(ok, low, middle), jnp.where(ok, middle, high)
+
+        zero, one = jnp.zeros_like(delta), jnp.ones_like(delta)
+        high = jax.lax.while_loop(
+            lambda high: ~meets(high) & (high < jnp.inf), double, one
+        )
+        finite = high < jnp.inf
+        low = jnp.where(high > 1, high / 2, 0.0)
+        ends = (low, jnp.where(finite, high, one))
+        root = jax.lax.fori_loop(0, _HALVINGS, halve, ends)[1]
+        root = jnp.where(meets(zero), zero, jnp.where(finite, root, jnp.inf))
+        on_curve = (root > 0) & finite & (goal > 0)
+        root = with_derivative(lambda e: _mean_delta(mus, e) - delta, root, on_curve)
+        return jnp.where(delta > 0, root, jnp.inf)
+
+    return jnp.vectorize(one, signature="(l),()->()")(mus, delta)
+
+
+def _check(mus: jax.typing.ArrayLike) -> None:
+    if jnp.ndim(mus) == 0 or jnp.shape(mus)[-1] == 0:
+        raise ValueError(f"mus must have a non-empty last axis; got {mus!r}.")
+    _validate.nonnegative("mus", mus, finite=False)
+
+
+def random_assignment_delta(
+    mus: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike
+) -> jax.Array:
+    """δ of a run whose examples were assigned to places at random, once.
+
+    Args:
+      mus: the GDP parameter at each place, f[*b, l], as `noisy_cyclic_gd_mus` gives.
+      epsilon: f[*b], at least 0.
+
+    Returns:
+      The mean of δ_μ(ε) over the places, f[*b], rounded up.
+
+    Raises:
+      ValueError: a static argument is out of range, or mus has no last axis.
+
+    Privacy: every example is equally likely at every place, whatever the data are, and
+    nobody learns the assignment. δ at the worst place would hold without either.
+
+    Example:
+      >>> import numpy as np
+      >>> print(f"{random_assignment_delta(np.array([0.2, 0.4, 1.0]), 1.0):.4f}")
+      0.0427
+    """
+    _check(mus)
+    _validate.nonnegative("epsilon", epsilon, finite=False)
+    return _delta(mus, epsilon)
+
+
+def random_assignment_epsilon(
+    mus: jax.typing.ArrayLike, delta: jax.typing.ArrayLike
+) -> jax.Array:
+    """ε of a run whose examples were assigned to places at random, once.
+
+    Args:
+      mus: the GDP parameter at each place, f[*b, l], as `noisy_cyclic_gd_mus` gives.
+      delta: f[*b], strictly between 0 and 1.
+
+    Returns:
+      The least ε with `random_assignment_delta(mus, ε) <= δ`, f[*b], rounded up. A
+      traced δ at or below 0 gives inf.
+
+    Raises:
+      ValueError: a static argument is out of range, or mus has no last axis.
+
+    Example:
+      >>> import numpy as np
+      >>> print(f"{random_assignment_epsilon(np.array([0.2, 0.4, 1.0]), 1e-5):.3f}")
+      4.113
+    """
+    _check(mus)
+    _validate.open_unit("delta", delta)
+    return _epsilon(mus, delta)

@@ -1,0 +1,389 @@
+"""Bounds on last iterates against instances whose privacy is known or computed."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import norm
+from test_minorant import restarts, stack
+
+from dpjax import Adjacency
+from dpjax.accounting import gdp, iteration
+
+SETTING = {
+    "step_size": 0.3,
+    "gradient_norm": 2.0,
+    "clipped": False,
+    "generalised_linear": False,
+    "smoothness": 2.0,
+    "weak_convexity": 0.0,
+    "strong_convexity": 0.0,
+    "regularization": 0.0,
+    "diameter": np.inf,
+    "adjacency": Adjacency.REPLACE,
+}
+SHAPE = {"num_epochs": 6, "batches_per_epoch": 4, "batch_size": 5.0, "order": "fixed"}
+
+
+def cyclic(noise_multiplier=3.0, **changes):
+    return iteration.noisy_cyclic_gd_bounds(
+        noise_multiplier, **SHAPE | SETTING | changes
+    )
+
+
+def quadratic_mu(curvature, eta, moved, noise):
+    """μ of X ↦ (1 − η a) X + moved_k + N(0, noise²) against the same without moves.
+
+    Both last iterates are Gaussian with one variance, so that their means tell all.
+    """
+    c, mean, variance = 1 - eta * curvature, 0.0, 0.0
+    for shift in moved:
+        mean, variance = c * mean + shift, c * c * variance + noise * noise
+    return abs(mean) / np.sqrt(variance)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_full_batches_of_strongly_convex_losses_are_exact(adjacency, x64):
+    """One example's gradient gains a constant of the norm that adjacency allows."""
+    if adjacency is Adjacency.ADD_REMOVE:
+        curvature = {"regularization": 0.7, "smoothness": 1.3}
+    else:
+        curvature = {"strong_convexity": 0.7}
+    for eta in (0.05, 0.3, 2 / 2.7 - 1e-9):
+        for steps, noise_multiplier in ((1, 0.5), (7, 3.0), (60, 0.9)):
+            setting = SETTING | curvature | {"step_size": eta, "adjacency": adjacency}
+            factor = adjacency.sensitivity_factor
+            truth = quadratic_mu(
+                0.7,
+                eta,
+                [eta * factor * 2.0 / 11] * steps,
+                eta * noise_multiplier * 2.0 / 11,
+            )
+            mu = iteration.noisy_gd_mu(
+                noise_multiplier, num_steps=steps, num_examples=11, **setting
+            )
+            assert 0 <= mu / truth - 1 <= 1e-12
+
+
+def test_cyclic_quadratics_stay_below_every_offset(x64):
+    setting = SETTING | {"strong_convexity": 0.7}
+    mus = iteration.noisy_cyclic_gd_mus(
+        3.0, num_epochs=6, batches_per_epoch=4, batch_size=5.0, **setting
+    )
+    eta, unit = 0.3, 0.3 * 2.0 / 5
+    for offset in range(4):
+        moved = [2 * unit * (k % 4 == offset) for k in range(24)]
+        truth = quadratic_mu(0.7, eta, moved, 3.0 * unit)
+        assert truth <= mus[offset] <= 1.3 * truth
+    assert np.all(np.diff(mus) > 0)
+    assert mus[-1] == cyclic(strong_convexity=0.7).best
+
+
+def test_one_use_of_a_weakly_convex_loss_is_exact(x64):
+    """Concave quadratics expand; the only use is at the first step of the epoch."""
+    setting = SETTING | {"weak_convexity": 0.5}
+    mus = iteration.noisy_cyclic_gd_mus(
+        3.0, num_epochs=1, batches_per_epoch=8, batch_size=5.0, **setting
+    )
+    eta, unit = 0.3, 0.3 * 2.0 / 5
+    for offset in range(8):
+        moved = [2 * unit * (k == offset) for k in range(8)]
+        truth = quadratic_mu(-0.5, eta, moved[offset:], 3.0 * unit)
+        assert 0 <= mus[offset] / truth - 1 <= 1e-12
+
+
+def test_clipped_linear_losses_attain_composition(x64):
+    """Linear losses are clipped to constants and never forget."""
+    for generalised_linear in (True, False):
+        bounds = iteration.noisy_gd_bounds(
+            3.0,
+            num_steps=50,
+            num_examples=5,
+            **SETTING | {"clipped": True, "generalised_linear": generalised_linear},
+        )
+        truth = quadratic_mu(0.0, 0.3, [2.0] * 50, 3.0)
+        assert 0 <= bounds.best / truth - 1 <= 1e-12
+
+
+def projected_law(drift, noise, diameter, steps, cells=400):
+    """The law of x ↦ Π(x + drift + N(0, noise²)) on an interval, started in the middle.
+
+    A transition matrix between cell centres, with the ends as atoms.
+    """
+    width = diameter / cells
+    x = np.concatenate([[0.0], (np.arange(cells) + 0.5) * width, [diameter]])
+    edges = np.arange(cells + 1) * width
+    cdf = norm.cdf((edges - x[:, None] - drift) / noise)
+    inner = np.diff(cdf, axis=1)
+    transition = np.column_stack([cdf[:, 0], inner, 1 - cdf[:, -1]])
+    law = np.zeros(cells + 2)
+    law[cells // 2] = 1.0
+    for _ in range(steps):
+        law = law @ transition
+    return law
+
+
+@pytest.mark.parametrize("diameter", [0.5, 2.0])
+def test_projected_drift_is_below_the_bound(diameter, x64):
+    """f = 0 against f′ = −x on an interval: δ(ε) from the laws themselves."""
+    noise, steps = 0.6, 200
+    p = projected_law(0.1, noise, diameter, steps)
+    q = projected_law(0.0, noise, diameter, steps)
+    # Units: η = 0.1, one example, C = 1, ZERO_OUT.
+    setting = SETTING | {
+        "step_size": 0.1,
+        "gradient_norm": 1.0,
+        "diameter": diameter,
+        "adjacency": Adjacency.ZERO_OUT,
+    }
+    bounds = iteration.noisy_gd_bounds(6.0, num_steps=steps, num_examples=1, **setting)
+    assert bounds.winner == "diameter"
+    for epsilon in (0.0, 0.1, 0.3, 0.6):
+        truth = max(
+            np.sum(np.maximum(a - np.exp(epsilon) * b, 0)) for a, b in ((p, q), (q, p))
+        )
+        assert truth <= gdp.delta(bounds.best, epsilon)
+    # At ε = 0 the bound is no more than four times the truth.
+    truth = np.sum(np.abs(p - q)) / 2
+    assert gdp.delta(bounds.best, 0.0) <= 4 * truth
+
+
+@pytest.mark.parametrize("convexity", ["strong", "convex", "weak"])
+def test_named_bounds_are_the_minorant_of_their_schedule(convexity, x64):
+    changes = {
+        "strong": {"strong_convexity": 0.4},
+        "convex": {},
+        "weak": {"weak_convexity": 0.2},
+    }[convexity]
+    c = {"strong": 1 - 0.3 * 0.4, "convex": 1.0, "weak": 1 + 0.3 * 0.2}[convexity]
+    unit = 0.3 * 2.0 / 5
+    moved = 2 * unit * (np.arange(24) % 4 == 3)
+    for diameter in (0.05, 1.0, np.inf):
+        bounds = cyclic(diameter=diameter, **changes)
+        schedule = iteration.optimal_shift_mu(
+            c, moved, 3 * unit * np.ones(24), diameter=diameter
+        )
+        assert bounds.best == pytest.approx(float(schedule), rel=1e-12)
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 4])
+@pytest.mark.parametrize("c", [0.7, 1.0, 1.15])
+def test_reshuffled_epochs_cover_every_placement(c, epochs, x64):
+    eta, steps = 0.3, 3 * epochs
+    unit = eta * 2.0 / 5
+    changes = {
+        "strong_convexity": max(1 - c, 0) / eta,
+        "weak_convexity": max(c - 1, 0) / eta,
+    }
+    bounds = iteration.noisy_cyclic_gd_bounds(
+        3.0,
+        num_epochs=epochs,
+        batches_per_epoch=3,
+        batch_size=5.0,
+        order="reshuffled",
+        **SETTING | changes | {"diameter": 0.06},
+    )
+    free, bounded = 0.0, 0.0
+    for places in itertools.product(range(3), repeat=epochs):
+        s = np.zeros(steps)
+        s[[3 * e + p for e, p in enumerate(places)]] = 2.0
+        schedule = np.full(steps, c), s, np.full(steps, 3.0)
+        free = max(free, np.sqrt(stack(*schedule)))
+        bounded = max(bounded, np.sqrt(restarts(*schedule, 0.06 / unit)))
+    assert bounds.contraction >= free * (1 - 1e-12)
+    assert bounds.best >= bounded * (1 - 1e-12)
+    if c <= 1:
+        assert bounds.contraction == pytest.approx(free, rel=1e-12)
+        assert bounds.best == pytest.approx(bounded, rel=1e-12)
+    else:
+        assert bounds.contraction <= 1.1 * free
+
+
+def test_clipping_without_the_linear_score_costs_more():
+    linear = cyclic(clipped=True, generalised_linear=True, regularization=0.1)
+    free = cyclic(clipped=True, generalised_linear=False, regularization=0.1)
+    unclipped = cyclic(regularization=0.1)
+    assert linear == unclipped
+    assert free.best > linear.best
+    assert free.composition == linear.composition
+    # The regulariser multiplies: (1 − ηλ) times the constant of a step of η/(1 − ηλ).
+    pull = 1 - 0.3 * 0.1
+    c = pull * float(
+        iteration.clipped_step_lipschitz(0.3 / pull, weak_convexity=0.0, smoothness=2.0)
+    )
+    assert c > 1
+    schedule = iteration.optimal_shift_mu(
+        c, 2.0 * (np.arange(24) % 4 == 3), 3 * np.ones(24)
+    )
+    np.testing.assert_allclose(free.best, schedule, rtol=1e-6)
+
+
+def test_the_longest_step_still_does_not_expand(x64):
+    at_most = cyclic(step_size=2 / 2.9, smoothness=2.9)
+    assert at_most.contraction == pytest.approx(2 / 3 * np.sqrt(1 + 5 / 4), rel=1e-12)
+    beyond = cyclic(step_size=1.0, weak_convexity=0.1)
+    assert beyond.contraction > at_most.contraction
+
+
+def test_the_winner_is_named():
+    assert cyclic(smoothness=np.inf).winner == "composition"
+    assert cyclic(strong_convexity=1.0).winner == "contraction"
+    assert cyclic(diameter=0.01).winner == "diameter"
+    bounds = cyclic(strong_convexity=1.0, diameter=0.01)
+    assert bounds.best == min(bounds)
+
+
+def test_renyi_divergences_are_those_of_the_gaussian():
+    mu = cyclic(weak_convexity=0.3).best
+    orders = np.array([1.5, 2.0, 32.0])
+    rdp = iteration.last_iterate_rdp(
+        3.0, orders, **SHAPE | SETTING | {"weak_convexity": 0.3}
+    )
+    np.testing.assert_allclose(rdp, orders * float(mu) ** 2 / 2, rtol=1e-6)
+    with pytest.raises(ValueError, match="^orders must"):
+        iteration.last_iterate_rdp(3.0, 1.0, **SHAPE | SETTING)
+
+
+def test_random_assignment_averages_delta(x64):
+    mus = np.linspace(0.1, 1.3, 40)
+    for epsilon in (0.0, 0.5, 3.0):
+        mean = np.mean(gdp.delta(mus, epsilon))
+        found = iteration.random_assignment_delta(mus, epsilon)
+        assert 0 <= found / mean - 1 <= 1e-13
+    epsilon = iteration.random_assignment_epsilon(mus, 1e-5)
+    assert iteration.random_assignment_delta(mus, epsilon) <= 1e-5
+    assert iteration.random_assignment_delta(mus, epsilon * (1 - 1e-9)) > 1e-5
+    assert epsilon < gdp.epsilon(1.3, 1e-5)
+    same = iteration.random_assignment_epsilon(np.full(3, 0.8), 1e-6)
+    assert same == pytest.approx(float(gdp.epsilon(0.8, 1e-6)), rel=1e-10)
+    slope = jax.grad(iteration.random_assignment_epsilon)(jnp.full(3, 0.8), 1e-6)
+    np.testing.assert_allclose(slope, jax.grad(gdp.epsilon)(0.8, 1e-6) / 3, rtol=1e-8)
+    assert iteration.random_assignment_epsilon(np.zeros(3), 1e-6) == 0
+    assert iteration.random_assignment_epsilon(np.array([0.1, np.inf]), 1e-6) == np.inf
+
+
+@pytest.mark.parametrize("at", ["contraction", "diameter", "expansion"])
+def test_derivatives_of_epsilon_match_finite_differences(at, x64):
+    changes = {
+        "contraction": {"strong_convexity": 0.5},
+        "diameter": {"diameter": 0.3},
+        "expansion": {"clipped": True},
+    }[at]
+    shape = {
+        "num_epochs": 6,
+        "batches_per_epoch": 4,
+        "batch_size": 5.0,
+        "order": "fixed",
+    }
+
+    @jax.jit
+    def epsilon(noise, eta, added):
+        setting = SETTING | changes | {"step_size": eta, "regularization": added}
+        return gdp.epsilon(
+            iteration.noisy_cyclic_gd_mu(noise, **shape, **setting), 1e-5
+        )
+
+    point = np.array([3.0, 0.3, 0.05])
+    slopes = jax.jit(jax.grad(epsilon, (0, 1, 2)))(*point)
+    for i, slope in enumerate(slopes):
+        h = 1e-6 * (np.arange(3) == i)
+        difference = float(epsilon(*(point + h))) - float(epsilon(*(point - h)))
+        assert slope == pytest.approx(difference / 2e-6, rel=1e-6, abs=1e-7)
+
+
+def test_derivatives_at_the_border_of_contraction_in_float32_code():
+    """c = 1 exactly, where closed forms divide zero by zero."""
+
+    def mu(added):
+        return iteration.noisy_gd_mu(
+            3.0,
+            num_steps=40,
+            num_examples=5,
+            **SETTING | {"regularization": added},
+        )
+
+    def exact(added):  # d/dc of (Σ c^i)²/Σ c^{2i}, by differences on one side
+        c = 1 - 0.3 * added
+        powers = c ** np.arange(40)
+        return 2 / 3 * np.sum(powers) / np.sqrt(np.sum(powers**2))
+
+    h = 1e-6
+    expected = (-3 * exact(0) + 4 * exact(h) - exact(2 * h)) / (2 * h)
+    assert mu(0.0) == pytest.approx(exact(0.0), rel=1e-6)
+    # c = 1 is where composition is attained, so the first derivative vanishes.
+    assert jax.grad(mu)(0.0) == pytest.approx(expected, abs=1e-3)
+    second = jax.jit(jax.hessian(mu))(0.0)
+    curve = (2 * exact(0) - 5 * exact(1e-3) + 4 * exact(2e-3) - exact(3e-3)) / 1e-6
+    assert second == pytest.approx(curve, rel=5e-2)
+    assert jax.vmap(jax.grad(mu))(jnp.array([0.0, 0.1])).shape == (2,)
+
+    def cycle(added):
+        return cyclic(regularization=added, diameter=0.3).best
+
+    # To the right of 0, where the loss is strongly convex.
+    ahead = (cycle(2e-3) - cycle(1e-3)) / 1e-3
+    assert jax.grad(cycle)(0.0) == pytest.approx(float(ahead), rel=1e-2)
+
+
+def test_traced_values_out_of_range_give_inf():
+    def traced(**changes):
+        names = list(changes)
+        return jax.jit(lambda *x: cyclic(**dict(zip(names, x, strict=True))).best)(
+            *changes.values()
+        )
+
+    assert traced(noise_multiplier=0.0) == np.inf
+    assert traced(step_size=-1.0) == np.inf
+    assert traced(diameter=np.nan) == np.inf
+    assert traced(smoothness=-1.0) == np.inf
+    # A step beyond 2/M proves nothing but composition.
+    assert traced(step_size=1.2) == cyclic().composition
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"step_size": 1.01}, "step_size"),
+        ({"step_size": 0.9, "regularization": 0.3}, "step_size"),
+        ({"step_size": 0.0}, "step_size"),
+        ({"diameter": 0.0}, "diameter"),
+        ({"diameter": -2.0}, "diameter"),
+        ({"diameter": np.nan}, "diameter"),
+        ({"clipped": True, "strong_convexity": 0.1}, "strong_convexity"),
+        (
+            {"adjacency": Adjacency.ADD_REMOVE, "strong_convexity": 0.1},
+            "strong_convexity",
+        ),
+        ({"strong_convexity": 3.0}, "strong_convexity"),
+        ({"strong_convexity": 0.1, "weak_convexity": 0.1}, "weak_convexity"),
+        ({"clipped": "yes"}, "clipped"),
+        ({"generalised_linear": 1}, "generalised_linear"),
+        ({"adjacency": "replace"}, "adjacency"),
+        ({"num_epochs": 2.5}, "num_epochs"),
+        ({"num_epochs": 0}, "num_epochs"),
+        ({"batches_per_epoch": 0}, "batches_per_epoch"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"gradient_norm": np.inf}, "gradient_norm"),
+        ({"regularization": -0.1}, "regularization"),
+        ({"order": "shuffled"}, "order"),
+        (
+            {"clipped": True, "smoothness": np.inf, "regularization": 4.0},
+            "regularization",
+        ),
+    ],
+)
+def test_static_mistakes_name_the_assumption(changes, name):
+    arguments = SHAPE | SETTING | changes
+    for call in (iteration.noisy_cyclic_gd_mu, iteration.noisy_cyclic_gd_bounds):
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            call(3.0, **arguments)
+
+
+def test_every_assumption_is_required():
+    for name in SETTING:
+        arguments = SHAPE | SETTING
+        del arguments[name]
+        with pytest.raises(TypeError, match=name):
+            iteration.noisy_cyclic_gd_mu(3.0, **arguments)

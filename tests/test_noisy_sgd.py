@@ -1,0 +1,143 @@
+"""Random batches: against composition, the printed table, and a simulated instance."""
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dpjax import Adjacency
+from dpjax.accounting import gdp, iteration, pld
+
+SETTING = {
+    "step_size": 0.05,
+    "gradient_norm": 5.0,
+    "clipped": True,
+    "generalised_linear": True,
+    "smoothness": 16.0,
+    "weak_convexity": 0.0,
+    "strong_convexity": 0.0,
+    "regularization": 0.0,
+    "diameter": np.inf,
+    "adjacency": Adjacency.REPLACE,
+}
+
+
+def bounds(num_steps, noise_multiplier=3.0, **changes):
+    return iteration.noisy_sgd_bounds(
+        noise_multiplier,
+        1e-5,
+        num_steps=num_steps,
+        batch_size=1500,
+        num_examples=60000,
+        **SETTING | changes,
+    )
+
+
+def test_composition_is_the_printed_one():
+    """Table 4 of Bok, Su and Altschuler (2024), to its digits."""
+    for epochs, printed in ((50, 4.44), (100, 6.65), (200, 10.11)):
+        found = bounds(40 * epochs).composition
+        assert round(float(found), 2) == printed
+
+
+def test_long_runs_stop_costing():
+    convex = {"diameter": 0.02, "regularization": 0.1}
+    short, long = bounds(20_000, **convex), bounds(80_000, **convex)
+    assert long.composition > 2 * short.composition
+    assert long.diameter == pytest.approx(float(short.diameter), rel=1e-2)
+    strong = bounds(80_000, regularization=0.5)
+    assert strong.winner == "contraction"
+    assert strong.best < 6
+    assert bounds(80_000, smoothness=np.inf).contraction == np.inf
+
+
+def test_the_candidates_are_valid_bounds_of_their_theorems():
+    """Any number of last steps and any split bound what the search reports."""
+    found = bounds(4000, regularization=0.5).contraction
+    c, r, share = 1 - 0.05 * 0.5, 2 / 3, 1 / 40
+    printed = []
+    for n in (50, 150, 400):
+        rest = 2 * np.sqrt(2) * r * (c ** (n + 1) - c**4000) / (1 - c)
+        last = pld.subsampled_gdp(2 * np.sqrt(2) * r, share)
+        before = pld.compose(pld.subsampled_gdp(2 * r, share), n)
+        whole = pld.convolve(pld.gaussian(rest), pld.convolve(last, before))
+        printed.append(float(pld.epsilon(whole, 1e-5)))
+    assert 0.5 * min(printed) < found <= min(printed)
+
+
+def delta_of_means(centres_p, weights_p, centres_q, weights_q, variance, epsilon):
+    """δ of one mixture of Gaussians against another, by quadrature."""
+    std = np.sqrt(variance)
+    x = np.linspace(-12, 12, 6001)[:, None] * std + np.mean(centres_p)
+    p = norm.pdf(x, centres_p, std) @ weights_p
+    q = norm.pdf(x, centres_q, std) @ weights_q
+    step = x[1, 0] - x[0, 0]
+    sides = (
+        np.sum(np.maximum(a - np.exp(epsilon) * b, 0)) for a, b in ((p, q), (q, p))
+    )
+    return step * max(sides)
+
+
+def test_quadratics_with_random_batches_are_below_the_bound():
+    """Three examples, batches of one: the last iterate mixes 2^t Gaussians."""
+    c, steps, noise_multiplier = 0.8, 8, 2.0
+    used = (np.arange(2**steps)[:, None] >> np.arange(steps)) % 2
+    weights = np.prod(np.where(used == 1, 1 / 3, 2 / 3), axis=1)
+    # Units of the noise of a step; gradients of one example differ by twice the norm.
+    powers = c ** np.arange(steps)[::-1]
+    centres = used @ powers / noise_multiplier
+    variance = np.sum(powers**2)
+    epsilon = float(
+        iteration.noisy_sgd_epsilon(
+            noise_multiplier,
+            1e-2,
+            num_steps=steps,
+            batch_size=1,
+            num_examples=3,
+            **SETTING
+            | {
+                "gradient_norm": 1.0,
+                "clipped": False,
+                "smoothness": 4.0,
+                "strong_convexity": 4.0,
+            },
+        )
+    )
+    truth = delta_of_means(centres, weights, -centres, weights, variance, epsilon)
+    assert 0 < truth <= 1e-2
+
+
+@pytest.mark.slow
+def test_derivatives_match_differences(x64):
+    def epsilon(noise_multiplier):
+        return bounds(3000, noise_multiplier, regularization=0.5).contraction
+
+    h = 1e-4
+    difference = (epsilon(3.0 + h) - epsilon(3.0 - h)) / (2 * h)
+    assert jax.grad(epsilon)(3.0) == pytest.approx(float(difference), rel=1e-3)
+
+
+def test_one_step_is_composition():
+    one = bounds(1, diameter=1e-6)
+    assert one.best <= one.composition
+    alone = iteration.noisy_sgd_epsilon(
+        3.0, 1e-5, num_steps=1, batch_size=10, num_examples=10, **SETTING
+    )
+    np.testing.assert_allclose(alone, gdp.epsilon(2 / 3, 1e-5), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"adjacency": Adjacency.ZERO_OUT}, "adjacency"),
+        ({"num_steps": 1.5}, "num_steps"),
+        ({"batch_size": 20}, "batch_size"),
+        ({"num_examples": 0}, "num_examples"),
+        ({"delta": 1.0}, "delta"),
+        ({"step_size": 0.2}, "step_size"),
+    ],
+)
+def test_static_mistakes_name_the_argument(changes, name):
+    arguments = {"delta": 1e-5, "num_steps": 5, "batch_size": 2, "num_examples": 10}
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        iteration.noisy_sgd_epsilon(3.0, **arguments | SETTING | changes)
