@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from dpjax.accounting import _renyi_quadrature, rdp
+from dpjax.accounting import _renyi_quadrature, calibrate, rdp
 
 ORDERS = rdp.ORDERS
 
@@ -223,6 +223,17 @@ def test_composing_n_times_is_a_count_of_n(count, sigma):
         several = rdp.compose(*[curve] * count)
         np.testing.assert_allclose(several, rdp.compose(curve, count=count), rtol=1e-14)
         assert np.all(several >= count * np.asarray(curve) * (1 - 1e-15))
+
+
+def test_the_largest_batch():
+    examples = 5_000
+
+    @jax.jit
+    def epsilon(batch_size):
+        return run_epsilon(1.2, batch_size / examples, 2_000, 1e-5)
+
+    found = calibrate.solve(epsilon, 3.0, increasing=True, integer=True, upper=examples)
+    assert epsilon(found) <= 3.0 < epsilon(found + 1)
 
 
 def exact_epsilon(sigma, q, count, delta, a):
