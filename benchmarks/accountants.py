@@ -196,7 +196,7 @@ def calibration():
         + "|"
     )
     compiled = jax.jit(our_pld)
-    for _, q, steps, delta in SETTINGS[:4]:
+    for _, q, steps, delta in SETTINGS[1:5]:
 
         def ours(q=q, steps=steps, delta=delta):
             return calibrate.solve(

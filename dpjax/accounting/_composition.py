@@ -192,7 +192,7 @@ def _looker(parts: _inversion.Parts, variance: jax.Array):
     def look(
         epsilon: tuple[jax.Array, jax.Array], log_delta: jax.Array, few: bool = False
     ) -> _inversion.Spectrum:
-        frequencies = _inversion.FREQUENCIES // (8 if few else 1)
+        frequencies = _inversion.FREQUENCIES // (16 if few else 1)
         tilt = _inversion.choose(
             cumulants, fixed_variance, epsilon, log_delta, precision, frequencies
         )
