@@ -214,8 +214,9 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded up, tight to about 1e-4 of itself down to 1e-30. A traced ε
-      below 0, or a NaN, gives 1.
+      δ, f[*b], rounded up, tight to about 1e-3 of itself down to 1e-30 where an example
+      takes part 0.1 times or more in expectation. A traced ε below 0, or a NaN, gives
+      1.
 
     Raises:
       ValueError: a static ε is negative.
@@ -239,7 +240,9 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded up. A traced δ at or below 0, or a NaN, gives inf.
+      ε, f[*b], rounded up, within 1e-3 of exact below about 100 where an example takes
+      part 0.1 times or more in expectation. A traced δ at or below 0, or a NaN, gives
+      inf.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.
