@@ -4,8 +4,8 @@
 
 Prints Markdown tables: ε of the Poisson-subsampled Gaussian by every accountant, and
 times. Times are medians over repetitions, each waited for, after one warm-up, but for
-what takes the peers longest: one calibration, and one pass over the grid. What compiling
-costs is a row of its own. The peers run one point at a time: that is their interface.
+what takes the peers longest: one calibration, and one pass over the grid. Compiling
+has a row of its own. The peers run one point at a time: that is their interface.
 """
 
 import argparse
