@@ -104,6 +104,35 @@ def composed_delta(parts, epsilon, variance=0.0, frequencies=1500):
     return total * np.exp(real - tilt * epsilon)
 
 
+def convolved_delta(mu, q, count, epsilon, top, points):
+    """δ(ε) of Poisson-sampled steps ("remove"), from above, error falling as h².
+
+    Losses are on a grid from log(1 − q) to top, each cell's mass at its ends such that
+    both distributions keep theirs, and convolved term by term: a sum of positive terms,
+    so that even tiny δ has relative precision. What is beyond top is left out.
+    """
+    least, h = np.log1p(-q), (top - np.log1p(-q)) / (points - 1)
+    x = least + h * np.arange(points)
+    with np.errstate(divide="ignore"):
+        z = (np.log(np.exp(least) * np.expm1(x - least) / q) + mu**2 / 2) / mu
+
+    def cells(mean):
+        above, below = norm.sf(z - mean), norm.cdf(z - mean)
+        return np.where(z[:-1] > mean, -np.diff(above), np.diff(below))
+
+    idle, touched = cells(0.0), cells(mu)
+    mass = (1 - q) * idle + q * touched
+    excess = q * touched - np.exp(least) * np.expm1(x[:-1] - least) * idle
+    up = np.clip(excess / -np.expm1(-h), 0, mass)
+    step, total = np.append(mass - up, 0) + np.append(0, up), np.eye(1, points)[0]
+    for bit in reversed(bin(count)[2:]):
+        if bit == "1":
+            total = np.convolve(total, step)[:points]
+        step = np.convolve(step, step)[:points]
+    y = count * least + h * np.arange(points)
+    return np.sum(total * np.maximum(-np.expm1(epsilon - y), 0))
+
+
 def epsilon_of(delta_fn, target, low, high):
     return scipy.optimize.brentq(
         lambda e: np.log(delta_fn(e)) - np.log(target), low, high, xtol=1e-13

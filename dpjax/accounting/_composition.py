@@ -21,22 +21,25 @@ _PAIRS = {
     "fixed_size": _pairs.fixed_size,
 }
 _BISECTIONS = 44
-_GLANCES = 3
-_LOST = 1e-9  # the share of δ that infinite losses may take
+_GLANCES = 2
+_LOST = 1e-7  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
 def _composed(
-    kinds: Sequence[str], parameters: Sequence[jax.Array], tail: jax.Array
+    kinds: Sequence[str], parameters: Sequence[jax.Array], delta: jax.Array
 ) -> tuple[_inversion.Parts, jax.Array, int]:
-    """Discrete losses with their counts, the Gaussian variance, and the directions."""
+    """Discrete losses with their counts, the Gaussian variance, and the directions.
+
+    They are made for a δ of about that size, or larger.
+    """
     variance, parts = jnp.zeros(()), []
     for i, kind in enumerate(kinds):
         x, rate, count = parameters[3 * i : 3 * i + 3]
         if kind == "gaussian":
             variance += count * x * x
         else:
-            share = tail / (len(kinds) * jnp.maximum(count, 1.0))
+            share = _LOST * delta / (len(kinds) * jnp.maximum(count, 1.0))
             parts.append((_PAIRS[kind](x, rate, share), count))
     directions = max((losses.lost.size for losses, _ in parts), default=1)
     return parts, variance, directions
@@ -64,7 +67,7 @@ def _worst_direction(
         )
         for losses, _ in parts
     ]
-    return jnp.max(jax.vmap(one, axis_size=directions)(rows))
+    return jnp.max(jax.lax.map(one, rows))
 
 
 def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.Array]:
@@ -104,30 +107,35 @@ def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.
 
 
 def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
-    parts, variance, directions = _composed(
-        kinds, parameters, jnp.asarray(_SMALLEST * _LOST)
-    )
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     asked = jnp.where(inside, epsilon, 1.0)
+    fixed, at = jax.lax.stop_gradient((parameters, asked))
+    parts, variance, directions = _composed(kinds, fixed, jnp.asarray(_SMALLEST))
 
     if not parts:
         return gdp._delta(jnp.sqrt(variance), epsilon)
 
-    def bound(parts: _inversion.Parts) -> jax.Array:
+    def glance(parts: _inversion.Parts) -> jax.Array:
         look, cumulants = _looker(parts, variance)
-        at = jax.lax.stop_gradient(asked)
 
         def nearer(_: int, log_delta: jax.Array) -> jax.Array:
             wave = look((at, at), log_delta, few=True)
             return jnp.minimum(_inversion.log_delta(wave, at), log_delta)
 
         about = _inversion.markov_log_delta(cumulants, at)
+        about = jnp.minimum(about, _inversion.log_delta_apart(parts, variance, at))
         about = jnp.clip(about, jnp.log(_SMALLEST), 0.0)
         about = jax.lax.fori_loop(0, _GLANCES, nearer, about)
-        wave = look((at, at), jnp.maximum(about, jnp.log(_SMALLEST)))
-        together = _inversion.log_delta(wave, asked)
-        masses = [jnp.exp(losses.log_mass) for losses, _ in parts]
-        apart = _inversion.log_delta_apart(parts, masses, variance, asked)
+        return jnp.maximum(about, jnp.log(_SMALLEST))
+
+    # What is lost may be a share of δ: with that much, tilted sums are much smaller.
+    about = jax.lax.stop_gradient(_worst_direction(glance, parts, directions))
+    parts, total_variance, _ = _composed(kinds, parameters, jnp.exp(about))
+
+    def bound(parts: _inversion.Parts) -> jax.Array:
+        look, _ = _looker(parts, total_variance)
+        together = _inversion.log_delta(look((at, at), about), asked)
+        apart = _inversion.log_delta_apart(parts, total_variance, asked)
         return jnp.exp(jnp.minimum(jnp.minimum(together, apart), 0.0))
 
     value = _worst_direction(bound, parts, directions)
@@ -138,8 +146,8 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     inside = (delta > 0) & (delta < 1)
     asked = jnp.where(inside, delta, 0.5)
     target = jnp.log(asked)
-    tail = jax.lax.stop_gradient(asked) * _LOST
-    parts, variance, directions = _composed(kinds, parameters, tail)
+    about = jax.lax.stop_gradient(asked)
+    parts, variance, directions = _composed(kinds, parameters, about)
 
     if not parts:
         return gdp._epsilon(jnp.sqrt(variance), delta)
@@ -147,7 +155,6 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     def bound(parts: _inversion.Parts) -> jax.Array:
         look, cumulants = _looker(parts, variance)
         fixed = jax.lax.stop_gradient(target)
-        masses = [jnp.exp(losses.log_mass) for losses, _ in parts]
 
         def nearer(_: int, about: jax.Array) -> jax.Array:
             wave = look((jnp.zeros(()), about), fixed, few=True)
@@ -155,8 +162,7 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
             return jnp.minimum(found, about)
 
         def apart(epsilon: jax.Array) -> jax.Array:
-            log_delta = _inversion.log_delta_apart(parts, masses, variance, epsilon)
-            return log_delta - target
+            return _inversion.log_delta_apart(parts, variance, epsilon) - target
 
         def together(epsilon: jax.Array) -> jax.Array:
             return _inversion.log_delta(wave, epsilon) - target
@@ -186,15 +192,13 @@ def _looker(parts: _inversion.Parts, variance: jax.Array):
     """
     fixed, fixed_variance = jax.lax.stop_gradient((parts, variance))
     cumulants = _inversion.cumulants(fixed, fixed_variance)
-    steps = sum((jnp.asarray(count) for _, count in fixed), jnp.zeros(()))
-    precision = jnp.maximum(16 - jnp.log1p(steps), 3.0)
 
     def look(
         epsilon: tuple[jax.Array, jax.Array], log_delta: jax.Array, few: bool = False
     ) -> _inversion.Spectrum:
-        frequencies = _inversion.FREQUENCIES // (16 if few else 1)
+        frequencies = _inversion.FREQUENCIES // (4 if few else 1)
         tilt = _inversion.choose(
-            cumulants, fixed_variance, epsilon, log_delta, precision, frequencies
+            cumulants, fixed_variance, epsilon, log_delta, frequencies
         )
         if few:
             return _inversion.spectrum(fixed, fixed_variance, tilt, frequencies)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import erf, ndtr
+from jax.scipy.special import erf, ndtr, ndtri
 
-INTERVALS = 4096
+INTERVALS = 3072
 _ULP = float(np.finfo(np.float64).eps)
 _TINY = 1e-300
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -107,8 +107,14 @@ def _split(
 
 
 def reach(tail: jax.Array) -> jax.Array:
-    """How far from its mean a unit Gaussian has less than tail beyond."""
-    return jax.lax.stop_gradient(jnp.sqrt(2 * jnp.maximum(-jnp.log(tail), 1.0)))
+    """How far from its mean a unit Gaussian has less than tail beyond, at least 1."""
+    return jax.lax.stop_gradient(jnp.maximum(-ndtri(jnp.minimum(tail, 0.5)), 1.0))
+
+
+def _stop(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
+    """Where (1 − q) N(0, 1) + q N(μ, 1) has about the tail beyond."""
+    touched = jax.lax.stop_gradient(mu) + reach(tail / jax.lax.stop_gradient(rate))
+    return jnp.maximum(reach(tail), touched)
 
 
 def _log(mass: jax.Array) -> jax.Array:
@@ -117,8 +123,8 @@ def _log(mass: jax.Array) -> jax.Array:
 
 def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     """(1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), and the other way round."""
-    rate, far = _positive(rate), reach(tail)
-    start, stop = -far, jax.lax.stop_gradient(mu) + far
+    rate = _positive(rate)
+    start, stop = -reach(tail), _stop(mu, rate, tail)
     loss, mass, error = _split(mu, rate, start, stop, count=INTERVALS, mirror=False)
     # What is beyond the ends: an infinite loss, or no less than it is.
     removed = _log(mass.at[0].add((1 - rate) * ndtr(start) + rate * ndtr(start - mu)))
@@ -137,8 +143,8 @@ def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
 
 def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     """(1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1)."""
-    rate, far = _positive(rate), reach(tail)
-    stop = jax.lax.stop_gradient(mu) + far
+    rate = _positive(rate)
+    stop = _stop(mu, rate, tail)
     loss, mass, error = _split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
     below = (1 - rate) * ndtr(-stop) + rate * ndtr(-stop - mu)
     beyond = (1 - rate) * ndtr(-stop) + rate * ndtr(mu - stop)
@@ -154,8 +160,8 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
 
     Reference: Bok, Su and Altschuler (2024), appendix D.4.
     """
-    rate, far = _positive(rate), reach(tail)
-    half, stop = INTERVALS // 2, jax.lax.stop_gradient(mu) + far
+    rate = _positive(rate)
+    half, stop = INTERVALS // 2, _stop(mu, rate, tail)
     loss, mass, error = _split(mu, rate, mu / 2, stop, count=half, mirror=False)
     log_mass = _log(mass)
     mirrored = jnp.logaddexp(
