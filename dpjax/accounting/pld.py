@@ -214,9 +214,8 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded up, tight to about 1e-3 of itself down to 1e-30 where an example
-      takes part 0.1 times or more in expectation. A traced ε below 0, or a NaN, gives
-      1.
+      δ, f[*b], rounded up, tight to about 1e-3 of itself down to 1e-30 where it is less
+      than a tenth of steps times rate. A traced ε below 0, or a NaN, gives 1.
 
     Raises:
       ValueError: a static ε is negative.
@@ -240,9 +239,8 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded up, within 1e-3 of exact below about 100 where an example takes
-      part 0.1 times or more in expectation. A traced δ at or below 0, or a NaN, gives
-      inf.
+      ε, f[*b], rounded up, within 1e-3 of exact below about 40; 3e-3 where δ is more
+      than a tenth of steps times rate. A traced δ at or below 0, or a NaN, gives inf.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.
