@@ -26,7 +26,7 @@ _ULP = np.finfo(np.float64).eps
 _TINY = np.finfo(np.float64).tiny
 _NONE = -(2**29)  # the exponent of nothing, below every other
 _MANY = 4096  # nodes beyond which a few levels get searches of their own width
-_GRID = 65536  # restarts that are compared at most
+_GRID = 65535  # restarts that are compared at most, and one step before them all
 
 _Pair = tuple[jax.Array, ...]  # (e, d, v) of a block, or (e, m) for the slope m / 2^e
 
@@ -133,14 +133,22 @@ def _merge(level: jax.Array, state: Any) -> Any:
 
     place = jnp.arange(n, dtype=jnp.int32)
     mine, offset = place >> (level + 1), place & (2 * half - 1)
-    shift = (half + absorbed - kept - pools)[mine]
-    source = jnp.where(offset < kept[mine], place, jnp.minimum(place + shift, n - 1))
-    here = (offset == kept[mine]) & pools[mine]
-    ends = jnp.where(here, last[mine], ends[source])
-    slopes = _where(here, _take(slope, mine), _take(slopes, source))
+    shift = half + absorbed - kept - pools
+    moved = jnp.minimum(place + shift[mine], n - 1)
+    source = jnp.where(offset < kept[mine], place, moved)
+    here = jnp.where(pools, 2 * half * node + kept, n)
+
+    def place_blocks(blocks: jax.Array, pooled: jax.Array) -> jax.Array:
+        return blocks[source].at[here].set(pooled, mode="drop")
+
+    ends = place_blocks(ends, last)
+    slopes = tuple(map(place_blocks, slopes, slope))
     # Sums that begin in one half and end in the other have the rest of it added.
-    on_left = offset < half
-    rest = _where(on_left, _take(suffix, mid[mine]), _take(prefix, mid[mine] - 1))
+    on_left, side = offset < half, place >> level
+    rest = tuple(
+        jnp.stack([after[mid], before[mid - 1]], 1).ravel()[side]
+        for after, before in zip(suffix, prefix, strict=True)
+    )
     grown = _pool(_where(on_left, suffix, prefix), rest)
     prefix = _where(on_left, prefix, grown)
     suffix = _where(on_left, grown, suffix)
@@ -149,14 +157,13 @@ def _merge(level: jax.Array, state: Any) -> Any:
     return ends, slopes, jnp.concatenate([count, pad]), prefix, suffix
 
 
-def _sums(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> _Pair:
-    """The rise and run of each step, padded in front to a power of two."""
+def _sums(log_w: jax.Array, s: jax.Array, tau: jax.Array, length: int) -> _Pair:
+    """The rise and run of each step, padded in front to a power of two >= length."""
     e = jnp.floor(log_w / np.log(2.0))
     w = jnp.exp(log_w - e * np.log(2.0))
     d, v = w * s, jnp.square(w * tau)
     e = jnp.where((d > 0) | (v > 0), e, _NONE).astype(jnp.int32)
-    steps = s.shape[0]
-    pad = ((1 << (steps - 1).bit_length()) - steps, 0)
+    pad = ((1 << (length - 1).bit_length()) - s.shape[0], 0)
     return jnp.pad(e, pad, constant_values=_NONE), jnp.pad(d, pad), jnp.pad(v, pad)
 
 
@@ -182,7 +189,7 @@ def _climb(each: _Pair, visit: Any, seen: Any) -> Any:
 
 def _blocks(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
     """For each step the number of blocks that end before it, i32[T]."""
-    each = _sums(log_w, s, tau)
+    each = _sums(log_w, s, tau, s.shape[0])
     (ends, _, count, _, _), _ = _climb(each, lambda level, state, seen: seen, ())
     place = jnp.arange(ends.shape[0], dtype=jnp.int32)
     closes = jnp.zeros_like(place).at[ends].add((place < count[0]).astype(jnp.int32))
@@ -227,11 +234,11 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
 
 
 def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
-    """After which step it is best to start at that distance: a mask, f64[T].
+    """After which step it is best to start at that distance: a mask, bool[T].
 
-    All steps are compared, by the tangents from their starting points to the minorant
-    of the steps after them, which are met at each level of the tree. Beyond _GRID steps
-    only every so many steps.
+    It is nowhere if it is better not to. All steps are compared, by the tangents from
+    their starting points to the minorant of the steps after them, which are met at each
+    level of the tree. Beyond _GRID steps only every so many steps.
     """
     steps = s.shape[0]
     stride = -(-steps // _GRID)
@@ -241,8 +248,10 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     w = jnp.exp(grid - top)
     rise = jnp.sum(w * jnp.pad(s, pad).reshape(-1, stride), axis=1)
     run = jnp.sum(jnp.square(w * jnp.pad(tau, pad).reshape(-1, stride)), axis=1)
-    each = _sums(top[:, 0], rise, jnp.sqrt(run))
-    first = _sums(grid[:, -1], jnp.full_like(rise, start), jnp.zeros_like(rise))
+    rows = rise.shape[0]
+    each = _sums(top[:, 0], rise, jnp.sqrt(run), rows + 1)
+    distance = jnp.full_like(rise, start)
+    first = _sums(grid[:, -1], distance, jnp.zeros_like(rise), rows + 1)
 
     n = each[1].shape[0]
     place = jnp.arange(n, dtype=jnp.int32)
@@ -278,9 +287,10 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
 
     levels = n.bit_length()
     after, _ = jax.lax.fori_loop(0, levels, double, (cost[1], vertex[1]))
-    total = (cost[0] + after[vertex[0]])[-rise.shape[0] :]
-    index = jnp.arange(rise.shape[0])
-    best = jnp.min(jnp.where(total == jnp.min(total), index, rise.shape[0]))
+    total = (cost[0] + after[vertex[0]])[-rows:]
+    better = total < after[-rows - 1]
+    index = jnp.arange(rows)
+    best = jnp.min(jnp.where(better & (total == jnp.min(total)), index, rows))
     return jnp.arange(steps) == (best + 1) * stride - 1 - pad[0]
 
 
@@ -288,19 +298,16 @@ def schedule_mu(
     lipschitz, sensitivity, stddev, diameter, *, bounded: bool
 ) -> jax.Array:
     """μ of one schedule, f[T] each and f[], rounded up."""
-    square, error = _energy(lipschitz, sensitivity, stddev)
-    bound = square * (1 + error)
     if bounded:
         finite = jnp.isfinite(diameter)
         start = jnp.where(finite, diameter, 1.0)
         fixed = (_log_weights(lipschitz), sensitivity, stddev, start)
-        here = _restart(*jax.lax.stop_gradient(fixed))
+        here = _restart(*jax.lax.stop_gradient(fixed)) & finite
         before = jnp.cumsum(here[::-1])[::-1] > 0
-        quiet = jnp.where(before, 0.0, stddev)
-        moved = jnp.where(here, start, jnp.where(before, 0.0, sensitivity))
-        square, error = _energy(lipschitz, moved, quiet)
-        restarted = square * (1 + error)
-        bound = jnp.where(finite, jnp.minimum(bound, restarted), bound)
+        stddev = jnp.where(before, 0.0, stddev)
+        sensitivity = jnp.where(here, start, jnp.where(before, 0.0, sensitivity))
+    square, error = _energy(lipschitz, sensitivity, stddev)
+    bound = square * (1 + error)
     regular = (bound > 0) & (bound < jnp.inf)
     mu = jnp.sqrt(jnp.where(regular, bound, 1.0)) * (1 + 4 * _ULP)
     mu = jnp.where(regular, mu, jnp.where(bound == jnp.inf, jnp.inf, 0.0))
