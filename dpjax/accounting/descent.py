@@ -1,121 +1,13 @@
 """The last iterate of noisy gradient descent, full-batch or on cyclic batches."""
 
-from typing import Literal, Unpack
+from typing import Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
-from dpjax.accounting import _periodic, _setting
+from dpjax.accounting import _cyclic
 from dpjax.accounting._setting import Bounds, Setting
-
-_ULP = np.finfo(np.float64).eps
-_TINY = np.finfo(np.float64).tiny
-_Order = Literal["fixed", "reshuffled"]
-_STATIC = (
-    "bound",
-    "period",
-    "epochs",
-    "reshuffled",
-    "keeps",
-    "bounded",
-    "factor",
-    "convex",
-)
-
-
-def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:
-    """μ from μ², rounded up; it is 0 for no shift alone, whatever underflowed."""
-    regular = (square > 0) & (square < jnp.inf)
-    mu = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * _ULP)
-    mu = jnp.where(regular, mu, jnp.where(square == jnp.inf, jnp.inf, 0.0))
-    return jnp.maximum(mu, jnp.where(shift > 0, _TINY, 0.0))
-
-
-def _one(
-    tail: jax.Array,
-    *arrays: jax.Array,
-    bound: str,
-    period: int,
-    epochs: int,
-    reshuffled: bool,
-    keeps: bool,
-    bounded: bool,
-    factor: float,
-    convex: bool,
-) -> jax.Array:
-    """One bound, or the best, for an example with `tail` steps from its last use on."""
-    step = _setting.step(arrays, keeps=keeps, factor=factor)
-    y, r = step.log_lipschitz, step.shift
-    place = jnp.clip(tail, 1, period).astype(jnp.int32)
-    slack = 1 + (period + epochs) * _ULP
-    shape = {
-        "period": period,
-        "epochs": epochs,
-        "reshuffled": reshuffled,
-        "convex": convex,
-    }
-
-    def composition() -> jax.Array:
-        return r * np.sqrt(epochs) * (1 + 4 * _ULP)
-
-    def contraction() -> jax.Array:
-        mu = _finish(_periodic.contraction(y, r, place, **shape) * slack, r)
-        return jnp.where(step.known, mu, jnp.inf)
-
-    def diameter() -> jax.Array:
-        if not bounded:
-            return jnp.full_like(r, jnp.inf)
-        square = slack * _periodic.restarted(y, r, step.diameter, place, **shape)
-        return jnp.where(step.bounded, _finish(square, r), jnp.inf)
-
-    bounds = {
-        "composition": composition,
-        "contraction": contraction,
-        "diameter": diameter,
-    }
-    if bound == "best":
-        # Contraction is composition at its worst, so that a tie has its derivatives.
-        mu = contraction()
-        mu = jnp.where(mu < jnp.inf, mu, composition())
-        mu = jnp.minimum(mu, diameter())
-    else:
-        mu = bounds[bound]()
-    return jnp.where(step.valid, mu, jnp.inf)
-
-
-@float64("up", static=_STATIC)
-def _cyclic_mu(*arrays: jax.Array, **static) -> jax.Array:
-    core = jnp.vectorize(lambda *scalars: _one(*scalars, **static))
-    return core(*arrays)
-
-
-@float64("up", static=_STATIC)
-def _cyclic_rdp(orders: jax.Array, *arrays: jax.Array, **static) -> jax.Array:
-    core = jnp.vectorize(lambda *scalars: _one(*scalars, **static))
-    rdp = orders * jnp.square(core(*arrays)) / 2 * (1 + 4 * _ULP)
-    return jnp.where(orders > 0, rdp, jnp.inf)
-
-
-def _cyclic(
-    noise_multiplier: jax.typing.ArrayLike,
-    *,
-    num_epochs: int,
-    batches_per_epoch: int,
-    batch_size: jax.typing.ArrayLike,
-    order: _Order,
-    **setting: Unpack[Setting],
-) -> tuple[tuple, dict]:
-    """What the cores take: their arrays but for the first, and what is static."""
-    epochs = _validate.static_int("num_epochs", num_epochs, minimum=1)
-    period = _validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
-    _validate.positive("batch_size", batch_size)
-    _validate.one_of("order", order, ("fixed", "reshuffled"))
-    arrays, static = _setting.check(noise_multiplier, batch_size, **setting)
-    shape = {"period": period, "epochs": epochs, "reshuffled": order == "reshuffled"}
-    return arrays, static | shape
 
 
 def noisy_cyclic_gd_bounds(
@@ -124,7 +16,7 @@ def noisy_cyclic_gd_bounds(
     num_epochs: int,
     batches_per_epoch: int,
     batch_size: jax.typing.ArrayLike,
-    order: _Order,
+    order: _cyclic.Order,
     **setting: Unpack[Setting],
 ) -> Bounds:
     """All bounds on the last iterate of noisy gradient descent on cyclic batches.
@@ -141,7 +33,7 @@ def noisy_cyclic_gd_bounds(
       ...     adjacency=Adjacency.REPLACE).winner
       'contraction'
     """
-    arrays, static = _cyclic(
+    arrays, static = _cyclic.arguments(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -150,7 +42,7 @@ def noisy_cyclic_gd_bounds(
         **setting,
     )
     return Bounds(
-        *(_cyclic_mu(1.0, *arrays, bound=b, **static) for b in Bounds._fields)
+        *(_cyclic.mu(1.0, *arrays, bound=b, **static) for b in Bounds._fields)
     )
 
 
@@ -160,7 +52,7 @@ def noisy_cyclic_gd_mu(
     num_epochs: int,
     batches_per_epoch: int,
     batch_size: jax.typing.ArrayLike,
-    order: _Order,
+    order: _cyclic.Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The GDP parameter of the last iterate of noisy descent on cyclic batches.
@@ -203,7 +95,7 @@ def noisy_cyclic_gd_mu(
       >>> print(f"{mu:.3f}")  # composition has 4.714
       0.992
     """
-    arrays, static = _cyclic(
+    arrays, static = _cyclic.arguments(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -211,7 +103,7 @@ def noisy_cyclic_gd_mu(
         order=order,
         **setting,
     )
-    return _cyclic_mu(1.0, *arrays, bound="best", **static)
+    return _cyclic.mu(1.0, *arrays, bound="best", **static)
 
 
 def noisy_cyclic_gd_mus(
@@ -247,7 +139,7 @@ def noisy_cyclic_gd_mus(
       ...     regularization=0.2, diameter=float("inf"),
       ...     adjacency=Adjacency.ZERO_OUT).round(2).tolist()  # doctest: +SKIP
     """
-    arrays, static = _cyclic(
+    arrays, static = _cyclic.arguments(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -256,7 +148,7 @@ def noisy_cyclic_gd_mus(
         **setting,
     )
     tails = np.arange(static["period"], 0, -1, dtype=np.float64)
-    return _cyclic_mu(tails, *arrays, bound="best", **static)
+    return _cyclic.mu(tails, *arrays, bound="best", **static)
 
 
 def noisy_gd_bounds(
@@ -351,7 +243,7 @@ def last_iterate_rdp(
     num_epochs: int,
     batches_per_epoch: int,
     batch_size: jax.typing.ArrayLike,
-    order: _Order,
+    order: _cyclic.Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The Renyi divergence of the last iterate of cyclic DP-SGD with a proximal step.
@@ -390,7 +282,7 @@ def last_iterate_rdp(
     check = _validate.concrete(orders)
     if check is not None and not np.all(check > 1):
         raise ValueError(f"orders must be above 1; got {orders!r}.")
-    arrays, static = _cyclic(
+    arrays, static = _cyclic.arguments(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -398,4 +290,4 @@ def last_iterate_rdp(
         order=order,
         **setting,
     )
-    return _cyclic_rdp(orders, 1.0, *arrays, bound="best", **static)
+    return _cyclic.rdp(orders, 1.0, *arrays, bound="best", **static)

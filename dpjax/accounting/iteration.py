@@ -80,7 +80,7 @@ def optimal_shift_mu(
 
     Returns:
       μ, f[*b], rounded up; inf where some distance is never covered by noise. Traced
-      arguments out of range give inf. With a diameter and more than 65,536 steps,
+      arguments out of range give inf. With a diameter and more than 65,535 steps,
       restarts are compared at that many places only, so that a larger μ is possible.
 
     Raises:
