@@ -22,7 +22,7 @@ _PAIRS = {
 }
 _BISECTIONS = 44
 _GLANCES = 2
-_LOST = 1e-7  # the share of δ that infinite losses may take
+_LOST = 3e-5  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
@@ -128,9 +128,10 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
         about = jax.lax.fori_loop(0, _GLANCES, nearer, about)
         return jnp.maximum(about, jnp.log(_SMALLEST))
 
-    # What is lost may be a share of δ: with that much, tilted sums are much smaller.
+    # What is lost may be a share of δ: with that much, tilted sums are much smaller. A
+    # glance may be far above δ.
     about = jax.lax.stop_gradient(_worst_direction(glance, parts, directions))
-    parts, total_variance, _ = _composed(kinds, parameters, jnp.exp(about))
+    parts, total_variance, _ = _composed(kinds, parameters, jnp.exp(about) / 100)
 
     def bound(parts: _inversion.Parts) -> jax.Array:
         look, _ = _looker(parts, total_variance)

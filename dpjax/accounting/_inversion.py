@@ -29,7 +29,7 @@ from dpjax.accounting import gdp
 from dpjax.accounting._pairs import Losses
 
 _ULP = float(np.finfo(np.float64).eps)
-FREQUENCIES = 4096
+FREQUENCIES = 6144
 _TILTS = 1.5 ** np.arange(-14.0, 66.0)
 # Log of the largest (1 − e^{−y}) e^{−λy} over y: by how much δ is below E[e^{λ(Y−ε)}].
 _MARKOV = _TILTS * np.log(_TILTS) - (1 + _TILTS) * np.log1p(_TILTS)
