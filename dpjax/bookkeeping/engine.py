@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
+from dpjax._rounding import square_sum, upper_sum
 from dpjax.bookkeeping import factors as fac
 from dpjax.bookkeeping.components import Component, pull_back
 from dpjax.bookkeeping.factors import Factors, OneHot
@@ -88,20 +89,18 @@ def _squares_and_sum(
       weights f[b] and of which examples count b[b] that sums the leaves' gradients.
     """
     batch = books.outputs[0].shape
-    squares = [jnp.zeros(batch, jnp.float32) for _ in clip_norms]
+    squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
     sums = []
     for component, form in zip(plan.components, plan.forms, strict=True):
         groups = [plan.groups[i] for i in component.leaves]
         if form.gram:
-            squares[groups[0]] += _gram_square(
-                plan, component, books, clip_norms[groups[0]]
-            )
+            clip_norm = clip_norms[groups[0]]
+            squares[groups[0]].append(_gram_square(plan, component, books, clip_norm))
             sums.append(_sum_of_sites(plan, component, books, leaves))
         else:
             gradients = _per_example(plan, component, books, leaves)
             for group, g in zip(groups, gradients, strict=True):
-                axes = range(1, g.ndim)
-                squares[group] += jnp.sum(jnp.square(g / clip_norms[group]), axes)
+                squares[group].append(square_sum(g / clip_norms[group], kept=1))
             sums.append(_sum_of_gradients(gradients))
 
     def weighted(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
@@ -112,21 +111,20 @@ def _squares_and_sum(
                 total[i] = x.astype(total[i].dtype)
         return total
 
-    return squares, weighted
+    return [upper_sum(parts) for parts in squares], weighted
 
 
 def _gram_square(
     plan: Plan, component: Component, books: _Books, clip_norm: Any
 ) -> jax.Array:
     """A component's squared norm from rows."""
-    scaled = [fac.scaled(f, clip_norm) for f in _rows(plan, component, books)]
     swaps = aligned(component, plan.sites)
     assert swaps is not None
     matched = [
         Factors(f.right, f.left) if swap else f
-        for f, swap in zip(scaled, swaps, strict=True)
+        for f, swap in zip(_rows(plan, component, books), swaps, strict=True)
     ]
-    return fac.square_norm(matched)
+    return fac.square_norm(matched, clip_norm)
 
 
 def _rows(plan: Plan, component: Component, books: _Books) -> list[Factors]:
