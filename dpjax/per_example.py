@@ -13,7 +13,7 @@ from dpjax._dtypes import widen
 from dpjax.adjacency import Adjacency
 from dpjax.clipping import batch_size, clip_groups, sum_examples
 
-ENGINES = ("auto", "bookkeeping", "vmap")
+ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
 
 class PerExample(NamedTuple):
@@ -67,11 +67,10 @@ class ClippedGrad:
             )
 
         clipped_sum = self._vmap_sum(args)
-        if self.engine == "bookkeeping":
-            clipped_sum = self._bookkeeping_sum(args, self.plan(*args))
-        else:
+        if self.engine == "vmap":
             bookkeeping.trace(*self._of_leaves(args))  # it refuses collectives
-
+        elif (plan := self.plan(*args)).pays or self.engine != "auto":
+            clipped_sum = self._bookkeeping_sum(args, plan)
         micro = self.microbatch_size
         if micro is None or micro >= size:
             return clipped_sum(mask, *examples)
@@ -193,7 +192,12 @@ class ClippedGrad:
         def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
             batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
             grads, loss, norm, aux = bookkeeping.clipped_sum(
-                plan, leaves, batched, clip_norms, mask
+                plan,
+                leaves,
+                batched,
+                clip_norms,
+                mask,
+                two_passes=self.engine == "ghost",
             )
             return treedef.unflatten(grads), PerExample(loss, norm, aux)
 
