@@ -14,7 +14,7 @@ from dpjax.bookkeeping.factors import Factors, OneHot
 from dpjax.bookkeeping.plan import Plan, aligned
 from dpjax.bookkeeping.run import known, run
 from dpjax.bookkeeping.sites import Site
-from dpjax.bookkeeping.trace import aval, bind
+from dpjax.bookkeeping.trace import aval, bind, uses
 from dpjax.clipping import clip_scales
 
 
@@ -142,9 +142,14 @@ def _weighted_sum(
 
 
 def _sums_first(plan: Plan, component: Component, leaves: Sequence[jax.Array]) -> bool:
-    """Whether sums may be pulled back from operands to leaves: not in bfloat16."""
+    """Whether a sum of gradients may be pulled back from operands to leaves.
+
+    Not in bfloat16, and not through custom_vjp, which need not be linear.
+    """
     if component.axes is not None:
         return True
+    if uses(plan.from_leaves.jaxpr, "custom_vjp"):
+        return False
     dtypes = [leaves[i].dtype for i in component.leaves]
     dtypes += [aval(plan.sites[i].operand).dtype for i in component.operands]
     return all(dtype == at_least_float32(dtype) for dtype in dtypes)

@@ -1,6 +1,6 @@
 """From a loss to one flat jaxpr: calls inlined, cross-example layers refused."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -99,12 +99,27 @@ def _refuse_collectives(jaxpr: jex.Jaxpr) -> None:
                 if named:
                     raise _mixes_examples(f"{eqn.primitive.name} over {named}")
         if eqn.primitive.name != "shard_map":  # it binds the names it uses
-            for value in eqn.params.values():
-                for inner in value if isinstance(value, tuple | list) else (value,):
-                    if isinstance(inner, jex.ClosedJaxpr):
-                        _refuse_collectives(inner.jaxpr)
-                    elif isinstance(inner, jex.Jaxpr):
-                        _refuse_collectives(inner)
+            for inner in _within(eqn):
+                _refuse_collectives(inner)
+
+
+def uses(jaxpr: jex.Jaxpr, primitive: str) -> bool:
+    """Whether a primitive of such a name stands anywhere in a jaxpr."""
+    return any(
+        eqn.primitive.name.startswith(primitive)
+        or any(uses(inner, primitive) for inner in _within(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _within(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
+    """The jaxprs of an equation's bodies and branches."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, jex.ClosedJaxpr):
+                yield inner.jaxpr
+            elif isinstance(inner, jex.Jaxpr):
+                yield inner
 
 
 def _mixes_examples(what: str) -> ValueError:
