@@ -70,4 +70,4 @@ def square_sum(x: jax.Array, kept: int = 0) -> jax.Array:
 def upper_sum(parts: Sequence[jax.Array]) -> jax.Array:
     """At least the sum of arrays that are not negative."""
     total = sum(parts, jnp.zeros((), jnp.float32))
-    return total * (1 + margin(len(parts) + 2, jnp.float32))
+    return total * (1 + margin(len(parts) + 2, total.dtype))

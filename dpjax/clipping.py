@@ -29,8 +29,8 @@ def clip(
 
     Returns:
       The bounded gradient, its leaves in float32 at least, and the norm f[] before
-      clipping. A gradient with a NaN or an infinity, or so large that its norm
-      overflows (beyond 1e19 C in float32), becomes zero.
+      clipping, rounded up. A gradient with a NaN or an infinity, or so large that its
+      norm overflows (beyond 1e19 C in float32), becomes zero.
 
     Raises:
       ValueError: clip_norm is not positive, or a leaf is not real.
@@ -40,7 +40,7 @@ def clip(
     Example:
       >>> import jax.numpy as jnp
       >>> bounded, norm = clip({"w": jnp.array([3.0, 4.0])}, 1.0)
-      >>> print(norm, bounded["w"].round(3))
+      >>> print(norm.round(3), bounded["w"].round(3))
       5.0 [0.6 0.8]
     """
     _validate.positive("clip_norm", clip_norm)

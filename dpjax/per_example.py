@@ -21,7 +21,7 @@ class PerExample(NamedTuple):
 
     Attributes:
       loss: f[b].
-      norm: the gradient's L2 norm before clipping, f[b].
+      norm: the gradient's L2 norm before clipping, f[b], rounded up (docs/clipping.md).
       aux: what the loss returned beside it, with a leading axis b; () without.
     """
 
@@ -264,12 +264,14 @@ def clipped_grad(
       batch_argnums: the argument or arguments that hold examples: pytrees whose
         leaves all have the same leading axis b. A typed key array is fine.
       has_aux: whether loss_fn returns (loss, aux).
-      engine: "vmap" forms all per-example gradients; "bookkeeping" takes norms and the
-        sum from activations and cotangents and forms no per-example gradient where it
-        knows how (see `explain`), often many times faster; they agree up to rounding.
-        "auto" is "vmap": the margin that book-keeping leaves for rounding in its norms
-        is an estimate, and to accept that is the caller's choice. Book-keeping gives
-        up rematerialisation (jax.checkpoint).
+      engine: they agree up to rounding. "vmap" forms all per-example gradients.
+        "bookkeeping" takes norms and the sum from activations and cotangents of one
+        backward pass, and forms no per-example gradient where it knows how (see
+        `explain`): often many times faster. It gives up rematerialisation
+        (jax.checkpoint). "ghost" is the same in two passes, one for the norms and one
+        for the sum: for losses whose per-example gradients it must form, and then
+        need not keep; see Privacy. "auto" is "bookkeeping" if that knows how for one
+        parameter at least, else "vmap"; never "ghost".
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 
@@ -292,7 +294,9 @@ def clipped_grad(
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
     REPLACE (C² is the sum of the squares where there are several bounds), whatever
     the loss, as long as loss_fn sees one example at a time (it has no side channel to
-    the others). per_example is not private.
+    the others). Rounding in norms is bounded from above (docs/clipping.md), except
+    that "ghost" relies on two evaluations of one function to agree, which a compiler
+    may round differently. per_example is not private.
 
     Example:
       >>> import jax.numpy as jnp
@@ -302,7 +306,7 @@ def clipped_grad(
       >>> fn = clipped_grad(loss, 1.0)
       >>> x, y = jnp.array([[3.0, 4.0], [0.5, 0.0]]), jnp.array([-1.0, -1.0])
       >>> grads, per_example = fn(jnp.zeros(2), (x, y))
-      >>> print(grads.round(3), per_example.norm)
+      >>> print(grads.round(3), per_example.norm.round(3))
       [1.1 0.8] [5.  0.5]
       >>> float(fn.sensitivity(Adjacency.REPLACE))
       2.0

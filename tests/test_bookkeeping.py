@@ -127,7 +127,7 @@ def test_mlp_forms_no_per_example_gradient():
     explanation = dpjax.explain(mlp, MLP, MLP_BATCH)
     norms = {row.parameter: row.norm for row in explanation.rows}
     assert [norms[f"[{i}][0]"] for i in range(3)] == ["rows"] * 3
-    assert explanation.cheaper == "bookkeeping"
+    assert explanation.auto == "bookkeeping"
 
     wide = linear_params(256, 512, 512, 10)
     batch = (jnp.zeros((64, 256)), jnp.zeros((64, 10)))
