@@ -153,3 +153,26 @@ def test_one_contribution_stays_under_the_clip_norm(engine):
     # What cancels to a hundredth is still known to a tenth.
     assert np.all(norms[exact > 10] > 0.9 * clip_norm)
     assert np.sum(exact > 10) > 3
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
+def test_one_contribution_of_a_network_reaches_the_clip_norm(engine):
+    def loss(params, example):
+        x, y = example
+        h = jnp.tanh(x @ params["w"] + params["b"])
+        return jnp.sum((h @ params["v"] - y) ** 2)
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        "w": jax.random.normal(keys[0], (12, 16)),
+        "b": jnp.zeros(16),
+        "v": jax.random.normal(keys[1], (16, 3)),
+    }
+    x, y = jax.random.normal(keys[2], (6, 12)), jax.random.normal(keys[3], (6, 3))
+    fn = dpjax.clipped_grad(loss, 0.7, engine=engine)
+    one = jax.tree.map(lambda x: x[:, None], (x, y))
+    totals = jax.jit(lambda one: jax.lax.map(lambda e: fn(params, e)[0], one))(one)
+    leaves = [np.asarray(x, np.float64).reshape(6, -1) for x in jax.tree.leaves(totals)]
+    norms = np.linalg.norm(np.concatenate(leaves, axis=1), axis=1)
+    assert np.all(norms <= np.float32(0.7))
+    assert np.all(norms >= 0.7 * (1 - 1e-4))
