@@ -69,7 +69,7 @@ class ClippedGrad:
         clipped_sum = self._vmap_sum(args)
         if self.engine == "vmap":
             bookkeeping.trace(*self._of_leaves(args))  # it refuses collectives
-        elif (plan := self.plan(*args)).pays or self.engine != "auto":
+        elif (plan := self.plan(*args)).automatic or self.engine != "auto":
             clipped_sum = self._bookkeeping_sum(args, plan)
         micro = self.microbatch_size
         if micro is None or micro >= size:
@@ -271,7 +271,7 @@ def clipped_grad(
         (jax.checkpoint). "ghost" is the same in two passes, one for the norms and one
         for the sum: for losses whose per-example gradients it must form, and then
         need not keep; see Privacy. "auto" is "bookkeeping" if that knows how for one
-        parameter at least, else "vmap"; never "ghost".
+        parameter at least, else (and on TPUs) "vmap"; never "ghost".
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 

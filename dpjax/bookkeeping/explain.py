@@ -73,4 +73,4 @@ def explanation(
                 vmap_cost=form.vmap_cost,
                 why="" if form.gram else component.reason or "smaller than the rows",
             )
-    return Explanation(tuple(rows), "bookkeeping" if plan.pays else "vmap")
+    return Explanation(tuple(rows), "bookkeeping" if plan.automatic else "vmap")

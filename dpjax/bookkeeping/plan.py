@@ -53,9 +53,13 @@ class Plan(NamedTuple):
     forms: list[Form]
 
     @property
-    def pays(self) -> bool:
-        """Whether some parameter has rules; without any the engines do the same."""
-        return any(
+    def automatic(self) -> bool:
+        """Whether engine="auto" takes this engine.
+
+        Where a rule knows a parameter: else it does what the vmap engine does. And not
+        on TPUs, whose products are outside the model of `dpjax._rounding`.
+        """
+        return jax.default_backend() != "tpu" and any(
             all(self.sites[i].rule is not None for i in c.operands)
             for c in self.components
         )
