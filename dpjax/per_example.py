@@ -11,6 +11,7 @@ from optax import microbatching
 from dpjax import _validate, bookkeeping
 from dpjax._dtypes import widen
 from dpjax.adjacency import Adjacency
+from dpjax.bookkeeping.trace import varying_axes
 from dpjax.clipping import batch_size, clip_groups, sum_examples
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
@@ -58,6 +59,8 @@ class ClippedGrad:
     ) -> tuple[Any, PerExample]:
         """The sum of clipped gradients and what each example gave."""
         examples = self._examples(args)
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            args = self._local(args)
         size = batch_size(f"the batch arguments {self.batch_argnums}", examples)
         mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
         if mask.shape != (size,) or mask.dtype != jnp.bool_:
@@ -89,6 +92,24 @@ class ClippedGrad:
             ),
         )(*padded)
         return total, jax.tree.map(lambda x: x[:size], per_example)
+
+    def _local(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments for one device's part of `jax.shard_map`.
+
+        By a parameter that devices share, a derivative is the sum over the devices:
+        it would be clipped as if it were one example's.
+        """
+        closed, _ = bookkeeping.trace(*self._of_leaves(args))
+        axes = varying_axes(closed.out_avals[0])
+
+        def localise(x: Any) -> Any:
+            missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
+            return jax.lax.pcast(x, missing, to="varying")
+
+        full = list(args)
+        for i in _as_tuple(self.argnums):
+            full[i] = jax.tree.map(localise, full[i])
+        return tuple(full)
 
     def _examples(self, args: Sequence[Any]) -> tuple[Any, ...]:
         used = max((*self.batch_argnums, *_as_tuple(self.argnums)))
@@ -122,10 +143,7 @@ class ClippedGrad:
                     "the arguments in argnums must be real floating-point arrays; got "
                     f"a leaf of dtype {x.dtype} and shape {x.shape}."
                 )
-        one = [
-            jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.asarray(x).dtype)
-            for x in batched
-        ]
+        one = jax.eval_shape(lambda xs: [jnp.asarray(x)[0] for x in xs], batched)
 
         def loss_and_aux(leaves: Any, example: Any) -> tuple[Any, Any]:
             full = list(args)

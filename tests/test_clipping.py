@@ -239,6 +239,28 @@ def test_a_batch_may_be_spread_over_devices(engine, microbatch_size):
         assert "all-gather" not in compiled
 
 
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
+def test_devices_may_sum_their_parts(engine):
+    """In shard_map a derivative by shared parameters would be a sum over devices."""
+    params, data = make_problem(8)
+    keep = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
+    mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
+    fn = clipped_grad(loss, 0.7, engine=engine)
+
+    def part(params, data, mask):
+        total, per_example = fn(params, data, mask=mask)
+        return jax.lax.psum(total, "data"), per_example.norm
+
+    spread = jax.P("data")
+    summed = jax.shard_map(
+        part, mesh=mesh, in_specs=(jax.P(), spread, spread), out_specs=(jax.P(), spread)
+    )
+    total, norm = jax.jit(summed)(params, data, jnp.asarray(keep))
+    expected, norms = reference(params, data, 0.7, keep)
+    assert_close(total, expected, 8 * 0.7 * 3e-5)
+    np.testing.assert_allclose(norm, norms, rtol=1e-5)
+
+
 def test_static_mistakes_name_the_argument():
     params, (x, y) = make_problem(4)
     for bad in (0.0, -1.0, np.inf, np.nan):

@@ -14,7 +14,7 @@ from dpjax.bookkeeping.factors import Factors, OneHot
 from dpjax.bookkeeping.plan import Plan, aligned
 from dpjax.bookkeeping.run import known, run
 from dpjax.bookkeeping.sites import Site
-from dpjax.bookkeeping.trace import aval, bind, uses
+from dpjax.bookkeeping.trace import aval, bind, like, uses, varying_axes
 from dpjax.clipping import clip_scales
 
 
@@ -73,7 +73,10 @@ def _keep_books(
     inputs = plan.scope.closed.jaxpr.invars
     found = known(plan.scope, [*leaves, *[None] * len(examples)])
     numbers = {site: i for i, site in enumerate(plan.sites)}
+    axes = tuple(sorted(varying_axes(plan.scope.closed.out_avals[0])))
     taps = [jnp.zeros((batch, *s.tap.shape), s.tap.dtype) for s in plan.sites]
+    # Each device's own, or derivatives by them would be sums over devices.
+    taps = jax.lax.pcast(taps, axes, to="varying")
 
     def forward(taps: list[Any]) -> tuple[Any, Any]:
         def one(example: Sequence[Any], taps: Sequence[Any]) -> tuple[Any, Any]:
@@ -269,7 +272,7 @@ def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.
             lengths = (loop.length, *lengths)
     forward = jax.vmap(forward, in_axes=(None, 0))
     dtype = at_least_float32(aval(site.operand).dtype)
-    operand = jax.ShapeDtypeStruct((*lengths, *aval(site.operand).shape), dtype)
+    operand = like(aval(site.operand), (*lengths, *aval(site.operand).shape), dtype)
     transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
     return transpose(cotangent)[0]
 

@@ -60,13 +60,29 @@ def aval(atom: Any) -> Any:
     return atom.aval
 
 
+def varying_axes(of: Any) -> frozenset[str]:
+    """The axes of `jax.shard_map` along which a value of this type differs."""
+    return of.manual_axis_type.varying
+
+
+def like(aval: Any, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+    """What differs along the same axes as a variable, with another shape and dtype."""
+    axes = aval.manual_axis_type
+    if not axes.varying:
+        return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    mesh = jax.sharding.NamedSharding(aval.sharding.mesh, jax.P())
+    return jax.ShapeDtypeStruct(
+        tuple(shape), dtype, sharding=mesh, manual_axis_type=axes
+    )
+
+
 def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same jaxpr without calls."""
 
     def flat(*inputs: Any) -> list[Any]:
         return _evaluate(closed.jaxpr, closed.consts, inputs)
 
-    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
+    avals = [like(a, a.shape, a.dtype) for a in closed.in_avals]
     return jax.make_jaxpr(flat)(*avals)
 
 
