@@ -1,6 +1,6 @@
 """Opacus's ghost clipping on the networks of `networks.py`, beside its plain step.
 
-Run `python benchmarks/opacus_ghost.py [mlp|cnn|transformer ...]`.
+Run `python benchmarks/opacus_ghost.py [mlp|cnn|wide_resnet|transformer ...]`.
 """
 
 import itertools
@@ -18,7 +18,8 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 from torch.nn import functional
 
-SECONDS = 4.0
+SECONDS = 3.0
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Block(nn.Module):
@@ -58,7 +59,7 @@ class Transformer(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits b, t, vocabulary."""
-        places = torch.arange(ids.shape[1]).repeat(len(ids), 1)
+        places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
         x = self.embedding(ids) + self.position(places)
         return self.head(self.norm(self.blocks(x)))
 
@@ -79,6 +80,32 @@ def cnn() -> Any:
     return net, torch.randn(64, 3, 32, 32), torch.arange(64) % 10
 
 
+class Residual(nn.Module):
+    """Two convolutions after GroupNorm and relu, beside a skip."""
+
+    def __init__(self, m: int, n: int, stride: int, project: bool) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.GroupNorm(16, m), nn.GroupNorm(16, n)])
+        self.one = nn.Conv2d(m, n, 3, stride, padding=1, bias=False)
+        self.two = nn.Conv2d(n, n, 3, padding=1, bias=False)
+        self.skip = nn.Conv2d(m, n, 1, stride, bias=False) if project else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images b, c, h, w in and out."""
+        y = functional.relu(self.norms[0](x))
+        x = x if self.skip is None else self.skip(y)
+        return x + self.two(functional.relu(self.norms[1](self.one(y))))
+
+
+def wide_resnet() -> Any:
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
+    for m, n, stride in ((16, 64, 1), (64, 128, 2), (128, 256, 2)):
+        layers += [Residual(m, n, stride, True), Residual(n, n, 1, False)]
+    head = [nn.GroupNorm(16, 256), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    net = nn.Sequential(*layers, *head, nn.Linear(256, 10))
+    return net, torch.randn(16, 3, 32, 32), torch.arange(16) % 10
+
+
 def transformer() -> Any:
     ids = torch.randint(0, 8000, (8, 129))
     return Transformer(), ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -91,14 +118,16 @@ def milliseconds(step: Callable[[], None]) -> tuple[float, int]:
     while len(times) < 3 or sum(times) < SECONDS:
         start = time.perf_counter()
         step()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times), len(times)
 
 
 def main(names: list[str]) -> None:
-    print(f"torch {torch.__version__}, opacus {opacus.__version__}, CPU")
+    print(f"torch {torch.__version__}, opacus {opacus.__version__}, {DEVICE}")
     for name in names:
-        net, x, y = globals()[name]()
+        net, x, y = (part.to(DEVICE) for part in globals()[name]())
         criterion = nn.CrossEntropyLoss()
 
         def plain() -> None:
@@ -132,4 +161,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["mlp", "cnn", "transformer"])
+    main(sys.argv[1:] or ["mlp", "cnn", "wide_resnet", "transformer"])

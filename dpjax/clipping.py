@@ -10,11 +10,11 @@ import optax
 
 from dpjax import _validate
 from dpjax._dtypes import widen
+from dpjax._rounding import square_sum, upper_sum
 
-# Clipping aims this far under the bound. A sum of squares by blocks of up to 256
-# terms, as XLA's backends take it, has a relative error of 256 · 2⁻²⁴ = 2⁻¹⁶ at most,
-# half of which reaches the norm; the other half is for the scale and the product.
-_SLACK = 2.0**-16
+# Clipping aims this far under the bound: sixteen roundings of float32, for the root,
+# the quotient and the product. What sums round is in the squares already.
+_SLACK = 2.0**-20
 
 
 def clip(
@@ -29,8 +29,8 @@ def clip(
 
     Returns:
       The bounded gradient, its leaves in float32 at least, and the norm f[] before
-      clipping. A gradient with a NaN or an infinity, or so large that its norm
-      overflows (beyond 1e19 C in float32), becomes zero.
+      clipping, rounded up. A gradient with a NaN or an infinity, or so large that its
+      norm overflows (beyond 1e19 C in float32), becomes zero.
 
     Raises:
       ValueError: clip_norm is not positive, or a leaf is not real.
@@ -40,7 +40,7 @@ def clip(
     Example:
       >>> import jax.numpy as jnp
       >>> bounded, norm = clip({"w": jnp.array([3.0, 4.0])}, 1.0)
-      >>> print(norm, bounded["w"].round(3))
+      >>> print(norm.round(3), bounded["w"].round(3))
       5.0 [0.6 0.8]
     """
     _validate.positive("clip_norm", clip_norm)
@@ -56,11 +56,12 @@ def clip_groups(
     keep: jax.typing.ArrayLike,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Bound each group of a gradient's leaves by its own clip norm; see `clip`."""
-    squares = [jnp.zeros((), jnp.float32) for _ in clip_norms]
+    squares: list[list[jax.Array]] = [[] for _ in clip_norms]
     for x, group in zip(leaves, groups, strict=True):
         # In units of C neither a small C underflows nor a large one overflows.
-        squares[group] += jnp.sum(jnp.square(x / clip_norms[group]))
-    usable, scales, norm = clip_scales(squares, clip_norms, keep)
+        squares[group].append(square_sum(x / clip_norms[group]))
+    totals = [upper_sum(parts) for parts in squares]
+    usable, scales, norm = clip_scales(totals, clip_norms, keep)
 
     def bound(x: jax.Array, scale: jax.Array) -> jax.Array:
         # Not x · 0: that would let a NaN through.
@@ -75,7 +76,7 @@ def clip_scales(
     clip_norms: Sequence[jax.typing.ArrayLike],
     keep: jax.typing.ArrayLike,
 ) -> tuple[jax.Array, list[jax.Array], jax.Array]:
-    """From each group's ‖gradient / C‖²: what clipping does.
+    """From an upper bound of each group's ‖gradient / C‖²: what clipping does.
 
     Returns:
       Whether the gradient counts, each group's factor, and the norm of all groups.

@@ -31,8 +31,8 @@ def explain(
       An `Explanation`: rows with a parameter's path and shape, the equations where it
       meets the example, what its norm is taken from, estimated costs an example of
       this engine and of the vmap engine, and why gradients are formed for each
-      example where they are. It prints as a table; `.cheaper` is the engine whose
-      estimated cost is lower.
+      example where they are. It prints as a table; `.auto` is the engine that
+      engine="auto" takes.
 
     Raises:
       ValueError: as `clipped_grad` and its call.
@@ -44,9 +44,9 @@ def explain(
       >>> params = {"w": jnp.ones((30, 20)), "scale": jnp.ones(20)}
       >>> print(explain(loss, params, jnp.ones((8, 30))))
       parameter  shape  sites                norm from  cost     vmap     why
-      ['scale']  20     mul                  gradients  9.6e+02  1.6e+03  tapped itself
-      ['w']      30x20  dot_general (dense)  rows       6.5e+02  4.9e+04
-      cheaper: bookkeeping
+      ['scale']  20     mul                  gradients  9.6e+02  9.6e+02  tapped itself
+      ['w']      30x20  dot_general (dense)  rows       6.5e+02  2.9e+04
+      auto: bookkeeping
     """
     fn = clipped_grad(
         loss_fn, 1.0, argnums=argnums, batch_argnums=batch_argnums, has_aux=has_aux

@@ -11,9 +11,10 @@ from optax import microbatching
 from dpjax import _validate, bookkeeping
 from dpjax._dtypes import widen
 from dpjax.adjacency import Adjacency
+from dpjax.bookkeeping.trace import varying_axes
 from dpjax.clipping import batch_size, clip_groups, sum_examples
 
-ENGINES = ("auto", "bookkeeping", "vmap")
+ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
 
 class PerExample(NamedTuple):
@@ -21,7 +22,7 @@ class PerExample(NamedTuple):
 
     Attributes:
       loss: f[b].
-      norm: the gradient's L2 norm before clipping, f[b].
+      norm: the gradient's L2 norm before clipping, f[b], rounded up (docs/clipping.md).
       aux: what the loss returned beside it, with a leading axis b; () without.
     """
 
@@ -58,6 +59,8 @@ class ClippedGrad:
     ) -> tuple[Any, PerExample]:
         """The sum of clipped gradients and what each example gave."""
         examples = self._examples(args)
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            args = self._local(args)
         size = batch_size(f"the batch arguments {self.batch_argnums}", examples)
         mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
         if mask.shape != (size,) or mask.dtype != jnp.bool_:
@@ -67,11 +70,10 @@ class ClippedGrad:
             )
 
         clipped_sum = self._vmap_sum(args)
-        if self.engine == "bookkeeping":
-            clipped_sum = self._bookkeeping_sum(args, self.plan(*args))
-        else:
+        if self.engine == "vmap":
             bookkeeping.trace(*self._of_leaves(args))  # it refuses collectives
-
+        elif (plan := self.plan(*args)).automatic or self.engine != "auto":
+            clipped_sum = self._bookkeeping_sum(args, plan)
         micro = self.microbatch_size
         if micro is None or micro >= size:
             return clipped_sum(mask, *examples)
@@ -90,6 +92,24 @@ class ClippedGrad:
             ),
         )(*padded)
         return total, jax.tree.map(lambda x: x[:size], per_example)
+
+    def _local(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments for one device's part of `jax.shard_map`.
+
+        By a parameter that devices share, a derivative is the sum over the devices:
+        it would be clipped as if it were one example's.
+        """
+        closed, _ = bookkeeping.trace(*self._of_leaves(args))
+        axes = varying_axes(closed.out_avals[0])
+
+        def localise(x: Any) -> Any:
+            missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
+            return jax.lax.pcast(x, missing, to="varying")
+
+        full = list(args)
+        for i in _as_tuple(self.argnums):
+            full[i] = jax.tree.map(localise, full[i])
+        return tuple(full)
 
     def _examples(self, args: Sequence[Any]) -> tuple[Any, ...]:
         used = max((*self.batch_argnums, *_as_tuple(self.argnums)))
@@ -123,10 +143,7 @@ class ClippedGrad:
                     "the arguments in argnums must be real floating-point arrays; got "
                     f"a leaf of dtype {x.dtype} and shape {x.shape}."
                 )
-        one = [
-            jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.asarray(x).dtype)
-            for x in batched
-        ]
+        one = jax.eval_shape(lambda xs: [jnp.asarray(x)[0] for x in xs], batched)
 
         def loss_and_aux(leaves: Any, example: Any) -> tuple[Any, Any]:
             full = list(args)
@@ -193,7 +210,12 @@ class ClippedGrad:
         def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
             batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
             grads, loss, norm, aux = bookkeeping.clipped_sum(
-                plan, leaves, batched, clip_norms, mask
+                plan,
+                leaves,
+                batched,
+                clip_norms,
+                mask,
+                two_passes=self.engine == "ghost",
             )
             return treedef.unflatten(grads), PerExample(loss, norm, aux)
 
@@ -260,12 +282,14 @@ def clipped_grad(
       batch_argnums: the argument or arguments that hold examples: pytrees whose
         leaves all have the same leading axis b. A typed key array is fine.
       has_aux: whether loss_fn returns (loss, aux).
-      engine: "vmap" forms all per-example gradients; "bookkeeping" takes norms and the
-        sum from activations and cotangents and forms no per-example gradient where it
-        knows how (see `explain`), often many times faster; they agree up to rounding.
-        "auto" is "vmap": the margin that book-keeping leaves for rounding in its norms
-        is an estimate, and to accept that is the caller's choice. Book-keeping gives
-        up rematerialisation (jax.checkpoint).
+      engine: they agree up to rounding. "vmap" forms all per-example gradients.
+        "bookkeeping" takes norms and the sum from activations and cotangents of one
+        backward pass, and forms no per-example gradient where it knows how (see
+        `explain`): often many times faster. It gives up rematerialisation
+        (jax.checkpoint). "ghost" is the same in two passes, one for the norms and one
+        for the sum: for losses whose per-example gradients it must form, and then
+        need not keep; see Privacy. "auto" is "bookkeeping" if that knows how for one
+        parameter at least, else (and on TPUs) "vmap"; never "ghost".
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 
@@ -288,7 +312,9 @@ def clipped_grad(
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
     REPLACE (C² is the sum of the squares where there are several bounds), whatever
     the loss, as long as loss_fn sees one example at a time (it has no side channel to
-    the others). per_example is not private.
+    the others). Rounding in norms is bounded from above (docs/clipping.md), except
+    that "ghost" relies on two evaluations of one function to agree, which a compiler
+    may round differently. per_example is not private.
 
     Example:
       >>> import jax.numpy as jnp
@@ -298,7 +324,7 @@ def clipped_grad(
       >>> fn = clipped_grad(loss, 1.0)
       >>> x, y = jnp.array([[3.0, 4.0], [0.5, 0.0]]), jnp.array([-1.0, -1.0])
       >>> grads, per_example = fn(jnp.zeros(2), (x, y))
-      >>> print(grads.round(3), per_example.norm)
+      >>> print(grads.round(3), per_example.norm.round(3))
       [1.1 0.8] [5.  0.5]
       >>> float(fn.sensitivity(Adjacency.REPLACE))
       2.0

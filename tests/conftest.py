@@ -2,7 +2,7 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_num_cpu_devices", 2)  # enough for a mesh
+jax.config.update("jax_num_cpu_devices", 4)  # enough for a mesh
 
 
 @pytest.fixture

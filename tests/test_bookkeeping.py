@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from random_programs import programs
 
 import dpjax
 
-# A norm from T rows is off by 2⁻²¹ T at most by design, 16 rows here; float32 sums of a
-# few hundred terms add some 1e-5.
+# Norms are rounded up, by up to 1e-4 for the few rows and terms here
+# (tests/test_rounding.py); float32 sums of a few hundred terms add some 1e-5.
 RTOL = 1e-4
 
 
@@ -44,11 +45,12 @@ def assert_same(
     clip_norm: float = 0.3,
     rtol: float = RTOL,
     keep: Any = True,
+    engine: str = "bookkeeping",
     **options: Any,
 ) -> dpjax.PerExample:
     size = jax.tree.leaves(batch)[0].shape[0]
     keep = np.broadcast_to(keep, (size,))
-    fn = dpjax.clipped_grad(loss, clip_norm, engine="bookkeeping", **options)
+    fn = dpjax.clipped_grad(loss, clip_norm, engine=engine, **options)
     grads, per_example = jax.jit(fn)(params, batch, mask=jnp.asarray(keep))
     sums, norms = clipped_by_hand(loss, params, batch, clip_norm, keep)
     assert jax.tree.structure(grads) == jax.tree.structure(params)
@@ -92,9 +94,9 @@ MLP_BATCH = (normal(7, 6, 12), normal(8, 6, 3))
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(programs())
-def test_random_programs(program):
-    assert_same(*program)
+@given(programs(), st.sampled_from(["bookkeeping", "ghost"]))
+def test_random_programs(program, engine):
+    assert_same(*program, engine=engine)
 
 
 @pytest.mark.slow
@@ -104,14 +106,17 @@ def test_random_programs(program):
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(programs())
-def test_many_random_programs(program):
-    assert_same(*program)
+@given(programs(), st.sampled_from(["bookkeeping", "ghost"]))
+def test_many_random_programs(program, engine):
+    assert_same(*program, engine=engine)
 
 
 @pytest.mark.parametrize("clip_norm", [1e-3, 0.5, 1e6])
-@pytest.mark.parametrize("microbatch_size", [None, 4])
-def test_mlp_at_every_scale(clip_norm, microbatch_size):
+@pytest.mark.parametrize(
+    ("microbatch_size", "engine"),
+    [(None, "bookkeeping"), (4, "bookkeeping"), (None, "ghost"), (4, "ghost")],
+)
+def test_mlp_at_every_scale(clip_norm, microbatch_size, engine):
     keep = np.array([True, False, True, True, False, True])
     assert_same(
         mlp,
@@ -120,6 +125,7 @@ def test_mlp_at_every_scale(clip_norm, microbatch_size):
         clip_norm=clip_norm,
         microbatch_size=microbatch_size,
         keep=keep,
+        engine=engine,
     )
 
 
@@ -127,14 +133,58 @@ def test_mlp_forms_no_per_example_gradient():
     explanation = dpjax.explain(mlp, MLP, MLP_BATCH)
     norms = {row.parameter: row.norm for row in explanation.rows}
     assert [norms[f"[{i}][0]"] for i in range(3)] == ["rows"] * 3
-    assert explanation.cheaper == "bookkeeping"
+    assert explanation.auto == "bookkeeping"
 
     wide = linear_params(256, 512, 512, 10)
     batch = (jnp.zeros((64, 256)), jnp.zeros((64, 10)))
-    fn = jax.jit(dpjax.clipped_grad(mlp, 1.0, engine="bookkeeping"))
-    memory = fn.lower(wide, batch).compile().memory_analysis()
     # One copy of the parameters for each example would be 64 · 0.4e6 · 4 bytes.
-    assert memory.temp_size_in_bytes < 5e6
+    assert temporaries(mlp, wide, batch, "auto") < 5e6
+
+
+def temporaries(loss: Any, params: Any, batch: Any, engine: str) -> int:
+    fn = jax.jit(dpjax.clipped_grad(loss, 1.0, engine=engine))
+    return fn.lower(params, batch).compile().memory_analysis().temp_size_in_bytes
+
+
+def penalised(params: Any, example: Any) -> jax.Array:
+    """A loss of which no rule knows a matrix."""
+    return mlp(params, example) + sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
+
+
+def test_two_passes_keep_no_per_example_gradient():
+    wide = linear_params(256, 512, 512, 10)
+    batch = (jnp.zeros((64, 256)), jnp.zeros((64, 10)))
+    copies = 64 * 4 * sum(x.size for x in jax.tree.leaves(wide))
+    assert temporaries(penalised, wide, batch, "bookkeeping") > copies / 2
+    assert temporaries(penalised, wide, batch, "ghost") < copies / 10
+    assert_same(penalised, MLP, MLP_BATCH, engine="ghost")
+
+
+def test_auto_keeps_books_where_a_rule_knows_a_parameter():
+    assert dpjax.explain(mlp, MLP, MLP_BATCH).auto == "bookkeeping"
+    assert dpjax.explain(penalised, MLP, MLP_BATCH).auto == "vmap"
+    for loss, engine in ((mlp, "bookkeeping"), (penalised, "vmap")):
+        lowered = [
+            jax.jit(dpjax.clipped_grad(loss, 1.0, engine=e)).lower(MLP, MLP_BATCH)
+            for e in ("auto", engine)
+        ]
+        assert lowered[0].as_text() == lowered[1].as_text()
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
+def test_derivatives_that_are_not_linear(engine):
+    """A sum of gradients may not be pulled back through them."""
+
+    @jax.custom_vjp
+    def limited(w):
+        return w
+
+    limited.defvjp(lambda w: (w, None), lambda _, g: (jnp.clip(3 * g, -0.1, 0.1),))
+
+    def loss(w, x):
+        return jnp.sum(jnp.sin(limited(x @ limited(w))))
+
+    assert_same(loss, normal(0, 12, 16), MLP_BATCH[0], engine=engine)
 
 
 def test_aux_losses_and_other_arguments():
@@ -145,14 +195,17 @@ def test_aux_losses_and_other_arguments():
     frozen, params = {"w": normal(0, 5, 9)}, {"v": normal(1, 9, 4)}
     x, y = normal(2, 6, 5), jnp.arange(6) % 4
     outs = [
-        dpjax.clipped_grad(
-            loss, 0.1, argnums=1, batch_argnums=(2, 4), has_aux=True, engine=engine
+        jax.jit(
+            dpjax.clipped_grad(
+                loss, 0.1, argnums=1, batch_argnums=(2, 4), has_aux=True, engine=engine
+            )
         )(frozen, params, x, 2.0, y)
-        for engine in ("bookkeeping", "vmap")
+        for engine in ("vmap", "bookkeeping", "ghost")
     ]
-    assert jax.tree.structure(outs[0]) == jax.tree.structure(outs[1])
-    for got, want in zip(*map(jax.tree.leaves, outs), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+    for out in outs[1:]:
+        assert jax.tree.structure(out) == jax.tree.structure(outs[0])
+        for got, want in zip(*map(jax.tree.leaves, (out, outs[0])), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-7)
 
 
 def test_several_argnums_share_one_norm():
@@ -164,18 +217,19 @@ def test_several_argnums_share_one_norm():
         engine: dpjax.clipped_grad(loss, 0.2, argnums=(0, 2), engine=engine)
         for engine in ("bookkeeping", "vmap")
     }
-    got, want = (f(w, x, b) for f in fn.values())
+    got, want = (jax.jit(f)(w, x, b) for f in fn.values())
     for a, e in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
     assert isinstance(got[0], tuple)
 
 
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
-def test_examples_that_are_not_finite_contribute_zero(bad):
+def test_examples_that_are_not_finite_contribute_zero(bad, engine):
     x, y = MLP_BATCH
     batch = (x.at[2, 1].set(bad), y.at[4, 0].set(bad))
     linear = [(w / 100, b) for w, b in MLP]
-    assert_same(mlp, linear, batch)
+    assert_same(mlp, linear, batch, engine=engine)
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
@@ -193,11 +247,12 @@ def test_keys_as_examples():
     assert_same(loss, normal(0, 7, 5), jax.random.split(jax.random.key(3), 4))
 
 
-def test_half_precision_sums_in_float32():
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
+def test_half_precision_sums_in_float32(engine):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), MLP)
     batch = jax.tree.map(lambda x: x.astype(jnp.bfloat16), MLP_BATCH)
     # bfloat16 rounds to 2⁻⁹, here in the layers' cotangents.
-    assert_same(mlp, params, batch, rtol=3e-2)
+    assert_same(mlp, params, batch, rtol=3e-2, engine=engine)
 
 
 def test_mixed_precision():
@@ -210,36 +265,6 @@ def test_mixed_precision():
     assert {row.norm for row in dpjax.explain(loss, MLP, MLP_BATCH).rows[::2]} == {
         "rows"
     }
-
-
-def test_rows_that_cancel_are_clipped():
-    """Rounding must not make a gradient seem smaller than it is."""
-
-    def loss(w, rows):
-        x, d = rows
-        return jnp.sum((x @ w) * d)
-
-    x, d = normal(0, 8, 6, 200), normal(1, 8, 6, 300)
-    # Five rows cancel one another up to a part in 1e4 to 1e7.
-    small = jnp.logspace(-7, -4, 8)[:, None]
-    x = x.at[:, 1].set(x[:, 0])
-    d = d.at[:, 1].set(-d[:, 0] * (1 + small))
-    x, d = x.at[:, 2:].set(0.0), d.at[:, 2:].set(0.0)
-    w = jnp.zeros((200, 300))
-    assert dpjax.explain(loss, w, (x, d)).rows[0].norm == "rows"
-    clip_norm = 1e-3
-    fn = jax.jit(dpjax.clipped_grad(loss, clip_norm, engine="bookkeeping"))
-    for i in range(8):
-        total, _ = fn(w, (x[i : i + 1], d[i : i + 1]))
-        assert np.linalg.norm(np.asarray(total, np.float64)) <= clip_norm * 1.001
-
-
-def test_one_contribution_stays_under_the_clip_norm():
-    fn = jax.jit(dpjax.clipped_grad(mlp, 0.7, engine="bookkeeping"))
-    for i in range(6):
-        grads, _ = fn(MLP, jax.tree.map(lambda x: x[i : i + 1], MLP_BATCH))
-        leaves = [np.asarray(g, np.float64).ravel() for g in jax.tree.leaves(grads)]
-        assert np.linalg.norm(np.concatenate(leaves)) <= 0.7
 
 
 def test_sites_without_gradient():
@@ -267,7 +292,7 @@ def test_loops_that_gradients_do_not_cross():
     assert_same(loss, normal(0, 5, 4), normal(1, 3, 5))
 
 
-@pytest.mark.parametrize("engine", ["auto", "bookkeeping", "vmap"])
+@pytest.mark.parametrize("engine", ["auto", "bookkeeping", "ghost", "vmap"])
 def test_losses_that_see_other_examples_are_refused(engine):
     def loss(w, x):
         h = x @ w
@@ -296,7 +321,7 @@ def test_named_axes_within_one_example_are_fine():
     assert_same(loss, normal(0, 5, 4), normal(1, 3, 6, 5))
 
 
-@pytest.mark.parametrize("engine", ["auto", "bookkeeping", "vmap"])
+@pytest.mark.parametrize("engine", ["auto", "bookkeeping", "ghost", "vmap"])
 def test_leaves_that_have_no_gradient_are_refused(engine):
     fn = dpjax.clipped_grad(lambda w, x: jnp.sum(x * w), 1.0, engine=engine)
     with pytest.raises(ValueError, match="int32"):
@@ -306,9 +331,9 @@ def test_leaves_that_have_no_gradient_are_refused(engine):
 def test_under_jit_vmap_and_scan():
     x, y = MLP_BATCH
     fn = dpjax.clipped_grad(mlp, 0.3, engine="bookkeeping")
-    once, _ = fn(MLP, MLP_BATCH)
+    once, _ = jax.jit(fn)(MLP, MLP_BATCH)
     models = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), MLP)
-    mapped, _ = jax.vmap(fn, in_axes=(0, None))(models, MLP_BATCH)
+    mapped, _ = jax.jit(jax.vmap(fn, in_axes=(0, None)))(models, MLP_BATCH)
 
     def step(params, batch):
         return params, fn(params, batch)[0]
@@ -324,12 +349,12 @@ def test_traced_clip_norm():
         return dpjax.clipped_grad(mlp, clip_norm, engine="bookkeeping")(MLP, MLP_BATCH)
 
     got, _ = jax.jit(total)(0.3)
-    want, _ = dpjax.clipped_grad(mlp, 0.3, engine="vmap")(MLP, MLP_BATCH)
+    want, _ = jax.jit(dpjax.clipped_grad(mlp, 0.3, engine="vmap"))(MLP, MLP_BATCH)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
 def test_groups_of_leaves_have_clip_norms_of_their_own(engine):
     def loss(params, example):
         x, y = example

@@ -75,6 +75,31 @@ def flax_transformer() -> Any:
     return lambda p, t: cross_entropy(net.apply(p, t), t), params, ids
 
 
+def flax_scanned_layers() -> Any:
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array, _: Any) -> tuple[jax.Array, None]:
+            y = nn.RMSNorm()(x)
+            x = x + nn.MultiHeadDotProductAttention(HEADS)(y, y)
+            return x + nn.Dense(WIDTH)(nn.silu(nn.Dense(3 * WIDTH)(x))), None
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, ids: jax.Array) -> jax.Array:
+            embed = nn.Embed(VOCABULARY, WIDTH)
+            layers = nn.scan(
+                nn.remat(Block, prevent_cse=False),
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=3,
+            )
+            return embed.attend(layers()(embed(ids), None)[0])
+
+    net, ids = Net(), tokens()
+    params = net.init(KEY, ids[0])
+    return lambda p, t: cross_entropy(net.apply(p, t), t), params, ids
+
+
 def flax_lstm() -> Any:
     class Net(nn.Module):
         @nn.compact
@@ -222,6 +247,7 @@ def weight_standardised() -> Any:
     [
         flax_cnn,
         flax_transformer,
+        flax_scanned_layers,
         flax_lstm,
         nnx_mlp,
         equinox_cnn,
@@ -246,12 +272,20 @@ def test_same_function_as_the_vmap_engine(model):
     clip_norm = float(jnp.median(norms))
     got, per_example = run("bookkeeping", clip_norm)
     want, by_hand = run("vmap", clip_norm)
-    # The norm's margin is 2⁻²¹ a row, up to 64 rows; sums of 1e3 terms in float32.
+    # Norms are rounded up (tests/test_rounding.py); sums have 1e3 terms in float32.
     np.testing.assert_allclose(per_example.norm, by_hand.norm, rtol=1e-4)
     np.testing.assert_allclose(per_example.loss, by_hand.loss, rtol=1e-5)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-5 * clip_norm)
+
+
+def test_scanned_and_rematerialised_layers_take_rows():
+    loss, params, ids = flax_scanned_layers()
+    rows = dpjax.explain(loss, params, ids).rows
+    matrices = [row for row in rows if "kernel" in row.parameter]
+    assert len(matrices) == 6
+    assert {row.norm for row in matrices} == {"rows"}
 
 
 def test_tied_embeddings_take_rows():

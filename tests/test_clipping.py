@@ -59,7 +59,7 @@ def test_sum_of_clipped_gradients(clip_norm, microbatch_size):
     fn = jax.jit(clipped_grad(loss, clip_norm, microbatch_size=microbatch_size))
     total, per_example = fn(params, data, mask=jnp.asarray(keep))
     expected, norms = reference(params, data, clip_norm, keep)
-    # Clipping aims 2⁻¹⁶ under C; the rest is float32 rounding of gradients.
+    # float32 rounding of gradients and norms, which are rounded up.
     assert_close(total, expected, 7 * min(clip_norm, norms.max()) * 3e-5)
     np.testing.assert_allclose(per_example.norm, norms, rtol=1e-5)
     losses = jax.vmap(loss, (None, 0))(params, data)
@@ -84,7 +84,8 @@ def test_memory_is_bounded_by_the_microbatch():
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shape)
 
     def temporaries(microbatch_size):
-        fn = jax.jit(clipped_grad(big, 1.0, microbatch_size=microbatch_size))
+        fn = clipped_grad(big, 1.0, microbatch_size=microbatch_size, engine="vmap")
+        fn = jax.jit(fn)
         analysis = fn.lower(w, x).compile().memory_analysis()
         return analysis.temp_size_in_bytes
 
@@ -207,16 +208,57 @@ def test_clip_norm_may_be_traced():
     assert_close(total, traced(0.6), 1e-6)
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 4, 3])
-def test_a_batch_may_be_spread_over_devices(microbatch_size):
+@pytest.mark.parametrize(
+    ("engine", "microbatch_size"),
+    [
+        ("bookkeeping", None),
+        ("bookkeeping", 4),
+        ("ghost", None),
+        ("vmap", None),
+        ("vmap", 4),
+        ("vmap", 3),
+    ],
+)
+def test_a_batch_may_be_spread_over_devices(engine, microbatch_size):
     params, data = make_problem(8)
-    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
     spread = jax.NamedSharding(mesh, jax.P("data"))
     everywhere = jax.NamedSharding(mesh, jax.P())
-    fn = jax.jit(clipped_grad(loss, 0.7, microbatch_size=microbatch_size))
+    fn = jax.jit(
+        clipped_grad(loss, 0.7, microbatch_size=microbatch_size, engine=engine)
+    )
     here, _ = fn(params, data)
-    there, _ = fn(jax.device_put(params, everywhere), jax.device_put(data, spread))
+    shards = jax.device_put(params, everywhere), jax.device_put(data, spread)
+    there, per_example = fn(*shards)
     assert_close(here, there, 1e-5)
+    if microbatch_size is None:
+        # Devices send the sums alone.
+        assert per_example.norm.sharding.is_equivalent_to(spread, 1)
+        compiled = fn.lower(*shards).compile().as_text()
+        assert "all-reduce" in compiled
+        assert "all-gather" not in compiled
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
+def test_devices_may_sum_their_parts(engine):
+    """In shard_map a derivative by shared parameters would be a sum over devices."""
+    params, data = make_problem(8)
+    keep = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
+    mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
+    fn = clipped_grad(loss, 0.7, engine=engine)
+
+    def part(params, data, mask):
+        total, per_example = fn(params, data, mask=mask)
+        return jax.lax.psum(total, "data"), per_example.norm
+
+    spread = jax.P("data")
+    summed = jax.shard_map(
+        part, mesh=mesh, in_specs=(jax.P(), spread, spread), out_specs=(jax.P(), spread)
+    )
+    total, norm = jax.jit(summed)(params, data, jnp.asarray(keep))
+    expected, norms = reference(params, data, 0.7, keep)
+    assert_close(total, expected, 8 * 0.7 * 3e-5)
+    np.testing.assert_allclose(norm, norms, rtol=1e-5)
 
 
 def test_static_mistakes_name_the_argument():

@@ -33,16 +33,18 @@ here it is read off the loss's jaxpr, for any function.
    them takes less than a gradient, from per-example gradients elsewhere (the direct
    form), which are then small and kept for the sum. Both are exact.
 7. `engine`: norms, weights, sums, in float32 at least and at the highest precision,
-   since the bound on an example's influence rests on the norms.
+   since the bound on an example's influence rests on the norms. The sum comes from the
+   same pass (book-keeping) or from another one (ghost), for which nothing is kept.
 
 **Rounding.** Rows may cancel: then the Gram form is a small difference of large terms.
-A multiple of the largest term is added that covers the rounding of their sums, so that
-a norm is over- rather than underestimated, in relative terms by about 2⁻²¹ times the
-number of rows; and rows are brought to a common scale, so that no square overflows.
+`factors.square_norm` adds a bound of what they round, by the model in
+`dpjax._rounding`, so that a norm is never underestimated; and rows are brought to a
+common scale, so that no square overflows. docs/clipping.md says what that costs.
 
 **What it does not do.** Rematerialisation (jax.checkpoint) around parameters is given
 up. A parameter inside cond, while_loop or a custom derivative, or scanned over in a
-scan within a scan, has its per-example gradients formed.
+scan within a scan, has its per-example gradients formed; so has one that also enters
+the loss without an example, as a penalty on weights does (put that in the optimizer).
 """
 
 from dpjax.bookkeeping.engine import clipped_sum as clipped_sum

@@ -2,11 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax.bookkeeping.factors import HIGHEST, Factors, Size
 from dpjax.bookkeeping.trace import aval
@@ -58,7 +60,8 @@ class Convolution:
         cotangent: jax.Array,
     ) -> Factors:
         """The patches and the cotangent's pixels."""
-        patches = jnp.concatenate(list(_shifts(eqn, others[0])), axis=-1)
+        read = _reader(eqn, others[0])
+        patches = jnp.concatenate([read(start) for start in _starts(eqn)], axis=-1)
         return Factors(patches, _pixels(eqn, cotangent))
 
     def gradient(
@@ -68,16 +71,18 @@ class Convolution:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> jax.Array:
-        """One product for each offset in the window: the patches are never stored."""
+        """One product for each offset in the window, one after the other.
+
+        So the patches are never stored together.
+        """
         spec = eqn.params["dimension_numbers"].rhs_spec
         shape = aval(eqn.invars[1]).shape
-        pixels = _pixels(eqn, cotangent)
-        products = jnp.stack(
-            [
-                jnp.einsum("gtc,gtp->gcp", shifted, pixels, precision=HIGHEST)
-                for shifted in _shifts(eqn, others[0])
-            ]
-        )
+        read, pixels = _reader(eqn, others[0]), _pixels(eqn, cotangent)
+
+        def product(start: jax.Array) -> jax.Array:
+            return jnp.einsum("gtc,gtp->gcp", read(start), pixels, precision=HIGHEST)
+
+        products = jax.lax.map(product, _starts(eqn))
         # Now f[offset, g, c, p], and the output features are (g, p).
         features = products.transpose(1, 3, 2, 0)
         ordered = features.reshape([shape[i] for i in spec])
@@ -92,11 +97,16 @@ def _pixels(eqn: jex.JaxprEqn, cotangent: jax.Array) -> jax.Array:
     return jnp.moveaxis(last.reshape(-1, groups, last.shape[-1] // groups), 1, 0)
 
 
-def _shifts(eqn: jex.JaxprEqn, x: jax.Array) -> Iterator[jax.Array]:
-    """For each offset in the window, what the output's pixels read there.
+def _starts(eqn: jex.JaxprEqn) -> np.ndarray:
+    """For each offset in the window, where in the padded input its reading begins."""
+    spec = eqn.params["dimension_numbers"].rhs_spec
+    window = [range(aval(eqn.invars[1]).shape[i]) for i in spec[2:]]
+    offsets = np.array(list(itertools.product(*window)), np.int32)
+    return offsets * np.array(eqn.params["rhs_dilation"], np.int32)
 
-    Each is f[g, pixels, features of a group].
-    """
+
+def _reader(eqn: jex.JaxprEqn, x: jax.Array) -> Callable[[Any], jax.Array]:
+    """From such a start, what the output's pixels read: f[g, pixels, features]."""
     params = eqn.params
     spec = params["dimension_numbers"]
     groups = params["feature_group_count"]
@@ -109,19 +119,15 @@ def _shifts(eqn: jex.JaxprEqn, x: jax.Array) -> Iterator[jax.Array]:
     x = jax.lax.pad(x, zero, [(0, 0, 0), *edges, (0, 0, 0)])
 
     out = [aval(eqn.outvars[0]).shape[i] for i in spec.out_spec[2:]]
-    window = [aval(eqn.invars[1]).shape[i] for i in spec.rhs_spec[2:]]
     strides = params["window_strides"]
-    for offset in itertools.product(*map(range, window)):
-        start = [o * d for o, d in zip(offset, params["rhs_dilation"], strict=True)]
-        stop = [
-            s + (n - 1) * stride + 1
-            for s, n, stride in zip(start, out, strides, strict=True)
-        ]
-        shifted = jax.lax.slice(
-            x,
-            (0, *start, 0),
-            (x.shape[0], *stop, x.shape[-1]),
-            (1, *strides, 1),
+    spans = [(n - 1) * stride + 1 for n, stride in zip(out, strides, strict=True)]
+
+    def read(start: Any) -> jax.Array:
+        found = jax.lax.dynamic_slice(
+            x, (0, *start, 0), (x.shape[0], *spans, x.shape[-1])
         )
-        rows = shifted.reshape(-1, groups, x.shape[-1] // groups)
-        yield jnp.moveaxis(rows, 1, 0)
+        found = found[(slice(None), *(slice(None, None, s) for s in strides))]
+        rows = found.reshape(-1, groups, x.shape[-1] // groups)
+        return jnp.moveaxis(rows, 1, 0)
+
+    return read

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
+from dpjax._rounding import square_sum, upper_sum
 from dpjax.bookkeeping import factors as fac
 from dpjax.bookkeeping.components import Component, pull_back
 from dpjax.bookkeeping.factors import Factors, OneHot
 from dpjax.bookkeeping.plan import Plan, aligned
 from dpjax.bookkeeping.run import known, run
 from dpjax.bookkeeping.sites import Site
-from dpjax.bookkeeping.trace import aval, bind
+from dpjax.bookkeeping.trace import aval, bind, like, uses, varying_axes
 from dpjax.clipping import clip_scales
 
 
@@ -23,6 +24,8 @@ def clipped_sum(
     examples: Sequence[jax.Array],
     clip_norms: Sequence[jax.typing.ArrayLike],
     mask: jax.Array,
+    *,
+    two_passes: bool,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array, Any]:
     """The sum of clipped gradients; per-example losses, norms and aux.
 
@@ -32,13 +35,20 @@ def clipped_sum(
       examples: the leaves of the batch arguments, with a leading axis b.
       clip_norms: the bound of each of the plan's groups.
       mask: b[b]; a masked example contributes zero.
+      two_passes: whether the sum comes from a second pass, so that nothing of the
+        first is kept but the norms.
     """
     leaves = [jnp.asarray(x) for x in leaves]
     books = _keep_books(plan, leaves, examples, mask.shape[0])
-    squares, weighted_sum = _squares_and_sum(plan, books, leaves, clip_norms)
+    squares, kept = _squares(plan, books, leaves, clip_norms)
     usable, scales, norm = clip_scales(squares, clip_norms, mask)
     loss, *aux = books.outputs
-    total = weighted_sum(scales, usable)
+    if two_passes:
+        # Behind the barrier XLA takes it for another computation.
+        leaves, scales = jax.lax.optimization_barrier((leaves, scales))
+        books = _keep_books(plan, leaves, examples, mask.shape[0])
+        kept = [None] * len(kept)
+    total = _weighted_sum(plan, books, kept, leaves, scales, usable)
     return total, loss, norm, plan.aux_tree.unflatten(aux)
 
 
@@ -63,7 +73,10 @@ def _keep_books(
     inputs = plan.scope.closed.jaxpr.invars
     found = known(plan.scope, [*leaves, *[None] * len(examples)])
     numbers = {site: i for i, site in enumerate(plan.sites)}
+    axes = tuple(sorted(varying_axes(plan.scope.closed.out_avals[0])))
     taps = [jnp.zeros((batch, *s.tap.shape), s.tap.dtype) for s in plan.sites]
+    # Each device's own, or derivatives by them would be sums over devices.
+    taps = jax.lax.pcast(taps, axes, to="varying")
 
     def forward(taps: list[Any]) -> tuple[Any, Any]:
         def one(example: Sequence[Any], taps: Sequence[Any]) -> tuple[Any, Any]:
@@ -78,55 +91,84 @@ def _keep_books(
     return _Books(outputs, records, cotangents)
 
 
-def _squares_and_sum(
+def _squares(
     plan: Plan, books: _Books, leaves: Sequence[Any], clip_norms: Sequence[Any]
-) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array], jax.Array], list[Any]]]:
-    """Per-example squared norms of the groups, and the weighted sum.
+) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
+    """For each group at least ‖gradient / clip norm‖², f[b].
 
-    Returns:
-      For each group, ‖gradient / clip norm‖² f[b]; and a function of each group's
-      weights f[b] and of which examples count b[b] that sums the leaves' gradients.
+    And for each component its leaves' per-example gradients, where they were formed.
     """
-    batch = books.outputs[0].shape
-    squares = [jnp.zeros(batch, jnp.float32) for _ in clip_norms]
-    sums = []
+    squares = [[jnp.zeros(books.outputs[0].shape, jnp.float32)] for _ in clip_norms]
+    kept: list[list[jax.Array] | None] = []
     for component, form in zip(plan.components, plan.forms, strict=True):
         groups = [plan.groups[i] for i in component.leaves]
         if form.gram:
-            squares[groups[0]] += _gram_square(
-                plan, component, books, clip_norms[groups[0]]
-            )
-            sums.append(_sum_of_sites(plan, component, books, leaves))
+            clip_norm = clip_norms[groups[0]]
+            squares[groups[0]].append(_gram_square(plan, component, books, clip_norm))
+            kept.append(None)
         else:
             gradients = _per_example(plan, component, books, leaves)
             for group, g in zip(groups, gradients, strict=True):
-                axes = range(1, g.ndim)
-                squares[group] += jnp.sum(jnp.square(g / clip_norms[group]), axes)
-            sums.append(_sum_of_gradients(gradients))
+                squares[group].append(square_sum(g / clip_norms[group], kept=1))
+            kept.append(gradients)
+    return [upper_sum(parts) for parts in squares], kept
 
-    def weighted(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
-        total = [jnp.zeros(x.shape, at_least_float32(x.dtype)) for x in leaves]
-        for component, summed in zip(plan.components, sums, strict=True):
-            of_leaves = [weights[plan.groups[i]] for i in component.leaves]
-            for i, x in zip(component.leaves, summed(of_leaves, counts), strict=True):
-                total[i] = x.astype(total[i].dtype)
-        return total
 
-    return squares, weighted
+def _weighted_sum(
+    plan: Plan,
+    books: _Books,
+    kept: Sequence[list[jax.Array] | None],
+    leaves: Sequence[jax.Array],
+    weights: Sequence[jax.Array],
+    counts: jax.Array,
+) -> list[jax.Array]:
+    """The leaves' gradients of the examples that count, with each group's weights."""
+    total = [jnp.zeros(x.shape, at_least_float32(x.dtype)) for x in leaves]
+    for component, gradients in zip(plan.components, kept, strict=True):
+        if gradients is None and not _sums_first(plan, component, leaves):
+            gradients = _per_example(plan, component, books, leaves)
+        groups = [plan.groups[i] for i in component.leaves]
+        if gradients is None:
+            of_group = {
+                g: _sum_of_sites(plan, component, books, leaves, weights[g], counts)
+                for g in dict.fromkeys(groups)
+            }
+            sums = [of_group[g][k] for k, g in enumerate(groups)]
+        else:
+            sums = [
+                jnp.sum(_weighted(g, weights[group], counts), axis=0)
+                for g, group in zip(gradients, groups, strict=True)
+            ]
+        for i, x in zip(component.leaves, sums, strict=True):
+            total[i] = x.astype(total[i].dtype)
+    return total
+
+
+def _sums_first(plan: Plan, component: Component, leaves: Sequence[jax.Array]) -> bool:
+    """Whether a sum of gradients may be pulled back from operands to leaves.
+
+    Not in bfloat16, and not through custom_vjp, which need not be linear.
+    """
+    if component.axes is not None:
+        return True
+    if uses(plan.from_leaves.jaxpr, "custom_vjp"):
+        return False
+    dtypes = [leaves[i].dtype for i in component.leaves]
+    dtypes += [aval(plan.sites[i].operand).dtype for i in component.operands]
+    return all(dtype == at_least_float32(dtype) for dtype in dtypes)
 
 
 def _gram_square(
     plan: Plan, component: Component, books: _Books, clip_norm: Any
 ) -> jax.Array:
     """A component's squared norm from rows."""
-    scaled = [fac.scaled(f, clip_norm) for f in _rows(plan, component, books)]
     swaps = aligned(component, plan.sites)
     assert swaps is not None
     matched = [
         Factors(f.right, f.left) if swap else f
-        for f, swap in zip(scaled, swaps, strict=True)
+        for f, swap in zip(_rows(plan, component, books), swaps, strict=True)
     ]
-    return fac.square_norm(matched)
+    return fac.square_norm(matched, clip_norm)
 
 
 def _rows(plan: Plan, component: Component, books: _Books) -> list[Factors]:
@@ -190,34 +232,25 @@ def _per_example(
     return [fac.wide(g) for g in jax.vmap(pull)(at_operands)]
 
 
-def _along(per_example: jax.Array, x: jax.Array) -> jax.Array:
-    return per_example.reshape(-1, *[1] * (x.ndim - 1))
-
-
-def _sum_of_gradients(gradients: list[jax.Array]) -> Callable[..., list[Any]]:
-    def summed(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
-        # Not x · 0: that would let a NaN through.
-        return [
-            jnp.sum(jnp.where(_along(counts, g), g * _along(w, g), 0.0), axis=0)
-            for g, w in zip(gradients, weights, strict=True)
-        ]
-
-    return summed
-
-
 def _sum_of_sites(
-    plan: Plan, component: Component, books: _Books, leaves: Sequence[Any]
-) -> Callable[..., list[Any]]:
-    def summed(weights: Sequence[jax.Array], counts: jax.Array) -> list[Any]:
-        at_operands = []
-        for i in component.operands:
-            cotangent = fac.wide(books.cotangents[i])
-            cotangent = cotangent * _along(weights[0], cotangent)
-            kept = [_keep(counts, x) for x in (cotangent, *_widened(books.records[i]))]
-            at_operands.append(_transposed(plan.sites[i], kept[1:], kept[0]))
-        return pull_back(plan.from_leaves, component, leaves, at_operands)
-
-    return summed
+    plan: Plan,
+    component: Component,
+    books: _Books,
+    leaves: Sequence[Any],
+    weights: jax.Array,
+    counts: jax.Array,
+) -> list[jax.Array]:
+    """The weighted sum of a component's gradients, by one product for each site."""
+    at_operands = []
+    for i in component.operands:
+        site, cotangent = plan.sites[i], fac.wide(books.cotangents[i])
+        cotangent = _weighted(cotangent, weights, counts)
+        if site.rule is None:
+            at_operands.append(jnp.sum(cotangent, axis=0))
+        else:
+            others = [_keep(counts, x) for x in _widened(books.records[i])]
+            at_operands.append(_transposed(site, others, cotangent))
+    return pull_back(plan.from_leaves, component, leaves, at_operands)
 
 
 def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
@@ -239,15 +272,25 @@ def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.
             lengths = (loop.length, *lengths)
     forward = jax.vmap(forward, in_axes=(None, 0))
     dtype = at_least_float32(aval(site.operand).dtype)
-    operand = jax.ShapeDtypeStruct((*lengths, *aval(site.operand).shape), dtype)
+    operand = like(aval(site.operand), (*lengths, *aval(site.operand).shape), dtype)
     transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
     return transpose(cotangent)[0]
+
+
+def _weighted(x: jax.Array, weights: jax.Array, counts: jax.Array) -> jax.Array:
+    """Each example's array times its weight; zero, whatever it is, if not counted."""
+    return _keep(counts, x * _along(weights, x).astype(x.dtype))
 
 
 def _keep(counts: jax.Array, x: jax.Array) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
+    # Not x · 0: that would let a NaN through.
     return jnp.where(_along(counts, x), x, 0.0)
+
+
+def _along(per_example: jax.Array, x: jax.Array) -> jax.Array:
+    return per_example.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _widened(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:

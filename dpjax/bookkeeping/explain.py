@@ -33,10 +33,10 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The rows, and the engine of lower estimated cost; it prints as a table."""
+    """The rows, and the engine that engine="auto" takes; it prints as a table."""
 
     rows: tuple[Row, ...]
-    cheaper: str
+    auto: str
 
     def __str__(self) -> str:
         """The table."""
@@ -51,7 +51,7 @@ class Explanation:
             "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
             for line in cells
         ]
-        return "\n".join([*lines, f"cheaper: {self.cheaper}"])
+        return "\n".join([*lines, f"auto: {self.auto}"])
 
 
 def explanation(
@@ -73,4 +73,4 @@ def explanation(
                 vmap_cost=form.vmap_cost,
                 why="" if form.gram else component.reason or "smaller than the rows",
             )
-    return Explanation(tuple(rows), "bookkeeping" if plan.pays else "vmap")
+    return Explanation(tuple(rows), "bookkeeping" if plan.automatic else "vmap")

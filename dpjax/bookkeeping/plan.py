@@ -53,9 +53,16 @@ class Plan(NamedTuple):
     forms: list[Form]
 
     @property
-    def pays(self) -> bool:
-        """Whether the engine is estimated to be faster than the vmap engine."""
-        return sum(f.cost for f in self.forms) < sum(f.vmap_cost for f in self.forms)
+    def automatic(self) -> bool:
+        """Whether engine="auto" takes this engine.
+
+        Where a rule knows a parameter: else it does what the vmap engine does. And not
+        on TPUs, whose products are outside the model of `dpjax._rounding`.
+        """
+        return jax.default_backend() != "tpu" and any(
+            all(self.sites[i].rule is not None for i in c.operands)
+            for c in self.components
+        )
 
 
 def plan(
@@ -158,9 +165,8 @@ def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) ->
     numbers = sum(leaf_sizes[i] for i in component.leaves)
     ruled = [size(sites[i]) for i in component.operands if sites[i].rule is not None]
     products = sum(math.prod(s[:4]) for s in ruled)
-    # Written and read twice, for the norm and the sum; vmap writes the clipped ones.
+    # Written, and read for the norm and the sum.
     direct = products + 3 * _TRAFFIC * numbers
-    vmap_cost = products + 5 * _TRAFFIC * numbers
     stored = sum(s.groups * s.rows * s.stored for s in ruled)
     rows = sum(s.rows for s in ruled)
     pairs = sum(s.groups * s.rows * rows * s.stored for s in ruled)
@@ -169,4 +175,4 @@ def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) ->
         and stored < numbers
         and aligned(component, sites) is not None
     )
-    return Form(gram, products + pairs if gram else direct, vmap_cost)
+    return Form(gram, products + pairs if gram else direct, direct)

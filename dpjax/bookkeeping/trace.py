@@ -1,6 +1,6 @@
 """From a loss to one flat jaxpr: calls inlined, cross-example layers refused."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -60,13 +60,29 @@ def aval(atom: Any) -> Any:
     return atom.aval
 
 
+def varying_axes(of: Any) -> frozenset[str]:
+    """The axes of `jax.shard_map` along which a value of this type differs."""
+    return of.manual_axis_type.varying
+
+
+def like(aval: Any, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+    """What differs along the same axes as a variable, with another shape and dtype."""
+    axes = aval.manual_axis_type
+    if not axes.varying:
+        return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    mesh = jax.sharding.NamedSharding(aval.sharding.mesh, jax.P())
+    return jax.ShapeDtypeStruct(
+        tuple(shape), dtype, sharding=mesh, manual_axis_type=axes
+    )
+
+
 def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same jaxpr without calls."""
 
     def flat(*inputs: Any) -> list[Any]:
         return _evaluate(closed.jaxpr, closed.consts, inputs)
 
-    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
+    avals = [like(a, a.shape, a.dtype) for a in closed.in_avals]
     return jax.make_jaxpr(flat)(*avals)
 
 
@@ -99,12 +115,27 @@ def _refuse_collectives(jaxpr: jex.Jaxpr) -> None:
                 if named:
                     raise _mixes_examples(f"{eqn.primitive.name} over {named}")
         if eqn.primitive.name != "shard_map":  # it binds the names it uses
-            for value in eqn.params.values():
-                for inner in value if isinstance(value, tuple | list) else (value,):
-                    if isinstance(inner, jex.ClosedJaxpr):
-                        _refuse_collectives(inner.jaxpr)
-                    elif isinstance(inner, jex.Jaxpr):
-                        _refuse_collectives(inner)
+            for inner in _within(eqn):
+                _refuse_collectives(inner)
+
+
+def uses(jaxpr: jex.Jaxpr, primitive: str) -> bool:
+    """Whether a primitive of such a name stands anywhere in a jaxpr."""
+    return any(
+        eqn.primitive.name.startswith(primitive)
+        or any(uses(inner, primitive) for inner in _within(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _within(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
+    """The jaxprs of an equation's bodies and branches."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, jex.ClosedJaxpr):
+                yield inner.jaxpr
+            elif isinstance(inner, jex.Jaxpr):
+                yield inner
 
 
 def _mixes_examples(what: str) -> ValueError:

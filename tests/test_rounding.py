@@ -1,0 +1,178 @@
+"""Norms that clipping rests on are never too small: against exact arithmetic.
+
+float32 products are exact in float64, whose sums are off by 1e-16 of their largest
+term; the cancellations here leave 1e-7 of it, so references are good to 1e-9.
+"""
+
+import fractions
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import _rounding
+from dpjax.bookkeeping.factors import Factors, OneHot, square_norm
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_margins_cover_gamma(dtype):
+    u = fractions.Fraction(1, 2**24 if dtype == jnp.float32 else 2**53)
+    for terms in (1, 7, 1000, 262_144):
+        exact = terms * u / (1 - terms * u)
+        # And a few percent, for roundings of the margin itself.
+        assert exact * 102 / 100 < fractions.Fraction(_rounding.margin(terms, dtype))
+    with pytest.raises(ValueError, match="float32"):
+        _rounding.margin(300_000, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (2049,), (3, 3, 64, 65), (1, 5000), (7, 0), (4_000_001,)]
+)
+@pytest.mark.parametrize("value", [0.1, 1 + 2.0**-12, None])
+def test_sums_of_squares_are_never_too_small(shape, value):
+    x = np.full(shape, value or 0.0, np.float32)
+    if value is None:
+        x = np.random.default_rng(1).lognormal(0, 3, shape).astype(np.float32)
+    exact = np.sum(np.square(x, dtype=np.float64))
+    got = float(jax.jit(_rounding.square_sum)(x))
+    assert exact <= got <= exact * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(300, 1000), (9, 70, 70), (1_000_000,)])
+def test_compiled_sums_keep_their_stages(shape):
+    """The compiler merges sums of sums, but for the barrier."""
+    batched = jax.vmap(lambda x: _rounding.staged_sum(x)[0])
+    compiled = jax.jit(batched).lower(jnp.zeros((2, *shape))).compile().as_text()
+    sums = re.findall(r"= f32\[([\d,]*)\]\S* reduce\(", compiled)
+    _, terms = _rounding.staged_sum(jnp.zeros(shape))
+    assert len(sums) >= 2
+    assert terms < 4 * np.sqrt(np.prod(shape)) + 1024
+
+
+def norm_by_rows(sites, clip_norm):
+    square = jax.jit(lambda sites: square_norm(sites, clip_norm))(sites)
+    return np.sqrt(np.asarray(square, np.float64)) * clip_norm
+
+
+def exact_norm(sites, tables):
+    total = 0.0
+    for (left, right), size in zip(sites, tables, strict=True):
+        if isinstance(left, OneHot):
+            left = np.eye(size)[np.asarray(left.position)]
+        left, right = np.asarray(left, np.float64), np.asarray(right, np.float64)
+        total = total + np.einsum("bgtn,bgtp->bgnp", left, right, optimize=True)
+    return np.sqrt(np.sum(total**2, axis=(1, 2, 3)))
+
+
+def adversary(kind, rng, b=40, g=2, t=6, n=130, p=90):
+    """Rows whose sum is far smaller than they are, down to a few roundings."""
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    small = np.float32(2.0) ** -rng.integers(3, 24, (b, 1, 1, 1))
+    left, right = normal(b, g, t, n), normal(b, g, t, p)
+    if kind == "two sites":
+        return [Factors(left, right), Factors(left, -right * (1 + small))], (n, n)
+    if kind == "repeated":
+        left = np.repeat(left[:, :, :1], t, axis=2) * (1 + small / 2)
+        right -= np.mean(right, axis=2, keepdims=True)
+        return [Factors(left, right)], (n,)
+    if kind == "opposite":
+        left[:, :, 1::2] = left[:, :, ::2]
+        right[:, :, 1::2] = -right[:, :, ::2] * (1 + small)
+        return [Factors(left, right)], (n,)
+    if kind == "alike":  # one product, all of whose roundings are the same
+        left, right = np.full_like(left, 1.1), np.full_like(right, 0.7)
+        right[:, :, 1::2] *= -(1 + small)
+        return [Factors(left, right)], (n,)
+    # A table looked up, and multiplied by: the uses cancel.
+    position = rng.integers(0, n, (b, g, t))
+    looked_up = np.eye(n, dtype=np.float32)[position]
+    one, other = OneHot(jnp.asarray(position)), Factors(looked_up, -right * (1 + small))
+    return [Factors(one, right), other], (n, n)
+
+
+@pytest.mark.parametrize(
+    "kind", ["two sites", "repeated", "opposite", "alike", "table"]
+)
+def test_norms_by_rows_are_never_too_small(kind):
+    sites, sizes = adversary(kind, np.random.default_rng(3))
+    exact = exact_norm(sites, sizes)
+    got = norm_by_rows(sites, 0.5)
+    assert np.all(exact <= got)
+    # No more than what cancels makes uncertain.
+    lengths = sum(
+        np.sum(
+            (1 if isinstance(a, OneHot) else np.linalg.norm(a, axis=-1))
+            * np.linalg.norm(d, axis=-1),
+            axis=(1, 2),
+        )
+        for a, d in sites
+    )
+    assert np.all(got**2 <= exact**2 + 3e-5 * lengths**2)
+
+
+def test_norms_by_rows_are_close_where_rows_do_not_cancel():
+    rng = np.random.default_rng(5)
+    left = rng.normal(size=(3, 1, 128, 256)).astype(np.float32)
+    right = rng.normal(size=(3, 1, 128, 600)).astype(np.float32)
+    sites = [Factors(left, right)]
+    exact = exact_norm(sites, (256,))
+    got = norm_by_rows(sites, 7.0)
+    assert np.all(exact <= got)
+    assert np.all(got <= exact * (1 + 1e-3))
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
+def test_one_contribution_stays_under_the_clip_norm(engine):
+    """However its rows cancel."""
+
+    def loss(params, rows):
+        x, d = rows
+        # In two uses, so that sites cancel too.
+        return jnp.sum((x @ params) * d) + jnp.sum((d @ params.T) * x)
+
+    sites, _ = adversary("opposite", np.random.default_rng(7), b=32, g=1)
+    rows = tuple(jnp.asarray(x[:, 0]) for x in sites[0])
+    w = jnp.zeros((130, 90))
+    assert dpjax.explain(loss, w, rows).rows[0].norm == "rows"
+    clip_norm = np.float32(0.3)
+    fn = dpjax.clipped_grad(loss, clip_norm, engine=engine)
+    one = jax.tree.map(lambda x: x[:, None], rows)
+    totals, _ = jax.jit(lambda rows: jax.lax.map(lambda r: fn(w, r), rows))(one)
+    norms = np.linalg.norm(np.asarray(totals, np.float64), axis=(1, 2))
+    sums = np.einsum("btn,btp->bnp", *(np.asarray(x, np.float64) for x in rows))
+    exact = 2 * np.linalg.norm(sums, axis=(1, 2))
+    assert np.all(norms <= clip_norm)
+    clipped = exact > clip_norm
+    assert 4 < np.sum(clipped) < 28
+    # What cancels to a hundredth is still known to a tenth.
+    assert np.all(norms[exact > 10] > 0.9 * clip_norm)
+    assert np.sum(exact > 10) > 3
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
+def test_one_contribution_of_a_network_reaches_the_clip_norm(engine):
+    def loss(params, example):
+        x, y = example
+        h = jnp.tanh(x @ params["w"] + params["b"])
+        return jnp.sum((h @ params["v"] - y) ** 2)
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        "w": jax.random.normal(keys[0], (12, 16)),
+        "b": jnp.zeros(16),
+        "v": jax.random.normal(keys[1], (16, 3)),
+    }
+    x, y = jax.random.normal(keys[2], (6, 12)), jax.random.normal(keys[3], (6, 3))
+    fn = dpjax.clipped_grad(loss, 0.7, engine=engine)
+    one = jax.tree.map(lambda x: x[:, None], (x, y))
+    totals = jax.jit(lambda one: jax.lax.map(lambda e: fn(params, e)[0], one))(one)
+    leaves = [np.asarray(x, np.float64).reshape(6, -1) for x in jax.tree.leaves(totals)]
+    norms = np.linalg.norm(np.concatenate(leaves, axis=1), axis=1)
+    assert np.all(norms <= np.float32(0.7))
+    assert np.all(norms >= 0.7 * (1 - 1e-4))
