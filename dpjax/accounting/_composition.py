@@ -21,7 +21,7 @@ _PAIRS = {
     "fixed_size": _pairs.fixed_size,
 }
 _BISECTIONS = 44
-_GLANCES = 2
+_GLANCE = 1536  # frequencies that show about where ε or δ is
 _LOST = 3e-5  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
@@ -117,15 +117,11 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
 
     def glance(parts: _inversion.Parts) -> jax.Array:
         look, cumulants = _looker(parts, variance)
-
-        def nearer(_: int, log_delta: jax.Array) -> jax.Array:
-            wave = look((at, at), log_delta, few=True)
-            return jnp.minimum(_inversion.log_delta(wave, at), log_delta)
-
         about = _inversion.markov_log_delta(cumulants, at)
         about = jnp.minimum(about, _inversion.log_delta_apart(parts, variance, at))
         about = jnp.clip(about, jnp.log(_SMALLEST), 0.0)
-        about = jax.lax.fori_loop(0, _GLANCES, nearer, about)
+        wave = look((at, at), about, glance=True)
+        about = jnp.minimum(_inversion.log_delta(wave, at), about)
         return jnp.maximum(about, jnp.log(_SMALLEST))
 
     # What is lost may be a share of δ: with that much, tilted sums are much smaller. A
@@ -157,11 +153,6 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
         look, cumulants = _looker(parts, variance)
         fixed = jax.lax.stop_gradient(target)
 
-        def nearer(_: int, about: jax.Array) -> jax.Array:
-            wave = look((jnp.zeros(()), about), fixed, few=True)
-            found = _least(lambda e: _inversion.log_delta(wave, e) - fixed, about)
-            return jnp.minimum(found, about)
-
         def apart(epsilon: jax.Array) -> jax.Array:
             return _inversion.log_delta_apart(parts, variance, epsilon) - target
 
@@ -170,7 +161,9 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
 
         about = _inversion.markov_epsilon(cumulants, fixed)
         naive = _root(apart, about)
-        about = jax.lax.fori_loop(0, _GLANCES, nearer, about)
+        seen = look((jnp.zeros(()), about), fixed, glance=True)
+        found = _least(lambda e: _inversion.log_delta(seen, e) - fixed, about)
+        about = jnp.minimum(found, about)
         wave = look((about, about), fixed)
 
         return jnp.minimum(naive, _root(together, about + wave.tilt.period / 4))
@@ -188,20 +181,20 @@ def _root(excess: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array
 def _looker(parts: _inversion.Parts, variance: jax.Array):
     """How to get a spectrum for some ε and δ, and the cumulants that decide where.
 
-    Markov's inequality alone may be far off, so callers look with few frequencies
-    first. Where one looks is not differentiated.
+    Markov's inequality alone may be far off, so callers glance first. Where one looks
+    is not differentiated.
     """
     fixed, fixed_variance = jax.lax.stop_gradient((parts, variance))
     cumulants = _inversion.cumulants(fixed, fixed_variance)
 
     def look(
-        epsilon: tuple[jax.Array, jax.Array], log_delta: jax.Array, few: bool = False
+        epsilon: tuple[jax.Array, jax.Array], log_delta: jax.Array, glance: bool = False
     ) -> _inversion.Spectrum:
-        frequencies = _inversion.FREQUENCIES // (4 if few else 1)
+        frequencies = _GLANCE if glance else _inversion.FREQUENCIES
         tilt = _inversion.choose(
             cumulants, fixed_variance, epsilon, log_delta, frequencies
         )
-        if few:
+        if glance:
             return _inversion.spectrum(fixed, fixed_variance, tilt, frequencies)
         return _inversion.spectrum(parts, variance, tilt, frequencies)
 
