@@ -36,14 +36,14 @@ def _sensitivity(count, *arrays, keeps: bool, bounded: bool, factor: float, **_)
 
 def gradient_descent_sensitivity(
     *,
-    num_steps: int,
+    num_steps: jax.typing.ArrayLike,
     num_examples: jax.typing.ArrayLike,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """How far one example can move the last iterate of full-batch gradient descent.
 
     Args:
-      num_steps: T, static, at least 1.
+      num_steps: T, f[*b], whole numbers, at least 1.
       num_examples: n, by which sums of gradients are divided, f[*b], positive.
       **setting: the assumptions, all of them: see `Setting`. There is no noise.
 
@@ -69,7 +69,8 @@ def gradient_descent_sensitivity(
       >>> print(f"{distance:.4f}")
       0.0400
     """
-    steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    _validate.positive("num_steps", num_steps)
+    _validate.count("num_steps", num_steps)
     _validate.positive("num_examples", num_examples)
     arrays, static = _setting.check(1.0, num_examples, **setting)
-    return _sensitivity(float(steps), *arrays, **static)
+    return _sensitivity(num_steps, *arrays, **static)

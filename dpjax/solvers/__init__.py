@@ -9,3 +9,6 @@ from dpjax.solvers.guarantee import Pure as Pure
 from dpjax.solvers.noisy_cyclic_gd import noisy_cyclic_gd as noisy_cyclic_gd
 from dpjax.solvers.noisy_gd import noisy_gd as noisy_gd
 from dpjax.solvers.noisy_sgd import noisy_sgd as noisy_sgd
+from dpjax.solvers.output_perturbation import (
+    output_perturbation as output_perturbation,
+)
