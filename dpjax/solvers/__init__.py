@@ -12,3 +12,4 @@ from dpjax.solvers.noisy_sgd import noisy_sgd as noisy_sgd
 from dpjax.solvers.output_perturbation import (
     output_perturbation as output_perturbation,
 )
+from dpjax.solvers.random_round_sgd import random_round_sgd as random_round_sgd

@@ -159,7 +159,8 @@ def huber(threshold: float, *, feature_norm: float) -> Loss:
 
     Example:
       >>> loss = huber(0.5, feature_norm=1.0)
-      >>> print(loss(jnp.array([1.0]), (jnp.array([1.0]), 3.0)))  # 0.5 (2 − 0.25)
+      >>> value = loss(jnp.array([1.0]), (jnp.array([1.0]), 3.0))
+      >>> print(f"{value:.3f}")  # 0.5 (2 − 0.25)
       0.875
     """
     _validate.positive("threshold", threshold)

@@ -105,7 +105,7 @@ def choose_num_steps(
     num_examples: int,
     **setting: Unpack[iteration.Setting],
 ) -> int:
-    """The least T for which the theorems' bound on the excess loss is within 1 % of best.
+    """The least T with the theorems' bound on the excess loss within 1 % of its best.
 
     That bound is optimisation error plus noise: (β/2) e^{−2ημβT/(μ+β)} D² if the
     objective is μ-strongly convex, 2D²/(ηT) if it is convex, plus (β/2) E‖z‖², for the
