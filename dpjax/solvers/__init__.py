@@ -13,3 +13,6 @@ from dpjax.solvers.output_perturbation import (
     output_perturbation as output_perturbation,
 )
 from dpjax.solvers.random_round_sgd import random_round_sgd as random_round_sgd
+from dpjax.solvers.sensitivity_reduced_nsgd import (
+    sensitivity_reduced_nsgd as sensitivity_reduced_nsgd,
+)
