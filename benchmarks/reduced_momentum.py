@@ -3,9 +3,9 @@
     python benchmarks/reduced_momentum.py
 
 Three tables. Times a step of the compiled scan (vectors of 100, medians of 7 runs after
-one for compilation, block_until_ready) for 2^8 to 2^14 steps: at a fixed number of steps
-per epoch, where direct reconstruction would take time in proportion to the number of
-epochs, and with it growing. Then the noise in the momentum beside that of dp_nsgd at the
+one for compilation, block_until_ready) for 2^8 to 2^14 steps: at a fixed number of
+steps per epoch, where direct reconstruction would take time in proportion to the number
+of epochs, and with it growing. Then the noise in the momentum beside that of dp_nsgd at the
 same privacy, steps and decay, at the parameters of Tran and Cutkosky's Theorem 9 and
 around them: root mean square over coordinates and steps, in units of the clip norm,
 batches of one, loss of smoothness L = G = 1 (so no clip is active, and noise is all the

@@ -196,6 +196,12 @@ def check(
             "left out has no curvature (a regulariser of its own is named "
             "regularization, and allows it)."
         )
+    check_noise(noise_multiplier, epsilon, delta)
+    return num_examples
+
+
+def check_noise(noise_multiplier: Any, epsilon: Any, delta: Any) -> None:
+    """Raise unless the noise is given either by itself or by what it has to reach."""
     if noise_multiplier is None:
         if epsilon is None or delta is None:
             raise ValueError(
@@ -209,15 +215,14 @@ def check(
             "noise_multiplier must be None where epsilon and delta set the noise; got "
             f"{noise_multiplier!r}."
         )
-    return num_examples
 
 
 def solve_noise(
-    epsilon_of: Callable[[Any], jax.Array], epsilon: float, delta: float
+    loss_of: Callable[[Any], jax.Array], goal: float, epsilon: float, delta: float
 ) -> float:
-    """The least noise multiplier that meets a target, with a margin for float32."""
+    """The least noise multiplier that meets a goal, with a margin for float32."""
     try:
-        return float(calibrate.solve(epsilon_of, epsilon)) * (1 + 1e-6)
+        return float(calibrate.solve(loss_of, goal)) * (1 + 1e-6)
     except ValueError as error:
         raise ValueError(
             f"epsilon {epsilon!r} at delta {delta!r} must be one that some noise "

@@ -208,7 +208,7 @@ def run(
             return gdp.epsilon(mu_of(np.full(len(step_sizes), float(noise))), delta)
 
         mu_of(np.ones(len(step_sizes)))  # says what is wrong with the setting
-        noise_multiplier = _descent.solve_noise(epsilon_of, epsilon, delta)
+        noise_multiplier = _descent.solve_noise(epsilon_of, epsilon, epsilon, delta)
     noise = _data.schedule("noise_multiplier", noise_multiplier, len(step_sizes))
     mu = mu_of(noise)
 

@@ -162,10 +162,12 @@ def noisy_sgd(
         return pld.epsilon(_composed(noise, size / num_examples), delta)
 
     if noise_multiplier is None:
+        target, at = float(epsilon), float(delta)  # type: ignore[arg-type]
         noise_multiplier = _descent.solve_noise(
-            lambda noise: epsilon_of(np.full(steps, float(noise)), delta),
-            float(epsilon),  # type: ignore[arg-type]
-            float(delta),  # type: ignore[arg-type]
+            lambda noise: epsilon_of(np.full(steps, float(noise)), at),
+            target,
+            target,
+            at,
         )
     noise = _data.schedule("noise_multiplier", noise_multiplier, steps)
     _validate.positive("noise_multiplier", noise)

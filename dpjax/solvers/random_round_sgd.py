@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ import optax
 
 from dpjax import _validate, sampling
 from dpjax._dtypes import widen
-from dpjax.accounting import calibrate
 from dpjax.accounting.random_rounds import (
     Rounds,
     group_rounds,
@@ -195,8 +194,9 @@ def random_round_sgd(
     params: Any,
     data: Any,
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
     adjacency: Adjacency,
     max_rounds: int,
     batch_size: int,
@@ -204,7 +204,6 @@ def random_round_sgd(
     smoothness: float,
     clip_norm: float,
     key: jax.Array,
-    noise: Literal["exact", "printed"] = "exact",
     microbatch_size: int | None = None,
 ) -> Result:
     """Train by noisy SGD on random batches and stop after a random number of rounds.
@@ -217,8 +216,11 @@ def random_round_sgd(
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
         NaN or an infinity in it contributes zero and is counted.
-      epsilon: the target ε, positive.
+      epsilon: the target ε, positive; it and delta set the noise.
       delta: the target δ, in (0, 1).
+      noise_multiplier: in their place standard deviation of the noise on a batch's sum
+        of gradients over clip_norm, positive; `printed_noise_multiplier` is the paper's
+        (for batches of one and n² rounds).
       adjacency: `REPLACE`.
       max_rounds: N, at least 1; the paper has n².
       batch_size: b, from 1 to n; the paper has 1.
@@ -226,8 +228,6 @@ def random_round_sgd(
       smoothness: β. It sets the distribution of R and is no assumption of privacy.
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for R, the batches and the noise.
-      noise: "exact" for the least noise by mixture accounting; "printed" for the
-        paper's constant, with batch_size=1, epsilon <= 1 and max_rounds <= n².
       microbatch_size: see `clipped_grad`.
 
     Returns:
@@ -255,8 +255,7 @@ def random_round_sgd(
       >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.rounds <= 400)
       (True, True)
     """
-    _validate.positive("epsilon", epsilon)
-    _validate.open_unit("delta", delta)
+    _descent.check_noise(noise_multiplier, epsilon, delta)
     if _validate.adjacency(adjacency) is not Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be REPLACE for random batches of fixed size; "
@@ -265,7 +264,6 @@ def random_round_sgd(
     max_rounds = _validate.static_int("max_rounds", max_rounds, minimum=1)
     size = _validate.static_int("batch_size", batch_size, minimum=1)
     _validate.positive("clip_norm", clip_norm)
-    _validate.one_of("noise", noise, ("exact", "printed"))
     _validate.typed_key("key", key)
     num_examples = _data.check(loss_fn, data)
     if size > num_examples:
@@ -275,30 +273,15 @@ def random_round_sgd(
     realised = np.diff(edges.astype(np.float64), prepend=0.0) / 2.0**32
     rounds, rate = group_rounds(realised), size / num_examples
 
-    if noise == "printed":
-        if size != 1 or max_rounds > num_examples**2:
-            raise ValueError(
-                'noise must be "exact" unless batch_size is 1 and max_rounds at most '
-                f"n²; got {noise!r} with {size} and {max_rounds}."
-            )
-        noise_multiplier = printed_noise_multiplier(
-            epsilon, delta, num_examples=num_examples
-        )
-    else:
+    if noise_multiplier is None:
+        target, goal = float(epsilon), float(delta)  # type: ignore[arg-type]
 
-        def delta_of(noise_multiplier: Any) -> jax.Array:
-            return random_rounds_delta(
-                noise_multiplier, epsilon, rounds=rounds, sampling_rate=rate
-            )
+        def delta_of(noise: Any) -> jax.Array:
+            return random_rounds_delta(noise, target, rounds=rounds, sampling_rate=rate)
 
-        try:
-            found = float(calibrate.solve(delta_of, delta))
-        except ValueError as error:
-            raise ValueError(
-                f"epsilon {epsilon!r} at delta {delta!r} must be one that some noise "
-                f"reaches: {error}"
-            ) from error
-        noise_multiplier = found * (1 + 1e-6)
+        # δ falls with the noise as ε does.
+        noise_multiplier = _descent.solve_noise(delta_of, goal, target, goal)
+    _validate.positive("noise_multiplier", noise_multiplier)
 
     rounds_key, train_key = jax.random.split(key)
     bits = int(jax.random.bits(rounds_key, (), jnp.uint32))
