@@ -218,7 +218,7 @@ BIKE = DataSet(
     },
     label="count",
     positive=None,
-    radius=1000.0,  # rentals in an hour
+    radius=300.0,  # rentals in an hour
     strong=0.5,
     printed=(
         (5.4659, 35.279, 0.1531, 6.4953),

@@ -18,8 +18,9 @@ anchor terms g_i themselves. Unrolled, this is the reconstruction of Tran and Cu
 (2022), Algorithm 4: O(log n) node reads a step here, O(t/n log n) there.
 
 One tree for h in place of a tree for δ and one for g loses nothing. Two trees with
-sensitivities a and b and noise variances x and y cost a²/x + b²/y and add x + y to every
-estimate. At best that is (a + b)² for a product of the two, which the sum has as well.
+sensitivities a and b and noise variances x and y cost a²/x + b²/y and add x + y to
+every estimate. At best that is (a + b)² for a product of the two, which one tree for
+the sum has as well.
 """
 
 from typing import Any, NamedTuple
