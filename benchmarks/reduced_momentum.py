@@ -7,9 +7,10 @@ one for compilation, block_until_ready) for 2^8 to 2^14 steps: at a fixed number
 steps per epoch, where direct reconstruction would take time in proportion to the number
 of epochs, and with it growing. Then the noise in the momentum beside that of dp_nsgd
 at the same privacy, steps and decay, at the parameters of Theorem 9 of Tran and
-Cutkosky (2022) and around them: root mean square over coordinates and steps, in units of the clip norm,
-batches of one, loss of smoothness L = G = 1 (so no clip is active, and noise is all the
-error that privacy adds). Nothing here is random but the noise drawn for the times.
+Cutkosky (2022) and around them: root mean square over coordinates and steps, in units
+of the clip norm, batches of one, loss of smoothness L = G = 1 (so no clip is active,
+and noise is all the error that privacy adds). Nothing here is random but the noise that
+is drawn for the times.
 """
 
 import math
