@@ -180,7 +180,6 @@ def _noise_of_sgd(n, steps, epsilon, setting):
     calibration closes the gap, in four times the time.
     """
 
-    @jax.jit
     def composed(noise):
         step = pld.subsampled_gdp(2 / noise, BATCH / n)
         return pld.epsilon(pld.compose(step, steps), DELTA)

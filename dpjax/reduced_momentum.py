@@ -136,10 +136,16 @@ def update(
     from_change = query(change, step, active=~first, **window)
 
     row = (step - 1) % n
-    before = jax.lax.dynamic_index_in_dim(state.windows, row, keepdims=False)
-    total = jax.lax.dynamic_index_in_dim(state.totals, row, keepdims=False)
-    estimate = jnp.where(first, from_anchor, (1 - refresh) * before + from_change)
-    total = jnp.power(decay, n) * total + estimate
+
+    def inherit(rows: jax.Array, factor: jax.Array, new: jax.Array) -> Any:
+        # Read back, not handed on: two uses of the old row make XLA copy all rows.
+        old = jax.lax.dynamic_index_in_dim(rows, row, keepdims=False)
+        rows = jax.lax.dynamic_update_index_in_dim(rows, factor * old + new, row, 0)
+        return jax.lax.dynamic_index_in_dim(rows, row, keepdims=False), rows
+
+    keep = jnp.where(first, 0.0, 1 - refresh)
+    estimate, windows = inherit(state.windows, keep, from_anchor + from_change)
+    total, totals = inherit(state.totals, jnp.power(decay, n), estimate)
 
     drift = decay * state.drift + terms.drift
     noise, prefixes = stored_prefix_noise(
@@ -151,8 +157,8 @@ def update(
         change=change,
         drift=drift,
         prefixes=prefixes,
-        windows=jax.lax.dynamic_update_index_in_dim(state.windows, estimate, row, 0),
-        totals=jax.lax.dynamic_update_index_in_dim(state.totals, total, row, 0),
+        windows=windows,
+        totals=totals,
     )
 
 
