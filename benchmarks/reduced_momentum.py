@@ -1,6 +1,6 @@
 """Time and noise of momentum with reduced sensitivity beside the plain tree.
 
-    python benchmarks/reduced_momentum.py
+    python benchmarks/reduced_momentum.py [--times]
 
 Three tables. Times a step of the compiled scan (vectors of 100, medians of 7 runs after
 one for compilation, block_until_ready) for 2^8 to 2^14 steps: at a fixed number of
@@ -10,9 +10,10 @@ at the same privacy, steps and decay, at the parameters of Theorem 9 of Tran and
 Cutkosky (2022) and around them: root mean square over coordinates and steps, in units
 of the clip norm, batches of one, loss of smoothness L = G = 1 (so no clip is active,
 and noise is all the error that privacy adds). Nothing here is random but the noise that
-is drawn for the times.
+is drawn for the times. With --times only those are taken.
 """
 
+import argparse
 import math
 import statistics
 import time
@@ -86,6 +87,9 @@ def noise(n, epochs, eta, beta, gamma, epsilon):
 
 def main():
     """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--times", action="store_true")
+    arguments = parser.parse_args()
     print("\n| steps | 16 steps an epoch | 256 steps an epoch | 16 epochs |")
     print("| --- | --- | --- | --- |")
     for exponent in range(8, 15):
@@ -96,6 +100,8 @@ def main():
         ]
         print(f"| {steps} | " + " | ".join(cells) + " |", flush=True)
 
+    if arguments.times:
+        return
     print("\n| N | d | ε | T / N | α | ηN = γ | dp_nsgd | reduced | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for n in (100, 1000):
