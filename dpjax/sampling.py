@@ -100,6 +100,65 @@ def reshuffled(
     return _epoch(order.astype(jnp.int32), batch_size)
 
 
+def fixed_size(
+    num_examples: int,
+    batch_size: int,
+    *,
+    key: jax.Array,
+    step: jax.typing.ArrayLike,
+) -> Batch:
+    """One step on a uniformly random subset of fixed size, drawn without replacement.
+
+    Args:
+      num_examples: n, static, at least 1.
+      batch_size: b, static, from 1 to n.
+      key: one typed key for the whole run; the step is folded into it.
+      step: the step's number, i[]; may be traced.
+
+    Returns:
+      A `Batch` of i32[b] and bool[b], all of it True, in no particular order.
+
+    Raises:
+      ValueError: a size is not a positive integer, or b is above n; key is not a typed
+        key.
+
+    Privacy: sampling of fixed size under `REPLACE`, at the rate b / n.
+
+    Reference: Floyd's algorithm (Bentley and Floyd, 1987) where b is small.
+
+    Example:
+      >>> import jax
+      >>> batch = fixed_size(100, 3, key=jax.random.key(0), step=7)
+      >>> len(set(batch.indices.tolist())), batch.mask.tolist()
+      (3, [True, True, True])
+    """
+    num_examples = _validate.static_int("num_examples", num_examples, minimum=1)
+    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
+    _validate.typed_key("key", key)
+    if batch_size > num_examples:
+        raise ValueError(
+            f"batch_size must be at most num_examples, {num_examples}; got "
+            f"{batch_size!r}."
+        )
+    key = jax.random.fold_in(key, step)
+    mask = jnp.ones(batch_size, bool)
+    if batch_size * batch_size > 16 * num_examples:
+        order = jax.random.permutation(key, num_examples)
+        return Batch(order[:batch_size].astype(jnp.int32), mask)
+
+    # The i-th draw is from the first n − b + i + 1 places; a place that is taken
+    # already makes way for the last of them, which cannot be.
+    last = jnp.arange(num_examples - batch_size, num_examples, dtype=jnp.int32)
+    drawn = jax.random.randint(key, (batch_size,), 0, last + 1, jnp.int32)
+
+    def put(i: jax.Array, taken: jax.Array) -> jax.Array:
+        repeated = jnp.any(taken == drawn[i])
+        return taken.at[i].set(jnp.where(repeated, last[i], drawn[i]))
+
+    indices = jax.lax.fori_loop(0, batch_size, put, jnp.full(batch_size, -1, jnp.int32))
+    return Batch(indices, mask)
+
+
 def poisson(
     num_examples: int,
     sampling_rate: float,

@@ -101,7 +101,7 @@ def empty_prefixes(tree: Any, num_steps: int) -> Any:
     )
 
 
-def _node_noise(
+def node_noise(
     key: jax.Array, level: jax.Array, index: jax.Array, tree: Any, stddev: jax.Array
 ) -> Any:
     """ζ_{k,i}: a key folded from level and index, and again for each leaf."""
@@ -125,7 +125,7 @@ def stored_prefix_noise(
     """N_t and the prefixes with it, from N_{t − 2^j}, which lies at its lowest bit."""
     level = _lowest_bit(step)
     before = step & (step - 1)
-    node = _node_noise(key, level, step >> level, tree, stddev)
+    node = node_noise(key, level, step >> level, tree, stddev)
     weight = jnp.where(before > 0, jnp.power(decay, _size(level)), 0.0)
 
     def extend(node: jax.Array, prefixes: jax.Array) -> jax.Array:
@@ -161,7 +161,7 @@ def regenerated_prefix_noise(
         level = levels - 1 - i
 
         def extend(noise: Any) -> Any:
-            node = _node_noise(key, level, step >> level, tree, stddev)
+            node = node_noise(key, level, step >> level, tree, stddev)
             weight = jnp.power(decay, _size(level))
             return jax.tree.map(
                 lambda z, n: z + weight.astype(z.dtype) * n, node, noise

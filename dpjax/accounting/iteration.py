@@ -39,6 +39,10 @@ from dpjax.accounting.random_assignment import (
 from dpjax.accounting.random_assignment import (
     random_assignment_epsilon as random_assignment_epsilon,
 )
+from dpjax.accounting.scheduled import scheduled_cyclic_gd_mu as scheduled_cyclic_gd_mu
+from dpjax.accounting.stability import (
+    gradient_descent_sensitivity as gradient_descent_sensitivity,
+)
 
 
 @float64("up", static=("bounded",), vectors=(0, 1, 2))

@@ -41,8 +41,10 @@ def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Ar
     return jnp.where(counts == largest, many, few)
 
 
-def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
-    """Max over offsets p of Σ_nodes (Σ_e β^{z − p − e n_b})².
+def fixed_order_totals(
+    decay: jax.Array, num_steps: int, steps_per_epoch: int
+) -> jax.Array:
+    """Σ_nodes (Σ_e β^{z − p − e n_b})² for every place p mod n_b.
 
     A node that ends at z holds the participations at z − gap, z − gap − n_b, …, where
     gap = (z − p) mod n_b: a geometric sum, the same for all nodes of a size. So each
@@ -67,7 +69,11 @@ def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.
         )
         offset = (ends[:, None] - gap[None, :]) % n_b
         total = total.at[offset].add(repeats[:, None] * jnp.square(inner)[None, :])
-    return jnp.max(total)
+    return total
+
+
+def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
+    return jnp.max(fixed_order_totals(decay, num_steps, steps_per_epoch))
 
 
 def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:

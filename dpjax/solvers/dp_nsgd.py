@@ -158,6 +158,70 @@ def printed_parameters(
     )
 
 
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "loss_fn",
+        "schedule",
+        "order",
+        "num_epochs",
+        "batch_size",
+        "microbatch_size",
+    ),
+)
+def _train(
+    params: Any,
+    data: Any,
+    key: jax.Array,
+    noise_multiplier: jax.Array,
+    decay: jax.Array,
+    clip_norm: jax.Array,
+    learning_rate: Any,
+    *,
+    loss_fn: Callable[[Any, Any], jax.Array],
+    schedule: optax.Schedule | None,
+    order: Order,
+    num_epochs: int,
+    batch_size: int,
+    microbatch_size: int | None,
+) -> tuple[Any, jax.Array]:
+    """The last parameters and the loss of every step, compiled once for many runs."""
+    num_examples = leading_axis("data", data)
+    noise_key, order_key = jax.random.split(key)
+    optimizer = optimizers.dp_nsgd(
+        learning_rate if schedule is None else schedule,
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=batch_size,
+        key=noise_key,
+        decay=decay,
+        num_steps=num_epochs * -(-num_examples // batch_size),
+    )
+    gradient = clipped_grad(loss_fn, clip_norm, microbatch_size=microbatch_size)
+
+    def step(carry: Any, batch: sampling.Batch) -> tuple[Any, jax.Array]:
+        params, state = carry
+        examples = jax.tree.map(lambda x: x[batch.indices], data)
+        total, per_example = gradient(params, examples, mask=batch.mask)
+        updates, state = optimizer.update(total, state, params)
+        counted = batch.mask & jnp.isfinite(per_example.loss)
+        loss = jnp.mean(per_example.loss, where=counted)
+        return (optax.apply_updates(params, updates), state), loss
+
+    def epoch(carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+        if order == "fixed":
+            batches = sampling.cyclic(num_examples, batch_size)
+        else:
+            batches = sampling.reshuffled(
+                num_examples, batch_size, key=order_key, epoch=number
+            )
+        return jax.lax.scan(step, carry, batches)
+
+    carry = params, optimizer.init(params)
+    (params, _), loss = jax.lax.scan(epoch, carry, jnp.arange(num_epochs))
+    return params, loss.ravel()
+
+
 def dp_nsgd(
     loss_fn: Callable[[Any, Any], jax.Array],
     params: Any,
@@ -258,46 +322,21 @@ def dp_nsgd(
         # μ is proportional to 1/σ. The margin covers the roundings of float32.
         noise_multiplier = float(account(1.0)) / target_mu * (1 + 1e-6)
 
-    noise_key, order_key = jax.random.split(key)
-    optimizer = optimizers.dp_nsgd(
-        learning_rate,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=batch_size,
-        key=noise_key,
-        decay=decay,
-        num_steps=num_steps,
+    scheduled = callable(learning_rate)
+    trained, loss = _train(
+        *jax.tree.map(jnp.asarray, (params, data)),
+        key,
+        jnp.asarray(noise_multiplier, float),
+        jnp.asarray(decay, float),
+        jnp.asarray(clip_norm, float),
+        None if scheduled else learning_rate,
+        loss_fn=loss_fn,
+        schedule=learning_rate if scheduled else None,
+        order=order,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        microbatch_size=microbatch_size,
     )
-    gradient = clipped_grad(loss_fn, clip_norm, microbatch_size=microbatch_size)
-
-    def step(data: Any, carry: Any, batch: sampling.Batch) -> tuple[Any, jax.Array]:
-        params, state = carry
-        examples = jax.tree.map(lambda x: x[batch.indices], data)
-        total, per_example = gradient(params, examples, mask=batch.mask)
-        updates, state = optimizer.update(total, state, params)
-        counted = batch.mask & jnp.isfinite(per_example.loss)
-        loss = jnp.mean(per_example.loss, where=counted)
-        return (optax.apply_updates(params, updates), state), loss
-
-    def epoch(data: Any, carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
-        if order == "fixed":
-            batches = sampling.cyclic(num_examples, batch_size)
-        else:
-            batches = sampling.reshuffled(
-                num_examples, batch_size, key=order_key, epoch=number
-            )
-        return jax.lax.scan(functools.partial(step, data), carry, batches)
-
-    # The data is an argument: as a constant it would be compiled into the program.
-    @jax.jit
-    def train(params: Any, data: Any) -> tuple[Any, jax.Array]:
-        carry = params, optimizer.init(params)
-        (params, _), loss = jax.lax.scan(
-            functools.partial(epoch, data), carry, jnp.arange(num_epochs)
-        )
-        return params, loss.ravel()
-
-    trained, loss = train(*jax.tree.map(jnp.asarray, (params, data)))
     dimension = sum(x.size for x in jax.tree.leaves(trained))
     steps = jnp.arange(1, num_steps + 1)
     coordinate = clip_norm * noise_multiplier * (1 - decay) / batch_size

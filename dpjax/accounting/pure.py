@@ -1,0 +1,116 @@
+"""Pure differential privacy: what (ε, 0) says for other δ, and as Gaussian DP.
+
+Of all ε-DP mechanisms randomised response is the easiest to see through, and its
+trade-off curve has one kink, at (1/(1 + e^ε), 1/(1 + e^ε)). The Gaussian curve through
+that kink lies below it everywhere, because it is convex.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtri
+
+from dpjax import _validate
+from dpjax._float64 import float64
+
+_ULP = np.finfo(np.float64).eps
+
+
+@float64("up")
+def _delta(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
+    gap = jnp.minimum(epsilon - pure, 0.0) - 4 * _ULP * pure
+    delta = -jnp.expm1(gap) / (1 + jnp.exp(-pure)) * (1 + 8 * _ULP)
+    delta = jnp.where(epsilon >= pure, 0.0, delta)
+    return jnp.where((pure >= 0) & (epsilon >= 0), delta, 1.0)
+
+
+@float64("up")
+def _epsilon(pure: jax.Array, delta: jax.Array) -> jax.Array:
+    covered = delta * (1 + jnp.exp(-pure)) * (1 - 8 * _ULP)
+    inside = covered < 1
+    saved = jnp.log1p(-jnp.where(inside, covered, 0.0)) * (1 - 8 * _ULP)
+    epsilon = jnp.where(inside, jnp.maximum(pure + saved + 4 * _ULP * pure, 0.0), 0.0)
+    epsilon = jnp.where(delta > 0, epsilon, pure)
+    return jnp.where((pure >= 0) & (delta >= 0), epsilon, jnp.inf)
+
+
+@float64("up")
+def _mu(pure: jax.Array) -> jax.Array:
+    # Φ⁻¹(1/(1 + e^ε)) where that is a number, and x²/2 >= ε beyond.
+    near = pure < 700.0
+    kink = -2 * ndtri(jax.nn.sigmoid(-jnp.where(near, pure, 1.0)))
+    mu = jnp.where(near, kink, 2 * jnp.sqrt(2 * pure)) * (1 + 256 * _ULP)
+    mu = jnp.maximum(mu, 0.0) + 4 * _ULP
+    return jnp.where(pure > 0, mu, jnp.where(pure == 0, 0.0, jnp.inf))
+
+
+def delta(
+    pure_epsilon: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike
+) -> jax.Array:
+    """The least δ for which every pure_epsilon-DP mechanism is (ε, δ)-DP.
+
+    Args:
+      pure_epsilon: the ε of pure differential privacy, f[*b], at least 0.
+      epsilon: f[*b], at least 0.
+
+    Returns:
+      (e^p − e^ε) / (1 + e^p) where positive, p being pure_epsilon, f[*b], rounded up.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Reference: Kairouz, Oh and Viswanath (2015), Theorem 3.1 (randomised response).
+
+    Example:
+      >>> print(f"{delta(1.0, 0.5):.4f} {delta(1.0, 1.0):.4f}")
+      0.2876 0.0000
+    """
+    _validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
+    _validate.nonnegative("epsilon", epsilon, finite=False)
+    return _delta(pure_epsilon, epsilon)
+
+
+def epsilon(
+    pure_epsilon: jax.typing.ArrayLike, delta: jax.typing.ArrayLike
+) -> jax.Array:
+    """The least ε >= 0 for which every pure_epsilon-DP mechanism is (ε, δ)-DP.
+
+    Args:
+      pure_epsilon: the ε of pure differential privacy, f[*b], at least 0.
+      delta: f[*b], in [0, 1].
+
+    Returns:
+      ε, f[*b], rounded up; pure_epsilon at δ = 0.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Reference: Kairouz, Oh and Viswanath (2015), Theorem 3.1, solved for ε.
+
+    Example:
+      >>> print(f"{epsilon(1.0, 0.1):.4f}")
+      0.8529
+    """
+    _validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
+    _validate.closed_unit("delta", delta)
+    return _epsilon(pure_epsilon, delta)
+
+
+def mu(pure_epsilon: jax.typing.ArrayLike) -> jax.Array:
+    """The least μ for which every pure_epsilon-DP mechanism is μ-GDP.
+
+    Args:
+      pure_epsilon: f[*b], at least 0.
+
+    Returns:
+      2 Φ⁻¹(e^ε / (1 + e^ε)), f[*b], rounded up.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Example:
+      >>> print(f"{mu(1.0):.4f}")
+      1.2320
+    """
+    _validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
+    return _mu(pure_epsilon)

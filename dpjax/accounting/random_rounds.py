@@ -1,0 +1,157 @@
+"""Runs that stop after a random number of rounds.
+
+If R is drawn independently of the data, releasing R and w_R is a mixture, and its
+δ(ε) is the mean of those of its parts, δ(ε) = E_R δ_R(ε). Since δ_R grows with R,
+rounds may be grouped, each group counted as its largest member: an upper bound again.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting import calibrate, pld
+
+
+class Rounds(NamedTuple):
+    """A distribution of the number of rounds, in groups.
+
+    Attributes:
+      largest: the largest number of rounds of each group, f64[g], growing.
+      probability: of each group, f64[g].
+    """
+
+    largest: np.ndarray
+    probability: np.ndarray
+
+
+def group_rounds(probabilities: np.ndarray, groups: int = 16) -> Rounds:
+    """Group the numbers of rounds 1, 2, …, N by about equal probabilities.
+
+    Args:
+      probabilities: of 1, 2, …, N rounds, f[N], adding up to 1.
+      groups: how many groups at most.
+
+    Returns:
+      `Rounds`, whose probabilities add up to at least 1.
+
+    Raises:
+      ValueError: a probability is negative, or they do not add up to 1.
+
+    Example:
+      >>> rounds = group_rounds(np.full(100, 0.01), groups=4)
+      >>> print(rounds.largest, rounds.probability.round(3))
+      [ 25.  50.  75. 100.] [0.25 0.25 0.25 0.25]
+    """
+    probabilities = np.asarray(probabilities, np.float64)
+    _validate.nonnegative("probabilities", probabilities)
+    total = np.sum(probabilities)
+    if abs(total - 1) > 1e-6:
+        raise ValueError(f"probabilities must add up to 1; got a sum of {total!r}.")
+    below = np.cumsum(probabilities) / total
+    wanted = np.arange(1, groups + 1) / groups - 1e-9
+    last = np.unique(np.minimum(np.searchsorted(below, wanted), len(below) - 1))
+    last[-1] = np.max(np.nonzero(probabilities))
+    last = np.unique(last)
+    starts = np.concatenate([[0], last[:-1] + 1])
+    mass = np.add.reduceat(probabilities[: last[-1] + 1], starts)
+    return Rounds((last + 1).astype(np.float64), mass * max(1.0, 1 / total))
+
+
+def uniform_rounds(most: int, groups: int = 16) -> Rounds:
+    """Group the numbers of rounds 1, 2, …, most, each equally likely.
+
+    Args:
+      most: N, at least 1; it may be far too large to list.
+      groups: how many groups at most.
+
+    Returns:
+      `Rounds`.
+
+    Raises:
+      ValueError: a number is not a positive integer.
+
+    Example:
+      >>> print(uniform_rounds(10**9, groups=2))
+      Rounds(largest=array([5.e+08, 1.e+09]), probability=array([0.5, 0.5]))
+    """
+    most = _validate.static_int("most", most, minimum=1)
+    groups = min(_validate.static_int("groups", groups, minimum=1), most)
+    largest = np.ceil(most * np.arange(1, groups + 1) / groups)
+    return Rounds(largest, np.diff(largest, prepend=0.0) / most)
+
+
+def random_rounds_delta(
+    noise_multiplier: jax.typing.ArrayLike,
+    epsilon: jax.typing.ArrayLike,
+    *,
+    rounds: Rounds,
+    sampling_rate: float,
+) -> jax.Array:
+    """δ of noisy SGD on random batches of fixed size for a random number of rounds.
+
+    Args:
+      noise_multiplier: standard deviation of the noise on the batch's sum of gradients
+        over the bound on one gradient, f[], positive.
+      epsilon: f[], at least 0.
+      rounds: the distribution of the number of rounds, drawn independently of the data;
+        see `group_rounds`.
+      sampling_rate: batch size over number of examples, in [0, 1].
+
+    Returns:
+      δ, f[], rounded up, under REPLACE.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Privacy: the last iterate and the number of rounds together, and all iterates of the
+    run too, are (ε, δ)-DP. Each batch is a fresh uniformly random subset.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, in place of Theorem 4;
+    each round is C_p(G_μ) of Bok, Su and Altschuler (2024), appendix D.4.
+
+    Example:
+      >>> rounds = uniform_rounds(1000, groups=8)
+      >>> delta = random_rounds_delta(2.0, 1.0, rounds=rounds, sampling_rate=0.01)
+      >>> print(f"{delta:.1e}")
+      3.0e-03
+    """
+    _validate.positive("noise_multiplier", noise_multiplier)
+    _validate.closed_unit("sampling_rate", sampling_rate)
+    step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
+    each = pld.delta(pld.compose(step, rounds.largest), epsilon)
+    # Rounding of the weights and of a sum of few positive terms, in float32 at worst.
+    slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
+    total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
+    return jnp.minimum(total, 1.0)
+
+
+def random_rounds_epsilon(
+    noise_multiplier: float, delta: float, *, rounds: Rounds, sampling_rate: float
+) -> jax.Array:
+    """ε of noisy SGD for a random number of rounds: `random_rounds_delta` solved for ε.
+
+    Args:
+      noise_multiplier: as for `random_rounds_delta`.
+      delta: in (0, 1).
+      rounds: as for `random_rounds_delta`.
+      sampling_rate: as for `random_rounds_delta`.
+
+    Returns:
+      The least ε >= 0 with that δ, f[], rounded up.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    _validate.open_unit("delta", delta)
+
+    def delta_of(epsilon: jax.typing.ArrayLike) -> jax.Array:
+        return random_rounds_delta(
+            noise_multiplier, epsilon, rounds=rounds, sampling_rate=sampling_rate
+        )
+
+    if bool(delta_of(0.0) <= delta):
+        return jnp.zeros(())
+    return calibrate.solve(delta_of, delta)

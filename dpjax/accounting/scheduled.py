@@ -1,0 +1,106 @@
+"""The last iterate of noisy cyclic descent whose steps and noise vary."""
+
+from typing import Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._float64 import float64
+from dpjax.accounting import _setting
+from dpjax.accounting._minorant import schedule_mu
+from dpjax.accounting._setting import Setting
+
+_ULP = np.finfo(np.float64).eps
+
+
+@float64("up", static=("period", "keeps", "bounded", "factor"), vectors=tuple(range(9)))
+def _scheduled_mu(*arrays, period: int, keeps: bool, bounded: bool, factor: float):
+    steps = jax.vmap(lambda *a: _setting.step(a, keeps=keeps, factor=factor))(*arrays)
+    noise, batch, eta, norm = arrays[:4]
+    unit = noise * norm * eta / batch
+    shift = factor * norm * eta / batch
+    place = jnp.arange(unit.shape[0]) % period
+    diameter = jnp.min(arrays[8])
+    known = jnp.all(steps.known)
+    c = jnp.where(known, jnp.exp(steps.log_lipschitz) * (1 + 4 * _ULP), 1.0)
+    scale = jnp.max(unit)
+    scale = jnp.where((scale > 0) & (scale < jnp.inf), scale, 1.0)
+
+    def one(offset: jax.Array) -> jax.Array:
+        used = place == offset
+        square = jnp.sum(jnp.where(used, jnp.square(steps.shift), 0.0))
+        composed = jnp.sqrt(square) * (1 + (8 + unit.shape[0]) * _ULP)
+        moved = jnp.where(used, shift / scale, 0.0) * (1 + 8 * _ULP)
+        mu = schedule_mu(c, moved, unit / scale, diameter / scale, bounded=bounded)
+        return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
+
+    mus = jax.lax.map(one, jnp.arange(min(period, unit.shape[0])))
+    return jnp.where(jnp.all(steps.valid), jnp.max(mus), jnp.inf)
+
+
+def scheduled_cyclic_gd_mu(
+    noise_multiplier: jax.typing.ArrayLike,
+    *,
+    batches_per_epoch: int,
+    batch_size: jax.typing.ArrayLike,
+    **setting: Unpack[Setting],
+) -> jax.Array:
+    """The GDP parameter of the last iterate of cyclic descent with schedules.
+
+    It is `noisy_cyclic_gd_mu` for a fixed order, with step sizes and noise that are
+    different in every step.
+
+    Args:
+      noise_multiplier: standard deviation of the noise on the batch's sum of gradients
+        over gradient_norm, f[T] or a number, at least 0.
+      batches_per_epoch: l, static, at least 1. Step k has batch k mod l.
+      batch_size: b, by which sums are divided, positive.
+      **setting: the assumptions, all of them, with step_size a number or f[T]: see
+        `Setting`. What is not a number must have length T.
+
+    Returns:
+      μ, f[], rounded up: that of the worst place an example can have, each the least
+      of composition and the minorant of `optimal_shift_mu`.
+
+    Raises:
+      ValueError: a static argument is out of range, an assumption fails, or lengths
+        differ.
+      TypeError: an assumption is missing.
+
+    Privacy: the last iterate alone is μ-GDP under the adjacency. Schedules must not
+    depend on the data.
+
+    Reference: Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts.
+
+    Example:
+      >>> import numpy as np
+      >>> from dpjax import Adjacency
+      >>> mu = scheduled_cyclic_gd_mu(
+      ...     2.0, batches_per_epoch=10, batch_size=20,
+      ...     step_size=0.5 / np.sqrt(1 + np.arange(100)), gradient_norm=1.0,
+      ...     clipped=False, generalised_linear=True, smoothness=1.0,
+      ...     weak_convexity=0.0, strong_convexity=0.0, regularization=0.1,
+      ...     diameter=float("inf"), adjacency=Adjacency.REPLACE)
+      >>> print(f"{mu:.3f}")  # composition has 3.162
+      1.396
+    """
+    period = _validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
+    _validate.positive("batch_size", batch_size)
+    arrays, static = _setting.check(noise_multiplier, batch_size, **setting)
+    lengths = {jnp.shape(x) for x in arrays if jnp.ndim(x) > 0}
+    if len(lengths) != 1 or any(len(shape) != 1 or shape == (0,) for shape in lengths):
+        raise ValueError(
+            "noise_multiplier and step_size must be numbers or have one length, at "
+            f"least 1 (and not both be numbers); got shapes {sorted(lengths)}."
+        )
+    (shape,) = lengths
+    full = [
+        jnp.broadcast_to(x, shape)
+        if isinstance(x, jax.Array)
+        else np.broadcast_to(np.asarray(x, np.float64), shape)
+        for x in arrays
+    ]
+    static = {name: static[name] for name in ("keeps", "bounded", "factor")}
+    return _scheduled_mu(*full, period=period, **static)

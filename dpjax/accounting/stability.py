@@ -1,0 +1,76 @@
+"""How far one example moves gradient descent without noise."""
+
+from typing import Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._float64 import float64
+from dpjax.accounting import _setting
+from dpjax.accounting._periodic import geometric
+from dpjax.accounting._setting import Setting
+
+_ULP = np.finfo(np.float64).eps
+
+
+@float64("up", static=("keeps", "bounded", "factor", "convex"))
+def _sensitivity(count, *arrays, keeps: bool, bounded: bool, factor: float, **_):
+    def one(count, *arrays):
+        step = _setting.step(arrays, keeps=keeps, factor=factor)
+        _, examples, eta, norm = arrays[:4]
+        y = step.log_lipschitz
+        down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
+        # Sums of powers of c <= 1 as they are, and of c > 1 from their largest.
+        rising = jnp.exp((count - 1) * up) * geometric(-up, count)
+        total = jnp.where(y <= 0, geometric(down, count), rising)
+        total = total * (1 + 64 * _ULP) + 8 * _ULP * count * jnp.abs(y) * total
+        distance = factor * eta * norm / examples * total * (1 + 8 * _ULP)
+        diameter = jnp.where(step.bounded, arrays[8], jnp.inf)
+        distance = jnp.where(step.known, distance, jnp.inf)
+        return jnp.where(step.valid, jnp.minimum(distance, diameter), jnp.inf)
+
+    return jnp.vectorize(one)(count, *arrays)
+
+
+def gradient_descent_sensitivity(
+    *,
+    num_steps: jax.typing.ArrayLike,
+    num_examples: jax.typing.ArrayLike,
+    **setting: Unpack[Setting],
+) -> jax.Array:
+    """How far one example can move the last iterate of full-batch gradient descent.
+
+    Args:
+      num_steps: T, f[*b], whole numbers, at least 1.
+      num_examples: n, by which sums of gradients are divided, f[*b], positive.
+      **setting: the assumptions, all of them: see `Setting`. There is no noise.
+
+    Returns:
+      An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, with C the gradient
+      norm, s = 2 under REPLACE and 1 under ZERO_OUT, and c the Lipschitz constant of a
+      step; at most the diameter. inf where smoothness is.
+
+    Raises:
+      ValueError: a static argument is out of range, or an assumption fails.
+      TypeError: an assumption is missing.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3, where the constants
+    are 3 for 2, and 5 (M + m) / (m M) for at most 2 / m.
+
+    Example:
+      >>> from dpjax import Adjacency
+      >>> distance = gradient_descent_sensitivity(
+      ...     num_steps=1000, num_examples=500, step_size=1.0, gradient_norm=1.0,
+      ...     clipped=False, generalised_linear=True, smoothness=0.25,
+      ...     weak_convexity=0.0, strong_convexity=0.0, regularization=0.1,
+      ...     diameter=float("inf"), adjacency=Adjacency.REPLACE)
+      >>> print(f"{distance:.4f}")
+      0.0400
+    """
+    _validate.positive("num_steps", num_steps)
+    _validate.count("num_steps", num_steps)
+    _validate.positive("num_examples", num_examples)
+    arrays, static = _setting.check(1.0, num_examples, **setting)
+    return _sensitivity(num_steps, *arrays, **static)

@@ -1,0 +1,62 @@
+"""Data as the solvers take them: checked, and with damaged examples put aside."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.clipping import batch_size as leading_axis
+
+
+class Data(NamedTuple):
+    """Examples that can be computed with.
+
+    Attributes:
+      examples: the data, with zeros in place of examples that are not finite.
+      finite: bool[n], whether an example is used.
+    """
+
+    examples: Any
+    finite: jax.Array
+
+
+def check(loss_fn: Any, data: Any) -> int:
+    """The number of examples, or a ValueError for data that the loss cannot take."""
+    num_examples = leading_axis("data", data)
+    if hasattr(loss_fn, "check"):
+        loss_fn.check(data)
+    return num_examples
+
+
+@jax.jit
+def put_aside(data: Any) -> Data:
+    """The data with every example zeroed that has a NaN or an infinity in it."""
+    finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
+    for x in jax.tree.leaves(data):
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            finite &= jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
+
+    def zero(x: jax.Array) -> jax.Array:
+        keep = finite.reshape(-1, *[1] * (x.ndim - 1))
+        return jnp.where(keep, x, jnp.zeros_like(x))
+
+    return Data(jax.tree.map(zero, data), finite)
+
+
+def prepare(data: Any) -> Data:
+    """`put_aside` of data that need not be JAX arrays yet."""
+    return put_aside(jax.tree.map(jnp.asarray, data))
+
+
+def schedule(name: str, value: Any, num_steps: int) -> np.ndarray:
+    """A number, an array f[T] or an optax schedule, as f64[T]."""
+    if callable(value):
+        value = jax.vmap(value)(jnp.arange(num_steps))
+    array = np.asarray(value, np.float64)
+    if array.shape not in ((), (num_steps,)):
+        raise ValueError(
+            f"{name} must be a number, a schedule, or an array of one value for each "
+            f"of the {num_steps} steps; got shape {array.shape}."
+        )
+    return np.broadcast_to(array, (num_steps,))

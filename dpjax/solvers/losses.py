@@ -1,0 +1,224 @@
+"""Losses of linear scores, with the constants that accountants ask for.
+
+Features are scaled into a ball of radius B inside the loss, so that its constants hold
+for every example that could occur, and nothing has to be clipped or believed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import _validate
+
+_SLACK = 2.0**-16  # covers the roundings of a norm, as in clipping
+
+
+class LossSetting(TypedDict):
+    """What a loss contributes to `accounting.iteration.Setting`."""
+
+    gradient_norm: float
+    clipped: bool
+    generalised_linear: bool
+    smoothness: float
+    weak_convexity: float
+    strong_convexity: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A convex loss of ONE example: `loss(params, (features, label))`.
+
+    Attributes:
+      feature_norm: B; longer features are scaled down to it.
+      gradient_norm: the largest norm of a gradient.
+      smoothness: the largest curvature.
+      generalised_linear: whether there is one linear score ⟨w, x⟩.
+      labels: what labels may be, in words.
+      of_scores: the loss of scores and label.
+      admits: which labels of an array are allowed.
+    """
+
+    feature_norm: float
+    gradient_norm: float
+    smoothness: float
+    generalised_linear: bool
+    labels: str
+    of_scores: Callable[[jax.Array, jax.Array], jax.Array]
+    admits: Callable[[np.ndarray], Any]
+
+    def __call__(self, params: jax.Array, example: Any) -> jax.Array:
+        """The loss of one example (features f[d], label)."""
+        features, label = example
+        bound = self.feature_norm * (1 - _SLACK)
+        norm = jnp.sqrt(jnp.sum(jnp.square(features)))
+        features = features * (bound / jnp.maximum(norm, bound))
+        return self.of_scores(features @ params, label)
+
+    def check(self, data: Any) -> None:
+        """Raise ValueError unless data are (features f[n, d], labels [n]) as stated.
+
+        A label that is NaN passes: its example is left out by the solvers.
+        """
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise ValueError(
+                "data must be a pair (features, labels) for this loss; got "
+                f"{type(data).__name__} with {jax.tree.structure(data)}."
+            )
+        features, labels = np.asarray(data[0]), np.asarray(data[1])
+        if features.ndim != 2 or labels.ndim != 1:
+            raise ValueError(
+                "data must be (features f[n, d], labels [n]); got shapes "
+                f"{features.shape} and {labels.shape}."
+            )
+        known = labels[~np.isnan(labels)] if labels.dtype.kind == "f" else labels
+        wrong = known[~np.asarray(self.admits(known), bool)]
+        if wrong.size:
+            raise ValueError(
+                f"data must have labels that are {self.labels}; got {wrong[0]!r} and "
+                f"{wrong.size - 1} more."
+            )
+
+    @property
+    def setting(self) -> LossSetting:
+        """The loss's part of an accountant's setting: nothing clipped, convex."""
+        return {
+            "gradient_norm": self.gradient_norm,
+            "clipped": False,
+            "generalised_linear": self.generalised_linear,
+            "smoothness": self.smoothness,
+            "weak_convexity": 0.0,
+            "strong_convexity": 0.0,
+        }
+
+
+def _logistic(score: jax.Array, label: jax.Array) -> jax.Array:
+    return jax.nn.softplus(-label * score)
+
+
+def logistic(*, feature_norm: float) -> Loss:
+    """Binary logistic regression: log(1 + exp(−y⟨w, x⟩)) for labels −1 and 1.
+
+    Args:
+      feature_norm: B, positive.
+
+    Returns:
+      A `Loss` of w f[d], with gradients of norm at most B and smoothness B²/4.
+
+    Raises:
+      ValueError: feature_norm is not positive.
+
+    Example:
+      >>> loss = logistic(feature_norm=1.0)
+      >>> w, x = jnp.array([2.0, 0.0]), jnp.array([30.0, 40.0])
+      >>> print(f"{loss(w, (x, 1.0)):.4f}")  # that of the score 2 · 0.6
+      0.2633
+    """
+    _validate.positive("feature_norm", feature_norm)
+    return Loss(
+        feature_norm=feature_norm,
+        gradient_norm=feature_norm,
+        smoothness=feature_norm**2 / 4,
+        generalised_linear=True,
+        labels="-1 or 1",
+        of_scores=_logistic,
+        admits=_signs,
+    )
+
+
+def _signs(labels: np.ndarray) -> Any:
+    return np.abs(labels) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Huber:
+    threshold: float
+
+    def __call__(self, score: jax.Array, label: jax.Array) -> jax.Array:
+        return optax.huber_loss(score, label, delta=self.threshold)
+
+
+def huber(threshold: float, *, feature_norm: float) -> Loss:
+    """Huber regression: quadratic within the threshold of the label, then linear.
+
+    Args:
+      threshold: positive, in the unit of the labels.
+      feature_norm: B, positive.
+
+    Returns:
+      A `Loss` of w f[d], with gradients of norm at most threshold · B and smoothness
+      B².
+
+    Raises:
+      ValueError: an argument is not positive.
+
+    Example:
+      >>> loss = huber(0.5, feature_norm=1.0)
+      >>> value = loss(jnp.array([1.0]), (jnp.array([1.0]), 3.0))
+      >>> print(f"{value:.3f}")  # 0.5 (2 − 0.25)
+      0.875
+    """
+    _validate.positive("threshold", threshold)
+    _validate.positive("feature_norm", feature_norm)
+    return Loss(
+        feature_norm=feature_norm,
+        gradient_norm=threshold * feature_norm,
+        smoothness=feature_norm**2,
+        generalised_linear=True,
+        labels="finite numbers",
+        of_scores=_Huber(threshold),
+        admits=np.isfinite,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Classes:
+    count: int
+
+    def __call__(self, labels: np.ndarray) -> Any:
+        whole = labels == np.floor(labels)
+        return whole & (labels >= 0) & (labels < self.count)
+
+
+def _softmax(scores: jax.Array, label: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(
+        scores, label.astype(jnp.int32)
+    )
+
+
+def softmax(num_classes: int, *, feature_norm: float) -> Loss:
+    """Softmax regression with classes 0 to num_classes − 1.
+
+    Args:
+      num_classes: k, at least 2.
+      feature_norm: B, positive.
+
+    Returns:
+      A `Loss` of w f[d, k], with gradients of norm at most √2 B and smoothness B²/2.
+      It has several scores, so that clipping would break its contraction; as it is,
+      nothing is clipped.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> loss = softmax(3, feature_norm=1.0)
+      >>> print(f"{loss(jnp.zeros((2, 3)), (jnp.ones(2), jnp.array(1))):.4f}")
+      1.0986
+    """
+    num_classes = _validate.static_int("num_classes", num_classes, minimum=2)
+    _validate.positive("feature_norm", feature_norm)
+    return Loss(
+        feature_norm=feature_norm,
+        gradient_norm=math.sqrt(2) * feature_norm,
+        smoothness=feature_norm**2 / 2,
+        generalised_linear=False,
+        labels=f"whole numbers from 0 to {num_classes - 1}",
+        of_scores=_softmax,
+        admits=_Classes(num_classes),
+    )

@@ -1,0 +1,309 @@
+"""Gradient descent, then one draw of noise (Zhang, Zheng, Mou and Wang 2017)."""
+
+import math
+from typing import Any, Literal, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting import gdp, iteration, pure
+from dpjax.noise import gamma_norm_like, gaussian_like
+from dpjax.solvers import _data, _descent
+from dpjax.solvers._descent import Curve
+from dpjax.solvers.guarantee import Guarantee, Pure
+from dpjax.solvers.prox import Prox, none
+
+Noise = Literal["exact", "printed"]
+_MOST_STEPS = 1_000_000
+_MARGIN = 1 + 1e-6  # for the roundings of float32
+
+
+class Result(NamedTuple):
+    """Private parameters and what is promised about them.
+
+    Attributes:
+      params: the last iterate plus noise, shaped like the initial parameters.
+      curve: a `Curve`, which the guarantee does not cover.
+      guarantee: a `Guarantee` for params alone.
+      num_steps: T.
+      sensitivity: how far one example can move the last iterate.
+      scale: of the noise: the standard deviation per coordinate, or for δ = 0 the scale
+        of `gamma_norm_like`.
+    """
+
+    params: Any
+    curve: Curve
+    guarantee: Guarantee
+    num_steps: int
+    sensitivity: float
+    scale: float
+
+
+def printed_scale(
+    epsilon: float,
+    delta: float,
+    *,
+    num_steps: int,
+    num_examples: int,
+    **setting: Unpack[iteration.Setting],
+) -> float:
+    """The scale of the noise that Zhang et al. print, to compare with.
+
+    Args:
+      epsilon: positive.
+      delta: in [0, 1); 0 for pure differential privacy.
+      num_steps: T, at least 1.
+      num_examples: n, at least 1.
+      **setting: as for `output_perturbation`.
+
+    Returns:
+      Δ/ε for δ = 0 and sqrt(2 log(2/δ)) Δ/ε else, with Δ = 3ηLT/n for a convex and
+      5L(μ + β)/(nμβ) for a μ-strongly convex objective of smoothness β. L is the
+      gradient norm without the regulariser, which favours them.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, Lemmas 2 and 3.
+
+    Example:
+      >>> from dpjax import Adjacency
+      >>> setting = dict(
+      ...     step_size=1.0, gradient_norm=1.0, clipped=False, generalised_linear=True,
+      ...     smoothness=0.25, weak_convexity=0.0, strong_convexity=0.0,
+      ...     regularization=0.1, diameter=float("inf"), adjacency=Adjacency.REPLACE)
+      >>> scale = printed_scale(
+      ...     1.0, 0.001, num_steps=100, num_examples=1000, **setting)
+      >>> print(f"{scale:.4f}")
+      0.2506
+    """
+    lam = float(np.max(setting["regularization"]))
+    mu = lam + float(np.max(setting["strong_convexity"]))
+    beta = lam + float(np.max(setting["smoothness"]))
+    L = float(np.max(setting["gradient_norm"]))
+    if mu > 0:
+        sensitivity = 5 * L * (mu + beta) / (num_examples * mu * beta)
+    else:
+        eta = float(np.max(setting["step_size"]))
+        sensitivity = 3 * eta * L * num_steps / num_examples
+    wide = 1.0 if delta == 0 else math.sqrt(2 * math.log(2 / delta))
+    return wide * sensitivity / epsilon
+
+
+def exact_scale(epsilon: float, delta: float, sensitivity: Any) -> Any:
+    """The scale of the noise that is needed, and no more."""
+    if delta == 0:
+        return np.asarray(sensitivity) / epsilon
+    return np.asarray(sensitivity) / float(gdp.mu(epsilon, delta))
+
+
+def choose_num_steps(
+    epsilon: float,
+    delta: float,
+    *,
+    radius: float,
+    dimension: int,
+    num_examples: int,
+    **setting: Unpack[iteration.Setting],
+) -> int:
+    """The least T with the theorems' bound on the excess loss within 1 % of its best.
+
+    That bound is optimisation error plus noise: (β/2) e^{−2ημβT/(μ+β)} D² if the
+    objective is μ-strongly convex, 2D²/(ηT) if it is convex, plus (β/2) E‖z‖², for the
+    noise that will be added. It depends on no data.
+
+    Args:
+      epsilon: positive.
+      delta: in [0, 1).
+      radius: D, a guess of the distance from the initial parameters to the best.
+      dimension: d, the number of parameters.
+      num_examples: n.
+      **setting: as for `output_perturbation`.
+
+    Returns:
+      T, at least 1 and at most a million.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Theorems 2 and 3, whose T has the same
+    growth; their proofs have these two terms.
+
+    Example:
+      >>> from dpjax import Adjacency
+      >>> setting = dict(
+      ...     step_size=1.0, gradient_norm=1.0, clipped=False, generalised_linear=True,
+      ...     smoothness=0.25, weak_convexity=0.0, strong_convexity=0.0,
+      ...     regularization=0.1, diameter=float("inf"), adjacency=Adjacency.REPLACE)
+      >>> choose_num_steps(
+      ...     1.0, 0.001, radius=2.0, dimension=10, num_examples=1000, **setting)
+      60
+    """
+    _validate.positive("radius", radius)
+    steps = np.unique(np.geomspace(1, _MOST_STEPS, 2000).astype(np.int64))
+    sensitivity = iteration.gradient_descent_sensitivity(
+        num_steps=steps, num_examples=num_examples, **setting
+    )
+    scale = exact_scale(epsilon, delta, np.asarray(sensitivity, np.float64))
+    copies = dimension * (dimension + 1) if delta == 0 else dimension
+    lam, eta = float(np.max(setting["regularization"])), np.max(setting["step_size"])
+    mu = lam + float(np.max(setting["strong_convexity"]))
+    beta = lam + float(np.max(setting["smoothness"]))
+    if mu > 0:
+        decrease = np.exp(-2 * eta * mu * beta * steps / (mu + beta))
+        left = beta / 2 * radius**2 * decrease
+    else:
+        left = 2 * radius**2 / (eta * steps)
+    bound = left + beta / 2 * copies * scale**2
+    return int(steps[np.argmax(bound <= 1.01 * np.min(bound))])
+
+
+def output_perturbation(
+    loss_fn: Any,
+    params: Any,
+    data: Any,
+    *,
+    epsilon: float,
+    delta: float,
+    key: jax.Array,
+    num_steps: int | None = None,
+    radius: float | None = None,
+    noise: Noise = "exact",
+    prox: Prox | None = None,
+    microbatch_size: int | None = None,
+    **setting: Unpack[iteration.Setting],
+) -> Result:
+    """Train by gradient descent on full batches without noise, and add noise once.
+
+    Args:
+      loss_fn: as for `noisy_gd`: the loss of ONE example without the regulariser
+        (λ/2)‖x‖², which belongs to the setting.
+      params: the initial parameters, a pytree; they must not depend on the data.
+      data: a pytree whose leaves share a leading axis of n examples. An example with a
+        NaN or an infinity in it contributes zero and is counted.
+      epsilon: the target ε, positive.
+      delta: the target δ, in [0, 1). With 0 the noise has a norm with a Gamma
+        distribution and a uniform direction, else it is Gaussian.
+      key: one typed key, for the noise.
+      num_steps: T. By default `choose_num_steps`.
+      radius: D, a guess of the distance from params to the best parameters; it is
+        needed where num_steps is not given, and costs no privacy if it is wrong.
+      noise: "exact" for the least noise that gives (ε, δ); "printed" for the paper's
+        constants (`printed_scale`), to compare with.
+      prox: see `dpjax.solvers.prox`. The noise comes after it, so that the result may
+        leave its set; to project once more costs nothing.
+      microbatch_size: see `clipped_grad`.
+      **setting: the assumptions, all of them: see `accounting.iteration.Setting`. The
+        step size is a number; 1 / (smoothness + regularization) is a good one.
+
+    Returns:
+      A `Result`: params, curve, guarantee, num_steps, sensitivity, scale.
+
+    Raises:
+      ValueError: an argument is out of range, an assumption fails, or no noise is
+        enough because smoothness is unknown or steps expand without bound; before any
+        training.
+      TypeError: an assumption is missing.
+
+    Privacy: params alone is (ε, δ)-DP under the adjacency; μ-GDP, or pure ε-DP for
+    δ = 0. The sensitivity is `accounting.iteration.gradient_descent_sensitivity`.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, with its constants
+    replaced by exact ones.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax import Adjacency
+      >>> from dpjax.solvers import losses
+      >>> x = jax.random.normal(jax.random.key(0), (500, 3))
+      >>> loss = losses.logistic(feature_norm=1.0)
+      >>> result = output_perturbation(
+      ...     loss, jnp.zeros(3), (x, jnp.sign(x[:, 0])), epsilon=1.0, delta=0.0,
+      ...     key=jax.random.key(1), radius=5.0, **loss.setting, step_size=2.0,
+      ...     regularization=0.1, diameter=float("inf"), adjacency=Adjacency.REPLACE)
+      >>> print(f"{result.guarantee.epsilon(0.0):.4f} {result.sensitivity:.4f}")
+      1.0000 0.0400
+    """
+    _validate.positive("epsilon", epsilon)
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
+    _validate.one_of("noise", noise, ("exact", "printed"))
+    if jnp.ndim(setting["step_size"]) or callable(setting["step_size"]):
+        raise ValueError(
+            f"step_size must be a number; got {setting['step_size']!r}: there is no "
+            "sensitivity for schedules yet."
+        )
+    num_examples = _descent.check(
+        loss_fn,
+        data,
+        noise_multiplier=0.0,
+        epsilon=None,
+        delta=None,
+        prox=prox,
+        key=key,
+        setting=dict(setting),
+    )
+    params = jax.tree.map(jnp.asarray, params)
+    if num_steps is None:
+        if radius is None:
+            raise ValueError("num_steps must be given, or radius to choose it by.")
+        dimension = sum(x.size for x in jax.tree.leaves(params))
+        num_steps = choose_num_steps(
+            epsilon,
+            delta,
+            radius=radius,
+            dimension=dimension,
+            num_examples=num_examples,
+            **setting,
+        )
+    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    sensitivity = float(
+        iteration.gradient_descent_sensitivity(
+            num_steps=num_steps, num_examples=num_examples, **setting
+        )
+    )
+    if not sensitivity < math.inf:
+        raise ValueError(
+            f"epsilon {epsilon!r} must be one that some noise reaches: one example can "
+            "move the last iterate without bound, for smoothness "
+            f"{setting['smoothness']!r} and {num_steps} steps."
+        )
+    scale = float(exact_scale(epsilon, delta, sensitivity)) * _MARGIN
+    if noise == "printed":
+        scale = printed_scale(
+            epsilon, delta, num_steps=num_steps, num_examples=num_examples, **setting
+        )
+
+    noise_key, unused = jax.random.split(key)
+    step_sizes = np.full((num_steps, 1), setting["step_size"])
+    last, curve = _descent.descend(
+        params,
+        _data.prepare(data),
+        jnp.asarray(step_sizes, float),
+        jnp.zeros((num_steps, 1)),
+        jnp.asarray(setting["gradient_norm"], float),
+        jnp.asarray(setting["regularization"], float),
+        unused,
+        loss_fn=loss_fn,
+        prox=none if prox is None else prox,
+        clipped=bool(setting["clipped"]),
+        batches="full",
+        batch_size=num_examples,
+        microbatch_size=microbatch_size,
+    )
+    draw = gamma_norm_like if delta == 0 else gaussian_like
+    private = jax.tree.map(
+        lambda x, z: (x + z).astype(x.dtype), last, draw(noise_key, last, scale)
+    )
+    spent = sensitivity / scale
+    return Result(
+        params=private,
+        curve=curve,
+        guarantee=Guarantee(
+            mechanism=f"the last of {num_steps} iterates of gradient descent, plus "
+            + ("noise of Gamma norm" if delta == 0 else "Gaussian noise"),
+            mu=pure.mu(spent) if delta == 0 else jnp.asarray(spent),
+            adjacency=setting["adjacency"],
+            assumptions=_descent.assumptions(setting=dict(setting)),
+            profile=Pure(jnp.asarray(spent)) if delta == 0 else None,
+        ),
+        num_steps=num_steps,
+        sensitivity=sensitivity,
+        scale=scale,
+    )

@@ -1,0 +1,319 @@
+"""SGD for a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import _validate, sampling
+from dpjax._dtypes import widen
+from dpjax.accounting.random_rounds import (
+    Rounds,
+    group_rounds,
+    random_rounds_delta,
+    random_rounds_epsilon,
+)
+from dpjax.adjacency import Adjacency
+from dpjax.noise import gaussian_like
+from dpjax.solvers import _data, _descent
+from dpjax.solvers.guarantee import Guarantee
+
+
+class RoundsProfile(NamedTuple):
+    """ε and δ of a run with a random number of rounds.
+
+    Attributes:
+      noise_multiplier: as for `accounting.random_rounds.random_rounds_delta`.
+      rounds: the distribution of the number of rounds.
+      sampling_rate: batch size over number of examples.
+    """
+
+    noise_multiplier: float
+    rounds: Rounds
+    sampling_rate: float
+
+    def epsilon(self, delta: Any) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up."""
+        return random_rounds_epsilon(
+            self.noise_multiplier,
+            delta,
+            rounds=self.rounds,
+            sampling_rate=self.sampling_rate,
+        )
+
+    def delta(self, epsilon: Any) -> jax.Array:
+        """The δ for an ε >= 0, rounded up."""
+        return random_rounds_delta(
+            self.noise_multiplier,
+            epsilon,
+            rounds=self.rounds,
+            sampling_rate=self.sampling_rate,
+        )
+
+
+class Result(NamedTuple):
+    """Private parameters and what is promised about them.
+
+    Attributes:
+      params: the iterate after the last round, shaped like the initial parameters.
+      rounds: R, how many rounds there were, i[]; it may be released.
+      left_out: how many draws of an example contributed zero because it or its gradient
+        is not finite, i[]; it is not private.
+      guarantee: a `Guarantee` for params and rounds.
+      noise_multiplier: standard deviation of the noise on a batch's sum of gradients
+        over clip_norm, f[].
+    """
+
+    params: Any
+    rounds: jax.Array
+    left_out: jax.Array
+    guarantee: Guarantee
+    noise_multiplier: jax.Array
+
+
+def printed_noise_multiplier(
+    epsilon: float, delta: float, *, num_examples: int
+) -> float:
+    """The noise of the paper's Algorithm 2 over L, to compare with.
+
+    Args:
+      epsilon: in (0, 1].
+      delta: in (0, 1).
+      num_examples: n, at least 1. The paper has batches of one and up to n² rounds.
+
+    Returns:
+      2 sqrt(log(3n/δ) log(2/δ)) / ε.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2 and Theorem 4.
+
+    Example:
+      >>> print(f"{printed_noise_multiplier(1.0, 0.001, num_examples=1000):.1f}")
+      21.3
+    """
+    _validate.positive("epsilon", epsilon)
+    _validate.open_unit("delta", delta)
+    _validate.static_int("num_examples", num_examples, minimum=1)
+    if epsilon > 1:
+        raise ValueError(f"epsilon must be at most 1, as printed; got {epsilon!r}.")
+    inside = math.log(3 * num_examples / delta) * math.log(2 / delta)
+    return 2 * math.sqrt(inside) / epsilon
+
+
+def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:
+    """P(R = k + 1) ∝ 2η_k − βη_k² for k = 0, …, N − 1.
+
+    Args:
+      step_sizes: η_k, f[N], positive and below 2 / smoothness.
+      smoothness: β, positive.
+
+    Returns:
+      f64[N], adding up to 1.
+
+    Raises:
+      ValueError: a step size is out of range, or smoothness is not positive.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Theorem 5.
+
+    Example:
+      >>> print(round_probabilities(np.array([0.5, 1.0]), 1.0).round(4))
+      [0.4286 0.5714]
+    """
+    _validate.positive("smoothness", smoothness)
+    _validate.positive("step_size", step_sizes)
+    step_sizes = np.asarray(step_sizes, np.float64)
+    if np.any(step_sizes >= 2 / smoothness):
+        raise ValueError(
+            f"step_size must be below 2 / smoothness, {2 / smoothness!r}; got "
+            f"{np.max(step_sizes)!r}."
+        )
+    weights = 2 * step_sizes - smoothness * step_sizes**2
+    return weights / np.sum(weights)
+
+
+def thresholds(probabilities: np.ndarray) -> np.ndarray:
+    """Where 32 random bits pass from one number of rounds to the next, u64[N]."""
+    below = np.cumsum(probabilities) / np.sum(probabilities)
+    edges = np.floor(below * 2.0**32).astype(np.uint64)
+    edges[-1] = 2**32
+    return edges
+
+
+@functools.partial(
+    jax.jit, static_argnames=("loss_fn", "batch_size", "microbatch_size")
+)
+def _train(
+    params: Any,
+    data: _data.Data,
+    rounds: jax.Array,
+    step_sizes: jax.Array,
+    clip_norm: jax.Array,
+    stddev: jax.Array,
+    key: jax.Array,
+    *,
+    loss_fn: Any,
+    batch_size: int,
+    microbatch_size: int | None,
+) -> tuple[Any, jax.Array]:
+    noise_key, batch_key = jax.random.split(key)
+
+    def step(k: jax.Array, carry: Any) -> Any:
+        params, left_out = carry
+        batch = sampling.fixed_size(
+            data.finite.shape[0], batch_size, key=batch_key, step=k
+        )
+        examples = jax.tree.map(lambda x: x[batch.indices], data.examples)
+        total, _, used = _descent.gradient_sum(
+            loss_fn,
+            params,
+            examples,
+            data.finite[batch.indices],
+            clip_norm=clip_norm,
+            microbatch_size=microbatch_size,
+        )
+        noise = gaussian_like(jax.random.fold_in(noise_key, k), total, stddev)
+        scale = step_sizes[k] / batch_size
+        params = jax.tree.map(lambda x, g, z: x - scale * (g + z), params, total, noise)
+        return params, left_out + batch_size - used
+
+    # Rounds beyond R would be thrown away, so the loop ends there: R is no secret.
+    zero = jnp.zeros((), jnp.int32)
+    last, left_out = jax.lax.fori_loop(0, rounds, step, (widen(params), zero))
+    last = jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), last, params)
+    return last, left_out
+
+
+def random_round_sgd(
+    loss_fn: Any,
+    params: Any,
+    data: Any,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    adjacency: Adjacency,
+    max_rounds: int,
+    batch_size: int,
+    step_size: optax.ScalarOrSchedule | np.ndarray,
+    smoothness: float,
+    clip_norm: float,
+    key: jax.Array,
+    microbatch_size: int | None = None,
+) -> Result:
+    """Train by noisy SGD on random batches and stop after a random number of rounds.
+
+    For smooth losses, convex or not, the gradient is small in expectation after R
+    rounds with P(R = k + 1) ∝ 2η_k − βη_k².
+
+    Args:
+      loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
+      params: the initial parameters, a pytree; they must not depend on the data.
+      data: a pytree whose leaves share a leading axis of n examples. An example with a
+        NaN or an infinity in it contributes zero and is counted.
+      epsilon: the target ε, positive; it and delta set the noise.
+      delta: the target δ, in (0, 1).
+      noise_multiplier: in their place standard deviation of the noise on a batch's sum
+        of gradients over clip_norm, positive; `printed_noise_multiplier` is the paper's
+        (for batches of one and n² rounds).
+      adjacency: `REPLACE`.
+      max_rounds: N, at least 1; the paper has n².
+      batch_size: b, from 1 to n; the paper has 1.
+      step_size: η_k, a number, an optax schedule or f[N], below 2 / smoothness.
+      smoothness: β. It sets the distribution of R and is no assumption of privacy.
+      clip_norm: the bound C on a per-example gradient's L2 norm, positive.
+      key: one typed key, for R, the batches and the noise.
+      microbatch_size: see `clipped_grad`.
+
+    Returns:
+      A `Result`: params, rounds, left_out, guarantee and the noise multiplier.
+
+    Raises:
+      ValueError: an argument is out of range, or no noise reaches the target; before
+        any training.
+
+    Privacy: params and rounds are (ε, δ)-DP under REPLACE, by
+    `accounting.random_rounds.random_rounds_delta`. Nobody learns the batches. No GDP
+    parameter is known: guarantee.mu is inf.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, with exact accounting.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax.solvers import losses
+      >>> x = jax.random.normal(jax.random.key(0), (500, 3))
+      >>> result = random_round_sgd(
+      ...     losses.logistic(feature_norm=1.0), jnp.zeros(3), (x, jnp.sign(x[:, 0])),
+      ...     epsilon=2.0, delta=1e-5, adjacency=Adjacency.REPLACE, max_rounds=400,
+      ...     batch_size=5, step_size=1.0, smoothness=0.25, clip_norm=1.0,
+      ...     key=jax.random.key(1))
+      >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.rounds <= 400)
+      (True, True)
+    """
+    _descent.check_noise(noise_multiplier, epsilon, delta)
+    if _validate.adjacency(adjacency) is not Adjacency.REPLACE:
+        raise ValueError(
+            "adjacency must be REPLACE for random batches of fixed size; "
+            f"got {adjacency!r}."
+        )
+    max_rounds = _validate.static_int("max_rounds", max_rounds, minimum=1)
+    size = _validate.static_int("batch_size", batch_size, minimum=1)
+    _validate.positive("clip_norm", clip_norm)
+    _validate.typed_key("key", key)
+    num_examples = _data.check(loss_fn, data)
+    if size > num_examples:
+        raise ValueError(f"batch_size must be at most {num_examples}; got {size!r}.")
+    step_sizes = _data.schedule("step_size", step_size, max_rounds)
+    edges = thresholds(round_probabilities(step_sizes, smoothness))
+    realised = np.diff(edges.astype(np.float64), prepend=0.0) / 2.0**32
+    rounds, rate = group_rounds(realised), size / num_examples
+
+    if noise_multiplier is None:
+        target, goal = float(epsilon), float(delta)  # type: ignore[arg-type]
+
+        def delta_of(noise: Any) -> jax.Array:
+            return random_rounds_delta(noise, target, rounds=rounds, sampling_rate=rate)
+
+        # δ falls with the noise as ε does.
+        noise_multiplier = _descent.solve_noise(delta_of, goal, target, goal)
+    _validate.positive("noise_multiplier", noise_multiplier)
+
+    rounds_key, train_key = jax.random.split(key)
+    bits = int(jax.random.bits(rounds_key, (), jnp.uint32))
+    drawn = 1 + int(np.searchsorted(edges, bits, side="right"))
+    last, left_out = _train(
+        jax.tree.map(jnp.asarray, params),
+        _data.prepare(data),
+        jnp.asarray(drawn, jnp.int32),
+        jnp.asarray(step_sizes, float),
+        jnp.asarray(clip_norm, float),
+        jnp.asarray(noise_multiplier * clip_norm, float),
+        train_key,
+        loss_fn=loss_fn,
+        batch_size=size,
+        microbatch_size=microbatch_size,
+    )
+    return Result(
+        params=last,
+        rounds=jnp.asarray(drawn),
+        left_out=left_out,
+        guarantee=Guarantee(
+            mechanism=f"the last iterate after a random number of rounds, at most "
+            f"{max_rounds}, and that number",
+            mu=jnp.inf,
+            adjacency=adjacency,
+            assumptions=(
+                "each batch is a fresh uniformly random subset that nobody learns",
+                "n, all shapes, the initial parameters and the hyperparameters are "
+                "public",
+                "arithmetic is real and Gaussian noise ideal",
+            ),
+            profile=RoundsProfile(noise_multiplier, rounds, rate),
+        ),
+        noise_multiplier=jnp.asarray(noise_multiplier),
+    )

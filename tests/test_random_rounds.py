@@ -1,0 +1,239 @@
+"""A random number of rounds: its accounting, its distribution, its steps."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import Adjacency, sampling, solvers
+from dpjax.accounting import gdp, pld
+from dpjax.accounting import random_rounds as accounting
+from dpjax.solvers import _data, losses
+from dpjax.solvers.random_round_sgd import (
+    _train,
+    printed_noise_multiplier,
+    round_probabilities,
+    thresholds,
+)
+
+KEY = jax.random.key(8)
+LOSS = losses.logistic(feature_norm=1.0)
+
+
+def make_data(n=40, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d)).astype(np.float32)
+    return x, np.sign(x[:, 0] + 0.1).astype(np.float32)
+
+
+run = functools.partial(
+    solvers.random_round_sgd,
+    LOSS,
+    jnp.zeros(3),
+    epsilon=2.0,
+    delta=1e-3,
+    adjacency=Adjacency.REPLACE,
+    max_rounds=50,
+    batch_size=2,
+    step_size=0.5,
+    smoothness=0.25,
+    clip_norm=0.4,
+    key=KEY,
+)
+
+
+def test_the_mixture_is_the_mean_of_its_parts(x64):
+    # Full batches, where every part is Gaussian and known exactly.
+    weights = np.random.default_rng(0).uniform(size=60)
+    weights[[3, 17]] = 0
+    weights /= weights.sum()
+    for sigma, epsilon in [(8.0, 0.5), (20.0, 0.1), (3.0, 4.0)]:
+        exact = np.sum(
+            weights * gdp.delta(2 * np.sqrt(np.arange(1, 61)) / sigma, epsilon)
+        )
+        grouped = []
+        for groups in (16, 58):
+            rounds = accounting.group_rounds(weights, groups)
+            assert rounds.probability.sum() >= 1 - 1e-12
+            delta = accounting.random_rounds_delta(
+                sigma, epsilon, rounds=rounds, sampling_rate=1.0
+            )
+            grouped.append(float(delta))
+        assert grouped[0] >= grouped[1] >= exact * (1 - 1e-9)
+        assert grouped[1] <= exact * 1.01
+        assert grouped[0] <= exact * 1.25
+        at_most = gdp.delta(2 * math.sqrt(60) / sigma, epsilon)
+        assert grouped[0] < at_most
+
+
+def test_grouping_never_loses_probability_or_shortens_a_run():
+    rng = np.random.default_rng(1)
+    for size in (1, 2, 7, 100):
+        for groups in (1, 3, 16):
+            weights = rng.exponential(size=size) * (rng.uniform(size=size) < 0.7)
+            weights[rng.integers(size)] += 0.1
+            weights /= weights.sum()
+            rounds = accounting.group_rounds(weights, groups)
+            assert np.all(np.diff(rounds.largest) > 0)
+            below = [
+                rounds.probability[rounds.largest <= k].sum()
+                for k in range(1, size + 1)
+            ]
+            # At every k no more mass is at or below k than there is.
+            assert np.all(below <= np.cumsum(weights) + 1e-9)
+            np.testing.assert_allclose(rounds.probability.sum(), 1)
+    uniform = accounting.uniform_rounds(100, 7)
+    again = accounting.group_rounds(np.full(100, 0.01), 7)
+    np.testing.assert_allclose(uniform.largest, again.largest, atol=1)
+
+
+def test_epsilon_inverts_delta():
+    rounds = accounting.uniform_rounds(200, 4)
+    args = {"rounds": rounds, "sampling_rate": 0.05}
+    epsilon = float(accounting.random_rounds_epsilon(3.0, 1e-4, **args))
+    assert accounting.random_rounds_delta(3.0, epsilon, **args) <= 1e-4 * (1 + 1e-5)
+    assert accounting.random_rounds_delta(3.0, 0.999 * epsilon, **args) > 1e-4
+    assert accounting.random_rounds_epsilon(3.0, 0.99, **args) == 0.0
+    worst = pld.compose(pld.subsampled_gdp(2 / 3.0, 0.05), 200)
+    assert epsilon < pld.epsilon(worst, 1e-4)
+
+
+def test_less_noise_than_printed():
+    # At the paper's own n² rounds.
+    n = 1000
+    rounds = accounting.uniform_rounds(n * n)
+    for epsilon, factor in [(0.1, 4.0), (1.0, 4.0)]:
+        sigma = printed_noise_multiplier(epsilon, 1e-3, num_examples=n) / factor
+        delta = accounting.random_rounds_delta(
+            sigma, epsilon, rounds=rounds, sampling_rate=1 / n
+        )
+        assert delta <= 1e-3
+
+
+def test_rounds_have_the_stated_distribution():
+    eta = np.linspace(1.5, 0.1, 30)
+    probabilities = round_probabilities(eta, 1.0)
+    np.testing.assert_allclose(probabilities.sum(), 1)
+    np.testing.assert_allclose(
+        probabilities[4] / probabilities[20],
+        (2 * eta[4] - eta[4] ** 2) / (2 * eta[20] - eta[20] ** 2),
+    )
+    edges = thresholds(probabilities)
+    assert edges[-1] == 2**32
+    realised = np.diff(edges.astype(np.float64), prepend=0) / 2**32
+    np.testing.assert_allclose(realised, probabilities, atol=2**-31)
+    keys = jax.random.split(KEY, 20_000)
+    bits = np.asarray(jax.vmap(lambda k: jax.random.bits(k, (), jnp.uint32))(keys))
+    counts = np.bincount(np.searchsorted(edges, bits, side="right"), minlength=30)
+    # χ² with 29 degrees of freedom is below 64 but twice in 10,000.
+    assert (
+        np.sum((counts - 20_000 * probabilities) ** 2 / (20_000 * probabilities)) < 64
+    )
+
+
+def test_steps_are_those_of_sgd():
+    x, y = make_data()
+    x[7] = np.nan
+    eta = np.linspace(1.0, 0.2, 60)
+    last, left_out = _train(
+        jnp.zeros(3),
+        _data.prepare((x, y)),
+        jnp.asarray(45),
+        jnp.asarray(eta),
+        jnp.asarray(0.4),
+        jnp.asarray(0.0),
+        KEY,
+        loss_fn=LOSS,
+        batch_size=4,
+        microbatch_size=None,
+    )
+    batch_key = jax.random.split(KEY)[1]
+    w, missing = np.zeros(3), 0
+    ball = np.float64(x)
+    ball *= np.minimum(1, (1 - 2**-16) / np.linalg.norm(ball, axis=1, keepdims=True))
+    for k in range(45):
+        total = np.zeros(3)
+        for i in sampling.fixed_size(40, 4, key=batch_key, step=k).indices:
+            if i == 7:
+                missing += 1
+                continue
+            g = -y[i] * ball[i] / (1 + np.exp(y[i] * ball[i] @ w))
+            total += g * min(1, 0.4 * (1 - 2**-16) / np.linalg.norm(g))
+        w = w - eta[k] * total / 4
+    np.testing.assert_allclose(last, w, atol=3e-6)
+    assert left_out == missing > 0
+
+
+def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():
+    # Gradients of zero: x is the sum of R draws.
+    d = 20_000
+    data = np.zeros((40, d), np.float32), np.ones(40, np.float32)
+    result = solvers.random_round_sgd(
+        LOSS,
+        jnp.zeros(d),
+        data,
+        epsilon=2.0,
+        delta=1e-3,
+        adjacency=Adjacency.REPLACE,
+        max_rounds=50,
+        batch_size=2,
+        step_size=0.5,
+        smoothness=0.25,
+        clip_norm=0.4,
+        key=KEY,
+    )
+    sigma, R = float(result.noise_multiplier), int(result.rounds)
+    assert 1 <= R <= 50
+    std = 0.5 / 2 * 0.4 * sigma * math.sqrt(R)
+    np.testing.assert_allclose(np.std(result.params), std, rtol=5 / math.sqrt(2 * d))
+    assert 1e-3 * 0.999 <= result.guarantee.delta(2.0) <= 1e-3
+    # Half the noise would not do.
+    rounds = result.guarantee.profile.rounds
+    assert rounds.largest[-1] == 50
+    less = accounting.random_rounds_delta(
+        sigma / 2, 2.0, rounds=rounds, sampling_rate=2 / 40
+    )
+    assert less > 3e-3
+
+
+def test_printed_noise_keeps_the_target_too():
+    sigma = printed_noise_multiplier(1.0, 1e-3, num_examples=40)
+    result = run(
+        make_data(), epsilon=None, delta=None, noise_multiplier=sigma, batch_size=1
+    )
+    assert result.guarantee.delta(1.0) < 1e-3
+    assert np.all(np.isfinite(result.params))
+
+
+def test_bad_input_names_the_argument():
+    data = make_data()
+    for name, bad in [
+        ("epsilon", {"epsilon": 0.0}),
+        ("delta", {"delta": 1.0}),
+        ("adjacency", {"adjacency": Adjacency.ZERO_OUT}),
+        ("max_rounds", {"max_rounds": 0}),
+        ("batch_size", {"batch_size": 41}),
+        ("step_size", {"step_size": 8.0}),
+        ("step_size", {"step_size": np.ones(3)}),
+        ("smoothness", {"smoothness": 0.0}),
+        ("clip_norm", {"clip_norm": -1.0}),
+        ("key", {"key": 1}),
+        ("noise_multiplier", {"noise_multiplier": 1.0}),
+        ("noise_multiplier", {"epsilon": None}),
+        (
+            "noise_multiplier",
+            {"noise_multiplier": 0.0, "epsilon": None, "delta": None},
+        ),
+    ]:
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            run(data, **bad)
+    with pytest.raises(ValueError, match="^probabilities must"):
+        accounting.group_rounds(np.ones(3))
+    with pytest.raises(ValueError, match="^epsilon must"):
+        printed_noise_multiplier(2.0, 1e-3, num_examples=40)
+    for bad in ((data[0], data[1][1:]), (data[0], data[1] + 0.5)):
+        with pytest.raises(ValueError, match="^data must"):
+            run(bad)

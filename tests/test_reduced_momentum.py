@@ -1,0 +1,245 @@
+"""Momentum of reduced sensitivity: Algorithm 4 directly, privacy by brute force."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import Adjacency, reduced_momentum, tree, windows
+from dpjax.accounting import reduced_momentum as accounting
+from dpjax.reduced_momentum import Terms
+
+KEY = jax.random.key(21)
+
+
+def released(num_steps, n):
+    """The nodes of each tree, found by cutting every sum that is asked for."""
+    anchor, change, drift = set(), set(), set()
+    for t in range(1, num_steps + 1):
+        nodes = tree.compose(max(t - n, 0) + 1, t)
+        (anchor if t < 2 * n else change).update(nodes)
+        drift.update(tree.compose(1, t))
+    return Terms(anchor, change, drift)
+
+
+def value(leaves, y, z, beta):
+    return sum(beta ** (z - i) * leaves[i - 1] for i in range(y, z + 1))
+
+
+SHAPES = [(1, 1), (5, 1), (8, 4), (9, 3), (20, 5), (24, 8), (28, 7), (33, 11), (6, 6)]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.6, 0.95])
+def test_privacy_is_that_of_the_released_nodes(beta, x64):
+    noises = Terms(1.3, 0.4, 2.2)
+    for num_steps, n in [*SHAPES, (17, 5), (40, 6)]:
+        trees = released(num_steps, n)
+        worst = 0.0
+        for place in range(1, n + 1):
+            steps = range(place, num_steps + 1, n)
+            worst = max(
+                worst,
+                sum(
+                    sum(beta ** (z - i) for i in steps if y <= i <= z) ** 2 / s**2
+                    for nodes, s in zip(trees, noises, strict=True)
+                    for y, z in nodes
+                ),
+            )
+        mu = accounting.reduced_momentum_mu(
+            noises,
+            num_steps=num_steps,
+            decay=beta,
+            steps_per_epoch=n,
+            adjacency=Adjacency.REPLACE,
+        )
+        np.testing.assert_allclose(mu, 2 * math.sqrt(worst), rtol=1e-12)
+        assert mu >= 2 * math.sqrt(worst) * (1 - 1e-15)
+
+
+def test_no_vectors_do_worse_than_aligned_ones():
+    # Contributions in the unit ball of the plane, different in every tree and epoch.
+    num_steps, n, beta = 20, 5, 0.8
+    trees, rng = released(num_steps, n), np.random.default_rng(0)
+    noises = Terms(1.3, 0.4, 2.2)
+    mu = accounting.reduced_momentum_mu(
+        noises,
+        num_steps=num_steps,
+        decay=beta,
+        steps_per_epoch=n,
+        adjacency=Adjacency.ZERO_OUT,
+    )
+
+    def square(place, vectors):
+        return sum(
+            np.sum(
+                sum(
+                    beta ** (z - i) * vectors[k][(i - 1) // n]
+                    for i in range(place, num_steps + 1, n)
+                    if y <= i <= z
+                )
+                ** 2
+            )
+            / noises[k] ** 2
+            for k, nodes in enumerate(trees)
+            for y, z in nodes
+            if any(y <= i <= z for i in range(place, num_steps + 1, n))
+        )
+
+    for _ in range(100):
+        vectors = rng.normal(size=(3, 4, 2))
+        vectors /= np.maximum(1, np.linalg.norm(vectors, axis=-1, keepdims=True))
+        for place in range(1, n + 1):
+            assert square(place, vectors) <= float(mu) ** 2
+    aligned = np.broadcast_to([0.6, 0.8], (3, 4, 2))
+    attained = max(square(place, aligned) for place in range(1, n + 1))
+    np.testing.assert_allclose(attained, float(mu) ** 2, rtol=1e-6)
+
+
+def nodes_with_noise(leaves, nodes, beta, stddev, key):
+    """Released values, with the noise that the implementation gives each node."""
+    noisy = {}
+    for y, z in nodes:
+        level = (z - y + 1).bit_length() - 1
+        noise = tree.node_noise(
+            key, level, z >> level, jnp.zeros(leaves.shape[1]), stddev
+        )
+        noisy[y, z] = value(leaves, y, z, beta) + np.float64(noise)
+    return noisy
+
+
+def algorithm_4(terms, num_steps, n, beta, gamma, stddevs, keys):
+    """Direct: every momentum from the nodes, by the double sum over earlier epochs."""
+    trees = released(num_steps, n)
+    G, H, R = (
+        nodes_with_noise(np.float64(x), nodes, beta, s, k)
+        for x, nodes, s, k in zip(terms, trees, stddevs, keys, strict=True)
+    )
+
+    def rebuild(nodes, a, b):
+        if b < a:
+            return 0.0
+        return sum(beta ** (b - z) * nodes[y, z] for y, z in tree.compose(a, b))
+
+    out = []
+    for t in range(1, num_steps + 1):
+        q, r = divmod(t, n)
+        total = beta ** (t - r) * rebuild(G, 1, r)
+        for i in range(q):
+            total = total + beta ** (n * i) * (1 - gamma) ** (q - i - 1) * rebuild(
+                G, r + 1, r + n
+            )
+        for i in range(1, q):
+            weight = sum((1 - gamma) ** j * beta ** ((i - 1 - j) * n) for j in range(i))
+            total = total + weight * rebuild(H, t - i * n + 1, t - (i - 1) * n)
+        out.append((1 - beta) * (total + rebuild(R, 1, t)))
+    return np.array(out)
+
+
+def recursion(terms, num_steps, n, beta, gamma, stddevs, keys):
+    def step(state, inputs):
+        number, term = inputs
+        momentum, state = reduced_momentum.update(
+            state,
+            number,
+            term,
+            steps_per_epoch=n,
+            decay=jnp.asarray(beta),
+            refresh=jnp.asarray(gamma),
+            stddevs=stddevs,
+            keys=keys,
+        )
+        return state, momentum
+
+    state = reduced_momentum.init(num_steps, n, terms.drift.shape[1])
+    steps = jnp.arange(1, num_steps + 1)
+    return jax.jit(lambda s, x: jax.lax.scan(step, s, x))(state, (steps, terms))[1]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "n"), [(20, 5), (24, 8), (28, 7), (6, 6), (7, 1)]
+)
+def test_the_recursion_is_algorithm_4(num_steps, n):
+    rng = np.random.default_rng(num_steps)
+    terms = Terms(*(jnp.asarray(rng.normal(size=(num_steps, 3))) for _ in range(3)))
+    keys = Terms(*jax.random.split(KEY, 3))
+    for stddevs in (Terms(0.0, 0.0, 0.0), Terms(0.7, 0.3, 1.1)):
+        args = (terms, num_steps, n, 0.9, 0.2, stddevs, keys)
+        np.testing.assert_allclose(recursion(*args), algorithm_4(*args), atol=1e-5)
+
+
+def test_where_nothing_is_clipped_it_is_the_momentum_of_all_gradients():
+    # Telescoping: with the true changes, any γ gives Σ β^{t−i} (g_i + drift_i).
+    rng = np.random.default_rng(3)
+    num_steps, n, beta, gamma = 32, 8, 0.9, 0.3
+    g = rng.normal(size=(num_steps, 2))
+    h = g.copy()
+    h[n:] = (1 - gamma) * (g[n:] - g[:-n]) + gamma * g[n:]
+    drift = rng.normal(size=(num_steps, 2))
+    terms = Terms(*(jnp.asarray(x) for x in (g, h, drift)))
+    quiet, keys = Terms(0.0, 0.0, 0.0), Terms(*jax.random.split(KEY, 3))
+    momentum, expected = np.zeros(2), []
+    for x in g + drift:
+        momentum = beta * momentum + (1 - beta) * x
+        expected.append(momentum)
+    found = recursion(terms, num_steps, n, beta, gamma, quiet, keys)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_noise_has_the_stated_variance_and_every_node_its_own():
+    num_steps, n, beta, gamma, d = 20, 5, 0.8, 0.25, 20_000
+    zeros = Terms(*(jnp.zeros((num_steps, d)) for _ in range(3)))
+    variance = reduced_momentum.momentum_variance(
+        num_steps, n, decay=beta, refresh=gamma
+    )
+    keys = Terms(*jax.random.split(KEY, 3))
+    for stddevs in (Terms(0.7, 0.3, 1.1), Terms(0.0, 2.0, 0.0), Terms(2.0, 0.0, 0.0)):
+        noise = recursion(zeros, num_steps, n, beta, gamma, stddevs, keys)
+        stated = (1 - beta) * np.sqrt(
+            sum(v * s * s for v, s in zip(variance, stddevs, strict=True))
+        )
+        # 20 standard deviations of 20,000 draws each: five of their standard errors.
+        np.testing.assert_allclose(
+            np.std(noise, axis=1), stated, rtol=5 / math.sqrt(2 * d), atol=1e-6
+        )
+
+
+def test_window_variance_counts_the_nodes_of_the_cut():
+    for num_steps, n in SHAPES:
+        for beta in (0.0, 0.7):
+            brute = [
+                sum(
+                    beta ** (2 * (t - z)) for _, z in tree.compose(max(t - n, 0) + 1, t)
+                )
+                for t in range(1, num_steps + 1)
+            ]
+            found = windows.window_variance(num_steps, n, beta)
+            np.testing.assert_allclose(found, brute, rtol=1e-12)
+
+
+def test_bad_input_names_the_argument():
+    mu = functools.partial(
+        accounting.reduced_momentum_mu,
+        num_steps=8,
+        decay=0.5,
+        steps_per_epoch=4,
+        adjacency=Adjacency.REPLACE,
+    )
+    assert mu((0.0, 1.0, 1.0)) == np.inf
+    assert mu((1.0, 1.0, np.inf)) < mu((1.0, 1.0, 1.0))
+    for name, bad in [
+        ("num_steps", {"num_steps": 0}),
+        ("decay", {"decay": 1.0}),
+        ("steps_per_epoch", {"steps_per_epoch": 0}),
+        ("adjacency", {"adjacency": None}),
+    ]:
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            mu((1.0, 1.0, 1.0), **bad)
+    with pytest.raises(ValueError, match="^noise_multipliers must"):
+        mu((1.0, -1.0, 1.0))
+    with pytest.raises(ValueError, match="^num_steps must"):
+        reduced_momentum.momentum_variance(7, 2, decay=0.5, refresh=0.1)
+    with pytest.raises(ValueError, match="^refresh must"):
+        reduced_momentum.momentum_variance(8, 2, decay=0.5, refresh=1.1)
