@@ -26,13 +26,13 @@ def make_data(n=23, d=4, seed=0):
 
 
 def huber_gradient(w, x, y, *, threshold=0.7, norm=2.0):
-    x = x * np.minimum(1, norm * (1 - 2**-16) / np.linalg.norm(x, axis=-1))[:, None]
+    x = x * np.minimum(1, norm * (1 - 2**-20) / np.linalg.norm(x, axis=-1))[:, None]
     return np.clip(x @ w - y, -threshold, threshold)[:, None] * x
 
 
 def clip(gradients, bound):
     norms = np.linalg.norm(gradients, axis=-1, keepdims=True)
-    return gradients * np.minimum(1, bound * (1 - 2**-16) / norms)
+    return gradients * np.minimum(1, bound / norms)
 
 
 def reference(data, batches, step_sizes, *, added, clip_norm=None, shrink=None):
@@ -73,7 +73,9 @@ def test_without_noise_it_is_descent_on_cyclic_batches(clip_norm):
     expected = reference(
         data, constant, [0.3] * 15, added=0.05, clip_norm=clip_norm, shrink=(0.02, 0.3)
     )
-    np.testing.assert_allclose(result.params, expected, atol=2e-6)
+    # Clipping stays under its bound by less than a hundred roundings, in every step.
+    short = 100 * 2**-24 * (clip_norm or 0.0)
+    np.testing.assert_allclose(result.params, expected, atol=2e-6 + 15 * 0.3 * short)
     assert result.guarantee.mu == np.inf
     np.testing.assert_array_equal(result.curve.left_out, np.zeros(15))
 
@@ -89,7 +91,8 @@ def test_without_noise_it_is_descent_on_cyclic_batches(clip_norm):
         **setting | {"step_size": step_sizes},
     )
     expected = reference(data, constant, step_sizes, added=0.05, clip_norm=clip_norm)
-    np.testing.assert_allclose(result.params, expected, atol=2e-6)
+    atol = 2e-6 + step_sizes.sum() * short
+    np.testing.assert_allclose(result.params, expected, atol=atol)
 
 
 def test_full_and_random_batches_without_noise():

@@ -153,7 +153,7 @@ def test_steps_are_those_of_sgd():
     batch_key = jax.random.split(KEY)[1]
     w, missing = np.zeros(3), 0
     ball = np.float64(x)
-    ball *= np.minimum(1, (1 - 2**-16) / np.linalg.norm(ball, axis=1, keepdims=True))
+    ball *= np.minimum(1, (1 - 2**-20) / np.linalg.norm(ball, axis=1, keepdims=True))
     for k in range(45):
         total = np.zeros(3)
         for i in sampling.fixed_size(40, 4, key=batch_key, step=k).indices:
@@ -161,9 +161,11 @@ def test_steps_are_those_of_sgd():
                 missing += 1
                 continue
             g = -y[i] * ball[i] / (1 + np.exp(y[i] * ball[i] @ w))
-            total += g * min(1, 0.4 * (1 - 2**-16) / np.linalg.norm(g))
+            total += g * min(1, 0.4 / np.linalg.norm(g))
         w = w - eta[k] * total / 4
-    np.testing.assert_allclose(last, w, atol=3e-6)
+    # Clipping stays under its bound by less than a hundred roundings, in every step.
+    short = 100 * 2**-24 * 0.4 * eta[:45].sum()
+    np.testing.assert_allclose(last, w, atol=3e-6 + short)
     assert left_out == missing > 0
 
 

@@ -45,11 +45,11 @@ run = functools.partial(
 
 def clip(g, bound):
     norm = np.linalg.norm(g)
-    return g if norm == 0 else g * min(1, bound * (1 - 2**-16) / norm)
+    return g if norm == 0 else g * min(1, bound * (1 - 2**-20) / norm)
 
 
 def gradient(w, x, y):
-    x = x * min(1, 2.0 * (1 - 2**-16) / np.linalg.norm(x))
+    x = x * min(1, 2.0 * (1 - 2**-20) / np.linalg.norm(x))
     return clip(np.clip(x @ w - y, -0.7, 0.7) * x, 0.9)
 
 

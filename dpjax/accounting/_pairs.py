@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf, ndtr, ndtri
 
-INTERVALS = 3072
+INTERVALS = 4096
 _ULP = float(np.finfo(np.float64).eps)
 _TINY = 1e-300
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)

@@ -15,8 +15,9 @@ import numpy as np
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import square_sum
 
-_SLACK = 2.0**-16  # covers the roundings of a norm, as in clipping
+_SLACK = 2.0**-20  # sixteen roundings, as in clipping; the norm is rounded up
 
 
 class LossSetting(TypedDict):
@@ -56,7 +57,8 @@ class Loss:
         """The loss of one example (features f[d], label)."""
         features, label = example
         bound = self.feature_norm * (1 - _SLACK)
-        norm = jnp.sqrt(jnp.sum(jnp.square(features)))
+        features = jnp.asarray(features, jnp.result_type(features, jnp.float32))
+        norm = jnp.sqrt(square_sum(features))
         features = features * (bound / jnp.maximum(norm, bound))
         return self.of_scores(features @ params, label)
 
