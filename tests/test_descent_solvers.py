@@ -237,6 +237,7 @@ def test_guarantees_are_those_of_the_accountants():
     np.testing.assert_allclose(varied.guarantee.mu, composed, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_schedules_and_the_worst_place():
     # Each place by hand through optimal_shift_mu, with its own c_k, s_k and τ_k.
     T, period, b, C, lam = 21, 4, 5, 1.4, 0.05

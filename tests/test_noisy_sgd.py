@@ -40,6 +40,7 @@ def test_composition_is_the_printed_one():
         assert round(float(found), 2) == printed
 
 
+@pytest.mark.slow
 def test_long_runs_stop_costing():
     convex = {"diameter": 0.02, "regularization": 0.1}
     short, long = bounds(20_000, **convex), bounds(80_000, **convex)

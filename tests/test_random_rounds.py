@@ -45,6 +45,7 @@ run = functools.partial(
 )
 
 
+@pytest.mark.slow
 def test_the_mixture_is_the_mean_of_its_parts(x64):
     # Full batches, where every part is Gaussian and known exactly.
     weights = np.random.default_rng(0).uniform(size=60)
@@ -90,6 +91,7 @@ def test_grouping_never_loses_probability_or_shortens_a_run():
     np.testing.assert_allclose(uniform.largest, again.largest, atol=1)
 
 
+@pytest.mark.slow
 def test_epsilon_inverts_delta():
     rounds = accounting.uniform_rounds(200, 4)
     args = {"rounds": rounds, "sampling_rate": 0.05}
