@@ -41,6 +41,7 @@ def test_the_three_accountants_agree_in_order(x64):
     assert by_gdp[3] - by_rdp[3] < 0.3
 
 
+@pytest.mark.slow
 def test_no_likelihood_ratio_test_does_better(x64):
     # One Poisson-sampled step, q = 0.2, μ = 1.5: tests z > t in either direction.
     mu, q, t = 1.5, 0.2, np.linspace(-3, 4, 15)

@@ -37,6 +37,7 @@ def test_quadratic_potentials_are_exact(steps, x64):
         assert 0 <= mu / truth - 1 <= 1e-11
 
 
+@pytest.mark.slow
 def test_restarts_are_those_of_the_minorant(x64):
     for eta, curvature, diameter in [
         (0.1, 0.0, 0.5),

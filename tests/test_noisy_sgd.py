@@ -33,6 +33,7 @@ def bounds(num_steps, noise_multiplier=3.0, **changes):
     )
 
 
+@pytest.mark.slow
 def test_composition_is_the_printed_one():
     """Table 4 of Bok, Su and Altschuler (2024), to its digits."""
     for epochs, printed in ((50, 4.44), (100, 6.65), (200, 10.11)):

@@ -257,6 +257,7 @@ def test_a_pld_is_a_pytree():
     np.testing.assert_allclose(jax.jit(pld.epsilon)(run, 1e-5), whole, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_largest_number_of_steps():
     with jax.enable_x64(True):
 
@@ -267,6 +268,7 @@ def test_the_largest_number_of_steps():
         assert epsilon(most) <= 1.5 < epsilon(most + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["noise", "rate"])
 def test_calibration(of, x64):
     def epsilon(x):
@@ -310,6 +312,7 @@ def test_properties(mu, q, count, delta):
         assert compiled_epsilon("poisson", mu, q, count + 1, delta) >= epsilon - slack
 
 
+@pytest.mark.slow
 def test_running_twice_is_a_count_of_two(x64):
     step = build("replace", 0.8, 0.05)
     twice = pld.convolve(pld.compose(step, 20), pld.compose(step, 20))
