@@ -432,3 +432,46 @@ def test_uses_of_one_weight_are_added_before_squaring():
     w = normal(4, 50, 30, scale=0.2)
     assert_same(joint, w, x)
     assert dpjax.explain(joint, w, x).rows[0].norm == "rows"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scans_within_scans(reverse):
+    """Layers by one scan, each a recurrence by another.
+
+    Weights differ between layers, between times, or are the same everywhere; a matrix
+    made of two leaves has a gradient for each layer and example.
+    """
+    width, length, layers = 24, 3, 2
+
+    def loss(params, x):
+        def layer(x, weights):
+            w, u, gain = weights
+
+            def step(h, at):
+                x, scale = at
+                h = jnp.tanh(jnp.concatenate([x, h]) @ w * scale + h @ (u * gain))
+                h = h @ params["shared"].T
+                return h, h
+
+            start = params["start"]
+            _, y = jax.lax.scan(step, start, (x, params["times"]), reverse=reverse)
+            return y, jnp.sum(x)
+
+        weights = params["w"], params["u"], params["gain"]
+        x, sums = jax.lax.scan(layer, x, weights, reverse=reverse)
+        return jnp.sum(x) + jnp.sum(sums**2)
+
+    params = {
+        "w": normal(0, layers, 2 * width, width, scale=0.2),
+        "u": normal(1, layers, width, width, scale=0.2),
+        "gain": 1 + normal(2, layers, scale=0.1),
+        "times": normal(3, length, width),
+        "shared": normal(4, width, width, scale=0.2),
+        "start": normal(5, width),
+    }
+    x = normal(6, 4, length, width)
+    for engine in ("bookkeeping", "ghost"):
+        assert_same(loss, params, x, engine=engine)
+    rows = {row.parameter: row for row in dpjax.explain(loss, params, x).rows}
+    assert rows["['w']"].norm == rows["['shared']"].norm == "rows"
+    assert rows["['u']"].why == "made by mul"

@@ -81,7 +81,7 @@ def _keep_books(
     def forward(taps: list[Any]) -> tuple[Any, Any]:
         def one(example: Sequence[Any], taps: Sequence[Any]) -> tuple[Any, Any]:
             values = dict(zip(inputs[len(leaves) :], example, strict=True))
-            return run(plan.scope, found, values, dict(enumerate(taps)), numbers, {})
+            return run(plan.scope, found, values, dict(enumerate(taps)), numbers)
 
         outputs, records = jax.vmap(one, axis_size=batch)(examples, taps)
         return outputs[0], (outputs, records)

@@ -10,7 +10,7 @@ import jax.extend.core as jex
 from dpjax.bookkeeping.components import Component, components
 from dpjax.bookkeeping.factors import Size
 from dpjax.bookkeeping.run import known, operands
-from dpjax.bookkeeping.sites import Level, Scope, Site, analyse
+from dpjax.bookkeeping.sites import Scope, Site, analyse
 from dpjax.bookkeeping.trace import aval, trace
 
 # Reading or writing a number takes as long as this many multiplications.
@@ -80,8 +80,8 @@ def plan(
     """
     closed, aux_tree = trace(loss_and_aux, leaves, example)
     n, total = len(leaves), len(closed.jaxpr.invars)
-    levels = [Level.KNOWN] * n + [Level.EXAMPLE] * (total - n)
-    scope, _ = analyse(closed, levels, [True] * n + [False] * (total - n))
+    steps = [frozenset()] * n + [None] * (total - n)
+    scope, _ = analyse(closed, steps, [True] * n + [False] * (total - n))
     sites = scope.all_sites()
     from_leaves = jax.make_jaxpr(lambda *xs: operand_values(scope, xs))(*leaves)
     found = components(from_leaves, n, [site.rule is not None for site in sites])

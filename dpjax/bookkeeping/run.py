@@ -1,12 +1,12 @@
 """Evaluate a loss with taps: known values once, the rest for one example."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
 
-from dpjax.bookkeeping.sites import Level, Scope, Site
+from dpjax.bookkeeping.sites import Scope, Site
 from dpjax.bookkeeping.trace import bind
 
 
@@ -14,7 +14,8 @@ class Known(NamedTuple):
     """The values of a scope that no example enters.
 
     Attributes:
-      values: by variable; those of Level.STEP stacked over the scan's iterations.
+      values: by variable, with a leading axis for each scan, the outermost first,
+        between whose iterations it differs.
       inner: for a scan's index, the values of its body.
     """
 
@@ -23,46 +24,50 @@ class Known(NamedTuple):
 
 
 def known(scope: Scope, inputs: Sequence[Any]) -> Known:
-    """Evaluate what depends on no example.
+    """Evaluate what depends on no example, every equation in all iterations at once.
 
     Args:
       scope: from the analysis.
-      inputs: the scope's inputs, those of Level.STEP stacked; the others are ignored.
+      inputs: the scope's inputs, the known ones as in `Known`; the others are ignored.
     """
     jaxpr = scope.closed.jaxpr
     values: dict[jex.Var, Any] = dict(
         zip(jaxpr.constvars, scope.closed.consts, strict=True)
     )
     for var, value in zip(jaxpr.invars, inputs, strict=True):
-        if scope.level(var) != Level.EXAMPLE:
+        if var in scope.steps:
             values[var] = value
-    _evaluate(scope, Level.KNOWN, values)
-
-    stacked = [v for v in jaxpr.invars if scope.level(v) == Level.STEP]
-    if stacked:
-        once = dict(values)
-        steps = [v for v, level in scope.levels.items() if level == Level.STEP]
-
-        def iteration(slices: list[Any]) -> list[Any]:
-            current = {**once, **dict(zip(stacked, slices, strict=True))}
-            _evaluate(scope, Level.STEP, current)
-            return [current[v] for v in steps]
-
-        every = jax.vmap(iteration)([values[v] for v in stacked])
-        values.update(zip(steps, every, strict=True))
+    for eqn in jaxpr.eqns:
+        if scope.steps_of(*eqn.invars) is not None:
+            out = _in_all_iterations(scope, eqn)(
+                *(_read(v, values) for v in eqn.invars)
+            )
+            values.update(zip(eqn.outvars, out, strict=True))
 
     inner = {}
     for index, body in scope.scans.items():
         atoms = jaxpr.eqns[index].invars
-        levels = [body.level(v) for v in body.closed.jaxpr.invars]
+        entered = [v in body.steps for v in body.closed.jaxpr.invars]
         inner[index] = known(
             body,
             [
-                None if level == Level.EXAMPLE else _read(atom, values)
-                for atom, level in zip(atoms, levels, strict=True)
+                _read(atom, values) if is_known else None
+                for atom, is_known in zip(atoms, entered, strict=True)
             ],
         )
     return Known(values, inner)
+
+
+def _in_all_iterations(scope: Scope, eqn: jex.JaxprEqn) -> Callable[..., list[Any]]:
+    """A known equation, mapped over the scans between whose iterations it differs."""
+
+    def function(*inputs: Any) -> list[Any]:
+        return bind(eqn, inputs)
+
+    steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
+    for depth in sorted(frozenset().union(*steps), reverse=True):
+        function = jax.vmap(function, [0 if depth in s else None for s in steps])
+    return function
 
 
 def operands(scope: Scope, found: Known) -> list[Any]:
@@ -83,27 +88,25 @@ def run(
     example: Mapping[jex.Var, Any],
     taps: Mapping[int, Any],
     numbers: Mapping[Site, int],
-    steps: Mapping[jex.Var, Any],
 ) -> tuple[list[Any], dict[int, tuple[Any, ...]]]:
     """Evaluate a scope for one example.
 
     Args:
       scope: from the analysis.
-      found: its known values.
+      found: its known values, in this iteration of the scans around it.
       example: the values of its other inputs.
       taps: by a site's number, what to add there.
       numbers: the number of each site.
-      steps: this iteration's slices of the known values of Level.STEP.
 
     Returns:
       The outputs, and for each site with a rule, by its number, the values of the
       equation's other inputs.
     """
     jaxpr = scope.closed.jaxpr
-    values = {**found.values, **steps, **example}
+    values = {**found.values, **example}
     records: dict[int, tuple[Any, ...]] = {}
     for index, eqn in enumerate(jaxpr.eqns):
-        if scope.eqn_level(eqn) != Level.EXAMPLE:
+        if scope.steps_of(*eqn.invars) is not None:
             continue
         inputs = [_read(v, values) for v in eqn.invars]
         ruled = None
@@ -141,7 +144,7 @@ def _scan(
     """A scan with taps inside: they are scanned over, and the records stacked."""
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
     variables = body.closed.jaxpr.invars
-    entering = [body.level(v) == Level.EXAMPLE for v in variables]
+    entering = [v not in body.steps for v in variables]
     fixed = {v: inputs[i] for i, v in enumerate(variables[:consts]) if entering[i]}
     carried = variables[consts : consts + carry]
     scanned = [
@@ -149,11 +152,11 @@ def _scan(
         for i, v in enumerate(variables)
         if i >= consts + carry and entering[i]
     ]
-    steps = [v for v, level in body.levels.items() if level == Level.STEP]
+    depth = body.depth - 1
     here = [numbers[site] for site in body.all_sites()]
 
     def iteration(carry_in: Any, xs: Any) -> tuple[Any, Any]:
-        x_values, step_values, tap_values = xs
+        x_values, differing, tap_values = xs
         example = {
             **fixed,
             **dict(zip(carried, carry_in, strict=True)),
@@ -161,17 +164,16 @@ def _scan(
         }
         out, records = run(
             body,
-            found,
+            _replaced(body, found, depth, iter(differing)),
             example,
             dict(zip(here, tap_values, strict=True)),
             numbers,
-            dict(zip(steps, step_values, strict=True)),
         )
         return out[:carry], (out[carry:], records)
 
     xs = (
         [x for _, x in scanned],
-        [found.values[v] for v in steps],
+        _differing(body, found, depth),
         [taps[number] for number in here],
     )
     last, (ys, records) = jax.lax.scan(
@@ -185,12 +187,24 @@ def _scan(
     return [*last, *ys], records
 
 
-def _evaluate(scope: Scope, level: Level, values: dict[jex.Var, Any]) -> None:
-    """Add the outputs of the equations of one level to the values."""
-    for eqn in scope.closed.jaxpr.eqns:
-        if scope.eqn_level(eqn) == level:
-            out = bind(eqn, [_read(v, values) for v in eqn.invars])
-            values.update(zip(eqn.outvars, out, strict=True))
+def _differing(scope: Scope, found: Known, depth: int) -> list[Any]:
+    """The known values, those within scans too, that differ between its iterations."""
+    values = [x for v, x in found.values.items() if depth in scope.steps[v]]
+    for index, body in scope.scans.items():
+        values += _differing(body, found.inner[index], depth)
+    return values
+
+
+def _replaced(scope: Scope, found: Known, depth: int, by: Iterator[Any]) -> Known:
+    """The known values with those of `_differing` replaced, in its order."""
+    values = {
+        v: next(by) if depth in scope.steps[v] else x for v, x in found.values.items()
+    }
+    inner = {
+        index: _replaced(body, found.inner[index], depth, by)
+        for index, body in scope.scans.items()
+    }
+    return Known(values, inner)
 
 
 def _read(atom: Any, values: Mapping[jex.Var, Any]) -> Any:

@@ -1,15 +1,15 @@
 """Where parameters meet examples: the analysis of a flat jaxpr.
 
-A value is *known* when no example enters it. A site is an equation in which a known
-value that depends on a parameter, the operand, meets a value that depends on the
-example. Where a rule knows the equation, a zero is added to its output (a tap); the
-tap's cotangent and the equation's other input determine the gradient of the operand.
-Elsewhere the operand itself is tapped: the cotangent then *is* its per-example
-gradient, as the vmap engine would form it.
+A value is *known* when no example enters it; inside scans it may differ between the
+iterations of some of them. A site is an equation in which a known value that depends on
+a parameter, the operand, meets a value that depends on the example. Where a rule knows
+the equation, a zero is added to its output (a tap); the tap's cotangent and the
+equation's other input determine the gradient of the operand. Elsewhere the operand
+itself is tapped: the cotangent then *is* its per-example gradient, as the vmap engine
+would form it.
 """
 
 import dataclasses
-import enum
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,14 +19,6 @@ import jax.numpy as jnp
 
 from dpjax.bookkeeping.rules import Rule, rule_for
 from dpjax.bookkeeping.trace import aval, inline
-
-
-class Level(enum.IntEnum):
-    """What a value depends on."""
-
-    KNOWN = 0  # no example
-    STEP = 1  # no example, but the iteration of the innermost scan
-    EXAMPLE = 2
 
 
 class Loop(NamedTuple):
@@ -75,27 +67,30 @@ class Scope:
     """A jaxpr (the loss's or a scan body's) and what the analysis says of it.
 
     Attributes:
-      levels: the level of every variable that is not EXAMPLE.
+      depth: how many scans are around it.
+      steps: for every known variable, the scans (by depth, the outermost 0) between
+        whose iterations it differs.
       sites: for an equation's index, its sites by position.
       scans: for an equation's index, the scope of the scan's body.
       outputs: sites at outputs that must be an example's.
     """
 
     closed: jex.ClosedJaxpr
-    levels: dict[jex.Var, Level]
+    depth: int
+    steps: dict[jex.Var, frozenset[int]]
     sites: dict[int, dict[int, Site]] = dataclasses.field(default_factory=dict)
     scans: dict[int, "Scope"] = dataclasses.field(default_factory=dict)
     outputs: dict[int, Site] = dataclasses.field(default_factory=dict)
 
-    def level(self, atom: Any) -> Level:
-        """The level of a variable or literal."""
-        if isinstance(atom, jex.Literal):
-            return Level.KNOWN
-        return self.levels.get(atom, Level.EXAMPLE)
-
-    def eqn_level(self, eqn: jex.JaxprEqn) -> Level:
-        """The level of an equation's outputs."""
-        return max((self.level(v) for v in eqn.invars), default=Level.KNOWN)
+    def steps_of(self, *atoms: Any) -> frozenset[int] | None:
+        """The scans between whose iterations any of them differs; None: not known."""
+        found: frozenset[int] = frozenset()
+        for atom in atoms:
+            if not isinstance(atom, jex.Literal):
+                if atom not in self.steps:
+                    return None
+                found |= self.steps[atom]
+        return found
 
     def all_sites(self) -> list[Site]:
         """The sites of this scope and of those within, in a fixed order."""
@@ -109,30 +104,33 @@ class Scope:
 
 def analyse(
     closed: jex.ClosedJaxpr,
-    levels: Sequence[Level],
+    steps: Sequence[frozenset[int] | None],
     differentiable: Sequence[bool],
     *,
-    loops: tuple[Loop, ...] = (),
+    lengths: tuple[int, ...] = (),
     outputs: Sequence[int] = (0,),
-) -> tuple[Scope, dict[jex.Var, frozenset[int]]]:
+) -> tuple[Scope, dict[Site, frozenset[int]]]:
     """Find the sites of a flat jaxpr.
 
     Args:
       closed: the jaxpr.
-      levels: the level of each input.
+      steps: for each input the scans between whose iterations it differs, or None where
+        an example enters it.
       differentiable: whether each input depends on a parameter, by a derivative.
-      loops: the scans around the jaxpr, shared for a known operand.
+      lengths: of the scans around the jaxpr, the outermost first.
       outputs: which outputs must depend on the example, as the loss must.
 
     Returns:
-      The scope, and for each known variable the differentiable inputs it depends on.
+      The scope, and for each site, those within scans too, the differentiable inputs
+      that its operand depends on.
     """
     jaxpr = closed.jaxpr
-    scope = Scope(closed, dict.fromkeys(jaxpr.constvars, Level.KNOWN))
+    scope = Scope(closed, len(lengths), dict.fromkeys(jaxpr.constvars, frozenset()))
     sources: dict[jex.Var, frozenset[int]] = {}
+    origins: dict[Site, frozenset[int]] = {}
     for i, var in enumerate(jaxpr.invars):
-        if levels[i] != Level.EXAMPLE:
-            scope.levels[var] = levels[i]
+        if (around := steps[i]) is not None:
+            scope.steps[var] = around
             sources[var] = frozenset({i} if differentiable[i] else ())
 
     def depends(atom: Any) -> frozenset[int]:
@@ -143,18 +141,21 @@ def analyse(
         )
 
     def site(eqn: Any, position: int, rule: Rule | None, operand: jex.Var) -> Site:
-        inner = loops
-        if loops and scope.level(operand) == Level.STEP:
-            inner = (*loops[:-1], loops[-1]._replace(shared=False))
-        return Site(eqn, position, rule, operand, inner)
+        loops = tuple(
+            Loop(length, shared=depth not in scope.steps[operand])
+            for depth, length in enumerate(lengths)
+        )
+        found = Site(eqn, position, rule, operand, loops)
+        origins[found] = depends(operand)
+        return found
 
     for index, eqn in enumerate(jaxpr.eqns):
-        level = scope.eqn_level(eqn)
-        if level != Level.EXAMPLE:
+        around = scope.steps_of(*eqn.invars)
+        if around is not None:
             through = eqn.primitive.name != "stop_gradient"
             reached = frozenset().union(*map(depends, eqn.invars))
             for var in eqn.outvars:
-                scope.levels[var] = level
+                scope.steps[var] = around
                 sources[var] = reached if through and _is_inexact(var) else frozenset()
             continue
         operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
@@ -162,7 +163,13 @@ def analyse(
             continue
         lifted = set(operands)
         if eqn.primitive.name == "scan":
-            scope.scans[index], lifted = _analyse_scan(scope, eqn, operands, loops)
+            scope.scans[index], lifted, within = _analyse_scan(
+                scope, eqn, operands, lengths
+            )
+            for inner, entered in within.items():
+                origins[inner] = frozenset().union(
+                    *(depends(eqn.invars[i]) for i in entered)
+                )
         found = {}
         for i in operands:
             rule = rule_for(eqn, i) if len(operands) == 1 else None
@@ -173,13 +180,13 @@ def analyse(
     for i in outputs:
         if depends(jaxpr.outvars[i]):
             scope.outputs[i] = site(None, 0, None, jaxpr.outvars[i])
-    return scope, sources
+    return scope, origins
 
 
 def _analyse_scan(
-    outer: Scope, eqn: jex.JaxprEqn, operands: Sequence[int], loops: tuple[Loop, ...]
-) -> tuple[Scope, set[int]]:
-    """The scope of a scan's body, and which of the operands are tapped before it.
+    outer: Scope, eqn: jex.JaxprEqn, operands: Sequence[int], lengths: tuple[int, ...]
+) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
+    """The scope of a scan's body, the operands that are tapped before it, and origins.
 
     A scan's constants stay parameters inside where rules take all their uses, and its
     scanned inputs do. What enters the carry is an example's from there on. A constant
@@ -188,32 +195,30 @@ def _analyse_scan(
     """
     body = inline(eqn.params["jaxpr"])
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    depth = len(lengths)
     outside = {i for i in operands if consts <= i < consts + carry}
-    # One loop at a time: what depends on an outer iteration is tapped there.
-    outside |= {i for i in operands if outer.level(eqn.invars[i]) == Level.STEP}
     while True:
-        levels = [Level.EXAMPLE] * len(eqn.invars)
+        steps: list[frozenset[int] | None] = [None] * len(eqn.invars)
         for i, atom in enumerate(eqn.invars):
-            if outer.level(atom) == Level.KNOWN and i not in outside:
-                if i < consts:
-                    levels[i] = Level.KNOWN
-                elif i >= consts + carry:
-                    levels[i] = Level.STEP
-        scope, sources = analyse(
+            around = outer.steps_of(atom)
+            entering = i in outside or consts <= i < consts + carry
+            if around is not None and not entering:
+                steps[i] = around if i < consts else around | {depth}
+        scope, origins = analyse(
             body,
-            levels,
-            [i in operands and i not in outside for i in range(len(levels))],
-            loops=(*loops, Loop(eqn.params["length"], shared=True)),
+            steps,
+            [i in operands and i not in outside for i in range(len(steps))],
+            lengths=(*lengths, eqn.params["length"]),
             outputs=range(len(body.jaxpr.outvars)),
         )
         unruled = {
             source
-            for site in scope.all_sites()
-            if site.rule is None and site.loops[-1].shared
-            for source in sources.get(site.operand, ())
+            for site, reached in origins.items()
+            if site.rule is None and site.loops[depth].shared
+            for source in reached
         }
         if not unruled:
-            return scope, outside
+            return scope, outside, origins
         outside |= unruled
 
 
