@@ -10,7 +10,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._dtypes import widen
-from dpjax._rounding import square_sum, upper_sum
+from dpjax._rounding import HIGHEST, square_sum, upper_sum
 
 # Clipping aims this far under the bound: sixteen roundings of float32, for the root,
 # the quotient and the product. What sums round is in the squares already.
@@ -45,30 +45,24 @@ def clip(
     """
     _validate.positive("clip_norm", clip_norm)
     leaves, treedef = jax.tree.flatten(widen(gradient))
-    bounded, norm = clip_groups(leaves, [0] * len(leaves), [clip_norm], keep)
+    squares = group_squares(leaves, [0] * len(leaves), [clip_norm])
+    finite, (scale,), norm = clip_scales(squares, [clip_norm], keep)
+    bounded = [scaled(x, scale, finite) for x in leaves]
     return treedef.unflatten(bounded), norm
 
 
-def clip_groups(
+def group_squares(
     leaves: Sequence[jax.Array],
     groups: Sequence[int],
     clip_norms: Sequence[jax.typing.ArrayLike],
-    keep: jax.typing.ArrayLike,
-) -> tuple[list[jax.Array], jax.Array]:
-    """Bound each group of a gradient's leaves by its own clip norm; see `clip`."""
+    kept: int = 0,
+) -> list[jax.Array]:
+    """For each group of leaves at least ‖gradient / C‖²; the first axes are kept."""
     squares: list[list[jax.Array]] = [[] for _ in clip_norms]
     for x, group in zip(leaves, groups, strict=True):
         # In units of C neither a small C underflows nor a large one overflows.
-        squares[group].append(square_sum(x / clip_norms[group]))
-    totals = [upper_sum(parts) for parts in squares]
-    usable, scales, norm = clip_scales(totals, clip_norms, keep)
-
-    def bound(x: jax.Array, scale: jax.Array) -> jax.Array:
-        # Not x · 0: that would let a NaN through.
-        return jnp.where(usable, x * scale.astype(x.dtype), jnp.zeros_like(x))
-
-    bounded = [bound(x, scales[g]) for x, g in zip(leaves, groups, strict=True)]
-    return bounded, norm
+        squares[group].append(square_sum(x, kept, unit=clip_norms[group]))
+    return [upper_sum(parts) for parts in squares]
 
 
 def clip_scales(
@@ -79,20 +73,48 @@ def clip_scales(
     """From an upper bound of each group's ‖gradient / C‖²: what clipping does.
 
     Returns:
-      Whether the gradient counts, each group's factor, and the norm of all groups.
+      Whether the gradient is finite, each group's factor (zero if it is not, or not to
+      be kept), and the norm of all groups.
     """
-    usable = jnp.asarray(keep)
-    for square in squares:
-        usable &= jnp.isfinite(square)
+    finite = jnp.isfinite(sum(squares))
     roots = [jnp.sqrt(square) for square in squares]
     scales = [
-        jnp.where(usable, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
+        jnp.where(finite & keep, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
         for root in roots
     ]
     norms = [root * c for root, c in zip(roots, clip_norms, strict=True)]
     if len(norms) == 1:
-        return usable, scales, norms[0]
-    return usable, scales, jnp.linalg.norm(jnp.stack(norms), axis=0)
+        return finite, scales, norms[0]
+    return finite, scales, jnp.linalg.norm(jnp.stack(norms), axis=0)
+
+
+def scaled(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
+    """Gradients f[...] or f[b, ...] times their scales; zero where not finite."""
+    # Not x · 0: that would let a NaN through.
+    return if_finite(x * _along(scale, x).astype(x.dtype), finite)
+
+
+def if_finite(x: jax.Array, finite: jax.Array) -> jax.Array:
+    """The same but zero where not finite."""
+    return jnp.where(_along(finite, x), x, 0.0)
+
+
+def scaled_sum(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
+    """The sum of gradients f[b, ...] by their scales f[b]."""
+    return jnp.sum(scaled(x, scale, finite), axis=0)
+
+
+def sum_of_held(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
+    """`scaled_sum` of gradients that are in memory."""
+    if jax.default_backend() != "cpu":
+        return scaled_sum(x, scale, finite)
+    # XLA on CPUs takes several times longer for a sum over a leading axis.
+    ones = jnp.ones(scale.shape, x.dtype)
+    return jnp.tensordot(ones, scaled(x, scale, finite), axes=1, precision=HIGHEST)
+
+
+def _along(per_example: jax.Array, x: jax.Array) -> jax.Array:
+    return per_example.reshape(per_example.shape + (1,) * (x.ndim - per_example.ndim))
 
 
 def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
@@ -127,15 +149,13 @@ def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformatio
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
         batch_size("updates", updates)
-        bounded, _ = jax.vmap(lambda gradient: clip(gradient, clip_norm))(updates)
-        return sum_examples(bounded), state
+        leaves, treedef = jax.tree.flatten(widen(updates))
+        squares = group_squares(leaves, [0] * len(leaves), [clip_norm], kept=1)
+        finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
+        total = [sum_of_held(x, scale, finite) for x in leaves]
+        return treedef.unflatten(total), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)
-
-
-def sum_examples(bounded: Any) -> Any:
-    """The sum over the leading axis of every leaf."""
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded)
 
 
 def batch_size(name: str, batched: chex.ArrayTree) -> int:

@@ -12,7 +12,7 @@ from dpjax import _validate, bookkeeping
 from dpjax._dtypes import widen
 from dpjax.adjacency import Adjacency
 from dpjax.bookkeeping.trace import varying_axes
-from dpjax.clipping import batch_size, clip_groups, sum_examples
+from dpjax.clipping import batch_size, clip_scales, group_squares, sum_of_held
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
@@ -189,14 +189,18 @@ class ClippedGrad:
         groups, clip_norms = self._groups(args)
 
         def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
-            def one(keep: jax.Array, *example: Any) -> tuple[Any, PerExample]:
+            def one(*example: Any) -> tuple[Any, ...]:
                 loss, aux, gradient = self._value_and_grad(args, example)
                 leaves = jax.tree.leaves(widen(gradient))
-                bounded, norm = clip_groups(leaves, groups, clip_norms, keep)
-                return bounded, PerExample(loss, norm, aux)
+                return leaves, group_squares(leaves, groups, clip_norms), loss, aux
 
-            bounded, per_example = jax.vmap(one)(mask, *examples)
-            return treedef.unflatten(sum_examples(bounded)), per_example
+            leaves, squares, loss, aux = jax.vmap(one)(*examples)
+            finite, scales, norm = clip_scales(squares, clip_norms, mask)
+            total = [
+                sum_of_held(x, scales[group], finite)
+                for x, group in zip(leaves, groups, strict=True)
+            ]
+            return treedef.unflatten(total), PerExample(loss, norm, aux)
 
         return clipped_sum
 

@@ -15,7 +15,7 @@ from dpjax.bookkeeping.plan import Plan, aligned
 from dpjax.bookkeeping.run import known, run
 from dpjax.bookkeeping.sites import Site
 from dpjax.bookkeeping.trace import aval, bind, like, uses, varying_axes
-from dpjax.clipping import clip_scales
+from dpjax.clipping import clip_scales, if_finite, scaled, scaled_sum, sum_of_held
 
 
 def clipped_sum(
@@ -41,15 +41,15 @@ def clipped_sum(
     leaves = [jnp.asarray(x) for x in leaves]
     books = _keep_books(plan, leaves, examples, mask.shape[0])
     squares, kept = _squares(plan, books, leaves, clip_norms)
-    usable, scales, norm = clip_scales(squares, clip_norms, mask)
+    finite, scales, norm = clip_scales(squares, clip_norms, mask)
     loss, *aux = books.outputs
     if two_passes:
         # Behind the barrier XLA takes it for another computation.
         leaves, scales = jax.lax.optimization_barrier((leaves, scales))
         books = _keep_books(plan, leaves, examples, mask.shape[0])
         kept = [None] * len(kept)
-    total = _weighted_sum(plan, books, kept, leaves, scales, usable)
-    return total, loss, norm, plan.aux_tree.unflatten(aux)
+    grads = _scaled_sum(plan, books, kept, leaves, scales, finite)
+    return grads, loss, norm, plan.aux_tree.unflatten(aux)
 
 
 class _Books(NamedTuple):
@@ -109,35 +109,39 @@ def _squares(
         else:
             gradients = _per_example(plan, component, books, leaves)
             for group, g in zip(groups, gradients, strict=True):
-                squares[group].append(square_sum(g / clip_norms[group], kept=1))
+                squares[group].append(square_sum(g, 1, unit=clip_norms[group]))
             kept.append(gradients)
     return [upper_sum(parts) for parts in squares], kept
 
 
-def _weighted_sum(
+def _scaled_sum(
     plan: Plan,
     books: _Books,
     kept: Sequence[list[jax.Array] | None],
     leaves: Sequence[jax.Array],
-    weights: Sequence[jax.Array],
-    counts: jax.Array,
+    scales: Sequence[jax.Array],
+    finite: jax.Array,
 ) -> list[jax.Array]:
-    """The leaves' gradients of the examples that count, with each group's weights."""
+    """The leaves' gradients, summed over the examples by each group's scales."""
     total = [jnp.zeros(x.shape, at_least_float32(x.dtype)) for x in leaves]
-    for component, gradients in zip(plan.components, kept, strict=True):
-        if gradients is None and not _sums_first(plan, component, leaves):
-            gradients = _per_example(plan, component, books, leaves)
+    for component, held in zip(plan.components, kept, strict=True):
         groups = [plan.groups[i] for i in component.leaves]
-        if gradients is None:
+        if held is not None:
+            sums = [
+                sum_of_held(x, scales[group], finite)
+                for x, group in zip(held, groups, strict=True)
+            ]
+        elif _sums_first(plan, component, leaves):
             of_group = {
-                g: _sum_of_sites(plan, component, books, leaves, weights[g], counts)
+                g: _sum_of_sites(plan, component, books, leaves, scales[g], finite)
                 for g in dict.fromkeys(groups)
             }
             sums = [of_group[g][k] for k, g in enumerate(groups)]
         else:
+            formed = _per_example(plan, component, books, leaves)
             sums = [
-                jnp.sum(_weighted(g, weights[group], counts), axis=0)
-                for g, group in zip(gradients, groups, strict=True)
+                scaled_sum(x, scales[group], finite)
+                for x, group in zip(formed, groups, strict=True)
             ]
         for i, x in zip(component.leaves, sums, strict=True):
             total[i] = x.astype(total[i].dtype)
@@ -237,18 +241,21 @@ def _sum_of_sites(
     component: Component,
     books: _Books,
     leaves: Sequence[Any],
-    weights: jax.Array,
-    counts: jax.Array,
+    scale: jax.Array,
+    finite: jax.Array,
 ) -> list[jax.Array]:
-    """The weighted sum of a component's gradients, by one product for each site."""
+    """The scaled sum of a component's gradients, by one product for each site."""
     at_operands = []
     for i in component.operands:
         site, cotangent = plan.sites[i], fac.wide(books.cotangents[i])
-        cotangent = _weighted(cotangent, weights, counts)
         if site.rule is None:
-            at_operands.append(jnp.sum(cotangent, axis=0))
+            at_operands.append(scaled_sum(cotangent, scale, finite))
         else:
-            others = [_keep(counts, x) for x in _widened(books.records[i])]
+            cotangent = scaled(cotangent, scale, finite)
+            others = [
+                if_finite(x, finite) if jnp.issubdtype(x.dtype, jnp.floating) else x
+                for x in _widened(books.records[i])
+            ]
             at_operands.append(_transposed(site, others, cotangent))
     return pull_back(plan.from_leaves, component, leaves, at_operands)
 
@@ -275,22 +282,6 @@ def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.
     operand = like(aval(site.operand), (*lengths, *aval(site.operand).shape), dtype)
     transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
     return transpose(cotangent)[0]
-
-
-def _weighted(x: jax.Array, weights: jax.Array, counts: jax.Array) -> jax.Array:
-    """Each example's array times its weight; zero, whatever it is, if not counted."""
-    return _keep(counts, x * _along(weights, x).astype(x.dtype))
-
-
-def _keep(counts: jax.Array, x: jax.Array) -> jax.Array:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    # Not x · 0: that would let a NaN through.
-    return jnp.where(_along(counts, x), x, 0.0)
-
-
-def _along(per_example: jax.Array, x: jax.Array) -> jax.Array:
-    return per_example.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _widened(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:

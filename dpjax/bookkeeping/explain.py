@@ -71,6 +71,6 @@ def explanation(
                 norm="rows" if form.gram else "gradients",
                 cost=form.cost,
                 vmap_cost=form.vmap_cost,
-                why="" if form.gram else component.reason or "smaller than the rows",
+                why="" if form.gram else component.reason or "cheaper than rows",
             )
     return Explanation(tuple(rows), "bookkeeping" if plan.automatic else "vmap")

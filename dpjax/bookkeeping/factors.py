@@ -15,10 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
-from dpjax._rounding import margin, square_sum, staged_sum
-
-# The bound on an example's influence rests on these products: no reduced precision.
-HIGHEST = jax.lax.Precision.HIGHEST
+from dpjax._rounding import HIGHEST, margin, square_sum, staged_sum
 
 # Inner products are taken in pieces: at most so many, of at least so many terms.
 _PIECES, _PIECE = 16, 256

@@ -15,6 +15,8 @@ from dpjax.bookkeeping.trace import aval, trace
 
 # Reading or writing a number takes as long as this many multiplications.
 _TRAFFIC = 16
+# Where gradients are cheaper than rows, they may take this many times the rows' memory.
+_ROOM = 2
 
 
 class Form(NamedTuple):
@@ -165,14 +167,15 @@ def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) ->
     numbers = sum(leaf_sizes[i] for i in component.leaves)
     ruled = [size(sites[i]) for i in component.operands if sites[i].rule is not None]
     products = sum(math.prod(s[:4]) for s in ruled)
-    # Written, and read for the norm and the sum.
-    direct = products + 3 * _TRAFFIC * numbers
+    # A gradient is written, and read for the norm and the sum.
+    gradients = 3 * _TRAFFIC * numbers
     stored = sum(s.groups * s.rows * s.stored for s in ruled)
     rows = sum(s.rows for s in ruled)
     pairs = sum(s.groups * s.rows * rows * s.stored for s in ruled)
     gram = (
         component.axes is not None
-        and stored < numbers
         and aligned(component, sites) is not None
+        and stored < numbers
+        and (pairs < gradients or numbers > _ROOM * stored)
     )
-    return Form(gram, products + pairs if gram else direct, direct)
+    return Form(gram, products + (pairs if gram else gradients), products + gradients)
