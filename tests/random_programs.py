@@ -176,9 +176,15 @@ def normalised_weight(p: Program, draw: Any) -> Any:
 
 def pieces(p: Program, draw: Any) -> Any:
     whole, half = p.param(WIDTH, 2 * WIDTH), p.param(WIDTH, WIDTH)
-    kind = draw(st.integers(0, 2))
+    kind = draw(st.integers(0, 3))
+    places = draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
 
     def layer(q: Any, x: Any, ids: Any) -> Any:
+        if kind == 3:
+            layers = q[whole].reshape(2, WIDTH, WIDTH)
+            for i in places:
+                x = jnp.tanh(x @ layers[i])
+            return x
         if kind == 0:
             a, b = q[whole][:, :WIDTH], q[whole][:, WIDTH:]
             return jnp.tanh(x @ a) * (x @ b)

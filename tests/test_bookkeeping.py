@@ -475,3 +475,54 @@ def test_scans_within_scans(reverse):
     rows = {row.parameter: row for row in dpjax.explain(loss, params, x).rows}
     assert rows["['w']"].norm == rows["['shared']"].norm == "rows"
     assert rows["['u']"].why == "made by mul"
+
+
+def test_parts_of_one_parameter():
+    """Layers stacked in one array: norms by rows where parts do not overlap."""
+    w = normal(0, 3, 16, 16, scale=0.25)
+    x = normal(1, 5, 2, 16)
+
+    def stacked(w, x):
+        for i in range(3):
+            x = jnp.tanh(x @ w[i])
+        return jnp.sum(x @ w[1].T)
+
+    def split(w, x):
+        first, second, third = jnp.split(w.reshape(48, 16).T, (16, 24), axis=1)
+        x = jnp.tanh(x @ first) @ second
+        return jnp.sum(jnp.tanh(x @ third[:8]))
+
+    def strided(w, x):
+        return jnp.sum(jnp.tanh(x @ w[0, ::2].T) * (x @ w[0, 1::2].T))
+
+    def other_strides(w, x):
+        # From and to the same rows, and as many.
+        return jnp.sum((x @ w[0, 0:5:3].T) * (x @ w[0, 0:5:4].T))
+
+    def overlapping(w, x):
+        return jnp.sum(jnp.tanh(x @ w[0, :12].T)[:, :8] @ w[0, 8:])
+
+    def whole_and_part(w, x):
+        return jnp.sum(jnp.einsum("td,ldp->tlp", x, w)[:, 0] @ w[2])
+
+    others = (strided, other_strides, overlapping, whole_and_part)
+    for loss in (stacked, split, *others):
+        rows = loss not in others
+        assert_same(loss, w, x)
+        (row,) = dpjax.explain(loss, w, x).rows
+        assert row.norm == ("rows" if rows else "gradients"), loss.__name__
+        assert rows or row.why == "used in several forms"
+
+
+def test_parts_of_one_parameter_in_a_scan():
+    w = normal(0, 4, 2, 16, 16, scale=0.25)
+
+    def loss(w, x):
+        def layer(x, w):
+            return jnp.tanh(x @ w[0]) @ w[1].T, None
+
+        return jnp.sum(jax.lax.scan(layer, x, w)[0])
+
+    assert_same(loss, w, normal(1, 5, 2, 16))
+    (row,) = dpjax.explain(loss, w, normal(1, 5, 2, 16)).rows
+    assert row.norm == "rows"

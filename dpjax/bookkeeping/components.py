@@ -2,10 +2,10 @@
 
 Between a leaf and a site's operand lie computations of parameters alone: transposes,
 casts, weight normalisation. Leaves and operands that they connect form a component.
-Where all its sites have one operand up to the order of axes, the root, and the leaves
-only move their entries into the root's, each entry once, the gradient's norm at the
-root is its norm over the leaves. Elsewhere the root's gradient says too little, and
-each example's is pulled back to the leaves.
+Operands that are one array up to the order of axes have it as their root. Where the
+leaves only move their entries into the roots', each entry to one place at most, the
+gradient's square over the leaves is the sum of its squares at the roots. Elsewhere the
+roots' gradients say too little, and each example's is pulled back to the leaves.
 """
 
 import math
@@ -20,20 +20,32 @@ from dpjax._dtypes import at_least_float32
 from dpjax.bookkeeping.trace import aval, bind
 
 
+class Root(NamedTuple):
+    """Operands that are one array up to the order of axes.
+
+    Attributes:
+      operands: their indices.
+      axes: for each of them, the root's axis that each of its axes is (-1 for an axis
+        of size one).
+    """
+
+    operands: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+
+
 class Component(NamedTuple):
     """Connected leaves and operands.
 
     Attributes:
       leaves: the indices of the leaves.
       operands: the indices of the operands.
-      axes: for each operand, the root's axis that each of its axes is (-1 for an
-        axis of size one), or None where the norm at the root is not the leaves'.
+      roots: of the operands, or None where their norms are not the leaves'.
       reason: why not.
     """
 
     leaves: tuple[int, ...]
     operands: tuple[int, ...]
-    axes: tuple[tuple[int, ...], ...] | None
+    roots: tuple[Root, ...] | None
     reason: str
 
 
@@ -62,10 +74,10 @@ def components(
     found = []
     for leaves, members in groups:
         if all(has_rule[i] for i in members):
-            axes, reason = _isometry(jaxpr, members, sources)
+            roots, reason = _isometry(jaxpr, members, sources)
         else:
-            axes, reason = None, "tapped itself"
-        found.append(Component(tuple(sorted(leaves)), tuple(members), axes, reason))
+            roots, reason = None, "tapped itself"
+        found.append(Component(tuple(sorted(leaves)), tuple(members), roots, reason))
     return found
 
 
@@ -79,7 +91,7 @@ def pull_back(
 
     Where entries only move, in float32 at least, whatever the casts between.
     """
-    widened = component.axes is not None
+    widened = component.roots is not None
     inputs = [leaves[i] for i in component.leaves]
     if widened:
         inputs = [x.astype(at_least_float32(x.dtype)) for x in inputs]
@@ -101,39 +113,77 @@ def pull_back(
 
 def _isometry(
     jaxpr: jex.Jaxpr, members: Sequence[int], sources: dict[jex.Var, frozenset[int]]
-) -> tuple[tuple[tuple[int, ...], ...] | None, str]:
+) -> tuple[tuple[Root, ...] | None, str]:
     made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    roots, all_axes = set(), []
+    roots: dict[Any, tuple[Any, list[int], list[tuple[int, ...]]]] = {}
     for i in members:
-        var = jaxpr.outvars[i]
-        assert isinstance(var, jex.Var)
+        var: Any = jaxpr.outvars[i]
         axes = tuple(range(aval(var).ndim))
         while var in made_by and (back := _relabelling(made_by[var])) is not None:
             axes = tuple(back[a] if a >= 0 else -1 for a in axes)
             var = made_by[var].invars[0]
-        roots.add(var)
+        # The same part taken twice is one root.
+        name = _taken(made_by[var], var) if var in made_by else var
+        _, operands, all_axes = roots.setdefault(name, (var, [], []))
+        operands.append(i)
         all_axes.append(axes)
-    if len(roots) > 1:
-        return None, "used in several forms"
 
-    pending, seen = [roots.pop()], set()
+    pending: list[tuple[Any, Part | None]] = [(r[0], None) for r in roots.values()]
+    uses: dict[Any, list[Part | None]] = {}
     while pending:
-        var = pending.pop()
-        if var in seen:
-            return None, "used twice in one form"
-        seen.add(var)
+        var, part = pending.pop()
+        if any(_overlap(part, other) for other in uses.get(var, ())):
+            return None, "used in several forms"
+        uses.setdefault(var, []).append(part)
         eqn = made_by.get(var)
-        if eqn is None:
+        if eqn is None or len(uses[var]) > 1:
             continue
         if not _moves_entries(eqn) or not all(_sources(v, sources) for v in eqn.invars):
             return None, f"made by {eqn.primitive.name}"
-        pending.extend(eqn.invars)
-    return tuple(all_axes), ""
+        pending.extend((v, _part(eqn, var)) for v in eqn.invars)
+    found = [Root(tuple(ops), tuple(axes)) for _, ops, axes in roots.values()]
+    return tuple(found), ""
+
+
+# For each axis where a part of an array begins and ends.
+Part = tuple[tuple[int, int], ...]
+
+
+def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
+    """The part of its input that an output is, or lies in; None for the whole."""
+    shape = aval(eqn.invars[0]).shape if eqn.invars else ()
+    if eqn.primitive.name == "slice":
+        starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+        return tuple(zip(starts, limits, strict=True))
+    if eqn.primitive.name == "split":
+        sizes, axis = eqn.params["sizes"], eqn.params["axis"]
+        place = eqn.outvars.index(out)
+        start = sum(sizes[:place])
+        whole = [(0, n) for n in shape]
+        whole[axis] = (int(start), int(start + sizes[place]))
+        return tuple(whole)
+    return None
+
+
+def _taken(eqn: jex.JaxprEqn, out: jex.Var) -> Any:
+    """A name for an output, which other equations that take the same part share."""
+    if (part := _part(eqn, out)) is None:
+        return out
+    strides = eqn.params.get("strides") or (1,) * len(part)
+    return eqn.invars[0], part, tuple(strides)
+
+
+def _overlap(one: Part | None, other: Part | None) -> bool:
+    if one is None or other is None:
+        return True
+    return all(
+        max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(one, other, strict=True)
+    )
 
 
 def _moves_entries(eqn: jex.JaxprEqn) -> bool:
     """Whether each output entry is one input entry, none of them twice."""
-    moving = {"reshape", "rev", "concatenate", "slice"}
+    moving = {"reshape", "rev", "concatenate", "slice", "split"}
     return eqn.primitive.name in moving or _relabelling(eqn) is not None
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from dpjax._dtypes import at_least_float32
 from dpjax._rounding import square_sum, upper_sum
 from dpjax.bookkeeping import factors as fac
-from dpjax.bookkeeping.components import Component, pull_back
+from dpjax.bookkeeping.components import Component, Root, pull_back
 from dpjax.bookkeeping.factors import Factors, OneHot
 from dpjax.bookkeeping.plan import Plan, aligned
 from dpjax.bookkeeping.run import known, run
@@ -104,7 +104,10 @@ def _squares(
         groups = [plan.groups[i] for i in component.leaves]
         if form.gram:
             clip_norm = clip_norms[groups[0]]
-            squares[groups[0]].append(_gram_square(plan, component, books, clip_norm))
+            squares[groups[0]] += [
+                _gram_square(plan, root, books, clip_norm)
+                for root in component.roots or ()
+            ]
             kept.append(None)
         else:
             gradients = _per_example(plan, component, books, leaves)
@@ -153,7 +156,7 @@ def _sums_first(plan: Plan, component: Component, leaves: Sequence[jax.Array]) -
 
     Not in bfloat16, and not through custom_vjp, which need not be linear.
     """
-    if component.axes is not None:
+    if component.roots is not None:
         return True
     if uses(plan.from_leaves.jaxpr, "custom_vjp"):
         return False
@@ -162,23 +165,21 @@ def _sums_first(plan: Plan, component: Component, leaves: Sequence[jax.Array]) -
     return all(dtype == at_least_float32(dtype) for dtype in dtypes)
 
 
-def _gram_square(
-    plan: Plan, component: Component, books: _Books, clip_norm: Any
-) -> jax.Array:
-    """A component's squared norm from rows."""
-    swaps = aligned(component, plan.sites)
+def _gram_square(plan: Plan, root: Root, books: _Books, clip_norm: Any) -> jax.Array:
+    """A root's squared norm from rows."""
+    swaps = aligned(root, plan.sites)
     assert swaps is not None
     matched = [
         Factors(f.right, f.left) if swap else f
-        for f, swap in zip(_rows(plan, component, books), swaps, strict=True)
+        for f, swap in zip(_rows(plan, root, books), swaps, strict=True)
     ]
     return fac.square_norm(matched, clip_norm)
 
 
-def _rows(plan: Plan, component: Component, books: _Books) -> list[Factors]:
+def _rows(plan: Plan, root: Root, books: _Books) -> list[Factors]:
     """The factors of each site, all iterations in f[b, g, t, ...]."""
     out = []
-    for i in component.operands:
+    for i in root.operands:
         site = plan.sites[i]
         function = site.rule.factors  # pyright: ignore[reportOptionalMemberAccess]
         left, right = _mapped(site, function)(

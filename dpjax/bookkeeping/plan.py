@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex
 
-from dpjax.bookkeeping.components import Component, components
+from dpjax.bookkeeping.components import Component, Root, components
 from dpjax.bookkeeping.factors import Size
 from dpjax.bookkeeping.run import known, operands
 from dpjax.bookkeeping.sites import Scope, Site, analyse
@@ -132,15 +132,14 @@ def _root_layout(site: Site, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]
     return tuple(parts)
 
 
-def aligned(component: Component, sites: Sequence[Site]) -> list[bool] | None:
+def aligned(root: Root, sites: Sequence[Site]) -> list[bool] | None:
     """For each site, whether its sides must be exchanged to match the first one's.
 
     None where they cannot be matched.
     """
-    assert component.axes is not None
-    members = [sites[i] for i in component.operands]
+    members = [sites[i] for i in root.operands]
     layouts = [
-        _root_layout(s, axes) for s, axes in zip(members, component.axes, strict=True)
+        _root_layout(s, axes) for s, axes in zip(members, root.axes, strict=True)
     ]
     groups, left, right = layouts[0]
     swaps = []
@@ -157,10 +156,10 @@ def aligned(component: Component, sites: Sequence[Site]) -> list[bool] | None:
 
 
 def _within_groups(component: Component, groups: Sequence[int]) -> Component:
-    """The component, without a norm at the root if its leaves need several norms."""
-    if component.axes is None or len({groups[i] for i in component.leaves}) == 1:
+    """The component, without norms at its roots if its leaves need several norms."""
+    if component.roots is None or len({groups[i] for i in component.leaves}) == 1:
         return component
-    return component._replace(axes=None, reason="leaves of several groups")
+    return component._replace(roots=None, reason="leaves of several groups")
 
 
 def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) -> Form:
@@ -168,14 +167,18 @@ def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) ->
     ruled = [size(sites[i]) for i in component.operands if sites[i].rule is not None]
     products = sum(math.prod(s[:4]) for s in ruled)
     # A gradient is written, and read for the norm and the sum.
-    gradients = 3 * _TRAFFIC * numbers
+    gradients = products + 3 * _TRAFFIC * numbers
+    if component.roots is None or None in [aligned(r, sites) for r in component.roots]:
+        return Form(False, gradients, gradients)
     stored = sum(s.groups * s.rows * s.stored for s in ruled)
-    rows = sum(s.rows for s in ruled)
-    pairs = sum(s.groups * s.rows * rows * s.stored for s in ruled)
-    gram = (
-        component.axes is not None
-        and aligned(component, sites) is not None
-        and stored < numbers
-        and (pairs < gradients or numbers > _ROOM * stored)
+    pairs = products + sum(
+        _pairs([size(sites[i]) for i in r.operands]) for r in component.roots
     )
-    return Form(gram, products + (pairs if gram else gradients), products + gradients)
+    gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
+    return Form(gram, pairs if gram else gradients, gradients)
+
+
+def _pairs(sizes: Sequence[Size]) -> int:
+    """Multiplications for the inner products of all pairs of a root's rows."""
+    rows = sum(s.rows for s in sizes)
+    return sum(s.groups * s.rows * rows * s.stored for s in sizes)
