@@ -29,15 +29,27 @@ def test_margins_cover_gamma(dtype):
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (1,), (2049,), (3, 3, 64, 65), (1, 5000), (7, 0), (4_000_001,)]
+    ("shape", "unit"),
+    [
+        ((), 0.3),
+        ((1,), 1.0),
+        ((2049,), 0.7),  # 3 · 683
+        ((3, 3, 64, 65), 1.0),
+        ((1, 5000), 3e-20),
+        ((7, 0), 1.0),
+        ((3, 4099), 1e15),  # a prime
+        ((4_000_001,), 0.3),
+    ],
 )
 @pytest.mark.parametrize("value", [0.1, 1 + 2.0**-12, None])
-def test_sums_of_squares_are_never_too_small(shape, value):
+def test_sums_of_squares_are_never_too_small(shape, unit, value):
     x = np.full(shape, value or 0.0, np.float32)
     if value is None:
         x = np.random.default_rng(1).lognormal(0, 3, shape).astype(np.float32)
-    exact = np.sum(np.square(x, dtype=np.float64))
-    got = float(jax.jit(_rounding.square_sum)(x))
+    unit = np.float32(unit)
+    x = x * unit
+    exact = np.sum(np.square(np.float64(x) / np.float64(unit)))
+    got = float(jax.jit(lambda x: _rounding.square_sum(x, unit=unit))(x))
     assert exact <= got <= exact * (1 + 1e-3)
 
 
