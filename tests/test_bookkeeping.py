@@ -470,8 +470,7 @@ def test_scans_within_scans(reverse):
         "start": normal(5, width),
     }
     x = normal(6, 4, length, width)
-    for engine in ("bookkeeping", "ghost"):
-        assert_same(loss, params, x, engine=engine)
+    assert_same(loss, params, x, engine="ghost" if reverse else "bookkeeping")
     rows = {row.parameter: row for row in dpjax.explain(loss, params, x).rows}
     assert rows["['w']"].norm == rows["['shared']"].norm == "rows"
     assert rows["['u']"].why == "made by mul"
