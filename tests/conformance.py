@@ -1,0 +1,327 @@
+"""Everything public that trains, samples or accounts, by name.
+
+A new transformation, engine, sampler, solver or accountant is one line here, and
+`test_conformance` then holds it to what all of them promise. A public function that is
+neither in a table nor in `ELSEWHERE` fails a test.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+import dpjax
+from dpjax import Adjacency, sampling, solvers
+from dpjax.accounting import (
+    calibrate,
+    fdp,
+    gdp,
+    iteration,
+    pld,
+    pure,
+    random_rounds,
+    rdp,
+    reduced_momentum,
+    tree,
+    truncation,
+)
+from dpjax.per_example import ENGINES as NAMES
+
+# An engine with a microbatch size.
+ENGINES = [(name, size) for name in NAMES for size in (None, 3)]
+
+_MEAN = {"clip_norm": 0.4, "noise_multiplier": 2.5, "expected_batch_size": 8}
+
+# From a key to an optax transformation of a clipped sum.
+TRANSFORMATIONS = {
+    "add_gaussian_noise": lambda key: dpjax.add_gaussian_noise(1.7, key=key),
+    "noisy_mean": lambda key: dpjax.noisy_mean(**_MEAN, key=key),
+    "tree_momentum": lambda key: dpjax.tree_momentum(0.8, 1.7, num_steps=9, key=key),
+    "tree_momentum, regenerated": lambda key: dpjax.tree_momentum(
+        0.8, 1.7, num_steps=9, key=key, buffer="regenerate"
+    ),
+    "dp_sgd": lambda key: dpjax.dp_sgd(0.1, **_MEAN, key=key, momentum=0.9),
+    "dp_adam": lambda key: dpjax.dp_adam(0.1, **_MEAN, key=key),
+    "dp_adamw": lambda key: dpjax.dp_adamw(0.1, **_MEAN, key=key),
+    "dp_nsgd": lambda key: dpjax.dp_nsgd(0.1, decay=0.8, num_steps=9, **_MEAN, key=key),
+}
+
+# From a key and a number (a step or an epoch) to a batch of some of 400 examples.
+SAMPLERS = {
+    "cyclic": lambda key, step: sampling.cyclic(400, 8),
+    "reshuffled": lambda key, step: sampling.reshuffled(400, 8, key=key, epoch=step),
+    "reshuffled_step": lambda key, step: sampling.reshuffled_step(
+        400, 8, key=key, epoch=step, step=2
+    ),
+    "fixed_size": lambda key, step: sampling.fixed_size(400, 8, key=key, step=step),
+    "poisson": lambda key, step: sampling.poisson(
+        400, 0.01, max_batch_size=9, key=key, step=step
+    ),
+}
+
+_X = np.linspace(-0.8, 0.9, 96, dtype=np.float32).reshape(32, 3)
+_DATA = (_X, np.sign(_X[:, 0] + 0.1))
+_START = np.zeros(3, np.float32)
+_LOGISTIC = solvers.losses.logistic(feature_norm=1.0)
+_SETTING = {
+    **_LOGISTIC.setting,
+    "step_size": 1.0,
+    "regularization": 0.1,
+    "diameter": float("inf"),
+    "adjacency": Adjacency.REPLACE,
+}
+_TARGET = {"epsilon": 5.0, "delta": 1e-3, "adjacency": Adjacency.REPLACE}
+_NORMALISED = {"num_epochs": 2, "batch_size": 8, "learning_rate": 0.1, "decay": 0.8}
+
+# From a key to a whole run on tiny data.
+SOLVERS = {
+    "dp_nsgd": lambda key: solvers.dp_nsgd(
+        _LOGISTIC,
+        _START,
+        _DATA,
+        order="reshuffled",
+        clip_norm=0.6,
+        **_TARGET,
+        **_NORMALISED,
+        key=key,
+    ),
+    "noisy_cyclic_gd": lambda key: solvers.noisy_cyclic_gd(
+        _LOGISTIC,
+        _START,
+        _DATA,
+        num_epochs=2,
+        batch_size=8,
+        order="reshuffled",
+        noise_multiplier=3.0,
+        **_SETTING,
+        key=key,
+    ),
+    "noisy_gd": lambda key: solvers.noisy_gd(
+        _LOGISTIC, _START, _DATA, num_steps=4, noise_multiplier=3.0, **_SETTING, key=key
+    ),
+    "noisy_sgd": lambda key: solvers.noisy_sgd(
+        _LOGISTIC,
+        _START,
+        _DATA,
+        num_steps=4,
+        batch_size=8,
+        noise_multiplier=3.0,
+        **_SETTING,
+        key=key,
+    ),
+    "output_perturbation": lambda key: solvers.output_perturbation(
+        _LOGISTIC,
+        _START,
+        _DATA,
+        epsilon=1.0,
+        delta=0.0,
+        radius=5.0,
+        **_SETTING,
+        key=key,
+    ),
+    "random_round_sgd": lambda key: solvers.random_round_sgd(
+        _LOGISTIC,
+        _START,
+        _DATA,
+        max_rounds=8,
+        batch_size=4,
+        step_size=1.0,
+        smoothness=0.25,
+        clip_norm=1.0,
+        **_TARGET,
+        key=key,
+    ),
+    "sensitivity_reduced_nsgd": lambda key: solvers.sensitivity_reduced_nsgd(
+        _LOGISTIC,
+        _START,
+        _DATA,
+        refresh=0.2,
+        clip_norm=1.0,
+        change_clip_norm=0.1,
+        drift_clip_norm=0.1,
+        **_TARGET,
+        **_NORMALISED,
+        key=key,
+    ),
+}
+
+_ORDERS = np.array([1.5, 4.0, 32.0])
+_ROUNDS = random_rounds.uniform_rounds(100, groups=4)
+_GD = {**_SETTING, "gradient_norm": 1.0, "clipped": False, "smoothness": 0.25}
+_CYCLIC = {"num_epochs": 3, "batches_per_epoch": 4, "batch_size": 10}
+_MOMENTUM = {
+    "num_steps": 12,
+    "steps_per_epoch": 4,
+    "decay": 0.7,
+    "adjacency": Adjacency.ZERO_OUT,
+}
+
+
+def _times(x, values):
+    return x * jnp.asarray(values, jnp.result_type(float))
+
+
+def _sampled(noise_multiplier):
+    step = pld.poisson_gaussian(noise_multiplier, 0.1, adjacency=Adjacency.ADD_REMOVE)
+    return pld.compose(step, 7)
+
+
+# From a real number to what is accounted for; where; and whether it has a derivative.
+ACCOUNTANTS = {
+    "gdp.tradeoff": (lambda x: gdp.tradeoff(x, 0.3), 1.7),
+    "gdp.delta": (lambda x: gdp.delta(x, 0.8), 1.7),
+    "gdp.epsilon": (lambda x: gdp.epsilon(x, 1e-6), 1.7),
+    "gdp.mu": (lambda x: gdp.mu(x, 1e-6), 1.7),
+    "gdp.compose": (lambda x: gdp.compose(_times(x, (1, 2, 3))), 1.7),
+    "rdp.gaussian": (lambda x: rdp.gaussian(x, _ORDERS), 1.7),
+    "rdp.poisson_gaussian": (lambda x: rdp.poisson_gaussian(x, 0.1, _ORDERS), 1.7),
+    "rdp.fixed_size_gaussian": (
+        lambda x: rdp.fixed_size_gaussian(x, 0.1, _ORDERS),
+        1.7,
+    ),
+    "rdp.compose": (lambda x: rdp.compose(_times(x, _ORDERS), count=3), 0.1),
+    "rdp.epsilon": (lambda x: rdp.epsilon(_times(x, _ORDERS), _ORDERS, 1e-6), 0.1),
+    "rdp.best_order": (
+        lambda x: rdp.best_order(_times(x, _ORDERS), _ORDERS, 1e-6),
+        0.1,
+    ),
+    "rdp.delta": (lambda x: rdp.delta(_times(x, _ORDERS), _ORDERS, 2.0), 0.1),
+    "pld.poisson_gaussian": (lambda x: pld.epsilon(_sampled(x), 1e-6), 1.7),
+    "pld.gaussian": (lambda x: pld.epsilon(pld.gaussian(x), 1e-6), 1.7),
+    "pld.subsampled_gdp": (lambda x: pld.delta(pld.subsampled_gdp(x, 0.1), 0.5), 1.7),
+    "pld.compose": (lambda x: pld.delta(_sampled(x), 0.3), 1.7),
+    "pld.convolve": (
+        lambda x: pld.delta(pld.convolve(_sampled(1.7), pld.gaussian(x)), 0.8),
+        0.6,
+    ),
+    "pld.delta": (lambda x: pld.delta(_sampled(1.7), x), 0.8),
+    "pld.epsilon": (lambda x: pld.epsilon(_sampled(1.7), x), 1e-4),
+    "pure.delta": (lambda x: pure.delta(x, 0.8), 1.7),
+    "pure.epsilon": (lambda x: pure.epsilon(x, 0.1), 1.7),
+    "pure.mu": (lambda x: pure.mu(x), 1.7),
+    "fdp.tradeoff": (lambda x: fdp.tradeoff(lambda e: gdp.delta(x, e), 0.3), 1.7),
+    "fdp.true_positive_rate": (
+        lambda x: fdp.true_positive_rate(lambda e: gdp.delta(x, e), 0.01),
+        1.7,
+    ),
+    "fdp.advantage": (lambda x: fdp.advantage(lambda e: gdp.delta(x, e)), 1.7),
+    "calibrate.solve": (
+        lambda x: calibrate.solve(lambda s: gdp.epsilon(1 / s, 1e-6), x),
+        1.7,
+    ),
+    "tree.momentum_mu": (
+        lambda x: tree.momentum_mu(x, order="fixed", **_MOMENTUM),
+        1.7,
+    ),
+    "reduced_momentum.reduced_momentum_mu": (
+        lambda x: reduced_momentum.reduced_momentum_mu((x, 2.0, 3.0), **_MOMENTUM),
+        1.7,
+    ),
+    "random_rounds.random_rounds_delta": (
+        lambda x: random_rounds.random_rounds_delta(
+            x, 1.0, rounds=_ROUNDS, sampling_rate=0.05
+        ),
+        1.7,
+    ),
+    "truncation.overflow_delta": (
+        lambda x: truncation.overflow_delta(
+            x, num_examples=99, sampling_rate=0.1, max_batch_size=40, num_steps=7
+        ),
+        1.7,
+    ),
+    "iteration.optimal_shift_mu": (
+        lambda x: iteration.optimal_shift_mu(
+            np.full(5, 0.9), np.full(5, 0.3), _times(x, np.ones(5)), diameter=2.0
+        ),
+        1.7,
+    ),
+    "iteration.noisy_gd_mu": (
+        lambda x: iteration.noisy_gd_mu(x, num_steps=9, num_examples=50, **_GD),
+        1.7,
+    ),
+    "iteration.noisy_cyclic_gd_mu": (
+        lambda x: iteration.noisy_cyclic_gd_mu(x, order="fixed", **_CYCLIC, **_GD),
+        1.7,
+    ),
+    "iteration.noisy_cyclic_gd_mus": (
+        lambda x: iteration.noisy_cyclic_gd_mus(x, **_CYCLIC, **_GD),
+        1.7,
+    ),
+    "iteration.last_iterate_rdp": (
+        lambda x: iteration.last_iterate_rdp(
+            x, _ORDERS, order="fixed", **_CYCLIC, **_GD
+        ),
+        1.7,
+    ),
+    "iteration.scheduled_cyclic_gd_mu": (
+        lambda x: iteration.scheduled_cyclic_gd_mu(
+            x,
+            batches_per_epoch=4,
+            batch_size=10,
+            **{**_GD, "step_size": 1 / np.sqrt(np.arange(1.0, 13.0))},
+        ),
+        1.7,
+    ),
+    "iteration.gradient_descent_sensitivity": (
+        lambda x: iteration.gradient_descent_sensitivity(
+            num_steps=9, num_examples=50, **{**_GD, "gradient_norm": x}
+        ),
+        1.7,
+    ),
+    "iteration.langevin_mu": (
+        lambda x: iteration.langevin_mu(
+            x,
+            step_size=0.1,
+            num_steps=50,
+            smoothness=8.0,
+            strong_convexity=4.0,
+            diameter=float("inf"),
+        ),
+        1.7,
+    ),
+    "iteration.exponential_mechanism_mu": (
+        lambda x: iteration.exponential_mechanism_mu(
+            x, strong_convexity=0.5, diameter=float("inf")
+        ),
+        1.7,
+    ),
+    "iteration.step_lipschitz": (
+        lambda x: iteration.step_lipschitz(x, smoothness=4.0, strong_convexity=1.0),
+        0.1,
+    ),
+    "iteration.clipped_step_lipschitz": (
+        lambda x: iteration.clipped_step_lipschitz(
+            x, weak_convexity=0.2, smoothness=1.0
+        ),
+        0.3,
+    ),
+    "iteration.random_assignment_delta": (
+        lambda x: iteration.random_assignment_delta(_times(x, (0.2, 1.0)), 0.8),
+        1.7,
+    ),
+    "iteration.random_assignment_epsilon": (
+        lambda x: iteration.random_assignment_epsilon(_times(x, (0.2, 1.0)), 1e-6),
+        1.7,
+    ),
+    "iteration.noisy_sgd_epsilon": (
+        lambda x: iteration.noisy_sgd_epsilon(
+            x, 1e-5, num_steps=20, batch_size=5, num_examples=50, **_GD
+        ),
+        1.7,
+    ),
+}
+
+# Public functions that are none of these; each has tests of its own.
+ELSEWHERE = {
+    "dpjax": {"clip_and_sum", "clipped_grad", "explain", "random_key"},
+    "dpjax.sampling": set(),
+    "dpjax.solvers": {"printed_parameters"},
+    "dpjax.accounting": {
+        "iteration.noisy_gd_bounds",  # what the μ's are the smallest of
+        "iteration.noisy_cyclic_gd_bounds",
+        "iteration.noisy_sgd_bounds",
+        "random_rounds.group_rounds",
+        "random_rounds.uniform_rounds",
+        "random_rounds.random_rounds_epsilon",  # it calibrates, outside jit
+        "tree.fixed_order_totals",
+        "reduced_momentum.window_totals",
+    },
+}

@@ -1,0 +1,98 @@
+"""What every accountant promises; the table is in `conformance`."""
+
+import importlib
+import inspect
+import pkgutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import ACCOUNTANTS, ELSEWHERE
+
+from dpjax import accounting
+
+WINGS = ("calibrate", "fdp", "gdp", "iteration", "pld", "pure", "random_rounds")
+WINGS += ("rdp", "reduced_momentum", "tree", "truncation")
+
+
+def test_every_public_accountant_is_in_the_table():
+    found = set()
+    for wing in WINGS:
+        module = importlib.import_module(f"dpjax.accounting.{wing}")
+        found |= {
+            f"{wing}.{name}"
+            for name, value in vars(module).items()
+            if inspect.isfunction(value)
+            and not name.startswith("_")
+            and value.__module__.startswith("dpjax.accounting.")
+            and not value.__module__.rsplit(".", 1)[1].startswith("_")
+            and (wing == "iteration" or value.__module__ == module.__name__)
+        }
+    assert found == set(ACCOUNTANTS) | ELSEWHERE["dpjax.accounting"]
+    public = {m.name for m in pkgutil.iter_modules(accounting.__path__)}
+    assert set(WINGS) <= public
+
+
+HEAVY = {"iteration.noisy_sgd_epsilon"}  # its derivative compiles for long
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in HEAVY else [])
+        for name in ACCOUNTANTS
+    ],
+)
+def accountant(request):
+    """A function of one number, where, its value there and its slope."""
+    fn, x = ACCOUNTANTS[request.param]
+    with jax.enable_x64(True):
+        value = np.asarray(fn(x))
+        slope = np.asarray(jax.jvp(fn, (jnp.asarray(x),), (jnp.ones(()),))[1])
+    return request.param, fn, x, value, slope
+
+
+def test_results_do_not_depend_on_the_configuration(accountant):
+    _, fn, x, value, _ = accountant
+    assert value.dtype == np.float64
+    assert np.isfinite(value).all()
+    # One rounding to float32, in the direction of more privacy loss: two at most apart.
+    near = {"rtol": 2.0**-22, "atol": 0}
+    single = fn(x)
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, value, **near)
+    np.testing.assert_array_equal(np.asarray(fn(np.float64(x))), single)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(np.asarray(fn(jnp.asarray(x))), value)
+    # From here on x is a float32, and the function's value there.
+    x32 = jnp.asarray(x, jnp.float32)
+    eager = np.asarray(fn(x32))
+    np.testing.assert_allclose(np.asarray(jax.jit(fn)(x32)), eager, **near)
+    np.testing.assert_allclose(np.asarray(jax.jit(fn)(float(x32))), eager, **near)
+    with jax.numpy_dtype_promotion("strict"):
+        np.testing.assert_allclose(np.asarray(fn(x32)), eager, **near)
+
+
+def test_slopes_are_those_of_the_values(accountant):
+    _, fn, x, value, slope = accountant
+    step = 1e-4 * x
+    with jax.enable_x64(True):
+        difference = (np.asarray(fn(x + step)) - np.asarray(fn(x - step))) / (2 * step)
+    scale = np.abs(value) / x + np.abs(difference)
+    # The third derivative over the second scale is at most about a hundred here, and
+    # values are exact to 1e-9 or so: (1e-4)² 100 + 1e-9 / 1e-4.
+    assert np.all(np.abs(slope - difference) <= 2e-5 * scale)
+    with jax.numpy_dtype_promotion("strict"):
+        single = jax.jvp(fn, (jnp.asarray(x, jnp.float32),), (jnp.ones(()),))[1]
+    np.testing.assert_allclose(np.asarray(single), slope, rtol=1e-3, atol=1e-30)
+
+
+def test_batches_are_element_by_element(accountant):
+    name, fn, x, _, _ = accountant
+    xs = jnp.asarray([0.9 * x, x], jnp.float32)
+    got = np.asarray(jax.jit(jax.vmap(fn))(xs))
+    for one, each in zip(got, xs, strict=True):
+        np.testing.assert_allclose(
+            one, np.asarray(fn(each)), rtol=2.0**-22, err_msg=name
+        )
