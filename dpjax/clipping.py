@@ -10,6 +10,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._dtypes import widen
+from dpjax._platforms import on_platform
 from dpjax._rounding import HIGHEST, square_sum, upper_sum
 
 # Clipping aims this far under the bound: sixteen roundings of float32, for the root,
@@ -104,13 +105,16 @@ def scaled_sum(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
     return jnp.sum(scaled(x, scale, finite), axis=0)
 
 
+@jax.jit
 def sum_of_held(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
     """`scaled_sum` of gradients that are in memory."""
-    if jax.default_backend() != "cpu":
-        return scaled_sum(x, scale, finite)
-    # XLA on CPUs takes several times longer for a sum over a leading axis.
-    ones = jnp.ones(scale.shape, x.dtype)
-    return jnp.tensordot(ones, scaled(x, scale, finite), axes=1, precision=HIGHEST)
+
+    def product(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
+        # XLA on CPUs takes several times longer for a sum over a leading axis.
+        ones = jnp.ones(scale.shape, x.dtype)
+        return jnp.tensordot(ones, scaled(x, scale, finite), axes=1, precision=HIGHEST)
+
+    return on_platform("cpu", product, scaled_sum, x, scale, finite)
 
 
 def _along(per_example: jax.Array, x: jax.Array) -> jax.Array:

@@ -1,18 +1,20 @@
 """From a loss on one example to the sum of clipped per-example gradients."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from optax import microbatching
 
 from dpjax import _validate, bookkeeping
-from dpjax._dtypes import widen
+from dpjax._meshes import like, varying, varying_axes
+from dpjax._microbatches import in_microbatches
+from dpjax._platforms import on_platform
+from dpjax._vmap_engine import clipped_sum as vmap_sum
 from dpjax.adjacency import Adjacency
-from dpjax.bookkeeping.trace import varying_axes
-from dpjax.clipping import batch_size, clip_scales, group_squares, sum_of_held
+from dpjax.clipping import batch_size
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
@@ -58,40 +60,66 @@ class ClippedGrad:
         self, *args: Any, mask: jax.Array | None = None
     ) -> tuple[Any, PerExample]:
         """The sum of clipped gradients and what each example gave."""
-        examples = self._examples(args)
-        if jax.sharding.get_abstract_mesh().manual_axes:
-            args = self._local(args)
-        size = batch_size(f"the batch arguments {self.batch_argnums}", examples)
+        batched = [jnp.asarray(x) for x in jax.tree.leaves(self._examples(args))]
+        size = batch_size(f"the batch arguments {self.batch_argnums}", batched)
         mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
         if mask.shape != (size,) or mask.dtype != jnp.bool_:
             raise ValueError(
                 f"mask must be a boolean array of shape ({size},); got shape "
                 f"{mask.shape} and dtype {mask.dtype}."
             )
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            args = self._local(args)
+        leaves = self._leaves(args)
+        closed, aux_tree = bookkeeping.trace(*self._of_leaves(args))
+        sum_of = self._engine(closed, *self._groups(args))
 
-        clipped_sum = self._vmap_sum(args)
-        if self.engine == "vmap":
-            bookkeeping.trace(*self._of_leaves(args))  # it refuses collectives
-        elif (plan := self.plan(*args)).automatic or self.engine != "auto":
-            clipped_sum = self._bookkeeping_sum(args, plan)
+        def clipped_sum(mask: Any, *batched: Any) -> tuple[Any, tuple[Any, ...]]:
+            grads, *per_example = sum_of(leaves, batched, mask)
+            return grads, tuple(per_example)
+
         micro = self.microbatch_size
         if micro is None or micro >= size:
-            return clipped_sum(mask, *examples)
+            grads, per_example = clipped_sum(mask, *batched)
+        else:
+            grads, per_example = in_microbatches(
+                clipped_sum, micro, leaves, batched, mask
+            )
+        loss, norm, aux = per_example
+        treedef = jax.tree.structure(self.parameters(args))
+        return (
+            treedef.unflatten(grads),
+            PerExample(loss, norm, aux_tree.unflatten(aux)),
+        )
 
-        padding = -size % micro
-        padded = jax.tree.map(lambda x: _repeat_last(x, padding), (mask, *examples))
-        # A repeated example is no example: its mask is off.
-        padded = (padded[0].at[size:].set(False), *padded[1:])
-        total, per_example = microbatching.microbatch(
-            clipped_sum,
-            argnums=tuple(range(len(padded))),
-            microbatch_size=micro,
-            accumulator=(
-                microbatching.AccumulationType.SUM,
-                microbatching.AccumulationType.CONCAT,
-            ),
-        )(*padded)
-        return total, jax.tree.map(lambda x: x[:size], per_example)
+    def _engine(
+        self, closed: Any, groups: Sequence[int], clip_norms: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """The function from leaves, examples and mask to the sum."""
+
+        def by_vmap(leaves: Any, batched: Any, mask: Any) -> Any:
+            return vmap_sum(closed, groups, leaves, batched, clip_norms, mask)
+
+        if self.engine == "vmap":
+            return by_vmap
+        plan = bookkeeping.plan(closed, groups)
+        if self.engine == "auto" and not plan.automatic:
+            return by_vmap
+
+        def by_books(leaves: Any, batched: Any, mask: Any) -> Any:
+            return bookkeeping.clipped_sum(
+                plan,
+                leaves,
+                batched,
+                clip_norms,
+                mask,
+                two_passes=self.engine == "ghost",
+            )
+
+        if self.engine != "auto":
+            return by_books
+        # TPUs' products are outside the model of `dpjax._rounding`.
+        return functools.partial(on_platform, "tpu", by_vmap, by_books)
 
     def _local(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments for one device's part of `jax.shard_map`.
@@ -101,14 +129,9 @@ class ClippedGrad:
         """
         closed, _ = bookkeeping.trace(*self._of_leaves(args))
         axes = varying_axes(closed.out_avals[0])
-
-        def localise(x: Any) -> Any:
-            missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
-            return jax.lax.pcast(x, missing, to="varying")
-
         full = list(args)
         for i in _as_tuple(self.argnums):
-            full[i] = jax.tree.map(localise, full[i])
+            full[i] = varying(full[i], axes)
         return tuple(full)
 
     def _examples(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -128,22 +151,28 @@ class ClippedGrad:
 
     def plan(self, *args: Any) -> bookkeeping.Plan:
         """What the book-keeping engine does with the loss; see `explain`."""
-        return bookkeeping.plan(*self._of_leaves(args), self._groups(args)[0])
+        closed, _ = bookkeeping.trace(*self._of_leaves(args))
+        return bookkeeping.plan(closed, self._groups(args)[0])
 
-    def _of_leaves(
-        self, args: Sequence[Any]
-    ) -> tuple[Callable[..., Any], list[jax.Array], list[jax.ShapeDtypeStruct]]:
-        """Loss and aux of parameter and example leaves, and such leaves."""
-        leaves, treedef = jax.tree.flatten(self.parameters(args))
-        batched, example_treedef = jax.tree.flatten(self._examples(args))
-        leaves = [jnp.asarray(x) for x in leaves]
+    def _leaves(self, args: Sequence[Any]) -> list[jax.Array]:
+        """The parameters' leaves."""
+        leaves = [jnp.asarray(x) for x in jax.tree.leaves(self.parameters(args))]
         for x in leaves:
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise ValueError(
                     "the arguments in argnums must be real floating-point arrays; got "
                     f"a leaf of dtype {x.dtype} and shape {x.shape}."
                 )
-        one = jax.eval_shape(lambda xs: [jnp.asarray(x)[0] for x in xs], batched)
+        return leaves
+
+    def _of_leaves(
+        self, args: Sequence[Any]
+    ) -> tuple[Callable[..., Any], list[jax.Array], list[jax.ShapeDtypeStruct]]:
+        """Loss and aux of parameter and example leaves, and such leaves."""
+        treedef = jax.tree.structure(self.parameters(args))
+        batched, example_treedef = jax.tree.flatten(self._examples(args))
+        types = [jax.typeof(jnp.asarray(x)) for x in batched]
+        one = [like(t, t.shape[1:], t.dtype) for t in types]
 
         def loss_and_aux(leaves: Any, example: Any) -> tuple[Any, Any]:
             full = list(args)
@@ -157,7 +186,7 @@ class ClippedGrad:
                 full[i] = value
             return self._loss_and_aux(*full)
 
-        return loss_and_aux, leaves, one
+        return loss_and_aux, self._leaves(args), one
 
     def _groups(self, args: Sequence[Any]) -> tuple[list[int], list[Any]]:
         """For each parameter leaf the clip norm it shares, and the clip norms."""
@@ -183,70 +212,9 @@ class ClippedGrad:
         _check_scalar(loss)
         return loss, aux
 
-    def _vmap_sum(self, args: Sequence[Any]) -> Callable[..., Any]:
-        """The sum by per-example gradients, formed and clipped."""
-        treedef = jax.tree.structure(self.parameters(args))
-        groups, clip_norms = self._groups(args)
-
-        def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
-            def one(*example: Any) -> tuple[Any, ...]:
-                loss, aux, gradient = self._value_and_grad(args, example)
-                leaves = jax.tree.leaves(widen(gradient))
-                return leaves, group_squares(leaves, groups, clip_norms), loss, aux
-
-            leaves, squares, loss, aux = jax.vmap(one)(*examples)
-            finite, scales, norm = clip_scales(squares, clip_norms, mask)
-            total = [
-                sum_of_held(x, scales[group], finite)
-                for x, group in zip(leaves, groups, strict=True)
-            ]
-            return treedef.unflatten(total), PerExample(loss, norm, aux)
-
-        return clipped_sum
-
-    def _bookkeeping_sum(
-        self, args: Sequence[Any], plan: bookkeeping.Plan
-    ) -> Callable[..., Any]:
-        """The sum by weights on activations and cotangents."""
-        leaves, treedef = jax.tree.flatten(self.parameters(args))
-        _, clip_norms = self._groups(args)
-
-        def clipped_sum(mask: jax.Array, *examples: Any) -> tuple[Any, PerExample]:
-            batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
-            grads, loss, norm, aux = bookkeeping.clipped_sum(
-                plan,
-                leaves,
-                batched,
-                clip_norms,
-                mask,
-                two_passes=self.engine == "ghost",
-            )
-            return treedef.unflatten(grads), PerExample(loss, norm, aux)
-
-        return clipped_sum
-
-    def _value_and_grad(
-        self, args: Sequence[Any], example: Sequence[Any]
-    ) -> tuple[jax.Array, Any, Any]:
-        """Loss, aux and gradient of one example put in the batch's place."""
-        full = list(args)
-        for i, value in zip(self.batch_argnums, example, strict=True):
-            full[i] = value
-
-        (loss, aux), gradient = jax.value_and_grad(
-            self._loss_and_aux, self.argnums, has_aux=True
-        )(*full)
-        return loss, aux, gradient
-
 
 def _as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)
-
-
-def _repeat_last(x: jax.Array, times: int) -> jax.Array:
-    if times == 0:
-        return x
-    return x[jnp.minimum(jnp.arange(x.shape[0] + times), x.shape[0] - 1)]
 
 
 def _check_scalar(loss: Any) -> None:

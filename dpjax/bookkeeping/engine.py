@@ -7,15 +7,22 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
+from dpjax._meshes import (
+    compiler_sharded,
+    leading_axis,
+    like,
+    varying_axes,
+    zeros_like,
+)
 from dpjax._rounding import square_sum, upper_sum
 from dpjax.bookkeeping import factors as fac
 from dpjax.bookkeeping.components import Component, Root, pull_back
 from dpjax.bookkeeping.factors import Factors, OneHot
 from dpjax.bookkeeping.plan import Plan, aligned, size
 from dpjax.bookkeeping.reach import Reach, reach
-from dpjax.bookkeeping.run import known, run
+from dpjax.bookkeeping.run import run
 from dpjax.bookkeeping.sites import Site
-from dpjax.bookkeeping.trace import aval, bind, like, varying_axes
+from dpjax.bookkeeping.trace import aval, bind
 from dpjax.clipping import clip_scales, if_finite, scaled, scaled_sum, sum_of_held
 
 
@@ -27,8 +34,8 @@ def clipped_sum(
     mask: jax.Array,
     *,
     two_passes: bool,
-) -> tuple[list[jax.Array], jax.Array, jax.Array, Any]:
-    """The sum of clipped gradients; per-example losses, norms and aux.
+) -> tuple[list[jax.Array], jax.Array, jax.Array, list[Any]]:
+    """The sum of clipped gradients; per-example losses, norms and leaves of aux.
 
     Args:
       plan: the analysis of the loss.
@@ -39,26 +46,49 @@ def clipped_sum(
       two_passes: whether the sum comes from a second pass, so that nothing of the
         first is kept but the norms.
     """
-    leaves = [jnp.asarray(x) for x in leaves]
     books = _keep_books(plan, leaves, examples, mask.shape[0])
-    reaches = [
-        _reach(plan, component, leaves) if two_passes and not form.gram else None
-        for component, form in zip(plan.components, plan.forms, strict=True)
-    ]
-    squares, kept = _squares(plan, books, leaves, clip_norms, reaches)
-    finite, scales, norm = clip_scales(squares, clip_norms, mask)
     loss, *aux = books.outputs
-    if two_passes:
-        # Behind the barrier XLA takes it for another computation.
-        leaves, scales = jax.lax.optimization_barrier((leaves, scales))
-        books = _keep_books(plan, leaves, examples, mask.shape[0])
-        kept = [None] * len(kept)
-    by_sites = [
-        form.gram or found is not None
-        for form, found in zip(plan.forms, reaches, strict=True)
-    ]
-    grads = _scaled_sum(plan, books, kept, by_sites, leaves, scales, finite)
-    return grads, loss, norm, plan.aux_tree.unflatten(aux)
+    per_example = jax.P(leading_axis(examples))
+    shardings = [jax.typeof(x).sharding.spec for x in leaves]
+
+    def weights(books: _Books, leaves: Any, clip_norms: Any, mask: Any) -> Any:
+        reaches = _reaches(plan, leaves, two_passes=two_passes)
+        squares, kept = _squares(plan, books, leaves, clip_norms, reaches)
+        return *clip_scales(squares, clip_norms, mask), kept
+
+    def one_pass(books: _Books, leaves: Any, *inputs: Any) -> Any:
+        books = _settled(plan, books)
+        finite, scales, norm, kept = weights(books, leaves, *inputs)
+        by_sites = [form.gram for form in plan.forms]
+        grads = _scaled_sum(plan, books, kept, by_sites, leaves, scales, finite)
+        return grads, norm
+
+    def first_pass(books: _Books, *inputs: Any) -> Any:
+        return weights(_settled(plan, books), *inputs)[:3]
+
+    def second_pass(books: _Books, leaves: Any, scales: Any, finite: Any) -> Any:
+        books, kept = _settled(plan, books), [None] * len(plan.components)
+        reaches = _reaches(plan, leaves, two_passes=True)
+        by_sites = [
+            form.gram or found is not None
+            for form, found in zip(plan.forms, reaches, strict=True)
+        ]
+        return _scaled_sum(plan, books, kept, by_sites, leaves, scales, finite)
+
+    arrays = (leaves, examples)
+    inputs = (books.without_aux(), leaves, clip_norms, mask)
+    if not two_passes:
+        summed = compiler_sharded(one_pass, arrays, (shardings, per_example))
+        grads, norm = summed(*inputs)
+        return grads, loss, norm, aux
+
+    weighed = compiler_sharded(first_pass, arrays, per_example)
+    finite, scales, norm = weighed(*inputs)
+    # Behind the barrier XLA takes it for another computation.
+    leaves, scales = jax.lax.optimization_barrier((leaves, scales))
+    books = _keep_books(plan, leaves, examples, mask.shape[0]).without_aux()
+    summed = compiler_sharded(second_pass, arrays, shardings)
+    return summed(books, leaves, scales, finite), loss, norm, aux
 
 
 class _Books(NamedTuple):
@@ -74,34 +104,49 @@ class _Books(NamedTuple):
     records: dict[int, tuple[Any, ...]]
     cotangents: list[Any]
 
+    def without_aux(self) -> "_Books":
+        """The same with the loss as only output."""
+        return self._replace(outputs=self.outputs[:1])
+
 
 def _keep_books(
     plan: Plan, leaves: Sequence[Any], examples: Sequence[Any], batch: int
 ) -> _Books:
-    """Run the loss on the batch and back to the taps, what sites saw settled."""
-    inputs = plan.scope.closed.jaxpr.invars
-    found = known(plan.scope, [*leaves, *[None] * len(examples)])
+    """Run the loss on the batch and back to the taps."""
     numbers = {site: i for i, site in enumerate(plan.sites)}
     axes = tuple(sorted(varying_axes(plan.scope.closed.out_avals[0])))
-    taps = [jnp.zeros((batch, *s.tap.shape), s.tap.dtype) for s in plan.sites]
+    taps = [
+        zeros_like(
+            aval(s.tapped),
+            (batch, *(loop.length for loop in s.loops), *aval(s.tapped).shape),
+            leading=leading_axis(examples),
+        )
+        for s in plan.sites
+    ]
     # Each device's own, or derivatives by them would be sums over devices.
     taps = jax.lax.pcast(taps, axes, to="varying")
 
     def forward(taps: list[Any]) -> tuple[Any, Any]:
         def one(example: Sequence[Any], taps: Sequence[Any]) -> tuple[Any, Any]:
-            values = dict(zip(inputs[len(leaves) :], example, strict=True))
-            return run(plan.scope, found, values, dict(enumerate(taps)), numbers)
+            inputs = [*leaves, *example]
+            return run(plan.scope, inputs, dict(enumerate(taps)), numbers)
 
         outputs, records = jax.vmap(one, axis_size=batch)(examples, taps)
         return outputs[0], (outputs, records)
 
     loss, vjp, (outputs, records) = jax.vjp(forward, taps, has_aux=True)
     (cotangents,) = vjp(jnp.ones_like(loss))
+    return _Books(outputs, records, cotangents)
+
+
+def _settled(plan: Plan, books: _Books) -> _Books:
+    """The books with what sites saw settled, for norms and sums alike."""
+    records, cotangents = dict(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if site.rule is not None:
             settled = _mapped(site, site.rule.settled)
             records[i], cotangents[i] = settled(records[i], cotangents[i])
-    return _Books(outputs, records, cotangents)
+    return books._replace(records=records, cotangents=cotangents)
 
 
 def _squares(
@@ -147,6 +192,19 @@ def _squares(
                 square = jnp.square(fac.upper_norm(jnp.sqrt(square), sizes))
             squares[group].append(square)
     return [upper_sum(parts) for parts in squares], kept
+
+
+def _reaches(
+    plan: Plan, leaves: Sequence[Any], *, two_passes: bool
+) -> list[Reach | None]:
+    """For each component its reach, where its sum may be pulled back in a second pass.
+
+    In one pass the gradients that were formed for the norm are at hand.
+    """
+    return [
+        _reach(plan, component, leaves) if two_passes and not form.gram else None
+        for component, form in zip(plan.components, plan.forms, strict=True)
+    ]
 
 
 def _reach(plan: Plan, component: Component, leaves: Sequence[Any]) -> Reach | None:
@@ -336,7 +394,8 @@ def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.
         if not loop.shared:
             lengths = (loop.length, *lengths)
     forward = jax.vmap(forward, in_axes=(None, 0))
-    operand = like(aval(site.operand), (*lengths, *aval(site.operand).shape), dtype)
+    operand = aval(site.operand)
+    operand = like(operand, (*lengths, *operand.shape), dtype)
     transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
     return transpose(cotangent)[0]
 

@@ -1,6 +1,6 @@
 """What to do for one loss and one batch: sites, components, forms and costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,9 +8,9 @@ import jax.extend.core as jex
 
 from dpjax.bookkeeping.components import Component, Root, components
 from dpjax.bookkeeping.factors import MOST_ROWS, Size
-from dpjax.bookkeeping.run import known, operands
+from dpjax.bookkeeping.run import operands
 from dpjax.bookkeeping.sites import Scope, Site, analyse
-from dpjax.bookkeeping.trace import aval, trace
+from dpjax.bookkeeping.trace import aval, inline
 
 # Reading or writing a number takes as long as this many multiplications.
 _TRAFFIC = 16
@@ -36,7 +36,6 @@ class Plan(NamedTuple):
     """The analysis of a loss.
 
     Attributes:
-      aux_tree: the structure of the loss's aux.
       groups: for each leaf, the group that it is clipped with.
       scope: the loss's jaxpr and its sites.
       sites: all sites, by number.
@@ -45,7 +44,6 @@ class Plan(NamedTuple):
       forms: of each component.
     """
 
-    aux_tree: Any
     groups: tuple[int, ...]
     scope: Scope
     sites: list[Site]
@@ -55,40 +53,32 @@ class Plan(NamedTuple):
 
     @property
     def automatic(self) -> bool:
-        """Whether engine="auto" takes this engine.
+        """Whether engine="auto" takes this engine (but on TPUs).
 
-        Where a rule knows a parameter: else it does what the vmap engine does. And not
-        on TPUs, whose products are outside the model of `dpjax._rounding`.
+        Where a rule knows a parameter: else it does what the vmap engine does.
         """
-        return jax.default_backend() != "tpu" and any(
+        return any(
             all(self.sites[i].rule is not None for i in c.operands)
             for c in self.components
         )
 
 
-def plan(
-    loss_and_aux: Callable[..., Any],
-    leaves: Sequence[Any],
-    example: Sequence[Any],
-    groups: Sequence[int],
-) -> Plan:
-    """Analyse `loss_and_aux(leaves, example)` for parameter leaves and one example's.
+def plan(closed: jex.ClosedJaxpr, groups: Sequence[int]) -> Plan:
+    """Analyse a loss of parameter leaves and one example's, as `trace` gives it.
 
     Leaves of one group are clipped together.
-
-    Raises:
-      ValueError: the loss sees other examples.
     """
-    closed, aux_tree = trace(loss_and_aux, leaves, example)
-    n, total = len(leaves), len(closed.jaxpr.invars)
-    steps = [frozenset()] * n + [None] * (total - n)
-    scope, _ = analyse(closed, steps, [True] * n + [False] * (total - n))
+    n = len(groups)
+    leaves = closed.in_avals[:n]
+    parametric = [i < n for i in range(len(closed.in_avals))]
+    steps = [frozenset() if on else None for on in parametric]
+    closed = inline(closed, parametric, parametric)
+    scope, _ = analyse(closed, steps, parametric)
     sites = scope.all_sites()
     from_leaves = jax.make_jaxpr(lambda *xs: operand_values(scope, xs))(*leaves)
     found = components(from_leaves, n, [site.rule is not None for site in sites])
     found = [_within_groups(c, groups) for c in found]
     return Plan(
-        aux_tree,
         tuple(groups),
         scope,
         sites,
@@ -101,7 +91,7 @@ def plan(
 def operand_values(scope: Scope, leaves: Sequence[Any]) -> list[Any]:
     """The operands of all sites."""
     unused = len(scope.closed.jaxpr.invars) - len(leaves)
-    return operands(scope, known(scope, [*leaves, *[None] * unused]))
+    return operands(scope, [*leaves, *[None] * unused])
 
 
 def size(site: Site) -> Size:

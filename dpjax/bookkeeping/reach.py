@@ -18,9 +18,10 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
+from dpjax.bookkeeping.collectives import uses
 from dpjax.bookkeeping.components import Component, at_operands
 from dpjax.bookkeeping.factors import MOST_ROWS
-from dpjax.bookkeeping.trace import aval, bind, inline, uses
+from dpjax.bookkeeping.trace import aval, bind, inline
 
 _KNOWN = frozenset(
     {
@@ -55,7 +56,8 @@ def reach(
         return None
     inputs = [leaves[i] for i in component.leaves]
     _, tangents = jax.linearize(at_operands(closed, component, leaves), *inputs)
-    linear = inline(jax.make_jaxpr(tangents)(*inputs))
+    every = [True] * len(inputs)
+    linear = inline(jax.make_jaxpr(tangents)(*inputs), every, every)
     if not all(map(_is_known, linear.jaxpr.eqns)) or not all(
         at_least_float32(x.dtype) == x.dtype for x in (*inputs, *linear.out_avals)
     ):

@@ -1,61 +1,57 @@
-"""Evaluate a loss with taps: known values once, the rest for one example."""
+"""Evaluate a loss with taps, and its operands without."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.extend.core as jex
 
 from dpjax.bookkeeping.sites import Scope, Site
-from dpjax.bookkeeping.trace import bind
+from dpjax.bookkeeping.trace import bind, needed, read
 
 
-class Known(NamedTuple):
-    """The values of a scope that no example enters.
+def operands(scope: Scope, inputs: Sequence[Any]) -> list[Any]:
+    """The values of the sites' operands, in the order of `scope.all_sites()`.
 
-    Attributes:
-      values: by variable, with a leading axis for each scan, the outermost first,
-        between whose iterations it differs.
-      inner: for a scan's index, the values of its body.
-    """
-
-    values: dict[jex.Var, Any]
-    inner: dict[int, "Known"]
-
-
-def known(scope: Scope, inputs: Sequence[Any]) -> Known:
-    """Evaluate what depends on no example, every equation in all iterations at once.
+    Those of a scan's body are those of all its iterations, with a leading axis for
+    each scan, the outermost first, between whose iterations they differ.
 
     Args:
       scope: from the analysis.
-      inputs: the scope's inputs, the known ones as in `Known`; the others are ignored.
+      inputs: the scope's inputs, the known ones with such axes; the others are ignored.
     """
     jaxpr = scope.closed.jaxpr
+    wanted: list[Any] = []
+    for index, eqn in enumerate(jaxpr.eqns):
+        wanted += [site.operand for site in scope.sites.get(index, {}).values()]
+        if index in scope.scans:
+            wanted += [v for v in eqn.invars if scope.steps_of(v) is not None]
+    wanted += [site.operand for site in scope.outputs.values()]
+
     values: dict[jex.Var, Any] = dict(
         zip(jaxpr.constvars, scope.closed.consts, strict=True)
     )
     for var, value in zip(jaxpr.invars, inputs, strict=True):
         if var in scope.steps:
             values[var] = value
-    for eqn in jaxpr.eqns:
-        if scope.steps_of(*eqn.invars) is not None:
-            out = _in_all_iterations(scope, eqn)(
-                *(_read(v, values) for v in eqn.invars)
-            )
-            values.update(zip(eqn.outvars, out, strict=True))
+    for eqn in needed(jaxpr.eqns, wanted):
+        out = _in_all_iterations(scope, eqn)(*(read(v, values) for v in eqn.invars))
+        values.update(zip(eqn.outvars, out, strict=True))
 
-    inner = {}
-    for index, body in scope.scans.items():
-        atoms = jaxpr.eqns[index].invars
-        entered = [v in body.steps for v in body.closed.jaxpr.invars]
-        inner[index] = known(
-            body,
-            [
-                _read(atom, values) if is_known else None
-                for atom, is_known in zip(atoms, entered, strict=True)
-            ],
-        )
-    return Known(values, inner)
+    found = []
+    for index, eqn in enumerate(jaxpr.eqns):
+        found += [values[s.operand] for s in scope.sites.get(index, {}).values()]
+        if index in scope.scans:
+            body = scope.scans[index]
+            entering = [v in body.steps for v in body.closed.jaxpr.invars]
+            found += operands(
+                body,
+                [
+                    read(v, values) if is_known else None
+                    for v, is_known in zip(eqn.invars, entering, strict=True)
+                ],
+            )
+    return [*found, *(values[site.operand] for site in scope.outputs.values())]
 
 
 def _in_all_iterations(scope: Scope, eqn: jex.JaxprEqn) -> Callable[..., list[Any]]:
@@ -70,31 +66,20 @@ def _in_all_iterations(scope: Scope, eqn: jex.JaxprEqn) -> Callable[..., list[An
     return function
 
 
-def operands(scope: Scope, found: Known) -> list[Any]:
-    """The values of the sites' operands, in the order of `scope.all_sites()`."""
-    out = []
-    for index in range(len(scope.closed.jaxpr.eqns)):
-        for site in scope.sites.get(index, {}).values():
-            out.append(found.values[site.operand])
-        if index in scope.scans:
-            out.extend(operands(scope.scans[index], found.inner[index]))
-    out.extend(found.values[site.operand] for site in scope.outputs.values())
-    return out
-
-
 def run(
     scope: Scope,
-    found: Known,
-    example: Mapping[jex.Var, Any],
+    inputs: Sequence[Any],
     taps: Mapping[int, Any],
     numbers: Mapping[Site, int],
 ) -> tuple[list[Any], dict[int, tuple[Any, ...]]]:
     """Evaluate a scope for one example.
 
+    What no example enters is the same for all of them and is not mapped over; in a
+    scan it is computed in the iteration that needs it, as in the loss itself.
+
     Args:
       scope: from the analysis.
-      found: its known values, in this iteration of the scans around it.
-      example: the values of its other inputs.
+      inputs: of its jaxpr, in this iteration of the scans around it.
       taps: by a site's number, what to add there.
       numbers: the number of each site.
 
@@ -103,12 +88,13 @@ def run(
       equation's other inputs.
     """
     jaxpr = scope.closed.jaxpr
-    values = {**found.values, **example}
+    values: dict[jex.Var, Any] = dict(
+        zip(jaxpr.constvars, scope.closed.consts, strict=True)
+    )
+    values.update(zip(jaxpr.invars, inputs, strict=True))
     records: dict[int, tuple[Any, ...]] = {}
     for index, eqn in enumerate(jaxpr.eqns):
-        if scope.steps_of(*eqn.invars) is not None:
-            continue
-        inputs = [_read(v, values) for v in eqn.invars]
+        inputs = [read(v, values) for v in eqn.invars]
         ruled = None
         for position, site in scope.sites.get(index, {}).items():
             if site.rule is None:
@@ -117,7 +103,7 @@ def run(
                 ruled = site
         body = scope.scans.get(index)
         if body is not None and body.all_sites():
-            out, inner = _scan(eqn, inputs, body, found.inner[index], taps, numbers)
+            out, inner = _scan(eqn, inputs, body, taps, numbers)
             records.update(inner)
         else:
             out = bind(eqn, inputs)
@@ -127,7 +113,7 @@ def run(
                 x for i, x in enumerate(inputs) if i != ruled.position
             )
         values.update(zip(eqn.outvars, out, strict=True))
-    outputs = [_read(v, values) for v in jaxpr.outvars]
+    outputs = [read(v, values) for v in jaxpr.outvars]
     for i, site in scope.outputs.items():
         outputs[i] = outputs[i] + taps[numbers[site]]
     return outputs, records
@@ -137,75 +123,25 @@ def _scan(
     eqn: jex.JaxprEqn,
     inputs: Sequence[Any],
     body: Scope,
-    found: Known,
     taps: Mapping[int, Any],
     numbers: Mapping[Site, int],
 ) -> tuple[list[Any], dict[int, tuple[Any, ...]]]:
     """A scan with taps inside: they are scanned over, and the records stacked."""
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
-    variables = body.closed.jaxpr.invars
-    entering = [v not in body.steps for v in variables]
-    fixed = {v: inputs[i] for i, v in enumerate(variables[:consts]) if entering[i]}
-    carried = variables[consts : consts + carry]
-    scanned = [
-        (v, inputs[i])
-        for i, v in enumerate(variables)
-        if i >= consts + carry and entering[i]
-    ]
-    depth = body.depth - 1
     here = [numbers[site] for site in body.all_sites()]
 
-    def iteration(carry_in: Any, xs: Any) -> tuple[Any, Any]:
-        x_values, differing, tap_values = xs
-        example = {
-            **fixed,
-            **dict(zip(carried, carry_in, strict=True)),
-            **dict(zip((v for v, _ in scanned), x_values, strict=True)),
-        }
-        out, records = run(
-            body,
-            _replaced(body, found, depth, iter(differing)),
-            example,
-            dict(zip(here, tap_values, strict=True)),
-            numbers,
-        )
+    def iteration(carried: Any, scanned: Any) -> tuple[Any, Any]:
+        xs, tap_values = scanned
+        tapped = dict(zip(here, tap_values, strict=True))
+        out, records = run(body, [*inputs[:consts], *carried, *xs], tapped, numbers)
         return out[:carry], (out[carry:], records)
 
-    xs = (
-        [x for _, x in scanned],
-        _differing(body, found, depth),
-        [taps[number] for number in here],
-    )
     last, (ys, records) = jax.lax.scan(
         iteration,
         list(inputs[consts : consts + carry]),
-        xs,
+        (list(inputs[consts + carry :]), [taps[number] for number in here]),
         length=eqn.params["length"],
         reverse=eqn.params["reverse"],
         unroll=eqn.params["unroll"],
     )
     return [*last, *ys], records
-
-
-def _differing(scope: Scope, found: Known, depth: int) -> list[Any]:
-    """The known values, those within scans too, that differ between its iterations."""
-    values = [x for v, x in found.values.items() if depth in scope.steps[v]]
-    for index, body in scope.scans.items():
-        values += _differing(body, found.inner[index], depth)
-    return values
-
-
-def _replaced(scope: Scope, found: Known, depth: int, by: Iterator[Any]) -> Known:
-    """The known values with those of `_differing` replaced, in its order."""
-    values = {
-        v: next(by) if depth in scope.steps[v] else x for v, x in found.values.items()
-    }
-    inner = {
-        index: _replaced(body, found.inner[index], depth, by)
-        for index, body in scope.scans.items()
-    }
-    return Known(values, inner)
-
-
-def _read(atom: Any, values: Mapping[jex.Var, Any]) -> Any:
-    return atom.val if isinstance(atom, jex.Literal) else values[atom]

@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
@@ -47,14 +46,12 @@ class Site:
     loops: tuple[Loop, ...]
 
     @property
-    def tap(self) -> jax.ShapeDtypeStruct:
-        """What is added, for one example and all iterations."""
-        tapped = self.operand
-        if self.rule is not None:
-            assert self.eqn is not None
-            tapped = self.eqn.outvars[0]
-        lengths = tuple(loop.length for loop in self.loops)
-        return jax.ShapeDtypeStruct(lengths + aval(tapped).shape, aval(tapped).dtype)
+    def tapped(self) -> jex.Var:
+        """The variable that something is added to."""
+        if self.rule is None:
+            return self.operand
+        assert self.eqn is not None
+        return self.eqn.outvars[0]
 
     @property
     def name(self) -> str:
@@ -193,15 +190,21 @@ def _analyse_scan(
     without a rule is tapped outside, where its cotangent is summed over the
     iterations already.
     """
-    body = inline(eqn.params["jaxpr"])
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    carried = range(consts, consts + carry)
+    known = [
+        outer.steps_of(v) is not None and i not in carried
+        for i, v in enumerate(eqn.invars)
+    ]
+    parametric = [on and i in operands for i, on in enumerate(known)]
+    body = inline(eqn.params["jaxpr"], known, parametric)
     depth = len(lengths)
-    outside = {i for i in operands if consts <= i < consts + carry}
+    outside = {i for i in operands if i in carried}
     while True:
         steps: list[frozenset[int] | None] = [None] * len(eqn.invars)
         for i, atom in enumerate(eqn.invars):
             around = outer.steps_of(atom)
-            entering = i in outside or consts <= i < consts + carry
+            entering = i in outside or i in carried
             if around is not None and not entering:
                 steps[i] = around if i < consts else around | {depth}
         scope, origins = analyse(

@@ -1,6 +1,6 @@
 """From a loss to one flat jaxpr: calls inlined, cross-example layers refused."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,6 @@ import jax.numpy as jnp
 _INLINED = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
 )
-# They read an axis name without mixing what lies along it.
-_NOT_MIXING = frozenset({"axis_index", "pvary", "pcast"})
 
 
 def trace(
@@ -27,8 +25,10 @@ def trace(
       and the structure of aux.
 
     Raises:
-      ValueError: the loss communicates along a named axis.
+      ValueError: the loss or its derivative by the parameters communicates along a
+        named axis.
     """
+    from dpjax.bookkeeping.collectives import mixes_examples, refuse_collectives
 
     def outputs(parameters: Any, example: Any) -> tuple[Any, Any]:
         loss, aux = loss_and_aux(parameters, example)
@@ -40,16 +40,19 @@ def trace(
         )
     except NameError as error:
         if "unbound axis name" in str(error):
-            raise _mixes_examples(str(error)) from error
+            raise mixes_examples(str(error)) from error
         raise
-    _refuse_collectives(jaxpr.jaxpr)
-    return inline(jaxpr), jax.tree.structure(aux)
+    refuse_collectives(jaxpr.jaxpr, len(parameters))
+    jaxpr = jex.ClosedJaxpr(jaxpr.jaxpr, as_arrays(jaxpr.consts))
+    return jaxpr, jax.tree.structure(aux)
 
 
 def bind(eqn: jex.JaxprEqn, values: Sequence[Any], **changed: Any) -> list[Any]:
     """The outputs of one equation, with some parameters changed."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})
     functions, params = params if isinstance(params, tuple) else ((), params)
+    if eqn.primitive.name.startswith("custom_"):
+        values = as_arrays(values)  # rules may do with them what NumPy's cannot
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*functions, *values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
@@ -60,88 +63,88 @@ def aval(atom: Any) -> Any:
     return atom.aval
 
 
-def varying_axes(of: Any) -> frozenset[str]:
-    """The axes of `jax.shard_map` along which a value of this type differs."""
-    return of.manual_axis_type.varying
+def as_arrays(values: Sequence[Any]) -> list[Any]:
+    """Constants as JAX's arrays, where NumPy or Python hold them."""
+    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
 
 
-def like(aval: Any, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
-    """What differs along the same axes as a variable, with another shape and dtype."""
-    axes = aval.manual_axis_type
-    if not axes.varying:
-        return jax.ShapeDtypeStruct(tuple(shape), dtype)
-    mesh = jax.sharding.NamedSharding(aval.sharding.mesh, jax.P())
-    return jax.ShapeDtypeStruct(
-        tuple(shape), dtype, sharding=mesh, manual_axis_type=axes
-    )
-
-
-def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same jaxpr without calls."""
-
-    def flat(*inputs: Any) -> list[Any]:
-        return _evaluate(closed.jaxpr, closed.consts, inputs)
-
-    avals = [like(a, a.shape, a.dtype) for a in closed.in_avals]
-    return jax.make_jaxpr(flat)(*avals)
-
-
-def _evaluate(jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Any]) -> Any:
-    values = dict(zip(jaxpr.constvars, consts, strict=True))
+def evaluate(closed: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a jaxpr."""
+    jaxpr = closed.jaxpr
+    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex.Literal) else values[atom]
-
     for eqn in jaxpr.eqns:
-        inputs = [read(v) for v in eqn.invars]
-        body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        if eqn.primitive.name in _INLINED and body is not None:
-            inner = getattr(body, "jaxpr", body)
-            out = _evaluate(inner, getattr(body, "consts", ()), inputs)
-        else:
-            out = bind(eqn, inputs)
+        out = bind(eqn, [read(v, values) for v in eqn.invars])
         values.update(zip(eqn.outvars, out, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return [read(v, values) for v in jaxpr.outvars]
 
 
-def _refuse_collectives(jaxpr: jex.Jaxpr) -> None:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name not in _NOT_MIXING:
-            for param in ("axes", "axis_name"):
-                names = eqn.params.get(param, ())
-                names = names if isinstance(names, tuple | list) else (names,)
-                named = [name for name in names if isinstance(name, str)]
-                if named:
-                    raise _mixes_examples(f"{eqn.primitive.name} over {named}")
-        if eqn.primitive.name != "shard_map":  # it binds the names it uses
-            for inner in _within(eqn):
-                _refuse_collectives(inner)
+def needed(eqns: Sequence[jex.JaxprEqn], outs: Sequence[Any]) -> list[jex.JaxprEqn]:
+    """The equations that some variables depend on, in order."""
+    wanted = {v for v in outs if isinstance(v, jex.Var)}
+    found = []
+    for eqn in reversed(eqns):
+        if not wanted.isdisjoint(eqn.outvars):
+            found.append(eqn)
+            wanted.update(v for v in eqn.invars if isinstance(v, jex.Var))
+    return found[::-1]
 
 
-def uses(jaxpr: jex.Jaxpr, primitive: str) -> bool:
-    """Whether a primitive of such a name stands anywhere in a jaxpr."""
-    return any(
-        eqn.primitive.name.startswith(primitive)
-        or any(uses(inner, primitive) for inner in _within(eqn))
-        for eqn in jaxpr.eqns
-    )
+def read(atom: Any, values: Mapping[jex.Var, Any]) -> Any:
+    """The value of a variable or literal."""
+    return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
-def _within(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
-    """The jaxprs of an equation's bodies and branches."""
-    for value in eqn.params.values():
-        for inner in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(inner, jex.ClosedJaxpr):
-                yield inner.jaxpr
-            elif isinstance(inner, jex.Jaxpr):
-                yield inner
+def inline(
+    closed: jex.ClosedJaxpr, known: Sequence[bool], parametric: Sequence[bool]
+) -> jex.ClosedJaxpr:
+    """The same jaxpr without the calls in which a parameter may meet an example.
 
+    Other calls stay: JAX differentiates, batches and lowers a body that several share
+    once.
 
-def _mixes_examples(what: str) -> ValueError:
-    return ValueError(
-        "loss_fn must see one example at a time, but it communicates along a named "
-        f"axis ({what}), as BatchNorm in training mode does: then no bound on one "
-        "example's gradient bounds its influence. Use GroupNorm or LayerNorm, or "
-        "BatchNorm with its running averages."
-    )
+    Args:
+      closed: the jaxpr.
+      known: whether no example enters an input.
+      parametric: whether an input is known and a parameter enters it.
+    """
+    outer = closed.jaxpr
+    constants = dict(zip(outer.constvars, closed.consts, strict=True))
+    knowns = {v for v, on in zip(outer.invars, known, strict=True) if on}
+    parameters = {v for v, on in zip(outer.invars, parametric, strict=True) if on}
+    knowns.update(outer.constvars)
+    eqns: list[jex.JaxprEqn] = []
+
+    def flatten(jaxpr: jex.Jaxpr, names: dict[jex.Var, Any]) -> list[Any]:
+        def renamed(atom: Any) -> Any:
+            return atom if isinstance(atom, jex.Literal) else names.get(atom, atom)
+
+        for eqn in jaxpr.eqns:
+            inputs = [renamed(v) for v in eqn.invars]
+            variables = [v for v in inputs if isinstance(v, jex.Var)]
+            entered = not parameters.isdisjoint(variables)
+            body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            if entered and eqn.primitive.name in _INLINED and body is not None:
+                inner = getattr(body, "jaxpr", body)
+                held = dict(
+                    zip(inner.constvars, getattr(body, "consts", ()), strict=True)
+                )
+                constants.update(held)
+                knowns.update(held)
+                outs = flatten(inner, dict(zip(inner.invars, inputs, strict=True)))
+                names.update(zip(eqn.outvars, outs, strict=True))
+                continue
+            if jaxpr is not outer:  # which may be called again
+                fresh = [jex.Var(v.aval) for v in eqn.outvars]
+                names.update(zip(eqn.outvars, fresh, strict=True))
+                eqn = eqn.replace(outvars=fresh)
+            if knowns.issuperset(variables):
+                knowns.update(eqn.outvars)
+                if entered:
+                    parameters.update(eqn.outvars)
+            eqns.append(eqn.replace(invars=inputs))
+        return [renamed(v) for v in jaxpr.outvars]
+
+    outvars = flatten(outer, {})
+    flat = outer.replace(constvars=list(constants), eqns=eqns, outvars=outvars)
+    return jex.ClosedJaxpr(flat, as_arrays(list(constants.values())))

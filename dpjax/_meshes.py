@@ -1,0 +1,122 @@
+"""Arrays over meshes: types that say how, and code that need not say it.
+
+JAX's meshes have three kinds of axes. Along *explicit* ones, its default, a type says
+how an array is sharded, and operations refuse what they cannot decide; along *auto*
+ones the compiler decides; along *manual* ones (`jax.shard_map`) code sees one device's
+part. A loss runs as `vmap(grad(loss))` would, whatever the axes. What the engines
+compute around it is for the compiler to lay out.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def leading_axis(arrays: Sequence[Any]) -> Any:
+    """How the first axis of a batch is sharded: an entry of a partition spec."""
+    specs = [jax.typeof(x).sharding.spec for x in arrays]
+    return next((s[0] for s in specs if len(s) and s[0] is not None), None)
+
+
+def num_shards(arrays: Sequence[Any]) -> int:
+    """Into how many parts the first axis of a batch is sharded."""
+    mesh, names = explicit_mesh(arrays), leading_axis(arrays)
+    if mesh is None or names is None:
+        return 1
+    names = names if isinstance(names, tuple) else (names,)
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def like(
+    aval: Any, shape: Sequence[int], dtype: Any, *, leading: Any = None
+) -> jax.ShapeDtypeStruct:
+    """Another shape and dtype on the same mesh, and as a variable in its last axes.
+
+    Args:
+      aval: the variable's type.
+      shape: its shape, with more axes before it or fewer.
+      dtype: any.
+      leading: how the first of several more axes is sharded.
+    """
+    axes, mesh = aval.manual_axis_type, aval.sharding.mesh
+    explicit = bool(mesh.explicit_axes) and not _lets_compiler_decide()
+    if not axes.varying and not explicit:
+        return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    spec = [None] * len(shape)
+    if explicit:
+        of_aval = tuple(aval.sharding.spec)[-len(shape) :] if shape else ()
+        spec[len(shape) - len(of_aval) :] = of_aval
+        if len(shape) > aval.ndim:
+            spec[0] = leading
+    return jax.ShapeDtypeStruct(
+        tuple(shape),
+        dtype,
+        sharding=jax.NamedSharding(mesh, jax.P(*spec)),
+        manual_axis_type=axes,
+    )
+
+
+def zeros_like(aval: Any, shape: Sequence[int], *, leading: Any = None) -> jax.Array:
+    """Zeros of another shape, sharded as in `like`."""
+    wanted = like(aval, shape, aval.dtype, leading=leading)
+    explicit = wanted.sharding is not None and wanted.sharding.mesh.explicit_axes
+    return jnp.zeros(
+        wanted.shape, wanted.dtype, out_sharding=wanted.sharding if explicit else None
+    )
+
+
+def varying_axes(of: Any) -> frozenset[str]:
+    """The axes of `jax.shard_map` along which a value of this type differs."""
+    return of.manual_axis_type.varying
+
+
+def varying(tree: Any, axes: frozenset[str]) -> Any:
+    """Values that differ along these axes too, if only for the type."""
+
+    def cast(x: Any) -> Any:
+        missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
+        return jax.lax.pcast(x, missing, to="varying")
+
+    return jax.tree.map(cast, tree)
+
+
+def compiler_sharded(
+    function: Callable[..., Any], arrays: Any, outputs: Any
+) -> Callable[..., Any]:
+    """The function with all explicit axes left to the compiler.
+
+    Args:
+      function: of arrays.
+      arrays: a tree with one at least from the mesh.
+      outputs: a prefix of the function's outputs, of partition specs.
+    """
+    mesh = explicit_mesh(arrays)
+    if mesh is None:
+        return function
+    shardings = jax.tree.map(
+        lambda spec: jax.NamedSharding(mesh, spec),
+        outputs,
+        is_leaf=lambda x: isinstance(x, jax.P),
+    )
+    return jax.sharding.auto_axes(
+        function, axes=mesh.explicit_axes, out_sharding=shardings
+    )
+
+
+def explicit_mesh(arrays: Any) -> Any:
+    """The mesh with explicit axes that arrays are on, or None."""
+    if not _lets_compiler_decide():
+        for x in jax.tree.leaves(arrays):
+            mesh = jax.typeof(x).sharding.mesh
+            if mesh.explicit_axes:
+                return mesh
+    return None
+
+
+def _lets_compiler_decide() -> bool:
+    """Whether the mesh of the context has no explicit axis."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and not mesh.explicit_axes

@@ -1,0 +1,60 @@
+"""The clipped sum by per-example gradients, formed and clipped."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from dpjax._dtypes import widen
+from dpjax._meshes import compiler_sharded, leading_axis
+from dpjax.bookkeeping.trace import evaluate
+from dpjax.clipping import clip_scales, group_squares, sum_of_held
+
+
+def clipped_sum(
+    closed: jex.ClosedJaxpr,
+    groups: Sequence[int],
+    leaves: Sequence[jax.Array],
+    examples: Sequence[jax.Array],
+    clip_norms: Sequence[jax.typing.ArrayLike],
+    mask: jax.Array,
+) -> tuple[list[jax.Array], jax.Array, jax.Array, list[Any]]:
+    """The sum of clipped gradients; per-example losses, norms and leaves of aux.
+
+    Args:
+      closed: the loss, from the leaves and one example to the loss and aux.
+      groups: for each leaf, the group that it is clipped with.
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading axis b.
+      clip_norms: the bound of each group.
+      mask: b[b]; a masked example contributes zero.
+    """
+
+    def one(*example: Any) -> tuple[Any, ...]:
+        def loss_and_aux(leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
+            loss, *aux = evaluate(closed, [*leaves, *example])
+            return loss, aux
+
+        value_and_grad = jax.value_and_grad(loss_and_aux, has_aux=True)
+        (loss, aux), gradient = value_and_grad(list(leaves))
+        return widen(gradient), loss, aux
+
+    gradients, loss, aux = jax.vmap(one)(*examples)
+
+    def summed(gradients: Any, clip_norms: Any, mask: Any) -> tuple[Any, jax.Array]:
+        def squares_of(leaves: Any) -> list[jax.Array]:
+            return group_squares(leaves, groups, clip_norms)
+
+        squares = jax.vmap(squares_of)(gradients)
+        finite, scales, norm = clip_scales(squares, clip_norms, mask)
+        return [
+            sum_of_held(x, scales[group], finite)
+            for x, group in zip(gradients, groups, strict=True)
+        ], norm
+
+    shardings = [jax.typeof(x).sharding.spec for x in leaves]
+    of_examples = jax.P(leading_axis(examples))
+    summed = compiler_sharded(summed, (leaves, examples), (shardings, of_examples))
+    grads, norm = summed(gradients, clip_norms, mask)
+    return grads, loss, norm, aux
