@@ -15,6 +15,7 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
@@ -47,7 +48,7 @@ def random_key(impl: str | None = None) -> jax.Array:
     like = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
     entropy = os.urandom(like.size * like.dtype.itemsize)
     words = np.frombuffer(entropy, like.dtype).reshape(like.shape)
-    key = jax.random.wrap_key_data(jax.numpy.asarray(words), impl=impl)
+    key = jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
     if isinstance(key, Tracer):
         raise ValueError(
             "random_key must be called outside jax.jit: compiled, it would be the same "
@@ -80,7 +81,7 @@ def _ordered(key: jax.Array) -> jax.Array:
 
 
 def _fold(key: jax.Array, pair: jax.typing.ArrayLike) -> jax.Array:
-    high, low = jax.numpy.asarray(pair)
+    high, low = jnp.asarray(pair)
     return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
 

@@ -5,9 +5,9 @@ them one is 1.2e-8 less, the other 1e-8 more. Every bound falls with the noise a
 with the decay (its terms are powers of it). So what runs is rounded to float32 with the
 noise up and the decay down, and the bound holds for it.
 
-A number of Python or NumPy is taken as exact. An array of JAX may be such a number
-rounded (`optax.inject_hyperparams` does that), and moves by one unit of its precision;
-in float64 only if float32 does not hold it.
+Numbers of Python, which are in float64, are taken as exact. An array may be such a
+number rounded (`optax.inject_hyperparams` does that), and moves by one unit of its
+precision; in float64 only if float32 does not hold it.
 """
 
 import functools
@@ -29,8 +29,8 @@ def upward(name: str, *factors: Any) -> Any:
     Raises:
       ValueError: the product is beyond float32. Where it is traced, it is NaN.
     """
-    if not any(isinstance(x, jax.Array) for x in factors):
-        exact = math.prod((Fraction(float(x)) for x in factors), start=Fraction(1))
+    if all(isinstance(x, int | float) for x in factors):
+        exact = math.prod((Fraction(x) for x in factors), start=Fraction(1))
         if exact and not _LEAST <= exact <= _MOST:
             raise ValueError(
                 f"{name} must be 0 or from 2**-100 to 2**100; got {float(exact)!r}."
@@ -46,16 +46,17 @@ def upward(name: str, *factors: Any) -> Any:
 
 def downward(x: Any) -> Any:
     """At most a number from 0 up, f32[]."""
-    if not isinstance(x, jax.Array):
-        return _rounded(Fraction(float(x)), 0.0)
+    if isinstance(x, int | float):
+        return _rounded(Fraction(x), 0.0)
+    x = jnp.asarray(x)
     return jnp.where(x == 0, 0.0, _moved(x, 0.0))
 
 
-def _rounded(exact: Fraction, towards: float) -> np.float32:
+def _rounded(exact: Fraction, towards: float) -> float:
     near = np.float32(float(exact))
     off = Fraction(float(near)) - exact
     beyond = off < 0 if towards > 0 else off > 0
-    return np.nextafter(near, np.float32(towards)) if beyond else near
+    return float(np.nextafter(near, np.float32(towards)) if beyond else near)
 
 
 def _moved(x: jax.Array, towards: float) -> jax.Array:

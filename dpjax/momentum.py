@@ -118,8 +118,8 @@ def tree_momentum(
             prefixes=empty_prefixes(params, num_steps) if buffer == "stored" else (),
             key=stream(key, "tree noise"),
             # Copies: the originals may be donated with the state around this one.
-            decay=jnp.array(slower, copy=True),
-            stddev=jnp.array(louder, copy=True),
+            decay=jnp.array(slower, jnp.float32, copy=True),
+            stddev=jnp.array(louder, jnp.float32, copy=True),
         )
 
     def update(
