@@ -73,6 +73,19 @@ def decay(name: str, value: Any) -> None:
     _check(name, value, "in [0, 1)", lambda x: (x >= 0) & (x < 1))
 
 
+def scalar(name: str, value: Any) -> None:
+    """Raise unless value is one real number; a schedule is told where it belongs."""
+    if callable(value):
+        raise ValueError(
+            f"{name} must be a number, not a schedule; got {value!r}. "
+            "optax.inject_hyperparams takes schedules for the arguments of a factory."
+        )
+    number = isinstance(value, int | float | np.generic | np.ndarray | jax.Array)
+    real = number and jnp.issubdtype(jnp.result_type(value), jnp.number)
+    if not real or jnp.ndim(value) or jnp.iscomplexobj(value):
+        raise ValueError(f"{name} must be one real number; got {value!r}.")
+
+
 def static_int(name: str, value: Any, *, minimum: int) -> int:
     """The value as an int, or an error: it shapes the program and can't be traced."""
     if isinstance(value, jax.Array):

@@ -8,7 +8,10 @@ import optax
 from jax.core import Tracer
 
 from dpjax import _validate
+from dpjax._alike import zeros_like
 from dpjax._dtypes import at_least_float32, widen
+from dpjax._keys import stream
+from dpjax._outward import downward, upward
 from dpjax.tree import empty_prefixes, regenerated_prefix_noise, stored_prefix_noise
 
 
@@ -20,7 +23,7 @@ class TreeMomentumState(NamedTuple):
       momentum: Σ_i β^{t−i} g_i without noise, in float32 at least.
       prefixes: prefix noises by level for buffer="stored", () for "regenerate".
       key: the typed key that every node's noise is folded from.
-      decay: β, which must not change during a run.
+      decay: β as it runs, which must not change during a run.
       stddev: the nodes' noise standard deviation, which must not change either.
     """
 
@@ -52,9 +55,10 @@ def tree_momentum(
     Args:
       decay: the momentum coefficient β, f[], in [0, 1); the paper's 1 − α.
       stddev: the noise standard deviation of a node per coordinate, f[], in the units
-        of the incoming sum (noise multiplier times clip norm), at least 0.
+        of the incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee is for; static.
-      key: one typed key, as `jax.random.key` makes. It is copied into the state.
+      key: one typed key, as `dpjax.random_key` makes. A stream of its own goes into
+        the state; a key serves one transformation and one run.
       buffer: "stored" keeps ⌊log₂ T⌋ + 1 vectors and draws one Gaussian a step;
         "regenerate" keeps none and draws up to ⌊log₂ T⌋ + 1. The same key gives the
         same noise either way, up to rounding.
@@ -66,13 +70,19 @@ def tree_momentum(
       during the run (under `optax.inject_hyperparams`), for which no guarantee holds.
 
     Raises:
-      ValueError: decay is outside [0, 1); stddev is negative or not finite; num_steps
-        is below 1 or traced; key is not a typed key; buffer is unknown.
+      ValueError: decay is outside [0, 1); stddev is no such number; num_steps is below
+        1 or traced; key is not a typed key; buffer is unknown; an update is not real;
+        inside `jax.shard_map`, check_vma is False.
 
     Privacy: with sums of sensitivity C and stddev = σC, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, also when each g_i depends on
-    earlier updates. The guarantee is for real arithmetic and ideal Gaussian noise, and
-    covers the updates, not the state.
+    earlier updates. What runs is float32: the state's decay, at most the one given, and
+    its stddev, at least the one given; μ grows with decay, so that it holds for both.
+    The guarantee is for real arithmetic and ideal Gaussian noise, and covers the
+    updates, not the state: who has the key can subtract the noise.
+
+    Leaves, masks, meshes and `jax.vmap` are as for `dpjax.add_gaussian_noise`; the
+    state lies where the parameters lie.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1, with noise drawn for left
     children alone, the only nodes that any prefix uses.
@@ -88,26 +98,28 @@ def tree_momentum(
       0.75
       0.875
     """
+    _validate.scalar("decay", decay)
     _validate.decay("decay", decay)
+    _validate.scalar("stddev", stddev)
     _validate.nonnegative("stddev", stddev)
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
     _validate.typed_key("key", key)
     _validate.one_of("buffer", buffer, ("stored", "regenerate"))
     if num_steps >= 2**31 - 1:
         raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
+    slower, louder = downward(decay), upward("stddev", stddev)
 
     def init(params: Any) -> TreeMomentumState:
         return TreeMomentumState(
             step=jnp.zeros((), jnp.int32),
             momentum=jax.tree.map(
-                lambda p: jnp.zeros(jnp.shape(p), at_least_float32(jnp.result_type(p))),
-                params,
+                lambda p: zeros_like(p, at_least_float32(jnp.result_type(p))), params
             ),
             prefixes=empty_prefixes(params, num_steps) if buffer == "stored" else (),
-            key=jnp.copy(key),
+            key=stream(key, "tree noise"),
             # Copies: the originals may be donated with the state around this one.
-            decay=jnp.array(decay, float, copy=True),
-            stddev=jnp.array(stddev, float, copy=True),
+            decay=jnp.array(slower, jnp.float32, copy=True),
+            stddev=jnp.array(louder, jnp.float32, copy=True),
         )
 
     def update(
@@ -117,7 +129,7 @@ def tree_momentum(
         _refuse_past_the_end(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
         beta, scale = state.decay, state.stddev
-        promised = (step <= num_steps) & (beta == decay) & (scale == stddev)
+        promised = (step <= num_steps) & (beta == slower) & (scale == louder)
 
         momentum = jax.tree.map(
             lambda m, g: beta.astype(m.dtype) * m + g.astype(m.dtype),

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._alike import normal_like
 from dpjax._dtypes import at_least_float32, widen
+from dpjax._keys import leaf_keys, stream
+from dpjax._outward import upward
 
 
 class AddGaussianNoiseState(NamedTuple):
@@ -21,15 +24,19 @@ class AddGaussianNoiseState(NamedTuple):
 
 
 def gaussian_like(key: jax.Array, tree: Any, stddev: jax.typing.ArrayLike) -> Any:
-    """Gaussian noise shaped like the tree, in float32 at least, a key for each leaf."""
+    """Gaussian noise shaped like the tree, in float32 at least, a key for each leaf.
+
+    The key must be of a stream of its own (`dpjax._keys.stream`). The standard
+    deviation is at least the one given: float32 rounds it up.
+    """
     leaves, treedef = jax.tree.flatten(tree)
+    scale = upward("stddev", stddev)
 
-    def draw(index: int, leaf: jax.Array) -> jax.Array:
+    def draw(key: jax.Array, leaf: jax.Array) -> jax.Array:
         dtype = at_least_float32(leaf.dtype)
-        unit = jax.random.normal(jax.random.fold_in(key, index), leaf.shape, dtype)
-        return unit * jnp.asarray(stddev, dtype)
+        return normal_like(key, leaf, dtype) * jnp.asarray(scale, dtype)
 
-    return jax.tree.unflatten(treedef, [draw(i, x) for i, x in enumerate(leaves)])
+    return treedef.unflatten(map(draw, leaf_keys(key, tree), leaves))
 
 
 def gamma_norm_like(key: jax.Array, tree: Any, scale: jax.typing.ArrayLike) -> Any:
@@ -47,7 +54,8 @@ def gamma_norm_like(key: jax.Array, tree: Any, scale: jax.typing.ArrayLike) -> A
       Noise shaped like the tree, in float32 at least.
 
     Raises:
-      ValueError: scale is negative or not finite; key is not a typed key.
+      ValueError: scale is negative or not finite; key is not a typed key; a leaf is
+        not real.
 
     Privacy: adding it to a value of L2 sensitivity Δ is (Δ / scale)-DP, δ being 0.
 
@@ -59,15 +67,17 @@ def gamma_norm_like(key: jax.Array, tree: Any, scale: jax.typing.ArrayLike) -> A
       >>> print(f"{jnp.linalg.norm(z) / (10_000 * 0.5):.2f}")
       1.01
     """
+    _validate.scalar("scale", scale)
     _validate.nonnegative("scale", scale)
     _validate.typed_key("key", key)
+    key = stream(key, "noise of gamma norm")
     direction_key, norm_key = jax.random.split(key)
-    direction = gaussian_like(direction_key, tree, 1.0)
+    direction = gaussian_like(direction_key, widen(tree), 1.0)
     leaves = jax.tree.leaves(direction)
     dimension = sum(x.size for x in leaves)
     length = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
     norm = jax.random.gamma(norm_key, jnp.asarray(dimension, length.dtype))
-    factor = norm * scale / length
+    factor = norm * upward("scale", scale) / length
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), direction)
 
 
@@ -80,20 +90,28 @@ def add_gaussian_noise(
 
     Args:
       stddev: the noise's standard deviation per coordinate, f[], in the units of the
-        incoming sum (noise multiplier times clip norm), at least 0; may be traced.
-      key: one typed key, as `jax.random.key` makes. It is copied into the state.
+        incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰;
+        may be traced. What runs is float32 and at least that.
+      key: one typed key, as `dpjax.random_key` makes. A stream of its own goes into
+        the state; a key serves one transformation and one run.
 
     Returns:
       An optax transformation. It takes real updates of any dtypes; noise is drawn and
       added in float32 at least and the result cast back to the update's dtype.
 
     Raises:
-      ValueError: stddev is negative or not finite; key is not a typed key; an update
-        is not real.
+      ValueError: stddev is no such number; key is not a typed key; an update is not
+        real; inside `jax.shard_map`, check_vma is False.
 
     Privacy: a step whose incoming sum has L2 sensitivity s is (s / stddev)-GDP; steps
     compose by `accounting.gdp.compose`. The guarantee is for real arithmetic and ideal
-    Gaussian noise. The state holds the key and must be kept as secret as the data.
+    Gaussian noise. The state holds the key and must be kept as secret as the data: who
+    has the key can subtract the noise.
+
+    Leaves draw by their paths, so that parts of a tree (`optax.masked`,
+    `optax.partition`) share nothing under one key, and inside `jax.shard_map` so do the
+    pieces of a leaf, while what is the same on all devices gets the same noise. Under
+    `jax.vmap` members with one key share their noise: give each its own.
 
     Reference: Abadi et al. (2016), Algorithm 1; Dong, Roth and Su (2022), Theorem 1.
 
@@ -105,12 +123,14 @@ def add_gaussian_noise(
       >>> print(f"{noisy.std():.2f}")
       0.50
     """
+    _validate.scalar("stddev", stddev)
     _validate.nonnegative("stddev", stddev)
     _validate.typed_key("key", key)
+    scale = upward("stddev", stddev)
 
     def init(params: Any) -> AddGaussianNoiseState:
         del params
-        return AddGaussianNoiseState(jnp.copy(key))
+        return AddGaussianNoiseState(stream(key, "independent noise"))
 
     def update(
         updates: Any, state: Any, params: Any = None
@@ -118,7 +138,7 @@ def add_gaussian_noise(
         del params
         wide = widen(updates)
         following, current = jax.random.split(state.key)
-        noise = gaussian_like(current, wide, stddev)
+        noise = gaussian_like(current, wide, scale)
         noisy = jax.tree.map(
             lambda u, w, z: (w + z).astype(jnp.result_type(u)), updates, wide, noise
         )

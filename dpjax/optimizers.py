@@ -12,16 +12,52 @@ import optax
 
 from dpjax import _validate
 from dpjax._dtypes import widen
+from dpjax._outward import upward
 from dpjax.momentum import tree_momentum
 from dpjax.noise import add_gaussian_noise
 
 
-def _noisy_mean(
-    clip_norm: Any, noise_multiplier: Any, expected_batch_size: Any, key: jax.Array
+def noisy_mean(
+    *,
+    clip_norm: jax.typing.ArrayLike,
+    noise_multiplier: jax.typing.ArrayLike,
+    expected_batch_size: jax.typing.ArrayLike,
+    key: jax.Array,
 ) -> optax.GradientTransformation:
-    _check_sum(clip_norm, noise_multiplier, expected_batch_size)
+    """From the clipped sum to a private mean: what any optimizer of optax may follow.
+
+    Args:
+      clip_norm: the bound C that the sum was clipped with, positive.
+      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
+
+    Returns:
+      An optax transformation: independent noise, then the division.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
+    f the adjacency's sensitivity factor.
+
+    Reference: Abadi et al. (2016), Algorithm 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> tx = optax.chain(
+      ...     noisy_mean(
+      ...         clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...         key=jax.random.key(0)),
+      ...     optax.lion(0.1))
+      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)), jnp.zeros(1))
+      >>> print(updates)
+      [-0.1]
+    """
     return optax.chain(
-        add_gaussian_noise(noise_multiplier * clip_norm, key=key),
+        add_gaussian_noise(
+            _stddev(clip_norm, noise_multiplier, expected_batch_size), key=key
+        ),
         optax.scale(1.0 / expected_batch_size),
     )
 
@@ -40,10 +76,19 @@ def _widened(inner: optax.GradientTransformation) -> optax.GradientTransformatio
     )
 
 
-def _check_sum(clip_norm: Any, noise_multiplier: Any, expected_batch_size: Any) -> None:
+def _stddev(clip_norm: Any, noise_multiplier: Any, expected_batch_size: Any) -> Any:
+    """The noise of a sum, for numbers that are in range."""
+    numbers = {
+        "clip_norm": clip_norm,
+        "noise_multiplier": noise_multiplier,
+        "expected_batch_size": expected_batch_size,
+    }
+    for name, value in numbers.items():
+        _validate.scalar(name, value)
     _validate.positive("clip_norm", clip_norm)
     _validate.nonnegative("noise_multiplier", noise_multiplier)
     _validate.positive("expected_batch_size", expected_batch_size)
+    return upward("noise_multiplier times clip_norm", noise_multiplier, clip_norm)
 
 
 def dp_sgd(
@@ -63,7 +108,7 @@ def dp_sgd(
       clip_norm: the bound C that the sum was clipped with, positive.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
       momentum: as in `optax.sgd`; it acts on the noisy mean.
       nesterov: as in `optax.sgd`.
 
@@ -89,7 +134,12 @@ def dp_sgd(
       [-0.2]
     """
     return optax.chain(
-        _noisy_mean(clip_norm, noise_multiplier, expected_batch_size, key),
+        noisy_mean(
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected_batch_size,
+            key=key,
+        ),
         _widened(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)),
     )
 
@@ -112,7 +162,7 @@ def dp_adam(
       clip_norm: the bound C that the sum was clipped with, positive.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
       b1: as in `optax.adam`.
       b2: as in `optax.adam`.
       eps: as in `optax.adam`.
@@ -135,8 +185,73 @@ def dp_adam(
       [-0.1]
     """
     return optax.chain(
-        _noisy_mean(clip_norm, noise_multiplier, expected_batch_size, key),
+        noisy_mean(
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected_batch_size,
+            key=key,
+        ),
         _widened(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)),
+    )
+
+
+def dp_adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    clip_norm: jax.typing.ArrayLike,
+    noise_multiplier: jax.typing.ArrayLike,
+    expected_batch_size: jax.typing.ArrayLike,
+    key: jax.Array,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Any = None,
+) -> optax.GradientTransformation:
+    """Private Adam with decoupled weight decay on the clipped sum.
+
+    Args:
+      learning_rate: a number or a schedule, as in `optax.adamw`.
+      clip_norm: the bound C that the sum was clipped with, positive.
+      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      b1: as in `optax.adamw`.
+      b2: as in `optax.adamw`.
+      eps: as in `optax.adamw`.
+      weight_decay: as in `optax.adamw`; it reads the parameters, which are private.
+      mask: as in `optax.adamw`: which parameters decay. It must not read the data.
+
+    Returns:
+      An optax transformation from the clipped sum to updates; `update` needs params.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: as for `dp_sgd`; what decays is private already.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = dp_adamw(
+      ...     0.1, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...     key=jax.random.key(0), weight_decay=0.5)
+      >>> params = jnp.array([10.0])
+      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(params), params)
+      >>> print(updates.round(3))
+      [-0.6]
+    """
+    return optax.chain(
+        noisy_mean(
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected_batch_size,
+            key=key,
+        ),
+        _widened(
+            optax.adamw(
+                learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask
+            )
+        ),
     )
 
 
@@ -160,7 +275,7 @@ def dp_nsgd(
       clip_norm: the bound C that the sum was clipped with, positive.
       noise_multiplier: a tree node's noise standard deviation over C, at least 0.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
       decay: the momentum coefficient β, in [0, 1).
       num_steps: T, the number of steps that the guarantee is for; static.
       buffer: see `tree_momentum`.
@@ -185,11 +300,10 @@ def dp_nsgd(
       >>> print(updates.round(3))
       [-0.3 -0.4]
     """
-    _check_sum(clip_norm, noise_multiplier, expected_batch_size)
     return optax.chain(
         tree_momentum(
             decay,
-            noise_multiplier * clip_norm,
+            _stddev(clip_norm, noise_multiplier, expected_batch_size),
             num_steps=num_steps,
             key=key,
             buffer=buffer,

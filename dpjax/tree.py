@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._alike import zeros_like
 from dpjax._dtypes import at_least_float32
 from dpjax.noise import gaussian_like
 
@@ -97,16 +98,20 @@ def empty_prefixes(tree: Any, num_steps: int) -> Any:
     """Room for the prefix noises of each level: leaves f[levels, ...]."""
     levels = num_levels(num_steps)
     return jax.tree.map(
-        lambda x: jnp.zeros((levels, *x.shape), at_least_float32(x.dtype)), tree
+        lambda x: zeros_like(x, at_least_float32(x.dtype), (levels,)), tree
     )
 
 
 def node_noise(
     key: jax.Array, level: jax.Array, index: jax.Array, tree: Any, stddev: jax.Array
 ) -> Any:
-    """ζ_{k,i}: a key folded from level and index, and again for each leaf."""
-    node_key = jax.random.fold_in(jax.random.fold_in(key, level), index)
-    return gaussian_like(node_key, tree, stddev)
+    """ζ_{k,i}: a key folded from the node's middle, and again for each leaf.
+
+    That is (2i − 1) 2^k half steps from the beginning, one number for each node.
+    """
+    level, index = jnp.asarray(level, jnp.uint32), jnp.asarray(index, jnp.uint32)
+    middle = (2 * index - 1) << level
+    return gaussian_like(jax.random.fold_in(key, middle), tree, stddev)
 
 
 def _lowest_bit(step: jax.Array) -> jax.Array:
@@ -126,7 +131,7 @@ def stored_prefix_noise(
     level = _lowest_bit(step)
     before = step & (step - 1)
     node = node_noise(key, level, step >> level, tree, stddev)
-    weight = jnp.where(before > 0, jnp.power(decay, _size(level)), 0.0)
+    weight = jnp.where(before > 0, _fade(decay, level), 0.0)
 
     def extend(node: jax.Array, prefixes: jax.Array) -> jax.Array:
         stored = _row(prefixes, _lowest_bit(before))
@@ -162,17 +167,17 @@ def regenerated_prefix_noise(
 
         def extend(noise: Any) -> Any:
             node = node_noise(key, level, step >> level, tree, stddev)
-            weight = jnp.power(decay, _size(level))
+            weight = _fade(decay, level)
             return jax.tree.map(
                 lambda z, n: z + weight.astype(z.dtype) * n, node, noise
             )
 
         return jax.lax.cond((step >> level) & 1, extend, lambda noise: noise, noise)
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, at_least_float32(x.dtype)), tree)
+    zeros = jax.tree.map(lambda x: zeros_like(x, at_least_float32(x.dtype)), tree)
     return jax.lax.fori_loop(0, levels, add_level, zeros)
 
 
-def _size(level: jax.Array) -> jax.Array:
-    """2^k as a float."""
-    return jnp.exp2(level.astype(jnp.float32))
+def _fade(decay: jax.Array, level: jax.Array) -> jax.Array:
+    """β^{2^k}."""
+    return jnp.power(jnp.asarray(decay, float), jnp.exp2(level.astype(float)))

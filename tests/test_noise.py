@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import add_gaussian_noise, tree, tree_momentum
+from dpjax.noise import gamma_norm_like
 
 KEY = jax.random.key(20)
 
@@ -242,12 +243,24 @@ def test_keys_survive_donation_and_are_required():
 
 
 def test_static_mistakes_name_the_argument():
-    for bad in (-1.0, np.inf, np.nan):
+    schedule = optax.constant_schedule(1.0)
+    for bad in (
+        -1.0,
+        np.inf,
+        np.nan,
+        schedule,
+        None,
+        "1",
+        1j,
+        jnp.ones(2),
+        1e-40,
+        1e40,
+    ):
         with pytest.raises(ValueError, match="^stddev must"):
             add_gaussian_noise(bad, key=KEY)
         with pytest.raises(ValueError, match="^stddev must"):
             tree_momentum(0.5, bad, num_steps=3, key=KEY)
-    for bad in (-0.1, 1.0, 2.0, np.nan):
+    for bad in (-0.1, 1.0, 2.0, np.nan, schedule, None, "0.9", jnp.ones(2) / 2):
         with pytest.raises(ValueError, match="^decay must"):
             tree_momentum(bad, 1.0, num_steps=3, key=KEY)
     for bad in (0, -3, 2.0, True, 2**31):
@@ -258,9 +271,15 @@ def test_static_mistakes_name_the_argument():
     injected = optax.inject_hyperparams(tree_momentum)(0.5, 1.0, num_steps=3, key=KEY)
     with pytest.raises(ValueError, match="^num_steps must be a static"):
         injected.init(jnp.ones(2))
-    tx = add_gaussian_noise(1.0, key=KEY)
-    with pytest.raises(ValueError, match="^gradients must be real"):
-        tx.update(jnp.ones(2, jnp.complex64), tx.init(None))
+    for dtype in (jnp.complex64, jnp.int32, bool):
+        with pytest.raises(ValueError, match="^gradients must be real"):
+            gamma_norm_like(KEY, jnp.ones(2, dtype), 1.0)
+        for tx in (
+            add_gaussian_noise(1.0, key=KEY),
+            tree_momentum(0.5, 1.0, num_steps=3, key=KEY),
+        ):
+            with pytest.raises(ValueError, match="^gradients must be real"):
+                tx.update(jnp.ones(2, dtype), tx.init(jnp.ones(2)))
 
 
 def test_float64_parameters_get_float64_noise(x64):

@@ -1,6 +1,7 @@
 """Chains: noise before the mean, every transform that optax users apply."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,25 +9,34 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import clipped_grad, dp_adam, dp_nsgd, dp_sgd
+from dpjax import clipped_grad, dp_adam, dp_adamw, dp_nsgd, dp_sgd, noisy_mean
 
 KEY = jax.random.key(3)
 nsgd = functools.partial(dp_nsgd, decay=0.8, num_steps=50)
-FACTORIES = {"dp_sgd": dp_sgd, "dp_adam": dp_adam, "dp_nsgd": nsgd}
+FACTORIES = {
+    "dp_sgd": dp_sgd,
+    "dp_adam": dp_adam,
+    "dp_adamw": dp_adamw,
+    "dp_nsgd": nsgd,
+}
 
 
 @pytest.mark.parametrize("clip_norm", [0.2, 5.0])
 @pytest.mark.parametrize("noise_multiplier", [0.7, 3.0])
 def test_the_step_is_a_noisy_mean_of_the_expected_size(clip_norm, noise_multiplier):
     n = 200_000
-    tx = dp_sgd(
-        0.5,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=40,
-        key=KEY,
-    )
+    common = {
+        "clip_norm": clip_norm,
+        "noise_multiplier": noise_multiplier,
+        "expected_batch_size": 40,
+        "key": KEY,
+    }
+    tx = dp_sgd(0.5, **common)
     updates, _ = tx.update(jnp.full(n, 8.0), tx.init(jnp.zeros(n)))
+    mean = noisy_mean(**common)
+    np.testing.assert_allclose(
+        -0.5 * mean.update(jnp.full(n, 8.0), mean.init(None))[0], updates, rtol=1e-6
+    )
     scale = 0.5 * clip_norm * noise_multiplier / 40
     # z = 5 in 8 comparisons: false alarm below 5e-6
     assert abs(np.std(updates) / scale - 1) < 5 / np.sqrt(2 * n)
@@ -53,6 +63,11 @@ def test_without_noise_they_are_optax():
             optax.sgd(0.1, 0.9, nesterov=True),
         ),
         (dp_adam(0.1, b1=0.8, **common), optax.adam(0.1, b1=0.8)),
+        (
+            dp_adamw(0.1, b2=0.9, weight_decay=0.3, **common),
+            optax.adamw(0.1, b2=0.9, weight_decay=0.3),
+        ),
+        (optax.chain(noisy_mean(**common), optax.lion(0.1)), optax.lion(0.1)),
     ]
     for private, plain in pairs:
         state, other = private.init(params), plain.init(params)
@@ -136,6 +151,11 @@ def test_static_mistakes_name_the_argument(name):
         ("noise_multiplier", -1.0),
         ("expected_batch_size", 0),
         ("key", None),
+        # A schedule, what is no number, and more than one of them.
+        *itertools.product(
+            ("clip_norm", "noise_multiplier", "expected_batch_size"),
+            (optax.constant_schedule(1.0), None, "1", 1j, True, jnp.ones(2)),
+        ),
     ]:
         with pytest.raises(ValueError, match=f"^{argument} must"):
             FACTORIES[name](0.1, **{**good, argument: bad})

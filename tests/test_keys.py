@@ -1,0 +1,288 @@
+"""Who draws from which key: no two consumers, leaves, steps or pieces share any.
+
+Keys are compared where they can be: a generator that is Threefry, and writes down every
+key that it draws from or derives others from. Threefry is one-to-one in the block under
+one key, and what two keys draw is as if independent. Where noise is compared instead,
+a correlation of n normals has standard deviation 1 / sqrt(n).
+"""
+
+import collections
+import functools
+from itertools import chain
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import noise, sampling, tree
+
+KEY = jax.random.key(7)
+IMPLS = ["threefry2x32", "rbg", "unsafe_rbg"]
+RECORD = {"drawn": [], "derived": []}
+
+
+def write_down(what, key):
+    jax.debug.callback(lambda k: RECORD[what].append(tuple(np.asarray(k))), key)
+    return jax.random.wrap_key_data(key, impl="threefry2x32")
+
+
+@functools.cache
+def recorded():
+    def split(key, shape):
+        return jax.random.key_data(jax.random.split(write_down("derived", key), shape))
+
+    def fold_in(key, data):
+        return jax.random.key_data(jax.random.fold_in(write_down("derived", key), data))
+
+    def random_bits(key, width, shape):
+        return jax.random.bits(write_down("drawn", key), shape, f"uint{width}")
+
+    def seed(number):
+        return jax.random.key_data(jax.random.key(number, impl="threefry2x32"))
+
+    return jax.extend.random.define_prng_impl(
+        key_shape=(2,),
+        seed=seed,
+        split=split,
+        random_bits=random_bits,
+        fold_in=fold_in,
+        name="recorded_threefry",
+        tag="rec",
+    )
+
+
+def steps(tx, number=4):
+    params = {"a": jnp.zeros(3), "b": [jnp.zeros(3), jnp.zeros((0,))]}
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    for _ in range(number):
+        _, state = update(params, state)
+
+
+CONSUMERS = {
+    "independent noise": lambda key: steps(dpjax.add_gaussian_noise(1.0, key=key)),
+    "tree noise": lambda key: steps(
+        dpjax.tree_momentum(0.9, 1.0, num_steps=4, key=key)
+    ),
+    "gamma noise": lambda key: noise.gamma_norm_like(key, [jnp.zeros(3)] * 2, 1.0),
+    "reshuffled": lambda key: [
+        sampling.reshuffled(10, 5, key=key, epoch=i) for i in range(4)
+    ],
+    "fixed_size": lambda key: [
+        sampling.fixed_size(10, 5, key=key, step=i) for i in range(4)
+    ],
+    "poisson": lambda key: [
+        sampling.poisson(10, 0.5, max_batch_size=9, key=key, step=i) for i in range(4)
+    ],
+}
+
+
+@functools.cache
+def keys_of_all():
+    """For every consumer the keys that it draws from, and those it derives from."""
+    key = jax.random.key(11, impl=recorded())
+    root = tuple(np.asarray(jax.random.key_data(key)))
+    drawn, derived = {}, {}
+    for name, consume in CONSUMERS.items():
+        for keys in RECORD.values():
+            keys.clear()
+        consume(key)
+        jax.effects_barrier()
+        drawn[name] = list(RECORD["drawn"])
+        derived[name] = set(RECORD["derived"]) - {root}
+    return drawn, derived
+
+
+@pytest.mark.parametrize("name", CONSUMERS)
+def test_no_consumer_draws_from_a_key_of_another(name):
+    drawn, derived = keys_of_all()
+    own = set(drawn[name])
+    assert len(own) == len(drawn[name]) >= 4  # nor twice from one of its own
+    for other in drawn:
+        if other != name:
+            assert not own & set(drawn[other])
+            assert not derived[name] & derived[other]
+        # 64 bits drawn from a key are the key derived from it.
+        assert not own & derived[other]
+
+
+def test_the_order_of_an_epoch_is_not_the_order_of_the_noise():
+    n = 50
+    tx = dpjax.dp_sgd(
+        1.0, clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=1, key=KEY
+    )
+    updates, _ = tx.update(jnp.zeros(n), tx.init(jnp.zeros(n)))
+    batches = sampling.reshuffled(n, n, key=KEY, epoch=1)
+    # Of independent orders a place agrees with chance 1/50: above 10 of 50, 1e-7.
+    for sign in (1, -1):
+        agree = np.argsort(sign * np.asarray(updates)) == batches.indices[0]
+        assert np.sum(agree) < 10
+
+
+def noises(tx, params, number):
+    """The updates of some steps on nothing, [step][leaf]."""
+    state, out = tx.init(params), []
+    update = jax.jit(tx.update)
+    for _ in range(number):
+        updates, state = update(params, state)
+        out.append([np.asarray(x) for x in jax.tree.leaves(updates)])
+    return out
+
+
+def assert_unlike(vectors):
+    """Pairwise uncorrelated: z = 6, false alarm below 2e-9 for each pair."""
+    correlations = np.corrcoef(np.stack(vectors))[np.triu_indices(len(vectors), 1)]
+    assert np.max(np.abs(correlations)) < 6 / np.sqrt(len(vectors[0]))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_steps_leaves_and_mechanisms_are_unlike_for_every_generator(impl):
+    n, key = 2000, jax.random.key(5, impl=impl)
+    params = {"a": jnp.zeros(n), "b": jnp.zeros(n)}
+    independent = noises(dpjax.add_gaussian_noise(1.0, key=key), params, 3)
+    # Without decay a step of the tree has one node, at a coefficient of 1.
+    tx = dpjax.tree_momentum(0.0, 1.0, num_steps=12, key=key)
+    assert_unlike([*chain(*independent, *noises(tx, params, 12))])
+
+
+def test_nodes_of_all_levels_have_numbers_of_their_own():
+    level, index = np.mgrid[0:6, 1:65]
+    inside = index << level <= 64
+    draw = jax.vmap(lambda k, i: tree.node_noise(KEY, k, i, jnp.zeros(()), 1.0))
+    drawn = draw(level[inside], index[inside])
+    # 126 normals of 2^23 values that differ: chance of two alike below 2e-3.
+    assert len(np.unique(drawn)) == np.sum(inside)
+
+
+@pytest.mark.parametrize("where", ["masked", "partition", "prefix"])
+def test_parts_of_a_tree_share_no_noise(where):
+    n = 2000
+    params = {"a": {"w": jnp.zeros(n)}, "b": {"w": jnp.zeros(n)}}
+    for make in (
+        functools.partial(dpjax.add_gaussian_noise, 1.0, key=KEY),
+        functools.partial(dpjax.tree_momentum, 0.0, 1.0, num_steps=4, key=KEY),
+    ):
+        if where == "partition":
+            tx = optax.partition({"x": make(), "y": make()}, {"a": "x", "b": "y"})
+        else:
+            mask = {"a": {"w": True}, "b": {"w": False}}
+            if where == "prefix":
+                mask = {"a": True, "b": False}
+            flipped = jax.tree.map(lambda x: not x, mask)
+            tx = optax.chain(optax.masked(make(), mask), optax.masked(make(), flipped))
+        parts = noises(tx, params, 2)
+        whole = noises(make(), params, 2)
+        assert_unlike([*chain(*parts)])
+        np.testing.assert_array_equal(parts, whole)
+
+
+def test_noise_belongs_to_a_name_and_not_to_an_order():
+    tx = dpjax.add_gaussian_noise(1.0, key=KEY)
+    names, zeros = ["u", "v"], jnp.zeros(5)
+    out = []
+    for order in (names, names[::-1]):
+        params = collections.OrderedDict((name, zeros) for name in order)
+        out.append(tx.update(params, tx.init(params))[0])
+    for name in names:
+        np.testing.assert_array_equal(out[0][name], out[1][name])
+
+
+@functools.total_ordering
+class Nameless:
+    """A key of a dictionary that says nothing about itself."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __repr__(self):
+        return "key"
+
+    def __lt__(self, other):
+        return self.number < other.number
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Twins:
+    def __init__(self, one, other):
+        self.children = one, other
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("x"), c) for c in self.children], None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_leaves_of_one_name_share_no_noise():
+    zeros = jnp.zeros(2000)
+    tx = dpjax.add_gaussian_noise(1.0, key=KEY)
+    for params in ({Nameless(0): zeros, Nameless(1): zeros}, Twins(zeros, zeros)):
+        out, _ = tx.update(params, tx.init(params))
+        assert_unlike(jax.tree.leaves(out))
+        masks = jax.tree.map(lambda _: True, params)
+        first, second = jax.tree.structure(masks).unflatten([True, False]), None
+        second = jax.tree.map(lambda x: not x, first)
+        both = optax.chain(optax.masked(tx, first), optax.masked(tx, second))
+        out, _ = both.update(params, both.init(params))
+        assert_unlike(jax.tree.leaves(out))
+
+
+def test_no_leaves_no_noise():
+    for params in ({}, None, {"a": None}, {"a": jnp.zeros((0, 3))}):
+        for tx in (
+            dpjax.add_gaussian_noise(1.0, key=KEY),
+            dpjax.tree_momentum(0.5, 1.0, num_steps=2, key=KEY),
+        ):
+            out, _ = tx.update(params, tx.init(params))
+            assert jax.tree.structure(out) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize("impl", [None, *IMPLS])
+def test_a_random_key_has_the_full_width(impl):
+    keys = [np.asarray(jax.random.key_data(dpjax.random_key(impl))) for _ in range(8)]
+    like = jax.random.key(0, impl=impl)
+    assert dpjax.random_key(impl).dtype == like.dtype
+    assert keys[0].shape == jax.random.key_data(like).shape
+    # Every word of eight keys alike: chance 2^-224 for each word.
+    assert np.all(np.any(np.stack(keys) != keys[0], axis=0))
+    dpjax.add_gaussian_noise(1.0, key=dpjax.random_key(impl)).init(None)
+
+
+def test_a_random_key_is_no_constant_of_a_program():
+    with pytest.raises(ValueError, match="^random_key must be called outside"):
+        jax.jit(lambda: jax.random.normal(dpjax.random_key()))()
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_state_comes_back_from_where_it_was_stored(impl):
+    params, key = {"a": jnp.zeros(6)}, jax.random.key(3, impl=impl)
+    for tx in (
+        dpjax.add_gaussian_noise(1.0, key=key),
+        dpjax.tree_momentum(0.5, 1.0, num_steps=4, key=key),
+    ):
+        _, state = tx.update(params, tx.init(params))
+        words = np.asarray(jax.random.key_data(state.key))
+        name = jax.random.key_impl(state.key)
+        stored = jax.device_get(state._replace(key=words))
+        back = jax.tree.map(jnp.asarray, stored)
+        back = back._replace(key=jax.random.wrap_key_data(back.key, impl=name))
+        for other in (back, jax.device_get(state)):
+            out, expected = tx.update(params, other), tx.update(params, state)
+            np.testing.assert_array_equal(out[0]["a"], expected[0]["a"])
+
+
+def test_a_member_of_a_vmap_has_the_noise_of_its_key():
+    keys = jax.random.split(KEY, 2)
+
+    def draw(key):
+        tx = dpjax.add_gaussian_noise(1.0, key=key)
+        return tx.update(jnp.zeros(5), tx.init(None))[0]
+
+    together = jax.vmap(draw)(keys)
+    for key, out in zip(keys, together, strict=True):
+        np.testing.assert_allclose(out, draw(key), rtol=1e-6)

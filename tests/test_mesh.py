@@ -1,0 +1,232 @@
+"""Noise and states on meshes: the same values, pieces that differ, where all lies.
+
+Pieces are compared by correlations: of n normals one has standard deviation
+1 / sqrt(n), and z = 6 is passed with chance 2e-9.
+"""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+import dpjax
+
+KEY = jax.random.key(17)
+COMMON = {"clip_norm": 2.0, "noise_multiplier": 0.7, "expected_batch_size": 3.0}
+tree = functools.partial(dpjax.tree_momentum, 0.9, 1.3, num_steps=6, key=KEY)
+MAKE = {
+    "noise": lambda: dpjax.add_gaussian_noise(1.3, key=KEY),
+    "stored": lambda: tree(buffer="stored"),
+    "regenerate": lambda: tree(buffer="regenerate"),
+    "dp_sgd": lambda: dpjax.dp_sgd(0.1, momentum=0.9, key=KEY, **COMMON),
+    "dp_adam": lambda: dpjax.dp_adam(0.1, key=KEY, **COMMON),
+    "dp_adamw": lambda: dpjax.dp_adamw(0.1, key=KEY, **COMMON),
+    "dp_nsgd": lambda: dpjax.dp_nsgd(0.1, decay=0.9, num_steps=6, key=KEY, **COMMON),
+}
+DRAWING = ["noise", "stored", "regenerate"]
+
+
+def mesh_of(kind):
+    return jax.make_mesh((2, 2), ("rows", "columns"), (kind, kind))
+
+
+def parameters():
+    return {
+        "cut": jnp.linspace(-1.0, 1.0, 32).reshape(8, 4),
+        "half": jnp.linspace(0.0, 1.0, 12, dtype=jnp.bfloat16).reshape(4, 3),
+        "whole": jnp.linspace(1.0, 2.0, 5),
+    }
+
+
+SPECS = {"cut": jax.P("rows", "columns"), "half": jax.P("columns"), "whole": jax.P()}
+
+
+def spread(params, mesh):
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
+    return jax.device_put(params, shardings)
+
+
+def train(make, params, compiled):
+    tx, out = make(), []
+    init, update = (
+        (jax.jit(f) for f in (tx.init, tx.update)) if compiled else (tx.init, tx.update)
+    )
+    state = init(params)
+    # As clipped sums come; on bfloat16 XLA rounds on meshes where it does not on one.
+    total = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+    for _ in range(2):
+        updates, state = update(total, state, params)
+        out.append(updates)
+    return out, state
+
+
+@functools.cache
+def on_one_device(name):
+    return train(MAKE[name], parameters(), True)[0]
+
+
+def assert_equal(out, expected):
+    for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
+        # A few roundings, in whatever order the compiler takes them.
+        np.testing.assert_allclose(x, y, rtol=32 * 2.0**-23, atol=32 * 2.0**-23)
+
+
+# The chains draw by the same code, and Auto meshes ask less of it.
+CASES = [
+    (name, kind)
+    for kind in (AxisType.Explicit, AxisType.Auto)
+    for name in (MAKE if kind is AxisType.Explicit else DRAWING)
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_on_a_mesh_all_is_as_on_one_device(name, kind):
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        out, _ = train(MAKE[name], spread(parameters(), mesh), True)
+    assert_equal(out, on_one_device(name))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("inside", [True, False])
+def test_without_jit_it_lies_there_too(kind, inside):
+    mesh = mesh_of(kind)
+    for name in DRAWING:
+        with jax.set_mesh(mesh) if inside else contextlib.nullcontext():
+            params = spread(parameters(), mesh)
+            out, _ = train(MAKE[name], params, False)
+        assert_equal(out, on_one_device(name))
+        for x, p in zip(jax.tree.leaves(out[1]), jax.tree.leaves(params), strict=True):
+            assert x.sharding.is_equivalent_to(p.sharding, p.ndim)
+
+
+def lies_like(state, params, mesh):
+    for name in ("momentum", "prefixes"):
+        for leaf, spec in SPECS.items():
+            x = getattr(state, name)[leaf]
+            spec = spec if name == "momentum" else jax.P(None, *spec)
+            assert x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("how", ["eager", "jit", "shapes", "mesh set", "jit, mesh set"])
+def test_the_state_lies_where_the_parameters_lie(kind, how):
+    if how == "jit" and kind is AxisType.Explicit:
+        pytest.skip("JAX itself asks for jax.set_mesh")
+    mesh, tx = mesh_of(kind), tree()
+    params = spread(parameters(), mesh)
+    if how == "shapes":
+        params = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.sharding),
+            params,
+        )
+    init = jax.jit(tx.init) if "jit" in how else tx.init
+    if "set" in how:
+        with jax.set_mesh(mesh):
+            state = init(params)
+    else:
+        state = init(params)
+    lies_like(state, params, mesh)
+    assert all(not np.any(x) for x in jax.tree.leaves(state.prefixes))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_clipped_sums_on_a_mesh_are_as_on_one_device(kind):
+    mesh, tx = mesh_of(kind), dpjax.clip_and_sum(0.7)
+    gradients = jax.random.normal(KEY, (8, 6))
+    expected, _ = tx.update(gradients, tx.init(None))
+    for spec in (
+        jax.P("rows", "columns"),
+        jax.P(("rows", "columns")),
+        jax.P(None, "rows"),
+    ):
+        cut = jax.device_put(gradients, NamedSharding(mesh, spec))
+        with jax.set_mesh(mesh):
+            out, _ = jax.jit(tx.update)(cut, tx.init(None))
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+def manual(name, check_vma=True, steps=3):
+    """Noise of some steps inside shard_map, of a leaf in pieces and a whole one."""
+    mesh = jax.make_mesh((4,), ("pieces",), (AxisType.Auto,))
+    specs = {"cut": jax.P("pieces"), "whole": jax.P()}
+    tx = MAKE[name]()
+
+    def body(params):
+        def step(state, _):
+            updates, state = tx.update(params, state)
+            return state, updates
+
+        state, out = jax.lax.scan(step, tx.init(params), length=steps)
+        return state, out
+
+    params = {"cut": jnp.zeros(4 * 2000), "whole": jnp.zeros(2000)}
+    stacked = {k: jax.P(None, *spec) for k, spec in specs.items()}
+    state = jax.eval_shape(tx.init, params)
+    state_specs = jax.tree.map(lambda _: jax.P(), state)
+    if name != "noise":
+        state_specs = state_specs._replace(
+            momentum=specs, prefixes=stacked if name == "stored" else ()
+        )
+    run = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=(state_specs, stacked),
+        check_vma=check_vma,
+    )
+    return jax.jit(run)(params)
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_inside_shard_map_pieces_differ_and_copies_do_not(name):
+    # That "whole" leaves as one value says that the devices hold copies; so does this.
+    state, out = manual(name)
+    assert jax.tree.structure(state) == jax.tree.structure(MAKE[name]().init(out))
+    shards = [np.asarray(s.data) for s in out["whole"].addressable_shards]
+    assert len(shards) == 4
+    assert all(np.array_equal(s, shards[0]) for s in shards)
+    for step in range(3):
+        pieces = np.asarray(out["cut"][step]).reshape(4, 2000)
+        all_of_them = np.stack([*pieces, out["whole"][step]])
+        correlations = np.corrcoef(all_of_them)[np.triu_indices(5, 1)]
+        assert np.max(np.abs(correlations)) < 6 / np.sqrt(2000)
+
+
+def test_both_buffers_give_the_same_noise_inside_shard_map():
+    stored, regenerated = (manual(name)[1] for name in ("stored", "regenerate"))
+    np.testing.assert_allclose(stored["cut"], regenerated["cut"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_where_types_do_not_tell_pieces_apart_it_refuses(name):
+    with pytest.raises(ValueError, match="^check_vma must be True"):
+        manual(name, check_vma=False)
+    tx = MAKE[name]()
+    with pytest.raises(ValueError, match="^check_vma must be True"):
+        jax.pmap(lambda u: tx.update(u, tx.init(u))[0])(jnp.zeros((4, 3)))
+
+
+def test_two_axes_of_pieces_are_all_different():
+    mesh = jax.make_mesh((2, 2), ("a", "b"), (AxisType.Explicit, AxisType.Explicit))
+    tx = dpjax.add_gaussian_noise(1.0, key=KEY)
+
+    def body(u):
+        return tx.update(u, tx.init(u))[0]
+
+    for names in ({"a", "b"}, {"a"}):
+        spec = jax.P("a", "b") if len(names) == 2 else jax.P("a")
+        run = jax.shard_map(
+            body, mesh=mesh, in_specs=spec, out_specs=spec, axis_names=names
+        )
+        zeros = jax.device_put(
+            jnp.zeros((2, 4000)), NamedSharding(mesh, jax.P("a", "b"))
+        )
+        with jax.set_mesh(mesh):
+            out = np.asarray(jax.jit(run)(zeros)).reshape(4, 2000)
+        correlations = np.corrcoef(out)[np.triu_indices(4, 1)]
+        assert np.max(np.abs(correlations)) < 6 / np.sqrt(2000)

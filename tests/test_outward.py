@@ -1,0 +1,123 @@
+"""The noise and the decay that run, against those that were accounted for."""
+
+import functools
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import Adjacency
+from dpjax._outward import downward, upward
+from dpjax.accounting import tree as accounting
+from dpjax.noise import gaussian_like
+
+KEY = jax.random.key(29)
+NUMBERS = [0.1, 0.7, 0.99, 0.999, 1 / 3, 0.5, 1 - 2.0**-30, 2.0**-90, 7e-20]
+
+
+@pytest.fixture(params=[False, True], ids=["float32", "x64"])
+def precision(request):
+    with jax.enable_x64(request.param):
+        yield request.param
+
+
+def exactly(x):
+    return Fraction(float(x))
+
+
+def test_what_runs_is_on_the_safe_side(precision):
+    up = jax.jit(upward, static_argnums=0)
+    for x in NUMBERS:
+        slack = 1 + Fraction(4, 2**23)
+        for low, high in (
+            (downward(x), upward("x", x)),
+            (jax.jit(downward)(x), up("x", x)),
+            (downward(np.float32(x)), upward("x", jnp.asarray(x, jnp.float32))),
+        ):
+            assert exactly(np.float32(low)) == exactly(low)  # it is float32
+            assert exactly(np.float32(high)) == exactly(high)
+            assert exactly(x) / slack <= exactly(low) <= exactly(x)
+            assert exactly(x) <= exactly(high) <= exactly(x) * slack
+        for y in (3, 0.3, 123.4):
+            product = exactly(x) * exactly(y)
+            for high in (upward("x", x, y), up("x", x, y), up("x", x, 1.0 * y)):
+                assert product <= exactly(high) <= product * slack
+    assert upward("x", 0.5) == downward(0.5) == 0.5
+    assert upward("x", 0.0) == downward(0.0) == up("x", 0.0) == up("x", 3, 0) == 0
+    assert jax.jit(downward)(0.0) == 0
+
+
+def test_what_float32_does_not_hold_is_refused():
+    for factors in [(1e-31,), (1e31,), (1e-20, 1e-20), (1e20, 1e20)]:
+        with pytest.raises(ValueError, match="^noise must be 0 or from"):
+            upward("noise", *factors)
+        assert np.isnan(jax.jit(upward, static_argnums=0)("noise", *factors))
+
+
+def test_the_momentum_runs_below_its_decay(precision):
+    dtypes = [jnp.float32, jnp.float64] if precision else [jnp.float32]
+    for decay in (0.1, 0.7, 0.99, 0.999, 1 - 2.0**-26):
+        tx = dpjax.tree_momentum(decay, 0.0, num_steps=3, key=KEY)
+        params = [jnp.zeros(2, dtype) for dtype in dtypes]
+        state = tx.init(params)
+        _, state = tx.update([jnp.ones(2, d) for d in dtypes], state)
+        _, state = tx.update(params, state)
+        for m in state.momentum:  # β · 1 + 0, without rounding
+            assert exactly(state.decay) == exactly(m[0]) <= exactly(decay)
+
+
+def test_the_noise_drawn_is_at_least_that_accounted_for(precision):
+    draw = functools.partial(gaussian_like, KEY, jnp.zeros(1000))
+    unit = np.asarray(draw(1.0))
+    least = np.nextafter(np.float32(0.7), np.float32(1))
+    assert Fraction(7, 10) > exactly(np.float32(0.7))
+    np.testing.assert_array_equal(draw(0.7), unit * least)
+    tx = dpjax.add_gaussian_noise(0.7, key=KEY)
+    out, _ = tx.update(jnp.zeros(1000), tx.init(None))
+    near = dpjax.add_gaussian_noise(float(np.float32(0.7)), key=KEY)
+    less, _ = near.update(jnp.zeros(1000), near.init(None))
+    assert np.all(np.abs(out) >= np.abs(less))
+    assert np.any(np.abs(out) > np.abs(less))
+
+
+@pytest.mark.parametrize("order", ["fixed", "reshuffled"])
+def test_the_guarantee_accounted_for_covers_what_runs(order, x64):
+    mu = functools.partial(
+        accounting.momentum_mu,
+        num_steps=300,
+        steps_per_epoch=7,
+        order=order,
+        adjacency=Adjacency.ZERO_OUT,
+    )
+    decays = np.random.default_rng(0).uniform(0.5, 1.0, 40)
+    noises = np.random.default_rng(1).uniform(0.5, 5.0, 40)
+    running = [
+        dpjax.tree_momentum(b, s, num_steps=300, key=KEY).init(None)
+        for b, s in zip(decays, noises, strict=True)
+    ]
+    promised = mu(noises, decay=decays)
+    runs = mu(
+        np.array([s.stddev for s in running], np.float64),
+        decay=np.array([s.decay for s in running], np.float64),
+    )
+    assert np.all(runs <= promised)
+    # The nearest float32 numbers would not do.
+    nearest = mu(noises, decay=decays.astype(np.float32).astype(np.float64))
+    assert np.any(nearest > promised)
+
+
+def test_numbers_that_optax_casts_down_are_on_the_safe_side_too():
+    params = jnp.zeros(3, jnp.bfloat16)
+    tx = optax.inject_hyperparams(
+        dpjax.tree_momentum, static_args=("num_steps", "key", "buffer")
+    )(0.991, 0.7, num_steps=3, key=KEY)
+    state = tx.init(params)
+    inner = state.inner_state
+    assert 0.98 < float(inner.decay) <= 0.991 < float(jnp.bfloat16(0.991))
+    assert 0.7 <= float(inner.stddev) < 0.71
+    out, _ = jax.jit(tx.update)(params, state)
+    assert np.all(np.isfinite(np.asarray(out, np.float32)))
