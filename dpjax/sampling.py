@@ -1,16 +1,20 @@
 """Which examples take part in a step: batches of a fixed shape, with a mask.
 
 Pure functions of static sizes, a key and an epoch or step number: under jit, in a
-scan, and resumed from any point, the same numbers give the same batches.
+scan, and resumed from any point, the same numbers give the same batches. (Key
+implementations whose bits depend on `jax.vmap`, such as "rbg", give others under it.)
+A step costs what its batch does, however many examples there are.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dpjax import _validate
+from dpjax import _binomial, _distinct, _keys, _permutation, _validate
+
+_MOST = 2**31 - 1  # positions are int32
 
 
 class Batch(NamedTuple):
@@ -25,13 +29,53 @@ class Batch(NamedTuple):
     mask: jax.Array
 
 
-def _epoch(order: jax.Array, batch_size: int) -> Batch:
-    """The order cut into batches, the last one filled up with masked places."""
-    num_steps = -(-order.shape[0] // batch_size)
-    empty = num_steps * batch_size - order.shape[0]
-    indices = jnp.pad(order, (0, empty)).reshape(num_steps, batch_size)
-    mask = jnp.arange(num_steps * batch_size) < order.shape[0]
-    return Batch(indices, mask.reshape(num_steps, batch_size))
+def _sizes(num_examples: int, batch_size: int, name: str = "batch_size"):
+    """The two sizes as ints, or an error."""
+    n = _validate.static_int("num_examples", num_examples, minimum=1)
+    b = _validate.static_int(name, batch_size, minimum=1)
+    if n > _MOST:
+        raise ValueError(f"num_examples must be at most {_MOST}; got {num_examples!r}.")
+    if b > _MOST:
+        raise ValueError(f"{name} must be at most {_MOST}; got {batch_size!r}.")
+    return n, b
+
+
+def _number(name: str, value: jax.typing.ArrayLike) -> jax.Array:
+    """The number of a step or epoch as u32[], or an error."""
+    if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
+        raise ValueError(f"{name} must be one integer; got {value!r}.")
+    known = _validate.concrete(value)
+    if known is None:
+        return jnp.asarray(value).astype(jnp.uint32)
+    if not 0 <= known < 2**32:
+        raise ValueError(f"{name} must be from 0 to 2**32 - 1; got {value!r}.")
+    return jnp.asarray(known.astype(np.uint32))
+
+
+def _own(
+    key: jax.Array, consumer: str, name: str, number: jax.typing.ArrayLike
+) -> jax.Array:
+    """The key of one step or epoch of one sampler."""
+    _validate.typed_key("key", key)
+    return jax.random.fold_in(_keys.stream(key, consumer), _number(name, number))
+
+
+def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
+    """The places of all steps, u32[k, b], 0 where the mask is False."""
+    steps = -(-n // b)
+    places = jnp.arange(steps * b, dtype=jnp.uint32).reshape(steps, b)
+    return jnp.where(places < n, places, 0), places < n
+
+
+def _step(n: int, b: int, step: jax.typing.ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The row of `_epoch` at a step; beyond the last one nothing."""
+    number = _number("step", step)
+    there = number < -(-n // b)
+    places = jnp.where(there, number, 0) * np.uint32(b) + jnp.arange(
+        b, dtype=jnp.uint32
+    )
+    mask = there & (places < n)
+    return jnp.where(mask, places, 0), mask
 
 
 def cyclic(num_examples: int, batch_size: int) -> Batch:
@@ -40,14 +84,14 @@ def cyclic(num_examples: int, batch_size: int) -> Batch:
     Shuffle the data set once beforehand if its order means something.
 
     Args:
-      num_examples: n, static, at least 1.
+      num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, at least 1.
 
     Returns:
       A `Batch` of i32[k, b] and bool[k, b], k = ⌈n / b⌉ steps: every example once.
 
     Raises:
-      ValueError: a size is not a positive integer.
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1.
 
     Privacy: an example takes part in the same step of every epoch (order "fixed"). Its
     place depends on the number of examples before it, so a guarantee holds under
@@ -58,9 +102,37 @@ def cyclic(num_examples: int, batch_size: int) -> Batch:
       >>> print(batch.indices.tolist(), batch.mask[-1])
       [[0, 1], [2, 3], [4, 0]] [ True False]
     """
-    num_examples = _validate.static_int("num_examples", num_examples, minimum=1)
-    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
-    return _epoch(jnp.arange(num_examples, dtype=jnp.int32), batch_size)
+    places, mask = _epoch(*_sizes(num_examples, batch_size))
+    return Batch(places.astype(jnp.int32), mask)
+
+
+def cyclic_step(
+    num_examples: int, batch_size: int, *, step: jax.typing.ArrayLike
+) -> Batch:
+    """One step of `cyclic`, at the cost of a step.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      batch_size: b, static, at least 1.
+      step: the step's number within its epoch, i[], from 0 to k − 1, k = ⌈n / b⌉; may
+        be traced. Beyond them the batch is empty.
+
+    Returns:
+      A `Batch` of i32[b] and bool[b], row `step` of `cyclic`.
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static step
+        is not an integer from 0 to 2³² − 1.
+
+    Privacy: that of `cyclic`.
+
+    Example:
+      >>> batch = cyclic_step(5, 2, step=2)
+      >>> print(batch.indices, batch.mask)
+      [4 0] [ True False]
+    """
+    places, mask = _step(*_sizes(num_examples, batch_size), step)
+    return Batch(places.astype(jnp.int32), mask)
 
 
 def reshuffled(
@@ -73,19 +145,24 @@ def reshuffled(
     """One epoch in a random order of its own.
 
     Args:
-      num_examples: n, static, at least 1.
+      num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, at least 1.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[]; may be traced.
+      epoch: the epoch's number, i[], from 0 to 2³² − 1; may be traced, and then counts
+        modulo 2³².
 
     Returns:
       A `Batch` of i32[k, b] and bool[k, b], k = ⌈n / b⌉ steps: every example once.
 
     Raises:
-      ValueError: a size is not a positive integer; key is not a typed key.
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
+        is out of range; key is not a typed key.
 
     Privacy: an example takes part in one step of each epoch, any one (order
-    "reshuffled"), under `ZERO_OUT` or `REPLACE`.
+    "reshuffled"), under `ZERO_OUT` or `REPLACE`. A guarantee for that order is the
+    worst over all assignments of examples to steps, whatever draws them. So nothing
+    depends on the order being uniformly random, which it is up to 2¹⁴ examples, or that
+    of a pseudo-random permutation, which it is beyond.
 
     Example:
       >>> import jax
@@ -93,11 +170,61 @@ def reshuffled(
       >>> sorted(batch.indices.ravel().tolist())
       [0, 1, 2, 3]
     """
-    num_examples = _validate.static_int("num_examples", num_examples, minimum=1)
-    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
-    _validate.typed_key("key", key)
-    order = jax.random.permutation(jax.random.fold_in(key, epoch), num_examples)
-    return _epoch(order.astype(jnp.int32), batch_size)
+    n, b = _sizes(num_examples, batch_size)
+    places, mask = _epoch(n, b)
+    return _reshuffled(n, places, mask, key, epoch)
+
+
+def reshuffled_step(
+    num_examples: int,
+    batch_size: int,
+    *,
+    key: jax.Array,
+    epoch: jax.typing.ArrayLike,
+    step: jax.typing.ArrayLike,
+) -> Batch:
+    """One step of `reshuffled`, at the cost of a step.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      batch_size: b, static, at least 1.
+      key: one typed key for the whole run; the epoch is folded into it.
+      epoch: the epoch's number, i[], from 0 to 2³² − 1; may be traced, and then counts
+        modulo 2³².
+      step: the step's number within the epoch, i[], from 0 to k − 1, k = ⌈n / b⌉; may
+        be traced. Beyond them the batch is empty.
+
+    Returns:
+      A `Batch` of i32[b] and bool[b], row `step` of `reshuffled`.
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
+        or step is out of range; key is not a typed key.
+
+    Privacy: that of `reshuffled`, if steps and epochs are taken in turn.
+
+    Example:
+      >>> import jax
+      >>> batch = reshuffled_step(
+      ...     1_000_000_000, 2, key=jax.random.key(0), epoch=3, step=123_456_789)
+      >>> batch.indices.shape
+      (2,)
+    """
+    n, b = _sizes(num_examples, batch_size)
+    places, mask = _step(n, b, step)
+    return _reshuffled(n, places, mask, key, epoch)
+
+
+def _reshuffled(
+    n: int,
+    places: jax.Array,
+    mask: jax.Array,
+    key: jax.Array,
+    epoch: jax.typing.ArrayLike,
+) -> Batch:
+    """The examples that an epoch has at the places."""
+    key = _own(key, "sampling.reshuffled", "epoch", epoch)
+    return Batch(jnp.where(mask, _permutation.at(key, n, places), 0), mask)
 
 
 def fixed_size(
@@ -110,21 +237,20 @@ def fixed_size(
     """One step on a uniformly random subset of fixed size, drawn without replacement.
 
     Args:
-      num_examples: n, static, at least 1.
+      num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, from 1 to n.
       key: one typed key for the whole run; the step is folded into it.
-      step: the step's number, i[]; may be traced.
+      step: the step's number, i[], from 0 to 2³² − 1; may be traced, and then counts
+        modulo 2³².
 
     Returns:
-      A `Batch` of i32[b] and bool[b], all of it True, in no particular order.
+      A `Batch` of i32[b] and bool[b], all of it True, in uniformly random order.
 
     Raises:
-      ValueError: a size is not a positive integer, or b is above n; key is not a typed
-        key.
+      ValueError: a size is not a positive integer, n is above 2³¹ − 1 or b above n; a
+        static step is out of range; key is not a typed key.
 
     Privacy: sampling of fixed size under `REPLACE`, at the rate b / n.
-
-    Reference: Floyd's algorithm (Bentley and Floyd, 1987) where b is small.
 
     Example:
       >>> import jax
@@ -132,31 +258,13 @@ def fixed_size(
       >>> len(set(batch.indices.tolist())), batch.mask.tolist()
       (3, [True, True, True])
     """
-    num_examples = _validate.static_int("num_examples", num_examples, minimum=1)
-    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
-    _validate.typed_key("key", key)
-    if batch_size > num_examples:
+    n, b = _sizes(num_examples, batch_size)
+    if b > n:
         raise ValueError(
-            f"batch_size must be at most num_examples, {num_examples}; got "
-            f"{batch_size!r}."
+            f"batch_size must be at most num_examples, {n}; got {batch_size!r}."
         )
-    key = jax.random.fold_in(key, step)
-    mask = jnp.ones(batch_size, bool)
-    if batch_size * batch_size > 16 * num_examples:
-        order = jax.random.permutation(key, num_examples)
-        return Batch(order[:batch_size].astype(jnp.int32), mask)
-
-    # The i-th draw is from the first n − b + i + 1 places; a place that is taken
-    # already makes way for the last of them, which cannot be.
-    last = jnp.arange(num_examples - batch_size, num_examples, dtype=jnp.int32)
-    drawn = jax.random.randint(key, (batch_size,), 0, last + 1, jnp.int32)
-
-    def put(i: jax.Array, taken: jax.Array) -> jax.Array:
-        repeated = jnp.any(taken == drawn[i])
-        return taken.at[i].set(jnp.where(repeated, last[i], drawn[i]))
-
-    indices = jax.lax.fori_loop(0, batch_size, put, jnp.full(batch_size, -1, jnp.int32))
-    return Batch(indices, mask)
+    key = _own(key, "sampling.fixed_size", "step", step)
+    return Batch(_distinct.distinct(key, n, b), jnp.ones(b, bool))
 
 
 def poisson(
@@ -169,24 +277,29 @@ def poisson(
 ) -> Batch:
     """One step in which every example takes part with the same probability.
 
+    How many do is drawn first, then who they are: in O(b log b) however large n is.
+
     Args:
-      num_examples: n, static, at least 1.
-      sampling_rate: q, static, in [0, 1]. It is realised as ⌊2³² q⌋ / 2³², never more.
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      sampling_rate: q, static, in [0, 1].
       max_batch_size: the batch's fixed shape b, static. When more than b examples are
-        drawn, those with the lowest indices are kept and the rest left out.
+        drawn, a uniformly random b of them are kept and the rest left out.
       key: one typed key for the whole run; the step is folded into it.
-      step: the step's number, i[]; may be traced.
+      step: the step's number, i[], from 0 to 2³² − 1; may be traced, and then counts
+        modulo 2³².
 
     Returns:
-      A `Batch` of i32[b] and bool[b].
+      A `Batch` of i32[b] and bool[b], in uniformly random order, masked places last.
 
     Raises:
-      ValueError: a size is not a positive integer; sampling_rate is outside [0, 1];
-        key is not a typed key.
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; sampling_rate
+        is outside [0, 1]; a static step is out of range; key is not a typed key.
 
-    Privacy: with no overflow, Poisson sampling at rate q under any adjacency. Leaving
-    examples out on overflow is another mechanism: add
-    `accounting.truncation.overflow_delta` to δ.
+    Privacy: with no overflow, Poisson sampling at rate q under any adjacency, given
+    uniform random bits. The number of examples is within 1e-31 of its distribution in
+    total variation, and no example's probability is above q. Given their number all
+    subsets are equally likely, exactly. Leaving examples out on overflow is another
+    mechanism: account for it by `accounting.truncation`.
 
     Example:
       >>> import jax
@@ -195,16 +308,12 @@ def poisson(
       >>> batch.indices.shape, bool(batch.mask.sum() < 32)
       ((32,), True)
     """
-    num_examples = _validate.static_int("num_examples", num_examples, minimum=1)
-    max_batch_size = _validate.static_int("max_batch_size", max_batch_size, minimum=1)
+    n, b = _sizes(num_examples, max_batch_size, "max_batch_size")
     _validate.closed_unit("sampling_rate", sampling_rate)
-    _validate.typed_key("key", key)
-    # Integers: a float32 uniform has steps of 2⁻²³, coarse beside a rate of 1e-6.
-    threshold = math.floor(sampling_rate * 2**32)
-    bits = jax.random.bits(jax.random.fold_in(key, step), (num_examples,), jnp.uint32)
-    drawn = (
-        bits <= jnp.uint32(threshold - 1) if threshold else jnp.zeros_like(bits, bool)
-    )
-    (indices,) = jnp.nonzero(drawn, size=max_batch_size, fill_value=0)
-    mask = jnp.arange(max_batch_size) < jnp.sum(drawn)
-    return Batch(indices.astype(jnp.int32), mask)
+    count_key, order_key = jax.random.split(_own(key, "sampling.poisson", "step", step))
+    most = min(n, b)
+    count = _binomial.draw(count_key, n, float(sampling_rate), most)
+    # In random order, so that the first of them are a uniformly random subset.
+    order = jnp.pad(_distinct.distinct(order_key, n, most), (0, b - most))
+    mask = jnp.arange(b, dtype=jnp.int32) < count
+    return Batch(jnp.where(mask, order, 0), mask)

@@ -1,23 +1,52 @@
-"""Batches: who is in them, how often, and in what shape."""
+"""Batches: who is in them, how often, and in what shape.
+
+A statistical test compares a p-value with ALARM: with other keys it would fail about
+that often though nothing is wrong.
+"""
 
 import functools
+import itertools
+from fractions import Fraction
+from math import comb
 
+import chex
 import jax
 import jax.numpy as jnp
+import mpmath as mp
 import numpy as np
 import pytest
+import scipy.sparse.csgraph
+import scipy.stats
+from jax.sharding import NamedSharding, PartitionSpec
 
-from dpjax import sampling
+from dpjax import _binomial, _distinct, _permutation, sampling
 
 KEY = jax.random.key(7)
+ALARM = 1e-6
+
+
+def uniform(observed, cells):
+    """Whether values are spread evenly over cells, by the chi-square test."""
+    counts = np.bincount(np.asarray(observed).ravel(), minlength=cells)
+    assert counts.size == cells
+    assert counts.sum() >= 20 * cells
+    return scipy.stats.chisquare(counts).pvalue > ALARM
 
 
 @pytest.mark.parametrize(("n", "b"), [(12, 4), (13, 4), (5, 8), (1, 1), (7, 1)])
 def test_every_example_once_an_epoch(n, b):
-    for batch in (
-        sampling.cyclic(n, b),
-        sampling.reshuffled(n, b, key=KEY, epoch=3),
+    cyclic = sampling.cyclic(n, b)
+    for batch, step in (
+        (cyclic, lambda i: sampling.cyclic_step(n, b, step=i)),
+        (
+            sampling.reshuffled(n, b, key=KEY, epoch=3),
+            lambda i: sampling.reshuffled_step(n, b, key=KEY, epoch=3, step=i),
+        ),
     ):
+        steps = jax.jit(jax.vmap(step))(jnp.arange(len(batch.mask)))
+        jax.tree.map(np.testing.assert_array_equal, steps, batch)
+        beyond = jnp.array([len(batch.mask), 2**31, 2**32 - 1], jnp.uint32)
+        assert not jax.vmap(step)(beyond).mask.any()
         assert batch.indices.shape == batch.mask.shape == (-(-n // b), b)
         taken = np.sort(np.asarray(batch.indices)[np.asarray(batch.mask)])
         np.testing.assert_array_equal(taken, np.arange(n))
@@ -66,21 +95,325 @@ def test_poisson_takes_each_example_independently(rate):
 def test_poisson_rates_are_never_exceeded():
     # A float32 uniform below 1e-8 happens with probability 2⁻²³, twelve times more.
     draw = jax.jit(
-        lambda step: sampling.poisson(
-            1_000_000, 1e-8, max_batch_size=64, key=KEY, step=step
-        ).mask.sum()
+        jax.vmap(
+            lambda step: sampling.poisson(
+                1_000_000, 1e-8, max_batch_size=64, key=KEY, step=step
+            ).mask.sum()
+        )
     )
-    total = sum(int(draw(step)) for step in range(200))
-    assert total <= 10  # Poisson with mean 2: more than 10 has probability 9e-6
+    total = int(draw(jnp.arange(20_000)).sum())
+    # Poisson with mean 200: both tails together have probability 1e-6 at z = 4.9.
+    assert abs(total - 200) < 75
     for rate, everyone in [(0.0, 0), (1.0, 9)]:
         batch = sampling.poisson(9, rate, max_batch_size=9, key=KEY, step=0)
         assert batch.mask.sum() == everyone
 
 
-def test_poisson_overflow_keeps_the_shape_and_the_first():
-    batch = sampling.poisson(100, 1.0, max_batch_size=16, key=KEY, step=0)
-    np.testing.assert_array_equal(batch.indices, np.arange(16))
-    assert batch.mask.all()
+@pytest.mark.parametrize(
+    ("n", "rate", "most"),
+    [
+        (1, 0.3, 1),
+        (6, 0.3, 6),
+        (30, 0.77, 30),
+        (30, 0.77, 11),
+        (40, 0.999, 7),
+        (200, 1e-12, 200),
+        (25, 1 - 2**-53, 25),
+        (9, 5e-324, 9),
+        (7, 0.0, 7),
+        (7, 1.0, 7),
+        (7, 1.0, 3),
+    ],
+)
+def test_counts_have_exactly_the_binomial_distribution(n, rate, most):
+    q = Fraction(rate)
+    exact, total = [], Fraction(0)
+    for k in range(most):  # P[count <= k]
+        total += comb(n, k) * q**k * (1 - q) ** (n - k)
+        exact.append(total)
+    thresholds, first = _binomial.table(n, rate, most)
+    rows = [sum(int(w) << 32 * i for i, w in enumerate(t[::-1])) for t in thresholds]
+    found = [rows[0]] * first + rows if rows else []
+    found += [2**128] * (most - len(found))
+    for threshold, below in zip(found, exact, strict=True):
+        # Up by less than 2⁻¹²⁷, so that no count is more likely to be above k.
+        assert 0 <= Fraction(threshold, 2**128) - below < Fraction(1, 2**127)
+
+
+def test_counts_of_very_many_examples():
+    n, rate = 10**9, 1e-3
+    table = _binomial.table(n, rate, n)
+    assert len(table.thresholds) < 27 * np.sqrt(n * rate)
+    with mp.workdps(45):
+        q, k = mp.mpf(rate), 10**6 - 2500
+        pmf = mp.exp(
+            mp.loggamma(n + 1)
+            - mp.loggamma(k + 1)
+            - mp.loggamma(n - k + 1)
+            + k * mp.log(q)
+            + (n - k) * mp.log1p(-q)
+        )
+        tail, ratio, j = mp.mpf(0), mp.mpf(1), k
+        while ratio > mp.mpf(10) ** -42:
+            tail += ratio
+            ratio *= j * (1 - q) / ((n - j + 1) * q)
+            j -= 1
+        words = table.thresholds[k - table.first]
+        found = sum(int(w) << 32 * i for i, w in enumerate(words[::-1]))
+        assert abs(found / mp.mpf(2) ** 128 - pmf * tail) < mp.mpf(2) ** -120
+
+
+def test_bits_are_compared_as_one_number(monkeypatch):
+    thresholds = np.array([[0, 0, 0, 5], [0, 7, 0, 0], [3, 0, 0, 1]], np.uint32)
+    monkeypatch.setattr(_binomial, "table", lambda *_: _binomial.Table(thresholds, 4))
+    edges = [sum(int(w) << 32 * i for i, w in enumerate(t[::-1])) for t in thresholds]
+    for edge, below in zip(edges, (0, 5, 6), strict=True):
+        for u, count in ((edge - 1, below), (edge, 7 - edges[::-1].index(edge))):
+            words = np.array([u >> s & 0xFFFFFFFF for s in (96, 64, 32, 0)], np.uint32)
+            monkeypatch.setattr(jax.random, "bits", lambda *_, w=words: jnp.asarray(w))
+            assert _binomial.draw(KEY, 0, 0.0, 0) == count
+
+
+@pytest.mark.parametrize(("n", "rate", "b"), [(12, 0.4, 12), (48, 0.05, 12)])
+def test_poisson_counts_examples_and_pairs(n, rate, b):
+    """All of n are drawn in the first case, first occurrences in the second."""
+    steps = 20_000
+    draw = functools.partial(sampling.poisson, n, rate, max_batch_size=b, key=KEY)
+    indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(jnp.arange(steps))
+    counts = np.bincount(np.asarray(mask).sum(1), minlength=b + 1)
+    expected = steps * scipy.stats.binom.pmf(np.arange(b + 1), n, rate)
+    enough = expected > 20
+    observed = [*counts[enough], counts[~enough].sum()]
+    expected = [*expected[enough], steps - expected[enough].sum()]
+    assert scipy.stats.chisquare(observed, expected).pvalue > ALARM
+    taken = np.zeros((steps, n))
+    rows, places = np.nonzero(np.asarray(mask))
+    taken[rows, np.asarray(indices)[rows, places]] = 1
+    # Each entry is binomial: z = 6.5, in at most 48² entries, is 2e-7 altogether where
+    # tails are normal; that of 50 expected pairs reaches 6.5 with 1e-8.
+    together = taken.T @ taken
+    expected = np.where(np.eye(n), rate, rate**2) * steps
+    assert np.all(np.abs(together - expected) < 6.5 * np.sqrt(expected))
+
+
+@pytest.mark.parametrize(("n", "rate", "b"), [(8, 0.6, 2), (6, 0.7, 3), (5, 1.0, 4)])
+def test_poisson_overflow_keeps_a_random_subset(n, rate, b):
+    draw = functools.partial(sampling.poisson, n, rate, max_batch_size=b, key=KEY)
+    indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(jnp.arange(10_000))
+    full = np.asarray(indices)[np.asarray(mask).all(1)]
+    expected = scipy.stats.binom.sf(b - 1, n, rate)
+    assert scipy.stats.binomtest(len(full), 10_000, expected).pvalue > ALARM
+    subsets = list(itertools.combinations(range(n), b))
+    kept = [subsets.index(tuple(sorted(row))) for row in full.tolist()]
+    assert uniform(kept, len(subsets))
+
+
+@pytest.mark.parametrize(("n", "count"), [(9, 2), (5, 3), (4, 4)])
+@pytest.mark.parametrize("redrawn", [False, True])
+def test_distinct_numbers_in_random_order(n, count, redrawn, monkeypatch):
+    if redrawn:  # so few draws, or bits to sort by, that many of them are not good
+        bits = jax.random.bits
+
+        def poor(key, shape, dtype):
+            few = np.uint32(3 if len(shape) == 2 else 2**32 - 1)
+            return bits(key, shape, dtype) & few
+
+        monkeypatch.setattr(_distinct, "_draws", lambda *_: count)
+        monkeypatch.setattr(jax.random, "bits", poor)
+    draw = jax.jit(jax.vmap(lambda key: _distinct.distinct(key, n, count)))
+    orders = list(itertools.permutations(range(n), count))
+    drawn = draw(jax.random.split(KEY, 8_000)).tolist()
+    assert uniform([orders.index(tuple(row)) for row in drawn], len(orders))
+
+
+@pytest.mark.parametrize("n", [2**31 - 1, 3 * 2**29, 2**30 + 1])
+def test_numbers_are_uniform_up_to_the_largest(n):
+    # Without rejection, remainders below 2³² mod n would be up to twice as likely.
+    drawn = np.asarray(_distinct.distinct(KEY, n, 40_000)).astype(np.int64)
+    assert drawn.min() >= 0
+    assert drawn.max() < n
+    assert len(set(drawn.tolist())) == 40_000
+    assert uniform(drawn * 24 // n, 24)
+
+
+@pytest.mark.parametrize(
+    ("draw", "size"),
+    [
+        (lambda k: sampling.poisson(10**8, 1e-6, max_batch_size=200, key=k, step=1), 6),
+        (lambda k: sampling.fixed_size(2**31 - 1, 200, key=k, step=1), 4),
+        (lambda k: sampling.reshuffled_step(10**9, 200, key=k, epoch=1, step=9), 4),
+    ],
+    ids=["poisson", "fixed_size", "reshuffled_step"],
+)
+def test_a_step_is_no_larger_than_its_batch(draw, size):
+    def arrays(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (v.aval for v in equation.outvars)
+            for value in jax.tree.leaves(list(equation.params.values())):
+                if hasattr(value, "jaxpr"):
+                    yield from arrays(value.jaxpr)
+
+    program = jax.make_jaxpr(lambda key: draw(key))(KEY)
+    assert max(np.prod(a.shape) for a in arrays(program.jaxpr)) < size * 200
+    indices, mask = jax.jit(draw)(KEY)
+    kept = np.asarray(indices)[np.asarray(mask)]
+    assert len(set(kept.tolist())) == len(kept) > 50
+    assert kept.max() > 5e7
+
+
+def test_orders_of_all_sizes_are_permutations(monkeypatch):
+    def check(n, places):
+        values = _permutation.at(KEY, n, jnp.minimum(places, np.uint32(n - 1)))
+        np.testing.assert_array_equal(np.sort(values[:n]), np.arange(n))
+
+    with jax.disable_jit():  # compile one operation at a time, once for all sizes
+        places = jnp.arange(2**17, dtype=jnp.uint32)
+        for n in (2**14 + 1, 2**14 + 19, 129**2, 129**2 + 1, 130 * 129, 99_991):
+            check(n, places)
+        monkeypatch.setattr(_permutation, "SORTED", 0)
+        monkeypatch.setattr(_permutation, "_ROUNDS", 2)
+        for n in (*range(1, 27), 35, 36, 37, 99, 100, 101):
+            check(n, places[:128])
+
+
+def test_large_orders_look_like_random_ones():
+    n, runs = 2**14 + 3, 300
+    order = jax.jit(
+        jax.vmap(lambda e: sampling.reshuffled(n, n, key=KEY, epoch=e).indices[0])
+    )
+    orders = np.asarray(order(jnp.arange(runs))).astype(np.int64)
+    # Where one place is sent, and two neighbours in a row or a column of the grid.
+    columns = -(-n // 129)
+    few = jax.jit(
+        jax.vmap(
+            lambda key: _permutation.at(
+                key, n, jnp.array([0, 1, columns, n - 1], jnp.uint32)
+            )
+        )
+    )(jax.random.split(KEY, 20_000))
+    few = np.asarray(few).astype(np.int64) * 16 // n
+    for place in range(4):
+        assert uniform(few[:, place], 16)
+    for i, j in itertools.combinations(range(4), 2):
+        assert uniform(few[:, i] * 16 + few[:, j], 256)
+    # Differences of neighbours, along rows and columns.
+    for step in (1, columns):
+        assert uniform((orders[:, step:] - orders[:, :-step]) % n * 64 // n, 64)
+    # Sums over runs: z = 5 has 6e-7. Fixed points are Poisson with mean and variance 1;
+    # n cycles of length j have mean 1 / j each, and H_n − Σ j⁻² for the variance.
+    fixed = np.sum(orders == np.arange(n))
+    assert abs(fixed - runs) < 5 * np.sqrt(runs)
+    cycles = [
+        scipy.sparse.csgraph.connected_components(
+            scipy.sparse.csr_array((np.ones(n), (np.arange(n), row)))
+        )[0]
+        for row in orders
+    ]
+    harmonic = np.sum(1 / np.arange(1, n + 1))
+    spread = np.sqrt(runs * (harmonic - np.pi**2 / 6))
+    assert abs(sum(cycles) - runs * harmonic) < 5 * spread
+    odd = int(np.sum((n - np.array(cycles)) % 2))
+    assert scipy.stats.binomtest(odd, runs).pvalue > ALARM
+
+
+def test_an_order_is_not_that_of_noise_from_the_same_key():
+    n = 1000
+
+    def ranks(x):
+        return np.argsort(np.argsort(np.asarray(x)))
+
+    drawn = [
+        sampling.reshuffled(n, n, key=KEY, epoch=3).indices[0],
+        sampling.fixed_size(n, n, key=KEY, step=3).indices,
+        sampling.poisson(n, 1.0, max_batch_size=n, key=KEY, step=3).indices,
+    ]
+    keys = [jax.random.fold_in(KEY, 3)]
+    keys += [jax.random.fold_in(keys[0], leaf) for leaf in range(3)]
+    keys += [jax.random.fold_in(key, leaf) for key in keys[1:] for leaf in range(3)]
+    noise = [ranks(jax.random.normal(key, (n,))) for key in keys]
+    for order in drawn:
+        for line in noise:
+            for other in (line, np.argsort(line)):
+                # z = 6: 2e-9 each, below 2e-7 for all of them
+                assert abs(np.corrcoef(np.asarray(order), other)[0, 1]) < 6 / n**0.5
+    for a, b in itertools.combinations(drawn, 2):
+        assert abs(np.corrcoef(np.asarray(a), np.asarray(b))[0, 1]) < 6 / n**0.5
+
+
+def test_the_same_numbers_give_the_same_batches():
+    def draw(key, i):
+        return (
+            sampling.poisson(90, 0.1, max_batch_size=16, key=key, step=i),
+            sampling.reshuffled_step(2**14 + 1, 16, key=key, epoch=i, step=i),
+        )
+
+    keys, steps = jax.random.split(KEY, 4), jnp.array([0, 1, 2, 2**31 - 1])
+    plain = jax.jit(draw)
+    wanted = [plain(keys[i], steps[i]) for i in range(4)]
+
+    def same(batches, i):
+        jax.tree.map(np.testing.assert_array_equal, batches, wanted[i])
+        jax.tree.map(lambda x, y: chex.assert_type(x, y.dtype), batches, wanted[i])
+
+    same(plain(keys[1], np.uint32(1)), 1)
+    with jax.enable_x64(True):
+        same(plain(keys[3], jnp.int64(2**31 - 1)), 3)
+    both = jax.jit(jax.vmap(draw))
+    many = [both(keys, steps)]
+    mesh = jax.make_mesh((4,), ("x",))
+    split = jax.device_put((keys, steps), NamedSharding(mesh, PartitionSpec("x")))
+    with jax.set_mesh(mesh):
+        apart = jax.shard_map(
+            lambda key, i: jax.tree.map(lambda x: x[None], draw(key[0], i[0])),
+            in_specs=PartitionSpec("x"),
+            out_specs=PartitionSpec("x"),
+        )
+        many += [jax.tree.map(np.asarray, f(*split)) for f in (both, jax.jit(apart))]
+    for batches in many:
+        for i in range(4):
+            same(jax.tree.map(lambda x, i=i: x[i], batches), i)
+    for indices, mask in plain(jax.random.key(3, impl="rbg"), np.uint32(2**32 - 1)):
+        kept = np.asarray(indices)[np.asarray(mask)].tolist()
+        assert len(set(kept)) == len(kept)
+
+
+def test_corners_of_sizes_and_rates():
+    cases = [
+        (1, 1.0, 1, 1),
+        (1, 0.0, 1, 0),
+        (3, 1.0, 8, 3),
+        (8, 1.0, 3, 3),
+        (2**31 - 1, 1e-12, 2, 0),
+        (2**31 - 1, 1.0, 2, 2),
+        (7, 5e-324, 7, 0),
+    ]
+    last = -(-(2**31 - 1) // 1000) - 1
+
+    @jax.jit
+    def draw(key):
+        drawn = [
+            sampling.poisson(n, rate, max_batch_size=b, key=key, step=0)
+            for n, rate, b, _ in cases
+        ]
+        return (
+            drawn,
+            sampling.cyclic_step(2**31 - 1, 1000, step=last),
+            sampling.reshuffled_step(2**31 - 1, 1000, key=key, epoch=0, step=last),
+        )
+
+    drawn, cyclic, reshuffled = draw(KEY)
+    for (n, _, b, taken), (indices, mask) in zip(cases, drawn, strict=True):
+        assert indices.shape == mask.shape == (b,)
+        kept = np.asarray(indices)[np.asarray(mask)]
+        assert len(set(kept.tolist())) == len(kept) == taken
+        assert np.all(mask == (np.arange(b) < taken))
+        assert np.all((indices >= 0) & (indices < n))
+        assert not np.any(np.asarray(indices)[taken:])
+    for indices, mask in (cyclic, reshuffled):
+        assert mask.sum() == (2**31 - 1) % 1000
+        assert np.all(indices >= 0)
+        assert indices.max() > 2**30
+    assert cyclic.indices.max() == 2**31 - 2
 
 
 def test_static_mistakes_name_the_argument():
@@ -95,3 +428,11 @@ def test_static_mistakes_name_the_argument():
             poisson(rate, max_batch_size=3)
     with pytest.raises(ValueError, match="^max_batch_size must"):
         poisson(0.1, max_batch_size=0)
+    for n, b, name in [(2**31, 1, "num_examples"), (5, 2**31, "batch_size")]:
+        with pytest.raises(ValueError, match=f"^{name} must be at most"):
+            sampling.cyclic_step(n, b, step=0)
+    for step in (-1, 2**32, 1.0, True, jnp.zeros(2, int)):
+        with pytest.raises(ValueError, match="^step must"):
+            sampling.fixed_size(5, 2, key=KEY, step=step)
+        with pytest.raises(ValueError, match="^epoch must"):
+            sampling.reshuffled(5, 2, key=KEY, epoch=step)

@@ -1,0 +1,62 @@
+"""A keyed permutation of n places, evaluated at the places that are wanted."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _distinct
+
+SORTED = 2**14  # up to here all of it is drawn, exactly uniform
+_ROUNDS = 12
+
+
+def _mix(x: jax.Array, key: jax.Array) -> jax.Array:
+    """A hash of 32 bits under a key of 64.
+
+    Reference: Wellons (2018), hash prospector; the second word is put in half-way.
+    """
+    x = x ^ key[0]
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = x ^ key[1]
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
+    """The values of the permutation at some places, i32, for n < 2³¹.
+
+    Beyond a small n it is a Feistel network on the smallest grid of nearly √n by √n
+    that holds n places: each round turns one coordinate by a hash of the other, which
+    can be undone. A value outside [0, n) goes through again until it is inside, which
+    keeps it a permutation (Black and Rogaway, 2002, sections 3 and 4).
+
+    Args:
+      key: one typed key.
+      n: static.
+      places: unsigned, u32[...], below n.
+    """
+    if n <= SORTED:
+        return _distinct.permutation(key, n)[places]
+
+    rows = math.isqrt(n - 1) + 1
+    columns = -(-n // rows)
+    keys = jax.random.bits(key, (_ROUNDS, 2), jnp.uint32)
+
+    def turned(x: jax.Array, by: jax.Array, size: int) -> jax.Array:
+        moved = x + by % np.uint32(size)
+        return jnp.where(moved >= size, moved - np.uint32(size), moved)
+
+    def through(x: jax.Array) -> jax.Array:
+        row, column = x // np.uint32(columns), x % np.uint32(columns)
+        for i in range(0, _ROUNDS, 2):
+            row = turned(row, _mix(column, keys[i]), rows)
+            column = turned(column, _mix(row, keys[i + 1]), columns)
+        return row * np.uint32(columns) + column
+
+    def again(x: jax.Array) -> jax.Array:
+        return jnp.where(x >= n, through(x), x)
+
+    inside = jax.lax.while_loop(lambda x: jnp.any(x >= n), again, through(places))
+    return inside.astype(jnp.int32)
