@@ -2,7 +2,11 @@
 
 Accountants need float64 (δ reaches 1e-30), notebooks run in float32, and global
 configuration is not ours to change. The decorator `float64` opens a float64 scope
-around one jitted call and rounds what comes out towards more privacy loss.
+around one jitted call and rounds what comes out towards more privacy loss. The scope
+promotes dtypes as usual, too: a strict caller has no say in what is not its code.
+
+Processors flush numbers below the least normal one, `TINY`, to zero in what is compiled
+here. So arguments below it count as zero, and what has to be positive is at least TINY.
 
 JAX traces, transposes and lowers derivatives long after that scope has closed, and
 what then makes a float64 array fails. So the derivative is a function of its own:
@@ -12,8 +16,9 @@ is left for the caller's transformations. Partials are decorated the same way, s
 derivatives work alike. The rule for custom derivatives inside a core: `scoped`.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -21,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Direction = Literal["up", "down", "nearest"]
+TINY = float(np.finfo(np.float64).tiny)
 
 
 def default_float() -> np.dtype:
@@ -28,12 +34,19 @@ def default_float() -> np.dtype:
     return jax.dtypes.canonicalize_dtype(np.float64)
 
 
+@contextlib.contextmanager
+def scope() -> Iterator[None]:
+    """The configuration in which accountants are traced and run."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 def scoped(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function, or a custom derivative rule, to run in the float64 scope."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with jax.enable_x64(True):
+        with scope():
             return fn(*args, **kwargs)
 
     return wrapper
@@ -46,10 +59,13 @@ def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
     y = x.astype(dtype)
     if dtype == x.dtype or direction == "nearest":
         return y
-    back = y.astype(x.dtype)
+    back, least = y.astype(x.dtype), float(jnp.finfo(dtype).tiny)
+    # What lies between 0 and the least normal number may have become 0.
     if direction == "up":
-        return jnp.where(back < x, jnp.nextafter(y, jnp.full_like(y, jnp.inf)), y)
-    return jnp.where(back > x, jnp.nextafter(y, jnp.full_like(y, -jnp.inf)), y)
+        y = jnp.where(back < x, jnp.nextafter(y, jnp.full_like(y, jnp.inf)), y)
+        return jnp.where((x > 0) & (x < least), least, y)
+    y = jnp.where(back > x, jnp.nextafter(y, jnp.full_like(y, -jnp.inf)), y)
+    return jnp.where((x < 0) & (x > -least), -least, y)
 
 
 @cast.defjvp
@@ -138,15 +154,17 @@ def _lift(
         def _(primals: Any, tangents: Any) -> Any:
             out = call(*primals)
             total = jnp.zeros_like(out)
-            with jax.enable_x64(True):
+            with scope():
                 inputs = merge(primals)
                 if not vectors:  # a constant is one for second derivatives too
                     inputs = fill([inputs[place] for place in places])
             for place, primal, tangent in zip(places, primals, tangents, strict=True):
                 if not jnp.issubdtype(jnp.result_type(primal), jnp.floating):
                     continue
-                with jax.enable_x64(True):
+                with scope():
                     slope = partial(place)(*inputs, **kwargs).astype(dtype)
+                    if tangent.dtype != dtype:
+                        tangent = jnp.asarray(tangent, dtype)
                 product = slope * jnp.broadcast_to(tangent, slope.shape)
                 total += jnp.sum(product, axis=-1) if place in vectors else product
             return out, total

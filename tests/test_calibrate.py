@@ -56,6 +56,113 @@ def test_upper_stops_the_search():
     np.testing.assert_allclose(below, gdp.mu(1.0, 1e-5), rtol=1e-6)
 
 
+def gaussian(noise_multiplier):
+    return gdp.epsilon(1 / noise_multiplier, 1e-5)
+
+
+def rate(q):
+    return gdp.epsilon(q, 1e-5)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"integer": True}, {"start": 1e6}])
+def test_the_last_parameter_that_makes_sense_is_not_a_root(kwargs):
+    # ε is 0.345 at 10, and 0.1 from 27 on.
+    for upper in (10.0, 10.7):
+        with pytest.raises(ValueError, match=rf"^target_epsilon 0\.1 .* {upper}"):
+            calibrate.solve(gaussian, 0.1, upper=upper, **kwargs)
+    with pytest.raises(ValueError, match=r"^target_epsilon 0\.1 is not met"):
+        calibrate.solve(rate, 0.1, increasing=True, integer=True, upper=10.0)
+
+
+@pytest.mark.parametrize(
+    "epsilon",
+    [
+        lambda s: jnp.where(s < 30, jnp.inf, 1 / s),
+        lambda s: jnp.where(s < 30, jnp.nan, 1 / s),
+        lambda s: jnp.where(s < 30, 1.0, 2.0**-7),
+        lambda s: jnp.ceil(100 / s) / 300,
+        lambda s: 1 / s + 0.01 * jnp.sin(300 * s) ** 2,
+        lambda s: 1e-3 / s**3,
+    ],
+    ids=["infinite", "nan", "plateaus", "stairs", "ripples", "steep"],
+)
+@pytest.mark.parametrize("integer", [False, True])
+def test_what_is_returned_meets_the_target_as_it_is(epsilon, integer):
+    upper, targets = 33.3, [2.0**-4, 2.0**-7]
+    kwargs = {"integer": integer, "upper": upper, "start": 7.3}
+    asked = np.append(np.linspace(29.0, 33.3, 501), 2.0 ** np.arange(-20, 6))
+    asked = np.floor(asked) if integer else asked
+    asked = asked[asked > 0]
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            solve = jax.vmap(lambda t: calibrate.solve(epsilon, t, **kwargs))
+            together = np.asarray(jax.jit(solve)(jnp.asarray(targets)), np.float64)
+            narrow = np.asarray(jnp.asarray(targets), np.float64)
+        for target, goal, traced in zip(targets, narrow, together, strict=True):
+            with jax.enable_x64(True):  # what an evaluation may be off by is 4 ulps
+                possible = np.any(np.asarray(epsilon(asked)) <= goal * (1 - 1e-15))
+            with jax.enable_x64(wide):
+                try:
+                    eager = float(calibrate.solve(epsilon, target, **kwargs))
+                except ValueError:
+                    assert traced == np.inf
+                    assert not possible
+                    continue
+            for value in (eager, traced):
+                assert 0 < value <= upper
+                assert not integer or value == np.floor(value)
+                with jax.enable_x64(True):
+                    assert epsilon(jnp.asarray(value)) <= goal * (1 + 1e-15)
+
+
+def test_upper_is_kept_in_every_dtype():
+    # 0.1 is between two numbers of float32, and so is the root.
+    def epsilon(noise_multiplier):
+        return 0.1 / noise_multiplier - 1e-10
+
+    assert float(np.float32(0.1)) > 0.1
+    with pytest.raises(ValueError, match="not met"):
+        calibrate.solve(epsilon, 1.0 - 1e-10, upper=0.1)
+    found = calibrate.solve(lambda q: q, 0.5, increasing=True, upper=0.1)
+    assert float(found) == np.nextafter(np.float32(0.1), np.float32(0))
+    with jax.enable_x64(True):
+        assert calibrate.solve(lambda q: q, 0.5, increasing=True, upper=0.1) == 0.1
+        assert calibrate.solve(epsilon, 1.0 - 1e-10, upper=0.1) <= 0.1
+
+
+def test_an_end_is_no_root_to_differentiate():
+    def both(target):
+        return calibrate.solve(rate, target, increasing=True, upper=1.0)
+
+    for transform in (lambda f: f, jax.jit):
+        value, slope = transform(jax.value_and_grad(both))(1e4)
+        assert (value, slope) == (1.0, 0.0)
+    assert calibrate.solve(lambda s: 0 * s, 1.0) <= 1e-37
+    assert calibrate.solve(lambda s: 0 * s, 1.0, increasing=True) >= 1e38
+
+
+def test_only_noise_without_end_is_not_an_answer():
+    def epsilon(noise_multiplier):
+        return jnp.where(jnp.isinf(noise_multiplier), 0.0, 1.0)
+
+    with pytest.raises(ValueError, match=r"^target_epsilon 0\.5 is not met"):
+        calibrate.solve(epsilon, 0.5)
+    bad = jnp.array([0.5, jnp.nan, -1.0])
+    solve = jax.jit(jax.vmap(lambda t: calibrate.solve(epsilon, t)))
+    assert np.all(np.asarray(solve(bad)) == np.inf)
+
+
+def test_one_target_at_a_time():
+    for call in (
+        lambda: calibrate.solve(gaussian, np.array([1.0, 2.0])),
+        lambda: jax.jit(lambda t: calibrate.solve(gaussian, t))(jnp.ones(2)),
+    ):
+        with pytest.raises(ValueError, match=r"^target_epsilon must be a scalar.*vmap"):
+            call()
+    with pytest.raises(ValueError, match=r"^epsilon_fn's result must be a scalar"):
+        calibrate.solve(lambda s: jnp.stack([1 / s, 1 / s]), 1.0)
+
+
 def test_implicit_derivatives():
     def sigma(target, sensitivity):
         return calibrate.solve(lambda s: gdp.epsilon(sensitivity / s, 1e-5), target)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.scipy.special import ndtr, ndtri
 
 from dpjax import _validate
-from dpjax._float64 import float64, scoped
+from dpjax._float64 import TINY, float64, scoped
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
@@ -28,40 +28,53 @@ _MAX_NEWTON_STEPS = 100
 
 
 def _mills(a: jax.Array, mu: jax.Array | None = None) -> jax.Array:
-    """R(a), or R(a) − R(a + μ) given μ, for a >= −1: one quadrature."""
+    """R(a), or (R(a) − R(a + μ)) / μ given μ, for a >= −1: one quadrature."""
     # The integrand has fallen to e^{-40} at the upper end of the interval.
     length = 80.0 / (a + jnp.sqrt(a * a + 80.0))
     t = length * _NODES
     integrand = jnp.exp(-a * t - 0.5 * t * t)
     if mu is not None:
-        integrand = integrand * -jnp.expm1(-mu * t)
+        mu = jnp.maximum(mu, 1e-290)  # its limit, but for what underflows
+        integrand = integrand * (-jnp.expm1(-mu * t) / mu)
     return length * jnp.sum(_WEIGHTS * integrand)
 
 
-def _mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
-    """R(a) − R(a + μ); for μ >= 1 the factor 1 − e^{−μt} is too sharp for the nodes."""
+def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
+    """Log (R(a) − R(a + μ)); the factor 1 − e^{−μt} is too sharp for nodes if μ >= 1.
+
+    It is divided by a small μ, so that nothing underflows where a is not huge.
+    """
     small = mu < 1.0
-    return jnp.where(
-        small, _mills(a, jnp.where(small, mu, 1.0)), _mills(a) - _mills(a + mu)
-    )
+    below = jnp.where(small, mu, 1.0)
+    difference = jnp.where(small, _mills(a, below), _mills(a) - _mills(a + mu))
+    return jnp.log(jnp.maximum(difference, TINY)) + jnp.log(below)
 
 
 def _log_phi(x: jax.Array) -> jax.Array:
     return -0.5 * x * x - _LOG_SQRT_2PI
 
 
+def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The numbers a and b, whose squares are finite where δ is not 1."""
+    steps = jnp.minimum(epsilon / mu, 1e154)
+    return steps - mu / 2, steps + mu / 2
+
+
 def _log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
     """Log δ(ε) for 0 < μ < ∞ and finite ε >= 0, with its rounding error added."""
-    a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    a, b = _ends(mu, epsilon)
     in_tail = a >= -1.0
     a_tail = jnp.maximum(a, -1.0)
-    tail = _log_phi(a_tail) + jnp.log(_mills_difference(a_tail, mu))
-    # a carries a rounding error of b ulps, and φ(a) multiplies it by a.
-    tail = tail + 2 * _ULP * (8.0 + a_tail + a_tail * b)
+    log_difference = _log_mills_difference(a_tail, mu)
+    # a is off by b ulps, and log δ has a slope of |a| + 2 at most there.
+    error = 16.0 + jnp.abs(log_difference) + 2 * jnp.abs(jnp.log(jnp.minimum(mu, 1.0)))
+    error = _ULP * error + _ULP * (2.0 + jnp.abs(a_tail)) * (2.0 + b)
+    tail = _log_phi(a_tail) + log_difference + error
     a_body = jnp.minimum(a, -1.0)
     b_body = jnp.where(in_tail, 1.0, b)
-    body = jnp.log(ndtr(-a_body) - jnp.exp(_log_phi(a_body)) * _mills(b_body))
-    return jnp.minimum(jnp.where(in_tail, tail, body + 16 * _ULP), 0.0)
+    phi = jnp.exp(_log_phi(a_body))
+    body = jnp.log(ndtr(-a_body) - phi * _mills(b_body)) + _ULP * (16 + 2 * phi * b)
+    return jnp.minimum(jnp.where(in_tail, tail, body), 0.0)
 
 
 @jax.custom_jvp
@@ -71,9 +84,10 @@ def _delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
     log_delta = _log_delta(
         jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
     )
-    # μ = 0 and ε = ∞ leak nothing; μ = ∞, ε < 0 and NaN promise nothing.
+    # μ = 0 and ε = ∞ leak nothing; μ = ∞, ε < 0 and NaN promise nothing. Whatever else
+    # leaks something.
     corner = jnp.where((mu == 0) | (epsilon == jnp.inf), 0.0, 1.0)
-    return jnp.where(regular, jnp.exp(log_delta), corner)
+    return jnp.where(regular, jnp.maximum(jnp.exp(log_delta), TINY), corner)
 
 
 @_delta.defjvp
@@ -88,8 +102,9 @@ def _slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     """∂δ/∂μ = φ(a) and ∂δ/∂ε = −e^ε Φ(−b) = −φ(a) R(b)."""
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
-    phi = jnp.exp(_log_phi(epsilon_ / mu_ - mu_ / 2))
-    by_epsilon = -phi * _mills(epsilon_ / mu_ + mu_ / 2)
+    a, b = _ends(mu_, epsilon_)
+    phi = jnp.exp(_log_phi(a))
+    by_epsilon = -phi * _mills(b)
     return jnp.where(regular, phi, 0.0), jnp.where(regular, by_epsilon, 0.0)
 
 
@@ -125,7 +140,7 @@ def _nudge(holds, x: jax.Array, direction: float) -> jax.Array:
         x, bump = state
         return jnp.maximum(x + direction * bump, 0.0), 2 * bump
 
-    bump = 2 * _ULP * x + jnp.finfo(jnp.float64).tiny
+    bump = 2 * _ULP * x + TINY
     return jax.lax.while_loop(cond, body, (x, bump))[0]
 
 
@@ -138,6 +153,7 @@ def _epsilon(mu: jax.Array, delta: jax.Array) -> jax.Array:
     # δ(ε) <= Φ(−a), so the ε at which Φ(−a) = δ is on the good side. δ(ε) is
     # log-concave in ε: it integrates (1 − e^{ε−x})₊ against a Gaussian.
     start = jnp.maximum(mu_ * (mu_ / 2 - ndtri(delta_)), 0.0)
+    start = jnp.minimum(start, jnp.finfo(jnp.float64).max)
     root = _newton(lambda e: _log_delta(mu_, e) - log_target, start)
     root = jnp.where(_delta(mu_, jnp.zeros_like(mu_)) <= delta_, 0.0, root)
     root = _nudge(lambda e: _delta(mu_, e) <= delta_, root, 1.0)
@@ -164,13 +180,15 @@ def _mu(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)
     log_target = jnp.log(delta_)
     # Φ(μ/2 − ε/μ) = δ is a quadratic in μ whose root is on the good side, except
-    # that at ε = 0 it may vanish; there δ = 2Φ(μ/2) − 1 is solved in closed form.
+    # that at ε = 0 it may vanish; there δ = erf(μ/√8) is solved in closed form.
     # δ is log-concave in μ: its derivative φ(ε/μ − μ/2) is.
     z = ndtri(delta_)
-    root = jnp.sqrt(z * z + 2 * epsilon_)
-    start = jnp.where(z > 0, z + root, 2 * epsilon_ / (root - jnp.minimum(z, 0.0)))
-    at_zero = 2 * ndtri(0.5 + delta_ / 2)
-    start = jnp.maximum(start, at_zero * (1 - 4 * _ULP))
+    root = jnp.hypot(z, jnp.sqrt(2.0) * jnp.sqrt(epsilon_))
+    divisor = root - jnp.minimum(z, 0.0)
+    left = 2 * (epsilon_ / jnp.where(divisor > 0, divisor, 1.0))
+    start = jnp.where(z > 0, z + root, left)
+    at_zero = jnp.sqrt(8.0) * jax.scipy.special.erfinv(delta_)
+    start = jnp.maximum(start, at_zero * (1 - 64 * _ULP))
     found = _newton(lambda m: _log_delta(m, epsilon_) - log_target, start)
     found = _nudge(lambda m: _delta(m, epsilon_) <= delta_, found, -1.0)
     anything = (epsilon == jnp.inf) | (delta >= 1)
@@ -188,6 +206,32 @@ def _mu_jvp(primals, tangents):
     return mu, jnp.where(inside, dmu, 0.0)
 
 
+@jax.custom_jvp
+@scoped
+def _tradeoff(mu: jax.Array, alpha: jax.Array) -> jax.Array:
+    inside = (alpha > 0) & (alpha < 1) & (mu >= 0)
+    z = ndtri(jnp.where(inside, alpha, 0.5))
+    far = -z - mu - 8 * _ULP * (jnp.abs(z) + mu)
+    beta = ndtr(far) * (1 - _ULP * (64 + 4 * jnp.minimum(far * far, 1e6)))
+    nothing = (alpha <= 0) & (mu >= 0) & (mu < jnp.inf)
+    return jnp.where(inside, beta, jnp.where(nothing, 1.0, 0.0))
+
+
+@_tradeoff.defjvp
+@scoped
+def _tradeoff_jvp(primals, tangents):
+    (mu, alpha), (dmu, dalpha) = primals, tangents
+    inside = (alpha > 0) & (alpha < 1) & (mu >= 0) & (mu < jnp.inf)
+    mu_, z = jnp.where(inside, mu, 1.0), ndtri(jnp.where(inside, alpha, 0.5))
+    # −φ(z + μ), and −φ(z + μ) / φ(z) with the squares cancelled
+    by_mu = -jnp.exp(_log_phi(z + mu_))
+    by_alpha = -jnp.exp(-mu_ * (z + mu_ / 2))
+    slope = jnp.where(inside, by_mu, 0.0) * dmu + jnp.where(inside, by_alpha, 0.0) * (
+        dalpha
+    )
+    return _tradeoff(mu, alpha), slope
+
+
 def _elementwise(core):
     return functools.wraps(core)(jnp.vectorize(core, signature="(),()->()"))
 
@@ -195,14 +239,7 @@ def _elementwise(core):
 _delta64 = float64("up")(_elementwise(_delta))
 _epsilon64 = float64("up")(_elementwise(_epsilon))
 _mu64 = float64("down")(_elementwise(_mu))
-
-
-@float64("down")
-def _tradeoff64(mu: jax.Array, alpha: jax.Array) -> jax.Array:
-    mu, alpha = jnp.broadcast_arrays(mu, alpha)
-    inside = (alpha > 0) & (alpha < 1)
-    beta = ndtr(-ndtri(jnp.where(inside, alpha, 0.5)) - mu) * (1 - 64 * _ULP)
-    return jnp.where(inside, beta, jnp.where(alpha <= 0, 1.0, 0.0))
+_tradeoff64 = float64("down")(_elementwise(_tradeoff))
 
 
 @float64("up", vectors=(0,))
@@ -211,7 +248,7 @@ def _compose64(mus: jax.Array) -> jax.Array:
     regular = (largest > 0) & (largest < jnp.inf)
     scaled = mus / jnp.where(regular, largest, 1.0)
     squares = jnp.where(regular[..., 0], jnp.sum(scaled * scaled, axis=-1), 1.0)
-    total = largest[..., 0] * jnp.sqrt(squares) * (1 + 4 * _ULP)
+    total = largest[..., 0] * jnp.sqrt(squares) * (1 + (4 + mus.shape[-1]) * _ULP)
     return jnp.where(regular[..., 0], total, largest[..., 0])
 
 
