@@ -76,6 +76,7 @@ def noisy_gd(
         loss_fn,
         params,
         data,
+        solver="solvers.noisy_gd",
         batches="full",
         num_epochs=_validate.static_int("num_steps", num_steps, minimum=1),
         batch_size=None,
