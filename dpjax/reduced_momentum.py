@@ -74,7 +74,7 @@ def init(
     num_steps: int, steps_per_epoch: int, dimension: int, dtype: Any = float
 ) -> ReducedMomentumState:
     """The state before the first step, for that many steps and vectors f[d]."""
-    dtype = at_least_float32(dtype)
+    dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
     zero = jnp.zeros(dimension, dtype)
     many = jnp.zeros((steps_per_epoch, dimension), dtype)
     return ReducedMomentumState(

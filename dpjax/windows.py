@@ -47,7 +47,7 @@ def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
 def empty_ring(window: int, dimension: int, dtype: Any = float) -> Ring:
     """A ring for windows of that many steps and vectors f[d], float32 at least."""
     slots, _ = _layout(_validate.static_int("window", window, minimum=1))
-    dtype = at_least_float32(dtype)
+    dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
     nodes = jnp.zeros((slots.sum(), dimension), dtype)
     return Ring(nodes, jnp.zeros((len(slots), dimension), dtype))
 

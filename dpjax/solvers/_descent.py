@@ -168,7 +168,8 @@ def descend(
 
 def narrow(wide: Any, params: Any) -> Any:
     """Wide parameters in the dtypes of the given ones."""
-    return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), wide, params)
+    # Not their result_type: of a weakly typed float32 that depends on the scope.
+    return jax.tree.map(lambda x, p: x.astype(jnp.asarray(p).dtype), wide, params)
 
 
 def constant(values: np.ndarray) -> bool:

@@ -170,7 +170,7 @@ def sensitivity(
     )
     if share > MOST:
         raise ValueError(
-            f"num_steps must be fewer, or the examples, or the parameters smaller: with "
+            "num_steps must be fewer, or the examples, or the parameters smaller: with "
             f"{num_steps} steps on {num_examples} examples float64 may round two runs "
             f"apart by {share:.0%} of what one example does, and at most {MOST:.0%} is "
             "allowed for."
