@@ -265,7 +265,7 @@ def test_momentum_of_reduced_sensitivity(dtype):
     with jax.enable_x64(True):
         spent = float(
             reduced_momentum_mu(
-                np.float64(records[0].stddevs) / bounds,
+                tuple(np.float64(records[0].stddevs) / bounds),
                 num_steps=9,
                 decay=float(records[0].decay),
                 steps_per_epoch=3,

@@ -106,7 +106,7 @@ class Loss:
 
 
 def _logistic(score: jax.Array, label: jax.Array) -> jax.Array:
-    return jax.nn.softplus(-label * score)
+    return jax.nn.softplus(-jnp.asarray(label, score.dtype) * score)
 
 
 def logistic(*, feature_norm: float) -> Loss:
@@ -148,6 +148,7 @@ class _Huber:
     threshold: float
 
     def __call__(self, score: jax.Array, label: jax.Array) -> jax.Array:
+        label = jnp.asarray(label, score.dtype)
         return optax.huber_loss(score, label, delta=self.threshold)
 
 
@@ -195,7 +196,7 @@ class _Classes:
 
 def _softmax(scores: jax.Array, label: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(
-        scores, label.astype(jnp.int32)
+        scores, jnp.asarray(label).astype(jnp.int32)
     )
 
 

@@ -111,7 +111,7 @@ def noisy_cyclic_gd(
     Raises:
       ValueError: an argument is out of range, or an assumption fails or contradicts
         another, before any training.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing (a ValueError too).
 
     Privacy: params alone is μ-GDP under the adjacency, μ by
     `accounting.iteration.noisy_cyclic_gd_mu`; with schedules by

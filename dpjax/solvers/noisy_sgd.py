@@ -98,7 +98,7 @@ def noisy_sgd(
     Raises:
       ValueError: an argument is out of range, or an assumption fails, before any
         training.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing (a ValueError too).
 
     Privacy: params alone has the ε(δ) of `accounting.iteration.noisy_sgd_epsilon`; with
     schedules that of composition at 4 levels of noise, which holds for all iterates.
