@@ -30,6 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._dtypes import at_least_float32, widen
+from dpjax._keys import stream
 from dpjax.tree import empty_prefixes, prefix_variance, stored_prefix_noise
 from dpjax.windows import Ring, empty_ring, push, query, window_variance
 
@@ -68,18 +70,26 @@ class ReducedMomentumState(NamedTuple):
     totals: jax.Array
 
 
-def init(num_steps: int, steps_per_epoch: int, dimension: int) -> ReducedMomentumState:
+def init(
+    num_steps: int, steps_per_epoch: int, dimension: int, dtype: Any = float
+) -> ReducedMomentumState:
     """The state before the first step, for that many steps and vectors f[d]."""
-    zero = jnp.zeros(dimension)
-    many = jnp.zeros((steps_per_epoch, dimension))
+    dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
+    zero = jnp.zeros(dimension, dtype)
+    many = jnp.zeros((steps_per_epoch, dimension), dtype)
     return ReducedMomentumState(
-        anchor=empty_ring(steps_per_epoch, dimension),
-        change=empty_ring(steps_per_epoch, dimension),
+        anchor=empty_ring(steps_per_epoch, dimension, dtype),
+        change=empty_ring(steps_per_epoch, dimension, dtype),
         drift=zero,
         prefixes=empty_prefixes(zero, num_steps),
         windows=many,
         totals=many,
     )
+
+
+def tree_keys(key: jax.Array) -> Terms:
+    """A key for each tree."""
+    return Terms(*(stream(key, f"reduced_momentum.{name}") for name in Terms._fields))
 
 
 def update(
@@ -104,14 +114,16 @@ def update(
       decay: β, f[].
       refresh: γ, f[].
       stddevs: of the noise in a node of each tree, f[] each.
-      keys: a typed key for each tree.
+      keys: a typed key for each tree, as `tree_keys` makes them.
 
     Returns:
       m̂_t f[d] and the state.
 
     Privacy: `accounting.reduced_momentum.reduced_momentum_mu`.
     """
-    n = steps_per_epoch
+    n, dtype = steps_per_epoch, state.drift.dtype
+    step, terms = jnp.asarray(step).astype(jnp.int32), widen(terms)
+    decay, refresh = jnp.asarray(decay, dtype), jnp.asarray(refresh, dtype)
     window: dict[str, Any] = {"window": n, "decay": decay}
     first = step < 2 * n
     anchor = push(

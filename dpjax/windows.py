@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._dtypes import at_least_float32
+from dpjax._keys import stream
 from dpjax.tree import node_noise
 
 
@@ -42,20 +44,33 @@ def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
     return slots, np.concatenate([[0], np.cumsum(slots)[:-1]]).astype(np.int32)
 
 
-def empty_ring(window: int, dimension: int) -> Ring:
-    """A ring for windows of that many steps and vectors f[d]."""
+def empty_ring(window: int, dimension: int, dtype: Any = float) -> Ring:
+    """A ring for windows of that many steps and vectors f[d], float32 at least."""
     slots, _ = _layout(_validate.static_int("window", window, minimum=1))
-    return Ring(jnp.zeros((slots.sum(), dimension)), jnp.zeros((len(slots), dimension)))
+    dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
+    nodes = jnp.zeros((slots.sum(), dimension), dtype)
+    return Ring(nodes, jnp.zeros((len(slots), dimension), dtype))
 
 
-def _sizes(decay: jax.Array, levels: int) -> jax.Array:
+def _sizes(decay: jax.Array, levels: int, dtype: Any) -> jax.Array:
     """β^{2^k} for every level k."""
-    return jnp.power(decay, jnp.exp2(jnp.arange(levels, dtype=jnp.float32)))
+    sizes = jnp.exp2(jnp.arange(levels, dtype=dtype))
+    return jnp.power(jnp.asarray(decay, dtype), sizes)
+
+
+def _int32(step: jax.typing.ArrayLike) -> jax.Array:
+    """A step's number as the bit tricks below need it, whatever it came as."""
+    return jnp.asarray(step).astype(jnp.int32)
 
 
 def _trailing_zeros(x: jax.Array) -> jax.Array:
-    """Of a whole number; 32 for zero."""
+    """Of an int32; 32 for zero."""
     return jax.lax.population_count((x & -x) - 1)
+
+
+def tree_key(key: jax.Array) -> jax.Array:
+    """The key that a ring's nodes are folded from."""
+    return stream(key, "windows")
 
 
 def push(
@@ -71,7 +86,8 @@ def push(
 ) -> Ring:
     """The ring with all nodes that this step completes; as it was if not active."""
     slots, begins = (jnp.asarray(x) for x in _layout(window))
-    factors = _sizes(decay, len(slots))
+    factors = _sizes(decay, len(slots), ring.nodes.dtype)
+    step, value, key = _int32(step), value.astype(ring.nodes.dtype), tree_key(key)
     completed = jnp.minimum(_trailing_zeros(step) + 1, len(slots))
 
     def complete(level: jax.Array, carry: Any) -> Any:
@@ -99,7 +115,8 @@ def query(
 ) -> jax.Array:
     """Σ β^{t − j} x_j with noise over the last n of the steps 1..t; 0 if not active."""
     slots, begins = (jnp.asarray(x) for x in _layout(window))
-    factors = _sizes(decay, len(slots))
+    factors = _sizes(decay, len(slots), ring.nodes.dtype)
+    step = _int32(step)
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
     def more(carry: Any) -> jax.Array:

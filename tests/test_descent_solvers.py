@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from dpjax import Adjacency, sampling, solvers
+from dpjax._keys import stream
 from dpjax.accounting import gdp, iteration, pld, pure
 from dpjax.solvers import losses, prox
 
@@ -104,7 +105,7 @@ def test_full_and_random_batches_without_noise():
     expected = reference(data, everything, [0.2] * 9, added=0.05)
     np.testing.assert_allclose(result.params, expected, atol=2e-6)
 
-    # Random batches: those of the sampler, drawn from the second half of the key.
+    # Random batches: those of the sampler, from the solver's stream of that name.
     result = solvers.noisy_sgd(
         HUBER,
         jnp.zeros(4),
@@ -115,7 +116,7 @@ def test_full_and_random_batches_without_noise():
         noise_multiplier=1e-9,
         **SETTING,
     )
-    batch_key = jax.random.split(KEY)[1]
+    batch_key = stream(stream(KEY, "solvers.noisy_sgd"), "batches")
     batches = [
         (np.asarray(sampling.fixed_size(23, 4, key=batch_key, step=k).indices), 4)
         for k in range(12)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import Adjacency, sampling, solvers
+from dpjax._keys import stream
 from dpjax.accounting import gdp, pld
 from dpjax.accounting import random_rounds as accounting
 from dpjax.solvers import _data, losses
@@ -152,7 +153,7 @@ def test_steps_are_those_of_sgd():
         batch_size=4,
         microbatch_size=None,
     )
-    batch_key = jax.random.split(KEY)[1]
+    batch_key = stream(KEY, "batches")
     w, missing = np.zeros(3), 0
     ball = np.float64(x)
     ball *= np.minimum(1, (1 - 2**-20) / np.linalg.norm(ball, axis=1, keepdims=True))

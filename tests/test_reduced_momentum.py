@@ -113,6 +113,7 @@ def nodes_with_noise(leaves, nodes, beta, stddev, key):
 def algorithm_4(terms, num_steps, n, beta, gamma, stddevs, keys):
     """Direct: every momentum from the nodes, by the double sum over earlier epochs."""
     trees = released(num_steps, n)
+    keys = Terms(*(windows.tree_key(k) for k in keys[:2]), keys.drift)
     G, H, R = (
         nodes_with_noise(np.float64(x), nodes, beta, s, k)
         for x, nodes, s, k in zip(terms, trees, stddevs, keys, strict=True)

@@ -10,8 +10,9 @@ import pytest
 from test_reduced_momentum import algorithm_4
 
 from dpjax import Adjacency, solvers
+from dpjax._keys import stream
 from dpjax.accounting.reduced_momentum import reduced_momentum_mu
-from dpjax.reduced_momentum import Terms
+from dpjax.reduced_momentum import Terms, tree_keys
 from dpjax.solvers import losses
 from dpjax.solvers.sensitivity_reduced_nsgd import allot_noise
 
@@ -72,7 +73,7 @@ def by_hand(data, noise, *, left_out=()):
             sums += [at[1], 0.75 * change + 0.25 * at[1], drift]
         terms.append(sums)
         so_far = Terms(*np.array(terms).transpose(1, 0, 2))
-        keys = Terms(*jax.random.split(KEY, 3))
+        keys = tree_keys(stream(KEY, "solvers.sensitivity_reduced_nsgd"))
         momentum = algorithm_4(so_far, t, n, 0.8, gamma, stddevs, keys)[-1]
         w = w - 0.3 * momentum / np.linalg.norm(momentum)
     return w

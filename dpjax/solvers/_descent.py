@@ -1,20 +1,18 @@
 """Noisy gradient descent x ↦ prox(x − η(mean gradient + λx + noise)), in one scan."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate, sampling
+from dpjax import sampling
 from dpjax._dtypes import widen
-from dpjax.accounting import calibrate
-from dpjax.adjacency import Adjacency
+from dpjax._keys import stream
 from dpjax.noise import gaussian_like
 from dpjax.per_example import clipped_grad
-from dpjax.solvers import _data
+from dpjax.solvers import _data, _numbers
 from dpjax.solvers.guarantee import Guarantee
 from dpjax.solvers.prox import Prox
 
@@ -75,7 +73,8 @@ def gradient_sum(
         total, per_example = fn(params, examples, mask=mask)
         losses, used = per_example.loss, mask & jnp.isfinite(per_example.norm)
     counted = used & jnp.isfinite(losses)
-    return widen(total), jnp.mean(losses, where=counted), jnp.sum(used)
+    number = jnp.sum(used, dtype=jnp.int32)
+    return widen(total), jnp.mean(losses, where=counted), number
 
 
 @functools.partial(
@@ -107,10 +106,11 @@ def descend(
 ) -> tuple[Any, Curve]:
     """The last iterate; step sizes and noise have one row for each epoch, f[E, l].
 
-    Iterates stay in float32 at least: a cast in every step would not be a contraction.
+    Iterates are in float32 at least, and so is what comes out: a cast in every step
+    would not be a contraction, and one before the last noise would be no secret.
     """
     num_examples = data.finite.shape[0]
-    noise_key, batch_key = jax.random.split(key)
+    noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
     period = step_sizes.shape[1]
 
     def batches_of(epoch: jax.Array) -> sampling.Batch | None:
@@ -129,9 +129,10 @@ def descend(
 
     def take(batch: sampling.Batch | None) -> tuple[Any, jax.Array, jax.Array]:
         if batch is None:
-            return data.examples, data.finite, jnp.asarray(num_examples)
+            return data.examples, data.finite, jnp.asarray(num_examples, jnp.int32)
         examples = jax.tree.map(lambda x: x[batch.indices], data.examples)
-        return examples, batch.mask & data.finite[batch.indices], batch.mask.sum()
+        mask = batch.mask & data.finite[batch.indices]
+        return examples, mask, jnp.sum(batch.mask, dtype=jnp.int32)
 
     def step(params: Any, inputs: Any) -> tuple[Any, Curve]:
         batch, step_size, stddev, number = inputs
@@ -147,7 +148,8 @@ def descend(
         noise = gaussian_like(jax.random.fold_in(noise_key, number), total, stddev)
 
         def move(x: jax.Array, g: jax.Array, z: jax.Array) -> jax.Array:
-            return x - step_size * (g / batch_size + regularization * x + z)
+            eta, added = step_size.astype(x.dtype), regularization.astype(x.dtype)
+            return x - eta * (g / batch_size + added * x + z)
 
         params = prox(jax.tree.map(move, params, total, noise), step_size)
         return params, Curve(loss, size - used)
@@ -161,73 +163,13 @@ def descend(
 
     epochs = jnp.arange(step_sizes.shape[0])
     last, curve = jax.lax.scan(epoch, widen(params), (epochs, step_sizes, stddevs))
-    last = jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), last, params)
     return last, jax.tree.map(jnp.ravel, curve)
 
 
-def check(
-    loss_fn: Any,
-    data: Any,
-    *,
-    noise_multiplier: Any,
-    epsilon: Any,
-    delta: Any,
-    prox: Any,
-    key: jax.Array,
-    setting: dict[str, Any],
-) -> int:
-    """The number of examples, or a ValueError for what no solver here can take."""
-    num_examples = _data.check(loss_fn, data)
-    _validate.typed_key("key", key)
-    if _validate.adjacency(setting["adjacency"]) is Adjacency.ADD_REMOVE:
-        raise ValueError(
-            f"adjacency must be ZERO_OUT or REPLACE; got {setting['adjacency']!r}: "
-            "sums are divided by sizes that one example more would change."
-        )
-    if np.any(np.asarray(setting["diameter"]) < np.inf) and prox is None:
-        raise ValueError(
-            "diameter must be inf without a prox that keeps iterates in a set; got "
-            f"{setting['diameter']!r}."
-        )
-    strong = np.any(np.asarray(setting["strong_convexity"]) > 0)
-    if strong and not bool(jnp.all(_data.prepare(data).finite)):
-        raise ValueError(
-            "data must be finite where strong_convexity is above 0: an example that is "
-            "left out has no curvature (a regulariser of its own is named "
-            "regularization, and allows it)."
-        )
-    check_noise(noise_multiplier, epsilon, delta)
-    return num_examples
-
-
-def check_noise(noise_multiplier: Any, epsilon: Any, delta: Any) -> None:
-    """Raise unless the noise is given either by itself or by what it has to reach."""
-    if noise_multiplier is None:
-        if epsilon is None or delta is None:
-            raise ValueError(
-                "noise_multiplier must be given, or epsilon and delta; got epsilon "
-                f"{epsilon!r} and delta {delta!r}."
-            )
-        _validate.positive("epsilon", epsilon)
-        _validate.open_unit("delta", delta)
-    elif epsilon is not None or delta is not None:
-        raise ValueError(
-            "noise_multiplier must be None where epsilon and delta set the noise; got "
-            f"{noise_multiplier!r}."
-        )
-
-
-def solve_noise(
-    loss_of: Callable[[Any], jax.Array], goal: float, epsilon: float, delta: float
-) -> float:
-    """The least noise multiplier that meets a goal, with a margin for float32."""
-    try:
-        return float(calibrate.solve(loss_of, goal)) * (1 + 1e-6)
-    except ValueError as error:
-        raise ValueError(
-            f"epsilon {epsilon!r} at delta {delta!r} must be one that some noise "
-            f"reaches: {error}"
-        ) from error
+def narrow(wide: Any, params: Any) -> Any:
+    """Wide parameters in the dtypes of the given ones."""
+    # Not their result_type: of a weakly typed float32 that depends on the scope.
+    return jax.tree.map(lambda x, p: x.astype(jnp.asarray(p).dtype), wide, params)
 
 
 def constant(values: np.ndarray) -> bool:
@@ -235,25 +177,11 @@ def constant(values: np.ndarray) -> bool:
     return bool(np.all(values == values[0]))
 
 
+def reported(noise: np.ndarray) -> jax.Array:
+    """The noise multipliers as they were given, rounded down: there was no less."""
+    return _numbers.array(_numbers.down(noise[0] if constant(noise) else noise))
+
+
 def rows(values: np.ndarray, period: int) -> jax.Array:
     """A value for each step as the rows of epochs that `descend` takes."""
-    return jnp.asarray(values.reshape(-1, period), float)
-
-
-ASSUMPTIONS = (
-    "nothing but the last iterate is released: no other iterate, loss or count",
-    "what the setting says of the loss (convexity, smoothness, and the norm of "
-    "gradients unless they are clipped) is true of every possible example",
-    "prox does not depend on the data and never moves two points apart",
-    "n, all shapes, the initial parameters and the hyperparameters are public",
-    "arithmetic is real and Gaussian noise ideal",
-)
-
-
-def assumptions(*more: str, setting: dict[str, Any]) -> tuple[str, ...]:
-    """What the guarantee of a run rests on."""
-    if np.any(np.asarray(setting["diameter"]) < np.inf):
-        more += ("prox maps into a set of the stated diameter",)
-    if np.any(np.asarray(setting["strong_convexity"]) > 0):
-        more += ("every possible example is finite",)
-    return more + ASSUMPTIONS
+    return _numbers.array(values.reshape(-1, period))

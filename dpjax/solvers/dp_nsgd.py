@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate, optimizers, sampling
+from dpjax._keys import stream
 from dpjax.accounting import gdp
 from dpjax.accounting.tree import momentum_mu
 from dpjax.adjacency import Adjacency
-from dpjax.clipping import batch_size as leading_axis
 from dpjax.per_example import clipped_grad
+from dpjax.solvers import _data, _numbers
 from dpjax.solvers.guarantee import Guarantee
 from dpjax.tree import prefix_variance
 
@@ -173,7 +174,7 @@ def _train(
     params: Any,
     data: Any,
     key: jax.Array,
-    noise_multiplier: jax.Array,
+    stddev: jax.Array,
     decay: jax.Array,
     clip_norm: jax.Array,
     learning_rate: Any,
@@ -186,14 +187,13 @@ def _train(
     microbatch_size: int | None,
 ) -> tuple[Any, jax.Array]:
     """The last parameters and the loss of every step, compiled once for many runs."""
-    num_examples = leading_axis("data", data)
-    noise_key, order_key = jax.random.split(key)
+    num_examples = jax.tree.leaves(data)[0].shape[0]
     optimizer = optimizers.dp_nsgd(
         learning_rate if schedule is None else schedule,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
+        clip_norm=1.0,  # their product was rounded up
+        noise_multiplier=stddev,
         expected_batch_size=batch_size,
-        key=noise_key,
+        key=stream(key, "noise"),
         decay=decay,
         num_steps=num_epochs * -(-num_examples // batch_size),
     )
@@ -213,7 +213,7 @@ def _train(
             batches = sampling.cyclic(num_examples, batch_size)
         else:
             batches = sampling.reshuffled(
-                num_examples, batch_size, key=order_key, epoch=number
+                num_examples, batch_size, key=stream(key, "batches"), epoch=number
             )
         return jax.lax.scan(step, carry, batches)
 
@@ -294,6 +294,8 @@ def dp_nsgd(
     _validate.one_of("noise", noise, ("exact", "printed"))
     num_epochs = _validate.static_int("num_epochs", num_epochs, minimum=1)
     batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
+    _validate.decay("decay", decay)
+    decay, clip_norm = _numbers.down(decay), _numbers.up(clip_norm)
     _validate.positive("clip_norm", clip_norm)
     _validate.typed_key("key", key)
     if _validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
@@ -301,7 +303,7 @@ def dp_nsgd(
             f"adjacency must be ZERO_OUT or REPLACE; got {adjacency!r}: one example "
             "more would move others to other batches of this fixed size."
         )
-    num_examples = leading_axis("data", data)
+    num_examples = _data.check(loss_fn, data)
     steps_per_epoch = -(-num_examples // batch_size)
     num_steps = num_epochs * steps_per_epoch
 
@@ -320,15 +322,15 @@ def dp_nsgd(
         )
     else:
         # μ is proportional to 1/σ. The margin covers the roundings of float32.
-        noise_multiplier = float(account(1.0)) / target_mu * (1 + 1e-6)
+        noise_multiplier = _numbers.up(float(account(1.0)) / target_mu * (1 + 1e-6))
 
     scheduled = callable(learning_rate)
     trained, loss = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
-        key,
-        jnp.asarray(noise_multiplier, float),
-        jnp.asarray(decay, float),
-        jnp.asarray(clip_norm, float),
+        stream(key, "solvers.dp_nsgd"),
+        _numbers.array(_numbers.stddev(noise_multiplier, clip_norm)),
+        _numbers.array(decay),
+        _numbers.array(clip_norm),
         None if scheduled else learning_rate,
         loss_fn=loss_fn,
         schedule=learning_rate if scheduled else None,
@@ -357,5 +359,5 @@ def dp_nsgd(
                 "arithmetic is real and Gaussian noise ideal",
             ),
         ),
-        noise_multiplier=jnp.asarray(noise_multiplier),
+        noise_multiplier=_numbers.array(_numbers.down(noise_multiplier)),
     )

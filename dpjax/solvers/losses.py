@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from dpjax import _validate
-from dpjax._rounding import square_sum
+from dpjax._rounding import HIGHEST, square_sum
 
 _SLACK = 2.0**-20  # sixteen roundings, as in clipping; the norm is rounded up
 
@@ -56,11 +56,16 @@ class Loss:
     def __call__(self, params: jax.Array, example: Any) -> jax.Array:
         """The loss of one example (features f[d], label)."""
         features, label = example
-        bound = self.feature_norm * (1 - _SLACK)
         features = jnp.asarray(features, jnp.result_type(features, jnp.float32))
-        norm = jnp.sqrt(square_sum(features))
-        features = features * (bound / jnp.maximum(norm, bound))
-        return self.of_scores(features @ params, label)
+        bound = self.feature_norm * (1 - _SLACK)
+        # In its units neither a small bound underflows nor a large one overflows.
+        norm = jnp.sqrt(square_sum(features, unit=bound))
+        features = features / jnp.maximum(norm, 1.0)
+        dtype = jnp.promote_types(features.dtype, jnp.result_type(params))
+        features, params = features.astype(dtype), params.astype(dtype)
+        # The bound rests on this product and, in the gradient, on its transpose.
+        scores = jnp.matmul(features, params, precision=HIGHEST)
+        return self.of_scores(scores, label)
 
     def check(self, data: Any) -> None:
         """Raise ValueError unless data are (features f[n, d], labels [n]) as stated.
@@ -78,7 +83,8 @@ class Loss:
                 "data must be (features f[n, d], labels [n]); got shapes "
                 f"{features.shape} and {labels.shape}."
             )
-        known = labels[~np.isnan(labels)] if labels.dtype.kind == "f" else labels
+        real = jnp.issubdtype(labels.dtype, jnp.floating)
+        known = labels[~np.isnan(labels)] if real else labels
         wrong = known[~np.asarray(self.admits(known), bool)]
         if wrong.size:
             raise ValueError(
@@ -100,7 +106,7 @@ class Loss:
 
 
 def _logistic(score: jax.Array, label: jax.Array) -> jax.Array:
-    return jax.nn.softplus(-label * score)
+    return jax.nn.softplus(-jnp.asarray(label, score.dtype) * score)
 
 
 def logistic(*, feature_norm: float) -> Loss:
@@ -142,6 +148,7 @@ class _Huber:
     threshold: float
 
     def __call__(self, score: jax.Array, label: jax.Array) -> jax.Array:
+        label = jnp.asarray(label, score.dtype)
         return optax.huber_loss(score, label, delta=self.threshold)
 
 
@@ -189,7 +196,7 @@ class _Classes:
 
 def _softmax(scores: jax.Array, label: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(
-        scores, label.astype(jnp.int32)
+        scores, jnp.asarray(label).astype(jnp.int32)
     )
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import optax
 
 from dpjax import _validate
+from dpjax._keys import stream
 from dpjax.accounting import gdp, iteration
-from dpjax.solvers import _data, _descent
+from dpjax.solvers import _assumptions, _data, _descent, _numbers
 from dpjax.solvers._descent import Result
 from dpjax.solvers.guarantee import Guarantee
 from dpjax.solvers.prox import Prox, none
@@ -110,7 +111,7 @@ def noisy_cyclic_gd(
     Raises:
       ValueError: an argument is out of range, or an assumption fails or contradicts
         another, before any training.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing (a ValueError too).
 
     Privacy: params alone is μ-GDP under the adjacency, μ by
     `accounting.iteration.noisy_cyclic_gd_mu`; with schedules by
@@ -140,6 +141,7 @@ def noisy_cyclic_gd(
         loss_fn,
         params,
         data,
+        solver="solvers.noisy_cyclic_gd",
         batches=order,
         num_epochs=num_epochs,
         batch_size=batch_size,
@@ -158,6 +160,7 @@ def run(
     params: Any,
     data: Any,
     *,
+    solver: str,
     batches: Literal["full", "fixed", "reshuffled"],
     num_epochs: int,
     batch_size: int | None,
@@ -170,7 +173,7 @@ def run(
     setting: dict[str, Any],
 ) -> Result:
     """Noisy cyclic descent; full batches are a cycle of one."""
-    num_examples = _descent.check(
+    num_examples = _assumptions.check(
         loss_fn,
         data,
         noise_multiplier=noise_multiplier,
@@ -189,8 +192,10 @@ def run(
             f"strong_convexity is above 0; got {size!r}: the last batch of an epoch "
             "would have less curvature."
         )
+    _assumptions.check_loss(loss_fn, setting)
     period = -(-num_examples // size)
-    step_sizes = _data.schedule("step_size", setting["step_size"], num_epochs * period)
+    setting = _assumptions.as_run(setting)
+    step_sizes = _assumptions.step_sizes(setting, num_epochs * period)
 
     def mu_of(noise_multipliers: Any) -> jax.Array:
         return last_iterate_mu(
@@ -208,7 +213,7 @@ def run(
             return gdp.epsilon(mu_of(np.full(len(step_sizes), float(noise))), delta)
 
         mu_of(np.ones(len(step_sizes)))  # says what is wrong with the setting
-        noise_multiplier = _descent.solve_noise(epsilon_of, epsilon, epsilon, delta)
+        noise_multiplier = _assumptions.solve_noise(epsilon_of, epsilon, epsilon, delta)
     noise = _data.schedule("noise_multiplier", noise_multiplier, len(step_sizes))
     mu = mu_of(noise)
 
@@ -216,10 +221,10 @@ def run(
         jax.tree.map(jnp.asarray, params),
         _data.prepare(data),
         _descent.rows(step_sizes, period),
-        _descent.rows(noise * setting["gradient_norm"] / size, period),
-        jnp.asarray(setting["gradient_norm"], float),
-        jnp.asarray(setting["regularization"], float),
-        key,
+        _descent.rows(_numbers.stddev(noise, setting["gradient_norm"], size), period),
+        _numbers.array(setting["gradient_norm"]),
+        _numbers.array(setting["regularization"]),
+        stream(key, solver),
         loss_fn=loss_fn,
         prox=none if prox is None else prox,
         clipped=bool(setting["clipped"]),
@@ -228,13 +233,13 @@ def run(
         microbatch_size=microbatch_size,
     )
     return Result(
-        params=last,
+        params=_descent.narrow(last, params),
         curve=curve,
         guarantee=Guarantee(
             mechanism=f"the last of {len(step_sizes)} iterates of noisy descent",
             mu=mu,
             adjacency=setting["adjacency"],
-            assumptions=_descent.assumptions(_ORDERS[batches], setting=setting),
+            assumptions=_assumptions.assumptions(_ORDERS[batches], setting=setting),
         ),
-        noise_multiplier=jnp.asarray(noise[0] if _descent.constant(noise) else noise),
+        noise_multiplier=_descent.reported(noise),
     )

@@ -51,7 +51,7 @@ def noisy_gd(
     Raises:
       ValueError: an argument is out of range, or an assumption fails, before any
         training.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing (a ValueError too).
 
     Privacy: params alone is μ-GDP under the adjacency, μ by
     `accounting.iteration.noisy_gd_mu`, with schedules by `scheduled_cyclic_gd_mu`.
@@ -76,6 +76,7 @@ def noisy_gd(
         loss_fn,
         params,
         data,
+        solver="solvers.noisy_gd",
         batches="full",
         num_epochs=_validate.static_int("num_steps", num_steps, minimum=1),
         batch_size=None,

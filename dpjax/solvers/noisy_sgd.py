@@ -9,9 +9,10 @@ import numpy as np
 import optax
 
 from dpjax import _validate
+from dpjax._keys import stream
 from dpjax.accounting import iteration, pld
 from dpjax.adjacency import Adjacency
-from dpjax.solvers import _data, _descent
+from dpjax.solvers import _assumptions, _data, _descent, _numbers
 from dpjax.solvers._descent import Result
 from dpjax.solvers.guarantee import Guarantee
 from dpjax.solvers.prox import Prox, none
@@ -97,7 +98,7 @@ def noisy_sgd(
     Raises:
       ValueError: an argument is out of range, or an assumption fails, before any
         training.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing (a ValueError too).
 
     Privacy: params alone has the ε(δ) of `accounting.iteration.noisy_sgd_epsilon`; with
     schedules that of composition at 4 levels of noise, which holds for all iterates.
@@ -121,7 +122,7 @@ def noisy_sgd(
     steps = _validate.static_int("num_steps", num_steps, minimum=1)
     size = _validate.static_int("batch_size", batch_size, minimum=1)
     setting_: dict[str, Any] = dict(setting)
-    num_examples = _descent.check(
+    num_examples = _assumptions.check(
         loss_fn,
         data,
         noise_multiplier=noise_multiplier,
@@ -133,13 +134,15 @@ def noisy_sgd(
     )
     if size > num_examples:
         raise ValueError(f"batch_size must be at most {num_examples}; got {size!r}.")
-    step_sizes = _data.schedule("step_size", setting_["step_size"], steps)
 
     if setting_["adjacency"] is not Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be REPLACE for random batches of fixed size; "
             f"got {setting_['adjacency']!r}."
         )
+    _assumptions.check_loss(loss_fn, setting_)
+    setting_ = _assumptions.as_run(setting_)
+    step_sizes = _assumptions.step_sizes(setting_, steps)
     iteration.noisy_cyclic_gd_mu(  # says what is wrong with the setting
         1.0,
         num_epochs=1,
@@ -163,7 +166,7 @@ def noisy_sgd(
 
     if noise_multiplier is None:
         target, at = float(epsilon), float(delta)  # type: ignore[arg-type]
-        noise_multiplier = _descent.solve_noise(
+        noise_multiplier = _assumptions.solve_noise(
             lambda noise: epsilon_of(np.full(steps, float(noise)), at),
             target,
             target,
@@ -177,10 +180,10 @@ def noisy_sgd(
         jax.tree.map(jnp.asarray, params),
         _data.prepare(data),
         _descent.rows(step_sizes, 1),
-        _descent.rows(noise * setting_["gradient_norm"] / size, 1),
-        jnp.asarray(setting_["gradient_norm"], float),
-        jnp.asarray(setting_["regularization"], float),
-        key,
+        _descent.rows(_numbers.stddev(noise, setting_["gradient_norm"], size), 1),
+        _numbers.array(setting_["gradient_norm"]),
+        _numbers.array(setting_["regularization"]),
+        stream(key, "solvers.noisy_sgd"),
         loss_fn=loss_fn,
         prox=none if prox is None else prox,
         clipped=bool(setting_["clipped"]),
@@ -189,17 +192,17 @@ def noisy_sgd(
         microbatch_size=microbatch_size,
     )
     return Result(
-        params=last,
+        params=_descent.narrow(last, params),
         curve=curve,
         guarantee=Guarantee(
             mechanism=f"the last of {steps} iterates of noisy SGD",
             mu=jnp.inf,
             adjacency=setting_["adjacency"],
-            assumptions=_descent.assumptions(
+            assumptions=_assumptions.assumptions(
                 "each batch is a fresh uniformly random subset that nobody learns",
                 setting=setting_,
             ),
             profile=profile,
         ),
-        noise_multiplier=jnp.asarray(noise[0] if _descent.constant(noise) else noise),
+        noise_multiplier=_descent.reported(noise),
     )

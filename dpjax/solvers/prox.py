@@ -88,6 +88,7 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
     _validate.nonnegative("l2_weight", l2_weight)
 
     def shrink(x: jax.Array, step_size: jax.Array) -> jax.Array:
+        step_size = jnp.asarray(step_size, x.dtype)
         inside = jnp.clip(x, -step_size * l1_weight, step_size * l1_weight)
         return (x - inside) / (1 + step_size * l2_weight)
 

@@ -11,6 +11,7 @@ import optax
 
 from dpjax import _validate, sampling
 from dpjax._dtypes import widen
+from dpjax._keys import stream
 from dpjax.accounting.random_rounds import (
     Rounds,
     group_rounds,
@@ -19,7 +20,7 @@ from dpjax.accounting.random_rounds import (
 )
 from dpjax.adjacency import Adjacency
 from dpjax.noise import gaussian_like
-from dpjax.solvers import _data, _descent
+from dpjax.solvers import _assumptions, _data, _descent, _numbers
 from dpjax.solvers.guarantee import Guarantee
 
 
@@ -161,7 +162,7 @@ def _train(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Any, jax.Array]:
-    noise_key, batch_key = jax.random.split(key)
+    noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
 
     def step(k: jax.Array, carry: Any) -> Any:
         params, left_out = carry
@@ -179,14 +180,15 @@ def _train(
         )
         noise = gaussian_like(jax.random.fold_in(noise_key, k), total, stddev)
         scale = step_sizes[k] / batch_size
-        params = jax.tree.map(lambda x, g, z: x - scale * (g + z), params, total, noise)
+        params = jax.tree.map(
+            lambda x, g, z: x - scale.astype(x.dtype) * (g + z), params, total, noise
+        )
         return params, left_out + batch_size - used
 
     # Rounds beyond R would be thrown away, so the loop ends there: R is no secret.
     zero = jnp.zeros((), jnp.int32)
     last, left_out = jax.lax.fori_loop(0, rounds, step, (widen(params), zero))
-    last = jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), last, params)
-    return last, left_out
+    return _descent.narrow(last, params), left_out
 
 
 def random_round_sgd(
@@ -255,7 +257,7 @@ def random_round_sgd(
       >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.rounds <= 400)
       (True, True)
     """
-    _descent.check_noise(noise_multiplier, epsilon, delta)
+    _assumptions.check_noise(noise_multiplier, epsilon, delta)
     if _validate.adjacency(adjacency) is not Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be REPLACE for random batches of fixed size; "
@@ -263,6 +265,7 @@ def random_round_sgd(
         )
     max_rounds = _validate.static_int("max_rounds", max_rounds, minimum=1)
     size = _validate.static_int("batch_size", batch_size, minimum=1)
+    clip_norm = _numbers.up(clip_norm)
     _validate.positive("clip_norm", clip_norm)
     _validate.typed_key("key", key)
     num_examples = _data.check(loss_fn, data)
@@ -280,20 +283,20 @@ def random_round_sgd(
             return random_rounds_delta(noise, target, rounds=rounds, sampling_rate=rate)
 
         # δ falls with the noise as ε does.
-        noise_multiplier = _descent.solve_noise(delta_of, goal, target, goal)
+        noise_multiplier = _assumptions.solve_noise(delta_of, goal, target, goal)
     _validate.positive("noise_multiplier", noise_multiplier)
 
-    rounds_key, train_key = jax.random.split(key)
-    bits = int(jax.random.bits(rounds_key, (), jnp.uint32))
+    key = stream(key, "solvers.random_round_sgd")
+    bits = int(jax.random.bits(stream(key, "rounds"), (), jnp.uint32))
     drawn = 1 + int(np.searchsorted(edges, bits, side="right"))
     last, left_out = _train(
         jax.tree.map(jnp.asarray, params),
         _data.prepare(data),
         jnp.asarray(drawn, jnp.int32),
-        jnp.asarray(step_sizes, float),
-        jnp.asarray(clip_norm, float),
-        jnp.asarray(noise_multiplier * clip_norm, float),
-        train_key,
+        _numbers.array(step_sizes),
+        _numbers.array(clip_norm),
+        _numbers.array(_numbers.stddev(noise_multiplier, clip_norm)),
+        key,
         loss_fn=loss_fn,
         batch_size=size,
         microbatch_size=microbatch_size,
@@ -315,5 +318,5 @@ def random_round_sgd(
             ),
             profile=RoundsProfile(noise_multiplier, rounds, rate),
         ),
-        noise_multiplier=jnp.asarray(noise_multiplier),
+        noise_multiplier=_numbers.array(_numbers.down(noise_multiplier)),
     )

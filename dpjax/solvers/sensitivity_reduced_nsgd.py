@@ -12,12 +12,13 @@ from jax.flatten_util import ravel_pytree
 
 from dpjax import _validate, reduced_momentum, sampling
 from dpjax._dtypes import widen
+from dpjax._keys import stream
 from dpjax.accounting import gdp
 from dpjax.accounting.reduced_momentum import reduced_momentum_mu
 from dpjax.adjacency import Adjacency
 from dpjax.clipping import clip
 from dpjax.reduced_momentum import Terms
-from dpjax.solvers import _data
+from dpjax.solvers import _data, _descent, _numbers
 from dpjax.solvers.guarantee import Guarantee
 
 _MARGIN = 1 + 1e-6  # for the roundings of float32
@@ -122,7 +123,7 @@ def allot_noise(
         shares.append(math.inf if unused else (cost / added) ** 0.25)
     # μ is inversely proportional to all noise together.
     scale = float(mu(shares)) / target_mu * _MARGIN
-    return Terms(*(share * scale for share in shares))
+    return Terms(*(_numbers.up(share * scale) for share in shares))
 
 
 def _finite(x: float) -> float:
@@ -151,7 +152,10 @@ def _train(
     batches = sampling.cyclic(data.finite.shape[0], batch_size)
     n = batches.mask.shape[0]
     start, unravel = ravel_pytree(widen(params))
-    keys = Terms(*jax.random.split(key, 3))
+    keys = reduced_momentum.tree_keys(key)
+    decay, refresh, bounds, learning_rate = jax.tree.map(
+        lambda x: x.astype(start.dtype), (decay, refresh, bounds, learning_rate)
+    )
 
     def example_terms(points: Any, example: Any, keep: jax.Array) -> Any:
         """One example's terms, from gradients at iterate, anchor and last anchor."""
@@ -192,23 +196,22 @@ def _train(
         )
         length = jnp.linalg.norm(momentum)
         rate = learning_rate if schedule is None else schedule(number - 1)
+        rate = jnp.asarray(rate, w.dtype)
         w = w - rate * momentum / jnp.where(length > 0, length, 1.0)
         share = [jnp.mean(c, where=used) for c in clipped]
         mean = jnp.mean(losses, where=used & jnp.isfinite(losses))
-        left_out = batch.mask.sum() - used.sum()
+        left_out = jnp.sum(batch.mask & ~used, dtype=jnp.int32)
         return (w, anchor, before, state), (mean, left_out, *share)
 
     def epoch(carry: Any, number: jax.Array) -> Any:
-        steps = number * n + jnp.arange(1, n + 1)
+        steps = number * n + jnp.arange(1, n + 1, dtype=jnp.int32)
         return jax.lax.scan(step, carry, (steps, batches))
 
-    state = reduced_momentum.init(num_epochs * n, n, start.size)
+    state = reduced_momentum.init(num_epochs * n, n, start.size, start.dtype)
     carry = start, start, start, state
-    (last, *_), curve = jax.lax.scan(epoch, carry, jnp.arange(num_epochs))
-    last = jax.tree.map(
-        lambda x, p: x.astype(jnp.result_type(p)), unravel(last), params
-    )
-    return last, jax.tree.map(jnp.ravel, curve)
+    epochs = jnp.arange(num_epochs, dtype=jnp.int32)
+    (last, *_), curve = jax.lax.scan(epoch, carry, epochs)
+    return _descent.narrow(unravel(last), params), jax.tree.map(jnp.ravel, curve)
 
 
 def sensitivity_reduced_nsgd(
@@ -292,6 +295,10 @@ def sensitivity_reduced_nsgd(
     batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
     _validate.decay("decay", decay)
     _validate.closed_unit("refresh", refresh)
+    decay, refresh = _numbers.down(decay), _numbers.down(refresh)
+    clip_norm, change_clip_norm, drift_clip_norm = (
+        _numbers.up(x) for x in (clip_norm, change_clip_norm, drift_clip_norm)
+    )
     _validate.positive("clip_norm", clip_norm)
     _validate.positive("change_clip_norm", change_clip_norm)
     _validate.positive("drift_clip_norm", drift_clip_norm)
@@ -312,21 +319,22 @@ def sensitivity_reduced_nsgd(
         refresh=refresh,
         adjacency=adjacency,
     )
-    stddevs = Terms(*(_finite(s) * c for s, c in zip(noise, bounds, strict=True)))
+    stddevs = Terms(
+        *(_numbers.stddev(_finite(s), c) for s, c in zip(noise, bounds, strict=True))
+    )
     params = jax.tree.map(jnp.asarray, params)
     scheduled = callable(learning_rate)
     last, (loss, left_out, change_clipped, drift_clipped) = _train(
         params,
         _data.prepare(data),
-        jnp.asarray(decay, float),
-        jnp.asarray(refresh, float),
+        _numbers.array(decay),
+        _numbers.array(refresh),
         jax.tree.map(
-            lambda c: jnp.asarray(c, float),
-            Terms(clip_norm, change_clip_norm, drift_clip_norm),
+            _numbers.array, Terms(clip_norm, change_clip_norm, drift_clip_norm)
         ),
-        jax.tree.map(lambda s: jnp.asarray(s, float), stddevs),
-        jnp.asarray(0.0 if scheduled else learning_rate, float),
-        key,
+        jax.tree.map(_numbers.array, stddevs),
+        _numbers.array(0.0 if scheduled else learning_rate),
+        stream(key, "solvers.sensitivity_reduced_nsgd"),
         loss_fn=loss_fn,
         batch_size=batch_size,
         num_epochs=num_epochs,
@@ -365,5 +373,5 @@ def sensitivity_reduced_nsgd(
                 "arithmetic is real and Gaussian noise ideal",
             ),
         ),
-        noise_multipliers=jax.tree.map(jnp.asarray, noise),
+        noise_multipliers=jax.tree.map(_numbers.array, noise),
     )

@@ -1,0 +1,56 @@
+"""Numbers that the program and the accountant share to the last bit.
+
+A program in float32 cannot hold a decay of 0.999: it runs with a number nearby, and the
+privacy of that one is another. So a solver rounds all that its guarantee depends on to
+float32 before anything else, and hands the result to both: the accountant takes it
+exactly, and the program holds it exactly, whatever precision it computes in.
+
+What bounds or hides a contribution is rounded up, and the rest down: a step size that
+meets its limit goes on to meet it, and a decay below 1 stays there.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+
+# Below it, processors may take a float32 for zero.
+_LEAST = float(np.finfo(np.float32).tiny)
+
+
+def _rounded(value: Any, towards: float) -> Any:
+    """The next float32 in a direction, of numbers above zero; others as they are."""
+    array = np.asarray(value, np.float64)
+    with np.errstate(over="ignore"):
+        near = array.astype(np.float32)
+    passed = near < array if towards > 0 else near > array
+    near = np.where(passed, np.nextafter(near, np.float32(towards)), near)
+    subnormal = _LEAST if towards > 0 else 0.0
+    near = np.where(array < _LEAST, subnormal, near.astype(np.float64))
+    rounded = np.where((array > 0) & (array < np.inf), near, array)
+    return float(rounded) if rounded.ndim == 0 else rounded
+
+
+def up(value: Any) -> Any:
+    """The least float32 that is not below, as a float or f64[...]; perhaps inf."""
+    return _rounded(value, np.inf)
+
+
+def down(value: Any) -> Any:
+    """The largest float32 that is not above, as a float or f64[...]."""
+    return _rounded(value, -np.inf)
+
+
+def stddev(noise_multiplier: Any, bound: Any, divisor: float = 1.0) -> Any:
+    """At least noise_multiplier · bound / divisor, in float32."""
+    value = up(np.asarray(noise_multiplier) * bound / divisor)
+    _validate.nonnegative("noise_multiplier times the bound on a gradient", value)
+    return value
+
+
+def array(value: Any) -> jax.Array:
+    """What `up` or `down` gave, for the program."""
+    return jnp.asarray(value, jnp.float32)

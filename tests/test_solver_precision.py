@@ -1,0 +1,284 @@
+"""Numbers, dtypes and rounding: what runs is what the guarantee is for."""
+
+import functools
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_solver_soundness import KEY, LOGISTIC, SETTING, SOLVERS, call, neighbours
+
+from dpjax import Adjacency, solvers, windows
+from dpjax.solvers import _data, _descent, _numbers, _precision, losses, prox
+from dpjax.solvers.prox import none
+
+OUTPUT = {"epsilon": 10.0, "delta": 1e-3, "num_steps": 1, "key": KEY}
+
+
+def test_numbers_are_rounded_to_the_next_that_float32_holds():
+    rng = np.random.default_rng(0)
+    values = np.exp(rng.uniform(-80, 80, 2000))
+    up, down = _numbers.up(values), _numbers.down(values)
+    for x, above, below in zip(values, up, down, strict=True):
+        assert Fraction(below) <= Fraction(x) <= Fraction(above)
+        assert np.float32(above) == above
+        assert np.float32(below) == below
+        assert np.nextafter(np.float32(below), np.float32(np.inf)) >= above
+    for exact in (0.0, 1.0, 0.5, -3.3, math.inf):
+        assert _numbers.up(exact) == _numbers.down(exact) == exact
+    # What a processor may flush to zero is no noise, and what overflows no bound.
+    assert _numbers.up(1e-42) == np.finfo(np.float32).tiny
+    assert _numbers.down(1e-42) == 0.0
+    assert _numbers.up(1e39) == math.inf
+    assert _numbers.down(1e39) == np.finfo(np.float32).max
+    assert math.isnan(_numbers.up(math.nan))
+    with pytest.raises(ValueError, match="^noise_multiplier times"):
+        _numbers.stddev(1e30, 1e10)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_output_noise_is_added_before_the_cast(dtype):
+    # After a step every coordinate is half-way between two numbers of half precision,
+    # and the noise is far less than their distance. So it decides, evenly.
+    gap = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-10}[dtype]
+    n, d = 20_000, 100
+    loss = losses.huber(1.0, feature_norm=1.0)
+    data = np.full((n, d), gap / 2, np.float32), np.full(n, 50.0, np.float32)
+    setting = {**loss.setting, "regularization": 0.0, "step_size": 1.0}
+    result = solvers.output_perturbation(
+        loss,
+        jnp.ones(d, dtype),
+        data,
+        diameter=math.inf,
+        adjacency=Adjacency.REPLACE,
+        **OUTPUT,
+        **setting,
+    )
+    assert result.params.dtype == dtype
+    assert result.scale < gap / 8
+    above = np.sum(np.float64(result.params) > 1 + gap / 2)
+    # Binomial(100, 1/2): within 30 to 70 but once in 25,000.
+    assert 30 <= above <= 70
+
+
+def test_output_perturbation_is_in_double_precision_throughout():
+    # A step moves 1e5 by 1e-3, of which float32 would have nothing left.
+    data, d = neighbours()[0], 3
+    large = functools.partial(
+        solvers.output_perturbation, LOGISTIC, jnp.full(d, 1e5), data, **OUTPUT
+    )
+    setting = SETTING | {"clipped": False, "gradient_norm": 1.1, "step_size": 1e-3}
+    result = large(**setting | {"regularization": 0.0})
+    assert result.curve.loss.dtype == jnp.float32
+    assert result.curve.left_out.dtype == jnp.int32
+    assert result.params.dtype == jnp.float32
+    assert 1e-4 < result.sensitivity < 1e-3  # it was allowed for rounding of 1e5
+    # So large that even float64 rounds two runs apart by more than an example does.
+    with pytest.raises(ValueError, match=r"^num_steps must be fewer"):
+        solvers.output_perturbation(
+            LOGISTIC, jnp.full(d, 1e12), data, **OUTPUT, **setting
+        )
+
+
+@pytest.mark.parametrize("step", [none, prox.elastic_net(0.01, 0.2)])
+def test_rounding_stays_under_its_bound(step):
+    # The same descent in float32 and in float64, n large and iterates far from zero.
+    rng = np.random.default_rng(1)
+    n, T, start = 4000, 150, jnp.asarray([3.0, -20.0, 40.0], jnp.float32)
+    x = rng.normal(size=(n, 3)).astype(np.float32)
+    data = _data.prepare((x, np.sign(x[:, 0])))
+    setting = SETTING | {"clipped": False, "gradient_norm": 1.1, "step_size": 0.5}
+
+    def descend(params):
+        return _descent.descend(
+            params,
+            data,
+            _numbers.array(np.full((T, 1), 0.5)),
+            jnp.zeros((T, 1), jnp.float32),
+            _numbers.array(1.1),
+            _numbers.array(_numbers.down(0.1)),
+            KEY,
+            loss_fn=LOGISTIC,
+            prox=step,
+            clipped=False,
+            batches="full",
+            batch_size=n,
+            microbatch_size=None,
+        )[0]
+
+    single = np.float64(descend(start))
+    with jax.enable_x64(True):
+        double = np.asarray(descend(start.astype(jnp.float64)))
+    share, shift = _precision.rounding(
+        start, step, num_steps=T, num_examples=n, setting=setting, dtype=np.float32
+    )
+    steps = (1 - 0.95**T) / 0.05
+    apart = np.linalg.norm(single - double)
+    assert 0 < apart <= share / 2 * shift * steps
+    assert share > 0.05  # in float32 there would be no guarantee
+    share, _ = _precision.rounding(
+        start, step, num_steps=T, num_examples=n, setting=setting
+    )
+    assert 0 < share < 1e-6
+
+
+def test_a_loss_in_less_than_double_precision_is_refused():
+    data = neighbours()[0]
+
+    def narrowed(params, example):
+        return LOGISTIC(params.astype(jnp.float32), example)
+
+    def inside(params, example):
+        def body(i, total):
+            return total + narrowed(params, example)
+
+        return jax.lax.fori_loop(0, 2, body, 0.0)
+
+    for loss in (narrowed, inside):
+        with pytest.raises(ValueError, match=r"^loss_fn must not leave"):
+            solvers.output_perturbation(loss, jnp.zeros(3), data, **OUTPUT, **SETTING)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int64, jnp.uint32, jnp.int16, jnp.int8])
+def test_windows_take_steps_of_any_integer_dtype(x64, dtype):
+    n, d, beta = 5, 2, 0.8
+    values = np.random.default_rng(2).normal(size=(17, d))
+    key, decay = jax.random.key(0), jnp.float64(beta)
+    ring = windows.empty_ring(n, d)
+    push = jax.jit(functools.partial(windows.push, window=n))
+    query = jax.jit(functools.partial(windows.query, window=n))
+    for t in range(1, 18):
+        step = jnp.asarray(t, dtype)
+        value = jnp.asarray(values[t - 1])
+        ring = push(ring, step, value, decay=decay, stddev=jnp.float64(0), key=key)
+        first = max(t - n, 0)
+        expected = sum(beta ** (t - i - 1) * values[i] for i in range(first, t))
+        np.testing.assert_allclose(query(ring, step, decay=decay), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_same_run_with_and_without_x64(solver):
+    # Parameters in float32: the same draws and the same steps, but for scalars.
+    data = neighbours()[0]
+    plain = call(solver, LOGISTIC, data, jnp.float32)
+    with jax.enable_x64(True):
+        other = call(solver, LOGISTIC, data, jnp.float32)
+    assert other.params.dtype == jnp.float32
+    # Steps are about 1 long, and up to nine: 16 roundings are allowed each.
+    np.testing.assert_allclose(plain.params, other.params, atol=9 * 16 * 2**-24)
+    mu = float(plain.guarantee.mu)
+    np.testing.assert_allclose(float(other.guarantee.mu), mu, rtol=1e-6)
+
+
+SINGLE = [
+    ("noisy_gd", {"num_steps": 1}),
+    ("noisy_cyclic_gd", {"num_epochs": 1, "batch_size": 1}),
+    ("noisy_sgd", {"num_steps": 1, "batch_size": 1}),
+    ("random_round_sgd", {"max_rounds": 1, "batch_size": 1}),
+    ("output_perturbation", {"num_steps": 1}),
+    ("dp_nsgd", {"num_epochs": 1, "batch_size": 1}),
+    ("sensitivity_reduced_nsgd", {"num_epochs": 1, "batch_size": 1}),
+]
+
+
+@pytest.mark.parametrize(("solver", "changed"), SINGLE)
+def test_one_example_and_one_step(solver, changed):
+    x, y = neighbours()[0]
+    one = call(solver, LOGISTIC, (x[:1], y[:1]), jnp.float32, **changed)
+    assert np.all(np.isfinite(one.params))
+    # Damaged, it contributes zero, and the run is as finite.
+    x = np.where(np.arange(8)[:, None] == 0, np.nan, x)
+    damaged = call(solver, LOGISTIC, (x[:1], y[:1]), jnp.float32, **changed)
+    assert np.all(np.isfinite(damaged.params))
+    assert float(damaged.guarantee.mu) == float(one.guarantee.mu)
+
+
+@pytest.mark.parametrize("solver", ["noisy_gd", "noisy_cyclic_gd", "noisy_sgd"])
+def test_missing_and_contradictory_assumptions_are_named(solver):
+    data = neighbours()[0]
+    check_names(solver, data)
+
+
+def test_output_perturbation_needs_all_assumptions_too():
+    check_names("output_perturbation", neighbours()[0])
+
+
+def check_names(solver, data):
+    train = getattr(solvers, solver)
+    given = SOLVERS[solver]
+    for names in [(name,) for name in SETTING] + [("smoothness", "diameter")]:
+        rest = {k: v for k, v in given.items() if k not in names}
+        for kind in (ValueError, TypeError):
+            with pytest.raises(kind, match=rf"^{', '.join(names)} must be given"):
+                train(LOGISTIC, jnp.zeros(3), data, key=KEY, **rest)
+    with pytest.raises(ValueError, match="^strong_convexity_ must not"):
+        train(LOGISTIC, jnp.zeros(3), data, key=KEY, **given, strong_convexity_=0.1)
+    whole = {"batch_size": 4} if "batch_size" in given else {}
+    softmax = losses.softmax(2, feature_norm=1.1)
+    labels = data[0], (data[1] > 0).astype(int)
+    for name, loss, bad in [
+        ("smoothness", LOGISTIC, {"smoothness": 0.1}),
+        ("gradient_norm", LOGISTIC, {"clipped": False, "gradient_norm": 1.0}),
+        ("strong_convexity", LOGISTIC, {"strong_convexity": 0.01}),
+        ("generalised_linear", softmax, {"smoothness": 9.0}),
+    ]:
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            train(
+                loss,
+                jnp.zeros((3, 2)) if loss is softmax else jnp.zeros(3),
+                labels if loss is softmax else data,
+                key=KEY,
+                **given | bad | whole,
+            )
+
+
+def products(fn, *args):
+    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+    return [e for e in _precision.equations(jaxpr) if e.primitive.name == "dot_general"]
+
+
+HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [
+        (losses.logistic(feature_norm=0.7), (5,)),
+        (losses.huber(0.4, feature_norm=0.7), (5,)),
+        (losses.softmax(3, feature_norm=0.7), (5, 3)),
+    ],
+)
+def test_every_product_that_a_bound_rests_on_is_exact(loss, shape, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        params, labels = jnp.zeros(shape, dtype), jnp.ones(4)
+        batch = jnp.ones((4, 5), dtype), labels
+        one = batch[0][0], labels[0]
+        found = products(loss, params, one) + products(jax.grad(loss), params, one)
+        assert len(found) >= 2
+        found += products(jax.vmap(jax.grad(loss), (None, 0)), params, batch)
+        for clip_norm in (None, 0.3):
+            total = functools.partial(
+                _descent.gradient_sum, loss, mask=jnp.ones(4, bool), clip_norm=clip_norm
+            )
+            found += products(lambda p, b, t=total: t(p, b), params, batch)
+        assert all(e.params["precision"] == HIGHEST for e in found)
+
+
+@pytest.mark.parametrize("bound", [1e-30, 0.7, 1e30])
+def test_losses_keep_features_in_a_ball_of_any_size(bound):
+    rng = np.random.default_rng(3)
+    directions = rng.normal(size=(5, 4))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    loss = losses.logistic(feature_norm=bound)
+    gradient = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))
+    for length in (1e-36, 1e-25, 1e-3, 0.69, 5.0, 1e20, 1e37):
+        x = np.float32(directions * length)
+        found = np.float64(gradient(jnp.zeros(4), (x, jnp.ones(5))))
+        half = np.linalg.norm(np.float64(x), axis=1) / 2
+        norms = np.linalg.norm(found, axis=1)
+        assert np.all(norms <= bound / 2)
+        if length < 1e18 * bound:  # beyond, squares overflow, and it counts as zero
+            assert np.all(norms >= np.minimum(half, bound / 2) * (1 - 2**-19))

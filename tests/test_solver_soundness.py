@@ -1,0 +1,294 @@
+"""Every solver from inside: what one example moves, what hides it, and whence it comes.
+
+The noise, or the momentum, is swapped for one that records what it is given and leaves
+nothing of it. So two runs on neighbouring data have the same iterates, and each sum of
+one can be laid beside that of the other.
+"""
+
+import functools
+import importlib
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from dpjax import Adjacency, optimizers, reduced_momentum, solvers
+from dpjax._keys import stream
+from dpjax.accounting import iteration
+from dpjax.accounting.reduced_momentum import reduced_momentum_mu
+from dpjax.accounting.tree import momentum_mu
+from dpjax.solvers import _descent, losses
+
+KEY = jax.random.key(17)
+LOGISTIC = losses.logistic(feature_norm=1.1)
+N, BATCH, C, SIGMA = 8, 3, 0.37, 2.9
+COMMON = {"adjacency": Adjacency.REPLACE, "batch_size": BATCH, "clip_norm": C}
+SETTING = {
+    **LOGISTIC.setting,
+    "step_size": 0.3,
+    "gradient_norm": C,
+    "clipped": True,
+    "regularization": 0.1,
+    "diameter": math.inf,
+    "adjacency": Adjacency.REPLACE,
+}
+MOMENTUM = COMMON | {
+    "epsilon": 2.0,
+    "delta": 1e-3,
+    "num_epochs": 3,
+    "learning_rate": 0.1,
+    "decay": 0.9999,
+}
+BOUNDS = {"refresh": 0.3, "change_clip_norm": 0.11, "drift_clip_norm": 0.07}
+ROUNDS = COMMON | {"max_rounds": 6, "step_size": 0.5, "smoothness": 0.4}
+NOISE = {"noise_multiplier": SIGMA}
+
+SOLVERS: dict[str, dict[str, Any]] = {
+    "noisy_gd": {"num_steps": 2, **NOISE, **SETTING},
+    "noisy_cyclic_gd": {
+        "num_epochs": 3,
+        "batch_size": BATCH,
+        "order": "fixed",
+        **NOISE,
+        **SETTING,
+    },
+    "noisy_sgd": {"num_steps": 7, "batch_size": BATCH, **NOISE, **SETTING},
+    "random_round_sgd": ROUNDS | NOISE,
+    "output_perturbation": {
+        "epsilon": 2.0,
+        "delta": 1e-3,
+        "num_steps": 6,
+        **SETTING,
+    },
+    "dp_nsgd": MOMENTUM | {"order": "fixed"},
+    "sensitivity_reduced_nsgd": MOMENTUM | BOUNDS,
+}
+DIVISORS = {"noisy_gd": N, "random_round_sgd": 1}  # of a sum and its noise
+BOUND = float(np.float32(C))  # the next float32 above C, which is the one that runs
+DTYPES = ["float32", "bfloat16", "float64"]
+
+
+def wild(params, example):
+    """A loss whose gradient turns with every step, opposite for opposite labels."""
+    x, y = example
+    return 0.5 * y * jnp.sum(jnp.sin(40.0 * params + x))
+
+
+def neighbours():
+    """Two data sets that differ as much as they can in one example."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 3)).astype(np.float32)
+    y = np.sign(x[:, 0]).astype(np.float32)
+    x[4] = [0.0, 3.0, 0.0]
+    other = y.copy()
+    y[4], other[4] = 1.0, -1.0
+    return (x, y), (x, other)
+
+
+class Record(NamedTuple):
+    """What one draw of noise was for."""
+
+    keys: np.ndarray
+    sums: np.ndarray
+    stddevs: np.ndarray
+    decay: np.ndarray
+
+
+class Run(NamedTuple):
+    result: Any
+    records: list[Record]
+
+
+def recorder(records):
+    def record(keys, sums, stddevs, decay=0.0):
+        def append(*values):
+            records.append(Record(*(np.asarray(v) for v in values)))
+
+        data = jax.tree.map(jax.random.key_data, keys)
+        jax.debug.callback(append, data, sums, stddevs, decay, ordered=True)
+
+    return record
+
+
+def patch(monkeypatch, solver, record):
+    """Put the recorder where the solver draws."""
+    module = importlib.import_module(f"dpjax.solvers.{solver}")
+    divisor = DIVISORS.get(solver, BATCH)
+
+    def cancel(key, tree, stddev):
+        record(key, ravel_pytree(tree)[0], stddev)
+        return jax.tree.map(lambda x: -x / divisor, tree)
+
+    def show(key, tree, stddev):
+        record(key, ravel_pytree(tree)[0], stddev)
+        return jax.tree.map(jnp.zeros_like, tree)
+
+    def plain_steps(learning_rate, *, clip_norm, noise_multiplier, key, decay, **_):
+        def update(updates, state, params=None):
+            sums = ravel_pytree(updates)[0]
+            record(key, sums, noise_multiplier * clip_norm, decay)
+            return jax.tree.map(lambda x: jnp.full_like(x, 0.1), updates), state
+
+        return optax.GradientTransformation(optax.init_empty_state, update)
+
+    def plain_momentum(state, step, terms, *, decay, stddevs, keys, **_):
+        record(jnp.stack(keys), jnp.stack(terms), jnp.stack(stddevs), decay)
+        return jnp.arange(1.0, 1.0 + terms.drift.size, dtype=terms.drift.dtype), state
+
+    if solver == "dp_nsgd":
+        monkeypatch.setattr(optimizers, "dp_nsgd", plain_steps)
+    elif solver == "sensitivity_reduced_nsgd":
+        monkeypatch.setattr(reduced_momentum, "update", plain_momentum)
+    elif solver == "output_perturbation":
+        monkeypatch.setattr(module, "gaussian_like", show)
+    elif solver == "random_round_sgd":
+        monkeypatch.setattr(module, "gaussian_like", cancel)
+    else:
+        monkeypatch.setattr(_descent, "gaussian_like", cancel)
+
+
+def call(solver, loss, data, dtype, **changed):
+    return getattr(solvers, solver)(
+        loss, jnp.zeros(3, dtype), data, key=KEY, **SOLVERS[solver] | changed
+    )
+
+
+@functools.cache
+def runs(solver: str, dtype: str) -> tuple[Run, Run]:
+    """The same run on two neighbouring data sets."""
+
+    inner = wild if "nsgd" in solver else LOGISTIC
+
+    def loss(params, example):  # a function of its own: nothing was compiled for it
+        return inner(params, example)
+
+    out = []
+    with jax.enable_x64(dtype == "float64"), pytest.MonkeyPatch.context() as m:
+        records: list[Record] = []
+        patch(m, solver, recorder(records))
+        for data in neighbours():
+            result = call(solver, loss, data, dtype)
+            jax.effects_barrier()
+            out.append(Run(result, records.copy()))
+            records.clear()
+    return out[0], out[1]
+
+
+def distances(solver, dtype):
+    one, other = runs(solver, dtype)
+    assert len(one.records) == len(other.records) > 0
+    pairs = zip(one.records, other.records, strict=True)
+    return np.array(
+        [np.linalg.norm(np.float64(a.sums) - b.sums, axis=-1) for a, b in pairs]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("solver", ["noisy_gd", "noisy_cyclic_gd", "noisy_sgd"])
+def test_noise_of_every_step_hides_a_replaced_example(solver, dtype):
+    moved = distances(solver, dtype)
+    # A sum of eight terms in float32 is off by 8 u of their absolute values at most.
+    assert moved.max() <= 2 * BOUND + 2 * N * 2**-24 * N * BOUND
+    assert moved.max() >= 2 * C * (1 - 1e-5)
+    for record in runs(solver, dtype)[0].records:
+        assert record.sums.dtype == ("float64" if dtype == "float64" else "float32")
+        stddev = np.float64(record.stddevs) * DIVISORS.get(solver, BATCH)
+        assert SIGMA * BOUND <= stddev * (1 + 2**-50) <= SIGMA * BOUND * (1 + 2**-22)
+    if solver == "noisy_cyclic_gd":  # the example is in the second of three steps
+        np.testing.assert_array_equal(moved > 0, np.arange(9) % 3 == 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_rounds(dtype):
+    moved = distances("random_round_sgd", dtype)
+    run = runs("random_round_sgd", dtype)[0]
+    assert len(moved) == int(run.result.rounds)
+    assert moved.max() <= 2 * C * (1 + 1e-6)
+    for record in run.records:
+        assert np.float64(record.stddevs) >= SIGMA * BOUND * (1 - 2**-50)
+    # R is drawn from a stream that nothing else touches.
+    key = stream(stream(KEY, "solvers.random_round_sgd"), "rounds")
+    assert all(np.any(jax.random.key_data(key) != r.keys) for r in run.records)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_output_perturbation(dtype):
+    (moved,) = distances("output_perturbation", dtype)
+    result, (record,) = runs("output_perturbation", dtype)[0]
+    assert record.sums.dtype == np.float64  # before the noise nothing is cast
+    real = iteration.gradient_descent_sensitivity(
+        num_steps=6, num_examples=N, **SETTING
+    )
+    assert 0.5 * real <= moved <= result.sensitivity
+    np.testing.assert_allclose(result.sensitivity, real, rtol=3e-7)
+    spent = result.sensitivity / float(record.stddevs)
+    assert spent <= float(result.guarantee.mu) <= spent * (1 + 1e-6)
+    assert result.params.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_momentum(dtype):
+    moved = distances("dp_nsgd", dtype)
+    assert 2 * C * (1 - 1e-5) <= moved.max() <= 2 * C * (1 + 1e-6)
+    np.testing.assert_array_equal(moved > 0, np.arange(9) % 3 == 1)
+    result, records = runs("dp_nsgd", dtype)[0]
+    account = functools.partial(
+        momentum_mu, num_steps=9, steps_per_epoch=3, order="fixed"
+    )
+    with jax.enable_x64(True):
+        decay = float(records[0].decay)
+        spent = float(
+            account(
+                float(records[0].stddevs) / BOUND,
+                decay=decay,
+                adjacency=Adjacency.REPLACE,
+            )
+        )
+    assert decay == float(np.float32(decay)) < 0.9999  # exact in any precision
+    assert spent <= float(result.guarantee.mu) <= spent * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_momentum_of_reduced_sensitivity(dtype):
+    moved = distances("sensitivity_reduced_nsgd", dtype)
+    mixed = 0.7 * 0.11 + 0.3 * C
+    bounds = np.array([C, mixed, 0.07])
+    assert np.all(moved <= 2 * bounds * (1 + 1e-6))
+    assert np.all(moved.max(axis=0) >= 2 * bounds * [0.99, 0.3, 0.3])
+    np.testing.assert_array_equal(moved[:, 0] > 0, np.arange(9) % 3 == 1)
+    result, records = runs("sensitivity_reduced_nsgd", dtype)[0]
+    with jax.enable_x64(True):
+        spent = float(
+            reduced_momentum_mu(
+                tuple(np.float64(records[0].stddevs) / bounds),
+                num_steps=9,
+                decay=float(records[0].decay),
+                steps_per_epoch=3,
+                adjacency=Adjacency.REPLACE,
+            )
+        )
+    # The bounds by hand are in float64: those that ran are up to a rounding above.
+    assert spent * (1 - 2**-23) <= float(result.guarantee.mu) <= spent * (1 + 1e-6)
+
+
+def test_no_two_draws_share_a_key():
+    drawn = [
+        tuple(key)
+        for solver in SOLVERS
+        for record in runs(solver, "float32")[0].records
+        for key in np.unique(record.keys.reshape(-1, 2), axis=0)
+    ]
+    # Momentum draws by node from one key a tree, so that its key is there every step.
+    trees = [k for k in set(drawn) if drawn.count(k) > 1]
+    assert len(trees) == 1 + 3
+    # What others make of the user's key: splits and folds, and those of them.
+    made = {tuple(np.asarray(jax.random.key_data(KEY)))}
+    for key in (KEY, *jax.random.split(KEY, 3)):
+        folds = jax.vmap(lambda i, key=key: jax.random.fold_in(key, i))(jnp.arange(64))
+        made |= {tuple(k) for k in np.asarray(jax.random.key_data(folds))}
+    assert not made & set(drawn)
