@@ -47,6 +47,7 @@ TRANSFORMATIONS = {
 # From a key and a number (a step or an epoch) to a batch of some of 400 examples.
 SAMPLERS = {
     "cyclic": lambda key, step: sampling.cyclic(400, 8),
+    "cyclic_step": lambda key, step: sampling.cyclic_step(400, 8, step=step),
     "reshuffled": lambda key, step: sampling.reshuffled(400, 8, key=key, epoch=step),
     "reshuffled_step": lambda key, step: sampling.reshuffled_step(
         400, 8, key=key, epoch=step, step=2

@@ -30,7 +30,10 @@ def take(mode: str) -> Any:
 def one_slice(table, ids):
     first, second = (
         jax.lax.dynamic_slice(
-            table, (i, jnp.zeros_like(i)), (1, table.shape[1]), allow_negative_indices=False
+            table,
+            (i, jnp.zeros_like(i)),
+            (1, table.shape[1]),
+            allow_negative_indices=False,
         )
         for i in ids
     )
@@ -82,11 +85,15 @@ def check(dtype: Any, rows: int) -> None:
         for engine, (total, norm) in zip(ENGINES[1:], sums, strict=True):
             said = f"{loss.__name__} {engine} {np.dtype(dtype)}"
             np.testing.assert_allclose(norm, norms, rtol=1e-4, err_msg=said)
-            np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-6, err_msg=said)
+            np.testing.assert_allclose(
+                total, expected, rtol=1e-4, atol=1e-6, err_msg=said
+            )
             assert np.all(np.linalg.norm(np.float64(total), axis=(1, 2)) <= clip_norm)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
+)
 def test_indices_that_are_out_of_bounds(dtype):
     check(dtype, 300)
 
