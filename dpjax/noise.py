@@ -9,8 +9,8 @@ import optax
 from dpjax import _validate
 from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import leaf_keys, stream
-from dpjax._mesh import normal_like
 from dpjax._outward import upward
+from dpjax._placement import normal_like
 
 
 class AddGaussianNoiseState(NamedTuple):

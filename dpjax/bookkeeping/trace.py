@@ -7,8 +7,6 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpjax._mesh import varying_axes as varying_axes
-
 # Calls that mean no more than their body. A rematerialised block is one: the engine
 # records what its sites need, and the recomputation is given up. custom_jvp and
 # custom_vjp calls are not: their derivative is not their body's.
@@ -60,6 +58,11 @@ def bind(eqn: jex.JaxprEqn, values: Sequence[Any], **changed: Any) -> list[Any]:
 def aval(atom: Any) -> Any:
     """The shape and dtype of a variable or literal."""
     return atom.aval
+
+
+def varying_axes(of: Any) -> frozenset[str]:
+    """The axes of `jax.shard_map` along which a value of this type differs."""
+    return of.manual_axis_type.varying
 
 
 def like(aval: Any, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:

@@ -1,4 +1,4 @@
-"""Arrays that lie on a mesh: where zeros and noise for them must lie.
+"""Where zeros and noise lie: on a mesh, as the arrays that they are for.
 
 A mesh has axes of three kinds. On Explicit axes the type of an array says how it is
 cut, on Auto axes the compiler decides, and along Manual ones (inside `jax.shard_map`)
@@ -15,11 +15,6 @@ from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType
 
 from dpjax._keys import stream
-
-
-def varying_axes(of: Any) -> frozenset[str]:
-    """The axes of `jax.shard_map` along which a value of this type differs."""
-    return of.manual_axis_type.varying
 
 
 def zeros_like(x: Any, dtype: Any, leading: Sequence[int] = ()) -> jax.Array:
@@ -50,15 +45,20 @@ def normal_like(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
             jax.random.normal, static_argnums=(1, 2), out_shardings=x.sharding
         )
         return draw(key, x.shape, dtype)
-    key = _of_piece(key, varying_axes(kind))
+    key = _of_piece(key, _varying(kind))
     return jax.random.normal(key, x.shape, dtype, out_sharding=sharding)
+
+
+def _varying(kind: Any) -> frozenset[str]:
+    """The Manual axes along which values of this type differ."""
+    return kind.manual_axis_type.varying
 
 
 def _of_piece(key: jax.Array, axes: frozenset[str]) -> jax.Array:
     """The key of this device's piece, for what differs along these Manual axes."""
     mesh = jax.sharding.get_abstract_mesh()
     for axis in mesh.manual_axes:
-        known = axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
+        known = axis in _varying(jax.typeof(jax.lax.axis_index(axis)))
         if not known and mesh.shape[axis] > 1:
             raise ValueError(
                 f"check_vma must be True where noise is drawn inside jax.shard_map "
