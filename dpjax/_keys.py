@@ -33,8 +33,9 @@ def random_key(impl: str | None = None) -> jax.Array:
       impl: one of JAX's generators, as for `jax.random.key`; JAX's default if None.
 
     Returns:
-      A key, outside jit. Store it as secretly as the data, or not at all. In a run of
-      several processes make it in one and send it to the others.
+      A key. Store it as secretly as the data, or not at all; a program compiled with it
+      inside holds it (so call `init` outside jit). Of several processes let one make it
+      and send it to the others.
 
     Raises:
       ValueError: it is called under `jax.jit` or another trace, where one key would

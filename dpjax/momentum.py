@@ -8,10 +8,10 @@ import optax
 from jax.core import Tracer
 
 from dpjax import _validate
-from dpjax._alike import zeros_like
 from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import stream
 from dpjax._outward import downward, upward
+from dpjax._placement import zeros_like
 from dpjax.tree import empty_prefixes, regenerated_prefix_noise, stored_prefix_noise
 
 

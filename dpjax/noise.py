@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
-from dpjax._alike import normal_like
 from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import leaf_keys, stream
 from dpjax._outward import upward
+from dpjax._placement import normal_like
 
 
 class AddGaussianNoiseState(NamedTuple):

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._alike import zeros_like
 from dpjax._dtypes import at_least_float32
+from dpjax._placement import zeros_like
 from dpjax.noise import gaussian_like
 
 
@@ -98,7 +98,7 @@ def empty_prefixes(tree: Any, num_steps: int) -> Any:
     """Room for the prefix noises of each level: leaves f[levels, ...]."""
     levels = num_levels(num_steps)
     return jax.tree.map(
-        lambda x: zeros_like(x, at_least_float32(x.dtype), (levels,)), tree
+        lambda x: zeros_like(x, at_least_float32(jnp.result_type(x)), (levels,)), tree
     )
 
 

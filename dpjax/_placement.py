@@ -1,4 +1,4 @@
-"""Arrays that lie on a mesh: where zeros and noise for them must lie.
+"""Where zeros and noise lie: on a mesh, as the arrays that they are for.
 
 A mesh has axes of three kinds. On Explicit axes the type of an array says how it is
 cut, on Auto axes the compiler decides, and along Manual ones (inside `jax.shard_map`)
