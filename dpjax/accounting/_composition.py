@@ -1,7 +1,7 @@
-"""δ(ε) and ε(δ) of composed mechanisms, each given by its kind and three numbers.
+"""δ(ε) and ε(δ) of composed mechanisms, each given by its kind and five numbers.
 
 The numbers are those of `pld.Mechanism`: μ or the noise multiplier, the sampling rate,
-and the count.
+the count, and the sizes of the data set and of a batch that may overflow.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._float64 import float64
-from dpjax.accounting import _inversion, _pairs, gdp
+from dpjax.accounting import _inversion, _overflow, _pairs, gdp
 from dpjax.accounting._implicit import with_derivative
 
 _PAIRS = {
@@ -20,6 +20,8 @@ _PAIRS = {
     "poisson_replace": lambda s, q, tail: _pairs.poisson_replace(1 / s, q, tail),
     "fixed_size": _pairs.fixed_size,
 }
+_TRUNCATED = {"truncated": "poisson", "truncated_replace": "poisson_replace"}
+NUMBERS = 5
 _BISECTIONS = 44
 _GLANCE = 1536  # frequencies that show about where ε or δ is
 _LOST = 3e-5  # the share of δ that infinite losses may take
@@ -35,12 +37,15 @@ def _composed(
     """
     variance, parts = jnp.zeros(()), []
     for i, kind in enumerate(kinds):
-        x, rate, count = parameters[3 * i : 3 * i + 3]
+        x, rate, count, *sizes = parameters[NUMBERS * i : NUMBERS * (i + 1)]
         if kind == "gaussian":
             variance += count * x * x
         else:
             share = _LOST * delta / (len(kinds) * jnp.maximum(count, 1.0))
-            parts.append((_PAIRS[kind](x, rate, share), count))
+            pair = _PAIRS[_TRUNCATED.get(kind, kind)](x, rate, share)
+            if kind in _TRUNCATED:
+                pair = _overflow.truncated(pair, 1 / x, rate, share, *sizes)
+            parts.append((pair, count))
     directions = max((losses.lost.size for losses, _ in parts), default=1)
     return parts, variance, directions
 
@@ -79,7 +84,7 @@ def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.
     def scalar(asked: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
         nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
         for i, kind in enumerate(kinds):
-            x, rate, count = parameters[3 * i : 3 * i + 3]
+            x, rate, count, *sizes = parameters[NUMBERS * i : NUMBERS * (i + 1)]
             silent = x == 0 if kind in ("gaussian", "fixed_size") else x == jnp.inf
             idle = silent | (rate == 0) | (count == 0)
             whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
@@ -90,6 +95,7 @@ def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.
                 jnp.where(usable, x, 1.0),
                 jnp.where(usable, rate, 0.5),
                 jnp.where(usable, count, 0.0),
+                *sizes,
             ]
             valid &= usable | idle
         value = core(asked, *safe, kinds=kinds)

@@ -25,16 +25,21 @@ class Mechanism:
 
     Attributes:
       parameter: μ for the kinds "gaussian" and "fixed_size", the noise multiplier for
-        "poisson" and "poisson_replace", f[*b].
+        the others, f[*b].
       sampling_rate: the probability that an example takes part, f[*b].
       count: how many times it runs, f[*b], a whole number.
-      kind: which of the four.
+      kind: "gaussian", "fixed_size", "poisson", "poisson_replace", "truncated" or
+        "truncated_replace".
+      num_examples: the size of the larger data set, f[*b], for the last two kinds.
+      max_batch_size: how many examples there is room for, f[*b], for these.
     """
 
     parameter: jax.typing.ArrayLike
     sampling_rate: jax.typing.ArrayLike
     count: jax.typing.ArrayLike
     kind: str = dataclasses.field(metadata={"static": True})
+    num_examples: jax.typing.ArrayLike = 2
+    max_batch_size: jax.typing.ArrayLike = 1
 
 
 @jax.tree_util.register_dataclass
@@ -56,7 +61,15 @@ def _parameters(pld: PLD) -> tuple[list[Any], tuple[str, ...]]:
     if not isinstance(pld, PLD):
         raise ValueError(f"pld must be a dpjax.accounting.pld.PLD; got {pld!r}.")
     numbers = [
-        x for m in pld.mechanisms for x in (m.parameter, m.sampling_rate, m.count)
+        x
+        for m in pld.mechanisms
+        for x in (
+            m.parameter,
+            m.sampling_rate,
+            m.count,
+            m.num_examples,
+            m.max_batch_size,
+        )
     ]
     return numbers, tuple(m.kind for m in pld.mechanisms)
 
@@ -198,7 +211,11 @@ def convolve(a: PLD, b: PLD) -> PLD:
       3.505
     """
     kinds = {m.kind for m in a.mechanisms + b.mechanisms}
-    if "poisson" in kinds and kinds & {"poisson_replace", "fixed_size"}:
+    if kinds & {"poisson", "truncated"} and kinds & {
+        "poisson_replace",
+        "fixed_size",
+        "truncated_replace",
+    }:
         raise ValueError(
             "a and b must be stated for one adjacency; got mechanisms for ADD_REMOVE "
             f"and for REPLACE: {sorted(kinds)}."

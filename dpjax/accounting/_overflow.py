@@ -1,0 +1,129 @@
+"""The pair of a Poisson batch that overflows, and how often it does.
+
+With n examples, rate q and room for b, the other examples alone fill the batch with
+probability p = P[D >= b], D ~ Binomial(n − 1, q), whatever one example is. If they do
+not, the step is a Poisson-sampled one. If they do, the example takes part with
+probability r = q E[b / (D + 1) | D >= b] and another one makes way for it, which moves
+the sum by two clip norms at most. docs/accounting.md has the proof.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+
+from dpjax.accounting import _pairs
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+_PANELS = 8
+_NODES = np.ravel((_NODES + 1) / 2 + np.arange(_PANELS)[:, None]) / _PANELS
+_WEIGHTS = np.tile(_WEIGHTS / 2 / _PANELS, _PANELS)
+_VANISHED = 45.0
+_HALVINGS = 60
+# Of a tail above 1e-300: k log(k / nq) is then known to about 1e-16 times n^(1/2) times
+# 40, and all else to a few units in the last place.
+_ERROR = 1e-8
+_SMALLEST = 1e-300
+
+
+def _stirling(n: jax.Array) -> jax.Array:
+    """Log n! less Stirling's formula, for n >= 1."""
+    large = n > 15
+    m = jnp.where(large, n, 16.0)
+    square = 1 / (m * m)
+    series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / m
+    k = jnp.where(large, 1.0, n)
+    direct = gammaln(k + 1) - (k + 0.5) * jnp.log(k) + k - np.log(2 * np.pi) / 2
+    return jnp.where(large, series, direct)
+
+
+def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
+    """Log P[Binomial(n, q) = k], 1 <= k <= n. Reference: Loader (2000)."""
+
+    def deviance(x: jax.Array, mean: jax.Array) -> jax.Array:
+        off = (mean - x) / x
+        near = jnp.abs(off) < 0.5
+        ratio = jnp.log1p(jnp.where(near, off, 0.0))
+        return x * (off - jnp.where(near, ratio, jnp.log(mean / x)))
+
+    rest = n - k
+    inner = rest > 0
+    rest = jnp.where(inner, rest, 1.0)
+    log_pmf = (
+        _stirling(n)
+        - _stirling(k)
+        - _stirling(rest)
+        - deviance(k, n * rate)
+        - deviance(rest, n * (1 - rate))
+        - jnp.log(2 * np.pi * k * rest / n) / 2
+    )
+    return jnp.where(inner, log_pmf, n * jnp.log(rate))
+
+
+def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
+    """P[Binomial(n, q) >= k] for k >= (n + 1) q, to relative precision.
+
+    It is k times the probability of k, times the integral over t > 0 of
+    exp(−kt) ((1 − q e⁻ᵗ) / (1 − q))^(n − k), whose logarithm is concave and falls.
+    """
+    odds = rate / (1 - rate)
+
+    def exponent(t: jax.Array) -> jax.Array:
+        return (n - k) * jnp.log1p(-odds * jnp.expm1(-t)) - k * t
+
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]):
+        low, high = ends
+        middle = (low + high) / 2
+        gone = jax.lax.stop_gradient(exponent(middle)) < -_VANISHED
+        return jnp.where(gone, low, middle), jnp.where(gone, middle, high)
+
+    top = jax.lax.stop_gradient((_VANISHED - (n - k) * jnp.log1p(-rate)) / k)
+    _, end = jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(top), top))
+    area = end * jnp.sum(_WEIGHTS * jnp.exp(exponent(end * _NODES)))
+    return k * area * jnp.exp(_log_pmf(k, n, rate))
+
+
+def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
+    """P[Binomial(n, q) >= k], f[], for whole k and n from 1 on, to _ERROR of itself."""
+    inside = (k <= n) & (rate > 0) & (rate < 1)
+    certain = (k <= n) & (rate >= 1)
+    k, n, rate = (jnp.where(inside, x, y) for x, y in ((k, 1.0), (n, 2.0), (rate, 0.5)))
+    # Fewer than k are what more than n − k of the others are.
+    rare = k >= (n + 1) * rate
+    tail = _small_tail(
+        jnp.where(rare, k, n - k + 1), n, jnp.where(rare, rate, 1 - rate)
+    )
+    return jnp.where(
+        inside, jnp.where(rare, tail, 1 - tail), jnp.where(certain, 1.0, 0.0)
+    )
+
+
+def truncated(
+    pair: _pairs.Losses,
+    mu: jax.Array,
+    rate: jax.Array,
+    tail: jax.Array,
+    num_examples: jax.Array,
+    max_batch_size: jax.Array,
+) -> _pairs.Losses:
+    """The pair of a step without overflow, and what it becomes if some batches do.
+
+    Whether the others fill the batch may be told, as it does not depend on the example.
+    """
+    n, b = num_examples, max_batch_size
+    full = jnp.maximum(upper_tail(b, n - 1, rate), _SMALLEST)
+    both = upper_tail(b + 1, n, rate) * b / n
+    taken = jnp.clip(both / full * (1 + 4 * _ERROR), _SMALLEST, rate)
+    moved = _pairs.fixed_size(2 * mu, taken, tail)
+    usual = jnp.maximum(1 - full * (1 - _ERROR), _SMALLEST)
+    full = jnp.minimum(full * (1 + _ERROR), 1.0)
+
+    def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.concatenate([x, jnp.broadcast_to(y, (len(x), y.shape[1]))], axis=1)
+
+    return _pairs.Losses(
+        mixed(pair.loss, moved.loss),
+        mixed(pair.log_mass + jnp.log(usual), moved.log_mass + jnp.log(full)),
+        usual * pair.lost + full * moved.lost,
+        jnp.maximum(pair.error, moved.error),
+    )
