@@ -117,3 +117,44 @@ def test_indices_of_64_bits(dtype, x64):
 def test_dtypes_that_cannot_count_the_rows(dtype):
     """Not by vmap: what XLA makes of them differs from program to program."""
     check(dtype, ("bookkeeping", "ghost"))
+
+
+def summed(table: Any, ids: Any) -> jax.Array:
+    return jnp.sum(jnp.sin(table[ids]))
+
+
+def tied(table: Any, ids: Any) -> jax.Array:
+    """Looked up in many places, and multiplied by in the last."""
+    x = table[ids]
+    return summed(table, ids) - jax.nn.log_softmax(jnp.mean(x, 0) @ table.T)[ids[-1]]
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
+@pytest.mark.parametrize("loss", [summed, tied])
+@pytest.mark.parametrize("most", [3, 3000])
+def test_long_inputs(loss, engine, most):
+    table = jax.random.normal(jax.random.key(0), (3000, 8))
+    ids = jax.random.randint(jax.random.key(1), (3, 400), 0, most)
+    assert dpjax.explain(loss, table, ids).rows[0].norm == "rows"
+    total, per_example = jax.jit(dpjax.clipped_grad(loss, 0.7, engine=engine))(
+        table, ids
+    )
+    formed = np.float64(jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(table, ids))
+    norms = np.linalg.norm(formed, axis=(1, 2))
+    assert np.all(norms * (1 - 1e-6) <= per_example.norm)
+    # 400 / most rows share a position: what these round, and 16 operations beside.
+    rtol = 2.0**-23 * (400 / most + 30)
+    np.testing.assert_allclose(per_example.norm, norms, rtol * 20)
+    expected = np.tensordot(np.minimum(1, 0.7 / norms), formed, (0, 0))
+    np.testing.assert_allclose(total, expected, 1e-3, 1e-4)
+
+
+def test_long_inputs_take_memory_that_is_linear_in_them():
+    length, width = 4096, 16
+    table, ids = jnp.zeros((32768, width)), jnp.zeros((2, length), jnp.int32)
+    assert dpjax.explain(summed, table, ids).rows[0].norm == "rows"
+    for engine in ("bookkeeping", "ghost"):
+        fn = jax.jit(dpjax.clipped_grad(summed, 1.0, engine=engine))
+        memory = fn.lower(table, ids).compile().memory_analysis()
+        # A few times the rows; pairs of them would be 256 times as many.
+        assert memory.temp_size_in_bytes < 8 * 2 * length * width * 4
