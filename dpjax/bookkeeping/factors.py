@@ -91,22 +91,21 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
     if len(sites) == 1 and rows[0].shape[-1] == 1:
         return _over_groups(jnp.square(rows[0][..., 0]) * (1 + margin(16, dtype)))
 
-    count = sum(r.shape[-1] for r in rows)
-    # Two stages of at most count terms, and a dozen operations on each term.
-    sum_margin = margin(2 * count + len(sites) ** 2 + 48, dtype)
+    # What the sums over pairs of sites, and a dozen operations on each term, round.
+    others = len(sites) ** 2 + 48
     total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
     for i, (one, one_lengths) in enumerate(zip(sites, lengths, strict=True)):
         if (found := _looked_up(one)) is not None:
             square, size, rounded = _by_position(*found, rows[i], len(sites))
-            total += (1 + sum_margin) * square
+            total += (1 + margin(others, dtype)) * square
         else:
             size = jnp.sum(rows[i], axis=-1)
             rounded = margin(rows[i].shape[-1] + len(sites) + 16, dtype) * size
-            total += _over_pairs(one, one, one_lengths, one_lengths, sum_margin)
+            total += _over_pairs(one, one, one_lengths, one_lengths, others)
         sizes += size
         forming += rounded
         for other, other_lengths in zip(sites[:i], lengths[:i], strict=True):
-            total += 2 * _over_pairs(one, other, one_lengths, other_lengths, sum_margin)
+            total += 2 * _over_pairs(one, other, one_lengths, other_lengths, others)
     norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
     return _over_groups(jnp.square(jnp.maximum(norm, _CANCELLED * sizes)))
 
@@ -129,9 +128,11 @@ def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
     """At least the norm of Σ |a_t| ⊗ |d_t| / clip_norm, f[b]."""
     (scaled,) = _scaled([factors], clip_norm)
     lengths = _lengths(scaled.left) * _lengths(scaled.right)
-    total = jnp.sum(lengths, axis=-1) * (
-        1 + margin(lengths.shape[-1] + 4, lengths.dtype)
-    )
+    if (found := _looked_up(scaled)) is not None:
+        _, total, _ = _by_position(*found, lengths, 1)
+    else:
+        total = jnp.sum(lengths, axis=-1)
+    total *= 1 + margin(factors.rows + 4, lengths.dtype)
     return jnp.sqrt(_over_groups(jnp.square(total)))
 
 
@@ -249,9 +250,12 @@ def _over_pairs(
     other: Factors,
     one_lengths: tuple[jax.Array, jax.Array],
     other_lengths: tuple[jax.Array, jax.Array],
-    sum_margin: float,
+    others: int,
 ) -> jax.Array:
-    """At least Σ_ts α_ts δ_ts over the rows of one and of the other, f[..., g]."""
+    """At least Σ_ts α_ts δ_ts over the rows of one and of the other, f[..., g].
+
+    And after so many other operations.
+    """
     (alpha, of_alpha), (delta, of_delta) = (
         _inner_and_error(x, y, x_lengths, y_lengths)
         for x, y, x_lengths, y_lengths in zip(
@@ -259,6 +263,8 @@ def _over_pairs(
         )
     )
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
+    # Two stages, over the rows of either.
+    sum_margin = margin(one.rows + other.rows + others, bound.dtype)
     terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
     by_row = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
     return jnp.sum(by_row, axis=-1)

@@ -181,6 +181,6 @@ def _pairs(sizes: Sequence[Size]) -> int:
         for j, other in enumerate(sizes):
             both = one.one_hot and other.one_hot
             alone = 2 * _products(one) if i == j else 0
-            pairs = one.groups * one.rows * other.rows * one.stored
+            pairs = one.groups * one.rows * other.rows * min(one.stored, other.stored)
             total += alone if both else pairs
     return total
