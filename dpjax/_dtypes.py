@@ -7,7 +7,9 @@ import jax.numpy as jnp
 
 
 def at_least_float32(dtype: Any) -> jnp.dtype:
-    """float32 for the half precisions, the dtype itself above."""
+    """float32 for every narrower float, the dtype itself above."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return jnp.dtype(jnp.float32)  # those of 8 bits and fewer do not promote
     return jnp.promote_types(dtype, jnp.float32)
 
 

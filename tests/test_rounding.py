@@ -101,6 +101,11 @@ def adversary(kind, rng, b=40, g=2, t=6, n=130, p=90):
         left, right = np.full_like(left, 1.1), np.full_like(right, 0.7)
         right[:, :, 1::2] *= -(1 + small)
         return [Factors(left, right)], (n,)
+    if kind == "looked up":  # at few positions, in two places
+        position = jnp.asarray(rng.integers(0, 3, (b, g, t)))
+        again = OneHot(jnp.concatenate([position[..., 1:], position[..., :1]], -1))
+        rolled = np.roll(right, -1, axis=2) * (1 + small)
+        return [Factors(OneHot(position), right), Factors(again, -rolled)], (n, n)
     # A table looked up, and multiplied by: the uses cancel.
     position = rng.integers(0, n, (b, g, t))
     looked_up = np.eye(n, dtype=np.float32)[position]
@@ -109,7 +114,7 @@ def adversary(kind, rng, b=40, g=2, t=6, n=130, p=90):
 
 
 @pytest.mark.parametrize(
-    "kind", ["two sites", "repeated", "opposite", "alike", "table"]
+    "kind", ["two sites", "repeated", "opposite", "alike", "looked up", "table"]
 )
 def test_norms_by_rows_are_never_too_small(kind):
     sites, sizes = adversary(kind, np.random.default_rng(3))

@@ -31,15 +31,21 @@ here it is read off the loss's jaxpr, for any function.
    (tied embeddings, recurrences) are added up before squaring: cross terms included.
 6. `plan`: for each component the norm comes from rows (the Gram form) where storing
    them takes less than a gradient, from per-example gradients elsewhere (the direct
-   form), which are then small and kept for the sum. Both are exact.
+   form), which are then small and kept for the sum. Both are exact. One-hot rows are
+   added up by position instead of in pairs.
 7. `engine`: norms, weights, sums, in float32 at least and at the highest precision,
    since the bound on an example's influence rests on the norms. The sum comes from the
    same pass (book-keeping) or from another one (ghost), for which nothing is kept.
+8. `reach`: ghost pulls the sum of gradients back once where the maps between leaves and
+   operands round by the model, and the norm then includes what the terms can do there.
 
 **Rounding.** Rows may cancel: then the Gram form is a small difference of large terms.
 `factors.square_norm` adds a bound of what they round, by the model in
 `dpjax._rounding`, so that a norm is never underestimated; and rows are brought to a
-common scale, so that no square overflows. docs/clipping.md says what that costs.
+common scale, so that no square overflows. Wherever the sum is not made of the gradients
+whose norms were taken, a norm is also at least 1/512 of its terms' size: larger terms
+that cancel would push other examples out of the sum. docs/clipping.md says what that
+costs.
 
 **What it does not do.** Rematerialisation (jax.checkpoint) around parameters is given
 up. A parameter inside cond, while_loop or a custom derivative, or scanned over in a

@@ -9,7 +9,7 @@ roots' gradients say too little, and each example's is pulled back to the leaves
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -91,24 +91,31 @@ def pull_back(
 
     Where entries only move, in float32 at least, whatever the casts between.
     """
-    widened = component.roots is not None
     inputs = [leaves[i] for i in component.leaves]
-    if widened:
+    if component.roots is not None:
         inputs = [x.astype(at_least_float32(x.dtype)) for x in inputs]
-
-    def forward(*inputs: Any) -> list[Any]:
-        full = list(leaves)
-        for i, x in zip(component.leaves, inputs, strict=True):
-            full[i] = x
-        outs = [closed.jaxpr.outvars[i] for i in component.operands]
-        return _evaluate(closed, outs, full, widen_casts=widened)
-
-    outs, vjp = jax.vjp(forward, *inputs)
+    outs, vjp = jax.vjp(at_operands(closed, component, leaves), *inputs)
     matched = [
         c.astype(o.dtype).reshape(o.shape)
         for c, o in zip(cotangents, outs, strict=True)
     ]
     return list(vjp(matched))
+
+
+def at_operands(
+    closed: jex.ClosedJaxpr, component: Component, leaves: Sequence[Any]
+) -> Callable[..., list[Any]]:
+    """The function from the component's leaves to its operands."""
+    outs = [closed.jaxpr.outvars[i] for i in component.operands]
+
+    def forward(*inputs: Any) -> list[Any]:
+        full = list(leaves)
+        for i, x in zip(component.leaves, inputs, strict=True):
+            full[i] = x
+        widened = component.roots is not None
+        return _evaluate(closed, outs, full, widen_casts=widened)
+
+    return forward
 
 
 def _isometry(

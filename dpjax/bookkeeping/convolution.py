@@ -50,7 +50,17 @@ class Convolution:
         right = kernel[spec.rhs_spec[0]] // groups
         left = math.prod(kernel) // kernel[spec.rhs_spec[0]]
         rows = math.prod(out) // out[spec.out_spec[1]]
-        return Size(groups, rows, left, right, left + right)
+        return Size(groups, rows, left, right)
+
+    def settled(
+        self,
+        eqn: jex.JaxprEqn,
+        position: int,
+        others: Sequence[jax.Array],
+        cotangent: jax.Array,
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        """They are as they were."""
+        return tuple(others), cotangent
 
     def factors(
         self,
@@ -123,9 +133,8 @@ def _reader(eqn: jex.JaxprEqn, x: jax.Array) -> Callable[[Any], jax.Array]:
     spans = [(n - 1) * stride + 1 for n, stride in zip(out, strides, strict=True)]
 
     def read(start: Any) -> jax.Array:
-        found = jax.lax.dynamic_slice(
-            x, (0, *start, 0), (x.shape[0], *spans, x.shape[-1])
-        )
+        begin = (np.int32(0), *start, np.int32(0))  # of one dtype, in x64 too
+        found = jax.lax.dynamic_slice(x, begin, (x.shape[0], *spans, x.shape[-1]))
         found = found[(slice(None), *(slice(None, None, s) for s in strides))]
         rows = found.reshape(-1, groups, x.shape[-1] // groups)
         return jnp.moveaxis(rows, 1, 0)

@@ -41,8 +41,18 @@ class Dense:
         groups, left, right = (
             math.prod(shape[i] for i in axes) for axes in self.layout(eqn, position)
         )
-        rows = aval(eqn.invars[1 - position]).size // (groups * left) if left else 0
-        return Size(groups, rows, left, right, left + right)
+        rows = aval(eqn.invars[1 - position]).size // (groups * left)
+        return Size(groups, rows, left, right)
+
+    def settled(
+        self,
+        eqn: jex.JaxprEqn,
+        position: int,
+        others: Sequence[jax.Array],
+        cotangent: jax.Array,
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        """They are as they were."""
+        return tuple(others), cotangent
 
     def factors(
         self,

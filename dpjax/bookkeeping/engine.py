@@ -17,10 +17,10 @@ from dpjax._meshes import (
 )
 from dpjax._rounding import square_sum, upper_sum
 from dpjax.bookkeeping import factors as fac
-from dpjax.bookkeeping.collectives import uses
 from dpjax.bookkeeping.components import Component, Root, pull_back
 from dpjax.bookkeeping.factors import Factors, OneHot
-from dpjax.bookkeeping.plan import Plan, aligned
+from dpjax.bookkeeping.plan import Plan, aligned, size
+from dpjax.bookkeeping.reach import Reach, reach
 from dpjax.bookkeeping.run import run
 from dpjax.bookkeeping.sites import Site
 from dpjax.bookkeeping.trace import aval, bind
@@ -53,17 +53,28 @@ def clipped_sum(
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
 
     def weights(books: _Books, leaves: Any, clip_norms: Any, mask: Any) -> Any:
-        squares, kept = _squares(plan, books, leaves, clip_norms)
+        reaches = _reaches(plan, leaves, two_passes=two_passes)
+        squares, kept = _squares(plan, books, leaves, clip_norms, reaches)
         return *clip_scales(squares, clip_norms, mask), kept
 
-    def one_pass(*inputs: Any) -> Any:
-        finite, scales, norm, kept = weights(*inputs)
-        books, leaves, *_ = inputs
-        return _scaled_sum(plan, books, kept, leaves, scales, finite), norm
+    def one_pass(books: _Books, leaves: Any, *inputs: Any) -> Any:
+        books = _settled(plan, books)
+        finite, scales, norm, kept = weights(books, leaves, *inputs)
+        by_sites = [form.gram for form in plan.forms]
+        grads = _scaled_sum(plan, books, kept, by_sites, leaves, scales, finite)
+        return grads, norm
+
+    def first_pass(books: _Books, *inputs: Any) -> Any:
+        return weights(_settled(plan, books), *inputs)[:3]
 
     def second_pass(books: _Books, leaves: Any, scales: Any, finite: Any) -> Any:
-        kept = [None] * len(plan.components)
-        return _scaled_sum(plan, books, kept, leaves, scales, finite)
+        books, kept = _settled(plan, books), [None] * len(plan.components)
+        reaches = _reaches(plan, leaves, two_passes=True)
+        by_sites = [
+            form.gram or found is not None
+            for form, found in zip(plan.forms, reaches, strict=True)
+        ]
+        return _scaled_sum(plan, books, kept, by_sites, leaves, scales, finite)
 
     arrays = (leaves, examples)
     inputs = (books.without_aux(), leaves, clip_norms, mask)
@@ -72,8 +83,8 @@ def clipped_sum(
         grads, norm = summed(*inputs)
         return grads, loss, norm, aux
 
-    first_pass = compiler_sharded(lambda *x: weights(*x)[:3], arrays, per_example)
-    finite, scales, norm = first_pass(*inputs)
+    weighed = compiler_sharded(first_pass, arrays, per_example)
+    finite, scales, norm = weighed(*inputs)
     # Behind the barrier XLA takes it for another computation.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
     books = _keep_books(plan, leaves, examples, mask.shape[0]).without_aux()
@@ -130,16 +141,34 @@ def _keep_books(
     return _Books(outputs, records, cotangents)
 
 
+def _settled(plan: Plan, books: _Books) -> _Books:
+    """The books with what sites saw settled, for norms and sums alike."""
+    records, cotangents = dict(books.records), list(books.cotangents)
+    for i, site in enumerate(plan.sites):
+        if site.rule is not None:
+            settled = _mapped(site, site.rule.settled)
+            records[i], cotangents[i] = settled(records[i], cotangents[i])
+    return books._replace(records=records, cotangents=cotangents)
+
+
 def _squares(
-    plan: Plan, books: _Books, leaves: Sequence[Any], clip_norms: Sequence[Any]
+    plan: Plan,
+    books: _Books,
+    leaves: Sequence[Any],
+    clip_norms: Sequence[Any],
+    reaches: Sequence[Reach | None],
 ) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
     """For each group at least ‖gradient / clip norm‖², f[b].
 
     And for each component its leaves' per-example gradients, where they were formed.
+    Where a component has a reach the sum is not made of these: their norm is enlarged
+    by what the terms of either may round.
     """
     squares = [[jnp.zeros(books.outputs[0].shape, jnp.float32)] for _ in clip_norms]
     kept: list[list[jax.Array] | None] = []
-    for component, form in zip(plan.components, plan.forms, strict=True):
+    for number, (component, form) in enumerate(
+        zip(plan.components, plan.forms, strict=True)
+    ):
         groups = [plan.groups[i] for i in component.leaves]
         if form.gram:
             clip_norm = clip_norms[groups[0]]
@@ -148,60 +177,96 @@ def _squares(
                 for root in component.roots or ()
             ]
             kept.append(None)
-        else:
-            gradients = _per_example(plan, component, books, leaves)
-            for group, g in zip(groups, gradients, strict=True):
-                squares[group].append(square_sum(g, 1, unit=clip_norms[group]))
-            kept.append(gradients)
+            continue
+        gradients = _per_example(plan, component, books, leaves)
+        kept.append(gradients)
+        for group in dict.fromkeys(groups):
+            clip_norm = clip_norms[group]
+            square = upper_sum(
+                [
+                    square_sum(g, 1, unit=clip_norm)
+                    for i, g in zip(groups, gradients, strict=True)
+                    if i == group
+                ]
+            )
+            if (found := reaches[number]) is not None:
+                sizes = _sizes(plan, component, books, found, clip_norm)
+                square = jnp.square(fac.upper_norm(jnp.sqrt(square), sizes))
+            squares[group].append(square)
     return [upper_sum(parts) for parts in squares], kept
+
+
+def _reaches(
+    plan: Plan, leaves: Sequence[Any], *, two_passes: bool
+) -> list[Reach | None]:
+    """For each component its reach, where its sum may be pulled back in a second pass.
+
+    In one pass the gradients that were formed for the norm are at hand.
+    """
+    return [
+        _reach(plan, component, leaves) if two_passes and not form.gram else None
+        for component, form in zip(plan.components, plan.forms, strict=True)
+    ]
+
+
+def _reach(plan: Plan, component: Component, leaves: Sequence[Any]) -> Reach | None:
+    """The component's reach, or None where its gradients are to be formed."""
+    sites = [plan.sites[i] for i in component.operands]
+    if any(site.rule is not None and size(site).rows > fac.MOST_ROWS for site in sites):
+        return None
+    return reach(plan.from_leaves, component, leaves)
+
+
+def _sizes(
+    plan: Plan, component: Component, books: _Books, found: Reach, clip_norm: Any
+) -> list[tuple[jax.Array, int]]:
+    """Of the terms of a component's gradients, for each operand; see `upper_norm`."""
+    out = []
+    for i, enlarged in zip(component.operands, found.norms, strict=True):
+        if plan.sites[i].rule is None:
+            square = square_sum(fac.wide(books.cotangents[i]), 1, clip_norm)
+            length, rows = jnp.sqrt(square), 1
+        else:
+            factors = _rows(plan, [i], books)[0]
+            length, rows = fac.size(factors, clip_norm), factors.rows
+        out.append((enlarged * length, rows + found.terms))
+    return out
 
 
 def _scaled_sum(
     plan: Plan,
     books: _Books,
     kept: Sequence[list[jax.Array] | None],
+    by_sites: Sequence[bool],
     leaves: Sequence[jax.Array],
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
-    """The leaves' gradients, summed over the examples by each group's scales."""
+    """The leaves' gradients, summed over the examples by each group's scales.
+
+    By one product for each site, where norms bound what becomes of an example there;
+    elsewhere they bound the gradients that were formed, and nothing else is summed.
+    """
     total = [jnp.zeros(x.shape, at_least_float32(x.dtype)) for x in leaves]
-    for component, held in zip(plan.components, kept, strict=True):
+    for component, held, pulled in zip(plan.components, kept, by_sites, strict=True):
         groups = [plan.groups[i] for i in component.leaves]
-        if held is not None:
-            sums = [
-                sum_of_held(x, scales[group], finite)
-                for x, group in zip(held, groups, strict=True)
-            ]
-        elif _sums_first(plan, component, leaves):
+        if pulled:
             of_group = {
                 g: _sum_of_sites(plan, component, books, leaves, scales[g], finite)
                 for g in dict.fromkeys(groups)
             }
             sums = [of_group[g][k] for k, g in enumerate(groups)]
         else:
-            formed = _per_example(plan, component, books, leaves)
+            add, formed = sum_of_held, held
+            if formed is None:
+                add, formed = scaled_sum, _per_example(plan, component, books, leaves)
             sums = [
-                scaled_sum(x, scales[group], finite)
+                add(x, scales[group], finite)
                 for x, group in zip(formed, groups, strict=True)
             ]
         for i, x in zip(component.leaves, sums, strict=True):
             total[i] = x.astype(total[i].dtype)
     return total
-
-
-def _sums_first(plan: Plan, component: Component, leaves: Sequence[jax.Array]) -> bool:
-    """Whether a sum of gradients may be pulled back from operands to leaves.
-
-    Not in bfloat16, and not through custom_vjp, which need not be linear.
-    """
-    if component.roots is not None:
-        return True
-    if uses(plan.from_leaves.jaxpr, "custom_vjp"):
-        return False
-    dtypes = [leaves[i].dtype for i in component.leaves]
-    dtypes += [aval(plan.sites[i].operand).dtype for i in component.operands]
-    return all(dtype == at_least_float32(dtype) for dtype in dtypes)
 
 
 def _gram_square(plan: Plan, root: Root, books: _Books, clip_norm: Any) -> jax.Array:
@@ -210,15 +275,15 @@ def _gram_square(plan: Plan, root: Root, books: _Books, clip_norm: Any) -> jax.A
     assert swaps is not None
     matched = [
         Factors(f.right, f.left) if swap else f
-        for f, swap in zip(_rows(plan, root, books), swaps, strict=True)
+        for f, swap in zip(_rows(plan, root.operands, books), swaps, strict=True)
     ]
     return fac.square_norm(matched, clip_norm)
 
 
-def _rows(plan: Plan, root: Root, books: _Books) -> list[Factors]:
+def _rows(plan: Plan, numbers: Sequence[int], books: _Books) -> list[Factors]:
     """The factors of each site, all iterations in f[b, g, t, ...]."""
     out = []
-    for i in root.operands:
+    for i in numbers:
         site = plan.sites[i]
         function = site.rule.factors  # pyright: ignore[reportOptionalMemberAccess]
         left, right = _mapped(site, function)(
@@ -285,26 +350,39 @@ def _sum_of_sites(
     finite: jax.Array,
 ) -> list[jax.Array]:
     """The scaled sum of a component's gradients, by one product for each site."""
-    at_operands = []
-    for i in component.operands:
-        site, cotangent = plan.sites[i], fac.wide(books.cotangents[i])
-        if site.rule is None:
-            at_operands.append(scaled_sum(cotangent, scale, finite))
+    cotangents = [books.cotangents[i] for i in component.operands]
+    records = [
+        [if_finite(x, finite) if _is_real(x) else x for x in books.records.get(i, ())]
+        for i in component.operands
+    ]
+    # The norm's own.
+    dtype = jnp.result_type(
+        jnp.float32, *map(fac.wide, filter(_is_real, sum(records, cotangents)))
+    )
+    sums = []
+    for i, others, cotangent in zip(
+        component.operands, records, cotangents, strict=True
+    ):
+        share = scaled(cotangent.astype(dtype), scale, finite)
+        if plan.sites[i].rule is None:
+            sums.append(jnp.sum(share, axis=0))
         else:
-            cotangent = scaled(cotangent, scale, finite)
-            others = [
-                if_finite(x, finite) if jnp.issubdtype(x.dtype, jnp.floating) else x
-                for x in _widened(books.records[i])
-            ]
-            at_operands.append(_transposed(site, others, cotangent))
-    return pull_back(plan.from_leaves, component, leaves, at_operands)
+            others = [x.astype(dtype) if _is_real(x) else x for x in others]
+            sums.append(_transposed(plan.sites[i], others, share))
+    pulled = pull_back(plan.from_leaves, component, leaves, sums)
+    # Without examples there is nothing to pull back, through parameters that may be
+    # why no gradient is finite.
+    return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]
 
 
 def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
-    """The operand's gradient, summed over the batch by the equation's transpose."""
-    eqn = site.eqn
+    """The operand's gradient, summed over the batch by the equation's transpose.
+
+    All arrays are of one dtype, in which it is taken.
+    """
+    eqn, dtype = site.eqn, cotangent.dtype
     assert eqn is not None
-    exact = {"preferred_element_type": None, "precision": fac.HIGHEST}
+    exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
     changed = {name: exact[name] for name in exact if name in eqn.params}
 
     def forward(operand: Any, others: Sequence[Any]) -> Any:
@@ -318,7 +396,6 @@ def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.
         if not loop.shared:
             lengths = (loop.length, *lengths)
     forward = jax.vmap(forward, in_axes=(None, 0))
-    dtype = at_least_float32(aval(site.operand).dtype)
     operand = aval(site.operand)
     operand = like(operand, (*lengths, *operand.shape), dtype)
     transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
@@ -326,6 +403,8 @@ def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.
 
 
 def _widened(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    return tuple(
-        fac.wide(x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in xs
-    )
+    return tuple(fac.wide(x) if _is_real(x) else x for x in xs)
+
+
+def _is_real(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)

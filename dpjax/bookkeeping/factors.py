@@ -9,7 +9,8 @@ the rows: positions, pixels, iterations.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,19 @@ from dpjax._rounding import HIGHEST, margin, square_sum, staged_sum
 # Inner products are taken in pieces: at most so many, of at least so many terms.
 _PIECES, _PIECE = 16, 256
 
+# With more rows than this, what sums of them round would be no small part.
+MOST_ROWS = 2**16
+
+# An example's terms are at most 512 times its share of a sum: terms that cancel would
+# else be so large that other examples vanish beside them on the way.
+_CANCELLED = 2.0**-9
+
 
 class OneHot(NamedTuple):
-    """Rows that are unit vectors, or zero where the position is negative.
+    """Rows that are unit vectors.
 
     Attributes:
-      position: i[..., t].
+      position: i[..., t], within the rows' length.
     """
 
     position: jax.Array
@@ -37,19 +45,30 @@ class Factors(NamedTuple):
     left: jax.Array | OneHot
     right: jax.Array | OneHot
 
+    @property
+    def rows(self) -> int:
+        """How many."""
+        one = self.left
+        return one.position.shape[-1] if isinstance(one, OneHot) else one.shape[-2]
+
 
 class Size(NamedTuple):
-    """The sizes of one site's factors; stored counts the numbers of a row pair."""
+    """The sizes of one site's factors, and whether left rows are one-hot."""
 
     groups: int
     rows: int
     left: int
     right: int
-    stored: int
+    one_hot: bool = False
+
+    @property
+    def stored(self) -> int:
+        """The numbers of a pair of rows."""
+        return (1 if self.one_hot else self.left) + self.right
 
 
 def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Array:
-    """At least ‖Σ a_t ⊗ d_t / clip_norm‖², f[b], by inner products of rows.
+    """At least ‖Σ a_t ⊗ d_t / clip_norm‖², f[b].
 
     The sum is over the rows of all sites. Its square is Σ_ts α_ts δ_ts with
     α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩, whose terms may cancel. Computed ones, α̂
@@ -58,38 +77,63 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
 
         α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
 
-    with P the last product, and no term is above P. What scaling the rows and forming
-    Σ a_t ⊗ d_t itself round is at most γ″ Σ ‖a_t‖‖d_t‖, which the norm includes.
+    with P the last product, and no term is above P. Among rows that are one-hot, α is
+    0 or 1: they are added up by position instead, in time and memory linear in them.
+
+    What scaling the rows and forming Σ a_t ⊗ d_t itself round is at most
+    γ″ Σ ‖a_t‖‖d_t‖, which the norm includes. Nor is it less than `_CANCELLED` of that
+    sum.
     """
-    sites = _scaled(sites, clip_norm)
+    sites = _joined(_scaled(sites, clip_norm))
     lengths = [(_lengths(f.left), _lengths(f.right)) for f in sites]
     rows = [a * d for a, d in lengths]
     dtype = rows[0].dtype
     if len(sites) == 1 and rows[0].shape[-1] == 1:
         return _over_groups(jnp.square(rows[0][..., 0]) * (1 + margin(16, dtype)))
 
-    count = sum(r.shape[-1] for r in rows)
-    # Two stages of at most count terms, and a dozen operations on each term.
-    sum_margin = margin(2 * count + len(sites) ** 2 + 48, dtype)
-    total = jnp.zeros(rows[0].shape[:-1], dtype)
+    # What the sums over pairs of sites, and a dozen operations on each term, round.
+    others = len(sites) ** 2 + 48
+    total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
     for i, (one, one_lengths) in enumerate(zip(sites, lengths, strict=True)):
-        for j in range(i + 1):
-            inner = [
-                _inner_and_error(x, y, x_lengths, y_lengths)
-                for x, y, x_lengths, y_lengths in zip(
-                    one, sites[j], one_lengths, lengths[j], strict=True
-                )
-            ]
-            (alpha, of_alpha), (delta, of_delta) = inner
-            bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
-            terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
-            by_row = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
-            total += (1.0 if i == j else 2.0) * jnp.sum(by_row, axis=-1)
-    forming = margin(count + len(sites) + 16, dtype) * sum(
-        jnp.sum(r, axis=-1) for r in rows
-    )
+        if (found := _looked_up(one)) is not None:
+            square, size, rounded = _by_position(*found, rows[i], len(sites))
+            total += (1 + margin(others, dtype)) * square
+        else:
+            size = jnp.sum(rows[i], axis=-1)
+            rounded = margin(rows[i].shape[-1] + len(sites) + 16, dtype) * size
+            total += _over_pairs(one, one, one_lengths, one_lengths, others)
+        sizes += size
+        forming += rounded
+        for other, other_lengths in zip(sites[:i], lengths[:i], strict=True):
+            total += 2 * _over_pairs(one, other, one_lengths, other_lengths, others)
     norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
-    return _over_groups(jnp.square(norm))
+    return _over_groups(jnp.square(jnp.maximum(norm, _CANCELLED * sizes)))
+
+
+def upper_norm(formed: jax.Array, sizes: Sequence[tuple[jax.Array, int]]) -> jax.Array:
+    """At least the norm f[b] of a sum of terms, and of what becomes of it in a batch.
+
+    Args:
+      formed: its norm as computed, up to the terms' rounding.
+      sizes: of the terms: the norm of their absolute values, f[b], and k of γ_k for
+        what they round when the sum is formed.
+    """
+    # It is formed twice, and may be off in both; the second time after scaling.
+    rounded = sum(2 * margin(k + 4, jnp.float32) * size for size, k in sizes)
+    size = sum(size for size, _ in sizes)
+    return jnp.maximum(formed + rounded, _CANCELLED * size) * (1 + 2.0**-20)
+
+
+def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
+    """At least the norm of Σ |a_t| ⊗ |d_t| / clip_norm, f[b]."""
+    (scaled,) = _scaled([factors], clip_norm)
+    lengths = _lengths(scaled.left) * _lengths(scaled.right)
+    if (found := _looked_up(scaled)) is not None:
+        _, total, _ = _by_position(*found, lengths, 1)
+    else:
+        total = jnp.sum(lengths, axis=-1)
+    total *= 1 + margin(factors.rows + 4, lengths.dtype)
+    return jnp.sqrt(_over_groups(jnp.square(total)))
 
 
 def outer(factors: Factors, left_size: int) -> jax.Array:
@@ -138,9 +182,92 @@ def _over_groups(squares: jax.Array) -> jax.Array:
 def _lengths(rows: jax.Array | OneHot) -> jax.Array:
     """At least the rows' norms, f[..., t]."""
     if isinstance(rows, OneHot):
-        return (rows.position >= 0).astype(jnp.float32)
+        return jnp.ones(rows.position.shape, jnp.float32)
     squares = square_sum(rows, kept=rows.ndim - 1)
     return jnp.sqrt(squares) * (1 + margin(4, rows.dtype))
+
+
+def _looked_up(site: Factors) -> tuple[jax.Array, Any] | None:
+    """The positions and the other side's rows, where one side is one-hot."""
+    if isinstance(site.left, OneHot):
+        return site.left.position, site.right
+    if isinstance(site.right, OneHot):
+        return site.right.position, site.left
+    return None
+
+
+def _joined(sites: list[Factors]) -> list[Factors]:
+    """The same rows, those that are one-hot on one side at one site."""
+    dense = [f for f in sites if _looked_up(f) is None]
+    left = [(f.left.position, f.right) for f in sites if isinstance(f.left, OneHot)]
+    right = [(f.right.position, f.left) for f in sites if isinstance(f.right, OneHot)]
+    out = [*dense]
+    if left:
+        out.append(Factors(*_in_a_row(left)))
+    if right:
+        position, rows = _in_a_row(right)
+        out.append(Factors(rows, position))
+    return out
+
+
+def _in_a_row(parts: list[tuple[jax.Array, Any]]) -> tuple[OneHot, jax.Array]:
+    positions, rows = zip(*parts, strict=True)
+    return OneHot(jnp.concatenate(positions, axis=-1)), jnp.concatenate(rows, axis=-2)
+
+
+def _by_position(
+    position: jax.Array, rows: jax.Array, lengths: jax.Array, sites: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of rows at i[..., t] of a table: at least the table's squared norm, and more.
+
+    Namely the norm of a table of the rows' lengths, and what forming the sum rounds:
+    where k rows share a position by γ_k times their lengths, which is next to nothing
+    where they share none.
+    """
+    # Every position has a slot of its own, below the number of rows.
+    slot_of = jnp.vectorize(jnp.searchsorted, signature="(t),(t)->(t)")
+    slot = slot_of(jnp.sort(position, axis=-1), position)
+    add = jnp.vectorize(
+        lambda slot, x: jnp.zeros_like(x).at[slot].add(x), signature="(t),(t,p)->(t,p)"
+    )
+    table = add(slot, rows)
+    size = add(slot, lengths[..., None])
+    count = add(slot, jnp.ones_like(lengths)[..., None])
+
+    dtype = rows.dtype
+    margin(position.shape[-1] + sites + 16, dtype)  # there are not too many
+    error = (count + (sites + 16)) * margin(1, dtype) * size
+
+    def norm(x: jax.Array) -> jax.Array:
+        return jnp.sqrt(square_sum(x, kept=position.ndim - 1))
+
+    rounded = norm(error)
+    return jnp.square(norm(table) + rounded), norm(size), rounded
+
+
+def _over_pairs(
+    one: Factors,
+    other: Factors,
+    one_lengths: tuple[jax.Array, jax.Array],
+    other_lengths: tuple[jax.Array, jax.Array],
+    others: int,
+) -> jax.Array:
+    """At least Σ_ts α_ts δ_ts over the rows of one and of the other, f[..., g].
+
+    And after so many other operations.
+    """
+    (alpha, of_alpha), (delta, of_delta) = (
+        _inner_and_error(x, y, x_lengths, y_lengths)
+        for x, y, x_lengths, y_lengths in zip(
+            one, other, one_lengths, other_lengths, strict=True
+        )
+    )
+    bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
+    # Two stages, over the rows of either.
+    sum_margin = margin(one.rows + other.rows + others, bound.dtype)
+    terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
+    by_row = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
+    return jnp.sum(by_row, axis=-1)
 
 
 def _inner_and_error(
@@ -166,8 +293,7 @@ def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Arra
         return jnp.swapaxes(_inner(other, one)[0], -1, -2), 0
     if isinstance(other, OneHot):
         position = other.position[..., None, :]
-        picked = jnp.take_along_axis(one, jnp.maximum(position, 0), axis=-1)
-        return jnp.where(position >= 0, picked, 0.0), 0
+        return jnp.take_along_axis(one, position, axis=-1), 0
     size = one.shape[-1]
     step = max(_PIECE, math.ceil(size / _PIECES))
     pieces = [

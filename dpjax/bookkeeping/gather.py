@@ -6,10 +6,17 @@ from collections.abc import Sequence
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax.lax import GatherScatterMode
 
 from dpjax.bookkeeping.factors import Factors, OneHot, Size
 from dpjax.bookkeeping.trace import aval
+
+_MODES = {
+    GatherScatterMode.CLIP,
+    GatherScatterMode.FILL_OR_DROP,
+    GatherScatterMode.PROMISE_IN_BOUNDS,
+}
 
 
 class Gather:
@@ -30,15 +37,15 @@ class Gather:
             return False
         if not jnp.issubdtype(aval(eqn.outvars[0]).dtype, jnp.floating):
             return False
+        if max(shape) > np.iinfo(np.int32).max:
+            return False
         if eqn.primitive.name == "dynamic_slice":
             return True
         numbers = eqn.params["dimension_numbers"]
-        # An index along a whole axis is clamped to zero, unless it may fall outside.
-        clamped = eqn.params["mode"] != GatherScatterMode.FILL_OR_DROP
         return (
-            not numbers.operand_batching_dims
+            eqn.params["mode"] in _MODES
+            and not numbers.operand_batching_dims
             and partial[0] in numbers.start_index_map
-            and (len(numbers.start_index_map) == 1 or clamped)
         )
 
     def layout(
@@ -54,8 +61,36 @@ class Gather:
         _, (axis,), right_axes = self.layout(eqn, position)
         shape = aval(eqn.invars[0]).shape
         right = math.prod(shape[i] for i in right_axes)
-        rows = aval(eqn.outvars[0]).size // right if right else 0
-        return Size(1, rows, shape[axis], right, 1 + right)
+        rows = aval(eqn.outvars[0]).size // right
+        return Size(1, rows, shape[axis], right, one_hot=True)
+
+    def settled(
+        self,
+        eqn: jex.JaxprEqn,
+        position: int,
+        others: Sequence[jax.Array],
+        cotangent: jax.Array,
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        """Indices within the table; what read no row of it has no cotangent.
+
+        So norms and sums put it in one row, whatever a compiler makes of an index that
+        is out of bounds. The equation's transpose drops those that are not clipped.
+        """
+        shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
+        if eqn.primitive.name == "dynamic_slice":
+            index = jnp.stack(others)
+            index, _ = _clamped(
+                index, [n - m for n, m in zip(shape, sizes, strict=True)]
+            )
+            return tuple(index), cotangent
+        numbers, (index,) = eqn.params["dimension_numbers"], others
+        index, inside = _clamped(
+            index, [shape[i] - sizes[i] for i in numbers.start_index_map]
+        )
+        if eqn.params["mode"] == GatherScatterMode.CLIP:
+            return (index,), cotangent
+        inside = jnp.expand_dims(inside, numbers.offset_dims)
+        return (index,), jnp.where(inside, cotangent, jnp.zeros_like(cotangent))
 
     def factors(
         self,
@@ -68,23 +103,16 @@ class Gather:
         size = self.size(eqn, position)
         _, (axis,), _ = self.layout(eqn, position)
         if eqn.primitive.name == "dynamic_slice":
-            index, mode = others[axis], GatherScatterMode.CLIP
-            right = cotangent
+            index, right = others[axis], cotangent
         else:
-            numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+            numbers = eqn.params["dimension_numbers"]
             index = others[0][..., numbers.start_index_map.index(axis)]
             offset = numbers.offset_dims
             rows = [i for i in range(cotangent.ndim) if i not in offset]
             right = cotangent.transpose(*rows, *offset)
-        index = index.reshape(1, size.rows).astype(jnp.int32)
-        right = right.reshape(1, size.rows, size.right)
-        if mode == GatherScatterMode.CLIP:
-            index = jnp.clip(index, 0, size.left - 1)
-        inside = (index >= 0) & (index < size.left)
-        # What lies outside reads no parameter.
         return Factors(
-            OneHot(jnp.where(inside, index, -1)),
-            jnp.where(inside[..., None], right, 0.0),
+            OneHot(index.reshape(1, size.rows)),
+            right.reshape(1, size.rows, size.right),
         )
 
     def gradient(
@@ -100,9 +128,21 @@ class Gather:
         assert not isinstance(right, OneHot)
         size, shape = self.size(eqn, position), aval(eqn.invars[0]).shape
         table = jnp.zeros((size.left, size.right), right.dtype)
-        # A negative index would count from the end.
-        index = jnp.where(one_hot.position < 0, size.left, one_hot.position)
-        table = table.at[index[0]].add(right[0], mode="drop")
+        table = table.at[one_hot.position[0]].add(right[0])
         (_, (axis,), right_axes) = self.layout(eqn, position)
         table = table.reshape(size.left, *(shape[i] for i in right_axes))
         return jnp.moveaxis(table, 0, axis)
+
+
+def _clamped(index: jax.Array, tops: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """Index vectors i[..., k] within 0 and tops, in int32, and whether they were so.
+
+    They are compared in their own dtype, which need not hold the tops, as int32 need
+    not hold them.
+    """
+    most = int(jnp.iinfo(index.dtype).max)
+    highest = np.array([min(top, most) for top in tops], index.dtype)
+    clamped = jax.lax.clamp(
+        index.dtype.type(0), index, np.broadcast_to(highest, index.shape)
+    )
+    return clamped.astype(jnp.int32), jnp.all(clamped == index, axis=-1)

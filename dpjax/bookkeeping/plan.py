@@ -1,6 +1,5 @@
 """What to do for one loss and one batch: sites, components, forms and costs."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +7,7 @@ import jax
 import jax.extend.core as jex
 
 from dpjax.bookkeeping.components import Component, Root, components
-from dpjax.bookkeeping.factors import Size
+from dpjax.bookkeeping.factors import MOST_ROWS, Size
 from dpjax.bookkeeping.run import operands
 from dpjax.bookkeeping.sites import Scope, Site, analyse
 from dpjax.bookkeeping.trace import aval, inline
@@ -155,7 +154,7 @@ def _within_groups(component: Component, groups: Sequence[int]) -> Component:
 def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) -> Form:
     numbers = sum(leaf_sizes[i] for i in component.leaves)
     ruled = [size(sites[i]) for i in component.operands if sites[i].rule is not None]
-    products = sum(math.prod(s[:4]) for s in ruled)
+    products = sum(_products(s) for s in ruled)
     # A gradient is written, and read for the norm and the sum.
     gradients = products + 3 * _TRAFFIC * numbers
     if component.roots is None or None in [aligned(r, sites) for r in component.roots]:
@@ -165,10 +164,23 @@ def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) ->
         _pairs([size(sites[i]) for i in r.operands]) for r in component.roots
     )
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
+    gram = gram and sum(s.rows for s in ruled) <= MOST_ROWS
     return Form(gram, pairs if gram else gradients, gradients)
 
 
+def _products(size: Size) -> int:
+    """Multiplications for the gradient at a site."""
+    added = _TRAFFIC if size.one_hot else size.left
+    return size.groups * size.rows * size.right * added
+
+
 def _pairs(sizes: Sequence[Size]) -> int:
-    """Multiplications for the inner products of all pairs of a root's rows."""
-    rows = sum(s.rows for s in sizes)
-    return sum(s.groups * s.rows * rows * s.stored for s in sizes)
+    """Multiplications for a root's norm from rows, in pairs or added by position."""
+    total = 0
+    for i, one in enumerate(sizes):
+        for j, other in enumerate(sizes):
+            both = one.one_hot and other.one_hot
+            alone = 2 * _products(one) if i == j else 0
+            pairs = one.groups * one.rows * other.rows * min(one.stored, other.stored)
+            total += alone if both else pairs
+    return total

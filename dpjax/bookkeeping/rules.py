@@ -1,5 +1,6 @@
 """What a rule is, and which rule an equation has."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -7,6 +8,7 @@ import jax
 import jax.extend.core as jex
 
 from dpjax.bookkeeping.factors import Factors, Size
+from dpjax.bookkeeping.trace import aval
 
 
 class Rule(Protocol):
@@ -35,6 +37,16 @@ class Rule(Protocol):
         """The operand's axes that are groups, left and right, each in row order."""
         ...
 
+    def settled(
+        self,
+        eqn: jex.JaxprEqn,
+        position: int,
+        others: Sequence[jax.Array],
+        cotangent: jax.Array,
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        """The other inputs and the cotangent that norms and sums are both made of."""
+        ...
+
     def factors(
         self,
         eqn: jex.JaxprEqn,
@@ -57,12 +69,13 @@ class Rule(Protocol):
 
 
 def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
-    """The first rule that knows the equation."""
+    """The first rule that knows the equation; none where something is empty."""
     from dpjax.bookkeeping.convolution import Convolution
     from dpjax.bookkeeping.dense import Dense
     from dpjax.bookkeeping.gather import Gather
 
     for rule in (Dense(), Convolution(), Gather()):
         if rule.matches(eqn, position):
-            return rule
+            arrays = (*eqn.invars, *eqn.outvars)
+            return rule if all(math.prod(aval(v).shape) for v in arrays) else None
     return None
