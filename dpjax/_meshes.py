@@ -42,7 +42,9 @@ def like(
       leading: how the first of several more axes is sharded.
     """
     axes, mesh = aval.manual_axis_type, aval.sharding.mesh
-    explicit = bool(mesh.explicit_axes) and not _lets_compiler_decide()
+    explicit = bool(mesh.explicit_axes)
+    if explicit and lets_compiler_decide():
+        explicit, mesh = False, jax.sharding.get_abstract_mesh()
     if not axes.varying and not explicit:
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
     spec = [None] * len(shape)
@@ -59,13 +61,25 @@ def like(
     )
 
 
-def zeros_like(aval: Any, shape: Sequence[int], *, leading: Any = None) -> jax.Array:
-    """Zeros of another shape, sharded as in `like`."""
+def zeros_like(
+    aval: Any, shape: Sequence[int], *, leading: Any = None, mesh: Any = None
+) -> jax.Array:
+    """Zeros of another shape, sharded as in `like`, or whole on the mesh."""
     wanted = like(aval, shape, aval.dtype, leading=leading)
-    explicit = wanted.sharding is not None and wanted.sharding.mesh.explicit_axes
-    return jnp.zeros(
-        wanted.shape, wanted.dtype, out_sharding=wanted.sharding if explicit else None
-    )
+    sharding = wanted.sharding
+    if sharding is None or not sharding.mesh.explicit_axes:
+        spec = [leading, *[None] * (len(shape) - 1)]
+        sharding = mesh and jax.NamedSharding(mesh, jax.P(*spec))
+    return jnp.zeros(wanted.shape, wanted.dtype, out_sharding=sharding)
+
+
+def plus(x: jax.Array, more: jax.Array) -> jax.Array:
+    """The sum, where x is: a loss may leave some of its axes to the compiler."""
+    mesh = jax.typeof(x).sharding.mesh
+    if mesh.empty or mesh == jax.typeof(more).sharding.mesh:
+        return x + more
+    with jax.sharding.use_abstract_mesh(mesh):
+        return x + jax.reshard(more, jax.typeof(x).sharding.spec)
 
 
 def varying_axes(of: Any) -> frozenset[str]:
@@ -108,7 +122,7 @@ def compiler_sharded(
 
 def explicit_mesh(arrays: Any) -> Any:
     """The mesh with explicit axes that arrays are on, or None."""
-    if not _lets_compiler_decide():
+    if not lets_compiler_decide():
         for x in jax.tree.leaves(arrays):
             mesh = jax.typeof(x).sharding.mesh
             if mesh.explicit_axes:
@@ -116,7 +130,7 @@ def explicit_mesh(arrays: Any) -> Any:
     return None
 
 
-def _lets_compiler_decide() -> bool:
+def lets_compiler_decide() -> bool:
     """Whether the mesh of the context has no explicit axis."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and not mesh.explicit_axes

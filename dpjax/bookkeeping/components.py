@@ -201,7 +201,7 @@ def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
         return None
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
     real = all(jnp.issubdtype(a.dtype, jnp.floating) for a in (before, after))
-    if name in {"convert_element_type", "copy", "copy_p"} and real:
+    if name in {"convert_element_type", "copy", "copy_p", "reshard"} and real:
         return tuple(range(after.ndim))
     if name == "transpose":
         return tuple(eqn.params["permutation"])

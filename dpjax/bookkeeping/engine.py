@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from dpjax._dtypes import at_least_float32
 from dpjax._meshes import (
     compiler_sharded,
+    explicit_mesh,
     leading_axis,
     like,
     varying_axes,
@@ -120,6 +121,7 @@ def _keep_books(
             aval(s.tapped),
             (batch, *(loop.length for loop in s.loops), *aval(s.tapped).shape),
             leading=leading_axis(examples),
+            mesh=explicit_mesh((leaves, examples)),
         )
         for s in plan.sites
     ]

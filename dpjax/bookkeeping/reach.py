@@ -56,8 +56,8 @@ def reach(
         return None
     inputs = [leaves[i] for i in component.leaves]
     _, tangents = jax.linearize(at_operands(closed, component, leaves), *inputs)
-    every = [True] * len(inputs)
-    linear = inline(jax.make_jaxpr(tangents)(*inputs), every, every)
+    everywhere = [True] * len(inputs)
+    linear = inline(jax.make_jaxpr(tangents)(*inputs), everywhere, everywhere)
     if not all(map(_is_known, linear.jaxpr.eqns)) or not all(
         at_least_float32(x.dtype) == x.dtype for x in (*inputs, *linear.out_avals)
     ):

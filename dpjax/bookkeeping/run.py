@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from dpjax._meshes import plus
 from dpjax.bookkeeping.sites import Scope, Site
 from dpjax.bookkeeping.trace import bind, needed, read
 
@@ -98,7 +99,7 @@ def run(
         ruled = None
         for position, site in scope.sites.get(index, {}).items():
             if site.rule is None:
-                inputs[position] = inputs[position] + taps[numbers[site]]
+                inputs[position] = plus(inputs[position], taps[numbers[site]])
             else:
                 ruled = site
         body = scope.scans.get(index)
@@ -108,14 +109,14 @@ def run(
         else:
             out = bind(eqn, inputs)
         if ruled is not None:
-            out[0] = out[0] + taps[numbers[ruled]]
+            out[0] = plus(out[0], taps[numbers[ruled]])
             records[numbers[ruled]] = tuple(
                 x for i, x in enumerate(inputs) if i != ruled.position
             )
         values.update(zip(eqn.outvars, out, strict=True))
     outputs = [read(v, values) for v in jaxpr.outvars]
     for i, site in scope.outputs.items():
-        outputs[i] = outputs[i] + taps[numbers[site]]
+        outputs[i] = plus(outputs[i], taps[numbers[site]])
     return outputs, records
 
 

@@ -1,5 +1,6 @@
 """From a loss to one flat jaxpr: calls inlined, cross-example layers refused."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -7,12 +8,16 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from dpjax._meshes import lets_compiler_decide
+
 # Calls that mean no more than their body. A rematerialised block is one: the engine
 # records what its sites need, and the recomputation is given up. custom_jvp and
 # custom_vjp calls are not: their derivative is not their body's.
 _INLINED = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
 )
+# Parameters of equations that say how their output is sharded along explicit axes.
+_LAYOUT = ("sharding", "out_sharding")
 
 
 def trace(
@@ -48,12 +53,22 @@ def trace(
 
 
 def bind(eqn: jex.JaxprEqn, values: Sequence[Any], **changed: Any) -> list[Any]:
-    """The outputs of one equation, with some parameters changed."""
-    params = eqn.primitive.get_bind_params({**eqn.params, **changed})
-    functions, params = params if isinstance(params, tuple) else ((), params)
+    """The outputs of one equation, with some parameters changed.
+
+    Where the compiler lays out what the loss laid out itself, its layout is dropped.
+    """
     if eqn.primitive.name.startswith("custom_"):
         values = as_arrays(values)  # rules may do with them what NumPy's cannot
-    with eqn.ctx.manager:
+    context = contextlib.nullcontext()
+    if lets_compiler_decide() and eqn.ctx.cur_abstract_mesh.explicit_axes:
+        if eqn.primitive.name == "reshard":
+            return list(values)
+        changed |= {name: None for name in _LAYOUT if name in eqn.params}
+        mesh = jax.sharding.get_abstract_mesh()
+        context = jax.sharding.use_abstract_mesh(mesh)
+    params = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    functions, params = params if isinstance(params, tuple) else ((), params)
+    with eqn.ctx.manager, context:
         out = eqn.primitive.bind(*functions, *values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
 

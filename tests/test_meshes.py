@@ -1,0 +1,169 @@
+"""On a mesh every engine gives what it gives on one device, whatever the axes' types.
+
+The loss is written as JAX asks for where axes are explicit: by itself `vmap(grad)`
+runs it, which the reference shows.
+"""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import dpjax
+
+EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
+CLIP_NORM = 0.5
+MASK = jnp.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
+IDS = jax.random.randint(jax.random.key(9), (8, 5), 0, 10)
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return 0.5 * jax.random.normal(jax.random.key(seed), shape)
+
+
+PARAMS = {
+    "table": normal(0, 10, 8),
+    "up": normal(1, 8, 16),
+    "bias": normal(2, 16),
+    "down": normal(3, 16, 8),
+    "gain": normal(4, 8),
+    "layers": normal(5, 3, 8, 8),
+}
+TENSOR_PARALLEL = {
+    "up": jax.P(None, "model"),
+    "bias": jax.P("model"),
+    "down": jax.P("model", None),
+}
+
+
+def loss(params: Any, ids: jax.Array) -> tuple[jax.Array, Any]:
+    mesh = jax.typeof(params["up"]).sharding.mesh
+    explicit = mesh.explicit_axes
+    whole = {"out_sharding": jax.NamedSharding(mesh, jax.P())} if explicit else {}
+    x = params["table"].at[ids].get(**whole)
+    x = jnp.tanh(x @ params["up"] + params["bias"][None])
+    x = jnp.dot(x, params["down"], **whole) * params["gain"][None]
+    x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])
+    return jnp.mean(jax.nn.log_softmax(x)[:, 0] ** 2), {"x": x[0], "id": ids[0]}
+
+
+def by_hand() -> tuple[Any, np.ndarray]:
+    gradients = jax.jit(jax.vmap(jax.grad(loss, has_aux=True), (None, 0)))(PARAMS, IDS)
+    wide = jax.tree.map(lambda g: np.asarray(g, np.float64), gradients[0])
+    squares = [np.sum(g.reshape(8, -1) ** 2, 1) for g in jax.tree.leaves(wide)]
+    norms = np.sqrt(sum(squares))
+    weights = np.where(MASK, np.minimum(1, CLIP_NORM / norms), 0)
+    return jax.tree.map(lambda g: np.tensordot(weights, g, 1), wide), norms
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return by_hand()
+
+
+def assert_expected(grads: Any, per_example: dpjax.PerExample, expected: Any) -> None:
+    sums, norms = expected
+    # Norms are rounded up by up to 1e-4 (tests/test_rounding.py).
+    np.testing.assert_allclose(per_example.norm, norms, rtol=1e-4)
+    for got, want in zip(jax.tree.leaves(grads), jax.tree.leaves(sums), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=8 * CLIP_NORM * 1e-5)
+    np.testing.assert_array_equal(per_example.aux["id"], IDS[:, 0])
+
+
+def on(mesh: Any, tensor_parallel: bool) -> tuple[Any, jax.Array]:
+    specs = {k: jax.P() for k in PARAMS}
+    if tensor_parallel:
+        specs |= TENSOR_PARALLEL
+    shardings = {k: jax.NamedSharding(mesh, spec) for k, spec in specs.items()}
+    ids = jax.device_put(IDS, jax.NamedSharding(mesh, jax.P("data")))
+    return jax.device_put(PARAMS, shardings), ids
+
+
+@pytest.mark.parametrize(
+    ("engine", "microbatch_size"),
+    [
+        ("bookkeeping", None),
+        ("bookkeeping", 4),
+        ("bookkeeping", 3),
+        ("ghost", None),
+        ("vmap", None),
+        ("vmap", 4),
+        ("vmap", 3),
+    ],
+)
+@pytest.mark.parametrize(
+    ("types", "tensor_parallel"),
+    [
+        ((EXPLICIT, EXPLICIT), True),
+        ((EXPLICIT, EXPLICIT), False),
+        ((EXPLICIT, AUTO), True),
+        ((AUTO, EXPLICIT), True),
+        ((AUTO, AUTO), True),
+    ],
+)
+def test_axes_of_every_type(types, tensor_parallel, engine, microbatch_size, expected):
+    if types != (EXPLICIT, EXPLICIT) and (engine, microbatch_size) not in {
+        ("bookkeeping", None),
+        ("vmap", 4),
+    }:
+        pytest.skip("the same code")
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=types)
+    fn = dpjax.clipped_grad(
+        loss,
+        CLIP_NORM,
+        has_aux=True,
+        engine=engine,
+        microbatch_size=microbatch_size,
+    )
+    with jax.set_mesh(mesh):
+        params, ids = on(mesh, tensor_parallel)
+        grads, per_example = jax.jit(fn)(params, ids, mask=MASK)
+    assert_expected(grads, per_example, expected)
+    if microbatch_size is None:
+        for got, param in zip(*map(jax.tree.leaves, (grads, params)), strict=True):
+            assert got.sharding.is_equivalent_to(param.sharding, param.ndim)
+        spread = jax.NamedSharding(mesh, jax.P("data"))
+        assert per_example.norm.sharding.is_equivalent_to(spread, 1)
+
+
+def test_without_a_mesh_in_the_context(expected):
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    params, ids = on(mesh, tensor_parallel=True)
+    fn = dpjax.clipped_grad(loss, CLIP_NORM, has_aux=True)
+    assert_expected(*jax.jit(fn)(params, ids, mask=MASK), expected)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
+@pytest.mark.parametrize("other", [EXPLICIT, AUTO, None])
+def test_manual_axes(engine, check_vma, other, expected):
+    """One device's part in shard_map, alone or beside an axis of another type."""
+    size = 4 if engine == "ghost" else 3  # of microbatches: the whole, or not
+    shape, names = ((4,), ("data",)) if other is None else ((2, 2), ("data", "model"))
+    types = (EXPLICIT, other or EXPLICIT)[: len(shape)]
+    mesh = jax.make_mesh(shape, names, axis_types=types)
+    fn = dpjax.clipped_grad(
+        loss, CLIP_NORM, has_aux=True, engine=engine, microbatch_size=size
+    )
+
+    def part(params, ids, mask):
+        grads, per_example = fn(params, ids, mask=mask)
+        return jax.lax.psum(grads, "data"), per_example
+
+    with jax.set_mesh(mesh) if other else contextlib.nullcontext():
+        summed = jax.shard_map(
+            part,
+            mesh=mesh if other is None else None,
+            in_specs=(jax.P(), jax.P("data"), jax.P("data")),
+            out_specs=(jax.P(), jax.P("data")),
+            axis_names={"data"},
+            check_vma=check_vma,
+        )
+        params, ids = on(mesh, tensor_parallel=other is EXPLICIT)
+        mask = jax.device_put(MASK, ids.sharding)
+        out = jax.jit(summed)(params, ids, mask)
+    assert_expected(*out, expected)
