@@ -63,13 +63,14 @@ def noisy_mean(
 
 
 def _widened(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The inner optimizer on parameters in float32 at least, as the sums are.
+    """The inner optimizer in float32 at least, as the sums are.
 
     Its moments would otherwise begin in bfloat16 and go on in float32.
     """
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return inner.update(updates, state, None if params is None else widen(params))
+        params = None if params is None else widen(params)
+        return inner.update(widen(updates), state, params)
 
     return optax.GradientTransformation(
         lambda params: inner.init(widen(params)), update
