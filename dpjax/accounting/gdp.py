@@ -25,25 +25,20 @@ _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 _ULP = np.finfo(np.float64).eps
 _MAX_NEWTON_STEPS = 100
+_FAR = 1e100  # a μ at which R(a + μ) is nothing, with derivatives that are numbers
 
 
-def _mills(a: jax.Array, mu: jax.Array | None = None) -> jax.Array:
-    """R(a), or R(a) − R(a + μ) given μ, for a >= −1: one quadrature."""
+def _mills(a: jax.Array, mu: jax.typing.ArrayLike = _FAR) -> jax.Array:
+    """R(a) − R(a + μ), f[*b], for a >= −1: one quadrature."""
+    a, mu = (jnp.expand_dims(x, -1) for x in (a, mu))
     # The integrand has fallen to e^{-40} at the upper end of the interval.
     length = 80.0 / (a + jnp.sqrt(a * a + 80.0))
-    t = length * _NODES
-    integrand = jnp.exp(-a * t - 0.5 * t * t)
-    if mu is not None:
-        integrand = integrand * -jnp.expm1(-mu * t)
-    return length * jnp.sum(_WEIGHTS * integrand)
-
-
-def _mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
-    """R(a) − R(a + μ); for μ >= 1 the factor 1 − e^{−μt} is too sharp for the nodes."""
-    small = mu < 1.0
-    return jnp.where(
-        small, _mills(a, jnp.where(small, mu, 1.0)), _mills(a) - _mills(a + mu)
+    nodes, weights = (
+        np.expand_dims(x, tuple(range(a.ndim - 1))) for x in (_NODES, _WEIGHTS)
     )
+    t = length * nodes
+    integrand = jnp.exp(-a * t - 0.5 * t * t) * -jnp.expm1(-mu * t)
+    return length[..., 0] * jnp.sum(integrand * weights, axis=-1)
 
 
 def _log_phi(x: jax.Array) -> jax.Array:
@@ -54,13 +49,21 @@ def _log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
     """Log δ(ε) for 0 < μ < ∞ and finite ε >= 0, with its rounding error added."""
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     in_tail = a >= -1.0
-    a_tail = jnp.maximum(a, -1.0)
-    tail = _log_phi(a_tail) + jnp.log(_mills_difference(a_tail, mu))
+    a_tail, b_body = jnp.maximum(a, -1.0), jnp.where(in_tail, 1.0, b)
+    # For μ >= 1 the factor 1 − e^{−μt} is too sharp for the nodes, but R(a) − R(a + μ)
+    # has no cancellation. One call for them all: it compiles once.
+    small = mu < 1.0
+    until = [jnp.where(small, mu, 1.0), _FAR, _FAR, _FAR]
+    near, here, there, body = _mills(
+        jnp.stack([a_tail, a_tail, a_tail + mu, b_body]),
+        jnp.stack([jnp.broadcast_to(x, a.shape) for x in until]),
+    )
+    difference = jnp.where(small, near, here - there)
+    tail = _log_phi(a_tail) + jnp.log(difference)
     # a carries a rounding error of b ulps, and φ(a) multiplies it by a.
     tail = tail + 2 * _ULP * (8.0 + a_tail + a_tail * b)
     a_body = jnp.minimum(a, -1.0)
-    b_body = jnp.where(in_tail, 1.0, b)
-    body = jnp.log(ndtr(-a_body) - jnp.exp(_log_phi(a_body)) * _mills(b_body))
+    body = jnp.log(ndtr(-a_body) - jnp.exp(_log_phi(a_body)) * body)
     return jnp.minimum(jnp.where(in_tail, tail, body + 16 * _ULP), 0.0)
 
 
