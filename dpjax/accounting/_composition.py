@@ -22,6 +22,7 @@ _PAIRS = {
 }
 _BISECTIONS = 46
 _LOOKS = 3
+_NEAR = 0.5  # in log δ
 _LOST = 3e-5  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
@@ -127,18 +128,20 @@ def _log_delta(
 
 def _search(
     look: Callable[[jax.Array], tuple[jax.Array, _tilt.Tilt]],
-    steepness: Callable[[_tilt.Tilt], jax.Array],
+    steepness: Callable[[jax.Array, _tilt.Tilt], jax.Array],
     about: jax.Array,
 ) -> tuple[jax.Array, jax.Array, _tilt.Tilt]:
     """The least that is found by looking where it is about, where that was, and how.
 
     All that is found is an upper bound. What is found far from where it was looked for
-    is looked for again, there; steepness says how much log δ changes with it.
+    is looked for again, there; steepness says how much log δ may change with it.
     """
 
     def unsettled(state: Any) -> jax.Array:
         times, about, found, (_, _, tilt) = state
-        return (times < _LOOKS) & (steepness(tilt) * jnp.abs(found - about) > 1)
+        return (times < _LOOKS) & (
+            steepness(found, tilt) * jnp.abs(found - about) > _NEAR
+        )
 
     def again(state: Any) -> Any:
         times, _, about, best = state
@@ -156,12 +159,17 @@ def _trimmed(parts: _tilt.Parts, log_delta: jax.Array) -> _tilt.Parts:
     """Losses too rare to matter for δ made infinite: tilted sums are smaller without."""
     trimmed = []
     for losses, count in parts:
-        share = _share(jnp.exp(log_delta) / 100, parts, count) / losses.loss.size
-        rare = losses.log_mass < jnp.log(share)
+        share = _share(jnp.exp(log_delta) / 100, parts, count)
+        mass = jnp.where(losses.loss > 0, jnp.exp(losses.log_mass), 1.0)
+        # The most that can be left out, by halves of the largest mass among it.
+        limits = share * np.exp2(-np.arange(16.0))[:, None]
+        rare = mass[None] < limits
+        out = jnp.sum(jnp.where(rare, mass[None], 0.0), axis=1)
+        level = jnp.max(jnp.where(out <= share, limits[:, 0], 0.0))
+        rare = mass < jax.lax.stop_gradient(level)
+        lost = losses.lost + jnp.sum(jnp.where(rare, mass, 0.0))
         log_mass = jnp.where(rare, -jnp.inf, losses.log_mass)
-        lost = jnp.sum(jnp.where(rare, jnp.exp(losses.log_mass), 0.0))
-        lost = losses._replace(log_mass=log_mass, lost=losses.lost + lost)
-        trimmed.append((lost, count))
+        trimmed.append((losses._replace(log_mass=log_mass, lost=lost), count))
     return trimmed
 
 
@@ -185,7 +193,7 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
 
         about = _tilt.about_log_delta(_tilt.cumulants(fixed, fixed_variance), at)
         about = jnp.maximum(about, np.log(_SMALLEST))
-        found, about, tilt = _search(look, lambda _: jnp.ones(()), about)
+        found, about, tilt = _search(look, lambda *_: jnp.ones(()), about)
         log_delta = _log_delta(_trimmed(parts, about), variance, tilt)
         return jnp.exp(with_derivative_of(lambda: log_delta(asked), found))
 
@@ -212,8 +220,12 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
             top = about + tilt.period / 4
             return _least(lambda e: log_delta(e) <= goal, top), tilt
 
+        def steepness(epsilon: jax.Array, tilt: _tilt.Tilt) -> jax.Array:
+            # λ where it was looked for; where it is, another rate may be the right one.
+            return jnp.maximum(tilt.rate, 5 / jnp.maximum(epsilon, 1e-3))
+
         about = _tilt.about_epsilon(cumulants, goal)
-        found, _, tilt = _search(look, lambda tilt: tilt.rate, about)
+        found, _, tilt = _search(look, steepness, about)
         log_delta = _log_delta(parts, variance, tilt)
         met = (found > 0) & (found < jnp.inf)
         return with_derivative(lambda e: log_delta(e) - target, found, met)

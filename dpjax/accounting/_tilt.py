@@ -15,7 +15,7 @@ from dpjax.accounting._pairs import Losses
 
 _TILTS = 1.5 ** np.arange(-14.0, 66.0)
 _NEGLIGIBLE = 14.0  # −log of a relative error in δ that may be added on purpose
-_ROUNDING = 1e-11  # about the bound on rounding, relative to what is not in the atom
+_ROUNDING = 1e-11  # about (1 + λ) times the bound on rounding, where not in the atom
 _TINY = 1e-300
 SIDE = 80  # of the square in which frequencies are
 FREQUENCIES = SIDE**2
@@ -151,7 +151,8 @@ def choose(
     needed = small * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
     steepest = jnp.maximum(rates, _at_least(exponent, rates))
-    rounding = _ROUNDING * jnp.exp(cumulants.log_touched - rates * epsilon - log_delta)
+    touched = jnp.exp(cumulants.log_touched - rates * epsilon - log_delta)
+    rounding = _ROUNDING / (1 + rates) * touched
     cost = steepest * (1 + steepest) * needed + rounding
     rate, period, needed = _at_least(cost, rates, period, needed)
     return Tilt(rate, period, jnp.maximum(needed - variance, 0.0))
