@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._float64 import float64
-from dpjax.accounting import _inversion, _overflow, _pairs, gdp
-from dpjax.accounting._implicit import with_derivative
+from dpjax.accounting import _inversion, _overflow, _pairs, _tilt, gdp
+from dpjax.accounting._implicit import with_derivative, with_derivative_of
 
 _PAIRS = {
     "poisson": lambda s, q, tail: _pairs.poisson(1 / s, q, tail),
@@ -22,15 +22,21 @@ _PAIRS = {
 }
 _TRUNCATED = {"truncated": "poisson", "truncated_replace": "poisson_replace"}
 NUMBERS = 5
-_BISECTIONS = 44
-_GLANCE = 1536  # frequencies that show about where ε or δ is
+_BISECTIONS = 46
+_LOOKS = 3
+_NEAR = 0.5  # in log δ
 _LOST = 3e-5  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
+def _share(delta: jax.Array, all_of_them: Sequence[Any], count: jax.Array) -> jax.Array:
+    """What one of the mechanisms may lose in each of its runs."""
+    return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
+
+
 def _composed(
     kinds: Sequence[str], parameters: Sequence[jax.Array], delta: jax.Array
-) -> tuple[_inversion.Parts, jax.Array, int]:
+) -> tuple[_tilt.Parts, jax.Array, int]:
     """Discrete losses with their counts, the Gaussian variance, and the directions.
 
     They are made for a δ of about that size, or larger.
@@ -41,10 +47,10 @@ def _composed(
         if kind == "gaussian":
             variance += count * x * x
         else:
-            share = _LOST * delta / (len(kinds) * jnp.maximum(count, 1.0))
-            pair = _PAIRS[_TRUNCATED.get(kind, kind)](x, rate, share)
+            tail = _share(delta, kinds, count)
+            pair = _PAIRS[_TRUNCATED.get(kind, kind)](x, rate, tail)
             if kind in _TRUNCATED:
-                pair = _overflow.truncated(pair, 1 / x, rate, share, *sizes)
+                pair = _overflow.truncated(pair, 1 / x, rate, tail, *sizes)
             parts.append((pair, count))
     directions = max((losses.lost.size for losses, _ in parts), default=1)
     return parts, variance, directions
@@ -52,7 +58,7 @@ def _composed(
 
 def _worst_direction(
     bound: Callable[..., jax.Array],
-    parts: _inversion.Parts,
+    parts: _tilt.Parts,
     directions: int,
 ) -> jax.Array:
     """The larger of a bound on δ or ε with the data sets in one order or the other."""
@@ -112,34 +118,90 @@ def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.
     return batched
 
 
+def _log_delta(
+    parts: _tilt.Parts, variance: jax.Array, tilt: _tilt.Tilt
+) -> Callable[[jax.Array], jax.Array]:
+    """Log δ(ε), from above, as a function of ε."""
+    wave = _inversion.spectrum(parts, variance, tilt)
+
+    def of(epsilon: jax.Array) -> jax.Array:
+        apart = _inversion.log_delta_apart(parts, variance, epsilon)
+        together = _inversion.log_delta(wave, epsilon)
+        return jnp.minimum(jnp.minimum(together, apart), 0.0)
+
+    return of
+
+
+def _search(
+    look: Callable[[jax.Array], tuple[jax.Array, _tilt.Tilt]],
+    steepness: Callable[[jax.Array, _tilt.Tilt], jax.Array],
+    about: jax.Array,
+) -> tuple[jax.Array, jax.Array, _tilt.Tilt]:
+    """The least that is found by looking where it is about, where that was, and how.
+
+    All that is found is an upper bound. What is found far from where it was looked for
+    is looked for again, there; steepness says how much log δ may change with it.
+    """
+
+    def unsettled(state: Any) -> jax.Array:
+        times, about, found, (_, _, tilt) = state
+        return (times < _LOOKS) & (
+            steepness(found, tilt) * jnp.abs(found - about) > _NEAR
+        )
+
+    def again(state: Any) -> Any:
+        times, _, about, best = state
+        found, tilt = look(about)
+        this = found, about, tilt
+        best = jax.tree.map(lambda x, y: jnp.where(found < best[0], x, y), this, best)
+        return times + 1, about, found, best
+
+    inf, one = jnp.full_like(about, jnp.inf), jnp.ones_like(about)
+    state = 0, inf, about, (inf, about, _tilt.Tilt(one, one, one))
+    return jax.lax.while_loop(unsettled, again, state)[-1]
+
+
+def _trimmed(parts: _tilt.Parts, log_delta: jax.Array) -> _tilt.Parts:
+    """Losses too rare to matter for δ made infinite: tilted sums are smaller without."""
+    trimmed = []
+    for losses, count in parts:
+        share = _share(jnp.exp(log_delta) / 100, parts, count)
+        mass = jnp.where(losses.loss > 0, jnp.exp(losses.log_mass), 1.0)
+        # The most that can be left out, by halves of the largest mass among it.
+        limits = share * np.exp2(-np.arange(16.0))[:, None]
+        rare = mass[None] < limits
+        out = jnp.sum(jnp.where(rare, mass[None], 0.0), axis=1)
+        level = jnp.max(jnp.where(out <= share, limits[:, 0], 0.0))
+        rare = mass < jax.lax.stop_gradient(level)
+        lost = losses.lost + jnp.sum(jnp.where(rare, mass, 0.0))
+        log_mass = jnp.where(rare, -jnp.inf, losses.log_mass)
+        trimmed.append((losses._replace(log_mass=log_mass, lost=lost), count))
+    return trimmed
+
+
 def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     asked = jnp.where(inside, epsilon, 1.0)
-    fixed, at = jax.lax.stop_gradient((parameters, asked))
-    parts, variance, directions = _composed(kinds, fixed, jnp.asarray(_SMALLEST))
+    parts, variance, directions = _composed(kinds, parameters, jnp.asarray(_SMALLEST))
 
     if not parts:
         return gdp._delta(jnp.sqrt(variance), epsilon)
 
-    def glance(parts: _inversion.Parts) -> jax.Array:
-        look, cumulants = _looker(parts, variance)
-        about = _inversion.markov_log_delta(cumulants, at)
-        about = jnp.minimum(about, _inversion.log_delta_apart(parts, variance, at))
-        about = jnp.clip(about, jnp.log(_SMALLEST), 0.0)
-        wave = look((at, at), about, glance=True)
-        about = jnp.minimum(_inversion.log_delta(wave, at), about)
-        return jnp.maximum(about, jnp.log(_SMALLEST))
+    def bound(parts: _tilt.Parts) -> jax.Array:
+        fixed, fixed_variance, at = jax.lax.stop_gradient((parts, variance, asked))
 
-    # What is lost may be a share of δ: with that much, tilted sums are much smaller. A
-    # glance may be far above δ.
-    about = jax.lax.stop_gradient(_worst_direction(glance, parts, directions))
-    parts, total_variance, _ = _composed(kinds, parameters, jnp.exp(about) / 100)
+        def look(about: jax.Array) -> tuple[jax.Array, _tilt.Tilt]:
+            usual = _trimmed(fixed, about)
+            cumulants = _tilt.cumulants(usual, fixed_variance)
+            tilt = _tilt.choose(cumulants, fixed_variance, at, about)
+            found = _log_delta(usual, fixed_variance, tilt)(at)
+            return jnp.maximum(found, np.log(_SMALLEST)), tilt
 
-    def bound(parts: _inversion.Parts) -> jax.Array:
-        look, _ = _looker(parts, total_variance)
-        together = _inversion.log_delta(look((at, at), about), asked)
-        apart = _inversion.log_delta_apart(parts, total_variance, asked)
-        return jnp.exp(jnp.minimum(jnp.minimum(together, apart), 0.0))
+        about = _tilt.about_log_delta(_tilt.cumulants(fixed, fixed_variance), at)
+        about = jnp.maximum(about, np.log(_SMALLEST))
+        found, about, tilt = _search(look, lambda *_: jnp.ones(()), about)
+        log_delta = _log_delta(_trimmed(parts, about), variance, tilt)
+        return jnp.exp(with_derivative_of(lambda: log_delta(asked), found))
 
     value = _worst_direction(bound, parts, directions)
     return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
@@ -148,80 +210,47 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
 def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     inside = (delta > 0) & (delta < 1)
     asked = jnp.where(inside, delta, 0.5)
-    target = jnp.log(asked)
-    about = jax.lax.stop_gradient(asked)
+    target, about = jnp.log(asked), jax.lax.stop_gradient(asked)
     parts, variance, directions = _composed(kinds, parameters, about)
 
     if not parts:
         return gdp._epsilon(jnp.sqrt(variance), delta)
 
-    def bound(parts: _inversion.Parts) -> jax.Array:
-        look, cumulants = _looker(parts, variance)
-        fixed = jax.lax.stop_gradient(target)
+    def bound(parts: _tilt.Parts) -> jax.Array:
+        fixed, fixed_variance, goal = jax.lax.stop_gradient((parts, variance, target))
+        cumulants = _tilt.cumulants(fixed, fixed_variance)
 
-        def apart(epsilon: jax.Array) -> jax.Array:
-            return _inversion.log_delta_apart(parts, variance, epsilon) - target
+        def look(about: jax.Array) -> tuple[jax.Array, _tilt.Tilt]:
+            tilt = _tilt.choose(cumulants, fixed_variance, about, goal)
+            log_delta = _log_delta(fixed, fixed_variance, tilt)
+            top = about + tilt.period / 4
+            return _least(lambda e: log_delta(e) <= goal, top), tilt
 
-        def together(epsilon: jax.Array) -> jax.Array:
-            return _inversion.log_delta(wave, epsilon) - target
+        def steepness(epsilon: jax.Array, tilt: _tilt.Tilt) -> jax.Array:
+            # λ where it was looked for; where it is, another rate may be the right one.
+            return jnp.maximum(tilt.rate, 5 / jnp.maximum(epsilon, 1e-3))
 
-        about = _inversion.markov_epsilon(cumulants, fixed)
-        naive = _root(apart, about)
-        seen = look((jnp.zeros(()), about), fixed, glance=True)
-        found = _least(lambda e: _inversion.log_delta(seen, e) - fixed, about)
-        about = jnp.minimum(found, about)
-        wave = look((about, about), fixed)
-
-        return jnp.minimum(naive, _root(together, about + wave.tilt.period / 4))
+        about = _tilt.about_epsilon(cumulants, goal)
+        found, _, tilt = _search(look, steepness, about)
+        log_delta = _log_delta(parts, variance, tilt)
+        met = (found > 0) & (found < jnp.inf)
+        return with_derivative(lambda e: log_delta(e) - target, found, met)
 
     value = _worst_direction(bound, parts, directions)
     return jnp.where(inside, value, jnp.where(delta >= 1, 0.0, jnp.inf))
 
 
-def _root(excess: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
-    """`_least`, with derivatives."""
-    root = _least(excess, top)
-    return with_derivative(excess, root, (root > 0) & (root < jnp.inf))
-
-
-def _looker(parts: _inversion.Parts, variance: jax.Array):
-    """How to get a spectrum for some ε and δ, and the cumulants that decide where.
-
-    Markov's inequality alone may be far off, so callers glance first. Where one looks
-    is not differentiated.
-    """
-    fixed, fixed_variance = jax.lax.stop_gradient((parts, variance))
-    cumulants = _inversion.cumulants(fixed, fixed_variance)
-
-    def look(
-        epsilon: tuple[jax.Array, jax.Array], log_delta: jax.Array, glance: bool = False
-    ) -> _inversion.Spectrum:
-        frequencies = _GLANCE if glance else _inversion.FREQUENCIES
-        tilt = _inversion.choose(
-            cumulants, fixed_variance, epsilon, log_delta, frequencies
-        )
-        if glance:
-            return _inversion.spectrum(fixed, fixed_variance, tilt, frequencies)
-        return _inversion.spectrum(parts, variance, tilt, frequencies)
-
-    return look, cumulants
-
-
-def _least(excess: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
-    """An ε in [0, top] without excess, by bisection the least; inf if top has some."""
-
-    def met(epsilon: jax.Array) -> jax.Array:
-        return jax.lax.stop_gradient(excess(epsilon)) <= 0
+def _least(met: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
+    """An ε where it is met, by bisection the least; inf if there is none up to 3 top."""
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
         low, high = ends
-        middle = (low + high) / 2
-        ok = met(middle)
+        middle = (low + high) / 2  # top, and then 0 or 2 top, to begin with
+        ok = met(jnp.maximum(middle, 0.0))
         return jnp.where(ok, low, middle), jnp.where(ok, middle, high)
 
-    _, found = jax.lax.fori_loop(0, _BISECTIONS, halve, (jnp.zeros(()), top))
-    found = jnp.where(met(found), found, jnp.inf)
-    return jnp.where(met(jnp.zeros(())), 0.0, found)
+    _, found = jax.lax.fori_loop(0, _BISECTIONS, halve, (-top, 3 * top))
+    return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
 
 
 delta = float64("up", static=("kinds",))(_checked(_delta, 1.0))

@@ -1,4 +1,4 @@
-"""Derivatives of a root that some search has found."""
+"""Derivatives of a root that some search has found, and of what need not be."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,21 +6,49 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpjax._float64 import scoped
+
 
 def with_derivative(
     residual: Callable[..., Any], root: jax.Array, met: jax.Array
 ) -> jax.Array:
     """The root with the derivatives that the implicit function theorem gives it.
 
-    Newton's method from the root stays there (it is made to, as the root may be rounded
-    and the residual flat), and its first step has the root's first derivative, its
-    second step the second. Where the residual was not met it has none.
+    They are all that the residual is evaluated for. Where it was not met there are none.
     """
-    one = jnp.ones_like(root)
-    x = jnp.where(met, root, one)
-    for _ in range(2):
-        value, slope = jax.jvp(residual, (x,), (one,))
-        moves = met & (slope != 0) & jnp.isfinite(slope) & jnp.isfinite(value / slope)
-        step = jnp.where(moves, value, 0.0) / jnp.where(moves, slope, one)
-        x = x - (step - jax.lax.stop_gradient(step))
-    return root + (x - jax.lax.stop_gradient(x))
+    residual, constants = jax.closure_convert(residual, root)
+
+    @jax.custom_jvp
+    def found(root: jax.Array, met: jax.Array, *constants: jax.Array) -> jax.Array:
+        return root
+
+    @found.defjvp
+    @scoped
+    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        root, met, *constants = primals
+        x = jnp.where(met, found(*primals), jnp.ones_like(root))
+        by_x = jax.jvp(lambda x: residual(x, *constants), (x,), (jnp.ones_like(x),))[1]
+        moved = jax.jvp(
+            lambda *c: residual(x, *c), tuple(constants), tuple(tangents[2:])
+        )[1]
+        moves = met & (by_x != 0) & jnp.isfinite(by_x)
+        return root, jnp.where(moves, -moved / jnp.where(moves, by_x, 1.0), 0.0)
+
+    return found(jax.lax.stop_gradient(root), met, *constants)
+
+
+def with_derivative_of(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Array:
+    """The value with the derivatives of fn(), which is evaluated for them alone."""
+    fn, constants = jax.closure_convert(fn)
+
+    @jax.custom_jvp
+    def known(value: jax.Array, *constants: jax.Array) -> jax.Array:
+        return value
+
+    @known.defjvp
+    @scoped
+    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        value, *constants = primals
+        return value, jax.jvp(fn, tuple(constants), tuple(tangents[1:]))[1]
+
+    return known(jax.lax.stop_gradient(value), *constants)

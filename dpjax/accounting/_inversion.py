@@ -18,7 +18,6 @@ such an atom (with the Gaussian mechanism's loss), from φ − 1 and never from 
 errors are relative to what is not in the atom, whose own sum over k is known.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -27,44 +26,24 @@ import numpy as np
 
 from dpjax.accounting import gdp
 from dpjax.accounting._pairs import Losses
+from dpjax.accounting._tilt import FREQUENCIES, SIDE, Parts, Tilt, log_markov, log_sum
 
 _ULP = float(np.finfo(np.float64).eps)
-FREQUENCIES = 6144
-_TILTS = 1.5 ** np.arange(-14.0, 66.0)
-# Log of the largest (1 − e^{−y}) e^{−λy} over y: by how much δ is below E[e^{λ(Y−ε)}].
-_MARKOV = _TILTS * np.log(_TILTS) - (1 + _TILTS) * np.log1p(_TILTS)
-_NEGLIGIBLE = 14.0  # −log of a relative error in δ that may be added on purpose
-_ROUNDING = 1e-11  # about the bound on rounding, relative to what is not in the atom
-
-
-Parts = Sequence[tuple[Losses, jax.Array]]  # mechanisms in one direction, and counts
-
-
-class Tilt(NamedTuple):
-    """Where to integrate.
-
-    Attributes:
-      rate: λ.
-      period: L.
-      variance: the Gaussian variance to add.
-    """
-
-    rate: jax.Array
-    period: jax.Array
-    variance: jax.Array
+_TINY = 1e-300
 
 
 class Spectrum(NamedTuple):
     """ĝ on the line without its atom, relative to e^K, and bounds on the errors.
 
-    Frequency t_j is in row j // fine and column j % fine; those but t = 0 count twice.
+    Frequency t_j is in row j // side and column j % side.
 
     Attributes:
       tilt: f[] each.
       log_mass: K(λ).
       variance: of the Gaussian loss in all of it.
-      real, imaginary: of ĝ(t_j) e^{−K}, f[blocks, fine].
-      error: in all of their sum, f[].
+      discrete: K(λ) of all but that.
+      real, imaginary: of ĝ(t_j) e^{−K}, f[side, side], those but t = 0 twice.
+      error: in all of their sum, f[], and what |ε| adds.
       scale: of e^K, relatively, f[].
       lost: the probability of an infinite loss, f[].
     """
@@ -72,98 +51,24 @@ class Spectrum(NamedTuple):
     tilt: Tilt
     log_mass: jax.Array
     variance: jax.Array
+    discrete: jax.Array
     real: jax.Array
     imaginary: jax.Array
-    error: jax.Array
+    error: tuple[jax.Array, jax.Array]
     scale: jax.Array
     lost: jax.Array
 
 
-class Cumulants(NamedTuple):
-    """What decides where to integrate, at each of _TILTS.
+class _Wave(NamedTuple):
+    """Of one mechanism: log E[e^{λY}], and log |φ|, arg φ and the error of φ at t_j.
 
-    Attributes:
-      log_mass: K(λ).
-      log_touched: log of e^K Σ E[min(1, (1 + λ)|loss|)], to which rounding is relative.
+    φ(t) is E[e^{(λ + it)Y}] relative to E[e^{λY}].
     """
 
-    log_mass: jax.Array
-    log_touched: jax.Array
-
-
-def _log_sum(losses: Losses, rate: jax.Array) -> jax.Array:
-    """Log Σ mass e^{λ loss} over the last axis."""
-    exponent = losses.log_mass + rate * losses.loss
-    top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
-    return jnp.log(jnp.sum(jnp.exp(exponent - top), axis=-1)) + top[..., 0]
-
-
-def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
-    """K at each of _TILTS, and how much of e^K is not at zero."""
-    total, touched = variance * (_TILTS * _TILTS + _TILTS) / 2, jnp.zeros(_TILTS.size)
-    for losses, count in parts:
-
-        def one(rate: jax.Array, x: Losses = losses) -> tuple[jax.Array, jax.Array]:
-            log_sum = _log_sum(x, rate)
-            weight = jnp.exp(x.log_mass + rate * x.loss - log_sum)
-            away = jnp.minimum((1 + rate) * jnp.abs(x.loss), 1.0)
-            return log_sum, jnp.sum(weight * away)
-
-        log_sum, away = jax.lax.map(one, jnp.asarray(_TILTS))
-        total += count * log_sum
-        touched += count * away
-    return Cumulants(total, total + jnp.log(jnp.maximum(touched, 1e-300)))
-
-
-def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
-    """An upper bound on ε(δ), by Markov's inequality."""
-    exponent = cumulants.log_mass + _MARKOV - log_delta
-    return jnp.maximum(jnp.min(exponent / _TILTS), 0.0)
-
-
-def markov_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
-    """An upper bound on log δ(ε), by Markov's inequality."""
-    return jnp.min(cumulants.log_mass + _MARKOV - _TILTS * epsilon)
-
-
-def choose(
-    cumulants: Cumulants,
-    variance: jax.Array,
-    epsilon: tuple[jax.Array, jax.Array],
-    log_delta: jax.Array,
-    frequencies: int,
-) -> Tilt:
-    """Where to integrate for ε in an interval, at whose upper end δ(ε) is about δ."""
-    low, high = epsilon
-    rates, total = jnp.asarray(_TILTS), cumulants.log_mass
-    # −log of what is negligible, relative to e^K.
-    small = _NEGLIGIBLE + jnp.maximum(total - rates * high - log_delta, 0.0)
-    # By Markov's inequality with rate λ', neighbours at distance L are negligible from
-    # (K(λ') − K(λ) + small) / (λ' − λ) on, for λ' on either side.
-    rise = total[None] - total[:, None] + small[:, None]
-    gap = rates[None] - rates[:, None]
-
-    def nearest(gap: jax.Array) -> jax.Array:
-        reach = jnp.where(gap > 0, rise / jnp.where(gap > 0, gap, 1.0), jnp.inf)
-        return jnp.min(reach, axis=1)
-
-    below = jnp.minimum(nearest(-gap), (small - total) / rates)
-    period = jnp.maximum(nearest(gap) - low, below + high) + 2 / rates
-    # The Gaussian part multiplies the last term by e^{-small}, and δ by about e^{cost},
-    # felt where δ is decided: at λ, or where Markov's inequality is best.
-    needed = small * 2 * (period / (2 * np.pi * frequencies)) ** 2
-    exponent = total + _MARKOV - rates * high
-    saddle = jnp.max(jnp.where(exponent <= jnp.min(exponent), rates, 0.0))
-    steepest = jnp.maximum(rates, saddle)
-    rounding = _ROUNDING * jnp.exp(cumulants.log_touched - rates * high - log_delta)
-    cost = steepest * (1 + steepest) * needed + rounding
-    best = cost <= jnp.min(cost)
-
-    def chosen(x: jax.Array) -> jax.Array:
-        return jnp.max(jnp.where(best, x, 0.0))
-
-    damping = jnp.maximum(chosen(needed) - variance, 0.0)
-    return Tilt(chosen(rates), chosen(period), damping)
+    log_sum: jax.Array
+    log_abs: jax.Array
+    angle: jax.Array
+    error: jax.Array
 
 
 def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -179,38 +84,25 @@ def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return jax.lax.scan(turn, start, length=count)[1]
 
 
-def _fine(frequencies: int) -> int:
-    """How many frequencies are in a row, t = τ (i + fine k) with i < fine."""
-    return 2 ** (frequencies.bit_length() // 2)
+def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
+    """The characteristic function of one mechanism.
 
-
-def _wave(losses: Losses, rate: jax.Array, step: jax.Array, frequencies: int):
-    """Log E[e^{λY}], then log |φ|, arg φ, and the error of φ, for one mechanism.
-
-    φ(t_j) is E[e^{(λ + it_j)Y}] relative to E[e^{λY}]. By the addition theorem φ − 1 is
-    one product of matrices and two of a matrix and a vector.
+    By the addition theorem φ − 1 is one product of matrices, for the differences of
+    frequencies within a row and between rows, and products of each with a vector.
     """
-    log_sum = _log_sum(losses, rate)
-    weight = jnp.exp(losses.log_mass + rate * losses.loss - log_sum)
-    fine = _fine(frequencies)
-    blocks = frequencies // fine
-    tables = []
-    for unit, count in (step, fine), (step * fine, blocks):
-        cos, sin = _turns(unit * losses.loss, count)
-        reach = jnp.minimum(
-            jnp.outer(unit * np.arange(count), jnp.abs(losses.loss)), 2.0
-        )
-        tables.append((cos, sin, reach @ weight))
-    (near_cos, near_sin, near), (cos, sin, far) = tables
-    product = jnp.einsum(
-        "am,bm->ab",
-        jnp.concatenate([cos, sin]),
-        weight[None] * jnp.concatenate([near_cos, near_sin]),
-        precision="highest",
-    )
+    total = log_sum(losses, rate)
+    weight = jnp.exp(losses.log_mass + rate * losses.loss - total)
+    units = step * np.array([1.0, SIDE])
+    turns = _turns(jnp.outer(units, losses.loss), SIDE)
+    (near_cos, far_cos), (near_sin, far_sin) = (jnp.unstack(x, axis=1) for x in turns)
+    near = weight * jnp.concatenate([near_cos, near_sin])
+    far = jnp.concatenate([far_cos, far_sin])
+    product = jnp.einsum("am,bm->ab", far, near, precision="highest")
     (cc, cs), (sc, ss) = (jnp.split(rows, 2, 1) for rows in jnp.split(product, 2))
-    real = cc - ss + (cos @ weight)[:, None] + (near_cos @ weight)[None]
-    imaginary = sc + cs + (sin @ weight)[:, None] + (near_sin @ weight)[None]
+    near_real, near_imaginary = jnp.split(jnp.sum(near, axis=1), 2)
+    far_real, far_imaginary = (x[:, None] for x in jnp.split(far @ weight, 2))
+    real = cc - ss + far_real + near_real[None]
+    imaginary = sc + cs + far_imaginary + near_imaginary[None]
     squared = 2 * real + real * real + imaginary * imaginary  # |φ|² − 1
     long = squared > -0.5
     direct = jnp.maximum((1 + real) ** 2 + imaginary**2, 1e-280)
@@ -220,34 +112,34 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array, frequencies: int):
         jnp.log(jnp.where(long, 1.0, direct)),
     )
     # Each sum over losses of |e^{itY} − 1| is at most this.
-    touched = 2 * (near[None] + far[:, None])
-    frequency = rate + step * np.arange(frequencies).reshape(blocks, fine)
+    frequencies = jnp.outer(units, np.arange(float(SIDE))).ravel()
+    reach = jnp.minimum(jnp.outer(frequencies, jnp.abs(losses.loss)), 2.0) @ weight
+    touched = 2 * (reach[None, :SIDE] + reach[SIDE:, None])
+    frequency = rate + frequencies[None, :SIDE] + frequencies[SIDE:, None]
     angles = frequency * jnp.sum(weight * jnp.abs(losses.loss))
     relative = losses.error + _ULP * (4 * losses.loss.size + 1024)
     error = touched * relative + 8 * _ULP * angles
-    return log_sum, log_abs / 2, jnp.arctan2(imaginary, 1 + real), error
+    return _Wave(total, log_abs / 2, jnp.arctan2(imaginary, 1 + real), error)
 
 
-def spectrum(
-    parts: Parts, variance: jax.Array, tilt: Tilt, frequencies: int
-) -> Spectrum:
+def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     """ĝ for mechanisms in one direction, each with a count, and a Gaussian variance."""
     rate, step = tilt.rate, 2 * np.pi / tilt.period
-    index = np.arange(frequencies).reshape(-1, _fine(frequencies))
+    index = np.arange(float(FREQUENCIES)).reshape(SIDE, SIDE)
     frequency = step * index
     variance = variance + tilt.variance
     gaussian, discrete = variance * (rate * rate + rate) / 2, jnp.zeros(())
     grow, turn, log_upper, relative = (jnp.zeros(index.shape) for _ in range(4))
     lost, scale = jnp.zeros(()), jnp.zeros(())
     for losses, count in parts:
-        log_sum, log_abs, angle, error = _wave(losses, rate, step, frequencies)
-        discrete += count * log_sum
-        grow += count * log_abs
-        turn += count * angle
+        wave = _wave(losses, rate, step)
+        discrete += count * wave.log_sum
+        grow += count * wave.log_abs
+        turn += count * wave.angle
         # A product of powers, each factor off by at most its error.
-        upper = jnp.exp(log_abs) + error
+        upper = jnp.exp(wave.log_abs) + wave.error
         log_upper += count * jnp.log(upper)
-        relative += count * error / upper
+        relative += count * wave.error / upper
         lost += count * losses.lost
         scale += count * (losses.error + 2 * losses.loss.size * _ULP)
     # e^{grow + i turn} less the atom's share, which is e^{−K} without the Gaussian's K.
@@ -272,15 +164,20 @@ def spectrum(
     parts_of = jnp.abs(real) + jnp.abs(imaginary) + jnp.abs(others)
     error += _ULP * (64 + 4 * jnp.abs(phase)) * parts_of
     # Σ_{j ≥ J} 2 e^{−μ²t²/2} / t², with Σ_{j ≥ J} j⁻² <= 1 / (J − 1), and the atom's.
-    last = step * frequencies
-    tail = 4 * jnp.exp(-variance * last**2 / 2) / (step**2 * (frequencies - 1))
+    last = step * FREQUENCIES
+    tail = 4 * jnp.exp(-variance * last**2 / 2) / (step**2 * (FREQUENCIES - 1))
+    real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
+    # Of the sum itself, and of its angles tε.
+    terms = jax.lax.stop_gradient(jnp.abs(real) + jnp.abs(imaginary))
+    rounding = 4 * SIDE * _ULP * jnp.sum(terms)
     return Spectrum(
         tilt,
         gaussian + discrete,
         variance,
-        real * cos - imaginary * sin,
-        real * sin + imaginary * cos,
-        jnp.sum(size * error) + tail,
+        discrete,
+        real,
+        imaginary,
+        (jnp.sum(size * error) + tail + rounding, 8 * _ULP * jnp.sum(terms * frequency)),
         scale,
         lost,
     )
@@ -290,43 +187,40 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     """Σ_k g(ε + kL) e^{−K} for the Gaussian loss alone, from above."""
     rate, period = wave.tilt.rate, wave.tilt.period
     deviation = jnp.sqrt(wave.variance)
-
-    def log_term(k: int) -> jax.Array:
-        at = epsilon + k * period
-        log_delta = gdp._log_delta(deviation, at)
-        size = rate * at + jnp.abs(wave.log_mass) + jnp.abs(log_delta)
-        return rate * at - wave.log_mass + log_delta + 8 * _ULP * size
-
-    here, first, second = (log_term(k) for k in (0, 1, 2))
-    # δ is log-concave, so that terms fall faster and faster; and it is at most 1.
+    at = epsilon + period * np.arange(3.0)
+    log_delta = gdp._log_delta(deviation, at)
+    size = rate * at + jnp.abs(wave.log_mass) + jnp.abs(log_delta)
+    here, first, second = rate * at - wave.log_mass + log_delta + 8 * _ULP * size
+    # δ is log-concave, so that terms fall faster and faster.
     falls = second < first
     ratio = jnp.where(falls, jnp.exp(jnp.where(falls, second - first, 0.0)), 0.0)
     above = jnp.where(falls, jnp.exp(first) / (1 - ratio), jnp.inf)
-    first = jnp.exp(rate * (epsilon - period) - wave.log_mass)
-    below = first * (1 + 64 * _ULP) / -jnp.expm1(-rate * period)
-    return jnp.exp(here) + above + below
+    # Below ε, δ is at most 1; and as g is unimodal, a sum of its values is at most the
+    # largest, which Markov's inequality bounds, and their integral over L.
+    geometric = jnp.exp(rate * (epsilon - period) - wave.log_mass)
+    geometric = geometric * (1 + 64 * _ULP) / -jnp.expm1(-rate * period)
+    largest = jnp.exp(log_markov(rate)) + 1 / (period * rate * (rate + 1))
+    unimodal = jnp.exp(-wave.discrete) * largest * (1 + 64 * _ULP)
+    return jnp.exp(here) + above + jnp.minimum(geometric, unimodal)
 
 
 def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """Log of an upper bound on δ(ε)."""
+    """Log of an upper bound on δ(ε), which is never above what Markov's inequality is."""
     rate, period = wave.tilt.rate, wave.tilt.period
-    blocks, fine = wave.real.shape
-    angle = 2 * np.pi / period * epsilon
-    near, far = angle * np.arange(fine), angle * fine * np.arange(blocks)
-    cos, sin = jnp.cos(near), jnp.sin(near)
-    rows = wave.real @ cos + wave.imaginary @ sin
-    across = wave.imaginary @ cos - wave.real @ sin
-    total = rows @ jnp.cos(far) + across @ jnp.sin(far)
-    # Of the angles, and of the sum.
-    size = jnp.abs(wave.real) + jnp.abs(wave.imaginary)
-    angles = jax.lax.stop_gradient(near[None] + far[:, None])
-    rounding = _ULP * jnp.sum(size * (2 * (fine + blocks) + 8 * angles))
-    exponent = wave.log_mass - rate * epsilon
-    scale = _ULP * (16 + 4 * (jnp.abs(wave.log_mass) + rate * jnp.abs(epsilon)))
-    total = (total + wave.error + rounding) / period + _atom(wave, epsilon)
+    near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
+    far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
+    cos = jnp.cos(far) * jnp.cos(near) - jnp.sin(far) * jnp.sin(near)
+    sin = jnp.sin(far) * jnp.cos(near) + jnp.cos(far) * jnp.sin(near)
+    total = jnp.sum(wave.real * cos + wave.imaginary * sin)
+    error, by_epsilon = wave.error
+    total = total + error + by_epsilon * jax.lax.stop_gradient(jnp.abs(epsilon))
+    total = total / period + _atom(wave, epsilon)
+    total = jnp.log(jnp.maximum(total, _TINY))
+    exponent = wave.log_mass - rate * epsilon + wave.scale
+    scale = _ULP * (64 + 4 * (jnp.abs(wave.log_mass) + rate * jnp.abs(epsilon)))
     return jnp.logaddexp(
-        jnp.log(jnp.maximum(total, 1e-300)) + exponent + scale + wave.scale,
-        jnp.log(jnp.maximum(wave.lost, 1e-300)),
+        jnp.minimum(total, log_markov(rate)) + exponent + scale,
+        jnp.log(jnp.maximum(wave.lost, _TINY)),
     )
 
 
@@ -343,5 +237,5 @@ def log_delta_apart(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> ja
         over = -jnp.expm1(jnp.minimum(share - losses.loss, 0.0))
         one = jnp.sum(jnp.exp(losses.log_mass) * over) + losses.lost
         total += count * one * (1 + losses.error + 2 * losses.loss.size * _ULP)
-    total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, 1e-300))
+    total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, _TINY))
     return jnp.log(total)

@@ -23,7 +23,7 @@ INTERVALS = 4096
 _ULP = float(np.finfo(np.float64).eps)
 _TINY = 1e-300
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-_NODES, _WEIGHTS = (_NODES[None] + 1) / 2, _WEIGHTS[None] / 2
+_NODES, _WEIGHTS = (_NODES[:, None] + 1) / 2, _WEIGHTS[:, None] / 2
 
 
 class Losses(NamedTuple):
@@ -76,7 +76,7 @@ def _split(
     def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """N(v) at the ends, and N′(v), the second component's share, at lower ends."""
         log_ratio = _log_mixture(v, rate)
-        return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[:-1, None]
+        return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
 
     loss, share = component(mu * ends - mu * mu / 2)
     back = jnp.zeros_like(share)
@@ -93,11 +93,11 @@ def _split(
     moves = whole > 0
     up = jnp.expm1(-inner) / jnp.expm1(-jnp.where(moves, whole, 1.0))
     up = jnp.where(moves, jnp.minimum(up, 1.0), 1.0)
-    at = ends[:-1, None] + width * _NODES
+    at = ends[None, :-1] + width * _NODES
     mass = width * _WEIGHTS * ((1 - rate) * _phi(at) + rate * _phi(at - mu))
     zero = jnp.zeros(1)
-    masses = jnp.concatenate([zero, jnp.sum(mass * up, axis=1)]) + jnp.concatenate(
-        [jnp.sum(mass * (1 - up), axis=1), zero]
+    masses = jnp.concatenate([zero, jnp.sum(mass * up, axis=0)]) + jnp.concatenate(
+        [jnp.sum(mass * (1 - up), axis=0), zero]
     )
     # Gauss's rule errs by 1.7e-23 (Δz)^16 f^(16), with f^(16) / f about the power 16
     # of the distance from a mean or of μ.
@@ -111,10 +111,29 @@ def reach(tail: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(jnp.maximum(-ndtri(jnp.minimum(tail, 0.5)), 1.0))
 
 
-def _stop(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
-    """Where (1 − q) N(0, 1) + q N(μ, 1) has about the tail beyond."""
-    touched = jax.lax.stop_gradient(mu) + reach(tail / jax.lax.stop_gradient(rate))
-    return jnp.maximum(reach(tail), touched)
+def _ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
+    """Where N(0, 1), and then (1 − q) N(0, 1) + q N(μ, 1), have about the tail beyond.
+
+    The first is below, the second above.
+    """
+    mu, rate = jax.lax.stop_gradient((mu, rate))
+    idle, touched = reach(tail / jnp.stack([jnp.ones_like(rate), rate]))
+    return jnp.stack([-idle, jnp.maximum(idle, mu + touched)])
+
+
+def _beyond(mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array):
+    """The mass beyond the stop of (1 − q) N(0, 1) + q N(μ, 1), and before the start.
+
+    Then those of N(0, 1). One call: special functions are slow to compile.
+    """
+    masses = ndtr(jnp.stack([-stop, mu - stop, start, start - mu]))
+    mixed = (1 - rate) * masses[::2] + rate * masses[1::2]
+    return mixed[0], mixed[1], masses[0], masses[2]
+
+
+def _at(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
+    """The value at one of count places, and the rest elsewhere."""
+    return jnp.where(jnp.arange(count) == index, value, rest)
 
 
 def _log(mass: jax.Array) -> jax.Array:
@@ -124,19 +143,16 @@ def _log(mass: jax.Array) -> jax.Array:
 def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     """(1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), and the other way round."""
     rate = _positive(rate)
-    start, stop = -reach(tail), _stop(mu, rate, tail)
+    start, stop = _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, start, stop, count=INTERVALS, mirror=False)
     # What is beyond the ends: an infinite loss, or no less than it is.
-    removed = _log(mass.at[0].add((1 - rate) * ndtr(start) + rate * ndtr(start - mu)))
-    added = jnp.logaddexp(
-        _log(mass) - loss,
-        jnp.where(jnp.arange(INTERVALS + 1) == INTERVALS, _log(ndtr(-stop)), -jnp.inf),
-    )
-    beyond = (1 - rate) * ndtr(-stop) + rate * ndtr(mu - stop)
+    above, below, idle_above, idle_below = _beyond(mu, rate, start, stop)
+    removed = _log(mass + _at(0, below, 0.0, loss.size))
+    last = _at(INTERVALS, _log(idle_above), -jnp.inf, loss.size)
     return Losses(
         jnp.stack([loss, -loss]),
-        jnp.stack([removed, added]),
-        jnp.stack([beyond, ndtr(start)]),
+        jnp.stack([removed, jnp.logaddexp(_log(mass) - loss, last)]),
+        jnp.stack([above, idle_below]),
         error,
     )
 
@@ -144,12 +160,11 @@ def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
 def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     """(1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1)."""
     rate = _positive(rate)
-    stop = _stop(mu, rate, tail)
+    _, stop = _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
-    below = (1 - rate) * ndtr(-stop) + rate * ndtr(-stop - mu)
-    beyond = (1 - rate) * ndtr(-stop) + rate * ndtr(mu - stop)
-    mass = mass.at[0].add(below)
-    return Losses(loss[None], _log(mass)[None], beyond[None], error)
+    above, below, _, _ = _beyond(mu, rate, -stop, stop)
+    mass = mass + _at(0, below, 0.0, loss.size)
+    return Losses(loss[None], _log(mass)[None], above[None], error)
 
 
 def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
@@ -161,19 +176,16 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     Reference: Bok, Su and Altschuler (2024), appendix D.4.
     """
     rate = _positive(rate)
-    half, stop = INTERVALS // 2, _stop(mu, rate, tail)
+    half, (_, stop) = INTERVALS // 2, _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, mu / 2, stop, count=half, mirror=False)
-    log_mass = _log(mass)
-    mirrored = jnp.logaddexp(
-        log_mass - loss,
-        jnp.where(jnp.arange(half + 1) == half, _log(ndtr(-stop)), -jnp.inf),
-    )
+    above, _, idle_above, _ = _beyond(mu, rate, -stop, stop)
+    last = _at(half, _log(idle_above), -jnp.inf, loss.size)
+    mirrored = jnp.logaddexp(_log(mass) - loss, last)
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))
-    beyond = (1 - rate) * ndtr(-stop) + rate * ndtr(mu - stop)
-    log_mass = log_mass.at[0].set(_log(mass[0] + at_zero))
+    mass = mass + _at(0, at_zero, 0.0, loss.size)
     return Losses(
         jnp.concatenate([loss, -loss])[None],
-        jnp.concatenate([log_mass, mirrored])[None],
-        beyond[None],
+        jnp.concatenate([_log(mass), mirrored])[None],
+        above[None],
         error,
     )
