@@ -15,6 +15,7 @@ each reshape is for speed: on CPUs a sum that a reshape is fused into is ten tim
 slower.)
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,6 +71,7 @@ def staged_sum(
     return term(x), terms
 
 
+@functools.partial(jax.jit, static_argnames="kept")  # traced once for equal shapes
 def square_sum(
     x: jax.Array, kept: int = 0, unit: jax.typing.ArrayLike = 1.0
 ) -> jax.Array:

@@ -1,5 +1,6 @@
 """The clipped sum from one forward and one backward pass."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from dpjax._meshes import (
 )
 from dpjax._rounding import square_sum, upper_sum
 from dpjax.bookkeeping import factors as fac
+from dpjax.bookkeeping.alike import Alike
 from dpjax.bookkeeping.components import Component, Root, pull_back
 from dpjax.bookkeeping.factors import Factors, OneHot
 from dpjax.bookkeeping.plan import Plan, aligned, size
@@ -146,8 +148,9 @@ def _settled(plan: Plan, books: _Books) -> _Books:
     records, cotangents = dict(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if site.rule is not None:
-            settled = _mapped(site, site.rule.settled)
-            records[i], cotangents[i] = settled(records[i], cotangents[i])
+            records[i], cotangents[i] = _by_rule(
+                Alike(site), "settled", records[i], cotangents[i]
+            )
     return books._replace(records=records, cotangents=cotangents)
 
 
@@ -227,7 +230,7 @@ def _sizes(
             square = square_sum(fac.wide(books.cotangents[i]), 1, clip_norm)
             length, rows = jnp.sqrt(square), 1
         else:
-            factors = _rows(plan, [i], books)[0]
+            factors = _rows(Alike(plan.sites[i]), books.records[i], books.cotangents[i])
             length, rows = fac.size(factors, clip_norm), factors.rows
         out.append((enlarged * length, rows + found.terms))
     return out
@@ -273,28 +276,48 @@ def _gram_square(plan: Plan, root: Root, books: _Books, clip_norm: Any) -> jax.A
     """A root's squared norm from rows."""
     swaps = aligned(root, plan.sites)
     assert swaps is not None
+    return _square_of_rows(
+        tuple(Alike(plan.sites[i]) for i in root.operands),
+        tuple(swaps),
+        [books.records[i] for i in root.operands],
+        [books.cotangents[i] for i in root.operands],
+        clip_norm,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _square_of_rows(
+    sites: tuple[Alike, ...],
+    swaps: tuple[bool, ...],
+    records: list[Any],
+    cotangents: list[Any],
+    clip_norm: Any,
+) -> jax.Array:
+    rows = map(_rows, sites, records, cotangents)
     matched = [
         Factors(f.right, f.left) if swap else f
-        for f, swap in zip(_rows(plan, root.operands, books), swaps, strict=True)
+        for f, swap in zip(rows, swaps, strict=True)
     ]
     return fac.square_norm(matched, clip_norm)
 
 
-def _rows(plan: Plan, numbers: Sequence[int], books: _Books) -> list[Factors]:
-    """The factors of each site, all iterations in f[b, g, t, ...]."""
-    out = []
-    for i in numbers:
-        site = plan.sites[i]
-        function = site.rule.factors  # pyright: ignore[reportOptionalMemberAccess]
-        left, right = _mapped(site, function)(
-            _widened(books.records[i]), fac.wide(books.cotangents[i])
-        )
-        if isinstance(left, OneHot):
-            left = OneHot(_merge(site, left.position[..., None])[..., 0])
-        else:
-            left = _merge(site, left)
-        out.append(Factors(left, _merge(site, right)))
-    return out
+@functools.partial(jax.jit, static_argnums=0)
+def _rows(alike: Alike, records: Sequence[Any], cotangent: Any) -> Factors:
+    """The factors of a site, all iterations in f[b, g, t, ...]."""
+    site = alike.site
+    function = site.rule.factors  # pyright: ignore[reportOptionalMemberAccess]
+    left, right = _mapped(site, function)(_widened(records), fac.wide(cotangent))
+    if isinstance(left, OneHot):
+        left = OneHot(_merge(site, left.position[..., None])[..., 0])
+    else:
+        left = _merge(site, left)
+    return Factors(left, _merge(site, right))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _by_rule(alike: Alike, method: str, records: Any, cotangent: Any) -> Any:
+    """What a method of the site's rule makes of all iterations and examples."""
+    return _mapped(alike.site, getattr(alike.site.rule, method))(records, cotangent)
 
 
 def _mapped(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -329,9 +352,8 @@ def _per_example(
     for i in component.operands:
         site, gradient = plan.sites[i], books.cotangents[i]
         if site.rule is not None:
-            gradient = _mapped(site, site.rule.gradient)(
-                _widened(books.records[i]), fac.wide(gradient)
-            )
+            others = _widened(books.records[i])
+            gradient = _by_rule(Alike(site), "gradient", others, fac.wide(gradient))
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
 
@@ -368,19 +390,21 @@ def _sum_of_sites(
             sums.append(jnp.sum(share, axis=0))
         else:
             others = [x.astype(dtype) if _is_real(x) else x for x in others]
-            sums.append(_transposed(plan.sites[i], others, share))
+            sums.append(_transposed(Alike(plan.sites[i]), others, share))
     pulled = pull_back(plan.from_leaves, component, leaves, sums)
     # Without examples there is nothing to pull back, through parameters that may be
     # why no gradient is finite.
     return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]
 
 
-def _transposed(site: Site, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=0)
+def _transposed(alike: Alike, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
     """The operand's gradient, summed over the batch by the equation's transpose.
 
     All arrays are of one dtype, in which it is taken.
     """
-    eqn, dtype = site.eqn, cotangent.dtype
+    site, dtype = alike.site, cotangent.dtype
+    eqn = site.eqn
     assert eqn is not None
     exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
     changed = {name: exact[name] for name in exact if name in eqn.params}
