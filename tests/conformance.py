@@ -222,6 +222,19 @@ ACCOUNTANTS = {
         ),
         1.7,
     ),
+    "truncation.poisson_gaussian": (
+        lambda x: pld.delta(
+            truncation.poisson_gaussian(
+                x,
+                0.1,
+                num_examples=99,
+                max_batch_size=15,
+                adjacency=Adjacency.ADD_REMOVE,
+            ),
+            0.3,
+        ),
+        1.7,
+    ),
     "truncation.overflow_delta": (
         lambda x: truncation.overflow_delta(
             x, num_examples=99, sampling_rate=0.1, max_batch_size=40, num_steps=7
