@@ -24,6 +24,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 Direction = Literal["up", "down", "nearest"]
 TINY = float(np.finfo(np.float64).tiny)
@@ -156,8 +157,7 @@ def _lift(
         def call(*arrays: jax.Array) -> Any:
             return cast(jitted(*merge(arrays), **kwargs), dtype, rounding)
 
-        @call.defjvp
-        def _(primals: Any, tangents: Any) -> Any:
+        def call_jvp(primals: Any, tangents: Any) -> Any:
             out = call(*primals)
             total = jnp.zeros_like(out)
             with scope():
@@ -165,7 +165,9 @@ def _lift(
                 if not vectors:  # a constant is one for second derivatives too
                     inputs = fill([inputs[place] for place in places])
             for place, primal, tangent in zip(places, primals, tangents, strict=True):
-                if not jnp.issubdtype(jnp.result_type(primal), jnp.floating):
+                # What is not differentiated by has no derivative compiled either.
+                floating = jnp.issubdtype(jnp.result_type(primal), jnp.floating)
+                if isinstance(tangent, SymbolicZero) or not floating:
                     continue
                 with scope():
                     slope = partial(place)(*inputs, **kwargs).astype(dtype)
@@ -175,6 +177,7 @@ def _lift(
                 total += jnp.sum(product, axis=-1) if place in vectors else product
             return out, total
 
+        call.defjvp(call_jvp, symbolic_zeros=True)
         return call(*(args[i] for i in places))
 
     return wrapper

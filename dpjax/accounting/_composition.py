@@ -162,7 +162,7 @@ def _search(
 
 
 def _trimmed(parts: _tilt.Parts, log_delta: jax.Array) -> _tilt.Parts:
-    """Losses too rare to matter for δ made infinite: tilted sums are smaller without."""
+    """Losses too rare to matter for δ made infinite, which makes tilted sums smaller."""
     trimmed = []
     for losses, count in parts:
         share = _share(jnp.exp(log_delta) / 100, parts, count)
@@ -241,7 +241,7 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
 
 
 def _least(met: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
-    """An ε where it is met, by bisection the least; inf if there is none up to 3 top."""
+    """An ε where it is met, by bisection the least; inf if none is up to 3 top."""
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
         low, high = ends

@@ -98,8 +98,9 @@ def _log_share(cumulants: Cumulants) -> jax.Array:
 
 
 def _at_least(key: jax.Array, *values: jax.Array) -> jax.Array:
-    """The values where the key is least."""
-    return jnp.stack(values)[:, jnp.argmin(key)]
+    """The values where the key is least, the largest of them if it is in two places."""
+    best = (key <= jnp.min(key))[None]
+    return jnp.max(jnp.where(best, jnp.stack(values), -jnp.inf), axis=1)
 
 
 def about_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
@@ -147,10 +148,11 @@ def choose(
     below = jnp.minimum(nearest(-gap), (small - total) / rates)
     period = jnp.maximum(nearest(gap) - epsilon, below + epsilon) + 2 / rates
     # The Gaussian part multiplies the last term by e^{-small}, and δ by about e^{cost},
-    # felt where δ is decided: at λ, or where Markov's inequality is best.
+    # felt where δ is decided: at λ, or where Markov's inequality is best (or enough).
     needed = small * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
-    steepest = jnp.maximum(rates, _at_least(exponent, rates))
+    enough = exponent <= jnp.maximum(jnp.min(exponent), log_delta)
+    steepest = jnp.maximum(rates, jnp.min(jnp.where(enough, rates, jnp.inf)))
     touched = jnp.exp(cumulants.log_touched - rates * epsilon - log_delta)
     rounding = _ROUNDING / (1 + rates) * touched
     cost = steepest * (1 + steepest) * needed + rounding
