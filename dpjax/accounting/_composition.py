@@ -162,7 +162,7 @@ def _search(
 
 
 def _trimmed(parts: _tilt.Parts, log_delta: jax.Array) -> _tilt.Parts:
-    """Losses too rare to matter for δ made infinite, which makes tilted sums smaller."""
+    """Losses too rare to matter for δ made infinite: tilted sums fall."""
     trimmed = []
     for losses, count in parts:
         share = _share(jnp.exp(log_delta) / 100, parts, count)

@@ -27,16 +27,19 @@ _ULP = np.finfo(np.float64).eps
 _MAX_NEWTON_STEPS = 100
 
 
-def _mills(a: jax.Array, mu: jax.Array | None = None) -> jax.Array:
-    """R(a), or (R(a) − R(a + μ)) / μ given μ, for a >= −1: one quadrature."""
+def _mills(a: jax.Array, mu: jax.typing.ArrayLike | None = None) -> jax.Array:
+    """R(a), or (R(a) − R(a + μ)) / μ given μ, for a >= −1, f[*b]: one quadrature."""
     # The integrand has fallen to e^{-40} at the upper end of the interval.
+    a = jnp.expand_dims(a, -1)
     length = 80.0 / (a + jnp.sqrt(a * a + 80.0))
-    t = length * _NODES
+    before = tuple(range(a.ndim - 1))
+    t = length * np.expand_dims(_NODES, before)
     integrand = jnp.exp(-a * t - 0.5 * t * t)
     if mu is not None:
-        mu = jnp.maximum(mu, 1e-290)  # its limit, but for what underflows
+        # Its limit, but for what underflows.
+        mu = jnp.broadcast_to(jnp.maximum(mu, 1e-290), a.shape[:-1])[..., None]
         integrand = integrand * (-jnp.expm1(-mu * t) / mu)
-    return length * jnp.sum(_WEIGHTS * integrand)
+    return length[..., 0] * jnp.sum(integrand * np.expand_dims(_WEIGHTS, before), -1)
 
 
 def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
