@@ -261,7 +261,8 @@ def clipped_grad(
         (jax.checkpoint). "ghost" is the same in two passes, one for the norms and one
         for the sum: for losses whose per-example gradients it must form, and then
         need not keep; see Privacy. "auto" is "bookkeeping" if that knows how for one
-        parameter at least, else (and on TPUs) "vmap"; never "ghost".
+        parameter at least, else (and where it is lowered for a TPU) "vmap"; never
+        "ghost".
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 
@@ -278,8 +279,8 @@ def clipped_grad(
       ValueError: clip_norm is not positive; argnums and batch_argnums overlap; the
         engine is unknown; microbatch_size is below 1; when called, batch arguments
         disagree in their leading axis or are empty, the mask has another shape or
-        dtype, the loss is not a real scalar, or it communicates along a named axis, as
-        BatchNorm in training mode does: then it sees other examples.
+        dtype, the loss is not a real scalar, or it or its derivative communicates along
+        a named axis, as BatchNorm in training mode does: then it sees other examples.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
     REPLACE (C² is the sum of the squares where there are several bounds), whatever

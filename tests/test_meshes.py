@@ -83,34 +83,29 @@ def on(mesh: Any, tensor_parallel: bool) -> tuple[Any, jax.Array]:
     return jax.device_put(PARAMS, shardings), ids
 
 
+ALL_ENGINES = [
+    ("bookkeeping", None),
+    ("bookkeeping", 4),
+    ("bookkeeping", 3),
+    ("ghost", None),
+    ("vmap", None),
+    ("vmap", 4),
+    ("vmap", 3),
+]
+SOME = [("bookkeeping", None), ("vmap", 4)]
+
+
 @pytest.mark.parametrize(
-    ("engine", "microbatch_size"),
+    ("types", "tensor_parallel", "engine", "microbatch_size"),
     [
-        ("bookkeeping", None),
-        ("bookkeeping", 4),
-        ("bookkeeping", 3),
-        ("ghost", None),
-        ("vmap", None),
-        ("vmap", 4),
-        ("vmap", 3),
-    ],
-)
-@pytest.mark.parametrize(
-    ("types", "tensor_parallel"),
-    [
-        ((EXPLICIT, EXPLICIT), True),
-        ((EXPLICIT, EXPLICIT), False),
-        ((EXPLICIT, AUTO), True),
-        ((AUTO, EXPLICIT), True),
-        ((AUTO, AUTO), True),
+        *(((EXPLICIT, EXPLICIT), True, *engine) for engine in ALL_ENGINES),
+        *(((EXPLICIT, EXPLICIT), False, *engine) for engine in SOME),
+        *(((EXPLICIT, AUTO), True, *engine) for engine in SOME),
+        *(((AUTO, EXPLICIT), True, *engine) for engine in SOME),
+        *(((AUTO, AUTO), True, *engine) for engine in SOME),
     ],
 )
 def test_axes_of_every_type(types, tensor_parallel, engine, microbatch_size, expected):
-    if types != (EXPLICIT, EXPLICIT) and (engine, microbatch_size) not in {
-        ("bookkeeping", None),
-        ("vmap", 4),
-    }:
-        pytest.skip("the same code")
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=types)
     fn = dpjax.clipped_grad(
         loss,
@@ -137,9 +132,17 @@ def test_without_a_mesh_in_the_context(expected):
     assert_expected(*jax.jit(fn)(params, ids, mask=MASK), expected)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
-@pytest.mark.parametrize("other", [EXPLICIT, AUTO, None])
+@pytest.mark.parametrize(
+    ("engine", "check_vma", "other"),
+    [
+        *(("bookkeeping", True, other) for other in (EXPLICIT, AUTO, None)),
+        ("bookkeeping", False, EXPLICIT),
+        ("ghost", True, EXPLICIT),
+        ("ghost", False, None),
+        ("vmap", True, EXPLICIT),
+        ("vmap", False, AUTO),
+    ],
+)
 def test_manual_axes(engine, check_vma, other, expected):
     """One device's part in shard_map, alone or beside an axis of another type."""
     size = 4 if engine == "ghost" else 3  # of microbatches: the whole, or not

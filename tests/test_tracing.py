@@ -251,7 +251,7 @@ def test_many_blocks_are_traced_in_little_time():
             x = x + jax.nn.gelu(h @ w + b) @ w.T
         return jnp.sum(x)
 
-    params = [(jnp.ones((8, 8)), jnp.ones(8), jnp.ones(8))] * 100
+    params = [(jnp.ones((8, 8)), jnp.ones(8), jnp.ones(8))] * 40
     x = jnp.ones((4, 8))
 
     def seconds(fn):

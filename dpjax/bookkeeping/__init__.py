@@ -11,14 +11,15 @@ here it is read off the loss's jaxpr, for any function.
 
 **Steps**, a file each:
 
-1. `trace`: the one-example loss as a flat jaxpr. Calls are inlined, custom
-   derivatives are not; a loss that communicates along a named axis is refused.
+1. `trace`: the one-example loss as a jaxpr, in which calls are inlined where a
+   parameter may meet the example; custom derivatives are not. `collectives` refuses a
+   loss that communicates along a named axis, or whose derivative does.
 2. `sites`: values that no example enters are *known*. A site is an equation where a
    known value that depends on a parameter, the operand, meets one that depends on the
    example. Scans are entered: operands are the same in all iterations or one for each.
-3. `run`: known values are computed once, the rest under vmap with a zero, a tap, added
-   at every site. One vjp by the taps gives all cotangents; the other inputs of the
-   sites' equations are recorded on the way.
+3. `run`: the loss under vmap, which leaves known values unmapped, with a zero, a tap,
+   added at every site. One vjp by the taps gives all cotangents; the other inputs of
+   the sites' equations are recorded on the way.
 4. `rules`, `dense`, `convolution`, `gather`: how an equation's input and output
    cotangent turn into rows x_t and d_t (`factors`). An equation that no rule knows is
    tapped at its *operand*: the cotangent is then the operand's per-example gradient,
@@ -36,6 +37,7 @@ here it is read off the loss's jaxpr, for any function.
 7. `engine`: norms, weights, sums, in float32 at least and at the highest precision,
    since the bound on an example's influence rests on the norms. The sum comes from the
    same pass (book-keeping) or from another one (ghost), for which nothing is kept.
+   Sites that are `alike` share what is traced for them.
 8. `reach`: ghost pulls the sum of gradients back once where the maps between leaves and
    operands round by the model, and the norm then includes what the terms can do there.
 

@@ -224,9 +224,7 @@ def _by_position(
     where k rows share a position by γ_k times their lengths, which is next to nothing
     where they share none.
     """
-    # Every position has a slot of its own, below the number of rows.
-    slot_of = jnp.vectorize(jnp.searchsorted, signature="(t),(t)->(t)")
-    slot = slot_of(jnp.sort(position, axis=-1), position)
+    slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
     add = jnp.vectorize(
         lambda slot, x: jnp.zeros_like(x).at[slot].add(x), signature="(t),(t,p)->(t,p)"
     )
@@ -243,6 +241,16 @@ def _by_position(
 
     rounded = norm(error)
     return jnp.square(norm(table) + rounded), norm(size), rounded
+
+
+def _slots(position: jax.Array) -> jax.Array:
+    """For each position a slot of its own, below their number: its first, in order."""
+    order = jnp.argsort(position)
+    ordered = position[order]
+    places = jnp.arange(position.shape[0], dtype=order.dtype)
+    # jnp.searchsorted, which would say this, refuses to run in `jax.shard_map`.
+    first = jax.lax.cummax(jnp.where(ordered != jnp.roll(ordered, 1), places, 0))
+    return jnp.zeros_like(order).at[order].set(first)
 
 
 def _over_pairs(
