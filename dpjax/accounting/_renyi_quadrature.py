@@ -195,6 +195,15 @@ def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> A
     return highest, crossing, first, split, ends[::2], ends[1::2]
 
 
+def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
+    """The value arcsinh(y) − arcsinh(x) for y − x = gap >= 0, without cancellation."""
+    apart = jnp.arcsinh(y) - jnp.arcsinh(x)
+    one_side = x * y > 0
+    x, y = jnp.where(one_side, x, 1.0), jnp.where(one_side, y, 1.0)
+    across = y * jnp.sqrt(1.0 + x * x) + x * jnp.sqrt(1.0 + y * y)
+    return jnp.where(one_side, jnp.arcsinh(gap * (x + y) / across), apart)
+
+
 def _window_sum(
     excess: _Excess,
     low: jax.Array,
@@ -206,23 +215,28 @@ def _window_sum(
 ) -> jax.Array:
     """The integral of h(y) e^{−u²/2 − highest}, with the rounding error of each term.
 
-    The nodes are those of the rule in w, u = crossing + c sinh(w).
+    The nodes are those of the rule in w, u = crossing + c sinh(w). They are computed as
+    distances from low, as the crossing may be too far away to be subtracted.
     """
     sigma, q, a = density
     fixed = jax.lax.stop_gradient
     away = jnp.maximum(jnp.maximum(low - crossing, crossing - high), 0.0)
     c = jnp.sqrt((_GRADING * fixed(sigma)) ** 2 + away**2)
-    first, last = jnp.arcsinh((low - crossing) / c), jnp.arcsinh((high - crossing) / c)
+    first, last = (low - crossing) / c, (high - crossing) / c
+    length = _arcsinh_difference(first, last, (high - low) / c)
     # A barrier keeps what is of a smaller shape from being computed once an order.
-    middle, half, c = fixed(
-        _barrier((0.5 * (first + last), 0.5 * (last - first), 0.5 * c))
-    )
+    first, half, c, low = fixed(_barrier((jnp.arcsinh(first), 0.5 * length, c, low)))
+    begin = jnp.exp(first)
 
     def body(total: jax.Array, node: tuple[jax.Array, jax.Array]):
         x, weight = node
-        grown = jnp.exp(middle + half * x)
-        u = fixed(crossing + c * (grown - 1.0 / grown))
-        weight = fixed(weight * (grown + 1.0 / grown))
+        # With s = w − first: sinh(w) − sinh(first) = 2 cosh(first + s/2) sinh(s/2).
+        grown = jnp.expm1(half * (0.5 + 0.5 * x))
+        middle = begin * (1.0 + grown)
+        end = middle * (1.0 + grown)
+        moved = 0.5 * (middle + 1.0 / middle) * (grown + grown / (1.0 + grown))
+        u = fixed(low + c * moved)
+        weight = fixed(0.5 * weight * (end + 1.0 / end))
         z, y, log_ratio = _likelihood(u, sigma, q)
         share = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
         u, weight, y, log_ratio, share = _barrier((u, weight, y, log_ratio, share))

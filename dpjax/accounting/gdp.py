@@ -66,7 +66,7 @@ def _log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
     in_tail = a >= -1.0
     a_tail = jnp.maximum(a, -1.0)
     log_difference = _log_mills_difference(a_tail, mu)
-    # a carries a rounding error of b ulps, to which log δ has a slope of |a| + 2 at most.
+    # a is off by b ulps, and log δ has a slope of |a| + 2 at most there.
     error = 16.0 + jnp.abs(log_difference) + 2 * jnp.abs(jnp.log(jnp.minimum(mu, 1.0)))
     error = _ULP * error + _ULP * (2.0 + jnp.abs(a_tail)) * (2.0 + b)
     tail = _log_phi(a_tail) + log_difference + error

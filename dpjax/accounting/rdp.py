@@ -30,7 +30,8 @@ ORDERS = 1.0 + np.concatenate(
 
 _ULP = np.finfo(np.float64).eps
 _TINY = 1e-300
-_LEAST_NOISE, _MOST_NOISE = 0.1, 1e100  # where the quadrature holds
+_LEAST_NOISE, _MOST_NOISE = 0.1, 1e60  # where the quadrature holds
+_FAR = 1e20  # noise over order beyond which a curve is its first term, to an ulp
 
 
 def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
@@ -53,20 +54,26 @@ def _subsampled(
 ) -> jax.Array:
     # Each argument is made regular by itself, so that it keeps its shape.
     inside = (sigma >= _LEAST_NOISE) & (sigma <= _MOST_NOISE)
-    outside = (sigma > 0) & (sigma < jnp.inf) & ~inside
+    below = (sigma > 0) & (sigma < _LEAST_NOISE)
+    above = (sigma > _MOST_NOISE) & (sigma < jnp.inf)
     is_rate, is_order = (q >= 0) & (q <= 1), (a > 1) & (a < jnp.inf)
     nothing = (q == 0) | (sigma == jnp.inf)
     # The divergence grows with q, so that a larger one is on the safe side.
     q = jnp.maximum(jnp.where(is_rate & (q > 0), q, 0.5), 1e-60)
     a = jnp.where(is_order, a, 2.0)
     log_excess = quadrature(jnp.where(inside, sigma, 1.0), q, a)
-    # Outside: moments are jointly convex, so that they are at most q parts that of the
+    # Below: moments are jointly convex, so that they are at most q parts that of the
     # Gaussian and 1 − q parts one.
-    log_moment = (a - 1.0) * _gaussian(jnp.where(outside, sigma, 1.0), a)
+    log_moment = (a - 1.0) * _gaussian(jnp.where(below, sigma, 1.0), a)
     log_convex = jnp.log(q) + log_moment + jnp.log(-jnp.expm1(-log_moment))
     log_convex = log_convex + 64 * _ULP * (1 + log_moment)
     value = jax.nn.softplus(jnp.where(inside, log_excess, log_convex)) / (a - 1.0)
-    value = jnp.where(inside | outside, value * (1 + 16 * _ULP) + _TINY, jnp.inf)
+    # Above: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a, and half of that twice for
+    # batches of fixed size. Where aσ⁻¹ is small E h is a (a − 1)/2 q²σ⁻² to as much.
+    far = jnp.where(above, sigma, 1.0)
+    first_term = _gaussian(far, a) * jnp.where(a * _FAR <= far, q * q, 1.0)
+    value = jnp.where(above, first_term, value) * (1 + 16 * _ULP) + _TINY
+    value = jnp.where(inside | below | above, value, jnp.inf)
     value = jnp.where(nothing & (sigma >= 0), 0.0, value)
     return jnp.where(is_rate & is_order, value, jnp.inf)
 
