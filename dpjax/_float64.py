@@ -143,7 +143,13 @@ def _lift(
             return filled
 
         def merge(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-            return [jnp.asarray(x, jnp.float64) for x in fill(arrays)]
+            # NumPy takes integers of any size.
+            return [
+                jnp.asarray(x, jnp.float64)
+                if isinstance(x, jax.Array)
+                else jnp.asarray(np.asarray(x, np.float64))
+                for x in fill(arrays)
+            ]
 
         @jax.custom_jvp
         @scoped

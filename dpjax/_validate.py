@@ -19,12 +19,18 @@ def concrete(value: Any) -> np.ndarray | None:
     """The value as a NumPy array, or None when it is traced."""
     if isinstance(value, Tracer):
         return None
-    return np.asarray(value)
+    array = np.asarray(value)
+    # Integers beyond 64 bits are objects to NumPy, and floats to accountants.
+    return array.astype(np.float64) if array.dtype == object else array
 
 
 def _check(name: str, value: Any, rule: str, holds: Any) -> None:
-    array = concrete(value)
-    if array is not None and not np.all(holds(array)):
+    try:
+        array = concrete(value)
+        ok = array is None or np.all(holds(array))
+    except (OverflowError, TypeError):  # no number at all, or none that floats hold
+        ok = False
+    if not ok:
         raise ValueError(f"{name} must be {rule}; got {value!r}.")
 
 

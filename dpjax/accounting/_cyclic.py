@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import TINY, float64
 from dpjax.accounting import _periodic, _setting
 from dpjax.accounting._setting import Setting
 
 _ULP = np.finfo(np.float64).eps
-_TINY = np.finfo(np.float64).tiny
+_HUGE = 1e120
 Order = Literal["fixed", "reshuffled"]
 _STATIC = (
     "bound",
@@ -27,11 +27,13 @@ _STATIC = (
 
 
 def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:
-    """μ from μ², rounded up; it is 0 for no shift alone, whatever underflowed."""
+    """μ from μ² in units of shift, rounded up, and 0 for no shift alone."""
     regular = (square > 0) & (square < jnp.inf)
     root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * _ULP)
     root = jnp.where(regular, root, jnp.where(square == jnp.inf, jnp.inf, 0.0))
-    return jnp.maximum(root, jnp.where(shift > 0, _TINY, 0.0))
+    some = shift > 0
+    mu = jnp.where(some, shift, 1.0) * root
+    return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
 
 
 def _one(
@@ -49,6 +51,7 @@ def _one(
     """One bound, or the best, for an example with `tail` steps from its last use on."""
     step = _setting.step(arrays, keeps=keeps, factor=factor)
     y, r = step.log_lipschitz, step.shift
+    one = jnp.ones_like(r)  # the bounds are homogeneous in shift and diameter
     place = jnp.clip(tail, 1, period).astype(jnp.int32)
     slack = 1 + (period + epochs) * _ULP
     shape = {
@@ -62,14 +65,18 @@ def _one(
         return r * np.sqrt(epochs) * (1 + 4 * _ULP)
 
     def contraction() -> jax.Array:
-        square = slack * _periodic.contraction(y, r, place, **shape)
+        square = slack * _periodic.contraction(y, one, place, **shape)
         return jnp.where(step.known, _finish(square, r), jnp.inf)
 
     def diameter() -> jax.Array:
         if not bounded:
             return jnp.full_like(r, jnp.inf)
-        square = slack * _periodic.restarted(y, r, step.diameter, place, **shape)
-        return jnp.where(step.bounded, _finish(square, r), jnp.inf)
+        # Squares of it neither overflow nor underflow. A larger diameter is valid.
+        start = step.diameter / jnp.where(r > 0, r, 1.0)
+        near = step.bounded & (start < _HUGE)
+        start = jnp.maximum(jnp.where(near, start, 1.0), 1 / _HUGE)
+        square = slack * _periodic.restarted(y, one, start, place, **shape)
+        return jnp.where(near, _finish(square, r), jnp.inf)
 
     bounds = {
         "composition": composition,
@@ -95,8 +102,11 @@ def mu(*arrays: jax.Array, **static) -> jax.Array:
 @float64("up", static=_STATIC)
 def rdp(orders: jax.Array, *arrays: jax.Array, **static) -> jax.Array:
     core = jnp.vectorize(lambda *scalars: _one(*scalars, **static))
-    value = orders * jnp.square(core(*arrays)) / 2 * (1 + 4 * _ULP)
-    return jnp.where(orders > 0, value, jnp.inf)
+    mu = core(*arrays)
+    finite = mu < jnp.inf
+    value = orders * jnp.square(jnp.where(finite, mu, 1.0)) / 2 * (1 + 4 * _ULP)
+    value = jnp.where(mu > 0, jnp.maximum(value, TINY), 0.0)
+    return jnp.where((orders > 0) & finite, value, jnp.inf)
 
 
 def arguments(

@@ -22,8 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._float64 import TINY
+
 _ULP = np.finfo(np.float64).eps
-_TINY = np.finfo(np.float64).tiny
+_HUGE = 1e120  # of a diameter, in units of the largest shift
 _NONE = -(2**29)  # the exponent of nothing, below every other
 _MANY = 4096  # nodes beyond which a few levels get searches of their own width
 _GRID = 65535  # restarts that are compared at most, and one step before them all
@@ -198,7 +200,7 @@ def _blocks(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
 
 def _log_weights(lipschitz: jax.Array) -> jax.Array:
     """Log w_k = Σ_{j>k} log c_j, with c_j no less than the least float."""
-    logs = jnp.log(jnp.maximum(lipschitz, _TINY))
+    logs = jnp.log(jnp.maximum(lipschitz, TINY))
     later = jnp.cumsum(logs[1:][::-1])[::-1]
     return jnp.concatenate([later, jnp.zeros_like(logs[:1])])
 
@@ -297,7 +299,22 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
 def schedule_mu(
     lipschitz, sensitivity, stddev, diameter, *, bounded: bool
 ) -> jax.Array:
-    """μ of one schedule, f[T] each and f[], rounded up."""
+    """μ of one schedule, f[T] each and f[], rounded up.
+
+    Scales cancel, and are taken out so that no square overflows or underflows. A
+    diameter that is too small or large for that is taken for a larger one.
+    """
+    shift, noise = (
+        jnp.where(most > 0, most, 1.0)
+        for most in jax.lax.stop_gradient((jnp.max(sensitivity), jnp.max(stddev)))
+    )
+    some = jnp.any(sensitivity > 0)
+    sensitivity, stddev, diameter = (
+        sensitivity / shift,
+        stddev / noise,
+        diameter / shift,
+    )
+    diameter = jnp.where(diameter < _HUGE, jnp.maximum(diameter, 1 / _HUGE), jnp.inf)
     if bounded:
         finite = jnp.isfinite(diameter)
         start = jnp.where(finite, diameter, 1.0)
@@ -311,4 +328,5 @@ def schedule_mu(
     regular = (bound > 0) & (bound < jnp.inf)
     mu = jnp.sqrt(jnp.where(regular, bound, 1.0)) * (1 + 4 * _ULP)
     mu = jnp.where(regular, mu, jnp.where(bound == jnp.inf, jnp.inf, 0.0))
-    return jnp.maximum(mu, jnp.where(jnp.any(sensitivity > 0), _TINY, 0.0))
+    mu = mu * (shift / noise) * (1 + 2 * _ULP)
+    return jnp.where(some, jnp.maximum(mu, TINY), 0.0)

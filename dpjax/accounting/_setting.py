@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._float64 import TINY
 from dpjax.accounting.lipschitz import check_curvature, clipped_excess, excess
 from dpjax.adjacency import Adjacency
 
@@ -212,6 +213,7 @@ def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
     """A step in units of its own noise, from scalars; an invalid one costs inf."""
     noise, batch, eta, norm, M, weak, strong, added, diameter = arrays
     valid = (noise > 0) & (batch > 0) & (eta > 0) & (eta < jnp.inf) & (norm > 0)
+    valid = valid & (batch < jnp.inf) & (norm < jnp.inf)
     valid = valid & (M >= 0) & (weak >= 0) & (strong >= 0) & (added >= 0)
     valid = valid & (diameter > 0) & (strong <= M)
     if not keeps:
@@ -233,5 +235,7 @@ def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
         log_c = log_c + 8 * _ULP * eta * (added + weak + M)
     log_c = log_c + 4 * _ULP * jnp.abs(log_c)
     unit = noise * norm * eta / batch
+    bounded = bounded & (unit > 0) & (unit < jnp.inf)
     diameter = jnp.where(bounded, diameter, 1.0) / jnp.where(bounded, unit, 1.0)
-    return Step(log_c, known, factor / noise, diameter, bounded, valid)
+    shift = jnp.maximum(factor / noise, jnp.where(noise < jnp.inf, TINY, 0.0))
+    return Step(log_c, known, shift, diameter, bounded, valid)

@@ -26,9 +26,14 @@ Profile = Callable[[jax.typing.ArrayLike], jax.Array]
 def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax.Array:
     alpha, epsilons, deltas = broadcast_batch((alpha, epsilons, deltas), (1, 2))
     alpha = alpha[..., None]
-    steep = 1 - deltas - jnp.exp(epsilons) * alpha * (1 + 4 * _ULP)
+    # e^ε may be infinite: α = 0 has nothing of it all the same, and e is enough for α.
+    some = alpha > 0
+    log_alpha = jnp.log(jnp.where(some, alpha, 1.0))
+    exponent = epsilons + log_alpha + 2 * _ULP * (4 + epsilons - log_alpha)
+    steep = 1 - deltas - jnp.where(some, jnp.exp(jnp.minimum(exponent, 1.0)), 0.0)
     flat = jnp.exp(-epsilons) * (1 - deltas - alpha) * (1 - 4 * _ULP)
-    best = jnp.max(jnp.maximum(steep, flat), axis=-1) - 4 * _ULP
+    each = jnp.maximum(steep, flat)
+    best = jnp.max(jnp.where(jnp.isnan(each), 0.0, each), axis=-1) - 4 * _ULP
     inside = (alpha[..., 0] >= 0) & (alpha[..., 0] <= 1)
     return jnp.where(inside, jnp.maximum(best, 0.0), 0.0)
 

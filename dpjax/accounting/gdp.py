@@ -246,7 +246,7 @@ _tradeoff64 = float64("down")(_elementwise(_tradeoff))
 def _compose64(mus: jax.Array) -> jax.Array:
     largest = jnp.max(jnp.abs(jax.lax.stop_gradient(mus)), axis=-1, keepdims=True)
     regular = (largest > 0) & (largest < jnp.inf)
-    scaled = mus / jnp.where(regular, largest, 1.0)
+    scaled = jnp.where(regular, mus, 1.0) / jnp.where(regular, largest, 1.0)
     squares = jnp.where(regular[..., 0], jnp.sum(scaled * scaled, axis=-1), 1.0)
     total = largest[..., 0] * jnp.sqrt(squares) * (1 + (4 + mus.shape[-1]) * _ULP)
     return jnp.where(regular[..., 0], total, largest[..., 0])

@@ -50,12 +50,8 @@ def _schedule_mu(lipschitz, sensitivity, stddev, diameter, *, bounded: bool):
     def one(c, s, tau, diameter):
         valid = jnp.all((c >= 0) & (c < jnp.inf) & (s >= 0) & (s < jnp.inf))
         valid = valid & jnp.all((tau >= 0) & (tau < jnp.inf)) & (diameter > 0)
-        # Scales cancel, and are taken out so that no square overflows.
-        unit = jax.lax.stop_gradient(
-            jnp.where(valid & jnp.any(tau > 0), jnp.max(tau), 1.0)
-        )
-        c, s, tau = (jnp.where(valid, x, 1.0) for x in (c, s / unit, tau / unit))
-        mu = schedule_mu(c, s, tau, diameter / unit, bounded=bounded)
+        c, s, tau = (jnp.where(valid, x, 1.0) for x in (c, s, tau))
+        mu = schedule_mu(c, s, tau, diameter, bounded=bounded)
         return jnp.where(valid, mu, jnp.inf)
 
     args = broadcast_batch((lipschitz, sensitivity, stddev, diameter), (0, 1, 2))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import TINY, float64
 from dpjax.accounting._periodic import geometric
 from dpjax.accounting._setting import positive_diameter
 from dpjax.accounting.lipschitz import check_curvature, excess
@@ -20,16 +20,17 @@ _ULP = np.finfo(np.float64).eps
 _LONG = 2.0**40  # steps, more than a restart needs
 
 
-def _finish(square: jax.Array, valid: jax.Array) -> jax.Array:
-    some = square > 0
-    mu = jnp.sqrt(jnp.where(some, square, 1.0)) * (1 + 256 * _ULP)
-    return jnp.where(valid, jnp.where(some, mu, 0.0), jnp.inf)
+def _finish(mu: jax.Array, lipschitz: jax.Array, valid: jax.Array) -> jax.Array:
+    """μ rounded up; it is 0 for no shift alone, whatever underflowed."""
+    mu = jnp.maximum(mu * (1 + 256 * _ULP), jnp.where(lipschitz > 0, TINY, 0.0))
+    return jnp.where(valid, mu, jnp.inf)
 
 
 @float64("up")
 @jnp.vectorize
 def _langevin(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     valid = (lipschitz >= 0) & (step_size > 0) & (strong >= 0) & (diameter > 0)
+    valid = valid & (lipschitz < jnp.inf) & (step_size < jnp.inf)
     valid = valid & (step_size * smoothness <= 2 * (1 + 4 * _ULP))
     valid = valid & (strong <= smoothness) & (num_steps >= 1)
     bounded = valid & (diameter < jnp.inf) & (num_steps > 1)
@@ -47,15 +48,15 @@ def _langevin(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     r = jnp.where(valid, lipschitz, 0.0) * jnp.sqrt(eta / 2)
     start = jnp.where(bounded, diameter, 1.0) / jnp.sqrt(2 * eta)
 
-    def square(start: jax.Array, n: jax.Array) -> jax.Array:
+    def last(start: jax.Array, n: jax.Array) -> jax.Array:
         rise = jnp.exp(n * y) * start + r * geometric(y, n)
-        return rise * rise / geometric(2 * y, n)
+        return rise / jnp.sqrt(geometric(2 * y, n))
 
     contracts = y < 0
-    limit = r * r * (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
-    limit = jnp.where(contracts | (r == 0), limit, jnp.inf)
+    limit = (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
+    limit = jnp.where(contracts | (r == 0), r * jnp.sqrt(limit), jnp.inf)
     finite = steps < jnp.inf
-    whole = square(jnp.zeros_like(r), jnp.where(finite, steps, 1.0))
+    whole = last(jnp.zeros_like(r), jnp.where(finite, steps, 1.0))
     whole = jnp.where(finite, whole, limit)
 
     # The best real n: with x = c^n, (A + (Δ − A)x)²/(1 − x²) is least at x = 1 − Δ/A,
@@ -67,21 +68,24 @@ def _langevin(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     longest = jnp.minimum(jnp.maximum(steps - 1, 1.0), _LONG)
     few = jnp.clip(jnp.floor(best), 1.0, longest)
     many = jnp.minimum(few + 1, longest)
-    since = jnp.minimum(square(start, few), square(start, many))
-    return _finish(jnp.where(bounded, jnp.minimum(whole, since), whole), valid)
+    since = jnp.minimum(last(start, few), last(start, many))
+    mu = jnp.where(bounded, jnp.minimum(whole, since), whole)
+    return _finish(mu, lipschitz, valid)
 
 
 @float64("up")
 @jnp.vectorize
 def _exponential(lipschitz, strong, diameter):
     valid = (lipschitz >= 0) & (strong >= 0) & (diameter > 0)
+    valid = valid & (lipschitz < jnp.inf) & (strong < jnp.inf)
     L = jnp.where(valid, lipschitz, 1.0)
     m = jnp.where(valid, strong, 1.0)
     near = m * diameter < L
     D = jnp.where(near, diameter, 1.0)
-    far = jnp.where(m > 0, L * L / jnp.where(m > 0, m, 1.0), jnp.inf)
+    close = jnp.sqrt(D) * jnp.sqrt(jnp.where(near, 2 * L - m * D, 1.0))
+    far = jnp.where(m > 0, L / jnp.sqrt(jnp.where(m > 0, m, 1.0)), jnp.inf)
     far = jnp.where(L == 0, 0.0, far)
-    return _finish(jnp.where(near, D * (2 * L - m * D), far), valid)
+    return _finish(jnp.where(near, close, far), lipschitz, valid)
 
 
 def langevin_mu(

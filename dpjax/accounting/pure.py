@@ -8,10 +8,10 @@ that kink lies below it everywhere, because it is convex.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtri
+from jax.scipy.special import erfinv, ndtri
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import TINY, float64
 
 _ULP = np.finfo(np.float64).eps
 
@@ -20,7 +20,7 @@ _ULP = np.finfo(np.float64).eps
 def _delta(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
     gap = jnp.minimum(epsilon - pure, 0.0) - 4 * _ULP * pure
     delta = -jnp.expm1(gap) / (1 + jnp.exp(-pure)) * (1 + 8 * _ULP)
-    delta = jnp.where(epsilon >= pure, 0.0, delta)
+    delta = jnp.where(epsilon >= pure, 0.0, jnp.maximum(delta, TINY))
     return jnp.where((pure >= 0) & (epsilon >= 0), delta, 1.0)
 
 
@@ -36,12 +36,16 @@ def _epsilon(pure: jax.Array, delta: jax.Array) -> jax.Array:
 
 @float64("up")
 def _mu(pure: jax.Array) -> jax.Array:
-    # Φ⁻¹(1/(1 + e^ε)) where that is a number, and x²/2 >= ε beyond.
-    near = pure < 700.0
-    kink = -2 * ndtri(jax.nn.sigmoid(-jnp.where(near, pure, 1.0)))
-    mu = jnp.where(near, kink, 2 * jnp.sqrt(2 * pure)) * (1 + 256 * _ULP)
-    mu = jnp.maximum(mu, 0.0) + 4 * _ULP
-    return jnp.where(pure > 0, mu, jnp.where(pure == 0, 0.0, jnp.inf))
+    # 2 Φ⁻¹(e^ε/(1 + e^ε)) = √8 erf⁻¹(tanh(ε/2)), from the tail where that is close to
+    # its limit, and x²/2 >= ε where that is no number.
+    regular = (pure > 0) & (pure < jnp.inf)
+    small, near = pure < 1.0, pure < 700.0
+    low = np.sqrt(8) * erfinv(jnp.tanh(jnp.where(regular & small, pure, 1.0) / 2))
+    kink = -2 * ndtri(jax.nn.sigmoid(-jnp.where(regular & near, pure, 1.0)))
+    high = np.sqrt(8) * jnp.sqrt(jnp.where(regular, pure, 1.0))
+    mu = jnp.where(small, low, jnp.where(near, kink, high)) * (1 + 256 * _ULP)
+    mu = jnp.maximum(mu, TINY)
+    return jnp.where(regular, mu, jnp.where(pure == 0, 0.0, jnp.inf))
 
 
 def delta(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import TINY, float64
 from dpjax.accounting._implicit import with_derivative
 from dpjax.accounting.gdp import _delta as _delta_core
 
@@ -16,6 +16,7 @@ _HALVINGS = 80
 def _mean_delta(mus: jax.Array, epsilon: jax.Array) -> jax.Array:
     each = jnp.vectorize(_delta_core)(mus, epsilon)
     mean = jnp.mean(each) * (1 + (8 + mus.shape[0]) * _ULP)
+    mean = jnp.maximum(mean, jnp.where(jnp.max(each) > 0, TINY, 0.0))
     return jnp.minimum(mean, 1.0)
 
 

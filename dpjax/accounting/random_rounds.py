@@ -125,7 +125,8 @@ def random_rounds_delta(
     # Rounding of the weights and of a sum of few positive terms, in float32 at worst.
     slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
     total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
-    return jnp.minimum(total, 1.0)
+    least = jnp.where(jnp.max(each) > 0, jnp.finfo(each.dtype).tiny, 0)
+    return jnp.clip(total, least, 1)
 
 
 def random_rounds_epsilon(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import default_float, float64
+from dpjax._float64 import TINY, default_float, float64
 from dpjax.accounting import _renyi_quadrature
 
 ORDERS = 1.0 + np.concatenate(
@@ -36,14 +36,18 @@ _FAR = 1e20  # noise over order beyond which a curve is its first term, to an ul
 
 def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
     """The value a / (2σ²) from above, for finite positive arguments."""
-    return a / (2.0 * sigma) / sigma * (1 + 4 * _ULP) + _TINY
+    # Not a / σ / σ, which the compiler makes a / σ².
+    root = jnp.sqrt(a) / sigma
+    return 0.5 * root * root * (1 + 4 * _ULP) + _TINY
 
 
 @float64("up")
 def _gaussian64(sigma: jax.Array, a: jax.Array) -> jax.Array:
-    regular = (sigma > 0) & (a > 1) & (a < jnp.inf)
+    is_order = (a > 1) & (a < jnp.inf)
+    regular = is_order & (sigma > 0) & (sigma < jnp.inf)
     value = _gaussian(jnp.where(regular, sigma, 1.0), jnp.where(regular, a, 2.0))
-    return jnp.where(regular, jnp.where(sigma == jnp.inf, 0.0, value), jnp.inf)
+    silent = is_order & (sigma == jnp.inf)
+    return jnp.where(regular, value, jnp.where(silent, 0.0, jnp.inf))
 
 
 def _subsampled(
@@ -101,13 +105,16 @@ def _compose64(*curves_and_count: jax.Array) -> jax.Array:
     return jnp.where(is_count, value, jnp.inf)
 
 
-def _tv_squared(rho: jax.Array) -> jax.Array:
-    """An upper bound on the squared total variation distance, which is δ at ε = 0.
+def _total_variation(rho: jax.Array) -> jax.Array:
+    """An upper bound on the total variation distance, which is δ at ε = 0.
 
     The divergence of every order above 1 is at least that of Kullback and Leibler, and
     the bounds are Pinsker's and Bretagnolle and Huber's.
     """
-    return jnp.minimum(0.5 * rho, -jnp.expm1(-rho)) * (1 + 4 * _ULP)
+    some = rho > 0  # the square root has no derivative at 0
+    rho = jnp.where(some, rho, 1.0)
+    bound = jnp.minimum(np.sqrt(0.5) * jnp.sqrt(rho), jnp.sqrt(-jnp.expm1(-rho)))
+    return jnp.where(some, bound * (1 + 4 * _ULP), 0.0)
 
 
 @float64("up")
@@ -120,7 +127,7 @@ def _epsilon64(rho: jax.Array, a: jax.Array, delta: jax.Array) -> jax.Array:
     price = (jnp.log(delta) + jnp.log(a)) / (a - 1.0)
     error = 8 * _ULP * (rho - discount + (jnp.log(a) - jnp.log(delta)) / (a - 1.0))
     value = jnp.maximum(rho + discount - price + error, 0.0)
-    value = jnp.where(_tv_squared(rho) <= delta * delta, 0.0, value)
+    value = jnp.where(_total_variation(rho) <= delta, 0.0, value)
     return jnp.where(regular, value, jnp.inf)
 
 
@@ -132,20 +139,17 @@ def _delta64(rho: jax.Array, a: jax.Array, epsilon: jax.Array) -> jax.Array:
     rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
     epsilon = jnp.where(regular & ~least, epsilon, 1.0)
     discount = jnp.log1p(-1.0 / a)
-    log_delta = (a - 1.0) * (rho - epsilon + discount) - jnp.log(a)
-    error = 8 * _ULP * ((a - 1.0) * (rho + epsilon - discount) + jnp.log(a))
-    value = jnp.exp(jnp.minimum(log_delta + error, 0.0))
-    # The square root has no derivative at 0, where rho is 0.
-    apart = _tv_squared(rho)
-    value = jnp.where(
-        apart < value * value, jnp.sqrt(jnp.maximum(apart, _TINY)) * (1 + _ULP), value
-    )
+    gap = rho - epsilon + discount + 8 * _ULP * (rho + epsilon - discount)
+    log_delta = (a - 1.0) * gap - jnp.log(a) * (1 - 8 * _ULP)
+    # What underflows is positive all the same, unless nothing is released.
+    value = jnp.maximum(jnp.exp(jnp.minimum(log_delta, 0.0)), TINY)
+    value = jnp.minimum(value, _total_variation(rho))
     return jnp.where(regular, jnp.where(least, 0.0, value), 1.0)
 
 
 def _array(value: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
     """The value as an array, and static if it was."""
-    return value if isinstance(value, jax.Array) else np.asarray(value)
+    return value if isinstance(value, jax.Array) else np.asarray(value, np.float64)
 
 
 def _align(

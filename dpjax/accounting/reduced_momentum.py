@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import TINY, float64
 from dpjax.accounting.tree import fixed_order_totals
 from dpjax.adjacency import Adjacency
 
@@ -70,13 +70,22 @@ def _mu(anchor, change, drift, decay, *, num_steps, steps_per_epoch, factor):
             (change, window_totals(decay, num_steps, n, 2 * n, num_steps)),
             (drift, fixed_order_totals(decay, num_steps, n)),
         )
+        # In units of the least noise, so that no square overflows or underflows.
+        noises = jnp.stack([anchor, change, drift])
+        noisy = (noises > 0) & (noises < jnp.inf)
+        unit = jax.lax.stop_gradient(jnp.min(jnp.where(noisy, noises, jnp.inf)))
+        unit = jnp.where(unit < jnp.inf, unit, 1.0)
         square = jnp.zeros(n)
         for noise, totals in trees:
             quiet = noise <= 0
-            cost = totals / jnp.square(jnp.where(quiet, 1.0, noise))
+            cost = totals * jnp.square(unit / jnp.where(quiet, 1.0, noise))
             square += jnp.where(quiet & (totals > 0), jnp.inf, cost)
+        most = jnp.max(square)
+        some = most > 0
         terms = 3 * num_steps.bit_length() * (-(-num_steps // n))
-        mu = factor * jnp.sqrt(jnp.max(square)) * (1 + (128 + terms) * _ULP)
+        mu = factor * jnp.sqrt(jnp.where(some, most, 1.0)) / unit
+        mu = jnp.maximum(mu * (1 + (128 + terms) * _ULP), TINY)
+        mu = jnp.where(some, mu, 0.0)
         valid = (decay >= 0) & (decay < 1) & (anchor >= 0) & (change >= 0)
         return jnp.where(valid & (drift >= 0), mu, jnp.inf)
 

@@ -23,17 +23,21 @@ def _scheduled_mu(*arrays, period: int, keeps: bool, bounded: bool, factor: floa
     shift = factor * norm * eta / batch
     place = jnp.arange(unit.shape[0]) % period
     diameter = jnp.min(arrays[8])
-    known = jnp.all(steps.known)
+    # What overflows or underflows says nothing, and composition remains.
+    known = jnp.all(steps.known) & jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
+    largest = jax.lax.stop_gradient(jnp.max(steps.shift))
+    largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
+    unit, shift = (jnp.where(known, x, 1.0) for x in (unit, shift))
     c = jnp.where(known, jnp.exp(steps.log_lipschitz) * (1 + 4 * _ULP), 1.0)
-    scale = jnp.max(unit)
-    scale = jnp.where((scale > 0) & (scale < jnp.inf), scale, 1.0)
 
     def one(offset: jax.Array) -> jax.Array:
         used = place == offset
-        square = jnp.sum(jnp.where(used, jnp.square(steps.shift), 0.0))
-        composed = jnp.sqrt(square) * (1 + (8 + unit.shape[0]) * _ULP)
-        moved = jnp.where(used, shift / scale, 0.0) * (1 + 8 * _ULP)
-        mu = schedule_mu(c, moved, unit / scale, diameter / scale, bounded=bounded)
+        square = jnp.sum(jnp.where(used, jnp.square(steps.shift / largest), 0.0))
+        some = square > 0  # the square root has no derivative at 0
+        composed = largest * jnp.sqrt(jnp.where(some, square, 1.0))
+        composed = jnp.where(some, composed * (1 + (8 + unit.shape[0]) * _ULP), 0.0)
+        moved = jnp.where(used, shift, 0.0) * (1 + 8 * _ULP)
+        mu = schedule_mu(c, moved, unit, diameter, bounded=bounded)
         return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
 
     mus = jax.lax.map(one, jnp.arange(min(period, unit.shape[0])))

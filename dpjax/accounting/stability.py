@@ -19,7 +19,7 @@ _ULP = np.finfo(np.float64).eps
 def _sensitivity(count, *arrays, keeps: bool, bounded: bool, factor: float, **_):
     def one(count, *arrays):
         step = _setting.step(arrays, keeps=keeps, factor=factor)
-        _, examples, eta, norm = arrays[:4]
+        examples, eta, norm = (jnp.where(step.valid, x, 1.0) for x in arrays[1:4])
         y = step.log_lipschitz
         down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
         # Sums of powers of c <= 1 as they are, and of c > 1 from their largest.

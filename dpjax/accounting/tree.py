@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import TINY, float64
 from dpjax.adjacency import Adjacency
 
 _ULP = np.finfo(np.float64).eps
@@ -124,6 +124,7 @@ def _momentum_mu(
     bound = factor * jnp.sqrt(square) * (1 + (64 + terms) * _ULP)
     noiseless = noise_multiplier <= 0
     mu = bound / jnp.where(noiseless, 1.0, noise_multiplier)
+    mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
     valid = (decay >= 0) & (decay < 1) & (noise_multiplier >= 0)
     return jnp.where(valid & ~noiseless, mu, jnp.inf)
 

@@ -1,0 +1,576 @@
+"""Every accountant at the corners of its domain, against closed forms in mpmath.
+
+A line of the table is a function of arrays, the corners, and what is known of each
+value: an independent lower bound on an upper bound, or the other way round. All of
+them are values of the definition at hundreds of digits, or of the case of one step.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+
+from dpjax import Adjacency
+from dpjax.accounting import (
+    fdp,
+    gdp,
+    iteration,
+    pld,
+    pure,
+    random_rounds,
+    rdp,
+    reduced_momentum,
+    tree,
+    truncation,
+)
+
+LEAST = 5e-324  # in float64, where it counts as zero in what is compiled
+ALMOST_ONE = 1 - 2.0**-53
+MUS = [0, 1e-300, 1e-160, 1e-20, 1e-5, 0.1, 1, 3, 30, 300, 1e5, 1e10, 1e100, 1e300]
+EPSILONS = [0, 1e-300, 1e-20, 1e-5, 0.1, 1, 3.75, 30, 100, 700, 1e5, 1e20, 1e308]
+DELTAS = [LEAST, 1e-310, 1e-300, 1e-30, 1e-5, 0.3, 0.5, 0.9, 1 - 1e-10, ALMOST_ONE]
+ALPHAS = [0, 1e-300, 1e-20, 1e-3, 0.3, 0.5, 0.9, ALMOST_ONE, 1]
+NOISES = [1e-300, 1e-20, 0.3, 1, 1e7, 1e17, 1e100, 1e200, 1e300, 1.7e308, np.inf]
+
+SETTING: Any = {
+    "step_size": 0.3,
+    "gradient_norm": 2.0,
+    "clipped": False,
+    "generalised_linear": False,
+    "smoothness": 2.0,
+    "weak_convexity": 0.0,
+    "strong_convexity": 0.0,
+    "regularization": 0.0,
+    "diameter": np.inf,
+    "adjacency": Adjacency.REPLACE,
+}
+
+
+def delta_of_gaussian(mu, epsilon):
+    """At least any δ that is above the truth, and at most the truth."""
+    with mp.workdps(700):
+        mu, epsilon = mp.mpf(float(mu)), mp.mpf(float(epsilon))
+        if mu == 0:
+            return mp.mpf(0)
+        a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+        if abs(a) > 1e6:  # positive, or 1 to a million digits
+            return mp.mpf(10) ** -(10**6) if a > 0 else 1 - mp.mpf(10) ** -600
+        if b > 1e6:  # R(b) < 1/b
+            return mp.ncdf(-a) - mp.npdf(a) / b
+        return mp.ncdf(-a) - mp.exp(epsilon) * mp.ncdf(-b)
+
+
+def quantile(p):
+    """Φ⁻¹(p)."""
+    with mp.workdps(60):
+        tail = min(mp.mpf(p), 1 - mp.mpf(p))
+        if tail == mp.mpf("0.5"):
+            return mp.mpf(0)
+        start = -mp.sqrt(-2 * mp.log(tail))
+        z = mp.findroot(lambda z: mp.log(mp.ncdf(z) / tail), (start, start + 0.1))
+        return z if p < 0.5 else -z
+
+
+QUANTILES = {p: quantile(p) for p in ALPHAS if 0 < p < 1}
+
+
+def gaussian_tradeoff(mu, alpha):
+    if alpha in (0, 1):
+        return mp.mpf(1 - alpha)
+    x = -QUANTILES[float(alpha)] - mp.mpf(float(mu))
+    return mp.ncdf(x) if x > -1e5 else mp.mpf(0)
+
+
+def pure_delta(pure_epsilon, epsilon):
+    p, e = mp.mpf(float(pure_epsilon)), mp.mpf(float(epsilon))
+    with mp.workdps(400):
+        return mp.mpf(0) if e >= p else -mp.expm1(e - p) / (1 + mp.exp(-p))
+
+
+def pure_mu(p):
+    with mp.workdps(60):
+        p = mp.mpf(float(p))
+        if p > 100:  # φ(x)/(x + 1/x) < Φ(−x), at its root's lower side
+            return 2 * mp.sqrt(2 * p - 2 * mp.log(4 * p))
+        # The series of erf⁻¹(tanh) begins with its tangent and is convex.
+        return mp.sqrt(8) * (
+            p / 4 * mp.sqrt(mp.pi) if p < 1e-6 else mp.erfinv(mp.tanh(p / 2))
+        )
+
+
+def one_step(noise):
+    """Of two clip norms."""
+    return mp.mpf(2) / mp.mpf(float(noise)) if noise < np.inf else mp.mpf(0)
+
+
+def second_moment(noise, rate):
+    """The divergence of order 2: log (1 + q² (e^{1/σ²} − 1))."""
+    with mp.workdps(700):
+        if noise == np.inf:
+            return mp.mpf(0)
+        v = 1 / mp.mpf(float(noise)) ** 2
+        q = mp.mpf(float(rate))
+        if v > 1e6:  # the exponential alone
+            return v + 2 * mp.log(q) if q > 0 else mp.mpf(0)
+        return mp.log1p(q * q * mp.expm1(v))
+
+
+def second_moment_of_batches(noise, rate):
+    """The same for batches of fixed size from below, by partial lognormal moments.
+
+    With x = 1 + y and y = q (e^z − 1), x² + 1/x − x − 1 is at least (2 − y) y² and at
+    least x² − x − 1, and z > 0 for N(−v/2, v), v = 4/σ².
+    """
+    with mp.workdps(700):
+        if noise == np.inf or rate == 0:
+            return mp.mpf(0)
+        v, q = 4 / mp.mpf(float(noise)) ** 2, mp.mpf(float(rate))
+        if v > 1e6:  # of x² − x − 1 at least q² e^{2z} − 2
+            return v + 2 * mp.log(q) - 1
+
+        def moment(s):
+            half = mp.mpf(2 * s - 1) / 2
+            return mp.exp(s * (s - 1) * v / 2) * mp.ncdf(half * mp.sqrt(v))
+
+        one, z1, z2, z3 = (moment(s) for s in range(4))
+        y1, y2 = q * (z1 - one), q * q * (z2 - 2 * z1 + one)
+        y3 = q**3 * (z3 - 3 * z2 + 3 * z1 - one)
+        return mp.log1p(max(2 * y2 - y3, y2 + y1 - one))
+
+
+def converted_epsilon(rho, order, delta):
+    rho, a, d = (mp.mpf(float(x)) for x in (rho, order, delta))
+    if mp.sqrt(min(rho / 2, -mp.expm1(-rho))) <= d:
+        return mp.mpf(0)
+    return rho + mp.log1p(-1 / a) - (mp.log(d) + mp.log(a)) / (a - 1)
+
+
+def converted_delta(rho, order, epsilon):
+    rho, a, e = (mp.mpf(float(x)) for x in (rho, order, epsilon))
+    apart = mp.sqrt(min(rho / 2, -mp.expm1(-rho)))
+    exponent = (a - 1) * (rho - e + mp.log1p(-1 / a)) - mp.log(a)
+    return min(apart, mp.exp(exponent)) if exponent > -1e30 else min(apart, mp.mpf(0))
+
+
+def tree_mu(noise, decay):
+    """Five steps, epochs of two in a fixed order: nodes 1, 3, 5, [1, 2], [1, 4]."""
+    b = mp.mpf(float(decay))
+    odd = 3 + b**2 + (b**3 + b) ** 2
+    even = 1 + (1 + b**2) ** 2
+    return mp.sqrt(max(odd, even)) * one_step(noise)
+
+
+def exponential_mechanism(lipschitz, strong, diameter):
+    L, m, D = (mp.mpf(float(x)) for x in (lipschitz, strong, diameter))
+    if L == 0:
+        return L
+    if m > 0 and m * D >= L:
+        return L / mp.sqrt(m)
+    return mp.inf if D == mp.inf else mp.sqrt(D * (2 * L - m * D))
+
+
+def step_constant(eta, smoothness):
+    eta, M = mp.mpf(float(eta)), mp.mpf(float(smoothness))
+    return max(mp.mpf(1), eta * M - 1)
+
+
+def clipped_constant(eta, smoothness):
+    half = mp.mpf(float(eta)) * mp.mpf(float(smoothness)) / 2
+    inner = half * (2 - half)
+    if inner > 0 and abs(1 - half) * half <= inner:
+        return mp.sqrt(1 + half**2 / inner)
+    return max(mp.mpf(1), 2 * half - 1)
+
+
+def momentum(noise, decay, order):
+    return tree.momentum_mu(
+        noise,
+        num_steps=5,
+        decay=decay,
+        steps_per_epoch=2,
+        order=order,
+        adjacency=Adjacency.REPLACE,
+    )
+
+
+def reduced(anchor, change, drift):
+    return reduced_momentum.reduced_momentum_mu(
+        (anchor, change, drift),
+        num_steps=5,
+        decay=0.9,
+        steps_per_epoch=2,
+        adjacency=Adjacency.REPLACE,
+    )
+
+
+def descent(name, noise, diameter=np.inf, norm=2.0):
+    """One step on one batch."""
+    setting = SETTING | {"diameter": diameter, "gradient_norm": norm}
+    shape = {"num_epochs": 1, "batches_per_epoch": 1, "batch_size": 5.0}
+    if name == "gd":
+        return iteration.noisy_gd_mu(noise, num_steps=1, num_examples=5.0, **setting)
+    if name == "cyclic":
+        return iteration.noisy_cyclic_gd_mu(noise, order="fixed", **shape, **setting)
+    if name == "rdp":
+        return iteration.last_iterate_rdp(
+            noise, 3.0, order="reshuffled", **shape, **setting
+        )
+    setting = setting | {"step_size": np.array([0.3])}
+
+    def scheduled(noise):
+        return iteration.scheduled_cyclic_gd_mu(
+            noise, batches_per_epoch=1, batch_size=5.0, **setting
+        )
+
+    if isinstance(noise, np.ndarray):
+        return np.stack([scheduled(x) for x in noise])
+    return jax.vmap(scheduled)(noise) if noise.ndim else scheduled(noise)
+
+
+def sensitivity(norm, count):
+    return iteration.gradient_descent_sensitivity(
+        num_steps=count, num_examples=7.0, **SETTING | {"gradient_norm": norm}
+    )
+
+
+class Line(NamedTuple):
+    """One accountant: is its value on the safe side of the truth?"""
+
+    fn: Any
+    grid: tuple[list, ...]
+    safe: Any  # of the value and the arguments
+
+
+def above(truth):
+    return lambda value, *args: value >= truth(*args)
+
+
+def below(truth):
+    return lambda value, *args: value <= truth(*args)
+
+
+def meets(delta_fn):
+    """Whether δ at ε = value is at most the last argument."""
+    return lambda value, *args: (
+        value == mp.inf or delta_fn(*args[:-1], value) <= mp.mpf(float(args[-1]))
+    )
+
+
+def pair(x, y):
+    stack = jnp.stack if isinstance(x, jax.Array) else np.stack
+    return stack([x, y], axis=-1)
+
+
+TABLE = {
+    "gdp.delta": Line(gdp.delta, (MUS, EPSILONS), above(delta_of_gaussian)),
+    "gdp.epsilon": Line(gdp.epsilon, (MUS, DELTAS), meets(delta_of_gaussian)),
+    "gdp.mu": Line(
+        gdp.mu,
+        (EPSILONS, DELTAS),
+        lambda value, e, d: delta_of_gaussian(value, e) <= mp.mpf(float(d)),
+    ),
+    "gdp.tradeoff": Line(gdp.tradeoff, (MUS, ALPHAS), below(gaussian_tradeoff)),
+    "gdp.compose": Line(
+        lambda x, y: gdp.compose(pair(x, y)),
+        (MUS, MUS),
+        above(lambda x, y: mp.sqrt(mp.mpf(float(x)) ** 2 + mp.mpf(float(y)) ** 2)),
+    ),
+    "pure.delta": Line(pure.delta, (EPSILONS, EPSILONS), above(pure_delta)),
+    "pure.epsilon": Line(pure.epsilon, (EPSILONS, [0, *DELTAS, 1]), meets(pure_delta)),
+    "pure.mu": Line(pure.mu, (EPSILONS,), above(pure_mu)),
+    "rdp.gaussian": Line(
+        lambda s, a: rdp.gaussian(s, a[..., None])[..., 0],
+        (NOISES, [1 + 1e-6, 2.0, 1e6, 1e300]),
+        above(lambda s, a: mp.mpf(float(a)) / 8 * one_step(s) ** 2),
+    ),
+    "rdp.poisson_gaussian": Line(
+        lambda s, q: rdp.poisson_gaussian(s, q, np.array([2.0]))[..., 0],
+        (NOISES, [0, 1e-300, 1e-12, 0.5, ALMOST_ONE, 1]),
+        above(second_moment),
+    ),
+    "rdp.fixed_size_gaussian": Line(
+        lambda s, q: rdp.fixed_size_gaussian(s, q, np.array([2.0]))[..., 0],
+        (NOISES, [0, 1e-300, 1e-12, 0.5, ALMOST_ONE, 1]),
+        above(second_moment_of_batches),
+    ),
+    "rdp.compose": Line(
+        lambda x, n: rdp.compose(x[..., None], count=n)[..., 0],
+        ([0, 1e-300, 1.0, 1e300], [0, 1, 1e6, 1e36, 1e300]),
+        above(lambda x, n: mp.mpf(float(x)) * mp.mpf(float(n))),
+    ),
+    "rdp.epsilon": Line(
+        lambda x, a, d: rdp.epsilon(x[..., None], a[..., None], d),
+        ([0, 1e-300, 1.0, 1e300], [1 + 1e-9, 2.0, 1e6], DELTAS),
+        above(converted_epsilon),
+    ),
+    "rdp.delta": Line(
+        lambda x, a, e: rdp.delta(x[..., None], a[..., None], e),
+        ([0, 1e-300, 1.0, 1e300], [1 + 1e-9, 2.0, 1e6, 1e300], EPSILONS),
+        above(converted_delta),
+    ),
+    "fdp.tradeoff": Line(
+        lambda alpha: fdp.tradeoff(
+            lambda e: gdp.delta(1.0, e), alpha, epsilons=np.array([0, 1, 800, 1e300])
+        ),
+        (ALPHAS,),
+        below(lambda alpha: gaussian_tradeoff(1.0, alpha)),
+    ),
+    "fdp.true_positive_rate": Line(
+        lambda alpha: fdp.true_positive_rate(lambda e: gdp.delta(1.0, e), alpha),
+        (ALPHAS,),
+        above(lambda alpha: 1 - gaussian_tradeoff(1.0, alpha)),
+    ),
+    "fdp.advantage": Line(
+        lambda mu: fdp.advantage(lambda e: gdp.delta(mu, e)),
+        (MUS,),
+        above(lambda mu: delta_of_gaussian(mu, 0)),
+    ),
+    "tree.momentum_mu, fixed": Line(
+        lambda s, b: momentum(s, b, "fixed"),
+        (NOISES, [0, 1e-300, 0.9, ALMOST_ONE]),
+        above(tree_mu),
+    ),
+    "tree.momentum_mu, reshuffled": Line(
+        lambda s, b: momentum(s, b, "reshuffled"),
+        (NOISES, [0, 1e-300, 0.9, ALMOST_ONE]),
+        above(tree_mu),
+    ),
+    "reduced_momentum_mu": Line(
+        reduced,
+        (NOISES, NOISES, NOISES),
+        above(lambda a, _, d: max(one_step(a), one_step(d))),
+    ),
+    "pld.delta of Gaussians": Line(
+        lambda mu, e: pld.delta(pld.gaussian(mu), e),
+        ([mu for mu in MUS if mu == 0 or 1e-150 < mu < 1e150], EPSILONS),
+        above(lambda mu, e: delta_of_gaussian(mu, e) * (1 - mp.mpf(1e-12))),
+    ),
+    "iteration.optimal_shift_mu": Line(
+        lambda s, tau: iteration.optimal_shift_mu(
+            0.5, s[..., None], tau[..., None], diameter=np.inf
+        ),
+        ([0, 1e-300, 1e-20, 1.0, 1e300], [1e-300, 1e-20, 1.0, 1e300]),
+        above(lambda s, tau: mp.mpf(float(s)) / mp.mpf(float(tau))),
+    ),
+    "iteration.noisy_gd_mu": Line(
+        lambda s: descent("gd", s), (NOISES,), above(one_step)
+    ),
+    "iteration.noisy_cyclic_gd_mu": Line(
+        lambda s, norm: descent("cyclic", s, 1e300, norm),
+        (NOISES, [1e-300, 1.0, 1e300]),
+        above(lambda s, _: one_step(s)),
+    ),
+    "iteration.scheduled_cyclic_gd_mu": Line(
+        lambda s: descent("scheduled", s), (NOISES,), above(one_step)
+    ),
+    "iteration.last_iterate_rdp": Line(
+        lambda s: descent("rdp", s),
+        (NOISES,),
+        above(lambda s: mp.mpf(1.5) * one_step(s) ** 2),
+    ),
+    "iteration.langevin_mu": Line(
+        lambda L, eta: iteration.langevin_mu(
+            L,
+            step_size=eta,
+            num_steps=1,
+            smoothness=1e-300,
+            strong_convexity=0.0,
+            diameter=np.inf,
+        ),
+        ([0, 1e-300, 1.0, 1e300], [1e-300, 1.0, 1e300]),
+        above(lambda L, eta: mp.mpf(float(L)) * mp.sqrt(mp.mpf(float(eta)) / 2)),
+    ),
+    "iteration.exponential_mechanism_mu": Line(
+        lambda L, m, D: iteration.exponential_mechanism_mu(
+            L, strong_convexity=m, diameter=D
+        ),
+        (
+            [0, 1e-300, 1.0, 1e300],
+            [0, 1e-300, 1.0, 1e300],
+            [1e-300, 1.0, 1e300, np.inf],
+        ),
+        above(exponential_mechanism),
+    ),
+    "iteration.step_lipschitz": Line(
+        lambda eta, M: iteration.step_lipschitz(eta, smoothness=M),
+        ([1e-300, 1.0, 2.0, 1e300], [0, 1e-300, 1.0, ALMOST_ONE, 1e300]),
+        above(step_constant),
+    ),
+    "iteration.clipped_step_lipschitz": Line(
+        lambda eta, M: iteration.clipped_step_lipschitz(
+            eta, weak_convexity=0.0, smoothness=M
+        ),
+        ([1e-300, 1.0, 2.0, 1e300], [0, 1e-300, 1.0, ALMOST_ONE, 1e300]),
+        above(clipped_constant),
+    ),
+    "iteration.gradient_descent_sensitivity": Line(
+        sensitivity,
+        ([1e-300, 1.0, 1e300], [1, 1e6, 1e15]),
+        above(lambda norm, n: mp.mpf("0.6") * mp.mpf(float(norm)) * mp.mpf(n) / 7),
+    ),
+    "iteration.random_assignment_delta": Line(
+        lambda x, e: iteration.random_assignment_delta(pair(x, 0 * x), e),
+        ([0, 1e-300, 0.1, 1.0, 30.0], EPSILONS),
+        above(lambda x, e: delta_of_gaussian(x, e) / 2),
+    ),
+    "iteration.random_assignment_epsilon": Line(
+        lambda x, d: iteration.random_assignment_epsilon(pair(x, x), d),
+        ([0, 1e-300, 0.1, 1.0, 30.0], DELTAS),
+        meets(delta_of_gaussian),
+    ),
+    "truncation.overflow_delta": Line(
+        lambda e: truncation.overflow_delta(
+            e, num_examples=2, sampling_rate=1e-100, max_batch_size=1, num_steps=3
+        ),
+        ([0, 1e-300, 1.0, 700.0],),
+        above(lambda e: min(mp.mpf(1), 3 * (1 + mp.exp(e)) * mp.mpf(1e-100) ** 2)),
+    ),
+}
+
+
+def corners(line):
+    points = list(itertools.product(*line.grid))
+    return [np.array(column, np.float64) for column in zip(*points, strict=True)]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_values_are_on_the_safe_side(name):
+    line = TABLE[name]
+    args = corners(line)
+    for wide in (True, False):
+        with jax.enable_x64(wide):
+            arrays = [jnp.asarray(x) for x in args] if wide else args
+            if wide:
+                value = np.asarray(jax.jit(line.fn)(*arrays))
+            else:  # NumPy arrays are taken exactly
+                value = np.asarray(line.fn(*arrays), np.float64)
+        assert not np.any(np.isnan(value))
+        for v, *point in zip(value.tolist(), *args, strict=True):
+            with mp.workdps(60):
+                assert line.safe(mp.mpf(v), *point), (point, v)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_nothing_is_nan_in_float32_code(name):
+    line = TABLE[name]
+    with np.errstate(over="ignore", under="ignore"):
+        args = [jnp.asarray(x.astype(np.float32)) for x in corners(line)]
+    positions = tuple(range(len(args)))
+
+    def total(*args):
+        return jnp.sum(line.fn(*args))
+
+    assert not np.any(np.isnan(jax.jit(line.fn)(*args)))
+    for slope in jax.jit(jax.grad(total, positions))(*args):
+        assert not np.any(np.isnan(slope))
+
+
+LIMITS = {
+    "nothing is released": (
+        0.0,
+        [
+            lambda: gdp.delta(0.0, 0.0),
+            lambda: gdp.delta(1.0, np.inf),
+            lambda: gdp.epsilon(0.0, 1e-300),
+            lambda: gdp.tradeoff(np.inf, 0.0),
+            lambda: pure.delta(0.0, 0.0),
+            lambda: pure.epsilon(0.0, 0.0),
+            lambda: pure.mu(0.0),
+            lambda: rdp.delta(np.zeros(2), np.array([2.0, 3.0]), 0.0),
+            lambda: rdp.epsilon(np.zeros(2), np.array([2.0, 3.0]), 1e-300),
+            lambda: rdp.gaussian(np.inf, np.array([2.0]))[0],
+            lambda: rdp.poisson_gaussian(np.inf, 1.0, np.array([2.0]))[0],
+            lambda: rdp.poisson_gaussian(1e-300, 0.0, np.array([2.0]))[0],
+            lambda: momentum(np.inf, 0.5, "fixed"),
+            lambda: reduced(np.inf, np.inf, np.inf),
+            lambda: iteration.random_assignment_delta(np.zeros(3), 0.0),
+        ],
+    ),
+    "nothing is promised": (
+        np.inf,
+        [
+            lambda: gdp.epsilon(np.inf, 0.5),
+            lambda: gdp.mu(np.inf, 0.5),
+            lambda: pure.mu(np.inf),
+            lambda: rdp.gaussian(0.0, np.array([2.0]))[0],
+            lambda: momentum(0.0, 0.5, "fixed"),
+            lambda: reduced(1.0, 0.0, 1.0),
+            lambda: jax.jit(descent, static_argnums=0)("gd", -1.0),
+            lambda: jax.jit(gdp.epsilon)(1.0, 0.0),
+            lambda: jax.jit(iteration.optimal_shift_mu)(
+                jnp.ones(2), jnp.ones(2), jnp.zeros(2)
+            ),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_are_exact(limit):
+    value, calls = LIMITS[limit]
+    for wide in (True, False):
+        with jax.enable_x64(wide):
+            for i, call in enumerate(calls):
+                assert call() == value, (i, wide)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: gdp.delta(np.nan, 1.0), "mu"),
+        (lambda: gdp.epsilon(1.0, LEAST / 2), "delta"),
+        (lambda: pure.delta(-1.0, 1.0), "pure_epsilon"),
+        (lambda: pure.epsilon(1.0, 1.5), "delta"),
+        (lambda: rdp.compose(np.ones(2), count=10**400), "count"),
+        (lambda: rdp.compose(np.ones(2), count="three"), "count"),
+        (lambda: rdp.gaussian(1.0, np.array([np.inf])), "orders"),
+        (lambda: momentum(1.0, 1.0, "fixed"), "decay"),
+        (lambda: reduced(1.0, -1.0, 1.0), "noise_multipliers"),
+        (lambda: descent("gd", np.nan), "noise_multiplier"),
+        (lambda: descent("cyclic", 1.0, 0.0), "diameter"),
+        (lambda: sensitivity(np.inf, 1), "gradient_norm"),
+        (lambda: sensitivity(1.0, 0.5), "num_steps"),
+        (lambda: iteration.random_assignment_delta(np.array([-1.0]), 1.0), "mus"),
+        (lambda: iteration.step_lipschitz(0.0, smoothness=1.0), "step_size"),
+    ],
+)
+def test_what_is_outside_is_named(call, name):
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        call()
+
+
+def test_counts_of_any_size():
+    with jax.enable_x64(True):
+        for count in (10**18, 10**36, 10**300):
+            total = rdp.compose(np.array([1.0, 0.3]), count=count)
+            assert mp.mpf(float(total[0])) >= count
+            np.testing.assert_allclose(
+                total, float(count) * np.array([1.0, 0.3]), 1e-14
+            )
+
+
+def test_mixtures_do_not_underflow():
+    """Sixteen rounds, the first of them as likely as the others."""
+    rounds = random_rounds.uniform_rounds(16, groups=4)
+    delta = random_rounds.random_rounds_delta(
+        1e3, 50.0, rounds=rounds, sampling_rate=0.01
+    )
+    assert 0 < delta <= 1e-30
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in TABLE if n.startswith(("gdp", "iteration", "tree", "reduced"))]
+)
+def test_a_strict_caller_gets_the_same(name):
+    """Values and gradients, which have no dtypes to promote in the caller's code."""
+    line = TABLE[name]
+    usual = [next(x for x in grid if 0.01 <= x <= 2) for grid in line.grid]
+    args = [jnp.asarray(x, jnp.float32) for x in usual]
+    with jax.numpy_dtype_promotion("strict"):
+        value, slope = jax.value_and_grad(line.fn)(*args)
+    assert not np.isnan(value)
+    assert not np.isnan(slope)
