@@ -152,6 +152,15 @@ def test_only_noise_without_end_is_not_an_answer():
     assert np.all(np.asarray(solve(bad)) == np.inf)
 
 
+def test_a_strict_caller_may_close_over_float32():
+    with jax.numpy_dtype_promotion("strict"):
+        for transform in (lambda f: f, jax.jit):
+            found = transform(
+                lambda s: calibrate.solve(lambda x: gdp.epsilon(s / x, 1e-5), 2.0)
+            )(jnp.float32(3.0))
+            np.testing.assert_allclose(found, 3.0 / gdp.mu(2.0, 1e-5), rtol=3e-7)
+
+
 def test_one_target_at_a_time():
     for call in (
         lambda: calibrate.solve(gaussian, np.array([1.0, 2.0])),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dpjax import Adjacency
+from dpjax._float64 import cast
 from dpjax.accounting import (
     fdp,
     gdp,
@@ -170,7 +171,7 @@ def exponential_mechanism(lipschitz, strong, diameter):
         return L
     if m > 0 and m * D >= L:
         return L / mp.sqrt(m)
-    return mp.inf if D == mp.inf else mp.sqrt(D * (2 * L - m * D))
+    return mp.inf if mp.isinf(D) else mp.sqrt(D * (2 * L - m * D))
 
 
 def step_constant(eta, smoothness):
@@ -541,6 +542,22 @@ def test_limits_are_exact(limit):
 def test_what_is_outside_is_named(call, name):
     with pytest.raises(ValueError, match=f"^{name} must"):
         call()
+
+
+def test_casts_keep_their_side():
+    """Above what float32 holds, and below its least normal number, which is flushed."""
+    least, most = (float(getattr(np.finfo(np.float32), x)) for x in ("tiny", "max"))
+    values = np.array([1e-300, 1e-46, 1e-40, 0.3, 16777217.0, most * (1 + 1e-9), 1e300])
+    values = np.concatenate([-values, values])
+    with jax.enable_x64(True):
+        up, down = (
+            np.asarray(cast(jnp.asarray(values), np.dtype(np.float32), way), np.float64)
+            for way in ("up", "down")
+        )
+    assert np.all((down <= values) & (values <= up))
+    assert up[7] == up[9] == -down[0] == least
+    assert up[-1] == -down[6] == np.inf
+    assert down[-1] == -up[6] == most
 
 
 def test_counts_of_any_size():

@@ -144,6 +144,29 @@ def test_compose_is_the_root_of_squares():
     assert np.isfinite(gdp.compose(np.array([1e30, 1e30])))
 
 
+def test_mu_at_zero_epsilon_and_a_median_delta(x64):
+    # δ = 2Φ(μ/2) − 1 there, whose derivatives by μ and ε are φ(μ/2) and −Φ(−μ/2).
+    exact = 2 * mp.sqrt(2) * mp.erfinv(mp.mpf("0.5"))
+    assert 0 <= 1 - gdp.mu(0.0, 0.5) / float(exact) <= 1e-14
+    slope = mp.ncdf(-exact / 2) / mp.npdf(exact / 2)
+    np.testing.assert_allclose(jax.grad(gdp.mu)(0.0, 0.5), float(slope), rtol=1e-12)
+    for delta in (1e-280, 1e-20, 1e-10):  # δ is μ / √(2π)
+        found = float(gdp.mu(0.0, delta)) / delta
+        assert 0 <= 1 - found / np.sqrt(2 * np.pi) <= 1e-11
+
+
+def test_what_underflows_is_positive():
+    for wide in (True, False):
+        with jax.enable_x64(wide):
+            for mu, epsilon in [(0.1, 3.75), (1.0, 100.0), (1e-300, 1e300)]:
+                least = jnp.finfo(jnp.float64 if wide else jnp.float32).tiny
+                assert gdp.delta(mu, epsilon) == least
+    with jax.enable_x64(True):  # and where it does not, it is exact
+        assert (
+            0 <= mp.mpf(float(gdp.delta(0.1, 3.7))) / exact_delta(0.1, 3.7) - 1 < 1e-12
+        )
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

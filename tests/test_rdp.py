@@ -301,6 +301,28 @@ def test_more_nodes_on_wider_windows_change_nothing(kind, x64, monkeypatch):
     np.testing.assert_allclose(ratio, 1, rtol=0, atol=1e-11)
 
 
+def test_much_noise_leaves_the_first_term(x64):
+    """Nothing is lost to cancellation: a q² v/2 and less than its share of a σ⁻¹ more.
+
+    For batches of fixed size v = 4/σ², and the next term is relative to it −a few σ⁻¹.
+    """
+    sigma = np.array([1e7, 1e9, 1e12, 1e17, 1e30, 1e59, 2e60, 1e100, 1e300])
+    q = np.array([1e-12, 1e-3, 0.5, 0.999, 1.0])[:, None]
+    orders = np.array([1 + 1e-6, 1.5, 2.0, 32.0, 1e4, 1e6])
+    for curve, v in [
+        (rdp.poisson_gaussian, 1 / sigma / sigma),
+        (rdp.fixed_size_gaussian, 4 / sigma / sigma),
+    ]:
+        first = orders / 2 * (q * q * v)[..., None]
+        ratio = np.asarray(curve(sigma, q, orders)) / np.maximum(first, 1e-300)
+        far = np.broadcast_to(orders <= 1e-11 * sigma[:, None], ratio.shape)
+        normal = first > 1e-290
+        near_one = 1e-14 / (orders - 1)
+        assert np.all((ratio >= 1)[far])
+        assert np.all((ratio <= 1 + 2e-10 + near_one)[far & normal])
+        assert np.all(np.abs(ratio - 1)[normal] <= 0.3)
+
+
 def test_derivatives_under_vmap_and_at_the_ends_of_the_rate():
     def epsilon(sigma, q):
         return run_epsilon(sigma, q, 3, 1e-5)

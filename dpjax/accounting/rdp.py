@@ -207,8 +207,9 @@ def poisson_gaussian(
 
     Returns:
       The curve, f[*b, k], rounded up: for noise multipliers of 0.1 and more it exceeds
-      the exact divergence by at most 2e-10 of it before the last cast. Below 0.1 it is
-      the looser bound that convexity gives. A traced argument out of range gives inf.
+      the exact divergence by at most 2e-10 + 1e-14 / (a − 1) of it before the last
+      cast. Below 0.1 it is the looser bound that convexity gives. A traced argument out
+      of range gives inf.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -244,8 +245,8 @@ def fixed_size_gaussian(
 
     Returns:
       The curve, f[*b, k], rounded up: for noise multipliers of 0.2 and more within
-      2e-10 of the exact divergence of the trade-off curve C_q(G_μ), μ = 2 /
-      noise_multiplier. A traced argument out of range gives inf.
+      2e-10 + 1e-14 / (a − 1) of the exact divergence of the trade-off curve C_q(G_μ),
+      μ = 2 / noise_multiplier. A traced argument out of range gives inf.
 
     Raises:
       ValueError: a static argument is out of range.
