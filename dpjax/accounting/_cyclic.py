@@ -30,7 +30,7 @@ def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:
     """μ from μ² in units of shift, rounded up, and 0 for no shift alone."""
     regular = (square > 0) & (square < jnp.inf)
     root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * _ULP)
-    root = jnp.where(regular, root, jnp.where(square == jnp.inf, jnp.inf, 0.0))
+    root = jnp.where(regular, root, jnp.where(square == 0, 0.0, jnp.inf))  # NaN is inf
     some = shift > 0
     mu = jnp.where(some, shift, 1.0) * root
     return jnp.where(some, jnp.maximum(mu, TINY), 0.0)

@@ -327,6 +327,6 @@ def schedule_mu(
     bound = square * (1 + error)
     regular = (bound > 0) & (bound < jnp.inf)
     mu = jnp.sqrt(jnp.where(regular, bound, 1.0)) * (1 + 4 * _ULP)
-    mu = jnp.where(regular, mu, jnp.where(bound == jnp.inf, jnp.inf, 0.0))
+    mu = jnp.where(regular, mu, jnp.where(bound == 0, 0.0, jnp.inf))  # NaN is inf
     mu = mu * (shift / noise) * (1 + 2 * _ULP)
     return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
