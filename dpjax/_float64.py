@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 Direction = Literal["up", "down", "nearest"]
 
@@ -134,8 +135,7 @@ def _lift(
         def call(*arrays: jax.Array) -> Any:
             return cast(jitted(*merge(arrays), **kwargs), dtype, rounding)
 
-        @call.defjvp
-        def _(primals: Any, tangents: Any) -> Any:
+        def call_jvp(primals: Any, tangents: Any) -> Any:
             out = call(*primals)
             total = jnp.zeros_like(out)
             with jax.enable_x64(True):
@@ -143,14 +143,19 @@ def _lift(
                 if not vectors:  # a constant is one for second derivatives too
                     inputs = fill([inputs[place] for place in places])
             for place, primal, tangent in zip(places, primals, tangents, strict=True):
-                if not jnp.issubdtype(jnp.result_type(primal), jnp.floating):
+                # What is not differentiated by has no derivative compiled either.
+                floating = jnp.issubdtype(jnp.result_type(primal), jnp.floating)
+                if isinstance(tangent, SymbolicZero) or not floating:
                     continue
                 with jax.enable_x64(True):
                     slope = partial(place)(*inputs, **kwargs).astype(dtype)
-                product = slope * jnp.broadcast_to(tangent, slope.shape)
+                product = slope * jnp.broadcast_to(
+                    jnp.asarray(tangent, dtype), slope.shape
+                )
                 total += jnp.sum(product, axis=-1) if place in vectors else product
             return out, total
 
+        call.defjvp(call_jvp, symbolic_zeros=True)
         return call(*(args[i] for i in places))
 
     return wrapper

@@ -43,7 +43,23 @@ def single_delta(kind, mu, q, epsilon):
     return first(low) - e * second
 
 
-def losses(kind, mu, q, panels=60, order=32):
+def two_step_delta(kind, mu, q, epsilon):
+    """δ(ε) of two steps: that of the one for what the other leaves, by Gauss's rule.
+
+    All terms are positive, so that even tiny δ has relative precision.
+    """
+    other = {"remove": "add", "add": "remove"}.get(kind, kind)
+
+    def one(e):
+        if e >= 0:
+            return single_delta(kind, mu, q, e)
+        return -mp.expm1(e) + mp.exp(e) * single_delta(other, mu, q, -e)
+
+    x, p = losses(kind, mu, q, panels=25, reach=30)
+    return mp.fsum(w * one(epsilon - loss) for loss, w in zip(x, p, strict=True))
+
+
+def losses(kind, mu, q, panels=60, order=32, reach=14):
     """Nodes of a rule for the loss distribution: losses and their probabilities."""
     x, w = np.polynomial.legendre.leggauss(order)
 
@@ -59,12 +75,12 @@ def losses(kind, mu, q, panels=60, order=32):
         return np.log1p(q * np.expm1(mu * z - mu * mu / 2))
 
     if kind == "fixed":
-        z, w = rule(mu / 2, mu + 14)
+        z, w = rule(mu / 2, mu + reach)
         at_zero = (1 - q) * (2 * norm.cdf(mu / 2) - 1)
         return np.concatenate([loss(z), -loss(z), [0.0]]), np.concatenate(
             [w * mixture(z), w * norm.pdf(z), [at_zero]]
         )
-    z, w = rule(-mu - 14, mu + 14)
+    z, w = rule(-mu - reach, mu + reach)
     if kind == "replace":
         return loss(z) - loss(-z), w * mixture(z)
     if kind == "remove":

@@ -95,7 +95,7 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
     units = step * np.array([1.0, SIDE])
     turns = _turns(jnp.outer(units, losses.loss), SIDE)
     (near_cos, far_cos), (near_sin, far_sin) = (jnp.unstack(x, axis=1) for x in turns)
-    near = weight * jnp.concatenate([near_cos, near_sin])
+    near = weight[None] * jnp.concatenate([near_cos, near_sin])
     far = jnp.concatenate([far_cos, far_sin])
     product = jnp.einsum("am,bm->ab", far, near, precision="highest")
     (cc, cs), (sc, ss) = (jnp.split(rows, 2, 1) for rows in jnp.split(product, 2))
@@ -177,7 +177,10 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
         discrete,
         real,
         imaginary,
-        (jnp.sum(size * error) + tail + rounding, 8 * _ULP * jnp.sum(terms * frequency)),
+        (
+            jnp.sum(size * error) + tail + rounding,
+            8 * _ULP * jnp.sum(terms * frequency),
+        ),
         scale,
         lost,
     )
@@ -205,7 +208,7 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """Log of an upper bound on δ(ε), which is never above what Markov's inequality is."""
+    """Log of an upper bound on δ(ε), never above what Markov's inequality says."""
     rate, period = wave.tilt.rate, wave.tilt.period
     near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
     far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]

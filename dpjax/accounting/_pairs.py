@@ -71,7 +71,7 @@ def _split(
     mirror says whether Q is P reflected, or the single Gaussian N(0, 1).
     """
     width = (stop - start) / count
-    ends = start + width * jnp.arange(count + 1)
+    ends = start + width * np.arange(count + 1.0)
 
     def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """N(v) at the ends, and N′(v), the second component's share, at lower ends."""

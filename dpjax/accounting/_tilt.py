@@ -15,7 +15,7 @@ from dpjax.accounting._pairs import Losses
 
 _TILTS = 1.5 ** np.arange(-14.0, 66.0)
 _NEGLIGIBLE = 14.0  # −log of a relative error in δ that may be added on purpose
-_ROUNDING = 1e-11  # about (1 + λ) times the bound on rounding, where not in the atom
+_ROUNDING = 2e-11  # about (1 + λ) times the bound on rounding, where not in the atom
 _TINY = 1e-300
 SIDE = 80  # of the square in which frequencies are
 FREQUENCIES = SIDE**2
@@ -98,8 +98,9 @@ def _log_share(cumulants: Cumulants) -> jax.Array:
 
 
 def _at_least(key: jax.Array, *values: jax.Array) -> jax.Array:
-    """The values where the key is least."""
-    return jnp.stack(values)[:, jnp.argmin(key)]
+    """The values where the key is least, the largest of them if it is in two places."""
+    best = (key <= jnp.min(key))[None]
+    return jnp.max(jnp.where(best, jnp.stack(values), -jnp.inf), axis=1)
 
 
 def about_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
@@ -110,8 +111,14 @@ def about_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     # Of u²/2K″ + λu = excess, with u the distance from the mean.
     root = jnp.sqrt(jnp.maximum(rates * rates + 2 * excess / variance, 0.0))
     (about,) = _at_least(jnp.abs(excess), mean + 2 * excess / (rates + root))
-    markov = jnp.min((log_mass + log_markov(rates) - log_delta) / rates)
-    return jnp.clip(about, 0.0, jnp.maximum(markov, 0.0))
+    return jnp.clip(about, 0.0, markov_epsilon(cumulants, log_delta))
+
+
+def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
+    """ε(δ) by Markov's inequality, where no loss is infinite."""
+    rates = jnp.asarray(_TILTS)
+    exponent = cumulants.log_mass + log_markov(rates) - log_delta
+    return jnp.maximum(jnp.min(exponent / rates), 0.0)
 
 
 def about_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
@@ -147,10 +154,11 @@ def choose(
     below = jnp.minimum(nearest(-gap), (small - total) / rates)
     period = jnp.maximum(nearest(gap) - epsilon, below + epsilon) + 2 / rates
     # The Gaussian part multiplies the last term by e^{-small}, and δ by about e^{cost},
-    # felt where δ is decided: at λ, or where Markov's inequality is best.
+    # felt where δ is decided: at λ, or where Markov's inequality is best (or enough).
     needed = small * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
-    steepest = jnp.maximum(rates, _at_least(exponent, rates))
+    enough = exponent <= jnp.maximum(jnp.min(exponent), log_delta)
+    steepest = jnp.maximum(rates, jnp.min(jnp.where(enough, rates, jnp.inf)))
     touched = jnp.exp(cumulants.log_touched - rates * epsilon - log_delta)
     rounding = _ROUNDING / (1 + rates) * touched
     cost = steepest * (1 + steepest) * needed + rounding
