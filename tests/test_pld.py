@@ -132,6 +132,58 @@ def test_without_sampling_it_is_the_gaussian_mechanism(kind, x64):
     )
 
 
+# A few steps of which one direction has a largest loss, at δ that few reach it with.
+TINY = [  # kind, μ, q, count, δ
+    ("poisson", 1 / 0.7, 0.4, 4, 1e-15),
+    ("poisson", 1 / 0.7, 0.9, 2, 1e-15),
+    ("poisson", 1.0, 0.1, 2, 1e-18),
+    ("poisson", 1.0, 0.01, 10, 1e-22),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mu", "q", "delta"),
+    [
+        ("poisson", 1 / 0.7, 0.9, 1e-15),
+        ("poisson", 1.0, 0.1, 1e-18),
+        ("poisson", 1.0, 0.1, 1e-100),
+        ("fixed", 1.0, 0.1, 1e-100),
+    ],
+)
+def test_two_steps_at_tiny_delta(kind, mu, q, delta, x64):
+    epsilon = compiled_epsilon(kind, mu, q, 2, delta)
+    above, below = (
+        max(reference.two_step_delta(k, mu, q, e) for k in directions(kind))
+        for e in (epsilon, epsilon - 1e-3)
+    )
+    assert above <= delta < below
+
+
+def test_any_delta_has_a_finite_epsilon(x64):
+    for kind, mu, q, count, delta in TINY:
+        epsilon = compiled_epsilon(kind, mu, q, count, delta)
+        above, below = (
+            compiled_delta(kind, mu, q, count, e) for e in (epsilon, epsilon - 1e-3)
+        )
+        assert above <= delta * (1 + 1e-3)
+        assert delta < below
+    rng = np.random.default_rng(0)
+    for kind in ("poisson", "replace", "fixed"):
+        for _ in range(12):
+            mu, q = 10 ** rng.uniform(-2, 0.6), 10 ** rng.uniform(-4, 0)
+            count = np.round(10 ** rng.uniform(0, rng.choice([1.3, 5])))
+            deltas = 10.0 ** -np.array([15, 40, 100])
+            found = [compiled_epsilon(kind, mu, q, count, d) for d in deltas]
+            assert 0 <= found[0] <= found[1] <= found[2] < np.inf, (mu, q, count)
+
+
+def test_a_little_gaussian_noise_hardly_matters(x64):
+    # The other direction's δ is far below what is asked for, and no atom is exact.
+    step = build("poisson", 0.684, 0.0115)
+    both = pld.convolve(step, pld.gaussian(2.58e-5))
+    assert pld.delta(both, 2.77) <= 1.01 * pld.delta(step, 2.77)
+
+
 def test_different_mechanisms_compose(x64):
     parts = [("remove", 1.0, 0.02, 400), ("remove", 0.5, 0.1, 100)]
     both = pld.convolve(

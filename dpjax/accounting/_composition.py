@@ -5,7 +5,7 @@ the count, and the sizes of the data set and of a batch that may overflow.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,8 @@ _PAIRS = {
 _TRUNCATED = {"truncated": "poisson", "truncated_replace": "poisson_replace"}
 NUMBERS = 5
 _BISECTIONS = 46
-_LOOKS = 3
+_LOOKS = 6
+_NEGLIGIBLE = 14.0  # in log δ, beyond what is found with a look that is about right
 _NEAR = 0.5  # in log δ
 _LOST = 3e-5  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
@@ -132,40 +133,50 @@ def _log_delta(
     return of
 
 
-def _search(
-    look: Callable[[jax.Array], tuple[jax.Array, _tilt.Tilt]],
-    steepness: Callable[[jax.Array, _tilt.Tilt], jax.Array],
-    about: jax.Array,
-) -> tuple[jax.Array, jax.Array, _tilt.Tilt]:
-    """The least that is found by looking where it is about, where that was, and how.
+class _Seen(NamedTuple):
+    """What a look where the answer was about has shown.
 
-    All that is found is an upper bound. What is found far from where it was looked for
-    is looked for again, there; steepness says how much log δ may change with it.
+    Attributes:
+      about: where that was.
+      found: an upper bound on the answer.
+      tilt: that shows it.
+      settled: whether it was near enough.
+      further: where to look next, if not.
     """
 
-    def unsettled(state: Any) -> jax.Array:
-        times, about, found, (_, _, tilt) = state
-        return (times < _LOOKS) & (
-            steepness(found, tilt) * jnp.abs(found - about) > _NEAR
-        )
+    about: jax.Array
+    found: jax.Array
+    tilt: _tilt.Tilt
+    settled: jax.Array
+    further: jax.Array
 
-    def again(state: Any) -> Any:
-        times, _, about, best = state
-        found, tilt = look(about)
-        this = found, about, tilt
-        best = jax.tree.map(lambda x, y: jnp.where(found < best[0], x, y), this, best)
-        return times + 1, about, found, best
 
-    inf, one = jnp.full_like(about, jnp.inf), jnp.ones_like(about)
-    state = 0, inf, about, (inf, about, _tilt.Tilt(one, one, one))
-    return jax.lax.while_loop(unsettled, again, state)[-1]
+def _search(look: Callable[[jax.Array], _Seen], about: jax.Array) -> _Seen:
+    """The least that is found by looking where it is about, and again where it was."""
+
+    def unsettled(state: tuple[jax.Array, _Seen, _Seen]) -> jax.Array:
+        times, last, _ = state
+        return (times < _LOOKS) & ~last.settled
+
+    def again(state: tuple[jax.Array, _Seen, _Seen]):
+        times, last, best = state
+        seen = look(last.further)
+        better = seen.found < best.found
+        best = jax.tree.map(lambda x, y: jnp.where(better, x, y), seen, best)
+        return times + 1, seen, best
+
+    one = jnp.ones_like(about)
+    tilt = _tilt.Tilt(one, one, one)
+    nothing = _Seen(about, one * jnp.inf, tilt, jnp.zeros((), bool), about)
+    start = jnp.zeros((), jnp.int32), nothing, nothing
+    return jax.lax.while_loop(unsettled, again, start)[-1]
 
 
 def _trimmed(parts: _tilt.Parts, log_delta: jax.Array) -> _tilt.Parts:
-    """Losses too rare to matter for δ made infinite: tilted sums fall."""
+    """Losses too rare to matter for δ made infinite: tilted sums are then smaller."""
     trimmed = []
     for losses, count in parts:
-        share = _share(jnp.exp(log_delta) / 100, parts, count)
+        share = _share(jnp.exp(log_delta), parts, count)
         mass = jnp.where(losses.loss > 0, jnp.exp(losses.log_mass), 1.0)
         # The most that can be left out, by halves of the largest mass among it.
         limits = share * np.exp2(-np.arange(16.0))[:, None]
@@ -190,18 +201,21 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     def bound(parts: _tilt.Parts) -> jax.Array:
         fixed, fixed_variance, at = jax.lax.stop_gradient((parts, variance, asked))
 
-        def look(about: jax.Array) -> tuple[jax.Array, _tilt.Tilt]:
+        def look(about: jax.Array) -> _Seen:
             usual = _trimmed(fixed, about)
             cumulants = _tilt.cumulants(usual, fixed_variance)
             tilt = _tilt.choose(cumulants, fixed_variance, at, about)
             found = _log_delta(usual, fixed_variance, tilt)(at)
-            return jnp.maximum(found, np.log(_SMALLEST)), tilt
+            found = jnp.maximum(found, np.log(_SMALLEST))
+            # Far above where it was looked for it may be the look that was too low.
+            middle = (found + about) / 2
+            further = jnp.where(found - about > _NEGLIGIBLE, middle, found)
+            return _Seen(about, found, tilt, jnp.abs(found - about) < _NEAR, further)
 
         about = _tilt.about_log_delta(_tilt.cumulants(fixed, fixed_variance), at)
-        about = jnp.maximum(about, np.log(_SMALLEST))
-        found, about, tilt = _search(look, lambda *_: jnp.ones(()), about)
-        log_delta = _log_delta(_trimmed(parts, about), variance, tilt)
-        return jnp.exp(with_derivative_of(lambda: log_delta(asked), found))
+        seen = _search(look, jnp.maximum(about, np.log(_SMALLEST)))
+        log_delta = _log_delta(_trimmed(parts, seen.about), variance, seen.tilt)
+        return jnp.exp(with_derivative_of(lambda: log_delta(asked), seen.found))
 
     value = _worst_direction(bound, parts, directions)
     return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
@@ -220,28 +234,28 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
         fixed, fixed_variance, goal = jax.lax.stop_gradient((parts, variance, target))
         cumulants = _tilt.cumulants(fixed, fixed_variance)
 
-        def look(about: jax.Array) -> tuple[jax.Array, _tilt.Tilt]:
+        def look(about: jax.Array) -> _Seen:
             tilt = _tilt.choose(cumulants, fixed_variance, about, goal)
             log_delta = _log_delta(fixed, fixed_variance, tilt)
-            top = about + tilt.period / 4
-            return _least(lambda e: log_delta(e) <= goal, top), tilt
+            found = _least(lambda e: log_delta(e) <= goal, about + tilt.period / 4)
+            # λ is right for where it was looked; elsewhere δ may fall faster.
+            steepness = jnp.maximum(tilt.rate, 5 / jnp.maximum(found, 1e-3))
+            settled = steepness * jnp.abs(found - about) < _NEAR
+            markov = _tilt.markov_epsilon(cumulants, goal)
+            further = jnp.where(found < jnp.inf, found, markov)
+            return _Seen(about, found, tilt, settled, further)
 
-        def steepness(epsilon: jax.Array, tilt: _tilt.Tilt) -> jax.Array:
-            # λ where it was looked for; where it is, another rate may be the right one.
-            return jnp.maximum(tilt.rate, 5 / jnp.maximum(epsilon, 1e-3))
-
-        about = _tilt.about_epsilon(cumulants, goal)
-        found, _, tilt = _search(look, steepness, about)
-        log_delta = _log_delta(parts, variance, tilt)
-        met = (found > 0) & (found < jnp.inf)
-        return with_derivative(lambda e: log_delta(e) - target, found, met)
+        seen = _search(look, _tilt.about_epsilon(cumulants, goal))
+        log_delta = _log_delta(parts, variance, seen.tilt)
+        met = (seen.found > 0) & (seen.found < jnp.inf)
+        return with_derivative(lambda e: log_delta(e) - target, seen.found, met)
 
     value = _worst_direction(bound, parts, directions)
     return jnp.where(inside, value, jnp.where(delta >= 1, 0.0, jnp.inf))
 
 
 def _least(met: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
-    """An ε where it is met, by bisection the least; inf if none is up to 3 top."""
+    """An ε where it is met, by bisection the least; inf if none is, up to 3 top."""
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
         low, high = ends

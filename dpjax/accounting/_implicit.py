@@ -14,7 +14,7 @@ def with_derivative(
 ) -> jax.Array:
     """The root with the derivatives that the implicit function theorem gives it.
 
-    They are all that the residual is evaluated for. Where it was not met they are 0.
+    The residual is evaluated for them alone. Where it was not met there are none.
     """
     residual, constants = jax.closure_convert(residual, root)
 

@@ -208,7 +208,7 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """Log of an upper bound on δ(ε), never above that of Markov's inequality."""
+    """Log of an upper bound on δ(ε), never above what Markov's inequality says."""
     rate, period = wave.tilt.rate, wave.tilt.period
     near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
     far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]

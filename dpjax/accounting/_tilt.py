@@ -15,7 +15,7 @@ from dpjax.accounting._pairs import Losses
 
 _TILTS = 1.5 ** np.arange(-14.0, 66.0)
 _NEGLIGIBLE = 14.0  # −log of a relative error in δ that may be added on purpose
-_ROUNDING = 1e-11  # about (1 + λ) times the bound on rounding, where not in the atom
+_ROUNDING = 2e-11  # about (1 + λ) times the bound on rounding, where not in the atom
 _TINY = 1e-300
 SIDE = 80  # of the square in which frequencies are
 FREQUENCIES = SIDE**2
@@ -111,8 +111,14 @@ def about_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     # Of u²/2K″ + λu = excess, with u the distance from the mean.
     root = jnp.sqrt(jnp.maximum(rates * rates + 2 * excess / variance, 0.0))
     (about,) = _at_least(jnp.abs(excess), mean + 2 * excess / (rates + root))
-    markov = jnp.min((log_mass + log_markov(rates) - log_delta) / rates)
-    return jnp.clip(about, 0.0, jnp.maximum(markov, 0.0))
+    return jnp.clip(about, 0.0, markov_epsilon(cumulants, log_delta))
+
+
+def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
+    """ε(δ) by Markov's inequality, where no loss is infinite."""
+    rates = jnp.asarray(_TILTS)
+    exponent = cumulants.log_mass + log_markov(rates) - log_delta
+    return jnp.maximum(jnp.min(exponent / rates), 0.0)
 
 
 def about_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:

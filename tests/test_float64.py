@@ -1,0 +1,147 @@
+"""One program for all ways to write a number, and no larger than it needs to be."""
+
+import contextlib
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import Adjacency
+from dpjax._float64 import float64
+from dpjax.accounting import calibrate, fdp, gdp, pld, rdp
+
+
+@contextlib.contextmanager
+def compilations(name):
+    """A list that gets a message for each compilation of a function of that name."""
+    found = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            message = record.getMessage()
+            if message.startswith(f"Compiling jit({name})"):
+                found.append(message)
+
+    handler = Handler()
+    logger = logging.getLogger("jax._src.interpreters.pxla")
+    logger.addHandler(handler)
+    try:
+        with jax.log_compiles():
+            yield found
+    finally:
+        logger.removeHandler(handler)
+
+
+def numbers():
+    """Two in every guise that differs by type, NumPy's and weak ones among them."""
+    with jax.enable_x64(True):
+        doubles = jnp.float64(2), jnp.asarray(2.0)
+    singles = jnp.float32(2), jnp.asarray(2.0), jnp.bfloat16(2), jnp.asarray(2)
+    return (2.0, 2, np.float64(2), np.float32(2), np.array(2), *singles, *doubles)
+
+
+def test_a_core_is_compiled_once_for_all_types_and_settings():
+    @float64("up")
+    def doubled_here(a, b):
+        return 2 * a * b
+
+    with compilations("doubled_here") as found:
+        for x64 in (False, True):
+            with jax.enable_x64(x64):
+                for x in numbers():
+                    for y in (1.5, jnp.float32(1.5)):
+                        assert doubled_here(x, y) == 6
+        with jax.numpy_dtype_promotion("strict"):
+            assert doubled_here(jnp.float32(2), 1.5) == 6
+    # Promotion is part of JAX's key for a program.
+    assert len(found) <= 2
+
+
+def test_a_derivative_is_compiled_for_what_varies_alone():
+    @float64("up")
+    def product_here(a, b, c):
+        return a * b * c
+
+    args = jnp.float32(2), jnp.float32(3), jnp.float32(5)
+    with compilations("derivative") as found:
+        for x in (2.0, jnp.float32(2), jnp.asarray(2.0)):
+            assert jax.grad(product_here)(x, *args[1:]) == 15
+        assert len(found) == 1
+    with compilations("derivative") as found:
+        assert jax.grad(product_here, (1, 2))(*args) == (10, 6)
+        assert len(found) == 2
+
+
+def subsampled(sigma, kind="poisson"):
+    if kind == "fixed":
+        return pld.compose(pld.subsampled_gdp(2 / sigma, 0.01), 1000)
+    adjacency = Adjacency.REPLACE if kind == "replace" else Adjacency.ADD_REMOVE
+    step = pld.poisson_gaussian(sigma, 0.01, adjacency=adjacency)
+    return pld.compose(step, 1000)
+
+
+def by_pld(sigma, kind="poisson"):
+    return pld.epsilon(subsampled(sigma, kind), 1e-5)
+
+
+def test_calibration_compiles_what_it_calls_once():
+    @jax.jit
+    def epsilon_here(sigma):
+        return gdp.epsilon(3 / sigma, 1e-5)
+
+    with compilations("epsilon_here") as found:
+        calibrate.solve(epsilon_here, 2.0)
+        calibrate.solve(epsilon_here, 4)
+    assert len(found) == 1
+
+
+def operations(f, *args):
+    """How many operations XLA is given, to which its time is about proportional."""
+    return jax.jit(f).lower(*args).as_text().count(" = ")
+
+
+@pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
+def test_an_epsilon_is_a_small_program(kind):
+    assert operations(lambda s: by_pld(s, kind), 1.0) < 3000
+    assert operations(lambda s: pld.delta(subsampled(s, kind), 1.0), 1.0) < 3200
+
+
+def test_a_derivative_is_a_small_program():
+    def of(sigma, rate, steps):
+        step = pld.poisson_gaussian(sigma, rate, adjacency=Adjacency.ADD_REMOVE)
+        return pld.epsilon(pld.compose(step, steps), 1e-5)
+
+    # The value's, and one by the noise multiplier: by nothing else.
+    assert operations(jax.grad(of), 1.0, 0.01, 1000.0) < 9000
+    assert operations(lambda t: calibrate.solve(by_pld, t), 2.0) < 14000
+
+
+def by_rdp(sigma):
+    curve = rdp.poisson_gaussian(sigma, 0.01, rdp.ORDERS)
+    return rdp.epsilon(rdp.compose(curve, count=1000), rdp.ORDERS, 1e-5)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize(
+    "f",
+    [
+        by_pld,
+        lambda sigma: pld.delta(subsampled(sigma), 1.0),
+        by_rdp,
+        lambda sigma: rdp.fixed_size_gaussian(sigma, 0.01, rdp.ORDERS[:5]).sum(),
+        lambda sigma: gdp.epsilon(1 / sigma, 1e-5),
+        lambda sigma: gdp.mu(sigma, 1e-5),
+        lambda sigma: gdp.compose(jnp.stack([sigma, sigma])),
+        lambda sigma: fdp.advantage(lambda e: gdp.delta(1 / sigma, e)),
+    ],
+    ids=["pld", "delta", "rdp", "fixed", "gdp", "mu", "compose", "fdp"],
+)
+def test_strict_promotion(f, x64):
+    sigma = jnp.float32(1.1)  # in float64 code too: NumPy rules would promote it
+    with jax.enable_x64(x64), jax.numpy_dtype_promotion("strict"):
+        value, slope = jax.jit(jax.value_and_grad(f))(sigma)
+    with jax.enable_x64(x64):
+        expected = f(sigma), jax.grad(f)(sigma)
+    np.testing.assert_allclose((value, slope), expected, rtol=1e-6)
