@@ -34,10 +34,11 @@ here it is read off the loss's jaxpr, for any function.
    them takes less than a gradient, from per-example gradients elsewhere (the direct
    form), which are then small and kept for the sum. Both are exact. One-hot rows are
    added up by position instead of in pairs.
-7. `engine`: norms, weights, sums, in float32 at least and at the highest precision,
-   since the bound on an example's influence rests on the norms. The sum comes from the
-   same pass (book-keeping) or from another one (ghost), for which nothing is kept.
-   Sites that are `alike` share what is traced for them.
+7. `engine`: from `books` (the records and cotangents of a batch) and what becomes of
+   them `at_site`, the norms, weights and sums, in float32 at least and at the highest
+   precision, since the bound on an influence rests on the norms. The sum comes
+   from the same pass (book-keeping) or from another one (ghost), for which nothing is
+   kept. Sites that are `alike` share what is traced for them.
 8. `reach`: ghost pulls the sum of gradients back once where the maps between leaves and
    operands round by the model, and the norm then includes what the terms can do there.
 

@@ -1,31 +1,28 @@
 """The clipped sum from one forward and one backward pass."""
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
-from dpjax._meshes import (
-    compiler_sharded,
-    explicit_mesh,
-    leading_axis,
-    like,
-    varying_axes,
-    zeros_like,
-)
+from dpjax._meshes import compiler_sharded, leading_axis
 from dpjax._rounding import square_sum, upper_sum
 from dpjax.bookkeeping import factors as fac
 from dpjax.bookkeeping.alike import Alike
+from dpjax.bookkeeping.at_site import (
+    by_rule,
+    factors_of,
+    is_real,
+    square_of_rows,
+    transposed,
+    widened,
+)
+from dpjax.bookkeeping.books import Books, keep_books, settled
 from dpjax.bookkeeping.components import Component, Root, pull_back
-from dpjax.bookkeeping.factors import Factors, OneHot
 from dpjax.bookkeeping.plan import Plan, aligned, size
 from dpjax.bookkeeping.reach import Reach, reach
-from dpjax.bookkeeping.run import run
-from dpjax.bookkeeping.sites import Site
-from dpjax.bookkeeping.trace import aval, bind
 from dpjax.clipping import clip_scales, if_finite, scaled, scaled_sum, sum_of_held
 
 
@@ -49,28 +46,28 @@ def clipped_sum(
       two_passes: whether the sum comes from a second pass, so that nothing of the
         first is kept but the norms.
     """
-    books = _keep_books(plan, leaves, examples, mask.shape[0])
+    books = keep_books(plan, leaves, examples, mask.shape[0])
     loss, *aux = books.outputs
     per_example = jax.P(leading_axis(examples))
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
 
-    def weights(books: _Books, leaves: Any, clip_norms: Any, mask: Any) -> Any:
+    def weights(books: Books, leaves: Any, clip_norms: Any, mask: Any) -> Any:
         reaches = _reaches(plan, leaves, two_passes=two_passes)
         squares, kept = _squares(plan, books, leaves, clip_norms, reaches)
         return *clip_scales(squares, clip_norms, mask), kept
 
-    def one_pass(books: _Books, leaves: Any, *inputs: Any) -> Any:
-        books = _settled(plan, books)
+    def one_pass(books: Books, leaves: Any, *inputs: Any) -> Any:
+        books = settled(plan, books)
         finite, scales, norm, kept = weights(books, leaves, *inputs)
         by_sites = [form.gram for form in plan.forms]
         grads = _scaled_sum(plan, books, kept, by_sites, leaves, scales, finite)
         return grads, norm
 
-    def first_pass(books: _Books, *inputs: Any) -> Any:
-        return weights(_settled(plan, books), *inputs)[:3]
+    def first_pass(books: Books, *inputs: Any) -> Any:
+        return weights(settled(plan, books), *inputs)[:3]
 
-    def second_pass(books: _Books, leaves: Any, scales: Any, finite: Any) -> Any:
-        books, kept = _settled(plan, books), [None] * len(plan.components)
+    def second_pass(books: Books, leaves: Any, scales: Any, finite: Any) -> Any:
+        books, kept = settled(plan, books), [None] * len(plan.components)
         reaches = _reaches(plan, leaves, two_passes=True)
         by_sites = [
             form.gram or found is not None
@@ -89,74 +86,14 @@ def clipped_sum(
     finite, scales, norm = weighed(*inputs)
     # Behind the barrier XLA takes it for another computation.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
-    books = _keep_books(plan, leaves, examples, mask.shape[0]).without_aux()
+    books = keep_books(plan, leaves, examples, mask.shape[0]).without_aux()
     summed = compiler_sharded(second_pass, arrays, shardings)
     return summed(books, leaves, scales, finite), loss, norm, aux
 
 
-class _Books(NamedTuple):
-    """What one forward and one backward pass leave, each with a leading axis b.
-
-    Attributes:
-      outputs: the loss and the leaves of aux.
-      records: by site number, the other inputs of the site's equation.
-      cotangents: by site number, of what was tapped.
-    """
-
-    outputs: list[Any]
-    records: dict[int, tuple[Any, ...]]
-    cotangents: list[Any]
-
-    def without_aux(self) -> "_Books":
-        """The same with the loss as only output."""
-        return self._replace(outputs=self.outputs[:1])
-
-
-def _keep_books(
-    plan: Plan, leaves: Sequence[Any], examples: Sequence[Any], batch: int
-) -> _Books:
-    """Run the loss on the batch and back to the taps."""
-    numbers = {site: i for i, site in enumerate(plan.sites)}
-    axes = tuple(sorted(varying_axes(plan.scope.closed.out_avals[0])))
-    taps = [
-        zeros_like(
-            aval(s.tapped),
-            (batch, *(loop.length for loop in s.loops), *aval(s.tapped).shape),
-            leading=leading_axis(examples),
-            mesh=explicit_mesh((leaves, examples)),
-        )
-        for s in plan.sites
-    ]
-    # Each device's own, or derivatives by them would be sums over devices.
-    taps = jax.lax.pcast(taps, axes, to="varying")
-
-    def forward(taps: list[Any]) -> tuple[Any, Any]:
-        def one(example: Sequence[Any], taps: Sequence[Any]) -> tuple[Any, Any]:
-            inputs = [*leaves, *example]
-            return run(plan.scope, inputs, dict(enumerate(taps)), numbers)
-
-        outputs, records = jax.vmap(one, axis_size=batch)(examples, taps)
-        return outputs[0], (outputs, records)
-
-    loss, vjp, (outputs, records) = jax.vjp(forward, taps, has_aux=True)
-    (cotangents,) = vjp(jnp.ones_like(loss))
-    return _Books(outputs, records, cotangents)
-
-
-def _settled(plan: Plan, books: _Books) -> _Books:
-    """The books with what sites saw settled, for norms and sums alike."""
-    records, cotangents = dict(books.records), list(books.cotangents)
-    for i, site in enumerate(plan.sites):
-        if site.rule is not None:
-            records[i], cotangents[i] = _by_rule(
-                Alike(site), "settled", records[i], cotangents[i]
-            )
-    return books._replace(records=records, cotangents=cotangents)
-
-
 def _squares(
     plan: Plan,
-    books: _Books,
+    books: Books,
     leaves: Sequence[Any],
     clip_norms: Sequence[Any],
     reaches: Sequence[Reach | None],
@@ -221,7 +158,7 @@ def _reach(plan: Plan, component: Component, leaves: Sequence[Any]) -> Reach | N
 
 
 def _sizes(
-    plan: Plan, component: Component, books: _Books, found: Reach, clip_norm: Any
+    plan: Plan, component: Component, books: Books, found: Reach, clip_norm: Any
 ) -> list[tuple[jax.Array, int]]:
     """Of the terms of a component's gradients, for each operand; see `upper_norm`."""
     out = []
@@ -230,7 +167,9 @@ def _sizes(
             square = square_sum(fac.wide(books.cotangents[i]), 1, clip_norm)
             length, rows = jnp.sqrt(square), 1
         else:
-            factors = _rows(Alike(plan.sites[i]), books.records[i], books.cotangents[i])
+            factors = factors_of(
+                Alike(plan.sites[i]), books.records[i], books.cotangents[i]
+            )
             length, rows = fac.size(factors, clip_norm), factors.rows
         out.append((enlarged * length, rows + found.terms))
     return out
@@ -238,7 +177,7 @@ def _sizes(
 
 def _scaled_sum(
     plan: Plan,
-    books: _Books,
+    books: Books,
     kept: Sequence[list[jax.Array] | None],
     by_sites: Sequence[bool],
     leaves: Sequence[jax.Array],
@@ -272,11 +211,11 @@ def _scaled_sum(
     return total
 
 
-def _gram_square(plan: Plan, root: Root, books: _Books, clip_norm: Any) -> jax.Array:
+def _gram_square(plan: Plan, root: Root, books: Books, clip_norm: Any) -> jax.Array:
     """A root's squared norm from rows."""
     swaps = aligned(root, plan.sites)
     assert swaps is not None
-    return _square_of_rows(
+    return square_of_rows(
         tuple(Alike(plan.sites[i]) for i in root.operands),
         tuple(swaps),
         [books.records[i] for i in root.operands],
@@ -285,75 +224,16 @@ def _gram_square(plan: Plan, root: Root, books: _Books, clip_norm: Any) -> jax.A
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _square_of_rows(
-    sites: tuple[Alike, ...],
-    swaps: tuple[bool, ...],
-    records: list[Any],
-    cotangents: list[Any],
-    clip_norm: Any,
-) -> jax.Array:
-    rows = map(_rows, sites, records, cotangents)
-    matched = [
-        Factors(f.right, f.left) if swap else f
-        for f, swap in zip(rows, swaps, strict=True)
-    ]
-    return fac.square_norm(matched, clip_norm)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _rows(alike: Alike, records: Sequence[Any], cotangent: Any) -> Factors:
-    """The factors of a site, all iterations in f[b, g, t, ...]."""
-    site = alike.site
-    function = site.rule.factors  # pyright: ignore[reportOptionalMemberAccess]
-    left, right = _mapped(site, function)(_widened(records), fac.wide(cotangent))
-    if isinstance(left, OneHot):
-        left = OneHot(_merge(site, left.position[..., None])[..., 0])
-    else:
-        left = _merge(site, left)
-    return Factors(left, _merge(site, right))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _by_rule(alike: Alike, method: str, records: Any, cotangent: Any) -> Any:
-    """What a method of the site's rule makes of all iterations and examples."""
-    return _mapped(alike.site, getattr(alike.site.rule, method))(records, cotangent)
-
-
-def _mapped(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule's method over iterations and examples."""
-
-    def one(others: Any, cotangent: Any) -> Any:
-        return function(site.eqn, site.position, others, cotangent)
-
-    for _ in range(len(site.loops) + 1):
-        one = jax.vmap(one)
-    return one
-
-
-def _merge(site: Site, x: jax.Array) -> jax.Array:
-    """Iterations into rows, or into groups where each has its operand."""
-    for depth in reversed(range(len(site.loops))):
-        axis = 1 + depth
-        if site.loops[depth].shared:
-            x = jnp.moveaxis(x, axis, -3)
-            x = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])
-        else:
-            x = jnp.moveaxis(x, axis, -4)
-            x = x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
-    return x
-
-
 def _per_example(
-    plan: Plan, component: Component, books: _Books, leaves: Sequence[Any]
+    plan: Plan, component: Component, books: Books, leaves: Sequence[Any]
 ) -> list[jax.Array]:
     """Per-example gradients of a component's leaves, f[b, ...]."""
     at_operands = []
     for i in component.operands:
         site, gradient = plan.sites[i], books.cotangents[i]
         if site.rule is not None:
-            others = _widened(books.records[i])
-            gradient = _by_rule(Alike(site), "gradient", others, fac.wide(gradient))
+            others = widened(books.records[i])
+            gradient = by_rule(Alike(site), "gradient", others, fac.wide(gradient))
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
 
@@ -366,7 +246,7 @@ def _per_example(
 def _sum_of_sites(
     plan: Plan,
     component: Component,
-    books: _Books,
+    books: Books,
     leaves: Sequence[Any],
     scale: jax.Array,
     finite: jax.Array,
@@ -374,12 +254,12 @@ def _sum_of_sites(
     """The scaled sum of a component's gradients, by one product for each site."""
     cotangents = [books.cotangents[i] for i in component.operands]
     records = [
-        [if_finite(x, finite) if _is_real(x) else x for x in books.records.get(i, ())]
+        [if_finite(x, finite) if is_real(x) else x for x in books.records.get(i, ())]
         for i in component.operands
     ]
     # The norm's own.
     dtype = jnp.result_type(
-        jnp.float32, *map(fac.wide, filter(_is_real, sum(records, cotangents)))
+        jnp.float32, *map(fac.wide, filter(is_real, sum(records, cotangents)))
     )
     sums = []
     for i, others, cotangent in zip(
@@ -389,46 +269,9 @@ def _sum_of_sites(
         if plan.sites[i].rule is None:
             sums.append(jnp.sum(share, axis=0))
         else:
-            others = [x.astype(dtype) if _is_real(x) else x for x in others]
-            sums.append(_transposed(Alike(plan.sites[i]), others, share))
+            others = [x.astype(dtype) if is_real(x) else x for x in others]
+            sums.append(transposed(Alike(plan.sites[i]), others, share))
     pulled = pull_back(plan.from_leaves, component, leaves, sums)
     # Without examples there is nothing to pull back, through parameters that may be
     # why no gradient is finite.
     return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _transposed(alike: Alike, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
-    """The operand's gradient, summed over the batch by the equation's transpose.
-
-    All arrays are of one dtype, in which it is taken.
-    """
-    site, dtype = alike.site, cotangent.dtype
-    eqn = site.eqn
-    assert eqn is not None
-    exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
-    changed = {name: exact[name] for name in exact if name in eqn.params}
-
-    def forward(operand: Any, others: Sequence[Any]) -> Any:
-        inputs = list(others)
-        inputs.insert(site.position, operand)
-        return bind(eqn, inputs, **changed)[0]
-
-    lengths = ()
-    for loop in reversed(site.loops):
-        forward = jax.vmap(forward, in_axes=(None if loop.shared else 0, 0))
-        if not loop.shared:
-            lengths = (loop.length, *lengths)
-    forward = jax.vmap(forward, in_axes=(None, 0))
-    operand = aval(site.operand)
-    operand = like(operand, (*lengths, *operand.shape), dtype)
-    transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
-    return transpose(cotangent)[0]
-
-
-def _widened(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    return tuple(fac.wide(x) if _is_real(x) else x for x in xs)
-
-
-def _is_real(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)

@@ -1,0 +1,114 @@
+"""What becomes of one site's records and cotangents, for sites that are alike."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._meshes import like
+from dpjax.bookkeeping import factors as fac
+from dpjax.bookkeeping.alike import Alike
+from dpjax.bookkeeping.factors import Factors, OneHot
+from dpjax.bookkeeping.sites import Site
+from dpjax.bookkeeping.trace import aval, bind
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def square_of_rows(
+    sites: tuple[Alike, ...],
+    swaps: tuple[bool, ...],
+    records: list[Any],
+    cotangents: list[Any],
+    clip_norm: Any,
+) -> jax.Array:
+    """At least a squared norm, f[b], from the rows of sites of one root."""
+    rows = map(factors_of, sites, records, cotangents)
+    matched = [
+        Factors(f.right, f.left) if swap else f
+        for f, swap in zip(rows, swaps, strict=True)
+    ]
+    return fac.square_norm(matched, clip_norm)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def factors_of(alike: Alike, records: Sequence[Any], cotangent: Any) -> Factors:
+    """The factors of a site, all iterations in f[b, g, t, ...]."""
+    site = alike.site
+    function = site.rule.factors  # pyright: ignore[reportOptionalMemberAccess]
+    left, right = _mapped(site, function)(widened(records), fac.wide(cotangent))
+    if isinstance(left, OneHot):
+        left = OneHot(_merge(site, left.position[..., None])[..., 0])
+    else:
+        left = _merge(site, left)
+    return Factors(left, _merge(site, right))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def by_rule(alike: Alike, method: str, records: Any, cotangent: Any) -> Any:
+    """What a method of the site's rule makes of all iterations and examples."""
+    return _mapped(alike.site, getattr(alike.site.rule, method))(records, cotangent)
+
+
+def _mapped(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule's method over iterations and examples."""
+
+    def one(others: Any, cotangent: Any) -> Any:
+        return function(site.eqn, site.position, others, cotangent)
+
+    for _ in range(len(site.loops) + 1):
+        one = jax.vmap(one)
+    return one
+
+
+def _merge(site: Site, x: jax.Array) -> jax.Array:
+    """Iterations into rows, or into groups where each has its operand."""
+    for depth in reversed(range(len(site.loops))):
+        axis = 1 + depth
+        if site.loops[depth].shared:
+            x = jnp.moveaxis(x, axis, -3)
+            x = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])
+        else:
+            x = jnp.moveaxis(x, axis, -4)
+            x = x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
+    return x
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def transposed(alike: Alike, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
+    """The operand's gradient, summed over the batch by the equation's transpose.
+
+    All arrays are of one dtype, in which it is taken.
+    """
+    site, dtype = alike.site, cotangent.dtype
+    eqn = site.eqn
+    assert eqn is not None
+    exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
+    changed = {name: exact[name] for name in exact if name in eqn.params}
+
+    def forward(operand: Any, others: Sequence[Any]) -> Any:
+        inputs = list(others)
+        inputs.insert(site.position, operand)
+        return bind(eqn, inputs, **changed)[0]
+
+    lengths = ()
+    for loop in reversed(site.loops):
+        forward = jax.vmap(forward, in_axes=(None if loop.shared else 0, 0))
+        if not loop.shared:
+            lengths = (loop.length, *lengths)
+    forward = jax.vmap(forward, in_axes=(None, 0))
+    operand = aval(site.operand)
+    operand = like(operand, (*lengths, *operand.shape), dtype)
+    transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
+    return transpose(cotangent)[0]
+
+
+def widened(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """The arrays, those of floats in float32 at least."""
+    return tuple(fac.wide(x) if is_real(x) else x for x in xs)
+
+
+def is_real(x: jax.Array) -> bool:
+    """Whether it is an array of floats."""
+    return jnp.issubdtype(x.dtype, jnp.floating)
