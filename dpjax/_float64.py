@@ -55,6 +55,7 @@ def scoped(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 @scoped
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
     """The value in dtype, rounded in the given direction, with derivative one."""
     y = x.astype(dtype)

@@ -137,39 +137,36 @@ class _Seen(NamedTuple):
     """What a look where the answer was about has shown.
 
     Attributes:
-      about: where that was.
       found: an upper bound on the answer.
+      about: where that was.
       tilt: that shows it.
-      settled: whether it was near enough.
-      further: where to look next, if not.
+      further: where to look next, or NaN if it was near enough.
     """
 
-    about: jax.Array
     found: jax.Array
+    about: jax.Array
     tilt: _tilt.Tilt
-    settled: jax.Array
     further: jax.Array
 
 
 def _search(look: Callable[[jax.Array], _Seen], about: jax.Array) -> _Seen:
     """The least that is found by looking where it is about, and again where it was."""
+    structure = jax.tree.structure(_Seen(about, about, _tilt.Tilt(*[about] * 3), about))
 
-    def unsettled(state: tuple[jax.Array, _Seen, _Seen]) -> jax.Array:
-        times, last, _ = state
-        return (times < _LOOKS) & ~last.settled
+    def unsettled(state: tuple[jax.Array, ...]) -> jax.Array:
+        times, further, _ = state
+        return (times < _LOOKS) & ~jnp.isnan(further)
 
-    def again(state: tuple[jax.Array, _Seen, _Seen]):
-        times, last, best = state
-        seen = look(last.further)
-        better = seen.found < best.found
-        best = jax.tree.map(lambda x, y: jnp.where(better, x, y), seen, best)
-        return times + 1, seen, best
+    def again(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        times, further, best = state
+        seen = look(further)
+        row = jnp.stack(jax.tree.leaves(seen))
+        return times + 1, seen.further, jnp.where(seen.found < best[0], row, best)
 
-    one = jnp.ones_like(about)
-    tilt = _tilt.Tilt(one, one, one)
-    nothing = _Seen(about, one * jnp.inf, tilt, jnp.zeros((), bool), about)
-    start = jnp.zeros((), jnp.int32), nothing, nothing
-    return jax.lax.while_loop(unsettled, again, start)[-1]
+    nothing = jnp.full(structure.num_leaves, jnp.inf)
+    start = jnp.zeros((), jnp.int32), about, nothing
+    best = jax.lax.while_loop(unsettled, again, start)[-1]
+    return jax.tree.unflatten(structure, list(best))
 
 
 def _trimmed(parts: _tilt.Parts, log_delta: jax.Array) -> _tilt.Parts:
@@ -210,7 +207,8 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
             # Far above where it was looked for it may be the look that was too low.
             middle = (found + about) / 2
             further = jnp.where(found - about > _NEGLIGIBLE, middle, found)
-            return _Seen(about, found, tilt, jnp.abs(found - about) < _NEAR, further)
+            settled = jnp.abs(found - about) < _NEAR
+            return _Seen(found, about, tilt, jnp.where(settled, jnp.nan, further))
 
         about = _tilt.about_log_delta(_tilt.cumulants(fixed, fixed_variance), at)
         seen = _search(look, jnp.maximum(about, np.log(_SMALLEST)))
@@ -243,7 +241,7 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
             settled = steepness * jnp.abs(found - about) < _NEAR
             markov = _tilt.markov_epsilon(cumulants, goal)
             further = jnp.where(found < jnp.inf, found, markov)
-            return _Seen(about, found, tilt, settled, further)
+            return _Seen(found, about, tilt, jnp.where(settled, jnp.nan, further))
 
         seen = _search(look, _tilt.about_epsilon(cumulants, goal))
         log_delta = _log_delta(parts, variance, seen.tilt)

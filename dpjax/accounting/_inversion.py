@@ -112,7 +112,7 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
         jnp.log(jnp.where(long, 1.0, direct)),
     )
     # Each sum over losses of |e^{itY} − 1| is at most this.
-    frequencies = jnp.outer(units, jnp.asarray(np.arange(float(SIDE)))).ravel()
+    frequencies = (units[:, None] * np.arange(float(SIDE))[None]).ravel()
     reach = jnp.minimum(jnp.outer(frequencies, jnp.abs(losses.loss)), 2.0) @ weight
     touched = 2 * (reach[None, :SIDE] + reach[SIDE:, None])
     frequency = rate + frequencies[None, :SIDE] + frequencies[SIDE:, None]

@@ -14,6 +14,7 @@ import numpy as np
 from dpjax.accounting._pairs import Losses
 
 _TILTS = 1.5 ** np.arange(-14.0, 66.0)
+_GAPS = _TILTS[None] - _TILTS[:, None]
 _NEGLIGIBLE = 14.0  # −log of a relative error in δ that may be added on purpose
 _ROUNDING = 2e-11  # about (1 + λ) times the bound on rounding, where not in the atom
 _TINY = 1e-300
@@ -97,10 +98,16 @@ def _log_share(cumulants: Cumulants) -> jax.Array:
     return jnp.log(deviation) - jnp.log(share) - 0.5 * np.log(2 * np.pi)
 
 
+def _least(values: jax.Array) -> jax.Array:
+    """The least at any rate: two axes, as XLA makes two programs of a long one."""
+    return jnp.min(values.reshape(8, -1))
+
+
 def _at_least(key: jax.Array, *values: jax.Array) -> jax.Array:
     """The values where the key is least, the largest of them if it is in two places."""
-    best = (key <= jnp.min(key))[None]
-    return jnp.max(jnp.where(best, jnp.stack(values), -jnp.inf), axis=1)
+    best = (key <= _least(key))[None]
+    chosen = jnp.where(best, jnp.stack(values), -jnp.inf)
+    return jnp.max(chosen.reshape(len(values), 8, -1), axis=(1, 2))
 
 
 def about_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
@@ -118,7 +125,7 @@ def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """ε(δ) by Markov's inequality, where no loss is infinite."""
     rates = jnp.asarray(_TILTS)
     exponent = cumulants.log_mass + log_markov(rates) - log_delta
-    return jnp.maximum(jnp.min(exponent / rates), 0.0)
+    return jnp.maximum(_least(exponent / rates), 0.0)
 
 
 def about_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
@@ -127,7 +134,7 @@ def about_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
     rates = jnp.asarray(_TILTS)
     far = (epsilon - mean) ** 2 / (2 * (variance + _TINY))
     about = log_mass - rates * epsilon - far + _log_share(cumulants)
-    markov = jnp.min(log_mass + log_markov(rates) - rates * epsilon)
+    markov = _least(log_mass + log_markov(rates) - rates * epsilon)
     (about,) = _at_least(far, about)
     return jnp.minimum(about, jnp.minimum(markov, 0.0))
 
@@ -145,20 +152,18 @@ def choose(
     # By Markov's inequality with rate λ', neighbours at distance L are negligible from
     # (K(λ') − K(λ) + small) / (λ' − λ) on, for λ' on either side.
     rise = total[None] - total[:, None] + small[:, None]
-    gap = rates[None] - rates[:, None]
-
-    def nearest(gap: jax.Array) -> jax.Array:
-        reach = jnp.where(gap > 0, rise / jnp.where(gap > 0, gap, 1.0), jnp.inf)
-        return jnp.min(reach, axis=1)
-
-    below = jnp.minimum(nearest(-gap), (small - total) / rates)
-    period = jnp.maximum(nearest(gap) - epsilon, below + epsilon) + 2 / rates
+    reach = rise / np.where(_GAPS == 0, 1.0, np.abs(_GAPS))
+    above, below = (
+        jnp.min(jnp.where(side > 0, reach, jnp.inf), axis=1) for side in (_GAPS, -_GAPS)
+    )
+    below = jnp.minimum(below, (small - total) / rates)
+    period = jnp.maximum(above - epsilon, below + epsilon) + 2 / rates
     # The Gaussian part multiplies the last term by e^{-small}, and δ by about e^{cost},
     # felt where δ is decided: at λ, or where Markov's inequality is best (or enough).
     needed = small * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
-    enough = exponent <= jnp.maximum(jnp.min(exponent), log_delta)
-    steepest = jnp.maximum(rates, jnp.min(jnp.where(enough, rates, jnp.inf)))
+    enough = exponent <= jnp.maximum(_least(exponent), log_delta)
+    steepest = jnp.maximum(rates, _least(jnp.where(enough, rates, jnp.inf)))
     touched = jnp.exp(cumulants.log_touched - rates * epsilon - log_delta)
     rounding = _ROUNDING / (1 + rates) * touched
     cost = steepest * (1 + steepest) * needed + rounding
