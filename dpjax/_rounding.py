@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # The bound on an example's influence rests on products: no reduced precision.
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -71,7 +72,6 @@ def staged_sum(
     return term(x), terms
 
 
-@functools.partial(jax.jit, static_argnames="kept")  # traced once for equal shapes
 def square_sum(
     x: jax.Array, kept: int = 0, unit: jax.typing.ArrayLike = 1.0
 ) -> jax.Array:
@@ -79,8 +79,18 @@ def square_sum(
 
     The entries may be off by one rounding.
     """
+    # A number of Python takes the array's dtype, as it does in an expression.
+    return _square_sum(x, kept, np.asarray(unit, x.dtype) if _is_weak(unit) else unit)
+
+
+@functools.partial(jax.jit, static_argnames="kept")  # traced once for equal shapes
+def _square_sum(x: jax.Array, kept: int, unit: jax.typing.ArrayLike) -> jax.Array:
     total, terms = staged_sum(x, kept, lambda x: jnp.square(x / unit))
     return total * (1 + margin(terms + 8, x.dtype))
+
+
+def _is_weak(unit: jax.typing.ArrayLike) -> bool:
+    return isinstance(unit, int | float)
 
 
 def upper_sum(parts: Sequence[jax.Array]) -> jax.Array:

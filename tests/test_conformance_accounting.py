@@ -34,6 +34,8 @@ def test_every_public_accountant_is_in_the_table():
     assert set(WINGS) <= public
 
 
+# Found by a search: as a function of a parameter it has jumps of 1e-5 (docs/accounting.md).
+SEARCHED = ("pld.", "random_rounds.", "truncation.poisson", "iteration.noisy_sgd")
 HEAVY = {"iteration.noisy_sgd_epsilon"}  # its derivative compiles for long
 
 
@@ -54,11 +56,12 @@ def accountant(request):
 
 
 def test_results_do_not_depend_on_the_configuration(accountant):
-    _, fn, x, value, _ = accountant
+    name, fn, x, value, _ = accountant
     assert value.dtype == np.float64
     assert np.isfinite(value).all()
     # One rounding to float32, in the direction of more privacy loss: two at most apart.
-    near = {"rtol": 2.0**-22, "atol": 0}
+    # (A sum of five numbers that float32 holds adds 24 for itself.)
+    near = {"rtol": 2.0**-18 if "random_rounds" in name else 2.0**-22, "atol": 0}
     single = fn(x)
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, value, **near)
@@ -75,14 +78,16 @@ def test_results_do_not_depend_on_the_configuration(accountant):
 
 
 def test_slopes_are_those_of_the_values(accountant):
-    _, fn, x, value, slope = accountant
-    step = 1e-4 * x
+    name, fn, x, value, slope = accountant
+    searched = name.startswith(SEARCHED)
+    step = (1e-2 if searched else 1e-4) * x
     with jax.enable_x64(True):
         difference = (np.asarray(fn(x + step)) - np.asarray(fn(x - step))) / (2 * step)
     scale = np.abs(value) / x + np.abs(difference)
     # The third derivative over the second scale is at most about a hundred here, and
-    # values are exact to 1e-9 or so: (1e-4)² 100 + 1e-9 / 1e-4.
-    assert np.all(np.abs(slope - difference) <= 2e-5 * scale)
+    # values are exact to 1e-9 or so: (1e-4)² 100 + 1e-9 / 1e-4. Else (1e-2)² 100 + 1e-3.
+    limit = 1.1e-2 if searched else 2e-5
+    assert np.all(np.abs(slope - difference) <= limit * scale)
     with jax.numpy_dtype_promotion("strict"):
         single = jax.jvp(fn, (jnp.asarray(x, jnp.float32),), (jnp.ones(()),))[1]
     np.testing.assert_allclose(np.asarray(single), slope, rtol=1e-3, atol=1e-30)

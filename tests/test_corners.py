@@ -576,7 +576,7 @@ def test_mixtures_do_not_underflow():
     delta = random_rounds.random_rounds_delta(
         1e3, 50.0, rounds=rounds, sampling_rate=0.01
     )
-    assert 0 < delta <= 1e-30
+    assert 0 < delta <= 1e-30 * (1 + 1e-5)  # δ is not resolved below, nor rounded less
 
 
 @pytest.mark.parametrize(
