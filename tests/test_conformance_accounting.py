@@ -34,7 +34,7 @@ def test_every_public_accountant_is_in_the_table():
     assert set(WINGS) <= public
 
 
-# Found by a search: as a function of a parameter it has jumps of 1e-5 (docs/accounting.md).
+# Found by a search: as a function of a parameter these have jumps of 1e-5.
 SEARCHED = ("pld.", "random_rounds.", "truncation.poisson", "iteration.noisy_sgd")
 HEAVY = {"iteration.noisy_sgd_epsilon"}  # its derivative compiles for long
 
@@ -85,7 +85,7 @@ def test_slopes_are_those_of_the_values(accountant):
         difference = (np.asarray(fn(x + step)) - np.asarray(fn(x - step))) / (2 * step)
     scale = np.abs(value) / x + np.abs(difference)
     # The third derivative over the second scale is at most about a hundred here, and
-    # values are exact to 1e-9 or so: (1e-4)² 100 + 1e-9 / 1e-4. Else (1e-2)² 100 + 1e-3.
+    # values are exact to 1e-9 or so: (1e-4)² 100 + 1e-9 / 1e-4, or (1e-2)² 100 + 1e-3.
     limit = 1.1e-2 if searched else 2e-5
     assert np.all(np.abs(slope - difference) <= limit * scale)
     with jax.numpy_dtype_promotion("strict"):
