@@ -304,7 +304,7 @@ def test_a_pld_is_a_pytree():
     run = pld.compose(
         pld.poisson_gaussian(0.8, 0.01, adjacency=Adjacency.ZERO_OUT), 300
     )
-    assert jax.tree.leaves(run)[:3] == [0.8, 0.01, 300]
+    assert jax.tree.leaves(run) == [0.8, 0.01, 300, 2, 1]  # sizes matter on overflow
     whole = pld.epsilon(run, 1e-5)
     np.testing.assert_allclose(jax.jit(pld.epsilon)(run, 1e-5), whole, rtol=1e-6)
 
