@@ -1,5 +1,6 @@
 import os
 import pathlib
+import time
 
 import hypothesis
 import jax
@@ -13,14 +14,24 @@ hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("tests")
 
 # Most of a run would go into compiling what an earlier one has compiled. So programs
-# are kept, the small ones too: in a folder that may be deleted at any time.
-_CACHE = os.environ.setdefault(
-    "DPJAX_TESTS_CACHE",
-    str(pathlib.Path.home() / ".cache" / "dpjax-tests" / jaxlib.__version__),
+# are kept for a month, the small ones too: in a folder that may be deleted at any time.
+_MONTH = 30 * 24 * 3600
+_CACHE = pathlib.Path(
+    os.environ.setdefault(
+        "DPJAX_TESTS_CACHE", str(pathlib.Path.home() / ".cache" / "dpjax-tests")
+    ),
+    jaxlib.__version__,
 )
-jax.config.update("jax_compilation_cache_dir", _CACHE)
+jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the process that the others work for
+        for entry in _CACHE.glob("*"):
+            if time.time() - entry.stat().st_mtime > _MONTH:
+                entry.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
