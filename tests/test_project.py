@@ -23,7 +23,12 @@ def test_training_and_accounting_do_not_import_each_other(path):
     inside = path.relative_to(ROOT / "dpjax")
     if inside.parts[0] in ("solvers", "__init__.py"):
         return
-    shared = ("dpjax._validate", "dpjax._float64", "dpjax.adjacency")
+    shared = (
+        "dpjax._validate",
+        "dpjax._float64",
+        "dpjax._former",
+        "dpjax.adjacency",
+    )
     for name in imports(path):
         if inside.parts[0] == "accounting":
             own = name.startswith("dpjax.accounting")

@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 from dpjax import _validate
 from dpjax._float64 import cast, default_float, scope
-from dpjax.accounting._implicit import with_derivative
+from dpjax.accounting._roots import with_derivative
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
 _FAR = 2.0  # |log ε − log target| beyond this says no more than its sign

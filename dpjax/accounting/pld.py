@@ -2,10 +2,10 @@
 
 A PLD here is the recipe, not a grid: which mechanisms, with which parameters, how
 often. Composition therefore costs nothing, and whoever asks for δ(ε) or ε(δ) gets a
-grid made for that question (`_composition`). Two steps lie between, each an upper
+grid made for that question (`_pld.composition`). Two steps lie between, each an upper
 bound, each in its own file: a discrete pair that is easier to tell apart than the
-mechanism (`_pairs`), and the inversion of its composed characteristic function
-(`_inversion`).
+mechanism (`_pld.pairs`), and the inversion of its composed characteristic function
+(`_pld.inversion`).
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from dpjax import _validate
-from dpjax.accounting import _composition
+from dpjax.accounting._pld import composition
 from dpjax.adjacency import Adjacency
 
 
@@ -245,7 +245,7 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
     """
     _validate.nonnegative("epsilon", epsilon, finite=False)
     numbers, kinds = _parameters(pld)
-    return _composition.delta(epsilon, *numbers, kinds=kinds)
+    return composition.delta(epsilon, *numbers, kinds=kinds)
 
 
 def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
@@ -277,4 +277,4 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
     """
     _validate.open_unit("delta", delta)
     numbers, kinds = _parameters(pld)
-    return _composition.epsilon(delta, *numbers, kinds=kinds)
+    return composition.epsilon(delta, *numbers, kinds=kinds)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import TINY, default_float, float64
-from dpjax.accounting import _renyi_quadrature
+from dpjax.accounting._rdp import quadrature
 
 ORDERS = 1.0 + np.concatenate(
     [
@@ -51,7 +51,7 @@ def _gaussian64(sigma: jax.Array, a: jax.Array) -> jax.Array:
 
 
 def _subsampled(
-    quadrature: Callable[..., jax.Array],
+    log_excess_of: Callable[..., jax.Array],
     sigma: jax.Array,
     q: jax.Array,
     a: jax.Array,
@@ -65,7 +65,7 @@ def _subsampled(
     # The divergence grows with q, so that a larger one is on the safe side.
     q = jnp.maximum(jnp.where(is_rate & (q > 0), q, 0.5), 1e-60)
     a = jnp.where(is_order, a, 2.0)
-    log_excess = quadrature(jnp.where(inside, sigma, 1.0), q, a)
+    log_excess = log_excess_of(jnp.where(inside, sigma, 1.0), q, a)
     # Below: moments are jointly convex, so that they are at most q parts that of the
     # Gaussian and 1 − q parts one.
     log_moment = (a - 1.0) * _gaussian(jnp.where(below, sigma, 1.0), a)
@@ -84,13 +84,13 @@ def _subsampled(
 
 @float64("up")
 def _poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    return _subsampled(_renyi_quadrature.poisson, sigma, q, a)
+    return _subsampled(quadrature.poisson, sigma, q, a)
 
 
 @float64("up")
 def _fixed_size_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     # Under REPLACE one example moves the sum by two clip norms.
-    return _subsampled(_renyi_quadrature.fixed_size, sigma / 2, q, a)
+    return _subsampled(quadrature.fixed_size, sigma / 2, q, a)
 
 
 @float64("up")

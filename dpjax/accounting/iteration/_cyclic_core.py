@@ -8,8 +8,8 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import TINY, float64
-from dpjax.accounting import _periodic, _setting
-from dpjax.accounting._setting import Setting
+from dpjax.accounting.iteration import _periodic, _setting
+from dpjax.accounting.iteration._setting import Setting
 
 _ULP = np.finfo(np.float64).eps
 _HUGE = 1e120

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
 
-from dpjax.accounting import _pairs
+from dpjax.accounting._pld import pairs
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _PANELS = 8
@@ -99,13 +99,13 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 
 
 def truncated(
-    pair: _pairs.Losses,
+    pair: pairs.Losses,
     mu: jax.Array,
     rate: jax.Array,
     tail: jax.Array,
     num_examples: jax.Array,
     max_batch_size: jax.Array,
-) -> _pairs.Losses:
+) -> pairs.Losses:
     """The pair of a step without overflow, and what it becomes if some batches do.
 
     Whether the others fill the batch may be told, as it does not depend on the example.
@@ -114,14 +114,14 @@ def truncated(
     full = jnp.maximum(upper_tail(b, n - 1, rate), _SMALLEST)
     both = upper_tail(b + 1, n, rate) * b / n
     taken = jnp.clip(both / full * (1 + 4 * _ERROR), _SMALLEST, rate)
-    moved = _pairs.fixed_size(2 * mu, taken, tail)
+    moved = pairs.fixed_size(2 * mu, taken, tail)
     usual = jnp.maximum(1 - full * (1 - _ERROR), _SMALLEST)
     full = jnp.minimum(full * (1 + _ERROR), 1.0)
 
     def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.concatenate([x, jnp.broadcast_to(y, (len(x), y.shape[1]))], axis=1)
 
-    return _pairs.Losses(
+    return pairs.Losses(
         mixed(pair.loss, moved.loss),
         mixed(pair.log_mass + jnp.log(usual), moved.log_mass + jnp.log(full)),
         usual * pair.lost + full * moved.lost,

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import TINY, float64
-from dpjax.accounting._implicit import with_derivative
+from dpjax.accounting._roots import with_derivative
 from dpjax.accounting.gdp import _delta as _delta_core
 
 _ULP = np.finfo(np.float64).eps

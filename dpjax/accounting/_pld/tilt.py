@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.accounting._pairs import Losses
+from dpjax.accounting._pld.pairs import Losses
 
 _TILTS = 1.5 ** np.arange(-14.0, 66.0)
 _GAPS = _TILTS[None] - _TILTS[:, None]

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting import _cyclic
-from dpjax.accounting._setting import Bounds, Setting
+from dpjax.accounting.iteration import _cyclic_core
+from dpjax.accounting.iteration._setting import Bounds, Setting
 
 
 def noisy_cyclic_gd_bounds(
@@ -16,7 +16,7 @@ def noisy_cyclic_gd_bounds(
     num_epochs: int,
     batches_per_epoch: int,
     batch_size: jax.typing.ArrayLike,
-    order: _cyclic.Order,
+    order: _cyclic_core.Order,
     **setting: Unpack[Setting],
 ) -> Bounds:
     """All bounds on the last iterate of noisy gradient descent on cyclic batches.
@@ -33,7 +33,7 @@ def noisy_cyclic_gd_bounds(
       ...     adjacency=Adjacency.REPLACE).winner
       'contraction'
     """
-    arrays, static = _cyclic.arguments(
+    arrays, static = _cyclic_core.arguments(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -42,7 +42,7 @@ def noisy_cyclic_gd_bounds(
         **setting,
     )
     return Bounds(
-        *(_cyclic.mu(1.0, *arrays, bound=b, **static) for b in Bounds._fields)
+        *(_cyclic_core.mu(1.0, *arrays, bound=b, **static) for b in Bounds._fields)
     )
 
 
@@ -52,7 +52,7 @@ def noisy_cyclic_gd_mu(
     num_epochs: int,
     batches_per_epoch: int,
     batch_size: jax.typing.ArrayLike,
-    order: _cyclic.Order,
+    order: _cyclic_core.Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The GDP parameter of the last iterate of noisy descent on cyclic batches.
@@ -95,7 +95,7 @@ def noisy_cyclic_gd_mu(
       >>> print(f"{mu:.3f}")  # composition has 4.714
       0.992
     """
-    arrays, static = _cyclic.arguments(
+    arrays, static = _cyclic_core.arguments(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -103,7 +103,7 @@ def noisy_cyclic_gd_mu(
         order=order,
         **setting,
     )
-    return _cyclic.mu(1.0, *arrays, bound="best", **static)
+    return _cyclic_core.mu(1.0, *arrays, bound="best", **static)
 
 
 def noisy_cyclic_gd_mus(
@@ -139,7 +139,7 @@ def noisy_cyclic_gd_mus(
       ...     regularization=0.2, diameter=float("inf"),
       ...     adjacency=Adjacency.ZERO_OUT).round(2).tolist()  # doctest: +SKIP
     """
-    arrays, static = _cyclic.arguments(
+    arrays, static = _cyclic_core.arguments(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -148,7 +148,7 @@ def noisy_cyclic_gd_mus(
         **setting,
     )
     tails = np.arange(static["period"], 0, -1, dtype=np.float64)
-    return _cyclic.mu(tails, *arrays, bound="best", **static)
+    return _cyclic_core.mu(tails, *arrays, bound="best", **static)
 
 
 def noisy_gd_bounds(
@@ -243,7 +243,7 @@ def last_iterate_rdp(
     num_epochs: int,
     batches_per_epoch: int,
     batch_size: jax.typing.ArrayLike,
-    order: _cyclic.Order,
+    order: _cyclic_core.Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The Renyi divergence of the last iterate of cyclic DP-SGD with a proximal step.
@@ -282,7 +282,7 @@ def last_iterate_rdp(
     check = _validate.concrete(orders)
     if check is not None and not np.all(check > 1):
         raise ValueError(f"orders must be above 1; got {orders!r}.")
-    arrays, static = _cyclic.arguments(
+    arrays, static = _cyclic_core.arguments(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -290,4 +290,4 @@ def last_iterate_rdp(
         order=order,
         **setting,
     )
-    return _cyclic.rdp(orders, 1.0, *arrays, bound="best", **static)
+    return _cyclic_core.rdp(orders, 1.0, *arrays, bound="best", **static)

@@ -33,7 +33,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import TINY, float64
-from dpjax.accounting.tree import fixed_order_totals
+from dpjax.accounting.tree._momentum import fixed_order_totals
 from dpjax.adjacency import Adjacency
 
 _ULP = np.finfo(np.float64).eps

@@ -12,9 +12,9 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import TINY, float64
-from dpjax.accounting._periodic import geometric
-from dpjax.accounting._setting import positive_diameter
-from dpjax.accounting.lipschitz import check_curvature, excess
+from dpjax.accounting.iteration._lipschitz import check_curvature, excess
+from dpjax.accounting.iteration._periodic import geometric
+from dpjax.accounting.iteration._setting import positive_diameter
 
 _ULP = np.finfo(np.float64).eps
 _LONG = 2.0**40  # steps, more than a restart needs

@@ -8,7 +8,11 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import TINY
-from dpjax.accounting.lipschitz import check_curvature, clipped_excess, excess
+from dpjax.accounting.iteration._lipschitz import (
+    check_curvature,
+    clipped_excess,
+    excess,
+)
 from dpjax.adjacency import Adjacency
 
 _ULP = np.finfo(np.float64).eps

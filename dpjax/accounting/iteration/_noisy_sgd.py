@@ -23,9 +23,10 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import broadcast_batch, float64
-from dpjax.accounting import _setting, pld
-from dpjax.accounting._periodic import geometric
-from dpjax.accounting._setting import Bounds, Setting
+from dpjax.accounting import pld
+from dpjax.accounting.iteration import _setting
+from dpjax.accounting.iteration._periodic import geometric
+from dpjax.accounting.iteration._setting import Bounds, Setting
 from dpjax.adjacency import Adjacency
 
 _ULP = np.finfo(np.float64).eps

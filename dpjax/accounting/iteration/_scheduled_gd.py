@@ -8,9 +8,9 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import float64
-from dpjax.accounting import _setting
-from dpjax.accounting._minorant import schedule_mu
-from dpjax.accounting._setting import Setting
+from dpjax.accounting.iteration import _setting
+from dpjax.accounting.iteration._minorant import schedule_mu
+from dpjax.accounting.iteration._setting import Setting
 
 _ULP = np.finfo(np.float64).eps
 

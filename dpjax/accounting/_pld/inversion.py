@@ -25,8 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.accounting import gdp
-from dpjax.accounting._pairs import Losses
-from dpjax.accounting._tilt import FREQUENCIES, SIDE, Parts, Tilt, log_markov, log_sum
+from dpjax.accounting._pld.pairs import Losses
+from dpjax.accounting._pld.tilt import (
+    FREQUENCIES,
+    SIDE,
+    Parts,
+    Tilt,
+    log_markov,
+    log_sum,
+)
 
 _ULP = float(np.finfo(np.float64).eps)
 _TINY = 1e-300

@@ -1,0 +1,1 @@
+"""What `rdp` computes with: `quadrature`, for subsampled curves at every order."""
