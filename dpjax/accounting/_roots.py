@@ -1,4 +1,10 @@
-"""Derivatives of a root that some search has found, and of what need not be."""
+"""Roots from the side on which a bound holds, and their derivatives.
+
+A search errs by its last step, and a bound must not: so every search here ends on the
+side that its caller calls good, whatever was rounded on the way. Searches are not
+differentiated. The implicit function theorem gives a root's derivatives, from the
+function at the root alone.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +12,63 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax._float64 import scoped
+from dpjax._float64 import TINY, ULP, scoped
+
+_MAX_NEWTON_STEPS = 100
+_Condition = Callable[[jax.Array], jax.Array]
+
+
+def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
+    """Newton's method for a zero of a concave function, from its good side.
+
+    A tangent of a concave function lies above it, so the iterates approach the zero
+    from the side on which the function is negative, and never cross it.
+    """
+
+    def cond(state):
+        steps, x, previous = state
+        return (steps < _MAX_NEWTON_STEPS) & (jnp.abs(x - previous) > 2 * ULP * x)
+
+    def body(state):
+        steps, x, _ = state
+        value, slope = jax.jvp(fn, (x,), (jnp.ones_like(x),))
+        moved = x - value / slope
+        return steps + 1, jnp.where(jnp.isfinite(moved) & (moved >= 0), moved, x), x
+
+    _, x, _ = jax.lax.while_loop(cond, body, (0, start, jnp.full_like(start, jnp.inf)))
+    return x
+
+
+def nudge(holds: _Condition, x: jax.Array, direction: float) -> jax.Array:
+    """Move x by a few ulps, doubling, until holds(x)."""
+
+    def cond(state):
+        x, bump = state
+        return ~holds(x) & jnp.isfinite(bump)
+
+    def body(state):
+        x, bump = state
+        return jnp.maximum(x + direction * bump, 0.0), 2 * bump
+
+    bump = 2 * ULP * x + TINY
+    return jax.lax.while_loop(cond, body, (x, bump))[0]
+
+
+def bisect(
+    holds: _Condition, fails: jax.Array, good: jax.Array, times: int
+) -> jax.Array:
+    """The good end of a bracket, halved so often: what holds there is never lost.
+
+    At the other end nothing is asked. Several brackets are halved side by side.
+    """
+
+    def halve(_: Any, ends: tuple[jax.Array, jax.Array]):
+        fails, good = ends
+        middle = (fails + good) / 2
+        ok = holds(middle)
+        return jnp.where(ok, fails, middle), jnp.where(ok, middle, good)
+
+    return jax.lax.fori_loop(0, times, halve, (fails, good))[1]
 
 
 def with_derivative(

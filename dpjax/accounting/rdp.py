@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import TINY, default_float, float64
+from dpjax._float64 import SMALL, TINY, ULP, default_float, float64
 from dpjax.accounting._rdp import quadrature
 
 ORDERS = 1.0 + np.concatenate(
@@ -28,8 +28,6 @@ ORDERS = 1.0 + np.concatenate(
 )
 """Default orders, from 1.01 to 10,000, densest where ε is usually attained."""
 
-_ULP = np.finfo(np.float64).eps
-_TINY = 1e-300
 _LEAST_NOISE, _MOST_NOISE = 0.1, 1e60  # where the quadrature holds
 _FAR = 1e20  # noise over order beyond which a curve is its first term, to an ulp
 
@@ -38,7 +36,7 @@ def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
     """The value a / (2σ²) from above, for finite positive arguments."""
     # Not a / σ / σ, which the compiler makes a / σ².
     root = jnp.sqrt(a) / sigma
-    return 0.5 * root * root * (1 + 4 * _ULP) + _TINY
+    return 0.5 * root * root * (1 + 4 * ULP) + SMALL
 
 
 @float64("up")
@@ -70,13 +68,13 @@ def _subsampled(
     # Gaussian and 1 − q parts one.
     log_moment = (a - 1.0) * _gaussian(jnp.where(below, sigma, 1.0), a)
     log_convex = jnp.log(q) + log_moment + jnp.log(-jnp.expm1(-log_moment))
-    log_convex = log_convex + 64 * _ULP * (1 + log_moment)
+    log_convex = log_convex + 64 * ULP * (1 + log_moment)
     value = jax.nn.softplus(jnp.where(inside, log_excess, log_convex)) / (a - 1.0)
     # Above: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a, and half of that twice for
     # batches of fixed size. Where aσ⁻¹ is small E h is a (a − 1)/2 q²σ⁻² to as much.
     far = jnp.where(above, sigma, 1.0)
     first_term = _gaussian(far, a) * jnp.where(a * _FAR <= far, q * q, 1.0)
-    value = jnp.where(above, first_term, value) * (1 + 16 * _ULP) + _TINY
+    value = jnp.where(above, first_term, value) * (1 + 16 * ULP) + SMALL
     value = jnp.where(inside | below | above, value, jnp.inf)
     value = jnp.where(nothing & (sigma >= 0), 0.0, value)
     return jnp.where(is_rate & is_order, value, jnp.inf)
@@ -96,11 +94,11 @@ def _fixed_size_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.
 @float64("up")
 def _compose64(*curves_and_count: jax.Array) -> jax.Array:
     *curves, count = curves_and_count
-    total = sum(curves) * (1 + len(curves) * _ULP)
+    total = sum(curves) * (1 + len(curves) * ULP)
     is_count = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
     finite = total < jnp.inf  # false for NaN
     value = jnp.where(finite, total, 0.0) * jnp.where(is_count, count, 1.0)
-    value = value * (1 + 2 * _ULP)
+    value = value * (1 + 2 * ULP)
     value = jnp.where(finite | (count == 0), value, jnp.inf)
     return jnp.where(is_count, value, jnp.inf)
 
@@ -114,7 +112,7 @@ def _total_variation(rho: jax.Array) -> jax.Array:
     some = rho > 0  # the square root has no derivative at 0
     rho = jnp.where(some, rho, 1.0)
     bound = jnp.minimum(np.sqrt(0.5) * jnp.sqrt(rho), jnp.sqrt(-jnp.expm1(-rho)))
-    return jnp.where(some, bound * (1 + 4 * _ULP), 0.0)
+    return jnp.where(some, bound * (1 + 4 * ULP), 0.0)
 
 
 @float64("up")
@@ -125,7 +123,7 @@ def _epsilon64(rho: jax.Array, a: jax.Array, delta: jax.Array) -> jax.Array:
     delta = jnp.where(regular, delta, 0.5)
     discount = jnp.log1p(-1.0 / a)
     price = (jnp.log(delta) + jnp.log(a)) / (a - 1.0)
-    error = 8 * _ULP * (rho - discount + (jnp.log(a) - jnp.log(delta)) / (a - 1.0))
+    error = 8 * ULP * (rho - discount + (jnp.log(a) - jnp.log(delta)) / (a - 1.0))
     value = jnp.maximum(rho + discount - price + error, 0.0)
     value = jnp.where(_total_variation(rho) <= delta, 0.0, value)
     return jnp.where(regular, value, jnp.inf)
@@ -139,8 +137,8 @@ def _delta64(rho: jax.Array, a: jax.Array, epsilon: jax.Array) -> jax.Array:
     rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
     epsilon = jnp.where(regular & ~least, epsilon, 1.0)
     discount = jnp.log1p(-1.0 / a)
-    gap = rho - epsilon + discount + 8 * _ULP * (rho + epsilon - discount)
-    log_delta = (a - 1.0) * gap - jnp.log(a) * (1 - 8 * _ULP)
+    gap = rho - epsilon + discount + 8 * ULP * (rho + epsilon - discount)
+    log_delta = (a - 1.0) * gap - jnp.log(a) * (1 - 8 * ULP)
     # What underflows is positive all the same, unless nothing is released.
     value = jnp.maximum(jnp.exp(jnp.minimum(log_delta, 0.0)), TINY)
     value = jnp.minimum(value, _total_variation(rho))

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._float64 import float64
-from dpjax.accounting import gdp
+from dpjax.accounting import _gaussian
 from dpjax.accounting._pld import inversion, overflow, pairs, tilt
 from dpjax.accounting._pld.tilt import Parts, Tilt
-from dpjax.accounting._roots import with_derivative, with_derivative_of
+from dpjax.accounting._roots import bisect, with_derivative, with_derivative_of
 
 _PAIRS = {
     "poisson": lambda s, q, tail: pairs.poisson(1 / s, q, tail),
@@ -195,7 +195,7 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     parts, variance, directions = _composed(kinds, parameters, jnp.asarray(_SMALLEST))
 
     if not parts:
-        return gdp._delta(jnp.sqrt(variance), epsilon)
+        return _gaussian.delta_of(jnp.sqrt(variance), epsilon)
 
     def bound(parts: Parts) -> jax.Array:
         fixed, fixed_variance, at = jax.lax.stop_gradient((parts, variance, asked))
@@ -228,7 +228,7 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     parts, variance, directions = _composed(kinds, parameters, about)
 
     if not parts:
-        return gdp._epsilon(jnp.sqrt(variance), delta)
+        return _gaussian.epsilon_of(jnp.sqrt(variance), delta)
 
     def bound(parts: Parts) -> jax.Array:
         fixed, fixed_variance, goal = jax.lax.stop_gradient((parts, variance, target))
@@ -256,14 +256,8 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
 
 def _least(met: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
     """An ε where it is met, by bisection the least; inf if none is, up to 3 top."""
-
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]):
-        low, high = ends
-        middle = (low + high) / 2  # top, and then 0 or 2 top, to begin with
-        ok = met(jnp.maximum(middle, 0.0))
-        return jnp.where(ok, low, middle), jnp.where(ok, middle, high)
-
-    _, found = jax.lax.fori_loop(0, _BISECTIONS, halve, (-top, 3 * top))
+    # The middle is top, and then 0 or 2 top, to begin with.
+    found = bisect(lambda e: met(jnp.maximum(e, 0.0)), -top, 3 * top, _BISECTIONS)
     return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
 
 

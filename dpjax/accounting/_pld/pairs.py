@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf, ndtr, ndtri
 
+from dpjax._float64 import SMALL, ULP
+
 INTERVALS = 4096
-_ULP = float(np.finfo(np.float64).eps)
-_TINY = 1e-300
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _NODES, _WEIGHTS = (_NODES[:, None] + 1) / 2, _WEIGHTS[:, None] / 2
 
@@ -60,7 +60,7 @@ def _phi(z: jax.Array) -> jax.Array:
 
 def _positive(rate: jax.Array) -> jax.Array:
     """The rate, with what rounds to nothing rounded up."""
-    return rate + jax.lax.stop_gradient(jnp.maximum(rate, _TINY) - rate)
+    return rate + jax.lax.stop_gradient(jnp.maximum(rate, SMALL) - rate)
 
 
 def _split(
@@ -102,7 +102,7 @@ def _split(
     # Gauss's rule errs by 1.7e-23 (Δz)^16 f^(16), with f^(16) / f about the power 16
     # of the distance from a mean or of μ.
     sharp = width * (jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
-    error = 64 * _ULP + 1e-21 * sharp**16
+    error = 64 * ULP + 1e-21 * sharp**16
     return loss, masses, jax.lax.stop_gradient(error)
 
 
@@ -137,7 +137,7 @@ def _at(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
 
 
 def _log(mass: jax.Array) -> jax.Array:
-    return jnp.log(jnp.maximum(mass, _TINY))
+    return jnp.log(jnp.maximum(mass, SMALL))
 
 
 def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:

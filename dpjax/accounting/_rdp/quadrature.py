@@ -31,18 +31,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from dpjax._float64 import scoped
+from dpjax._float64 import SMALL, ULP, scoped
+from dpjax.accounting._gaussian import LOG_SQRT_2PI
+from dpjax.accounting._roots import bisect
 
 _TAIL = 7.5  # a unit Gaussian has 1e-13 of its mass further away
 _DROP = _TAIL**2 / 2  # and its log density has fallen by this much there
 _FIRST_RULE = np.polynomial.legendre.leggauss(56)
 _RULE = np.polynomial.legendre.leggauss(44)
 _barrier = jax.lax.optimization_barrier
-_LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
 _SERIES = [1.0 / math.factorial(k) for k in range(2, 14)]
 _SMALLEST_Z, _LARGEST_Z = -36.0, 230.0  # beyond, e^z is lost in 1 or 1 in q e^z
-_ULP = np.finfo(np.float64).eps
 
 # Of E h the windows cut off, and the rules miss, less than 1e-11 together: measured
 # against three times as many nodes on wider windows at 200,000 points, and against
@@ -111,7 +111,7 @@ def _log_integrand(
     """The log of h(y) e^{−u²/2}."""
     _, y, log_ratio = _likelihood(u, sigma, q)
     exponent, mantissa = excess.h(y, log_ratio, a)
-    return exponent + jnp.log(jnp.maximum(mantissa, 1e-300)) - 0.5 * u * u
+    return exponent + jnp.log(jnp.maximum(mantissa, SMALL)) - 0.5 * u * u
 
 
 def _peaks(
@@ -157,16 +157,11 @@ def _edge(
     def at(t: jax.Array) -> jax.Array:
         return start + sign * _TAIL * jnp.expm1(t * reach)
 
-    def body(_: jax.Array, ends: tuple[jax.Array, jax.Array]):
-        inside, outside = ends
-        middle = 0.5 * (inside + outside)
-        above = jax.vmap(lambda u: _log_integrand(excess, u, *density) > floor)(
-            at(middle)
-        )
-        return jnp.where(above, middle, inside), jnp.where(above, outside, middle)
+    def below(t: jax.Array) -> jax.Array:
+        above = jax.vmap(lambda u: _log_integrand(excess, u, *density) > floor)
+        return ~above(at(t))
 
-    start_end = jnp.zeros_like(reach), jnp.ones_like(reach)
-    return at(jax.lax.fori_loop(0, 7, body, start_end)[1])
+    return at(bisect(below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
 
 
 def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> Any:
@@ -175,7 +170,7 @@ def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> A
     The first is the same at all orders, up to a split. The ends of the other
     two are stacked.
     """
-    log_odds = jnp.log1p(-jnp.minimum(q, 1 - _ULP)) - jnp.log(q)
+    log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
     bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
     first = excess.start(sigma)
@@ -244,7 +239,7 @@ def _window_sum(
         exponent, mantissa = excess.h(y, log_ratio, a)
         term = weight * mantissa * jnp.exp(exponent - 0.5 * u * u - highest)
         ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
-        return total + term * (1.0 + 8 * _ULP * ulps), None
+        return total + term * (1.0 + 8 * ULP * ulps), None
 
     total, _ = jax.lax.scan(body, jnp.zeros_like(highest), rule)
     return total * c * half
@@ -296,8 +291,8 @@ def _log_excess(
     total = window_sum(first, split, _FIRST_RULE)
     others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(lows, highs)
     total = total + jnp.sum(others, axis=0)
-    error = _QUADRATURE_ERROR + 4 * _ULP * jnp.abs(highest)
-    return highest + jnp.log(total) - _LOG_SQRT_2PI + error
+    error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(highest)
+    return highest + jnp.log(total) - LOG_SQRT_2PI + error
 
 
 @_forward_mode

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import TINY, float64
+from dpjax._float64 import TINY, ULP, float64
 from dpjax.accounting.iteration import _periodic, _setting
+from dpjax.accounting.iteration._minorant import HUGE
 from dpjax.accounting.iteration._setting import Setting
 
-_ULP = np.finfo(np.float64).eps
-_HUGE = 1e120
 Order = Literal["fixed", "reshuffled"]
 _STATIC = (
     "bound",
@@ -29,7 +28,7 @@ _STATIC = (
 def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:
     """μ from μ² in units of shift, rounded up, and 0 for no shift alone."""
     regular = (square > 0) & (square < jnp.inf)
-    root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * _ULP)
+    root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * ULP)
     root = jnp.where(regular, root, jnp.where(square == 0, 0.0, jnp.inf))  # NaN is inf
     some = shift > 0
     mu = jnp.where(some, shift, 1.0) * root
@@ -53,7 +52,7 @@ def _one(
     y, r = step.log_lipschitz, step.shift
     one = jnp.ones_like(r)  # the bounds are homogeneous in shift and diameter
     place = jnp.clip(tail, 1, period).astype(jnp.int32)
-    slack = 1 + (period + epochs) * _ULP
+    slack = 1 + (period + epochs) * ULP
     shape = {
         "period": period,
         "epochs": epochs,
@@ -62,7 +61,7 @@ def _one(
     }
 
     def composition() -> jax.Array:
-        return r * np.sqrt(epochs) * (1 + 4 * _ULP)
+        return r * np.sqrt(epochs) * (1 + 4 * ULP)
 
     def contraction() -> jax.Array:
         square = slack * _periodic.contraction(y, one, place, **shape)
@@ -73,8 +72,8 @@ def _one(
             return jnp.full_like(r, jnp.inf)
         # Squares of it neither overflow nor underflow. A larger diameter is valid.
         start = step.diameter / jnp.where(r > 0, r, 1.0)
-        near = step.bounded & (start < _HUGE)
-        start = jnp.maximum(jnp.where(near, start, 1.0), 1 / _HUGE)
+        near = step.bounded & (start < HUGE)
+        start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
         square = slack * _periodic.restarted(y, one, start, place, **shape)
         return jnp.where(near, _finish(square, r), jnp.inf)
 
@@ -104,7 +103,7 @@ def rdp(orders: jax.Array, *arrays: jax.Array, **static) -> jax.Array:
     core = jnp.vectorize(lambda *scalars: _one(*scalars, **static))
     mu = core(*arrays)
     finite = mu < jnp.inf
-    value = orders * jnp.square(jnp.where(finite, mu, 1.0)) / 2 * (1 + 4 * _ULP)
+    value = orders * jnp.square(jnp.where(finite, mu, 1.0)) / 2 * (1 + 4 * ULP)
     value = jnp.where(mu > 0, jnp.maximum(value, TINY), 0.0)
     return jnp.where((orders > 0) & finite, value, jnp.inf)
 

@@ -20,9 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
-
-_ULP = np.finfo(np.float64).eps
+from dpjax._float64 import ULP, float64
 
 
 def excess(
@@ -32,11 +30,11 @@ def excess(
 
     Scale bounds the terms that were added to get lower, for their rounding errors.
     """
-    slack = 4 * _ULP * step_size
+    slack = 4 * ULP * step_size
     low = -step_size * lower + slack * scale
     high = step_size * upper - 2
     # A step of 2/M is one whose product with M may be rounded to a little more than 2.
-    past = high > 8 * _ULP
+    past = high > 8 * ULP
     high = jnp.where(past, high + slack * upper, jnp.minimum(high + slack * upper, 0.0))
     return jnp.maximum(low, high)
 
@@ -50,9 +48,9 @@ def clipped_excess(
     touches = (inner > 0) & (jnp.abs(1 - kappa) * rho <= inner)
     square = jnp.where(touches, rho, 0.0) ** 2 / jnp.where(touches, inner, 1.0)
     # On the border both formulas agree, so that a wrong decision changes little.
-    aside = square * (1 + 16 * _ULP) / (1 + jnp.sqrt(1 + square))
+    aside = square * (1 + 16 * ULP) / (1 + jnp.sqrt(1 + square))
     along = jnp.maximum(step_size * weak, step_size * upper - 2)
-    along = along + 4 * _ULP * step_size * (weak + upper)
+    along = along + 4 * ULP * step_size * (weak + upper)
     bound = jnp.where(touches, jnp.maximum(aside, along), along)
     return jnp.where(jnp.isfinite(rho), bound, jnp.inf)
 
@@ -65,16 +63,16 @@ def _valid(*args: jax.Array) -> jax.Array:
 
 
 @float64("up")
-def _step(step_size, smoothness, weak, strong):
+def _step64(step_size, smoothness, weak, strong):
     above = excess(step_size, strong - weak, smoothness, strong + weak)
-    c = jnp.maximum((1 + above) * (1 + 2 * _ULP), 0.0)
+    c = jnp.maximum((1 + above) * (1 + 2 * ULP), 0.0)
     valid = _valid(step_size, smoothness, weak, strong) & (strong <= smoothness)
     return jnp.where(valid & jnp.isfinite(step_size * smoothness), c, jnp.inf)
 
 
 @float64("up")
-def _clipped_step(step_size, weak, smoothness):
-    c = (1 + clipped_excess(step_size, weak, smoothness)) * (1 + 2 * _ULP)
+def _clipped_step64(step_size, weak, smoothness):
+    c = (1 + clipped_excess(step_size, weak, smoothness)) * (1 + 2 * ULP)
     return jnp.where(_valid(step_size, weak, smoothness), c, jnp.inf)
 
 
@@ -130,7 +128,7 @@ def step_lipschitz(
     """
     _validate.positive("step_size", step_size)
     check_curvature(smoothness, weak_convexity, strong_convexity)
-    return _step(step_size, smoothness, weak_convexity, strong_convexity)
+    return _step64(step_size, smoothness, weak_convexity, strong_convexity)
 
 
 def clipped_step_lipschitz(
@@ -168,4 +166,4 @@ def clipped_step_lipschitz(
     """
     _validate.positive("step_size", step_size)
     check_curvature(smoothness, weak_convexity, 0.0)
-    return _clipped_step(step_size, weak_convexity, smoothness)
+    return _clipped_step64(step_size, weak_convexity, smoothness)

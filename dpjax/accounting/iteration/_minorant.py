@@ -22,10 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._float64 import TINY
+from dpjax._float64 import TINY, ULP
 
-_ULP = np.finfo(np.float64).eps
-_HUGE = 1e120  # of a diameter, in units of the largest shift
+# A diameter in units of the largest shift is at most that, or there is none, and at
+# least its inverse: the square of a sum of both neither overflows nor underflows.
+HUGE = 1e120
 _NONE = -(2**29)  # the exponent of nothing, below every other
 _MANY = 4096  # nodes beyond which a few levels get searches of their own width
 _GRID = 65535  # restarts that are compared at most, and one step before them all
@@ -231,7 +232,7 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     reach = jnp.max(
         jnp.where(counts, jnp.maximum(jnp.abs(fixed[0]), jnp.abs(top)), 0.0)
     )
-    error = _ULP * (128 + 2 * steps + 64 * reach)
+    error = ULP * (128 + 2 * steps + 64 * reach)
     return jnp.where(lost, jnp.inf, jnp.sum(each)), error
 
 
@@ -314,7 +315,7 @@ def schedule_mu(
         stddev / noise,
         diameter / shift,
     )
-    diameter = jnp.where(diameter < _HUGE, jnp.maximum(diameter, 1 / _HUGE), jnp.inf)
+    diameter = jnp.where(diameter < HUGE, jnp.maximum(diameter, 1 / HUGE), jnp.inf)
     if bounded:
         finite = jnp.isfinite(diameter)
         start = jnp.where(finite, diameter, 1.0)
@@ -326,7 +327,7 @@ def schedule_mu(
     square, error = _energy(lipschitz, sensitivity, stddev)
     bound = square * (1 + error)
     regular = (bound > 0) & (bound < jnp.inf)
-    mu = jnp.sqrt(jnp.where(regular, bound, 1.0)) * (1 + 4 * _ULP)
+    mu = jnp.sqrt(jnp.where(regular, bound, 1.0)) * (1 + 4 * ULP)
     mu = jnp.where(regular, mu, jnp.where(bound == 0, 0.0, jnp.inf))  # NaN is inf
-    mu = mu * (shift / noise) * (1 + 2 * _ULP)
+    mu = mu * (shift / noise) * (1 + 2 * ULP)
     return jnp.where(some, jnp.maximum(mu, TINY), 0.0)

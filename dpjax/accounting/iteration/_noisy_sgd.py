@@ -22,14 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import broadcast_batch, float64
+from dpjax._float64 import ULP, broadcast_batch, float64
 from dpjax.accounting import pld
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._periodic import geometric
 from dpjax.accounting.iteration._setting import Bounds, Setting
 from dpjax.adjacency import Adjacency
 
-_ULP = np.finfo(np.float64).eps
 _AROUND = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # numbers of steps, relatively
 _SPLITS = 1 + np.logspace(-3, 1, 200)  # candidates for β
 _STATIC = ("output", "bound", "steps", "keeps", "bounded", "factor", "convex")
@@ -96,7 +95,7 @@ def _scalars(core):
 def _number(n, beta, rate, *arrays, output, bound, steps, keeps, factor, **_):
     """The output of that name of one bound, for n steps and the split β."""
     step = _setting.step(arrays, keeps=keeps, factor=factor)
-    margin = 1 + 64 * _ULP
+    margin = 1 + 64 * ULP
     if output == "n":
         return _best_n(bound, jax.lax.stop_gradient(step), rate, steps)
     if output == "beta":

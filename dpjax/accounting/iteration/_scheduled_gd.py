@@ -7,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import ULP, float64
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._minorant import schedule_mu
 from dpjax.accounting.iteration._setting import Setting
-
-_ULP = np.finfo(np.float64).eps
 
 
 @float64("up", static=("period", "keeps", "bounded", "factor"), vectors=tuple(range(9)))
@@ -28,15 +26,15 @@ def _scheduled_mu(*arrays, period: int, keeps: bool, bounded: bool, factor: floa
     largest = jax.lax.stop_gradient(jnp.max(steps.shift))
     largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
     unit, shift = (jnp.where(known, x, 1.0) for x in (unit, shift))
-    c = jnp.where(known, jnp.exp(steps.log_lipschitz) * (1 + 4 * _ULP), 1.0)
+    c = jnp.where(known, jnp.exp(steps.log_lipschitz) * (1 + 4 * ULP), 1.0)
 
     def one(offset: jax.Array) -> jax.Array:
         used = place == offset
         square = jnp.sum(jnp.where(used, jnp.square(steps.shift / largest), 0.0))
         some = square > 0  # the square root has no derivative at 0
         composed = largest * jnp.sqrt(jnp.where(some, square, 1.0))
-        composed = jnp.where(some, composed * (1 + (8 + unit.shape[0]) * _ULP), 0.0)
-        moved = jnp.where(used, shift, 0.0) * (1 + 8 * _ULP)
+        composed = jnp.where(some, composed * (1 + (8 + unit.shape[0]) * ULP), 0.0)
+        moved = jnp.where(used, shift, 0.0) * (1 + 8 * ULP)
         mu = schedule_mu(c, moved, unit, diameter, bounded=bounded)
         return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
 

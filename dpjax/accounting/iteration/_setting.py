@@ -7,15 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import TINY
+from dpjax._float64 import TINY, ULP
 from dpjax.accounting.iteration._lipschitz import (
     check_curvature,
     clipped_excess,
     excess,
 )
 from dpjax.adjacency import Adjacency
-
-_ULP = np.finfo(np.float64).eps
 
 
 class Setting(TypedDict):
@@ -129,7 +127,7 @@ def _check_step_size(step_size: Any, smoothness: Any, regularization: Any) -> No
     if eta is None or M is None or added is None:
         return
     upper = np.where(np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + added), 0)
-    if np.any(upper > 2 * (1 + 4 * _ULP)):
+    if np.any(upper > 2 * (1 + 4 * ULP)):
         _fail(
             "step_size",
             "at most 2 / (smoothness + regularization), beyond which a step on a "
@@ -232,12 +230,12 @@ def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
     )
     if keeps:
         above = excess(eta, strong + added - weak, M + added, strong + added + weak)
-        log_c = jnp.log1p(jnp.maximum(above, -1 + _ULP))
+        log_c = jnp.log1p(jnp.maximum(above, -1 + ULP))
     else:
         pull = 1 - eta * added
         log_c = jnp.log1p(clipped_excess(eta / pull, weak, M)) + jnp.log1p(-eta * added)
-        log_c = log_c + 8 * _ULP * eta * (added + weak + M)
-    log_c = log_c + 4 * _ULP * jnp.abs(log_c)
+        log_c = log_c + 8 * ULP * eta * (added + weak + M)
+    log_c = log_c + 4 * ULP * jnp.abs(log_c)
     unit = noise * norm * eta / batch
     bounded = bounded & (unit > 0) & (unit < jnp.inf)
     diameter = jnp.where(bounded, diameter, 1.0) / jnp.where(bounded, unit, 1.0)

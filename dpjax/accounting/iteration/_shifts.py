@@ -9,22 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import broadcast_batch, float64
+from dpjax._float64 import float64
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._minorant import schedule_mu
 
 
-@float64("up", static=("bounded",), vectors=(0, 1, 2))
-def _schedule_mu(lipschitz, sensitivity, stddev, diameter, *, bounded: bool):
-    def one(c, s, tau, diameter):
-        valid = jnp.all((c >= 0) & (c < jnp.inf) & (s >= 0) & (s < jnp.inf))
-        valid = valid & jnp.all((tau >= 0) & (tau < jnp.inf)) & (diameter > 0)
-        c, s, tau = (jnp.where(valid, x, 1.0) for x in (c, s, tau))
-        mu = schedule_mu(c, s, tau, diameter, bounded=bounded)
-        return jnp.where(valid, mu, jnp.inf)
-
-    args = broadcast_batch((lipschitz, sensitivity, stddev, diameter), (0, 1, 2))
-    return jnp.vectorize(one, signature="(t),(t),(t),()->()")(*args)
+@float64("up", static=("bounded",), vectors=(0, 1, 2), elementwise=True)
+def _schedule_mu64(
+    c: jax.Array, s: jax.Array, tau: jax.Array, diameter: jax.Array, *, bounded: bool
+) -> jax.Array:
+    valid = jnp.all((c >= 0) & (c < jnp.inf) & (s >= 0) & (s < jnp.inf))
+    valid = valid & jnp.all((tau >= 0) & (tau < jnp.inf)) & (diameter > 0)
+    c, s, tau = (jnp.where(valid, x, 1.0) for x in (c, s, tau))
+    mu = schedule_mu(c, s, tau, diameter, bounded=bounded)
+    return jnp.where(valid, mu, jnp.inf)
 
 
 def optimal_shift_mu(
@@ -94,4 +92,4 @@ def optimal_shift_mu(
         )
 
     vectors = (full(value) for value in given.values())
-    return _schedule_mu(*vectors, diameter, bounded=bounded)
+    return _schedule_mu64(*vectors, diameter, bounded=bounded)

@@ -4,15 +4,12 @@ from typing import Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import ULP, float64
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._periodic import geometric
 from dpjax.accounting.iteration._setting import Setting
-
-_ULP = np.finfo(np.float64).eps
 
 
 @float64("up", static=("keeps", "bounded", "factor", "convex"))
@@ -25,8 +22,8 @@ def _sensitivity(count, *arrays, keeps: bool, bounded: bool, factor: float, **_)
         # Sums of powers of c <= 1 as they are, and of c > 1 from their largest.
         rising = jnp.exp((count - 1) * up) * geometric(-up, count)
         total = jnp.where(y <= 0, geometric(down, count), rising)
-        total = total * (1 + 64 * _ULP) + 8 * _ULP * count * jnp.abs(y) * total
-        distance = factor * eta * norm / examples * total * (1 + 8 * _ULP)
+        total = total * (1 + 64 * ULP) + 8 * ULP * count * jnp.abs(y) * total
+        distance = factor * eta * norm / examples * total * (1 + 8 * ULP)
         diameter = jnp.where(step.bounded, arrays[8], jnp.inf)
         distance = jnp.where(step.known, distance, jnp.inf)
         return jnp.where(step.valid, jnp.minimum(distance, diameter), jnp.inf)
