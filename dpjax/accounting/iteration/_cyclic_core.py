@@ -1,5 +1,11 @@
-"""Bounds on the last iterate of noisy descent on cyclic batches, however many."""
+"""Bounds on the last iterate of noisy descent on cyclic batches, however many.
 
+Each is a function of its own: of the run's numbers and of an example's *tail*, the
+steps from its last use to the end. The last batch of an epoch has the shortest, one
+step, and is the worst place: nothing after it hides the use.
+"""
+
+from collections.abc import Callable
 from typing import Literal, Unpack
 
 import jax
@@ -10,19 +16,12 @@ from dpjax import _validate
 from dpjax._float64 import TINY, ULP, float64
 from dpjax.accounting.iteration import _periodic, _setting
 from dpjax.accounting.iteration._minorant import HUGE
-from dpjax.accounting.iteration._setting import Setting
+from dpjax.accounting.iteration._periodic import Cycle
+from dpjax.accounting.iteration._setting import Assumed, Numbers, Setting
 
 Order = Literal["fixed", "reshuffled"]
-_STATIC = (
-    "bound",
-    "period",
-    "epochs",
-    "reshuffled",
-    "keeps",
-    "bounded",
-    "factor",
-    "convex",
-)
+WORST_TAIL = 1.0
+_Bound = Callable[[_setting.Step, jax.Array, Cycle, Assumed], jax.Array]
 
 
 def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:
@@ -35,80 +34,93 @@ def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:
     return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
 
 
-def _one(
-    tail: jax.Array,
-    *arrays: jax.Array,
-    bound: str,
-    period: int,
-    epochs: int,
-    reshuffled: bool,
-    keeps: bool,
-    bounded: bool,
-    factor: float,
-    convex: bool,
+def _slack(cycle: Cycle) -> float:
+    """Sums over an epoch and over epochs, each with as many roundings as terms."""
+    return 1 + (cycle.period + cycle.epochs) * ULP
+
+
+def _composition(
+    step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
 ) -> jax.Array:
-    """One bound, or the best, for an example with `tail` steps from its last use on."""
-    step = _setting.step(arrays, keeps=keeps, factor=factor)
-    y, r = step.log_lipschitz, step.shift
-    one = jnp.ones_like(r)  # the bounds are homogeneous in shift and diameter
-    place = jnp.clip(tail, 1, period).astype(jnp.int32)
-    slack = 1 + (period + epochs) * ULP
-    shape = {
-        "period": period,
-        "epochs": epochs,
-        "reshuffled": reshuffled,
-        "convex": convex,
-    }
-
-    def composition() -> jax.Array:
-        return r * np.sqrt(epochs) * (1 + 4 * ULP)
-
-    def contraction() -> jax.Array:
-        square = slack * _periodic.contraction(y, one, place, **shape)
-        return jnp.where(step.known, _finish(square, r), jnp.inf)
-
-    def diameter() -> jax.Array:
-        if not bounded:
-            return jnp.full_like(r, jnp.inf)
-        # Squares of it neither overflow nor underflow. A larger diameter is valid.
-        start = step.diameter / jnp.where(r > 0, r, 1.0)
-        near = step.bounded & (start < HUGE)
-        start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
-        square = slack * _periodic.restarted(y, one, start, place, **shape)
-        return jnp.where(near, _finish(square, r), jnp.inf)
-
-    bounds = {
-        "composition": composition,
-        "contraction": contraction,
-        "diameter": diameter,
-    }
-    if bound == "best":
-        # Contraction is composition at its worst, so that a tie has its derivatives.
-        least = contraction()
-        least = jnp.where(least < jnp.inf, least, composition())
-        least = jnp.minimum(least, diameter())
-    else:
-        least = bounds[bound]()
-    return jnp.where(step.valid, least, jnp.inf)
+    return step.shift * np.sqrt(cycle.epochs) * (1 + 4 * ULP)
 
 
-@float64("up", static=_STATIC)
-def mu(*arrays: jax.Array, **static) -> jax.Array:
-    core = jnp.vectorize(lambda *scalars: _one(*scalars, **static))
-    return core(*arrays)
+def _contraction(
+    step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
+) -> jax.Array:
+    # The bounds are homogeneous in shift and diameter.
+    one, place = jnp.ones_like(step.shift), _place(tail, cycle)
+    square = _periodic.contraction(step.log_lipschitz, one, place, cycle)
+    mu = _finish(_slack(cycle) * square, step.shift)
+    return jnp.where(step.known, mu, jnp.inf)
 
 
-@float64("up", static=_STATIC)
-def rdp(orders: jax.Array, *arrays: jax.Array, **static) -> jax.Array:
-    core = jnp.vectorize(lambda *scalars: _one(*scalars, **static))
-    mu = core(*arrays)
+def _diameter(
+    step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
+) -> jax.Array:
+    if not assumed.bounded:
+        return jnp.full_like(step.shift, jnp.inf)
+    one, place = jnp.ones_like(step.shift), _place(tail, cycle)
+    # Squares of it neither overflow nor underflow. A larger diameter is valid.
+    start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
+    near = step.bounded & (start < HUGE)
+    start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
+    square = _periodic.restarted(step.log_lipschitz, one, start, place, cycle)
+    mu = _finish(_slack(cycle) * square, step.shift)
+    return jnp.where(near, mu, jnp.inf)
+
+
+def _best(
+    step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
+) -> jax.Array:
+    # Contraction is composition at its worst, so that a tie has its derivatives.
+    contracted = _contraction(step, tail, cycle, assumed)
+    composed = _composition(step, tail, cycle, assumed)
+    least = jnp.where(contracted < jnp.inf, contracted, composed)
+    return jnp.minimum(least, _diameter(step, tail, cycle, assumed))
+
+
+def _place(tail: jax.Array, cycle: Cycle) -> jax.Array:
+    return jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
+
+
+def _lifted(bound: _Bound) -> Callable[..., jax.Array]:
+    """A bound for any caller: of tails and numbers, given cycle and assumed."""
+
+    def core(
+        tail: jax.Array, numbers: Numbers, *, cycle: Cycle, assumed: Assumed
+    ) -> jax.Array:
+        step = _setting.step(numbers, assumed)
+        return jnp.where(step.valid, bound(step, tail, cycle, assumed), jnp.inf)
+
+    return float64("up", static=("cycle", "assumed"), elementwise=True)(core)
+
+
+composition64 = _lifted(_composition)
+contraction64 = _lifted(_contraction)
+diameter64 = _lifted(_diameter)
+best64 = _lifted(_best)
+
+
+@float64("up", static=("cycle", "assumed"), elementwise=True)
+def best_rdp64(
+    orders: jax.Array,
+    tail: jax.Array,
+    numbers: Numbers,
+    *,
+    cycle: Cycle,
+    assumed: Assumed,
+) -> jax.Array:
+    """What the best bound says of the Rényi divergence: a μ²/2."""
+    step = _setting.step(numbers, assumed)
+    mu = jnp.where(step.valid, _best(step, tail, cycle, assumed), jnp.inf)
     finite = mu < jnp.inf
     value = orders * jnp.square(jnp.where(finite, mu, 1.0)) / 2 * (1 + 4 * ULP)
     value = jnp.where(mu > 0, jnp.maximum(value, TINY), 0.0)
     return jnp.where((orders > 0) & finite, value, jnp.inf)
 
 
-def arguments(
+def check(
     noise_multiplier: jax.typing.ArrayLike,
     *,
     num_epochs: int,
@@ -116,12 +128,12 @@ def arguments(
     batch_size: jax.typing.ArrayLike,
     order: Order,
     **setting: Unpack[Setting],
-) -> tuple[tuple, dict]:
-    """What the cores take: their arrays but for the first, and what is static."""
+) -> tuple[Numbers, Cycle, Assumed]:
+    """What the bounds take, or a ValueError that says what is wrong."""
     epochs = _validate.static_int("num_epochs", num_epochs, minimum=1)
     period = _validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     _validate.positive("batch_size", batch_size)
     _validate.one_of("order", order, ("fixed", "reshuffled"))
-    arrays, static = _setting.check(noise_multiplier, batch_size, **setting)
-    shape = {"period": period, "epochs": epochs, "reshuffled": order == "reshuffled"}
-    return arrays, static | shape
+    numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
+    cycle = Cycle(epochs, period, order == "reshuffled", assumed.convex)
+    return numbers, cycle, assumed

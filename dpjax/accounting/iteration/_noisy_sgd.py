@@ -15,37 +15,43 @@ Every n and every split with 1/α² + 1/β² = 1 gives a valid bound. A Gaussian
 approximation picks the splits. The reported ε never rests on it.
 """
 
-from typing import Unpack
+from collections.abc import Callable
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import ULP, broadcast_batch, float64
+from dpjax._float64 import ULP, float64
 from dpjax.accounting import pld
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._periodic import geometric
-from dpjax.accounting.iteration._setting import Bounds, Setting
+from dpjax.accounting.iteration._setting import Assumed, Bounds, Numbers, Setting, Step
 from dpjax.adjacency import Adjacency
 
 _AROUND = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # numbers of steps, relatively
 _SPLITS = 1 + np.logspace(-3, 1, 200)  # candidates for β
-_STATIC = ("output", "bound", "steps", "keeps", "bounded", "factor", "convex")
+_MARGIN = 1 + 64 * ULP
 
 
-def _left(y: jax.Array, shift: jax.Array, start: jax.Array, n: jax.Array, steps: int):
-    """What the Gaussian has to cover, over α, of both bounds, for n steps."""
+def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
+    """Over α, what the uses before the last n steps leave for the Gaussian to cover."""
+    y, before = step.log_lipschitz, steps - 1 - jnp.minimum(n, steps - 1)
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
-    before = steps - 1 - jnp.minimum(n, steps - 1)
     # Sums of powers of c <= 1 as they are, and of c > 1 from their largest.
     falling = jnp.exp((n + 1) * down) * geometric(down, before)
     rising = jnp.exp((steps - 1) * up) * geometric(-up, before)
-    later = 2 * shift * jnp.where(y <= 0, falling, rising)
-    count = jnp.maximum(n, 1.0)
+    return 2 * step.shift * jnp.where(y <= 0, falling, rising)
+
+
+def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
+    """Over α, what a distance n steps before the end leaves."""
+    y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
+    down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
     falling = jnp.exp(n * down) / jnp.sqrt(geometric(2 * down, count))
     rising = jnp.exp(up) / jnp.sqrt(geometric(-2 * up, count))
-    return later, start * jnp.where(y <= 0, falling, rising)
+    return step.diameter * jnp.where(y <= 0, falling, rising)
 
 
 def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
@@ -56,57 +62,139 @@ def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
     return 2 * rate * rate * jnp.maximum(inside, 0.0)
 
 
-def _cost(bound: str, step: _setting.Step, n, rate, steps: int) -> jax.Array:
-    """μ² in the Gaussian approximation, for all of _SPLITS."""
-    later, distance = _left(step.log_lipschitz, step.shift, step.diameter, n, steps)
-    beta = jnp.asarray(_SPLITS)
+class _Way(NamedTuple):
+    """One of the two bounds.
+
+    Attributes:
+      covered: over α, what the Gaussian has to cover, from a step, n and all steps.
+      uses: about the variance of the subsampled releases, from a step, β, n and rate.
+      applies: whether the bound holds, from a step.
+    """
+
+    covered: Callable[[Step, jax.Array, int], jax.Array]
+    uses: Callable[[Step, jax.Array, jax.Array, jax.Array], jax.Array]
+    applies: Callable[[Step], jax.Array]
+
+
+def _last_split(step: Step, beta: jax.Array, n: jax.Array, rate: jax.Array):
     use = _subsampled_variance(2 * beta * step.shift, rate)
-    if bound == "contraction":
-        covered, uses = later, use + n * _subsampled_variance(2 * step.shift, rate)
-    else:
-        covered, uses = distance, n * use
-    return covered * covered * beta * beta / (beta * beta - 1) + uses
+    return use + n * _subsampled_variance(2 * step.shift, rate)
 
 
-def _best_n(bound: str, step: _setting.Step, rate, steps: int) -> jax.Array:
+def _all_split(step: Step, beta: jax.Array, n: jax.Array, rate: jax.Array):
+    return n * _subsampled_variance(2 * beta * step.shift, rate)
+
+
+_CONTRACTION = _Way(_later_uses, _last_split, lambda step: step.known)
+_DIAMETER = _Way(_distance, _all_split, lambda step: step.bounded)
+
+
+def _cost(way: _Way, step: Step, n: jax.Array, rate: jax.Array, steps: int):
+    """μ² in the Gaussian approximation, for all of _SPLITS."""
+    beta, covered = jnp.asarray(_SPLITS), way.covered(step, n, steps)
+    gaussian = covered * covered * beta * beta / (beta * beta - 1)
+    return gaussian + way.uses(step, beta, n, rate)
+
+
+# The n and β that these two choose need not be the best: every one gives a bound.
+
+
+@float64("up", static=("way", "steps", "assumed"), elementwise=True)
+def _best_n64(
+    rate: jax.Array, numbers: Numbers, *, way: _Way, steps: int, assumed: Assumed
+) -> jax.Array:
+    step = jax.lax.stop_gradient(_setting.step(numbers, assumed))
     n = jnp.asarray(np.unique(np.geomspace(1, steps, 200).astype(int)), jnp.float64)
-    cost = jax.vmap(lambda n: jnp.min(_cost(bound, step, n, rate, steps)))(n)
+    cost = jax.vmap(lambda n: jnp.min(_cost(way, step, n, rate, steps)))(n)
     return jnp.min(jnp.where(cost == jnp.min(cost), n, steps))
 
 
-def _best_split(bound: str, step: _setting.Step, n, rate, steps: int) -> jax.Array:
-    cost = _cost(bound, step, n, rate, steps)
+@float64("up", static=("way", "steps", "assumed"), elementwise=True)
+def _best_split64(
+    n: jax.Array,
+    rate: jax.Array,
+    numbers: Numbers,
+    *,
+    way: _Way,
+    steps: int,
+    assumed: Assumed,
+) -> jax.Array:
+    step = jax.lax.stop_gradient(_setting.step(numbers, assumed))
+    cost = _cost(way, step, n, rate, steps)
     return jnp.min(jnp.where(cost == jnp.min(cost), jnp.asarray(_SPLITS), _SPLITS[-1]))
 
 
-def _scalars(core):
-    """The core on batches, element by element."""
-
-    def vectorized(*args, **static):
-        args = broadcast_batch(args, ())
-        return jnp.vectorize(lambda *scalars: core(*scalars, **static))(*args)
-
-    vectorized.__name__ = core.__name__
-    return vectorized
+@float64("up", static=("assumed",), elementwise=True)
+def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Array:
+    """β times how far one use moves a step, in units of its noise."""
+    step = _setting.step(numbers, assumed)
+    return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
 
 
-@float64("up", static=_STATIC)
-@_scalars
-def _number(n, beta, rate, *arrays, output, bound, steps, keeps, factor, **_):
-    """The output of that name of one bound, for n steps and the split β."""
-    step = _setting.step(arrays, keeps=keeps, factor=factor)
-    margin = 1 + 64 * ULP
-    if output == "n":
-        return _best_n(bound, jax.lax.stop_gradient(step), rate, steps)
-    if output == "beta":
-        return _best_split(bound, jax.lax.stop_gradient(step), n, rate, steps)
-    if output == "shift":  # β times that of one use
-        return jnp.where(step.valid, beta * step.shift * margin, jnp.inf)
-    later, distance = _left(step.log_lipschitz, step.shift, step.diameter, n, steps)
-    covered = later if bound == "contraction" else distance
-    applies = step.known if bound == "contraction" else step.bounded
-    alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))
-    return jnp.where(step.valid & applies, covered * alpha * margin, jnp.inf)
+@float64("up", static=("way", "steps", "assumed"), elementwise=True)
+def _covered64(
+    n: jax.Array,
+    beta: jax.Array,
+    numbers: Numbers,
+    *,
+    way: _Way,
+    steps: int,
+    assumed: Assumed,
+) -> jax.Array:
+    """The μ of the Gaussian that covers what is left, for n steps and the split β."""
+    step = _setting.step(numbers, assumed)
+    alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1
+    mu = way.covered(step, n, steps) * alpha * _MARGIN
+    return jnp.where(step.valid & way.applies(step), mu, jnp.inf)
+
+
+class _Run(NamedTuple):
+    """What a bound is asked for."""
+
+    numbers: Numbers
+    assumed: Assumed
+    rate: jax.typing.ArrayLike
+    delta: jax.typing.ArrayLike
+    steps: int
+
+    def candidates(self, way: _Way, most: int) -> tuple[jax.Array, jax.Array]:
+        """Numbers of steps, along a first axis, and their splits."""
+        static = {"way": way, "steps": self.steps, "assumed": self.assumed}
+        axes = max(jnp.ndim(x) for x in (*self.numbers, self.rate, self.delta))
+        around = np.array(_AROUND).reshape(-1, *[1] * axes)
+        best = jax.lax.stop_gradient(_best_n64(self.rate, self.numbers, **static))
+        n = jnp.clip(jnp.floor(best * around), 1, most)
+        split = _best_split64(n, self.rate, self.numbers, **static)
+        return n, jax.lax.stop_gradient(split)
+
+    def release(self, beta: jax.typing.ArrayLike) -> pld.PLD:
+        """A subsampled step of β times the sensitivity."""
+        mu = _shift64(beta, self.numbers, assumed=self.assumed)
+        return pld.subsampled_gdp(mu, self.rate)
+
+    def gaussian(self, way: _Way, n: jax.Array, beta: jax.Array) -> pld.PLD:
+        """What covers the rest."""
+        static = {"way": way, "steps": self.steps, "assumed": self.assumed}
+        return pld.gaussian(_covered64(n, beta, self.numbers, **static))
+
+
+def _composition(run: _Run) -> jax.Array:
+    return pld.epsilon(pld.compose(run.release(1.0), run.steps), run.delta)
+
+
+def _contraction(run: _Run) -> jax.Array:
+    n, beta = run.candidates(_CONTRACTION, run.steps - 1)
+    before, last = pld.compose(run.release(2.0), n), run.release(2 * beta)
+    rest = run.gaussian(_CONTRACTION, n, beta)
+    all_of_it = pld.convolve(rest, pld.convolve(last, before))
+    return jnp.min(pld.epsilon(all_of_it, run.delta), axis=0)
+
+
+def _diameter(run: _Run) -> jax.Array:
+    n, beta = run.candidates(_DIAMETER, run.steps)
+    rest = run.gaussian(_DIAMETER, n, beta)
+    all_of_it = pld.convolve(rest, pld.compose(run.release(2 * beta), n))
+    return jnp.min(pld.epsilon(all_of_it, run.delta), axis=0)
 
 
 def noisy_sgd_bounds(
@@ -140,53 +228,20 @@ def noisy_sgd_bounds(
         raise ValueError(
             f"batch_size must be at most num_examples; got {batch_size!r}."
         )
-    arrays, static = _setting.check(noise_multiplier, batch_size, **setting)
+    numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
     if setting["adjacency"] is not Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be REPLACE for random batches of fixed size; "
             f"got {setting['adjacency']!r}."
         )
-    static = static | {"steps": steps}
-    rate = batch_size / num_examples
-
-    batch = max(jnp.ndim(x) for x in (*arrays, rate, delta))
-    around = np.array(_AROUND).reshape(-1, *[1] * batch)
-
-    def number(output: str, bound: str, n, beta) -> jax.Array:
-        return _number(n, beta, rate, *arrays, output=output, bound=bound, **static)
-
-    def shift(beta) -> jax.Array:
-        return number("shift", "", 1.0, beta)
-
-    # Numbers of steps, along a first axis, and their splits.
-    def candidates(bound: str, most: int) -> tuple[jax.Array, jax.Array]:
-        best = jax.lax.stop_gradient(number("n", bound, 1.0, 1.0))
-        n = jnp.clip(jnp.floor(best * around), 1, most)
-        return n, jax.lax.stop_gradient(number("beta", bound, n, 1.0))
-
-    def composition() -> jax.Array:
-        one = pld.subsampled_gdp(shift(1.0), rate)
-        return pld.epsilon(pld.compose(one, steps), delta)
-
-    def contraction() -> jax.Array:
-        n, beta = candidates("contraction", steps - 1)
-        before = pld.compose(pld.subsampled_gdp(shift(2.0), rate), n)
-        last = pld.subsampled_gdp(shift(2 * beta), rate)
-        rest = pld.gaussian(number("covered", "contraction", n, beta))
-        all_of_it = pld.convolve(rest, pld.convolve(last, before))
-        return jnp.min(pld.epsilon(all_of_it, delta), axis=0)
-
-    def diameter() -> jax.Array:
-        n, beta = candidates("diameter", steps)
-        each = pld.subsampled_gdp(shift(2 * beta), rate)
-        rest = pld.gaussian(number("covered", "diameter", n, beta))
-        all_of_it = pld.convolve(rest, pld.compose(each, n))
-        return jnp.min(pld.epsilon(all_of_it, delta), axis=0)
-
-    composed = composition()
+    run = _Run(numbers, assumed, batch_size / num_examples, delta, steps)
+    composed = _composition(run)
     never = jnp.full_like(composed, jnp.inf)
-    contracted = contraction() if steps > 1 else never
-    return Bounds(composed, contracted, diameter() if static["bounded"] else never)
+    return Bounds(
+        composition=composed,
+        contraction=_contraction(run) if steps > 1 else never,
+        diameter=_diameter(run) if assumed.bounded else never,
+    )
 
 
 def noisy_sgd_epsilon(

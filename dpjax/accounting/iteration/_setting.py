@@ -83,11 +83,41 @@ class Bounds(NamedTuple):
         return self._fields[values.index(min(values))]
 
 
-class Checked(NamedTuple):
-    """A setting as the cores take it: arrays, and what is static."""
+class Numbers(NamedTuple):
+    """A run's numbers as the cores take them; those of `Setting` under its names."""
 
-    arrays: tuple[Any, ...]
-    static: dict[str, Any]
+    noise_multiplier: Any
+    batch_size: Any
+    step_size: Any
+    gradient_norm: Any
+    smoothness: Any
+    weak_convexity: Any
+    strong_convexity: Any
+    regularization: Any
+    diameter: Any
+
+
+class Assumed(NamedTuple):
+    """What is static in a setting.
+
+    Attributes:
+      keeps: whether gradients keep their direction when clipped, or are not clipped.
+      bounded: whether there can be a finite diameter.
+      factor: by how many gradient norms one example moves a sum.
+      convex: whether losses are known to be convex.
+    """
+
+    keeps: bool
+    bounded: bool
+    factor: float
+    convex: bool
+
+
+class Checked(NamedTuple):
+    """A setting as the cores take it."""
+
+    numbers: Numbers
+    assumed: Assumed
 
 
 class Step(NamedTuple):
@@ -190,35 +220,38 @@ def check(
     _check_step_size(step_size, smoothness, regularization)
     if not keeps:
         _check_pull(step_size, regularization)
-    arrays = (
-        noise_multiplier,
-        batch_size,
-        step_size,
-        gradient_norm,
-        smoothness,
-        weak_convexity,
-        strong_convexity,
-        regularization,
-        diameter,
+    numbers = Numbers(
+        noise_multiplier=noise_multiplier,
+        batch_size=batch_size,
+        step_size=step_size,
+        gradient_norm=gradient_norm,
+        smoothness=smoothness,
+        weak_convexity=weak_convexity,
+        strong_convexity=strong_convexity,
+        regularization=regularization,
+        diameter=diameter,
     )
     weak = _validate.concrete(weak_convexity)
-    static = {
-        "keeps": keeps,
-        "bounded": bounded,
-        "factor": adjacency.sensitivity_factor,
-        "convex": keeps and weak is not None and not np.any(weak > 0),
-    }
-    return Checked(arrays, static)
+    assumed = Assumed(
+        keeps=keeps,
+        bounded=bounded,
+        factor=adjacency.sensitivity_factor,
+        convex=keeps and weak is not None and not np.any(weak > 0),
+    )
+    return Checked(numbers, assumed)
 
 
-def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
+def step(numbers: Numbers, assumed: Assumed) -> Step:
     """A step in units of its own noise, from scalars; an invalid one costs inf."""
-    noise, batch, eta, norm, M, weak, strong, added, diameter = arrays
+    noise, batch = numbers.noise_multiplier, numbers.batch_size
+    eta, norm, M = numbers.step_size, numbers.gradient_norm, numbers.smoothness
+    weak, strong = numbers.weak_convexity, numbers.strong_convexity
+    added, diameter = numbers.regularization, numbers.diameter
     valid = (noise > 0) & (batch > 0) & (eta > 0) & (eta < jnp.inf) & (norm > 0)
     valid = valid & (batch < jnp.inf) & (norm < jnp.inf)
     valid = valid & (M >= 0) & (weak >= 0) & (strong >= 0) & (added >= 0)
     valid = valid & (diameter > 0) & (strong <= M)
-    if not keeps:
+    if not assumed.keeps:
         valid = valid & (eta * added < 1)
     known = valid & (jnp.inf > M)
     bounded = known & (diameter < jnp.inf)
@@ -228,7 +261,7 @@ def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
     M, weak, strong, added = (
         jnp.where(known, x, 0.0) for x in (M, weak, strong, added)
     )
-    if keeps:
+    if assumed.keeps:
         above = excess(eta, strong + added - weak, M + added, strong + added + weak)
         log_c = jnp.log1p(jnp.maximum(above, -1 + ULP))
     else:
@@ -239,5 +272,5 @@ def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
     unit = noise * norm * eta / batch
     bounded = bounded & (unit > 0) & (unit < jnp.inf)
     diameter = jnp.where(bounded, diameter, 1.0) / jnp.where(bounded, unit, 1.0)
-    shift = jnp.maximum(factor / noise, jnp.where(noise < jnp.inf, TINY, 0.0))
+    shift = jnp.maximum(assumed.factor / noise, jnp.where(noise < jnp.inf, TINY, 0.0))
     return Step(log_c, known, shift, diameter, bounded, valid)
