@@ -2,9 +2,11 @@
 
 from dpjax import _former
 from dpjax import accounting as accounting
+from dpjax import reduced_momentum as reduced_momentum
 from dpjax import sampling as sampling
 from dpjax import solvers as solvers
 from dpjax import tree as tree
+from dpjax import windows as windows
 from dpjax._explain import explain as explain
 from dpjax._keys import random_key as random_key
 from dpjax.adjacency import Adjacency as Adjacency

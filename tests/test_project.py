@@ -1,13 +1,63 @@
 """What holds of the project as a whole."""
 
 import ast
+import importlib
 import pathlib
 import tomllib
+import types
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted((ROOT / "dpjax").rglob("*.py"))
+# What every release had, a module a line. A name that goes is taken from here.
+PUBLIC = (ROOT / "tests/public_names.txt").read_text().splitlines()
+# The files of bookkeeping are steps of one engine, which its map lists.
+OLDER_THAN_THE_RULE = ("dpjax.bookkeeping", "dpjax.solvers")
+
+
+def dotted(path):
+    """The module's name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = sorted({dotted(path) for path in MODULES} - {"dpjax"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_has_no_underscore_is_on_the_face_of_its_folder(name):
+    """Either the module itself or something out of it."""
+    folder, _, own = name.rpartition(".")
+    if "._" in name or folder == "dpjax.bookkeeping" or name == "dpjax.bookkeeping":
+        return
+    face = ROOT / folder.replace(".", "/") / "__init__.py"
+    exported = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(face.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    assert any(e == name or e.startswith(f"{name}.") for e in exported), own
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_function_shadows_its_module(name):
+    folder, _, own = name.rpartition(".")
+    if folder in OLDER_THAN_THE_RULE:
+        return
+    importlib.import_module(name)
+    assert isinstance(
+        getattr(importlib.import_module(folder), own, None), types.ModuleType
+    )
+
+
+@pytest.mark.parametrize("line", PUBLIC, ids=lambda line: line.split(":")[0])
+def test_every_public_name_still_imports(line):
+    name, _, members = line.partition(": ")
+    module = importlib.import_module(name)
+    assert [m for m in members.split() if not hasattr(module, m)] == []
 
 
 def imports(path):
