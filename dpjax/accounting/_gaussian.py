@@ -27,7 +27,8 @@ LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 
 def mills(a: jax.Array, mu: jax.typing.ArrayLike | None = None) -> jax.Array:
     """R(a), or (R(a) − R(a + μ)) / μ given μ, for a >= −1, f[*b]: one quadrature."""
-    # The integrand has fallen to e^{-40} at the upper end of the interval.
+    # R(a) = ∫ e^{−at−t²/2} dt by Gauss's rule. The integrand is entire, and has fallen
+    # to e^{−40} at the upper end of the interval.
     a = jnp.expand_dims(a, -1)
     length = 80.0 / (a + jnp.sqrt(a * a + 80.0))
     before = tuple(range(a.ndim - 1))
@@ -64,6 +65,9 @@ def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
     """Log δ(ε) for 0 < μ < ∞ and finite ε >= 0, with its rounding error added."""
+    # Balle and Wang (2018), Theorem 8, https://arxiv.org/abs/1805.06530:
+    # δ(ε) = Φ(−a) − e^ε Φ(−b), which is φ(a) (R(a) − R(b)) where a is in the tail and
+    # Φ(−a) − φ(a) R(b) where it is not.
     a, b = _ends(mu, epsilon)
     in_tail = a >= -1.0
     a_tail = jnp.maximum(a, -1.0)
@@ -180,6 +184,8 @@ def tradeoff(mu: jax.Array, alpha: jax.Array) -> jax.Array:
     """G_μ(α) from below, for any numbers."""
     inside = (alpha > 0) & (alpha < 1) & (mu >= 0)
     z = ndtri(jnp.where(inside, alpha, 0.5))
+    # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
+    # G_μ(α) = Φ(Φ⁻¹(1 − α) − μ). An error in what Φ is of counts |z|-fold, in the tail.
     far = -z - mu - 8 * ULP * (jnp.abs(z) + mu)
     beta = ndtr(far) * (1 - ULP * (64 + 4 * jnp.minimum(far * far, 1e6)))
     nothing = (alpha <= 0) & (mu >= 0) & (mu < jnp.inf)

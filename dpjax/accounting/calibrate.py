@@ -78,7 +78,8 @@ def _close(
     Reference: Oliveira and Takahashi (2020), with κ₁ (b − a) = 0.2, κ₂ = 2, n₀ = 1.
     """
     width = jnp.abs(jnp.log(good[0]) - jnp.log(bad[0]))
-    # The widest half bracket that bisection would leave before each step, and one more.
+    # Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, their radius ρ:
+    # the widest half bracket that bisection would leave before each step, and one more.
     radius = tolerance * jnp.exp2(
         jnp.ceil(jnp.log2(jnp.maximum(width / tolerance, 1.0)))
     )

@@ -28,6 +28,9 @@ def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax
     # e^ε may be infinite: α = 0 has nothing of it all the same, and e is enough for α.
     some = alpha > 0
     log_alpha = jnp.log(jnp.where(some, alpha, 1.0))
+    # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501, and Dong,
+    # Roth and Su (2022), Proposition 3, https://arxiv.org/abs/1905.02383: the best of
+    # 1 − δ − e^ε α and e^{−ε} (1 − δ − α).
     exponent = epsilons + log_alpha + 2 * ULP * (4 + epsilons - log_alpha)
     steep = 1 - deltas - jnp.where(some, jnp.exp(jnp.minimum(exponent, 1.0)), 0.0)
     flat = jnp.exp(-epsilons) * (1 - deltas - alpha) * (1 - 4 * ULP)

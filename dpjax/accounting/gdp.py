@@ -22,6 +22,8 @@ _tradeoff64 = float64("down", elementwise=True)(_gaussian.tradeoff)
 def _compose64(mus: jax.Array) -> jax.Array:
     largest = jnp.max(jnp.abs(jax.lax.stop_gradient(mus)), axis=-1, keepdims=True)
     regular = (largest > 0) & (largest < jnp.inf)
+    # Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383:
+    # sqrt(Σ μ²), in units of the largest, so that no square overflows or underflows.
     scaled = jnp.where(regular, mus, 1.0) / jnp.where(regular, largest, 1.0)
     squares = jnp.where(regular[..., 0], jnp.sum(scaled * scaled, axis=-1), 1.0)
     total = largest[..., 0] * jnp.sqrt(squares) * (1 + (4 + mus.shape[-1]) * ULP)

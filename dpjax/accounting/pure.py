@@ -16,6 +16,8 @@ from dpjax._float64 import TINY, ULP, float64
 
 @float64("up")
 def _delta64(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
+    # Kairouz, Oh and Viswanath (2015), Theorem 3.1, https://arxiv.org/abs/1311.0776: of
+    # randomised response, (e^p − e^ε) / (1 + e^p), both divided by e^p.
     gap = jnp.minimum(epsilon - pure, 0.0) - 4 * ULP * pure
     delta = -jnp.expm1(gap) / (1 + jnp.exp(-pure)) * (1 + 8 * ULP)
     delta = jnp.where(epsilon >= pure, 0.0, jnp.maximum(delta, TINY))
@@ -24,6 +26,7 @@ def _delta64(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 @float64("up")
 def _epsilon64(pure: jax.Array, delta: jax.Array) -> jax.Array:
+    # The same solved for ε: ε = p + log(1 − δ (1 + e^{−p})).
     covered = delta * (1 + jnp.exp(-pure)) * (1 - 8 * ULP)
     inside = covered < 1
     saved = jnp.log1p(-jnp.where(inside, covered, 0.0)) * (1 - 8 * ULP)

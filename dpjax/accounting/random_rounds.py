@@ -92,6 +92,8 @@ def _mean_delta(
     """E_R δ_R(ε), from above."""
     _validate.positive("noise_multiplier", noise_multiplier)
     _validate.closed_unit("sampling_rate", sampling_rate)
+    # Zhang, Zheng, Mou and Wang (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
+    # R is drawn first, so that δ(ε) = Σ_R P(R) δ_R(ε).
     step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
     each = pld.delta(pld.compose(step, rounds.largest), epsilon)
     # Rounding of the weights and of a sum of few positive terms, in float32 at worst.

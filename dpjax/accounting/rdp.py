@@ -30,6 +30,7 @@ ORDERS = 1.0 + np.concatenate(
 @float64("up")
 def _compose64(*curves_and_count: jax.Array) -> jax.Array:
     *curves, count = curves_and_count
+    # Mironov (2017), Proposition 1, https://arxiv.org/abs/1702.07476: the sum.
     total = sum(curves) * (1 + len(curves) * ULP)
     is_count = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
     finite = total < jnp.inf  # false for NaN

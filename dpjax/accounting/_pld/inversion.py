@@ -95,6 +95,8 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
     By the addition theorem φ − 1 is one product of matrices, for the differences of
     frequencies within a row and between rows, and products of each with a vector.
     """
+    # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for what
+    # is near zero, so that an atom there costs no digits.
     total = log_sum(losses, rate)
     weight = jnp.exp(losses.log_mass + rate * losses.loss - total)
     units = step * np.array([1.0, SIDE])
@@ -108,6 +110,7 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
     far_real, far_imaginary = (x[:, None] for x in jnp.split(far @ weight, 2))
     real = cc - ss + far_real + near_real[None]
     imaginary = sc + cs + far_imaginary + near_imaginary[None]
+    # log |φ| from |φ|² − 1 where φ is near 1, directly where it is not.
     squared = 2 * real + real * real + imaginary * imaginary  # |φ|² − 1
     long = squared > -0.5
     direct = jnp.maximum((1 + real) ** 2 + imaginary**2, 1e-280)
@@ -129,6 +132,7 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
 
 def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     """ĝ for mechanisms in one direction, each with a count, and a Gaussian variance."""
+    # Logs and angles of all characteristic functions at once, and how far each is off.
     rate, step = tilt.rate, 2 * np.pi / tilt.period
     index = np.arange(float(FREQUENCIES)).reshape(SIDE, SIDE)
     frequency = step * index
@@ -215,6 +219,7 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     """Log of an upper bound on δ(ε), never above what Markov's inequality says."""
     rate, period = wave.tilt.rate, wave.tilt.period
+    # cos and sin of t_j ε by the addition theorem: 2 side values instead of side².
     near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
     far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
     cos = jnp.cos(far) * jnp.cos(near) - jnp.sin(far) * jnp.sin(near)

@@ -89,6 +89,9 @@ def _split(
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
 
+    # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of mass at x in
+    # [a, b], the share (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) goes to the upper end, so
+    # that Q's mass, P's times e^{−x}, stays as well. Here from x − a and b − a.
     inner, whole = climb(mu * width * _NODES), climb(jnp.reshape(mu * width, (1, 1)))
     moves = whole > 0
     up = jnp.expm1(-inner) / jnp.expm1(-jnp.where(moves, whole, 1.0))
@@ -146,6 +149,8 @@ def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     start, stop = _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, start, stop, count=INTERVALS, mirror=False)
     # What is beyond the ends: an infinite loss, or no less than it is.
+    # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the
+    # pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), asked for in both orders.
     above, below, idle_above, idle_below = _beyond(mu, rate, start, stop)
     removed = _log(mass + _at(0, below, 0.0, loss.size))
     last = _at(INTERVALS, _log(idle_above), -jnp.inf, loss.size)
@@ -179,6 +184,8 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     half, (_, stop) = INTERVALS // 2, _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, mu / 2, stop, count=half, mirror=False)
     above, _, idle_above, _ = _beyond(mu, rate, -stop, stop)
+    # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
+    # the mixture's losses x above zero; below, their mirror image, masses times e^{−x}.
     last = _at(half, _log(idle_above), -jnp.inf, loss.size)
     mirrored = jnp.logaddexp(_log(mass) - loss, last)
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))

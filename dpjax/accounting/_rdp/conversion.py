@@ -13,6 +13,7 @@ def _total_variation(rho: jax.Array) -> jax.Array:
     The divergence of every order above 1 is at least that of Kullback and Leibler, and
     the bounds are Pinsker's and Bretagnolle and Huber's.
     """
+    # sqrt(ρ/2) and sqrt(1 − e^{−ρ}).
     some = rho > 0  # the square root has no derivative at 0
     rho = jnp.where(some, rho, 1.0)
     bound = jnp.minimum(np.sqrt(0.5) * jnp.sqrt(rho), jnp.sqrt(-jnp.expm1(-rho)))
@@ -25,6 +26,9 @@ def epsilon64(rho: jax.Array, a: jax.Array, delta: jax.Array) -> jax.Array:
     regular = regular & (delta > 0) & (delta <= 1)
     rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
     delta = jnp.where(regular, delta, 0.5)
+    # Canonne, Kamath and Steinke (2020), Proposition 12,
+    # https://arxiv.org/abs/2004.00010:
+    # ε = ρ + log(1 − 1/a) − (log δ + log a) / (a − 1).
     discount = jnp.log1p(-1.0 / a)
     price = (jnp.log(delta) + jnp.log(a)) / (a - 1.0)
     error = 8 * ULP * (rho - discount + (jnp.log(a) - jnp.log(delta)) / (a - 1.0))
@@ -40,6 +44,7 @@ def delta64(rho: jax.Array, a: jax.Array, epsilon: jax.Array) -> jax.Array:
     least = epsilon == jnp.inf
     rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
     epsilon = jnp.where(regular & ~least, epsilon, 1.0)
+    # The same for δ: log δ = (a − 1) (ρ − ε + log(1 − 1/a)) − log a.
     discount = jnp.log1p(-1.0 / a)
     gap = rho - epsilon + discount + 8 * ULP * (rho + epsilon - discount)
     log_delta = (a - 1.0) * gap - jnp.log(a) * (1 - 8 * ULP)

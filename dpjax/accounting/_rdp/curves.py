@@ -18,6 +18,7 @@ _FAR = 1e20  # noise over order beyond which a curve is its first term, to an ul
 
 def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
     """The value a / (2σ²) from above, for finite positive arguments."""
+    # Mironov (2017), Proposition 7, https://arxiv.org/abs/1702.07476: a / (2σ²).
     # Not a / σ / σ, which the compiler makes a / σ².
     root = jnp.sqrt(a) / sigma
     return 0.5 * root * root * (1 + 4 * ULP) + SMALL
@@ -66,10 +67,14 @@ def _subsampled(
 
 @float64("up")
 def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    # Mironov, Talwar and Zhang (2019), Theorems 4 and 5,
+    # https://arxiv.org/abs/1908.10530: the divergence of the mixture from N(0, σ²) is
+    # the larger one, and is log E (1 + y)^a over a − 1.
     return _subsampled(quadrature.poisson, sigma, q, a)
 
 
 @float64("up")
 def fixed_size_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    # Dong, Roth and Su (2022), Theorem 9, https://arxiv.org/abs/1905.02383: C_q(G_μ).
     # Under REPLACE one example moves the sum by two clip norms.
     return _subsampled(quadrature.fixed_size, sigma / 2, q, a)

@@ -42,13 +42,17 @@ def _slack(cycle: Cycle) -> float:
 def _composition(
     step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
 ) -> jax.Array:
+    # Bok, Su and Altschuler (2024), Theorems 4.1 and 4.4,
+    # https://arxiv.org/abs/2403.00278: (L/bσ) sqrt(E).
     return step.shift * np.sqrt(cycle.epochs) * (1 + 4 * ULP)
 
 
 def _contraction(
     step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
 ) -> jax.Array:
-    # The bounds are homogeneous in shift and diameter.
+    # Theorems 4.2 and 4.5 there, and Kong and Ribero (2024), Proposition 2.2,
+    # https://arxiv.org/abs/2407.05237, at the shifts that are best: `_periodic` has
+    # them. They are homogeneous in shift and diameter, so the shift is 1 there.
     one, place = jnp.ones_like(step.shift), _place(tail, cycle)
     square = _periodic.contraction(step.log_lipschitz, one, place, cycle)
     mu = _finish(_slack(cycle) * square, step.shift)
@@ -61,7 +65,9 @@ def _diameter(
     if not assumed.bounded:
         return jnp.full_like(step.shift, jnp.inf)
     one, place = jnp.ones_like(step.shift), _place(tail, cycle)
-    # Squares of it neither overflow nor underflow. A larger diameter is valid.
+    # Theorems 4.3 and 4.6 there, and Kong and Ribero's Theorem 4.4, from the best
+    # restart. A diameter is made larger where its square would underflow, and dropped
+    # where it would overflow.
     start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
     near = step.bounded & (start < HUGE)
     start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)

@@ -46,11 +46,14 @@ def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     r = jnp.where(valid, lipschitz, 0.0) * jnp.sqrt(eta / 2)
     start = jnp.where(bounded, diameter, 1.0) / jnp.sqrt(2 * eta)
 
+    # Bok, Su and Altschuler (2024), Proposition 5.1, https://arxiv.org/abs/2403.00278:
+    # LMC is noisy descent on one example, so that the bounds of `noisy_gd_mu` hold.
     def last(start: jax.Array, n: jax.Array) -> jax.Array:
         rise = jnp.exp(n * y) * start + r * geometric(y, n)
         return rise / jnp.sqrt(geometric(2 * y, n))
 
     contracts = y < 0
+    # Corollary 5.2: r sqrt((1 + c)/(1 − c)), which is sqrt((2 − ηm)/2) L/sqrt(m).
     limit = (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
     limit = jnp.where(contracts | (r == 0), r * jnp.sqrt(limit), jnp.inf)
     finite = steps < jnp.inf
@@ -77,6 +80,8 @@ def _exponential64(lipschitz, strong, diameter):
     valid = valid & (lipschitz < jnp.inf) & (strong < jnp.inf)
     L = jnp.where(valid, lipschitz, 1.0)
     m = jnp.where(valid, strong, 1.0)
+    # Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4,
+    # https://arxiv.org/abs/2403.00278: L/sqrt(m), and 2 sqrt(GD) = sqrt(2LD) for m = 0.
     near = m * diameter < L
     D = jnp.where(near, diameter, 1.0)
     close = jnp.sqrt(D) * jnp.sqrt(jnp.where(near, 2 * L - m * D, 1.0))

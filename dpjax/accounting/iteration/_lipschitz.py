@@ -30,6 +30,8 @@ def excess(
 
     Scale bounds the terms that were added to get lower, for their rounding errors.
     """
+    # Bok, Su and Altschuler (2024), Lemma 2.8, https://arxiv.org/abs/2403.00278:
+    # max(|1 − η lower|, |1 − η upper|), less 1, so that short steps keep their digits.
     slack = 4 * ULP * step_size
     low = -step_size * lower + slack * scale
     high = step_size * upper - 2
@@ -43,6 +45,9 @@ def clipped_excess(
     step_size: jax.Array, weak: jax.Array, upper: jax.Array
 ) -> jax.Array:
     """C − 1 with clipping, curvature between −weak and upper, rounded up."""
+    # In place of Kong and Ribero (2024), Proposition 3.4(b),
+    # https://arxiv.org/abs/2407.05237, whose L_λ(0, M) = 1 does not hold: the ellipse
+    # touches the ball at sqrt(1 + ρ²/(κ(2 − κ))), or else max(1 + ηm, ηM − 1).
     rho, kappa = step_size * (upper + weak) / 2, step_size * (upper - weak) / 2
     inner = kappa * (2 - kappa)
     touches = (inner > 0) & (jnp.abs(1 - kappa) * rho <= inner)

@@ -60,11 +60,16 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     def total(x: jax.Array) -> jax.Array:
         return jax.ops.segment_sum(x, block, steps, indices_are_sorted=True)
 
+    # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278:
+    # shifts a_k with z_k = c_k z_{k−1} + s_k − a_k >= 0 and z_T = 0 prove
+    # μ² = Σ a_k²/τ_k². In A_k = w_k a_k that is least where A_k/(w_k τ_k)² is constant
+    # on the edges of the minorant: Σ over edges of rise²/run.
     d, v = total(w * sensitivity), total(jnp.square(w * stddev))
     noisy = v > 0
     each = jnp.where(noisy, d * d / jnp.where(noisy, v, 1.0), 0.0)
     lost = jnp.any(~noisy & (d > 0))
-    # Weights below e^{−40} of the largest in their block do not count.
+    # An exponent of size x has x ulps of error. Weights below e^{−40} of the largest in
+    # their block do not count.
     counts = (fixed[0] - top > -40.0) & (fixed[0] != top)
     reach = jnp.max(
         jnp.where(counts, jnp.maximum(jnp.abs(fixed[0]), jnp.abs(top)), 0.0)

@@ -37,6 +37,8 @@ _MARGIN = 1 + 64 * ULP
 
 def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
     """Over α, what the uses before the last n steps leave for the Gaussian to cover."""
+    # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
+    # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
     y, before = step.log_lipschitz, steps - 1 - jnp.minimum(n, steps - 1)
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
     # Sums of powers of c <= 1 as they are, and of c > 1 from their largest.
@@ -47,6 +49,7 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
 
 def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
     """Over α, what a distance n steps before the end leaves."""
+    # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
     falling = jnp.exp(n * down) / jnp.sqrt(geometric(2 * down, count))
@@ -56,6 +59,8 @@ def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
 
 def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
     """Of the Gaussian that composed C_p(G_μ) tend to, per step."""
+    # Bok, Su and Altschuler (2024), Lemma A.5, https://arxiv.org/abs/2403.00278. A
+    # limit may under-report, so it only picks candidates.
     square = jnp.minimum(mu * mu, 500.0)
     cdf = jax.scipy.special.ndtr
     inside = jnp.exp(square) * cdf(1.5 * mu) + 3 * cdf(-0.5 * mu) - 2
@@ -89,38 +94,36 @@ _CONTRACTION = _Way(_later_uses, _last_split, lambda step: step.known)
 _DIAMETER = _Way(_distance, _all_split, lambda step: step.bounded)
 
 
-def _cost(way: _Way, step: Step, n: jax.Array, rate: jax.Array, steps: int):
+class _Asked(NamedTuple):
+    """What is static: a bound, the number of steps, and the setting."""
+
+    way: _Way
+    steps: int
+    assumed: Assumed
+
+
+def _cost(asked: _Asked, step: Step, n: jax.Array, rate: jax.Array) -> jax.Array:
     """μ² in the Gaussian approximation, for all of _SPLITS."""
-    beta, covered = jnp.asarray(_SPLITS), way.covered(step, n, steps)
+    beta, covered = jnp.asarray(_SPLITS), asked.way.covered(step, n, asked.steps)
     gaussian = covered * covered * beta * beta / (beta * beta - 1)
-    return gaussian + way.uses(step, beta, n, rate)
+    return gaussian + asked.way.uses(step, beta, n, rate)
 
 
-# The n and β that these two choose need not be the best: every one gives a bound.
+@float64("up", static=("asked",), elementwise=True)
+def _best_n64(rate: jax.Array, numbers: Numbers, *, asked: _Asked) -> jax.Array:
+    step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
+    n = np.unique(np.geomspace(1, asked.steps, 200).astype(int))
+    n = jnp.asarray(n, jnp.float64)
+    cost = jax.vmap(lambda n: jnp.min(_cost(asked, step, n, rate)))(n)
+    return jnp.min(jnp.where(cost == jnp.min(cost), n, asked.steps))
 
 
-@float64("up", static=("way", "steps", "assumed"), elementwise=True)
-def _best_n64(
-    rate: jax.Array, numbers: Numbers, *, way: _Way, steps: int, assumed: Assumed
-) -> jax.Array:
-    step = jax.lax.stop_gradient(_setting.step(numbers, assumed))
-    n = jnp.asarray(np.unique(np.geomspace(1, steps, 200).astype(int)), jnp.float64)
-    cost = jax.vmap(lambda n: jnp.min(_cost(way, step, n, rate, steps)))(n)
-    return jnp.min(jnp.where(cost == jnp.min(cost), n, steps))
-
-
-@float64("up", static=("way", "steps", "assumed"), elementwise=True)
+@float64("up", static=("asked",), elementwise=True)
 def _best_split64(
-    n: jax.Array,
-    rate: jax.Array,
-    numbers: Numbers,
-    *,
-    way: _Way,
-    steps: int,
-    assumed: Assumed,
+    n: jax.Array, rate: jax.Array, numbers: Numbers, *, asked: _Asked
 ) -> jax.Array:
-    step = jax.lax.stop_gradient(_setting.step(numbers, assumed))
-    cost = _cost(way, step, n, rate, steps)
+    step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
+    cost = _cost(asked, step, n, rate)
     return jnp.min(jnp.where(cost == jnp.min(cost), jnp.asarray(_SPLITS), _SPLITS[-1]))
 
 
@@ -131,21 +134,15 @@ def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Arra
     return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
 
 
-@float64("up", static=("way", "steps", "assumed"), elementwise=True)
+@float64("up", static=("asked",), elementwise=True)
 def _covered64(
-    n: jax.Array,
-    beta: jax.Array,
-    numbers: Numbers,
-    *,
-    way: _Way,
-    steps: int,
-    assumed: Assumed,
+    n: jax.Array, beta: jax.Array, numbers: Numbers, *, asked: _Asked
 ) -> jax.Array:
     """The μ of the Gaussian that covers what is left, for n steps and the split β."""
-    step = _setting.step(numbers, assumed)
+    step = _setting.step(numbers, asked.assumed)
     alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1
-    mu = way.covered(step, n, steps) * alpha * _MARGIN
-    return jnp.where(step.valid & way.applies(step), mu, jnp.inf)
+    mu = asked.way.covered(step, n, asked.steps) * alpha * _MARGIN
+    return jnp.where(step.valid & asked.way.applies(step), mu, jnp.inf)
 
 
 class _Run(NamedTuple):
@@ -159,12 +156,12 @@ class _Run(NamedTuple):
 
     def candidates(self, way: _Way, most: int) -> tuple[jax.Array, jax.Array]:
         """Numbers of steps, along a first axis, and their splits."""
-        static = {"way": way, "steps": self.steps, "assumed": self.assumed}
+        asked = _Asked(way, self.steps, self.assumed)
         axes = max(jnp.ndim(x) for x in (*self.numbers, self.rate, self.delta))
         around = np.array(_AROUND).reshape(-1, *[1] * axes)
-        best = jax.lax.stop_gradient(_best_n64(self.rate, self.numbers, **static))
+        best = jax.lax.stop_gradient(_best_n64(self.rate, self.numbers, asked=asked))
         n = jnp.clip(jnp.floor(best * around), 1, most)
-        split = _best_split64(n, self.rate, self.numbers, **static)
+        split = _best_split64(n, self.rate, self.numbers, asked=asked)
         return n, jax.lax.stop_gradient(split)
 
     def release(self, beta: jax.typing.ArrayLike) -> pld.PLD:
@@ -174,15 +171,18 @@ class _Run(NamedTuple):
 
     def gaussian(self, way: _Way, n: jax.Array, beta: jax.Array) -> pld.PLD:
         """What covers the rest."""
-        static = {"way": way, "steps": self.steps, "assumed": self.assumed}
-        return pld.gaussian(_covered64(n, beta, self.numbers, **static))
+        asked = _Asked(way, self.steps, self.assumed)
+        return pld.gaussian(_covered64(n, beta, self.numbers, asked=asked))
 
 
 def _composition(run: _Run) -> jax.Array:
+    # Theorem 4.8: C_{b/n}(G(L/bσ)) composed t times.
     return pld.epsilon(pld.compose(run.release(1.0), run.steps), run.delta)
 
 
 def _contraction(run: _Run) -> jax.Array:
+    # Theorem C.13: G(α later) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}; Theorem 4.9 has
+    # α = β = sqrt(2).
     n, beta = run.candidates(_CONTRACTION, run.steps - 1)
     before, last = pld.compose(run.release(2.0), n), run.release(2 * beta)
     rest = run.gaussian(_CONTRACTION, n, beta)
@@ -191,6 +191,7 @@ def _contraction(run: _Run) -> jax.Array:
 
 
 def _diameter(run: _Run) -> jax.Array:
+    # Theorem 4.10: G(α distance) ⊗ C(G(2β L/bσ))^{⊗n}, there with α = β = sqrt(2).
     n, beta = run.candidates(_DIAMETER, run.steps)
     rest = run.gaussian(_DIAMETER, n, beta)
     all_of_it = pld.convolve(rest, pld.compose(run.release(2 * beta), n))

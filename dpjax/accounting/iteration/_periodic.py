@@ -110,6 +110,8 @@ def _fallen(y, r, start, m, period: int, epochs: int) -> jax.Array:
     if epochs == 1:
         return best
     n = jnp.arange(1, epochs)
+    # Each restart has three blocks: up to the next use, all uses but the last, the
+    # last.
     middle, last = _falling(y, r, m, period, range(1, epochs))
     before = (
         start * jnp.exp((m - 1 + n * period) * y),

@@ -38,6 +38,7 @@ def _scheduled_mu64(
         composed = largest * jnp.sqrt(jnp.where(some, square, 1.0))
         composed = jnp.where(some, composed * (1 + (8 + unit.shape[0]) * ULP), 0.0)
         moved = jnp.where(used, shift, 0.0) * (1 + 8 * ULP)
+        # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278.
         mu = schedule_mu(c, moved, unit, diameter, bounded=assumed.bounded)
         return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
 

@@ -261,6 +261,9 @@ def step(numbers: Numbers, assumed: Assumed) -> Step:
     M, weak, strong, added = (
         jnp.where(known, x, 0.0) for x in (M, weak, strong, added)
     )
+    # c: of a gradient step with curvature between strong + λ − m and M + λ, or of a
+    # clipped one after the regulariser, x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). Prox
+    # and projection have constant 1 (Lemma 2.9).
     if assumed.keeps:
         above = excess(eta, strong + added - weak, M + added, strong + added + weak)
         log_c = jnp.log1p(jnp.maximum(above, -1 + ULP))
@@ -269,6 +272,9 @@ def step(numbers: Numbers, assumed: Assumed) -> Step:
         log_c = jnp.log1p(clipped_excess(eta / pull, weak, M)) + jnp.log1p(-eta * added)
         log_c = log_c + 8 * ULP * eta * (added + weak + M)
     log_c = log_c + 4 * ULP * jnp.abs(log_c)
+    # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278: the noise
+    # of a step is ησ' with σ' = noise · norm / batch on the mean gradient; one example
+    # moves it by η · factor · norm / batch, which is factor / noise of that.
     unit = noise * norm * eta / batch
     bounded = bounded & (unit > 0) & (unit < jnp.inf)
     diameter = jnp.where(bounded, diameter, 1.0) / jnp.where(bounded, unit, 1.0)

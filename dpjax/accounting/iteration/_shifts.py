@@ -21,6 +21,7 @@ def _schedule_mu64(
     valid = jnp.all((c >= 0) & (c < jnp.inf) & (s >= 0) & (s < jnp.inf))
     valid = valid & jnp.all((tau >= 0) & (tau < jnp.inf)) & (diameter > 0)
     c, s, tau = (jnp.where(valid, x, 1.0) for x in (c, s, tau))
+    # Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts (`_minorant`).
     mu = schedule_mu(c, s, tau, diameter, bounded=bounded)
     return jnp.where(valid, mu, jnp.inf)
 

@@ -23,7 +23,10 @@ def _sensitivity64(
     )
     y = step.log_lipschitz
     down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
-    # Sums of powers of c <= 1 as they are, and of c > 1 from their largest.
+    # Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3,
+    # https://arxiv.org/abs/1703.09947, with Δ_{t+1} <= c Δ_t + ηsC/n in place of their
+    # recursion: (ηsC/n) Σ_{k<T} c^k. Sums of powers of c <= 1 as they are, and of c > 1
+    # from their largest.
     rising = jnp.exp((count - 1) * up) * geometric(-up, count)
     total = jnp.where(y <= 0, geometric(down, count), rising)
     total = total * (1 + 64 * ULP) + 8 * ULP * count * jnp.abs(y) * total

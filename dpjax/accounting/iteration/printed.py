@@ -19,6 +19,8 @@ def _ratio(c: jax.Array, count: jax.Array) -> jax.Array:
 
 @float64("nearest")
 def _contraction64(r, c, epochs, period):
+    # Bok, Su and Altschuler (2024), Theorems 4.2 (full) and 4.5 (cyclic),
+    # https://arxiv.org/abs/2403.00278, and their limits at c = 1.
     one = c >= 1
     safe = jnp.where(one, 0.5, c)
     full = _ratio(safe, epochs) / _ratio(safe, jnp.ones_like(safe))
@@ -33,6 +35,7 @@ def _contraction64(r, c, epochs, period):
 
 @float64("nearest")
 def _diameter64(r, diameter, period):
+    # Bok, Su and Altschuler (2024), Theorems 4.3 and 4.6.
     # A quotient that rounding pushed above an integer is that integer.
     waits = jnp.ceil(diameter / r * (1 - 1e-14))
     first = jnp.where(period == 1, 0.0, r * r)
@@ -41,6 +44,8 @@ def _diameter64(r, diameter, period):
 
 @float64("nearest")
 def _expansion64(r, c, epochs, period):
+    # Kong and Ribero (2024), Proposition 2.2(a), https://arxiv.org/abs/2407.05237: a
+    # use with l steps to the next costs r² θ(l) = r² / Σ_{i<l} c^{−2i}.
     y = -2 * jnp.log(c)
     safe = jnp.where(y == 0, 1.0, y)
     run = jnp.where(y == 0, period, jnp.expm1(period * safe) / jnp.expm1(safe))

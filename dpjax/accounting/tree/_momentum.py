@@ -119,6 +119,9 @@ def _momentum_mu64(
     order: str,
     factor: float,
 ) -> jax.Array:
+    # Tran and Cutkosky (2022), Theorem 10, https://arxiv.org/abs/2210.06328, says
+    # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own:
+    # μ² = max_P Σ_nodes (Σ_{p in P∩node} β^{z−p})² / σ².
     worst = _fixed_order if order == "fixed" else _reshuffled
     square = worst(decay, num_steps, steps_per_epoch)
     # Positive terms, each with a few rounding errors, added one after the other.

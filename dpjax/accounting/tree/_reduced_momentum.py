@@ -69,6 +69,8 @@ def _reduced_momentum_mu64(
     factor: float,
 ) -> jax.Array:
     n = steps_per_epoch
+    # Tran and Cutkosky (2022), Theorem 8, https://arxiv.org/abs/2210.06328, has three
+    # groups of nodes, each at its largest sensitivity; here every node at its own.
     trees = (
         (anchor, window_totals(decay, num_steps, n, 1, min(2 * n - 1, num_steps))),
         (change, window_totals(decay, num_steps, n, 2 * n, num_steps)),
