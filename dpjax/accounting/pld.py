@@ -158,7 +158,7 @@ def subsampled_gdp(
     Privacy: REPLACE adjacency; each batch is a uniformly random subset of fixed size,
     drawn without replacement and anew in each step.
 
-    Reference: Bok, Su and Altschuler (2024), appendix D.4: C_p(G_μ).
+    Reference: Bok, Su and Altschuler (2024), Proposition D.4: C_p(G_μ).
 
     Example:
       >>> print(f"{epsilon(compose(subsampled_gdp(0.5, 0.01), 1000), 1e-5):.3f}")

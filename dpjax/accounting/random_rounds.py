@@ -130,7 +130,7 @@ def delta(
     run too, are (ε, δ)-DP. Each batch is a fresh uniformly random subset.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, in place of Theorem 4;
-    each round is C_p(G_μ) of Bok, Su and Altschuler (2024), appendix D.4.
+    each round is C_p(G_μ) of Bok, Su and Altschuler (2024), Proposition D.4.
 
     Example:
       >>> rounds = uniform(1000, groups=8)

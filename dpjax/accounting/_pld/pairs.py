@@ -178,7 +178,7 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     Above zero its losses are those of `poisson`; below, their mirror image with the
     masses that Q has; the rest of the mass is on zero.
 
-    Reference: Bok, Su and Altschuler (2024), appendix D.4.
+    Reference: Bok, Su and Altschuler (2024), Proposition D.4.
     """
     rate = _positive(rate)
     half, (_, stop) = INTERVALS // 2, _ends(mu, rate, tail)
