@@ -62,7 +62,7 @@ def bisect(
     At the other end nothing is asked. Several brackets are halved side by side.
     """
 
-    def halve(_: Any, ends: tuple[jax.Array, jax.Array]):
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]):
         fails, good = ends
         middle = (fails + good) / 2
         ok = holds(middle)
@@ -72,7 +72,7 @@ def bisect(
 
 
 def with_derivative(
-    residual: Callable[..., Any], root: jax.Array, met: jax.Array
+    residual: Callable[..., jax.Array], root: jax.Array, met: jax.Array
 ) -> jax.Array:
     """The root with the derivatives that the implicit function theorem gives it.
 

@@ -1,7 +1,7 @@
 """From a target ε to the parameter that meets it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,17 @@ from dpjax.accounting._roots import with_derivative
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
 _FAR = 2.0  # |log ε − log target| beyond this says no more than its sign
 _Point = tuple[jax.Array, jax.Array]  # a parameter, and by how much its ε is too large
+_Function = Callable[[jax.Array], jax.Array]
+_Walk = tuple[_Point, _Point, jax.Array, jax.Array]  # and the stride, and if it moved
+_Bracket = tuple[jax.Array, _Point, _Point]  # the radius, and the bad and good end
+_State = TypeVar("_State")
 
 
-def _while(cond: Callable[..., Any], body: Callable[..., Any], state: Any) -> Any:
+def _while(
+    cond: Callable[[_State], jax.Array],
+    body: Callable[[_State], _State],
+    state: _State,
+) -> _State:
     """A loop that compiles nothing when its state is concrete."""
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(state)):
         return jax.lax.while_loop(cond, body, state)
@@ -44,18 +52,18 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
 
 
 def _bracket(
-    excess: Callable[..., Any], start: jax.Array, increasing: bool, ends: _Ends
+    excess: _Function, start: jax.Array, increasing: bool, ends: _Ends
 ) -> tuple[_Point, _Point]:
     """Walk from start, squaring the stride, until the sign of the excess changes.
 
     Returns the last two points, the last one at an end if the sign never changed.
     """
 
-    def cond(state: Any) -> Any:
+    def cond(state: _Walk) -> jax.Array:
         (_, before), (_, now), _, moved = state
         return ((before > 0) == (now > 0)) & moved
 
-    def body(state: Any) -> Any:
+    def body(state: _Walk) -> _Walk:
         _, (x, now), stride, _ = state
         further = jnp.where((now > 0) != increasing, x * stride, x / stride)
         further = jnp.clip(further, *ends)
@@ -67,9 +75,7 @@ def _bracket(
     return before, now
 
 
-def _close(
-    excess: Callable[..., Any], bad: _Point, good: _Point, tolerance: float
-) -> jax.Array:
+def _close(excess: _Function, bad: _Point, good: _Point, tolerance: float) -> jax.Array:
     """The good end of the bracket once its relative width is at most the tolerance.
 
     The ITP method on the logarithm, on which most accountants are nearly straight. The
@@ -85,11 +91,11 @@ def _close(
     )
     curvature = 0.2 / jnp.maximum(width, tolerance)
 
-    def cond(state: Any) -> Any:
+    def cond(state: _Bracket) -> jax.Array:
         _, (bad, _), (good, _) = state
         return jnp.abs(jnp.log(good) - jnp.log(bad)) > tolerance
 
-    def body(state: Any) -> Any:
+    def body(state: _Bracket) -> _Bracket:
         radius, (bad, high), (good, low) = state
         a, b = jnp.log(bad), jnp.log(good)
         width, half = jnp.abs(b - a), (a + b) / 2
@@ -106,7 +112,7 @@ def _close(
         good = (jnp.where(ok, middle, good), jnp.where(ok, value, low))
         return radius / 2, bad, good
 
-    _, _, (found, _) = _while(cond, body, (radius, tuple(bad), tuple(good)))
+    _, _, (found, _) = _while(cond, body, (radius, bad, good))
     return found
 
 
@@ -200,7 +206,9 @@ def solve(
         bad, good = (
             jnp.where(crossed, x, y) for x, y in zip((high, low), spare, strict=True)
         )
-        closed = _close(excess, tuple(bad), tuple(good), _CLOSE[dtype.itemsize])
+        closed = _close(
+            excess, (bad[0], bad[1]), (good[0], good[1]), _CLOSE[dtype.itemsize]
+        )
         found = jnp.where(crossed, closed, second[0])
         found = admissible(jax.lax.stop_gradient(found))
         met = crossed | (second[1] <= 0)
@@ -216,7 +224,7 @@ def solve(
         return cast(found, dtype, direction)
 
 
-def _scalar(name: str, value: Any) -> None:
+def _scalar(name: str, value: jax.typing.ArrayLike) -> None:
     if jnp.shape(value) != ():
         raise ValueError(
             f"{name} must be a scalar, and jax.vmap solves for several; got shape "

@@ -9,7 +9,6 @@ mechanism (`_pld.pairs`), and the inversion of its composed characteristic funct
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 
@@ -56,7 +55,7 @@ class PLD:
     mechanisms: tuple[Mechanism, ...]
 
 
-def _parameters(pld: PLD) -> tuple[list[Any], tuple[str, ...]]:
+def _parameters(pld: PLD) -> tuple[list[jax.typing.ArrayLike], tuple[str, ...]]:
     """What the compiled functions take: all numbers, and the kinds."""
     if not isinstance(pld, PLD):
         raise ValueError(f"pld must be a dpjax.accounting.pld.PLD; got {pld!r}.")

@@ -5,7 +5,7 @@ the count, and the sizes of the data set and of a batch that may overflow.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,9 @@ _LOST = 3e-5  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
-def _share(delta: jax.Array, all_of_them: Sequence[Any], count: jax.Array) -> jax.Array:
+def _share(
+    delta: jax.Array, all_of_them: Sequence[object], count: jax.Array
+) -> jax.Array:
     """What one of the mechanisms may lose in each of its runs."""
     return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
 
@@ -66,7 +68,7 @@ def _worst_direction(
 ) -> jax.Array:
     """The larger of a bound on δ or ε with the data sets in one order or the other."""
 
-    def one(rows: Any) -> jax.Array:
+    def one(rows: list[tuple[jax.Array, ...]]) -> jax.Array:
         return bound(
             [
                 (losses._replace(loss=x, log_mass=m, lost=p), count)

@@ -33,6 +33,7 @@ _TAIL = 7.5  # a unit Gaussian has 1e-13 of its mass further away
 _DROP = _TAIL**2 / 2  # and its log density has fallen by this much there
 _FIRST_RULE = np.polynomial.legendre.leggauss(56)
 _RULE = np.polynomial.legendre.leggauss(44)
+_Rule = Any  # nodes and weights
 _barrier = jax.lax.optimization_barrier
 _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
 
@@ -113,12 +114,26 @@ def _edge(
     return at(bisect(below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
 
 
-def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> Any:
-    """The log of the highest bump, the crossing, and where the windows are.
+class _Windows(NamedTuple):
+    """Where the windows are, f[*b] each.
 
-    The first is the same at all orders, up to a split. The ends of the other
-    two are stacked.
+    Attributes:
+      highest: the log of the highest bump.
+      crossing: where all are graded towards.
+      first, split: the ends of the window around small y, the same at all orders.
+      lows, highs: the ends of the other two, stacked.
     """
+
+    highest: jax.Array
+    crossing: jax.Array
+    first: jax.Array
+    split: jax.Array
+    lows: jax.Array
+    highs: jax.Array
+
+
+def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
+    """Where to integrate."""
     log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
     bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
@@ -137,7 +152,7 @@ def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> A
     starts = jnp.stack([left, left, right, right])
     limits = jnp.stack(jnp.broadcast_arrays(split, border, border, limit))
     ends = _edge(excess, starts, limits, floor, density)
-    return highest, crossing, first, split, ends[::2], ends[1::2]
+    return _Windows(highest, crossing, first, split, ends[::2], ends[1::2])
 
 
 def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
@@ -156,7 +171,7 @@ def _window_sum(
     crossing: jax.Array,
     highest: jax.Array,
     density: tuple[jax.Array, jax.Array, jax.Array],
-    rule: Any,
+    rule: _Rule,
 ) -> jax.Array:
     """The integral of h(y) e^{−u²/2 − highest}, with the rounding error of each term.
 
@@ -230,18 +245,18 @@ def _log_excess(
     excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
     fixed = jax.lax.stop_gradient
-    highest, crossing, first, split, lows, highs = fixed(
-        _windows(excess, fixed(sigma), fixed(q), fixed(a))
-    )
+    at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
 
-    def window_sum(low: jax.Array, high: jax.Array, rule: Any) -> jax.Array:
-        return _window_sum(excess, low, high, crossing, highest, (sigma, q, a), rule)
+    def window_sum(low: jax.Array, high: jax.Array, rule: _Rule) -> jax.Array:
+        return _window_sum(
+            excess, low, high, at.crossing, at.highest, (sigma, q, a), rule
+        )
 
-    total = window_sum(first, split, _FIRST_RULE)
-    others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(lows, highs)
+    total = window_sum(at.first, at.split, _FIRST_RULE)
+    others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(at.lows, at.highs)
     total = total + jnp.sum(others, axis=0)
-    error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(highest)
-    return highest + jnp.log(total) - LOG_SQRT_2PI + error
+    error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(at.highest)
+    return at.highest + jnp.log(total) - LOG_SQRT_2PI + error
 
 
 @_forward_mode

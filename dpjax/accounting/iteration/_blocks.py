@@ -10,7 +10,7 @@ two of their own.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +124,7 @@ def _last(holds: Callable[[jax.Array], jax.Array], upper: jax.Array) -> jax.Arra
     """The last i in 1..upper with holds(i), true and then false; 0 if there is none."""
     steps = 32 - jax.lax.clz(jnp.max(upper))
 
-    def body(_: Any, ends: tuple[jax.Array, jax.Array]):
+    def body(_: int, ends: tuple[jax.Array, jax.Array]):
         low, high = ends
         middle = (low + high + 1) // 2
         ok = holds(jnp.maximum(middle, 1))

@@ -10,7 +10,7 @@ An edge is a block of consecutive steps; the slopes of the blocks increase (`_bl
 finds them).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +143,7 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     # From each step on, the edges of the minorant without a distance: every step jumps
     # to where its edge ends, and jumps are composed by doubling.
 
-    def double(_: Any, carry: Any) -> Any:
+    def double(_: int, carry: tuple[jax.Array, jax.Array]):
         after, jump = carry
         return after + after[jump], jump[jump]
 

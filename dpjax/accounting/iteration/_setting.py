@@ -1,10 +1,11 @@
 """What the bounds on a last iterate assume, checked in one place."""
 
-from typing import Any, NamedTuple, TypedDict
+from typing import Generic, NamedTuple, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._float64 import TINY, ULP
@@ -14,6 +15,8 @@ from dpjax.accounting.iteration._lipschitz import (
     excess,
 )
 from dpjax.adjacency import Adjacency
+
+_Number = TypeVar("_Number")
 
 
 class Setting(TypedDict):
@@ -44,15 +47,15 @@ class Setting(TypedDict):
         set has more than batch_size examples, and batches do not depend on them.
     """
 
-    step_size: jax.typing.ArrayLike
-    gradient_norm: jax.typing.ArrayLike
+    step_size: ArrayLike
+    gradient_norm: ArrayLike
     clipped: bool
     generalised_linear: bool
-    smoothness: jax.typing.ArrayLike
-    weak_convexity: jax.typing.ArrayLike
-    strong_convexity: jax.typing.ArrayLike
-    regularization: jax.typing.ArrayLike
-    diameter: jax.typing.ArrayLike
+    smoothness: ArrayLike
+    weak_convexity: ArrayLike
+    strong_convexity: ArrayLike
+    regularization: ArrayLike
+    diameter: ArrayLike
     adjacency: Adjacency
 
 
@@ -83,18 +86,18 @@ class Bounds(NamedTuple):
         return self._fields[values.index(min(values))]
 
 
-class Numbers(NamedTuple):
+class Numbers(NamedTuple, Generic[_Number]):
     """A run's numbers as the cores take them; those of `Setting` under its names."""
 
-    noise_multiplier: Any
-    batch_size: Any
-    step_size: Any
-    gradient_norm: Any
-    smoothness: Any
-    weak_convexity: Any
-    strong_convexity: Any
-    regularization: Any
-    diameter: Any
+    noise_multiplier: _Number
+    batch_size: _Number
+    step_size: _Number
+    gradient_norm: _Number
+    smoothness: _Number
+    weak_convexity: _Number
+    strong_convexity: _Number
+    regularization: _Number
+    diameter: _Number
 
 
 class Assumed(NamedTuple):
@@ -116,7 +119,7 @@ class Assumed(NamedTuple):
 class Checked(NamedTuple):
     """A setting as the cores take it."""
 
-    numbers: Numbers
+    numbers: Numbers[ArrayLike]
     assumed: Assumed
 
 
@@ -131,17 +134,17 @@ class Step(NamedTuple):
     valid: jax.Array
 
 
-def _fail(name: str, rule: str, value: Any) -> None:
+def _fail(name: str, rule: str, value: object) -> None:
     raise ValueError(f"{name} must be {rule}; got {value!r}.")
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         _fail(name, "True or False", value)
     return bool(value)
 
 
-def positive_diameter(value: Any) -> bool:
+def positive_diameter(value: ArrayLike) -> bool:
     """Raise unless positive; whether it can be finite."""
     array = _validate.concrete(value)
     if array is None:
@@ -151,7 +154,9 @@ def positive_diameter(value: Any) -> bool:
     return not np.all(array == np.inf)
 
 
-def _check_step_size(step_size: Any, smoothness: Any, regularization: Any) -> None:
+def _check_step_size(
+    step_size: ArrayLike, smoothness: ArrayLike, regularization: ArrayLike
+) -> None:
     eta, M = _validate.concrete(step_size), _validate.concrete(smoothness)
     added = _validate.concrete(regularization)
     if eta is None or M is None or added is None:
@@ -166,7 +171,7 @@ def _check_step_size(step_size: Any, smoothness: Any, regularization: Any) -> No
         )
 
 
-def _check_pull(step_size: Any, regularization: Any) -> None:
+def _check_pull(step_size: ArrayLike, regularization: ArrayLike) -> None:
     eta, added = _validate.concrete(step_size), _validate.concrete(regularization)
     if eta is not None and added is not None and np.any(eta * added >= 1):
         _fail(
@@ -177,18 +182,18 @@ def _check_pull(step_size: Any, regularization: Any) -> None:
 
 
 def check(
-    noise_multiplier: Any,
-    batch_size: Any,
+    noise_multiplier: ArrayLike,
+    batch_size: ArrayLike,
     *,
-    step_size: Any,
-    gradient_norm: Any,
+    step_size: ArrayLike,
+    gradient_norm: ArrayLike,
     clipped: bool,
     generalised_linear: bool,
-    smoothness: Any,
-    weak_convexity: Any,
-    strong_convexity: Any,
-    regularization: Any,
-    diameter: Any,
+    smoothness: ArrayLike,
+    weak_convexity: ArrayLike,
+    strong_convexity: ArrayLike,
+    regularization: ArrayLike,
+    diameter: ArrayLike,
     adjacency: Adjacency,
 ) -> Checked:
     """The setting, or a ValueError that says which assumption fails."""
@@ -241,7 +246,7 @@ def check(
     return Checked(numbers, assumed)
 
 
-def step(numbers: Numbers, assumed: Assumed) -> Step:
+def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
     """A step in units of its own noise, from scalars; an invalid one costs inf."""
     noise, batch = numbers.noise_multiplier, numbers.batch_size
     eta, norm, M = numbers.step_size, numbers.gradient_norm, numbers.smoothness
