@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from dpjax import Adjacency
-from dpjax.accounting import gdp, iteration, published
+from dpjax.accounting import gdp, iteration
+from dpjax.accounting.iteration import printed
 
 INF = float("inf")
 REPETITIONS = 11
@@ -189,7 +190,7 @@ def table_8():
     for ratio, paper in papers.items():
         for eta, (steps, mu) in zip((0.2, 0.1, 0.05), paper, strict=True):
             r = ratio / 8
-            theirs = float(published.diameter_mu(r, 1 / (eta * 8), batches_per_epoch=1))
+            theirs = float(printed.diameter_mu(r, 1 / (eta * 8), batches_per_epoch=1))
             ours = iteration.noisy_gd_mu(
                 2 / r,
                 num_steps=1000,
@@ -293,7 +294,7 @@ def tables_10_to_12():
                 epochs, mu = next(cells)
                 r = ratio / 3
                 theirs = float(
-                    published.diameter_mu(r, 1 / (eta * 3), batches_per_epoch=period)
+                    printed.diameter_mu(r, 1 / (eta * 3), batches_per_epoch=period)
                 )
                 ours = iteration.noisy_cyclic_gd_mu(
                     2 / r,
@@ -359,7 +360,7 @@ def kong_ribero():
             }
             bounds = iteration.noisy_cyclic_gd_bounds(noise, **shape, **setting)
             ours = iteration.last_iterate_rdp(noise, order, **shape, **setting)
-            fixed = published.expansion_mu(
+            fixed = printed.expansion_mu(
                 2 / noise, true, num_epochs=epochs, batches_per_epoch=period
             )
             row(

@@ -1,13 +1,16 @@
 """Differentially private training in JAX."""
 
+from dpjax import _former
 from dpjax import accounting as accounting
+from dpjax import reduced_momentum as reduced_momentum
 from dpjax import sampling as sampling
 from dpjax import solvers as solvers
 from dpjax import tree as tree
+from dpjax import windows as windows
+from dpjax._explain import explain as explain
 from dpjax._keys import random_key as random_key
 from dpjax.adjacency import Adjacency as Adjacency
 from dpjax.clipping import clip_and_sum as clip_and_sum
-from dpjax.explain import explain as explain
 from dpjax.momentum import tree_momentum as tree_momentum
 from dpjax.noise import add_gaussian_noise as add_gaussian_noise
 from dpjax.optimizers import dp_adam as dp_adam
@@ -17,3 +20,5 @@ from dpjax.optimizers import dp_sgd as dp_sgd
 from dpjax.optimizers import noisy_mean as noisy_mean
 from dpjax.per_example import PerExample as PerExample
 from dpjax.per_example import clipped_grad as clipped_grad
+
+_former.modules("dpjax")

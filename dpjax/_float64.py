@@ -18,6 +18,7 @@ derivatives work alike. The rule for custom derivatives inside a core: `scoped`.
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -27,7 +28,17 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 Direction = Literal["up", "down", "nearest"]
+
+# Twice the most that one operation rounds by, relatively. Margins are multiples of it:
+# k operations on numbers of one sign err by k ULP / 2 to first order, and each margin
+# counts at least twice the operations before it, and more for special functions, which
+# err by a few ULP themselves.
+ULP = float(np.finfo(np.float64).eps)
+# The least normal number: what is positive, however small, is at least that.
 TINY = float(np.finfo(np.float64).tiny)
+# What stands for nothing inside a computation, in a logarithm or below a line. Products
+# with anything above 1e-7 stay normal, and no δ, rate or mass that matters is near it.
+SMALL = 1e-300
 
 
 def default_float() -> np.dtype:
@@ -82,6 +93,7 @@ def float64(
     *,
     static: tuple[str, ...] = (),
     vectors: tuple[int, ...] = (),
+    elementwise: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a core function of float64 arrays into one for any caller.
 
@@ -92,16 +104,79 @@ def float64(
       vectors: the positions of arguments whose last axis belongs to one evaluation.
         All other axes are batch axes, over which the core works element by element
         and broadcasts; its result has the batch axes alone.
+      elementwise: whether the core is written for one evaluation only, scalars but for
+        its vectors, and is to be mapped over batch axes.
 
     Returns:
       A decorator. Positional arguments of the result may be Python numbers (taken
-      exactly), NumPy or JAX arrays of any real dtype, or tracers.
+      exactly), NumPy or JAX arrays of any real dtype, or tracers; or records, named
+      tuples of these, and the core gets such a record.
     """
 
     def decorate(core: Callable[..., Any]) -> Callable[..., Any]:
-        return _lift(core, rounding, static, vectors)
+        @functools.cache
+        def lifted(records: tuple[type | None, ...]) -> Callable[..., Any]:
+            flat, at = _flat(core, records, vectors)
+            flat = _mapped(flat, at) if elementwise else flat
+            return _lift(flat, rounding, static, at)
+
+        @functools.wraps(core)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            records = tuple(type(x) if _is_record(x) else None for x in args)
+            leaves = [
+                leaf
+                for x, record in zip(args, records, strict=True)
+                for leaf in (x if record else (x,))
+            ]
+            return lifted(records)(*leaves, **kwargs)
+
+        return wrapper
 
     return decorate
+
+
+def _is_record(x: Any) -> bool:
+    return isinstance(x, tuple) and hasattr(x, "_fields")
+
+
+def _flat(
+    core: Callable[..., Any], records: tuple[type | None, ...], vectors: tuple[int, ...]
+) -> tuple[Callable[..., Any], tuple[int, ...]]:
+    """The core as a function of its records' fields, and where its vectors are then."""
+    sizes = [len(record._fields) if record else 1 for record in records]
+    starts = np.cumsum([0, *sizes]).tolist()
+
+    @functools.wraps(core)
+    def flat(*leaves: jax.Array, **kwargs: Any) -> Any:
+        parts = [leaves[i:j] for i, j in itertools.pairwise(starts)]
+        return core(
+            *(
+                record(*part) if record else part[0]
+                for record, part in zip(records, parts, strict=True)
+            ),
+            **kwargs,
+        )
+
+    return flat, tuple(i for v in vectors for i in range(starts[v], starts[v + 1]))
+
+
+def _mapped(core: Callable[..., Any], vectors: tuple[int, ...]) -> Callable[..., Any]:
+    """A core for one evaluation, on batches. Vectors may differ in length."""
+
+    @functools.wraps(core)
+    def mapped(*args: jax.Array, **kwargs: Any) -> Any:
+        axes = [f"(k{i})" if i in vectors else "()" for i in range(len(args))]
+        one = functools.partial(core, **kwargs)
+        # What has fewer axes is computed once for all, whatever the caller thinks of
+        # implicit ranks.
+        ranks = [x.ndim - (i in vectors) for i, x in enumerate(args)]
+        args = tuple(
+            x.reshape((1,) * (max(ranks) - rank) + x.shape)
+            for x, rank in zip(args, ranks, strict=True)
+        )
+        return jnp.vectorize(one, signature=f"{','.join(axes)}->()")(*args)
+
+    return mapped
 
 
 def _lift(

@@ -19,7 +19,6 @@ from dpjax.accounting import (
     pure,
     random_rounds,
     rdp,
-    reduced_momentum,
     tree,
     truncation,
 )
@@ -145,7 +144,7 @@ SOLVERS = {
 }
 
 _ORDERS = np.array([1.5, 4.0, 32.0])
-_ROUNDS = random_rounds.uniform_rounds(100, groups=4)
+_ROUNDS = random_rounds.uniform(100, groups=4)
 _GD = {**_SETTING, "gradient_norm": 1.0, "clipped": False, "smoothness": 0.25}
 _CYCLIC = {"num_epochs": 3, "batches_per_epoch": 4, "batch_size": 10}
 _MOMENTUM = {
@@ -212,14 +211,12 @@ ACCOUNTANTS = {
         lambda x: tree.momentum_mu(x, order="fixed", **_MOMENTUM),
         1.7,
     ),
-    "reduced_momentum.reduced_momentum_mu": (
-        lambda x: reduced_momentum.reduced_momentum_mu((x, 2.0, 3.0), **_MOMENTUM),
+    "tree.reduced_momentum_mu": (
+        lambda x: tree.reduced_momentum_mu((x, 2.0, 3.0), **_MOMENTUM),
         1.7,
     ),
-    "random_rounds.random_rounds_delta": (
-        lambda x: random_rounds.random_rounds_delta(
-            x, 1.0, rounds=_ROUNDS, sampling_rate=0.05
-        ),
+    "random_rounds.delta": (
+        lambda x: random_rounds.delta(x, 1.0, rounds=_ROUNDS, sampling_rate=0.05),
         1.7,
     ),
     "truncation.poisson_gaussian": (
@@ -332,10 +329,9 @@ ELSEWHERE = {
         "iteration.noisy_gd_bounds",  # what the μ's are the smallest of
         "iteration.noisy_cyclic_gd_bounds",
         "iteration.noisy_sgd_bounds",
-        "random_rounds.group_rounds",
-        "random_rounds.uniform_rounds",
-        "random_rounds.random_rounds_epsilon",  # it calibrates, outside jit
+        "random_rounds.group",
+        "random_rounds.uniform",
+        "random_rounds.epsilon",  # it calibrates, outside jit
         "tree.fixed_order_totals",
-        "reduced_momentum.window_totals",
     },
 }

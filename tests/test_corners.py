@@ -24,7 +24,6 @@ from dpjax.accounting import (
     pure,
     random_rounds,
     rdp,
-    reduced_momentum,
     tree,
     truncation,
 )
@@ -199,7 +198,7 @@ def momentum(noise, decay, order):
 
 
 def reduced(anchor, change, drift):
-    return reduced_momentum.reduced_momentum_mu(
+    return tree.reduced_momentum_mu(
         (anchor, change, drift),
         num_steps=5,
         decay=0.9,
@@ -572,10 +571,8 @@ def test_counts_of_any_size():
 
 def test_mixtures_do_not_underflow():
     """Sixteen rounds, the first of them as likely as the others."""
-    rounds = random_rounds.uniform_rounds(16, groups=4)
-    delta = random_rounds.random_rounds_delta(
-        1e3, 50.0, rounds=rounds, sampling_rate=0.01
-    )
+    rounds = random_rounds.uniform(16, groups=4)
+    delta = random_rounds.delta(1e3, 50.0, rounds=rounds, sampling_rate=0.01)
     assert 0 < delta <= 1e-30 * (1 + 1e-5)  # δ is not resolved below, nor rounded less
 
 

@@ -9,8 +9,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.accounting import published
-from dpjax.accounting.iteration import optimal_shift_mu
+from dpjax.accounting.iteration import optimal_shift_mu, printed
 
 mp.mp.dps = 60
 
@@ -134,10 +133,10 @@ def test_never_above_a_closed_form(period, epochs, x64):
     bounded = np.asarray(optimal_shift_mu(lipschitz, uses, noise, diameter=diameter))
     shape = {"num_epochs": float(epochs), "batches_per_epoch": float(period)}
     contracting = c <= 1
-    contraction = np.asarray(published.contraction_mu(r, np.minimum(c, 1), **shape))
-    expansion = np.asarray(published.expansion_mu(r, c, **shape))
+    contraction = np.asarray(printed.contraction_mu(r, np.minimum(c, 1), **shape))
+    expansion = np.asarray(printed.expansion_mu(r, c, **shape))
     constrained = np.asarray(
-        published.diameter_mu(r, diameter, batches_per_epoch=float(period))
+        printed.diameter_mu(r, diameter, batches_per_epoch=float(period))
     )
     slack = 1 + 1e-12
     assert np.all(free <= r * np.sqrt(epochs) * slack)
@@ -253,7 +252,7 @@ def test_static_mistakes_say_what_is_wrong(call, message):
 def test_a_million_steps(x64):
     steps = 1_000_000
     noise = np.ones(steps)
-    expected = published.contraction_mu(
+    expected = printed.contraction_mu(
         1.0, 0.9999, num_epochs=float(steps), batches_per_epoch=1.0
     )
     mu = optimal_shift_mu(0.9999, np.ones(steps), noise)

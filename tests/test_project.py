@@ -1,13 +1,64 @@
 """What holds of the project as a whole."""
 
 import ast
+import importlib
 import pathlib
+import re
 import tomllib
+import types
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted((ROOT / "dpjax").rglob("*.py"))
+# What every release had, a module a line. A name that goes is taken from here.
+PUBLIC = (ROOT / "tests/public_names.txt").read_text().splitlines()
+# The files of bookkeeping are steps of one engine, which its map lists.
+OLDER_THAN_THE_RULE = ("dpjax.bookkeeping", "dpjax.solvers")
+
+
+def dotted(path):
+    """The module's name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = sorted({dotted(path) for path in MODULES} - {"dpjax"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_has_no_underscore_is_on_the_face_of_its_folder(name):
+    """Either the module itself or something out of it."""
+    folder, _, own = name.rpartition(".")
+    if "._" in name or folder == "dpjax.bookkeeping" or name == "dpjax.bookkeeping":
+        return
+    face = ROOT / folder.replace(".", "/") / "__init__.py"
+    exported = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(face.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    assert any(e == name or e.startswith(f"{name}.") for e in exported), own
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_function_shadows_its_module(name):
+    folder, _, own = name.rpartition(".")
+    if folder in OLDER_THAN_THE_RULE:
+        return
+    importlib.import_module(name)
+    assert isinstance(
+        getattr(importlib.import_module(folder), own, None), types.ModuleType
+    )
+
+
+@pytest.mark.parametrize("line", PUBLIC, ids=lambda line: line.split(":")[0])
+def test_every_public_name_still_imports(line):
+    name, _, members = line.partition(": ")
+    module = importlib.import_module(name)
+    assert [m for m in members.split() if not hasattr(module, m)] == []
 
 
 def imports(path):
@@ -23,7 +74,12 @@ def test_training_and_accounting_do_not_import_each_other(path):
     inside = path.relative_to(ROOT / "dpjax")
     if inside.parts[0] in ("solvers", "__init__.py"):
         return
-    shared = ("dpjax._validate", "dpjax._float64", "dpjax.adjacency")
+    shared = (
+        "dpjax._validate",
+        "dpjax._float64",
+        "dpjax._former",
+        "dpjax.adjacency",
+    )
     for name in imports(path):
         if inside.parts[0] == "accounting":
             own = name.startswith("dpjax.accounting")
@@ -56,3 +112,81 @@ def test_the_program_in_the_readme_runs(capsys):
     program = readme.split("```python\n")[1].split("```")[0]
     exec(compile(program, "README.md", "exec"), {})
     assert "noise multiplier 22.9" in capsys.readouterr().out
+
+
+# What a reference may name, as a row of docs/papers.md does.
+STATEMENT = (
+    r"\(\d\.\d\)|(?:Theorem|Lemma|Proposition|Corollar|Algorithm|Definition)\w* "
+)
+STATEMENT += (
+    r"[A-Z\d][\w.]*(?:\(\w\))?(?:(?:, | and | to )[A-Z]?\.?\d[\w.]*(?:\(\w\))?)*"
+)
+PAPER = r"(?:[A-Z]\w+(?:, | and | et al\.)?)+ \(\d{4}\)"
+
+
+def references():
+    """The text after each "Reference:" of a docstring."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                for text in (ast.get_docstring(node) or "").split("Reference: ")[1:]:
+                    yield path.name, " ".join(text.split("\n\n")[0].split())
+
+
+def single(statement):
+    """Theorem 4.1, Theorem 4.2, … for "Theorems 4.1 to 4.3"."""
+    if statement.startswith("("):
+        return [statement]
+    kind, rest = statement.split(" ", 1)
+    kind = re.sub("(s|ies|y)$", "", kind) + ("y" if "Corollar" in kind else "")
+    numbers = []
+    for number in re.split(", | and ", rest.rstrip(".")):
+        first, _, last = number.partition(" to ")
+        head, _, low = first.rpartition(".")
+        high = last.rpartition(".")[2] or low
+        count = range(int(low), int(high) + 1) if last else [low]
+        numbers += [f"{head}.{i}" if head else f"{i}" for i in count]
+    return [f"{kind} {number}" for number in numbers]
+
+
+def papers():
+    """From each paper of docs/papers.md to its rows, four cells each."""
+    found = {}
+    for section in (ROOT / "docs/papers.md").read_text().split("\n## ")[1:]:
+        title, *lines = section.splitlines()
+        rows = [line.strip("|").split(" | ") for line in lines if line.startswith("|")]
+        found[title] = [[cell.strip() for cell in row] for row in rows[2:]]
+    return found
+
+
+def test_every_reference_is_on_the_page_of_papers():
+    page = {title: {row[0] for row in rows} for title, rows in papers().items()}
+    for where, text in references():
+        cited = re.split(f"({PAPER})", text)
+        for paper, rest in zip(cited[1::2], cited[2::2], strict=True):
+            assert paper in page, (where, paper)
+            named = [s for group in re.findall(STATEMENT, rest) for s in single(group)]
+            assert set(named) <= page[paper], (where, paper, named)
+
+
+def resolve(name):
+    """What a dotted name below dpjax is."""
+    parts, value = name.split("."), importlib.import_module("dpjax")
+    for i, part in enumerate(parts):
+        if not hasattr(value, part):
+            value = importlib.import_module(".".join(["dpjax", *parts[:i]]))
+        value = getattr(value, part)
+    return value
+
+
+def test_the_page_of_papers_names_functions_and_tests_that_exist():
+    for title, rows in papers().items():
+        for row in rows:
+            assert len(row) == 4, (title, row)
+            for name in re.findall(r"`([^`]+)`", row[1]):
+                assert callable(resolve(name)), (title, name)
+            for name in re.findall(r"`([^`]+)`", row[2]):
+                file, test = name.split("::")
+                assert f"def {test}(" in (ROOT / "tests" / file).read_text(), name
+            assert "`" in row[1], (title, row)
+            assert "`" in row[2], (title, row)

@@ -58,11 +58,9 @@ def test_the_mixture_is_the_mean_of_its_parts(x64):
         )
         grouped = []
         for groups in (16, 58):
-            rounds = accounting.group_rounds(weights, groups)
+            rounds = accounting.group(weights, groups)
             assert rounds.probability.sum() >= 1 - 1e-12
-            delta = accounting.random_rounds_delta(
-                sigma, epsilon, rounds=rounds, sampling_rate=1.0
-            )
+            delta = accounting.delta(sigma, epsilon, rounds=rounds, sampling_rate=1.0)
             grouped.append(float(delta))
         assert grouped[0] >= grouped[1] >= exact * (1 - 1e-9)
         assert grouped[1] <= exact * 1.01
@@ -78,7 +76,7 @@ def test_grouping_never_loses_probability_or_shortens_a_run():
             weights = rng.exponential(size=size) * (rng.uniform(size=size) < 0.7)
             weights[rng.integers(size)] += 0.1
             weights /= weights.sum()
-            rounds = accounting.group_rounds(weights, groups)
+            rounds = accounting.group(weights, groups)
             assert np.all(np.diff(rounds.largest) > 0)
             below = [
                 rounds.probability[rounds.largest <= k].sum()
@@ -87,19 +85,19 @@ def test_grouping_never_loses_probability_or_shortens_a_run():
             # At every k no more mass is at or below k than there is.
             assert np.all(below <= np.cumsum(weights) + 1e-9)
             np.testing.assert_allclose(rounds.probability.sum(), 1)
-    uniform = accounting.uniform_rounds(100, 7)
-    again = accounting.group_rounds(np.full(100, 0.01), 7)
+    uniform = accounting.uniform(100, 7)
+    again = accounting.group(np.full(100, 0.01), 7)
     np.testing.assert_allclose(uniform.largest, again.largest, atol=1)
 
 
 @pytest.mark.slow
 def test_epsilon_inverts_delta():
-    rounds = accounting.uniform_rounds(200, 4)
+    rounds = accounting.uniform(200, 4)
     args = {"rounds": rounds, "sampling_rate": 0.05}
-    epsilon = float(accounting.random_rounds_epsilon(3.0, 1e-4, **args))
-    assert accounting.random_rounds_delta(3.0, epsilon, **args) <= 1e-4 * (1 + 1e-5)
-    assert accounting.random_rounds_delta(3.0, 0.999 * epsilon, **args) > 1e-4
-    assert accounting.random_rounds_epsilon(3.0, 0.99, **args) == 0.0
+    epsilon = float(accounting.epsilon(3.0, 1e-4, **args))
+    assert accounting.delta(3.0, epsilon, **args) <= 1e-4 * (1 + 1e-5)
+    assert accounting.delta(3.0, 0.999 * epsilon, **args) > 1e-4
+    assert accounting.epsilon(3.0, 0.99, **args) == 0.0
     worst = pld.compose(pld.subsampled_gdp(2 / 3.0, 0.05), 200)
     assert epsilon < pld.epsilon(worst, 1e-4)
 
@@ -107,12 +105,10 @@ def test_epsilon_inverts_delta():
 def test_less_noise_than_printed():
     # At the paper's own n² rounds.
     n = 1000
-    rounds = accounting.uniform_rounds(n * n)
+    rounds = accounting.uniform(n * n)
     for epsilon, factor in [(0.1, 4.0), (1.0, 4.0)]:
         sigma = printed_noise_multiplier(epsilon, 1e-3, num_examples=n) / factor
-        delta = accounting.random_rounds_delta(
-            sigma, epsilon, rounds=rounds, sampling_rate=1 / n
-        )
+        delta = accounting.delta(sigma, epsilon, rounds=rounds, sampling_rate=1 / n)
         assert delta <= 1e-3
 
 
@@ -198,9 +194,7 @@ def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():
     # Half the noise would not do.
     rounds = result.guarantee.profile.rounds
     assert rounds.largest[-1] == 50
-    less = accounting.random_rounds_delta(
-        sigma / 2, 2.0, rounds=rounds, sampling_rate=2 / 40
-    )
+    less = accounting.delta(sigma / 2, 2.0, rounds=rounds, sampling_rate=2 / 40)
     assert less > 3e-3
 
 
@@ -236,7 +230,7 @@ def test_bad_input_names_the_argument():
         with pytest.raises(ValueError, match=f"^{name} must"):
             run(data, **bad)
     with pytest.raises(ValueError, match="^probabilities must"):
-        accounting.group_rounds(np.ones(3))
+        accounting.group(np.ones(3))
     with pytest.raises(ValueError, match="^epsilon must"):
         printed_noise_multiplier(2.0, 1e-3, num_examples=40)
     for bad in ((data[0], data[1][1:]), (data[0], data[1] + 0.5)):

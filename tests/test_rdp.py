@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from dpjax.accounting import _renyi_quadrature, calibrate, rdp
+from dpjax.accounting import calibrate, rdp
+from dpjax.accounting._rdp import quadrature
 
 ORDERS = rdp.ORDERS
 
@@ -290,13 +291,13 @@ def test_more_nodes_on_wider_windows_change_nothing(kind, x64, monkeypatch):
     near = sigma[::2] ** 2 * 10 ** rng.uniform(-1, 2, n // 2)
     a[::2] = np.clip(near, 1.01, 1e4)
     sigma[: n // 5] = 10 ** rng.uniform(-1, 0.3, n // 5)
-    coarse = jax.jit(lambda *x: getattr(_renyi_quadrature, kind)(*x))(sigma, q, a)
+    coarse = jax.jit(lambda *x: getattr(quadrature, kind)(*x))(sigma, q, a)
     legendre = np.polynomial.legendre.leggauss
-    monkeypatch.setattr(_renyi_quadrature, "_FIRST_RULE", legendre(168))
-    monkeypatch.setattr(_renyi_quadrature, "_RULE", legendre(132))
-    monkeypatch.setattr(_renyi_quadrature, "_TAIL", 8.5)
-    monkeypatch.setattr(_renyi_quadrature, "_DROP", 8.5**2 / 2)
-    fine = jax.jit(lambda *x: getattr(_renyi_quadrature, kind)(*x))(sigma, q, a)
+    monkeypatch.setattr(quadrature, "_FIRST_RULE", legendre(168))
+    monkeypatch.setattr(quadrature, "_RULE", legendre(132))
+    monkeypatch.setattr(quadrature, "_TAIL", 8.5)
+    monkeypatch.setattr(quadrature, "_DROP", 8.5**2 / 2)
+    fine = jax.jit(lambda *x: getattr(quadrature, kind)(*x))(sigma, q, a)
     ratio = jnp.logaddexp(0.0, coarse) / jnp.logaddexp(0.0, fine)
     np.testing.assert_allclose(ratio, 1, rtol=0, atol=1e-11)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import Adjacency, reduced_momentum, tree, windows
-from dpjax.accounting import reduced_momentum as accounting
+from dpjax.accounting import tree as accounting
 from dpjax.reduced_momentum import Terms
 
 KEY = jax.random.key(21)

@@ -11,7 +11,7 @@ from test_reduced_momentum import algorithm_4
 
 from dpjax import Adjacency, solvers
 from dpjax._keys import stream
-from dpjax.accounting.reduced_momentum import reduced_momentum_mu
+from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.reduced_momentum import Terms, tree_keys
 from dpjax.solvers import losses
 from dpjax.solvers.sensitivity_reduced_nsgd import allot_noise

@@ -20,8 +20,7 @@ from jax.flatten_util import ravel_pytree
 from dpjax import Adjacency, optimizers, reduced_momentum, solvers
 from dpjax._keys import stream
 from dpjax.accounting import iteration
-from dpjax.accounting.reduced_momentum import reduced_momentum_mu
-from dpjax.accounting.tree import momentum_mu
+from dpjax.accounting.tree import momentum_mu, reduced_momentum_mu
 from dpjax.solvers import _descent, losses
 
 KEY = jax.random.key(17)

@@ -13,7 +13,8 @@ import reference_pld
 import scipy.stats
 
 from dpjax import Adjacency
-from dpjax.accounting import _overflow, pld, truncation
+from dpjax.accounting import pld, truncation
+from dpjax.accounting._pld.overflow import _ERROR, upper_tail
 
 ALL = tuple(Adjacency)
 
@@ -78,10 +79,10 @@ def test_binomial_tails(x64, k, n, q):
                 term, j = term * j * (1 - p) / ((n - j + 1) * p), j - 1
         exact = total if upper else 1 - total
     tail = TAIL(float(k), float(n), q)
-    assert abs(float(tail) / float(exact) - 1) < _overflow._ERROR / 100
+    assert abs(float(tail) / float(exact) - 1) < _ERROR / 100
 
 
-TAIL = jax.jit(_overflow.upper_tail)
+TAIL = jax.jit(upper_tail)
 
 
 def test_certain_and_impossible_tails(x64):

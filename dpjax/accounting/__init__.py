@@ -1,5 +1,25 @@
-"""Privacy accountants: pure, jitted, vmappable and differentiable functions."""
+"""Privacy accountants: pure, jitted, vmappable and differentiable functions.
 
+**What a guarantee is.** Each currency turns into δ(ε) and ε(δ), and composes:
+
+1. `gdp`: μ, exact for Gaussian noise. `pure`: ε alone.
+2. `rdp`: Rényi curves, which add up and are cheap.
+3. `pld`: privacy-loss distributions, nearly exact, of subsampled and mixed mechanisms.
+4. `fdp`: what a profile δ(ε) says about attacks.
+5. `calibrate`: from a target back to the parameter that meets it.
+
+**What a run costs**, in one of these:
+
+6. `tree`: noise that a tree correlates.
+7. `random_rounds`: runs that stop after a random number of rounds. `truncation`:
+   Poisson batches that overflow their shape.
+8. `iteration`: runs that release their last iterate alone.
+
+Numerics have one home each: `_roots` scalar functions, `_pld` and `_rdp` what their
+currencies compute with.
+"""
+
+from dpjax import _former
 from dpjax.accounting import calibrate as calibrate
 from dpjax.accounting import fdp as fdp
 from dpjax.accounting import gdp as gdp
@@ -10,3 +30,5 @@ from dpjax.accounting import random_rounds as random_rounds
 from dpjax.accounting import rdp as rdp
 from dpjax.accounting import tree as tree
 from dpjax.accounting import truncation as truncation
+
+_former.modules("dpjax.accounting")

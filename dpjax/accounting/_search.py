@@ -7,11 +7,14 @@ compiled here, once, and not operation by operation.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+
+_Function = Callable[[jax.Array], jax.Array]
+_State = TypeVar("_State")
 
 
 class Point(NamedTuple):
@@ -46,7 +49,11 @@ class _Bracket(NamedTuple):
     curvature: jax.Array
 
 
-def _while(cond: Callable[..., Any], body: Callable[..., Any], state: Any) -> Any:
+def _while(
+    cond: Callable[[_State], jax.Array],
+    body: Callable[[_State], _State],
+    state: _State,
+) -> _State:
     """A loop that compiles nothing when its state is concrete."""
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(state)):
         return jax.lax.while_loop(cond, body, state)
@@ -56,7 +63,7 @@ def _while(cond: Callable[..., Any], body: Callable[..., Any], state: Any) -> An
 
 
 def bracket(
-    excess: Callable[..., Any],
+    excess: _Function,
     start: jax.Array,
     increasing: bool,
     ends: tuple[float, float],
@@ -109,15 +116,14 @@ def crossing(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
     return crossed, bad, good
 
 
-def close(
-    excess: Callable[..., Any], bad: Point, good: Point, tolerance: float
-) -> jax.Array:
+def close(excess: _Function, bad: Point, good: Point, tolerance: float) -> jax.Array:
     """The good end of the bracket once its relative width is at most the tolerance.
 
     The ITP method on the logarithm, on which most accountants are nearly straight. The
     good end is always a point at which the excess was asked for, and at most 0.
 
-    Reference: Oliveira and Takahashi (2020), with κ₁ (b − a) = 0.2, κ₂ = 2, n₀ = 1.
+    Reference: Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, with
+    κ₁ (b − a) = 0.2, κ₂ = 2, n₀ = 1.
     """
 
     def cond(bracket: _Bracket) -> jax.Array:
@@ -133,7 +139,8 @@ def close(
 @functools.partial(jax.jit, static_argnums=2)
 def _opened(bad: Point, good: Point, tolerance: float) -> _Bracket:
     width = jnp.abs(jnp.log(good.at) - jnp.log(bad.at))
-    # The widest half bracket that bisection would leave before each step, and one more.
+    # Their radius ρ: the widest half bracket that bisection would leave before each
+    # step, and one more.
     halvings = jnp.ceil(jnp.log2(jnp.maximum(width / tolerance, 1.0)))
     curvature = 0.2 / jnp.maximum(width, tolerance)
     return _Bracket(bad, good, tolerance * jnp.exp2(halvings), curvature)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from dpjax import _validate
 from dpjax._float64 import cast, default_float, scope
-from dpjax.accounting._implicit import with_derivative
+from dpjax.accounting._roots import with_derivative
 from dpjax.accounting._search import Point, bracket, close, crossing
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
@@ -154,7 +154,7 @@ def solve(
         return cast(found, dtype, direction)
 
 
-def _scalar(name: str, value: Any) -> None:
+def _scalar(name: str, value: jax.typing.ArrayLike) -> None:
     if jnp.shape(value) != ():
         raise ValueError(
             f"{name} must be a scalar, and jax.vmap solves for several; got shape "

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import broadcast_batch, float64
+from dpjax._float64 import ULP, broadcast_batch, float64
 
 EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 127)])
 """Where a profile is asked unless told otherwise."""
 
-_ULP = float(np.finfo(np.float64).eps)
 Profile = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
@@ -29,11 +28,14 @@ def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax
     # e^ε may be infinite: α = 0 has nothing of it all the same, and e is enough for α.
     some = alpha > 0
     log_alpha = jnp.log(jnp.where(some, alpha, 1.0))
-    exponent = epsilons + log_alpha + 2 * _ULP * (4 + epsilons - log_alpha)
+    # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501, and Dong,
+    # Roth and Su (2022), Proposition 3, https://arxiv.org/abs/1905.02383: the best of
+    # 1 − δ − e^ε α and e^{−ε} (1 − δ − α).
+    exponent = epsilons + log_alpha + 2 * ULP * (4 + epsilons - log_alpha)
     steep = 1 - deltas - jnp.where(some, jnp.exp(jnp.minimum(exponent, 1.0)), 0.0)
-    flat = jnp.exp(-epsilons) * (1 - deltas - alpha) * (1 - 4 * _ULP)
+    flat = jnp.exp(-epsilons) * (1 - deltas - alpha) * (1 - 4 * ULP)
     each = jnp.maximum(steep, flat)
-    best = jnp.max(jnp.where(jnp.isnan(each), 0.0, each), axis=-1) - 4 * _ULP
+    best = jnp.max(jnp.where(jnp.isnan(each), 0.0, each), axis=-1) - 4 * ULP
     inside = (alpha[..., 0] >= 0) & (alpha[..., 0] <= 1)
     return jnp.where(inside, jnp.maximum(best, 0.0), 0.0)
 

@@ -2,19 +2,18 @@
 
 A PLD here is the recipe, not a grid: which mechanisms, with which parameters, how
 often. Composition therefore costs nothing, and whoever asks for δ(ε) or ε(δ) gets a
-grid made for that question (`_composition`). Two steps lie between, each an upper
+grid made for that question (`_pld.composition`). Two steps lie between, each an upper
 bound, each in its own file: a discrete pair that is easier to tell apart than the
-mechanism (`_pairs`), and the inversion of its composed characteristic function
-(`_inversion`).
+mechanism (`_pld.pairs`), and the inversion of its composed characteristic function
+(`_pld.inversion`).
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 
 from dpjax import _validate
-from dpjax.accounting import _composition
+from dpjax.accounting._pld import composition
 from dpjax.adjacency import Adjacency
 
 
@@ -56,7 +55,7 @@ class PLD:
     mechanisms: tuple[Mechanism, ...]
 
 
-def _parameters(pld: PLD) -> tuple[list[Any], tuple[str, ...]]:
+def _parameters(pld: PLD) -> tuple[list[jax.typing.ArrayLike], tuple[str, ...]]:
     """What the compiled functions take: all numbers, and the kinds."""
     if not isinstance(pld, PLD):
         raise ValueError(f"pld must be a dpjax.accounting.pld.PLD; got {pld!r}.")
@@ -158,7 +157,7 @@ def subsampled_gdp(
     Privacy: REPLACE adjacency; each batch is a uniformly random subset of fixed size,
     drawn without replacement and anew in each step.
 
-    Reference: Bok, Su and Altschuler (2024), appendix D.4: C_p(G_μ).
+    Reference: Bok, Su and Altschuler (2024), Proposition D.4: C_p(G_μ).
 
     Example:
       >>> print(f"{epsilon(compose(subsampled_gdp(0.5, 0.01), 1000), 1e-5):.3f}")
@@ -245,7 +244,7 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
     """
     _validate.nonnegative("epsilon", epsilon, finite=False)
     numbers, kinds = _parameters(pld)
-    return _composition.delta(epsilon, *numbers, kinds=kinds)
+    return composition.delta(epsilon, *numbers, kinds=kinds)
 
 
 def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
@@ -277,4 +276,4 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
     """
     _validate.open_unit("delta", delta)
     numbers, kinds = _parameters(pld)
-    return _composition.epsilon(delta, *numbers, kinds=kinds)
+    return composition.epsilon(delta, *numbers, kinds=kinds)

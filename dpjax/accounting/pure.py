@@ -11,31 +11,32 @@ import numpy as np
 from jax.scipy.special import erfinv, ndtri
 
 from dpjax import _validate
-from dpjax._float64 import TINY, float64
-
-_ULP = np.finfo(np.float64).eps
+from dpjax._float64 import TINY, ULP, float64
 
 
 @float64("up")
-def _delta(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
-    gap = jnp.minimum(epsilon - pure, 0.0) - 4 * _ULP * pure
-    delta = -jnp.expm1(gap) / (1 + jnp.exp(-pure)) * (1 + 8 * _ULP)
+def _delta64(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
+    # Kairouz, Oh and Viswanath (2015), Theorem 3.1, https://arxiv.org/abs/1311.0776: of
+    # randomised response, (e^p − e^ε) / (1 + e^p), both divided by e^p.
+    gap = jnp.minimum(epsilon - pure, 0.0) - 4 * ULP * pure
+    delta = -jnp.expm1(gap) / (1 + jnp.exp(-pure)) * (1 + 8 * ULP)
     delta = jnp.where(epsilon >= pure, 0.0, jnp.maximum(delta, TINY))
     return jnp.where((pure >= 0) & (epsilon >= 0), delta, 1.0)
 
 
 @float64("up")
-def _epsilon(pure: jax.Array, delta: jax.Array) -> jax.Array:
-    covered = delta * (1 + jnp.exp(-pure)) * (1 - 8 * _ULP)
+def _epsilon64(pure: jax.Array, delta: jax.Array) -> jax.Array:
+    # The same solved for ε: ε = p + log(1 − δ (1 + e^{−p})).
+    covered = delta * (1 + jnp.exp(-pure)) * (1 - 8 * ULP)
     inside = covered < 1
-    saved = jnp.log1p(-jnp.where(inside, covered, 0.0)) * (1 - 8 * _ULP)
-    epsilon = jnp.where(inside, jnp.maximum(pure + saved + 4 * _ULP * pure, 0.0), 0.0)
+    saved = jnp.log1p(-jnp.where(inside, covered, 0.0)) * (1 - 8 * ULP)
+    epsilon = jnp.where(inside, jnp.maximum(pure + saved + 4 * ULP * pure, 0.0), 0.0)
     epsilon = jnp.where(delta > 0, epsilon, pure)
     return jnp.where((pure >= 0) & (delta >= 0), epsilon, jnp.inf)
 
 
 @float64("up")
-def _mu(pure: jax.Array) -> jax.Array:
+def _mu64(pure: jax.Array) -> jax.Array:
     # 2 Φ⁻¹(e^ε/(1 + e^ε)) = √8 erf⁻¹(tanh(ε/2)), from the tail where that is close to
     # its limit, and x²/2 >= ε where that is no number.
     regular = (pure > 0) & (pure < jnp.inf)
@@ -43,7 +44,7 @@ def _mu(pure: jax.Array) -> jax.Array:
     low = np.sqrt(8) * erfinv(jnp.tanh(jnp.where(regular & small, pure, 1.0) / 2))
     kink = -2 * ndtri(jax.nn.sigmoid(-jnp.where(regular & near, pure, 1.0)))
     high = np.sqrt(8) * jnp.sqrt(jnp.where(regular, pure, 1.0))
-    mu = jnp.where(small, low, jnp.where(near, kink, high)) * (1 + 256 * _ULP)
+    mu = jnp.where(small, low, jnp.where(near, kink, high)) * (1 + 256 * ULP)
     mu = jnp.maximum(mu, TINY)
     return jnp.where(regular, mu, jnp.where(pure == 0, 0.0, jnp.inf))
 
@@ -71,7 +72,7 @@ def delta(
     """
     _validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
     _validate.nonnegative("epsilon", epsilon, finite=False)
-    return _delta(pure_epsilon, epsilon)
+    return _delta64(pure_epsilon, epsilon)
 
 
 def epsilon(
@@ -97,7 +98,7 @@ def epsilon(
     """
     _validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
     _validate.closed_unit("delta", delta)
-    return _epsilon(pure_epsilon, delta)
+    return _epsilon64(pure_epsilon, delta)
 
 
 def mu(pure_epsilon: jax.typing.ArrayLike) -> jax.Array:
@@ -117,4 +118,4 @@ def mu(pure_epsilon: jax.typing.ArrayLike) -> jax.Array:
       1.2320
     """
     _validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
-    return _mu(pure_epsilon)
+    return _mu64(pure_epsilon)

@@ -27,7 +27,7 @@ class Rounds(NamedTuple):
     probability: np.ndarray
 
 
-def group_rounds(probabilities: np.ndarray, groups: int = 16) -> Rounds:
+def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
     """Group the numbers of rounds 1, 2, …, N by about equal probabilities.
 
     Args:
@@ -41,7 +41,7 @@ def group_rounds(probabilities: np.ndarray, groups: int = 16) -> Rounds:
       ValueError: a probability is negative, or they do not add up to 1.
 
     Example:
-      >>> rounds = group_rounds(np.full(100, 0.01), groups=4)
+      >>> rounds = group(np.full(100, 0.01), groups=4)
       >>> print(rounds.largest, rounds.probability.round(3))
       [ 25.  50.  75. 100.] [0.25 0.25 0.25 0.25]
     """
@@ -60,7 +60,7 @@ def group_rounds(probabilities: np.ndarray, groups: int = 16) -> Rounds:
     return Rounds((last + 1).astype(np.float64), mass * max(1.0, 1 / total))
 
 
-def uniform_rounds(most: int, groups: int = 16) -> Rounds:
+def uniform(most: int, groups: int = 16) -> Rounds:
     """Group the numbers of rounds 1, 2, …, most, each equally likely.
 
     Args:
@@ -74,7 +74,7 @@ def uniform_rounds(most: int, groups: int = 16) -> Rounds:
       ValueError: a number is not a positive integer.
 
     Example:
-      >>> print(uniform_rounds(10**9, groups=2))
+      >>> print(uniform(10**9, groups=2))
       Rounds(largest=array([5.e+08, 1.e+09]), probability=array([0.5, 0.5]))
     """
     most = _validate.static_int("most", most, minimum=1)
@@ -83,7 +83,27 @@ def uniform_rounds(most: int, groups: int = 16) -> Rounds:
     return Rounds(largest, np.diff(largest, prepend=0.0) / most)
 
 
-def random_rounds_delta(
+def _mean_delta(
+    noise_multiplier: jax.typing.ArrayLike,
+    epsilon: jax.typing.ArrayLike,
+    rounds: Rounds,
+    sampling_rate: float,
+) -> jax.Array:
+    """E_R δ_R(ε), from above."""
+    _validate.positive("noise_multiplier", noise_multiplier)
+    _validate.closed_unit("sampling_rate", sampling_rate)
+    # Zhang, Zheng, Mou and Wang (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
+    # R is drawn first, so that δ(ε) = Σ_R P(R) δ_R(ε).
+    step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
+    each = pld.delta(pld.compose(step, rounds.largest), epsilon)
+    # Rounding of the weights and of a sum of few positive terms, in float32 at worst.
+    slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
+    total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
+    least = jnp.where(jnp.max(each) > 0, jnp.finfo(each.dtype).tiny, 0)
+    return jnp.clip(total, least, 1)
+
+
+def delta(
     noise_multiplier: jax.typing.ArrayLike,
     epsilon: jax.typing.ArrayLike,
     *,
@@ -97,7 +117,7 @@ def random_rounds_delta(
         over the bound on one gradient, f[], positive.
       epsilon: f[], at least 0.
       rounds: the distribution of the number of rounds, drawn independently of the data;
-        see `group_rounds`.
+        see `group` and `uniform`.
       sampling_rate: batch size over number of examples, in [0, 1].
 
     Returns:
@@ -110,35 +130,26 @@ def random_rounds_delta(
     run too, are (ε, δ)-DP. Each batch is a fresh uniformly random subset.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, in place of Theorem 4;
-    each round is C_p(G_μ) of Bok, Su and Altschuler (2024), appendix D.4.
+    each round is C_p(G_μ) of Bok, Su and Altschuler (2024), Proposition D.4.
 
     Example:
-      >>> rounds = uniform_rounds(1000, groups=8)
-      >>> delta = random_rounds_delta(2.0, 1.0, rounds=rounds, sampling_rate=0.01)
-      >>> print(f"{delta:.1e}")
+      >>> rounds = uniform(1000, groups=8)
+      >>> print(f"{delta(2.0, 1.0, rounds=rounds, sampling_rate=0.01):.1e}")
       3.0e-03
     """
-    _validate.positive("noise_multiplier", noise_multiplier)
-    _validate.closed_unit("sampling_rate", sampling_rate)
-    step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
-    each = pld.delta(pld.compose(step, rounds.largest), epsilon)
-    # Rounding of the weights and of a sum of few positive terms, in float32 at worst.
-    slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
-    total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
-    least = jnp.where(jnp.max(each) > 0, jnp.finfo(each.dtype).tiny, 0)
-    return jnp.clip(total, least, 1)
+    return _mean_delta(noise_multiplier, epsilon, rounds, sampling_rate)
 
 
-def random_rounds_epsilon(
+def epsilon(
     noise_multiplier: float, delta: float, *, rounds: Rounds, sampling_rate: float
 ) -> jax.Array:
-    """ε of noisy SGD for a random number of rounds: `random_rounds_delta` solved for ε.
+    """ε of noisy SGD for a random number of rounds: `delta` solved for ε.
 
     Args:
-      noise_multiplier: as for `random_rounds_delta`.
+      noise_multiplier: as for `delta`.
       delta: in (0, 1).
-      rounds: as for `random_rounds_delta`.
-      sampling_rate: as for `random_rounds_delta`.
+      rounds: as for `delta`.
+      sampling_rate: as for `delta`.
 
     Returns:
       The least ε >= 0 with that δ, f[], rounded up.
@@ -149,10 +160,13 @@ def random_rounds_epsilon(
     _validate.open_unit("delta", delta)
 
     def delta_of(epsilon: jax.typing.ArrayLike) -> jax.Array:
-        return random_rounds_delta(
-            noise_multiplier, epsilon, rounds=rounds, sampling_rate=sampling_rate
-        )
+        return _mean_delta(noise_multiplier, epsilon, rounds, sampling_rate)
 
     if bool(delta_of(0.0) <= delta):
         return jnp.zeros(())
     return calibrate.solve(delta_of, delta)
+
+
+# Former names, which go in the next release.
+group_rounds, uniform_rounds = group, uniform
+random_rounds_delta, random_rounds_epsilon = delta, epsilon

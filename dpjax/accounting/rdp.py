@@ -9,15 +9,13 @@ Subsampled curves come from a quadrature whose error is measured, not proven: at
 nodes, and 1e-10 is added. All roundings are bounded.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import TINY, default_float, float64
-from dpjax.accounting import _renyi_quadrature
+from dpjax._float64 import ULP, default_float, float64
+from dpjax.accounting._rdp import conversion, curves
 
 ORDERS = 1.0 + np.concatenate(
     [
@@ -28,123 +26,18 @@ ORDERS = 1.0 + np.concatenate(
 )
 """Default orders, from 1.01 to 10,000, densest where ε is usually attained."""
 
-_ULP = np.finfo(np.float64).eps
-_TINY = 1e-300
-_LEAST_NOISE, _MOST_NOISE = 0.1, 1e60  # where the quadrature holds
-_FAR = 1e20  # noise over order beyond which a curve is its first term, to an ulp
-
-
-def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
-    """The value a / (2σ²) from above, for finite positive arguments."""
-    # Not a / σ / σ, which the compiler makes a / σ².
-    root = jnp.sqrt(a) / sigma
-    return 0.5 * root * root * (1 + 4 * _ULP) + _TINY
-
-
-@float64("up")
-def _gaussian64(sigma: jax.Array, a: jax.Array) -> jax.Array:
-    is_order = (a > 1) & (a < jnp.inf)
-    regular = is_order & (sigma > 0) & (sigma < jnp.inf)
-    value = _gaussian(jnp.where(regular, sigma, 1.0), jnp.where(regular, a, 2.0))
-    silent = is_order & (sigma == jnp.inf)
-    return jnp.where(regular, value, jnp.where(silent, 0.0, jnp.inf))
-
-
-def _subsampled(
-    quadrature: Callable[..., jax.Array],
-    sigma: jax.Array,
-    q: jax.Array,
-    a: jax.Array,
-) -> jax.Array:
-    # Each argument is made regular by itself, so that it keeps its shape.
-    inside = (sigma >= _LEAST_NOISE) & (sigma <= _MOST_NOISE)
-    below = (sigma > 0) & (sigma < _LEAST_NOISE)
-    above = (sigma > _MOST_NOISE) & (sigma < jnp.inf)
-    is_rate, is_order = (q >= 0) & (q <= 1), (a > 1) & (a < jnp.inf)
-    nothing = (q == 0) | (sigma == jnp.inf)
-    # The divergence grows with q, so that a larger one is on the safe side.
-    q = jnp.maximum(jnp.where(is_rate & (q > 0), q, 0.5), 1e-60)
-    a = jnp.where(is_order, a, 2.0)
-    log_excess = quadrature(jnp.where(inside, sigma, 1.0), q, a)
-    # Below: moments are jointly convex, so that they are at most q parts that of the
-    # Gaussian and 1 − q parts one.
-    log_moment = (a - 1.0) * _gaussian(jnp.where(below, sigma, 1.0), a)
-    log_convex = jnp.log(q) + log_moment + jnp.log(-jnp.expm1(-log_moment))
-    log_convex = log_convex + 64 * _ULP * (1 + log_moment)
-    value = jax.nn.softplus(jnp.where(inside, log_excess, log_convex)) / (a - 1.0)
-    # Above: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a, and half of that twice for
-    # batches of fixed size. Where aσ⁻¹ is small E h is a (a − 1)/2 q²σ⁻² to as much.
-    far = jnp.where(above, sigma, 1.0)
-    first_term = _gaussian(far, a) * jnp.where(a * _FAR <= far, q * q, 1.0)
-    value = jnp.where(above, first_term, value) * (1 + 16 * _ULP) + _TINY
-    value = jnp.where(inside | below | above, value, jnp.inf)
-    value = jnp.where(nothing & (sigma >= 0), 0.0, value)
-    return jnp.where(is_rate & is_order, value, jnp.inf)
-
-
-@float64("up")
-def _poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    return _subsampled(_renyi_quadrature.poisson, sigma, q, a)
-
-
-@float64("up")
-def _fixed_size_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    # Under REPLACE one example moves the sum by two clip norms.
-    return _subsampled(_renyi_quadrature.fixed_size, sigma / 2, q, a)
-
 
 @float64("up")
 def _compose64(*curves_and_count: jax.Array) -> jax.Array:
     *curves, count = curves_and_count
-    total = sum(curves) * (1 + len(curves) * _ULP)
+    # Mironov (2017), Proposition 1, https://arxiv.org/abs/1702.07476: the sum.
+    total = sum(curves) * (1 + len(curves) * ULP)
     is_count = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
     finite = total < jnp.inf  # false for NaN
     value = jnp.where(finite, total, 0.0) * jnp.where(is_count, count, 1.0)
-    value = value * (1 + 2 * _ULP)
+    value = value * (1 + 2 * ULP)
     value = jnp.where(finite | (count == 0), value, jnp.inf)
     return jnp.where(is_count, value, jnp.inf)
-
-
-def _total_variation(rho: jax.Array) -> jax.Array:
-    """An upper bound on the total variation distance, which is δ at ε = 0.
-
-    The divergence of every order above 1 is at least that of Kullback and Leibler, and
-    the bounds are Pinsker's and Bretagnolle and Huber's.
-    """
-    some = rho > 0  # the square root has no derivative at 0
-    rho = jnp.where(some, rho, 1.0)
-    bound = jnp.minimum(np.sqrt(0.5) * jnp.sqrt(rho), jnp.sqrt(-jnp.expm1(-rho)))
-    return jnp.where(some, bound * (1 + 4 * _ULP), 0.0)
-
-
-@float64("up")
-def _epsilon64(rho: jax.Array, a: jax.Array, delta: jax.Array) -> jax.Array:
-    regular = (rho >= 0) & (rho < jnp.inf) & (a > 1) & (a < jnp.inf)
-    regular = regular & (delta > 0) & (delta <= 1)
-    rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
-    delta = jnp.where(regular, delta, 0.5)
-    discount = jnp.log1p(-1.0 / a)
-    price = (jnp.log(delta) + jnp.log(a)) / (a - 1.0)
-    error = 8 * _ULP * (rho - discount + (jnp.log(a) - jnp.log(delta)) / (a - 1.0))
-    value = jnp.maximum(rho + discount - price + error, 0.0)
-    value = jnp.where(_total_variation(rho) <= delta, 0.0, value)
-    return jnp.where(regular, value, jnp.inf)
-
-
-@float64("up")
-def _delta64(rho: jax.Array, a: jax.Array, epsilon: jax.Array) -> jax.Array:
-    regular = (rho >= 0) & (rho < jnp.inf) & (a > 1) & (a < jnp.inf)
-    regular = regular & (epsilon >= 0)
-    least = epsilon == jnp.inf
-    rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
-    epsilon = jnp.where(regular & ~least, epsilon, 1.0)
-    discount = jnp.log1p(-1.0 / a)
-    gap = rho - epsilon + discount + 8 * _ULP * (rho + epsilon - discount)
-    log_delta = (a - 1.0) * gap - jnp.log(a) * (1 - 8 * _ULP)
-    # What underflows is positive all the same, unless nothing is released.
-    value = jnp.maximum(jnp.exp(jnp.minimum(log_delta, 0.0)), TINY)
-    value = jnp.minimum(value, _total_variation(rho))
-    return jnp.where(regular, jnp.where(least, 0.0, value), 1.0)
 
 
 def _array(value: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
@@ -187,7 +80,7 @@ def gaussian(
     _validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     _validate.above_one("orders", orders)
     a, sigma = _align(noise_multiplier, curves=(orders,))
-    return _gaussian64(sigma, a)
+    return curves.gaussian64(sigma, a)
 
 
 def poisson_gaussian(
@@ -228,7 +121,7 @@ def poisson_gaussian(
     _validate.closed_unit("sampling_rate", sampling_rate)
     _validate.above_one("orders", orders)
     a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
-    return _poisson_gaussian64(sigma, q, a)
+    return curves.poisson_gaussian64(sigma, q, a)
 
 
 def fixed_size_gaussian(
@@ -266,7 +159,7 @@ def fixed_size_gaussian(
     _validate.closed_unit("sampling_rate", sampling_rate)
     _validate.above_one("orders", orders)
     a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
-    return _fixed_size_gaussian64(sigma, q, a)
+    return curves.fixed_size_gaussian64(sigma, q, a)
 
 
 def compose(
@@ -335,7 +228,9 @@ def epsilon(
     """
     _check_conversion(curve, orders)
     _validate.open_unit("delta", delta)
-    return jnp.min(_epsilon64(*_align(delta, curves=(curve, orders))), axis=-1)
+    return jnp.min(
+        conversion.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
+    )
 
 
 def best_order(
@@ -362,7 +257,9 @@ def best_order(
     """
     _check_conversion(curve, orders)
     _validate.open_unit("delta", delta)
-    best = jnp.argmin(_epsilon64(*_align(delta, curves=(curve, orders))), axis=-1)
+    best = jnp.argmin(
+        conversion.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
+    )
     return jnp.asarray(orders, default_float())[best]
 
 
@@ -393,4 +290,6 @@ def delta(
     """
     _check_conversion(curve, orders)
     _validate.nonnegative("epsilon", epsilon, finite=False)
-    return jnp.min(_delta64(*_align(epsilon, curves=(curve, orders))), axis=-1)
+    return jnp.min(
+        conversion.delta64(*_align(epsilon, curves=(curve, orders))), axis=-1
+    )

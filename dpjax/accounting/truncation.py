@@ -11,11 +11,9 @@ import numpy as np
 import scipy.special
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import ULP, float64
 from dpjax.accounting import pld
 from dpjax.adjacency import Adjacency
-
-_ULP = float(np.finfo(np.float64).eps)
 
 
 def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -> float:
@@ -26,7 +24,7 @@ def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -
         max_batch_size + 1, num_examples - max_batch_size, rate
     )
     # The incomplete beta function has the exponential of log-gammas for a factor.
-    error = 16 * _ULP * (scipy.special.gammaln(num_examples + 2) + 64)
+    error = 16 * ULP * (scipy.special.gammaln(num_examples + 2) + 64)
     return min(float(tail) * (1 + error) + np.finfo(np.float64).tiny, 1.0)
 
 
@@ -34,7 +32,7 @@ def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -
 def _overflow_delta64(epsilon: jax.Array, expected_overflows: jax.Array) -> jax.Array:
     # What can overflow at all does so more often than e^{-709} times.
     growth = 1 + jnp.exp(jnp.clip(epsilon, 0.0, 709.0))
-    delta = jnp.minimum(growth * expected_overflows * (1 + 8 * _ULP), 1.0)
+    delta = jnp.minimum(growth * expected_overflows * (1 + 8 * ULP), 1.0)
     return jnp.where(epsilon >= 0, delta, 1.0)
 
 

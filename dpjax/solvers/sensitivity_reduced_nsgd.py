@@ -14,7 +14,7 @@ from dpjax import _validate, reduced_momentum, sampling
 from dpjax._dtypes import widen
 from dpjax._keys import stream
 from dpjax.accounting import gdp
-from dpjax.accounting.reduced_momentum import reduced_momentum_mu
+from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.adjacency import Adjacency
 from dpjax.clipping import clip
 from dpjax.reduced_momentum import Terms

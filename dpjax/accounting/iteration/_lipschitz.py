@@ -20,9 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
-
-_ULP = np.finfo(np.float64).eps
+from dpjax._float64 import ULP, float64
 
 
 def excess(
@@ -32,11 +30,13 @@ def excess(
 
     Scale bounds the terms that were added to get lower, for their rounding errors.
     """
-    slack = 4 * _ULP * step_size
+    # Bok, Su and Altschuler (2024), Lemma 2.8, https://arxiv.org/abs/2403.00278:
+    # max(|1 − η lower|, |1 − η upper|), less 1, so that short steps keep their digits.
+    slack = 4 * ULP * step_size
     low = -step_size * lower + slack * scale
     high = step_size * upper - 2
     # A step of 2/M is one whose product with M may be rounded to a little more than 2.
-    past = high > 8 * _ULP
+    past = high > 8 * ULP
     high = jnp.where(past, high + slack * upper, jnp.minimum(high + slack * upper, 0.0))
     return jnp.maximum(low, high)
 
@@ -45,14 +45,17 @@ def clipped_excess(
     step_size: jax.Array, weak: jax.Array, upper: jax.Array
 ) -> jax.Array:
     """C − 1 with clipping, curvature between −weak and upper, rounded up."""
+    # In place of Kong and Ribero (2024), Proposition 3.4(b),
+    # https://arxiv.org/abs/2407.05237, whose L_λ(0, M) = 1 does not hold: the ellipse
+    # touches the ball at sqrt(1 + ρ²/(κ(2 − κ))), or else max(1 + ηm, ηM − 1).
     rho, kappa = step_size * (upper + weak) / 2, step_size * (upper - weak) / 2
     inner = kappa * (2 - kappa)
     touches = (inner > 0) & (jnp.abs(1 - kappa) * rho <= inner)
     square = jnp.where(touches, rho, 0.0) ** 2 / jnp.where(touches, inner, 1.0)
     # On the border both formulas agree, so that a wrong decision changes little.
-    aside = square * (1 + 16 * _ULP) / (1 + jnp.sqrt(1 + square))
+    aside = square * (1 + 16 * ULP) / (1 + jnp.sqrt(1 + square))
     along = jnp.maximum(step_size * weak, step_size * upper - 2)
-    along = along + 4 * _ULP * step_size * (weak + upper)
+    along = along + 4 * ULP * step_size * (weak + upper)
     bound = jnp.where(touches, jnp.maximum(aside, along), along)
     return jnp.where(jnp.isfinite(rho), bound, jnp.inf)
 
@@ -65,16 +68,16 @@ def _valid(*args: jax.Array) -> jax.Array:
 
 
 @float64("up")
-def _step(step_size, smoothness, weak, strong):
+def _step64(step_size, smoothness, weak, strong):
     above = excess(step_size, strong - weak, smoothness, strong + weak)
-    c = jnp.maximum((1 + above) * (1 + 2 * _ULP), 0.0)
+    c = jnp.maximum((1 + above) * (1 + 2 * ULP), 0.0)
     valid = _valid(step_size, smoothness, weak, strong) & (strong <= smoothness)
     return jnp.where(valid & jnp.isfinite(step_size * smoothness), c, jnp.inf)
 
 
 @float64("up")
-def _clipped_step(step_size, weak, smoothness):
-    c = (1 + clipped_excess(step_size, weak, smoothness)) * (1 + 2 * _ULP)
+def _clipped_step64(step_size, weak, smoothness):
+    c = (1 + clipped_excess(step_size, weak, smoothness)) * (1 + 2 * ULP)
     return jnp.where(_valid(step_size, weak, smoothness), c, jnp.inf)
 
 
@@ -130,7 +133,7 @@ def step_lipschitz(
     """
     _validate.positive("step_size", step_size)
     check_curvature(smoothness, weak_convexity, strong_convexity)
-    return _step(step_size, smoothness, weak_convexity, strong_convexity)
+    return _step64(step_size, smoothness, weak_convexity, strong_convexity)
 
 
 def clipped_step_lipschitz(
@@ -168,4 +171,4 @@ def clipped_step_lipschitz(
     """
     _validate.positive("step_size", step_size)
     check_curvature(smoothness, weak_convexity, 0.0)
-    return _clipped_step(step_size, weak_convexity, smoothness)
+    return _clipped_step64(step_size, weak_convexity, smoothness)

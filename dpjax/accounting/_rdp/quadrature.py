@@ -4,7 +4,7 @@ The likelihood ratio of the two output distributions at σu, u ~ N(0, 1), is 1 +
 y = q (e^z − 1), z = (u − 1/(2σ)) / σ. As E y = 0, the moment that Rényi's divergence
 of order a needs is
 
-    E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0,
+    E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0  (`integrand`),
 
 and the sum of positive numbers that approximates E h loses nothing to cancellation,
 not even where E h is 1e-20. Its integrand has a bump where y is small, between 0 and
@@ -14,15 +14,8 @@ crossing where q e^z = 1 − q. So there is a window of nodes around small y, an
 either side of the crossing, all graded towards it on the scale σ. Neither the place of
 the nodes nor their number changes the integral, so derivatives are those of the
 integrand alone.
-
-For batches of fixed size (C_q(G_μ), μ = 1/σ) losses below zero are the mirror image of
-those above, with the masses that N(0, 1) has, and the rest of the mass is on zero. With
-L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
-
-    h = e^{aL} + e^{(1−a)L} − e^L − 1 = e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,67 +24,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from dpjax._float64 import scoped
+from dpjax._float64 import SMALL, ULP, scoped
+from dpjax.accounting._gaussian import LOG_SQRT_2PI
+from dpjax.accounting._rdp import integrand
+from dpjax.accounting._roots import bisect
 
 _TAIL = 7.5  # a unit Gaussian has 1e-13 of its mass further away
 _DROP = _TAIL**2 / 2  # and its log density has fallen by this much there
 _FIRST_RULE = np.polynomial.legendre.leggauss(56)
 _RULE = np.polynomial.legendre.leggauss(44)
+_Rule = Any  # nodes and weights
 _barrier = jax.lax.optimization_barrier
-_LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
-_SERIES = [1.0 / math.factorial(k) for k in range(2, 14)]
-_SMALLEST_Z, _LARGEST_Z = -36.0, 230.0  # beyond, e^z is lost in 1 or 1 in q e^z
-_ULP = np.finfo(np.float64).eps
 
 # Of E h the windows cut off, and the rules miss, less than 1e-11 together: measured
 # against three times as many nodes on wider windows at 200,000 points, and against
 # mpmath, for σ in [0.1, 1000], q in [1e-6, 1] and orders in [1.01, 10,000]; against
 # mpmath alone also up to σ = 1e60, down to q = 1e-12, and at orders up to 1e6.
 _QUADRATURE_ERROR = 1e-10
-
-
-def _likelihood(
-    u: jax.Array, sigma: jax.Array, q: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Z, y and log(1 + y)."""
-    z = (u - 0.5 / sigma) / sigma
-    clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
-    y = q * jnp.expm1(clipped)
-    return z, y, jnp.log1p(y) + jnp.maximum(z - clipped, 0.0)
-
-
-def _second_difference(x: jax.Array) -> jax.Array:
-    """(e^x − 1 − x) / x² for |x| < 1/4."""
-    total = jnp.full_like(x, _SERIES[-1])
-    for coefficient in _SERIES[-2::-1]:
-        total = coefficient + x * total
-    return total
-
-
-def _h(y: jax.Array, log_ratio: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """h(y) as (exponent, mantissa): h = mantissa e^exponent, to a few dozen ulps."""
-    small = jnp.abs(a * log_ratio) < 0.25
-    # With L = log(1 + y) and e^x = 1 + x + x² ψ(x): h = a L² (a ψ(a L) − ψ(L)).
-    L = jnp.where(small, log_ratio, 0.0)
-    difference = a * _second_difference(a * L) - _second_difference(L)
-    near = a * L * L * difference
-    # Elsewhere (1 + y) (e^x − 1) − (a − 1) y with x = (a − 1) L, scaled by (1 + y)^−a
-    # where that is below one.
-    y, L = jnp.where(small, 1.0, y), jnp.where(small, 1.0, log_ratio)
-    power = jnp.expm1(-(a - 1.0) * jnp.abs(L))
-    share = (a - 1.0) * y / (1.0 + jnp.maximum(y, 0.0))
-    rises = -power - share * (1.0 + power)
-    falls = (1.0 + y) * power - share
-    exponent = jnp.where(small, 0.0, a * jnp.maximum(L, 0.0))
-    return exponent, jnp.where(small, near, jnp.where(L > 0, rises, falls))
-
-
-def _mirrored_h(
-    _: jax.Array, log_ratio: jax.Array, a: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """H for batches of fixed size, in the same form."""
-    return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
 
 
 class _Excess(NamedTuple):
@@ -101,17 +51,17 @@ class _Excess(NamedTuple):
     start: Callable[[jax.Array], jax.Array]
 
 
-_POISSON = _Excess(_h, lambda sigma: jnp.full_like(sigma, -_TAIL))
-_FIXED_SIZE = _Excess(_mirrored_h, lambda sigma: 0.5 / sigma)
+_POISSON = _Excess(integrand.poisson, lambda sigma: jnp.full_like(sigma, -_TAIL))
+_FIXED_SIZE = _Excess(integrand.fixed_size, lambda sigma: 0.5 / sigma)
 
 
 def _log_integrand(
     excess: _Excess, u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
     """The log of h(y) e^{−u²/2}."""
-    _, y, log_ratio = _likelihood(u, sigma, q)
+    _, y, log_ratio = integrand.likelihood(u, sigma, q)
     exponent, mantissa = excess.h(y, log_ratio, a)
-    return exponent + jnp.log(jnp.maximum(mantissa, 1e-300)) - 0.5 * u * u
+    return exponent + jnp.log(jnp.maximum(mantissa, SMALL)) - 0.5 * u * u
 
 
 def _peaks(
@@ -157,25 +107,34 @@ def _edge(
     def at(t: jax.Array) -> jax.Array:
         return start + sign * _TAIL * jnp.expm1(t * reach)
 
-    def body(_: jax.Array, ends: tuple[jax.Array, jax.Array]):
-        inside, outside = ends
-        middle = 0.5 * (inside + outside)
-        above = jax.vmap(lambda u: _log_integrand(excess, u, *density) > floor)(
-            at(middle)
-        )
-        return jnp.where(above, middle, inside), jnp.where(above, outside, middle)
+    def below(t: jax.Array) -> jax.Array:
+        above = jax.vmap(lambda u: _log_integrand(excess, u, *density) > floor)
+        return ~above(at(t))
 
-    start_end = jnp.zeros_like(reach), jnp.ones_like(reach)
-    return at(jax.lax.fori_loop(0, 7, body, start_end)[1])
+    return at(bisect(below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
 
 
-def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> Any:
-    """The log of the highest bump, the crossing, and where the windows are.
+class _Windows(NamedTuple):
+    """Where the windows are, f[*b] each.
 
-    The first is the same at all orders, up to a split. The ends of the other
-    two are stacked.
+    Attributes:
+      highest: the log of the highest bump.
+      crossing: where all are graded towards.
+      first, split: the ends of the window around small y, the same at all orders.
+      lows, highs: the ends of the other two, stacked.
     """
-    log_odds = jnp.log1p(-jnp.minimum(q, 1 - _ULP)) - jnp.log(q)
+
+    highest: jax.Array
+    crossing: jax.Array
+    first: jax.Array
+    split: jax.Array
+    lows: jax.Array
+    highs: jax.Array
+
+
+def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
+    """Where to integrate."""
+    log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
     bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
     first = excess.start(sigma)
@@ -193,7 +152,7 @@ def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> A
     starts = jnp.stack([left, left, right, right])
     limits = jnp.stack(jnp.broadcast_arrays(split, border, border, limit))
     ends = _edge(excess, starts, limits, floor, density)
-    return highest, crossing, first, split, ends[::2], ends[1::2]
+    return _Windows(highest, crossing, first, split, ends[::2], ends[1::2])
 
 
 def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
@@ -212,7 +171,7 @@ def _window_sum(
     crossing: jax.Array,
     highest: jax.Array,
     density: tuple[jax.Array, jax.Array, jax.Array],
-    rule: Any,
+    rule: _Rule,
 ) -> jax.Array:
     """The integral of h(y) e^{−u²/2 − highest}, with the rounding error of each term.
 
@@ -238,13 +197,13 @@ def _window_sum(
         moved = 0.5 * (middle + 1.0 / middle) * (grown + grown / (1.0 + grown))
         u = fixed(low + c * moved)
         weight = fixed(0.5 * weight * (end + 1.0 / end))
-        z, y, log_ratio = _likelihood(u, sigma, q)
+        z, y, log_ratio = integrand.likelihood(u, sigma, q)
         share = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
         u, weight, y, log_ratio, share = _barrier((u, weight, y, log_ratio, share))
         exponent, mantissa = excess.h(y, log_ratio, a)
         term = weight * mantissa * jnp.exp(exponent - 0.5 * u * u - highest)
         ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
-        return total + term * (1.0 + 8 * _ULP * ulps), None
+        return total + term * (1.0 + 8 * ULP * ulps), None
 
     total, _ = jax.lax.scan(body, jnp.zeros_like(highest), rule)
     return total * c * half
@@ -286,18 +245,18 @@ def _log_excess(
     excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
     fixed = jax.lax.stop_gradient
-    highest, crossing, first, split, lows, highs = fixed(
-        _windows(excess, fixed(sigma), fixed(q), fixed(a))
-    )
+    at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
 
-    def window_sum(low: jax.Array, high: jax.Array, rule: Any) -> jax.Array:
-        return _window_sum(excess, low, high, crossing, highest, (sigma, q, a), rule)
+    def window_sum(low: jax.Array, high: jax.Array, rule: _Rule) -> jax.Array:
+        return _window_sum(
+            excess, low, high, at.crossing, at.highest, (sigma, q, a), rule
+        )
 
-    total = window_sum(first, split, _FIRST_RULE)
-    others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(lows, highs)
+    total = window_sum(at.first, at.split, _FIRST_RULE)
+    others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(at.lows, at.highs)
     total = total + jnp.sum(others, axis=0)
-    error = _QUADRATURE_ERROR + 4 * _ULP * jnp.abs(highest)
-    return highest + jnp.log(total) - _LOG_SQRT_2PI + error
+    error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(at.highest)
+    return at.highest + jnp.log(total) - LOG_SQRT_2PI + error
 
 
 @_forward_mode

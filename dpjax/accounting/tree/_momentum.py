@@ -16,13 +16,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import TINY, float64
+from dpjax._float64 import TINY, ULP, float64
 from dpjax.adjacency import Adjacency
-
-_ULP = np.finfo(np.float64).eps
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
@@ -108,7 +105,12 @@ def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.A
     return jnp.sum(jnp.max(total.reshape(num_epochs, n_b), axis=1))
 
 
-def _momentum_mu(
+@float64(
+    "up",
+    static=("num_steps", "steps_per_epoch", "order", "factor"),
+    elementwise=True,
+)
+def _momentum_mu64(
     noise_multiplier: jax.Array,
     decay: jax.Array,
     *,
@@ -117,21 +119,19 @@ def _momentum_mu(
     order: str,
     factor: float,
 ) -> jax.Array:
+    # Tran and Cutkosky (2022), Theorem 10, https://arxiv.org/abs/2210.06328, says
+    # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own:
+    # μ² = max_P Σ_nodes (Σ_{p in P∩node} β^{z−p})² / σ².
     worst = _fixed_order if order == "fixed" else _reshuffled
-    square = jnp.vectorize(lambda beta: worst(beta, num_steps, steps_per_epoch))(decay)
+    square = worst(decay, num_steps, steps_per_epoch)
     # Positive terms, each with a few rounding errors, added one after the other.
     terms = num_steps.bit_length() * (-(-num_steps // steps_per_epoch))
-    bound = factor * jnp.sqrt(square) * (1 + (64 + terms) * _ULP)
+    bound = factor * jnp.sqrt(square) * (1 + (64 + terms) * ULP)
     noiseless = noise_multiplier <= 0
     mu = bound / jnp.where(noiseless, 1.0, noise_multiplier)
     mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
     valid = (decay >= 0) & (decay < 1) & (noise_multiplier >= 0)
     return jnp.where(valid & ~noiseless, mu, jnp.inf)
-
-
-_momentum_mu64 = float64(
-    "up", static=("num_steps", "steps_per_epoch", "order", "factor")
-)(_momentum_mu)
 
 
 def momentum_mu(

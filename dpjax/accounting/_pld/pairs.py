@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf, ndtr, ndtri
 
+from dpjax._float64 import SMALL, ULP
+
 INTERVALS = 4096
-_ULP = float(np.finfo(np.float64).eps)
-_TINY = 1e-300
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _NODES, _WEIGHTS = (_NODES[:, None] + 1) / 2, _WEIGHTS[:, None] / 2
 
@@ -60,7 +60,7 @@ def _phi(z: jax.Array) -> jax.Array:
 
 def _positive(rate: jax.Array) -> jax.Array:
     """The rate, with what rounds to nothing rounded up."""
-    return rate + jax.lax.stop_gradient(jnp.maximum(rate, _TINY) - rate)
+    return rate + jax.lax.stop_gradient(jnp.maximum(rate, SMALL) - rate)
 
 
 def _split(
@@ -89,6 +89,9 @@ def _split(
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
 
+    # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of mass at x in
+    # [a, b], the share (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) goes to the upper end, so
+    # that Q's mass, P's times e^{−x}, stays as well. Here from x − a and b − a.
     inner, whole = climb(mu * width * _NODES), climb(jnp.reshape(mu * width, (1, 1)))
     moves = whole > 0
     up = jnp.expm1(-inner) / jnp.expm1(-jnp.where(moves, whole, 1.0))
@@ -102,7 +105,7 @@ def _split(
     # Gauss's rule errs by 1.7e-23 (Δz)^16 f^(16), with f^(16) / f about the power 16
     # of the distance from a mean or of μ.
     sharp = width * (jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
-    error = 64 * _ULP + 1e-21 * sharp**16
+    error = 64 * ULP + 1e-21 * sharp**16
     return loss, masses, jax.lax.stop_gradient(error)
 
 
@@ -137,7 +140,7 @@ def _at(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
 
 
 def _log(mass: jax.Array) -> jax.Array:
-    return jnp.log(jnp.maximum(mass, _TINY))
+    return jnp.log(jnp.maximum(mass, SMALL))
 
 
 def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
@@ -146,6 +149,8 @@ def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     start, stop = _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, start, stop, count=INTERVALS, mirror=False)
     # What is beyond the ends: an infinite loss, or no less than it is.
+    # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the
+    # pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), asked for in both orders.
     above, below, idle_above, idle_below = _beyond(mu, rate, start, stop)
     removed = _log(mass + _at(0, below, 0.0, loss.size))
     last = _at(INTERVALS, _log(idle_above), -jnp.inf, loss.size)
@@ -173,12 +178,14 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     Above zero its losses are those of `poisson`; below, their mirror image with the
     masses that Q has; the rest of the mass is on zero.
 
-    Reference: Bok, Su and Altschuler (2024), appendix D.4.
+    Reference: Bok, Su and Altschuler (2024), Proposition D.4.
     """
     rate = _positive(rate)
     half, (_, stop) = INTERVALS // 2, _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, mu / 2, stop, count=half, mirror=False)
     above, _, idle_above, _ = _beyond(mu, rate, -stop, stop)
+    # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
+    # the mixture's losses x above zero; below, their mirror image, masses times e^{−x}.
     last = _at(half, _log(idle_above), -jnp.inf, loss.size)
     mirrored = jnp.logaddexp(_log(mass) - loss, last)
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))

@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
 
-from dpjax.accounting import _pairs
+from dpjax._float64 import SMALL
+from dpjax.accounting._gaussian import LOG_SQRT_2PI
+from dpjax.accounting._pld import pairs
+from dpjax.accounting._roots import bisect
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _PANELS = 8
@@ -23,7 +26,6 @@ _HALVINGS = 60
 # Of a tail above 1e-300: k log(k / nq) is then known to about 1e-16 times n^(1/2) times
 # 40, and all else to a few units in the last place.
 _ERROR = 1e-8
-_SMALLEST = 1e-300
 
 
 def _stirling(n: jax.Array) -> jax.Array:
@@ -33,7 +35,7 @@ def _stirling(n: jax.Array) -> jax.Array:
     square = 1 / (m * m)
     series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / m
     k = jnp.where(large, 1.0, n)
-    direct = gammaln(k + 1) - (k + 0.5) * jnp.log(k) + k - np.log(2 * np.pi) / 2
+    direct = gammaln(k + 1) - (k + 0.5) * jnp.log(k) + k - LOG_SQRT_2PI
     return jnp.where(large, series, direct)
 
 
@@ -71,14 +73,11 @@ def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     def exponent(t: jax.Array) -> jax.Array:
         return (n - k) * jnp.log1p(-odds * jnp.expm1(-t)) - k * t
 
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]):
-        low, high = ends
-        middle = (low + high) / 2
-        gone = jax.lax.stop_gradient(exponent(middle)) < -_VANISHED
-        return jnp.where(gone, low, middle), jnp.where(gone, middle, high)
+    def gone(t: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(exponent(t)) < -_VANISHED
 
     top = jax.lax.stop_gradient((_VANISHED - (n - k) * jnp.log1p(-rate)) / k)
-    _, end = jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(top), top))
+    end = bisect(gone, jnp.zeros_like(top), top, _HALVINGS)
     area = end * jnp.sum(_WEIGHTS * jnp.exp(exponent(end * _NODES)))
     return k * area * jnp.exp(_log_pmf(k, n, rate))
 
@@ -99,29 +98,29 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 
 
 def truncated(
-    pair: _pairs.Losses,
+    pair: pairs.Losses,
     mu: jax.Array,
     rate: jax.Array,
     tail: jax.Array,
     num_examples: jax.Array,
     max_batch_size: jax.Array,
-) -> _pairs.Losses:
+) -> pairs.Losses:
     """The pair of a step without overflow, and what it becomes if some batches do.
 
     Whether the others fill the batch may be told, as it does not depend on the example.
     """
     n, b = num_examples, max_batch_size
-    full = jnp.maximum(upper_tail(b, n - 1, rate), _SMALLEST)
+    full = jnp.maximum(upper_tail(b, n - 1, rate), SMALL)
     both = upper_tail(b + 1, n, rate) * b / n
-    taken = jnp.clip(both / full * (1 + 4 * _ERROR), _SMALLEST, rate)
-    moved = _pairs.fixed_size(2 * mu, taken, tail)
-    usual = jnp.maximum(1 - full * (1 - _ERROR), _SMALLEST)
+    taken = jnp.clip(both / full * (1 + 4 * _ERROR), SMALL, rate)
+    moved = pairs.fixed_size(2 * mu, taken, tail)
+    usual = jnp.maximum(1 - full * (1 - _ERROR), SMALL)
     full = jnp.minimum(full * (1 + _ERROR), 1.0)
 
     def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.concatenate([x, jnp.broadcast_to(y, (len(x), y.shape[1]))], axis=1)
 
-    return _pairs.Losses(
+    return pairs.Losses(
         mixed(pair.loss, moved.loss),
         mixed(pair.log_mass + jnp.log(usual), moved.log_mass + jnp.log(full)),
         usual * pair.lost + full * moved.lost,

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting import _cyclic
-from dpjax.accounting._setting import Bounds, Setting
+from dpjax.accounting.iteration import _cyclic_core
+from dpjax.accounting.iteration._setting import Bounds, Setting
 
 
 def noisy_cyclic_gd_bounds(
@@ -16,7 +16,7 @@ def noisy_cyclic_gd_bounds(
     num_epochs: int,
     batches_per_epoch: int,
     batch_size: jax.typing.ArrayLike,
-    order: _cyclic.Order,
+    order: _cyclic_core.Order,
     **setting: Unpack[Setting],
 ) -> Bounds:
     """All bounds on the last iterate of noisy gradient descent on cyclic batches.
@@ -33,7 +33,7 @@ def noisy_cyclic_gd_bounds(
       ...     adjacency=Adjacency.REPLACE).winner
       'contraction'
     """
-    arrays, static = _cyclic.arguments(
+    numbers, cycle, assumed = _cyclic_core.check(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -41,8 +41,11 @@ def noisy_cyclic_gd_bounds(
         order=order,
         **setting,
     )
+    tail, static = _cyclic_core.WORST_TAIL, {"cycle": cycle, "assumed": assumed}
     return Bounds(
-        *(_cyclic.mu(1.0, *arrays, bound=b, **static) for b in Bounds._fields)
+        composition=_cyclic_core.composition64(tail, numbers, **static),
+        contraction=_cyclic_core.contraction64(tail, numbers, **static),
+        diameter=_cyclic_core.diameter64(tail, numbers, **static),
     )
 
 
@@ -52,7 +55,7 @@ def noisy_cyclic_gd_mu(
     num_epochs: int,
     batches_per_epoch: int,
     batch_size: jax.typing.ArrayLike,
-    order: _cyclic.Order,
+    order: _cyclic_core.Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The GDP parameter of the last iterate of noisy descent on cyclic batches.
@@ -95,7 +98,7 @@ def noisy_cyclic_gd_mu(
       >>> print(f"{mu:.3f}")  # composition has 4.714
       0.992
     """
-    arrays, static = _cyclic.arguments(
+    numbers, cycle, assumed = _cyclic_core.check(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -103,7 +106,9 @@ def noisy_cyclic_gd_mu(
         order=order,
         **setting,
     )
-    return _cyclic.mu(1.0, *arrays, bound="best", **static)
+    return _cyclic_core.best64(
+        _cyclic_core.WORST_TAIL, numbers, cycle=cycle, assumed=assumed
+    )
 
 
 def noisy_cyclic_gd_mus(
@@ -139,7 +144,7 @@ def noisy_cyclic_gd_mus(
       ...     regularization=0.2, diameter=float("inf"),
       ...     adjacency=Adjacency.ZERO_OUT).round(2).tolist()  # doctest: +SKIP
     """
-    arrays, static = _cyclic.arguments(
+    numbers, cycle, assumed = _cyclic_core.check(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -147,8 +152,8 @@ def noisy_cyclic_gd_mus(
         order="fixed",
         **setting,
     )
-    tails = np.arange(static["period"], 0, -1, dtype=np.float64)
-    return _cyclic.mu(tails, *arrays, bound="best", **static)
+    tails = np.arange(cycle.period, 0, -1, dtype=np.float64)
+    return _cyclic_core.best64(tails, numbers, cycle=cycle, assumed=assumed)
 
 
 def noisy_gd_bounds(
@@ -243,7 +248,7 @@ def last_iterate_rdp(
     num_epochs: int,
     batches_per_epoch: int,
     batch_size: jax.typing.ArrayLike,
-    order: _cyclic.Order,
+    order: _cyclic_core.Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The Renyi divergence of the last iterate of cyclic DP-SGD with a proximal step.
@@ -282,7 +287,7 @@ def last_iterate_rdp(
     check = _validate.concrete(orders)
     if check is not None and not np.all(check > 1):
         raise ValueError(f"orders must be above 1; got {orders!r}.")
-    arrays, static = _cyclic.arguments(
+    numbers, cycle, assumed = _cyclic_core.check(
         noise_multiplier,
         num_epochs=num_epochs,
         batches_per_epoch=batches_per_epoch,
@@ -290,4 +295,6 @@ def last_iterate_rdp(
         order=order,
         **setting,
     )
-    return _cyclic.rdp(orders, 1.0, *arrays, bound="best", **static)
+    return _cyclic_core.best_rdp64(
+        orders, _cyclic_core.WORST_TAIL, numbers, cycle=cycle, assumed=assumed
+    )

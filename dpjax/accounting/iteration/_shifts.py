@@ -1,12 +1,7 @@
-"""Privacy of the last iterate, when the iterates before it are not released.
+"""The least that shifted interpolation proves for the last iterate of any maps.
 
-A step forgets: its noise hides part of what earlier steps leaked, and if it is a
-contraction, it shrinks the rest. Shifted interpolation turns that into a bound: of the
-distance between two coupled runs each step closes some and pays for it in units of its
-noise. The best shifts are a greatest convex minorant (`optimal_shift_mu`). It contains
-composition, the published closed forms, and everything between them.
-
-Which assumption allows which bound is in docs/iteration.md.
+Between two coupled runs each step closes some of the distance and pays for it in units
+of its noise. `_minorant` finds the cheapest way.
 """
 
 import jax
@@ -14,48 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import broadcast_batch, float64
-from dpjax.accounting import _setting
-from dpjax.accounting._minorant import schedule_mu
-from dpjax.accounting._setting import Bounds as Bounds
-from dpjax.accounting._setting import Setting as Setting
-from dpjax.accounting.descent import last_iterate_rdp as last_iterate_rdp
-from dpjax.accounting.descent import noisy_cyclic_gd_bounds as noisy_cyclic_gd_bounds
-from dpjax.accounting.descent import noisy_cyclic_gd_mu as noisy_cyclic_gd_mu
-from dpjax.accounting.descent import noisy_cyclic_gd_mus as noisy_cyclic_gd_mus
-from dpjax.accounting.descent import noisy_gd_bounds as noisy_gd_bounds
-from dpjax.accounting.descent import noisy_gd_mu as noisy_gd_mu
-from dpjax.accounting.langevin import (
-    exponential_mechanism_mu as exponential_mechanism_mu,
-)
-from dpjax.accounting.langevin import langevin_mu as langevin_mu
-from dpjax.accounting.lipschitz import clipped_step_lipschitz as clipped_step_lipschitz
-from dpjax.accounting.lipschitz import step_lipschitz as step_lipschitz
-from dpjax.accounting.noisy_sgd import noisy_sgd_bounds as noisy_sgd_bounds
-from dpjax.accounting.noisy_sgd import noisy_sgd_epsilon as noisy_sgd_epsilon
-from dpjax.accounting.random_assignment import (
-    random_assignment_delta as random_assignment_delta,
-)
-from dpjax.accounting.random_assignment import (
-    random_assignment_epsilon as random_assignment_epsilon,
-)
-from dpjax.accounting.scheduled import scheduled_cyclic_gd_mu as scheduled_cyclic_gd_mu
-from dpjax.accounting.stability import (
-    gradient_descent_sensitivity as gradient_descent_sensitivity,
-)
+from dpjax._float64 import float64
+from dpjax.accounting.iteration import _setting
+from dpjax.accounting.iteration._minorant import schedule_mu
 
 
-@float64("up", static=("bounded",), vectors=(0, 1, 2))
-def _schedule_mu(lipschitz, sensitivity, stddev, diameter, *, bounded: bool):
-    def one(c, s, tau, diameter):
-        valid = jnp.all((c >= 0) & (c < jnp.inf) & (s >= 0) & (s < jnp.inf))
-        valid = valid & jnp.all((tau >= 0) & (tau < jnp.inf)) & (diameter > 0)
-        c, s, tau = (jnp.where(valid, x, 1.0) for x in (c, s, tau))
-        mu = schedule_mu(c, s, tau, diameter, bounded=bounded)
-        return jnp.where(valid, mu, jnp.inf)
-
-    args = broadcast_batch((lipschitz, sensitivity, stddev, diameter), (0, 1, 2))
-    return jnp.vectorize(one, signature="(t),(t),(t),()->()")(*args)
+@float64("up", static=("bounded",), vectors=(0, 1, 2), elementwise=True)
+def _schedule_mu64(
+    c: jax.Array, s: jax.Array, tau: jax.Array, diameter: jax.Array, *, bounded: bool
+) -> jax.Array:
+    valid = jnp.all((c >= 0) & (c < jnp.inf) & (s >= 0) & (s < jnp.inf))
+    valid = valid & jnp.all((tau >= 0) & (tau < jnp.inf)) & (diameter > 0)
+    c, s, tau = (jnp.where(valid, x, 1.0) for x in (c, s, tau))
+    # Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts (`_minorant`).
+    mu = schedule_mu(c, s, tau, diameter, bounded=bounded)
+    return jnp.where(valid, mu, jnp.inf)
 
 
 def optimal_shift_mu(
@@ -125,4 +93,4 @@ def optimal_shift_mu(
         )
 
     vectors = (full(value) for value in given.values())
-    return _schedule_mu(*vectors, diameter, bounded=bounded)
+    return _schedule_mu64(*vectors, diameter, bounded=bounded)

@@ -18,7 +18,9 @@ def _ratio(c: jax.Array, count: jax.Array) -> jax.Array:
 
 
 @float64("nearest")
-def _contraction(r, c, epochs, period):
+def _contraction64(r, c, epochs, period):
+    # Bok, Su and Altschuler (2024), Theorems 4.2 (full) and 4.5 (cyclic),
+    # https://arxiv.org/abs/2403.00278, and their limits at c = 1.
     one = c >= 1
     safe = jnp.where(one, 0.5, c)
     full = _ratio(safe, epochs) / _ratio(safe, jnp.ones_like(safe))
@@ -32,7 +34,8 @@ def _contraction(r, c, epochs, period):
 
 
 @float64("nearest")
-def _diameter(r, diameter, period):
+def _diameter64(r, diameter, period):
+    # Bok, Su and Altschuler (2024), Theorems 4.3 and 4.6.
     # A quotient that rounding pushed above an integer is that integer.
     waits = jnp.ceil(diameter / r * (1 - 1e-14))
     first = jnp.where(period == 1, 0.0, r * r)
@@ -40,7 +43,9 @@ def _diameter(r, diameter, period):
 
 
 @float64("nearest")
-def _expansion(r, c, epochs, period):
+def _expansion64(r, c, epochs, period):
+    # Kong and Ribero (2024), Proposition 2.2(a), https://arxiv.org/abs/2407.05237: a
+    # use with l steps to the next costs r² θ(l) = r² / Σ_{i<l} c^{−2i}.
     y = -2 * jnp.log(c)
     safe = jnp.where(y == 0, 1.0, y)
     run = jnp.where(y == 0, period, jnp.expm1(period * safe) / jnp.expm1(safe))
@@ -73,7 +78,7 @@ def contraction_mu(
       >>> print(f"{mu:.3f}")
       0.995
     """
-    return _contraction(sensitivity, lipschitz, num_epochs, batches_per_epoch)
+    return _contraction64(sensitivity, lipschitz, num_epochs, batches_per_epoch)
 
 
 def diameter_mu(
@@ -98,7 +103,7 @@ def diameter_mu(
       >>> print(f"{diameter_mu(0.5 / 8, 1 / (0.1 * 8), batches_per_epoch=1):.3f}")
       0.559
     """
-    return _diameter(sensitivity, diameter, batches_per_epoch)
+    return _diameter64(sensitivity, diameter, batches_per_epoch)
 
 
 def expansion_mu(
@@ -125,4 +130,4 @@ def expansion_mu(
       >>> print(f"{expansion_mu(0.5, 1.01, num_epochs=101, batches_per_epoch=50):.3f}")
       1.016
     """
-    return _expansion(sensitivity, lipschitz, num_epochs, batches_per_epoch)
+    return _expansion64(sensitivity, lipschitz, num_epochs, batches_per_epoch)

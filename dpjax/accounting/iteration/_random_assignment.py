@@ -2,60 +2,44 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import TINY, float64
-from dpjax.accounting._implicit import with_derivative
-from dpjax.accounting.gdp import _delta as _delta_core
+from dpjax._float64 import TINY, ULP, float64
+from dpjax.accounting._gaussian import delta_of
+from dpjax.accounting._roots import bisect, with_derivative
 
-_ULP = np.finfo(np.float64).eps
 _HALVINGS = 80
 
 
 def _mean_delta(mus: jax.Array, epsilon: jax.Array) -> jax.Array:
-    each = jnp.vectorize(_delta_core)(mus, epsilon)
-    mean = jnp.mean(each) * (1 + (8 + mus.shape[0]) * _ULP)
+    each = jnp.vectorize(delta_of)(mus, epsilon)
+    mean = jnp.mean(each) * (1 + (8 + mus.shape[0]) * ULP)
     mean = jnp.maximum(mean, jnp.where(jnp.max(each) > 0, TINY, 0.0))
     return jnp.minimum(mean, 1.0)
 
 
-@float64("up", vectors=(0,))
-def _delta(mus: jax.Array, epsilon: jax.Array) -> jax.Array:
-    return jnp.vectorize(_mean_delta, signature="(l),()->()")(mus, epsilon)
+_delta64 = float64("up", vectors=(0,), elementwise=True)(_mean_delta)
 
 
-@float64("up", vectors=(0,))
-def _epsilon(mus: jax.Array, delta: jax.Array) -> jax.Array:
-    def one(mus: jax.Array, delta: jax.Array) -> jax.Array:
-        fixed, goal = jax.lax.stop_gradient((mus, delta))
+@float64("up", vectors=(0,), elementwise=True)
+def _epsilon64(mus: jax.Array, delta: jax.Array) -> jax.Array:
+    fixed, goal = jax.lax.stop_gradient((mus, delta))
+    zero, start = jnp.zeros_like(delta), jnp.ones_like(delta)
 
-        def meets(epsilon: jax.Array) -> jax.Array:
-            return _mean_delta(fixed, epsilon) <= goal
+    def meets(epsilon: jax.Array) -> jax.Array:
+        return _mean_delta(fixed, epsilon) <= goal
 
-        def double(high: jax.Array) -> jax.Array:
-            return 2 * high
-
-        def halve(_: jax.Array, ends: tuple) -> tuple:
-            low, high = ends
-            middle = (low + high) / 2
-            ok = meets(middle)
-            return jnp.where(ok, low, middle), jnp.where(ok, middle, high)
-
-        zero, one = jnp.zeros_like(delta), jnp.ones_like(delta)
-        high = jax.lax.while_loop(
-            lambda high: ~meets(high) & (high < jnp.inf), double, one
-        )
-        finite = high < jnp.inf
-        low = jnp.where(high > 1, high / 2, 0.0)
-        ends = (low, jnp.where(finite, high, one))
-        root = jax.lax.fori_loop(0, _HALVINGS, halve, ends)[1]
-        root = jnp.where(meets(zero), zero, jnp.where(finite, root, jnp.inf))
-        on_curve = (root > 0) & finite & (goal > 0)
-        root = with_derivative(lambda e: _mean_delta(mus, e) - delta, root, on_curve)
-        return jnp.where(delta > 0, root, jnp.inf)
-
-    return jnp.vectorize(one, signature="(l),()->()")(mus, delta)
+    # Double until it is met, and halve what is between.
+    high = jax.lax.while_loop(
+        lambda high: ~meets(high) & (high < jnp.inf), lambda high: 2 * high, start
+    )
+    finite = high < jnp.inf
+    low = jnp.where(high > 1, high / 2, 0.0)
+    root = bisect(meets, low, jnp.where(finite, high, start), _HALVINGS)
+    root = jnp.where(meets(zero), zero, jnp.where(finite, root, jnp.inf))
+    on_curve = (root > 0) & finite & (goal > 0)
+    root = with_derivative(lambda e: _mean_delta(mus, e) - delta, root, on_curve)
+    return jnp.where(delta > 0, root, jnp.inf)
 
 
 def _check(mus: jax.typing.ArrayLike) -> None:
@@ -89,7 +73,7 @@ def random_assignment_delta(
     """
     _check(mus)
     _validate.nonnegative("epsilon", epsilon, finite=False)
-    return _delta(mus, epsilon)
+    return _delta64(mus, epsilon)
 
 
 def random_assignment_epsilon(
@@ -115,4 +99,4 @@ def random_assignment_epsilon(
     """
     _check(mus)
     _validate.open_unit("delta", delta)
-    return _epsilon(mus, delta)
+    return _epsilon64(mus, delta)

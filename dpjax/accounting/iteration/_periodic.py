@@ -14,12 +14,28 @@ Everything is in noise standard deviations of one step, with y = log c. Sums of 
 of c are summed, so that they and their derivatives are right at c = 1.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 _Block = tuple[jax.Array, jax.Array]  # rise and run
+
+
+class Cycle(NamedTuple):
+    """The batches of a run, all static.
+
+    Attributes:
+      epochs: E, how often each example is used.
+      period: l, the batches of an epoch.
+      reshuffled: whether each epoch has an order of its own.
+      convex: whether losses are known to be convex, so that c > 1 is not expected.
+    """
+
+    epochs: int
+    period: int
+    reshuffled: bool
+    convex: bool
 
 
 def _expm1_ratio(t: jax.Array) -> jax.Array:
@@ -94,6 +110,8 @@ def _fallen(y, r, start, m, period: int, epochs: int) -> jax.Array:
     if epochs == 1:
         return best
     n = jnp.arange(1, epochs)
+    # Each restart has three blocks: up to the next use, all uses but the last, the
+    # last.
     middle, last = _falling(y, r, m, period, range(1, epochs))
     before = (
         start * jnp.exp((m - 1 + n * period) * y),
@@ -131,11 +149,7 @@ def contraction(
     y: jax.Array,
     r: jax.Array,
     m: jax.Array,
-    *,
-    period: int,
-    epochs: int,
-    reshuffled: bool,
-    convex: bool,
+    cycle: Cycle,
 ) -> jax.Array:
     """μ² of all uses, of one setting; for c > 1 inf if that is not expected (convex).
 
@@ -144,6 +158,7 @@ def contraction(
     a use with g steps to the next one costs r² / Σ_{i<g} c^{−2i}, which is convex in g,
     so that the worst places alternate between the last and the first of an epoch.
     """
+    epochs, period, reshuffled, convex = cycle
     falling = _two(*_falling(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))
     if convex:
         return jnp.where(y <= 0, falling, jnp.inf)
@@ -161,17 +176,14 @@ def restarted(
     r: jax.Array,
     start: jax.Array,
     m: jax.Array,
-    *,
-    period: int,
-    epochs: int,
-    reshuffled: bool,
-    convex: bool,
+    cycle: Cycle,
 ) -> jax.Array:
     """μ² from the best step at which the distance is at most `start`, of one setting.
 
     Candidates are the steps right after a use, and for reshuffled batches with c > 1
     the last step alone.
     """
+    epochs, period, reshuffled, convex = cycle
     falling = _fallen(jnp.where(y <= 0, y, 0.0), r, start, m, period, epochs)
     if convex:
         return jnp.where(y <= 0, falling, jnp.inf)

@@ -4,34 +4,36 @@ from typing import Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
-from dpjax.accounting import _setting
-from dpjax.accounting._periodic import geometric
-from dpjax.accounting._setting import Setting
-
-_ULP = np.finfo(np.float64).eps
+from dpjax._float64 import ULP, float64
+from dpjax.accounting.iteration import _setting
+from dpjax.accounting.iteration._periodic import geometric
+from dpjax.accounting.iteration._setting import Setting
 
 
-@float64("up", static=("keeps", "bounded", "factor", "convex"))
-def _sensitivity(count, *arrays, keeps: bool, bounded: bool, factor: float, **_):
-    def one(count, *arrays):
-        step = _setting.step(arrays, keeps=keeps, factor=factor)
-        examples, eta, norm = (jnp.where(step.valid, x, 1.0) for x in arrays[1:4])
-        y = step.log_lipschitz
-        down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
-        # Sums of powers of c <= 1 as they are, and of c > 1 from their largest.
-        rising = jnp.exp((count - 1) * up) * geometric(-up, count)
-        total = jnp.where(y <= 0, geometric(down, count), rising)
-        total = total * (1 + 64 * _ULP) + 8 * _ULP * count * jnp.abs(y) * total
-        distance = factor * eta * norm / examples * total * (1 + 8 * _ULP)
-        diameter = jnp.where(step.bounded, arrays[8], jnp.inf)
-        distance = jnp.where(step.known, distance, jnp.inf)
-        return jnp.where(step.valid, jnp.minimum(distance, diameter), jnp.inf)
-
-    return jnp.vectorize(one)(count, *arrays)
+@float64("up", static=("assumed",), elementwise=True)
+def _sensitivity64(
+    count: jax.Array, numbers: _setting.Numbers, *, assumed: _setting.Assumed
+) -> jax.Array:
+    step = _setting.step(numbers, assumed)
+    examples, eta, norm = (
+        jnp.where(step.valid, x, 1.0)
+        for x in (numbers.batch_size, numbers.step_size, numbers.gradient_norm)
+    )
+    y = step.log_lipschitz
+    down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
+    # Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3,
+    # https://arxiv.org/abs/1703.09947, with Δ_{t+1} <= c Δ_t + ηsC/n in place of their
+    # recursion: (ηsC/n) Σ_{k<T} c^k. Sums of powers of c <= 1 as they are, and of c > 1
+    # from their largest.
+    rising = jnp.exp((count - 1) * up) * geometric(-up, count)
+    total = jnp.where(y <= 0, geometric(down, count), rising)
+    total = total * (1 + 64 * ULP) + 8 * ULP * count * jnp.abs(y) * total
+    distance = assumed.factor * eta * norm / examples * total * (1 + 8 * ULP)
+    diameter = jnp.where(step.bounded, numbers.diameter, jnp.inf)
+    distance = jnp.where(step.known, distance, jnp.inf)
+    return jnp.where(step.valid, jnp.minimum(distance, diameter), jnp.inf)
 
 
 def gradient_descent_sensitivity(
@@ -72,5 +74,5 @@ def gradient_descent_sensitivity(
     _validate.positive("num_steps", num_steps)
     _validate.count("num_steps", num_steps)
     _validate.positive("num_examples", num_examples)
-    arrays, static = _setting.check(1.0, num_examples, **setting)
-    return _sensitivity(num_steps, *arrays, **static)
+    numbers, assumed = _setting.check(1.0, num_examples, **setting)
+    return _sensitivity64(num_steps, numbers, assumed=assumed)

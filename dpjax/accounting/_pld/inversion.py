@@ -24,12 +24,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.accounting import gdp
-from dpjax.accounting._pairs import Losses
-from dpjax.accounting._tilt import FREQUENCIES, SIDE, Parts, Tilt, log_markov, log_sum
-
-_ULP = float(np.finfo(np.float64).eps)
-_TINY = 1e-300
+from dpjax._float64 import SMALL, ULP
+from dpjax.accounting import _gaussian
+from dpjax.accounting._pld.pairs import Losses
+from dpjax.accounting._pld.tilt import (
+    FREQUENCIES,
+    SIDE,
+    Parts,
+    Tilt,
+    log_markov,
+    log_sum,
+)
 
 
 class Spectrum(NamedTuple):
@@ -90,6 +95,8 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
     By the addition theorem φ − 1 is one product of matrices, for the differences of
     frequencies within a row and between rows, and products of each with a vector.
     """
+    # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for what
+    # is near zero, so that an atom there costs no digits.
     total = log_sum(losses, rate)
     weight = jnp.exp(losses.log_mass + rate * losses.loss - total)
     units = step * np.array([1.0, SIDE])
@@ -103,6 +110,7 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
     far_real, far_imaginary = (x[:, None] for x in jnp.split(far @ weight, 2))
     real = cc - ss + far_real + near_real[None]
     imaginary = sc + cs + far_imaginary + near_imaginary[None]
+    # log |φ| from |φ|² − 1 where φ is near 1, directly where it is not.
     squared = 2 * real + real * real + imaginary * imaginary  # |φ|² − 1
     long = squared > -0.5
     direct = jnp.maximum((1 + real) ** 2 + imaginary**2, 1e-280)
@@ -117,13 +125,14 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
     touched = 2 * (reach[None, :SIDE] + reach[SIDE:, None])
     frequency = rate + frequencies[None, :SIDE] + frequencies[SIDE:, None]
     angles = frequency * jnp.sum(weight * jnp.abs(losses.loss))
-    relative = losses.error + _ULP * (4 * losses.loss.size + 1024)
-    error = touched * relative + 8 * _ULP * angles
+    relative = losses.error + ULP * (4 * losses.loss.size + 1024)
+    error = touched * relative + 8 * ULP * angles
     return _Wave(total, log_abs / 2, jnp.arctan2(imaginary, 1 + real), error)
 
 
 def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     """ĝ for mechanisms in one direction, each with a count, and a Gaussian variance."""
+    # Logs and angles of all characteristic functions at once, and how far each is off.
     rate, step = tilt.rate, 2 * np.pi / tilt.period
     index = np.arange(float(FREQUENCIES)).reshape(SIDE, SIDE)
     frequency = step * index
@@ -141,13 +150,13 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
         log_upper += count * jnp.log(upper)
         relative += count * wave.error / upper
         lost += count * losses.lost
-        scale += count * (losses.error + 2 * losses.loss.size * _ULP)
+        scale += count * (losses.error + 2 * losses.loss.size * ULP)
     # e^{grow + i turn} less the atom's share, which is e^{−K} without the Gaussian's K.
     half = jnp.sin(turn / 2)
     others = -jnp.expm1(-discrete)
     real = jnp.expm1(grow) * jnp.cos(turn) - 2 * half * half + others
     imaginary = jnp.exp(grow) * jnp.sin(turn)
-    error = jnp.exp(log_upper) * (relative + 8 * _ULP * (jnp.abs(grow) + jnp.abs(turn)))
+    error = jnp.exp(log_upper) * (relative + 8 * ULP * (jnp.abs(grow) + jnp.abs(turn)))
     # times the Gaussian's, over s (s + 1), and twice for what is also at −t
     phase = variance * frequency * (2 * rate + 1) / 2
     log_size = (
@@ -162,14 +171,14 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     size = jnp.exp(log_size) * np.where(index == 0, 1.0, 2.0)
     cos, sin = size * jnp.cos(angle), size * jnp.sin(angle)
     parts_of = jnp.abs(real) + jnp.abs(imaginary) + jnp.abs(others)
-    error += _ULP * (64 + 4 * jnp.abs(phase)) * parts_of
+    error += ULP * (64 + 4 * jnp.abs(phase)) * parts_of
     # Σ_{j ≥ J} 2 e^{−μ²t²/2} / t², with Σ_{j ≥ J} j⁻² <= 1 / (J − 1), and the atom's.
     last = step * FREQUENCIES
     tail = 4 * jnp.exp(-variance * last**2 / 2) / (step**2 * (FREQUENCIES - 1))
     real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
     # Of the sum itself, and of its angles tε.
     terms = jax.lax.stop_gradient(jnp.abs(real) + jnp.abs(imaginary))
-    rounding = 4 * SIDE * _ULP * jnp.sum(terms)
+    rounding = 4 * SIDE * ULP * jnp.sum(terms)
     return Spectrum(
         tilt,
         gaussian + discrete,
@@ -179,7 +188,7 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
         imaginary,
         (
             jnp.sum(size * error) + tail + rounding,
-            8 * _ULP * jnp.sum(terms * frequency),
+            8 * ULP * jnp.sum(terms * frequency),
         ),
         scale,
         lost,
@@ -191,9 +200,9 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     rate, period = wave.tilt.rate, wave.tilt.period
     deviation = jnp.sqrt(wave.variance)
     at = epsilon + period * np.arange(3.0)
-    log_delta = gdp._log_delta(deviation, at)
+    log_delta = _gaussian.log_delta(deviation, at)
     size = rate * at + jnp.abs(wave.log_mass) + jnp.abs(log_delta)
-    here, first, second = rate * at - wave.log_mass + log_delta + 8 * _ULP * size
+    here, first, second = rate * at - wave.log_mass + log_delta + 8 * ULP * size
     # δ is log-concave, so that terms fall faster and faster.
     falls = second < first
     ratio = jnp.where(falls, jnp.exp(jnp.where(falls, second - first, 0.0)), 0.0)
@@ -201,15 +210,16 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     # Below ε, δ is at most 1; and as g is unimodal, a sum of its values is at most the
     # largest, which Markov's inequality bounds, and their integral over L.
     geometric = jnp.exp(rate * (epsilon - period) - wave.log_mass)
-    geometric = geometric * (1 + 64 * _ULP) / -jnp.expm1(-rate * period)
+    geometric = geometric * (1 + 64 * ULP) / -jnp.expm1(-rate * period)
     largest = jnp.exp(log_markov(rate)) + 1 / (period * rate * (rate + 1))
-    unimodal = jnp.exp(-wave.discrete) * largest * (1 + 64 * _ULP)
+    unimodal = jnp.exp(-wave.discrete) * largest * (1 + 64 * ULP)
     return jnp.exp(here) + above + jnp.minimum(geometric, unimodal)
 
 
 def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     """Log of an upper bound on δ(ε), never above what Markov's inequality says."""
     rate, period = wave.tilt.rate, wave.tilt.period
+    # cos and sin of t_j ε by the addition theorem: 2 side values instead of side².
     near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
     far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
     cos = jnp.cos(far) * jnp.cos(near) - jnp.sin(far) * jnp.sin(near)
@@ -218,12 +228,12 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     error, by_epsilon = wave.error
     total = total + error + by_epsilon * jax.lax.stop_gradient(jnp.abs(epsilon))
     total = total / period + _atom(wave, epsilon)
-    total = jnp.log(jnp.maximum(total, _TINY))
+    total = jnp.log(jnp.maximum(total, SMALL))
     exponent = wave.log_mass - rate * epsilon + wave.scale
-    scale = _ULP * (64 + 4 * (jnp.abs(wave.log_mass) + rate * jnp.abs(epsilon)))
+    scale = ULP * (64 + 4 * (jnp.abs(wave.log_mass) + rate * jnp.abs(epsilon)))
     return jnp.logaddexp(
         jnp.minimum(total, log_markov(rate)) + exponent + scale,
-        jnp.log(jnp.maximum(wave.lost, _TINY)),
+        jnp.log(jnp.maximum(wave.lost, SMALL)),
     )
 
 
@@ -239,6 +249,6 @@ def log_delta_apart(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> ja
     for losses, count in parts:
         over = -jnp.expm1(jnp.minimum(share - losses.loss, 0.0))
         one = jnp.sum(jnp.exp(losses.log_mass) * over) + losses.lost
-        total += count * one * (1 + losses.error + 2 * losses.loss.size * _ULP)
-    total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, _TINY))
+        total += count * one * (1 + losses.error + 2 * losses.loss.size * ULP)
+    total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, SMALL))
     return jnp.log(total)

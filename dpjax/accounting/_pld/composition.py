@@ -5,20 +5,22 @@ the count, and the sizes of the data set and of a batch that may overflow.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._float64 import float64
-from dpjax.accounting import _inversion, _overflow, _pairs, _tilt, gdp
-from dpjax.accounting._implicit import with_derivative, with_derivative_of
+from dpjax.accounting import _gaussian
+from dpjax.accounting._pld import inversion, overflow, pairs, tilt
+from dpjax.accounting._pld.tilt import Parts, Tilt
+from dpjax.accounting._roots import bisect, with_derivative, with_derivative_of
 
 _PAIRS = {
-    "poisson": lambda s, q, tail: _pairs.poisson(1 / s, q, tail),
-    "poisson_replace": lambda s, q, tail: _pairs.poisson_replace(1 / s, q, tail),
-    "fixed_size": _pairs.fixed_size,
+    "poisson": lambda s, q, tail: pairs.poisson(1 / s, q, tail),
+    "poisson_replace": lambda s, q, tail: pairs.poisson_replace(1 / s, q, tail),
+    "fixed_size": pairs.fixed_size,
 }
 _TRUNCATED = {"truncated": "poisson", "truncated_replace": "poisson_replace"}
 NUMBERS = 5
@@ -30,14 +32,16 @@ _LOST = 3e-5  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
-def _share(delta: jax.Array, all_of_them: Sequence[Any], count: jax.Array) -> jax.Array:
+def _share(
+    delta: jax.Array, all_of_them: Sequence[object], count: jax.Array
+) -> jax.Array:
     """What one of the mechanisms may lose in each of its runs."""
     return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
 
 
 def _composed(
     kinds: Sequence[str], parameters: Sequence[jax.Array], delta: jax.Array
-) -> tuple[_tilt.Parts, jax.Array, int]:
+) -> tuple[Parts, jax.Array, int]:
     """Discrete losses with their counts, the Gaussian variance, and the directions.
 
     They are made for a δ of about that size, or larger.
@@ -51,7 +55,7 @@ def _composed(
             tail = _share(delta, kinds, count)
             pair = _PAIRS[_TRUNCATED.get(kind, kind)](x, rate, tail)
             if kind in _TRUNCATED:
-                pair = _overflow.truncated(pair, 1 / x, rate, tail, *sizes)
+                pair = overflow.truncated(pair, 1 / x, rate, tail, *sizes)
             parts.append((pair, count))
     directions = max((losses.lost.size for losses, _ in parts), default=1)
     return parts, variance, directions
@@ -59,12 +63,12 @@ def _composed(
 
 def _worst_direction(
     bound: Callable[..., jax.Array],
-    parts: _tilt.Parts,
+    parts: Parts,
     directions: int,
 ) -> jax.Array:
     """The larger of a bound on δ or ε with the data sets in one order or the other."""
 
-    def one(rows: Any) -> jax.Array:
+    def one(rows: list[tuple[jax.Array, ...]]) -> jax.Array:
         return bound(
             [
                 (losses._replace(loss=x, log_mass=m, lost=p), count)
@@ -120,14 +124,14 @@ def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.
 
 
 def _log_delta(
-    parts: _tilt.Parts, variance: jax.Array, tilt: _tilt.Tilt
+    parts: Parts, variance: jax.Array, where: Tilt
 ) -> Callable[[jax.Array], jax.Array]:
     """Log δ(ε), from above, as a function of ε."""
-    wave = _inversion.spectrum(parts, variance, tilt)
+    wave = inversion.spectrum(parts, variance, where)
 
     def of(epsilon: jax.Array) -> jax.Array:
-        apart = _inversion.log_delta_apart(parts, variance, epsilon)
-        together = _inversion.log_delta(wave, epsilon)
+        apart = inversion.log_delta_apart(parts, variance, epsilon)
+        together = inversion.log_delta(wave, epsilon)
         return jnp.minimum(jnp.minimum(together, apart), 0.0)
 
     return of
@@ -145,13 +149,13 @@ class _Seen(NamedTuple):
 
     found: jax.Array
     about: jax.Array
-    tilt: _tilt.Tilt
+    tilt: Tilt
     further: jax.Array
 
 
 def _search(look: Callable[[jax.Array], _Seen], about: jax.Array) -> _Seen:
     """The least that is found by looking where it is about, and again where it was."""
-    structure = jax.tree.structure(_Seen(about, about, _tilt.Tilt(*[about] * 3), about))
+    structure = jax.tree.structure(_Seen(about, about, Tilt(*[about] * 3), about))
 
     def unsettled(state: tuple[jax.Array, ...]) -> jax.Array:
         times, further, _ = state
@@ -169,7 +173,7 @@ def _search(look: Callable[[jax.Array], _Seen], about: jax.Array) -> _Seen:
     return jax.tree.unflatten(structure, list(best))
 
 
-def _trimmed(parts: _tilt.Parts, log_delta: jax.Array) -> _tilt.Parts:
+def _trimmed(parts: Parts, log_delta: jax.Array) -> Parts:
     """Losses too rare to matter for δ made infinite: tilted sums are then smaller."""
     trimmed = []
     for losses, count in parts:
@@ -193,24 +197,24 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     parts, variance, directions = _composed(kinds, parameters, jnp.asarray(_SMALLEST))
 
     if not parts:
-        return gdp._delta(jnp.sqrt(variance), epsilon)
+        return _gaussian.delta_of(jnp.sqrt(variance), epsilon)
 
-    def bound(parts: _tilt.Parts) -> jax.Array:
+    def bound(parts: Parts) -> jax.Array:
         fixed, fixed_variance, at = jax.lax.stop_gradient((parts, variance, asked))
 
         def look(about: jax.Array) -> _Seen:
             usual = _trimmed(fixed, about)
-            cumulants = _tilt.cumulants(usual, fixed_variance)
-            tilt = _tilt.choose(cumulants, fixed_variance, at, about)
-            found = _log_delta(usual, fixed_variance, tilt)(at)
+            cumulants = tilt.cumulants(usual, fixed_variance)
+            where = tilt.choose(cumulants, fixed_variance, at, about)
+            found = _log_delta(usual, fixed_variance, where)(at)
             found = jnp.maximum(found, np.log(_SMALLEST))
             # Far above where it was looked for it may be the look that was too low.
             middle = (found + about) / 2
             further = jnp.where(found - about > _NEGLIGIBLE, middle, found)
             settled = jnp.abs(found - about) < _NEAR
-            return _Seen(found, about, tilt, jnp.where(settled, jnp.nan, further))
+            return _Seen(found, about, where, jnp.where(settled, jnp.nan, further))
 
-        about = _tilt.about_log_delta(_tilt.cumulants(fixed, fixed_variance), at)
+        about = tilt.about_log_delta(tilt.cumulants(fixed, fixed_variance), at)
         seen = _search(look, jnp.maximum(about, np.log(_SMALLEST)))
         log_delta = _log_delta(_trimmed(parts, seen.about), variance, seen.tilt)
         return jnp.exp(with_derivative_of(lambda: log_delta(asked), seen.found))
@@ -226,24 +230,24 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
     parts, variance, directions = _composed(kinds, parameters, about)
 
     if not parts:
-        return gdp._epsilon(jnp.sqrt(variance), delta)
+        return _gaussian.epsilon_of(jnp.sqrt(variance), delta)
 
-    def bound(parts: _tilt.Parts) -> jax.Array:
+    def bound(parts: Parts) -> jax.Array:
         fixed, fixed_variance, goal = jax.lax.stop_gradient((parts, variance, target))
-        cumulants = _tilt.cumulants(fixed, fixed_variance)
+        cumulants = tilt.cumulants(fixed, fixed_variance)
 
         def look(about: jax.Array) -> _Seen:
-            tilt = _tilt.choose(cumulants, fixed_variance, about, goal)
-            log_delta = _log_delta(fixed, fixed_variance, tilt)
-            found = _least(lambda e: log_delta(e) <= goal, about + tilt.period / 4)
+            where = tilt.choose(cumulants, fixed_variance, about, goal)
+            log_delta = _log_delta(fixed, fixed_variance, where)
+            found = _least(lambda e: log_delta(e) <= goal, about + where.period / 4)
             # λ is right for where it was looked; elsewhere δ may fall faster.
-            steepness = jnp.maximum(tilt.rate, 5 / jnp.maximum(found, 1e-3))
+            steepness = jnp.maximum(where.rate, 5 / jnp.maximum(found, 1e-3))
             settled = steepness * jnp.abs(found - about) < _NEAR
-            markov = _tilt.markov_epsilon(cumulants, goal)
+            markov = tilt.markov_epsilon(cumulants, goal)
             further = jnp.where(found < jnp.inf, found, markov)
-            return _Seen(found, about, tilt, jnp.where(settled, jnp.nan, further))
+            return _Seen(found, about, where, jnp.where(settled, jnp.nan, further))
 
-        seen = _search(look, _tilt.about_epsilon(cumulants, goal))
+        seen = _search(look, tilt.about_epsilon(cumulants, goal))
         log_delta = _log_delta(parts, variance, seen.tilt)
         met = (seen.found > 0) & (seen.found < jnp.inf)
         return with_derivative(lambda e: log_delta(e) - target, seen.found, met)
@@ -254,14 +258,8 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
 
 def _least(met: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
     """An ε where it is met, by bisection the least; inf if none is, up to 3 top."""
-
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]):
-        low, high = ends
-        middle = (low + high) / 2  # top, and then 0 or 2 top, to begin with
-        ok = met(jnp.maximum(middle, 0.0))
-        return jnp.where(ok, low, middle), jnp.where(ok, middle, high)
-
-    _, found = jax.lax.fori_loop(0, _BISECTIONS, halve, (-top, 3 * top))
+    # The middle is top, and then 0 or 2 top, to begin with.
+    found = bisect(lambda e: met(jnp.maximum(e, 0.0)), -top, 3 * top, _BISECTIONS)
     return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
 
 

@@ -7,37 +7,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import float64
-from dpjax.accounting import _setting
-from dpjax.accounting._minorant import schedule_mu
-from dpjax.accounting._setting import Setting
-
-_ULP = np.finfo(np.float64).eps
+from dpjax._float64 import ULP, float64
+from dpjax.accounting.iteration import _setting
+from dpjax.accounting.iteration._minorant import schedule_mu
+from dpjax.accounting.iteration._setting import Setting
 
 
-@float64("up", static=("period", "keeps", "bounded", "factor"), vectors=tuple(range(9)))
-def _scheduled_mu(*arrays, period: int, keeps: bool, bounded: bool, factor: float):
-    steps = jax.vmap(lambda *a: _setting.step(a, keeps=keeps, factor=factor))(*arrays)
-    noise, batch, eta, norm = arrays[:4]
+@float64("up", static=("period", "assumed"), vectors=(0,))
+def _scheduled_mu64(
+    numbers: _setting.Numbers, *, period: int, assumed: _setting.Assumed
+) -> jax.Array:
+    steps = jax.vmap(lambda each: _setting.step(each, assumed))(numbers)
+    noise, batch = numbers.noise_multiplier, numbers.batch_size
+    norm, eta = numbers.gradient_norm, numbers.step_size
     unit = noise * norm * eta / batch
-    shift = factor * norm * eta / batch
+    shift = assumed.factor * norm * eta / batch
     place = jnp.arange(unit.shape[0]) % period
-    diameter = jnp.min(arrays[8])
+    diameter = jnp.min(numbers.diameter)
     # What overflows or underflows says nothing, and composition remains.
     known = jnp.all(steps.known) & jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
     largest = jax.lax.stop_gradient(jnp.max(steps.shift))
     largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
     unit, shift = (jnp.where(known, x, 1.0) for x in (unit, shift))
-    c = jnp.where(known, jnp.exp(steps.log_lipschitz) * (1 + 4 * _ULP), 1.0)
+    c = jnp.where(known, jnp.exp(steps.log_lipschitz) * (1 + 4 * ULP), 1.0)
 
     def one(offset: jax.Array) -> jax.Array:
         used = place == offset
         square = jnp.sum(jnp.where(used, jnp.square(steps.shift / largest), 0.0))
         some = square > 0  # the square root has no derivative at 0
         composed = largest * jnp.sqrt(jnp.where(some, square, 1.0))
-        composed = jnp.where(some, composed * (1 + (8 + unit.shape[0]) * _ULP), 0.0)
-        moved = jnp.where(used, shift, 0.0) * (1 + 8 * _ULP)
-        mu = schedule_mu(c, moved, unit, diameter, bounded=bounded)
+        composed = jnp.where(some, composed * (1 + (8 + unit.shape[0]) * ULP), 0.0)
+        moved = jnp.where(used, shift, 0.0) * (1 + 8 * ULP)
+        # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278.
+        mu = schedule_mu(c, moved, unit, diameter, bounded=assumed.bounded)
         return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
 
     mus = jax.lax.map(one, jnp.arange(min(period, unit.shape[0])))
@@ -92,8 +94,8 @@ def scheduled_cyclic_gd_mu(
     """
     period = _validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     _validate.positive("batch_size", batch_size)
-    arrays, static = _setting.check(noise_multiplier, batch_size, **setting)
-    lengths = {jnp.shape(x) for x in arrays if jnp.ndim(x) > 0}
+    numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
+    lengths = {jnp.shape(x) for x in numbers if jnp.ndim(x) > 0}
     if len(lengths) != 1 or any(len(shape) != 1 or shape == (0,) for shape in lengths):
         raise ValueError(
             "noise_multiplier and step_size must be numbers or have one length, at "
@@ -104,7 +106,6 @@ def scheduled_cyclic_gd_mu(
         jnp.broadcast_to(x, shape)
         if isinstance(x, jax.Array)
         else np.broadcast_to(np.asarray(x, np.float64), shape)
-        for x in arrays
+        for x in numbers
     ]
-    static = {name: static[name] for name in ("keeps", "bounded", "factor")}
-    return _scheduled_mu(*full, period=period, **static)
+    return _scheduled_mu64(_setting.Numbers(*full), period=period, assumed=assumed)

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.accounting._pairs import Losses
+from dpjax._float64 import SMALL
+from dpjax.accounting._gaussian import LOG_SQRT_2PI
+from dpjax.accounting._pld.pairs import Losses
 
 _TILTS = 1.5 ** np.arange(-14.0, 66.0)
 _GAPS = _TILTS[None] - _TILTS[:, None]
 _NEGLIGIBLE = 14.0  # −log of a relative error in δ that may be added on purpose
 _ROUNDING = 2e-11  # about (1 + λ) times the bound on rounding, where not in the atom
-_TINY = 1e-300
 SIDE = 80  # of the square in which frequencies are
 FREQUENCIES = SIDE**2
 
@@ -84,7 +85,7 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
         each = count * jax.lax.map(one, rates)
         log_mass, mean = log_mass + each[:, 0], mean + each[:, 1]
         spread, touched = spread + each[:, 2], touched + each[:, 3]
-    log_touched = log_mass + jnp.log(jnp.maximum(touched, _TINY))
+    log_touched = log_mass + jnp.log(jnp.maximum(touched, SMALL))
     return Cumulants(log_mass, mean, spread, log_touched)
 
 
@@ -93,9 +94,9 @@ def _log_share(cumulants: Cumulants) -> jax.Array:
 
     That is a difference of two of Mills' ratios, each about 1 / (x + 0.8).
     """
-    rates, deviation = jnp.asarray(_TILTS), jnp.sqrt(cumulants.variance) + _TINY
+    rates, deviation = jnp.asarray(_TILTS), jnp.sqrt(cumulants.variance) + SMALL
     share = (rates * deviation + 0.8) * ((1 + rates) * deviation + 0.8)
-    return jnp.log(deviation) - jnp.log(share) - 0.5 * np.log(2 * np.pi)
+    return jnp.log(deviation) - jnp.log(share) - LOG_SQRT_2PI
 
 
 def _least(values: jax.Array) -> jax.Array:
@@ -113,7 +114,7 @@ def _at_least(key: jax.Array, *values: jax.Array) -> jax.Array:
 def about_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """About ε(δ), by the parabola of K at the rate that suits best."""
     log_mass, mean, variance, _ = cumulants
-    rates, variance = jnp.asarray(_TILTS), variance + _TINY
+    rates, variance = jnp.asarray(_TILTS), variance + SMALL
     excess = log_mass - rates * mean + _log_share(cumulants) - log_delta
     # Of u²/2K″ + λu = excess, with u the distance from the mean.
     root = jnp.sqrt(jnp.maximum(rates * rates + 2 * excess / variance, 0.0))
@@ -132,7 +133,7 @@ def about_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
     """About log δ(ε), by the parabola of K at the rate that suits best."""
     log_mass, mean, variance, _ = cumulants
     rates = jnp.asarray(_TILTS)
-    far = (epsilon - mean) ** 2 / (2 * (variance + _TINY))
+    far = (epsilon - mean) ** 2 / (2 * (variance + SMALL))
     about = log_mass - rates * epsilon - far + _log_share(cumulants)
     markov = _least(log_mass + log_markov(rates) - rates * epsilon)
     (about,) = _at_least(far, about)

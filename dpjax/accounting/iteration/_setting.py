@@ -1,17 +1,22 @@
 """What the bounds on a last iterate assume, checked in one place."""
 
-from typing import Any, NamedTuple, TypedDict
+from typing import Generic, NamedTuple, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax import _validate
-from dpjax._float64 import TINY
-from dpjax.accounting.lipschitz import check_curvature, clipped_excess, excess
+from dpjax._float64 import TINY, ULP
+from dpjax.accounting.iteration._lipschitz import (
+    check_curvature,
+    clipped_excess,
+    excess,
+)
 from dpjax.adjacency import Adjacency
 
-_ULP = np.finfo(np.float64).eps
+_Number = TypeVar("_Number")
 
 
 class Setting(TypedDict):
@@ -42,15 +47,15 @@ class Setting(TypedDict):
         set has more than batch_size examples, and batches do not depend on them.
     """
 
-    step_size: jax.typing.ArrayLike
-    gradient_norm: jax.typing.ArrayLike
+    step_size: ArrayLike
+    gradient_norm: ArrayLike
     clipped: bool
     generalised_linear: bool
-    smoothness: jax.typing.ArrayLike
-    weak_convexity: jax.typing.ArrayLike
-    strong_convexity: jax.typing.ArrayLike
-    regularization: jax.typing.ArrayLike
-    diameter: jax.typing.ArrayLike
+    smoothness: ArrayLike
+    weak_convexity: ArrayLike
+    strong_convexity: ArrayLike
+    regularization: ArrayLike
+    diameter: ArrayLike
     adjacency: Adjacency
 
 
@@ -81,11 +86,41 @@ class Bounds(NamedTuple):
         return self._fields[values.index(min(values))]
 
 
-class Checked(NamedTuple):
-    """A setting as the cores take it: arrays, and what is static."""
+class Numbers(NamedTuple, Generic[_Number]):
+    """A run's numbers as the cores take them; those of `Setting` under its names."""
 
-    arrays: tuple[Any, ...]
-    static: dict[str, Any]
+    noise_multiplier: _Number
+    batch_size: _Number
+    step_size: _Number
+    gradient_norm: _Number
+    smoothness: _Number
+    weak_convexity: _Number
+    strong_convexity: _Number
+    regularization: _Number
+    diameter: _Number
+
+
+class Assumed(NamedTuple):
+    """What is static in a setting.
+
+    Attributes:
+      keeps: whether gradients keep their direction when clipped, or are not clipped.
+      bounded: whether there can be a finite diameter.
+      factor: by how many gradient norms one example moves a sum.
+      convex: whether losses are known to be convex.
+    """
+
+    keeps: bool
+    bounded: bool
+    factor: float
+    convex: bool
+
+
+class Checked(NamedTuple):
+    """A setting as the cores take it."""
+
+    numbers: Numbers[ArrayLike]
+    assumed: Assumed
 
 
 class Step(NamedTuple):
@@ -99,17 +134,17 @@ class Step(NamedTuple):
     valid: jax.Array
 
 
-def _fail(name: str, rule: str, value: Any) -> None:
+def _fail(name: str, rule: str, value: object) -> None:
     raise ValueError(f"{name} must be {rule}; got {value!r}.")
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         _fail(name, "True or False", value)
     return bool(value)
 
 
-def positive_diameter(value: Any) -> bool:
+def positive_diameter(value: ArrayLike) -> bool:
     """Raise unless positive; whether it can be finite."""
     array = _validate.concrete(value)
     if array is None:
@@ -119,13 +154,15 @@ def positive_diameter(value: Any) -> bool:
     return not np.all(array == np.inf)
 
 
-def _check_step_size(step_size: Any, smoothness: Any, regularization: Any) -> None:
+def _check_step_size(
+    step_size: ArrayLike, smoothness: ArrayLike, regularization: ArrayLike
+) -> None:
     eta, M = _validate.concrete(step_size), _validate.concrete(smoothness)
     added = _validate.concrete(regularization)
     if eta is None or M is None or added is None:
         return
     upper = np.where(np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + added), 0)
-    if np.any(upper > 2 * (1 + 4 * _ULP)):
+    if np.any(upper > 2 * (1 + 4 * ULP)):
         _fail(
             "step_size",
             "at most 2 / (smoothness + regularization), beyond which a step on a "
@@ -134,7 +171,7 @@ def _check_step_size(step_size: Any, smoothness: Any, regularization: Any) -> No
         )
 
 
-def _check_pull(step_size: Any, regularization: Any) -> None:
+def _check_pull(step_size: ArrayLike, regularization: ArrayLike) -> None:
     eta, added = _validate.concrete(step_size), _validate.concrete(regularization)
     if eta is not None and added is not None and np.any(eta * added >= 1):
         _fail(
@@ -145,18 +182,18 @@ def _check_pull(step_size: Any, regularization: Any) -> None:
 
 
 def check(
-    noise_multiplier: Any,
-    batch_size: Any,
+    noise_multiplier: ArrayLike,
+    batch_size: ArrayLike,
     *,
-    step_size: Any,
-    gradient_norm: Any,
+    step_size: ArrayLike,
+    gradient_norm: ArrayLike,
     clipped: bool,
     generalised_linear: bool,
-    smoothness: Any,
-    weak_convexity: Any,
-    strong_convexity: Any,
-    regularization: Any,
-    diameter: Any,
+    smoothness: ArrayLike,
+    weak_convexity: ArrayLike,
+    strong_convexity: ArrayLike,
+    regularization: ArrayLike,
+    diameter: ArrayLike,
     adjacency: Adjacency,
 ) -> Checked:
     """The setting, or a ValueError that says which assumption fails."""
@@ -188,35 +225,38 @@ def check(
     _check_step_size(step_size, smoothness, regularization)
     if not keeps:
         _check_pull(step_size, regularization)
-    arrays = (
-        noise_multiplier,
-        batch_size,
-        step_size,
-        gradient_norm,
-        smoothness,
-        weak_convexity,
-        strong_convexity,
-        regularization,
-        diameter,
+    numbers = Numbers(
+        noise_multiplier=noise_multiplier,
+        batch_size=batch_size,
+        step_size=step_size,
+        gradient_norm=gradient_norm,
+        smoothness=smoothness,
+        weak_convexity=weak_convexity,
+        strong_convexity=strong_convexity,
+        regularization=regularization,
+        diameter=diameter,
     )
     weak = _validate.concrete(weak_convexity)
-    static = {
-        "keeps": keeps,
-        "bounded": bounded,
-        "factor": adjacency.sensitivity_factor,
-        "convex": keeps and weak is not None and not np.any(weak > 0),
-    }
-    return Checked(arrays, static)
+    assumed = Assumed(
+        keeps=keeps,
+        bounded=bounded,
+        factor=adjacency.sensitivity_factor,
+        convex=keeps and weak is not None and not np.any(weak > 0),
+    )
+    return Checked(numbers, assumed)
 
 
-def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
+def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
     """A step in units of its own noise, from scalars; an invalid one costs inf."""
-    noise, batch, eta, norm, M, weak, strong, added, diameter = arrays
+    noise, batch = numbers.noise_multiplier, numbers.batch_size
+    eta, norm, M = numbers.step_size, numbers.gradient_norm, numbers.smoothness
+    weak, strong = numbers.weak_convexity, numbers.strong_convexity
+    added, diameter = numbers.regularization, numbers.diameter
     valid = (noise > 0) & (batch > 0) & (eta > 0) & (eta < jnp.inf) & (norm > 0)
     valid = valid & (batch < jnp.inf) & (norm < jnp.inf)
     valid = valid & (M >= 0) & (weak >= 0) & (strong >= 0) & (added >= 0)
     valid = valid & (diameter > 0) & (strong <= M)
-    if not keeps:
+    if not assumed.keeps:
         valid = valid & (eta * added < 1)
     known = valid & (jnp.inf > M)
     bounded = known & (diameter < jnp.inf)
@@ -226,16 +266,22 @@ def step(arrays: tuple[jax.Array, ...], *, keeps: bool, factor: float) -> Step:
     M, weak, strong, added = (
         jnp.where(known, x, 0.0) for x in (M, weak, strong, added)
     )
-    if keeps:
+    # c: of a gradient step with curvature between strong + λ − m and M + λ, or of a
+    # clipped one after the regulariser, x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). Prox
+    # and projection have constant 1 (Lemma 2.9).
+    if assumed.keeps:
         above = excess(eta, strong + added - weak, M + added, strong + added + weak)
-        log_c = jnp.log1p(jnp.maximum(above, -1 + _ULP))
+        log_c = jnp.log1p(jnp.maximum(above, -1 + ULP))
     else:
         pull = 1 - eta * added
         log_c = jnp.log1p(clipped_excess(eta / pull, weak, M)) + jnp.log1p(-eta * added)
-        log_c = log_c + 8 * _ULP * eta * (added + weak + M)
-    log_c = log_c + 4 * _ULP * jnp.abs(log_c)
+        log_c = log_c + 8 * ULP * eta * (added + weak + M)
+    log_c = log_c + 4 * ULP * jnp.abs(log_c)
+    # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278: the noise
+    # of a step is ησ' with σ' = noise · norm / batch on the mean gradient; one example
+    # moves it by η · factor · norm / batch, which is factor / noise of that.
     unit = noise * norm * eta / batch
     bounded = bounded & (unit > 0) & (unit < jnp.inf)
     diameter = jnp.where(bounded, diameter, 1.0) / jnp.where(bounded, unit, 1.0)
-    shift = jnp.maximum(factor / noise, jnp.where(noise < jnp.inf, TINY, 0.0))
+    shift = jnp.maximum(assumed.factor / noise, jnp.where(noise < jnp.inf, TINY, 0.0))
     return Step(log_c, known, shift, diameter, bounded, valid)

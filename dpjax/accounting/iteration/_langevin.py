@@ -11,27 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._float64 import TINY, float64
-from dpjax.accounting._periodic import geometric
-from dpjax.accounting._setting import positive_diameter
-from dpjax.accounting.lipschitz import check_curvature, excess
+from dpjax._float64 import TINY, ULP, float64
+from dpjax.accounting.iteration._lipschitz import check_curvature, excess
+from dpjax.accounting.iteration._periodic import geometric
+from dpjax.accounting.iteration._setting import positive_diameter
 
-_ULP = np.finfo(np.float64).eps
 _LONG = 2.0**40  # steps, more than a restart needs
 
 
 def _finish(mu: jax.Array, lipschitz: jax.Array, valid: jax.Array) -> jax.Array:
     """μ rounded up; it is 0 for no shift alone, whatever underflowed."""
-    mu = jnp.maximum(mu * (1 + 256 * _ULP), jnp.where(lipschitz > 0, TINY, 0.0))
+    mu = jnp.maximum(mu * (1 + 256 * ULP), jnp.where(lipschitz > 0, TINY, 0.0))
     return jnp.where(valid, mu, jnp.inf)
 
 
-@float64("up")
-@jnp.vectorize
-def _langevin(lipschitz, step_size, smoothness, strong, diameter, num_steps):
+@float64("up", elementwise=True)
+def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     valid = (lipschitz >= 0) & (step_size > 0) & (strong >= 0) & (diameter > 0)
     valid = valid & (lipschitz < jnp.inf) & (step_size < jnp.inf)
-    valid = valid & (step_size * smoothness <= 2 * (1 + 4 * _ULP))
+    valid = valid & (step_size * smoothness <= 2 * (1 + 4 * ULP))
     valid = valid & (strong <= smoothness) & (num_steps >= 1)
     bounded = valid & (diameter < jnp.inf) & (num_steps > 1)
     eta, m, M, steps = (
@@ -43,16 +41,19 @@ def _langevin(lipschitz, step_size, smoothness, strong, diameter, num_steps):
             (num_steps, 1.0),
         )
     )
-    y = jnp.log1p(jnp.maximum(excess(eta, m, M, m), -1 + _ULP))
-    y = jnp.where(y <= 0, y * (1 - 4 * _ULP), 0.0)
+    y = jnp.log1p(jnp.maximum(excess(eta, m, M, m), -1 + ULP))
+    y = jnp.where(y <= 0, y * (1 - 4 * ULP), 0.0)
     r = jnp.where(valid, lipschitz, 0.0) * jnp.sqrt(eta / 2)
     start = jnp.where(bounded, diameter, 1.0) / jnp.sqrt(2 * eta)
 
+    # Bok, Su and Altschuler (2024), Proposition 5.1, https://arxiv.org/abs/2403.00278:
+    # LMC is noisy descent on one example, so that the bounds of `noisy_gd_mu` hold.
     def last(start: jax.Array, n: jax.Array) -> jax.Array:
         rise = jnp.exp(n * y) * start + r * geometric(y, n)
         return rise / jnp.sqrt(geometric(2 * y, n))
 
     contracts = y < 0
+    # Corollary 5.2: r sqrt((1 + c)/(1 − c)), which is sqrt((2 − ηm)/2) L/sqrt(m).
     limit = (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
     limit = jnp.where(contracts | (r == 0), r * jnp.sqrt(limit), jnp.inf)
     finite = steps < jnp.inf
@@ -73,13 +74,14 @@ def _langevin(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     return _finish(mu, lipschitz, valid)
 
 
-@float64("up")
-@jnp.vectorize
-def _exponential(lipschitz, strong, diameter):
+@float64("up", elementwise=True)
+def _exponential64(lipschitz, strong, diameter):
     valid = (lipschitz >= 0) & (strong >= 0) & (diameter > 0)
     valid = valid & (lipschitz < jnp.inf) & (strong < jnp.inf)
     L = jnp.where(valid, lipschitz, 1.0)
     m = jnp.where(valid, strong, 1.0)
+    # Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4,
+    # https://arxiv.org/abs/2403.00278: L/sqrt(m), and 2 sqrt(GD) = sqrt(2LD) for m = 0.
     near = m * diameter < L
     D = jnp.where(near, diameter, 1.0)
     close = jnp.sqrt(D) * jnp.sqrt(jnp.where(near, 2 * L - m * D, 1.0))
@@ -138,12 +140,12 @@ def langevin_mu(
             f"num_steps must be a positive integer or inf; got {num_steps!r}."
         )
     eta, M = _validate.concrete(step_size), _validate.concrete(smoothness)
-    if eta is not None and M is not None and np.any(eta * M > 2 * (1 + 4 * _ULP)):
+    if eta is not None and M is not None and np.any(eta * M > 2 * (1 + 4 * ULP)):
         raise ValueError(
             "step_size must be at most 2 / smoothness, beyond which a step is not a "
             f"contraction; got {step_size!r} and smoothness {smoothness!r}."
         )
-    return _langevin(
+    return _langevin64(
         lipschitz, step_size, smoothness, strong_convexity, diameter, float(num_steps)
     )
 
@@ -182,4 +184,4 @@ def exponential_mechanism_mu(
     _validate.nonnegative("lipschitz", lipschitz)
     _validate.nonnegative("strong_convexity", strong_convexity)
     positive_diameter(diameter)
-    return _exponential(lipschitz, strong_convexity, diameter)
+    return _exponential64(lipschitz, strong_convexity, diameter)

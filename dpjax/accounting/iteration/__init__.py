@@ -1,0 +1,63 @@
+"""Privacy of the last iterate, when the iterates before it are not released.
+
+A step forgets: its noise hides part of what earlier steps leaked, and if it is a
+contraction, it shrinks the rest. Shifted interpolation turns that into a bound: of the
+distance between two coupled runs each step closes some and pays for it in units of its
+noise. The best shifts are a greatest convex minorant (`optimal_shift_mu`). It contains
+composition, the published closed forms, and everything between them.
+
+**Files**, in the order in which a bound is made:
+
+1. `_lipschitz`: by how much a gradient step multiplies a distance, clipped or not.
+2. `_setting`: what is assumed of loss, steps and data, checked in one place; and a step
+   in units of its own noise.
+3. `_minorant`: the optimal shifts of any schedule, by merging halves. `_periodic`: the
+   same in closed form where all steps are alike and one batch in l differs.
+4. What runs: `_shifts` any maps; `_cyclic_gd` full batches and cycles of batches, with
+   its numerics in `_cyclic_core`; `_scheduled_gd` steps that vary; `_noisy_sgd` random
+   batches; `_langevin` its limits in continuous time; `_stability` descent without
+   noise.
+5. `_random_assignment`: δ averaged over the places an example can have.
+6. `printed`: closed forms as the papers print them, for comparison.
+
+Which assumption allows which bound is in docs/iteration.md.
+"""
+
+from dpjax.accounting.iteration import printed as printed
+from dpjax.accounting.iteration._cyclic_gd import last_iterate_rdp as last_iterate_rdp
+from dpjax.accounting.iteration._cyclic_gd import (
+    noisy_cyclic_gd_bounds as noisy_cyclic_gd_bounds,
+)
+from dpjax.accounting.iteration._cyclic_gd import (
+    noisy_cyclic_gd_mu as noisy_cyclic_gd_mu,
+)
+from dpjax.accounting.iteration._cyclic_gd import (
+    noisy_cyclic_gd_mus as noisy_cyclic_gd_mus,
+)
+from dpjax.accounting.iteration._cyclic_gd import noisy_gd_bounds as noisy_gd_bounds
+from dpjax.accounting.iteration._cyclic_gd import noisy_gd_mu as noisy_gd_mu
+from dpjax.accounting.iteration._langevin import (
+    exponential_mechanism_mu as exponential_mechanism_mu,
+)
+from dpjax.accounting.iteration._langevin import langevin_mu as langevin_mu
+from dpjax.accounting.iteration._lipschitz import (
+    clipped_step_lipschitz as clipped_step_lipschitz,
+)
+from dpjax.accounting.iteration._lipschitz import step_lipschitz as step_lipschitz
+from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_bounds as noisy_sgd_bounds
+from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_epsilon as noisy_sgd_epsilon
+from dpjax.accounting.iteration._random_assignment import (
+    random_assignment_delta as random_assignment_delta,
+)
+from dpjax.accounting.iteration._random_assignment import (
+    random_assignment_epsilon as random_assignment_epsilon,
+)
+from dpjax.accounting.iteration._scheduled_gd import (
+    scheduled_cyclic_gd_mu as scheduled_cyclic_gd_mu,
+)
+from dpjax.accounting.iteration._setting import Bounds as Bounds
+from dpjax.accounting.iteration._setting import Setting as Setting
+from dpjax.accounting.iteration._shifts import optimal_shift_mu as optimal_shift_mu
+from dpjax.accounting.iteration._stability import (
+    gradient_descent_sensitivity as gradient_descent_sensitivity,
+)

@@ -1,0 +1,145 @@
+"""Bounds on the last iterate of noisy descent on cyclic batches, however many.
+
+Each is a function of its own: of the run's numbers and of an example's *tail*, the
+steps from its last use to the end. The last batch of an epoch has the shortest, one
+step, and is the worst place: nothing after it hides the use.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._float64 import TINY, ULP, float64
+from dpjax.accounting.iteration import _periodic, _setting
+from dpjax.accounting.iteration._minorant import HUGE
+from dpjax.accounting.iteration._periodic import Cycle
+from dpjax.accounting.iteration._setting import Assumed, Numbers, Setting
+
+Order = Literal["fixed", "reshuffled"]
+WORST_TAIL = 1.0
+_Bound = Callable[[_setting.Step, jax.Array, Cycle, Assumed], jax.Array]
+
+
+def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:
+    """μ from μ² in units of shift, rounded up, and 0 for no shift alone."""
+    regular = (square > 0) & (square < jnp.inf)
+    root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * ULP)
+    root = jnp.where(regular, root, jnp.where(square == 0, 0.0, jnp.inf))  # NaN is inf
+    some = shift > 0
+    mu = jnp.where(some, shift, 1.0) * root
+    return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
+
+
+def _slack(cycle: Cycle) -> float:
+    """Sums over an epoch and over epochs, each with as many roundings as terms."""
+    return 1 + (cycle.period + cycle.epochs) * ULP
+
+
+def _composition(
+    step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
+) -> jax.Array:
+    # Bok, Su and Altschuler (2024), Theorems 4.1 and 4.4,
+    # https://arxiv.org/abs/2403.00278: (L/bσ) sqrt(E).
+    return step.shift * np.sqrt(cycle.epochs) * (1 + 4 * ULP)
+
+
+def _contraction(
+    step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
+) -> jax.Array:
+    # Theorems 4.2 and 4.5 there, and Kong and Ribero (2024), Proposition 2.2,
+    # https://arxiv.org/abs/2407.05237, at the shifts that are best: `_periodic` has
+    # them. They are homogeneous in shift and diameter, so the shift is 1 there.
+    one, place = jnp.ones_like(step.shift), _place(tail, cycle)
+    square = _periodic.contraction(step.log_lipschitz, one, place, cycle)
+    mu = _finish(_slack(cycle) * square, step.shift)
+    return jnp.where(step.known, mu, jnp.inf)
+
+
+def _diameter(
+    step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
+) -> jax.Array:
+    if not assumed.bounded:
+        return jnp.full_like(step.shift, jnp.inf)
+    one, place = jnp.ones_like(step.shift), _place(tail, cycle)
+    # Theorems 4.3 and 4.6 there, and Kong and Ribero's Theorem 4.4, from the best
+    # restart. A diameter is made larger where its square would underflow, and dropped
+    # where it would overflow.
+    start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
+    near = step.bounded & (start < HUGE)
+    start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
+    square = _periodic.restarted(step.log_lipschitz, one, start, place, cycle)
+    mu = _finish(_slack(cycle) * square, step.shift)
+    return jnp.where(near, mu, jnp.inf)
+
+
+def _best(
+    step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
+) -> jax.Array:
+    # Contraction is composition at its worst, so that a tie has its derivatives.
+    contracted = _contraction(step, tail, cycle, assumed)
+    composed = _composition(step, tail, cycle, assumed)
+    least = jnp.where(contracted < jnp.inf, contracted, composed)
+    return jnp.minimum(least, _diameter(step, tail, cycle, assumed))
+
+
+def _place(tail: jax.Array, cycle: Cycle) -> jax.Array:
+    return jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
+
+
+def _lifted(bound: _Bound) -> Callable[..., jax.Array]:
+    """A bound for any caller: of tails and numbers, given cycle and assumed."""
+
+    def core(
+        tail: jax.Array, numbers: Numbers, *, cycle: Cycle, assumed: Assumed
+    ) -> jax.Array:
+        step = _setting.step(numbers, assumed)
+        return jnp.where(step.valid, bound(step, tail, cycle, assumed), jnp.inf)
+
+    return float64("up", static=("cycle", "assumed"), elementwise=True)(core)
+
+
+composition64 = _lifted(_composition)
+contraction64 = _lifted(_contraction)
+diameter64 = _lifted(_diameter)
+best64 = _lifted(_best)
+
+
+@float64("up", static=("cycle", "assumed"), elementwise=True)
+def best_rdp64(
+    orders: jax.Array,
+    tail: jax.Array,
+    numbers: Numbers,
+    *,
+    cycle: Cycle,
+    assumed: Assumed,
+) -> jax.Array:
+    """What the best bound says of the Rényi divergence: a μ²/2."""
+    step = _setting.step(numbers, assumed)
+    mu = jnp.where(step.valid, _best(step, tail, cycle, assumed), jnp.inf)
+    finite = mu < jnp.inf
+    value = orders * jnp.square(jnp.where(finite, mu, 1.0)) / 2 * (1 + 4 * ULP)
+    value = jnp.where(mu > 0, jnp.maximum(value, TINY), 0.0)
+    return jnp.where((orders > 0) & finite, value, jnp.inf)
+
+
+def check(
+    noise_multiplier: jax.typing.ArrayLike,
+    *,
+    num_epochs: int,
+    batches_per_epoch: int,
+    batch_size: jax.typing.ArrayLike,
+    order: Order,
+    **setting: Unpack[Setting],
+) -> tuple[Numbers, Cycle, Assumed]:
+    """What the bounds take, or a ValueError that says what is wrong."""
+    epochs = _validate.static_int("num_epochs", num_epochs, minimum=1)
+    period = _validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
+    _validate.positive("batch_size", batch_size)
+    _validate.one_of("order", order, ("fixed", "reshuffled"))
+    numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
+    cycle = Cycle(epochs, period, order == "reshuffled", assumed.convex)
+    return numbers, cycle, assumed

@@ -1,0 +1,192 @@
+"""The optimal shifts of a noisy iteration, as a greatest convex minorant.
+
+Step k moves two coupled runs apart by at most s_k, multiplies their distance by at most
+c_k, and adds noise of standard deviation τ_k. With w_k = Π_{j>k} c_j, the points
+(Σ_{i<=k} w_i² τ_i², Σ_{i<=k} w_i s_i) have a greatest convex minorant, and
+
+    μ² = Σ over its edges of (rise)² / run.
+
+An edge is a block of consecutive steps; the slopes of the blocks increase (`_blocks`
+finds them).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._float64 import TINY, ULP
+from dpjax.accounting.iteration import _blocks
+from dpjax.accounting.iteration._blocks import Block, Nodes
+
+# A diameter in units of the largest shift is at most that, or there is none, and at
+# least its inverse: the square of a sum of both neither overflows nor underflows.
+HUGE = 1e120
+_GRID = 65535  # restarts that are compared at most, and one step before them all
+
+
+def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
+    """For each step the number of blocks that end before it, i32[T]."""
+    each = _blocks.single(log_w, s, tau, s.shape[0])
+    whole, _ = _blocks.climb(each, lambda level, nodes, seen: seen, ())
+    place = jnp.arange(whole.ends.shape[0], dtype=jnp.int32)
+    closes = (place < whole.number[0]).astype(jnp.int32)
+    closes = jnp.zeros_like(place).at[whole.ends].add(closes)
+    return (jnp.cumsum(closes) - closes)[-s.shape[0] :]
+
+
+def _log_weights(lipschitz: jax.Array) -> jax.Array:
+    """Log w_k = Σ_{j>k} log c_j, with c_j no less than the least float."""
+    logs = jnp.log(jnp.maximum(lipschitz, TINY))
+    later = jnp.cumsum(logs[1:][::-1])[::-1]
+    return jnp.concatenate([later, jnp.zeros_like(logs[:1])])
+
+
+def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
+    """μ² of one schedule, and a bound on its relative rounding error.
+
+    Blocks are constant near almost every schedule, and where they change, merging two
+    of them or not makes no difference to first order. So the derivative is that of the
+    sum over fixed blocks.
+    """
+    log_w = _log_weights(lipschitz)
+    fixed = jax.lax.stop_gradient((log_w, sensitivity, stddev))
+    steps = sensitivity.shape[0]
+    block = _block(*fixed)
+    top = jax.ops.segment_max(fixed[0], block, steps, indices_are_sorted=True)[block]
+    w = jnp.exp(log_w - top)
+
+    def total(x: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(x, block, steps, indices_are_sorted=True)
+
+    # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278:
+    # shifts a_k with z_k = c_k z_{k−1} + s_k − a_k >= 0 and z_T = 0 prove
+    # μ² = Σ a_k²/τ_k². In A_k = w_k a_k that is least where A_k/(w_k τ_k)² is constant
+    # on the edges of the minorant: Σ over edges of rise²/run.
+    d, v = total(w * sensitivity), total(jnp.square(w * stddev))
+    noisy = v > 0
+    each = jnp.where(noisy, d * d / jnp.where(noisy, v, 1.0), 0.0)
+    lost = jnp.any(~noisy & (d > 0))
+    # An exponent of size x has x ulps of error. Weights below e^{−40} of the largest in
+    # their block do not count.
+    counts = (fixed[0] - top > -40.0) & (fixed[0] != top)
+    reach = jnp.max(
+        jnp.where(counts, jnp.maximum(jnp.abs(fixed[0]), jnp.abs(top)), 0.0)
+    )
+    error = ULP * (128 + 2 * steps + 64 * reach)
+    return jnp.where(lost, jnp.inf, jnp.sum(each)), error
+
+
+class _Nearest(NamedTuple):
+    """The flattest edge found so far from each step, and the vertex where it ends.
+
+    The first row starts at a distance, the second at none.
+    """
+
+    edge: Block
+    vertex: jax.Array
+
+
+def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
+    """After which step it is best to start at that distance: a mask, bool[T].
+
+    It is nowhere if it is better not to. All steps are compared, by the tangents from
+    their starting points to the minorant of the steps after them, which are met at each
+    level of the tree. Beyond _GRID steps only every so many steps.
+    """
+    steps = s.shape[0]
+    # Sums over rows of the grid, each relative to the largest weight in it.
+    stride = -(-steps // _GRID)
+    pad = (-steps % stride, 0)
+    grid = jnp.pad(log_w, pad, mode="edge").reshape(-1, stride)
+    top = jnp.max(grid, axis=1, keepdims=True)
+    w = jnp.exp(grid - top)
+    rise = jnp.sum(w * jnp.pad(s, pad).reshape(-1, stride), axis=1)
+    run = jnp.sum(jnp.square(w * jnp.pad(tau, pad).reshape(-1, stride)), axis=1)
+    rows = rise.shape[0]
+    each = _blocks.single(top[:, 0], rise, jnp.sqrt(run), rows + 1)
+    distance = jnp.full_like(rise, start)
+    first = _blocks.single(grid[:, -1], distance, jnp.zeros_like(rise), rows + 1)
+
+    n = each.rise.shape[0]
+    place = jnp.arange(n, dtype=jnp.int32)
+    starts = jax.tree.map(lambda *x: jnp.stack(x), first, _blocks.nothing(first))
+    far = Block(jnp.full((2, n), 0), jnp.full((2, n), np.inf), jnp.full((2, n), 1.0))
+    none = _Nearest(far, jnp.full((2, n), n - 1, jnp.int32))
+
+    # Tangents to the right neighbours of the nodes, from the steps in the left.
+    def visit(level: jax.Array, nodes: Nodes, seen: _Nearest) -> _Nearest:
+        half = jnp.left_shift(1, level).astype(jnp.int32)
+        on_left = (place & half) == 0
+        mid = jnp.minimum((place // half + 1) * half, n - 1)
+        rest = _blocks.take(nodes.suffix, jnp.minimum(place + 1, n - 1))
+        rest = _blocks.where(place + 1 < mid, rest, _blocks.nothing(rest))
+        count = nodes.number[jnp.minimum(mid // half, nodes.number.shape[0] - 1)]
+
+        def nearer(start: Block, seen: _Nearest) -> _Nearest:
+            found = _blocks.tangent(nodes, mid, count, _blocks.pool(start, rest))
+            ours, theirs = _blocks.slope(found.pooled), _blocks.slope(seen.edge)
+            better = on_left & _blocks.steeper(theirs, ours)
+            return _Nearest(
+                _blocks.where(better, found.pooled, seen.edge),
+                jnp.where(better, found.last, seen.vertex),
+            )
+
+        return jax.vmap(nearer)(starts, seen)
+
+    _, (edge, vertex) = _blocks.climb(each, visit, none)
+    noisy = edge.run > 0
+    cost = jnp.where(noisy, edge.rise**2 / jnp.where(noisy, edge.run, 1), jnp.inf)
+    cost = cost.at[1, n - 1].set(0.0)
+
+    # From each step on, the edges of the minorant without a distance: every step jumps
+    # to where its edge ends, and jumps are composed by doubling.
+
+    def double(_: int, carry: tuple[jax.Array, jax.Array]):
+        after, jump = carry
+        return after + after[jump], jump[jump]
+
+    levels = n.bit_length()
+    after, _ = jax.lax.fori_loop(0, levels, double, (cost[1], vertex[1]))
+    total = (cost[0] + after[vertex[0]])[-rows:]
+    better = total < after[-rows - 1]
+    index = jnp.arange(rows)
+    best = jnp.min(jnp.where(better & (total == jnp.min(total)), index, rows))
+    return jnp.arange(steps) == (best + 1) * stride - 1 - pad[0]
+
+
+def schedule_mu(
+    lipschitz, sensitivity, stddev, diameter, *, bounded: bool
+) -> jax.Array:
+    """μ of one schedule, f[T] each and f[], rounded up.
+
+    Scales cancel, and are taken out so that no square overflows or underflows. A
+    diameter that is too small or large for that is taken for a larger one.
+    """
+    shift, noise = (
+        jnp.where(most > 0, most, 1.0)
+        for most in jax.lax.stop_gradient((jnp.max(sensitivity), jnp.max(stddev)))
+    )
+    some = jnp.any(sensitivity > 0)
+    sensitivity, stddev, diameter = (
+        sensitivity / shift,
+        stddev / noise,
+        diameter / shift,
+    )
+    diameter = jnp.where(diameter < HUGE, jnp.maximum(diameter, 1 / HUGE), jnp.inf)
+    if bounded:
+        finite = jnp.isfinite(diameter)
+        start = jnp.where(finite, diameter, 1.0)
+        fixed = (_log_weights(lipschitz), sensitivity, stddev, start)
+        here = _restart(*jax.lax.stop_gradient(fixed)) & finite
+        before = jnp.cumsum(here[::-1])[::-1] > 0
+        stddev = jnp.where(before, 0.0, stddev)
+        sensitivity = jnp.where(here, start, jnp.where(before, 0.0, sensitivity))
+    square, error = _energy(lipschitz, sensitivity, stddev)
+    bound = square * (1 + error)
+    regular = (bound > 0) & (bound < jnp.inf)
+    mu = jnp.sqrt(jnp.where(regular, bound, 1.0)) * (1 + 4 * ULP)
+    mu = jnp.where(regular, mu, jnp.where(bound == 0, 0.0, jnp.inf))  # NaN is inf
+    mu = mu * (shift / noise) * (1 + 2 * ULP)
+    return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
