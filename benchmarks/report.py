@@ -65,17 +65,18 @@ def plain(label):
 
 def beside_plain(column):
     """A column of what was measured on all networks, with ratios to the plain step."""
-    found, headings, rows = contenders(), ["", *NETWORKS.values()], []
+    found, table = contenders(), []
     place = {"ms": 1, "MB": 4, "compile, s": 5}[column]
-    for label in found["mlp"]:
+    for label in dict.fromkeys(label for rows in found.values() for label in rows):
         cells = []
         for of_network in found.values():
             row, base = of_network.get(label), of_network[plain(label)]
             there = row is not None and len(row) > place and row[place] is not None
             cells.append([row[place], row[place] / base[place]] if there else None)
         if any(cells):
-            rows.append([label, *cells])
-    return Table(column, dict.fromkeys(headings, "{:.1f} ({:.1f})"), rows)
+            table.append([label, *cells])
+    columns = {"": "{}"} | dict.fromkeys(NETWORKS.values(), "{:.1f} ({:.1f})")
+    return Table(column, columns, table)
 
 
 def ratios():
