@@ -1,31 +1,35 @@
 """dpjax's accountants beside dp-accounting, Opacus and prv-accountant, in one run.
 
-    pip install -e '.[bench]' && python benchmarks/accountants.py [--points 1000]
+    pip install -e '.[bench]'
+    python benchmarks/accountants.py [--points 1000] [--without-peers]
 
-Prints Markdown tables: ε of the Poisson-subsampled Gaussian by every accountant, and
-times. Times are medians over repetitions, each waited for, after one warm-up, but for
-what takes the peers longest: one calibration, and one pass over the grid. Compiling
-has a row of its own. The peers run one point at a time: that is their interface.
+ε of the Poisson-subsampled Gaussian by every accountant, and times. The peers run one
+point at a time: that is their interface. Over the grid they pass once, and what would
+take more than a minute is timed on its first points. A few minutes on two cores.
 """
 
-import argparse
-import importlib.metadata
-import platform
-import statistics
+import contextlib
+import functools
 import time
 import warnings
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting.pld import pld_privacy_accountant
-from dp_accounting.rdp import rdp_privacy_accountant
-from opacus.accountants.analysis import rdp as opacus_rdp
-from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
+from _results import OURS, Table, parser, print_tables, require, write
+from _timing import compiled, said, take_turns
 
 from dpjax import Adjacency
 from dpjax.accounting import calibrate, pld, rdp
+
+with contextlib.suppress(ImportError):
+    import dp_accounting
+    from dp_accounting.pld import pld_privacy_accountant
+    from dp_accounting.rdp import rdp_privacy_accountant
+with contextlib.suppress(ImportError):
+    from opacus.accountants.analysis import rdp as opacus_rdp
+with contextlib.suppress(ImportError):
+    from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
 
 SETTINGS = [  # noise multiplier, sampling rate, steps, δ
     (1.0, 0.01, 1_000, 1e-5),
@@ -36,17 +40,9 @@ SETTINGS = [  # noise multiplier, sampling rate, steps, δ
     (1.0, 1e-4, 10_000, 1e-8),
     (1.1, 0.004, 10_000, 1e-12),
 ]
-
-
-def seconds(fn, repetitions):
-    """The median time that fn() takes, warm."""
-    jax.block_until_ready(fn())
-    times = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
-        jax.block_until_ready(fn())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+SETTING = {"σ": "{}", "q": "{}", "steps": "{}", "δ": "{}"}
+PEERS = ["dp_accounting", "opacus", "prv_accountant"]
+ROUNDS, PATIENCE = 5, 60.0
 
 
 def event(sigma, q, steps):
@@ -64,8 +60,8 @@ def our_pld(sigma, q, steps, delta):
     return pld.epsilon(pld.compose(step, steps), delta)
 
 
-def google_rdp(sigma, q, steps, delta):
-    accountant = rdp_privacy_accountant.RdpAccountant()
+def google_rdp(sigma, q, steps, delta, orders=None):
+    accountant = rdp_privacy_accountant.RdpAccountant(orders=orders)
     return accountant.compose(event(sigma, q, steps)).get_epsilon(delta)
 
 
@@ -85,6 +81,7 @@ def their_opacus(sigma, q, steps, delta):
 
 
 def their_prv(sigma, q, steps, delta):
+    """Its lower and upper bound."""
     accountant = PRVAccountant(
         prvs=PoissonSubsampledGaussianMechanism(
             sampling_probability=q, noise_multiplier=sigma
@@ -93,114 +90,111 @@ def their_prv(sigma, q, steps, delta):
         eps_error=0.01,
         delta_error=delta / 1000,
     )
-    return accountant.compute_epsilon(delta=delta, num_self_compositions=steps)
+    low, _, high = accountant.compute_epsilon(delta=delta, num_self_compositions=steps)
+    return [low, high]
 
 
-def attempt(fn, *args):
+EPSILONS = {  # an accountant, the module that it needs, how its ε is shown
+    "dpjax rdp": (our_rdp, None, "{:.4f}"),
+    "dp-accounting rdp": (google_rdp, "dp_accounting", "{:.4f}"),
+    "opacus rdp": (their_opacus, "opacus", "{:.4f}"),
+    "dpjax pld": (our_pld, None, "{:.4f}"),
+    "dp-accounting pld": (google_pld, "dp_accounting", "{:.4f}"),
+    "prv-accountant": (their_prv, "prv_accountant", "{:.4f} to {:.4f}"),
+}
+
+
+def attempt(name, setting, found):
+    """An accountant's ε, nothing where it is not installed, or why there is none."""
+    fn, module, _ = EPSILONS[name]
+    if module not in found:
+        return None
     try:
-        return fn(*args)
+        return fn(*setting)
     except Exception as error:
-        return f"{type(error).__name__}"
+        return type(error).__name__
 
 
-def show(value):
-    return value if isinstance(value, str) else f"{float(value):.4f}"
+def accuracy(found):
+    """ε by Rényi curves, and by privacy-loss distributions."""
+    columns = SETTING | {name: template for name, (_, _, template) in EPSILONS.items()}
+    rows = [
+        [*setting, *(attempt(name, setting, found) for name in EPSILONS)]
+        for setting in SETTINGS
+    ]
+    return Table("epsilon", columns, rows)
 
 
-def accuracy():
-    print("\nε by Rényi curves, and by privacy-loss distributions")
-    print("(prv-accountant: its lower and upper bound)\n")
-    columns = "dpjax rdp | dp-accounting rdp | opacus rdp | dpjax pld | "
-    columns += "dp-accounting pld | prv-accountant"
-    print(f"| σ | q | steps | δ | {columns} |\n" + "| --- " * 10 + "|")
-    for setting in SETTINGS:
-        prv = attempt(their_prv, *setting)
-        bounds = prv if isinstance(prv, str) else f"{prv[0]:.4f} to {prv[2]:.4f}"
-        cells = [
-            show(attempt(fn, *setting))
-            for fn in (our_rdp, google_rdp, their_opacus, our_pld, google_pld)
-        ]
-        print(
-            "| " + " | ".join([*map(str, setting), *cells, bounds]) + " |", flush=True
-        )
-
-
-def grid_speed(points):
+def grid_speed(points, found):
+    """Rényi ε of many points (σ, q, steps); seconds are those of all the points."""
     rng = np.random.default_rng(0)
     sigma, q = 10 ** rng.uniform(-0.3, 1, points), 10 ** rng.uniform(-4, -0.5, points)
     steps = np.round(10 ** rng.uniform(1, 5, points))
     grid = jnp.asarray(sigma), jnp.asarray(q), jnp.asarray(steps)
-    compiled = jax.jit(lambda s, q, t: our_rdp(s, q, t, 1e-5))
-    start = time.perf_counter()
-    jax.block_until_ready(compiled(*grid))
-    first = time.perf_counter() - start
-    ours = seconds(lambda: compiled(*grid), 11)
-    print(f"\nRényi ε of {points:,} points (σ, q, steps)\n")
-    print("| accountant | orders | seconds | times dpjax |\n" + "| --- " * 4 + "|")
-    print(f"| dpjax, first call, compiling | {rdp.ORDERS.size} | {first:.2f} | |")
-    print(f"| dpjax | {rdp.ORDERS.size} | {ours:.3f} | 1 |", flush=True)
-
-    def same_orders(sigma, q, steps, delta):
-        accountant = rdp_privacy_accountant.RdpAccountant(orders=rdp.ORDERS)
-        return accountant.compose(event(sigma, q, steps)).get_epsilon(delta)
-
-    default = len(rdp_privacy_accountant.RdpAccountant()._orders)
-    for name, orders, fn in [
-        ("dp-accounting, its orders", default, google_rdp),
-        ("dp-accounting, our orders", rdp.ORDERS.size, same_orders),
-        ("opacus, its orders", 151, their_opacus),
+    program, build = compiled(lambda s, q, t: our_rdp(s, q, t, 1e-5), *grid)
+    ours = take_turns({"dpjax": lambda: program(*grid)}, rounds=11)["dpjax"].median
+    rows = [
+        ["dpjax, compiling", rdp.ORDERS.size, points, build, None],
+        ["dpjax", rdp.ORDERS.size, points, ours, 1],
+    ]
+    same_orders = functools.partial(google_rdp, orders=rdp.ORDERS)
+    for name, module, orders, fn in [
+        ("dp-accounting, its orders", "dp_accounting", 156, google_rdp),
+        ("dp-accounting, our orders", "dp_accounting", rdp.ORDERS.size, same_orders),
+        ("opacus, its orders", "opacus", 151, their_opacus),
     ]:
+        if module not in found:
+            rows.append([name, orders, None, None, None])
+            continue
         start, done = time.perf_counter(), 0
         for s, r, t in zip(sigma, q, steps, strict=True):
             fn(float(s), float(r), int(t), 1e-5)
             done += 1
-            if time.perf_counter() - start > 60:
+            if time.perf_counter() - start > PATIENCE:
                 break
         total = (time.perf_counter() - start) * points / done
-        part = "" if done == points else f" (from {done})"
-        print(
-            f"| {name} | {orders} | {total:.1f}{part} | {total / ours:.0f} |",
-            flush=True,
-        )
+        rows.append([name, orders, done, total, total / ours])
+    columns = {"accountant": "{}", "orders": "{}", "points timed": "{:,}"}
+    columns |= {"seconds": "{:.3g}", "times dpjax": "{:.0f}"}
+    return Table("grid", columns, rows)
 
 
-def one_point():
-    print("\nOne ε by privacy-loss distributions, and its derivative (median ms)\n")
-    print(
-        "| σ | q | steps | δ | dpjax | dpjax, dε/dσ | dp-accounting | prv-accountant |"
-    )
-    print("| --- " * 8 + "|")
-    value = jax.jit(our_pld)
-    slope = jax.jit(jax.grad(our_pld))
+def one_point(found, seconds):
+    """One ε by privacy-loss distributions, and its derivative."""
+    value, slope = jax.jit(our_pld), jax.jit(jax.grad(our_pld))
+    names = ["dpjax", "dpjax, dε/dσ", "dp-accounting", "prv-accountant"]
+    rows = []
     for setting in SETTINGS:
         numbers = tuple(float(x) for x in setting)
-        cells = [
-            f"{1e3 * seconds(lambda f=f, n=numbers: f(*n), 21):.1f}"
-            for f in (value, slope)
-        ]
-        for fn in (google_pld, their_prv):
-            failed = attempt(fn, *setting)
-            cells.append(
-                failed
-                if isinstance(failed, str)
-                else f"{1e3 * seconds(lambda f=fn, s=setting: f(*s), 3):.0f}"
-            )
-        print("| " + " | ".join([*map(str, setting), *cells]) + " |", flush=True)
+        functions = {
+            "dpjax": lambda n=numbers: value(*n),
+            "dpjax, dε/dσ": lambda n=numbers: slope(*n),
+        }
+        for name, peer in [
+            ("dp-accounting", "dp-accounting pld"),
+            ("prv-accountant", "prv-accountant"),
+        ]:
+            if not isinstance(attempt(peer, setting, found), str | None):
+                functions[name] = functools.partial(EPSILONS[peer][0], *setting)
+        times = take_turns(functions, rounds=ROUNDS, seconds=seconds)
+        medians = [1e3 * times[n].median if n in times else None for n in names]
+        rows.append([*setting, *medians])
+    digits = ["{:.1f}", "{:.1f}", "{:.0f}", "{:.0f}"]
+    return Table("one point", SETTING | dict(zip(names, digits, strict=True)), rows)
 
 
-def calibration():
-    print("\nThe noise multiplier for ε = 2 by privacy-loss distributions (median s)\n")
-    print(
-        "| q | steps | δ | dpjax | σ | dp-accounting | σ | times |\n"
-        + "| --- " * 8
-        + "|"
-    )
-    compiled = jax.jit(our_pld)
+def calibration(found, seconds):
+    """The noise multiplier for ε = 2 by privacy-loss distributions."""
+    columns = {"q": "{}", "steps": "{}", "δ": "{}", "dpjax, s": "{:.2f}"}
+    columns |= {"dpjax, σ": "{:.5f}", "dp-accounting, s": "{:.1f}"}
+    columns |= {"dp-accounting, σ": "{:.5f}", "times": "{:.0f}"}
+    program = jax.jit(our_pld)
+    rows = []
     for _, q, steps, delta in SETTINGS[1:5]:
 
         def ours(q=q, steps=steps, delta=delta):
             return calibrate.solve(
-                lambda s: compiled(s, float(q), float(steps), float(delta)), 2.0
+                lambda s: program(s, float(q), float(steps), float(delta)), 2.0
             )
 
         def theirs(q=q, steps=steps, delta=delta):
@@ -213,27 +207,43 @@ def calibration():
                 tol=1e-6,
             )
 
-        our_time, their_time = seconds(ours, 5), seconds(theirs, 1)
-        print(
-            f"| {q} | {steps} | {delta} | {our_time:.2f} | {float(ours()):.5f} | "
-            f"{their_time:.1f} | {theirs():.5f} | {their_time / our_time:.0f} |",
-            flush=True,
-        )
+        functions = {"ours": ours}
+        if "dp_accounting" in found:
+            functions["theirs"] = theirs
+        times = take_turns(functions, rounds=ROUNDS, seconds=seconds)
+        row = [q, steps, delta, times["ours"].median, ours(), None, None, None]
+        if "theirs" in times:
+            took = times["theirs"].median
+            row[5:] = [took, theirs(), took / times["ours"].median]
+        rows.append(row)
+    return Table("calibration", columns, rows)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=1000)
-    arguments = parser.parse_args()
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}"
-        for name in ("jax", "dp-accounting", "opacus", "prv-accountant", "numpy")
+    """Measure everything; tables are printed as they are done."""
+    options = parser(__doc__)
+    options.add_argument("--points", type=int, default=1000)
+    options.add_argument("--seconds", type=float, default=3.0, help="for each function")
+    options.add_argument("--without-peers", action="store_true")
+    arguments = options.parse_args()
+    peers = require(PEERS, arguments.without_peers)
+    found = [None, *peers]  # ours need no module
+    tables = []
+    for measure in (
+        functools.partial(accuracy, found),
+        functools.partial(grid_speed, arguments.points, found),
+        functools.partial(one_point, found, arguments.seconds),
+        functools.partial(calibration, found, arguments.seconds),
+    ):
+        tables.append(measure())
+        print_tables(tables[-1])
+    write(
+        "accountants",
+        arguments,
+        tables,
+        packages=[*OURS, "numpy", *peers],
+        times=said(ROUNDS, arguments.seconds),
     )
-    print(f"{versions}; Python {platform.python_version()}, {platform.machine()}")
-    accuracy()
-    grid_speed(arguments.points)
-    one_point()
-    calibration()
 
 
 if __name__ == "__main__":

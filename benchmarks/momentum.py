@@ -2,20 +2,19 @@
 
     python benchmarks/momentum.py [--size 10000000]
 
-Prints the noise that exact accounting needs beside the published constant, the time of
-the accountant, the time of a step beside that of independent noise, and the measured
-variance of the noise beside its formula. Times are medians over repetitions, each
-waited for; memory of the stored buffer is ⌊log₂ T⌋ + 1 times that of the parameters.
+The noise that exact accounting needs beside the published constant, the time of the
+accountant, the time of a step beside that of independent noise, and the measured
+variance of the noise beside its formula. Memory of the stored buffer is ⌊log₂ T⌋ + 1
+times that of the parameters.
 """
 
-import argparse
 import math
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _results import Table, parser, print_tables, write
+from _timing import compiled, said, take_turns
 
 from dpjax import Adjacency, add_gaussian_noise, tree, tree_momentum
 from dpjax.accounting.tree import momentum_mu
@@ -23,25 +22,12 @@ from dpjax.solvers.dp_nsgd import printed_noise_multiplier
 
 KEY = jax.random.key(0)
 FIRST_STEP = 2730  # binary 101010101010
-REPETITIONS = 21
-
-
-def seconds(fn, repetitions):
-    """The median and the range of the times that fn() takes, warm."""
-    jax.block_until_ready(fn())
-    times = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
-        jax.block_until_ready(fn())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times), min(times), max(times)
+ROUNDS = 21
 
 
 def noise_at_equal_privacy():
-    """Exact accounting against the printed constant, for one μ under REPLACE."""
-    print("\nNode noise over clip norm at μ = 1 under REPLACE\n")
-    print("| n_b | E | β | fixed order | reshuffled | printed | printed / fixed |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    """Node noise over clip norm at μ = 1 under REPLACE."""
+    rows = []
     for n_b, epochs, decay in [(100, 10, 0.99), (32, 32, 0.99), (1000, 8, 0.999)]:
         fixed, reshuffled = (
             float(
@@ -59,17 +45,18 @@ def noise_at_equal_privacy():
         printed = printed_noise_multiplier(
             1.0, num_steps=n_b * epochs, steps_per_epoch=n_b
         )
-        print(
-            f"| {n_b} | {epochs} | {decay} | {fixed:.2f} | {reshuffled:.2f} | "
-            f"{printed:.2f} | {printed / fixed:.2f} |"
-        )
+        rows.append([n_b, epochs, decay, fixed, reshuffled, printed, printed / fixed])
+    columns = {"steps per epoch": "{}", "epochs": "{}", "decay": "{}"}
+    columns |= {"exact, fixed order": "{:.2f}", "bound, reshuffled": "{:.2f}"}
+    columns |= {"published constant": "{:.2f}", "published / exact": "{:.2f}"}
+    return Table("noise", columns, rows)
 
 
 def accountant_time():
-    """momentum_mu for 100,000 steps."""
-    print("\nmomentum_mu, T = 100,000, n_b = 1,000 (median of 20, ms)\n")
+    """momentum_mu for 100,000 steps, n_b = 1,000."""
+    functions, build = {}, {}
     for order in ("fixed", "reshuffled"):
-        fn = jax.jit(
+        program, build[order] = compiled(
             lambda sigma, decay, order=order: momentum_mu(
                 sigma,
                 num_steps=100_000,
@@ -77,26 +64,20 @@ def accountant_time():
                 steps_per_epoch=1000,
                 order=order,
                 adjacency=Adjacency.ZERO_OUT,
-            )
+            ),
+            *(arguments := (jnp.asarray(1.7), jnp.asarray(0.99))),
         )
-        start = time.perf_counter()
-        jax.block_until_ready(fn(1.7, 0.99))
-        compilation = time.perf_counter() - start
-        median, _, worst = seconds(lambda fn=fn: fn(1.7, 0.99), 20)
-        print(
-            f"- {order}: {1e3 * median:.2f}, at most {1e3 * worst:.2f}; the first call "
-            f"takes {compilation:.1f} s to compile"
-        )
+        functions[order] = lambda program=program: program(*arguments)
+    columns = {"order": "{}", "ms": "{:.2g}", "most": "{:.2g}", "compile, s": "{:.1f}"}
+    rows = [
+        [order, 1e3 * times.median, 1e3 * times.most, build[order]]
+        for order, times in take_turns(functions, rounds=ROUNDS).items()
+    ]
+    return Table("accountant", columns, rows)
 
 
 def step_time(size):
     """A step of tree momentum against one of independent noise, state donated."""
-    print(
-        f"\nOne step, {size:,} parameters, T = 4096, steps from 2731 on "
-        f"(median of {REPETITIONS}, ms)\n"
-    )
-    print("| transformation | median | least | most | over independent |")
-    print("| --- | --- | --- | --- | --- |")
     gradient = jnp.ones(size)
     candidates = {
         "add_gaussian_noise": add_gaussian_noise(1.3, key=KEY),
@@ -105,27 +86,28 @@ def step_time(size):
             0.99, 1.3, num_steps=4096, key=KEY, buffer="regenerate"
         ),
     }
-    updates, states, times = {}, {}, {}
+    states, functions = {}, {}
     for name, tx in candidates.items():
-        updates[name] = jax.jit(tx.update, donate_argnums=1)
-        states[name], times[name] = tx.init(gradient), []
+        states[name] = tx.init(gradient)
         if name != "add_gaussian_noise":  # a stretch of steps with typical bit counts
             states[name] = states[name]._replace(step=jnp.asarray(FIRST_STEP))
-    # In turns, so that whatever else the machine does falls on all of them alike.
-    for _ in range(REPETITIONS + 2):
-        for name, update in updates.items():
-            start = time.perf_counter()
-            out, states[name] = jax.block_until_ready(update(gradient, states[name]))
-            times[name].append(time.perf_counter() - start)
-            del out
-    base = statistics.median(times["add_gaussian_noise"][2:])
-    for name, all_times in times.items():
-        warm = [1e3 * t for t in all_times[2:]]
-        median = statistics.median(warm)
-        print(
-            f"| {name} | {median:.0f} | {min(warm):.0f} | {max(warm):.0f} | "
-            f"{median / (1e3 * base):.2f} |"
-        )
+        update = jax.jit(tx.update, donate_argnums=1)
+
+        def step(name=name, update=update):
+            out, states[name] = update(gradient, states[name])
+            return out, states[name]
+
+        step()  # what comes out may be of other types than what went in
+        functions[name] = step
+    times = take_turns(functions, rounds=ROUNDS)
+    base = times["add_gaussian_noise"].median
+    columns = {"transformation": "{}", "ms": "{:.3g}", "least": "{:.3g}"}
+    columns |= {"most": "{:.3g}", "over independent": "{:.1f}"}
+    rows = [
+        [name, 1e3 * t.median, 1e3 * t.least, 1e3 * t.most, t.median / base]
+        for name, t in times.items()
+    ]
+    return Table("step", columns, rows)
 
 
 def measured_variance():
@@ -142,31 +124,31 @@ def measured_variance():
     )()
     steps = np.arange(1, num_steps + 1)
     formula = (stddev * (1 - decay)) ** 2 * tree.prefix_variance(steps, decay)
-    z = (measured / formula - 1) / math.sqrt(2 / size)
-    print(f"\nNoise variance of the momentum, β = {decay}, {size:,} coordinates\n")
-    print("| t | measured | formula | z |\n| --- | --- | --- | --- |")
-    for k in (3, 6, 8, 10):
-        for t in (2**k - 1, 2**k, 2**k + 1):
-            print(
-                f"| {t} | {measured[t - 1]:.6f} | {formula[t - 1]:.6f} | "
-                f"{z[t - 1]:+.2f} |"
-            )
+    z = np.asarray((measured / formula - 1) / math.sqrt(2 / size))
+    rows = [
+        [t, measured[t - 1], formula[t - 1], z[t - 1]]
+        for k in (3, 6, 8, 10)
+        for t in (2**k - 1, 2**k, 2**k + 1)
+    ]
     # A bound of 5 on all 1025 steps fails by chance once in 1,700 runs.
-    print(
-        f"\nLargest |z| over all {num_steps} steps: {np.max(np.abs(z)):.2f} (bound: 5)"
-    )
+    rows.append(["largest of all, absolute", None, None, np.max(np.abs(z))])
+    columns = {"t": "{}", "measured": "{:.6f}", "formula": "{:.6f}", "z": "{:+.2f}"}
+    return Table("variance", columns, rows)
 
 
 def main():
     """Run the four measurements."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=10_000_000)
-    arguments = parser.parse_args()
-    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}")
-    noise_at_equal_privacy()
-    accountant_time()
-    step_time(arguments.size)
-    measured_variance()
+    options = parser(__doc__)
+    options.add_argument("--size", type=int, default=10_000_000)
+    arguments = options.parse_args()
+    tables = [
+        noise_at_equal_privacy(),
+        accountant_time(),
+        step_time(arguments.size),
+        measured_variance(),
+    ]
+    print_tables(*tables)
+    write("momentum", arguments, tables, times=said(ROUNDS))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,27 @@
-"""Opacus's ghost clipping on the networks of `networks.py`, beside its plain step.
+"""Opacus's ghost clipping on the networks of `_networks.py`, beside its plain step.
 
-Run `python benchmarks/opacus_ghost.py [mlp|cnn|wide_resnet|transformer ...]`.
+    python benchmarks/opacus_ghost.py [mlp cnn wide_resnet transformer]
+
+`clipping.py` runs it. Each network has a result of its own.
 """
 
+import copy
 import itertools
-import statistics
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-import opacus
 import torch
+from _results import Table, parser, print_tables, write
+from _timing import said, take_turns
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 from torch.nn import functional
 
-SECONDS = 3.0
+ROUNDS = 5
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NETWORKS = ["mlp", "cnn", "wide_resnet", "transformer"]
 
 
 class Block(nn.Module):
@@ -111,54 +113,67 @@ def transformer() -> Any:
     return Transformer(), ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def milliseconds(step: Callable[[], None]) -> tuple[float, int]:
-    """The median of repetitions."""
-    step()
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < SECONDS:
-        start = time.perf_counter()
-        step()
+def steps(name: str) -> dict[str, Callable[[], None]]:
+    """PyTorch's plain step and Opacus's, each on a copy of the network."""
+    net, x, y = (part.to(DEVICE) for part in globals()[name]())
+    criterion = nn.CrossEntropyLoss()
+    private = GradSampleModuleFastGradientClipping(
+        copy.deepcopy(net), max_grad_norm=1.0, use_ghost_clipping=True
+    )
+    optimizer = DPOptimizerFastGradientClipping(
+        torch.optim.SGD(private.parameters(), lr=0.0),
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        expected_batch_size=len(x),
+    )
+    clipped_loss = DPLossFastGradientClipping(
+        private, optimizer, criterion, loss_reduction="mean"
+    )
+
+    def wait() -> None:
         if DEVICE == "cuda":
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times), len(times)
+
+    def plain() -> None:
+        net.zero_grad()
+        criterion(net(x).flatten(0, -2), y.flatten()).backward()
+        wait()
+
+    def ghost() -> None:
+        optimizer.zero_grad()
+        logits = private(x)
+        shape = logits.shape if logits.ndim == 3 else None
+        clipped_loss(logits.flatten(0, -2), y.flatten(), shape=shape).backward()
+        wait()
+
+    return {"PyTorch, plain gradient": plain, "Opacus, ghost clipping": ghost}
 
 
-def main(names: list[str]) -> None:
-    print(f"torch {torch.__version__}, opacus {opacus.__version__}, {DEVICE}")
-    for name in names:
-        net, x, y = (part.to(DEVICE) for part in globals()[name]())
-        criterion = nn.CrossEntropyLoss()
-
-        def plain() -> None:
-            net.zero_grad()
-            criterion(net(x).flatten(0, -2), y.flatten()).backward()
-
-        base, n = milliseconds(plain)
-        print(f"{name:12} plain gradient        {base:9.1f} (  1.0){n:5}")
-
-        private = GradSampleModuleFastGradientClipping(
-            net, max_grad_norm=1.0, use_ghost_clipping=True
+def main() -> None:
+    """Measure the networks that are named, one after the other."""
+    options = parser(__doc__)
+    options.add_argument("networks", nargs="*", metavar="NETWORK", default=NETWORKS)
+    options.add_argument("--seconds", type=float, default=4.0, help="for each function")
+    arguments = options.parse_args()
+    columns = {"": "{}", "ms": "{:.1f}", "least and most": "{:.1f} to {:.1f}"}
+    for name in arguments.networks:
+        times = take_turns(steps(name), rounds=ROUNDS, seconds=arguments.seconds)
+        rows = [
+            [label, 1e3 * t.median, [1e3 * t.least, 1e3 * t.most], t.count]
+            for label, t in times.items()
+        ]
+        table = Table("contenders", columns | {"calls": "{}"}, rows)
+        print(f"\n{name}")
+        print_tables(table)
+        write(
+            f"opacus_ghost.{name}",
+            arguments,
+            [table],
+            packages=["torch", "opacus"],
+            device=DEVICE,
+            times=said(ROUNDS, arguments.seconds),
         )
-        optimizer = DPOptimizerFastGradientClipping(
-            torch.optim.SGD(private.parameters(), lr=0.0),
-            noise_multiplier=0.0,
-            max_grad_norm=1.0,
-            expected_batch_size=len(x),
-        )
-        ghost = DPLossFastGradientClipping(
-            private, optimizer, criterion, loss_reduction="mean"
-        )
-
-        def step() -> None:
-            optimizer.zero_grad()
-            logits = private(x)
-            shape = logits.shape if logits.ndim == 3 else None
-            ghost(logits.flatten(0, -2), y.flatten(), shape=shape).backward()
-
-        took, n = milliseconds(step)
-        print(f"{name:12} opacus ghost clipping {took:9.1f} ({took / base:5.1f}){n:5}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["mlp", "cnn", "wide_resnet", "transformer"])
+    main()

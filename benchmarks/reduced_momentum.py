@@ -1,26 +1,24 @@
 """Time and noise of momentum with reduced sensitivity beside the plain tree.
 
-    python benchmarks/reduced_momentum.py [--times]
+    python benchmarks/reduced_momentum.py [--only times|noise]
 
-Three tables. Times a step of the compiled scan (vectors of 100, medians of 7 runs after
-one for compilation, block_until_ready) for 2^8 to 2^14 steps: at a fixed number of
-steps per epoch, where direct reconstruction would take time in proportion to the number
-of epochs, and with it growing. Then the noise in the momentum beside that of dp_nsgd
-at the same privacy, steps and decay, at the parameters of Theorem 9 of Tran and
+Times a step of the compiled scan (vectors of 100) for 2^8 to 2^14 steps: at a fixed
+number of steps per epoch, where direct reconstruction would take time in proportion to
+the number of epochs, and with it growing. Then the noise in the momentum beside that of
+dp_nsgd at the same privacy, steps and decay, at the parameters of Theorem 9 of Tran and
 Cutkosky (2022) and around them: root mean square over coordinates and steps, in units
 of the clip norm, batches of one, loss of smoothness L = G = 1 (so no clip is active,
 and noise is all the error that privacy adds). Nothing here is random but the noise that
-is drawn for the times. With --times only those are taken.
+is drawn for the times. Times and noise are results of their own.
 """
 
-import argparse
 import math
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _results import Table, parser, print_tables, write
+from _timing import said, take_turns
 
 from dpjax import Adjacency, reduced_momentum, tree
 from dpjax.accounting import gdp
@@ -28,11 +26,12 @@ from dpjax.accounting.tree import momentum_mu
 from dpjax.reduced_momentum import Terms
 from dpjax.solvers.sensitivity_reduced_nsgd import allot_noise
 
-DIMENSION, REPEATS, DELTA = 100, 7, 1e-5
+DIMENSION, ROUNDS, DELTA = 100, 7, 1e-5
+MOVES = (0.003, 0.03, 0.1, 0.3, 1.0)
 
 
-def microseconds(num_steps, steps_per_epoch):
-    """The median time of a step."""
+def scan(num_steps, steps_per_epoch):
+    """All the steps of a run, to be called without arguments."""
     keys = Terms(*jax.random.split(jax.random.key(0), 3))
     sums = Terms(*(jnp.ones(DIMENSION),) * 3)
 
@@ -54,13 +53,36 @@ def microseconds(num_steps, steps_per_epoch):
         return jax.lax.scan(step, state, jnp.arange(1, num_steps + 1))[1]
 
     state = reduced_momentum.init(num_steps, steps_per_epoch, DIMENSION)
-    jax.block_until_ready(run(state))
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        jax.block_until_ready(run(state))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) / num_steps * 1e6
+    return lambda: run(state)
+
+
+def step_times(largest):
+    """Microseconds a step."""
+    shapes = {
+        2**exponent: (16, 256, 2**exponent // 16) for exponent in range(8, largest + 1)
+    }
+    times = take_turns(
+        {
+            (steps, n): scan(steps, n)
+            for steps, lengths in shapes.items()
+            for n in lengths
+            if 2 * n <= steps
+        },
+        rounds=ROUNDS,
+    )
+    columns = {"steps": "{}", "16 steps an epoch": "{:.1f}"}
+    columns |= {"256 steps an epoch": "{:.1f}", "16 epochs": "{:.1f}"}
+    rows = [
+        [
+            steps,
+            *(
+                1e6 * times[steps, n].median / steps if (steps, n) in times else None
+                for n in lengths
+            ),
+        ]
+        for steps, lengths in shapes.items()
+    ]
+    return Table("microseconds", columns, rows)
 
 
 def noise(n, epochs, eta, beta, gamma, epsilon):
@@ -85,25 +107,9 @@ def noise(n, epochs, eta, beta, gamma, epsilon):
     return plain, (1 - beta) * math.sqrt(sum(each))
 
 
-def main():
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--times", action="store_true")
-    arguments = parser.parse_args()
-    print("\n| steps | 16 steps an epoch | 256 steps an epoch | 16 epochs |")
-    print("| --- | --- | --- | --- |")
-    for exponent in range(8, 15):
-        steps = 2**exponent
-        cells = [
-            f"{microseconds(steps, n):.1f}" if 2 * n <= steps else ""
-            for n in (16, 256, steps // 16)
-        ]
-        print(f"| {steps} | " + " | ".join(cells) + " |", flush=True)
-
-    if arguments.times:
-        return
-    print("\n| N | d | ε | T / N | α | ηN = γ | dp_nsgd | reduced | ratio |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+def noise_as_published():
+    """At the parameters of Theorem 9."""
+    rows = []
     for n in (100, 1000):
         for d in (10, 100):
             for epsilon in (0.1, 1.0, 4.0):
@@ -114,25 +120,42 @@ def main():
                 eta = 1 / math.sqrt(n * n * epochs)
                 gamma = min(eta * n, 0.5)
                 a, b = noise(n, epochs, eta, 1 - alpha, gamma, epsilon)
-                print(
-                    f"| {n} | {d} | {epsilon} | {epochs} | {alpha:.4f} | "
-                    f"{eta * n:.3f} | {a:.4f} | {b:.4f} | {b / a:.2f} |",
-                    flush=True,
-                )
+                rows.append([n, d, epsilon, epochs, alpha, eta * n, a, b, b / a])
+    columns = {"N": "{}", "d": "{}", "ε": "{}", "T / N": "{}", "α": "{:.4f}"}
+    columns |= {"ηN = γ": "{:.3f}", "dp_nsgd": "{:.4f}", "reduced": "{:.4f}"}
+    return Table("noise as published", columns | {"ratio": "{:.2f}"}, rows)
 
-    print("\nε = 1, α = 0.1: ratio of the noise, by epochs and ηN (γ the best of 5)\n")
-    moves = (0.003, 0.03, 0.1, 0.3, 1.0)
-    print("| N | epochs | " + " | ".join(f"ηN = {m}" for m in moves) + " |")
-    print("| --- | --- | " + " | ".join("---" for _ in moves) + " |")
+
+def noise_ratios():
+    """ε = 1, α = 0.1: by epochs and ηN, γ the best of 5."""
+    rows = []
     for n, epochs in [(32, 8), (32, 32), (32, 256), (256, 8), (256, 64)]:
         cells = []
-        for moved in moves:
+        for moved in MOVES:
             ratios = []
             for gamma in np.geomspace(3e-3, 0.5, 5):
                 a, b = noise(n, epochs, moved / n, 0.9, gamma, 1.0)
                 ratios.append(b / a)
-            cells.append(f"{min(ratios):.2f}")
-        print(f"| {n} | {epochs} | " + " | ".join(cells) + " |", flush=True)
+            cells.append(min(ratios))
+        rows.append([n, epochs, *cells])
+    columns = {"N": "{}", "epochs": "{}"} | {f"ηN = {m}": "{:.2f}" for m in MOVES}
+    return Table("noise ratios", columns, rows)
+
+
+def main():
+    """Print the tables."""
+    options = parser(__doc__)
+    options.add_argument("--only", choices=["times", "noise"])
+    options.add_argument("--largest", type=int, default=14, help="log2 of most steps")
+    arguments = options.parse_args()
+    if arguments.only != "noise":
+        times = step_times(arguments.largest)
+        print_tables(times)
+        write("reduced_momentum.times", arguments, [times], times=said(ROUNDS))
+    if arguments.only != "times":
+        tables = [noise_as_published(), noise_ratios()]
+        print_tables(*tables)
+        write("reduced_momentum.noise", arguments, tables)
 
 
 if __name__ == "__main__":

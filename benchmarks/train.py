@@ -1,6 +1,6 @@
 """Train a classifier on real data with and without privacy, and draw the result.
 
-    python benchmarks/train.py [--data FOLDER] [--out FOLDER]
+    python benchmarks/train.py [--data FOLDER] [--out FOLDER] [--results FOLDER]
 
 Without --data it takes the 1,797 handwritten digits that scikit-learn ships. With it,
 the folder must hold the MNIST test files (t10k, gzipped idx, names with or without a
@@ -12,12 +12,12 @@ compared at the same (ε, δ) under replacement of one example, with the same ne
   dp_nsgd      tree-aggregated momentum (Tran and Cutkosky 2022, Algorithm 1)
 
 Batches are the same in every epoch. Learning rates, momentum and epochs were set once,
-by hand, for all ε; that choice is not part of the privacy guarantee.
+by hand, for all ε; that choice is not part of the privacy guarantee. Picture and
+result go to out/; those of the README are made with `--out docs --results
+benchmarks/results`.
 """
 
-import argparse
 import functools
-import gzip
 import math
 import pathlib
 import time
@@ -27,6 +27,8 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import optax
+from _images import load
+from _results import Table, parser, print_tables, write
 
 import dpjax
 from dpjax import Adjacency, sampling, solvers
@@ -38,37 +40,6 @@ import matplotlib.pyplot as plt
 DELTA = 1e-5
 CLIP_NORM = 1.0
 HIDDEN = 32
-
-
-def load_digits():
-    """The digits of scikit-learn: pixels scaled by their known range, 0 to 16."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return images.astype(np.float32) / 16, labels, 1437
-
-
-def load_mnist(folder):
-    """The MNIST test files: pixels scaled by their known range, 0 to 255."""
-
-    def read(name, header):
-        for path in (folder / name, folder / f"mnist-{name}"):
-            if path.exists():
-                return np.frombuffer(
-                    gzip.decompress(path.read_bytes())[header:], np.uint8
-                )
-        raise SystemExit(f"{folder} has neither {name} nor mnist-{name}.")
-
-    images = read("t10k-images-idx3-ubyte.gz", 16).reshape(-1, 784)
-    return images.astype(np.float32) / 255, read("t10k-labels-idx1-ubyte.gz", 8), 8000
-
-
-def load(folder):
-    """Train and test sets, split by a permutation that ignores the data."""
-    images, labels, size = load_mnist(folder) if folder else load_digits()
-    order = np.random.default_rng(0).permutation(len(images))
-    data = jnp.asarray(images[order]), jnp.asarray(labels[order], jnp.int32)
-    return tuple(x[:size] for x in data), tuple(x[size:] for x in data)
 
 
 def initial_params(key, num_inputs):
@@ -244,14 +215,30 @@ FULL_BATCH = {"num_epochs": 60, "decay": 0.9, "learning_rate": 0.2}
 STEPS_PER_EPOCH = 23
 
 
+def as_tables(table, curves):
+    """Accuracies, and the noise in the last momentum at the same ε."""
+    columns = {"training": "{}", "target ε": "{:g}", "ε spent": "{:.3f}"}
+    columns |= {"test accuracy": "{:.3f} ± {:.3f}", "seconds a run": "{:.1f}"}
+    rows = [
+        [way, *(None if math.isinf(e) else e for e in (target, spent)), scores, seconds]
+        for way, target, spent, *scores, seconds in table
+    ]
+    _, tree, independent = curves
+    noise = {"tree noise, last momentum": "{:.2f}", "independent noise": "{:.2f}"}
+    return [
+        Table("accuracy", columns, rows),
+        Table("noise", noise, [[tree[-1], independent[-1]]]),
+    ]
+
+
 def main():
     """Train, print the table, draw the picture."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=pathlib.Path, help="folder with MNIST files")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"))
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
+    options = parser(__doc__, folder=pathlib.Path("out"))
+    options.add_argument("--data", type=pathlib.Path, help="folder with MNIST files")
+    options.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"))
+    options.add_argument("--epsilons", type=float, nargs="+", default=[1, 2, 4, 8])
+    options.add_argument("--seeds", type=int, default=3)
+    arguments = options.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
 
     data, test = load(arguments.data)
@@ -297,14 +284,9 @@ def main():
         f"{arguments.seeds} seeds, δ = {DELTA:g}, REPLACE, clip norm {CLIP_NORM}\n"
         f"{STEPS_PER_EPOCH} batches of {batch_size}, the same in every epoch\n"
     )
-    print("| training | ε spent | test accuracy | ± |\n| --- | --- | --- | --- |")
-    for way, _, spent, mean, spread, _ in table:
-        print(f"| {way} | {spent:.3f} | {mean:.3f} | {spread:.3f} |")
-    _, tree, independent = curves
-    print(
-        f"\nNoise in the last momentum, same batches and ε: tree {tree[-1]:.2f}, "
-        f"independent {independent[-1]:.2f}"
-    )
+    tables = as_tables(table, curves)
+    print_tables(*tables)
+    write("train.mnist" if arguments.data else "train", arguments, tables)
     path = arguments.out / "train.png"
     draw(path, table, curves, name)
     print(f"Picture: {path}")

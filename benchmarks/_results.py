@@ -1,0 +1,143 @@
+"""Results as data: what a script measured, on what, with which versions.
+
+A result is a file NAME.json: versions, device, arguments, how times were taken, and
+tables of numbers. A column has a template of `str.format`, by which the script prints
+a cell and `report.py` shows it in a document; a cell of several numbers, as a mean and
+its spread, is a list. What can be measured in parts has a file for each part,
+NAME.PART.json: measuring one again leaves the others as they are, with the versions of
+their day.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import pathlib
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+FOLDER = pathlib.Path(__file__).with_name("results")
+OURS = ("jax", "jaxlib", "optax")
+
+
+class Table(NamedTuple):
+    """Rows of numbers, and for each column's heading its template."""
+
+    name: str
+    columns: dict[str, str]
+    rows: list[list[Any]]
+
+    def markdown(self) -> str:
+        """The table as it is shown."""
+        lines = [list(self.columns), ["---"] * len(self.columns)]
+        for row in self.rows:
+            pairs = zip(self.columns.values(), row, strict=True)
+            lines.append([shown(template, cell) for template, cell in pairs])
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def shown(template: str, cell: Any) -> str:
+    """A cell: nothing for None, words as they are, numbers by the template."""
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    return template.format(*cell if isinstance(cell, list) else [cell])
+
+
+def parser(doc: str, folder: pathlib.Path = FOLDER) -> argparse.ArgumentParser:
+    """The arguments that all scripts have."""
+    options = argparse.ArgumentParser(description=doc.splitlines()[0])
+    options.add_argument("--results", type=pathlib.Path, default=folder)
+    return options
+
+
+def require(peers: Sequence[str], without: bool) -> list[str]:
+    """The peers (modules) that are installed, all of them unless fewer will do."""
+    found = [name for name in peers if importlib.util.find_spec(name)]
+    missing = sorted(set(peers) - set(found))
+    if missing and not without:
+        raise SystemExit(
+            f"{', '.join(missing)} not installed: install the extra that this script's "
+            "first lines name, or leave cells empty by --without-peers."
+        )
+    return found
+
+
+def print_tables(*tables: Table) -> None:
+    """For who runs a script."""
+    for table in tables:
+        print(f"\n{table.name}\n\n{table.markdown()}", flush=True)
+
+
+def write(
+    name: str,
+    arguments: argparse.Namespace,
+    tables: Sequence[Table],
+    *,
+    packages: Sequence[str] = OURS,
+    device: str | None = None,
+    times: str | None = None,
+) -> None:
+    """Put a result into the folder that the arguments name."""
+    import jax
+
+    result = {
+        "versions": {
+            "python": platform.python_version(),
+            **{p.replace("_", "-"): importlib.metadata.version(p) for p in packages},
+        },
+        "device": device or jax.devices()[0].device_kind,
+        "machine": platform.machine(),
+        "arguments": {
+            key: value
+            for key, value in vars(arguments).items()
+            if not isinstance(value, pathlib.Path)  # where it ran is nobody's business
+        },
+        "times": times,
+        "tables": {
+            table.name: {"columns": table.columns, "rows": table.rows}
+            for table in tables
+        },
+    }
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{name}.json"
+    path.write_text(text(rounded(result)) + "\n", encoding="utf-8")
+    print(f"\nResult: {path}")
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """A result, its tables as `Table`s by name."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    tables = {name: Table(name, **table) for name, table in result["tables"].items()}
+    return {**result, "tables": tables}
+
+
+def rounded(value: Any) -> Any:
+    """Numbers of any library as Python's, to eight digits."""
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    return float(f"{float(value):.8g}")
+
+
+def written(value: Any) -> str:
+    """JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def text(value: Any, indent: str = "") -> str:
+    """JSON with a row of a table on one line."""
+    deeper = indent + " "
+    if isinstance(value, dict) and value:
+        items = [f"{written(k)}: {text(v, deeper)}" for k, v in value.items()]
+        brackets = "{}"
+    elif isinstance(value, list) and value and isinstance(value[0], list):
+        items = [written(row) for row in value]
+        brackets = "[]"
+    else:
+        return written(value)
+    lines = ",\n".join(deeper + item for item in items)
+    return f"{brackets[0]}\n{lines}\n{indent}{brackets[1]}"

@@ -1,0 +1,79 @@
+"""Times of functions that take turns.
+
+A shared machine is now fast, now slow. Functions that are compared are therefore
+called in turn, so that whatever else it does falls on all of them alike, and a time is
+a median. A call ends when its result is there. The first call, which may compile and
+fills caches, is timed apart; of what can be jitted, `compiled` times just that.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+
+class Times(NamedTuple):
+    """Seconds: of the first call, and what all the later ones came to."""
+
+    first: float
+    median: float
+    least: float
+    most: float
+    count: int
+
+
+def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float]:
+    """The compiled function, and the seconds to trace and compile it."""
+    start = time.perf_counter()
+    program = jax.jit(fn).lower(*args).compile()
+    return program, time.perf_counter() - start
+
+
+def once(fn: Callable[[], Any]) -> float:
+    """The seconds until what fn() returns is there."""
+    start = time.perf_counter()
+    jax.block_until_ready(fn())
+    return time.perf_counter() - start
+
+
+def take_turns(
+    functions: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    seconds: float | None = None,
+) -> dict[str, Times]:
+    """Times of functions, each called without arguments, once to begin with.
+
+    In each of the rounds every function has a turn: one call, or calls for its share
+    of the seconds. One whose call takes longer than all of them is called once only.
+    """
+    share, limit = (0.0, math.inf) if seconds is None else (seconds / rounds, seconds)
+    first = {name: once(fn) for name, fn in functions.items()}
+    calls: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, fn in functions.items():
+            if calls[name] and calls[name][0] > limit:
+                continue
+            end = time.perf_counter() + share
+            calls[name].append(once(fn))
+            while time.perf_counter() < end:
+                calls[name].append(once(fn))
+    return {
+        name: Times(
+            first[name], statistics.median(taken), min(taken), max(taken), len(taken)
+        )
+        for name, taken in calls.items()
+    }
+
+
+def said(rounds: int, seconds: float | None = None) -> str:
+    """What `take_turns` does, for whom its times are shown."""
+    if seconds is None:
+        return f"Times are medians of {rounds} calls in turn, the first not counted."
+    return (
+        f"Times are medians of calls for {seconds:g} s in {rounds} turns, the first "
+        f"not counted; of one call where it takes longer than that."
+    )

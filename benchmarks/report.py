@@ -1,0 +1,201 @@
+"""The tables of the documents, from the results.
+
+    python benchmarks/report.py [--check]
+
+Fills in, in README.md and benchmarks/README.md, what stands between a line such as
+`<!-- clipping: milliseconds -->` and the next `<!-- end -->`: the table of that name in
+`results/clipping.json`, what `setting` says (versions and how times were taken), or a
+view of several results that is defined here. With --check nothing is written, and it
+fails if a document is not what the results say.
+"""
+
+import argparse
+import functools
+import pathlib
+import re
+import sys
+
+from _results import FOLDER, Table, read
+
+DOCUMENTS = ("README.md", "benchmarks/README.md")
+MARKED = re.compile(r"<!-- (\S+): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+NETWORKS = {
+    "mlp": "MLP",
+    "cnn": "CNN",
+    "wide_resnet": "WRN-16-4",
+    "transformer": "transformer",
+}
+
+
+def load(name):
+    """The result of a script, or of one of its parts."""
+    return read(FOLDER / f"{name}.json")
+
+
+def accuracy():
+    """Accuracy by training and target ε; what is not private stands in front."""
+    table = load("train")["tables"]["accuracy"]
+    found = {(way, target): cell for way, target, _, cell, _ in table.rows}
+    targets = sorted({target for _, target in found if target})
+    rows = []
+    for way in dict.fromkeys(way for way, _ in reversed(found)):
+        cells = [found.get((way, target)) for target in targets]
+        cells[0] = found.get((way, None), cells[0])
+        rows.append([way, *cells])
+    headings = (f"ε = {target:g}" for target in targets)
+    columns = dict.fromkeys(headings, table.columns["test accuracy"])
+    return Table("accuracy", {"training": "{}"} | columns, rows)
+
+
+def contenders():
+    """For each network the rows of all that was measured on it, by label."""
+    found = {}
+    for name in NETWORKS:
+        rows = load(f"clipping.{name}")["tables"]["contenders"].rows
+        rows = rows + load(f"opacus_ghost.{name}")["tables"]["contenders"].rows
+        found[name] = {row[0]: row for row in rows}
+    return found
+
+
+def plain(label):
+    """The step that another is compared to."""
+    opacus = label.startswith(("Opacus", "PyTorch"))
+    return "PyTorch, plain gradient" if opacus else "plain gradient"
+
+
+def beside_plain(column):
+    """A column of what was measured on all networks, with ratios to the plain step."""
+    found, table = contenders(), []
+    place = {"ms": 1, "MB": 4, "compile, s": 5}[column]
+    for label in dict.fromkeys(label for rows in found.values() for label in rows):
+        cells = []
+        for of_network in found.values():
+            row, base = of_network.get(label), of_network[plain(label)]
+            there = row is not None and len(row) > place and row[place] is not None
+            cells.append([row[place], row[place] / base[place]] if there else None)
+        if any(cells):
+            table.append([label, *cells])
+    columns = {"": "{}"} | dict.fromkeys(NETWORKS.values(), "{:.1f} ({:.1f})")
+    return Table(column, columns, table)
+
+
+def ratios():
+    """Times of a step in multiples of the plain one, the peers at their best."""
+    labels = {
+        'dpjax, `engine="auto"` (book-keeping)': "dpjax bookkeeping$",
+        'dpjax, `engine="vmap"`': "dpjax vmap",
+        "optax.contrib": "optax.contrib",
+        "jax_privacy, best microbatch size": "jax_privacy",
+        "Opacus ghost clipping, to PyTorch's plain step": "Opacus",
+    }
+    rows, columns = [], {"": "{}"}
+    for name, title in NETWORKS.items():
+        ((_, batch, _),) = load(f"clipping.{name}")["tables"]["network"].rows
+        columns[f"{title}, batch {batch}"] = "{:.1f}"
+    for title, pattern in labels.items():
+        cells = []
+        for of_network in contenders().values():
+            times = [
+                row[1] / of_network[plain(label)][1]
+                for label, row in of_network.items()
+                if re.match(pattern, label)
+            ]
+            cells.append(min(times, default=None))
+        rows.append([title, *cells])
+    return Table("ratios", columns, rows)
+
+
+def networks():
+    """What the networks are."""
+    rows = []
+    for name, title in NETWORKS.items():
+        table = load(f"clipping.{name}")["tables"]["network"]
+        rows.append([title, *table.rows[0]])
+    return Table("networks", {"": "{}"} | table.columns, rows)
+
+
+def accountants():
+    """ε by privacy-loss distributions and its time, on some of the settings."""
+    tables, columns, parts = load("accountants")["tables"], {}, []
+    setting = dict.fromkeys(["σ", "q", "steps", "δ"], "")
+    epsilons = {"dpjax pld": "dpjax, ε", "dp-accounting pld": "dp-accounting, ε"}
+    milliseconds = {"dpjax": "dpjax, ms", "dp-accounting": "dp-accounting, ms"}
+    peer = "prv-accountant"
+    for name, headings in {
+        "epsilon": setting | epsilons | {peer: f"{peer}, ε"},
+        "one point": milliseconds | {peer: f"{peer}, ms"},
+    }.items():
+        table = tables[name]
+        columns |= {new or old: table.columns[old] for old, new in headings.items()}
+        places = [list(table.columns).index(heading) for heading in headings]
+        parts.append([[row[i] for i in places] for row in table.rows[::2]])
+    return Table("short", columns, [a + b for a, b in zip(*parts, strict=True)])
+
+
+VIEWS = {
+    ("train", "accuracy"): accuracy,
+    ("clipping", "ratios"): ratios,
+    ("clipping", "networks"): networks,
+    ("clipping", "milliseconds"): functools.partial(beside_plain, "ms"),
+    ("clipping", "megabytes"): functools.partial(beside_plain, "MB"),
+    ("clipping", "compilation"): functools.partial(beside_plain, "compile, s"),
+    ("accountants", "short"): accountants,
+}
+
+
+def setting(name):
+    """Versions, machine and how times were taken: a line for parts that share them."""
+    parts = sorted(FOLDER.glob(f"{name}.json")) or sorted(FOLDER.glob(f"{name}.*.json"))
+    found = {}
+    for part in parts:
+        result = read(part)
+        versions = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v)
+        where = f"{result['device']}, {result['machine']}."
+        line = " ".join(
+            filter(None, [versions and versions + ";", where, result["times"]])
+        )
+        found.setdefault(line, []).append(part.name.split(".")[1])
+    if len(found) == 1:
+        return next(iter(found))
+    return "\n".join(f"- {', '.join(names)}: {line}" for line, names in found.items())
+
+
+def shown(name, what):
+    """What stands below a marker."""
+    if what == "setting":
+        return setting(name)
+    if (name, what) in VIEWS:
+        return VIEWS[name, what]().markdown()
+    return load(name)["tables"][what].markdown()
+
+
+def rendered(document):
+    """A document with everything that is marked filled in."""
+
+    def fill(match):
+        name, what = match.groups()
+        return f"<!-- {name}: {what} -->\n\n{shown(name, what)}\n\n<!-- end -->"
+
+    return MARKED.sub(fill, document)
+
+
+def main():
+    """Fill in the documents, or see whether they are."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--check", action="store_true")
+    check = options.parse_args().check
+    differ = []
+    for name in DOCUMENTS:
+        path = pathlib.Path(__file__).parents[1] / name
+        before = path.read_text(encoding="utf-8")
+        after = rendered(before)
+        if before != after:
+            differ.append(name)
+            if not check:
+                path.write_text(after, encoding="utf-8")
+    if check and differ:
+        sys.exit(f"{', '.join(differ)}: run python benchmarks/report.py")
+
+
+if __name__ == "__main__":
+    main()
