@@ -30,9 +30,8 @@ from jax.custom_derivatives import SymbolicZero
 Direction = Literal["up", "down", "nearest"]
 
 # Twice the most that one operation rounds by, relatively. Margins are multiples of it:
-# k operations on numbers of one sign err by k ULP / 2 to first order, and each margin
-# counts at least twice the operations before it, and more for special functions, which
-# err by a few ULP themselves.
+# k operations on numbers of one sign err by k ULP / 2 to first order, half of a margin
+# of k ULP. Where numbers cancel or a function errs by more, that stands beside it.
 ULP = float(np.finfo(np.float64).eps)
 # The least normal number: what is positive, however small, is at least that.
 TINY = float(np.finfo(np.float64).tiny)

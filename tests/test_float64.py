@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -144,3 +145,24 @@ def test_strict_promotion(f, x64):
     with jax.enable_x64(x64):
         expected = f(sigma), jax.grad(f)(sigma)
     np.testing.assert_allclose((value, slope), expected, rtol=1e-6)
+
+
+class Pair(NamedTuple):
+    base: float
+    power: float
+
+
+@float64("nearest", vectors=(1,), elementwise=True)
+def weighted(pair, x):
+    assert pair.base.shape == pair.power.shape == x.shape[1:] == ()
+    return pair.base**pair.power * jnp.sum(x)
+
+
+def test_a_core_for_one_evaluation_takes_records_and_batches():
+    base, x = jnp.array([[2.0], [3.0]]), jnp.arange(6.0).reshape(3, 2)
+    expected = np.array([[4.0], [9.0]]) * np.array([1.0, 5.0, 9.0])
+    np.testing.assert_allclose(weighted(Pair(base, 2), x), expected)
+    slope = jax.grad(lambda base: jnp.sum(weighted(Pair(base, 2), x)))(base)
+    np.testing.assert_allclose(slope, [[60.0], [90.0]])
+    by_x = jax.grad(lambda x: jnp.sum(weighted(Pair(base, 2), x)))(x)
+    np.testing.assert_allclose(by_x, np.full((3, 2), 13.0))

@@ -244,7 +244,7 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
     """
     _validate.nonnegative("epsilon", epsilon, finite=False)
     numbers, kinds = _parameters(pld)
-    return composition.delta(epsilon, *numbers, kinds=kinds)
+    return composition.delta64(epsilon, *numbers, kinds=kinds)
 
 
 def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
@@ -276,4 +276,4 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
     """
     _validate.open_unit("delta", delta)
     numbers, kinds = _parameters(pld)
-    return composition.epsilon(delta, *numbers, kinds=kinds)
+    return composition.epsilon64(delta, *numbers, kinds=kinds)

@@ -156,6 +156,11 @@ def epsilon(
 
     Raises:
       ValueError: an argument is out of range.
+
+    Example:
+      >>> rounds = uniform(1000, groups=4)
+      >>> print(f"{epsilon(2.0, 1e-5, rounds=rounds, sampling_rate=0.01):.2f}")
+      2.01
     """
     _validate.open_unit("delta", delta)
 

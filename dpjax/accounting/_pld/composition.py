@@ -263,5 +263,5 @@ def _least(met: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
     return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
 
 
-delta = float64("up", static=("kinds",))(_checked(_delta, 1.0))
-epsilon = float64("up", static=("kinds",))(_checked(_epsilon, np.inf))
+delta64 = float64("up", static=("kinds",))(_checked(_delta, 1.0))
+epsilon64 = float64("up", static=("kinds",))(_checked(_epsilon, np.inf))
