@@ -33,8 +33,7 @@ import optax
 
 from dpjax import Adjacency, solvers
 from dpjax.accounting import calibrate, iteration, pld
-from dpjax.solvers import losses
-from dpjax.solvers.output_perturbation import choose_num_steps
+from dpjax.solvers import choose_num_steps, losses
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpjax import Adjacency, add_gaussian_noise, tree, tree_momentum
 from dpjax.accounting.tree import momentum_mu
-from dpjax.solvers.dp_nsgd import printed_noise_multiplier
+from dpjax.solvers.printed import dp_nsgd_noise_multiplier
 
 KEY = jax.random.key(0)
 FIRST_STEP = 2730  # binary 101010101010
@@ -56,7 +56,7 @@ def noise_at_equal_privacy():
             )
             for order in ("fixed", "reshuffled")
         )
-        printed = printed_noise_multiplier(
+        printed = dp_nsgd_noise_multiplier(
             1.0, num_steps=n_b * epochs, steps_per_epoch=n_b
         )
         print(

@@ -1,6 +1,7 @@
 """What holds of the project as a whole."""
 
 import ast
+import importlib
 import pathlib
 import tomllib
 
@@ -35,6 +36,15 @@ def test_training_and_accounting_do_not_import_each_other(path):
 def allowed(name, shared):
     modules = [s.removeprefix("dpjax.") for s in shared]
     return name.startswith(shared) or name.removeprefix("dpjax.") in modules
+
+
+@pytest.mark.parametrize("folder", ["solvers"])
+def test_a_module_without_underscore_is_on_its_folders_face(folder):
+    face = importlib.import_module(f"dpjax.{folder}")
+    for path in (ROOT / "dpjax" / folder).glob("[!_]*.py"):
+        # The module itself: no function shadows it.
+        module = importlib.import_module(f"dpjax.{folder}.{path.stem}")
+        assert getattr(face, path.stem) is module
 
 
 def test_continuous_integration_runs_the_command_of_the_readme():

@@ -12,13 +12,9 @@ from dpjax import Adjacency, sampling, solvers
 from dpjax._keys import stream
 from dpjax.accounting import gdp, pld
 from dpjax.accounting import random_rounds as accounting
-from dpjax.solvers import _data, losses
-from dpjax.solvers.random_round_sgd import (
-    _train,
-    printed_noise_multiplier,
-    round_probabilities,
-    thresholds,
-)
+from dpjax.solvers import _data, losses, round_probabilities
+from dpjax.solvers._random_round_sgd import _train, thresholds
+from dpjax.solvers.printed import random_round_noise_multiplier
 
 KEY = jax.random.key(8)
 LOSS = losses.logistic(feature_norm=1.0)
@@ -109,7 +105,7 @@ def test_less_noise_than_printed():
     n = 1000
     rounds = accounting.uniform_rounds(n * n)
     for epsilon, factor in [(0.1, 4.0), (1.0, 4.0)]:
-        sigma = printed_noise_multiplier(epsilon, 1e-3, num_examples=n) / factor
+        sigma = random_round_noise_multiplier(epsilon, 1e-3, num_examples=n) / factor
         delta = accounting.random_rounds_delta(
             sigma, epsilon, rounds=rounds, sampling_rate=1 / n
         )
@@ -205,7 +201,7 @@ def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():
 
 
 def test_printed_noise_keeps_the_target_too():
-    sigma = printed_noise_multiplier(1.0, 1e-3, num_examples=40)
+    sigma = random_round_noise_multiplier(1.0, 1e-3, num_examples=40)
     result = run(
         make_data(), epsilon=None, delta=None, noise_multiplier=sigma, batch_size=1
     )
@@ -238,7 +234,7 @@ def test_bad_input_names_the_argument():
     with pytest.raises(ValueError, match="^probabilities must"):
         accounting.group_rounds(np.ones(3))
     with pytest.raises(ValueError, match="^epsilon must"):
-        printed_noise_multiplier(2.0, 1e-3, num_examples=40)
+        random_round_noise_multiplier(2.0, 1e-3, num_examples=40)
     for bad in ((data[0], data[1][1:]), (data[0], data[1] + 0.5)):
         with pytest.raises(ValueError, match="^data must"):
             run(bad)

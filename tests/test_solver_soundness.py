@@ -117,7 +117,7 @@ def recorder(records):
 
 def patch(monkeypatch, solver, record):
     """Put the recorder where the solver draws."""
-    module = importlib.import_module(f"dpjax.solvers.{solver}")
+    module = importlib.import_module(f"dpjax.solvers._{solver}")
     divisor = DIVISORS.get(solver, BATCH)
 
     def cancel(key, tree, stddev):

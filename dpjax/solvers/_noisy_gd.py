@@ -9,7 +9,7 @@ import optax
 from dpjax import _validate
 from dpjax.accounting import iteration
 from dpjax.solvers._descent import Result
-from dpjax.solvers.noisy_cyclic_gd import run
+from dpjax.solvers._noisy_cyclic_gd import run
 from dpjax.solvers.prox import Prox
 
 

@@ -1,7 +1,6 @@
 """SGD for a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -74,37 +73,6 @@ class Result(NamedTuple):
     left_out: jax.Array
     guarantee: Guarantee
     noise_multiplier: jax.Array
-
-
-def printed_noise_multiplier(
-    epsilon: float, delta: float, *, num_examples: int
-) -> float:
-    """The noise of the paper's Algorithm 2 over L, to compare with.
-
-    Args:
-      epsilon: in (0, 1].
-      delta: in (0, 1).
-      num_examples: n, at least 1. The paper has batches of one and up to n² rounds.
-
-    Returns:
-      2 sqrt(log(3n/δ) log(2/δ)) / ε.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2 and Theorem 4.
-
-    Example:
-      >>> print(f"{printed_noise_multiplier(1.0, 0.001, num_examples=1000):.1f}")
-      21.3
-    """
-    _validate.positive("epsilon", epsilon)
-    _validate.open_unit("delta", delta)
-    _validate.static_int("num_examples", num_examples, minimum=1)
-    if epsilon > 1:
-        raise ValueError(f"epsilon must be at most 1, as printed; got {epsilon!r}.")
-    inside = math.log(3 * num_examples / delta) * math.log(2 / delta)
-    return 2 * math.sqrt(inside) / epsilon
 
 
 def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:
@@ -221,8 +189,8 @@ def random_round_sgd(
       epsilon: the target ε, positive; it and delta set the noise.
       delta: the target δ, in (0, 1).
       noise_multiplier: in their place standard deviation of the noise on a batch's sum
-        of gradients over clip_norm, positive; `printed_noise_multiplier` is the paper's
-        (for batches of one and n² rounds).
+        of gradients over clip_norm, positive. The paper's, for batches of one and n²
+        rounds, is `printed.random_round_noise_multiplier`.
       adjacency: `REPLACE`.
       max_rounds: N, at least 1; the paper has n².
       batch_size: b, from 1 to n; the paper has 1.

@@ -1,6 +1,5 @@
 """Gradient descent, then one draw of noise (Zhang, Zheng, Mou and Wang 2017)."""
 
-import math
 from typing import Any, Literal, NamedTuple, Unpack
 
 import jax
@@ -10,15 +9,22 @@ import numpy as np
 from dpjax import _validate
 from dpjax._float64 import default_float
 from dpjax._keys import stream
-from dpjax.accounting import gdp, iteration, pure
+from dpjax.accounting import iteration, pure
 from dpjax.noise import gamma_norm_like, gaussian_like
-from dpjax.solvers import _assumptions, _data, _descent, _numbers, _precision
+from dpjax.solvers import (
+    _assumptions,
+    _data,
+    _descent,
+    _numbers,
+    _precision,
+    printed,
+)
 from dpjax.solvers._descent import Curve
+from dpjax.solvers._num_steps import choose_num_steps, exact_scale
 from dpjax.solvers.guarantee import Guarantee, Pure
 from dpjax.solvers.prox import Prox, none
 
 Noise = Literal["exact", "printed"]
-_MOST_STEPS = 1_000_000
 _MARGIN = 1 + 1e-6  # for roundings of μ to float32, and of the noise
 
 
@@ -41,119 +47,6 @@ class Result(NamedTuple):
     num_steps: int
     sensitivity: float
     scale: float
-
-
-def printed_scale(
-    epsilon: float,
-    delta: float,
-    *,
-    num_steps: int,
-    num_examples: int,
-    **setting: Unpack[iteration.Setting],
-) -> float:
-    """The scale of the noise that Zhang et al. print, to compare with.
-
-    Args:
-      epsilon: positive.
-      delta: in [0, 1); 0 for pure differential privacy.
-      num_steps: T, at least 1.
-      num_examples: n, at least 1.
-      **setting: as for `output_perturbation`.
-
-    Returns:
-      Δ/ε for δ = 0 and sqrt(2 log(2/δ)) Δ/ε else, with Δ = 3ηLT/n for a convex and
-      5L(μ + β)/(nμβ) for a μ-strongly convex objective of smoothness β. L is the
-      gradient norm without the regulariser, which favours them.
-
-    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, Lemmas 2 and 3.
-
-    Example:
-      >>> from dpjax import Adjacency
-      >>> setting = dict(
-      ...     step_size=1.0, gradient_norm=1.0, clipped=False, generalised_linear=True,
-      ...     smoothness=0.25, weak_convexity=0.0, strong_convexity=0.0,
-      ...     regularization=0.1, diameter=float("inf"), adjacency=Adjacency.REPLACE)
-      >>> scale = printed_scale(
-      ...     1.0, 0.001, num_steps=100, num_examples=1000, **setting)
-      >>> print(f"{scale:.4f}")
-      0.2506
-    """
-    lam = float(np.max(setting["regularization"]))
-    mu = lam + float(np.max(setting["strong_convexity"]))
-    beta = lam + float(np.max(setting["smoothness"]))
-    L = float(np.max(setting["gradient_norm"]))
-    if mu > 0:
-        sensitivity = 5 * L * (mu + beta) / (num_examples * mu * beta)
-    else:
-        eta = float(np.max(setting["step_size"]))
-        sensitivity = 3 * eta * L * num_steps / num_examples
-    wide = 1.0 if delta == 0 else math.sqrt(2 * math.log(2 / delta))
-    return wide * sensitivity / epsilon
-
-
-def exact_scale(epsilon: float, delta: float, sensitivity: Any) -> Any:
-    """The scale of the noise that is needed, and no more."""
-    if delta == 0:
-        return np.asarray(sensitivity) / epsilon
-    return np.asarray(sensitivity) / float(gdp.mu(epsilon, delta))
-
-
-def choose_num_steps(
-    epsilon: float,
-    delta: float,
-    *,
-    radius: float,
-    dimension: int,
-    num_examples: int,
-    **setting: Unpack[iteration.Setting],
-) -> int:
-    """The least T with the theorems' bound on the excess loss within 1 % of its best.
-
-    That bound is optimisation error plus noise: (β/2) e^{−2ημβT/(μ+β)} D² if the
-    objective is μ-strongly convex, 2D²/(ηT) if it is convex, plus (β/2) E‖z‖², for the
-    noise that will be added. It depends on no data.
-
-    Args:
-      epsilon: positive.
-      delta: in [0, 1).
-      radius: D, a guess of the distance from the initial parameters to the best.
-      dimension: d, the number of parameters.
-      num_examples: n.
-      **setting: as for `output_perturbation`.
-
-    Returns:
-      T, at least 1 and at most a million.
-
-    Reference: Zhang, Zheng, Mou and Wang (2017), Theorems 2 and 3, whose T has the same
-    growth; their proofs have these two terms.
-
-    Example:
-      >>> from dpjax import Adjacency
-      >>> setting = dict(
-      ...     step_size=1.0, gradient_norm=1.0, clipped=False, generalised_linear=True,
-      ...     smoothness=0.25, weak_convexity=0.0, strong_convexity=0.0,
-      ...     regularization=0.1, diameter=float("inf"), adjacency=Adjacency.REPLACE)
-      >>> choose_num_steps(
-      ...     1.0, 0.001, radius=2.0, dimension=10, num_examples=1000, **setting)
-      60
-    """
-    _validate.positive("radius", radius)
-    steps = np.unique(np.geomspace(1, _MOST_STEPS, 2000).astype(np.int64))
-    sensitivity = iteration.gradient_descent_sensitivity(
-        num_steps=steps, num_examples=num_examples, **setting
-    )
-    scale = exact_scale(epsilon, delta, np.asarray(sensitivity, np.float64))
-    copies = dimension * (dimension + 1) if delta == 0 else dimension
-    lam, eta = float(np.max(setting["regularization"])), np.max(setting["step_size"])
-    mu = lam + float(np.max(setting["strong_convexity"]))
-    beta = lam + float(np.max(setting["smoothness"]))
-    if mu > 0:
-        decrease = np.exp(-2 * eta * mu * beta * steps / (mu + beta))
-        left = beta / 2 * radius**2 * decrease
-    else:
-        left = 2 * radius**2 / (eta * steps)
-    bound = left + beta / 2 * copies * scale**2
-    return int(steps[np.argmax(bound <= 1.01 * np.min(bound))])
 
 
 def output_perturbation(
@@ -183,11 +76,11 @@ def output_perturbation(
       delta: the target δ, in [0, 1). With 0 the noise has a norm with a Gamma
         distribution and a uniform direction, else it is Gaussian.
       key: one typed key, for the noise.
-      num_steps: T. By default `choose_num_steps`.
+      num_steps: T. By default `solvers.choose_num_steps`.
       radius: D, a guess of the distance from params to the best parameters; it is
         needed where num_steps is not given, and costs no privacy if it is wrong.
       noise: "exact" for the least noise that gives (ε, δ); "printed" for the paper's
-        constants (`printed_scale`), to compare with.
+        constants (`printed.output_perturbation_scale`), to compare with.
       prox: see `dpjax.solvers.prox`. The noise comes after it, so that the result may
         leave its set; to project once more costs nothing.
       microbatch_size: see `clipped_grad`.
@@ -277,7 +170,7 @@ def output_perturbation(
     )
     scale = float(exact_scale(epsilon, delta, sensitivity)) * _MARGIN
     if noise == "printed":
-        scale = printed_scale(
+        scale = printed.output_perturbation_scale(
             epsilon, delta, num_steps=num_steps, num_examples=num_examples, **given
         )
 

@@ -1,7 +1,6 @@
 """Private normalised SGD with tree-aggregated momentum (Tran and Cutkosky 2022)."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +14,7 @@ from dpjax.accounting import gdp
 from dpjax.accounting.tree import momentum_mu
 from dpjax.adjacency import Adjacency
 from dpjax.per_example import clipped_grad
-from dpjax.solvers import _data, _numbers
+from dpjax.solvers import _data, _numbers, printed
 from dpjax.solvers.guarantee import Guarantee
 from dpjax.tree import prefix_variance
 
@@ -56,107 +55,6 @@ class Result(NamedTuple):
     curve: Curve
     guarantee: Guarantee
     noise_multiplier: jax.Array
-
-
-class PrintedParameters(NamedTuple):
-    """The parameters that Tran and Cutkosky's Theorem 6 sets.
-
-    Attributes:
-      num_steps: T.
-      learning_rate: the step length η.
-      decay: β = 1 − α.
-      noise_multiplier: a node's noise standard deviation over the clip norm.
-    """
-
-    num_steps: int
-    learning_rate: float
-    decay: float
-    noise_multiplier: float
-
-
-def printed_noise_multiplier(
-    mu: float, *, num_steps: int, steps_per_epoch: int
-) -> float:
-    """The node noise that Tran and Cutkosky print for μ-GDP under REPLACE.
-
-    Their Algorithm 1 gives each node noise of variance 16 V (αG)² / μ², V being the
-    number of nodes that one example can touch at most. It is here to compare with:
-    `accounting.tree.momentum_mu` allows less than half of it.
-
-    Args:
-      mu: the GDP parameter, positive; the paper's 1/σ.
-      num_steps: T, at least 1.
-      steps_per_epoch: n_b, at least 1; the paper's N, which has batches of one.
-
-    Returns:
-      4 sqrt(V) / μ, noise standard deviation over clip norm.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Reference: Tran and Cutkosky (2022), Algorithm 1 and Theorem 4, with R the depth
-    ⌊log₂ T⌋ of the tree.
-
-    Example:
-      >>> printed_noise_multiplier(1.0, num_steps=1000, steps_per_epoch=100)
-      36.0
-    """
-    _validate.positive("mu", mu)
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    depth, epoch_depth = num_steps.bit_length() - 1, n_b.bit_length() - 1
-    below = (min(depth, epoch_depth) + 1) * num_steps / n_b
-    above = sum(num_steps >> level for level in range(epoch_depth + 1, depth + 1))
-    return 4.0 * math.sqrt(below + above) / mu
-
-
-def printed_parameters(
-    epsilon: float, delta: float, *, steps_per_epoch: int, dimension: int
-) -> PrintedParameters:
-    """The parameters of Tran and Cutkosky's Theorem 6, to compare with.
-
-    Args:
-      epsilon: positive; the theorem wants δ >= e^{−ε}.
-      delta: in (0, 1).
-      steps_per_epoch: n_b, at least 1; the paper's N, which has batches of one.
-      dimension: d, the number of parameters, at least 1.
-
-    Returns:
-      T, η = 1/sqrt(n_b T), β = 1 − α and the noise multiplier 4σ sqrt(V), where
-      T log₂ T = ε n_b² / sqrt(d log(1/δ)) rounded down to whole epochs, at least one,
-      α = ε n_b / (T log₂ T sqrt(d log(1/δ))), at most 1, and σ = 2 sqrt(log(1/δ)) / ε.
-      They give (ε, δ) under REPLACE, with more noise than is needed.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Reference: Tran and Cutkosky (2022), Theorems 4 and 6.
-
-    Example:
-      >>> printed = printed_parameters(
-      ...     2.0, 1e-5, steps_per_epoch=1000, dimension=100)
-      >>> printed.num_steps, round(printed.decay, 4)
-      (4000, 0.9988)
-    """
-    _validate.positive("epsilon", epsilon)
-    _validate.open_unit("delta", delta)
-    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    dimension = _validate.static_int("dimension", dimension, minimum=1)
-    privacy = math.sqrt(dimension * math.log(1 / delta)) / epsilon
-    epochs = 1
-    while (epochs + 1) * n_b * math.log2((epochs + 1) * n_b) <= n_b**2 / privacy:
-        epochs += 1
-    num_steps = epochs * n_b
-    alpha = n_b / (num_steps * max(math.log2(num_steps), 1.0) * privacy)
-    mu = epsilon / (2 * math.sqrt(math.log(1 / delta)))
-    return PrintedParameters(
-        num_steps=num_steps,
-        learning_rate=1 / math.sqrt(n_b * num_steps),
-        decay=1 - min(alpha, 1.0),
-        noise_multiplier=printed_noise_multiplier(
-            mu, num_steps=num_steps, steps_per_epoch=n_b
-        ),
-    )
 
 
 @functools.partial(
@@ -258,7 +156,7 @@ def dp_nsgd(
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for the noise and the order.
       noise: "exact" calibrates by `accounting.tree.momentum_mu`; "printed" takes the
-        paper's constant (more noise), to compare with.
+        paper's constant (more noise), to compare with: see `solvers.printed`.
       microbatch_size: see `clipped_grad`.
 
     Returns:
@@ -317,7 +215,7 @@ def dp_nsgd(
     )
     target_mu = float(gdp.mu(epsilon, delta))
     if noise == "printed":
-        noise_multiplier = printed_noise_multiplier(
+        noise_multiplier = printed.dp_nsgd_noise_multiplier(
             target_mu, num_steps=num_steps, steps_per_epoch=steps_per_epoch
         )
     else:
