@@ -23,7 +23,7 @@ every estimate. At best that is (a + b)² for a product of the two, which one tr
 the sum has as well.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,10 @@ from dpjax._keys import stream
 from dpjax.tree import empty_prefixes, prefix_variance, stored_prefix_noise
 from dpjax.windows import Ring, empty_ring, push, query, window_variance
 
+T = TypeVar("T")
 
-class Terms(NamedTuple):
+
+class Terms(NamedTuple, Generic[T]):
     """Something for each of the three trees.
 
     Attributes:
@@ -45,9 +47,9 @@ class Terms(NamedTuple):
       drift: of changes since the anchor.
     """
 
-    anchor: Any
-    change: Any
-    drift: Any
+    anchor: T
+    change: T
+    drift: T
 
 
 class ReducedMomentumState(NamedTuple):

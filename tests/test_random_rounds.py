@@ -137,7 +137,7 @@ def test_steps_are_those_of_sgd():
     x, y = make_data()
     x[7] = np.nan
     eta = np.linspace(1.0, 0.2, 60)
-    last, left_out = _train(
+    last, curve = _train(
         jnp.zeros(3),
         _data.prepare((x, y)),
         jnp.asarray(45),
@@ -150,7 +150,7 @@ def test_steps_are_those_of_sgd():
         microbatch_size=None,
     )
     batch_key = stream(KEY, "batches")
-    w, missing = np.zeros(3), 0
+    w, missing, losses = np.zeros(3), 0, []
     ball = np.float64(x)
     ball *= np.minimum(1, (1 - 2**-20) / np.linalg.norm(ball, axis=1, keepdims=True))
     for k in range(45):
@@ -159,13 +159,15 @@ def test_steps_are_those_of_sgd():
             if i == 7:
                 missing += 1
                 continue
+            losses.append(np.logaddexp(0, -y[i] * ball[i] @ w))
             g = -y[i] * ball[i] / (1 + np.exp(y[i] * ball[i] @ w))
             total += g * min(1, 0.4 / np.linalg.norm(g))
         w = w - eta[k] * total / 4
     # Clipping stays under its bound by less than a hundred roundings, in every step.
     short = 100 * 2**-24 * 0.4 * eta[:45].sum()
     np.testing.assert_allclose(last, w, atol=3e-6 + short)
-    assert left_out == missing > 0
+    assert curve.left_out == missing > 0
+    np.testing.assert_allclose(curve.loss, np.mean(losses), rtol=1e-5)
 
 
 def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():

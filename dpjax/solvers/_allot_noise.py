@@ -11,19 +11,17 @@ from dpjax.adjacency import Adjacency
 from dpjax.reduced_momentum import Terms
 from dpjax.solvers import _numbers
 
-_MARGIN = 1 + 1e-6  # for the roundings of float32
-
 
 def allot_noise(
     target_mu: float,
     *,
-    bounds: Terms,
+    bounds: Terms[float],
     num_steps: int,
     steps_per_epoch: int,
     decay: float,
     refresh: float,
     adjacency: Adjacency,
-) -> Terms:
+) -> Terms[float]:
     """The noise multipliers for μ-GDP with the least noise in the mean over all steps.
 
     With a noise variance s², a tree costs A/s² in μ² and adds V s² to the momentum's
@@ -65,14 +63,14 @@ def allot_noise(
     variance = reduced_momentum.momentum_variance(
         num_steps, steps_per_epoch, decay=decay, refresh=refresh
     )
-    shares = []
+    shares: list[float] = []
     for k, bound in enumerate(bounds):
         alone = [math.inf] * 3
         alone[k] = 1.0
         cost = float(mu(alone)) ** 2
         added = float(np.mean(variance[k])) * bound**2
         unused = cost == 0 or added == 0
-        shares.append(math.inf if unused else (cost / added) ** 0.25)
+        shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
     # μ is inversely proportional to all noise together.
-    scale = float(mu(shares)) / target_mu * _MARGIN
+    scale = float(mu(shares)) / target_mu * _numbers.MARGIN
     return Terms(*(_numbers.up(share * scale) for share in shares))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,51 +10,23 @@ import optax
 
 from dpjax import _validate, optimizers, sampling
 from dpjax._keys import stream
-from dpjax.accounting import gdp
-from dpjax.accounting.tree import momentum_mu
+from dpjax._typing import Key, LossFn, Tree
+from dpjax.accounting import gdp, tree
 from dpjax.adjacency import Adjacency
-from dpjax.per_example import clipped_grad
-from dpjax.solvers import _data, _numbers, printed
-from dpjax.solvers.guarantee import Guarantee
+from dpjax.solvers import (
+    _assumptions,
+    _checks,
+    _descent,
+    _numbers,
+    printed,
+)
+from dpjax.solvers._results import Curve, Result
+from dpjax.solvers.guarantee import Gaussian, Guarantee
 from dpjax.tree import prefix_variance
 
 Order = Literal["fixed", "reshuffled"]
-
-_ASSUMPTIONS = {
-    "fixed": "an example is in the same step of every epoch",
-    "reshuffled": "an example is in one step of every epoch, chosen by a key that has "
-    "nothing to do with the data",
-}
-
-
-class Curve(NamedTuple):
-    """What a run looked like, step by step. The loss is not private: keep it in house.
-
-    Attributes:
-      loss: the mean loss over the step's batch before the update, f[T]; examples
-        whose loss is not finite are left out.
-      noise_norm: the root mean square L2 norm of the noise in the momentum, in the
-        units of a mean gradient, f[T]. It depends on no data.
-    """
-
-    loss: jax.Array
-    noise_norm: jax.Array
-
-
-class Result(NamedTuple):
-    """A private model and what is promised about it.
-
-    Attributes:
-      params: the last parameters, shaped like the initial ones.
-      curve: a `Curve`, which the guarantee does not cover.
-      guarantee: a `Guarantee` for params and for every iterate before them.
-      noise_multiplier: the nodes' noise standard deviation over clip_norm, f[].
-    """
-
-    params: Any
-    curve: Curve
-    guarantee: Guarantee
-    noise_multiplier: jax.Array
+Params = TypeVar("Params", bound=Tree)
+_Carry = tuple[Any, optax.OptState]
 
 
 @functools.partial(
@@ -69,23 +41,27 @@ class Result(NamedTuple):
     ),
 )
 def _train(
-    params: Any,
-    data: Any,
-    key: jax.Array,
+    params: Tree,
+    data: Tree,
+    key: Key,
     stddev: jax.Array,
     decay: jax.Array,
     clip_norm: jax.Array,
-    learning_rate: Any,
+    learning_rate: optax.ScalarOrSchedule,
     *,
-    loss_fn: Callable[[Any, Any], jax.Array],
+    loss_fn: LossFn,
     schedule: optax.Schedule | None,
     order: Order,
     num_epochs: int,
     batch_size: int,
     microbatch_size: int | None,
-) -> tuple[Any, jax.Array]:
-    """The last parameters and the loss of every step, compiled once for many runs."""
+) -> tuple[Tree, Curve]:
+    """The last parameters and the curve, compiled once for many runs.
+
+    Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
+    """
     num_examples = jax.tree.leaves(data)[0].shape[0]
+    # Its last three lines: m_t, m̂_t = m_t + NOISE, w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
     optimizer = optimizers.dp_nsgd(
         learning_rate if schedule is None else schedule,
         clip_norm=1.0,  # their product was rounded up
@@ -95,18 +71,22 @@ def _train(
         decay=decay,
         num_steps=num_epochs * -(-num_examples // batch_size),
     )
-    gradient = clipped_grad(loss_fn, clip_norm, microbatch_size=microbatch_size)
 
-    def step(carry: Any, batch: sampling.Batch) -> tuple[Any, jax.Array]:
+    def step(carry: _Carry, batch: sampling.Batch) -> tuple[_Carry, Curve]:
         params, state = carry
-        examples = jax.tree.map(lambda x: x[batch.indices], data)
-        total, per_example = gradient(params, examples, mask=batch.mask)
+        total, loss, used = _descent.gradient_sum(
+            loss_fn,
+            params,
+            jax.tree.map(lambda x: x[batch.indices], data),
+            batch.mask,
+            clip_norm=clip_norm,
+            microbatch_size=microbatch_size,
+        )
         updates, state = optimizer.update(total, state, params)
-        counted = batch.mask & jnp.isfinite(per_example.loss)
-        loss = jnp.mean(per_example.loss, where=counted)
-        return (optax.apply_updates(params, updates), state), loss
+        left_out = jnp.sum(batch.mask, dtype=jnp.int32) - used
+        return (optax.apply_updates(params, updates), state), Curve(loss, left_out)
 
-    def epoch(carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+    def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
         if order == "fixed":
             batches = sampling.cyclic(num_examples, batch_size)
         else:
@@ -116,14 +96,14 @@ def _train(
         return jax.lax.scan(step, carry, batches)
 
     carry = params, optimizer.init(params)
-    (params, _), loss = jax.lax.scan(epoch, carry, jnp.arange(num_epochs))
-    return params, loss.ravel()
+    (params, _), curve = jax.lax.scan(epoch, carry, jnp.arange(num_epochs))
+    return params, jax.tree.map(jnp.ravel, curve)
 
 
 def dp_nsgd(
-    loss_fn: Callable[[Any, Any], jax.Array],
-    params: Any,
-    data: Any,
+    loss_fn: LossFn,
+    params: Params,
+    data: Tree,
     *,
     epsilon: float,
     delta: float,
@@ -134,10 +114,10 @@ def dp_nsgd(
     learning_rate: optax.ScalarOrSchedule,
     decay: float,
     clip_norm: float,
-    key: jax.Array,
+    key: Key,
     noise: Literal["exact", "printed"] = "exact",
     microbatch_size: int | None = None,
-) -> Result:
+) -> Result[Params, jax.Array]:
     """Train by normalised steps along a tree-aggregated private momentum.
 
     Args:
@@ -186,76 +166,75 @@ def dp_nsgd(
       >>> result.params.shape, bool(result.guarantee.epsilon(1e-5) <= 5.0)
       ((3,), True)
     """
-    _validate.positive("epsilon", epsilon)
-    _validate.open_unit("delta", delta)
-    _validate.one_of("order", order, tuple(_ASSUMPTIONS))
+    target = _checks.reached(epsilon, delta)
+    _validate.one_of("order", order, ("fixed", "reshuffled"))
     _validate.one_of("noise", noise, ("exact", "printed"))
-    num_epochs = _validate.static_int("num_epochs", num_epochs, minimum=1)
-    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
     _validate.decay("decay", decay)
     decay, clip_norm = _numbers.down(decay), _numbers.up(clip_norm)
     _validate.positive("clip_norm", clip_norm)
-    _validate.typed_key("key", key)
-    if _validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
-        raise ValueError(
-            f"adjacency must be ZERO_OUT or REPLACE; got {adjacency!r}: one example "
-            "more would move others to other batches of this fixed size."
-        )
-    num_examples = _data.check(loss_fn, data)
-    steps_per_epoch = -(-num_examples // batch_size)
-    num_steps = num_epochs * steps_per_epoch
+    run = _checks.epochs(
+        loss_fn,
+        data,
+        adjacency=adjacency,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        key=key,
+    )
 
     account = functools.partial(
-        momentum_mu,
-        num_steps=num_steps,
+        tree.momentum_mu,
+        num_steps=run.num_steps,
         decay=decay,
-        steps_per_epoch=steps_per_epoch,
+        steps_per_epoch=run.steps_per_epoch,
         order=order,
         adjacency=adjacency,
     )
-    target_mu = float(gdp.mu(epsilon, delta))
-    if noise == "printed":
-        noise_multiplier = printed.dp_nsgd_noise_multiplier(
-            target_mu, num_steps=num_steps, steps_per_epoch=steps_per_epoch
-        )
-    else:
-        # μ is proportional to 1/σ. The margin covers the roundings of float32.
-        noise_multiplier = _numbers.up(float(account(1.0)) / target_mu * (1 + 1e-6))
+    noise_multiplier = _calibrated(noise, account, target, run)
 
     scheduled = callable(learning_rate)
-    trained, loss = _train(
+    trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
         stream(key, "solvers.dp_nsgd"),
         _numbers.array(_numbers.stddev(noise_multiplier, clip_norm)),
         _numbers.array(decay),
         _numbers.array(clip_norm),
-        None if scheduled else learning_rate,
+        0.0 if scheduled else learning_rate,
         loss_fn=loss_fn,
         schedule=learning_rate if scheduled else None,
         order=order,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
+        num_epochs=run.num_epochs,
+        batch_size=run.batch_size,
         microbatch_size=microbatch_size,
     )
+
+    variance = prefix_variance(jnp.arange(1, run.num_steps + 1), decay)
     dimension = sum(x.size for x in jax.tree.leaves(trained))
-    steps = jnp.arange(1, num_steps + 1)
-    coordinate = clip_norm * noise_multiplier * (1 - decay) / batch_size
+    coordinate = clip_norm * noise_multiplier * (1 - decay) / run.batch_size
     return Result(
         params=trained,
-        curve=Curve(
-            loss=loss,
-            noise_norm=coordinate * jnp.sqrt(dimension * prefix_variance(steps, decay)),
-        ),
+        curve=curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance)),
         guarantee=Guarantee(
-            mechanism=f"all {num_steps} iterates of tree-aggregated momentum",
-            mu=account(noise_multiplier),
+            mechanism=f"all {run.num_steps} iterates of tree-aggregated momentum",
+            profile=Gaussian(account(noise_multiplier)),
             adjacency=adjacency,
-            assumptions=(
-                _ASSUMPTIONS[order],
-                "n, all shapes, the initial parameters and the hyperparameters are "
-                "public",
-                "arithmetic is real and Gaussian noise ideal",
-            ),
+            assumptions=_assumptions.every_step(order),
         ),
+        num_steps=run.num_steps,
         noise_multiplier=_numbers.array(_numbers.down(noise_multiplier)),
     )
+
+
+def _calibrated(
+    noise: Literal["exact", "printed"],
+    account: Callable[[float], jax.Array],
+    target: _checks.Target,
+    run: _checks.Epochs,
+) -> float:
+    """The noise multiplier of a node."""
+    mu = float(gdp.mu(target.epsilon, target.delta))
+    if noise == "printed":
+        return printed.dp_nsgd_noise_multiplier(
+            mu, num_steps=run.num_steps, steps_per_epoch=run.steps_per_epoch
+        )
+    # μ is proportional to 1/σ.
+    return _numbers.up(float(account(1.0)) / mu * _numbers.MARGIN)

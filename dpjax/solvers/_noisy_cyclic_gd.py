@@ -1,83 +1,67 @@
 """Noisy descent on cyclic batches (Bok et al. 2024; Kong and Ribero 2024)."""
 
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from dpjax import _validate
-from dpjax._keys import stream
+from dpjax._typing import Key, LossFn, Tree
 from dpjax.accounting import gdp, iteration
-from dpjax.solvers import _assumptions, _data, _descent, _numbers
-from dpjax.solvers._descent import Result
-from dpjax.solvers.guarantee import Guarantee
-from dpjax.solvers.prox import Prox, none
+from dpjax.accounting.iteration import Setting
+from dpjax.solvers._noisy_descent import Params, Run, constant, noisy_descent
+from dpjax.solvers._results import Result
+from dpjax.solvers.guarantee import Gaussian
+from dpjax.solvers.prox import Prox
 
 Order = Literal["fixed", "reshuffled"]
 
-_ORDERS = {
-    "full": "every step uses all examples",
-    "fixed": "an example is in the same step of every epoch",
-    "reshuffled": "an example is in one step of every epoch, chosen by a key that has "
-    "nothing to do with the data",
-}
 
-
-def last_iterate_mu(
-    noise_multipliers: np.ndarray,
-    *,
-    batches_per_epoch: int,
-    batch_size: int,
-    order: Order,
-    step_sizes: np.ndarray,
-    setting: dict[str, Any],
-) -> jax.Array:
+def last_iterate_profile(run: Run, noise: np.ndarray) -> Gaussian:
     """The accountant for what ran: constant, scheduled, or any order of a schedule."""
-    num_epochs = len(step_sizes) // batches_per_epoch
-    if _descent.constant(step_sizes) and _descent.constant(noise_multipliers):
-        return iteration.noisy_cyclic_gd_mu(
-            noise_multipliers[0],
-            num_epochs=num_epochs,
-            batches_per_epoch=batches_per_epoch,
-            batch_size=batch_size,
+    order: Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
+    if constant(run.step_sizes) and constant(noise):
+        setting: Setting = {**run.setting, "step_size": run.step_sizes[0]}
+        mu = iteration.noisy_cyclic_gd_mu(
+            noise[0],
+            num_epochs=len(noise) // run.period,
+            batches_per_epoch=run.period,
+            batch_size=run.batch_size,
             order=order,
-            **{**setting, "step_size": step_sizes[0]},
+            **setting,
         )
-    varied: dict[str, Any] = {**setting, "step_size": step_sizes}
+        return Gaussian(mu)
+    setting = {**run.setting, "step_size": run.step_sizes}
     scheduled = iteration.scheduled_cyclic_gd_mu(
-        noise_multipliers,
-        batches_per_epoch=batches_per_epoch,
-        batch_size=batch_size,
-        **varied,
+        noise, batches_per_epoch=run.period, batch_size=run.batch_size, **setting
     )
     if order == "fixed":
-        return scheduled
-    # Any order of a schedule: composition, with the least noise of each epoch.
-    worst = noise_multipliers.reshape(num_epochs, batches_per_epoch).min(axis=1)
+        return Gaussian(scheduled)
+    # Any order of a schedule: composition, with the least noise of each epoch (Dong,
+    # Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383).
+    worst = noise.reshape(-1, run.period).min(axis=1)
     factor = setting["adjacency"].sensitivity_factor
-    return gdp.compose(
-        np.where(worst > 0, factor / np.where(worst > 0, worst, 1), np.inf)
-    )
+    mus = np.where(worst > 0, factor / np.where(worst > 0, worst, 1), np.inf)
+    return Gaussian(gdp.compose(mus))
 
 
 def noisy_cyclic_gd(
-    loss_fn: Any,
-    params: Any,
-    data: Any,
+    loss_fn: LossFn,
+    params: Params,
+    data: Tree,
     *,
     num_epochs: int,
     batch_size: int,
     order: Order,
-    key: jax.Array,
+    key: Key,
     noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     prox: Prox | None = None,
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
-) -> Result:
+) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean over the batch + λx + noise)), batch after batch.
 
     Only the last iterate is released, and accounted for as such.
@@ -135,15 +119,14 @@ def noisy_cyclic_gd(
       (3,) 2.19
     """
     _validate.one_of("order", order, ("fixed", "reshuffled"))
-    num_epochs = _validate.static_int("num_epochs", num_epochs, minimum=1)
-    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
-    return run(
+    return noisy_descent(
         loss_fn,
         params,
         data,
-        solver="solvers.noisy_cyclic_gd",
+        solver="noisy_cyclic_gd",
+        accountant=last_iterate_profile,
         batches=order,
-        num_epochs=num_epochs,
+        num_epochs=_validate.static_int("num_epochs", num_epochs, minimum=1),
         batch_size=batch_size,
         key=key,
         noise_multiplier=noise_multiplier,
@@ -151,95 +134,5 @@ def noisy_cyclic_gd(
         delta=delta,
         prox=prox,
         microbatch_size=microbatch_size,
-        setting=dict(setting),
-    )
-
-
-def run(
-    loss_fn: Any,
-    params: Any,
-    data: Any,
-    *,
-    solver: str,
-    batches: Literal["full", "fixed", "reshuffled"],
-    num_epochs: int,
-    batch_size: int | None,
-    key: jax.Array,
-    noise_multiplier: Any,
-    epsilon: Any,
-    delta: Any,
-    prox: Prox | None,
-    microbatch_size: int | None,
-    setting: dict[str, Any],
-) -> Result:
-    """Noisy cyclic descent; full batches are a cycle of one."""
-    num_examples = _assumptions.check(
-        loss_fn,
-        data,
-        noise_multiplier=noise_multiplier,
-        epsilon=epsilon,
-        delta=delta,
-        prox=prox,
-        key=key,
         setting=setting,
-    )
-    size = num_examples if batch_size is None else batch_size
-    if size > num_examples:
-        raise ValueError(f"batch_size must be at most {num_examples}; got {size!r}.")
-    if num_examples % size and np.any(np.asarray(setting["strong_convexity"]) > 0):
-        raise ValueError(
-            f"batch_size must divide the number of examples, {num_examples}, where "
-            f"strong_convexity is above 0; got {size!r}: the last batch of an epoch "
-            "would have less curvature."
-        )
-    _assumptions.check_loss(loss_fn, setting)
-    period = -(-num_examples // size)
-    setting = _assumptions.as_run(setting)
-    step_sizes = _assumptions.step_sizes(setting, num_epochs * period)
-
-    def mu_of(noise_multipliers: Any) -> jax.Array:
-        return last_iterate_mu(
-            noise_multipliers,
-            batches_per_epoch=period,
-            batch_size=size,
-            order="fixed" if batches == "full" else batches,
-            step_sizes=step_sizes,
-            setting=setting,
-        )
-
-    if noise_multiplier is None:
-
-        def epsilon_of(noise: jax.Array) -> jax.Array:
-            return gdp.epsilon(mu_of(np.full(len(step_sizes), float(noise))), delta)
-
-        mu_of(np.ones(len(step_sizes)))  # says what is wrong with the setting
-        noise_multiplier = _assumptions.solve_noise(epsilon_of, epsilon, epsilon, delta)
-    noise = _data.schedule("noise_multiplier", noise_multiplier, len(step_sizes))
-    mu = mu_of(noise)
-
-    last, curve = _descent.descend(
-        jax.tree.map(jnp.asarray, params),
-        _data.prepare(data),
-        _descent.rows(step_sizes, period),
-        _descent.rows(_numbers.stddev(noise, setting["gradient_norm"], size), period),
-        _numbers.array(setting["gradient_norm"]),
-        _numbers.array(setting["regularization"]),
-        stream(key, solver),
-        loss_fn=loss_fn,
-        prox=none if prox is None else prox,
-        clipped=bool(setting["clipped"]),
-        batches=batches,
-        batch_size=size,
-        microbatch_size=microbatch_size,
-    )
-    return Result(
-        params=_descent.narrow(last, params),
-        curve=curve,
-        guarantee=Guarantee(
-            mechanism=f"the last of {len(step_sizes)} iterates of noisy descent",
-            mu=mu,
-            adjacency=setting["adjacency"],
-            assumptions=_assumptions.assumptions(_ORDERS[batches], setting=setting),
-        ),
-        noise_multiplier=_descent.reported(noise),
     )

@@ -1,76 +1,79 @@
 """Noisy SGD on random batches of fixed size (Bok, Su and Altschuler 2024)."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
+import functools
+from typing import Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from dpjax import _validate
-from dpjax._keys import stream
+from dpjax._typing import ArrayLike, Key, LossFn, Tree
 from dpjax.accounting import iteration, pld
-from dpjax.adjacency import Adjacency
-from dpjax.solvers import _assumptions, _data, _descent, _numbers
-from dpjax.solvers._descent import Result
-from dpjax.solvers.guarantee import Guarantee
-from dpjax.solvers.prox import Prox, none
+from dpjax.accounting.iteration import Setting
+from dpjax.solvers._noisy_descent import Params, Run, constant, noisy_descent
+from dpjax.solvers._results import Result
+from dpjax.solvers.guarantee import EpsilonProfile
+from dpjax.solvers.prox import Prox
 
 _LEVELS = 4  # of noise, that a schedule is rounded down to: each is compiled
 
 
-class EpsilonProfile(NamedTuple):
-    """The profile of a mechanism known by ε as a function of δ.
+def _profile(run: Run, noise: np.ndarray) -> EpsilonProfile:
+    """The accountant for what ran: of the last iterate, or with schedules of all."""
+    _validate.positive("noise_multiplier", noise)
+    largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
+    iteration.noisy_cyclic_gd_mu(  # says what is wrong with the setting
+        1.0,
+        num_epochs=1,
+        batches_per_epoch=1,
+        batch_size=run.batch_size,
+        order="fixed",
+        **largest,
+    )
 
-    Attributes:
-      of_delta: the function, rounded up.
-    """
+    def epsilon(delta: ArrayLike) -> jax.Array:
+        if constant(run.step_sizes) and constant(noise):
+            return iteration.noisy_sgd_epsilon(
+                noise[0],
+                delta,
+                num_steps=len(noise),
+                batch_size=run.batch_size,
+                num_examples=run.num_examples,
+                **largest,
+            )
+        return pld.epsilon(_composed(noise, run.batch_size / run.num_examples), delta)
 
-    of_delta: Callable[[Any], jax.Array]
-
-    def epsilon(self, delta: jax.typing.ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
-        return self.of_delta(delta)
-
-    def delta(self, epsilon: jax.typing.ArrayLike) -> jax.Array:
-        """A δ for an ε >= 0, within 0.1 % of the least, searched down to 1e-30."""
-        _validate.nonnegative("epsilon", epsilon, finite=False)
-        low, high = np.log(1e-30), 0.0
-        if self.of_delta(float(np.exp(low))) <= epsilon:
-            return jnp.asarray(np.exp(low))
-        while high - low > 1e-3:
-            middle = (low + high) / 2
-            meets = bool(self.of_delta(float(np.exp(middle))) <= epsilon)
-            low, high = (low, middle) if meets else (middle, high)
-        return jnp.minimum(jnp.asarray(np.exp(high) * (1 + 1e-6)), 1.0)
+    return EpsilonProfile(epsilon)
 
 
 def _composed(noise: np.ndarray, rate: float) -> pld.PLD:
     """Every step accounted for as if it were released, at no more than its noise."""
-    steps = None
-    for group in np.array_split(np.sort(noise), min(_LEVELS, len(noise))):
-        step = pld.compose(pld.subsampled_gdp(2 / group[0], rate), len(group))
-        steps = step if steps is None else pld.convolve(steps, step)
-    assert steps is not None
-    return steps
+
+    # C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE: Bok, Su and
+    # Altschuler (2024), Theorem 4.8, https://arxiv.org/abs/2403.00278.
+    def level(group: np.ndarray) -> pld.PLD:
+        return pld.compose(pld.subsampled_gdp(2 / group[0], rate), len(group))
+
+    groups = np.array_split(np.sort(noise), min(_LEVELS, len(noise)))
+    return functools.reduce(pld.convolve, map(level, groups))
 
 
 def noisy_sgd(
-    loss_fn: Any,
-    params: Any,
-    data: Any,
+    loss_fn: LossFn,
+    params: Params,
+    data: Tree,
     *,
     num_steps: int,
     batch_size: int,
-    key: jax.Array,
+    key: Key,
     noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     prox: Prox | None = None,
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
-) -> Result:
+) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean over a random batch + λx + noise)).
 
     Each step draws a uniformly random batch of fixed size. Only the last iterate is
@@ -102,12 +105,13 @@ def noisy_sgd(
 
     Privacy: params alone has the ε(δ) of `accounting.iteration.noisy_sgd_epsilon`; with
     schedules that of composition at 4 levels of noise, which holds for all iterates.
-    Nobody learns the batches. No GDP parameter is known: guarantee.mu is inf.
+    Nobody learns the batches. No GDP parameter is known: guarantee.mu is None.
 
     Reference: Bok, Su and Altschuler (2024), (2.1) and Theorems 4.8 to 4.10.
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from dpjax import Adjacency
       >>> from dpjax.solvers import losses
       >>> x = jax.random.normal(jax.random.key(0), (200, 3))
       >>> loss = losses.logistic(feature_norm=1.0)
@@ -119,90 +123,20 @@ def noisy_sgd(
       >>> print(result.params.shape, result.curve.loss.shape)
       (3,) (100,)
     """
-    steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    size = _validate.static_int("batch_size", batch_size, minimum=1)
-    setting_: dict[str, Any] = dict(setting)
-    num_examples = _assumptions.check(
+    return noisy_descent(
         loss_fn,
+        params,
         data,
+        solver="noisy_sgd",
+        accountant=_profile,
+        batches="random",
+        num_epochs=_validate.static_int("num_steps", num_steps, minimum=1),
+        batch_size=batch_size,
+        key=key,
         noise_multiplier=noise_multiplier,
         epsilon=epsilon,
         delta=delta,
         prox=prox,
-        key=key,
-        setting=setting_,
-    )
-    if size > num_examples:
-        raise ValueError(f"batch_size must be at most {num_examples}; got {size!r}.")
-
-    if setting_["adjacency"] is not Adjacency.REPLACE:
-        raise ValueError(
-            "adjacency must be REPLACE for random batches of fixed size; "
-            f"got {setting_['adjacency']!r}."
-        )
-    _assumptions.check_loss(loss_fn, setting_)
-    setting_ = _assumptions.as_run(setting_)
-    step_sizes = _assumptions.step_sizes(setting_, steps)
-    iteration.noisy_cyclic_gd_mu(  # says what is wrong with the setting
-        1.0,
-        num_epochs=1,
-        batches_per_epoch=1,
-        batch_size=size,
-        order="fixed",
-        **{**setting_, "step_size": step_sizes.max()},
-    )
-
-    def epsilon_of(noise: np.ndarray, delta: Any) -> jax.Array:
-        if _descent.constant(step_sizes) and _descent.constant(noise):
-            return iteration.noisy_sgd_epsilon(
-                noise[0],
-                delta,
-                num_steps=steps,
-                batch_size=size,
-                num_examples=num_examples,
-                **{**setting_, "step_size": step_sizes[0]},
-            )
-        return pld.epsilon(_composed(noise, size / num_examples), delta)
-
-    if noise_multiplier is None:
-        target, at = float(epsilon), float(delta)  # type: ignore[arg-type]
-        noise_multiplier = _assumptions.solve_noise(
-            lambda noise: epsilon_of(np.full(steps, float(noise)), at),
-            target,
-            target,
-            at,
-        )
-    noise = _data.schedule("noise_multiplier", noise_multiplier, steps)
-    _validate.positive("noise_multiplier", noise)
-    profile = EpsilonProfile(lambda delta: epsilon_of(noise, delta))
-
-    last, curve = _descent.descend(
-        jax.tree.map(jnp.asarray, params),
-        _data.prepare(data),
-        _descent.rows(step_sizes, 1),
-        _descent.rows(_numbers.stddev(noise, setting_["gradient_norm"], size), 1),
-        _numbers.array(setting_["gradient_norm"]),
-        _numbers.array(setting_["regularization"]),
-        stream(key, "solvers.noisy_sgd"),
-        loss_fn=loss_fn,
-        prox=none if prox is None else prox,
-        clipped=bool(setting_["clipped"]),
-        batches="random",
-        batch_size=size,
         microbatch_size=microbatch_size,
-    )
-    return Result(
-        params=_descent.narrow(last, params),
-        curve=curve,
-        guarantee=Guarantee(
-            mechanism=f"the last of {steps} iterates of noisy SGD",
-            mu=jnp.inf,
-            adjacency=setting_["adjacency"],
-            assumptions=_assumptions.assumptions(
-                "each batch is a fresh uniformly random subset that nobody learns",
-                setting=setting_,
-            ),
-            profile=profile,
-        ),
-        noise_multiplier=_descent.reported(noise),
+        setting=setting,
     )

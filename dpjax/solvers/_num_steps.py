@@ -1,20 +1,14 @@
 """How many steps of gradient descent are worth their noise."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting import gdp, iteration
+from dpjax.accounting import iteration
+from dpjax.solvers import _calibration
 
 _MOST_STEPS = 1_000_000
-
-
-def exact_scale(epsilon: float, delta: float, sensitivity: Any) -> Any:
-    """The scale of the noise that is needed, and no more."""
-    if delta == 0:
-        return np.asarray(sensitivity) / epsilon
-    return np.asarray(sensitivity) / float(gdp.mu(epsilon, delta))
 
 
 def choose_num_steps(
@@ -61,11 +55,14 @@ def choose_num_steps(
     sensitivity = iteration.gradient_descent_sensitivity(
         num_steps=steps, num_examples=num_examples, **setting
     )
-    scale = exact_scale(epsilon, delta, np.asarray(sensitivity, np.float64))
+    scale = np.float64(sensitivity) * _calibration.one_draw(epsilon, delta)
+    # E‖z‖² is d scale² for a Gaussian, and E Gamma(d)² = d(d + 1) times it for δ = 0.
     copies = dimension * (dimension + 1) if delta == 0 else dimension
-    lam, eta = float(np.max(setting["regularization"])), np.max(setting["step_size"])
-    mu = lam + float(np.max(setting["strong_convexity"]))
-    beta = lam + float(np.max(setting["smoothness"]))
+    lam, eta = np.max(setting["regularization"]), np.max(setting["step_size"])
+    mu = lam + np.max(setting["strong_convexity"])
+    beta = lam + np.max(setting["smoothness"])
+    # What T steps leave, Zhang et al. (2017), proofs of Theorems 2 (μ > 0) and 3,
+    # https://arxiv.org/abs/1703.09947: smoothness turns a distance into a loss.
     if mu > 0:
         decrease = np.exp(-2 * eta * mu * beta * steps / (mu + beta))
         left = beta / 2 * radius**2 * decrease

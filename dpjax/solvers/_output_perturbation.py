@@ -1,6 +1,6 @@
 """Gradient descent, then one draw of noise (Zhang, Zheng, Mou and Wang 2017)."""
 
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Literal, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,61 +9,44 @@ import numpy as np
 from dpjax import _validate
 from dpjax._float64 import default_float
 from dpjax._keys import stream
-from dpjax.accounting import iteration, pure
+from dpjax._typing import Key, LossFn, Tree
+from dpjax.accounting import iteration
+from dpjax.accounting.iteration import Setting
 from dpjax.noise import gamma_norm_like, gaussian_like
 from dpjax.solvers import (
     _assumptions,
+    _calibration,
+    _checks,
     _data,
     _descent,
     _numbers,
     _precision,
     printed,
 )
-from dpjax.solvers._descent import Curve
-from dpjax.solvers._num_steps import choose_num_steps, exact_scale
-from dpjax.solvers.guarantee import Guarantee, Pure
+from dpjax.solvers._num_steps import choose_num_steps
+from dpjax.solvers._results import Curve, Result
+from dpjax.solvers.guarantee import Gaussian, Guarantee, Pure
 from dpjax.solvers.prox import Prox, none
 
 Noise = Literal["exact", "printed"]
-_MARGIN = 1 + 1e-6  # for roundings of μ to float32, and of the noise
-
-
-class Result(NamedTuple):
-    """Private parameters and what is promised about them.
-
-    Attributes:
-      params: the last iterate plus noise, shaped like the initial parameters.
-      curve: a `Curve`, which the guarantee does not cover.
-      guarantee: a `Guarantee` for params alone.
-      num_steps: T.
-      sensitivity: how far one example can move the last iterate, rounding included.
-      scale: of the noise: the standard deviation per coordinate, or for δ = 0 the scale
-        of `gamma_norm_like`.
-    """
-
-    params: Any
-    curve: Curve
-    guarantee: Guarantee
-    num_steps: int
-    sensitivity: float
-    scale: float
+Params = TypeVar("Params", bound=Tree)
 
 
 def output_perturbation(
-    loss_fn: Any,
-    params: Any,
-    data: Any,
+    loss_fn: LossFn,
+    params: Params,
+    data: Tree,
     *,
     epsilon: float,
     delta: float,
-    key: jax.Array,
+    key: Key,
     num_steps: int | None = None,
     radius: float | None = None,
     noise: Noise = "exact",
     prox: Prox | None = None,
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
-) -> Result:
+) -> Result[Params, float]:
     """Train by gradient descent on full batches without noise, and add noise once.
 
     Args:
@@ -88,7 +71,8 @@ def output_perturbation(
         step size is a number; 1 / (smoothness + regularization) is a good one.
 
     Returns:
-      A `Result`: params, curve, guarantee, num_steps, sensitivity, scale.
+      A `Result`: params, curve, guarantee, num_steps, noise_multiplier, sensitivity and
+      scale.
 
     Raises:
       ValueError: an argument is out of range, an assumption fails, or no noise is
@@ -120,105 +104,147 @@ def output_perturbation(
       >>> print(f"{result.guarantee.epsilon(0.0):.4f} {result.sensitivity:.4f}")
       1.0000 0.0400
     """
-    _validate.positive("epsilon", epsilon)
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
     _validate.one_of("noise", noise, ("exact", "printed"))
-    given: dict[str, Any] = dict(setting)
-    num_examples = _assumptions.check(
-        loss_fn,
-        data,
-        noise_multiplier=0.0,
-        epsilon=None,
-        delta=None,
-        prox=prox,
-        key=key,
-        setting=given,
-    )
-    if callable(given["step_size"]) or jnp.ndim(given["step_size"]):
-        raise ValueError(
-            f"step_size must be a number; got {given['step_size']!r}: there is no "
-            "sensitivity for schedules yet."
-        )
-    _assumptions.check_loss(loss_fn, given)
-    given = _assumptions.as_run(given)
-    given["step_size"] = _numbers.down(given["step_size"])
+    num_examples, given = _validated(loss_fn, data, epsilon, delta, prox, key, setting)
+    prox, examples = none if prox is None else prox, _data.prepare(data)
     params = jax.tree.map(jnp.asarray, params)
-    if num_steps is None:
-        if radius is None:
-            raise ValueError("num_steps must be given, or radius to choose it by.")
-        dimension = sum(x.size for x in jax.tree.leaves(params))
-        num_steps = choose_num_steps(
-            epsilon,
-            delta,
-            radius=radius,
-            dimension=dimension,
-            num_examples=num_examples,
-            **given,
-        )
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    prox = none if prox is None else prox
-    examples = _data.prepare(data)
+
+    steps = _steps(num_steps, radius, epsilon, delta, params, num_examples, given)
     sensitivity = _precision.sensitivity(
         loss_fn,
         params,
         examples,
         prox,
-        num_steps=num_steps,
+        num_steps=steps,
         num_examples=num_examples,
         setting=given,
     )
-    scale = float(exact_scale(epsilon, delta, sensitivity)) * _MARGIN
-    if noise == "printed":
+    if noise == "exact":
+        scale = sensitivity * _calibration.one_draw(epsilon, delta) * _numbers.MARGIN
+    else:
         scale = printed.output_perturbation_scale(
-            epsilon, delta, num_steps=num_steps, num_examples=num_examples, **given
+            epsilon, delta, num_steps=steps, num_examples=num_examples, **given
         )
 
-    key, dtype = stream(key, "solvers.output_perturbation"), default_float()
-    step_sizes = np.full((num_steps, 1), given["step_size"])
-    draw = gamma_norm_like if delta == 0 else gaussian_like
-    with jax.enable_x64(True):
-        last, curve = _descent.descend(
-            _precision.doubled(params),
-            examples,
-            _numbers.array(step_sizes),
-            jnp.zeros((num_steps, 1), jnp.float32),
-            _numbers.array(given["gradient_norm"]),
-            _numbers.array(given["regularization"]),
-            stream(key, "no noise"),
-            loss_fn=loss_fn,
-            prox=prox,
-            clipped=bool(given["clipped"]),
-            batches="full",
-            batch_size=num_examples,
-            microbatch_size=microbatch_size,
-        )
-        # Not before the noise: neighbouring iterates may be rounded far apart.
-        private = jax.tree.map(jnp.add, last, draw(stream(key, "noise"), last, scale))
-        private = _descent.narrow(private, params)
-        curve = curve._replace(loss=curve.loss.astype(dtype))
-    spent = sensitivity / scale
+    private, curve = _train(
+        params,
+        examples,
+        stream(key, "solvers.output_perturbation"),
+        loss_fn=loss_fn,
+        prox=prox,
+        num_steps=steps,
+        scale=scale,
+        pure=delta == 0,
+        microbatch_size=microbatch_size,
+        setting=given,
+    )
+
+    spent = jnp.asarray(_numbers.up(sensitivity / scale))  # in the default dtype
     return Result(
         params=private,
         curve=curve,
         guarantee=Guarantee(
-            mechanism=f"the last of {num_steps} iterates of gradient descent, plus "
+            mechanism=f"the last of {steps} iterates of gradient descent, plus "
             + ("noise of Gamma norm" if delta == 0 else "Gaussian noise"),
-            mu=pure.mu(spent) if delta == 0 else _rounded_up(spent),
+            profile=Pure(spent) if delta == 0 else Gaussian(spent),
             adjacency=given["adjacency"],
-            assumptions=_assumptions.assumptions(
-                "gradients and prox are as exact as a dot product in float64 (those of "
-                "dpjax.solvers are)",
-                setting=given,
-            ),
-            profile=Pure(_rounded_up(spent)) if delta == 0 else None,
+            assumptions=_assumptions.one_draw(given),
         ),
-        num_steps=num_steps,
+        num_steps=steps,
+        noise_multiplier=scale / sensitivity,
         sensitivity=sensitivity,
         scale=scale,
     )
 
 
-def _rounded_up(value: float) -> jax.Array:
-    """The value in the default dtype, not below."""
-    return jnp.asarray(_numbers.up(value))
+def _validated(
+    loss_fn: LossFn,
+    data: Tree,
+    epsilon: float,
+    delta: float,
+    prox: Prox | None,
+    key: Key,
+    setting: Setting,
+) -> tuple[int, Setting]:
+    """The number of examples, and the setting in the numbers that run."""
+    _validate.positive("epsilon", epsilon)
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
+    _checks.names(setting)
+    num_examples = _checks.examples(loss_fn, data, key)
+    _checks.assumptions(data, prox, setting)
+    if callable(setting["step_size"]) or jnp.ndim(setting["step_size"]):
+        raise ValueError(
+            f"step_size must be a number; got {setting['step_size']!r}: there is no "
+            "sensitivity for schedules yet."
+        )
+    _checks.loss(loss_fn, setting)
+    step_size = _numbers.down(setting["step_size"])
+    return num_examples, {**_numbers.as_run(setting), "step_size": step_size}
+
+
+def _steps(
+    num_steps: int | None,
+    radius: float | None,
+    epsilon: float,
+    delta: float,
+    params: Tree,
+    num_examples: int,
+    setting: Setting,
+) -> int:
+    """T as given, or else by the radius."""
+    if num_steps is None:
+        if radius is None:
+            raise ValueError("num_steps must be given, or radius to choose it by.")
+        num_steps = choose_num_steps(
+            epsilon,
+            delta,
+            radius=radius,
+            dimension=sum(x.size for x in jax.tree.leaves(params)),
+            num_examples=num_examples,
+            **setting,
+        )
+    return _validate.static_int("num_steps", num_steps, minimum=1)
+
+
+def _train(
+    params: Params,
+    data: _data.Data,
+    key: Key,
+    *,
+    loss_fn: LossFn,
+    prox: Prox,
+    num_steps: int,
+    scale: float,
+    pure: bool,
+    microbatch_size: int | None,
+    setting: Setting,
+) -> tuple[Params, Curve]:
+    """The private parameters: descent and noise in float64, and one cast.
+
+    Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
+    """
+    dtype = default_float()
+    with jax.enable_x64(True):
+        # Lines 2 to 4: T steps of gradient descent, without noise.
+        last, curve = _descent.descend(
+            _precision.doubled(params),
+            data,
+            _numbers.array(np.full((num_steps, 1), setting["step_size"])),
+            jnp.zeros((num_steps, 1), jnp.float32),
+            _numbers.array(setting["gradient_norm"]),
+            _numbers.array(setting["regularization"]),
+            stream(key, "no noise"),
+            loss_fn=loss_fn,
+            prox=prox,
+            clipped=bool(setting["clipped"]),
+            batches="full",
+            batch_size=data.finite.shape[0],
+            microbatch_size=microbatch_size,
+        )
+        # Lines 5 to 10, w_T + z: density ∝ exp(−‖z‖ / scale) for δ = 0, else Gaussian.
+        # Not cast before the noise: neighbouring iterates may be rounded far apart.
+        draw = gamma_norm_like if pure else gaussian_like
+        private = jax.tree.map(jnp.add, last, draw(stream(key, "noise"), last, scale))
+        curve = curve._replace(loss=curve.loss.astype(dtype))
+        return _descent.narrow(private, params), curve
