@@ -1,20 +1,27 @@
 """What signatures speak of, each in one word.
 
-A pytree is chex's, as in optax: a static checker takes nested containers of arrays for
-one. A loss has annotations of its own, for parameters and examples that only its author
-knows, so that nothing is said of its arguments here.
+A pytree is optax's: a static checker takes nested containers of arrays and numbers for
+one (chex's would leave the numbers out). A loss has annotations of its own, for
+parameters and examples that only its author knows, so that nothing is said of its
+arguments here. `Any` is left for what JAX itself leaves open: avals, carries and what
+comes out of a user's function.
 """
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import chex
 import jax
 import jax.typing
+import optax
 
 ArrayLike: TypeAlias = jax.typing.ArrayLike
 DTypeLike: TypeAlias = jax.typing.DTypeLike
 Key: TypeAlias = chex.PRNGKey  # a typed one; checked where it is given
-Tree: TypeAlias = chex.ArrayTree
+Tree: TypeAlias = optax.Params
 LossFn: TypeAlias = Callable[..., jax.Array]  # of parameters and ONE example
 Engine: TypeAlias = Literal["auto", "bookkeeping", "ghost", "vmap"]
+
+# Of two trees that a signature names so, one has the structure of the other.
+Shaped = TypeVar("Shaped", bound=Tree)
+Params = TypeVar("Params", bound=Tree)

@@ -63,6 +63,7 @@ def allot_noise(
     variance = reduced_momentum.momentum_variance(
         num_steps, steps_per_epoch, decay=decay, refresh=refresh
     )
+    # Minimise Σ V s² where Σ A/s² is given (Lagrange): s⁴ ∝ A/V, tree by tree.
     shares: list[float] = []
     for k, bound in enumerate(bounds):
         alone = [math.inf] * 3

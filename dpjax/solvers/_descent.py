@@ -1,7 +1,7 @@
 """Noisy gradient descent x ↦ prox(x − η(mean gradient + λx + noise)), in one scan."""
 
 import functools
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,13 @@ import jax.numpy as jnp
 from dpjax import sampling
 from dpjax._dtypes import widen
 from dpjax._keys import stream
-from dpjax._typing import ArrayLike, Key, LossFn, Tree
+from dpjax._typing import ArrayLike, Key, LossFn, Params, Tree
 from dpjax.noise import gaussian_like
 from dpjax.per_example import clipped_grad
 from dpjax.solvers import _data
 from dpjax.solvers._assumptions import Batches
 from dpjax.solvers._results import Curve
 from dpjax.solvers.prox import Prox
-
-Params = TypeVar("Params")
 
 
 def gradient_sum(

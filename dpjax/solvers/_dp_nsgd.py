@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import optax
 
 from dpjax import _validate, optimizers, sampling
 from dpjax._keys import stream
-from dpjax._typing import Key, LossFn, Tree
+from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp, tree
 from dpjax.adjacency import Adjacency
 from dpjax.solvers import (
@@ -25,7 +25,6 @@ from dpjax.solvers.guarantee import Gaussian, Guarantee
 from dpjax.tree import prefix_variance
 
 Order = Literal["fixed", "reshuffled"]
-Params = TypeVar("Params", bound=Tree)
 _Carry = tuple[Any, optax.OptState]
 
 

@@ -6,7 +6,7 @@ for the noise that ran.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from dpjax._keys import stream
-from dpjax._typing import Key, LossFn, Tree
+from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting.iteration import Setting
 from dpjax.solvers import (
     _assumptions,
@@ -27,8 +27,6 @@ from dpjax.solvers import (
 from dpjax.solvers._results import Result
 from dpjax.solvers.guarantee import Guarantee, Profile
 from dpjax.solvers.prox import Prox, none
-
-Params = TypeVar("Params", bound=Tree)
 
 
 class Run(NamedTuple):

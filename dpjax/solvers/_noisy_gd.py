@@ -7,10 +7,10 @@ import numpy as np
 import optax
 
 from dpjax import _validate
-from dpjax._typing import Key, LossFn, Tree
+from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.solvers._noisy_cyclic_gd import last_iterate_profile
-from dpjax.solvers._noisy_descent import Params, noisy_descent
+from dpjax.solvers._noisy_descent import noisy_descent
 from dpjax.solvers._results import Result
 from dpjax.solvers.prox import Prox
 

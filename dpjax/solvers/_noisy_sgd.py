@@ -8,10 +8,10 @@ import numpy as np
 import optax
 
 from dpjax import _validate
-from dpjax._typing import ArrayLike, Key, LossFn, Tree
+from dpjax._typing import ArrayLike, Key, LossFn, Params, Tree
 from dpjax.accounting import iteration, pld
 from dpjax.accounting.iteration import Setting
-from dpjax.solvers._noisy_descent import Params, Run, constant, noisy_descent
+from dpjax.solvers._noisy_descent import Run, constant, noisy_descent
 from dpjax.solvers._results import Result
 from dpjax.solvers.guarantee import EpsilonProfile
 from dpjax.solvers.prox import Prox

@@ -1,6 +1,6 @@
 """Gradient descent, then one draw of noise (Zhang, Zheng, Mou and Wang 2017)."""
 
-from typing import Literal, TypeVar, Unpack
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._float64 import default_float
 from dpjax._keys import stream
-from dpjax._typing import Key, LossFn, Tree
+from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting
 from dpjax.noise import gamma_norm_like, gaussian_like
@@ -29,7 +29,6 @@ from dpjax.solvers.guarantee import Gaussian, Guarantee, Pure
 from dpjax.solvers.prox import Prox, none
 
 Noise = Literal["exact", "printed"]
-Params = TypeVar("Params", bound=Tree)
 
 
 def output_perturbation(

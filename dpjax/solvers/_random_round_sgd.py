@@ -1,7 +1,7 @@
 """SGD for a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
 
 import functools
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import optax
 from dpjax import _validate, sampling
 from dpjax._dtypes import widen
 from dpjax._keys import stream
-from dpjax._typing import Key, LossFn, Tree
+from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import random_rounds
 from dpjax.adjacency import Adjacency
 from dpjax.noise import gaussian_like
@@ -25,8 +25,6 @@ from dpjax.solvers import (
 )
 from dpjax.solvers._results import Curve, Result
 from dpjax.solvers.guarantee import Guarantee, RoundsProfile
-
-Params = TypeVar("Params", bound=Tree)
 
 
 def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:

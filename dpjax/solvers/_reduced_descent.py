@@ -9,7 +9,7 @@ smooth loss where here every gradient is clipped, and every difference of two of
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,12 @@ from jax.flatten_util import ravel_pytree
 
 from dpjax import reduced_momentum, sampling
 from dpjax._dtypes import widen
-from dpjax._typing import Key, LossFn, Tree
+from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.clipping import clip
 from dpjax.reduced_momentum import ReducedMomentumState, Terms
 from dpjax.solvers import _data
 from dpjax.solvers._descent import narrow
 from dpjax.solvers._results import Curve
-
-Params = TypeVar("Params", bound=Tree)
 
 
 class _Carry(NamedTuple):

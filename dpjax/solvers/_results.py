@@ -4,6 +4,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import jax
 
+from dpjax._typing import Params
 from dpjax.solvers.guarantee import Guarantee
 
 
@@ -32,7 +33,6 @@ class Curve(NamedTuple):
     drift_clipped: jax.Array | None = None
 
 
-Params = TypeVar("Params")  # what the initial parameters are
 Noise = TypeVar("Noise")
 
 

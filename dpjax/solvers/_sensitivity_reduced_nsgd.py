@@ -1,7 +1,6 @@
 """Normalised SGD with momentum of reduced sensitivity (Tran and Cutkosky 2022)."""
 
 import math
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import optax
 
 from dpjax import _validate, reduced_momentum
 from dpjax._keys import stream
-from dpjax._typing import Key, LossFn, Tree
+from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp
 from dpjax.accounting.reduced_momentum import reduced_momentum_mu
 from dpjax.adjacency import Adjacency
@@ -19,8 +18,6 @@ from dpjax.solvers import _assumptions, _checks, _data, _numbers, _reduced_desce
 from dpjax.solvers._allot_noise import allot_noise
 from dpjax.solvers._results import Result
 from dpjax.solvers.guarantee import Gaussian, Guarantee
-
-Params = TypeVar("Params", bound=Tree)
 
 
 def sensitivity_reduced_nsgd(

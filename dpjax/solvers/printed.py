@@ -59,6 +59,9 @@ def dp_nsgd_noise_multiplier(
     _validate.positive("mu", mu)
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
     n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    # V of their Algorithm 1, https://arxiv.org/abs/2210.06328: of every level within an
+    # epoch T / N nodes hold the example, and of the others all. Noise of variance
+    # 16 α² G² V / μ² is 4 sqrt(V) / μ in units of αG.
     depth, epoch_depth = num_steps.bit_length() - 1, n_b.bit_length() - 1
     below = (min(depth, epoch_depth) + 1) * num_steps / n_b
     above = sum(num_steps >> level for level in range(epoch_depth + 1, depth + 1))
@@ -97,6 +100,7 @@ def dp_nsgd_parameters(
     _validate.open_unit("delta", delta)
     n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     dimension = _validate.static_int("dimension", dimension, minimum=1)
+    # Their Theorem 6, https://arxiv.org/abs/2210.06328, with σ as in Theorem 4.
     privacy = math.sqrt(dimension * math.log(1 / delta)) / epsilon
     epochs = 1
     while (epochs + 1) * n_b * math.log2((epochs + 1) * n_b) <= n_b**2 / privacy:
@@ -153,11 +157,13 @@ def output_perturbation_scale(
     mu = lam + float(np.max(setting["strong_convexity"]))
     beta = lam + float(np.max(setting["smoothness"]))
     L = float(np.max(setting["gradient_norm"]))
+    # Zhang et al. (2017), https://arxiv.org/abs/1703.09947: Lemma 3, then Lemma 2.
     if mu > 0:
         sensitivity = 5 * L * (mu + beta) / (num_examples * mu * beta)
     else:
         eta = float(np.max(setting["step_size"]))
         sensitivity = 3 * eta * L * num_steps / num_examples
+    # Algorithm 1, lines 6 and 8: exp(−ε‖z‖/Δ) or exp(−ε²‖z‖² / (4 log(2/δ) Δ²)).
     wide = 1.0 if delta == 0 else math.sqrt(2 * math.log(2 / delta))
     return wide * sensitivity / epsilon
 
@@ -189,5 +195,7 @@ def random_round_noise_multiplier(
     _validate.static_int("num_examples", num_examples, minimum=1)
     if epsilon > 1:
         raise ValueError(f"epsilon must be at most 1, as printed; got {epsilon!r}.")
+    # Zhang et al. (2017), Algorithm 2, line 5, https://arxiv.org/abs/1703.09947, L = 1:
+    # exp(−ε²‖z‖² / (8 log(3n/δ) log(2/δ))).
     inside = math.log(3 * num_examples / delta) * math.log(2 / delta)
     return 2 * math.sqrt(inside) / epsilon
