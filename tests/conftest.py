@@ -1,20 +1,48 @@
 import os
-import tempfile
+import pathlib
+import time
 
+import hypothesis
 import jax
+import jaxlib
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # enough for a mesh
 
-# What one process of a run has compiled the others need not. The first makes the folder
-# and removes it in the end.
-_CACHE = "DPJAX_TESTS_CACHE"
-if _CACHE not in os.environ:
-    _folder = tempfile.TemporaryDirectory(prefix="dpjax-tests-")
-    os.environ[_CACHE] = _folder.name
-jax.config.update("jax_compilation_cache_dir", os.environ[_CACHE])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("tests")
+
+# Most of a run would go into compiling what an earlier one has compiled. So programs
+# are kept for a month, the small ones too: in a folder that may be deleted at any time.
+_MONTH = 30 * 24 * 3600
+_CACHE = pathlib.Path(
+    os.environ.setdefault(
+        "DPJAX_TESTS_CACHE", str(pathlib.Path.home() / ".cache" / "dpjax-tests")
+    ),
+    jaxlib.__version__,
+)
+jax.config.update("jax_compilation_cache_dir", str(_CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the process that the others work for
+        for entry in _CACHE.glob("*"):
+            if time.time() - entry.stat().st_mtime > _MONTH:
+                entry.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Each file starts without compiled programs in memory.
+
+    A process maps a program's code in about ten pieces, and Linux allows 65,530 of
+    them: one that keeps the programs of all tests crashes on its way.
+    """
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

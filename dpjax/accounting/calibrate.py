@@ -1,5 +1,6 @@
 """From a target ε to the parameter that meets it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,19 +12,10 @@ from jax.core import Tracer
 from dpjax import _validate
 from dpjax._float64 import cast, default_float, scope
 from dpjax.accounting._implicit import with_derivative
+from dpjax.accounting._search import Point, bracket, close, crossing
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
 _FAR = 2.0  # |log ε − log target| beyond this says no more than its sign
-_Point = tuple[jax.Array, jax.Array]  # a parameter, and by how much its ε is too large
-
-
-def _while(cond: Callable[..., Any], body: Callable[..., Any], state: Any) -> Any:
-    """A loop that compiles nothing when its state is concrete."""
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves(state)):
-        return jax.lax.while_loop(cond, body, state)
-    while bool(cond(state)):
-        state = body(state)
-    return state
 
 
 class _Ends(NamedTuple):
@@ -43,70 +35,34 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
     return _Ends(least, float(np.floor(most) if integer else most))
 
 
-def _bracket(
-    excess: Callable[..., Any], start: jax.Array, increasing: bool, ends: _Ends
-) -> tuple[_Point, _Point]:
-    """Walk from start, squaring the stride, until the sign of the excess changes.
-
-    Returns the last two points, the last one at an end if the sign never changed.
-    """
-
-    def cond(state: Any) -> Any:
-        (_, before), (_, now), _, moved = state
-        return ((before > 0) == (now > 0)) & moved
-
-    def body(state: Any) -> Any:
-        _, (x, now), stride, _ = state
-        further = jnp.where((now > 0) != increasing, x * stride, x / stride)
-        further = jnp.clip(further, *ends)
-        return (x, now), (further, excess(further)), stride * stride, further != x
-
-    first = (start, excess(start))
-    stride = jnp.full_like(start, 2.0)
-    before, now, _, _ = _while(cond, body, (first, first, stride, stride > 1))
-    return before, now
-
-
-def _close(
-    excess: Callable[..., Any], bad: _Point, good: _Point, tolerance: float
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _admissible(
+    x: jax.Array, dtype: np.dtype, increasing: bool, integer: bool
 ) -> jax.Array:
-    """The good end of the bracket once its relative width is at most the tolerance.
+    """The nearest parameter that could be returned, on the side where ε is less."""
+    if integer:
+        x = jnp.floor(x) if increasing else jnp.ceil(x)
+    # Ends are admissible, so that this does not leave them.
+    return cast(x, dtype, "down" if increasing else "up").astype(jnp.float64)
 
-    The ITP method on the logarithm, on which most accountants are nearly straight. The
-    good end is always a point at which the excess was asked for, and at most 0.
 
-    Reference: Oliveira and Takahashi (2020), with κ₁ (b − a) = 0.2, κ₂ = 2, n₀ = 1.
-    """
-    width = jnp.abs(jnp.log(good[0]) - jnp.log(bad[0]))
-    # The widest half bracket that bisection would leave before each step, and one more.
-    radius = tolerance * jnp.exp2(
-        jnp.ceil(jnp.log2(jnp.maximum(width / tolerance, 1.0)))
-    )
-    curvature = 0.2 / jnp.maximum(width, tolerance)
+@jax.jit
+def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
+    """By how much log ε is too large, within ±_FAR."""
+    ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(target)
+    # The sign is that of ε − target, which the logarithm may round away.
+    meets, misses = jnp.clip(ratio, -_FAR, 0.0), jnp.clip(ratio, 1e-12, _FAR)
+    meets = jnp.where(jnp.isnan(ratio), -_FAR, meets)  # 0 for a target of 0
+    misses = jnp.where(jnp.isnan(ratio), _FAR, misses)
+    return jnp.where(epsilon <= target, meets, misses)
 
-    def cond(state: Any) -> Any:
-        _, (bad, _), (good, _) = state
-        return jnp.abs(jnp.log(good) - jnp.log(bad)) > tolerance
 
-    def body(state: Any) -> Any:
-        radius, (bad, high), (good, low) = state
-        a, b = jnp.log(bad), jnp.log(good)
-        width, half = jnp.abs(b - a), (a + b) / 2
-        secant = a + (b - a) * high / (high - low)
-        # Half a tolerance past the secant's zero at least, so that both ends move.
-        nudge = jnp.maximum(curvature * width * width, 0.5 * tolerance)
-        nudge = jnp.minimum(nudge, jnp.abs(half - secant))
-        aim = secant + jnp.sign(half - secant) * nudge
-        reach = jnp.maximum(radius - width / 2, 0.0)
-        middle = jnp.exp(jnp.clip(aim, half - reach, half + reach))
-        value = excess(middle)
-        ok = value <= 0
-        bad = (jnp.where(ok, bad, middle), jnp.where(ok, high, value))
-        good = (jnp.where(ok, middle, good), jnp.where(ok, value, low))
-        return radius / 2, bad, good
-
-    _, _, (found, _) = _while(cond, body, (radius, tuple(bad), tuple(good)))
-    return found
+@jax.jit
+def _found(
+    crossed: jax.Array, closed: jax.Array, end: Point
+) -> tuple[jax.Array, jax.Array]:
+    """The parameter, and whether it meets the target."""
+    return jnp.where(crossed, closed, end.at), crossed | (end.excess <= 0)
 
 
 def solve(
@@ -165,12 +121,7 @@ def solve(
     direction = "down" if increasing else "up"
     with scope():
         target = jnp.asarray(target_epsilon, jnp.float64)
-
-        def admissible(x: jax.Array) -> jax.Array:
-            if integer:
-                x = jnp.floor(x) if increasing else jnp.ceil(x)
-            # Ends are admissible, so that this does not leave them.
-            return cast(x, dtype, direction).astype(jnp.float64)
+        goal = jax.lax.stop_gradient(target)
 
         def epsilon_at(x: jax.Array) -> jax.Array:
             epsilon = jnp.asarray(epsilon_fn(x), jnp.float64)
@@ -179,37 +130,25 @@ def solve(
 
         def excess(x: jax.Array) -> jax.Array:
             # The search needs no derivatives: they come from the root alone.
-            epsilon = jax.lax.stop_gradient(epsilon_at(admissible(x)))
-            goal = jax.lax.stop_gradient(target)
-            ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(goal)
-            # The sign is that of ε − target, which the logarithm may round away.
-            meets, misses = jnp.clip(ratio, -_FAR, 0.0), jnp.clip(ratio, 1e-12, _FAR)
-            meets = jnp.where(jnp.isnan(ratio), -_FAR, meets)  # 0 for a target of 0
-            misses = jnp.where(jnp.isnan(ratio), _FAR, misses)
-            return jnp.where(epsilon <= goal, meets, misses)
+            epsilon = epsilon_at(_admissible(x, dtype, increasing, integer))
+            return _excess(jax.lax.stop_gradient(epsilon), goal)
 
         beginning = jnp.clip(jnp.asarray(start, jnp.float64), *ends)
-        traced = isinstance(epsilon_at(admissible(beginning)) - target, Tracer)
-        first, second = _bracket(excess, beginning, increasing, ends)
-        crossed = (first[1] > 0) != (second[1] > 0)
-        # Without a crossing the search ended at an end, and any closed bracket will do.
-        spare = jnp.array([1.0, 1.0]), jnp.array([1.0, -1.0])
-        high = jnp.where(first[1] > 0, jnp.stack(first), jnp.stack(second))
-        low = jnp.where(first[1] > 0, jnp.stack(second), jnp.stack(first))
-        bad, good = (
-            jnp.where(crossed, x, y) for x, y in zip((high, low), spare, strict=True)
-        )
-        closed = _close(excess, tuple(bad), tuple(good), _CLOSE[dtype.itemsize])
-        found = jnp.where(crossed, closed, second[0])
-        found = admissible(jax.lax.stop_gradient(found))
-        met = crossed | (second[1] <= 0)
+        asked = _admissible(beginning, dtype, increasing, integer)
+        traced = any(isinstance(x, Tracer) for x in (epsilon_at(asked), target))
+        first, second = bracket(excess, beginning, increasing, ends)
+        crossed, bad, good = crossing(first, second)
+        closed = close(excess, bad, good, _CLOSE[dtype.itemsize])
+        found, met = _found(crossed, closed, second)
+        found = _admissible(jax.lax.stop_gradient(found), dtype, increasing, integer)
         if not isinstance(met, Tracer) and not met:
             raise ValueError(
                 f"target_epsilon {target_epsilon!r} is not met by any parameter"
                 f"{f' up to upper {upper!r}' if upper < np.inf else ''}; the search "
                 f"began at {start!r} and ended at {float(found)!r}."
             )
-        found = jnp.where(met, found, 0.0 if increasing else jnp.inf)
+        if isinstance(met, Tracer):
+            found = jnp.where(met, found, 0.0 if increasing else jnp.inf)
         if traced and not integer:
             found = with_derivative(lambda x: epsilon_at(x) - target, found, crossed)
         return cast(found, dtype, direction)
