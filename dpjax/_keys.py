@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from dpjax._typing import ArrayLike, Key, Tree
+from dpjax._typing import ArrayLike, Key
 
 
 def random_key(impl: str | None = None) -> Key:
@@ -87,7 +87,7 @@ def _fold(key: Key, pair: ArrayLike) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
 
-def leaf_keys(key: Key, tree: Tree) -> list[Key]:
+def leaf_keys(key: Key, tree: object) -> list[Key]:
     """A key for each leaf, from its path in the whole tree: 64 bits of a hash of it.
 
     `optax.masked` and the like take leaves away, and the others keep their paths: parts

@@ -22,6 +22,7 @@ Tree: TypeAlias = optax.Params
 LossFn: TypeAlias = Callable[..., jax.Array]  # of parameters and ONE example
 Engine: TypeAlias = Literal["auto", "bookkeeping", "ghost", "vmap"]
 
-# Of two trees that a signature names so, one has the structure of the other.
-Shaped = TypeVar("Shaped", bound=Tree)
-Params = TypeVar("Params", bound=Tree)
+# Where one of these comes twice, what comes out has the structure of what goes in. They
+# may be trees of classes of one's own, as modules are, which a checker cannot know.
+Shaped = TypeVar("Shaped")
+Params = TypeVar("Params")

@@ -15,6 +15,8 @@ from dpjax._placement import zeros_like
 from dpjax._typing import ArrayLike, Key, Tree
 from dpjax.tree import empty_prefixes, regenerated_prefix_noise, stored_prefix_noise
 
+Buffer = Literal["stored", "regenerate"]
+
 
 class TreeMomentumState(NamedTuple):
     """What the momentum carries. It is as secret as the data: it holds raw sums.
@@ -42,7 +44,7 @@ def tree_momentum(
     *,
     num_steps: int,
     key: Key,
-    buffer: Literal["stored", "regenerate"] = "stored",
+    buffer: Buffer = "stored",
 ) -> optax.GradientTransformation:
     """Replace each step's sum by a private momentum of all sums so far.
 
@@ -139,22 +141,9 @@ def tree_momentum(
             state.momentum,
             widen(updates),
         )
-        # its NOISE = Σ β^{t−z} ζ over COMPOSE(1, t), two ways to the same draws,
-        if buffer == "stored":
-            noise, prefixes = stored_prefix_noise(
-                state.key, step, state.prefixes, momentum, decay=beta, stddev=scale
-            )
-        else:
-            prefixes = ()
-            noise = regenerated_prefix_noise(
-                state.key,
-                step,
-                momentum,
-                num_steps=num_steps,
-                decay=beta,
-                stddev=scale,
-            )
-        # and m̂_t = (1 − β)(m_t + NOISE). A NaN factor makes the refusal as well.
+        # NOISE is the prefix noise N_t, and
+        noise, prefixes = _prefix_noise(buffer, state, step, momentum, num_steps)
+        # m̂_t = (1 − β)(m_t + NOISE). A NaN factor makes the refusal as well.
         factor = jnp.where(promised, 1.0 - beta, jnp.nan)
         private = jax.tree.map(
             lambda u, m, n: (factor.astype(m.dtype) * (m + n)).astype(
@@ -167,6 +156,23 @@ def tree_momentum(
         return private, state._replace(step=step, momentum=momentum, prefixes=prefixes)
 
     return optax.GradientTransformation(init, update)
+
+
+def _prefix_noise(
+    buffer: Buffer,
+    state: TreeMomentumState,
+    step: jax.Array,
+    tree: Tree,
+    num_steps: int,
+) -> tuple[Tree, Tree]:
+    """N_t shaped like the tree, two ways to the same draws, and what is stored."""
+    given = {"decay": state.decay, "stddev": state.stddev}
+    if buffer == "stored":
+        return stored_prefix_noise(state.key, step, state.prefixes, tree, **given)
+    noise = regenerated_prefix_noise(
+        state.key, step, tree, num_steps=num_steps, **given
+    )
+    return noise, ()
 
 
 def _refuse_past_the_end(count: jax.Array, num_steps: int) -> None:

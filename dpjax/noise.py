@@ -188,6 +188,8 @@ def noisy_mean(
       >>> print(updates)
       [-0.1]
     """
+    # Abadi et al. (2016), Algorithm 1, https://arxiv.org/abs/1607.00133:
+    # (Σ clipped g + N(0, σ²C² I)) / L, L being the expected size.
     return optax.chain(
         add_gaussian_noise(
             stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size), key=key

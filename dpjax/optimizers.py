@@ -6,13 +6,12 @@ size of the batch at hand would give away who is in it.
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import optax
 
 from dpjax._dtypes import widen
 from dpjax._typing import ArrayLike, Key, Tree
-from dpjax.momentum import tree_momentum
+from dpjax.momentum import Buffer, tree_momentum
 from dpjax.noise import noisy_mean as noisy_mean
 from dpjax.noise import stddev_of_sum
 
@@ -199,7 +198,7 @@ def dp_nsgd(
     key: Key,
     decay: ArrayLike,
     num_steps: int,
-    buffer: Literal["stored", "regenerate"] = "stored",
+    buffer: Buffer = "stored",
 ) -> optax.GradientTransformation:
     """Private normalised SGD with tree-aggregated momentum, on the clipped sum.
 

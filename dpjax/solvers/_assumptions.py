@@ -6,6 +6,7 @@ import numpy as np
 
 from dpjax.accounting.iteration import Setting
 
+Order = Literal["fixed", "reshuffled"]  # of the examples, from epoch to epoch
 Batches = Literal["full", "fixed", "reshuffled", "random"]
 
 _BATCHES: dict[Batches, str] = {

@@ -13,18 +13,12 @@ from dpjax._keys import stream
 from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp, tree
 from dpjax.adjacency import Adjacency
-from dpjax.solvers import (
-    _assumptions,
-    _checks,
-    _descent,
-    _numbers,
-    printed,
-)
+from dpjax.solvers import _assumptions, _checks, _descent, _numbers, printed
+from dpjax.solvers._assumptions import Order
 from dpjax.solvers._results import Curve, Result
 from dpjax.solvers.guarantee import Gaussian, Guarantee
 from dpjax.tree import prefix_variance
 
-Order = Literal["fixed", "reshuffled"]
 _Carry = tuple[Any, optax.OptState]
 
 

@@ -1,6 +1,6 @@
 """Noisy descent on cyclic batches (Bok et al. 2024; Kong and Ribero 2024)."""
 
-from typing import Literal, Unpack
+from typing import Unpack
 
 import jax
 import numpy as np
@@ -10,12 +10,11 @@ from dpjax import _validate
 from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp, iteration
 from dpjax.accounting.iteration import Setting
+from dpjax.solvers._assumptions import Order
 from dpjax.solvers._noisy_descent import Run, constant, noisy_descent
 from dpjax.solvers._results import Result
 from dpjax.solvers.guarantee import Gaussian
 from dpjax.solvers.prox import Prox
-
-Order = Literal["fixed", "reshuffled"]
 
 
 def last_iterate_profile(run: Run, noise: np.ndarray) -> Gaussian:

@@ -16,14 +16,7 @@ import optax
 from dpjax._keys import stream
 from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting.iteration import Setting
-from dpjax.solvers import (
-    _assumptions,
-    _calibration,
-    _checks,
-    _data,
-    _descent,
-    _numbers,
-)
+from dpjax.solvers import _assumptions, _calibration, _checks, _data, _descent, _numbers
 from dpjax.solvers._results import Result
 from dpjax.solvers.guarantee import Guarantee, Profile
 from dpjax.solvers.prox import Prox, none

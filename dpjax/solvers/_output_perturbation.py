@@ -106,12 +106,12 @@ def output_perturbation(
     _validate.one_of("noise", noise, ("exact", "printed"))
     num_examples, given = _validated(loss_fn, data, epsilon, delta, prox, key, setting)
     prox, examples = none if prox is None else prox, _data.prepare(data)
-    params = jax.tree.map(jnp.asarray, params)
+    start = jax.tree.map(jnp.asarray, params)
 
-    steps = _steps(num_steps, radius, epsilon, delta, params, num_examples, given)
+    steps = _steps(num_steps, radius, epsilon, delta, start, num_examples, given)
     sensitivity = _precision.sensitivity(
         loss_fn,
-        params,
+        start,
         examples,
         prox,
         num_steps=steps,
@@ -126,7 +126,7 @@ def output_perturbation(
         )
 
     private, curve = _train(
-        params,
+        start,
         examples,
         stream(key, "solvers.output_perturbation"),
         loss_fn=loss_fn,

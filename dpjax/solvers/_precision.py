@@ -33,7 +33,7 @@ import optax
 
 from dpjax._dtypes import widen
 from dpjax._float64 import scoped
-from dpjax._typing import DTypeLike, LossFn, Tree
+from dpjax._typing import DTypeLike, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting
 from dpjax.solvers import _data
@@ -93,7 +93,7 @@ def rounding(
     return Rounding(2 * error / shift, shift)
 
 
-def doubled(params: Tree) -> Tree:
+def doubled(params: Params) -> Params:
     """Real parameters in float64, where that is enabled."""
     return jax.tree.map(lambda x: x.astype(jnp.float64), widen(params))
 

@@ -1,7 +1,7 @@
 """SGD for a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,7 @@ from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import random_rounds
 from dpjax.adjacency import Adjacency
 from dpjax.noise import gaussian_like
-from dpjax.solvers import (
-    _assumptions,
-    _calibration,
-    _checks,
-    _data,
-    _descent,
-    _numbers,
-)
+from dpjax.solvers import _assumptions, _calibration, _checks, _data, _descent, _numbers
 from dpjax.solvers._results import Curve, Result
 from dpjax.solvers.guarantee import Guarantee, RoundsProfile
 
@@ -70,7 +63,7 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
 class _Carry(NamedTuple):
     """The iterate, the losses of all draws so far, and how many gave none."""
 
-    params: Tree
+    params: Any
     losses: jax.Array
     left_out: jax.Array
 
