@@ -13,7 +13,7 @@ import optax
 
 from dpjax import Adjacency, solvers
 from dpjax.accounting import calibrate, iteration, pld
-from dpjax.solvers.output_perturbation import choose_num_steps
+from dpjax.solvers import choose_num_steps
 
 DELTA = 1e-3
 BATCH, EPOCHS = 50, 3  # of noisy SGD and RRPSGD; the paper has batches of 50

@@ -18,7 +18,7 @@ from _timing import compiled, said, take_turns
 
 from dpjax import Adjacency, add_gaussian_noise, tree, tree_momentum
 from dpjax.accounting.tree import momentum_mu
-from dpjax.solvers.dp_nsgd import printed_noise_multiplier
+from dpjax.solvers.printed import dp_nsgd_noise_multiplier
 
 KEY = jax.random.key(0)
 FIRST_STEP = 2730  # binary 101010101010
@@ -42,7 +42,7 @@ def noise_at_equal_privacy():
             )
             for order in ("fixed", "reshuffled")
         )
-        printed = printed_noise_multiplier(
+        printed = dp_nsgd_noise_multiplier(
             1.0, num_steps=n_b * epochs, steps_per_epoch=n_b
         )
         rows.append([n_b, epochs, decay, fixed, reshuffled, printed, printed / fixed])

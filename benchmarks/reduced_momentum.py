@@ -24,7 +24,7 @@ from dpjax import Adjacency, reduced_momentum, tree
 from dpjax.accounting import gdp
 from dpjax.accounting.tree import momentum_mu
 from dpjax.reduced_momentum import Terms
-from dpjax.solvers.sensitivity_reduced_nsgd import allot_noise
+from dpjax.solvers import allot_noise
 
 DIMENSION, ROUNDS, DELTA = 100, 7, 1e-5
 MOVES = (0.003, 0.03, 0.1, 0.3, 1.0)

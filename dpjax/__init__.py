@@ -13,11 +13,11 @@ from dpjax.adjacency import Adjacency as Adjacency
 from dpjax.clipping import clip_and_sum as clip_and_sum
 from dpjax.momentum import tree_momentum as tree_momentum
 from dpjax.noise import add_gaussian_noise as add_gaussian_noise
+from dpjax.noise import noisy_mean as noisy_mean
 from dpjax.optimizers import dp_adam as dp_adam
 from dpjax.optimizers import dp_adamw as dp_adamw
 from dpjax.optimizers import dp_nsgd as dp_nsgd
 from dpjax.optimizers import dp_sgd as dp_sgd
-from dpjax.optimizers import noisy_mean as noisy_mean
 from dpjax.per_example import PerExample as PerExample
 from dpjax.per_example import clipped_grad as clipped_grad
 

@@ -1,25 +1,25 @@
 """Which dtype sums, moments and noise are kept in."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from dpjax._typing import ArrayLike, DTypeLike, Shaped
 
-def at_least_float32(dtype: Any) -> jnp.dtype:
+
+def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
     """float32 for every narrower float, the dtype itself above."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         return jnp.dtype(jnp.float32)  # those of 8 bits and fewer do not promote
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def widen(tree: Any) -> Any:
+def widen(tree: Shaped) -> Shaped:
     """The tree with every leaf in float32 at least; it refuses what is not real.
 
     Noise for the real part alone would leave an imaginary part in the clear.
     """
 
-    def widen_leaf(leaf: Any) -> jax.Array:
+    def widen_leaf(leaf: ArrayLike) -> jax.Array:
         leaf = jnp.asarray(leaf)
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import bookkeeping
+from dpjax._typing import Tree
 from dpjax.per_example import clipped_grad
 
 
 def explain(
     loss_fn: Callable[..., Any],
-    *args: Any,
+    *args: Tree,
     argnums: int | Sequence[int] = 0,
     batch_argnums: int | Sequence[int] = 1,
     has_aux: bool = False,

@@ -12,7 +12,6 @@ tree and with the same key, draw the same noise.
 import collections
 import hashlib
 import os
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +19,10 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from dpjax._typing import ArrayLike, Key
 
-def random_key(impl: str | None = None) -> jax.Array:
+
+def random_key(impl: str | None = None) -> Key:
     """A new typed key from the operating system's entropy, of the full width.
 
     The key is the secret of a private run: who has it, or guesses it, draws the same
@@ -65,12 +66,12 @@ def words(name: str) -> tuple[int, int]:
     return high | 1 << 31, low | 1 << 31
 
 
-def stream(key: jax.Array, consumer: str) -> jax.Array:
+def stream(key: Key, consumer: str) -> Key:
     """The key from which this consumer, and no other, draws."""
     return _fold(_ordered(key), np.array(words(f"dpjax {consumer}"), np.uint32))
 
 
-def _ordered(key: jax.Array) -> jax.Array:
+def _ordered(key: Key) -> Key:
     """The same key, folding numbers so that their order matters.
 
     unsafe_rbg folds by exclusive or: 1 and 2 is 2 and 1, and 1 and 1 is nothing. The
@@ -81,12 +82,12 @@ def _ordered(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(jax.random.key_data(key), impl="rbg")
 
 
-def _fold(key: jax.Array, pair: jax.typing.ArrayLike) -> jax.Array:
+def _fold(key: Key, pair: ArrayLike) -> Key:
     high, low = jnp.asarray(pair)
     return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
 
-def leaf_keys(key: jax.Array, tree: Any) -> list[jax.Array]:
+def leaf_keys(key: Key, tree: object) -> list[Key]:
     """A key for each leaf, from its path in the whole tree: 64 bits of a hash of it.
 
     `optax.masked` and the like take leaves away, and the others keep their paths: parts
@@ -107,5 +108,5 @@ def leaf_keys(key: jax.Array, tree: Any) -> list[jax.Array]:
     return [keys[i] for i in range(len(pairs))]
 
 
-def _is_masked(leaf: Any) -> bool:
+def _is_masked(leaf: object) -> bool:
     return leaf is None or isinstance(leaf, optax.MaskedNode)

@@ -13,15 +13,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from dpjax._typing import DTypeLike, Shaped, Tree
+
+_Entry = str | tuple[str, ...] | None  # of a partition spec
 
 
-def leading_axis(arrays: Sequence[Any]) -> Any:
+def leading_axis(arrays: Sequence[Tree]) -> _Entry:
     """How the first axis of a batch is sharded: an entry of a partition spec."""
     specs = [jax.typeof(x).sharding.spec for x in arrays]
     return next((s[0] for s in specs if len(s) and s[0] is not None), None)
 
 
-def num_shards(arrays: Sequence[Any]) -> int:
+def num_shards(arrays: Sequence[Tree]) -> int:
     """Into how many parts the first axis of a batch is sharded."""
     mesh, names = explicit_mesh(arrays), leading_axis(arrays)
     if mesh is None or names is None:
@@ -31,7 +36,7 @@ def num_shards(arrays: Sequence[Any]) -> int:
 
 
 def like(
-    aval: Any, shape: Sequence[int], dtype: Any, *, leading: Any = None
+    aval: Any, shape: Sequence[int], dtype: DTypeLike, *, leading: _Entry = None
 ) -> jax.ShapeDtypeStruct:
     """Another shape and dtype on the same mesh, and as a variable in its last axes.
 
@@ -47,7 +52,7 @@ def like(
         explicit, mesh = False, jax.sharding.get_abstract_mesh()
     if not axes.varying and not explicit:
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
-    spec = [None] * len(shape)
+    spec: list[_Entry] = [None] * len(shape)
     if explicit:
         of_aval = tuple(aval.sharding.spec)[-len(shape) :] if shape else ()
         spec[len(shape) - len(of_aval) :] = of_aval
@@ -62,7 +67,11 @@ def like(
 
 
 def zeros_like(
-    aval: Any, shape: Sequence[int], *, leading: Any = None, mesh: Any = None
+    aval: Any,
+    shape: Sequence[int],
+    *,
+    leading: _Entry = None,
+    mesh: AbstractMesh | None = None,
 ) -> jax.Array:
     """Zeros of another shape, sharded as in `like`, or whole on the mesh."""
     wanted = like(aval, shape, aval.dtype, leading=leading)
@@ -87,10 +96,10 @@ def varying_axes(of: Any) -> frozenset[str]:
     return of.manual_axis_type.varying
 
 
-def varying(tree: Any, axes: frozenset[str]) -> Any:
+def varying(tree: Shaped, axes: frozenset[str]) -> Shaped:
     """Values that differ along these axes too, if only for the type."""
 
-    def cast(x: Any) -> Any:
+    def cast(x: jax.Array) -> jax.Array:
         missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
         return jax.lax.pcast(x, missing, to="varying")
 
@@ -98,7 +107,7 @@ def varying(tree: Any, axes: frozenset[str]) -> Any:
 
 
 def compiler_sharded(
-    function: Callable[..., Any], arrays: Any, outputs: Any
+    function: Callable[..., Any], arrays: Tree, outputs: object
 ) -> Callable[..., Any]:
     """The function with all explicit axes left to the compiler.
 
@@ -120,7 +129,7 @@ def compiler_sharded(
     )
 
 
-def explicit_mesh(arrays: Any) -> Any:
+def explicit_mesh(arrays: Tree) -> AbstractMesh | None:
     """The mesh with explicit axes that arrays are on, or None."""
     if not lets_compiler_decide():
         for x in jax.tree.leaves(arrays):

@@ -6,7 +6,7 @@ nor for sizes that do not divide.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +21,16 @@ from dpjax._meshes import (
     zeros_like,
 )
 
+Out = TypeVar("Out")
+
 
 def in_microbatches(
-    clipped_sum: Callable[..., tuple[Any, Any]],
+    clipped_sum: Callable[..., tuple[Sequence[jax.Array], Out]],
     size: int,
     leaves: Sequence[jax.Array],
     examples: Sequence[jax.Array],
     mask: jax.Array,
-) -> tuple[list[jax.Array], Any]:
+) -> tuple[list[jax.Array], Out]:
     """The sums of a batch by those of its parts, and what each example gave.
 
     Args:
@@ -62,7 +64,9 @@ def in_microbatches(
             for x in outputs
         ]
 
-    def step(sums: Any, part: Any) -> tuple[Any, Any]:
+    def step(
+        sums: list[jax.Array], part: list[jax.Array]
+    ) -> tuple[list[jax.Array], Out]:
         more, per_example = clipped_sum(*part)
         added = [a + b for a, b in zip(sums, varying(more, axes), strict=True)]
         return added, per_example
@@ -81,5 +85,5 @@ def in_microbatches(
     return sums, treedef.unflatten(outputs)
 
 
-def _spec(x: Any) -> jax.P:
+def _spec(x: jax.Array) -> jax.P:
     return jax.typeof(x).sharding.spec

@@ -13,24 +13,26 @@ precision; in float64 only if float32 does not hold it.
 import functools
 import math
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._typing import ArrayLike
+
 # Float32 holds a noise in this range and all its draws. XLA makes 0 of 1e-38.
 _LEAST, _MOST = 2.0**-100, 2.0**100
 
 
-def upward(name: str, *factors: Any) -> Any:
+def upward(name: str, *factors: ArrayLike) -> float | jax.Array:
     """At least the product of numbers from 0 up, f32[]; 0 if one of them is.
 
     Raises:
       ValueError: the product is beyond float32. Where it is traced, it is NaN.
     """
-    if all(isinstance(x, int | float) for x in factors):
-        exact = math.prod((Fraction(x) for x in factors), start=Fraction(1))
+    numbers = [x for x in factors if isinstance(x, int | float)]
+    if len(numbers) == len(factors):
+        exact = math.prod(map(Fraction, numbers), start=Fraction(1))
         if exact and not _LEAST <= exact <= _MOST:
             raise ValueError(
                 f"{name} must be 0 or from 2**-100 to 2**100; got {float(exact)!r}."
@@ -44,7 +46,7 @@ def upward(name: str, *factors: Any) -> Any:
     return jnp.where(nothing, 0.0, jnp.where(held, product, jnp.nan))
 
 
-def downward(x: Any) -> Any:
+def downward(x: ArrayLike) -> float | jax.Array:
     """At most a number from 0 up, f32[]."""
     if isinstance(x, int | float):
         return _rounded(Fraction(x), 0.0)

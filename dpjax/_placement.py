@@ -6,19 +6,21 @@ each device sees its own piece, whose type says along which axes pieces differ.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.experimental.shard_alike import shard_alike
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
 
 from dpjax._keys import stream
 from dpjax._meshes import varying_axes
+from dpjax._typing import DTypeLike, Key
 
 
-def zeros_like(x: Any, dtype: Any, leading: Sequence[int] = ()) -> jax.Array:
+def zeros_like(
+    x: jax.Array, dtype: DTypeLike, leading: Sequence[int] = ()
+) -> jax.Array:
     """Zeros of the shape (*leading, *x.shape), cut into pieces as x is."""
     shape = (*leading, *jnp.shape(x))
     zeros = jnp.broadcast_to(jnp.zeros_like(x, dtype), shape)
@@ -28,11 +30,11 @@ def zeros_like(x: Any, dtype: Any, leading: Sequence[int] = ()) -> jax.Array:
     return zeros
 
 
-def _is_auto(mesh: Any) -> bool:
+def _is_auto(mesh: AbstractMesh) -> bool:
     return all(kind == AxisType.Auto for kind in mesh.axis_types)
 
 
-def normal_like(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
+def normal_like(key: Key, x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Standard normals f[*x.shape] that lie where x lies; no two pieces share any.
 
     What is the same on all devices gets the same noise there.
@@ -50,7 +52,7 @@ def normal_like(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
     return jax.random.normal(key, x.shape, dtype, out_sharding=sharding)
 
 
-def _of_piece(key: jax.Array, axes: frozenset[str]) -> jax.Array:
+def _of_piece(key: Key, axes: frozenset[str]) -> Key:
     """The key of this device's piece, for what differs along these Manual axes."""
     mesh = jax.sharding.get_abstract_mesh()
     for axis in mesh.manual_axes:

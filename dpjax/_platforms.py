@@ -1,19 +1,23 @@
 """Code that depends on the platform that a program is lowered for."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.core
 import jax.numpy as jnp
 
+from dpjax._typing import Tree
+
+Out = TypeVar("Out")
+
 
 def on_platform(
     name: str,
-    there: Callable[..., Any],
-    elsewhere: Callable[..., Any],
-    *args: Any,
-) -> Any:
+    there: Callable[..., Out],
+    elsewhere: Callable[..., Out],
+    *args: Tree,
+) -> Out:
     """`there(*args)` on one platform, `elsewhere(*args)` on all others.
 
     Which one is not known when a program is traced: it may be lowered for another
@@ -27,5 +31,5 @@ def on_platform(
     return (there if name in (found or {jax.default_backend()}) else elsewhere)(*args)
 
 
-def _is_concrete(x: Any) -> bool:
+def _is_concrete(x: object) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)

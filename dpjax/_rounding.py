@@ -18,11 +18,12 @@ slower.)
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dpjax._typing import ArrayLike, DTypeLike
 
 # The bound on an example's influence rests on products: no reduced precision.
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -31,7 +32,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 _STAGE = 1024
 
 
-def margin(terms: int, dtype: Any) -> float:
+def margin(terms: int, dtype: DTypeLike) -> float:
     """At least γ_k for k terms, and for a few percent more of them.
 
     Raises:
@@ -72,9 +73,7 @@ def staged_sum(
     return term(x), terms
 
 
-def square_sum(
-    x: jax.Array, kept: int = 0, unit: jax.typing.ArrayLike = 1.0
-) -> jax.Array:
+def square_sum(x: jax.Array, kept: int = 0, unit: ArrayLike = 1.0) -> jax.Array:
     """At least the sum of squares over all axes but the first ones, in units squared.
 
     The entries may be off by one rounding.
@@ -84,12 +83,12 @@ def square_sum(
 
 
 @functools.partial(jax.jit, static_argnames="kept")  # traced once for equal shapes
-def _square_sum(x: jax.Array, kept: int, unit: jax.typing.ArrayLike) -> jax.Array:
+def _square_sum(x: jax.Array, kept: int, unit: ArrayLike) -> jax.Array:
     total, terms = staged_sum(x, kept, lambda x: jnp.square(x / unit))
     return total * (1 + margin(terms + 8, x.dtype))
 
 
-def _is_weak(unit: jax.typing.ArrayLike) -> bool:
+def _is_weak(unit: ArrayLike) -> bool:
     return isinstance(unit, int | float)
 
 

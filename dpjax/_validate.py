@@ -4,18 +4,18 @@ A traced value has nothing to check yet and passes; what a function does with a
 bad traced value is in that function's docstring.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from dpjax._typing import ArrayLike, Key
 from dpjax.adjacency import Adjacency
 
 
-def concrete(value: Any) -> np.ndarray | None:
+def concrete(value: object) -> np.ndarray | None:
     """The value as a NumPy array, or None when it is traced."""
     if isinstance(value, Tracer):
         return None
@@ -24,7 +24,9 @@ def concrete(value: Any) -> np.ndarray | None:
     return array.astype(np.float64) if array.dtype == object else array
 
 
-def _check(name: str, value: Any, rule: str, holds: Any) -> None:
+def _check(
+    name: str, value: object, rule: str, holds: Callable[[np.ndarray], ArrayLike]
+) -> None:
     try:
         array = concrete(value)
         ok = array is None or np.all(holds(array))
@@ -34,12 +36,12 @@ def _check(name: str, value: Any, rule: str, holds: Any) -> None:
         raise ValueError(f"{name} must be {rule}; got {value!r}.")
 
 
-def positive(name: str, value: Any) -> None:
+def positive(name: str, value: object) -> None:
     """Raise unless value > 0 and finite."""
     _check(name, value, "positive and finite", lambda x: (x > 0) & np.isfinite(x))
 
 
-def nonnegative(name: str, value: Any, *, finite: bool = True) -> None:
+def nonnegative(name: str, value: object, *, finite: bool = True) -> None:
     """Raise unless value >= 0 (and finite, unless told otherwise)."""
     if finite:
         _check(
@@ -49,22 +51,22 @@ def nonnegative(name: str, value: Any, *, finite: bool = True) -> None:
         _check(name, value, "non-negative", lambda x: x >= 0)
 
 
-def open_unit(name: str, value: Any) -> None:
+def open_unit(name: str, value: object) -> None:
     """Raise unless 0 < value < 1."""
     _check(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
 
 
-def closed_unit(name: str, value: Any) -> None:
+def closed_unit(name: str, value: object) -> None:
     """Raise unless 0 <= value <= 1."""
     _check(name, value, "between 0 and 1", lambda x: (x >= 0) & (x <= 1))
 
 
-def above_one(name: str, value: Any) -> None:
+def above_one(name: str, value: object) -> None:
     """Raise unless value > 1 and finite."""
     _check(name, value, "above 1 and finite", lambda x: (x > 1) & np.isfinite(x))
 
 
-def count(name: str, value: Any) -> None:
+def count(name: str, value: object) -> None:
     """Raise unless value is a whole number, 0 or more."""
     _check(
         name,
@@ -74,25 +76,28 @@ def count(name: str, value: Any) -> None:
     )
 
 
-def decay(name: str, value: Any) -> None:
+def decay(name: str, value: object) -> None:
     """Raise unless 0 <= value < 1."""
     _check(name, value, "in [0, 1)", lambda x: (x >= 0) & (x < 1))
 
 
-def scalar(name: str, value: Any) -> None:
+def scalar(name: str, value: object) -> None:
     """Raise unless value is one real number; a schedule is told where it belongs."""
     if callable(value):
         raise ValueError(
             f"{name} must be a number, not a schedule; got {value!r}. "
             "optax.inject_hyperparams takes schedules for the arguments of a factory."
         )
-    number = isinstance(value, int | float | np.generic | np.ndarray | jax.Array)
-    real = number and jnp.issubdtype(jnp.result_type(value), jnp.number)
-    if not real or jnp.ndim(value) or jnp.iscomplexobj(value):
+    if (
+        not isinstance(value, int | float | np.generic | np.ndarray | jax.Array)
+        or not jnp.issubdtype(jnp.result_type(value), jnp.number)
+        or jnp.iscomplexobj(value)
+        or jnp.ndim(value)
+    ):
         raise ValueError(f"{name} must be one real number; got {value!r}.")
 
 
-def static_int(name: str, value: Any, *, minimum: int) -> int:
+def static_int(name: str, value: object, *, minimum: int) -> int:
     """The value as an int, or an error: it shapes the program and can't be traced."""
     if isinstance(value, jax.Array):
         raise ValueError(
@@ -106,25 +111,26 @@ def static_int(name: str, value: Any, *, minimum: int) -> int:
     return int(value)
 
 
-def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
+def one_of(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise unless value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {tuple(choices)}; got {value!r}.")
 
 
-def adjacency(value: Any) -> Adjacency:
+def adjacency(value: object) -> Adjacency:
     """The value, or an error if it is not an Adjacency."""
     if not isinstance(value, Adjacency):
         raise ValueError(f"adjacency must be a dpjax.Adjacency; got {value!r}.")
     return value
 
 
-def typed_key(name: str, value: Any) -> jax.Array:
+def typed_key(name: str, value: object) -> Key:
     """A scalar typed JAX key, or an error that says how to make one."""
-    is_key = isinstance(value, jax.Array) and jnp.issubdtype(
-        value.dtype, jax.dtypes.prng_key
-    )
-    if not is_key or value.shape != ():
+    if (
+        not isinstance(value, jax.Array)
+        or not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        or value.shape != ()
+    ):
         raise ValueError(
             f"{name} must be one typed JAX key, as jax.random.key(seed) makes; "
             f"got {value!r}."

@@ -31,8 +31,12 @@ def clipped_sum(
       mask: b[b]; a masked example contributes zero.
     """
 
-    def one(*example: Any) -> tuple[Any, ...]:
-        def loss_and_aux(leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def one(
+        *example: jax.Array,
+    ) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
+        def loss_and_aux(
+            leaves: Sequence[jax.Array],
+        ) -> tuple[jax.Array, list[jax.Array]]:
             loss, *aux = evaluate(closed, [*leaves, *example])
             return loss, aux
 
@@ -42,8 +46,12 @@ def clipped_sum(
 
     gradients, loss, aux = jax.vmap(one)(*examples)
 
-    def summed(gradients: Any, clip_norms: Any, mask: Any) -> tuple[Any, jax.Array]:
-        def squares_of(leaves: Any) -> list[jax.Array]:
+    def summed(
+        gradients: Sequence[jax.Array],
+        clip_norms: Sequence[jax.typing.ArrayLike],
+        mask: jax.Array,
+    ) -> tuple[list[jax.Array], jax.Array]:
+        def squares_of(leaves: Sequence[jax.Array]) -> list[jax.Array]:
             return group_squares(leaves, groups, clip_norms)
 
         squares = jax.vmap(squares_of)(gradients)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -12,6 +11,7 @@ from dpjax import _validate
 from dpjax._dtypes import widen
 from dpjax._platforms import on_platform
 from dpjax._rounding import HIGHEST, square_sum, upper_sum
+from dpjax._typing import Tree
 
 # Clipping aims this far under the bound: sixteen roundings of float32, for the root,
 # the quotient and the product. What sums round is in the squares already.
@@ -150,7 +150,9 @@ def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformatio
     """
     _validate.positive("clip_norm", clip_norm)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(
+        updates: Tree, state: Tree, params: Tree | None = None
+    ) -> tuple[Tree, Tree]:
         del params
         batch_size("updates", updates)
         leaves, treedef = jax.tree.flatten(widen(updates))
@@ -162,7 +164,7 @@ def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformatio
     return optax.GradientTransformation(optax.init_empty_state, update)
 
 
-def batch_size(name: str, batched: chex.ArrayTree) -> int:
+def batch_size(name: str, batched: Tree) -> int:
     """The common leading axis of the leaves, or an error naming the argument."""
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batched)]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:

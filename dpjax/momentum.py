@@ -12,7 +12,10 @@ from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import stream
 from dpjax._outward import downward, upward
 from dpjax._placement import zeros_like
+from dpjax._typing import ArrayLike, Key, Tree
 from dpjax.tree import empty_prefixes, regenerated_prefix_noise, stored_prefix_noise
+
+Buffer = Literal["stored", "regenerate"]
 
 
 class TreeMomentumState(NamedTuple):
@@ -28,20 +31,20 @@ class TreeMomentumState(NamedTuple):
     """
 
     step: jax.Array
-    momentum: Any
-    prefixes: Any
-    key: jax.Array
+    momentum: Tree
+    prefixes: Tree
+    key: Key
     decay: jax.Array
     stddev: jax.Array
 
 
 def tree_momentum(
-    decay: jax.typing.ArrayLike,
-    stddev: jax.typing.ArrayLike,
+    decay: ArrayLike,
+    stddev: ArrayLike,
     *,
     num_steps: int,
-    key: jax.Array,
-    buffer: Literal["stored", "regenerate"] = "stored",
+    key: Key,
+    buffer: Buffer = "stored",
 ) -> optax.GradientTransformation:
     """Replace each step's sum by a private momentum of all sums so far.
 
@@ -109,7 +112,7 @@ def tree_momentum(
         raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
     slower, louder = downward(decay), upward("stddev", stddev)
 
-    def init(params: Any) -> TreeMomentumState:
+    def init(params: Tree) -> TreeMomentumState:
         return TreeMomentumState(
             step=jnp.zeros((), jnp.int32),
             momentum=jax.tree.map(
@@ -123,34 +126,24 @@ def tree_momentum(
         )
 
     def update(
-        updates: Any, state: Any, params: Any = None
-    ) -> tuple[Any, TreeMomentumState]:
+        updates: Tree, state: Any, params: Tree | None = None
+    ) -> tuple[Tree, TreeMomentumState]:
         del params
         _refuse_past_the_end(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
         beta, scale = state.decay, state.stddev
         promised = (step <= num_steps) & (beta == slower) & (scale == louder)
 
+        # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328:
+        # m_t = β m_{t−1} + g_t, here without the factor 1 − β until the end,
         momentum = jax.tree.map(
             lambda m, g: beta.astype(m.dtype) * m + g.astype(m.dtype),
             state.momentum,
             widen(updates),
         )
-        if buffer == "stored":
-            noise, prefixes = stored_prefix_noise(
-                state.key, step, state.prefixes, momentum, decay=beta, stddev=scale
-            )
-        else:
-            prefixes = ()
-            noise = regenerated_prefix_noise(
-                state.key,
-                step,
-                momentum,
-                num_steps=num_steps,
-                decay=beta,
-                stddev=scale,
-            )
-        # A NaN factor makes the refusal; one multiplication does both.
+        # NOISE is the prefix noise N_t, and
+        noise, prefixes = _prefix_noise(buffer, state, step, momentum, num_steps)
+        # m̂_t = (1 − β)(m_t + NOISE). A NaN factor makes the refusal as well.
         factor = jnp.where(promised, 1.0 - beta, jnp.nan)
         private = jax.tree.map(
             lambda u, m, n: (factor.astype(m.dtype) * (m + n)).astype(
@@ -163,6 +156,23 @@ def tree_momentum(
         return private, state._replace(step=step, momentum=momentum, prefixes=prefixes)
 
     return optax.GradientTransformation(init, update)
+
+
+def _prefix_noise(
+    buffer: Buffer,
+    state: TreeMomentumState,
+    step: jax.Array,
+    tree: Tree,
+    num_steps: int,
+) -> tuple[Tree, Tree]:
+    """N_t shaped like the tree, two ways to the same draws, and what is stored."""
+    given = {"decay": state.decay, "stddev": state.stddev}
+    if buffer == "stored":
+        return stored_prefix_noise(state.key, step, state.prefixes, tree, **given)
+    noise = regenerated_prefix_noise(
+        state.key, step, tree, num_steps=num_steps, **given
+    )
+    return noise, ()
 
 
 def _refuse_past_the_end(count: jax.Array, num_steps: int) -> None:

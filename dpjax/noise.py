@@ -11,6 +11,7 @@ from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import leaf_keys, stream
 from dpjax._outward import upward
 from dpjax._placement import normal_like
+from dpjax._typing import ArrayLike, Key, Shaped, Tree
 
 
 class AddGaussianNoiseState(NamedTuple):
@@ -20,10 +21,10 @@ class AddGaussianNoiseState(NamedTuple):
       key: a typed key; each step replaces it. Who has it can remove the noise.
     """
 
-    key: jax.Array
+    key: Key
 
 
-def gaussian_like(key: jax.Array, tree: Any, stddev: jax.typing.ArrayLike) -> Any:
+def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
     """Gaussian noise shaped like the tree, in float32 at least, a key for each leaf.
 
     The key must be of a stream of its own (`dpjax._keys.stream`). The standard
@@ -32,14 +33,15 @@ def gaussian_like(key: jax.Array, tree: Any, stddev: jax.typing.ArrayLike) -> An
     leaves, treedef = jax.tree.flatten(tree)
     scale = upward("stddev", stddev)
 
-    def draw(key: jax.Array, leaf: jax.Array) -> jax.Array:
+    def draw(key: Key, leaf: jax.Array) -> jax.Array:
         dtype = at_least_float32(leaf.dtype)
+        # Drawn in a wide dtype: a cast down comes after the sum, if at all.
         return normal_like(key, leaf, dtype) * jnp.asarray(scale, dtype)
 
     return treedef.unflatten(map(draw, leaf_keys(key, tree), leaves))
 
 
-def gamma_norm_like(key: jax.Array, tree: Any, scale: jax.typing.ArrayLike) -> Any:
+def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     """Noise of density proportional to exp(−‖z‖₂ / scale), one draw over all leaves.
 
     Its direction is uniform and its norm, which all leaves share, has the distribution
@@ -76,14 +78,14 @@ def gamma_norm_like(key: jax.Array, tree: Any, scale: jax.typing.ArrayLike) -> A
     leaves = jax.tree.leaves(direction)
     dimension = sum(x.size for x in leaves)
     length = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
+    # Zhang et al. (2017), Algorithm 1, line 6, https://arxiv.org/abs/1703.09947: over a
+    # sphere of radius r, exp(−‖z‖ / scale) adds up to r^{d−1} e^{−r / scale}, a Gamma.
     norm = jax.random.gamma(norm_key, jnp.asarray(dimension, length.dtype))
     factor = norm * upward("scale", scale) / length
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), direction)
 
 
-def add_gaussian_noise(
-    stddev: jax.typing.ArrayLike, *, key: jax.Array
-) -> optax.GradientTransformation:
+def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransformation:
     """Add fresh Gaussian noise to every step's updates.
 
     Put it right after the clipped sum, before anything that depends on the data.
@@ -128,13 +130,15 @@ def add_gaussian_noise(
     _validate.typed_key("key", key)
     scale = upward("stddev", stddev)
 
-    def init(params: Any) -> AddGaussianNoiseState:
+    def init(params: Tree) -> AddGaussianNoiseState:
         del params
         return AddGaussianNoiseState(stream(key, "independent noise"))
 
     def update(
-        updates: Any, state: Any, params: Any = None
-    ) -> tuple[Any, AddGaussianNoiseState]:
+        updates: Tree,
+        state: Any,
+        params: Tree | None = None,
+    ) -> tuple[Tree, AddGaussianNoiseState]:
         del params
         wide = widen(updates)
         following, current = jax.random.split(state.key)
@@ -145,3 +149,67 @@ def add_gaussian_noise(
         return noisy, AddGaussianNoiseState(following)
 
     return optax.GradientTransformation(init, update)
+
+
+def noisy_mean(
+    *,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+) -> optax.GradientTransformation:
+    """From the clipped sum to a private mean: what any optimizer of optax may follow.
+
+    Args:
+      clip_norm: the bound C that the sum was clipped with, positive.
+      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
+
+    Returns:
+      An optax transformation: independent noise, then the division.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
+    f the adjacency's sensitivity factor.
+
+    Reference: Abadi et al. (2016), Algorithm 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> tx = optax.chain(
+      ...     noisy_mean(
+      ...         clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...         key=jax.random.key(0)),
+      ...     optax.lion(0.1))
+      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)), jnp.zeros(1))
+      >>> print(updates)
+      [-0.1]
+    """
+    # Abadi et al. (2016), Algorithm 1, https://arxiv.org/abs/1607.00133:
+    # (Σ clipped g + N(0, σ²C² I)) / L, L being the expected size.
+    return optax.chain(
+        add_gaussian_noise(
+            stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size), key=key
+        ),
+        optax.scale(1.0 / expected_batch_size),
+    )
+
+
+def stddev_of_sum(
+    clip_norm: ArrayLike, noise_multiplier: ArrayLike, expected_batch_size: ArrayLike
+) -> ArrayLike:
+    """That of the noise on a clipped sum, for numbers that are in range."""
+    numbers = {
+        "clip_norm": clip_norm,
+        "noise_multiplier": noise_multiplier,
+        "expected_batch_size": expected_batch_size,
+    }
+    for name, value in numbers.items():
+        _validate.scalar(name, value)
+    _validate.positive("clip_norm", clip_norm)
+    _validate.nonnegative("noise_multiplier", noise_multiplier)
+    _validate.positive("expected_batch_size", expected_batch_size)
+    return upward("noise_multiplier times clip_norm", noise_multiplier, clip_norm)

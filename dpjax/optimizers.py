@@ -5,100 +5,56 @@ noise_multiplier · clip_norm, and only then divides by the *expected* batch siz
 size of the batch at hand would give away who is in it.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable
 
-import jax
 import optax
 
-from dpjax import _validate
 from dpjax._dtypes import widen
-from dpjax._outward import upward
-from dpjax.momentum import tree_momentum
-from dpjax.noise import add_gaussian_noise
+from dpjax._typing import ArrayLike, Key, Tree
+from dpjax.momentum import Buffer, tree_momentum
+from dpjax.noise import noisy_mean as noisy_mean
+from dpjax.noise import stddev_of_sum
 
 
-def noisy_mean(
-    *,
-    clip_norm: jax.typing.ArrayLike,
-    noise_multiplier: jax.typing.ArrayLike,
-    expected_batch_size: jax.typing.ArrayLike,
-    key: jax.Array,
+def _on_noisy_mean(
+    inner: optax.GradientTransformation,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
 ) -> optax.GradientTransformation:
-    """From the clipped sum to a private mean: what any optimizer of optax may follow.
-
-    Args:
-      clip_norm: the bound C that the sum was clipped with, positive.
-      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
-      expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
-
-    Returns:
-      An optax transformation: independent noise, then the division.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
-    f the adjacency's sensitivity factor.
-
-    Reference: Abadi et al. (2016), Algorithm 1.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> tx = optax.chain(
-      ...     noisy_mean(
-      ...         clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
-      ...         key=jax.random.key(0)),
-      ...     optax.lion(0.1))
-      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)), jnp.zeros(1))
-      >>> print(updates)
-      [-0.1]
-    """
-    return optax.chain(
-        add_gaussian_noise(
-            _stddev(clip_norm, noise_multiplier, expected_batch_size), key=key
-        ),
-        optax.scale(1.0 / expected_batch_size),
-    )
-
-
-def _widened(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The inner optimizer in float32 at least, as the sums are.
+    """The inner optimizer on the private mean, in float32 at least as the sums are.
 
     Its moments would otherwise begin in bfloat16 and go on in float32.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def init(params: optax.Params) -> optax.OptState:
+        return inner.init(widen(params))
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+    ) -> tuple[optax.Updates, optax.OptState]:
         params = None if params is None else widen(params)
         return inner.update(widen(updates), state, params)
 
-    return optax.GradientTransformation(
-        lambda params: inner.init(widen(params)), update
+    mean = noisy_mean(
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=expected_batch_size,
+        key=key,
     )
-
-
-def _stddev(clip_norm: Any, noise_multiplier: Any, expected_batch_size: Any) -> Any:
-    """The noise of a sum, for numbers that are in range."""
-    numbers = {
-        "clip_norm": clip_norm,
-        "noise_multiplier": noise_multiplier,
-        "expected_batch_size": expected_batch_size,
-    }
-    for name, value in numbers.items():
-        _validate.scalar(name, value)
-    _validate.positive("clip_norm", clip_norm)
-    _validate.nonnegative("noise_multiplier", noise_multiplier)
-    _validate.positive("expected_batch_size", expected_batch_size)
-    return upward("noise_multiplier times clip_norm", noise_multiplier, clip_norm)
+    return optax.chain(mean, optax.GradientTransformation(init, update))
 
 
 def dp_sgd(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    clip_norm: jax.typing.ArrayLike,
-    noise_multiplier: jax.typing.ArrayLike,
-    expected_batch_size: jax.typing.ArrayLike,
-    key: jax.Array,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
     momentum: float | None = None,
     nesterov: bool = False,
 ) -> optax.GradientTransformation:
@@ -134,27 +90,20 @@ def dp_sgd(
       >>> print(updates)
       [-0.2]
     """
-    return optax.chain(
-        noisy_mean(
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            key=key,
-        ),
-        _widened(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)),
-    )
+    inner = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
+    return _on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
 
 
 def dp_adam(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    clip_norm: jax.typing.ArrayLike,
-    noise_multiplier: jax.typing.ArrayLike,
-    expected_batch_size: jax.typing.ArrayLike,
-    key: jax.Array,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
-    eps: jax.typing.ArrayLike = 1e-8,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
     """Private Adam on the clipped sum, with independent noise in every step.
 
@@ -185,29 +134,22 @@ def dp_adam(
       >>> print(updates.round(3))
       [-0.1]
     """
-    return optax.chain(
-        noisy_mean(
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            key=key,
-        ),
-        _widened(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)),
-    )
+    inner = optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)
+    return _on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
 
 
 def dp_adamw(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    clip_norm: jax.typing.ArrayLike,
-    noise_multiplier: jax.typing.ArrayLike,
-    expected_batch_size: jax.typing.ArrayLike,
-    key: jax.Array,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
-    eps: jax.typing.ArrayLike = 1e-8,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
     weight_decay: optax.ScalarOrSchedule = 1e-4,
-    mask: Any = None,
+    mask: Tree | Callable[..., Tree] | None = None,
 ) -> optax.GradientTransformation:
     """Private Adam with decoupled weight decay on the clipped sum.
 
@@ -241,31 +183,22 @@ def dp_adamw(
       >>> print(updates.round(3))
       [-0.6]
     """
-    return optax.chain(
-        noisy_mean(
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            key=key,
-        ),
-        _widened(
-            optax.adamw(
-                learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask
-            )
-        ),
+    inner = optax.adamw(
+        learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask
     )
+    return _on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
 
 
 def dp_nsgd(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    clip_norm: jax.typing.ArrayLike,
-    noise_multiplier: jax.typing.ArrayLike,
-    expected_batch_size: jax.typing.ArrayLike,
-    key: jax.Array,
-    decay: jax.typing.ArrayLike,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+    decay: ArrayLike,
     num_steps: int,
-    buffer: Literal["stored", "regenerate"] = "stored",
+    buffer: Buffer = "stored",
 ) -> optax.GradientTransformation:
     """Private normalised SGD with tree-aggregated momentum, on the clipped sum.
 
@@ -304,7 +237,7 @@ def dp_nsgd(
     return optax.chain(
         tree_momentum(
             decay,
-            _stddev(clip_norm, noise_multiplier, expected_batch_size),
+            stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size),
             num_steps=num_steps,
             key=key,
             buffer=buffer,

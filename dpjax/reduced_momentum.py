@@ -23,7 +23,7 @@ every estimate. At best that is (a + b)² for a product of the two, which one tr
 the sum has as well.
 """
 
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +32,14 @@ import numpy as np
 from dpjax import _validate
 from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import stream
+from dpjax._typing import DTypeLike, Key
 from dpjax.tree import empty_prefixes, prefix_variance, stored_prefix_noise
 from dpjax.windows import Ring, empty_ring, push, query, window_variance
 
+T = TypeVar("T")
 
-class Terms(NamedTuple):
+
+class Terms(NamedTuple, Generic[T]):
     """Something for each of the three trees.
 
     Attributes:
@@ -45,9 +48,9 @@ class Terms(NamedTuple):
       drift: of changes since the anchor.
     """
 
-    anchor: Any
-    change: Any
-    drift: Any
+    anchor: T
+    change: T
+    drift: T
 
 
 class ReducedMomentumState(NamedTuple):
@@ -71,7 +74,7 @@ class ReducedMomentumState(NamedTuple):
 
 
 def init(
-    num_steps: int, steps_per_epoch: int, dimension: int, dtype: Any = float
+    num_steps: int, steps_per_epoch: int, dimension: int, dtype: DTypeLike = float
 ) -> ReducedMomentumState:
     """The state before the first step, for that many steps and vectors f[d]."""
     dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
@@ -87,7 +90,7 @@ def init(
     )
 
 
-def tree_keys(key: jax.Array) -> Terms:
+def tree_keys(key: Key) -> Terms[Key]:
     """A key for each tree."""
     return Terms(*(stream(key, f"reduced_momentum.{name}") for name in Terms._fields))
 
@@ -95,13 +98,13 @@ def tree_keys(key: jax.Array) -> Terms:
 def update(
     state: ReducedMomentumState,
     step: jax.Array,
-    terms: Terms,
+    terms: Terms[jax.Array],
     *,
     steps_per_epoch: int,
     decay: jax.Array,
     refresh: jax.Array,
-    stddevs: Terms,
-    keys: Terms,
+    stddevs: Terms[jax.Array],
+    keys: Terms[Key],
 ) -> tuple[jax.Array, ReducedMomentumState]:
     """m̂_t from the sums of step t, and the state after it.
 
@@ -124,7 +127,8 @@ def update(
     n, dtype = steps_per_epoch, state.drift.dtype
     step, terms = jnp.asarray(step).astype(jnp.int32), widen(terms)
     decay, refresh = jnp.asarray(decay, dtype), jnp.asarray(refresh, dtype)
-    window: dict[str, Any] = {"window": n, "decay": decay}
+    # The start of Tran and Cutkosky (2022), (3) and Algorithm 4,
+    # https://arxiv.org/abs/2210.06328: up to step 2n there is no earlier window.
     first = step < 2 * n
     anchor = push(
         state.anchor,
@@ -133,7 +137,8 @@ def update(
         stddev=stddevs.anchor,
         key=keys.anchor,
         active=first,
-        **window,
+        window=n,
+        decay=decay,
     )
     change = push(
         state.change,
@@ -142,19 +147,24 @@ def update(
         stddev=stddevs.change,
         key=keys.change,
         active=step > n,
-        **window,
+        window=n,
+        decay=decay,
     )
-    from_anchor = query(anchor, step, active=first, **window)
-    from_change = query(change, step, active=~first, **window)
+    from_anchor = query(anchor, step, active=first, window=n, decay=decay)
+    from_change = query(change, step, active=~first, window=n, decay=decay)
 
     row = (step - 1) % n
 
-    def inherit(rows: jax.Array, factor: jax.Array, new: jax.Array) -> Any:
+    def inherit(
+        rows: jax.Array, factor: jax.Array, new: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         # Read back, not handed on: two uses of the old row make XLA copy all rows.
         old = jax.lax.dynamic_index_in_dim(rows, row, keepdims=False)
         rows = jax.lax.dynamic_update_index_in_dim(rows, factor * old + new, row, 0)
         return jax.lax.dynamic_index_in_dim(rows, row, keepdims=False), rows
 
+    # P_t = (1 − γ) P_{t−n} + Ĥ, but P_t = Ĝ at first, and M_t = β^n M_{t−n} + P_t: the
+    # recursion of the module's docstring, in rows that serve one place of the epoch.
     keep = jnp.where(first, 0.0, 1 - refresh)
     estimate, windows = inherit(state.windows, keep, from_anchor + from_change)
     total, totals = inherit(state.totals, jnp.power(decay, n), estimate)
@@ -163,6 +173,7 @@ def update(
     noise, prefixes = stored_prefix_noise(
         keys.drift, step, state.prefixes, drift, decay=decay, stddev=stddevs.drift
     )
+    # (2): m̂_t = α Ĝ_{[1, t]} + α r̂_{[1, t]} with α = 1 − β.
     momentum = (1 - decay) * (total + drift + noise)
     return momentum, ReducedMomentumState(
         anchor=anchor,
@@ -176,7 +187,7 @@ def update(
 
 def momentum_variance(
     num_steps: int, steps_per_epoch: int, *, decay: float, refresh: float
-) -> Terms:
+) -> Terms[np.ndarray]:
     """How much a node's variance in each tree adds to a coordinate of m̂_t / (1 − β).
 
     Args:
@@ -208,11 +219,14 @@ def momentum_variance(
     first = (np.arange(1, num_steps + 1) < 2 * n).reshape(-1, n)
     keep, fade = 1 - refresh, float(decay) ** n
 
+    # Var P, Var M and Cov(M, P) from those of an epoch before: P_{t−n} and M_{t−n}
+    # share no node with the window of t.
     def variance(fresh_of: np.ndarray) -> np.ndarray:
         rows, p, m, both = [], np.zeros(n), np.zeros(n), np.zeros(n)
         for row, base in zip(fresh_of, first, strict=True):
             inherit = np.where(base, 0.0, keep)
             p = inherit**2 * p + row
+            # Cov(β^n M, P_t) = β^n (1 − γ) Cov(M, P), M and P those of t − n.
             m = fade**2 * m + 2 * fade * inherit * both + p
             both = fade * inherit * both + p
             rows.append(m)

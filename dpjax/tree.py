@@ -12,14 +12,13 @@ the one node that step t completes. Storing prefix noises rather than node noise
 therefore makes a step cost one draw, one read and one write, whatever log T is.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._dtypes import at_least_float32
 from dpjax._placement import zeros_like
+from dpjax._typing import ArrayLike, Key, Shaped, Tree
 from dpjax.noise import gaussian_like
 
 
@@ -47,6 +46,7 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
     start = _validate.static_int("start", start, minimum=1)
     end = _validate.static_int("end", end, minimum=start)
     intervals = []
+    # Tran and Cutkosky (2022), Algorithm 3, https://arxiv.org/abs/2210.06328.
     while start <= end:
         # The largest 2^k that divides start − 1 and fits before end.
         fits = 1 << ((end - start + 1).bit_length() - 1)
@@ -57,9 +57,7 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
     return tuple(intervals)
 
 
-def prefix_variance(
-    step: jax.typing.ArrayLike, decay: jax.typing.ArrayLike
-) -> jax.Array:
+def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
     """The variance of N_t, in units of one node's: Σ_{COMPOSE(1, t)} β^{2(t − z)}.
 
     Args:
@@ -81,6 +79,8 @@ def prefix_variance(
     _validate.decay("decay", decay)
     step, decay = jnp.broadcast_arrays(jnp.asarray(step), jnp.asarray(decay, float))
 
+    # The weights β^(t − z) of Algorithm 1 in Tran and Cutkosky (2022), squared,
+    # https://arxiv.org/abs/2210.06328: the node of bit k ends at z = t − (t mod 2^k).
     def add_level(k: jax.Array, total: jax.Array) -> jax.Array:
         gap = step & ((1 << k) - 1)
         weight = jnp.power(decay, 2 * gap.astype(decay.dtype))
@@ -94,7 +94,7 @@ def num_levels(num_steps: int) -> int:
     return num_steps.bit_length()
 
 
-def empty_prefixes(tree: Any, num_steps: int) -> Any:
+def empty_prefixes(tree: Shaped, num_steps: int) -> Shaped:
     """Room for the prefix noises of each level: leaves f[levels, ...]."""
     levels = num_levels(num_steps)
     return jax.tree.map(
@@ -103,8 +103,8 @@ def empty_prefixes(tree: Any, num_steps: int) -> Any:
 
 
 def node_noise(
-    key: jax.Array, level: jax.Array, index: jax.Array, tree: Any, stddev: jax.Array
-) -> Any:
+    key: Key, level: ArrayLike, index: ArrayLike, tree: Shaped, stddev: jax.Array
+) -> Shaped:
     """ζ_{k,i}: a key folded from the node's middle, and again for each leaf.
 
     That is (2i − 1) 2^k half steps from the beginning, one number for each node.
@@ -119,20 +119,21 @@ def _lowest_bit(step: jax.Array) -> jax.Array:
 
 
 def stored_prefix_noise(
-    key: jax.Array,
+    key: Key,
     step: jax.Array,
-    prefixes: Any,
-    tree: Any,
+    prefixes: Shaped,
+    tree: Shaped,
     *,
     decay: jax.Array,
     stddev: jax.Array,
-) -> tuple[Any, Any]:
+) -> tuple[Shaped, Shaped]:
     """N_t and the prefixes with it, from N_{t − 2^j}, which lies at its lowest bit."""
     level = _lowest_bit(step)
     before = step & (step - 1)
     node = node_noise(key, level, step >> level, tree, stddev)
     weight = jnp.where(before > 0, _fade(decay, level), 0.0)
 
+    # N_t = ζ_new + β^{2^j} N_{t − 2^j}, as in the module's docstring.
     def extend(node: jax.Array, prefixes: jax.Array) -> jax.Array:
         stored = _row(prefixes, _lowest_bit(before))
         return node + weight.astype(node.dtype) * stored
@@ -151,21 +152,23 @@ def _row(prefixes: jax.Array, level: jax.Array) -> jax.Array:
 
 
 def regenerated_prefix_noise(
-    key: jax.Array,
+    key: Key,
     step: jax.Array,
-    tree: Any,
+    tree: Shaped,
     *,
     num_steps: int,
     decay: jax.Array,
     stddev: jax.Array,
-) -> Any:
+) -> Shaped:
     """N_t from the keys of its nodes alone, drawing one node for each bit of t."""
     levels = num_levels(num_steps)
 
-    def add_level(i: jax.Array, noise: Any) -> Any:
+    # NOISE of Algorithm 1 in Tran and Cutkosky (2022), https://arxiv.org/abs/2210.06328,
+    # from the highest bit down: what came before fades by β^{2^k} with every node.
+    def add_level(i: jax.Array, noise: Tree) -> Tree:
         level = levels - 1 - i
 
-        def extend(noise: Any) -> Any:
+        def extend(noise: Tree) -> Tree:
             node = node_noise(key, level, step >> level, tree, stddev)
             weight = _fade(decay, level)
             return jax.tree.map(

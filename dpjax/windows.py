@@ -14,7 +14,7 @@ left children are used by a window that ends with them, and right children by on
 begins with them.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,10 @@ import numpy as np
 from dpjax import _validate
 from dpjax._dtypes import at_least_float32
 from dpjax._keys import stream
+from dpjax._typing import ArrayLike, DTypeLike, Key
 from dpjax.tree import node_noise
+
+_Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Ring(NamedTuple):
@@ -44,7 +47,7 @@ def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
     return slots, np.concatenate([[0], np.cumsum(slots)[:-1]]).astype(np.int32)
 
 
-def empty_ring(window: int, dimension: int, dtype: Any = float) -> Ring:
+def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
     """A ring for windows of that many steps and vectors f[d], float32 at least."""
     slots, _ = _layout(_validate.static_int("window", window, minimum=1))
     dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
@@ -52,13 +55,13 @@ def empty_ring(window: int, dimension: int, dtype: Any = float) -> Ring:
     return Ring(nodes, jnp.zeros((len(slots), dimension), dtype))
 
 
-def _sizes(decay: jax.Array, levels: int, dtype: Any) -> jax.Array:
+def _sizes(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
     """β^{2^k} for every level k."""
     sizes = jnp.exp2(jnp.arange(levels, dtype=dtype))
     return jnp.power(jnp.asarray(decay, dtype), sizes)
 
 
-def _int32(step: jax.typing.ArrayLike) -> jax.Array:
+def _int32(step: ArrayLike) -> jax.Array:
     """A step's number as the bit tricks below need it, whatever it came as."""
     return jnp.asarray(step).astype(jnp.int32)
 
@@ -68,7 +71,7 @@ def _trailing_zeros(x: jax.Array) -> jax.Array:
     return jax.lax.population_count((x & -x) - 1)
 
 
-def tree_key(key: jax.Array) -> jax.Array:
+def tree_key(key: Key) -> Key:
     """The key that a ring's nodes are folded from."""
     return stream(key, "windows")
 
@@ -81,8 +84,8 @@ def push(
     window: int,
     decay: jax.Array,
     stddev: jax.Array,
-    key: jax.Array,
-    active: jax.typing.ArrayLike = True,
+    key: Key,
+    active: ArrayLike = True,
 ) -> Ring:
     """The ring with all nodes that this step completes; as it was if not active."""
     slots, begins = (jnp.asarray(x) for x in _layout(window))
@@ -90,7 +93,10 @@ def push(
     step, value, key = _int32(step), value.astype(ring.nodes.dtype), tree_key(key)
     completed = jnp.minimum(_trailing_zeros(step) + 1, len(slots))
 
-    def complete(level: jax.Array, carry: Any) -> Any:
+    # The nodes that end at this step are those of levels 0 to ctz(t), from the smallest
+    # up: a right child ends where its parent does, so that the parent's value is the
+    # left sibling's, faded over the right one's length, plus the right one's.
+    def complete(level: jax.Array, carry: _Vectors) -> _Vectors:
         nodes, opened, value = carry
         index = step >> level
         noise = node_noise(key, level, index, value, stddev)
@@ -111,7 +117,7 @@ def query(
     *,
     window: int,
     decay: jax.Array,
-    active: jax.typing.ArrayLike = True,
+    active: ArrayLike = True,
 ) -> jax.Array:
     """Σ β^{t − j} x_j with noise over the last n of the steps 1..t; 0 if not active."""
     slots, begins = (jnp.asarray(x) for x in _layout(window))
@@ -119,10 +125,13 @@ def query(
     step = _int32(step)
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
-    def more(carry: Any) -> jax.Array:
+    # COMPOSE(start + 1, t) from left to right (Tran and Cutkosky (2022), Algorithm 3,
+    # https://arxiv.org/abs/2210.06328): the largest node that begins there and fits.
+    # What is summed so far fades over its length, β^{2^k}.
+    def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] < step
 
-    def read(carry: Any) -> Any:
+    def read(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, total = carry
         fits = 31 - jax.lax.clz(step - start)
         level = jnp.minimum(_trailing_zeros(start), fits)
@@ -158,6 +167,7 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
     _validate.decay("decay", decay)
     step = np.arange(1, num_steps + 1)
     start, total = np.maximum(step - window, 0), np.zeros(num_steps)
+    # `query` at all steps at once: a node that ends at z has weight β^{t − z}.
     while np.any(start < step):
         fits = np.frexp(np.maximum(step - start, 1))[1] - 1
         aligned = np.where(

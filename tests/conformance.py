@@ -324,7 +324,13 @@ ACCOUNTANTS = {
 ELSEWHERE = {
     "dpjax": {"clip_and_sum", "clipped_grad", "explain", "random_key"},
     "dpjax.sampling": set(),
-    "dpjax.solvers": {"printed_parameters"},
+    "dpjax.solvers": {
+        "allot_noise",
+        "choose_num_steps",
+        "printed_parameters",
+        "printed_scale",
+        "round_probabilities",
+    },
     "dpjax.accounting": {
         "iteration.noisy_gd_bounds",  # what the μ's are the smallest of
         "iteration.noisy_cyclic_gd_bounds",

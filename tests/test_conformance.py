@@ -30,7 +30,7 @@ def functions_of(module):
         for name, value in vars(module).items()
         if inspect.isfunction(value)
         and not name.startswith("_")
-        and (module is dpjax or value.__module__ == module.__name__)
+        and (module is dpjax or value.__module__.startswith(module.__name__))
     }
 
 

@@ -11,8 +11,8 @@ import scipy.stats
 
 from dpjax import Adjacency, noise, solvers
 from dpjax.accounting import gdp, iteration
-from dpjax.solvers import losses
-from dpjax.solvers.output_perturbation import choose_num_steps, printed_scale
+from dpjax.solvers import choose_num_steps, losses
+from dpjax.solvers.printed import output_perturbation_scale
 
 KEY = jax.random.key(3)
 LOSS = losses.logistic(feature_norm=1.5)
@@ -134,7 +134,9 @@ def test_less_than_half_the_printed_noise(epsilon, delta, strong):
     setting = SETTING | {"regularization": strong}
     setting["step_size"] = 1 / (LOSS.smoothness + 2 * strong)
     T = 200
-    printed = printed_scale(epsilon, delta, num_steps=T, num_examples=40, **setting)
+    printed = output_perturbation_scale(
+        epsilon, delta, num_steps=T, num_examples=40, **setting
+    )
     distance = float(sensitivity(num_steps=T, **setting))
     privacy = epsilon if delta == 0 else float(gdp.mu(epsilon, delta))
     ratio = printed / (distance / privacy)

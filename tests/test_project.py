@@ -94,6 +94,15 @@ def allowed(name, shared):
     return name.startswith(shared) or name.removeprefix("dpjax.") in modules
 
 
+@pytest.mark.parametrize("folder", ["solvers"])
+def test_a_module_without_underscore_is_on_its_folders_face(folder):
+    face = importlib.import_module(f"dpjax.{folder}")
+    for path in (ROOT / "dpjax" / folder).glob("[!_]*.py"):
+        # The module itself: no function shadows it.
+        module = importlib.import_module(f"dpjax.{folder}.{path.stem}")
+        assert getattr(face, path.stem) is module
+
+
 def test_continuous_integration_runs_the_command_of_the_readme():
     readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci/run").read_text()
     commands = [line for line in readme.splitlines() if line.endswith("-m pytest")]

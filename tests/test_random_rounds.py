@@ -12,13 +12,9 @@ from dpjax import Adjacency, sampling, solvers
 from dpjax._keys import stream
 from dpjax.accounting import gdp, pld
 from dpjax.accounting import random_rounds as accounting
-from dpjax.solvers import _data, losses
-from dpjax.solvers.random_round_sgd import (
-    _train,
-    printed_noise_multiplier,
-    round_probabilities,
-    thresholds,
-)
+from dpjax.solvers import _data, losses, round_probabilities
+from dpjax.solvers._random_round_sgd import _train, thresholds
+from dpjax.solvers.printed import random_round_noise_multiplier
 
 KEY = jax.random.key(8)
 LOSS = losses.logistic(feature_norm=1.0)
@@ -107,7 +103,7 @@ def test_less_noise_than_printed():
     n = 1000
     rounds = accounting.uniform(n * n)
     for epsilon, factor in [(0.1, 4.0), (1.0, 4.0)]:
-        sigma = printed_noise_multiplier(epsilon, 1e-3, num_examples=n) / factor
+        sigma = random_round_noise_multiplier(epsilon, 1e-3, num_examples=n) / factor
         delta = accounting.delta(sigma, epsilon, rounds=rounds, sampling_rate=1 / n)
         assert delta <= 1e-3
 
@@ -137,7 +133,7 @@ def test_steps_are_those_of_sgd():
     x, y = make_data()
     x[7] = np.nan
     eta = np.linspace(1.0, 0.2, 60)
-    last, left_out = _train(
+    last, curve = _train(
         jnp.zeros(3),
         _data.prepare((x, y)),
         jnp.asarray(45),
@@ -150,7 +146,7 @@ def test_steps_are_those_of_sgd():
         microbatch_size=None,
     )
     batch_key = stream(KEY, "batches")
-    w, missing = np.zeros(3), 0
+    w, missing, losses = np.zeros(3), 0, []
     ball = np.float64(x)
     ball *= np.minimum(1, (1 - 2**-20) / np.linalg.norm(ball, axis=1, keepdims=True))
     for k in range(45):
@@ -159,13 +155,15 @@ def test_steps_are_those_of_sgd():
             if i == 7:
                 missing += 1
                 continue
+            losses.append(np.logaddexp(0, -y[i] * ball[i] @ w))
             g = -y[i] * ball[i] / (1 + np.exp(y[i] * ball[i] @ w))
             total += g * min(1, 0.4 / np.linalg.norm(g))
         w = w - eta[k] * total / 4
     # Clipping stays under its bound by less than a hundred roundings, in every step.
     short = 100 * 2**-24 * 0.4 * eta[:45].sum()
     np.testing.assert_allclose(last, w, atol=3e-6 + short)
-    assert left_out == missing > 0
+    assert curve.left_out == missing > 0
+    np.testing.assert_allclose(curve.loss, np.mean(losses), rtol=1e-5)
 
 
 def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():
@@ -199,7 +197,7 @@ def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():
 
 
 def test_printed_noise_keeps_the_target_too():
-    sigma = printed_noise_multiplier(1.0, 1e-3, num_examples=40)
+    sigma = random_round_noise_multiplier(1.0, 1e-3, num_examples=40)
     result = run(
         make_data(), epsilon=None, delta=None, noise_multiplier=sigma, batch_size=1
     )
@@ -232,7 +230,7 @@ def test_bad_input_names_the_argument():
     with pytest.raises(ValueError, match="^probabilities must"):
         accounting.group(np.ones(3))
     with pytest.raises(ValueError, match="^epsilon must"):
-        printed_noise_multiplier(2.0, 1e-3, num_examples=40)
+        random_round_noise_multiplier(2.0, 1e-3, num_examples=40)
     for bad in ((data[0], data[1][1:]), (data[0], data[1] + 0.5)):
         with pytest.raises(ValueError, match="^data must"):
             run(bad)

@@ -19,7 +19,8 @@ import scipy.sparse.csgraph
 import scipy.stats
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dpjax import _binomial, _distinct, _permutation, sampling
+from dpjax import sampling
+from dpjax.sampling import _binomial, _distinct, _permutation
 
 KEY = jax.random.key(7)
 ALARM = 1e-6

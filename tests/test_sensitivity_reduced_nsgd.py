@@ -13,8 +13,7 @@ from dpjax import Adjacency, solvers
 from dpjax._keys import stream
 from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.reduced_momentum import Terms, tree_keys
-from dpjax.solvers import losses
-from dpjax.solvers.sensitivity_reduced_nsgd import allot_noise
+from dpjax.solvers import allot_noise, losses
 
 KEY = jax.random.key(2)
 LOSS = losses.huber(0.7, feature_norm=2.0)

@@ -116,7 +116,7 @@ def recorder(records):
 
 def patch(monkeypatch, solver, record):
     """Put the recorder where the solver draws."""
-    module = importlib.import_module(f"dpjax.solvers.{solver}")
+    module = importlib.import_module(f"dpjax.solvers._{solver}")
     divisor = DIVISORS.get(solver, BATCH)
 
     def cancel(key, tree, stddev):
@@ -291,3 +291,19 @@ def test_no_two_draws_share_a_key():
         folds = jax.vmap(lambda i, key=key: jax.random.fold_in(key, i))(jnp.arange(64))
         made |= {tuple(k) for k in np.asarray(jax.random.key_data(folds))}
     assert not made & set(drawn)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_solver_reports_alike(solver):
+    result = runs(solver, "float32")[0].result
+    assert type(result) is solvers.Result
+    assert type(result.curve) is solvers.Curve
+    guarantee = result.guarantee
+    assert guarantee.adjacency is Adjacency.REPLACE
+    assert guarantee.mu is None or guarantee.mu > 0
+    # Its profile is there, and what it rests on ends with what every guarantee does.
+    assert 0 < guarantee.epsilon(1e-3) < math.inf
+    assert guarantee.assumptions[-1] == "arithmetic is real and Gaussian noise ideal"
+    steps = 1 if solver == "random_round_sgd" else result.num_steps
+    assert result.curve.loss.size == result.curve.left_out.size == steps
+    assert np.all(np.asarray(result.left_out) == 0)

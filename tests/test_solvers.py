@@ -11,7 +11,7 @@ import pytest
 from dpjax import Adjacency, solvers
 from dpjax.accounting import gdp
 from dpjax.accounting import tree as accounting
-from dpjax.solvers.dp_nsgd import printed_noise_multiplier
+from dpjax.solvers import printed as paper
 
 KEY = jax.random.key(11)
 
@@ -118,7 +118,7 @@ def test_printed_parameters_cost_at_least_twice_the_noise():
         (32, 32, 0.99, 207.36),
         (1000, 8, 0.999, 56.50),
     ]:
-        printed = printed_noise_multiplier(
+        printed = paper.dp_nsgd_noise_multiplier(
             0.7, num_steps=n_b * epochs, steps_per_epoch=n_b
         )
         mu = accounting.momentum_mu(
@@ -133,7 +133,7 @@ def test_printed_parameters_cost_at_least_twice_the_noise():
         assert printed > 2 * float(mu) / 0.7
     values = {(100, 10): 81, (32, 32): 223, (1000, 8): 91}
     for (n_b, epochs), v in values.items():
-        printed = printed_noise_multiplier(
+        printed = paper.dp_nsgd_noise_multiplier(
             2.0, num_steps=n_b * epochs, steps_per_epoch=n_b
         )
         np.testing.assert_allclose(printed, 4 * math.sqrt(v) / 2)

@@ -1,18 +1,57 @@
-"""The papers' algorithms: data in, private parameters and their guarantee out."""
+"""The papers' algorithms: data in, private parameters and their guarantee out.
 
+A solver takes a loss, initial parameters, data, and all that its guarantee rests on. It
+checks them, calibrates its noise by the accountant, trains in one compiled program, and
+reports the parameters with their guarantee. In the order of the data:
+
+1. `losses`: losses of linear scores, which bring the constants along that an accountant
+   asks for. `prox`: convex terms and sets that depend on no data.
+2. The solvers, a paper's algorithm each. Those that release the last iterate alone need
+   a convex loss or a smooth one: `output_perturbation` (noise once, in the end),
+   `noisy_gd` (full batches), `noisy_cyclic_gd` (a fixed or reshuffled order) and
+   `noisy_sgd` (random batches). `random_round_sgd` stops after a random number of
+   rounds. Those that release every iterate take any loss: `dp_nsgd`, and
+   `sensitivity_reduced_nsgd` where an epoch changes little.
+3. What they decide before they train: `choose_num_steps` for gradient descent,
+   `allot_noise` among three trees, `round_probabilities` for a random number of rounds.
+4. `Result` with its `Curve`; the `Guarantee`, and the profiles of ε and δ it may have.
+5. `printed`: what the papers print, to compare with.
+
+Behind them: `_checks` refuses what no solver can take, `_numbers` rounds the rest so
+that program and accountant share it to the last bit, and `_data` puts damaged examples
+aside. `_calibration` finds the noise. `_descent` is the scan that descent runs in,
+`_noisy_descent` what three solvers make of it, `_reduced_descent` the scan of momentum
+of reduced sensitivity; `_precision` bounds what rounding does to a descent without
+noise. `_assumptions` puts into words what all of it rests on.
+"""
+
+from dpjax.solvers import guarantee as guarantee
 from dpjax.solvers import losses as losses
+from dpjax.solvers import printed as printed
 from dpjax.solvers import prox as prox
-from dpjax.solvers.dp_nsgd import dp_nsgd as dp_nsgd
-from dpjax.solvers.dp_nsgd import printed_parameters as printed_parameters
-from dpjax.solvers.guarantee import Guarantee as Guarantee
-from dpjax.solvers.guarantee import Pure as Pure
-from dpjax.solvers.noisy_cyclic_gd import noisy_cyclic_gd as noisy_cyclic_gd
-from dpjax.solvers.noisy_gd import noisy_gd as noisy_gd
-from dpjax.solvers.noisy_sgd import noisy_sgd as noisy_sgd
-from dpjax.solvers.output_perturbation import (
+from dpjax.solvers._allot_noise import allot_noise as allot_noise
+from dpjax.solvers._dp_nsgd import dp_nsgd as dp_nsgd
+from dpjax.solvers._noisy_cyclic_gd import noisy_cyclic_gd as noisy_cyclic_gd
+from dpjax.solvers._noisy_gd import noisy_gd as noisy_gd
+from dpjax.solvers._noisy_sgd import noisy_sgd as noisy_sgd
+from dpjax.solvers._num_steps import choose_num_steps as choose_num_steps
+from dpjax.solvers._output_perturbation import (
     output_perturbation as output_perturbation,
 )
-from dpjax.solvers.random_round_sgd import random_round_sgd as random_round_sgd
-from dpjax.solvers.sensitivity_reduced_nsgd import (
+from dpjax.solvers._random_round_sgd import random_round_sgd as random_round_sgd
+from dpjax.solvers._random_round_sgd import round_probabilities as round_probabilities
+from dpjax.solvers._results import Curve as Curve
+from dpjax.solvers._results import Result as Result
+from dpjax.solvers._sensitivity_reduced_nsgd import (
     sensitivity_reduced_nsgd as sensitivity_reduced_nsgd,
 )
+from dpjax.solvers.guarantee import EpsilonProfile as EpsilonProfile
+from dpjax.solvers.guarantee import Gaussian as Gaussian
+from dpjax.solvers.guarantee import Guarantee as Guarantee
+from dpjax.solvers.guarantee import Profile as Profile
+from dpjax.solvers.guarantee import Pure as Pure
+from dpjax.solvers.guarantee import RoundsProfile as RoundsProfile
+
+# What `printed` holds had names of its own before it.
+printed_parameters = printed.dp_nsgd_parameters
+printed_scale = printed.output_perturbation_scale

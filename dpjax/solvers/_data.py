@@ -1,11 +1,13 @@
 """Data as the solvers take them: checked, and with damaged examples put aside."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+from dpjax._typing import ArrayLike, LossFn, Tree
 from dpjax.clipping import batch_size as leading_axis
 
 
@@ -17,20 +19,21 @@ class Data(NamedTuple):
       finite: bool[n], whether an example is used.
     """
 
-    examples: Any
+    examples: Tree
     finite: jax.Array
 
 
-def check(loss_fn: Any, data: Any) -> int:
+def check(loss_fn: LossFn, data: Tree) -> int:
     """The number of examples, or a ValueError for data that the loss cannot take."""
     num_examples = leading_axis("data", data)
-    if hasattr(loss_fn, "check"):
-        loss_fn.check(data)
+    of_loss = getattr(loss_fn, "check", None)
+    if of_loss is not None:
+        of_loss(data)
     return num_examples
 
 
 @jax.jit
-def put_aside(data: Any) -> Data:
+def put_aside(data: Tree) -> Data:
     """The data with every example zeroed that has a NaN or an infinity in it."""
     finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
     for x in jax.tree.leaves(data):
@@ -44,12 +47,14 @@ def put_aside(data: Any) -> Data:
     return Data(jax.tree.map(zero, data), finite)
 
 
-def prepare(data: Any) -> Data:
+def prepare(data: Tree) -> Data:
     """`put_aside` of data that need not be JAX arrays yet."""
     return put_aside(jax.tree.map(jnp.asarray, data))
 
 
-def schedule(name: str, value: Any, num_steps: int) -> np.ndarray:
+def schedule(
+    name: str, value: ArrayLike | optax.Schedule, num_steps: int
+) -> np.ndarray:
     """A number, an array f[T] or an optax schedule, as f64[T]."""
     if callable(value):
         value = jax.vmap(value)(jnp.arange(num_steps))

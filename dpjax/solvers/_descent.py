@@ -1,68 +1,36 @@
 """Noisy gradient descent x ↦ prox(x − η(mean gradient + λx + noise)), in one scan."""
 
 import functools
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax import sampling
 from dpjax._dtypes import widen
 from dpjax._keys import stream
+from dpjax._typing import ArrayLike, Key, LossFn, Params, Tree
 from dpjax.noise import gaussian_like
 from dpjax.per_example import clipped_grad
-from dpjax.solvers import _data, _numbers
-from dpjax.solvers.guarantee import Guarantee
+from dpjax.solvers import _data
+from dpjax.solvers._assumptions import Batches
+from dpjax.solvers._results import Curve
 from dpjax.solvers.prox import Prox
-
-Batches = Literal["full", "fixed", "reshuffled", "random"]
-
-
-class Curve(NamedTuple):
-    """What a run looked like, step by step. It is not private: keep it in house.
-
-    Attributes:
-      loss: the mean loss over the step's batch before the update, f[T], over the
-        examples that were used.
-      left_out: how many examples of the step's batch contributed zero because they or
-        their gradients are not finite, i[T].
-    """
-
-    loss: jax.Array
-    left_out: jax.Array
-
-
-class Result(NamedTuple):
-    """Private parameters and what is promised about them.
-
-    Attributes:
-      params: the last iterate, shaped like the initial parameters.
-      curve: a `Curve`, which the guarantee does not cover.
-      guarantee: a `Guarantee` for params alone.
-      noise_multiplier: standard deviation of the noise on a batch's sum of gradients
-        over gradient_norm, f[] or f[T] as given.
-    """
-
-    params: Any
-    curve: Curve
-    guarantee: Guarantee
-    noise_multiplier: jax.Array
 
 
 def gradient_sum(
-    loss_fn: Any,
-    params: Any,
-    examples: Any,
+    loss_fn: LossFn,
+    params: Tree,
+    examples: Tree,
     mask: jax.Array,
     *,
-    clip_norm: Any,
+    clip_norm: ArrayLike | None,
     microbatch_size: int | None = None,
-) -> tuple[Any, jax.Array, jax.Array]:
+) -> tuple[Tree, jax.Array, jax.Array]:
     """Sum of gradients (clipped unless clip_norm is None), mean loss, how many used."""
     if clip_norm is None:
 
-        def total_loss(params: Any) -> tuple[jax.Array, jax.Array]:
+        def total_loss(params: Tree) -> tuple[jax.Array, jax.Array]:
             losses = jax.vmap(loss_fn, (None, 0))(params, examples)
             return jnp.sum(losses, where=mask), losses
 
@@ -77,6 +45,15 @@ def gradient_sum(
     return widen(total), jnp.mean(losses, where=counted), number
 
 
+class _Step(NamedTuple):
+    """What a step is given: its batch (None for all), η, the noise, its number."""
+
+    batch: sampling.Batch | None
+    step_size: jax.Array
+    stddev: jax.Array
+    number: jax.Array
+
+
 @functools.partial(
     jax.jit,
     static_argnames=(
@@ -89,21 +66,21 @@ def gradient_sum(
     ),
 )
 def descend(
-    params: Any,
+    params: Tree,
     data: _data.Data,
     step_sizes: jax.Array,
     stddevs: jax.Array,
     gradient_norm: jax.Array,
     regularization: jax.Array,
-    key: jax.Array,
+    key: Key,
     *,
-    loss_fn: Any,
+    loss_fn: LossFn,
     prox: Prox,
     clipped: bool,
     batches: Batches,
     batch_size: int,
     microbatch_size: int | None,
-) -> tuple[Any, Curve]:
+) -> tuple[Tree, Curve]:
     """The last iterate; step sizes and noise have one row for each epoch, f[E, l].
 
     Iterates are in float32 at least, and so is what comes out: a cast in every step
@@ -127,14 +104,14 @@ def descend(
             return jax.tree.map(lambda x: x[None], batch)
         return None
 
-    def take(batch: sampling.Batch | None) -> tuple[Any, jax.Array, jax.Array]:
+    def take(batch: sampling.Batch | None) -> tuple[Tree, jax.Array, jax.Array]:
         if batch is None:
             return data.examples, data.finite, jnp.asarray(num_examples, jnp.int32)
         examples = jax.tree.map(lambda x: x[batch.indices], data.examples)
         mask = batch.mask & data.finite[batch.indices]
         return examples, mask, jnp.sum(batch.mask, dtype=jnp.int32)
 
-    def step(params: Any, inputs: Any) -> tuple[Any, Curve]:
+    def step(params: Tree, inputs: _Step) -> tuple[Tree, Curve]:
         batch, step_size, stddev, number = inputs
         examples, mask, size = take(batch)
         total, loss, used = gradient_sum(
@@ -147,6 +124,8 @@ def descend(
         )
         noise = gaussian_like(jax.random.fold_in(noise_key, number), total, stddev)
 
+        # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278, with
+        # the regulariser λ/2 ‖x‖² outside the clip: it depends on no data.
         def move(x: jax.Array, g: jax.Array, z: jax.Array) -> jax.Array:
             eta, added = step_size.astype(x.dtype), regularization.astype(x.dtype)
             return x - eta * (g / batch_size + added * x + z)
@@ -154,11 +133,13 @@ def descend(
         params = prox(jax.tree.map(move, params, total, noise), step_size)
         return params, Curve(loss, size - used)
 
-    def epoch(params: Any, inputs: Any) -> tuple[Any, Curve]:
+    def epoch(
+        params: Tree, inputs: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[Tree, Curve]:
         number, step_sizes, stddevs = inputs
         numbers = number * period + jnp.arange(period)
         return jax.lax.scan(
-            step, params, (batches_of(number), step_sizes, stddevs, numbers)
+            step, params, _Step(batches_of(number), step_sizes, stddevs, numbers)
         )
 
     epochs = jnp.arange(step_sizes.shape[0])
@@ -166,22 +147,7 @@ def descend(
     return last, jax.tree.map(jnp.ravel, curve)
 
 
-def narrow(wide: Any, params: Any) -> Any:
+def narrow(wide: Tree, params: Params) -> Params:
     """Wide parameters in the dtypes of the given ones."""
     # Not their result_type: of a weakly typed float32 that depends on the scope.
     return jax.tree.map(lambda x, p: x.astype(jnp.asarray(p).dtype), wide, params)
-
-
-def constant(values: np.ndarray) -> bool:
-    """Whether a schedule is none."""
-    return bool(np.all(values == values[0]))
-
-
-def reported(noise: np.ndarray) -> jax.Array:
-    """The noise multipliers as they were given, rounded down: there was no less."""
-    return _numbers.array(_numbers.down(noise[0] if constant(noise) else noise))
-
-
-def rows(values: np.ndarray, period: int) -> jax.Array:
-    """A value for each step as the rows of epochs that `descend` takes."""
-    return _numbers.array(values.reshape(-1, period))

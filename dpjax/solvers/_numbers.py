@@ -9,19 +9,25 @@ What bounds or hides a contribution is rounded up, and the rest down: a step siz
 meets its limit goes on to meet it, and a decay below 1 stays there.
 """
 
-from typing import Any
+from typing import overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._typing import ArrayLike
+from dpjax.accounting.iteration import Setting
+
+# Sixteen roundings to float32: those of a guarantee on its way through an accountant
+# and back are at most four, of the noise, of μ, of ε and of δ.
+MARGIN = 1 + 1e-6
 
 # Below it, processors may take a float32 for zero.
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
-def _rounded(value: Any, towards: float) -> Any:
+def _rounded(value: ArrayLike, towards: float) -> float | np.ndarray:
     """The next float32 in a direction, of numbers above zero; others as they are."""
     array = np.asarray(value, np.float64)
     with np.errstate(over="ignore"):
@@ -34,23 +40,47 @@ def _rounded(value: Any, towards: float) -> Any:
     return float(rounded) if rounded.ndim == 0 else rounded
 
 
-def up(value: Any) -> Any:
+@overload
+def up(value: float) -> float: ...
+@overload
+def up(value: ArrayLike) -> float | np.ndarray: ...
+def up(value: ArrayLike) -> float | np.ndarray:
     """The least float32 that is not below, as a float or f64[...]; perhaps inf."""
     return _rounded(value, np.inf)
 
 
-def down(value: Any) -> Any:
+@overload
+def down(value: float) -> float: ...
+@overload
+def down(value: ArrayLike) -> float | np.ndarray: ...
+def down(value: ArrayLike) -> float | np.ndarray:
     """The largest float32 that is not above, as a float or f64[...]."""
     return _rounded(value, -np.inf)
 
 
-def stddev(noise_multiplier: Any, bound: Any, divisor: float = 1.0) -> Any:
+def stddev(
+    noise_multiplier: ArrayLike, bound: ArrayLike, divisor: float = 1.0
+) -> float | np.ndarray:
     """At least noise_multiplier · bound / divisor, in float32."""
-    value = up(np.asarray(noise_multiplier) * bound / divisor)
+    value = up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
     _validate.nonnegative("noise_multiplier times the bound on a gradient", value)
     return value
 
 
-def array(value: Any) -> jax.Array:
+def number(value: ArrayLike) -> float:
+    """One number of a setting, as it is."""
+    return float(np.asarray(value))
+
+
+def array(value: ArrayLike) -> jax.Array:
     """What `up` or `down` gave, for the program."""
     return jnp.asarray(value, jnp.float32)
+
+
+def as_run(setting: Setting) -> Setting:
+    """The setting with the numbers that run, but for the step sizes, one a step."""
+    return {
+        **setting,
+        "gradient_norm": up(setting["gradient_norm"]),
+        "regularization": down(setting["regularization"]),
+    }

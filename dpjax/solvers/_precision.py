@@ -22,7 +22,7 @@ to: with r = |1 − ηλ| and a = ‖prox(x₀) − x₀‖,
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,14 +33,17 @@ import optax
 
 from dpjax._dtypes import widen
 from dpjax._float64 import scoped
+from dpjax._typing import DTypeLike, LossFn, Params, Tree
 from dpjax.accounting import iteration
+from dpjax.accounting.iteration import Setting
 from dpjax.solvers import _data
+from dpjax.solvers._numbers import number
 from dpjax.solvers.prox import Prox
 
 MOST = 0.05  # that rounding may add to a sensitivity, as a part of it
 
 
-def _margin(terms: float, dtype: Any) -> float:
+def _margin(terms: float, dtype: DTypeLike) -> float:
     """γ_k for k terms."""
     ku = terms * float(jnp.finfo(dtype).eps) / 2
     return ku / (1 - ku) if ku < 1 / 64 else np.inf
@@ -59,18 +62,18 @@ class Rounding(NamedTuple):
 
 
 def rounding(
-    params: Any,
+    params: Tree,
     prox: Prox,
     *,
     num_steps: int,
     num_examples: int,
-    setting: dict[str, Any],
-    dtype: Any = np.float64,
+    setting: Setting,
+    dtype: DTypeLike = np.float64,
 ) -> Rounding:
     """How much further rounding in that dtype can move two runs apart in a step."""
-    eta, added = float(setting["step_size"]), float(setting["regularization"])
-    bound, size = float(setting["gradient_norm"]), num_examples
-    curvature = max(float(setting["smoothness"]), float(setting["weak_convexity"]))
+    eta, added = number(setting["step_size"]), number(setting["regularization"])
+    bound, size = number(setting["gradient_norm"]), num_examples
+    curvature = max(number(setting["smoothness"]), number(setting["weak_convexity"]))
     start = float(optax.tree.norm(params))
     moved = prox(params, jnp.asarray(eta, jnp.float32))
     jump = float(optax.tree.norm(jax.tree.map(jnp.subtract, moved, params)))
@@ -79,7 +82,7 @@ def rounding(
     pull = abs(1 - eta * added)
     step = 1.05 * (eta * (bound + added * start) + jump)
     steps = num_steps if pull == 1 else (1 - pull**num_steps) / (1 - pull)
-    diameter = float(setting["diameter"])
+    diameter = number(setting["diameter"])
     radius = start + min(step * steps, 1.05 * (diameter + jump))
 
     dimension = sum(x.size for x in jax.tree.leaves(params))
@@ -90,12 +93,12 @@ def rounding(
     return Rounding(2 * error / shift, shift)
 
 
-def doubled(params: Any) -> Any:
+def doubled(params: Params) -> Params:
     """Real parameters in float64, where that is enabled."""
     return jax.tree.map(lambda x: x.astype(jnp.float64), widen(params))
 
 
-def equations(jaxpr: jex.Jaxpr) -> Iterator[Any]:
+def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
     """All equations that hold no others, at any depth."""
     for equation in jaxpr.eqns:
         inner = list(_bodies(equation.params))
@@ -105,7 +108,7 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[Any]:
             yield from equations(body)
 
 
-def _bodies(params: dict[str, Any]) -> Iterator[jex.Jaxpr]:
+def _bodies(params: Mapping[str, object]) -> Iterator[jex.Jaxpr]:
     """The programs among an equation's parameters."""
     for value in params.values():
         for part in value if isinstance(value, tuple | list) else (value,):
@@ -116,11 +119,11 @@ def _bodies(params: dict[str, Any]) -> Iterator[jex.Jaxpr]:
 
 
 @scoped
-def narrowing(loss_fn: Any, params: Any, data: Any) -> str | None:
+def narrowing(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
     """What in the gradient at float64 parameters goes on in less, or None."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data)
 
-    def floats(variables: Any) -> set[np.dtype]:
+    def floats(variables: Sequence[Any]) -> set[np.dtype]:
         dtypes = {jnp.dtype(v.aval.dtype) for v in variables}
         return {t for t in dtypes if jnp.issubdtype(t, jnp.floating)}
 
@@ -133,14 +136,14 @@ def narrowing(loss_fn: Any, params: Any, data: Any) -> str | None:
 
 
 def sensitivity(
-    loss_fn: Any,
-    params: Any,
+    loss_fn: LossFn,
+    params: Tree,
     data: _data.Data,
     prox: Prox,
     *,
     num_steps: int,
     num_examples: int,
-    setting: dict[str, Any],
+    setting: Setting,
 ) -> float:
     """How far one example can move the last iterate as it is computed in float64."""
     real = float(

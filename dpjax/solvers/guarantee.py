@@ -1,23 +1,52 @@
 """What a solver promises about the parameters it returns."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from dpjax.accounting import gdp, pure
+from dpjax import _validate
+from dpjax._typing import ArrayLike
+from dpjax.accounting import gdp, pure, random_rounds
 from dpjax.adjacency import Adjacency
+from dpjax.solvers import _numbers
 
 
 class Profile(Protocol):
     """ε and δ of a mechanism, each as a function of the other, rounded up."""
 
-    def epsilon(self, delta: jax.typing.ArrayLike) -> jax.Array:
+    @property
+    def mu(self) -> ArrayLike | None:
+        """The GDP parameter, f[]; None where none is known."""
+        ...
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε for a δ."""
         ...
 
-    def delta(self, epsilon: jax.typing.ArrayLike) -> jax.Array:
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
         """A δ for an ε."""
         ...
+
+
+class Gaussian(NamedTuple):
+    """The profile of Gaussian differential privacy.
+
+    Attributes:
+      mu: the GDP parameter, f[]; inf without any privacy.
+    """
+
+    mu: ArrayLike
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up."""
+        return gdp.epsilon(self.mu, delta)
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """The δ for an ε >= 0, rounded up."""
+        return gdp.delta(self.mu, epsilon)
 
 
 class Pure(NamedTuple):
@@ -27,15 +56,87 @@ class Pure(NamedTuple):
       pure_epsilon: the ε that holds at δ = 0, f[].
     """
 
-    pure_epsilon: jax.typing.ArrayLike
+    pure_epsilon: ArrayLike
 
-    def epsilon(self, delta: jax.typing.ArrayLike) -> jax.Array:
+    @property
+    def mu(self) -> jax.Array:
+        """The GDP parameter that it implies, f[]; the profile promises more."""
+        return pure.mu(self.pure_epsilon)
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
         """The ε for a δ in [0, 1], rounded up."""
         return pure.epsilon(self.pure_epsilon, delta)
 
-    def delta(self, epsilon: jax.typing.ArrayLike) -> jax.Array:
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up."""
         return pure.delta(self.pure_epsilon, epsilon)
+
+
+class EpsilonProfile(NamedTuple):
+    """The profile of a mechanism known by ε as a function of δ.
+
+    Attributes:
+      of_delta: the function, rounded up.
+    """
+
+    of_delta: Callable[[ArrayLike], jax.Array]
+
+    @property
+    def mu(self) -> None:
+        """No GDP parameter is known."""
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up."""
+        return self.of_delta(delta)
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """A δ for an ε >= 0, within 0.1 % of the least, searched down to 1e-30."""
+        _validate.nonnegative("epsilon", epsilon, finite=False)
+        # Every δ asked for and met is a bound: bisection keeps one as its upper end.
+        low, high = np.log(1e-30), 0.0
+        if self.of_delta(float(np.exp(low))) <= epsilon:
+            return jnp.asarray(np.exp(low))
+        while high - low > 1e-3:
+            middle = (low + high) / 2
+            meets = bool(self.of_delta(float(np.exp(middle))) <= epsilon)
+            low, high = (low, middle) if meets else (middle, high)
+        return jnp.minimum(jnp.asarray(np.exp(high) * _numbers.MARGIN), 1.0)
+
+
+class RoundsProfile(NamedTuple):
+    """The profile of a run with a random number of rounds.
+
+    Attributes:
+      noise_multiplier: as for `accounting.random_rounds.random_rounds_delta`.
+      rounds: the distribution of the number of rounds.
+      sampling_rate: batch size over number of examples.
+    """
+
+    noise_multiplier: float
+    rounds: random_rounds.Rounds
+    sampling_rate: float
+
+    @property
+    def mu(self) -> None:
+        """No GDP parameter is known."""
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up."""
+        return random_rounds.random_rounds_epsilon(
+            self.noise_multiplier,
+            float(np.asarray(delta)),
+            rounds=self.rounds,
+            sampling_rate=self.sampling_rate,
+        )
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """The δ for an ε >= 0, rounded up."""
+        return random_rounds.random_rounds_delta(
+            self.noise_multiplier,
+            epsilon,
+            rounds=self.rounds,
+            sampling_rate=self.sampling_rate,
+        )
 
 
 class Guarantee(NamedTuple):
@@ -43,34 +144,33 @@ class Guarantee(NamedTuple):
 
     Attributes:
       mechanism: what was released, in words.
-      mu: the GDP parameter, f[]; inf where none is known and the profile says it all.
+      profile: ε(δ) and δ(ε): a `Gaussian`, or one that says more than any μ.
       adjacency: which pairs of data sets it compares.
       assumptions: what must hold beyond the code that ran, in words.
-      profile: ε(δ) and δ(ε), where they are less than μ gives; None for those of μ.
 
     Example:
-      >>> guarantee = Guarantee("a sum", 0.5, Adjacency.ZERO_OUT, ())
+      >>> guarantee = Guarantee("a sum", Gaussian(0.5), Adjacency.ZERO_OUT, ())
       >>> print(f"{guarantee.epsilon(1e-5):.3f}")
       1.993
-      >>> noisy = Guarantee("a sum", pure.mu(1.0), Adjacency.REPLACE, (), Pure(1.0))
+      >>> noisy = Guarantee("a sum", Pure(1.0), Adjacency.REPLACE, ())
       >>> print(noisy.epsilon(0.0), f"{noisy.mu:.3f}")
       1.0 1.232
     """
 
     mechanism: str
-    mu: jax.typing.ArrayLike
+    profile: Profile
     adjacency: Adjacency
     assumptions: tuple[str, ...]
-    profile: Profile | None = None
 
-    def epsilon(self, delta: jax.typing.ArrayLike) -> jax.Array:
+    @property
+    def mu(self) -> ArrayLike | None:
+        """The GDP parameter, f[]; None where none is known."""
+        return self.profile.mu
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
         """The ε for a δ in (0, 1), rounded up."""
-        if self.profile is not None:
-            return self.profile.epsilon(delta)
-        return gdp.epsilon(self.mu, delta)
+        return self.profile.epsilon(delta)
 
-    def delta(self, epsilon: jax.typing.ArrayLike) -> jax.Array:
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up."""
-        if self.profile is not None:
-            return self.profile.delta(epsilon)
-        return gdp.delta(self.mu, epsilon)
+        return self.profile.delta(epsilon)

@@ -7,7 +7,7 @@ for every example that could occur, and nothing has to be clipped or believed.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +51,11 @@ class Loss:
     generalised_linear: bool
     labels: str
     of_scores: Callable[[jax.Array, jax.Array], jax.Array]
-    admits: Callable[[np.ndarray], Any]
+    admits: Callable[[np.ndarray], np.ndarray]
 
-    def __call__(self, params: jax.Array, example: Any) -> jax.Array:
+    def __call__(
+        self, params: jax.Array, example: tuple[jax.Array, jax.Array]
+    ) -> jax.Array:
         """The loss of one example (features f[d], label)."""
         features, label = example
         features = jnp.asarray(features, jnp.result_type(features, jnp.float32))
@@ -67,7 +69,7 @@ class Loss:
         scores = jnp.matmul(features, params, precision=HIGHEST)
         return self.of_scores(scores, label)
 
-    def check(self, data: Any) -> None:
+    def check(self, data: object) -> None:
         """Raise ValueError unless data are (features f[n, d], labels [n]) as stated.
 
         A label that is NaN passes: its example is left out by the solvers.
@@ -139,7 +141,7 @@ def logistic(*, feature_norm: float) -> Loss:
     )
 
 
-def _signs(labels: np.ndarray) -> Any:
+def _signs(labels: np.ndarray) -> np.ndarray:
     return np.abs(labels) == 1
 
 
@@ -189,7 +191,7 @@ def huber(threshold: float, *, feature_norm: float) -> Loss:
 class _Classes:
     count: int
 
-    def __call__(self, labels: np.ndarray) -> Any:
+    def __call__(self, labels: np.ndarray) -> np.ndarray:
         whole = labels == np.floor(labels)
         return whole & (labels >= 0) & (labels < self.count)
 

@@ -9,17 +9,17 @@ privacy. Any function with that property may take its place.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._typing import Tree
 
-Prox = Callable[[Any, jax.Array], Any]
+Prox = Callable[..., Tree]  # of parameters and the step size, as for `LossFn`
 
 
-def none(params: Any, step_size: jax.Array) -> Any:
+def none(params: Tree, step_size: jax.Array) -> Tree:
     """No prox at all: h = 0."""
     del step_size
     return params
@@ -95,7 +95,7 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
     return _leafwise(shrink)
 
 
-def projection(project: Callable[[Any], Any]) -> Prox:
+def projection(project: Callable[..., Tree]) -> Prox:
     """The prox of the indicator of a convex set: a projection, whatever the step.
 
     Args:

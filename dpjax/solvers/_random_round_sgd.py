@@ -1,7 +1,6 @@
 """SGD for a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -12,99 +11,13 @@ import optax
 from dpjax import _validate, sampling
 from dpjax._dtypes import widen
 from dpjax._keys import stream
-from dpjax.accounting.random_rounds import (
-    Rounds,
-    group_rounds,
-    random_rounds_delta,
-    random_rounds_epsilon,
-)
+from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax.accounting import random_rounds
 from dpjax.adjacency import Adjacency
 from dpjax.noise import gaussian_like
-from dpjax.solvers import _assumptions, _data, _descent, _numbers
-from dpjax.solvers.guarantee import Guarantee
-
-
-class RoundsProfile(NamedTuple):
-    """ε and δ of a run with a random number of rounds.
-
-    Attributes:
-      noise_multiplier: as for `accounting.random_rounds.random_rounds_delta`.
-      rounds: the distribution of the number of rounds.
-      sampling_rate: batch size over number of examples.
-    """
-
-    noise_multiplier: float
-    rounds: Rounds
-    sampling_rate: float
-
-    def epsilon(self, delta: Any) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
-        return random_rounds_epsilon(
-            self.noise_multiplier,
-            delta,
-            rounds=self.rounds,
-            sampling_rate=self.sampling_rate,
-        )
-
-    def delta(self, epsilon: Any) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
-        return random_rounds_delta(
-            self.noise_multiplier,
-            epsilon,
-            rounds=self.rounds,
-            sampling_rate=self.sampling_rate,
-        )
-
-
-class Result(NamedTuple):
-    """Private parameters and what is promised about them.
-
-    Attributes:
-      params: the iterate after the last round, shaped like the initial parameters.
-      rounds: R, how many rounds there were, i[]; it may be released.
-      left_out: how many draws of an example contributed zero because it or its gradient
-        is not finite, i[]; it is not private.
-      guarantee: a `Guarantee` for params and rounds.
-      noise_multiplier: standard deviation of the noise on a batch's sum of gradients
-        over clip_norm, f[].
-    """
-
-    params: Any
-    rounds: jax.Array
-    left_out: jax.Array
-    guarantee: Guarantee
-    noise_multiplier: jax.Array
-
-
-def printed_noise_multiplier(
-    epsilon: float, delta: float, *, num_examples: int
-) -> float:
-    """The noise of the paper's Algorithm 2 over L, to compare with.
-
-    Args:
-      epsilon: in (0, 1].
-      delta: in (0, 1).
-      num_examples: n, at least 1. The paper has batches of one and up to n² rounds.
-
-    Returns:
-      2 sqrt(log(3n/δ) log(2/δ)) / ε.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2 and Theorem 4.
-
-    Example:
-      >>> print(f"{printed_noise_multiplier(1.0, 0.001, num_examples=1000):.1f}")
-      21.3
-    """
-    _validate.positive("epsilon", epsilon)
-    _validate.open_unit("delta", delta)
-    _validate.static_int("num_examples", num_examples, minimum=1)
-    if epsilon > 1:
-        raise ValueError(f"epsilon must be at most 1, as printed; got {epsilon!r}.")
-    inside = math.log(3 * num_examples / delta) * math.log(2 / delta)
-    return 2 * math.sqrt(inside) / epsilon
+from dpjax.solvers import _assumptions, _calibration, _checks, _data, _descent, _numbers
+from dpjax.solvers._results import Curve, Result
+from dpjax.solvers.guarantee import Guarantee, RoundsProfile
 
 
 def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:
@@ -134,6 +47,7 @@ def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray
             f"step_size must be below 2 / smoothness, {2 / smoothness!r}; got "
             f"{np.max(step_sizes)!r}."
         )
+    # Zhang et al. (2017), Theorem 5, https://arxiv.org/abs/1703.09947.
     weights = 2 * step_sizes - smoothness * step_sizes**2
     return weights / np.sum(weights)
 
@@ -146,55 +60,69 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
     return edges
 
 
+class _Carry(NamedTuple):
+    """The iterate, the losses of all draws so far, and how many gave none."""
+
+    params: Any
+    losses: jax.Array
+    left_out: jax.Array
+
+
 @functools.partial(
     jax.jit, static_argnames=("loss_fn", "batch_size", "microbatch_size")
 )
 def _train(
-    params: Any,
+    params: Params,
     data: _data.Data,
     rounds: jax.Array,
     step_sizes: jax.Array,
     clip_norm: jax.Array,
     stddev: jax.Array,
-    key: jax.Array,
+    key: Key,
     *,
-    loss_fn: Any,
+    loss_fn: LossFn,
     batch_size: int,
     microbatch_size: int | None,
-) -> tuple[Any, jax.Array]:
+) -> tuple[Params, Curve]:
+    """The iterate after that many rounds, and the curve of all of them together."""
     noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
 
-    def step(k: jax.Array, carry: Any) -> Any:
-        params, left_out = carry
+    def step(k: jax.Array, carry: _Carry) -> _Carry:
         batch = sampling.fixed_size(
             data.finite.shape[0], batch_size, key=batch_key, step=k
         )
-        examples = jax.tree.map(lambda x: x[batch.indices], data.examples)
-        total, _, used = _descent.gradient_sum(
+        total, loss, used = _descent.gradient_sum(
             loss_fn,
-            params,
-            examples,
+            carry.params,
+            jax.tree.map(lambda x: x[batch.indices], data.examples),
             data.finite[batch.indices],
             clip_norm=clip_norm,
             microbatch_size=microbatch_size,
         )
+        # Zhang et al. (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
+        # w_{t+1} = w_t − η_t (∇f(w_t, ξ) + z_t), here with a batch in place of one ξ.
         noise = gaussian_like(jax.random.fold_in(noise_key, k), total, stddev)
         scale = step_sizes[k] / batch_size
         params = jax.tree.map(
-            lambda x, g, z: x - scale.astype(x.dtype) * (g + z), params, total, noise
+            lambda x, g, z: x - scale.astype(x.dtype) * (g + z),
+            carry.params,
+            total,
+            noise,
         )
-        return params, left_out + batch_size - used
+        losses = jnp.where(used > 0, loss * used, 0.0).astype(jnp.float32)
+        return _Carry(params, carry.losses + losses, carry.left_out + batch_size - used)
 
     # Rounds beyond R would be thrown away, so the loop ends there: R is no secret.
-    zero = jnp.zeros((), jnp.int32)
-    last, left_out = jax.lax.fori_loop(0, rounds, step, (widen(params), zero))
-    return _descent.narrow(last, params), left_out
+    start = _Carry(widen(params), jnp.float32(0), jnp.int32(0))
+    end = jax.lax.fori_loop(0, rounds, step, start)
+    loss = end.losses / (rounds * batch_size - end.left_out)
+    return _descent.narrow(end.params, params), Curve(loss, end.left_out)
 
 
 def random_round_sgd(
-    loss_fn: Any,
-    params: Any,
-    data: Any,
+    loss_fn: LossFn,
+    params: Params,
+    data: Tree,
     *,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -205,9 +133,9 @@ def random_round_sgd(
     step_size: optax.ScalarOrSchedule | np.ndarray,
     smoothness: float,
     clip_norm: float,
-    key: jax.Array,
+    key: Key,
     microbatch_size: int | None = None,
-) -> Result:
+) -> Result[Params, jax.Array]:
     """Train by noisy SGD on random batches and stop after a random number of rounds.
 
     For smooth losses, convex or not, the gradient is small in expectation after R
@@ -221,8 +149,8 @@ def random_round_sgd(
       epsilon: the target ε, positive; it and delta set the noise.
       delta: the target δ, in (0, 1).
       noise_multiplier: in their place standard deviation of the noise on a batch's sum
-        of gradients over clip_norm, positive; `printed_noise_multiplier` is the paper's
-        (for batches of one and n² rounds).
+        of gradients over clip_norm, positive. The paper's, for batches of one and n²
+        rounds, is `printed.random_round_noise_multiplier`.
       adjacency: `REPLACE`.
       max_rounds: N, at least 1; the paper has n².
       batch_size: b, from 1 to n; the paper has 1.
@@ -233,15 +161,16 @@ def random_round_sgd(
       microbatch_size: see `clipped_grad`.
 
     Returns:
-      A `Result`: params, rounds, left_out, guarantee and the noise multiplier.
+      A `Result`: params, curve, guarantee, num_steps (R, which may be released) and
+      the noise multiplier.
 
     Raises:
       ValueError: an argument is out of range, or no noise reaches the target; before
         any training.
 
-    Privacy: params and rounds are (ε, δ)-DP under REPLACE, by
+    Privacy: params and num_steps are (ε, δ)-DP under REPLACE, by
     `accounting.random_rounds.random_rounds_delta`. Nobody learns the batches. No GDP
-    parameter is known: guarantee.mu is inf.
+    parameter is known: guarantee.mu is None.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, with exact accounting.
 
@@ -257,66 +186,62 @@ def random_round_sgd(
       >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.rounds <= 400)
       (True, True)
     """
-    _assumptions.check_noise(noise_multiplier, epsilon, delta)
-    if _validate.adjacency(adjacency) is not Adjacency.REPLACE:
-        raise ValueError(
-            "adjacency must be REPLACE for random batches of fixed size; "
-            f"got {adjacency!r}."
-        )
+    noise = _checks.noise(noise_multiplier, epsilon, delta)
+    _checks.replaced_example(adjacency)
     max_rounds = _validate.static_int("max_rounds", max_rounds, minimum=1)
-    size = _validate.static_int("batch_size", batch_size, minimum=1)
     clip_norm = _numbers.up(clip_norm)
     _validate.positive("clip_norm", clip_norm)
-    _validate.typed_key("key", key)
-    num_examples = _data.check(loss_fn, data)
-    if size > num_examples:
-        raise ValueError(f"batch_size must be at most {num_examples}; got {size!r}.")
+    num_examples = _checks.examples(loss_fn, data, key)
+    size = _checks.size(batch_size, num_examples)
     step_sizes = _data.schedule("step_size", step_size, max_rounds)
     edges = thresholds(round_probabilities(step_sizes, smoothness))
+
+    # What is accounted for is the distribution that the 32 bits draw from.
     realised = np.diff(edges.astype(np.float64), prepend=0.0) / 2.0**32
-    rounds, rate = group_rounds(realised), size / num_examples
-
-    if noise_multiplier is None:
-        target, goal = float(epsilon), float(delta)  # type: ignore[arg-type]
-
-        def delta_of(noise: Any) -> jax.Array:
-            return random_rounds_delta(noise, target, rounds=rounds, sampling_rate=rate)
-
-        # δ falls with the noise as ε does.
-        noise_multiplier = _assumptions.solve_noise(delta_of, goal, target, goal)
-    _validate.positive("noise_multiplier", noise_multiplier)
+    rounds, rate = random_rounds.group_rounds(realised), size / num_examples
+    if isinstance(noise, _checks.Target):
+        noise = _calibrated(rounds, rate, noise)
+    _validate.positive("noise_multiplier", noise)
 
     key = stream(key, "solvers.random_round_sgd")
     bits = int(jax.random.bits(stream(key, "rounds"), (), jnp.uint32))
     drawn = 1 + int(np.searchsorted(edges, bits, side="right"))
-    last, left_out = _train(
+    last, curve = _train(
         jax.tree.map(jnp.asarray, params),
         _data.prepare(data),
         jnp.asarray(drawn, jnp.int32),
         _numbers.array(step_sizes),
         _numbers.array(clip_norm),
-        _numbers.array(_numbers.stddev(noise_multiplier, clip_norm)),
+        _numbers.array(_numbers.stddev(noise, clip_norm)),
         key,
         loss_fn=loss_fn,
         batch_size=size,
         microbatch_size=microbatch_size,
     )
+
     return Result(
         params=last,
-        rounds=jnp.asarray(drawn),
-        left_out=left_out,
+        curve=curve,
         guarantee=Guarantee(
             mechanism=f"the last iterate after a random number of rounds, at most "
             f"{max_rounds}, and that number",
-            mu=jnp.inf,
+            profile=RoundsProfile(noise, rounds, rate),
             adjacency=adjacency,
-            assumptions=(
-                "each batch is a fresh uniformly random subset that nobody learns",
-                "n, all shapes, the initial parameters and the hyperparameters are "
-                "public",
-                "arithmetic is real and Gaussian noise ideal",
-            ),
-            profile=RoundsProfile(noise_multiplier, rounds, rate),
+            assumptions=_assumptions.every_step("random"),
         ),
-        noise_multiplier=_numbers.array(_numbers.down(noise_multiplier)),
+        num_steps=drawn,
+        noise_multiplier=_numbers.array(_numbers.down(noise)),
     )
+
+
+def _calibrated(
+    rounds: random_rounds.Rounds, rate: float, target: _checks.Target
+) -> float:
+    """The least noise multiplier that meets the target: δ falls with it as ε does."""
+
+    def delta_of(noise: jax.Array) -> jax.Array:
+        return random_rounds.random_rounds_delta(
+            noise, target.epsilon, rounds=rounds, sampling_rate=rate
+        )
+
+    return _calibration.solved_noise(delta_of, target.delta, target)

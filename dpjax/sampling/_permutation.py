@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _distinct
+from dpjax.sampling import _distinct
 
 SORTED = 2**14  # up to here all of it is drawn, exactly uniform
 _ROUNDS = 12

@@ -1,32 +1,34 @@
 """Noisy gradient descent on full batches (Bok, Su and Altschuler 2024)."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import numpy as np
 import optax
 
 from dpjax import _validate
+from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import iteration
-from dpjax.solvers._descent import Result
-from dpjax.solvers.noisy_cyclic_gd import run
+from dpjax.solvers._noisy_cyclic_gd import last_iterate_profile
+from dpjax.solvers._noisy_descent import noisy_descent
+from dpjax.solvers._results import Result
 from dpjax.solvers.prox import Prox
 
 
 def noisy_gd(
-    loss_fn: Any,
-    params: Any,
-    data: Any,
+    loss_fn: LossFn,
+    params: Params,
+    data: Tree,
     *,
     num_steps: int,
-    key: jax.Array,
+    key: Key,
     noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     prox: Prox | None = None,
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
-) -> Result:
+) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean over all examples + λx + noise)).
 
     Only the last iterate is released, and accounted for as such.
@@ -72,11 +74,12 @@ def noisy_gd(
       >>> print(f"{result.guarantee.epsilon(1e-5):.3f}")
       2.000
     """
-    return run(
+    return noisy_descent(
         loss_fn,
         params,
         data,
-        solver="solvers.noisy_gd",
+        solver="noisy_gd",
+        accountant=last_iterate_profile,
         batches="full",
         num_epochs=_validate.static_int("num_steps", num_steps, minimum=1),
         batch_size=None,
@@ -86,5 +89,5 @@ def noisy_gd(
         delta=delta,
         prox=prox,
         microbatch_size=microbatch_size,
-        setting=dict(setting),
+        setting=setting,
     )

@@ -1,0 +1,21 @@
+"""Which examples take part in a step: batches of a fixed shape, with a mask.
+
+Pure functions of static sizes, a key and an epoch or step number: under jit, in a
+scan, and resumed from any point, the same numbers give the same batches. (Key
+implementations whose bits depend on `jax.vmap`, such as "rbg", give others under it.)
+A step costs what its batch does, however many examples there are.
+
+1. `Batch`: the positions of those that take part, and which places are empty.
+2. Once an epoch: `cyclic` in the data's own order, `reshuffled` in a random one (a
+   permutation computed place by place), and a single step of either.
+3. Anew in every step: `fixed_size` without replacement (distinct numbers), `poisson` (a
+   binomial count, then that many distinct numbers).
+"""
+
+from dpjax.sampling._batch import Batch as Batch
+from dpjax.sampling._draws import fixed_size as fixed_size
+from dpjax.sampling._draws import poisson as poisson
+from dpjax.sampling._epochs import cyclic as cyclic
+from dpjax.sampling._epochs import cyclic_step as cyclic_step
+from dpjax.sampling._epochs import reshuffled as reshuffled
+from dpjax.sampling._epochs import reshuffled_step as reshuffled_step

@@ -1,0 +1,28 @@
+"""The least noise that meets a target."""
+
+from collections.abc import Callable
+
+import jax
+
+from dpjax.accounting import calibrate, gdp
+from dpjax.solvers import _numbers
+from dpjax.solvers._checks import Target
+
+
+def solved_noise(
+    loss_of: Callable[[jax.Array], jax.Array], goal: float, target: Target
+) -> float:
+    """The least noise multiplier whose ε (or δ) is at most the goal."""
+    try:
+        return _numbers.up(float(calibrate.solve(loss_of, goal)) * _numbers.MARGIN)
+    except ValueError as error:
+        raise ValueError(
+            f"epsilon {target.epsilon!r} at delta {target.delta!r} must be one that "
+            f"some noise reaches: {error}"
+        ) from error
+
+
+def one_draw(epsilon: float, delta: float) -> float:
+    """The least scale of noise over sensitivity, of one draw and before any margin."""
+    # At δ = 0 density ∝ exp(−ε‖z‖/Δ): a distance Δ moves its logarithm by ε at most.
+    return 1 / epsilon if delta == 0 else 1 / float(gdp.mu(epsilon, delta))

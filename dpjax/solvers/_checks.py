@@ -1,0 +1,176 @@
+"""What the solvers refuse, before anything runs: one preamble of checks for all."""
+
+from typing import NamedTuple, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._typing import Key, LossFn, Tree
+from dpjax.accounting.iteration import Setting
+from dpjax.adjacency import Adjacency
+from dpjax.solvers import _data
+from dpjax.solvers.losses import Loss
+from dpjax.solvers.prox import Prox
+
+Noise = TypeVar("Noise")
+
+
+class Target(NamedTuple):
+    """What the noise has to reach."""
+
+    epsilon: float
+    delta: float
+
+
+class Epochs(NamedTuple):
+    """How often a run goes through its data, and in which steps."""
+
+    num_epochs: int
+    batch_size: int
+    steps_per_epoch: int
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return self.num_epochs * self.steps_per_epoch
+
+
+def examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
+    """The number of examples, for data and a key that every solver can take."""
+    _validate.typed_key("key", key)
+    return _data.check(loss_fn, data)
+
+
+def no_added_example(adjacency: Adjacency) -> None:
+    """Raise unless neighbouring data sets have one size."""
+    if _validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
+        raise ValueError(
+            f"adjacency must be ZERO_OUT or REPLACE; got {adjacency!r}: one example "
+            "more would change the sizes that sums are divided by, and move others to "
+            "other batches."
+        )
+
+
+def replaced_example(adjacency: Adjacency) -> None:
+    """Raise unless neighbouring data sets differ in one example's values."""
+    if _validate.adjacency(adjacency) is not Adjacency.REPLACE:
+        raise ValueError(
+            "adjacency must be REPLACE for random batches of fixed size; "
+            f"got {adjacency!r}."
+        )
+
+
+def size(batch_size: int, num_examples: int) -> int:
+    """A batch size of at most all examples."""
+    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
+    if batch_size > num_examples:
+        raise ValueError(
+            f"batch_size must be at most {num_examples}; got {batch_size!r}."
+        )
+    return batch_size
+
+
+def epochs(
+    loss_fn: LossFn,
+    data: Tree,
+    *,
+    adjacency: Adjacency,
+    num_epochs: int,
+    batch_size: int,
+    key: Key,
+) -> Epochs:
+    """The epochs of a momentum solver, whose last batch may be part empty."""
+    no_added_example(adjacency)
+    num_epochs = _validate.static_int("num_epochs", num_epochs, minimum=1)
+    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
+    num_examples = examples(loss_fn, data, key)
+    return Epochs(num_epochs, batch_size, -(-num_examples // batch_size))
+
+
+def noise(
+    noise_multiplier: Noise | None, epsilon: float | None, delta: float | None
+) -> Noise | Target:
+    """The noise if it is given by itself, or what it has to reach."""
+    if noise_multiplier is not None:
+        if epsilon is not None or delta is not None:
+            raise ValueError(
+                "noise_multiplier must be None where epsilon and delta set the noise; "
+                f"got {noise_multiplier!r}."
+            )
+        return noise_multiplier
+    if epsilon is None or delta is None:
+        raise ValueError(
+            "noise_multiplier must be given, or epsilon and delta; got epsilon "
+            f"{epsilon!r} and delta {delta!r}."
+        )
+    return reached(epsilon, delta)
+
+
+def reached(epsilon: float, delta: float) -> Target:
+    """The target, or an error for one that no Gaussian noise is meant for."""
+    _validate.positive("epsilon", epsilon)
+    _validate.open_unit("delta", delta)
+    return Target(float(epsilon), float(delta))
+
+
+class SettingError(TypeError, ValueError):
+    """A call without an argument that has no default, and a mistake in a value."""
+
+
+def names(setting: Setting) -> None:
+    """Raise unless the setting has all assumptions and nothing else."""
+    required = Setting.__annotations__.keys()
+    missing = [name for name in required if name not in setting]
+    if missing:
+        raise SettingError(
+            f"{', '.join(missing)} must be given: an assumption of the guarantee, for "
+            "which there is no default (see accounting.iteration.Setting)."
+        )
+    unknown = [name for name in setting if name not in required]
+    if unknown:
+        raise SettingError(
+            f"{', '.join(unknown)} must not be given: no argument and no assumption "
+            "has that name."
+        )
+
+
+def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
+    """Raise where the setting contradicts the solvers or the data."""
+    no_added_example(setting["adjacency"])
+    if np.any(np.asarray(setting["diameter"]) < np.inf) and prox is None:
+        raise ValueError(
+            "diameter must be inf without a prox that keeps iterates in a set; got "
+            f"{setting['diameter']!r}."
+        )
+    strong = np.any(np.asarray(setting["strong_convexity"]) > 0)
+    if strong and not bool(jnp.all(_data.prepare(data).finite)):
+        raise ValueError(
+            "data must be finite where strong_convexity is above 0: an example that is "
+            "left out has no curvature (a regulariser of its own is named "
+            "regularization, and allows it)."
+        )
+
+
+def loss(loss_fn: LossFn, setting: Setting) -> None:
+    """Raise where the setting claims more of a loss than the loss says of itself."""
+    if not isinstance(loss_fn, Loss):
+        return
+    known = loss_fn.setting
+    least = ["smoothness"] if setting["clipped"] else ["smoothness", "gradient_norm"]
+    for name in least:
+        if np.any(np.asarray(setting[name]) < known[name]):
+            raise ValueError(
+                f"{name} must be at least that of the loss, {known[name]!r}; got "
+                f"{setting[name]!r}."
+            )
+    if np.any(np.asarray(setting["strong_convexity"]) > 0):
+        raise ValueError(
+            "strong_convexity must be 0 for this loss, which is linear in places; got "
+            f"{setting['strong_convexity']!r}."
+        )
+    if setting["generalised_linear"] and not known["generalised_linear"]:
+        raise ValueError(
+            "generalised_linear must be False for this loss, which has several scores; "
+            f"got {setting['generalised_linear']!r}."
+        )

@@ -1,0 +1,233 @@
+"""Private normalised SGD with tree-aggregated momentum (Tran and Cutkosky 2022)."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate, optimizers, sampling
+from dpjax._keys import stream
+from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax.accounting import gdp, tree
+from dpjax.adjacency import Adjacency
+from dpjax.solvers import _assumptions, _checks, _descent, _numbers, printed
+from dpjax.solvers._assumptions import Order
+from dpjax.solvers._results import Curve, Result
+from dpjax.solvers.guarantee import Gaussian, Guarantee
+from dpjax.tree import prefix_variance
+
+_Carry = tuple[Any, optax.OptState]
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "loss_fn",
+        "schedule",
+        "order",
+        "num_epochs",
+        "batch_size",
+        "microbatch_size",
+    ),
+)
+def _train(
+    params: Tree,
+    data: Tree,
+    key: Key,
+    stddev: jax.Array,
+    decay: jax.Array,
+    clip_norm: jax.Array,
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    loss_fn: LossFn,
+    schedule: optax.Schedule | None,
+    order: Order,
+    num_epochs: int,
+    batch_size: int,
+    microbatch_size: int | None,
+) -> tuple[Tree, Curve]:
+    """The last parameters and the curve, compiled once for many runs.
+
+    Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
+    """
+    num_examples = jax.tree.leaves(data)[0].shape[0]
+    # Its last three lines: m_t, m̂_t = m_t + NOISE, w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
+    optimizer = optimizers.dp_nsgd(
+        learning_rate if schedule is None else schedule,
+        clip_norm=1.0,  # their product was rounded up
+        noise_multiplier=stddev,
+        expected_batch_size=batch_size,
+        key=stream(key, "noise"),
+        decay=decay,
+        num_steps=num_epochs * -(-num_examples // batch_size),
+    )
+
+    def step(carry: _Carry, batch: sampling.Batch) -> tuple[_Carry, Curve]:
+        params, state = carry
+        total, loss, used = _descent.gradient_sum(
+            loss_fn,
+            params,
+            jax.tree.map(lambda x: x[batch.indices], data),
+            batch.mask,
+            clip_norm=clip_norm,
+            microbatch_size=microbatch_size,
+        )
+        updates, state = optimizer.update(total, state, params)
+        left_out = jnp.sum(batch.mask, dtype=jnp.int32) - used
+        return (optax.apply_updates(params, updates), state), Curve(loss, left_out)
+
+    def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
+        if order == "fixed":
+            batches = sampling.cyclic(num_examples, batch_size)
+        else:
+            batches = sampling.reshuffled(
+                num_examples, batch_size, key=stream(key, "batches"), epoch=number
+            )
+        return jax.lax.scan(step, carry, batches)
+
+    carry = params, optimizer.init(params)
+    (params, _), curve = jax.lax.scan(epoch, carry, jnp.arange(num_epochs))
+    return params, jax.tree.map(jnp.ravel, curve)
+
+
+def dp_nsgd(
+    loss_fn: LossFn,
+    params: Params,
+    data: Tree,
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    order: Order,
+    num_epochs: int,
+    batch_size: int,
+    learning_rate: optax.ScalarOrSchedule,
+    decay: float,
+    clip_norm: float,
+    key: Key,
+    noise: Literal["exact", "printed"] = "exact",
+    microbatch_size: int | None = None,
+) -> Result[Params, jax.Array]:
+    """Train by normalised steps along a tree-aggregated private momentum.
+
+    Args:
+      loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
+      params: the initial parameters, a pytree; they must not depend on the data.
+      data: a pytree whose leaves share a leading axis of n examples.
+      epsilon: the target ε, positive.
+      delta: the target δ, in (0, 1).
+      adjacency: `ZERO_OUT` or `REPLACE`.
+      order: "fixed" for the data's order in every epoch, "reshuffled" for a random
+        order in each, which costs more noise and mixes better.
+      num_epochs: E, at least 1.
+      batch_size: b, at least 1. An epoch has n_b = ⌈n / b⌉ steps.
+      learning_rate: the length of a step, a number or an optax schedule.
+      decay: the momentum coefficient β, in [0, 1).
+      clip_norm: the bound C on a per-example gradient's L2 norm, positive.
+      key: one typed key, for the noise and the order.
+      noise: "exact" calibrates by `accounting.tree.momentum_mu`; "printed" takes the
+        paper's constant (more noise), to compare with: see `solvers.printed`.
+      microbatch_size: see `clipped_grad`.
+
+    Returns:
+      A `Result`: params, curve, guarantee and the noise multiplier that was used.
+
+    Raises:
+      ValueError: an argument is out of range, before any training; adjacency is
+        ADD_REMOVE, under which one more example would move others to other batches.
+
+    Privacy: params, and all iterates on the way, are μ-GDP under the adjacency, where
+    guarantee.mu is at most `accounting.gdp.mu(epsilon, delta)`, so that
+    guarantee.epsilon(delta) is at most epsilon. n, the shapes and the hyperparameters
+    are taken as public. The curve's loss is outside the guarantee.
+
+    Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> x = jax.random.normal(jax.random.key(0), (64, 3))
+      >>> y = x @ jnp.array([1.0, -1.0, 0.5])
+      >>> def loss(w, example):
+      ...     return 0.5 * (example[0] @ w - example[1]) ** 2
+      >>> result = dp_nsgd(
+      ...     loss, jnp.zeros(3), (x, y), epsilon=5.0, delta=1e-5,
+      ...     adjacency=Adjacency.REPLACE, order="fixed", num_epochs=4, batch_size=16,
+      ...     learning_rate=0.1, decay=0.9, clip_norm=1.0, key=jax.random.key(1))
+      >>> result.params.shape, bool(result.guarantee.epsilon(1e-5) <= 5.0)
+      ((3,), True)
+    """
+    target = _checks.reached(epsilon, delta)
+    _validate.one_of("order", order, ("fixed", "reshuffled"))
+    _validate.one_of("noise", noise, ("exact", "printed"))
+    _validate.decay("decay", decay)
+    decay, clip_norm = _numbers.down(decay), _numbers.up(clip_norm)
+    _validate.positive("clip_norm", clip_norm)
+    run = _checks.epochs(
+        loss_fn,
+        data,
+        adjacency=adjacency,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        key=key,
+    )
+
+    account = functools.partial(
+        tree.momentum_mu,
+        num_steps=run.num_steps,
+        decay=decay,
+        steps_per_epoch=run.steps_per_epoch,
+        order=order,
+        adjacency=adjacency,
+    )
+    noise_multiplier = _calibrated(noise, account, target, run)
+
+    scheduled = callable(learning_rate)
+    trained, curve = _train(
+        *jax.tree.map(jnp.asarray, (params, data)),
+        stream(key, "solvers.dp_nsgd"),
+        _numbers.array(_numbers.stddev(noise_multiplier, clip_norm)),
+        _numbers.array(decay),
+        _numbers.array(clip_norm),
+        0.0 if scheduled else learning_rate,
+        loss_fn=loss_fn,
+        schedule=learning_rate if scheduled else None,
+        order=order,
+        num_epochs=run.num_epochs,
+        batch_size=run.batch_size,
+        microbatch_size=microbatch_size,
+    )
+
+    variance = prefix_variance(jnp.arange(1, run.num_steps + 1), decay)
+    dimension = sum(x.size for x in jax.tree.leaves(trained))
+    coordinate = clip_norm * noise_multiplier * (1 - decay) / run.batch_size
+    return Result(
+        params=trained,
+        curve=curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance)),
+        guarantee=Guarantee(
+            mechanism=f"all {run.num_steps} iterates of tree-aggregated momentum",
+            profile=Gaussian(account(noise_multiplier)),
+            adjacency=adjacency,
+            assumptions=_assumptions.every_step(order),
+        ),
+        num_steps=run.num_steps,
+        noise_multiplier=_numbers.array(_numbers.down(noise_multiplier)),
+    )
+
+
+def _calibrated(
+    noise: Literal["exact", "printed"],
+    account: Callable[[float], jax.Array],
+    target: _checks.Target,
+    run: _checks.Epochs,
+) -> float:
+    """The noise multiplier of a node."""
+    mu = float(gdp.mu(target.epsilon, target.delta))
+    if noise == "printed":
+        return printed.dp_nsgd_noise_multiplier(
+            mu, num_steps=run.num_steps, steps_per_epoch=run.steps_per_epoch
+        )
+    # μ is proportional to 1/σ.
+    return _numbers.up(float(account(1.0)) / mu * _numbers.MARGIN)

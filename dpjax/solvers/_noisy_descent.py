@@ -1,0 +1,163 @@
+"""Noisy descent from data to guarantee: what its three solvers share.
+
+They differ in their batches and in their accountant, which turns the noise of every
+step into a profile of ε and δ. It is asked for trial noises to calibrate, and once more
+for the noise that ran.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax._keys import stream
+from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax.accounting.iteration import Setting
+from dpjax.solvers import _assumptions, _calibration, _checks, _data, _descent, _numbers
+from dpjax.solvers._results import Result
+from dpjax.solvers.guarantee import Guarantee, Profile
+from dpjax.solvers.prox import Prox, none
+
+
+class Run(NamedTuple):
+    """A run of noisy descent as its accountant sees it.
+
+    Attributes:
+      batches: how they are made.
+      num_examples: n.
+      batch_size: b.
+      period: how many steps an epoch has.
+      step_sizes: those that run, f64[T].
+      setting: with the numbers that run.
+    """
+
+    batches: _assumptions.Batches
+    num_examples: int
+    batch_size: int
+    period: int
+    step_sizes: np.ndarray
+    setting: Setting
+
+
+# What a run's noise multipliers f64[T] promise; it raises where the setting is wrong.
+Accountant = Callable[[Run, np.ndarray], Profile]
+
+
+def noisy_descent(
+    loss_fn: LossFn,
+    params: Params,
+    data: Tree,
+    *,
+    solver: str,
+    accountant: Accountant,
+    batches: _assumptions.Batches,
+    num_epochs: int,
+    batch_size: int | None,
+    key: Key,
+    noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None,
+    epsilon: float | None,
+    delta: float | None,
+    prox: Prox | None,
+    microbatch_size: int | None,
+    setting: Setting,
+) -> Result[Params, jax.Array]:
+    """The last iterate and its guarantee; full batches are a cycle of one."""
+    given = _checks.noise(noise_multiplier, epsilon, delta)
+    run = _validated(loss_fn, data, batches, num_epochs, batch_size, key, prox, setting)
+    setting, num_steps = run.setting, len(run.step_sizes)
+
+    if isinstance(given, _checks.Target):
+        given = _calibrated(run, accountant, given)
+    noise = _data.schedule("noise_multiplier", given, num_steps)
+    profile = accountant(run, noise)
+
+    stddevs = _numbers.stddev(noise, setting["gradient_norm"], run.batch_size)
+    last, curve = _descent.descend(
+        jax.tree.map(jnp.asarray, params),
+        _data.prepare(data),
+        _numbers.array(run.step_sizes.reshape(-1, run.period)),
+        _numbers.array(np.reshape(stddevs, (-1, run.period))),
+        _numbers.array(setting["gradient_norm"]),
+        _numbers.array(setting["regularization"]),
+        stream(key, f"solvers.{solver}"),
+        loss_fn=loss_fn,
+        prox=none if prox is None else prox,
+        clipped=bool(setting["clipped"]),
+        batches=batches,
+        batch_size=run.batch_size,
+        microbatch_size=microbatch_size,
+    )
+
+    return Result(
+        params=_descent.narrow(last, params),
+        curve=curve,
+        guarantee=Guarantee(
+            mechanism=f"the last of {num_steps} iterates of {solver}",
+            profile=profile,
+            adjacency=setting["adjacency"],
+            assumptions=_assumptions.last_iterate(batches, setting),
+        ),
+        num_steps=num_steps,
+        # As given, rounded down: there was no less.
+        noise_multiplier=_numbers.array(
+            _numbers.down(noise[0] if constant(noise) else noise)
+        ),
+    )
+
+
+def _validated(
+    loss_fn: LossFn,
+    data: Tree,
+    batches: _assumptions.Batches,
+    num_epochs: int,
+    batch_size: int | None,
+    key: Key,
+    prox: Prox | None,
+    setting: Setting,
+) -> Run:
+    """The run that is asked for, in the numbers that run."""
+    _checks.names(setting)
+    num_examples = _checks.examples(loss_fn, data, key)
+    _checks.assumptions(data, prox, setting)
+    size = num_examples if batch_size is None else batch_size
+    size = _checks.size(size, num_examples)
+    if batches == "random":
+        _checks.replaced_example(setting["adjacency"])
+    elif num_examples % size and np.any(np.asarray(setting["strong_convexity"]) > 0):
+        raise ValueError(
+            f"batch_size must divide the number of examples, {num_examples}, where "
+            f"strong_convexity is above 0; got {size!r}: the last batch of an epoch "
+            "would have less curvature."
+        )
+    _checks.loss(loss_fn, setting)
+    period = 1 if batches == "random" else -(-num_examples // size)
+    step_sizes = _data.schedule("step_size", setting["step_size"], num_epochs * period)
+    return Run(
+        batches=batches,
+        num_examples=num_examples,
+        batch_size=size,
+        period=period,
+        step_sizes=np.asarray(_numbers.down(step_sizes)),
+        setting=_numbers.as_run(setting),
+    )
+
+
+def _calibrated(run: Run, accountant: Accountant, target: _checks.Target) -> float:
+    """The least noise multiplier, the same in all steps, that meets the target."""
+
+    def profile(noise: float) -> Profile:
+        return accountant(run, np.full(len(run.step_sizes), noise))
+
+    def epsilon_of(noise: jax.Array) -> jax.Array:
+        return profile(float(noise)).epsilon(target.delta)
+
+    profile(1.0)  # says what is wrong with the setting
+    return _calibration.solved_noise(epsilon_of, target.epsilon, target)
+
+
+def constant(values: np.ndarray) -> bool:
+    """Whether a schedule is none."""
+    return bool(np.all(values == values[0]))
