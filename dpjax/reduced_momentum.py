@@ -122,7 +122,7 @@ def update(
     Returns:
       m̂_t f[d] and the state.
 
-    Privacy: `accounting.reduced_momentum.reduced_momentum_mu`.
+    Privacy: `accounting.tree.reduced_momentum_mu`.
     """
     n, dtype = steps_per_epoch, state.drift.dtype
     step, terms = jnp.asarray(step).astype(jnp.int32), widen(terms)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from dpjax import _validate, reduced_momentum
-from dpjax.accounting.reduced_momentum import reduced_momentum_mu
+from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.adjacency import Adjacency
 from dpjax.reduced_momentum import Terms
 from dpjax.solvers import _numbers

@@ -169,7 +169,7 @@ def random_round_sgd(
         any training.
 
     Privacy: params and num_steps are (ε, δ)-DP under REPLACE, by
-    `accounting.random_rounds.random_rounds_delta`. Nobody learns the batches. No GDP
+    `accounting.random_rounds.delta`. Nobody learns the batches. No GDP
     parameter is known: guarantee.mu is None.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, with exact accounting.
@@ -198,7 +198,7 @@ def random_round_sgd(
 
     # What is accounted for is the distribution that the 32 bits draw from.
     realised = np.diff(edges.astype(np.float64), prepend=0.0) / 2.0**32
-    rounds, rate = random_rounds.group_rounds(realised), size / num_examples
+    rounds, rate = random_rounds.group(realised), size / num_examples
     if isinstance(noise, _checks.Target):
         noise = _calibrated(rounds, rate, noise)
     _validate.positive("noise_multiplier", noise)
@@ -240,7 +240,7 @@ def _calibrated(
     """The least noise multiplier that meets the target: δ falls with it as ε does."""
 
     def delta_of(noise: jax.Array) -> jax.Array:
-        return random_rounds.random_rounds_delta(
+        return random_rounds.delta(
             noise, target.epsilon, rounds=rounds, sampling_rate=rate
         )
 

@@ -11,7 +11,7 @@ from dpjax import _validate, reduced_momentum
 from dpjax._keys import stream
 from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp
-from dpjax.accounting.reduced_momentum import reduced_momentum_mu
+from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.adjacency import Adjacency
 from dpjax.reduced_momentum import Terms
 from dpjax.solvers import _assumptions, _checks, _data, _numbers, _reduced_descent
@@ -71,7 +71,7 @@ def sensitivity_reduced_nsgd(
       ValueError: an argument is out of range, before any training.
 
     Privacy: params, and all iterates on the way, are μ-GDP under the adjacency, μ being
-    `accounting.reduced_momentum.reduced_momentum_mu`, so that guarantee.epsilon(delta)
+    `accounting.tree.reduced_momentum_mu`, so that guarantee.epsilon(delta)
     is at most epsilon. No smoothness is assumed: all three terms are clipped. The
     curve is outside the guarantee.
 

@@ -107,7 +107,7 @@ class RoundsProfile(NamedTuple):
     """The profile of a run with a random number of rounds.
 
     Attributes:
-      noise_multiplier: as for `accounting.random_rounds.random_rounds_delta`.
+      noise_multiplier: as for `accounting.random_rounds.delta`.
       rounds: the distribution of the number of rounds.
       sampling_rate: batch size over number of examples.
     """
@@ -122,7 +122,7 @@ class RoundsProfile(NamedTuple):
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """The ε for a δ in (0, 1), rounded up."""
-        return random_rounds.random_rounds_epsilon(
+        return random_rounds.epsilon(
             self.noise_multiplier,
             float(np.asarray(delta)),
             rounds=self.rounds,
@@ -131,7 +131,7 @@ class RoundsProfile(NamedTuple):
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up."""
-        return random_rounds.random_rounds_delta(
+        return random_rounds.delta(
             self.noise_multiplier,
             epsilon,
             rounds=self.rounds,
