@@ -62,7 +62,7 @@ def reach(
         at_least_float32(x.dtype) == x.dtype for x in (*inputs, *linear.out_avals)
     ):
         return None
-    terms = len(component.operands) + sum(map(_terms, linear.jaxpr.eqns))
+    terms = len(component.operands) + _terms(linear.jaxpr)
     if terms > MOST_ROWS:
         return None
 
@@ -84,11 +84,17 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
     )
 
 
-def _terms(eqn: jex.JaxprEqn) -> int:
-    """Of a sum in an equation's transpose, and two for its other roundings."""
-    if eqn.primitive.name != "broadcast_in_dim":
-        return 2
-    return 2 + aval(eqn.outvars[0]).size // max(aval(eqn.invars[0]).size, 1)
+def _terms(linear: jex.Jaxpr) -> int:
+    """Of the transposed map's sums, and its products, all paths together."""
+    uses = [v for eqn in linear.eqns for v in eqn.invars if isinstance(v, jex.Var)]
+    # What is used several times has its uses' cotangents added.
+    total = len(uses) - len(set(uses))
+    for eqn in linear.eqns:
+        if eqn.primitive.name in {"mul", "div"}:
+            total += 1
+        elif eqn.primitive.name == "broadcast_in_dim":
+            total += aval(eqn.outvars[0]).size // max(aval(eqn.invars[0]).size, 1) - 1
+    return total
 
 
 def _absolute(linear: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[jax.Array]:
