@@ -1,8 +1,8 @@
 """From a loss on one example to the sum of clipped per-example gradients."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from dpjax import _validate, bookkeeping
 from dpjax._meshes import like, varying, varying_axes
 from dpjax._microbatches import in_microbatches
-from dpjax._platforms import on_platform
 from dpjax._vmap_engine import clipped_sum as vmap_sum
 from dpjax.adjacency import Adjacency
 from dpjax.clipping import batch_size
@@ -106,20 +105,14 @@ class ClippedGrad:
         if self.engine == "auto" and not plan.automatic:
             return by_vmap
 
-        def by_books(leaves: Any, batched: Any, mask: Any) -> Any:
-            return bookkeeping.clipped_sum(
-                plan,
-                leaves,
-                batched,
-                clip_norms,
-                mask,
-                two_passes=self.engine == "ghost",
-            )
-
-        if self.engine != "auto":
-            return by_books
-        # TPUs' products are outside the model of `dpjax._rounding`.
-        return functools.partial(on_platform, "tpu", by_vmap, by_books)
+        if self.engine == "ghost":
+            by_books = bookkeeping.clipped_sum_twice
+        else:
+            by_platform = self.engine == "auto"
+            by_books = partial(bookkeeping.clipped_sum, by_platform=by_platform)
+        return lambda leaves, batched, mask: by_books(
+            plan, leaves, batched, clip_norms, mask
+        )
 
     def _local(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments for one device's part of `jax.shard_map`.

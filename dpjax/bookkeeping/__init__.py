@@ -57,6 +57,7 @@ the loss without an example, as a penalty on weights does (put that in the optim
 """
 
 from dpjax.bookkeeping.engine import clipped_sum as clipped_sum
+from dpjax.bookkeeping.engine import clipped_sum_twice as clipped_sum_twice
 from dpjax.bookkeeping.explain import Explanation as Explanation
 from dpjax.bookkeeping.explain import explanation as explanation
 from dpjax.bookkeeping.plan import Plan as Plan

@@ -110,17 +110,26 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
     return _over_groups(jnp.square(jnp.maximum(norm, _CANCELLED * sizes)))
 
 
-def upper_norm(formed: jax.Array, sizes: Sequence[tuple[jax.Array, int]]) -> jax.Array:
+class Terms(NamedTuple):
+    """Terms of a sum.
+
+    Attributes:
+      size: the norm of their absolute values, f[b].
+      rounded: k of γ_k for what they round when the sum is formed.
+    """
+
+    size: jax.Array
+    rounded: int
+
+
+def upper_norm(formed: jax.Array, terms: Sequence[Terms]) -> jax.Array:
     """At least the norm f[b] of a sum of terms, and of what becomes of it in a batch.
 
-    Args:
-      formed: its norm as computed, up to the terms' rounding.
-      sizes: of the terms: the norm of their absolute values, f[b], and k of γ_k for
-        what they round when the sum is formed.
+    Its norm as computed is formed, up to the terms' rounding.
     """
     # It is formed twice, and may be off in both; the second time after scaling.
-    rounded = sum(2 * margin(k + 4, jnp.float32) * size for size, k in sizes)
-    size = sum(size for size, _ in sizes)
+    rounded = sum(2 * margin(k + 4, jnp.float32) * size for size, k in terms)
+    size = sum(size for size, _ in terms)
     return jnp.maximum(formed + rounded, _CANCELLED * size) * (1 + 2.0**-20)
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
 from dpjax.bookkeeping.collectives import uses
-from dpjax.bookkeeping.components import Component, at_operands
+from dpjax.bookkeeping.components import Component
 from dpjax.bookkeeping.factors import MOST_ROWS
 from dpjax.bookkeeping.trace import aval, bind, inline
 
@@ -44,18 +44,17 @@ class Reach(NamedTuple):
     terms: int
 
 
-def reach(
-    closed: jex.ClosedJaxpr, component: Component, leaves: Sequence[Any]
-) -> Reach | None:
-    """The reach of `pull_back`, or None where its rounding is not known."""
+def reach(component: Component, inputs: Sequence[Any]) -> Reach | None:
+    """The reach of its path's `pull_back`, or None where its rounding is not known."""
     if not component.leaves:
         return None
     if component.roots is not None:
         return Reach([1.0] * len(component.operands), len(component.operands))
-    if uses(closed.jaxpr, "custom_vjp"):  # whose derivatives need not be linear
+    path, count = component.path, len(component.leaves)
+    if uses(path.eqns, "custom_vjp"):  # whose derivatives need not be linear
         return None
-    inputs = [leaves[i] for i in component.leaves]
-    _, tangents = jax.linearize(at_operands(closed, component, leaves), *inputs)
+    inputs, others = inputs[:count], inputs[count:]
+    _, tangents = jax.linearize(path.forward(others, widen_casts=False), *inputs)
     everywhere = [True] * len(inputs)
     linear = inline(jax.make_jaxpr(tangents)(*inputs), everywhere, everywhere)
     if not all(map(_is_known, linear.jaxpr.eqns)) or not all(

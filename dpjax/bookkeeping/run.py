@@ -7,7 +7,7 @@ import jax
 import jax.extend.core as jex
 
 from dpjax._meshes import plus
-from dpjax.bookkeeping.sites import Scope, Site
+from dpjax.bookkeeping.sites import Scope, Site, TappedSite
 from dpjax.bookkeeping.trace import bind, needed, read
 
 
@@ -98,7 +98,7 @@ def run(
         inputs = [read(v, values) for v in eqn.invars]
         ruled = None
         for position, site in scope.sites.get(index, {}).items():
-            if site.rule is None:
+            if isinstance(site, TappedSite):
                 inputs[position] = plus(inputs[position], taps[numbers[site]])
             else:
                 ruled = site
