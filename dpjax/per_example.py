@@ -254,8 +254,8 @@ def clipped_grad(
         (jax.checkpoint). "ghost" is the same in two passes, one for the norms and one
         for the sum: for losses whose per-example gradients it must form, and then
         need not keep; see Privacy. "auto" is "bookkeeping" if that knows how for one
-        parameter at least, else (and where it is lowered for a TPU) "vmap"; never
-        "ghost".
+        parameter at least, else "vmap"; never "ghost". Where it is lowered for a TPU,
+        it forms all per-example gradients.
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 

@@ -25,8 +25,8 @@ here it is read off the loss's jaxpr, for any function.
    tapped at its *operand*: the cotangent is then the operand's per-example gradient,
    formed by the same backward pass. For biases and scales nothing is cheaper; for the
    rest it is what the vmap engine does, for that operand alone.
-5. `components`: between leaves and operands lie computations on parameters (a
-   transpose, a cast, weight normalisation). Where they only move entries, norms at the
+5. `components`: between leaves and operands lies a `path`, computations on parameters
+   (a transpose, a cast, weight normalisation). Where they only move entries, norms at the
    operand are norms of the leaf, and the sum is pulled back once. Elsewhere each
    example's gradient at the operands is pulled back to the leaves. Sites of one leaf
    (tied embeddings, recurrences) are added up before squaring: cross terms included.
@@ -35,10 +35,10 @@ here it is read off the loss's jaxpr, for any function.
    form), which are then small and kept for the sum. Both are exact. One-hot rows are
    added up by position instead of in pairs.
 7. `engine`: from `books` (the records and cotangents of a batch) and what becomes of
-   them `at_site`, the norms, weights and sums, in float32 at least and at the highest
-   precision, since the bound on an influence rests on the norms. The sum comes
-   from the same pass (book-keeping) or from another one (ghost), for which nothing is
-   kept. Sites that are `alike` share what is traced for them.
+   them `at_site` and `at_component`, the norms, weights and sums, in float32 at least and
+   at the highest precision, since the bound on an influence rests on the norms. The sum
+   comes from the same pass (book-keeping) or from another one (ghost), for which nothing
+   is kept. Sites and components that are `alike` share what is traced for them.
 8. `reach`: ghost pulls the sum of gradients back once where the maps between leaves and
    operands round by the model, and the norm then includes what the terms can do there.
 
@@ -48,7 +48,8 @@ here it is read off the loss's jaxpr, for any function.
 common scale, so that no square overflows. Wherever the sum is not made of the gradients
 whose norms were taken, a norm is also at least 1/512 of its terms' size: larger terms
 that cancel would push other examples out of the sum. docs/clipping.md says what that
-costs.
+costs. TPUs' products are outside the model: for them engine="auto" takes all norms of
+gradients, and the sum of the same ones. Which of the two is lowered is decided last.
 
 **What it does not do.** Rematerialisation (jax.checkpoint) around parameters is given
 up. A parameter inside cond, while_loop or a custom derivative, or scanned over in a
