@@ -26,8 +26,8 @@ here it is read off the loss's jaxpr, for any function.
    formed by the same backward pass. For biases and scales nothing is cheaper; for the
    rest it is what the vmap engine does, for that operand alone.
 5. `components`: between leaves and operands lies a `path`, computations on parameters
-   (a transpose, a cast, weight normalisation). Where they only move entries, norms at the
-   operand are norms of the leaf, and the sum is pulled back once. Elsewhere each
+   (a transpose, a cast, weight normalisation). Where it only moves entries, norms at
+   the operand are norms of the leaf, and the sum is pulled back once. Elsewhere each
    example's gradient at the operands is pulled back to the leaves. Sites of one leaf
    (tied embeddings, recurrences) are added up before squaring: cross terms included.
 6. `plan`: for each component the norm comes from rows (the Gram form) where storing
@@ -35,10 +35,10 @@ here it is read off the loss's jaxpr, for any function.
    form), which are then small and kept for the sum. Both are exact. One-hot rows are
    added up by position instead of in pairs.
 7. `engine`: from `books` (the records and cotangents of a batch) and what becomes of
-   them `at_site` and `at_component`, the norms, weights and sums, in float32 at least and
-   at the highest precision, since the bound on an influence rests on the norms. The sum
-   comes from the same pass (book-keeping) or from another one (ghost), for which nothing
-   is kept. Sites and components that are `alike` share what is traced for them.
+   them `at_site` and `at_component`, the norms, weights and sums, in float32 at least
+   and at the highest precision, since the bound on an influence rests on the norms. The
+   sum comes from the same pass (book-keeping) or from another one (ghost), for which
+   nothing is kept. What is `alike` shares what is traced for it.
 8. `reach`: ghost pulls the sum of gradients back once where the maps between leaves and
    operands round by the model, and the norm then includes what the terms can do there.
 

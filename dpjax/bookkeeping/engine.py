@@ -20,30 +20,26 @@ from dpjax.bookkeeping.components import Component
 from dpjax.bookkeeping.plan import Plan, size
 from dpjax.bookkeeping.reach import Reach, reach
 from dpjax.bookkeeping.sites import RuledSite
-from dpjax.clipping import clip_scales, sum_of_held
+from dpjax.clipping import Summed, clip_scales, sum_of_held
 
 
-class Summed(NamedTuple):
-    """The sum of clipped gradients and what each example gave.
+class Norms(NamedTuple):
+    """What norms are, and what they are taken of.
 
     Attributes:
-      grads: for each leaf, f[...].
-      loss: f[b].
-      norm: f[b].
-      aux: its leaves, with a leading axis b.
+      squares: for each group at least ‖gradient / clip norm‖², f[b].
+      kept: for each component its leaves' per-example gradients, where they are formed.
     """
 
-    grads: list[jax.Array]
-    loss: jax.Array
-    norm: jax.Array
-    aux: list[Any]
+    squares: list[jax.Array]
+    kept: list[list[jax.Array] | None]
 
 
 def clipped_sum(
     plan: Plan,
+    clip_norms: Sequence[jax.typing.ArrayLike],
     leaves: Sequence[Any],
     examples: Sequence[jax.Array],
-    clip_norms: Sequence[jax.typing.ArrayLike],
     mask: jax.Array,
     *,
     by_platform: bool,
@@ -52,9 +48,9 @@ def clipped_sum(
 
     Args:
       plan: the analysis of the loss.
+      clip_norms: the bound of each group.
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
-      clip_norms: the bound of each group.
       mask: b[b]; a masked example contributes zero.
       by_platform: whether all gradients are formed, and the sum is made of them, where
         this is lowered for a TPU: products there are outside the model of
@@ -103,9 +99,9 @@ def _in_one_pass(
 
 def clipped_sum_twice(
     plan: Plan,
+    clip_norms: Sequence[jax.typing.ArrayLike],
     leaves: Sequence[Any],
     examples: Sequence[jax.Array],
-    clip_norms: Sequence[jax.typing.ArrayLike],
     mask: jax.Array,
 ) -> Summed:
     """The same in two passes, of which the first keeps nothing but the norms."""
@@ -146,12 +142,11 @@ def _squares(
     clip_norms: Sequence[Any],
     by_rows: Sequence[bool],
     reaches: Sequence[Reach | None],
-) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
-    """For each group at least ‖gradient / clip norm‖², f[b].
+) -> Norms:
+    """The norms.
 
-    And for each component its leaves' per-example gradients, where they were formed.
-    Where a component has a reach the sum is not made of these: their norm is enlarged
-    by what the terms of either may round.
+    Where a component has a reach the sum is not made of the gradients that are formed:
+    their norm is enlarged by what the terms of either may round.
     """
     squares = [[jnp.zeros(books.outputs[0].shape, jnp.float32)] for _ in clip_norms]
     kept: list[list[jax.Array] | None] = []
@@ -172,7 +167,7 @@ def _squares(
                 sizes = _sizes(component, seen, found, clip_norms[group])
                 square = jnp.square(fac.upper_norm(jnp.sqrt(square), sizes))
             squares[group].append(square)
-    return [upper_sum(parts) for parts in squares], kept
+    return Norms([upper_sum(parts) for parts in squares], kept)
 
 
 def _reaches(plan: Plan, entering: Sequence[Sequence[Any]]) -> list[Reach | None]:
