@@ -34,8 +34,8 @@ class Alike(Generic[PartT]):
     @functools.cached_property
     def _compared(self) -> tuple[int, Hashable]:
         """The features, after their hash."""
-        features = self.part.features()
         try:
+            features = self.part.features()
             return hash(features), features
         except TypeError:  # something has no hash
             return id(self.part), id(self.part)
