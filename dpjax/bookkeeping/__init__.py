@@ -19,7 +19,8 @@ here it is read off the loss's jaxpr, for any function.
    example. Scans are entered: operands are the same in all iterations or one for each.
 3. `run`: the loss under vmap, which leaves known values unmapped, with a zero, a tap,
    added at every site. One vjp by the taps gives all cotangents; the other inputs of
-   the sites' equations are recorded on the way.
+   the sites' equations are recorded on the way. `stretches` of equations that repeat,
+   as a deep net's do, are traced once.
 4. `rules`, `dense`, `convolution`, `gather`: how an equation's input and output
    cotangent turn into rows x_t and d_t (`factors`). An equation that no rule knows is
    tapped at its *operand*: the cotangent is then the operand's per-example gradient,
