@@ -9,25 +9,25 @@ import jax.extend.core as jex
 from dpjax._dtypes import widen
 from dpjax._meshes import compiler_sharded, leading_axis
 from dpjax.bookkeeping.trace import evaluate
-from dpjax.clipping import clip_scales, group_squares, sum_of_held
+from dpjax.clipping import Summed, clip_scales, group_squares, sum_of_held
 
 
 def clipped_sum(
     closed: jex.ClosedJaxpr,
     groups: Sequence[int],
+    clip_norms: Sequence[jax.typing.ArrayLike],
     leaves: Sequence[jax.Array],
     examples: Sequence[jax.Array],
-    clip_norms: Sequence[jax.typing.ArrayLike],
     mask: jax.Array,
-) -> tuple[list[jax.Array], jax.Array, jax.Array, list[Any]]:
+) -> Summed:
     """The sum of clipped gradients; per-example losses, norms and leaves of aux.
 
     Args:
       closed: the loss, from the leaves and one example to the loss and aux.
       groups: for each leaf, the group that it is clipped with.
+      clip_norms: the bound of each group.
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
-      clip_norms: the bound of each group.
       mask: b[b]; a masked example contributes zero.
     """
 
@@ -65,4 +65,4 @@ def clipped_sum(
     of_examples = jax.P(leading_axis(examples))
     summed = compiler_sharded(summed, (leaves, examples), (shardings, of_examples))
     grads, norm = summed(gradients, clip_norms, mask)
-    return grads, loss, norm, aux
+    return Summed(grads, loss, norm, aux)

@@ -1,7 +1,7 @@
 """From one gradient to a bounded one, and from a batch of them to their sum."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,36 @@ from dpjax._typing import Tree
 # Clipping aims this far under the bound: sixteen roundings of float32, for the root,
 # the quotient and the product. What sums round is in the squares already.
 _SLACK = 2.0**-20
+
+
+class Scales(NamedTuple):
+    """What clipping does to a gradient, or to a batch of them.
+
+    Attributes:
+      finite: whether it is finite, b[...].
+      factors: each group's factor, f[...]: zero if it is not, or not to be kept.
+      norm: of all groups, f[...].
+    """
+
+    finite: jax.Array
+    factors: list[jax.Array]
+    norm: jax.Array
+
+
+class Summed(NamedTuple):
+    """The sum of clipped gradients and what each example gave.
+
+    Attributes:
+      grads: for each leaf, f[...].
+      loss: f[b].
+      norm: f[b].
+      aux: its leaves, with a leading axis b.
+    """
+
+    grads: list[jax.Array]
+    loss: jax.Array
+    norm: jax.Array
+    aux: list[Any]
 
 
 def clip(
@@ -70,13 +100,8 @@ def clip_scales(
     squares: Sequence[jax.Array],
     clip_norms: Sequence[jax.typing.ArrayLike],
     keep: jax.typing.ArrayLike,
-) -> tuple[jax.Array, list[jax.Array], jax.Array]:
-    """From an upper bound of each group's ‖gradient / C‖²: what clipping does.
-
-    Returns:
-      Whether the gradient is finite, each group's factor (zero if it is not, or not to
-      be kept), and the norm of all groups.
-    """
+) -> Scales:
+    """From an upper bound of each group's ‖gradient / C‖²: what clipping does."""
     finite = jnp.isfinite(sum(squares))
     roots = [jnp.sqrt(square) for square in squares]
     scales = [
@@ -85,8 +110,8 @@ def clip_scales(
     ]
     norms = [root * c for root, c in zip(roots, clip_norms, strict=True)]
     if len(norms) == 1:
-        return finite, scales, norms[0]
-    return finite, scales, jnp.linalg.norm(jnp.stack(norms), axis=0)
+        return Scales(finite, scales, norms[0])
+    return Scales(finite, scales, jnp.linalg.norm(jnp.stack(norms), axis=0))
 
 
 def scaled(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:

@@ -1,20 +1,20 @@
 """From a loss on one example to the sum of clipped per-example gradients."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate, bookkeeping
-from dpjax._meshes import like, varying, varying_axes
+from dpjax._arguments import Arguments, Groups, as_tuple
+from dpjax._meshes import varying_axes
 from dpjax._microbatches import in_microbatches
-from dpjax._platforms import on_platform
 from dpjax._vmap_engine import clipped_sum as vmap_sum
 from dpjax.adjacency import Adjacency
-from dpjax.clipping import batch_size
+from dpjax.clipping import Summed, batch_size
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
@@ -60,7 +60,8 @@ class ClippedGrad:
         self, *args: Any, mask: jax.Array | None = None
     ) -> tuple[Any, PerExample]:
         """The sum of clipped gradients and what each example gave."""
-        batched = [jnp.asarray(x) for x in jax.tree.leaves(self._examples(args))]
+        examples = self._arguments.examples(args)
+        batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
         size = batch_size(f"the batch arguments {self.batch_argnums}", batched)
         mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
         if mask.shape != (size,) or mask.dtype != jnp.bool_:
@@ -70,8 +71,8 @@ class ClippedGrad:
             )
         if jax.sharding.get_abstract_mesh().manual_axes:
             args = self._local(args)
-        leaves = self._leaves(args)
-        closed, aux_tree = bookkeeping.trace(*self._of_leaves(args))
+        leaves = self._arguments.leaves(args)
+        closed, aux_tree = self._trace(args)
         sum_of = self._engine(closed, *self._groups(args))
 
         def clipped_sum(mask: Any, *batched: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -94,32 +95,19 @@ class ClippedGrad:
 
     def _engine(
         self, closed: Any, groups: Sequence[int], clip_norms: Sequence[Any]
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., Summed]:
         """The function from leaves, examples and mask to the sum."""
-
-        def by_vmap(leaves: Any, batched: Any, mask: Any) -> Any:
-            return vmap_sum(closed, groups, leaves, batched, clip_norms, mask)
-
+        by_vmap = partial(vmap_sum, closed, groups, clip_norms)
         if self.engine == "vmap":
             return by_vmap
         plan = bookkeeping.plan(closed, groups)
         if self.engine == "auto" and not plan.automatic:
             return by_vmap
-
-        def by_books(leaves: Any, batched: Any, mask: Any) -> Any:
-            return bookkeeping.clipped_sum(
-                plan,
-                leaves,
-                batched,
-                clip_norms,
-                mask,
-                two_passes=self.engine == "ghost",
-            )
-
-        if self.engine != "auto":
-            return by_books
-        # TPUs' products are outside the model of `dpjax._rounding`.
-        return functools.partial(on_platform, "tpu", by_vmap, by_books)
+        if self.engine == "ghost":
+            return partial(bookkeeping.clipped_sum_twice, plan, clip_norms)
+        by_platform = self.engine == "auto"
+        function = partial(bookkeeping.clipped_sum, by_platform=by_platform)
+        return partial(function, plan, clip_norms)
 
     def _local(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments for one device's part of `jax.shard_map`.
@@ -127,94 +115,34 @@ class ClippedGrad:
         By a parameter that devices share, a derivative is the sum over the devices:
         it would be clipped as if it were one example's.
         """
-        closed, _ = bookkeeping.trace(*self._of_leaves(args))
-        axes = varying_axes(closed.out_avals[0])
-        full = list(args)
-        for i in _as_tuple(self.argnums):
-            full[i] = varying(full[i], axes)
-        return tuple(full)
+        closed, _ = self._trace(args)
+        return self._arguments.differing(args, varying_axes(closed.out_avals[0]))
 
-    def _examples(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        used = max((*self.batch_argnums, *_as_tuple(self.argnums)))
-        if used >= len(args):
-            raise ValueError(
-                f"argnums {self.argnums} and batch_argnums {self.batch_argnums} name "
-                f"argument {used}, but the call has {len(args)} positional arguments."
-            )
-        return tuple(args[i] for i in self.batch_argnums)
+    def _trace(self, args: Sequence[Any]) -> tuple[Any, Any]:
+        """The loss's jaxpr and the structure of aux."""
+        return bookkeeping.trace(*self._arguments.of_leaves(self._loss_and_aux, args))
+
+    @property
+    def _arguments(self) -> Arguments:
+        return Arguments(self.argnums, self.batch_argnums)
 
     def parameters(self, args: Sequence[Any]) -> Any:
         """The arguments in argnums: one, or a tuple."""
-        if isinstance(self.argnums, int):
-            return args[self.argnums]
-        return tuple(args[i] for i in self.argnums)
+        return self._arguments.parameters(args)
 
     def plan(self, *args: Any) -> bookkeeping.Plan:
         """What the book-keeping engine does with the loss; see `explain`."""
-        closed, _ = bookkeeping.trace(*self._of_leaves(args))
-        return bookkeeping.plan(closed, self._groups(args)[0])
+        closed, _ = self._trace(args)
+        return bookkeeping.plan(closed, self._groups(args).numbers)
 
-    def _leaves(self, args: Sequence[Any]) -> list[jax.Array]:
-        """The parameters' leaves."""
-        leaves = [jnp.asarray(x) for x in jax.tree.leaves(self.parameters(args))]
-        for x in leaves:
-            if not jnp.issubdtype(x.dtype, jnp.floating):
-                raise ValueError(
-                    "the arguments in argnums must be real floating-point arrays; got "
-                    f"a leaf of dtype {x.dtype} and shape {x.shape}."
-                )
-        return leaves
-
-    def _of_leaves(
-        self, args: Sequence[Any]
-    ) -> tuple[Callable[..., Any], list[jax.Array], list[jax.ShapeDtypeStruct]]:
-        """Loss and aux of parameter and example leaves, and such leaves."""
-        treedef = jax.tree.structure(self.parameters(args))
-        batched, example_treedef = jax.tree.flatten(self._examples(args))
-        types = [jax.typeof(jnp.asarray(x)) for x in batched]
-        one = [like(t, t.shape[1:], t.dtype) for t in types]
-
-        def loss_and_aux(leaves: Any, example: Any) -> tuple[Any, Any]:
-            full = list(args)
-            parameters = treedef.unflatten(leaves)
-            if isinstance(self.argnums, int):
-                parameters = (parameters,)
-            for i, value in zip(_as_tuple(self.argnums), parameters, strict=True):
-                full[i] = value
-            example = example_treedef.unflatten(example)
-            for i, value in zip(self.batch_argnums, example, strict=True):
-                full[i] = value
-            return self._loss_and_aux(*full)
-
-        return loss_and_aux, self._leaves(args), one
-
-    def _groups(self, args: Sequence[Any]) -> tuple[list[int], list[Any]]:
-        """For each parameter leaf the clip norm it shares, and the clip norms."""
-        clip_norms, treedef = jax.tree.flatten(self.clip_norm)
-        numbers = treedef.unflatten(range(len(clip_norms)))
-        parameters = self.parameters(args)
-        try:
-            groups = jax.tree.map(
-                lambda number, part: [number] * len(jax.tree.leaves(part)),
-                numbers,
-                parameters,
-            )
-        except ValueError as error:
-            raise ValueError(
-                "clip_norm must be a number or a prefix of the arguments in argnums; "
-                f"got {self.clip_norm!r} for {jax.tree.structure(parameters)}."
-            ) from error
-        return jax.tree.leaves(groups), clip_norms
+    def _groups(self, args: Sequence[Any]) -> Groups:
+        return self._arguments.groups(self.clip_norm, args)
 
     def _loss_and_aux(self, *full: Any) -> tuple[Any, Any]:
         out = self.loss_fn(*full)
         loss, aux = out if self.has_aux else (out, ())
         _check_scalar(loss)
         return loss, aux
-
-
-def _as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
 def _check_scalar(loss: Any) -> None:
@@ -261,8 +189,8 @@ def clipped_grad(
         (jax.checkpoint). "ghost" is the same in two passes, one for the norms and one
         for the sum: for losses whose per-example gradients it must form, and then
         need not keep; see Privacy. "auto" is "bookkeeping" if that knows how for one
-        parameter at least, else (and where it is lowered for a TPU) "vmap"; never
-        "ghost".
+        parameter at least, else "vmap"; never "ghost". Where it is lowered for a TPU,
+        it forms all per-example gradients.
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 
@@ -307,7 +235,7 @@ def clipped_grad(
     _validate.one_of("engine", engine, ENGINES)
     if microbatch_size is not None:
         _validate.static_int("microbatch_size", microbatch_size, minimum=1)
-    wanted, batched = _as_tuple(argnums), _as_tuple(batch_argnums)
+    wanted, batched = as_tuple(argnums), as_tuple(batch_argnums)
     if not wanted or min(wanted) < 0 or len(set(wanted)) < len(wanted):
         raise ValueError(f"argnums must be distinct and non-negative; got {argnums!r}.")
     if not batched or min(batched) < 0 or set(wanted) & set(batched):

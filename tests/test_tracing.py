@@ -6,7 +6,7 @@ The reference is `vmap(grad(loss))`, clipped in NumPy (tests/test_bookkeeping.py
 import collections
 import re
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from jax.experimental.ode import odeint
 from test_bookkeeping import MLP, MLP_BATCH, assert_same, mlp, normal
 
 import dpjax
+from dpjax.bookkeeping.alike import Alike
+from dpjax.bookkeeping.stretches import stretches
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
@@ -84,29 +86,106 @@ def test_derivatives_that_are_not_taken_may_communicate():
     assert_same(loss, normal(0, 3, 3), normal(1, 4, 3))
 
 
-def operations(exported: Any) -> collections.Counter[str]:
-    """How often each operation stands there, but for the choice by platform."""
-    found = re.findall(r"stablehlo\.(\w+)", exported.mlir_module())
-    counted = collections.Counter(found)
-    for choosing in ("case", "constant", "return"):
+BATCH, ROWS, WORDS, WIDTH, HIDDEN = 7, 5, 41, 31, 37
+
+
+def tokens_loss(params: Any, tokens: jax.Array) -> jax.Array:
+    """Lookups, a layer of several rows and one of a single row; no size is twice."""
+    h = jnp.tanh(params["table"][tokens] @ params["dense"])
+    y = jnp.sin(jnp.sum(h, 0) @ params["head"] + params["bias"])
+    return jnp.sum(y**2)
+
+
+TOKEN_PARAMS = {
+    "table": normal(0, WORDS, WIDTH),
+    "dense": normal(1, WIDTH, HIDDEN),
+    "head": normal(2, HIDDEN, WIDTH + 2),
+    "bias": normal(3, WIDTH + 2),
+}
+TOKENS = np.arange(BATCH * ROWS).reshape(BATCH, ROWS) * 3 % WORDS
+
+
+class Program(NamedTuple):
+    """What a lowered program holds."""
+
+    operations: collections.Counter[str]
+    formed: set[str]
+    rows_by_rows: bool
+    products_over_batch: bool
+
+
+def program(engine: str, *platforms: str) -> Program:
+    fn = jax.jit(dpjax.clipped_grad(tokens_loss, 1.0, engine=engine))
+    exported = jax.export.export(fn, platforms=platforms)(TOKEN_PARAMS, TOKENS)
+    text = exported.mlir_module()
+    counted = collections.Counter(re.findall(r"stablehlo\.(\w+)", text))
+    for choosing in ("case", "constant", "return"):  # by platform
         del counted[choosing]
-    return counted
+    formed = {
+        name
+        for name, x in TOKEN_PARAMS.items()
+        if f"tensor<{'x'.join(map(str, (BATCH, *x.shape)))}xf32>" in text
+    }
+    products = re.findall(
+        r"dot_general .* contracting_dims = \[([\d, ]*)\] x .*"
+        r": \(tensor<(\S*)xf32>, .*\) -> tensor<(\S*)xf32>",
+        text,
+    )
+    assert len(products) == counted["dot_general"]
+    rows_by_rows = over_batch = False
+    for contracted, left, out in products:
+        sizes = [int(left.split("x")[int(i)]) for i in contracted.split(",")]
+        over_batch |= BATCH in sizes
+        rows_by_rows |= out.split("x").count(str(ROWS)) == 2
+    return Program(counted, formed, rows_by_rows, over_batch)
 
 
 def test_auto_asks_for_the_platform_when_it_lowers():
     """Exported from a CPU, a TPU's program forms gradients: its products round more."""
+    rows = dpjax.explain(tokens_loss, TOKEN_PARAMS, TOKENS).rows
+    assert [r.parameter for r in rows if r.norm == "gradients"] == ["['bias']"]
 
-    def exported(engine, *platforms):
-        fn = jax.jit(dpjax.clipped_grad(mlp, 1.0, engine=engine))
-        return operations(jax.export.export(fn, platforms=platforms)(MLP, MLP_BATCH))
-
-    for platform, engine in (("tpu", "vmap"), ("cpu", "bookkeeping")):
-        assert exported("auto", platform) == exported(engine, platform)
-    assert exported("bookkeeping", "tpu") != exported("vmap", "tpu")
+    tpu, cpu = program("auto", "tpu"), program("auto", "cpu")
+    assert tpu.formed == set(TOKEN_PARAMS)
+    assert not tpu.rows_by_rows
+    assert not tpu.products_over_batch
+    # All of this shows in a program that takes norms and sums from rows.
+    books = program("bookkeeping", "tpu")
+    assert books.formed == {"bias"}
+    assert books.rows_by_rows
+    assert books.products_over_batch
+    assert cpu == program("bookkeeping", "cpu")
     # One program for both has both.
-    parts = exported("auto", "cpu"), exported("auto", "tpu")
-    products = sum(part["dot_general"] for part in parts)
-    assert exported("auto", "cpu", "tpu")["dot_general"] >= products
+    both = program("auto", "cpu", "tpu").operations
+    assert both["scatter"] >= cpu.operations["scatter"] + tpu.operations["scatter"] - 1
+    assert both["dot_general"] > cpu.operations["dot_general"]
+
+
+@pytest.mark.parametrize("loss", ["tokens", "mlp", "odd"])
+def test_what_auto_does_on_other_platforms(loss, monkeypatch):
+    """Their part of the program, run here."""
+
+    def odd(params, x):
+        w = params["w"] / jnp.linalg.norm(params["w"])
+        x = jax.lax.scan(lambda h, _: (jnp.sin(h @ w), None), x, length=3)[0]
+        return jnp.sum(x @ params["w"].T @ params["v"])
+
+    args = {
+        "tokens": (tokens_loss, TOKEN_PARAMS, TOKENS),
+        "mlp": (mlp, MLP, MLP_BATCH),
+        "odd": (odd, {"w": normal(0, 6, 6), "v": normal(1, 6, 9)}, normal(2, 4, 6)),
+    }[loss]
+    names = []
+
+    def there(name: str, there: Any, elsewhere: Any, *args: Any) -> Any:
+        names.append(name)
+        return there(*args)
+
+    monkeypatch.setattr("dpjax.bookkeeping.engine.on_platform", there)
+    for name in ("squares_of_rows", "sums_by_sites"):
+        monkeypatch.setattr(f"dpjax.bookkeeping.at_component.{name}", None)
+    assert_same(*args, engine="auto")
+    assert set(names) == {"tpu"}
 
 
 def test_constants_of_numpy():
@@ -242,8 +321,34 @@ def test_custom_derivatives_with_integers():
     assert_same(loss, normal(0, 3, 4), normal(1, 5, 3))
 
 
-def test_many_blocks_are_traced_in_little_time():
-    """In processor time, against per-example gradients of the same loss."""
+def test_blocks_that_look_alike():
+    """What is traced for one serves only those that differ in their variables alone."""
+
+    def loss(params, x):
+        kept = []
+        for i, (w, v, b) in enumerate(params):
+            both = jnp.concatenate([w, v] if i % 2 else [v, w])
+            h = jnp.tanh(x @ both + b)
+            left, right = (h, x) if i in (1, 2) else (x, h)
+            x = left * (0.5 if i < 4 else -0.25) - right
+            kept.append(h)
+        return jnp.sum(kept[1] * x) + jnp.sum(kept[4])
+
+    params = [
+        (normal(3 * i, 2, 4), normal(3 * i + 1, 2, 4), normal(3 * i + 2, 4))
+        for i in range(8)
+    ]
+    x = normal(30, 5, 4)
+    assert_same(loss, params, x)
+    found = stretches(dpjax.clipped_grad(loss, 1.0).plan(params, x).scope)
+    # What precedes the first layer, and one from each layer to the next.
+    assert len(found) == 1 + len(params)
+    assert 2 < len({Alike(stretch) for stretch in found}) < len(found)
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "auto"])
+def test_many_blocks_are_traced_in_little_time(engine):
+    """In processor time at most twice per-example gradients of the same loss."""
 
     def loss(params, x):
         for w, b, gain in params:
@@ -251,15 +356,17 @@ def test_many_blocks_are_traced_in_little_time():
             x = x + jax.nn.gelu(h @ w + b) @ w.T
         return jnp.sum(x)
 
-    params = [(jnp.ones((8, 8)), jnp.ones(8), jnp.ones(8))] * 40
+    params = [(jnp.ones((8, 8)), jnp.ones(8), jnp.ones(8))] * 50
     x = jnp.ones((4, 8))
 
     def seconds(fn):
         start = time.process_time()
-        jax.jit(fn).lower(params, x)
+        # A function of its own, or it would be traced but once.
+        jax.jit(lambda *args: fn(*args)).lower(params, x)
         return time.process_time() - start
 
     plain = jax.vmap(jax.grad(loss), (None, 0))
-    # A target of three, and as much again for a machine that does other things.
-    books = dpjax.clipped_grad(loss, 1.0, engine="bookkeeping")
-    assert seconds(books) < 6 * seconds(plain)
+    books = dpjax.clipped_grad(loss, 1.0, engine=engine)
+    # The best of three: a busy machine takes its time from either.
+    least = [min(seconds(fn) for _ in range(3)) for fn in (books, plain)]
+    assert least[0] < 2 * least[1]

@@ -19,15 +19,16 @@ here it is read off the loss's jaxpr, for any function.
    example. Scans are entered: operands are the same in all iterations or one for each.
 3. `run`: the loss under vmap, which leaves known values unmapped, with a zero, a tap,
    added at every site. One vjp by the taps gives all cotangents; the other inputs of
-   the sites' equations are recorded on the way.
+   the sites' equations are recorded on the way. `stretches` of equations that repeat,
+   as a deep net's do, are traced once.
 4. `rules`, `dense`, `convolution`, `gather`: how an equation's input and output
    cotangent turn into rows x_t and d_t (`factors`). An equation that no rule knows is
    tapped at its *operand*: the cotangent is then the operand's per-example gradient,
    formed by the same backward pass. For biases and scales nothing is cheaper; for the
    rest it is what the vmap engine does, for that operand alone.
-5. `components`: between leaves and operands lie computations on parameters (a
-   transpose, a cast, weight normalisation). Where they only move entries, norms at the
-   operand are norms of the leaf, and the sum is pulled back once. Elsewhere each
+5. `components`: between leaves and operands lies a `path`, computations on parameters
+   (a transpose, a cast, weight normalisation). Where it only moves entries, norms at
+   the operand are norms of the leaf, and the sum is pulled back once. Elsewhere each
    example's gradient at the operands is pulled back to the leaves. Sites of one leaf
    (tied embeddings, recurrences) are added up before squaring: cross terms included.
 6. `plan`: for each component the norm comes from rows (the Gram form) where storing
@@ -35,10 +36,10 @@ here it is read off the loss's jaxpr, for any function.
    form), which are then small and kept for the sum. Both are exact. One-hot rows are
    added up by position instead of in pairs.
 7. `engine`: from `books` (the records and cotangents of a batch) and what becomes of
-   them `at_site`, the norms, weights and sums, in float32 at least and at the highest
-   precision, since the bound on an influence rests on the norms. The sum comes
-   from the same pass (book-keeping) or from another one (ghost), for which nothing is
-   kept. Sites that are `alike` share what is traced for them.
+   them `at_site` and `at_component`, the norms, weights and sums, in float32 at least
+   and at the highest precision, since the bound on an influence rests on the norms. The
+   sum comes from the same pass (book-keeping) or from another one (ghost), for which
+   nothing is kept. What is `alike` shares what is traced for it.
 8. `reach`: ghost pulls the sum of gradients back once where the maps between leaves and
    operands round by the model, and the norm then includes what the terms can do there.
 
@@ -48,7 +49,8 @@ here it is read off the loss's jaxpr, for any function.
 common scale, so that no square overflows. Wherever the sum is not made of the gradients
 whose norms were taken, a norm is also at least 1/512 of its terms' size: larger terms
 that cancel would push other examples out of the sum. docs/clipping.md says what that
-costs.
+costs. TPUs' products are outside the model: for them engine="auto" takes all norms of
+gradients, and the sum of the same ones. Which of the two is lowered is decided last.
 
 **What it does not do.** Rematerialisation (jax.checkpoint) around parameters is given
 up. A parameter inside cond, while_loop or a custom derivative, or scanned over in a
@@ -57,6 +59,7 @@ the loss without an example, as a penalty on weights does (put that in the optim
 """
 
 from dpjax.bookkeeping.engine import clipped_sum as clipped_sum
+from dpjax.bookkeeping.engine import clipped_sum_twice as clipped_sum_twice
 from dpjax.bookkeeping.explain import Explanation as Explanation
 from dpjax.bookkeeping.explain import explanation as explanation
 from dpjax.bookkeeping.plan import Plan as Plan

@@ -1,45 +1,77 @@
-"""Sites that are alike: what is traced for one serves the others.
+"""What is alike: what is traced for one serves the others.
 
 A deep network repeats its layers, so that equations repeat with other variables. What
-the engine makes of a site's records and cotangent is jitted, with the site as static
-argument: JAX traces it once for all that compare equal here, and lowers it once.
+the engine makes of a site or a component is jitted, with that as static argument: JAX
+traces it once for all that compare equal here, and lowers it once.
 """
 
 import dataclasses
 import functools
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-from dpjax.bookkeeping.sites import Site
-from dpjax.bookkeeping.trace import aval
+import jax.extend.core as jex
+import numpy as np
+
+
+class HasFeatures(Protocol):
+    """A part of a loss."""
+
+    def features(self) -> Hashable:
+        """All of it but its variables; no hash where it is like no other."""
+        ...
+
+
+PartT = TypeVar("PartT", bound=HasFeatures)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Alike:
-    """A site, equal to others that differ in their variables at most."""
+class Alike(Generic[PartT]):
+    """A part of a loss, equal to others that differ in their variables at most."""
 
-    site: Site
+    part: PartT
 
     @functools.cached_property
-    def _features(self) -> Hashable:
-        site, eqn = self.site, self.site.eqn
-        features: Any = (site.position, site.loops, aval(site.operand))
-        if eqn is None:
-            return features
-        rule = None if site.rule is None else site.rule.name
-        types = [aval(v) for v in (*eqn.invars, *eqn.outvars)]
-        params = sorted(eqn.params.items())
-        features = (*features, rule, eqn.primitive, eqn.ctx, *types, *params)
+    def _compared(self) -> tuple[int, Hashable]:
+        """The features, after their hash."""
         try:
-            hash(features)
-        except TypeError:  # a parameter that has no hash: the site is like no other
-            return id(site)
-        return features
+            features = self.part.features()
+            return hash(features), features
+        except TypeError:  # something has no hash
+            return id(self.part), id(self.part)
 
     def __eq__(self, other: object) -> bool:
         """Whether all but variables agree."""
-        return isinstance(other, Alike) and self._features == other._features
+        if self is other:
+            return True
+        return isinstance(other, Alike) and self._compared == other._compared
 
     def __hash__(self) -> int:
         """Of what is compared."""
-        return hash(self._features)
+        return self._compared[0]
+
+
+def of_equation(eqn: jex.JaxprEqn) -> Hashable:
+    """An equation's features."""
+    types = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    return (eqn.primitive, eqn.ctx, *types, *sorted(eqn.params.items()))
+
+
+def of_function(
+    inputs: Sequence[jex.Var], eqns: Sequence[jex.JaxprEqn], outs: Sequence[Any]
+) -> Hashable:
+    """The features of the function that equations compute."""
+    names = {v: i for i, v in enumerate(inputs)}
+
+    def name(atom: Any) -> Hashable:
+        if isinstance(atom, jex.Literal):
+            # As bytes: zeros differ in their signs.
+            return atom.aval, np.asarray(atom.val).tobytes()
+        return names[atom]
+
+    lines = []
+    for eqn in eqns:
+        lines.append((of_equation(eqn), *map(name, eqn.invars)))
+        for v in eqn.outvars:
+            names[v] = len(names)
+    return tuple(v.aval for v in inputs), tuple(lines), tuple(map(name, outs))

@@ -11,33 +11,25 @@ from dpjax._meshes import like
 from dpjax.bookkeeping import factors as fac
 from dpjax.bookkeeping.alike import Alike
 from dpjax.bookkeeping.factors import Factors, OneHot
-from dpjax.bookkeeping.sites import Site
+from dpjax.bookkeeping.sites import RuledSite
 from dpjax.bookkeeping.trace import aval, bind
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def square_of_rows(
-    sites: tuple[Alike, ...],
-    swaps: tuple[bool, ...],
-    records: list[Any],
-    cotangents: list[Any],
-    clip_norm: Any,
-) -> jax.Array:
-    """At least a squared norm, f[b], from the rows of sites of one root."""
-    rows = map(factors_of, sites, records, cotangents)
-    matched = [
-        Factors(f.right, f.left) if swap else f
-        for f, swap in zip(rows, swaps, strict=True)
-    ]
-    return fac.square_norm(matched, clip_norm)
+@functools.partial(jax.jit, static_argnums=0)
+def settled(alike: Alike[RuledSite], records: Any, cotangent: Any) -> tuple[Any, Any]:
+    """Records and cotangent as norms and sums are both made of them."""
+    site = alike.part
+    return _mapped(site, site.rule.settled)(records, cotangent)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def factors_of(alike: Alike, records: Sequence[Any], cotangent: Any) -> Factors:
+def factors_of(
+    alike: Alike[RuledSite], records: Sequence[Any], cotangent: Any
+) -> Factors:
     """The factors of a site, all iterations in f[b, g, t, ...]."""
-    site = alike.site
-    function = site.rule.factors  # pyright: ignore[reportOptionalMemberAccess]
-    left, right = _mapped(site, function)(widened(records), fac.wide(cotangent))
+    site = alike.part
+    function = _mapped(site, site.rule.factors)
+    left, right = function(widened(records), fac.wide(cotangent))
     if isinstance(left, OneHot):
         left = OneHot(_merge(site, left.position[..., None])[..., 0])
     else:
@@ -45,13 +37,17 @@ def factors_of(alike: Alike, records: Sequence[Any], cotangent: Any) -> Factors:
     return Factors(left, _merge(site, right))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def by_rule(alike: Alike, method: str, records: Any, cotangent: Any) -> Any:
-    """What a method of the site's rule makes of all iterations and examples."""
-    return _mapped(alike.site, getattr(alike.site.rule, method))(records, cotangent)
+@functools.partial(jax.jit, static_argnums=0)
+def gradient_of(
+    alike: Alike[RuledSite], records: Sequence[Any], cotangent: Any
+) -> jax.Array:
+    """The operand's gradients, for each example and iteration."""
+    site = alike.part
+    function = _mapped(site, site.rule.gradient)
+    return function(widened(records), fac.wide(cotangent))
 
 
-def _mapped(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
+def _mapped(site: RuledSite, function: Callable[..., Any]) -> Callable[..., Any]:
     """A rule's method over iterations and examples."""
 
     def one(others: Any, cotangent: Any) -> Any:
@@ -62,7 +58,7 @@ def _mapped(site: Site, function: Callable[..., Any]) -> Callable[..., Any]:
     return one
 
 
-def _merge(site: Site, x: jax.Array) -> jax.Array:
+def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
     """Iterations into rows, or into groups where each has its operand."""
     for depth in reversed(range(len(site.loops))):
         axis = 1 + depth
@@ -76,14 +72,15 @@ def _merge(site: Site, x: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def transposed(alike: Alike, others: Sequence[Any], cotangent: jax.Array) -> jax.Array:
+def transposed(
+    alike: Alike[RuledSite], others: Sequence[Any], cotangent: jax.Array
+) -> jax.Array:
     """The operand's gradient, summed over the batch by the equation's transpose.
 
     All arrays are of one dtype, in which it is taken.
     """
-    site, dtype = alike.site, cotangent.dtype
+    site, dtype = alike.part, cotangent.dtype
     eqn = site.eqn
-    assert eqn is not None
     exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
     changed = {name: exact[name] for name in exact if name in eqn.params}
 

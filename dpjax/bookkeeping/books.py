@@ -1,5 +1,6 @@
 """The books of a batch: what one forward and one backward pass leave at the sites."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -7,10 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._meshes import explicit_mesh, leading_axis, varying_axes, zeros_like
+from dpjax.bookkeeping import at_site
 from dpjax.bookkeeping.alike import Alike
-from dpjax.bookkeeping.at_site import by_rule
+from dpjax.bookkeeping.components import Component
 from dpjax.bookkeeping.plan import Plan
 from dpjax.bookkeeping.run import run
+from dpjax.bookkeeping.sites import RuledSite
 from dpjax.bookkeeping.trace import aval
 
 
@@ -27,9 +30,23 @@ class Books(NamedTuple):
     records: dict[int, tuple[Any, ...]]
     cotangents: list[Any]
 
+    def seen_by(self, component: Component) -> "Seen":
+        """What a component's operands left."""
+        return Seen(
+            [self.records.get(i, ()) for i in component.operands],
+            [self.cotangents[i] for i in component.operands],
+        )
+
     def without_aux(self) -> "Books":
         """The same with the loss as only output."""
         return self._replace(outputs=self.outputs[:1])
+
+
+class Seen(NamedTuple):
+    """The part of the books that is of some sites, in their order."""
+
+    records: list[tuple[Any, ...]]
+    cotangents: list[Any]
 
 
 def keep_books(
@@ -38,14 +55,16 @@ def keep_books(
     """Run the loss on the batch and back to the taps."""
     numbers = {site: i for i, site in enumerate(plan.sites)}
     axes = tuple(sorted(varying_axes(plan.scope.closed.out_avals[0])))
+    leading, mesh = leading_axis(examples), explicit_mesh((leaves, examples))
+
+    @functools.cache  # many taps are of one type
+    def zeros(kind: Any, lengths: tuple[int, ...]) -> jax.Array:
+        shape = (batch, *lengths, *kind.shape)
+        return zeros_like(kind, shape, leading=leading, mesh=mesh)
+
     taps = [
-        zeros_like(
-            aval(s.tapped),
-            (batch, *(loop.length for loop in s.loops), *aval(s.tapped).shape),
-            leading=leading_axis(examples),
-            mesh=explicit_mesh((leaves, examples)),
-        )
-        for s in plan.sites
+        zeros(aval(site.tapped), tuple(loop.length for loop in site.loops))
+        for site in plan.sites
     ]
     # Each device's own, or derivatives by them would be sums over devices.
     taps = jax.lax.pcast(taps, axes, to="varying")
@@ -67,8 +86,7 @@ def settled(plan: Plan, books: Books) -> Books:
     """The books with what sites saw settled, for norms and sums alike."""
     records, cotangents = dict(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
-        if site.rule is not None:
-            records[i], cotangents[i] = by_rule(
-                Alike(site), "settled", records[i], cotangents[i]
-            )
+        if isinstance(site, RuledSite):
+            seen = at_site.settled(Alike(site), records[i], cotangents[i])
+            records[i], cotangents[i] = seen
     return books._replace(records=records, cotangents=cotangents)

@@ -36,12 +36,12 @@ def refuse_collectives(jaxpr: jex.Jaxpr, num_parameters: int) -> None:
         raise
 
 
-def uses(jaxpr: jex.Jaxpr, primitive: str) -> bool:
-    """Whether a primitive of such a name stands anywhere in a jaxpr."""
+def uses(eqns: Sequence[jex.JaxprEqn], primitive: str) -> bool:
+    """Whether a primitive of such a name stands anywhere in equations."""
     return any(
         eqn.primitive.name.startswith(primitive)
-        or any(uses(inner, primitive) for inner in _within(eqn))
-        for eqn in jaxpr.eqns
+        or any(uses(inner.eqns, primitive) for inner in _within(eqn))
+        for eqn in eqns
     )
 
 

@@ -9,27 +9,29 @@ roots' gradients say too little, and each example's is pulled back to the leaves
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpjax._dtypes import at_least_float32
-from dpjax.bookkeeping.trace import aval, bind
+from dpjax.bookkeeping.path import Path
+from dpjax.bookkeeping.sites import RuledSite, Site
+from dpjax.bookkeeping.trace import aval
+
+Sources = Mapping[jex.Var, frozenset[int]]
 
 
 class Root(NamedTuple):
     """Operands that are one array up to the order of axes.
 
     Attributes:
-      operands: their indices.
+      members: which of the component's operands.
       axes: for each of them, the root's axis that each of its axes is (-1 for an axis
         of size one).
     """
 
-    operands: tuple[int, ...]
+    members: tuple[int, ...]
     axes: tuple[tuple[int, ...], ...]
 
 
@@ -39,98 +41,129 @@ class Component(NamedTuple):
     Attributes:
       leaves: the indices of the leaves.
       operands: the indices of the operands.
+      sites: of the operands.
+      path: from the leaves to the operands.
+      groups: for each leaf, the group that it is clipped with.
       roots: of the operands, or None where their norms are not the leaves'.
       reason: why not.
     """
 
     leaves: tuple[int, ...]
     operands: tuple[int, ...]
+    sites: tuple[Site, ...]
+    path: Path
+    groups: tuple[int, ...]
     roots: tuple[Root, ...] | None
     reason: str
 
+    @property
+    def own_groups(self) -> tuple[int, ...]:
+        """The groups of its leaves, once each."""
+        return tuple(dict.fromkeys(self.groups))
+
+    def features(self) -> Hashable:
+        """All that does not depend on where in the loss it is."""
+        groups = tuple(map(self.own_groups.index, self.groups))
+        sites = tuple(site.features() for site in self.sites)
+        return sites, self.path.features(), groups, self.roots
+
 
 def components(
-    closed: jex.ClosedJaxpr, num_leaves: int, has_rule: Sequence[bool]
+    closed: jex.ClosedJaxpr, sites: Sequence[Site], groups: Sequence[int]
 ) -> list[Component]:
-    """Split the jaxpr from leaves (its first inputs) to operands (its outputs)."""
+    """Split the jaxpr from leaves (its inputs) to the sites' operands (its outputs).
+
+    Leaves of one group are clipped together.
+    """
     jaxpr = closed.jaxpr
-    sources: dict[jex.Var, frozenset[int]] = {
-        v: frozenset({i}) for i, v in enumerate(jaxpr.invars[:num_leaves])
-    }
+    made_by = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    sources = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         reached = frozenset().union(*(_sources(v, sources) for v in eqn.invars))
         if reached and eqn.primitive.name != "stop_gradient":
             sources.update(dict.fromkeys(eqn.outvars, reached))
 
-    groups: list[tuple[set[int], list[int]]] = []
-    for number, out in enumerate(jaxpr.outvars):
-        leaves, members = set(_sources(out, sources)), [number]
-        for group in [g for g in groups if g[0] & leaves]:
-            groups.remove(group)
-            leaves |= group[0]
-            members += group[1]
-        groups.append((leaves, sorted(members)))
-
     found = []
-    for leaves, members in groups:
-        if all(has_rule[i] for i in members):
-            roots, reason = _isometry(jaxpr, members, sources)
-        else:
-            roots, reason = None, "tapped itself"
-        found.append(Component(tuple(sorted(leaves)), tuple(members), roots, reason))
+    for leaves, members in _connected([_sources(v, sources) for v in jaxpr.outvars]):
+        operands = tuple(jaxpr.outvars[i] for i in members)
+        its_sites = tuple(sites[i] for i in members)
+        its_groups = tuple(groups[i] for i in leaves)
+        roots, reason = None, "tapped itself"
+        if all(isinstance(site, RuledSite) for site in its_sites):
+            roots, reason = _isometry(jaxpr, made_by, operands, sources)
+        if roots is not None and len(set(its_groups)) > 1:
+            roots, reason = None, "leaves of several groups"
+        path = _path(jaxpr, made_by, tuple(jaxpr.invars[i] for i in leaves), operands)
+        found.append(
+            Component(leaves, members, its_sites, path, its_groups, roots, reason)
+        )
     return found
 
 
-def pull_back(
-    closed: jex.ClosedJaxpr,
-    component: Component,
-    leaves: Sequence[Any],
-    cotangents: Sequence[Any],
-) -> list[Any]:
-    """Gradients of the component's leaves from those of its operands.
+def _connected(
+    reached: Sequence[frozenset[int]],
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Leaves and operands that belong together, from the leaves of each operand."""
+    first: dict[int, int] = {}  # some leaf that a leaf belongs with, or itself
 
-    Where entries only move, in float32 at least, whatever the casts between.
-    """
-    inputs = [leaves[i] for i in component.leaves]
-    if component.roots is not None:
-        inputs = [x.astype(at_least_float32(x.dtype)) for x in inputs]
-    outs, vjp = jax.vjp(at_operands(closed, component, leaves), *inputs)
-    matched = [
-        c.astype(o.dtype).reshape(o.shape)
-        for c, o in zip(cotangents, outs, strict=True)
-    ]
-    return list(vjp(matched))
+    def find(leaf: int) -> int:
+        while (before := first.setdefault(leaf, leaf)) != leaf:
+            first[leaf] = first[before]
+            leaf = before
+        return leaf
+
+    for leaves in reached:
+        for leaf in leaves:
+            first[find(leaf)] = find(min(leaves))
+    together: dict[Any, tuple[set[int], list[int]]] = {}
+    for number, leaves in enumerate(reached):
+        name = find(min(leaves)) if leaves else (number,)
+        all_leaves, members = together.setdefault(name, (set(), []))
+        all_leaves |= leaves
+        members.append(number)
+    return [(tuple(sorted(a)), tuple(b)) for a, b in together.values()]
 
 
-def at_operands(
-    closed: jex.ClosedJaxpr, component: Component, leaves: Sequence[Any]
-) -> Callable[..., list[Any]]:
-    """The function from the component's leaves to its operands."""
-    outs = [closed.jaxpr.outvars[i] for i in component.operands]
-
-    def forward(*inputs: Any) -> list[Any]:
-        full = list(leaves)
-        for i, x in zip(component.leaves, inputs, strict=True):
-            full[i] = x
-        widened = component.roots is not None
-        return _evaluate(closed, outs, full, widen_casts=widened)
-
-    return forward
+def _path(
+    jaxpr: jex.Jaxpr,
+    made_by: Mapping[jex.Var, int],
+    leaves: tuple[jex.Var, ...],
+    operands: tuple[jex.Var, ...],
+) -> Path:
+    """The equations between them."""
+    pending, entering, numbers = list(operands), dict.fromkeys(leaves), set()
+    while pending:
+        var = pending.pop()
+        if var not in made_by:
+            entering[var] = None
+        elif made_by[var] not in numbers:
+            numbers.add(made_by[var])
+            inputs = jaxpr.eqns[made_by[var]].invars
+            pending.extend(v for v in inputs if isinstance(v, jex.Var))
+    eqns = tuple(jaxpr.eqns[i] for i in sorted(numbers))
+    return Path(leaves, tuple(entering)[len(leaves) :], eqns, operands)
 
 
 def _isometry(
-    jaxpr: jex.Jaxpr, members: Sequence[int], sources: dict[jex.Var, frozenset[int]]
+    jaxpr: jex.Jaxpr,
+    made_by: Mapping[jex.Var, int],
+    members: Sequence[jex.Var],
+    sources: Sources,
 ) -> tuple[tuple[Root, ...] | None, str]:
-    made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    def maker(var: Any) -> jex.JaxprEqn | None:
+        return jaxpr.eqns[made_by[var]] if var in made_by else None
+
     roots: dict[Any, tuple[Any, list[int], list[tuple[int, ...]]]] = {}
-    for i in members:
-        var: Any = jaxpr.outvars[i]
+    for i, member in enumerate(members):
+        var: Any = member
         axes = tuple(range(aval(var).ndim))
-        while var in made_by and (back := _relabelling(made_by[var])) is not None:
+        eqn = maker(var)
+        while eqn is not None and (back := _relabelling(eqn)) is not None:
             axes = tuple(back[a] if a >= 0 else -1 for a in axes)
-            var = made_by[var].invars[0]
+            var = eqn.invars[0]
+            eqn = maker(var)
         # The same part taken twice is one root.
-        name = _taken(made_by[var], var) if var in made_by else var
+        name = var if eqn is None else _taken(eqn, var)
         _, operands, all_axes = roots.setdefault(name, (var, [], []))
         operands.append(i)
         all_axes.append(axes)
@@ -142,7 +175,7 @@ def _isometry(
         if any(_overlap(part, other) for other in uses.get(var, ())):
             return None, "used in several forms"
         uses.setdefault(var, []).append(part)
-        eqn = made_by.get(var)
+        eqn = maker(var)
         if eqn is None or len(uses[var]) > 1:
             continue
         if not _moves_entries(eqn) or not all(_sources(v, sources) for v in eqn.invars):
@@ -219,33 +252,6 @@ def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     return None
 
 
-def _evaluate(
-    closed: jex.ClosedJaxpr,
-    outs: Sequence[Any],
-    inputs: Sequence[Any],
-    widen_casts: bool,
-) -> list[Any]:
-    """Some outputs of a jaxpr."""
-    jaxpr = closed.jaxpr
-    needed = {v for v in outs if isinstance(v, jex.Var)}
-    eqns = []
-    for eqn in reversed(jaxpr.eqns):
-        if needed & set(eqn.outvars):
-            eqns.append(eqn)
-            needed |= {v for v in eqn.invars if isinstance(v, jex.Var)}
-    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(jaxpr.invars, inputs, strict=True))
-    for eqn in reversed(eqns):
-        args = [v.val if isinstance(v, jex.Literal) else values[v] for v in eqn.invars]
-        if widen_casts and eqn.primitive.name == "convert_element_type":
-            out = [args[0].astype(at_least_float32(aval(eqn.outvars[0]).dtype))]
-        else:
-            out = bind(eqn, args)
-        values.update(zip(eqn.outvars, out, strict=True))
-    return [values[v] for v in outs]
-
-
-def _sources(atom: Any, sources: dict[jex.Var, frozenset[int]]) -> frozenset[int]:
-    return (
-        frozenset() if isinstance(atom, jex.Literal) else sources.get(atom, frozenset())
-    )
+def _sources(atom: Any, sources: Sources) -> frozenset[int]:
+    nothing: frozenset[int] = frozenset()
+    return nothing if isinstance(atom, jex.Literal) else sources.get(atom, nothing)

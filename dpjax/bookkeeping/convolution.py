@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.bookkeeping.factors import HIGHEST, Factors, Size
+from dpjax.bookkeeping.rules import Layout
 from dpjax.bookkeeping.trace import aval
 
 
@@ -35,12 +36,10 @@ class Convolution:
             )
         )
 
-    def layout(
-        self, eqn: jex.JaxprEqn, position: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def layout(self, eqn: jex.JaxprEqn, position: int) -> Layout:
         """Without feature groups the axes are the kernel's own."""
         out, inside, *window = eqn.params["dimension_numbers"].rhs_spec
-        return (), (*window, inside), (out,)
+        return Layout((), (*window, inside), (out,))
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
         """Rows are the output's pixels, of all its images."""

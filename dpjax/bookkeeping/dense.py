@@ -8,6 +8,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax.bookkeeping.factors import Factors, Size, outer
+from dpjax.bookkeeping.rules import Layout
 from dpjax.bookkeeping.trace import aval
 
 
@@ -26,14 +27,12 @@ class Dense:
             for v in (*eqn.invars, *eqn.outvars)
         )
 
-    def layout(
-        self, eqn: jex.JaxprEqn, position: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def layout(self, eqn: jex.JaxprEqn, position: int) -> Layout:
         """Batch, contracted and free axes."""
         contracted, batch = eqn.params["dimension_numbers"]
         rank = aval(eqn.invars[position]).ndim
         free = _free(rank, contracted[position], batch[position])
-        return tuple(batch[position]), tuple(contracted[position]), free
+        return Layout(tuple(batch[position]), tuple(contracted[position]), free)
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
         """Rows are the positions of the other input's free axes."""

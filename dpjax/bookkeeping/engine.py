@@ -1,277 +1,247 @@
-"""The clipped sum from one forward and one backward pass."""
+"""The clipped sum from one forward and one backward pass, or from two of each."""
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
 from dpjax._meshes import compiler_sharded, leading_axis
+from dpjax._platforms import on_platform
 from dpjax._rounding import square_sum, upper_sum
+from dpjax.bookkeeping import at_component as at
 from dpjax.bookkeeping import factors as fac
 from dpjax.bookkeeping.alike import Alike
-from dpjax.bookkeeping.at_site import (
-    by_rule,
-    factors_of,
-    is_real,
-    square_of_rows,
-    transposed,
-    widened,
-)
-from dpjax.bookkeeping.books import Books, keep_books, settled
-from dpjax.bookkeeping.components import Component, Root, pull_back
-from dpjax.bookkeeping.plan import Plan, aligned, size
+from dpjax.bookkeeping.at_site import factors_of
+from dpjax.bookkeeping.books import Books, Seen, keep_books, settled
+from dpjax.bookkeeping.components import Component
+from dpjax.bookkeeping.plan import Plan, size
 from dpjax.bookkeeping.reach import Reach, reach
-from dpjax.clipping import clip_scales, if_finite, scaled, scaled_sum, sum_of_held
+from dpjax.bookkeeping.sites import RuledSite
+from dpjax.clipping import Summed, clip_scales, sum_of_held
+
+
+class Norms(NamedTuple):
+    """What norms are, and what they are taken of.
+
+    Attributes:
+      squares: for each group at least ‖gradient / clip norm‖², f[b].
+      kept: for each component its leaves' per-example gradients, where they are formed.
+    """
+
+    squares: list[jax.Array]
+    kept: list[list[jax.Array] | None]
 
 
 def clipped_sum(
     plan: Plan,
+    clip_norms: Sequence[jax.typing.ArrayLike],
     leaves: Sequence[Any],
     examples: Sequence[jax.Array],
-    clip_norms: Sequence[jax.typing.ArrayLike],
     mask: jax.Array,
     *,
-    two_passes: bool,
-) -> tuple[list[jax.Array], jax.Array, jax.Array, list[Any]]:
-    """The sum of clipped gradients; per-example losses, norms and leaves of aux.
+    by_platform: bool,
+) -> Summed:
+    """The sum from one forward and one backward pass.
 
     Args:
       plan: the analysis of the loss.
+      clip_norms: the bound of each group.
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
-      clip_norms: the bound of each of the plan's groups.
       mask: b[b]; a masked example contributes zero.
-      two_passes: whether the sum comes from a second pass, so that nothing of the
-        first is kept but the norms.
+      by_platform: whether all gradients are formed, and the sum is made of them, where
+        this is lowered for a TPU: products there are outside the model of
+        `dpjax._rounding`.
     """
+    rows = [form.gram for form in plan.forms]
+    by_platform = by_platform and any(rows)
+
+    def chosen(books: Books, leaves: Any, clip_norms: Any, mask: Any) -> Any:
+        books = settled(plan, books)
+        by_rows = functools.partial(_in_one_pass, plan, rows, clip_norms)
+        if not by_platform:
+            return by_rows(books, leaves, mask)
+        formed = [False] * len(rows)
+        directly = functools.partial(_in_one_pass, plan, formed, clip_norms)
+        return on_platform("tpu", directly, by_rows, books, leaves, mask)
+
     books = keep_books(plan, leaves, examples, mask.shape[0])
     loss, *aux = books.outputs
-    per_example = jax.P(leading_axis(examples))
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
+    of_examples = jax.P(leading_axis(examples))
+    arrays = (leaves, examples)
+    summed = compiler_sharded(chosen, arrays, (shardings, of_examples))
+    grads, norm = summed(books.without_aux(), leaves, clip_norms, mask)
+    return Summed(grads, loss, norm, aux)
 
-    def weights(books: Books, leaves: Any, clip_norms: Any, mask: Any) -> Any:
-        reaches = _reaches(plan, leaves, two_passes=two_passes)
-        squares, kept = _squares(plan, books, leaves, clip_norms, reaches)
-        return *clip_scales(squares, clip_norms, mask), kept
 
-    def one_pass(books: Books, leaves: Any, *inputs: Any) -> Any:
-        books = settled(plan, books)
-        finite, scales, norm, kept = weights(books, leaves, *inputs)
-        by_sites = [form.gram for form in plan.forms]
-        grads = _scaled_sum(plan, books, kept, by_sites, leaves, scales, finite)
-        return grads, norm
+def _in_one_pass(
+    plan: Plan,
+    by_rows: Sequence[bool],
+    clip_norms: Sequence[Any],
+    books: Books,
+    leaves: Sequence[Any],
+    mask: jax.Array,
+) -> tuple[list[jax.Array], jax.Array]:
+    """The sum and the norms f[b], from rows where by_rows says so.
 
-    def first_pass(books: Books, *inputs: Any) -> Any:
-        return weights(settled(plan, books), *inputs)[:3]
+    Elsewhere the norm is taken of the gradients that the sum is made of.
+    """
+    entering, reaches = plan.inputs(leaves), [None] * len(plan.components)
+    squares, kept = _squares(plan, books, entering, clip_norms, by_rows, reaches)
+    finite, scales, norm = clip_scales(squares, clip_norms, mask)
+    sums = _sums(plan, leaves, by_rows, books, entering, kept, scales, finite)
+    return sums, norm
+
+
+def clipped_sum_twice(
+    plan: Plan,
+    clip_norms: Sequence[jax.typing.ArrayLike],
+    leaves: Sequence[Any],
+    examples: Sequence[jax.Array],
+    mask: jax.Array,
+) -> Summed:
+    """The same in two passes, of which the first keeps nothing but the norms."""
+    rows = [form.gram for form in plan.forms]
+
+    def first_pass(books: Books, leaves: Any, *inputs: Any) -> Any:
+        books, entering = settled(plan, books), plan.inputs(leaves)
+        reaches = _reaches(plan, entering)
+        squares, _ = _squares(plan, books, entering, inputs[0], rows, reaches)
+        return clip_scales(squares, *inputs)
 
     def second_pass(books: Books, leaves: Any, scales: Any, finite: Any) -> Any:
-        books, kept = settled(plan, books), [None] * len(plan.components)
-        reaches = _reaches(plan, leaves, two_passes=True)
+        books, entering = settled(plan, books), plan.inputs(leaves)
+        reaches = _reaches(plan, entering)
         by_sites = [
-            form.gram or found is not None
-            for form, found in zip(plan.forms, reaches, strict=True)
+            gram or found is not None for gram, found in zip(rows, reaches, strict=True)
         ]
-        return _scaled_sum(plan, books, kept, by_sites, leaves, scales, finite)
+        kept = [None] * len(plan.components)
+        return _sums(plan, leaves, by_sites, books, entering, kept, scales, finite)
 
+    books = keep_books(plan, leaves, examples, mask.shape[0])
+    loss, *aux = books.outputs
     arrays = (leaves, examples)
-    inputs = (books.without_aux(), leaves, clip_norms, mask)
-    if not two_passes:
-        summed = compiler_sharded(one_pass, arrays, (shardings, per_example))
-        grads, norm = summed(*inputs)
-        return grads, loss, norm, aux
-
-    weighed = compiler_sharded(first_pass, arrays, per_example)
-    finite, scales, norm = weighed(*inputs)
+    weighed = compiler_sharded(first_pass, arrays, jax.P(leading_axis(examples)))
+    finite, scales, norm = weighed(books.without_aux(), leaves, clip_norms, mask)
     # Behind the barrier XLA takes it for another computation.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
     books = keep_books(plan, leaves, examples, mask.shape[0]).without_aux()
+    shardings = [jax.typeof(x).sharding.spec for x in leaves]
     summed = compiler_sharded(second_pass, arrays, shardings)
-    return summed(books, leaves, scales, finite), loss, norm, aux
+    return Summed(summed(books, leaves, scales, finite), loss, norm, aux)
 
 
 def _squares(
     plan: Plan,
     books: Books,
-    leaves: Sequence[Any],
+    entering: Sequence[Sequence[Any]],
     clip_norms: Sequence[Any],
+    by_rows: Sequence[bool],
     reaches: Sequence[Reach | None],
-) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
-    """For each group at least ‖gradient / clip norm‖², f[b].
+) -> Norms:
+    """The norms.
 
-    And for each component its leaves' per-example gradients, where they were formed.
-    Where a component has a reach the sum is not made of these: their norm is enlarged
-    by what the terms of either may round.
+    Where a component has a reach the sum is not made of the gradients that are formed:
+    their norm is enlarged by what the terms of either may round.
     """
     squares = [[jnp.zeros(books.outputs[0].shape, jnp.float32)] for _ in clip_norms]
     kept: list[list[jax.Array] | None] = []
-    for number, (component, form) in enumerate(
-        zip(plan.components, plan.forms, strict=True)
+    for component, inputs, rows, found in zip(
+        plan.components, entering, by_rows, reaches, strict=True
     ):
-        groups = [plan.groups[i] for i in component.leaves]
-        if form.gram:
-            clip_norm = clip_norms[groups[0]]
-            squares[groups[0]] += [
-                _gram_square(plan, root, books, clip_norm)
-                for root in component.roots or ()
-            ]
+        alike, seen = Alike(component), books.seen_by(component)
+        bounds = [clip_norms[group] for group in component.own_groups]
+        if rows:
+            (group,) = component.own_groups
+            squares[group] += at.squares_of_rows(alike, seen, *bounds)
             kept.append(None)
             continue
-        gradients = _per_example(plan, component, books, leaves)
-        kept.append(gradients)
-        for group in dict.fromkeys(groups):
-            clip_norm = clip_norms[group]
-            square = upper_sum(
-                [
-                    square_sum(g, 1, unit=clip_norm)
-                    for i, g in zip(groups, gradients, strict=True)
-                    if i == group
-                ]
-            )
-            if (found := reaches[number]) is not None:
-                sizes = _sizes(plan, component, books, found, clip_norm)
+        formed = at.formed(alike, seen, inputs, bounds)
+        kept.append(formed.gradients)
+        for group, square in zip(component.own_groups, formed.squares, strict=True):
+            if found is not None:
+                sizes = _sizes(component, seen, found, clip_norms[group])
                 square = jnp.square(fac.upper_norm(jnp.sqrt(square), sizes))
             squares[group].append(square)
-    return [upper_sum(parts) for parts in squares], kept
+    return Norms([upper_sum(parts) for parts in squares], kept)
 
 
-def _reaches(
-    plan: Plan, leaves: Sequence[Any], *, two_passes: bool
-) -> list[Reach | None]:
-    """For each component its reach, where its sum may be pulled back in a second pass.
+def _reaches(plan: Plan, entering: Sequence[Sequence[Any]]) -> list[Reach | None]:
+    """For each component that forms gradients its reach, if its sum may be pulled back.
 
     In one pass the gradients that were formed for the norm are at hand.
     """
     return [
-        _reach(plan, component, leaves) if two_passes and not form.gram else None
-        for component, form in zip(plan.components, plan.forms, strict=True)
+        None if form.gram else _reach(component, inputs)
+        for component, form, inputs in zip(
+            plan.components, plan.forms, entering, strict=True
+        )
     ]
 
 
-def _reach(plan: Plan, component: Component, leaves: Sequence[Any]) -> Reach | None:
+def _reach(component: Component, inputs: Sequence[Any]) -> Reach | None:
     """The component's reach, or None where its gradients are to be formed."""
-    sites = [plan.sites[i] for i in component.operands]
-    if any(site.rule is not None and size(site).rows > fac.MOST_ROWS for site in sites):
+    ruled = [site for site in component.sites if isinstance(site, RuledSite)]
+    if any(size(site).rows > fac.MOST_ROWS for site in ruled):
         return None
-    return reach(plan.from_leaves, component, leaves)
+    return reach(component, inputs)
 
 
 def _sizes(
-    plan: Plan, component: Component, books: Books, found: Reach, clip_norm: Any
-) -> list[tuple[jax.Array, int]]:
-    """Of the terms of a component's gradients, for each operand; see `upper_norm`."""
+    component: Component, seen: Seen, found: Reach, clip_norm: Any
+) -> list[fac.Terms]:
+    """Of the terms of a component's gradients, for each operand."""
     out = []
-    for i, enlarged in zip(component.operands, found.norms, strict=True):
-        if plan.sites[i].rule is None:
-            square = square_sum(fac.wide(books.cotangents[i]), 1, clip_norm)
-            length, rows = jnp.sqrt(square), 1
-        else:
-            factors = factors_of(
-                Alike(plan.sites[i]), books.records[i], books.cotangents[i]
-            )
+    for site, others, cotangent, enlarged in zip(
+        component.sites, *seen, found.norms, strict=True
+    ):
+        if isinstance(site, RuledSite):
+            factors = factors_of(Alike(site), others, cotangent)
             length, rows = fac.size(factors, clip_norm), factors.rows
-        out.append((enlarged * length, rows + found.terms))
+        else:
+            square = square_sum(fac.wide(cotangent), 1, clip_norm)
+            length, rows = jnp.sqrt(square), 1
+        out.append(fac.Terms(enlarged * length, rows + found.terms))
     return out
 
 
-def _scaled_sum(
+def _sums(
     plan: Plan,
-    books: Books,
-    kept: Sequence[list[jax.Array] | None],
+    leaves: Sequence[Any],
     by_sites: Sequence[bool],
-    leaves: Sequence[jax.Array],
+    books: Books,
+    entering: Sequence[Sequence[Any]],
+    kept: Sequence[list[jax.Array] | None],
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
-    """The leaves' gradients, summed over the examples by each group's scales.
+    """The leaves' scaled sums.
 
-    By one product for each site, where norms bound what becomes of an example there;
-    elsewhere they bound the gradients that were formed, and nothing else is summed.
+    They are made by one product over the batch for each site, if all that the norm
+    includes is what these round; else of the gradients that were kept or of the same
+    formed anew.
     """
-    total = [jnp.zeros(x.shape, at_least_float32(x.dtype)) for x in leaves]
-    for component, held, pulled in zip(plan.components, kept, by_sites, strict=True):
-        groups = [plan.groups[i] for i in component.leaves]
-        if pulled:
-            of_group = {
-                g: _sum_of_sites(plan, component, books, leaves, scales[g], finite)
-                for g in dict.fromkeys(groups)
-            }
-            sums = [of_group[g][k] for k, g in enumerate(groups)]
-        else:
-            add, formed = sum_of_held, held
-            if formed is None:
-                add, formed = scaled_sum, _per_example(plan, component, books, leaves)
-            sums = [
-                add(x, scales[group], finite)
-                for x, group in zip(formed, groups, strict=True)
-            ]
-        for i, x in zip(component.leaves, sums, strict=True):
-            total[i] = x.astype(total[i].dtype)
-    return total
-
-
-def _gram_square(plan: Plan, root: Root, books: Books, clip_norm: Any) -> jax.Array:
-    """A root's squared norm from rows."""
-    swaps = aligned(root, plan.sites)
-    assert swaps is not None
-    return square_of_rows(
-        tuple(Alike(plan.sites[i]) for i in root.operands),
-        tuple(swaps),
-        [books.records[i] for i in root.operands],
-        [books.cotangents[i] for i in root.operands],
-        clip_norm,
-    )
-
-
-def _per_example(
-    plan: Plan, component: Component, books: Books, leaves: Sequence[Any]
-) -> list[jax.Array]:
-    """Per-example gradients of a component's leaves, f[b, ...]."""
-    at_operands = []
-    for i in component.operands:
-        site, gradient = plan.sites[i], books.cotangents[i]
-        if site.rule is not None:
-            others = widened(books.records[i])
-            gradient = by_rule(Alike(site), "gradient", others, fac.wide(gradient))
-        shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
-        at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
-
-    def pull(cotangents: list[Any]) -> list[Any]:
-        return pull_back(plan.from_leaves, component, leaves, cotangents)
-
-    return [fac.wide(g) for g in jax.vmap(pull)(at_operands)]
-
-
-def _sum_of_sites(
-    plan: Plan,
-    component: Component,
-    books: Books,
-    leaves: Sequence[Any],
-    scale: jax.Array,
-    finite: jax.Array,
-) -> list[jax.Array]:
-    """The scaled sum of a component's gradients, by one product for each site."""
-    cotangents = [books.cotangents[i] for i in component.operands]
-    records = [
-        [if_finite(x, finite) if is_real(x) else x for x in books.records.get(i, ())]
-        for i in component.operands
-    ]
-    # The norm's own.
-    dtype = jnp.result_type(
-        jnp.float32, *map(fac.wide, filter(is_real, sum(records, cotangents)))
-    )
-    sums = []
-    for i, others, cotangent in zip(
-        component.operands, records, cotangents, strict=True
+    total = {}
+    for component, pulled, inputs, held in zip(
+        plan.components, by_sites, entering, kept, strict=True
     ):
-        share = scaled(cotangent.astype(dtype), scale, finite)
-        if plan.sites[i].rule is None:
-            sums.append(jnp.sum(share, axis=0))
+        if held is not None and not pulled:
+            sums = [
+                sum_of_held(x, scales[group], finite)
+                for x, group in zip(held, component.groups, strict=True)
+            ]
         else:
-            others = [x.astype(dtype) if is_real(x) else x for x in others]
-            sums.append(transposed(Alike(plan.sites[i]), others, share))
-    pulled = pull_back(plan.from_leaves, component, leaves, sums)
-    # Without examples there is nothing to pull back, through parameters that may be
-    # why no gradient is finite.
-    return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]
+            function = at.sums_by_sites if pulled else at.sums_of_gradients
+            own = [scales[group] for group in component.own_groups]
+            seen = books.seen_by(component)
+            sums = function(Alike(component), seen, inputs, own, finite)
+        total.update(zip(component.leaves, sums, strict=True))
+    dtypes = [at_least_float32(x.dtype) for x in leaves]
+    return [
+        total[i].astype(dtype) if i in total else jnp.zeros(x.shape, dtype)
+        for i, (x, dtype) in enumerate(zip(leaves, dtypes, strict=True))
+    ]

@@ -63,11 +63,9 @@ def explanation(
         for path, shape in zip(paths, shapes, strict=True)
     ]
     for component, form in zip(plan.components, plan.forms, strict=True):
-        members = [plan.sites[i] for i in component.operands]
-        names = [s.name + (f" ({s.rule.name})" if s.rule else "") for s in members]
         for i in component.leaves:
             rows[i] = rows[i]._replace(
-                sites=", ".join(names),
+                sites=", ".join(plan.sites[k].name for k in component.operands),
                 norm="rows" if form.gram else "gradients",
                 cost=form.cost,
                 vmap_cost=form.vmap_cost,

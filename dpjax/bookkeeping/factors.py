@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
 from dpjax._rounding import HIGHEST, margin, square_sum, staged_sum
+from dpjax.bookkeeping.positions import by_position
 
 # Inner products are taken in pieces: at most so many, of at least so many terms.
 _PIECES, _PIECE = 16, 256
@@ -96,8 +97,9 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
     total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
     for i, (one, one_lengths) in enumerate(zip(sites, lengths, strict=True)):
         if (found := _looked_up(one)) is not None:
-            square, size, rounded = _by_position(*found, rows[i], len(sites))
-            total += (1 + margin(others, dtype)) * square
+            table = by_position(*found, rows[i], len(sites))
+            size, rounded = table.size, table.rounded
+            total += (1 + margin(others, dtype)) * table.square
         else:
             size = jnp.sum(rows[i], axis=-1)
             rounded = margin(rows[i].shape[-1] + len(sites) + 16, dtype) * size
@@ -110,17 +112,26 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
     return _over_groups(jnp.square(jnp.maximum(norm, _CANCELLED * sizes)))
 
 
-def upper_norm(formed: jax.Array, sizes: Sequence[tuple[jax.Array, int]]) -> jax.Array:
+class Terms(NamedTuple):
+    """Terms of a sum.
+
+    Attributes:
+      size: the norm of their absolute values, f[b].
+      rounded: k of γ_k for what they round when the sum is formed.
+    """
+
+    size: jax.Array
+    rounded: int
+
+
+def upper_norm(formed: jax.Array, terms: Sequence[Terms]) -> jax.Array:
     """At least the norm f[b] of a sum of terms, and of what becomes of it in a batch.
 
-    Args:
-      formed: its norm as computed, up to the terms' rounding.
-      sizes: of the terms: the norm of their absolute values, f[b], and k of γ_k for
-        what they round when the sum is formed.
+    Its norm as computed is formed, up to the terms' rounding.
     """
     # It is formed twice, and may be off in both; the second time after scaling.
-    rounded = sum(2 * margin(k + 4, jnp.float32) * size for size, k in sizes)
-    size = sum(size for size, _ in sizes)
+    rounded = sum(2 * margin(k + 4, jnp.float32) * size for size, k in terms)
+    size = sum(size for size, _ in terms)
     return jnp.maximum(formed + rounded, _CANCELLED * size) * (1 + 2.0**-20)
 
 
@@ -129,7 +140,7 @@ def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
     (scaled,) = _scaled([factors], clip_norm)
     lengths = _lengths(scaled.left) * _lengths(scaled.right)
     if (found := _looked_up(scaled)) is not None:
-        _, total, _ = _by_position(*found, lengths, 1)
+        total = by_position(*found, lengths, 1).size
     else:
         total = jnp.sum(lengths, axis=-1)
     total *= 1 + margin(factors.rows + 4, lengths.dtype)
@@ -213,44 +224,6 @@ def _joined(sites: list[Factors]) -> list[Factors]:
 def _in_a_row(parts: list[tuple[jax.Array, Any]]) -> tuple[OneHot, jax.Array]:
     positions, rows = zip(*parts, strict=True)
     return OneHot(jnp.concatenate(positions, axis=-1)), jnp.concatenate(rows, axis=-2)
-
-
-def _by_position(
-    position: jax.Array, rows: jax.Array, lengths: jax.Array, sites: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of rows at i[..., t] of a table: at least the table's squared norm, and more.
-
-    Namely the norm of a table of the rows' lengths, and what forming the sum rounds:
-    where k rows share a position by γ_k times their lengths, which is next to nothing
-    where they share none.
-    """
-    slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
-    add = jnp.vectorize(
-        lambda slot, x: jnp.zeros_like(x).at[slot].add(x), signature="(t),(t,p)->(t,p)"
-    )
-    table = add(slot, rows)
-    size = add(slot, lengths[..., None])
-    count = add(slot, jnp.ones_like(lengths)[..., None])
-
-    dtype = rows.dtype
-    margin(position.shape[-1] + sites + 16, dtype)  # there are not too many
-    error = (count + (sites + 16)) * margin(1, dtype) * size
-
-    def norm(x: jax.Array) -> jax.Array:
-        return jnp.sqrt(square_sum(x, kept=position.ndim - 1))
-
-    rounded = norm(error)
-    return jnp.square(norm(table) + rounded), norm(size), rounded
-
-
-def _slots(position: jax.Array) -> jax.Array:
-    """For each position a slot of its own, below their number: its first, in order."""
-    order = jnp.argsort(position)
-    ordered = position[order]
-    places = jnp.arange(position.shape[0], dtype=order.dtype)
-    # jnp.searchsorted, which would say this, refuses to run in `jax.shard_map`.
-    first = jax.lax.cummax(jnp.where(ordered != jnp.roll(ordered, 1), places, 0))
-    return jnp.zeros_like(order).at[order].set(first)
 
 
 def _over_pairs(

@@ -10,6 +10,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from dpjax.bookkeeping.factors import Factors, OneHot, Size
+from dpjax.bookkeeping.rules import Layout
 from dpjax.bookkeeping.trace import aval
 
 _MODES = {
@@ -48,13 +49,11 @@ class Gather:
             and partial[0] in numbers.start_index_map
         )
 
-    def layout(
-        self, eqn: jex.JaxprEqn, position: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def layout(self, eqn: jex.JaxprEqn, position: int) -> Layout:
         """The indexed axis is left."""
         shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
         (axis,) = (i for i, n in enumerate(shape) if sizes[i] != n)
-        return (), (axis,), tuple(i for i in range(len(shape)) if i != axis)
+        return Layout((), (axis,), tuple(i for i in range(len(shape)) if i != axis))
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
         """Rows are the looked-up positions."""

@@ -8,8 +8,9 @@ import jax.extend.core as jex
 
 from dpjax.bookkeeping.components import Component, Root, components
 from dpjax.bookkeeping.factors import MOST_ROWS, Size
+from dpjax.bookkeeping.rules import Layout
 from dpjax.bookkeeping.run import operands
-from dpjax.bookkeeping.sites import Scope, Site, analyse
+from dpjax.bookkeeping.sites import RuledSite, Scope, Site, analyse
 from dpjax.bookkeeping.trace import aval, inline
 
 # Reading or writing a number takes as long as this many multiplications.
@@ -36,7 +37,6 @@ class Plan(NamedTuple):
     """The analysis of a loss.
 
     Attributes:
-      groups: for each leaf, the group that it is clipped with.
       scope: the loss's jaxpr and its sites.
       sites: all sites, by number.
       from_leaves: the jaxpr from parameter leaves to the sites' operands.
@@ -44,7 +44,6 @@ class Plan(NamedTuple):
       forms: of each component.
     """
 
-    groups: tuple[int, ...]
     scope: Scope
     sites: list[Site]
     from_leaves: jex.ClosedJaxpr
@@ -53,14 +52,21 @@ class Plan(NamedTuple):
 
     @property
     def automatic(self) -> bool:
-        """Whether engine="auto" takes this engine (but on TPUs).
+        """Whether engine="auto" takes this engine.
 
         Where a rule knows a parameter: else it does what the vmap engine does.
         """
         return any(
-            all(self.sites[i].rule is not None for i in c.operands)
+            all(isinstance(site, RuledSite) for site in c.sites)
             for c in self.components
         )
+
+    def inputs(self, leaves: Sequence[Any]) -> list[list[Any]]:
+        """For each component, what enters its path."""
+        jaxpr, consts = self.from_leaves.jaxpr, self.from_leaves.consts
+        values = dict(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, leaves, strict=True))
+        return [[values[v] for v in c.path.inputs] for c in self.components]
 
 
 def plan(closed: jex.ClosedJaxpr, groups: Sequence[int]) -> Plan:
@@ -76,16 +82,10 @@ def plan(closed: jex.ClosedJaxpr, groups: Sequence[int]) -> Plan:
     scope, _ = analyse(closed, steps, parametric)
     sites = scope.all_sites()
     from_leaves = jax.make_jaxpr(lambda *xs: operand_values(scope, xs))(*leaves)
-    found = components(from_leaves, n, [site.rule is not None for site in sites])
-    found = [_within_groups(c, groups) for c in found]
-    return Plan(
-        tuple(groups),
-        scope,
-        sites,
-        from_leaves,
-        found,
-        [_form(c, sites, [x.size for x in leaves]) for c in found],
-    )
+    found = components(from_leaves, sites, groups)
+    sizes = [x.size for x in leaves]
+    forms = [_form(c, sizes) for c in found]
+    return Plan(scope, sites, from_leaves, found, forms)
 
 
 def operand_values(scope: Scope, leaves: Sequence[Any]) -> list[Any]:
@@ -94,10 +94,8 @@ def operand_values(scope: Scope, leaves: Sequence[Any]) -> list[Any]:
     return operands(scope, [*leaves, *[None] * unused])
 
 
-def size(site: Site) -> Size:
+def size(site: RuledSite) -> Size:
     """The sizes of a site's factors over all iterations of its loops."""
-    assert site.rule is not None
-    assert site.eqn is not None
     size = site.rule.size(site.eqn, site.position)
     for loop in site.loops:
         if loop.shared:
@@ -107,62 +105,67 @@ def size(site: Site) -> Size:
     return size
 
 
-def _root_layout(site: Site, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+class Matched(NamedTuple):
+    """A site of a root.
+
+    Attributes:
+      member: which of the component's sites.
+      site: the site.
+      swapped: whether its sides are to be exchanged to match the first one's.
+    """
+
+    member: int
+    site: RuledSite
+    swapped: bool
+
+
+def matched(component: Component) -> list[list[Matched]] | None:
+    """The sites of each root, or None where some cannot be matched."""
+    if component.roots is None:
+        return None
+    found = [_matched(component, root) for root in component.roots]
+    whole = [sites for sites in found if sites is not None]
+    return whole if len(whole) == len(found) else None
+
+
+def _matched(component: Component, root: Root) -> list[Matched] | None:
+    first, found = None, []
+    for member, axes in zip(root.members, root.axes, strict=True):
+        site = component.sites[member]
+        if not isinstance(site, RuledSite):
+            return None
+        layout = _root_layout(site, axes)
+        first = first or (layout, size(site).groups)
+        if (layout.groups, size(site).groups) != (first[0].groups, first[1]):
+            return None
+        straight = (layout.left, layout.right) == (first[0].left, first[0].right)
+        if not straight and (layout.right, layout.left) != first[0][1:]:
+            return None
+        found.append(Matched(member, site, not straight))
+    return found
+
+
+def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     """The root's axes that are groups, left and right."""
-    assert site.rule is not None
-    assert site.eqn is not None
     stacked = sum(not loop.shared for loop in site.loops)
     shape = aval(site.operand).shape
-    parts = []
-    for part in site.rule.layout(site.eqn, site.position):
-        long = [i for i in part if shape[i] != 1]
-        parts.append(tuple(axes[i + stacked] for i in long))
-    parts[0] = (*axes[:stacked], *parts[0])
-    return tuple(parts)
+    groups, left, right = (
+        tuple(axes[i + stacked] for i in part if shape[i] != 1)
+        for part in site.rule.layout(site.eqn, site.position)
+    )
+    return Layout((*axes[:stacked], *groups), left, right)
 
 
-def aligned(root: Root, sites: Sequence[Site]) -> list[bool] | None:
-    """For each site, whether its sides must be exchanged to match the first one's.
-
-    None where they cannot be matched.
-    """
-    members = [sites[i] for i in root.operands]
-    layouts = [
-        _root_layout(s, axes) for s, axes in zip(members, root.axes, strict=True)
-    ]
-    groups, left, right = layouts[0]
-    swaps = []
-    for site, layout in zip(members, layouts, strict=True):
-        if layout[0] != groups or size(site).groups != size(members[0]).groups:
-            return None
-        if layout[1:] == (left, right):
-            swaps.append(False)
-        elif layout[1:] == (right, left):
-            swaps.append(True)
-        else:
-            return None
-    return swaps
-
-
-def _within_groups(component: Component, groups: Sequence[int]) -> Component:
-    """The component, without norms at its roots if its leaves need several norms."""
-    if component.roots is None or len({groups[i] for i in component.leaves}) == 1:
-        return component
-    return component._replace(roots=None, reason="leaves of several groups")
-
-
-def _form(component: Component, sites: Sequence[Site], leaf_sizes: list[int]) -> Form:
+def _form(component: Component, leaf_sizes: list[int]) -> Form:
     numbers = sum(leaf_sizes[i] for i in component.leaves)
-    ruled = [size(sites[i]) for i in component.operands if sites[i].rule is not None]
-    products = sum(_products(s) for s in ruled)
+    ruled = [size(site) for site in component.sites if isinstance(site, RuledSite)]
+    products = sum(map(_products, ruled))
     # A gradient is written, and read for the norm and the sum.
     gradients = products + 3 * _TRAFFIC * numbers
-    if component.roots is None or None in [aligned(r, sites) for r in component.roots]:
+    if (roots := matched(component)) is None:
         return Form(False, gradients, gradients)
     stored = sum(s.groups * s.rows * s.stored for s in ruled)
-    pairs = products + sum(
-        _pairs([size(sites[i]) for i in r.operands]) for r in component.roots
-    )
+    pairs = products + sum(_pairs([size(m.site) for m in root]) for root in roots)
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
     gram = gram and sum(s.rows for s in ruled) <= MOST_ROWS
     return Form(gram, pairs if gram else gradients, gradients)

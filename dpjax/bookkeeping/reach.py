@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
 from dpjax.bookkeeping.collectives import uses
-from dpjax.bookkeeping.components import Component, at_operands
+from dpjax.bookkeeping.components import Component
 from dpjax.bookkeeping.factors import MOST_ROWS
 from dpjax.bookkeeping.trace import aval, bind, inline
 
@@ -44,25 +44,24 @@ class Reach(NamedTuple):
     terms: int
 
 
-def reach(
-    closed: jex.ClosedJaxpr, component: Component, leaves: Sequence[Any]
-) -> Reach | None:
-    """The reach of `pull_back`, or None where its rounding is not known."""
+def reach(component: Component, inputs: Sequence[Any]) -> Reach | None:
+    """The reach of its path's `pull_back`, or None where its rounding is not known."""
     if not component.leaves:
         return None
     if component.roots is not None:
         return Reach([1.0] * len(component.operands), len(component.operands))
-    if uses(closed.jaxpr, "custom_vjp"):  # whose derivatives need not be linear
+    path, count = component.path, len(component.leaves)
+    if uses(path.eqns, "custom_vjp"):  # whose derivatives need not be linear
         return None
-    inputs = [leaves[i] for i in component.leaves]
-    _, tangents = jax.linearize(at_operands(closed, component, leaves), *inputs)
+    inputs, others = inputs[:count], inputs[count:]
+    _, tangents = jax.linearize(path.forward(others, widen_casts=False), *inputs)
     everywhere = [True] * len(inputs)
     linear = inline(jax.make_jaxpr(tangents)(*inputs), everywhere, everywhere)
     if not all(map(_is_known, linear.jaxpr.eqns)) or not all(
         at_least_float32(x.dtype) == x.dtype for x in (*inputs, *linear.out_avals)
     ):
         return None
-    terms = len(component.operands) + sum(map(_terms, linear.jaxpr.eqns))
+    terms = len(component.operands) + _terms(linear.jaxpr)
     if terms > MOST_ROWS:
         return None
 
@@ -84,11 +83,17 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
     )
 
 
-def _terms(eqn: jex.JaxprEqn) -> int:
-    """Of a sum in an equation's transpose, and two for its other roundings."""
-    if eqn.primitive.name != "broadcast_in_dim":
-        return 2
-    return 2 + aval(eqn.outvars[0]).size // max(aval(eqn.invars[0]).size, 1)
+def _terms(linear: jex.Jaxpr) -> int:
+    """Of the transposed map's sums, and its products, all paths together."""
+    uses = [v for eqn in linear.eqns for v in eqn.invars if isinstance(v, jex.Var)]
+    # What is used several times has its uses' cotangents added.
+    total = len(uses) - len(set(uses))
+    for eqn in linear.eqns:
+        if eqn.primitive.name in {"mul", "div"}:
+            total += 1
+        elif eqn.primitive.name == "broadcast_in_dim":
+            total += aval(eqn.outvars[0]).size // max(aval(eqn.invars[0]).size, 1) - 1
+    return total
 
 
 def _absolute(linear: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[jax.Array]:

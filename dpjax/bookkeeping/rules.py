@@ -2,13 +2,21 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.extend.core as jex
 
 from dpjax.bookkeeping.factors import Factors, Size
 from dpjax.bookkeeping.trace import aval
+
+
+class Layout(NamedTuple):
+    """Which of an operand's axes are groups, left and right, each in row order."""
+
+    groups: tuple[int, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
 
 
 class Rule(Protocol):
@@ -31,10 +39,8 @@ class Rule(Protocol):
         """The sizes of its factors."""
         ...
 
-    def layout(
-        self, eqn: jex.JaxprEqn, position: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """The operand's axes that are groups, left and right, each in row order."""
+    def layout(self, eqn: jex.JaxprEqn, position: int) -> Layout:
+        """The operand's axes."""
         ...
 
     def settled(

@@ -7,7 +7,8 @@ import jax
 import jax.extend.core as jex
 
 from dpjax._meshes import plus
-from dpjax.bookkeeping.sites import Scope, Site
+from dpjax.bookkeeping.sites import RuledSite, Scope, Site
+from dpjax.bookkeeping.stretches import passes, stretches
 from dpjax.bookkeeping.trace import bind, needed, read
 
 
@@ -94,26 +95,28 @@ def run(
     )
     values.update(zip(jaxpr.invars, inputs, strict=True))
     records: dict[int, tuple[Any, ...]] = {}
-    for index, eqn in enumerate(jaxpr.eqns):
-        inputs = [read(v, values) for v in eqn.invars]
-        ruled = None
-        for position, site in scope.sites.get(index, {}).items():
-            if site.rule is None:
-                inputs[position] = plus(inputs[position], taps[numbers[site]])
-            else:
-                ruled = site
-        body = scope.scans.get(index)
+    found = stretches(scope)
+    for stretch, function in zip(found, passes(found), strict=True):
+        body = scope.scans.get(stretch.start)
         if body is not None and body.all_sites():
+            (eqn,), (sites,) = stretch.eqns, stretch.sites
+            inputs = [read(v, values) for v in eqn.invars]
+            for position, site in sites.items():
+                inputs[position] = plus(inputs[position], taps[numbers[site]])
             out, inner = _scan(eqn, inputs, body, taps, numbers)
             records.update(inner)
-        else:
-            out = bind(eqn, inputs)
-        if ruled is not None:
-            out[0] = plus(out[0], taps[numbers[ruled]])
-            records[numbers[ruled]] = tuple(
-                x for i, x in enumerate(inputs) if i != ruled.position
-            )
-        values.update(zip(eqn.outvars, out, strict=True))
+            values.update(zip(eqn.outvars, out, strict=True))
+            continue
+        passed = function(
+            [values[v] for v in stretch.inputs],
+            [taps[numbers[site]] for site in stretch.all_sites],
+        )
+        ruled = [s for s in stretch.all_sites if isinstance(s, RuledSite)]
+        records.update(
+            (numbers[site], record)
+            for site, record in zip(ruled, passed.records, strict=True)
+        )
+        values.update(zip(stretch.outs, passed.outs, strict=True))
     outputs = [read(v, values) for v in jaxpr.outvars]
     for i, site in scope.outputs.items():
         outputs[i] = plus(outputs[i], taps[numbers[site]])

@@ -10,12 +10,13 @@ would form it.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from dpjax.bookkeeping.alike import of_equation
 from dpjax.bookkeeping.rules import Rule, rule_for
 from dpjax.bookkeeping.trace import aval, inline
 
@@ -28,35 +29,63 @@ class Loop(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class Site:
-    """One operand of one equation.
+class RuledSite:
+    """An equation that a rule knows: something is added to its output.
 
     Attributes:
-      eqn: the equation, or None where a value is carried into a loop as it is.
-      position: which of the equation's inputs the operand is.
-      rule: the rule for the equation, or None: then the operand itself is tapped.
-      operand: the variable or the value's variable in its jaxpr.
+      eqn: the equation.
+      position: which of its inputs the operand is.
+      rule: the rule.
+      operand: the operand's variable.
       loops: the scans around it, the outermost first.
     """
 
-    eqn: jex.JaxprEqn | None
+    eqn: jex.JaxprEqn
     position: int
-    rule: Rule | None
+    rule: Rule
     operand: jex.Var
     loops: tuple[Loop, ...]
 
     @property
     def tapped(self) -> jex.Var:
         """The variable that something is added to."""
-        if self.rule is None:
-            return self.operand
-        assert self.eqn is not None
         return self.eqn.outvars[0]
+
+    def features(self) -> Hashable:
+        """All that does not depend on where in the loss it is."""
+        return self.position, self.loops, self.rule.name, of_equation(self.eqn)
 
     @property
     def name(self) -> str:
-        """The equation's primitive."""
-        return "carry" if self.eqn is None else self.eqn.primitive.name
+        """The equation's primitive and rule."""
+        return f"{self.eqn.primitive.name} ({self.rule.name})"
+
+
+@dataclasses.dataclass(eq=False)
+class TappedSite:
+    """An operand that is tapped itself.
+
+    Attributes:
+      operand: its variable.
+      loops: the scans around it, the outermost first.
+      name: the primitive of the equation that takes it, or what else does.
+    """
+
+    operand: jex.Var
+    loops: tuple[Loop, ...]
+    name: str
+
+    @property
+    def tapped(self) -> jex.Var:
+        """The variable that something is added to."""
+        return self.operand
+
+    def features(self) -> Hashable:
+        """All that does not depend on where in the loss it is."""
+        return self.loops, aval(self.operand)
+
+
+Site = RuledSite | TappedSite
 
 
 @dataclasses.dataclass(eq=False)
@@ -131,20 +160,20 @@ def analyse(
             sources[var] = frozenset({i} if differentiable[i] else ())
 
     def depends(atom: Any) -> frozenset[int]:
-        return (
-            frozenset()
-            if isinstance(atom, jex.Literal)
-            else sources.get(atom, frozenset())
-        )
+        nothing: frozenset[int] = frozenset()
+        return nothing if isinstance(atom, jex.Literal) else sources.get(atom, nothing)
 
-    def site(eqn: Any, position: int, rule: Rule | None, operand: jex.Var) -> Site:
-        loops = tuple(
+    def loops(operand: jex.Var) -> tuple[Loop, ...]:
+        return tuple(
             Loop(length, shared=depth not in scope.steps[operand])
             for depth, length in enumerate(lengths)
         )
-        found = Site(eqn, position, rule, operand, loops)
-        origins[found] = depends(operand)
-        return found
+
+    def site(eqn: jex.JaxprEqn, position: int, rule: Rule | None) -> Site:
+        operand: Any = eqn.invars[position]
+        if rule is None:
+            return TappedSite(operand, loops(operand), eqn.primitive.name)
+        return RuledSite(eqn, position, rule, operand, loops(operand))
 
     for index, eqn in enumerate(jaxpr.eqns):
         around = scope.steps_of(*eqn.invars)
@@ -167,16 +196,16 @@ def analyse(
                 origins[inner] = frozenset().union(
                     *(depends(eqn.invars[i]) for i in entered)
                 )
-        found = {}
-        for i in operands:
-            rule = rule_for(eqn, i) if len(operands) == 1 else None
-            if i in lifted:
-                found[i] = site(eqn, i, rule, eqn.invars[i])
+        rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
+        found = {i: site(eqn, i, rule) for i in operands if i in lifted}
+        origins.update((one, depends(one.operand)) for one in found.values())
         scope.sites[index] = found
 
     for i in outputs:
-        if depends(jaxpr.outvars[i]):
-            scope.outputs[i] = site(None, 0, None, jaxpr.outvars[i])
+        operand: Any = jaxpr.outvars[i]
+        if reached := depends(operand):
+            scope.outputs[i] = TappedSite(operand, loops(operand), "carry")
+            origins[scope.outputs[i]] = reached
     return scope, origins
 
 
@@ -217,7 +246,7 @@ def _analyse_scan(
         unruled = {
             source
             for site, reached in origins.items()
-            if site.rule is None and site.loops[depth].shared
+            if isinstance(site, TappedSite) and site.loops[depth].shared
             for source in reached
         }
         if not unruled:
