@@ -5,6 +5,9 @@ from dpjax import sampling as sampling
 from dpjax import solvers as solvers
 from dpjax import tree as tree
 from dpjax._keys import random_key as random_key
+from dpjax._plan import Examples as Examples
+from dpjax._plan import Plan as Plan
+from dpjax._plan import plan as plan
 from dpjax.adjacency import Adjacency as Adjacency
 from dpjax.clipping import clip_and_sum as clip_and_sum
 from dpjax.explain import explain as explain

@@ -5,11 +5,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.core import Tracer
 
 from dpjax import _validate
 from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import stream
+from dpjax._limit import refuse_past_the_end
 from dpjax._outward import downward, upward
 from dpjax._placement import zeros_like
 from dpjax.tree import empty_prefixes, regenerated_prefix_noise, stored_prefix_noise
@@ -126,7 +126,7 @@ def tree_momentum(
         updates: Any, state: Any, params: Any = None
     ) -> tuple[Any, TreeMomentumState]:
         del params
-        _refuse_past_the_end(state.step, num_steps)
+        refuse_past_the_end(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
         beta, scale = state.decay, state.stddev
         promised = (step <= num_steps) & (beta == slower) & (scale == louder)
@@ -163,11 +163,3 @@ def tree_momentum(
         return private, state._replace(step=step, momentum=momentum, prefixes=prefixes)
 
     return optax.GradientTransformation(init, update)
-
-
-def _refuse_past_the_end(count: jax.Array, num_steps: int) -> None:
-    if not isinstance(count, Tracer) and int(count) >= num_steps:
-        raise ValueError(
-            f"num_steps is {num_steps} and that many steps are done: a further step "
-            "has no privacy guarantee. Declare more steps from the start."
-        )

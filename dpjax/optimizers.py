@@ -62,7 +62,7 @@ def noisy_mean(
     )
 
 
-def _widened(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def widened(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """The inner optimizer in float32 at least, as the sums are.
 
     Its moments would otherwise begin in bfloat16 and go on in float32.
@@ -141,7 +141,7 @@ def dp_sgd(
             expected_batch_size=expected_batch_size,
             key=key,
         ),
-        _widened(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)),
+        widened(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)),
     )
 
 
@@ -192,7 +192,7 @@ def dp_adam(
             expected_batch_size=expected_batch_size,
             key=key,
         ),
-        _widened(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)),
+        widened(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)),
     )
 
 
@@ -248,7 +248,7 @@ def dp_adamw(
             expected_batch_size=expected_batch_size,
             key=key,
         ),
-        _widened(
+        widened(
             optax.adamw(
                 learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask
             )
