@@ -53,9 +53,9 @@ class RunGuarantee:
       >>> run = dpjax.plan(num_examples=1000, batch_size=100, num_steps=100,
       ...                  noise_multiplier=1.5, delta=1e-5, clip_norm=1.0)
       >>> print(f"{run.guarantee.epsilon(1e-5):.3f}")
-      3.898
+      3.538
       >>> print(f"{run.guarantee.at(10).epsilon(1e-5):.3f}")
-      1.518
+      1.298
     """
 
     plan: "Plan"
