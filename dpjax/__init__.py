@@ -9,6 +9,9 @@ from dpjax import tree as tree
 from dpjax import windows as windows
 from dpjax._explain import explain as explain
 from dpjax._keys import random_key as random_key
+from dpjax._plan import Examples as Examples
+from dpjax._plan import Plan as Plan
+from dpjax._plan import plan as plan
 from dpjax.adjacency import Adjacency as Adjacency
 from dpjax.clipping import clip_and_sum as clip_and_sum
 from dpjax.momentum import tree_momentum as tree_momentum

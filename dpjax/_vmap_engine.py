@@ -1,7 +1,6 @@
 """The clipped sum by per-example gradients, formed and clipped."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex

@@ -5,11 +5,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.core import Tracer
 
 from dpjax import _validate
 from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import stream
+from dpjax._limit import refuse_past_the_end
 from dpjax._outward import downward, upward
 from dpjax._placement import zeros_like
 from dpjax._typing import ArrayLike, Key, Tree
@@ -129,7 +129,7 @@ def tree_momentum(
         updates: Tree, state: Any, params: Tree | None = None
     ) -> tuple[Tree, TreeMomentumState]:
         del params
-        _refuse_past_the_end(state.step, num_steps)
+        refuse_past_the_end(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
         beta, scale = state.decay, state.stddev
         promised = (step <= num_steps) & (beta == slower) & (scale == louder)
@@ -173,11 +173,3 @@ def _prefix_noise(
         state.key, step, tree, num_steps=num_steps, **given
     )
     return noise, ()
-
-
-def _refuse_past_the_end(count: jax.Array, num_steps: int) -> None:
-    if not isinstance(count, Tracer) and int(count) >= num_steps:
-        raise ValueError(
-            f"num_steps is {num_steps} and that many steps are done: a further step "
-            "has no privacy guarantee. Declare more steps from the start."
-        )

@@ -9,43 +9,11 @@ from collections.abc import Callable
 
 import optax
 
-from dpjax._dtypes import widen
+from dpjax._private_mean import on_noisy_mean
 from dpjax._typing import ArrayLike, Key, Tree
 from dpjax.momentum import Buffer, tree_momentum
 from dpjax.noise import noisy_mean as noisy_mean
 from dpjax.noise import stddev_of_sum
-
-
-def _on_noisy_mean(
-    inner: optax.GradientTransformation,
-    clip_norm: ArrayLike,
-    noise_multiplier: ArrayLike,
-    expected_batch_size: ArrayLike,
-    key: Key,
-) -> optax.GradientTransformation:
-    """The inner optimizer on the private mean, in float32 at least as the sums are.
-
-    Its moments would otherwise begin in bfloat16 and go on in float32.
-    """
-
-    def init(params: optax.Params) -> optax.OptState:
-        return inner.init(widen(params))
-
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        params = None if params is None else widen(params)
-        return inner.update(widen(updates), state, params)
-
-    mean = noisy_mean(
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=expected_batch_size,
-        key=key,
-    )
-    return optax.chain(mean, optax.GradientTransformation(init, update))
 
 
 def dp_sgd(
@@ -91,7 +59,7 @@ def dp_sgd(
       [-0.2]
     """
     inner = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
-    return _on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
+    return on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
 
 
 def dp_adam(
@@ -135,7 +103,7 @@ def dp_adam(
       [-0.1]
     """
     inner = optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)
-    return _on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
+    return on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
 
 
 def dp_adamw(
@@ -186,7 +154,7 @@ def dp_adamw(
     inner = optax.adamw(
         learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask
     )
-    return _on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
+    return on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
 
 
 def dp_nsgd(

@@ -1,0 +1,50 @@
+"""The end of a run: a mechanism that was accounted for so many steps takes no more."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.core import Tracer
+
+
+class AtMostState(NamedTuple):
+    """The state of `at_most`.
+
+    Attributes:
+      step: how many steps are done, i32[], and no more than one too many.
+    """
+
+    step: jax.Array
+
+
+def at_most(num_steps: int) -> optax.GradientTransformation:
+    """Pass updates on for so many steps, and then refuse.
+
+    A further step is a ValueError outside jit, and NaN updates inside.
+    """
+
+    def init(params: Any) -> AtMostState:
+        del params
+        return AtMostState(jnp.zeros((), jnp.int32))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AtMostState]:
+        del params
+        refuse_past_the_end(state.step, num_steps)
+        step = jnp.minimum(state.step, num_steps) + 1
+        passed = jax.tree.map(
+            lambda u: jnp.where(step <= num_steps, u, jnp.asarray(jnp.nan, u.dtype)),
+            updates,
+        )
+        return passed, AtMostState(step)
+
+    return optax.GradientTransformation(init, update)
+
+
+def refuse_past_the_end(count: jax.Array, num_steps: int) -> None:
+    """Raise once so many steps are done, where their count is known."""
+    if not isinstance(count, Tracer) and int(count) >= num_steps:
+        raise ValueError(
+            f"num_steps is {num_steps} and that many steps are done: a further step "
+            "has no privacy guarantee. Declare more steps from the start."
+        )

@@ -1,0 +1,24 @@
+"""One value from which a private run is made, so that its parts cannot disagree.
+
+**Idea.** The guarantee of a private run rests on numbers that several parts share: the
+sampler's rate, the clip norm of the gradient, the noise and the divisor of the
+optimizer, the number of steps. A `Plan` holds each of them once. Whoever asks for a
+sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
+
+**In the order of the data**, a file each:
+
+1. `mechanisms`: how examples are drawn, and what a run of so many steps then costs.
+2. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
+   ε; and the room that a batch needs.
+3. `record`: the `Plan`. It draws batches, and hands out what follows.
+4. `loader`: the examples of a batch from arrays, files and data sets on the host.
+5. `loss`: a script's own loss, turned into clipped sums; `modules` for models that are
+   not trees of parameters alone.
+6. `release`: noise, mean, the user's optimizer, and the refusal of further steps.
+7. `guarantee`: what was promised, as a sentence for a paper and a record for a machine.
+"""
+
+from dpjax._plan.guarantee import RunGuarantee as RunGuarantee
+from dpjax._plan.loader import Examples as Examples
+from dpjax._plan.record import Plan as Plan
+from dpjax._plan.solve import plan as plan

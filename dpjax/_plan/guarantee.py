@@ -1,0 +1,169 @@
+"""What a run promises: a sentence for a paper, a record for a machine."""
+
+import dataclasses
+import importlib.metadata
+import json
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._typing import ArrayLike
+from dpjax.accounting import fdp
+from dpjax.adjacency import Adjacency
+from dpjax.solvers.guarantee import Profile
+
+if TYPE_CHECKING:
+    from dpjax._plan.record import Plan
+
+_ADJACENCY = {
+    Adjacency.ADD_REMOVE: "one data set has one example more",
+    Adjacency.ZERO_OUT: "one example's contribution is replaced by zero",
+    Adjacency.REPLACE: "one example is replaced by another one",
+}
+_RELEASED = (
+    "the parameters after every step, and whatever is computed from them alone; not "
+    "losses, gradient norms, auxiliary outputs, or the optimizer's state with its key"
+)
+_ASSUMPTIONS = (
+    "the number of examples is public",
+    "each example is one unit of privacy: what one person adds is in one example",
+    "batches, gradients and updates are those of the plan, run once with one key that "
+    "is secret",
+    "the loss sees one example at a time",
+    "hyperparameters were not chosen on these data, or that was accounted for",
+    "real arithmetic, ideal Gaussian noise and uniform bits",
+)
+_FALSE_POSITIVES = (0.001, 0.01, 0.1)
+# Where the profile is asked for what it says about attacks: each point is a bound.
+_DELTAS = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunGuarantee:
+    """What the parameters of a planned run promise after some of its steps.
+
+    Attributes:
+      plan: the run.
+      num_steps: how many of its steps are released.
+
+    Example:
+      >>> import dpjax
+      >>> run = dpjax.plan(num_examples=1000, batch_size=100, num_steps=100,
+      ...                  noise_multiplier=1.5, delta=1e-5, clip_norm=1.0)
+      >>> print(f"{run.guarantee.epsilon(1e-5):.3f}")
+      3.538
+      >>> print(f"{run.guarantee.at(10).epsilon(1e-5):.3f}")
+      1.298
+    """
+
+    plan: "Plan"
+    num_steps: int
+
+    @property
+    def profile(self) -> Profile:
+        """ε(δ) and δ(ε), rounded up."""
+        return self.plan.mechanism.profile(self.plan.numbers(self.num_steps))
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up."""
+        return self.profile.epsilon(delta)
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """The δ for an ε >= 0, rounded up."""
+        return self.profile.delta(epsilon)
+
+    def tradeoff(self, alpha: ArrayLike) -> jax.Array:
+        """The least false-negative rate of any attack that is proven.
+
+        Args:
+          alpha: the attack's false-positive rate, f[*b], in [0, 1].
+
+        Returns:
+          f[*b], rounded down, from ε at a handful of δ: more of them give no less.
+        """
+        deltas = np.array([self.plan.delta, *_DELTAS])
+        epsilons = np.array([float(self.epsilon(delta)) for delta in deltas])
+        known = epsilons < np.inf
+        return fdp.tradeoff(
+            lambda _: jnp.asarray(deltas[known]), alpha, epsilons=epsilons[known]
+        )
+
+    def at(self, num_steps: int) -> "RunGuarantee":
+        """The guarantee of a run that stops early.
+
+        Args:
+          num_steps: how many steps were taken, from 1 to those of the plan. It must not
+            have been chosen by looking at what is not private.
+        """
+        steps = _validate.static_int("num_steps", num_steps, minimum=1)
+        if steps > self.plan.num_steps:
+            raise ValueError(
+                f"num_steps must be at most the plan's, {self.plan.num_steps}; got "
+                f"{num_steps!r}."
+            )
+        return dataclasses.replace(self, num_steps=steps)
+
+    def record(self) -> dict[str, Any]:
+        """All that a report of a private run must state, as plain values."""
+        plan = self.plan
+        powers = 1 - np.asarray(self.tradeoff(np.array(_FALSE_POSITIVES)), np.float64)
+        return {
+            "epsilon": float(self.epsilon(plan.delta)),
+            "delta": plan.delta,
+            "adjacency": plan.adjacency.name,
+            "adjacency_means": _ADJACENCY[plan.adjacency],
+            "unit_of_privacy": "one example",
+            "num_examples": plan.num_examples,
+            "num_steps": self.num_steps,
+            "batch_size": plan.batch_size,
+            "max_batch_size": plan.max_batch_size,
+            "sampling": plan.sampling,
+            "sampling_means": plan.mechanism.words(
+                plan.batch_size, plan.max_batch_size
+            ),
+            "clip_norm": plan.clip_norm,
+            "noise": plan.noise,
+            "noise_multiplier": plan.noise_multiplier,
+            "attack_true_positive_rate_at_most": dict(
+                zip(map(str, _FALSE_POSITIVES), powers.tolist(), strict=True)
+            ),
+            "released": _RELEASED,
+            "assumptions": list(_ASSUMPTIONS),
+            "versions": {
+                name: importlib.metadata.version(name) for name in ("dpjax", "jax")
+            },
+        }
+
+    def to_json(self) -> str:
+        """The record as JSON."""
+        return json.dumps(self.record(), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        """What a paper must state."""
+        found = self.record()
+        rates = ", ".join(
+            f"{power:.3g} at a false-positive rate of {alpha}"
+            for alpha, power in found["attack_true_positive_rate_at_most"].items()
+        )
+        return (
+            f"({_up(found['epsilon'])}, {found['delta']:g})-differential privacy where "
+            f"{found['adjacency_means']} ({found['adjacency']}), for "
+            f"{found['released']}.\n"
+            f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
+            f"example's gradient is clipped to an L2 norm of {found['clip_norm']:g}; "
+            "Gaussian noise of standard deviation "
+            f"{found['noise_multiplier']:.6g} times that is added to each sum, afresh "
+            "in every step.\n"
+            f"No attack on one example has a true-positive rate above {rates}.\n"
+            f"Assumptions: {'; '.join(found['assumptions'])}.\n"
+            f"dpjax {found['versions']['dpjax']}, jax {found['versions']['jax']}."
+        )
+
+
+def _up(x: float) -> str:
+    """Three decimals, rounded up."""
+    shown = round(x, 3)
+    return f"{shown if shown >= x else shown + 0.001:.3f}"

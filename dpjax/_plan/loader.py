@@ -1,0 +1,101 @@
+"""The examples of a batch, from wherever they are."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._typing import ArrayLike
+from dpjax.sampling import Batch
+
+if TYPE_CHECKING:
+    from dpjax._plan.record import Plan
+
+
+class Examples(NamedTuple):
+    """The examples of a step, and which of them are there.
+
+    Attributes:
+      data: a tree of arrays with a leading axis m. An empty place holds another
+        example's data, for the shape alone.
+      mask: bool[m], False where a place is empty. A loss of `Plan.value_and_grad`
+        never sees what is there.
+    """
+
+    data: Any
+    mask: ArrayLike
+
+
+def rows(data: Any, batch: Batch) -> Examples:
+    """Those of a tree of arrays; on the host if they are NumPy's."""
+
+    def taken(x: Any) -> Any:
+        if isinstance(x, jax.Array):
+            return jnp.take(x, jnp.asarray(batch.indices), axis=0, mode="clip")
+        return x[np.asarray(batch.indices)]
+
+    return Examples(jax.tree.map(taken, data), batch.mask)
+
+
+def check_size(data: Any, num_examples: int) -> None:
+    """Refuse data of another size than the plan is for."""
+    if _is_tree_of_arrays(data):
+        sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
+    else:
+        sizes = {(len(data),)}
+    if sizes != {(num_examples,)}:
+        found = sorted(size[0] if size else 0 for size in sizes)
+        raise ValueError(
+            f"data must have num_examples examples, {num_examples}; got {found}. "
+            "The guarantee is for a data set of the size that was planned for."
+        )
+
+
+def batches(
+    plan: "Plan", data: Any, *, key: jax.Array, start: int, progress: bool
+) -> Iterator[Examples]:
+    """See `Plan.batches`. What is wrong with the arguments is said at once."""
+    check_size(data, plan.num_examples)
+    _validate.typed_key("key", key)
+    first = _validate.static_int("start", start, minimum=0)
+    if first > plan.num_steps:
+        raise ValueError(
+            f"start must be at most num_steps, {plan.num_steps}; got {start!r}."
+        )
+    read = rows if _is_tree_of_arrays(data) else _read_one_by_one
+    draw = jax.jit(plan.batch)
+
+    def steps() -> Iterator[Examples]:
+        for step in _shown(range(first, plan.num_steps), progress):
+            yield read(data, jax.device_get(draw(step, key)))
+
+    return steps()
+
+
+def _is_tree_of_arrays(data: Any) -> bool:
+    leaves = jax.tree.leaves(data)
+    return bool(leaves) and all(hasattr(x, "dtype") and np.ndim(x) for x in leaves)
+
+
+def _read_one_by_one(data: Any, batch: Batch) -> Examples:
+    """From anything that gives one example for one position."""
+    mask = np.asarray(batch.mask)
+    present = [data[int(i)] for i in np.asarray(batch.indices)[mask]]
+    # An empty place needs some example's shape.
+    spare = present[0] if present else data[0]
+    filled = [*present, *[spare] * (mask.size - len(present))]
+    stacked = jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *filled)
+    return Examples(stacked, np.arange(mask.size) < len(present))
+
+
+def _shown(steps: range, progress: bool) -> Any:
+    if not progress:
+        return steps
+    try:
+        from tqdm.auto import tqdm  # pyright: ignore[reportMissingModuleSource]
+    except ImportError:
+        return steps
+    return tqdm(steps, unit="step")

@@ -1,0 +1,78 @@
+"""A script's own loss, as the clipped sum of its gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._plan import modules
+from dpjax._plan.loader import Examples
+from dpjax.per_example import clipped_grad
+
+_NOTE = (
+    "dpjax: the loss is called on one example at a time, its batch axis "
+    "{axis}. Per-example gradients are what privacy rests on."
+)
+
+
+def value_and_grad(
+    loss_fn: Callable[..., Any],
+    clip_norm: float,
+    *,
+    has_aux: bool,
+    batched: bool,
+    engine: str,
+    microbatch_size: int | None,
+) -> Callable[..., Any]:
+    """See `Plan.value_and_grad`."""
+
+    def fn(model: Any, examples: Examples, *others: Any) -> tuple[Any, Any]:
+        if not isinstance(examples, Examples):
+            raise ValueError(
+                "examples must be dpjax.Examples, as Plan.load and Plan.batches give "
+                f"them, which know which places are empty; got {type(examples)}."
+            )
+        parts = modules.split(model)
+
+        def loss_and_aux(trained: Any, example: Any) -> tuple[Any, Any]:
+            data, of_example = example
+            if batched:
+                data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
+            whole, unchanged = parts.merge(trained, of_example)
+            try:
+                out = loss_fn(whole, data, *others)
+            except Exception as error:
+                error.add_note(_NOTE.format(axis="is 1" if batched else "taken away"))
+                raise
+            unchanged()
+            value, aux = out if has_aux else (out, None)
+            return value, jax.tree.map(_row, aux) if batched else aux
+
+        gradient = clipped_grad(
+            loss_and_aux,
+            clip_norm,
+            has_aux=True,
+            engine=engine,
+            microbatch_size=microbatch_size,
+        )
+        mask = jnp.asarray(examples.mask)
+        batch = (examples.data, parts.of_examples(mask.size))
+        grads, per_example = gradient(parts.trained, batch, mask=mask)
+        value = masked_mean(per_example.loss, mask)
+        grads = parts.like_model(grads)
+        parts.advance()
+        return ((value, per_example.aux) if has_aux else value), grads
+
+    return fn
+
+
+def _row(x: Any) -> Any:
+    """What a batch of one has as its rows: the one."""
+    return x[0] if jnp.ndim(x) and jnp.shape(x)[0] == 1 else x
+
+
+def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean of those that are there; 0 if none is."""
+    total = jnp.sum(jnp.where(mask, values, 0.0))
+    return total / jnp.maximum(jnp.sum(mask), 1)

@@ -1,0 +1,219 @@
+"""How a run draws its examples, and what that costs in privacy.
+
+One class a way of sampling, so that no plan can account for one and run another. All of
+them are for independent noise in every step.
+"""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate, sampling
+from dpjax._typing import ArrayLike
+from dpjax.accounting import pld
+from dpjax.adjacency import Adjacency
+from dpjax.solvers.guarantee import Gaussian, Profile
+
+
+class Numbers(NamedTuple):
+    """What the cost of a run depends on, f[] each.
+
+    Attributes:
+      noise_multiplier: noise standard deviation over clip norm.
+      batch_size: how many examples a step takes, in expectation.
+      num_steps: how many steps are released.
+      max_batch_size: how many examples a step has room for.
+    """
+
+    noise_multiplier: ArrayLike
+    batch_size: ArrayLike
+    num_steps: ArrayLike
+    max_batch_size: ArrayLike
+
+
+class Losses(NamedTuple):
+    """The profile of a privacy-loss distribution."""
+
+    pld: pld.PLD
+
+    @property
+    def mu(self) -> None:
+        """No GDP parameter is known."""
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up."""
+        return pld.epsilon(self.pld, delta)
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """The δ for an ε >= 0, rounded up."""
+        return pld.delta(self.pld, epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """A way of sampling from a data set of one size, for one adjacency.
+
+    Attributes:
+      num_examples: the size of the data set; of the larger one under ADD_REMOVE.
+      adjacency: which data sets the guarantee compares.
+    """
+
+    num_examples: int
+    adjacency: Adjacency
+
+    overflows: ClassVar[bool] = False
+    covers: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT, Adjacency.REPLACE)
+    reason: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an adjacency that the sampling does not allow."""
+        _validate.adjacency(self.adjacency)
+        if self.adjacency not in self.covers:
+            names = " or ".join(a.name for a in self.covers)
+            raise ValueError(
+                f"adjacency must be {names} with this sampling; got "
+                f"{self.adjacency!r}: {self.reason}."
+            )
+
+    def draw(
+        self,
+        batch_size: int,
+        max_batch_size: int,
+        step: ArrayLike,
+        key: jax.Array,
+    ) -> sampling.Batch:
+        """The examples of a step."""
+        raise NotImplementedError
+
+    def profile(self, numbers: Numbers) -> Profile:
+        """What the run costs, from above."""
+        raise NotImplementedError
+
+    def words(self, batch_size: int, max_batch_size: int) -> str:
+        """How examples are drawn."""
+        raise NotImplementedError
+
+
+class Poisson(Mechanism):
+    """Every example takes part with the same probability, in each step anew."""
+
+    overflows = True
+    covers = tuple(Adjacency)
+
+    def draw(self, batch_size, max_batch_size, step, key):
+        """As `sampling.poisson`."""
+        return sampling.poisson(
+            self.num_examples,
+            batch_size / self.num_examples,
+            max_batch_size=max_batch_size,
+            key=key,
+            step=step,
+        )
+
+    def profile(self, numbers):
+        """As `accounting.truncation.poisson_gaussian`, composed."""
+        replace = self.adjacency is Adjacency.REPLACE
+        step = pld.Mechanism(
+            numbers.noise_multiplier,
+            numbers.batch_size / self.num_examples,
+            numbers.num_steps,
+            "truncated_replace" if replace else "truncated",
+            self.num_examples,
+            numbers.max_batch_size,
+        )
+        return Losses(pld.PLD((step,)))
+
+    def words(self, batch_size, max_batch_size):
+        """The rate, the room, and what becomes of the rest."""
+        return (
+            "every example takes part in each step independently with probability "
+            f"{batch_size}/{self.num_examples}; of more than {max_batch_size} in one "
+            "step a uniformly random subset of that size is kept, which is accounted "
+            "for"
+        )
+
+
+class FixedSize(Mechanism):
+    """A uniformly random subset of fixed size, in each step anew."""
+
+    covers = (Adjacency.REPLACE,)
+    reason = "with one example fewer, subsets of fixed size are drawn from others"
+
+    def draw(self, batch_size, max_batch_size, step, key):
+        """As `sampling.fixed_size`."""
+        return sampling.fixed_size(self.num_examples, batch_size, key=key, step=step)
+
+    def profile(self, numbers):
+        """As `accounting.pld.subsampled_gdp`, composed."""
+        mu = self.adjacency.sensitivity_factor / numbers.noise_multiplier
+        rate = numbers.batch_size / self.num_examples
+        return Losses(
+            pld.PLD((pld.Mechanism(mu, rate, numbers.num_steps, "fixed_size"),))
+        )
+
+    def words(self, batch_size, max_batch_size):
+        """The size."""
+        return (
+            f"each step takes a uniformly random subset of {batch_size} of the "
+            f"{self.num_examples} examples, drawn anew without replacement"
+        )
+
+
+class Cyclic(Mechanism):
+    """Batches in the data's own order, the same in every epoch."""
+
+    reason = "one example fewer moves all later ones to other batches"
+
+    def draw(self, batch_size, max_batch_size, step, key):
+        """As `sampling.cyclic_step`."""
+        steps = -(-self.num_examples // batch_size)
+        return sampling.cyclic_step(
+            self.num_examples, batch_size, step=jnp.asarray(step) % steps
+        )
+
+    def profile(self, numbers):
+        """Composition of the steps that an example takes part in, one an epoch."""
+        steps = jnp.ceil(self.num_examples / numbers.batch_size)
+        times = jnp.ceil(numbers.num_steps / steps)
+        factor = self.adjacency.sensitivity_factor
+        return Gaussian(factor * jnp.sqrt(times) / numbers.noise_multiplier)
+
+    def words(self, batch_size, max_batch_size):
+        """The order."""
+        return (
+            f"batches of {batch_size} are taken in the order of the data, which does "
+            "not depend on the examples, the same in every epoch"
+        )
+
+
+class Reshuffled(Cyclic):
+    """Batches in a random order, another one in every epoch."""
+
+    def draw(self, batch_size, max_batch_size, step, key):
+        """As `sampling.reshuffled_step`."""
+        steps = -(-self.num_examples // batch_size)
+        step = jnp.asarray(step)
+        return sampling.reshuffled_step(
+            self.num_examples,
+            batch_size,
+            key=key,
+            epoch=step // steps,
+            step=step % steps,
+        )
+
+    def words(self, batch_size, max_batch_size):
+        """The order."""
+        return (
+            f"batches of {batch_size} are taken in a random order, another one in "
+            "every epoch, which nothing in the guarantee relies on"
+        )
+
+
+SAMPLINGS: dict[str, type[Mechanism]] = {
+    "poisson": Poisson,
+    "fixed_size": FixedSize,
+    "fixed": Cyclic,
+    "reshuffled": Reshuffled,
+}

@@ -1,0 +1,190 @@
+"""The plan of a run: its numbers, each held once, and what is made from them."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import optax
+
+from dpjax import sampling as samplers
+from dpjax._plan import guarantee as promises
+from dpjax._plan import loader, loss, release
+from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
+from dpjax._typing import ArrayLike
+from dpjax.adjacency import Adjacency
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A private run, as `dpjax.plan` makes it: immutable, and static under jit.
+
+    Attributes:
+      num_examples: n, the size of the data set.
+      batch_size: b, how many examples a step takes, in expectation.
+      num_steps: T, after which the optimizer refuses.
+      noise_multiplier: noise standard deviation over clip norm.
+      clip_norm: the bound C on the L2 norm of one example's gradient.
+      max_batch_size: how many examples a batch has room for.
+      epsilon: what the whole run costs at delta, rounded up.
+      delta: δ.
+      sampling: "poisson", "fixed_size", "fixed" or "reshuffled".
+      noise: "independent".
+      adjacency: which data sets the guarantee compares.
+      solved_for: which number the others gave.
+    """
+
+    num_examples: int
+    batch_size: int
+    num_steps: int
+    noise_multiplier: float
+    clip_norm: float
+    max_batch_size: int
+    epsilon: float
+    delta: float
+    sampling: str
+    noise: str
+    adjacency: Adjacency
+    solved_for: str
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """How examples are drawn, and what that costs."""
+        return SAMPLINGS[self.sampling](self.num_examples, self.adjacency)
+
+    def numbers(self, num_steps: int) -> Numbers:
+        """What the cost of so many steps depends on."""
+        return Numbers(
+            self.noise_multiplier, self.batch_size, num_steps, self.max_batch_size
+        )
+
+    @property
+    def guarantee(self) -> promises.RunGuarantee:
+        """What the whole run promises; `print` it, or see `RunGuarantee`."""
+        return promises.RunGuarantee(self, self.num_steps)
+
+    def batch(self, step: ArrayLike, key: jax.Array) -> samplers.Batch:
+        """The positions of a step's examples, under jit and in a scan too.
+
+        Args:
+          step: the step's number, i[], from 0 to T − 1; may be traced.
+          key: one typed key for the whole run, which may be the optimizer's.
+
+        Returns:
+          A `sampling.Batch` of i32[m] and bool[m], m = max_batch_size. `load` reads it.
+        """
+        return self.mechanism.draw(self.batch_size, self.max_batch_size, step, key)
+
+    def load(self, data: Any, step: ArrayLike, key: jax.Array) -> loader.Examples:
+        """The examples of a step from arrays in memory, under jit and in a scan too.
+
+        Args:
+          data: a tree of arrays with a leading axis n.
+          step: the step's number, i[], from 0 to T − 1; may be traced.
+          key: one typed key for the whole run, which may be the optimizer's.
+
+        Returns:
+          `Examples` with leading axes m = max_batch_size.
+
+        Raises:
+          ValueError: data does not have num_examples examples.
+        """
+        loader.check_size(data, self.num_examples)
+        return loader.rows(data, self.batch(step, key))
+
+    def batches(
+        self, data: Any, *, key: jax.Array, start: int = 0, progress: bool = False
+    ) -> Iterator[loader.Examples]:
+        """The examples of one step after the other, until the budget ends.
+
+        Args:
+          data: a tree of arrays with a leading axis n (NumPy's, JAX's or files mapped
+            into memory), or one object with `len` and integer indexing (data sets of
+            torch, grain or Hugging Face), whose examples are trees of numbers.
+          key: one typed key for the whole run, which may be the optimizer's.
+          start: the first step, from 0 to T: a run that resumes after k steps says k.
+          progress: whether to show a progress bar, where tqdm is installed.
+
+        Yields:
+          `Examples` with leading axes m = max_batch_size, T − start times. The same
+          key gives the same.
+
+        Raises:
+          ValueError: data does not have num_examples examples; start is out of range.
+        """
+        return loader.batches(self, data, key=key, start=start, progress=progress)
+
+    def value_and_grad(
+        self,
+        loss_fn: Callable[..., Any],
+        *,
+        has_aux: bool = False,
+        batched: bool = True,
+        engine: str = "auto",
+        microbatch_size: int | None = None,
+    ) -> Callable[..., Any]:
+        """A loss's mean value, and the clipped sum of its gradients.
+
+        Args:
+          loss_fn: `loss_fn(model, examples, *others)`, a scalar, or (scalar, aux) with
+            has_aux. It is called on one example at a time.
+          has_aux: as in `jax.value_and_grad`.
+          batched: whether loss_fn takes examples with a leading axis, as a training
+            script's own does; it is then 1. Otherwise there is none.
+          engine: as for `clipped_grad`.
+          microbatch_size: as for `clipped_grad`.
+
+        Returns:
+          `fn(model, examples, *others)` for `Examples` as `load` and `batches` give
+          them: (value, grads), or ((value, aux), grads). grads is for the optimizer
+          alone: the *sum* of clipped gradients, shaped like the model, None where a
+          leaf is not an array of floats; for a flax.nnx module, the state of its
+          `nnx.Param`s. value is the mean over the examples that are there, aux has a
+          leading axis m. model is any tree of arrays (others may hold anything).
+
+        Raises:
+          ValueError: when called: examples are not `Examples`; the model has nothing to
+            train, or the loss changes its state, as BatchNorm does in training mode; or
+            as for `clipped_grad`.
+
+        Privacy: grads has L2 sensitivity clip_norm, twice that under REPLACE. value and
+        aux are not private.
+        """
+        return loss.value_and_grad(
+            loss_fn,
+            self.clip_norm,
+            has_aux=has_aux,
+            batched=batched,
+            engine=engine,
+            microbatch_size=microbatch_size,
+        )
+
+    def optimizer(
+        self, inner: optax.GradientTransformation, *, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """The optimizer on private means: noise, division by b, and then inner.
+
+        Args:
+          inner: any optax optimizer. It must not read the data.
+          key: one typed key, as `dpjax.random_key` makes, for this run alone. A sampler
+            may share it.
+
+        Returns:
+          An optax transformation of what `value_and_grad` gives. Past num_steps it
+          refuses: a ValueError outside jit, NaN updates inside.
+
+        Raises:
+          ValueError: key is not a typed key.
+
+        Privacy: the updates of all steps, and all that is made of them, together have
+        the plan's `guarantee`. The state holds the key and is as secret as the data.
+        """
+        return release.optimizer(
+            inner,
+            clip_norm=self.clip_norm,
+            noise_multiplier=self.noise_multiplier,
+            batch_size=self.batch_size,
+            num_steps=self.num_steps,
+            key=key,
+        )

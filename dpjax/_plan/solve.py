@@ -1,0 +1,194 @@
+"""From what a user gives to a whole plan."""
+
+from typing import Any, Literal
+
+import jax
+
+from dpjax import _validate
+from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
+from dpjax._plan.record import Plan
+from dpjax._typing import ArrayLike
+from dpjax.accounting import calibrate
+from dpjax.adjacency import Adjacency
+
+# The share of δ that may go to batches which overflow.
+_SHARE = 0.01
+
+
+def plan(
+    *,
+    num_examples: int,
+    batch_size: int | None = None,
+    num_steps: int | None = None,
+    epsilon: float | None = None,
+    delta: float,
+    clip_norm: float,
+    noise_multiplier: float | None = None,
+    max_batch_size: int | None = None,
+    sampling: Literal["poisson", "fixed_size", "fixed", "reshuffled"] = "poisson",
+    noise: Literal["independent"] = "independent",
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+) -> Plan:
+    """Plan a private run: three of ε, noise, steps and batch size give the fourth.
+
+    Args:
+      num_examples: n, the size of the data set (the larger one under ADD_REMOVE). It is
+        taken to be public.
+      batch_size: b, how many examples a step takes, in expectation; at most n. None for
+        the most that the other numbers allow.
+      num_steps: T, how many steps are released. None for the most that are allowed.
+      epsilon: ε at δ of the whole run, positive. None for what the others cost.
+      delta: δ, strictly between 0 and 1; well below 1 / n.
+      clip_norm: the bound C on the L2 norm of one example's gradient, positive.
+      noise_multiplier: noise standard deviation over C, positive. None for the least
+        that is enough.
+      max_batch_size: how many examples a Poisson batch has room for, from b to n. None
+        for the least room at which overflow costs at most 1 % of δ, which the other
+        numbers are solved without.
+      sampling: "poisson", every example independently with probability b / n;
+        "fixed_size", a random subset of size b; "fixed", batches in the data's order;
+        "reshuffled", in a new order each epoch.
+      noise: "independent", fresh in every step.
+      adjacency: under ADD_REMOVE one data set has one example more; `Adjacency`.
+        "fixed_size" is for REPLACE, "fixed" and "reshuffled" for ZERO_OUT and REPLACE.
+
+    Returns:
+      A `Plan`, whose ε is at most the one asked for.
+
+    Raises:
+      ValueError: not exactly one of epsilon, num_steps, batch_size and noise_multiplier
+        is None; a number is out of range; the sampling does not allow the adjacency; no
+        number meets the target.
+
+    Privacy: the plan's `guarantee` says it, for batches, gradient and optimizer of the
+    plan, used once with one key.
+
+    Example:
+      >>> run = plan(num_examples=60_000, batch_size=256, num_steps=5_000, epsilon=3.0,
+      ...            delta=1e-6, clip_norm=1.0)
+      >>> print(f"{run.noise_multiplier:.3f} {run.max_batch_size}")
+      0.811 347
+    """
+    given: dict[str, Any] = {
+        "epsilon": epsilon,
+        "num_steps": num_steps,
+        "batch_size": batch_size,
+        "noise_multiplier": noise_multiplier,
+    }
+    unknown = [name for name, value in given.items() if value is None]
+    if len(unknown) != 1:
+        raise ValueError(
+            "exactly one of epsilon, num_steps, batch_size and noise_multiplier must "
+            f"be None, and is solved for; got {given}."
+        )
+    n = _validate.static_int("num_examples", num_examples, minimum=1)
+    for name in ("num_steps", "batch_size"):
+        if given[name] is not None:
+            given[name] = _validate.static_int(name, given[name], minimum=1)
+    for name in ("epsilon", "noise_multiplier"):
+        if given[name] is not None:
+            given[name] = _number(name, given[name])
+    clip_norm = _number("clip_norm", clip_norm)
+    delta = _number("delta", delta)
+    _validate.open_unit("delta", delta)
+    _validate.one_of("sampling", sampling, tuple(SAMPLINGS))
+    _validate.one_of("noise", noise, ("independent",))
+    mechanism = SAMPLINGS[sampling](n, adjacency)
+    _check_room(mechanism, given["batch_size"], max_batch_size)
+
+    solved = _solved(mechanism, unknown[0], given, delta, max_batch_size)
+    room = max_batch_size or solved["batch_size"]
+    if mechanism.overflows and max_batch_size is None:
+        room = _room(mechanism, solved, delta)
+    numbers = _numbers(solved, room)
+    return Plan(
+        num_examples=n,
+        batch_size=solved["batch_size"],
+        num_steps=solved["num_steps"],
+        noise_multiplier=solved["noise_multiplier"],
+        clip_norm=clip_norm,
+        max_batch_size=room,
+        epsilon=float(mechanism.profile(numbers).epsilon(delta)),
+        delta=delta,
+        sampling=sampling,
+        noise=noise,
+        adjacency=adjacency,
+        solved_for=unknown[0],
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    """One positive number, known when the plan is made."""
+    _validate.scalar(name, value)
+    if _validate.concrete(value) is None:
+        raise ValueError(f"{name} must be a number, not a traced one; got {value!r}.")
+    _validate.positive(name, value)
+    return float(value)
+
+
+def _check_room(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
+    n = mechanism.num_examples
+    if batch_size is not None and batch_size > n:
+        raise ValueError(
+            f"batch_size must be at most num_examples, {n}; got {batch_size!r}."
+        )
+    if room is None:
+        return
+    _validate.static_int("max_batch_size", room, minimum=batch_size or 1)
+    if not mechanism.overflows:
+        raise ValueError(
+            "max_batch_size is for sampling='poisson'; batches of other samplings are "
+            f"of one size. Got {room!r}."
+        )
+
+
+def _numbers(values: dict[str, Any], room: ArrayLike) -> Numbers:
+    return Numbers(
+        values["noise_multiplier"], values["batch_size"], values["num_steps"], room
+    )
+
+
+def _solved(
+    mechanism: Mechanism,
+    unknown: str,
+    given: dict[str, Any],
+    delta: float,
+    room: int | None,
+) -> dict[str, Any]:
+    """All four numbers: where room is to be found, without overflow at less δ."""
+    n = mechanism.num_examples
+    if mechanism.overflows and room is None:
+        delta, room = (1 - _SHARE) * delta, n
+
+    def epsilon_of(**values: Any) -> jax.Array:
+        numbers = _numbers({**given, **values}, room or n)
+        return mechanism.profile(numbers).epsilon(delta)
+
+    if unknown == "epsilon":
+        return {**given, "epsilon": float(epsilon_of())}
+    whole = unknown != "noise_multiplier"
+    found = calibrate.solve(
+        lambda x: epsilon_of(**{unknown: x}),
+        given["epsilon"],
+        increasing=whole,
+        integer=whole,
+        upper=n if unknown == "batch_size" else float("inf"),
+    )
+    return {**given, unknown: int(found) if whole else float(found)}
+
+
+def _room(mechanism: Mechanism, solved: dict[str, Any], delta: float) -> int:
+    """The least room at which ε is what it is without overflow at less δ."""
+
+    def epsilon_of(room: jax.Array) -> jax.Array:
+        return mechanism.profile(_numbers(solved, room)).epsilon(delta)
+
+    n, mean = mechanism.num_examples, solved["batch_size"]
+    found = calibrate.solve(
+        epsilon_of,
+        solved["epsilon"],
+        integer=True,
+        start=min(mean + 6.0 * mean**0.5, n),
+        upper=n,
+    )
+    return int(found)

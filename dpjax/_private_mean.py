@@ -1,0 +1,39 @@
+"""Any optimizer of optax, on private means of clipped sums."""
+
+import optax
+
+from dpjax._dtypes import widen
+from dpjax._typing import ArrayLike, Key
+from dpjax.noise import noisy_mean
+
+
+def on_noisy_mean(
+    inner: optax.GradientTransformation,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+) -> optax.GradientTransformation:
+    """The inner optimizer on the private mean, in float32 at least as the sums are.
+
+    Its moments would otherwise begin in bfloat16 and go on in float32.
+    """
+
+    def init(params: optax.Params) -> optax.OptState:
+        return inner.init(widen(params))
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        params = None if params is None else widen(params)
+        return inner.update(widen(updates), state, params)
+
+    mean = noisy_mean(
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=expected_batch_size,
+        key=key,
+    )
+    return optax.chain(mean, optax.GradientTransformation(init, update))

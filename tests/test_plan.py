@@ -1,0 +1,409 @@
+"""A plan's parts against what they are made from, and misuse that it rules out."""
+
+import json
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from flax import nnx
+
+import dpjax
+from dpjax import Adjacency
+from dpjax.accounting import gdp, pld, truncation
+
+N, B, T = 400, 50, 12
+FIXED = {
+    "num_examples": N,
+    "delta": 1e-5,
+    "clip_norm": 0.7,
+    "sampling": "fixed",
+    "adjacency": Adjacency.ZERO_OUT,
+}
+DATA = (
+    np.random.default_rng(0).normal(size=(N, 5)).astype(np.float32),
+    np.random.default_rng(1).normal(size=N).astype(np.float32),
+)
+KEY = jax.random.key(7)
+
+
+def fixed(**changed):
+    given = {"batch_size": B, "num_steps": T, "noise_multiplier": 1.6, **changed}
+    return dpjax.plan(**{**FIXED, **given})
+
+
+def loss(w, examples):
+    x, y = examples
+    return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
+
+
+# --- solving
+
+
+@pytest.fixture(scope="module")
+def poisson():
+    return dpjax.plan(
+        num_examples=10_000,
+        batch_size=100,
+        num_steps=500,
+        epsilon=2.0,
+        delta=1e-5,
+        clip_norm=0.3,
+    )
+
+
+def test_a_target_is_met_and_not_wasted(poisson):
+    """dp_accounting finds as much without overflow, which costs next to nothing."""
+    assert 1.99 < poisson.epsilon <= 2.0
+    step = PoissonSampledDpEvent(0.01, GaussianDpEvent(poisson.noise_multiplier))
+    peer = PLDAccountant().compose(SelfComposedDpEvent(step, 500)).get_epsilon(1e-5)
+    assert abs(poisson.epsilon - peer) < 5e-3
+
+
+def test_room_is_the_least(poisson):
+    def epsilon(room):
+        step = truncation.poisson_gaussian(
+            poisson.noise_multiplier,
+            0.01,
+            num_examples=10_000,
+            max_batch_size=room,
+            adjacency=Adjacency.ADD_REMOVE,
+        )
+        return pld.epsilon(pld.compose(step, 500), 1e-5)
+
+    assert poisson.epsilon == epsilon(poisson.max_batch_size)
+    assert epsilon(poisson.max_batch_size - 1) > 2.0
+
+
+def test_any_one_number_follows_from_the_others():
+    run = fixed(noise_multiplier=None, epsilon=1.7)
+    # Eight batches an epoch: twice is as often as an example takes part in 12 steps.
+    np.testing.assert_allclose(
+        run.noise_multiplier, np.sqrt(2) / gdp.mu(1.7, 1e-5), rtol=1e-6
+    )
+    sigma = run.noise_multiplier
+    steps = fixed(num_steps=None, epsilon=1.7, noise_multiplier=sigma)
+    assert steps.num_steps == 16  # two epochs
+    batch = fixed(batch_size=None, epsilon=1.7, noise_multiplier=sigma, num_steps=16)
+    assert batch.batch_size == 57  # the largest with eight batches an epoch
+    spent = fixed(noise_multiplier=sigma)
+    assert spent.epsilon <= 1.7
+    assert {r.solved_for for r in (run, steps, batch, spent)} == {
+        "noise_multiplier",
+        "num_steps",
+        "batch_size",
+        "epsilon",
+    }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"noise_multiplier": None},
+        {"epsilon": 1.0},
+        {"batch_size": N + 1},
+        {"num_steps": 0},
+        {"num_steps": 2.5},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"clip_norm": 0.0},
+        {"clip_norm": float("nan")},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": -1.0},
+        {"sampling": "sequential"},
+        {"noise": "none"},
+        {"adjacency": Adjacency.ADD_REMOVE},
+        {"adjacency": "replace"},
+        {"sampling": "fixed_size"},  # under ZERO_OUT
+        {"sampling": "reshuffled", "adjacency": Adjacency.ADD_REMOVE},
+        {"max_batch_size": 60},
+        {"max_batch_size": 49, "sampling": "poisson"},
+    ],
+)
+def test_mistakes_are_refused(changed):
+    with pytest.raises(ValueError, match=next(iter(changed))):
+        fixed(**changed)
+
+
+# --- batches
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "fixed", "reshuffled"])
+def test_batches_are_the_same_on_the_host_and_in_a_scan(sampling):
+    room = {"max_batch_size": 80} if sampling == "poisson" else {}
+    run = fixed(sampling=sampling, adjacency=Adjacency.REPLACE, **room)
+    assert run.max_batch_size == room.get("max_batch_size", B)
+    host = list(run.batches(DATA, key=KEY))
+    assert len(host) == T
+
+    def step(_, i):
+        return None, run.load(jax.tree.map(jnp.asarray, DATA), i, KEY)
+
+    _, scanned = jax.jit(lambda: jax.lax.scan(step, None, jnp.arange(T)))()
+    for i, one in enumerate(host):
+        other = jax.tree.map(lambda x, i=i: np.asarray(x[i]), scanned)
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    later = next(iter(run.batches(DATA, key=KEY, start=9)))
+    jax.tree.map(np.testing.assert_array_equal, later, host[9])
+
+
+def test_an_epoch_is_every_example_once():
+    for sampling in ("fixed", "reshuffled"):
+        run = fixed(sampling=sampling, num_steps=16)
+        for epoch in range(2):
+            seen = [run.batch(8 * epoch + i, KEY).indices for i in range(8)]
+            assert sorted(np.concatenate(seen).tolist()) == list(range(N))
+
+
+def test_data_of_any_kind(tmp_path):
+    run = fixed(sampling="poisson", max_batch_size=80, num_steps=2)
+    expected = list(run.batches(DATA, key=KEY))
+    np.save(tmp_path / "x.npy", DATA[0])
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+
+    class Indexed:
+        def __len__(self):
+            return N
+
+        def __getitem__(self, i):
+            return DATA[0][i], DATA[1][i]
+
+    for data in ((mapped, DATA[1]), Indexed()):
+        for one, other in zip(run.batches(data, key=KEY), expected, strict=True):
+            there = np.asarray(other.mask)
+            np.testing.assert_array_equal(one.mask, there)
+            for a, b in zip(one.data, other.data, strict=True):
+                np.testing.assert_array_equal(a[there], b[there])
+
+
+def test_other_data_and_places_are_refused():
+    run = fixed()
+    short = jax.tree.map(lambda x: x[:-1], DATA)
+    for data in (short, (DATA[0], DATA[1][:-1]), [1, 2, 3]):
+        with pytest.raises(ValueError, match="num_examples"):
+            run.batches(data, key=KEY)
+        with pytest.raises(ValueError, match="num_examples"):
+            run.load(data, 0, KEY)
+    with pytest.raises(ValueError, match="start"):
+        run.batches(DATA, key=KEY, start=T + 1)
+    with pytest.raises(ValueError, match="key"):
+        run.batches(DATA, key=0)
+    assert list(run.batches(DATA, key=KEY, start=T)) == []
+
+
+# --- gradients
+
+
+def clipped_sum(w, examples, clip_norm):
+    """In NumPy, of the examples that are there."""
+    rows = jax.tree.map(lambda x: jnp.asarray(x)[np.asarray(examples.mask)], examples)
+    each = jax.vmap(
+        jax.grad(lambda w, e: loss(w, jax.tree.map(lambda x: x[None], e))), (None, 0)
+    )(w, rows.data)
+    each = np.asarray(each, np.float64)
+    norms = np.linalg.norm(each, axis=1, keepdims=True)
+    return np.sum(each * np.minimum(1, clip_norm / norms), axis=0)
+
+
+def test_value_and_grad_ignores_empty_places():
+    run = fixed(sampling="poisson", max_batch_size=80)
+    examples = next(iter(run.batches(DATA, key=KEY)))
+    w = jnp.linspace(-1, 1, 5)
+    value, grads = jax.jit(run.value_and_grad(loss))(w, examples)
+    np.testing.assert_allclose(grads, clipped_sum(w, examples, 0.7), rtol=1e-5)
+    there = np.asarray(examples.mask)
+    assert not there.all()
+    rows = jax.tree.map(lambda x: x[there], examples.data)
+    np.testing.assert_allclose(value, loss(w, rows), rtol=1e-5)
+
+    def one(w, example):  # the same without a batch axis, and with aux
+        x, y = example
+        return (jnp.tanh(x @ w) - y) ** 2, {"prediction": x @ w}
+
+    fn = jax.jit(run.value_and_grad(one, batched=False, has_aux=True))
+    (same, aux), grads_too = fn(w, examples)
+    np.testing.assert_allclose(same, value, rtol=1e-5)
+    np.testing.assert_allclose(grads_too, grads, rtol=1e-5)
+    np.testing.assert_allclose(aux["prediction"], examples.data[0] @ w, rtol=1e-5)
+
+
+def test_aux_of_a_batched_loss_has_one_row_an_example():
+    run = fixed()
+
+    def with_aux(w, examples):
+        x, _ = examples
+        return loss(w, examples), (x @ w, jnp.sum(x))
+
+    examples = next(iter(run.batches(DATA, key=KEY)))
+    w = jnp.linspace(-1, 1, 5)
+    (_, (logits, total)), _ = run.value_and_grad(with_aux, has_aux=True)(w, examples)
+    np.testing.assert_allclose(logits, examples.data[0] @ w, rtol=1e-5)
+    np.testing.assert_allclose(total, examples.data[0].sum(1), rtol=1e-4)
+
+
+def test_a_batch_without_its_mask_is_refused():
+    run = fixed()
+    with pytest.raises(ValueError, match="Examples"):
+        run.value_and_grad(loss)(jnp.zeros(5), DATA)
+
+
+def test_errors_of_a_users_layer_say_what_is_different():
+    run = fixed()
+    examples = next(iter(run.batches(DATA, key=KEY)))
+    with pytest.raises(TypeError) as caught:
+        run.value_and_grad(lambda w, e: loss(w[:4], e))(jnp.zeros(5), examples)
+    assert any("one example at a time" in note for note in caught.value.__notes__)
+
+
+# --- optimizers
+
+
+def test_the_noise_of_an_update_is_what_was_accounted_for():
+    run = fixed()
+    w = jnp.zeros(100_000)
+    tx = run.optimizer(optax.sgd(1.0), key=KEY)
+    first, state = tx.update(w + 35.0, tx.init(w), w)
+    second, _ = tx.update(w + 35.0, state, w)
+    stddev = 1.6 * 0.7 / B
+    for updates in (first, second):
+        noise = np.asarray(updates + 35.0 / B) / stddev
+        assert abs(noise.mean()) < 5 / np.sqrt(w.size)  # false alarm: 6e-7
+        assert abs(noise.var() - 1) < 5 * np.sqrt(2 / w.size)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(w.size)
+
+
+def test_no_step_beyond_the_last():
+    run = fixed(num_steps=2)
+    tx = run.optimizer(optax.adam(0.1), key=KEY)
+    w = jnp.ones(3)
+    state, update = tx.init(w), jax.jit(tx.update)
+    for _ in range(2):
+        updates, state = update(w, state, w)
+        assert np.isfinite(updates).all()
+    assert np.isnan(update(w, state, w)[0]).all()
+    with pytest.raises(ValueError, match="num_steps"):
+        tx.update(w, state, w)
+
+
+# --- models
+
+
+def test_a_tree_that_holds_more_than_arrays():
+    run = fixed()
+    model = eqx.nn.MLP(5, 1, 8, 1, key=jax.random.key(0))
+    examples = next(iter(run.batches(DATA, key=KEY)))
+
+    def squares(model, examples):
+        x, y = examples
+        return jnp.mean((jax.vmap(model)(x)[:, 0] - y) ** 2)
+
+    value, grads = eqx.filter_jit(run.value_and_grad(squares))(model, examples)
+    trained = eqx.filter(model, eqx.is_inexact_array)
+    assert jax.tree.structure(grads) == jax.tree.structure(trained)
+    tx = run.optimizer(optax.adamw(0.1), key=KEY)
+    updates, _ = tx.update(grads, tx.init(trained), trained)
+    after = eqx.apply_updates(model, updates)
+    assert squares(after, examples.data) < value
+    with pytest.raises(ValueError, match="to train"):
+        run.value_and_grad(squares)({"n": 3, "f": jnp.tanh}, examples)
+
+
+class Network(nnx.Module):
+    def __init__(self, rngs, norm=None):
+        self.first = nnx.Linear(5, 64, rngs=rngs)
+        self.norm = norm(64, rngs=rngs) if norm else None
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.last = nnx.Linear(64, 1, rngs=rngs)
+
+    def __call__(self, x):
+        h = self.first(x)
+        h = h if self.norm is None else self.norm(h)
+        self.sown = None
+        return self.last(self.dropout(jnp.tanh(h)))[:, 0]
+
+
+def error(model, examples):
+    x, y = examples
+    out = model(x)
+    return jnp.mean((out - y) ** 2), out
+
+
+def test_an_nnx_module_trains_its_parameters_alone():
+    run = fixed()
+    model = Network(nnx.Rngs(0), nnx.LayerNorm)
+    tx = nnx.Optimizer(model, run.optimizer(optax.adam(0.02), key=KEY), wrt=nnx.Param)
+    same = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape).copy(), DATA)
+
+    @nnx.jit
+    def step(model, tx, examples):
+        found, grads = run.value_and_grad(error, has_aux=True)(model, examples)
+        tx.update(model, grads)
+        return found
+
+    outs = []
+    for examples in run.batches(same, key=KEY):
+        _, out = step(model, tx, examples)
+        outs.append(np.asarray(out))
+    # Dropout keys of their own, by example and by step.
+    assert np.unique(outs[0]).size == B
+    assert not np.isclose(outs[0], outs[1]).any()
+    assert outs[-1].mean() != outs[0].mean()
+
+
+def test_running_averages_are_refused():
+    run = fixed()
+    examples = next(iter(run.batches(DATA, key=KEY)))
+    model = Network(nnx.Rngs(0), nnx.BatchNorm)
+    gradient = run.value_and_grad(error, has_aux=True)
+    with pytest.raises(ValueError, match=r"norm.*mean.*running"):
+        gradient(model, examples)
+    model.eval()
+    _, grads = gradient(model, examples)
+    assert np.isfinite(jax.tree.leaves(grads)[0]).all()
+
+
+# --- guarantees
+
+
+def test_a_guarantee_says_what_ran(poisson):
+    promise = poisson.guarantee
+    found = json.loads(promise.to_json())
+    assert found["epsilon"] == poisson.epsilon
+    assert found["adjacency"] == "ADD_REMOVE"
+    assert found["noise_multiplier"] == poisson.noise_multiplier
+    assert found["num_steps"] == 500
+    text = str(promise)
+    for words in ("(2.000, 1e-05)", "100/10000", "ADD_REMOVE", "500 steps", "0.3"):
+        assert words in text
+    powers = found["attack_true_positive_rate_at_most"]
+    for alpha, power in powers.items():
+        # (ε, δ) alone says so much; the whole profile says more.
+        allowed = np.exp(poisson.epsilon) * float(alpha) + 1e-5
+        assert float(alpha) < power <= min(allowed * (1 + 1e-6), 1)
+
+
+def test_stopping_early_costs_less(poisson):
+    early = poisson.guarantee.at(50)
+    again = dpjax.plan(
+        num_examples=10_000,
+        batch_size=100,
+        num_steps=50,
+        noise_multiplier=poisson.noise_multiplier,
+        max_batch_size=poisson.max_batch_size,
+        delta=1e-5,
+        clip_norm=0.3,
+    )
+    assert early.epsilon(1e-5) == again.epsilon < 0.6 * poisson.epsilon
+    for steps in (0, 501):
+        with pytest.raises(ValueError, match="num_steps"):
+            poisson.guarantee.at(steps)
+
+
+def test_a_plan_is_static_under_jit():
+    run = fixed()
+    assert hash(run) == hash(fixed())
+    assert jax.jit(lambda run, x: x * run.clip_norm)(run, 2.0) == pytest.approx(1.4)
