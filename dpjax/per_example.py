@@ -12,6 +12,7 @@ from dpjax import _validate, bookkeeping
 from dpjax._arguments import Arguments, Groups, as_tuple
 from dpjax._meshes import varying_axes
 from dpjax._microbatches import in_microbatches
+from dpjax._typing import Engine
 from dpjax._vmap_engine import clipped_sum as vmap_sum
 from dpjax.adjacency import Adjacency
 from dpjax.clipping import Summed, batch_size
@@ -42,7 +43,7 @@ class ClippedGrad:
     argnums: int | tuple[int, ...]
     batch_argnums: tuple[int, ...]
     has_aux: bool
-    engine: str
+    engine: Engine
     microbatch_size: int | None
 
     def sensitivity(self, adjacency: Adjacency) -> jax.typing.ArrayLike:
@@ -166,7 +167,7 @@ def clipped_grad(
     argnums: int | Sequence[int] = 0,
     batch_argnums: int | Sequence[int] = 1,
     has_aux: bool = False,
-    engine: str = "auto",
+    engine: Engine = "auto",
     microbatch_size: int | None = None,
 ) -> ClippedGrad:
     """Make a function that sums clipped per-example gradients over a batch.

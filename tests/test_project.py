@@ -13,9 +13,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted((ROOT / "dpjax").rglob("*.py"))
 # What every release had, a module a line. A name that goes is taken from here.
 PUBLIC = (ROOT / "tests/public_names.txt").read_text().splitlines()
-# The files of bookkeeping are steps of one engine, which its map lists; those of
-# solvers are named after their functions.
-OLDER_THAN_THE_RULE = ("dpjax.bookkeeping", "dpjax.solvers")
+# The files of bookkeeping are steps of one engine, which its map lists.
+OLDER_THAN_THE_RULE = ("dpjax.bookkeeping",)
 
 
 def dotted(path):
@@ -92,15 +91,6 @@ def test_training_and_accounting_do_not_import_each_other(path):
 def allowed(name, shared):
     modules = [s.removeprefix("dpjax.") for s in shared]
     return name.startswith(shared) or name.removeprefix("dpjax.") in modules
-
-
-@pytest.mark.parametrize("folder", ["solvers"])
-def test_a_module_without_underscore_is_on_its_folders_face(folder):
-    face = importlib.import_module(f"dpjax.{folder}")
-    for path in (ROOT / "dpjax" / folder).glob("[!_]*.py"):
-        # The module itself: no function shadows it.
-        module = importlib.import_module(f"dpjax.{folder}.{path.stem}")
-        assert getattr(face, path.stem) is module
 
 
 def test_continuous_integration_runs_the_command_of_the_readme():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from dpjax._plan import modules
 from dpjax._plan.loader import Examples
+from dpjax._typing import Engine
 from dpjax.per_example import clipped_grad
 
 _NOTE = (
@@ -22,7 +23,7 @@ def value_and_grad(
     *,
     has_aux: bool,
     batched: bool,
-    engine: str,
+    engine: Engine,
     microbatch_size: int | None,
 ) -> Callable[..., Any]:
     """See `Plan.value_and_grad`."""

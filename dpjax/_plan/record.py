@@ -11,7 +11,7 @@ from dpjax import sampling as samplers
 from dpjax._plan import guarantee as promises
 from dpjax._plan import loader, loss, release
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
-from dpjax._typing import ArrayLike
+from dpjax._typing import ArrayLike, Engine
 from dpjax.adjacency import Adjacency
 
 
@@ -121,7 +121,7 @@ class Plan:
         *,
         has_aux: bool = False,
         batched: bool = True,
-        engine: str = "auto",
+        engine: Engine = "auto",
         microbatch_size: int | None = None,
     ) -> Callable[..., Any]:
         """A loss's mean value, and the clipped sum of its gradients.
