@@ -107,11 +107,14 @@ def test_continuous_integration_tests_the_oldest_versions_too():
     assert oldest == set(constraints)
 
 
-def test_the_program_in_the_readme_runs(capsys):
+@pytest.mark.parametrize(
+    ("number", "printed"), [(1, "noise multiplier 22.9"), (2, "(3.000, 1e-05)-diff")]
+)
+def test_the_programs_in_the_readme_run(number, printed, capsys):
     readme = (ROOT / "README.md").read_text()
-    program = readme.split("```python\n")[1].split("```")[0]
+    program = readme.split("```python\n")[number].split("```")[0]
     exec(compile(program, "README.md", "exec"), {})
-    assert "noise multiplier 22.9" in capsys.readouterr().out
+    assert printed in capsys.readouterr().out
 
 
 # What a reference may name, as a row of docs/papers.md does.
