@@ -1,6 +1,7 @@
 """A plan's parts against what they are made from, and misuse that it rules out."""
 
 import json
+import re
 
 import equinox as eqx
 import jax
@@ -79,6 +80,38 @@ def test_room_is_the_least(poisson):
     assert epsilon(poisson.max_batch_size - 1) > 2.0
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"noise_multiplier": 5.0, "num_steps": 100},
+        {"noise_multiplier": 5.0, "num_steps": 100, "batch_size": 900},
+        {"batch_size": 10, "num_steps": 10, "epsilon": 100.0},
+        {"delta": 0.999, "noise_multiplier": 1.0},
+    ],
+)
+@pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.REPLACE])
+def test_room_is_never_below_the_batch(changed, adjacency):
+    """A batch cut down to a few examples costs little, and trains nothing."""
+    given = {"batch_size": 100, "num_steps": 10, "delta": 1e-5, **changed}
+    run = dpjax.plan(num_examples=1000, clip_norm=1.0, adjacency=adjacency, **given)
+    # Overflow is for the exception, more than a standard deviation off.
+    rate = run.batch_size / 1000
+    deviation = np.sqrt(1000 * rate * (1 - rate))
+    if given["delta"] < 0.1:
+        assert run.max_batch_size > run.batch_size + deviation
+    assert run.batch_size <= run.max_batch_size <= 1000
+
+
+def test_epochs_are_counted_in_whole_numbers():
+    """Beyond 2**24 a float of 32 bits rounds them."""
+    n, sigma = 2**25 + 3, 3.0
+    for steps, times in ((n, 1), (n + 1, 2), (2 * n, 2), (2 * n + 1, 3)):
+        run = fixed(
+            num_examples=n, batch_size=1, num_steps=steps, noise_multiplier=sigma
+        )
+        assert run.epsilon == gdp.epsilon(np.sqrt(times) / sigma, 1e-5)
+
+
 def test_any_one_number_follows_from_the_others():
     run = fixed(noise_multiplier=None, epsilon=1.7)
     # Eight batches an epoch: twice is as often as an example takes part in 12 steps.
@@ -121,7 +154,8 @@ def test_any_one_number_follows_from_the_others():
         {"sampling": "fixed_size"},  # under ZERO_OUT
         {"sampling": "reshuffled", "adjacency": Adjacency.ADD_REMOVE},
         {"max_batch_size": 60},
-        {"max_batch_size": 49, "sampling": "poisson"},
+        {"max_batch_size": 49, "sampling": "poisson", "adjacency": Adjacency.REPLACE},
+        {"max_batch_size": N + 1, "sampling": "poisson"},
     ],
 )
 def test_mistakes_are_refused(changed):
@@ -172,7 +206,7 @@ def test_data_of_any_kind(tmp_path):
         def __getitem__(self, i):
             return DATA[0][i], DATA[1][i]
 
-    for data in ((mapped, DATA[1]), Indexed()):
+    for data in ((mapped, DATA[1]), Indexed(), list(zip(*DATA, strict=True))):
         for one, other in zip(run.batches(data, key=KEY), expected, strict=True):
             there = np.asarray(other.mask)
             np.testing.assert_array_equal(one.mask, there)
@@ -356,6 +390,9 @@ def test_an_nnx_module_trains_its_parameters_alone():
 
 def test_running_averages_are_refused():
     run = fixed()
+    within = {"norm": nnx.BatchNorm(5, rngs=nnx.Rngs(0)), "w": jnp.ones(5)}
+    with pytest.raises(ValueError, match="one flax.nnx module"):
+        run.value_and_grad(loss)(within, next(iter(run.batches(DATA, key=KEY))))
     examples = next(iter(run.batches(DATA, key=KEY)))
     model = Network(nnx.Rngs(0), nnx.BatchNorm)
     gradient = run.value_and_grad(error, has_aux=True)
@@ -379,6 +416,12 @@ def test_a_guarantee_says_what_ran(poisson):
     text = str(promise)
     for words in ("(2.000, 1e-05)", "100/10000", "ADD_REMOVE", "500 steps", "0.3"):
         assert words in text
+    shown = re.findall(r"([0-9.]+) at a false-positive rate", text)
+    assert [float(x) for x in shown] >= list(
+        found["attack_true_positive_rate_at_most"].values()
+    )
+    noise = float(re.search(r"deviation ([0-9.]+) times", text)[1])
+    assert 0.999 * poisson.noise_multiplier < noise <= poisson.noise_multiplier
     powers = found["attack_true_positive_rate_at_most"]
     for alpha, power in powers.items():
         # (ε, δ) alone says so much; the whole profile says more.

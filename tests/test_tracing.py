@@ -9,10 +9,12 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.ode import odeint
+from jax.interpreters import ad, batching, mlir
 from test_bookkeeping import MLP, MLP_BATCH, assert_same, mlp, normal
 
 import dpjax
@@ -370,3 +372,27 @@ def test_many_blocks_are_traced_in_little_time(engine):
     # The best of three: a busy machine takes its time from either.
     least = [min(seconds(fn) for _ in range(3)) for fn in (books, plain)]
     assert least[0] < 2 * least[1]
+
+
+def test_parameters_of_equations_are_told_apart():
+    """To Python 0.0 is -0.0 and 1 is True; blocks that differ so are not alike."""
+    product = jex.Primitive("a product and more")
+    product.def_impl(lambda x, c: x * np.copysign(1.0 + isinstance(c, bool), c))
+    product.def_abstract_eval(lambda x, c: x)
+    mlir.register_lowering(
+        product, mlir.lower_fun(product.impl, multiple_results=False)
+    )
+    ad.deflinear2(product, lambda ct, x, c: [product.bind(ct, c=c)])
+    batching.primitive_batchers[product] = lambda xs, dims, c: (
+        product.bind(xs[0], c=c),
+        dims[0],
+    )
+
+    for constants in ((0.0, -0.0, 0.0), (1, True, 1)):
+
+        def loss(ws, x, constants=constants):
+            for w, c in zip(ws, constants, strict=True):
+                x = product.bind(jnp.tanh(x @ w), c=c)
+            return jnp.sum(jnp.sin(x))
+
+        assert_same(loss, [normal(i, 3, 3) for i in range(3)], normal(9, 4, 3))

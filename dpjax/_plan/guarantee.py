@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -145,25 +146,31 @@ class RunGuarantee:
         """What a paper must state."""
         found = self.record()
         rates = ", ".join(
-            f"{power:.3g} at a false-positive rate of {alpha}"
+            f"{_up(power, 4)} at a false-positive rate of {alpha}"
             for alpha, power in found["attack_true_positive_rate_at_most"].items()
         )
         return (
-            f"({_up(found['epsilon'])}, {found['delta']:g})-differential privacy where "
+            f"({_up(found['epsilon'])}, {found['delta']})-differential privacy where "
             f"{found['adjacency_means']} ({found['adjacency']}), for "
             f"{found['released']}.\n"
             f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
-            f"example's gradient is clipped to an L2 norm of {found['clip_norm']:g}; "
+            f"example's gradient is clipped to an L2 norm of {found['clip_norm']}; "
             "Gaussian noise of standard deviation "
-            f"{found['noise_multiplier']:.6g} times that is added to each sum, afresh "
-            "in every step.\n"
+            f"{_down(found['noise_multiplier'], 6)} times that is added to each sum, "
+            "afresh in every step.\n"
             f"No attack on one example has a true-positive rate above {rates}.\n"
             f"Assumptions: {'; '.join(found['assumptions'])}.\n"
             f"dpjax {found['versions']['dpjax']}, jax {found['versions']['jax']}."
         )
 
 
-def _up(x: float) -> str:
-    """Three decimals, rounded up."""
-    shown = round(x, 3)
-    return f"{shown if shown >= x else shown + 0.001:.3f}"
+def _up(x: float, decimals: int = 3) -> str:
+    """So many decimals, rounded up."""
+    if x == math.inf:
+        return "∞"
+    return f"{math.ceil(x * 10**decimals) / 10**decimals:.{decimals}f}"
+
+
+def _down(x: float, decimals: int) -> str:
+    """So many decimals, rounded down."""
+    return f"{math.floor(x * 10**decimals) / 10**decimals:.{decimals}f}"

@@ -76,6 +76,8 @@ def batches(
 
 
 def _is_tree_of_arrays(data: Any) -> bool:
+    if isinstance(data, list):  # of examples
+        return False
     leaves = jax.tree.leaves(data)
     return bool(leaves) and all(hasattr(x, "dtype") and np.ndim(x) for x in leaves)
 

@@ -5,10 +5,12 @@ them are for independent noise in every step.
 """
 
 import dataclasses
+import math
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate, sampling
 from dpjax._typing import ArrayLike
@@ -175,10 +177,13 @@ class Cyclic(Mechanism):
 
     def profile(self, numbers):
         """Composition of the steps that an example takes part in, one an epoch."""
-        steps = jnp.ceil(self.num_examples / numbers.batch_size)
-        times = jnp.ceil(numbers.num_steps / steps)
+        # Whole numbers, which floats of 32 bits do not hold.
+        size, num_steps = (
+            int(np.asarray(x)) for x in (numbers.batch_size, numbers.num_steps)
+        )
+        times = -(-num_steps // -(-self.num_examples // size))
         factor = self.adjacency.sensitivity_factor
-        return Gaussian(factor * jnp.sqrt(times) / numbers.noise_multiplier)
+        return Gaussian(factor * math.sqrt(times) / numbers.noise_multiplier)
 
     def words(self, batch_size, max_batch_size):
         """The order."""

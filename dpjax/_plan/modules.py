@@ -41,10 +41,17 @@ def split(model: Any) -> Parts:
     """The parts of a model.
 
     Raises:
-      ValueError: there is nothing to train.
+      ValueError: there is nothing to train; modules of flax.nnx lie within a tree.
     """
     nnx = sys.modules.get("flax.nnx")
     is_module = nnx is not None and isinstance(model, nnx.Module)
+    if nnx is not None and not is_module:
+        leaves = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, nnx.Module))
+        if any(isinstance(x, nnx.Module) for x in leaves):
+            raise ValueError(
+                "the model must be one flax.nnx module, or a tree without any; got "
+                f"modules within {type(model)}. nnx.Dict and nnx.List hold several."
+            )
     parts = _of_module(nnx, model) if is_module else _of_tree(model)
     if not jax.tree.leaves(parts.trained):
         raise ValueError(

@@ -100,10 +100,11 @@ class Plan:
 
         Args:
           data: a tree of arrays with a leading axis n (NumPy's, JAX's or files mapped
-            into memory), or one object with `len` and integer indexing (data sets of
-            torch, grain or Hugging Face), whose examples are trees of numbers.
+            into memory), or one object with `len` and integer indexing (a list, data
+            sets of torch, grain or Hugging Face), whose examples are trees of numbers.
           key: one typed key for the whole run, which may be the optimizer's.
-          start: the first step, from 0 to T: a run that resumes after k steps says k.
+          start: the first step, from 0 to T. A run that resumes after k steps says k,
+            and restores the optimizer's state: a new one would repeat its noise.
           progress: whether to show a progress bar, where tqdm is installed.
 
         Yields:

@@ -1,5 +1,6 @@
 """From what a user gives to a whole plan."""
 
+import math
 from typing import Any, Literal
 
 import jax
@@ -96,10 +97,12 @@ def plan(
     mechanism = SAMPLINGS[sampling](n, adjacency)
     _check_room(mechanism, given["batch_size"], max_batch_size)
 
-    solved = _solved(mechanism, unknown[0], given, delta, max_batch_size)
-    room = max_batch_size or solved["batch_size"]
     if mechanism.overflows and max_batch_size is None:
+        solved = _solved(mechanism, unknown[0], given, (1 - _SHARE) * delta, n)
         room = _room(mechanism, solved, delta)
+    else:
+        solved = _solved(mechanism, unknown[0], given, delta, max_batch_size or n)
+        room = max_batch_size or solved["batch_size"]
     numbers = _numbers(solved, room)
     return Plan(
         num_examples=n,
@@ -134,11 +137,14 @@ def _check_room(mechanism: Mechanism, batch_size: int | None, room: Any) -> None
         )
     if room is None:
         return
-    _validate.static_int("max_batch_size", room, minimum=batch_size or 1)
     if not mechanism.overflows:
         raise ValueError(
             "max_batch_size is for sampling='poisson'; batches of other samplings are "
             f"of one size. Got {room!r}."
+        )
+    if _validate.static_int("max_batch_size", room, minimum=batch_size or 1) > n:
+        raise ValueError(
+            f"max_batch_size must be at most num_examples, {n}; got {room!r}."
         )
 
 
@@ -149,46 +155,48 @@ def _numbers(values: dict[str, Any], room: ArrayLike) -> Numbers:
 
 
 def _solved(
-    mechanism: Mechanism,
-    unknown: str,
-    given: dict[str, Any],
-    delta: float,
-    room: int | None,
+    mechanism: Mechanism, unknown: str, given: dict[str, Any], delta: float, room: int
 ) -> dict[str, Any]:
-    """All four numbers: where room is to be found, without overflow at less δ."""
-    n = mechanism.num_examples
-    if mechanism.overflows and room is None:
-        delta, room = (1 - _SHARE) * delta, n
+    """All four numbers; ε is what the others cost."""
 
     def epsilon_of(**values: Any) -> jax.Array:
-        numbers = _numbers({**given, **values}, room or n)
+        numbers = _numbers({**given, **values}, room)
         return mechanism.profile(numbers).epsilon(delta)
 
-    if unknown == "epsilon":
-        return {**given, "epsilon": float(epsilon_of())}
-    whole = unknown != "noise_multiplier"
-    found = calibrate.solve(
-        lambda x: epsilon_of(**{unknown: x}),
-        given["epsilon"],
-        increasing=whole,
-        integer=whole,
-        upper=n if unknown == "batch_size" else float("inf"),
-    )
-    return {**given, unknown: int(found) if whole else float(found)}
+    solved = dict(given)
+    if unknown != "epsilon":
+        whole = unknown != "noise_multiplier"
+        found = calibrate.solve(
+            lambda x: epsilon_of(**{unknown: x}),
+            given["epsilon"],
+            increasing=whole,
+            integer=whole,
+            upper=room if unknown == "batch_size" else float("inf"),
+        )
+        solved[unknown] = int(found) if whole else float(found)
+    solved["epsilon"] = float(epsilon_of(**solved))
+    return solved
 
 
 def _room(mechanism: Mechanism, solved: dict[str, Any], delta: float) -> int:
-    """The least room at which ε is what it is without overflow at less δ."""
+    """The least room from b on at which ε at δ is no more than was solved for.
 
-    def epsilon_of(room: jax.Array) -> jax.Array:
-        return mechanism.profile(_numbers(solved, room)).epsilon(delta)
+    That is without overflow, at less than δ. Below b there may be room enough too, as
+    a step that takes a few of many examples costs little; but it trains little.
+    """
 
-    n, mean = mechanism.num_examples, solved["batch_size"]
-    found = calibrate.solve(
-        epsilon_of,
-        solved["epsilon"],
-        integer=True,
-        start=min(mean + 6.0 * mean**0.5, n),
-        upper=n,
-    )
-    return int(found)
+    def enough(room: int) -> bool:
+        numbers = _numbers(solved, room)
+        return float(mechanism.profile(numbers).epsilon(delta)) <= solved["epsilon"]
+
+    least, most = solved["batch_size"], mechanism.num_examples
+    # The mean and some standard deviations are nearly always enough.
+    likely = min(most, math.ceil(least + 8 * math.sqrt(least) + 8))
+    if enough(likely):
+        most = likely
+    else:
+        least = likely + 1
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if enough(middle) else (middle + 1, most)
+    return most

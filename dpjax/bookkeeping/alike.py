@@ -54,7 +54,20 @@ class Alike(Generic[PartT]):
 def of_equation(eqn: jex.JaxprEqn) -> Hashable:
     """An equation's features."""
     types = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-    return (eqn.primitive, eqn.ctx, *types, *sorted(eqn.params.items()))
+    params = [(name, _told_apart(x)) for name, x in sorted(eqn.params.items())]
+    return (eqn.primitive, eqn.ctx, *types, *params)
+
+
+def _told_apart(param: Any) -> Hashable:
+    """What is equal only where the parameters are the same.
+
+    To Python 0.0 is −0.0, and 1 is True.
+    """
+    if isinstance(param, tuple):
+        return type(param), tuple(map(_told_apart, param))
+    if isinstance(param, float | complex | np.generic):
+        return type(param), np.asarray(param).tobytes()
+    return type(param), param
 
 
 def of_function(
