@@ -1,12 +1,13 @@
 """The arguments of a call: which are parameters, which are examples, as leaves."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._meshes import like, varying
+from dpjax._typing import ArrayLike, LossOfLeaves
 
 
 class OfLeaves(NamedTuple):
@@ -18,7 +19,7 @@ class OfLeaves(NamedTuple):
       example: the types of such leaves.
     """
 
-    loss_and_aux: Callable[[Any, Any], tuple[Any, Any]]
+    loss_and_aux: LossOfLeaves
     parameters: list[jax.Array]
     example: list[jax.ShapeDtypeStruct]
 
@@ -32,7 +33,7 @@ class Groups(NamedTuple):
     """
 
     numbers: list[int]
-    clip_norms: list[Any]
+    clip_norms: list[ArrayLike]
 
 
 class Arguments(NamedTuple):
@@ -46,7 +47,7 @@ class Arguments(NamedTuple):
         """The arguments to differentiate by."""
         return as_tuple(self.argnums)
 
-    def examples(self, args: Sequence[Any]) -> tuple[Any, ...]:
+    def examples(self, args: Sequence[object]) -> tuple[object, ...]:
         """The batch arguments."""
         used = max((*self.batch_argnums, *self.wanted))
         if used >= len(args):
@@ -56,13 +57,13 @@ class Arguments(NamedTuple):
             )
         return tuple(args[i] for i in self.batch_argnums)
 
-    def parameters(self, args: Sequence[Any]) -> Any:
+    def parameters(self, args: Sequence[object]) -> object:
         """The arguments in argnums: one, or a tuple."""
         if isinstance(self.argnums, int):
             return args[self.argnums]
         return tuple(args[i] for i in self.argnums)
 
-    def leaves(self, args: Sequence[Any]) -> list[jax.Array]:
+    def leaves(self, args: Sequence[object]) -> list[jax.Array]:
         """The parameters' leaves."""
         leaves = [jnp.asarray(x) for x in jax.tree.leaves(self.parameters(args))]
         for x in leaves:
@@ -73,14 +74,18 @@ class Arguments(NamedTuple):
                 )
         return leaves
 
-    def of_leaves(self, function: Callable[..., Any], args: Sequence[Any]) -> OfLeaves:
+    def of_leaves(
+        self, function: Callable[..., tuple[ArrayLike, object]], args: Sequence[object]
+    ) -> OfLeaves:
         """A function of all the arguments by its leaves, the others as they are."""
         treedef = jax.tree.structure(self.parameters(args))
         batched, example_treedef = jax.tree.flatten(self.examples(args))
         types = [jax.typeof(jnp.asarray(x)) for x in batched]
         one = [like(t, t.shape[1:], t.dtype) for t in types]
 
-        def loss_and_aux(leaves: Any, example: Any) -> tuple[Any, Any]:
+        def loss_and_aux(
+            leaves: Sequence[jax.Array], example: Sequence[jax.Array]
+        ) -> tuple[ArrayLike, object]:
             full = list(args)
             parameters = treedef.unflatten(leaves)
             if isinstance(self.argnums, int):
@@ -94,7 +99,7 @@ class Arguments(NamedTuple):
 
         return OfLeaves(loss_and_aux, self.leaves(args), one)
 
-    def groups(self, clip_norm: Any, args: Sequence[Any]) -> Groups:
+    def groups(self, clip_norm: object, args: Sequence[object]) -> Groups:
         """Which parameter leaves share which clip norm."""
         clip_norms, treedef = jax.tree.flatten(clip_norm)
         numbers = treedef.unflatten(range(len(clip_norms)))
@@ -112,7 +117,9 @@ class Arguments(NamedTuple):
             ) from error
         return Groups(jax.tree.leaves(groups), clip_norms)
 
-    def differing(self, args: Sequence[Any], axes: frozenset[str]) -> tuple[Any, ...]:
+    def differing(
+        self, args: Sequence[object], axes: frozenset[str]
+    ) -> tuple[object, ...]:
         """The arguments, with parameters that differ along these axes too."""
         full = list(args)
         for i in self.wanted:

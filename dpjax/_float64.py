@@ -20,14 +20,20 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal, ParamSpec, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from dpjax._typing import ArrayLike
+
+P = ParamSpec("P")
+Out = TypeVar("Out")
 Direction = Literal["up", "down", "nearest"]
+# A core of float64 arrays, or what callers get of it, with one number out.
+Core = Callable[..., jax.Array]
 
 # Twice the most that one operation rounds by, relatively. Margins are multiples of it:
 # k operations on numbers of one sign err by k ULP / 2 to first order, half of a margin
@@ -52,11 +58,11 @@ def scope() -> Iterator[None]:
         yield
 
 
-def scoped(fn: Callable[..., Any]) -> Callable[..., Any]:
+def scoped(fn: Callable[P, Out]) -> Callable[P, Out]:
     """Decorate a function, or a custom derivative rule, to run in the float64 scope."""
 
     @functools.wraps(fn)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Out:
         with scope():
             return fn(*args, **kwargs)
 
@@ -82,7 +88,12 @@ def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
 
 @cast.defjvp
 @scoped
-def _cast_jvp(dtype: np.dtype, direction: Direction, primals: Any, tangents: Any):
+def _cast_jvp(
+    dtype: np.dtype,
+    direction: Direction,
+    primals: tuple[jax.Array],
+    tangents: tuple[jax.Array],
+) -> tuple[jax.Array, jax.Array]:
     (x,), (dx,) = primals, tangents
     return cast(x, dtype, direction), dx.astype(dtype)
 
@@ -93,7 +104,7 @@ def float64(
     static: tuple[str, ...] = (),
     vectors: tuple[int, ...] = (),
     elementwise: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Core], Core]:
     """Decorate a core function of float64 arrays into one for any caller.
 
     Args:
@@ -112,21 +123,19 @@ def float64(
       tuples of these, and the core gets such a record.
     """
 
-    def decorate(core: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(core: Core) -> Core:
         @functools.cache
-        def lifted(records: tuple[type | None, ...]) -> Callable[..., Any]:
+        def lifted(records: tuple[type | None, ...]) -> Core:
             flat, at = _flat(core, records, vectors)
             flat = _mapped(flat, at) if elementwise else flat
             return _lift(flat, rounding, static, at)
 
         @functools.wraps(core)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(
+            *args: ArrayLike | tuple[ArrayLike, ...], **kwargs: object
+        ) -> jax.Array:
             records = tuple(type(x) if _is_record(x) else None for x in args)
-            leaves = [
-                leaf
-                for x, record in zip(args, records, strict=True)
-                for leaf in (x if record else (x,))
-            ]
+            leaves = [leaf for x in args for leaf in (x if _is_record(x) else (x,))]
             return lifted(records)(*leaves, **kwargs)
 
         return wrapper
@@ -134,19 +143,19 @@ def float64(
     return decorate
 
 
-def _is_record(x: Any) -> bool:
+def _is_record(x: object) -> TypeGuard[tuple[ArrayLike, ...]]:
     return isinstance(x, tuple) and hasattr(x, "_fields")
 
 
 def _flat(
-    core: Callable[..., Any], records: tuple[type | None, ...], vectors: tuple[int, ...]
-) -> tuple[Callable[..., Any], tuple[int, ...]]:
+    core: Core, records: tuple[type | None, ...], vectors: tuple[int, ...]
+) -> tuple[Core, tuple[int, ...]]:
     """The core as a function of its records' fields, and where its vectors are then."""
     sizes = [len(record._fields) if record else 1 for record in records]
     starts = np.cumsum([0, *sizes]).tolist()
 
     @functools.wraps(core)
-    def flat(*leaves: jax.Array, **kwargs: Any) -> Any:
+    def flat(*leaves: jax.Array, **kwargs: object) -> jax.Array:
         parts = [leaves[i:j] for i, j in itertools.pairwise(starts)]
         return core(
             *(
@@ -159,11 +168,11 @@ def _flat(
     return flat, tuple(i for v in vectors for i in range(starts[v], starts[v + 1]))
 
 
-def _mapped(core: Callable[..., Any], vectors: tuple[int, ...]) -> Callable[..., Any]:
+def _mapped(core: Core, vectors: tuple[int, ...]) -> Core:
     """A core for one evaluation, on batches. Vectors may differ in length."""
 
     @functools.wraps(core)
-    def mapped(*args: jax.Array, **kwargs: Any) -> Any:
+    def mapped(*args: jax.Array, **kwargs: object) -> jax.Array:
         axes = [f"(k{i})" if i in vectors else "()" for i in range(len(args))]
         one = functools.partial(core, **kwargs)
         # What has fewer axes is computed once for all, whatever the caller thinks of
@@ -179,18 +188,18 @@ def _mapped(core: Callable[..., Any], vectors: tuple[int, ...]) -> Callable[...,
 
 
 def _lift(
-    core: Callable[..., Any],
+    core: Core,
     rounding: Direction,
     static: tuple[str, ...],
     vectors: tuple[int, ...],
-) -> Callable[..., Any]:
+) -> Core:
     jitted = jax.jit(core, static_argnames=static)
 
     @functools.cache
-    def partial(position: int) -> Callable[..., Any]:
+    def partial(position: int) -> Core:
         """The lifted partial derivative by one argument, in that argument's shape."""
 
-        def derivative(*args: jax.Array, **kwargs: Any) -> jax.Array:
+        def derivative(*args: jax.Array, **kwargs: object) -> jax.Array:
             args = broadcast_batch(args, vectors)
             x, before, after = args[position], args[:position], args[position + 1 :]
 
@@ -207,12 +216,12 @@ def _lift(
         return _lift(derivative, "nearest", static, vectors)
 
     @functools.wraps(core)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: ArrayLike, **kwargs: object) -> jax.Array:
         dtype = default_float()
         # What is not a JAX array is a constant, and stays as precise as it is.
         places = [i for i, x in enumerate(args) if isinstance(x, jax.Array)]
 
-        def fill(arrays: Sequence[jax.Array]) -> list[Any]:
+        def fill(arrays: Sequence[jax.Array]) -> list[ArrayLike]:
             filled = list(args)
             for i, x in zip(places, arrays, strict=True):
                 filled[i] = x
@@ -229,10 +238,12 @@ def _lift(
 
         @jax.custom_jvp
         @scoped
-        def call(*arrays: jax.Array) -> Any:
+        def call(*arrays: jax.Array) -> jax.Array:
             return cast(jitted(*merge(arrays), **kwargs), dtype, rounding)
 
-        def call_jvp(primals: Any, tangents: Any) -> Any:
+        def call_jvp(
+            primals: Sequence[jax.Array], tangents: Sequence[jax.Array | SymbolicZero]
+        ) -> tuple[jax.Array, jax.Array]:
             out = call(*primals)
             total = jnp.zeros_like(out)
             with scope():

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from dpjax._typing import Tree
+
 
 class AtMostState(NamedTuple):
     """The state of `at_most`.
@@ -24,11 +26,13 @@ def at_most(num_steps: int) -> optax.GradientTransformation:
     A further step is a ValueError outside jit, and NaN updates inside.
     """
 
-    def init(params: Any) -> AtMostState:
+    def init(params: Tree) -> AtMostState:
         del params
         return AtMostState(jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AtMostState]:
+    def update(
+        updates: Tree, state: Any, params: Tree | None = None
+    ) -> tuple[Tree, AtMostState]:
         del params
         refuse_past_the_end(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1

@@ -9,13 +9,16 @@ compute around it is for the compiler to lay out.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar, cast
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from dpjax._typing import DTypeLike, Shaped, Tree
+
+Out = TypeVar("Out")
 
 _Entry = str | tuple[str, ...] | None  # of a partition spec
 
@@ -36,7 +39,11 @@ def num_shards(arrays: Sequence[Tree]) -> int:
 
 
 def like(
-    aval: Any, shape: Sequence[int], dtype: DTypeLike, *, leading: _Entry = None
+    aval: jax.core.ShapedArray,
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    *,
+    leading: _Entry = None,
 ) -> jax.ShapeDtypeStruct:
     """Another shape and dtype on the same mesh, and as a variable in its last axes.
 
@@ -67,7 +74,7 @@ def like(
 
 
 def zeros_like(
-    aval: Any,
+    aval: jax.core.ShapedArray,
     shape: Sequence[int],
     *,
     leading: _Entry = None,
@@ -91,7 +98,7 @@ def plus(x: jax.Array, more: jax.Array) -> jax.Array:
         return x + jax.reshard(more, jax.typeof(x).sharding.spec)
 
 
-def varying_axes(of: Any) -> frozenset[str]:
+def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:
     """The axes of `jax.shard_map` along which a value of this type differs."""
     return of.manual_axis_type.varying
 
@@ -107,8 +114,8 @@ def varying(tree: Shaped, axes: frozenset[str]) -> Shaped:
 
 
 def compiler_sharded(
-    function: Callable[..., Any], arrays: Tree, outputs: object
-) -> Callable[..., Any]:
+    function: Callable[..., Out], arrays: Tree, outputs: object
+) -> Callable[..., Out]:
     """The function with all explicit axes left to the compiler.
 
     Args:
@@ -124,9 +131,10 @@ def compiler_sharded(
         outputs,
         is_leaf=lambda x: isinstance(x, jax.P),
     )
-    return jax.sharding.auto_axes(
+    sharded = jax.sharding.auto_axes(
         function, axes=mesh.explicit_axes, out_sharding=shardings
     )
+    return cast(Callable[..., Out], sharded)  # JAX does not say so
 
 
 def explicit_mesh(arrays: Tree) -> AbstractMesh | None:

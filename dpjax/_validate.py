@@ -117,11 +117,35 @@ def one_of(name: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {tuple(choices)}; got {value!r}.")
 
 
+def flag(name: str, value: object) -> bool:
+    """The value as a bool, or an error."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False; got {value!r}.")
+    return bool(value)
+
+
+def diameter(value: object) -> bool:
+    """Raise unless value > 0, where inf is no bounded set; whether it can be finite."""
+    rule = "positive, and inf without a bounded set"
+    _check("diameter", value, rule, lambda x: x > 0)
+    array = concrete(value)
+    return array is None or not np.all(array == np.inf)
+
+
 def adjacency(value: object) -> Adjacency:
     """The value, or an error if it is not an Adjacency."""
     if not isinstance(value, Adjacency):
         raise ValueError(f"adjacency must be a dpjax.Adjacency; got {value!r}.")
     return value
+
+
+def replaced_example(value: object) -> None:
+    """Raise unless neighbouring data sets differ in one example's values."""
+    if adjacency(value) is not Adjacency.REPLACE:
+        raise ValueError(
+            "adjacency must be REPLACE for random batches of fixed size; "
+            f"got {value!r}."
+        )
 
 
 def typed_key(name: str, value: object) -> Key:

@@ -1,7 +1,7 @@
 """From one gradient to a bounded one, and from a batch of them to their sum."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from dpjax import _validate
 from dpjax._dtypes import widen
 from dpjax._platforms import on_platform
 from dpjax._rounding import HIGHEST, square_sum, upper_sum
-from dpjax._typing import Tree
+from dpjax._typing import Shaped, Tree
 
 # Clipping aims this far under the bound: sixteen roundings of float32, for the root,
 # the quotient and the product. What sums round is in the squares already.
@@ -45,12 +45,12 @@ class Summed(NamedTuple):
     grads: list[jax.Array]
     loss: jax.Array
     norm: jax.Array
-    aux: list[Any]
+    aux: list[jax.Array]
 
 
 def clip(
-    gradient: Any, clip_norm: jax.typing.ArrayLike, keep: jax.typing.ArrayLike = True
-) -> tuple[Any, jax.Array]:
+    gradient: Shaped, clip_norm: jax.typing.ArrayLike, keep: jax.typing.ArrayLike = True
+) -> tuple[Shaped, jax.Array]:
     """Bound one gradient's L2 norm over all its leaves.
 
     Args:

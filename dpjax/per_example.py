@@ -6,13 +6,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax import _validate, bookkeeping
 from dpjax._arguments import Arguments, Groups, as_tuple
 from dpjax._meshes import varying_axes
 from dpjax._microbatches import in_microbatches
-from dpjax._typing import Engine
+from dpjax._typing import ArrayLike, Engine
 from dpjax._vmap_engine import clipped_sum as vmap_sum
 from dpjax.adjacency import Adjacency
 from dpjax.clipping import Summed, batch_size
@@ -76,9 +77,11 @@ class ClippedGrad:
         closed, aux_tree = self._trace(args)
         sum_of = self._engine(closed, *self._groups(args))
 
-        def clipped_sum(mask: Any, *batched: Any) -> tuple[Any, tuple[Any, ...]]:
-            grads, *per_example = sum_of(leaves, batched, mask)
-            return grads, tuple(per_example)
+        def clipped_sum(
+            mask: jax.Array, *batched: jax.Array
+        ) -> tuple[list[jax.Array], PerExample]:
+            grads, loss, norm, aux = sum_of(leaves, batched, mask)
+            return grads, PerExample(loss, norm, aux)
 
         micro = self.microbatch_size
         if micro is None or micro >= size:
@@ -95,7 +98,10 @@ class ClippedGrad:
         )
 
     def _engine(
-        self, closed: Any, groups: Sequence[int], clip_norms: Sequence[Any]
+        self,
+        closed: jex.ClosedJaxpr,
+        groups: Sequence[int],
+        clip_norms: Sequence[ArrayLike],
     ) -> Callable[..., Summed]:
         """The function from leaves, examples and mask to the sum."""
         by_vmap = partial(vmap_sum, closed, groups, clip_norms)
@@ -110,7 +116,7 @@ class ClippedGrad:
         function = partial(bookkeeping.clipped_sum, by_platform=by_platform)
         return partial(function, plan, clip_norms)
 
-    def _local(self, args: Sequence[Any]) -> tuple[Any, ...]:
+    def _local(self, args: Sequence[object]) -> tuple[object, ...]:
         """The arguments for one device's part of `jax.shard_map`.
 
         By a parameter that devices share, a derivative is the sum over the devices:
@@ -119,7 +125,7 @@ class ClippedGrad:
         closed, _ = self._trace(args)
         return self._arguments.differing(args, varying_axes(closed.out_avals[0]))
 
-    def _trace(self, args: Sequence[Any]) -> tuple[Any, Any]:
+    def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
         """The loss's jaxpr and the structure of aux."""
         return bookkeeping.trace(*self._arguments.of_leaves(self._loss_and_aux, args))
 
@@ -127,19 +133,19 @@ class ClippedGrad:
     def _arguments(self) -> Arguments:
         return Arguments(self.argnums, self.batch_argnums)
 
-    def parameters(self, args: Sequence[Any]) -> Any:
+    def parameters(self, args: Sequence[object]) -> object:
         """The arguments in argnums: one, or a tuple."""
         return self._arguments.parameters(args)
 
-    def plan(self, *args: Any) -> bookkeeping.Plan:
+    def plan(self, *args: object) -> bookkeeping.Plan:
         """What the book-keeping engine does with the loss; see `explain`."""
         closed, _ = self._trace(args)
         return bookkeeping.plan(closed, self._groups(args).numbers)
 
-    def _groups(self, args: Sequence[Any]) -> Groups:
+    def _groups(self, args: Sequence[object]) -> Groups:
         return self._arguments.groups(self.clip_norm, args)
 
-    def _loss_and_aux(self, *full: Any) -> tuple[Any, Any]:
+    def _loss_and_aux(self, *full: object) -> tuple[jax.Array, object]:
         out = self.loss_fn(*full)
         loss, aux = out if self.has_aux else (out, ())
         _check_scalar(loss)

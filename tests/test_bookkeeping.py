@@ -9,6 +9,7 @@ import itertools
 import re
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,9 +216,7 @@ def test_aux_losses_and_other_arguments():
         for engine in ("vmap", "bookkeeping", "ghost")
     ]
     for out in outs[1:]:
-        assert jax.tree.structure(out) == jax.tree.structure(outs[0])
-        for got, want in zip(*map(jax.tree.leaves, (out, outs[0])), strict=True):
-            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-7)
+        chex.assert_trees_all_close(out, outs[0], rtol=2e-5, atol=1e-7)
 
 
 def test_several_argnums_share_one_norm():
@@ -230,8 +229,7 @@ def test_several_argnums_share_one_norm():
         for engine in ("bookkeeping", "vmap")
     }
     got, want = (jax.jit(f)(w, x, b) for f in fn.values())
-    for a, e in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
     assert isinstance(got[0], tuple)
 
 
@@ -351,9 +349,9 @@ def test_under_jit_vmap_and_scan():
         return params, fn(params, batch)[0]
 
     _, scanned = jax.lax.scan(step, MLP, (x[None], y[None]))
-    for a, b, c in zip(*map(jax.tree.leaves, (once, mapped, scanned)), strict=True):
-        np.testing.assert_allclose(b[0], a, rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(c[0], a, rtol=1e-5, atol=1e-7)
+    for several in (mapped, scanned):
+        first = jax.tree.map(lambda x: x[0], several)
+        chex.assert_trees_all_close(first, once, rtol=1e-5, atol=1e-7)
 
 
 def test_traced_clip_norm():
@@ -362,8 +360,7 @@ def test_traced_clip_norm():
 
     got, _ = jax.jit(total)(0.3)
     want, _ = jax.jit(dpjax.clipped_grad(mlp, 0.3, engine="vmap"))(MLP, MLP_BATCH)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import chex
 import equinox as eqx
 import flax.linen as nn
 import haiku as hk
@@ -275,9 +276,7 @@ def test_same_function_as_the_vmap_engine(model):
     # Norms are rounded up (tests/test_rounding.py); sums have 1e3 terms in float32.
     np.testing.assert_allclose(per_example.norm, by_hand.norm, rtol=1e-4)
     np.testing.assert_allclose(per_example.loss, by_hand.loss, rtol=1e-5)
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-5 * clip_norm)
+    chex.assert_trees_all_close(got, want, rtol=1e-3, atol=1e-5 * clip_norm)
 
 
 def test_scanned_and_rematerialised_layers_take_rows():

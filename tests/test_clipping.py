@@ -1,5 +1,6 @@
 """Clipped sums against a loop over examples in NumPy float64."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,11 +45,7 @@ def reference(params, data, clip_norm, keep):
 
 
 def assert_close(tree, other, tolerance):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance, rtol=0),
-        tree,
-        other,
-    )
+    chex.assert_trees_all_close(tree, other, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3, 7, 50])

@@ -7,6 +7,7 @@ runs it, which the reference shows.
 import contextlib
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,8 +70,7 @@ def assert_expected(grads: Any, per_example: dpjax.PerExample, expected: Any) ->
     sums, norms = expected
     # Norms are rounded up by up to 1e-4 (tests/test_rounding.py).
     np.testing.assert_allclose(per_example.norm, norms, rtol=1e-4)
-    for got, want in zip(jax.tree.leaves(grads), jax.tree.leaves(sums), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=8 * CLIP_NORM * 1e-5)
+    chex.assert_trees_all_close(grads, sums, rtol=1e-4, atol=8 * CLIP_NORM * 1e-5)
     np.testing.assert_array_equal(per_example.aux["id"], IDS[:, 0])
 
 

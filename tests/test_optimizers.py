@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,11 +76,7 @@ def test_without_noise_they_are_optax():
             updates, state = private.update(total, state, params)
             mean = jax.tree.map(lambda g: g / 4, total)
             expected, other = plain.update(mean, other, params)
-            jax.tree.map(
-                lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6),
-                updates,
-                expected,
-            )
+            chex.assert_trees_all_close(updates, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", FACTORIES)
@@ -133,12 +130,7 @@ def test_jit_scan_donation_schedules_and_injection(name):
         assert trained["w"].dtype == jnp.bfloat16
         assert np.any(trained["deep"][0] != params["deep"][0])
         outcomes.append(trained)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(
-            np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2e-2, atol=1e-5
-        ),
-        *outcomes,
-    )
+    chex.assert_trees_all_close(*outcomes, rtol=2e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FACTORIES)

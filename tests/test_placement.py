@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,9 +72,8 @@ def on_one_device(name):
 
 
 def assert_equal(out, expected):
-    for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
-        # A few roundings, in whatever order the compiler takes them.
-        np.testing.assert_allclose(x, y, rtol=32 * 2.0**-23, atol=32 * 2.0**-23)
+    # A few roundings, in whatever order the compiler takes them.
+    chex.assert_trees_all_close(out, expected, rtol=32 * 2.0**-23, atol=32 * 2.0**-23)
 
 
 # The chains draw by the same code, and Auto meshes ask less of it.

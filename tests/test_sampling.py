@@ -45,7 +45,7 @@ def test_every_example_once_an_epoch(n, b):
         ),
     ):
         steps = jax.jit(jax.vmap(step))(jnp.arange(len(batch.mask)))
-        jax.tree.map(np.testing.assert_array_equal, steps, batch)
+        chex.assert_trees_all_equal(steps, batch)
         beyond = jnp.array([len(batch.mask), 2**31, 2**32 - 1], jnp.uint32)
         assert not jax.vmap(step)(beyond).mask.any()
         assert batch.indices.shape == batch.mask.shape == (-(-n // b), b)
@@ -353,8 +353,7 @@ def test_the_same_numbers_give_the_same_batches():
     wanted = [plain(keys[i], steps[i]) for i in range(4)]
 
     def same(batches, i):
-        jax.tree.map(np.testing.assert_array_equal, batches, wanted[i])
-        jax.tree.map(lambda x, y: chex.assert_type(x, y.dtype), batches, wanted[i])
+        chex.assert_trees_all_equal(batches, wanted[i], strict=True)
 
     same(plain(keys[1], np.uint32(1)), 1)
     with jax.enable_x64(True):

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,8 +89,7 @@ def test_it_trains_through_damaged_examples(bad):
     x, y = make_data()
     x[::10] = bad
     result = train((x, y), microbatch_size=8)
-    assert np.all(np.isfinite(result.params["w"]))
-    assert np.all(np.isfinite(result.curve.loss))
+    chex.assert_tree_all_finite((result.params, result.curve.loss))
     clean = np.arange(600) % 10 != 0
     assert accuracy(result.params, (x[clean], y[clean])) > 0.85
 
@@ -102,7 +102,7 @@ def test_one_damaged_example_changes_nothing_else():
         damaged = x.copy()
         damaged[3] = value
         runs.append(train((damaged, y), batch_size=10).params)
-    jax.tree.map(np.testing.assert_array_equal, *runs)
+    chex.assert_trees_all_equal(*runs)
 
 
 def test_a_last_batch_that_is_not_full():

@@ -8,6 +8,7 @@ import re
 import time
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -229,14 +230,8 @@ def test_aux_of_every_type_in_microbatches(engine):
     ]
     for grads, per_example in outs:
         np.testing.assert_allclose(grads, outs[0][0], rtol=1e-5, atol=1e-6)
-        assert jax.tree.structure(per_example.aux) == jax.tree.structure(want_aux)
-        for a, b in zip(
-            *map(jax.tree.leaves, (per_example.aux, want_aux)), strict=True
-        ):
-            assert a.dtype == b.dtype
-            if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-                a, b = jax.random.key_data(a), jax.random.key_data(b)
-            np.testing.assert_array_equal(a, b)
+        chex.assert_trees_all_equal_shapes_and_dtypes(per_example.aux, want_aux)
+        chex.assert_trees_all_equal(per_example.aux, want_aux)
 
 
 def test_known_values_of_a_scan_stay_in_its_loop():
@@ -303,8 +298,7 @@ def test_policies_keys_and_tracers_in_closures():
         return dpjax.clipped_grad(make(scale), 0.3, engine=engine)(params, x)[0]
 
     got, want = (jax.jit(summed, static_argnums=1)(2.0, e) for e in ENGINES[1::2])
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_custom_derivatives_with_integers():

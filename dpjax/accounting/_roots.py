@@ -6,8 +6,7 @@ differentiated. The implicit function theorem gives a root's derivatives, from t
 function at the root alone.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +85,9 @@ def with_derivative(
 
     @found.defjvp
     @scoped
-    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    def _(
+        primals: Sequence[jax.Array], tangents: Sequence[jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
         root, met, *constants = primals
         x = jnp.where(met, found(*primals), jnp.ones_like(root))
         by_x = jax.jvp(lambda x: residual(x, *constants), (x,), (jnp.ones_like(x),))[1]
@@ -109,7 +110,9 @@ def with_derivative_of(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Arr
 
     @known.defjvp
     @scoped
-    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    def _(
+        primals: Sequence[jax.Array], tangents: Sequence[jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
         value, *constants = primals
         return value, jax.jvp(fn, tuple(constants), tuple(tangents[1:]))[1]
 

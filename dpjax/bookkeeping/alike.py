@@ -8,10 +8,12 @@ traces it once for all that compare equal here, and lowers it once.
 import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import jax.extend.core as jex
 import numpy as np
+
+from dpjax._typing import Atom
 
 
 class HasFeatures(Protocol):
@@ -58,7 +60,7 @@ def of_equation(eqn: jex.JaxprEqn) -> Hashable:
     return (eqn.primitive, eqn.ctx, *types, *params)
 
 
-def _told_apart(param: Any) -> Hashable:
+def _told_apart(param: object) -> Hashable:
     """What is equal only where the parameters are the same.
 
     To Python 0.0 is −0.0, and 1 is True.
@@ -71,12 +73,12 @@ def _told_apart(param: Any) -> Hashable:
 
 
 def of_function(
-    inputs: Sequence[jex.Var], eqns: Sequence[jex.JaxprEqn], outs: Sequence[Any]
+    inputs: Sequence[jex.Var], eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
 ) -> Hashable:
     """The features of the function that equations compute."""
     names = {v: i for i, v in enumerate(inputs)}
 
-    def name(atom: Any) -> Hashable:
+    def name(atom: Atom) -> Hashable:
         if isinstance(atom, jex.Literal):
             # As bytes: zeros differ in their signs.
             return atom.aval, np.asarray(atom.val).tobytes()

@@ -5,12 +5,13 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._rounding import square_sum, upper_sum
+from dpjax._typing import ArrayLike
 from dpjax.bookkeeping import factors as fac
 from dpjax.bookkeeping.alike import Alike
 from dpjax.bookkeeping.at_site import (
@@ -41,7 +42,7 @@ class Formed(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0)
 def squares_of_rows(
-    alike: Alike[Component], seen: Seen, clip_norm: Any
+    alike: Alike[Component], seen: Seen, clip_norm: ArrayLike
 ) -> list[jax.Array]:
     """At least the squared norms, f[b], of the roots of a component that has some."""
     squares = []
@@ -56,7 +57,10 @@ def squares_of_rows(
 
 @functools.partial(jax.jit, static_argnums=0)
 def formed(
-    alike: Alike[Component], seen: Seen, inputs: Sequence[Any], clip_norms: Any
+    alike: Alike[Component],
+    seen: Seen,
+    inputs: Sequence[jax.Array],
+    clip_norms: Sequence[ArrayLike],
 ) -> Formed:
     """The gradients, and their norms; clip_norms are of the component's groups."""
     component = alike.part
@@ -74,7 +78,7 @@ def formed(
 
 @functools.partial(jax.jit, static_argnums=0)
 def per_example(
-    alike: Alike[Component], seen: Seen, inputs: Sequence[Any]
+    alike: Alike[Component], seen: Seen, inputs: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """Per-example gradients of a component's leaves, f[b, ...]."""
     component, at_operands = alike.part, []
@@ -84,7 +88,7 @@ def per_example(
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
 
-    def pull(cotangents: list[Any]) -> list[Any]:
+    def pull(cotangents: list[jax.Array]) -> list[jax.Array]:
         moves = component.roots is not None
         return component.path.pull_back(inputs, cotangents, moves=moves)
 
@@ -95,7 +99,7 @@ def per_example(
 def sums_of_gradients(
     alike: Alike[Component],
     seen: Seen,
-    inputs: Sequence[Any],
+    inputs: Sequence[jax.Array],
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
@@ -116,7 +120,7 @@ def sums_of_gradients(
 def sums_by_sites(
     alike: Alike[Component],
     seen: Seen,
-    inputs: Sequence[Any],
+    inputs: Sequence[jax.Array],
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
@@ -129,7 +133,7 @@ def sums_by_sites(
 def _sums_by_sites(
     component: Component,
     seen: Seen,
-    inputs: Sequence[Any],
+    inputs: Sequence[jax.Array],
     scale: jax.Array,
     finite: jax.Array,
 ) -> list[jax.Array]:

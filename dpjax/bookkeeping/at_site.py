@@ -2,9 +2,10 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._meshes import like
@@ -14,9 +15,13 @@ from dpjax.bookkeeping.factors import Factors, OneHot
 from dpjax.bookkeeping.sites import RuledSite
 from dpjax.bookkeeping.trace import aval, bind
 
+Out = TypeVar("Out")
+
 
 @functools.partial(jax.jit, static_argnums=0)
-def settled(alike: Alike[RuledSite], records: Any, cotangent: Any) -> tuple[Any, Any]:
+def settled(
+    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """Records and cotangent as norms and sums are both made of them."""
     site = alike.part
     return _mapped(site, site.rule.settled)(records, cotangent)
@@ -24,22 +29,24 @@ def settled(alike: Alike[RuledSite], records: Any, cotangent: Any) -> tuple[Any,
 
 @functools.partial(jax.jit, static_argnums=0)
 def factors_of(
-    alike: Alike[RuledSite], records: Sequence[Any], cotangent: Any
+    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
 ) -> Factors:
     """The factors of a site, all iterations in f[b, g, t, ...]."""
     site = alike.part
     function = _mapped(site, site.rule.factors)
+
+    def merged(rows: jax.Array | OneHot) -> jax.Array | OneHot:
+        if isinstance(rows, OneHot):
+            return OneHot(_merge(site, rows.position[..., None])[..., 0])
+        return _merge(site, rows)
+
     left, right = function(widened(records), fac.wide(cotangent))
-    if isinstance(left, OneHot):
-        left = OneHot(_merge(site, left.position[..., None])[..., 0])
-    else:
-        left = _merge(site, left)
-    return Factors(left, _merge(site, right))
+    return Factors(merged(left), merged(right))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def gradient_of(
-    alike: Alike[RuledSite], records: Sequence[Any], cotangent: Any
+    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
 ) -> jax.Array:
     """The operand's gradients, for each example and iteration."""
     site = alike.part
@@ -47,10 +54,13 @@ def gradient_of(
     return function(widened(records), fac.wide(cotangent))
 
 
-def _mapped(site: RuledSite, function: Callable[..., Any]) -> Callable[..., Any]:
+def _mapped(
+    site: RuledSite,
+    function: Callable[[jex.JaxprEqn, int, Sequence[jax.Array], jax.Array], Out],
+) -> Callable[[Sequence[jax.Array], jax.Array], Out]:
     """A rule's method over iterations and examples."""
 
-    def one(others: Any, cotangent: Any) -> Any:
+    def one(others: Sequence[jax.Array], cotangent: jax.Array) -> Out:
         return function(site.eqn, site.position, others, cotangent)
 
     for _ in range(len(site.loops) + 1):
@@ -73,7 +83,7 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def transposed(
-    alike: Alike[RuledSite], others: Sequence[Any], cotangent: jax.Array
+    alike: Alike[RuledSite], others: Sequence[jax.Array], cotangent: jax.Array
 ) -> jax.Array:
     """The operand's gradient, summed over the batch by the equation's transpose.
 
@@ -84,7 +94,7 @@ def transposed(
     exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
     changed = {name: exact[name] for name in exact if name in eqn.params}
 
-    def forward(operand: Any, others: Sequence[Any]) -> Any:
+    def forward(operand: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
         inputs = list(others)
         inputs.insert(site.position, operand)
         return bind(eqn, inputs, **changed)[0]

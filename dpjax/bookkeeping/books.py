@@ -2,9 +2,10 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from dpjax._meshes import explicit_mesh, leading_axis, varying_axes, zeros_like
@@ -12,7 +13,7 @@ from dpjax.bookkeeping import at_site
 from dpjax.bookkeeping.alike import Alike
 from dpjax.bookkeeping.components import Component
 from dpjax.bookkeeping.plan import Plan
-from dpjax.bookkeeping.run import run
+from dpjax.bookkeeping.run import Ran, run
 from dpjax.bookkeeping.sites import RuledSite
 from dpjax.bookkeeping.trace import aval
 
@@ -26,9 +27,9 @@ class Books(NamedTuple):
       cotangents: by site number, of what was tapped.
     """
 
-    outputs: list[Any]
-    records: dict[int, tuple[Any, ...]]
-    cotangents: list[Any]
+    outputs: list[jax.Array]
+    records: dict[int, tuple[jax.Array, ...]]
+    cotangents: list[jax.Array]
 
     def seen_by(self, component: Component) -> "Seen":
         """What a component's operands left."""
@@ -45,12 +46,15 @@ class Books(NamedTuple):
 class Seen(NamedTuple):
     """The part of the books that is of some sites, in their order."""
 
-    records: list[tuple[Any, ...]]
-    cotangents: list[Any]
+    records: list[tuple[jax.Array, ...]]
+    cotangents: list[jax.Array]
 
 
 def keep_books(
-    plan: Plan, leaves: Sequence[Any], examples: Sequence[Any], batch: int
+    plan: Plan,
+    leaves: Sequence[jax.Array],
+    examples: Sequence[jax.Array],
+    batch: int,
 ) -> Books:
     """Run the loss on the batch and back to the taps."""
     numbers = {site: i for i, site in enumerate(plan.sites)}
@@ -58,7 +62,7 @@ def keep_books(
     leading, mesh = leading_axis(examples), explicit_mesh((leaves, examples))
 
     @functools.cache  # many taps are of one type
-    def zeros(kind: Any, lengths: tuple[int, ...]) -> jax.Array:
+    def zeros(kind: jax.core.ShapedArray, lengths: tuple[int, ...]) -> jax.Array:
         shape = (batch, *lengths, *kind.shape)
         return zeros_like(kind, shape, leading=leading, mesh=mesh)
 
@@ -69,8 +73,8 @@ def keep_books(
     # Each device's own, or derivatives by them would be sums over devices.
     taps = jax.lax.pcast(taps, axes, to="varying")
 
-    def forward(taps: list[Any]) -> tuple[Any, Any]:
-        def one(example: Sequence[Any], taps: Sequence[Any]) -> tuple[Any, Any]:
+    def forward(taps: Sequence[jax.Array]) -> tuple[jax.Array, Ran]:
+        def one(example: Sequence[jax.Array], taps: Sequence[jax.Array]) -> Ran:
             inputs = [*leaves, *example]
             return run(plan.scope, inputs, dict(enumerate(taps)), numbers)
 

@@ -7,14 +7,16 @@ derivative searched. Primitives' own derivatives communicate only where they do.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpjax.bookkeeping.trace import bind
+from dpjax._typing import Atom
+from dpjax.bookkeeping.trace import aval, bind
 
+# What was searched already, by its identity, which lasts as long as it is held here.
+_Seen = dict[tuple[int, ...], jex.Jaxpr | jex.JaxprEqn]
 # They read an axis name without mixing what lies along it.
 _NOT_MIXING = frozenset({"axis_index", "pvary", "pcast"})
 # Their bodies have their inputs, one for one.
@@ -55,7 +57,7 @@ def mixes_examples(what: str) -> ValueError:
     )
 
 
-def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: dict[Any, Any]) -> None:
+def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
     """Refuse collectives in a jaxpr and its derivative by the active inputs.
 
     `seen` holds what was searched already: calls of one function share their body.
@@ -84,9 +86,7 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: dict[Any, Any]) -> N
             depends.update(eqn.outvars)
 
 
-def _search_derivative(
-    eqn: jex.JaxprEqn, flags: Sequence[bool], seen: dict[Any, Any]
-) -> None:
+def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) -> None:
     """Refuse collectives in an equation's derivative by some of its inputs."""
     by = [i for i, v in enumerate(eqn.invars) if flags[i] and _is_inexact(v)]
     derived = (id(eqn), *by)
@@ -94,8 +94,8 @@ def _search_derivative(
         return
     seen[derived] = eqn
 
-    def derivative(*inputs: Any) -> list[Any]:
-        def of(*some: Any) -> list[Any]:
+    def derivative(*inputs: jax.Array) -> list[jax.Array]:
+        def of(*some: jax.Array) -> list[jax.Array]:
             full = list(inputs)
             for i, x in zip(by, some, strict=True):
                 full[i] = x
@@ -129,5 +129,5 @@ def _within(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
                 yield inner
 
 
-def _is_inexact(atom: Any) -> bool:
-    return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+def _is_inexact(atom: Atom) -> bool:
+    return jnp.issubdtype(aval(atom).dtype, jnp.inexact)

@@ -10,11 +10,12 @@ roots' gradients say too little, and each example's is pulled back to the leaves
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from dpjax._typing import Atom
 from dpjax.bookkeeping.path import Path
 from dpjax.bookkeeping.sites import RuledSite, Site
 from dpjax.bookkeeping.trace import aval
@@ -115,7 +116,7 @@ def _connected(
     for leaves in reached:
         for leaf in leaves:
             first[find(leaf)] = find(min(leaves))
-    together: dict[Any, tuple[set[int], list[int]]] = {}
+    together: dict[int | tuple[int], tuple[set[int], list[int]]] = {}
     for number, leaves in enumerate(reached):
         name = find(min(leaves)) if leaves else (number,)
         all_leaves, members = together.setdefault(name, (set(), []))
@@ -150,17 +151,17 @@ def _isometry(
     members: Sequence[jex.Var],
     sources: Sources,
 ) -> tuple[tuple[Root, ...] | None, str]:
-    def maker(var: Any) -> jex.JaxprEqn | None:
+    def maker(var: jex.Var) -> jex.JaxprEqn | None:
         return jaxpr.eqns[made_by[var]] if var in made_by else None
 
-    roots: dict[Any, tuple[Any, list[int], list[tuple[int, ...]]]] = {}
+    roots: dict[Hashable, tuple[jex.Var, list[int], list[tuple[int, ...]]]] = {}
     for i, member in enumerate(members):
-        var: Any = member
+        var = member
         axes = tuple(range(aval(var).ndim))
         eqn = maker(var)
         while eqn is not None and (back := _relabelling(eqn)) is not None:
             axes = tuple(back[a] if a >= 0 else -1 for a in axes)
-            var = eqn.invars[0]
+            var = cast(jex.Var, eqn.invars[0])  # what is of a leaf is no literal
             eqn = maker(var)
         # The same part taken twice is one root.
         name = var if eqn is None else _taken(eqn, var)
@@ -168,8 +169,8 @@ def _isometry(
         operands.append(i)
         all_axes.append(axes)
 
-    pending: list[tuple[Any, Part | None]] = [(r[0], None) for r in roots.values()]
-    uses: dict[Any, list[Part | None]] = {}
+    pending: list[tuple[jex.Var, Part | None]] = [(r[0], None) for r in roots.values()]
+    uses: dict[jex.Var, list[Part | None]] = {}
     while pending:
         var, part = pending.pop()
         if any(_overlap(part, other) for other in uses.get(var, ())):
@@ -180,7 +181,7 @@ def _isometry(
             continue
         if not _moves_entries(eqn) or not all(_sources(v, sources) for v in eqn.invars):
             return None, f"made by {eqn.primitive.name}"
-        pending.extend((v, _part(eqn, var)) for v in eqn.invars)
+        pending.extend((cast(jex.Var, v), _part(eqn, var)) for v in eqn.invars)
     found = [Root(tuple(ops), tuple(axes)) for _, ops, axes in roots.values()]
     return tuple(found), ""
 
@@ -205,7 +206,7 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
     return None
 
 
-def _taken(eqn: jex.JaxprEqn, out: jex.Var) -> Any:
+def _taken(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
     """A name for an output, which other equations that take the same part share."""
     if (part := _part(eqn, out)) is None:
         return out
@@ -252,6 +253,6 @@ def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     return None
 
 
-def _sources(atom: Any, sources: Sources) -> frozenset[int]:
+def _sources(atom: Atom, sources: Sources) -> frozenset[int]:
     nothing: frozenset[int] = frozenset()
     return nothing if isinstance(atom, jex.Literal) else sources.get(atom, nothing)

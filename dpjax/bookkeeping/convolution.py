@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -114,7 +113,7 @@ def _starts(eqn: jex.JaxprEqn) -> np.ndarray:
     return offsets * np.array(eqn.params["rhs_dilation"], np.int32)
 
 
-def _reader(eqn: jex.JaxprEqn, x: jax.Array) -> Callable[[Any], jax.Array]:
+def _reader(eqn: jex.JaxprEqn, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
     """From such a start, what the output's pixels read: f[g, pixels, features]."""
     params = eqn.params
     spec = params["dimension_numbers"]
@@ -131,7 +130,7 @@ def _reader(eqn: jex.JaxprEqn, x: jax.Array) -> Callable[[Any], jax.Array]:
     strides = params["window_strides"]
     spans = [(n - 1) * stride + 1 for n, stride in zip(out, strides, strict=True)]
 
-    def read(start: Any) -> jax.Array:
+    def read(start: jax.Array) -> jax.Array:
         begin = (np.int32(0), *start, np.int32(0))  # of one dtype, in x64 too
         found = jax.lax.dynamic_slice(x, begin, (x.shape[0], *spans, x.shape[-1]))
         found = found[(slice(None), *(slice(None, None, s) for s in strides))]

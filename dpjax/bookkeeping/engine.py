@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from dpjax._dtypes import at_least_float32
 from dpjax._meshes import compiler_sharded, leading_axis
 from dpjax._platforms import on_platform
 from dpjax._rounding import square_sum, upper_sum
+from dpjax._typing import ArrayLike
 from dpjax.bookkeeping import at_component as at
 from dpjax.bookkeeping import factors as fac
 from dpjax.bookkeeping.alike import Alike
@@ -20,7 +21,7 @@ from dpjax.bookkeeping.components import Component
 from dpjax.bookkeeping.plan import Plan, size
 from dpjax.bookkeeping.reach import Reach, reach
 from dpjax.bookkeeping.sites import RuledSite
-from dpjax.clipping import Summed, clip_scales, sum_of_held
+from dpjax.clipping import Scales, Summed, clip_scales, sum_of_held
 
 
 class Norms(NamedTuple):
@@ -37,8 +38,8 @@ class Norms(NamedTuple):
 
 def clipped_sum(
     plan: Plan,
-    clip_norms: Sequence[jax.typing.ArrayLike],
-    leaves: Sequence[Any],
+    clip_norms: Sequence[ArrayLike],
+    leaves: Sequence[jax.Array],
     examples: Sequence[jax.Array],
     mask: jax.Array,
     *,
@@ -59,7 +60,12 @@ def clipped_sum(
     rows = [form.gram for form in plan.forms]
     by_platform = by_platform and any(rows)
 
-    def chosen(books: Books, leaves: Any, clip_norms: Any, mask: Any) -> Any:
+    def chosen(
+        books: Books,
+        leaves: Sequence[jax.Array],
+        clip_norms: Sequence[ArrayLike],
+        mask: jax.Array,
+    ) -> tuple[list[jax.Array], jax.Array]:
         books = settled(plan, books)
         by_rows = functools.partial(_in_one_pass, plan, rows, clip_norms)
         if not by_platform:
@@ -81,9 +87,9 @@ def clipped_sum(
 def _in_one_pass(
     plan: Plan,
     by_rows: Sequence[bool],
-    clip_norms: Sequence[Any],
+    clip_norms: Sequence[ArrayLike],
     books: Books,
-    leaves: Sequence[Any],
+    leaves: Sequence[jax.Array],
     mask: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
     """The sum and the norms f[b], from rows where by_rows says so.
@@ -99,21 +105,31 @@ def _in_one_pass(
 
 def clipped_sum_twice(
     plan: Plan,
-    clip_norms: Sequence[jax.typing.ArrayLike],
-    leaves: Sequence[Any],
+    clip_norms: Sequence[ArrayLike],
+    leaves: Sequence[jax.Array],
     examples: Sequence[jax.Array],
     mask: jax.Array,
 ) -> Summed:
     """The same in two passes, of which the first keeps nothing but the norms."""
     rows = [form.gram for form in plan.forms]
 
-    def first_pass(books: Books, leaves: Any, *inputs: Any) -> Any:
+    def first_pass(
+        books: Books,
+        leaves: Sequence[jax.Array],
+        clip_norms: Sequence[ArrayLike],
+        mask: jax.Array,
+    ) -> Scales:
         books, entering = settled(plan, books), plan.inputs(leaves)
         reaches = _reaches(plan, entering)
-        squares, _ = _squares(plan, books, entering, inputs[0], rows, reaches)
-        return clip_scales(squares, *inputs)
+        squares, _ = _squares(plan, books, entering, clip_norms, rows, reaches)
+        return clip_scales(squares, clip_norms, mask)
 
-    def second_pass(books: Books, leaves: Any, scales: Any, finite: Any) -> Any:
+    def second_pass(
+        books: Books,
+        leaves: Sequence[jax.Array],
+        scales: Sequence[jax.Array],
+        finite: jax.Array,
+    ) -> list[jax.Array]:
         books, entering = settled(plan, books), plan.inputs(leaves)
         reaches = _reaches(plan, entering)
         by_sites = [
@@ -138,8 +154,8 @@ def clipped_sum_twice(
 def _squares(
     plan: Plan,
     books: Books,
-    entering: Sequence[Sequence[Any]],
-    clip_norms: Sequence[Any],
+    entering: Sequence[Sequence[jax.Array]],
+    clip_norms: Sequence[ArrayLike],
     by_rows: Sequence[bool],
     reaches: Sequence[Reach | None],
 ) -> Norms:
@@ -170,7 +186,7 @@ def _squares(
     return Norms([upper_sum(parts) for parts in squares], kept)
 
 
-def _reaches(plan: Plan, entering: Sequence[Sequence[Any]]) -> list[Reach | None]:
+def _reaches(plan: Plan, entering: Sequence[Sequence[jax.Array]]) -> list[Reach | None]:
     """For each component that forms gradients its reach, if its sum may be pulled back.
 
     In one pass the gradients that were formed for the norm are at hand.
@@ -183,7 +199,7 @@ def _reaches(plan: Plan, entering: Sequence[Sequence[Any]]) -> list[Reach | None
     ]
 
 
-def _reach(component: Component, inputs: Sequence[Any]) -> Reach | None:
+def _reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
     """The component's reach, or None where its gradients are to be formed."""
     ruled = [site for site in component.sites if isinstance(site, RuledSite)]
     if any(size(site).rows > fac.MOST_ROWS for site in ruled):
@@ -192,7 +208,7 @@ def _reach(component: Component, inputs: Sequence[Any]) -> Reach | None:
 
 
 def _sizes(
-    component: Component, seen: Seen, found: Reach, clip_norm: Any
+    component: Component, seen: Seen, found: Reach, clip_norm: ArrayLike
 ) -> list[fac.Terms]:
     """Of the terms of a component's gradients, for each operand."""
     out = []
@@ -211,10 +227,10 @@ def _sizes(
 
 def _sums(
     plan: Plan,
-    leaves: Sequence[Any],
+    leaves: Sequence[jax.Array],
     by_sites: Sequence[bool],
     books: Books,
-    entering: Sequence[Sequence[Any]],
+    entering: Sequence[Sequence[jax.Array]],
     kept: Sequence[list[jax.Array] | None],
     scales: Sequence[jax.Array],
     finite: jax.Array,

@@ -1,7 +1,7 @@
 """From a component's leaves to its operands, and back."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -37,8 +37,8 @@ class Path(NamedTuple):
         return len(self.leaves), computed
 
     def forward(
-        self, others: Sequence[Any], *, widen_casts: bool
-    ) -> Callable[..., list[Any]]:
+        self, others: Sequence[jax.Array], *, widen_casts: bool
+    ) -> Callable[..., list[jax.Array]]:
         """The function from leaves to operands.
 
         Args:
@@ -46,7 +46,7 @@ class Path(NamedTuple):
           widen_casts: whether casts are to float32 at least.
         """
 
-        def operands(*leaves: Any) -> list[Any]:
+        def operands(*leaves: jax.Array) -> list[jax.Array]:
             values = dict(zip(self.inputs, (*leaves, *others), strict=True))
             for eqn in self.eqns:
                 args = [read(v, values) for v in eqn.invars]
@@ -61,8 +61,12 @@ class Path(NamedTuple):
         return operands
 
     def pull_back(
-        self, inputs: Sequence[Any], cotangents: Sequence[Any], *, moves: bool
-    ) -> list[Any]:
+        self,
+        inputs: Sequence[jax.Array],
+        cotangents: Sequence[jax.Array],
+        *,
+        moves: bool,
+    ) -> list[jax.Array]:
         """Gradients of the leaves from those of the operands.
 
         Args:

@@ -1,7 +1,7 @@
 """What to do for one loss and one batch: sites, components, forms and costs."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
             for c in self.components
         )
 
-    def inputs(self, leaves: Sequence[Any]) -> list[list[Any]]:
+    def inputs(self, leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:
         """For each component, what enters its path."""
         jaxpr, consts = self.from_leaves.jaxpr, self.from_leaves.consts
         values = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -88,10 +88,10 @@ def plan(closed: jex.ClosedJaxpr, groups: Sequence[int]) -> Plan:
     return Plan(scope, sites, from_leaves, found, forms)
 
 
-def operand_values(scope: Scope, leaves: Sequence[Any]) -> list[Any]:
+def operand_values(scope: Scope, leaves: Sequence[jax.Array]) -> list[jax.Array]:
     """The operands of all sites."""
     unused = len(scope.closed.jaxpr.invars) - len(leaves)
-    return operands(scope, [*leaves, *[None] * unused])
+    return operands(scope, (*leaves, *[None] * unused))
 
 
 def size(site: RuledSite) -> Size:

@@ -11,13 +11,14 @@ multiply, add and move numbers of float32 at least: these round by the model in
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
+from dpjax._typing import Atom
 from dpjax.bookkeeping.collectives import uses
 from dpjax.bookkeeping.components import Component
 from dpjax.bookkeeping.factors import MOST_ROWS
@@ -44,7 +45,7 @@ class Reach(NamedTuple):
     terms: int
 
 
-def reach(component: Component, inputs: Sequence[Any]) -> Reach | None:
+def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
     """The reach of its path's `pull_back`, or None where its rounding is not known."""
     if not component.leaves:
         return None
@@ -96,14 +97,14 @@ def _terms(linear: jex.Jaxpr) -> int:
     return total
 
 
-def _absolute(linear: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[jax.Array]:
+def _absolute(linear: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
     """A linear map with all its coefficients' absolute values."""
     jaxpr = linear.jaxpr
     values = dict(zip(jaxpr.constvars, linear.consts, strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
     linear_in = set(jaxpr.invars)
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> jax.Array:
         value = atom.val if isinstance(atom, jex.Literal) else values[atom]
         known = isinstance(atom, jex.Literal) or atom not in linear_in
         real = known and jnp.issubdtype(aval(atom).dtype, jnp.floating)

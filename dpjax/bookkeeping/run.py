@@ -1,18 +1,18 @@
 """Evaluate a loss with taps, and its operands without."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 
 from dpjax._meshes import plus
+from dpjax._typing import Atom
 from dpjax.bookkeeping.sites import RuledSite, Scope, Site
 from dpjax.bookkeeping.stretches import passes, stretches
 from dpjax.bookkeeping.trace import bind, needed, read
 
 
-def operands(scope: Scope, inputs: Sequence[Any]) -> list[Any]:
+def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
     """The values of the sites' operands, in the order of `scope.all_sites()`.
 
     Those of a scan's body are those of all its iterations, with a leading axis for
@@ -20,21 +20,21 @@ def operands(scope: Scope, inputs: Sequence[Any]) -> list[Any]:
 
     Args:
       scope: from the analysis.
-      inputs: the scope's inputs, the known ones with such axes; the others are ignored.
+      inputs: the scope's inputs, the known ones with such axes; None for the others.
     """
     jaxpr = scope.closed.jaxpr
-    wanted: list[Any] = []
+    wanted: list[Atom] = []
     for index, eqn in enumerate(jaxpr.eqns):
         wanted += [site.operand for site in scope.sites.get(index, {}).values()]
         if index in scope.scans:
             wanted += [v for v in eqn.invars if scope.steps_of(v) is not None]
     wanted += [site.operand for site in scope.outputs.values()]
 
-    values: dict[jex.Var, Any] = dict(
+    values: dict[jex.Var, jax.Array] = dict(
         zip(jaxpr.constvars, scope.closed.consts, strict=True)
     )
     for var, value in zip(jaxpr.invars, inputs, strict=True):
-        if var in scope.steps:
+        if value is not None:
             values[var] = value
     for eqn in needed(jaxpr.eqns, wanted):
         out = _in_all_iterations(scope, eqn)(*(read(v, values) for v in eqn.invars))
@@ -56,10 +56,12 @@ def operands(scope: Scope, inputs: Sequence[Any]) -> list[Any]:
     return [*found, *(values[site.operand] for site in scope.outputs.values())]
 
 
-def _in_all_iterations(scope: Scope, eqn: jex.JaxprEqn) -> Callable[..., list[Any]]:
+def _in_all_iterations(
+    scope: Scope, eqn: jex.JaxprEqn
+) -> Callable[..., list[jax.Array]]:
     """A known equation, mapped over the scans between whose iterations it differs."""
 
-    def function(*inputs: Any) -> list[Any]:
+    def function(*inputs: jax.Array) -> list[jax.Array]:
         return bind(eqn, inputs)
 
     steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
@@ -68,12 +70,16 @@ def _in_all_iterations(scope: Scope, eqn: jex.JaxprEqn) -> Callable[..., list[An
     return function
 
 
+# The outputs and, by a site's number, the other inputs of its equation.
+Ran = tuple[list[jax.Array], dict[int, tuple[jax.Array, ...]]]
+
+
 def run(
     scope: Scope,
-    inputs: Sequence[Any],
-    taps: Mapping[int, Any],
+    inputs: Sequence[jax.Array],
+    taps: Mapping[int, jax.Array],
     numbers: Mapping[Site, int],
-) -> tuple[list[Any], dict[int, tuple[Any, ...]]]:
+) -> Ran:
     """Evaluate a scope for one example.
 
     What no example enters is the same for all of them and is not mapped over; in a
@@ -90,11 +96,11 @@ def run(
       equation's other inputs.
     """
     jaxpr = scope.closed.jaxpr
-    values: dict[jex.Var, Any] = dict(
+    values: dict[jex.Var, jax.Array] = dict(
         zip(jaxpr.constvars, scope.closed.consts, strict=True)
     )
     values.update(zip(jaxpr.invars, inputs, strict=True))
-    records: dict[int, tuple[Any, ...]] = {}
+    records: dict[int, tuple[jax.Array, ...]] = {}
     found = stretches(scope)
     for stretch, function in zip(found, passes(found), strict=True):
         body = scope.scans.get(stretch.start)
@@ -125,16 +131,19 @@ def run(
 
 def _scan(
     eqn: jex.JaxprEqn,
-    inputs: Sequence[Any],
+    inputs: Sequence[jax.Array],
     body: Scope,
-    taps: Mapping[int, Any],
+    taps: Mapping[int, jax.Array],
     numbers: Mapping[Site, int],
-) -> tuple[list[Any], dict[int, tuple[Any, ...]]]:
+) -> Ran:
     """A scan with taps inside: they are scanned over, and the records stacked."""
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
     here = [numbers[site] for site in body.all_sites()]
 
-    def iteration(carried: Any, scanned: Any) -> tuple[Any, Any]:
+    def iteration(
+        carried: list[jax.Array],
+        scanned: tuple[list[jax.Array], list[jax.Array]],
+    ) -> tuple[list[jax.Array], Ran]:
         xs, tap_values = scanned
         tapped = dict(zip(here, tap_values, strict=True))
         out, records = run(body, [*inputs[:consts], *carried, *xs], tapped, numbers)

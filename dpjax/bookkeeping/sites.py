@@ -11,11 +11,12 @@ would form it.
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from dpjax._typing import Atom
 from dpjax.bookkeeping.alike import of_equation
 from dpjax.bookkeeping.rules import Rule, rule_for
 from dpjax.bookkeeping.trace import aval, inline
@@ -108,7 +109,7 @@ class Scope:
     scans: dict[int, "Scope"] = dataclasses.field(default_factory=dict)
     outputs: dict[int, Site] = dataclasses.field(default_factory=dict)
 
-    def steps_of(self, *atoms: Any) -> frozenset[int] | None:
+    def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
         """The scans between whose iterations any of them differs; None: not known."""
         found: frozenset[int] = frozenset()
         for atom in atoms:
@@ -159,7 +160,7 @@ def analyse(
             scope.steps[var] = around
             sources[var] = frozenset({i} if differentiable[i] else ())
 
-    def depends(atom: Any) -> frozenset[int]:
+    def depends(atom: Atom) -> frozenset[int]:
         nothing: frozenset[int] = frozenset()
         return nothing if isinstance(atom, jex.Literal) else sources.get(atom, nothing)
 
@@ -170,7 +171,7 @@ def analyse(
         )
 
     def site(eqn: jex.JaxprEqn, position: int, rule: Rule | None) -> Site:
-        operand: Any = eqn.invars[position]
+        operand = cast(jex.Var, eqn.invars[position])
         if rule is None:
             return TappedSite(operand, loops(operand), eqn.primitive.name)
         return RuledSite(eqn, position, rule, operand, loops(operand))
@@ -202,8 +203,8 @@ def analyse(
         scope.sites[index] = found
 
     for i in outputs:
-        operand: Any = jaxpr.outvars[i]
-        if reached := depends(operand):
+        operand = jaxpr.outvars[i]
+        if isinstance(operand, jex.Var) and (reached := depends(operand)):
             scope.outputs[i] = TappedSite(operand, loops(operand), "carry")
             origins[scope.outputs[i]] = reached
     return scope, origins

@@ -10,12 +10,13 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import jax
 import jax.extend.core as jex
 
 from dpjax._meshes import plus
+from dpjax._typing import Atom
 from dpjax.bookkeeping.alike import Alike, of_function
 from dpjax.bookkeeping.sites import RuledSite, Scope, Site, TappedSite
 from dpjax.bookkeeping.trace import bind, read
@@ -61,8 +62,8 @@ class Passed(NamedTuple):
         other inputs.
     """
 
-    outs: list[Any]
-    records: list[tuple[Any, ...]]
+    outs: list[jax.Array]
+    records: list[tuple[jax.Array, ...]]
 
 
 def stretches(scope: Scope) -> list[Stretch]:
@@ -75,7 +76,7 @@ def stretches(scope: Scope) -> list[Stretch]:
             starts.add(index)
         if index in scope.scans:
             starts |= {index, index + 1}
-    last: dict[Any, int] = {}
+    last: dict[jex.Var, int] = {}
     for index, eqn in enumerate(eqns):
         last.update((v, index) for v in eqn.invars if _is_variable(v))
     outputs = filter(_is_variable, scope.closed.jaxpr.outvars)
@@ -87,7 +88,9 @@ def stretches(scope: Scope) -> list[Stretch]:
     ]
 
 
-def _stretch(scope: Scope, start: int, stop: int, last: Mapping[Any, int]) -> Stretch:
+def _stretch(
+    scope: Scope, start: int, stop: int, last: Mapping[jex.Var, int]
+) -> Stretch:
     """The equations between two indices; last is where variables are last used."""
     eqns = tuple(scope.closed.jaxpr.eqns[start:stop])
     made = dict.fromkeys(v for eqn in eqns for v in eqn.outvars)
@@ -101,11 +104,13 @@ def _stretch(scope: Scope, start: int, stop: int, last: Mapping[Any, int]) -> St
     )
 
 
-def _is_variable(atom: Any) -> bool:
+def _is_variable(atom: Atom) -> TypeGuard[jex.Var]:
     return isinstance(atom, jex.Var)
 
 
-def passes(found: Sequence[Stretch]) -> list[Callable[[Any, Any], Passed]]:
+def passes(
+    found: Sequence[Stretch],
+) -> list[Callable[[Sequence[jax.Array], Sequence[jax.Array]], Passed]]:
     """For each stretch, from its inputs and what is added at its sites, what it leaves.
 
     What does not repeat is traced as it is.
@@ -118,7 +123,9 @@ def passes(found: Sequence[Stretch]) -> list[Callable[[Any, Any], Passed]]:
     ]
 
 
-def _pass(alike: Alike[Stretch], inputs: Sequence[Any], taps: Sequence[Any]) -> Passed:
+def _pass(
+    alike: Alike[Stretch], inputs: Sequence[jax.Array], taps: Sequence[jax.Array]
+) -> Passed:
     stretch, pending = alike.part, iter(taps)
     values = dict(zip(stretch.inputs, inputs, strict=True))
     records = []

@@ -1,14 +1,16 @@
 """From a loss to one flat jaxpr: calls inlined, cross-example layers refused."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._meshes import lets_compiler_decide
+from dpjax._typing import ArrayLike, Atom, LossOfLeaves
 
 # Calls that mean no more than their body. A rematerialised block is one: the engine
 # records what its sites need, and the recomputation is given up. custom_jvp and
@@ -21,7 +23,9 @@ _LAYOUT = ("sharding", "out_sharding")
 
 
 def trace(
-    loss_and_aux: Callable[..., Any], parameters: Sequence[Any], example: Sequence[Any]
+    loss_and_aux: LossOfLeaves,
+    parameters: Sequence[jax.Array],
+    example: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jex.ClosedJaxpr, Any]:
     """Trace `loss_and_aux(parameters, example)`, both of them lists of leaves.
 
@@ -35,7 +39,9 @@ def trace(
     """
     from dpjax.bookkeeping.collectives import mixes_examples, refuse_collectives
 
-    def outputs(parameters: Any, example: Any) -> tuple[Any, Any]:
+    def outputs(
+        parameters: Sequence[jax.Array], example: Sequence[jax.Array]
+    ) -> tuple[jax.Array, object]:
         loss, aux = loss_and_aux(parameters, example)
         return jnp.asarray(loss), aux
 
@@ -52,7 +58,9 @@ def trace(
     return jaxpr, jax.tree.structure(aux)
 
 
-def bind(eqn: jex.JaxprEqn, values: Sequence[Any], **changed: Any) -> list[Any]:
+def bind(
+    eqn: jex.JaxprEqn, values: Sequence[jax.Array], **changed: object
+) -> list[jax.Array]:
     """The outputs of one equation, with some parameters changed.
 
     Where the compiler lays out what the loss laid out itself, its layout is dropped.
@@ -73,17 +81,17 @@ def bind(eqn: jex.JaxprEqn, values: Sequence[Any], **changed: Any) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-def aval(atom: Any) -> Any:
+def aval(atom: Atom) -> jax.core.ShapedArray:
     """The shape and dtype of a variable or literal."""
-    return atom.aval
+    return cast(jax.core.ShapedArray, atom.aval)
 
 
-def as_arrays(values: Sequence[Any]) -> list[Any]:
+def as_arrays(values: Sequence[ArrayLike]) -> list[jax.Array]:
     """Constants as JAX's arrays, where NumPy or Python hold them."""
     return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
 
 
-def evaluate(closed: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+def evaluate(closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
     """The outputs of a jaxpr."""
     jaxpr = closed.jaxpr
     values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -94,7 +102,7 @@ def evaluate(closed: jex.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
     return [read(v, values) for v in jaxpr.outvars]
 
 
-def needed(eqns: Sequence[jex.JaxprEqn], outs: Sequence[Any]) -> list[jex.JaxprEqn]:
+def needed(eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]) -> list[jex.JaxprEqn]:
     """The equations that some variables depend on, in order."""
     wanted = {v for v in outs if isinstance(v, jex.Var)}
     found = []
@@ -105,8 +113,8 @@ def needed(eqns: Sequence[jex.JaxprEqn], outs: Sequence[Any]) -> list[jex.JaxprE
     return found[::-1]
 
 
-def read(atom: Any, values: Mapping[jex.Var, Any]) -> Any:
-    """The value of a variable or literal."""
+def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
+    """The value of a variable or literal; a literal's is NumPy's, as JAX holds it."""
     return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
@@ -130,8 +138,8 @@ def inline(
     knowns.update(outer.constvars)
     eqns: list[jex.JaxprEqn] = []
 
-    def flatten(jaxpr: jex.Jaxpr, names: dict[jex.Var, Any]) -> list[Any]:
-        def renamed(atom: Any) -> Any:
+    def flatten(jaxpr: jex.Jaxpr, names: dict[jex.Var, Atom]) -> list[Atom]:
+        def renamed(atom: Atom) -> Atom:
             return atom if isinstance(atom, jex.Literal) else names.get(atom, atom)
 
         for eqn in jaxpr.eqns:

@@ -52,15 +52,6 @@ def no_added_example(adjacency: Adjacency) -> None:
         )
 
 
-def replaced_example(adjacency: Adjacency) -> None:
-    """Raise unless neighbouring data sets differ in one example's values."""
-    if _validate.adjacency(adjacency) is not Adjacency.REPLACE:
-        raise ValueError(
-            "adjacency must be REPLACE for random batches of fixed size; "
-            f"got {adjacency!r}."
-        )
-
-
 def size(batch_size: int, num_examples: int) -> int:
     """A batch size of at most all examples."""
     batch_size = _validate.static_int("batch_size", batch_size, minimum=1)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from dpjax.solvers._results import Curve, Result
 from dpjax.solvers.guarantee import Gaussian, Guarantee
 from dpjax.tree import prefix_variance
 
-_Carry = tuple[Any, optax.OptState]
+_Carry = tuple[Tree, optax.OptState]
 
 
 @functools.partial(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax import _validate
 from dpjax._keys import stream
 from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting.iteration import Setting
@@ -125,7 +126,7 @@ def _validated(
     size = num_examples if batch_size is None else batch_size
     size = _checks.size(size, num_examples)
     if batches == "random":
-        _checks.replaced_example(setting["adjacency"])
+        _validate.replaced_example(setting["adjacency"])
     elif num_examples % size and np.any(np.asarray(setting["strong_convexity"]) > 0):
         raise ValueError(
             f"batch_size must divide the number of examples, {num_examples}, where "

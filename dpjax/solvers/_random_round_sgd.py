@@ -187,7 +187,7 @@ def random_round_sgd(
       (True, True)
     """
     noise = _checks.noise(noise_multiplier, epsilon, delta)
-    _checks.replaced_example(adjacency)
+    _validate.replaced_example(adjacency)
     max_rounds = _validate.static_int("max_rounds", max_rounds, minimum=1)
     clip_norm = _numbers.up(clip_norm)
     _validate.positive("clip_norm", clip_norm)

@@ -16,8 +16,8 @@ the nodes nor their number changes the integral, so derivatives are those of the
 integrand alone.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ _TAIL = 7.5  # a unit Gaussian has 1e-13 of its mass further away
 _DROP = _TAIL**2 / 2  # and its log density has fallen by this much there
 _FIRST_RULE = np.polynomial.legendre.leggauss(56)
 _RULE = np.polynomial.legendre.leggauss(44)
-_Rule = Any  # nodes and weights
+_Rule = tuple[np.ndarray, np.ndarray]  # nodes and weights
 _barrier = jax.lax.optimization_barrier
 _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
 
@@ -205,7 +205,8 @@ def _window_sum(
         ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
         return total + term * (1.0 + 8 * ULP * ulps), None
 
-    total, _ = jax.lax.scan(body, jnp.zeros_like(highest), rule)
+    nodes = cast(tuple[jax.Array, jax.Array], rule)  # scan takes NumPy's as well
+    total, _ = jax.lax.scan(body, jnp.zeros_like(highest), nodes)
     return total * c * half
 
 
@@ -229,7 +230,9 @@ def _forward_mode(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         return fn(*args)
 
     @scoped
-    def rule(primals: Any, tangents: Any) -> Any:
+    def rule(
+        primals: Sequence[jax.Array], tangents: Sequence[jax.Array | SymbolicZero]
+    ) -> tuple[jax.Array, jax.Array]:
         out = call(*primals)
         total = jnp.zeros_like(out)
         for i, tangent in enumerate(tangents):

@@ -22,7 +22,21 @@ def noisy_cyclic_gd_bounds(
 ) -> Bounds:
     """All bounds on the last iterate of noisy gradient descent on cyclic batches.
 
-    The arguments are those of `noisy_cyclic_gd_mu`, the least of these bounds.
+    Args:
+      noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
+        This and what follows is as for `noisy_cyclic_gd_mu`.
+      num_epochs: E, static, at least 1.
+      batches_per_epoch: l, static, at least 1.
+      batch_size: b, f[*b], positive.
+      order: "fixed" or "reshuffled".
+      **setting: all of `Setting`.
+
+    Returns:
+      `Bounds` on μ, f[*b] each, of which `noisy_cyclic_gd_mu` is the least.
+
+    Raises:
+      ValueError: as `noisy_cyclic_gd_mu`.
+      TypeError: an assumption is missing.
 
     Example:
       >>> from dpjax import Adjacency
@@ -166,7 +180,19 @@ def noisy_gd_bounds(
 ) -> Bounds:
     """All bounds on the last iterate of full-batch noisy gradient descent.
 
-    The arguments are those of `noisy_gd_mu`, the least of these bounds.
+    Args:
+      noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
+        This and what follows is as for `noisy_gd_mu`.
+      num_steps: T, static, at least 1.
+      num_examples: n, f[*b], positive.
+      **setting: all of `Setting`.
+
+    Returns:
+      `Bounds` on μ, f[*b] each, of which `noisy_gd_mu` is the least.
+
+    Raises:
+      ValueError: as `noisy_gd_mu`.
+      TypeError: an assumption is missing.
 
     Example:
       >>> from dpjax import Adjacency

@@ -14,7 +14,6 @@ from dpjax import _validate
 from dpjax._float64 import TINY, ULP, float64
 from dpjax.accounting.iteration._lipschitz import check_curvature, excess
 from dpjax.accounting.iteration._periodic import geometric
-from dpjax.accounting.iteration._setting import positive_diameter
 
 _LONG = 2.0**40  # steps, more than a restart needs
 
@@ -133,7 +132,7 @@ def langevin_mu(
     _validate.nonnegative("lipschitz", lipschitz)
     _validate.positive("step_size", step_size)
     check_curvature(smoothness, 0.0, strong_convexity)
-    positive_diameter(diameter)
+    _validate.diameter(diameter)
     steps = _validate.concrete(num_steps)
     if steps is None or steps.ndim or not (steps == np.inf or steps == int(steps) >= 1):
         raise ValueError(
@@ -183,5 +182,5 @@ def exponential_mechanism_mu(
     """
     _validate.nonnegative("lipschitz", lipschitz)
     _validate.nonnegative("strong_convexity", strong_convexity)
-    positive_diameter(diameter)
+    _validate.diameter(diameter)
     return _exponential64(lipschitz, strong_convexity, diameter)

@@ -28,7 +28,6 @@ from dpjax.accounting import pld
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._periodic import geometric
 from dpjax.accounting.iteration._setting import Assumed, Bounds, Numbers, Setting, Step
-from dpjax.adjacency import Adjacency
 
 _AROUND = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # numbers of steps, relatively
 _SPLITS = 1 + np.logspace(-3, 1, 200)  # candidates for β
@@ -209,7 +208,21 @@ def noisy_sgd_bounds(
 ) -> Bounds:
     """All bounds on ε of the last iterate of noisy descent on random batches.
 
-    The arguments are those of `noisy_sgd_epsilon`, the least of these bounds.
+    Args:
+      noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
+        This and what follows is as for `noisy_sgd_epsilon`.
+      delta: δ, f[*b], strictly between 0 and 1.
+      num_steps: t, static, at least 1.
+      batch_size: b, f[*b], positive.
+      num_examples: n, f[*b], at least b.
+      **setting: all of `Setting`. Adjacency is REPLACE.
+
+    Returns:
+      `Bounds` on ε, f[*b] each, of which `noisy_sgd_epsilon` is the least.
+
+    Raises:
+      ValueError: as `noisy_sgd_epsilon`.
+      TypeError: an assumption is missing.
 
     Example:
       >>> from dpjax import Adjacency
@@ -230,11 +243,7 @@ def noisy_sgd_bounds(
             f"batch_size must be at most num_examples; got {batch_size!r}."
         )
     numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
-    if setting["adjacency"] is not Adjacency.REPLACE:
-        raise ValueError(
-            "adjacency must be REPLACE for random batches of fixed size; "
-            f"got {setting['adjacency']!r}."
-        )
+    _validate.replaced_example(setting["adjacency"])
     run = _Run(numbers, assumed, batch_size / num_examples, delta, steps)
     composed = _composition(run)
     never = jnp.full_like(composed, jnp.inf)

@@ -14,7 +14,7 @@ Everything is in noise standard deviations of one step, with y = log c. Sums of 
 of c are summed, so that they and their derivatives are right at c = 1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,9 @@ def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
     return jnp.where(_steep(a, b), _two(_pool(a, b), c), rest)
 
 
-def _falling(y: jax.Array, r: jax.Array, m: jax.Array, period: int, n: Any) -> Any:
+def _falling(
+    y: jax.Array, r: jax.Array, m: jax.Array, period: int, n: int | range
+) -> tuple[_Block, _Block]:
     """For c <= 1 two blocks of the last n >= 1 uses: all but the last, the last."""
     runs = powers(2 * y, period)
     count = n[-1] if isinstance(n, range) else n

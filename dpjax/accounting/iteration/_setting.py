@@ -138,22 +138,6 @@ def _fail(name: str, rule: str, value: object) -> None:
     raise ValueError(f"{name} must be {rule}; got {value!r}.")
 
 
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        _fail(name, "True or False", value)
-    return bool(value)
-
-
-def positive_diameter(value: ArrayLike) -> bool:
-    """Raise unless positive; whether it can be finite."""
-    array = _validate.concrete(value)
-    if array is None:
-        return True
-    if not np.all(array > 0):
-        _fail("diameter", "positive, and inf without a bounded set", value)
-    return not np.all(array == np.inf)
-
-
 def _check_step_size(
     step_size: ArrayLike, smoothness: ArrayLike, regularization: ArrayLike
 ) -> None:
@@ -202,10 +186,11 @@ def check(
     _validate.positive("gradient_norm", gradient_norm)
     _validate.nonnegative("regularization", regularization)
     check_curvature(smoothness, weak_convexity, strong_convexity)
-    bounded = positive_diameter(diameter)
+    bounded = _validate.diameter(diameter)
     adjacency = _validate.adjacency(adjacency)
-    clipped = _flag("clipped", clipped)
-    keeps = _flag("generalised_linear", generalised_linear) or not clipped
+    clipped = _validate.flag("clipped", clipped)
+    linear = _validate.flag("generalised_linear", generalised_linear)
+    keeps = linear or not clipped
     strong = _validate.concrete(strong_convexity)
     # A traced value is one that is meant to vary, so it is not 0.
     if strong is None or np.any(strong > 0):

@@ -10,7 +10,6 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import float64
-from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._minorant import schedule_mu
 
 
@@ -80,7 +79,7 @@ def optimal_shift_mu(
             "lipschitz, sensitivity and stddev must have one length, at least 1 (or be "
             f"numbers, but not all of them); got lengths {lengths}."
         )
-    bounded = _setting.positive_diameter(diameter)
+    bounded = _validate.diameter(diameter)
     (steps,) = set(lengths.values())
 
     def full(value: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
