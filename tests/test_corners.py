@@ -437,6 +437,7 @@ def corners(line):
     return [np.array(column, np.float64) for column in zip(*points, strict=True)]
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", TABLE)
 def test_values_are_on_the_safe_side(name):
     line = TABLE[name]

@@ -13,6 +13,8 @@ from dpjax import Adjacency
 from dpjax._float64 import float64
 from dpjax.accounting import calibrate, fdp, gdp, pld, rdp
 
+pytestmark = pytest.mark.rounding
+
 
 @contextlib.contextmanager
 def compilations(name):

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from dpjax.accounting import gdp
 
+pytestmark = pytest.mark.rounding
+
 mp.mp.dps = 60
 
 

@@ -13,6 +13,8 @@ import pytest
 
 import dpjax
 
+pytestmark = pytest.mark.rounding
+
 ENGINES = ("bookkeeping", "ghost", "vmap")
 CLIP_NORM = 0.7
 

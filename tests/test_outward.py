@@ -15,6 +15,8 @@ from dpjax._outward import downward, upward
 from dpjax.accounting import tree as accounting
 from dpjax.noise import gaussian_like
 
+pytestmark = pytest.mark.rounding
+
 KEY = jax.random.key(29)
 NUMBERS = [0.1, 0.7, 0.99, 0.999, 1 / 3, 0.5, 1 - 2.0**-30, 2.0**-90, 7e-20]
 

@@ -49,6 +49,7 @@ def compiled_delta(kind, *numbers):
     return float(_delta(kind, *(float(x) for x in numbers)))
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
 def test_one_step_is_exact_from_above(kind, x64):
     rng = np.random.default_rng(1)

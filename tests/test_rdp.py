@@ -13,6 +13,8 @@ from scipy.stats import norm
 from dpjax.accounting import calibrate, rdp
 from dpjax.accounting._rdp import quadrature
 
+pytestmark = pytest.mark.rounding
+
 ORDERS = rdp.ORDERS
 
 

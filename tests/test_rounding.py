@@ -16,6 +16,8 @@ import dpjax
 from dpjax import _rounding
 from dpjax.bookkeeping.factors import Factors, OneHot, square_norm
 
+pytestmark = pytest.mark.rounding
+
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_margins_cover_gamma(dtype):

@@ -14,6 +14,8 @@ from dpjax import Adjacency, solvers, windows
 from dpjax.solvers import _data, _descent, _numbers, _precision, losses, prox
 from dpjax.solvers.prox import none
 
+pytestmark = pytest.mark.rounding
+
 OUTPUT = {"epsilon": 10.0, "delta": 1e-3, "num_steps": 1, "key": KEY}
 
 

@@ -13,6 +13,8 @@ import pytest
 
 import dpjax
 
+pytestmark = [pytest.mark.rounding, pytest.mark.optimized]
+
 BATCH, WIDTH, CLIP_NORM = 4000, 24, 0.7
 
 
