@@ -9,8 +9,14 @@ from dpjax import tree as tree
 from dpjax import windows as windows
 from dpjax._explain import explain as explain
 from dpjax._keys import random_key as random_key
+from dpjax._metrics import Metrics as Metrics
+from dpjax._metrics import metrics as metrics
 from dpjax._plan import Examples as Examples
+from dpjax._plan import OfUser as OfUser
 from dpjax._plan import Plan as Plan
+from dpjax._plan import Users as Users
+from dpjax._plan import accumulate as accumulate
+from dpjax._plan import by_user as by_user
 from dpjax._plan import plan as plan
 from dpjax.adjacency import Adjacency as Adjacency
 from dpjax.clipping import clip_and_sum as clip_and_sum

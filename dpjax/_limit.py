@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from dpjax import _validate
 from dpjax._typing import Tree
 
 
@@ -25,6 +26,7 @@ def at_most(num_steps: int) -> optax.GradientTransformation:
 
     A further step is a ValueError outside jit, and NaN updates inside.
     """
+    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
 
     def init(params: Tree) -> AtMostState:
         del params

@@ -5,14 +5,16 @@ import optax
 from dpjax._dtypes import widen
 from dpjax._typing import ArrayLike, Key
 from dpjax.noise import noisy_mean
+from dpjax.per_example import ClippedGrad
 
 
 def on_noisy_mean(
     inner: optax.GradientTransformation,
-    clip_norm: ArrayLike,
+    clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
     expected_batch_size: ArrayLike,
     key: Key,
+    num_steps: int | None,
 ) -> optax.GradientTransformation:
     """The inner optimizer on the private mean, in float32 at least as the sums are.
 
@@ -35,5 +37,6 @@ def on_noisy_mean(
         noise_multiplier=noise_multiplier,
         expected_batch_size=expected_batch_size,
         key=key,
+        num_steps=num_steps,
     )
     return optax.chain(mean, optax.GradientTransformation(init, update))

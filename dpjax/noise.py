@@ -9,9 +9,12 @@ import optax
 from dpjax import _validate
 from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import leaf_keys, stream
+from dpjax._limit import at_most
 from dpjax._outward import upward
 from dpjax._placement import normal_like
 from dpjax._typing import ArrayLike, Key, Shaped, Tree
+from dpjax.adjacency import Adjacency
+from dpjax.per_example import ClippedGrad
 
 
 class AddGaussianNoiseState(NamedTuple):
@@ -153,21 +156,27 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
 
 def noisy_mean(
     *,
-    clip_norm: ArrayLike,
+    clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
     expected_batch_size: ArrayLike,
     key: Key,
+    num_steps: int | None = None,
 ) -> optax.GradientTransformation:
     """From the clipped sum to a private mean: what any optimizer of optax may follow.
 
     Args:
-      clip_norm: the bound C that the sum was clipped with, positive.
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made, which knows it.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this alone.
+      num_steps: how many steps were accounted for, past which it refuses: a ValueError
+        outside jit, NaN updates inside. None for no end.
 
     Returns:
-      An optax transformation: independent noise, then the division.
+      An optax transformation: independent noise, then the division. Do not put it into
+      `optax.MultiSteps`, which divides the sum of k steps by k and leaves the noise as
+      it is: add up the sums of k parts of a batch, and then take one step.
 
     Raises:
       ValueError: an argument is out of range.
@@ -190,18 +199,22 @@ def noisy_mean(
     """
     # Abadi et al. (2016), Algorithm 1, https://arxiv.org/abs/1607.00133:
     # (Σ clipped g + N(0, σ²C² I)) / L, L being the expected size.
-    return optax.chain(
-        add_gaussian_noise(
-            stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size), key=key
-        ),
+    stddev = stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size)
+    mean = [
+        add_gaussian_noise(stddev, key=key),
         optax.scale(1.0 / expected_batch_size),
-    )
+    ]
+    return optax.chain(*mean if num_steps is None else [at_most(num_steps), *mean])
 
 
 def stddev_of_sum(
-    clip_norm: ArrayLike, noise_multiplier: ArrayLike, expected_batch_size: ArrayLike
+    clip_norm: ArrayLike | ClippedGrad,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
 ) -> ArrayLike:
     """That of the noise on a clipped sum, for numbers that are in range."""
+    if isinstance(clip_norm, ClippedGrad):
+        clip_norm = clip_norm.sensitivity(Adjacency.ADD_REMOVE)
     numbers = {
         "clip_norm": clip_norm,
         "noise_multiplier": noise_multiplier,

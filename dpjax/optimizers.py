@@ -14,15 +14,17 @@ from dpjax._typing import ArrayLike, Key, Tree
 from dpjax.momentum import Buffer, tree_momentum
 from dpjax.noise import noisy_mean as noisy_mean
 from dpjax.noise import stddev_of_sum
+from dpjax.per_example import ClippedGrad
 
 
 def dp_sgd(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    clip_norm: ArrayLike,
+    clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
     expected_batch_size: ArrayLike,
     key: Key,
+    num_steps: int | None = None,
     momentum: float | None = None,
     nesterov: bool = False,
 ) -> optax.GradientTransformation:
@@ -30,10 +32,12 @@ def dp_sgd(
 
     Args:
       learning_rate: a number or a schedule, as in `optax.sgd`.
-      clip_norm: the bound C that the sum was clipped with, positive.
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this alone.
+      num_steps: as for `noisy_mean`: past it the run refuses.
       momentum: as in `optax.sgd`; it acts on the noisy mean.
       nesterov: as in `optax.sgd`.
 
@@ -59,16 +63,19 @@ def dp_sgd(
       [-0.2]
     """
     inner = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
-    return on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
+    return on_noisy_mean(
+        inner, clip_norm, noise_multiplier, expected_batch_size, key, num_steps
+    )
 
 
 def dp_adam(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    clip_norm: ArrayLike,
+    clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
     expected_batch_size: ArrayLike,
     key: Key,
+    num_steps: int | None = None,
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-8,
@@ -77,10 +84,12 @@ def dp_adam(
 
     Args:
       learning_rate: a number or a schedule, as in `optax.adam`.
-      clip_norm: the bound C that the sum was clipped with, positive.
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this alone.
+      num_steps: as for `noisy_mean`: past it the run refuses.
       b1: as in `optax.adam`.
       b2: as in `optax.adam`.
       eps: as in `optax.adam`.
@@ -103,16 +112,19 @@ def dp_adam(
       [-0.1]
     """
     inner = optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)
-    return on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
+    return on_noisy_mean(
+        inner, clip_norm, noise_multiplier, expected_batch_size, key, num_steps
+    )
 
 
 def dp_adamw(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    clip_norm: ArrayLike,
+    clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
     expected_batch_size: ArrayLike,
     key: Key,
+    num_steps: int | None = None,
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-8,
@@ -123,10 +135,12 @@ def dp_adamw(
 
     Args:
       learning_rate: a number or a schedule, as in `optax.adamw`.
-      clip_norm: the bound C that the sum was clipped with, positive.
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this alone.
+      num_steps: as for `noisy_mean`: past it the run refuses.
       b1: as in `optax.adamw`.
       b2: as in `optax.adamw`.
       eps: as in `optax.adamw`.
@@ -154,13 +168,15 @@ def dp_adamw(
     inner = optax.adamw(
         learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask
     )
-    return on_noisy_mean(inner, clip_norm, noise_multiplier, expected_batch_size, key)
+    return on_noisy_mean(
+        inner, clip_norm, noise_multiplier, expected_batch_size, key, num_steps
+    )
 
 
 def dp_nsgd(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    clip_norm: ArrayLike,
+    clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
     expected_batch_size: ArrayLike,
     key: Key,
@@ -174,7 +190,8 @@ def dp_nsgd(
 
     Args:
       learning_rate: the step length, a number or a schedule.
-      clip_norm: the bound C that the sum was clipped with, positive.
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made.
       noise_multiplier: a tree node's noise standard deviation over C, at least 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this alone.

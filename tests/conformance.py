@@ -322,7 +322,16 @@ ACCOUNTANTS = {
 
 # Public functions that are none of these; each has tests of its own.
 ELSEWHERE = {
-    "dpjax": {"clip_and_sum", "clipped_grad", "explain", "plan", "random_key"},
+    "dpjax": {
+        "accumulate",
+        "by_user",
+        "clip_and_sum",
+        "clipped_grad",
+        "explain",
+        "metrics",
+        "plan",
+        "random_key",
+    },
     "dpjax.sampling": set(),
     "dpjax.solvers": {
         "allot_noise",

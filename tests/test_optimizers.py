@@ -10,7 +10,15 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import clipped_grad, dp_adam, dp_adamw, dp_nsgd, dp_sgd, noisy_mean
+from dpjax import (
+    Adjacency,
+    clipped_grad,
+    dp_adam,
+    dp_adamw,
+    dp_nsgd,
+    dp_sgd,
+    noisy_mean,
+)
 
 KEY = jax.random.key(3)
 nsgd = functools.partial(dp_nsgd, decay=0.8, num_steps=50)
@@ -151,3 +159,38 @@ def test_static_mistakes_name_the_argument(name):
     ]:
         with pytest.raises(ValueError, match=f"^{argument} must"):
             FACTORIES[name](0.1, **{**good, argument: bad})
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_adam", "dp_adamw"])
+def test_no_step_beyond_those_that_were_accounted_for(name):
+    common = {"clip_norm": 2.0, "noise_multiplier": 1.5, "expected_batch_size": 4}
+    tx = FACTORIES[name](0.1, **common, key=KEY, num_steps=2)
+    w = jnp.ones(3)
+    state, update = tx.init(w), jax.jit(tx.update)
+    for _ in range(2):
+        updates, state = update(w, state, w)
+        assert np.isfinite(updates).all()
+    assert np.isnan(update(w, state, w)[0]).all()
+    with pytest.raises(ValueError, match="num_steps"):
+        tx.update(w, state, w)
+    with pytest.raises(ValueError, match="num_steps"):
+        FACTORIES[name](0.1, **common, key=KEY, num_steps=0)
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("bounds", [0.7, (0.3, 2.0)])
+def test_the_clipped_gradient_says_its_clip_norm(name, bounds):
+    fn = clipped_grad(lambda a, b, x: jnp.sum(a * b * x), bounds, argnums=(0, 1),
+                      batch_argnums=2)  # fmt: skip
+    w = jnp.zeros((30, 40))
+    same = np.linalg.norm(bounds) * (1 + 1e-12)
+    common = {"noise_multiplier": 1.5, "expected_batch_size": 4, "key": KEY}
+    found, expected = (
+        tx.update(w, tx.init(w), w)[0]
+        for tx in (
+            FACTORIES[name](0.1, clip_norm=clip_norm, **common)
+            for clip_norm in (fn, same)
+        )
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert fn.sensitivity(Adjacency.ADD_REMOVE) >= np.linalg.norm(bounds)

@@ -11,14 +11,19 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
 2. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
    ε; and the room that a batch needs.
 3. `record`: the `Plan`. It draws batches, and hands out what follows.
-4. `loader`: the examples of a batch from arrays, files and data sets on the host.
+4. `loader`: the examples of a batch from arrays, files and data sets on the host;
+   `users` for data in which a person has several.
 5. `loss`: a script's own loss, turned into clipped sums; `modules` for models that are
-   not trees of parameters alone.
+   not trees of parameters alone; `accumulation` for batches taken in parts.
 6. `release`: noise, mean, the user's optimizer, and the refusal of further steps.
 7. `guarantee`: what was promised, as a sentence for a paper and a record for a machine.
 """
 
+from dpjax._plan.accumulation import accumulate as accumulate
 from dpjax._plan.guarantee import RunGuarantee as RunGuarantee
 from dpjax._plan.loader import Examples as Examples
 from dpjax._plan.record import Plan as Plan
 from dpjax._plan.solve import plan as plan
+from dpjax._plan.users import OfUser as OfUser
+from dpjax._plan.users import Users as Users
+from dpjax._plan.users import by_user as by_user

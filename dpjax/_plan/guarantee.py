@@ -20,17 +20,22 @@ if TYPE_CHECKING:
     from dpjax._plan.record import Plan
 
 _ADJACENCY = {
-    Adjacency.ADD_REMOVE: "one data set has one example more",
-    Adjacency.ZERO_OUT: "one example's contribution is replaced by zero",
-    Adjacency.REPLACE: "one example is replaced by another one",
+    Adjacency.ADD_REMOVE: "one data set has one {unit} more",
+    Adjacency.ZERO_OUT: "one {unit}'s contribution is replaced by zero",
+    Adjacency.REPLACE: "one {unit} is replaced by another one",
+}
+_UNITS = {
+    "example": "each example is one unit of privacy: what one person adds is in one "
+    "example",
+    "user": "each user is one unit of privacy: of all that one person adds, a bounded "
+    "number of examples is kept, which no other user's examples decide on",
 }
 _RELEASED = (
     "the parameters after every step, and whatever is computed from them alone; not "
     "losses, gradient norms, auxiliary outputs, or the optimizer's state with its key"
 )
 _ASSUMPTIONS = (
-    "the number of examples is public",
-    "each example is one unit of privacy: what one person adds is in one example",
+    "the number of {unit}s is public",
     "batches, gradients and updates are those of the plan, run once with one key that "
     "is secret",
     "the loss sees one example at a time",
@@ -115,8 +120,8 @@ class RunGuarantee:
             "epsilon": float(self.epsilon(plan.delta)),
             "delta": plan.delta,
             "adjacency": plan.adjacency.name,
-            "adjacency_means": _ADJACENCY[plan.adjacency],
-            "unit_of_privacy": "one example",
+            "adjacency_means": _ADJACENCY[plan.adjacency].format(unit=plan.unit),
+            "unit_of_privacy": f"one {plan.unit}",
             "num_examples": plan.num_examples,
             "num_steps": self.num_steps,
             "batch_size": plan.batch_size,
@@ -124,7 +129,7 @@ class RunGuarantee:
             "sampling": plan.sampling,
             "sampling_means": plan.mechanism.words(
                 plan.batch_size, plan.max_batch_size
-            ),
+            ).replace("example", plan.unit),
             "clip_norm": plan.clip_norm,
             "noise": plan.noise,
             "noise_multiplier": plan.noise_multiplier,
@@ -132,7 +137,10 @@ class RunGuarantee:
                 zip(map(str, _FALSE_POSITIVES), powers.tolist(), strict=True)
             ),
             "released": _RELEASED,
-            "assumptions": list(_ASSUMPTIONS),
+            "assumptions": [
+                _UNITS[plan.unit],
+                *(line.format(unit=plan.unit) for line in _ASSUMPTIONS),
+            ],
             "versions": {
                 name: importlib.metadata.version(name) for name in ("dpjax", "jax")
             },
@@ -154,11 +162,12 @@ class RunGuarantee:
             f"{found['adjacency_means']} ({found['adjacency']}), for "
             f"{found['released']}.\n"
             f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
-            f"example's gradient is clipped to an L2 norm of {found['clip_norm']}; "
-            "Gaussian noise of standard deviation "
+            f"{self.plan.unit}'s gradient is clipped to an L2 norm of "
+            f"{found['clip_norm']}; Gaussian noise of standard deviation "
             f"{_down(found['noise_multiplier'], 6)} times that is added to each sum, "
             "afresh in every step.\n"
-            f"No attack on one example has a true-positive rate above {rates}.\n"
+            f"No attack on {found['unit_of_privacy']} has a true-positive rate above "
+            f"{rates}.\n"
             f"Assumptions: {'; '.join(found['assumptions'])}.\n"
             f"dpjax {found['versions']['dpjax']}, jax {found['versions']['jax']}."
         )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._plan.users import OfUser, Users
 from dpjax._typing import ArrayLike
 from dpjax.sampling import Batch
 
@@ -28,6 +29,17 @@ class Examples(NamedTuple):
     data: Any
     mask: ArrayLike
 
+    def parts(self, size: int) -> "Iterator[Examples]":
+        """Parts with a leading axis of this size, filled up with empty places."""
+        size = _validate.static_int("size", size, minimum=1)
+        total = np.size(self.mask)
+        for first in range(0, total, size):
+            # A place beyond the last holds the last one's data.
+            rows = np.arange(first, first + size)
+            held = np.minimum(rows, total - 1)
+            mask = np.asarray(self.mask)[held] & (rows < total)
+            yield Examples(jax.tree.map(lambda x, held=held: x[held], self.data), mask)
+
 
 def rows(data: Any, batch: Batch) -> Examples:
     """Those of a tree of arrays; on the host if they are NumPy's."""
@@ -40,17 +52,24 @@ def rows(data: Any, batch: Batch) -> Examples:
     return Examples(jax.tree.map(taken, data), batch.mask)
 
 
-def check_size(data: Any, num_examples: int) -> None:
-    """Refuse data of another size than the plan is for."""
+def check(data: Any, plan: "Plan") -> None:
+    """Refuse data of another size than the plan is for, or of other units."""
+    if isinstance(data, Users | OfUser) != (plan.unit == "user"):
+        raise ValueError(
+            f"the plan protects one {plan.unit}, so data must be "
+            f"{'' if plan.unit == 'user' else 'no '}data of dpjax.by_user; got "
+            f"{type(data)}."
+        )
     if _is_tree_of_arrays(data):
         sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     else:
         sizes = {(len(data),)}
-    if sizes != {(num_examples,)}:
+    if sizes != {(plan.num_examples,)}:
         found = sorted(size[0] if size else 0 for size in sizes)
         raise ValueError(
-            f"data must have num_examples examples, {num_examples}; got {found}. "
-            "The guarantee is for a data set of the size that was planned for."
+            f"data must have num_examples {plan.unit}s, {plan.num_examples}; got "
+            f"{found}. The guarantee is for a data set of the size that was planned "
+            "for."
         )
 
 
@@ -58,7 +77,7 @@ def batches(
     plan: "Plan", data: Any, *, key: jax.Array, start: int, progress: bool
 ) -> Iterator[Examples]:
     """See `Plan.batches`. What is wrong with the arguments is said at once."""
-    check_size(data, plan.num_examples)
+    check(data, plan)
     _validate.typed_key("key", key)
     first = _validate.static_int("start", start, minimum=0)
     if first > plan.num_steps:

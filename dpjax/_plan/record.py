@@ -8,6 +8,7 @@ import jax
 import optax
 
 from dpjax import sampling as samplers
+from dpjax._metrics import Metrics
 from dpjax._plan import guarantee as promises
 from dpjax._plan import loader, loss, release
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
@@ -33,6 +34,7 @@ class Plan:
       noise: "independent".
       adjacency: which data sets the guarantee compares.
       solved_for: which number the others gave.
+      unit: whose privacy it is: "example", or "user" for data of `dpjax.by_user`.
     """
 
     num_examples: int
@@ -47,6 +49,7 @@ class Plan:
     noise: str
     adjacency: Adjacency
     solved_for: str
+    unit: str = "example"
 
     @property
     def mechanism(self) -> Mechanism:
@@ -80,7 +83,8 @@ class Plan:
         """The examples of a step from arrays in memory, under jit and in a scan too.
 
         Args:
-          data: a tree of arrays with a leading axis n.
+          data: a tree of arrays with a leading axis n; with unit="user", what
+            `stacked` of `by_user` gives.
           step: the step's number, i[], from 0 to T − 1; may be traced.
           key: one typed key for the whole run, which may be the optimizer's.
 
@@ -90,7 +94,7 @@ class Plan:
         Raises:
           ValueError: data does not have num_examples examples.
         """
-        loader.check_size(data, self.num_examples)
+        loader.check(data, self)
         return loader.rows(data, self.batch(step, key))
 
     def batches(
@@ -102,6 +106,7 @@ class Plan:
           data: a tree of arrays with a leading axis n (NumPy's, JAX's or files mapped
             into memory), or one object with `len` and integer indexing (a list, data
             sets of torch, grain or Hugging Face), whose examples are trees of numbers.
+            With unit="user", what `by_user` gives.
           key: one typed key for the whole run, which may be the optimizer's.
           start: the first step, from 0 to T. A run that resumes after k steps says k,
             and restores the optimizer's state: a new one would repeat its noise.
@@ -161,6 +166,42 @@ class Plan:
             microbatch_size=microbatch_size,
         )
 
+    def metrics(
+        self,
+        loss_fn: Callable[..., Any],
+        *,
+        has_aux: bool = False,
+        batched: bool = True,
+        engine: Engine = "auto",
+        microbatch_size: int | None = None,
+    ) -> Callable[..., Metrics]:
+        """What to watch: mean loss, how many gradients are clipped, and their norms.
+
+        Args:
+          loss_fn: as for `value_and_grad`, and so are the others.
+          has_aux: as there.
+          batched: as there.
+          engine: as there.
+          microbatch_size: as there.
+
+        Returns:
+          `fn(model, examples, *others)`, with the `Metrics` of the examples that are
+          there. It costs a gradient of its own: call it now and then.
+
+        Raises:
+          ValueError: as `value_and_grad`.
+
+        Privacy: none; see `dpjax.metrics`.
+        """
+        return loss.metrics(
+            loss_fn,
+            self.clip_norm,
+            has_aux=has_aux,
+            batched=batched,
+            engine=engine,
+            microbatch_size=microbatch_size,
+        )
+
     def optimizer(
         self, inner: optax.GradientTransformation, *, key: jax.Array
     ) -> optax.GradientTransformation:
@@ -173,7 +214,8 @@ class Plan:
 
         Returns:
           An optax transformation of what `value_and_grad` gives. Past num_steps it
-          refuses: a ValueError outside jit, NaN updates inside.
+          refuses: a ValueError outside jit, NaN updates inside. Batches too large for
+          the device are not for `optax.MultiSteps` (see `dpjax.accumulate`).
 
         Raises:
           ValueError: key is not a typed key.

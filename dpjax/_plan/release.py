@@ -3,7 +3,6 @@
 import jax
 import optax
 
-from dpjax._limit import at_most
 from dpjax._private_mean import on_noisy_mean
 
 
@@ -17,5 +16,4 @@ def optimizer(
     key: jax.Array,
 ) -> optax.GradientTransformation:
     """Noise on the clipped sum, division by the expected size, inner, and the end."""
-    private = on_noisy_mean(inner, clip_norm, noise_multiplier, batch_size, key)
-    return optax.chain(at_most(num_steps), private)
+    return on_noisy_mean(inner, clip_norm, noise_multiplier, batch_size, key, num_steps)

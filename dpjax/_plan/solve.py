@@ -29,6 +29,7 @@ def plan(
     sampling: Literal["poisson", "fixed_size", "fixed", "reshuffled"] = "poisson",
     noise: Literal["independent"] = "independent",
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    unit: Literal["example", "user"] = "example",
 ) -> Plan:
     """Plan a private run: three of ε, noise, steps and batch size give the fourth.
 
@@ -52,6 +53,8 @@ def plan(
       noise: "independent", fresh in every step.
       adjacency: under ADD_REMOVE one data set has one example more; `Adjacency`.
         "fixed_size" is for REPLACE, "fixed" and "reshuffled" for ZERO_OUT and REPLACE.
+      unit: "example", or "user" for data of `dpjax.by_user`: what is said here of an
+        example then holds for all examples of one user together.
 
     Returns:
       A `Plan`, whose ε is at most the one asked for.
@@ -94,6 +97,7 @@ def plan(
     _validate.open_unit("delta", delta)
     _validate.one_of("sampling", sampling, tuple(SAMPLINGS))
     _validate.one_of("noise", noise, ("independent",))
+    _validate.one_of("unit", unit, ("example", "user"))
     mechanism = SAMPLINGS[sampling](n, adjacency)
     _check_room(mechanism, given["batch_size"], max_batch_size)
 
@@ -117,6 +121,7 @@ def plan(
         noise=noise,
         adjacency=adjacency,
         solved_for=unknown[0],
+        unit=unit,
     )
 
 

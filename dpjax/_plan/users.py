@@ -1,0 +1,119 @@
+"""Examples by the person they belong to, where a person is the unit of privacy.
+
+A user's gradient is that of the mean loss over the examples which are kept of that
+user. It is clipped as one, so that all of a user's examples together move a sum by no
+more than the clip norm; and users are drawn, not examples.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._metrics import masked_mean
+from dpjax._typing import ArrayLike, Tree
+
+
+class OfUser(NamedTuple):
+    """One user's examples, or those of many users with one leading axis more.
+
+    Attributes:
+      examples: a tree of arrays with a leading axis k. An empty place holds another of
+        the user's examples, for the shape alone.
+      mask: bool[k], False where a place is empty.
+    """
+
+    examples: Tree
+    mask: ArrayLike
+
+
+class Users:
+    """A data set of users, as `by_user` makes it: `len`, indexing, and `stacked`."""
+
+    def __init__(self, data: Tree, rows: np.ndarray, mask: np.ndarray) -> None:
+        """Rows i[n, k] of the data for each user, and which of them are there."""
+        self._data, self._rows, self._mask = data, rows, mask
+
+    def __len__(self) -> int:
+        """How many users there are."""
+        return len(self._rows)
+
+    def __getitem__(self, user: int) -> OfUser:
+        """One user's examples."""
+        rows = self._rows[user]
+        return OfUser(jax.tree.map(lambda x: x[rows], self._data), self._mask[user])
+
+    def stacked(self) -> OfUser:
+        """All of them in memory: what `Plan.load` takes, under jit too."""
+        return OfUser(
+            jax.tree.map(lambda x: x[self._rows], self._data), jnp.asarray(self._mask)
+        )
+
+    def __repr__(self) -> str:
+        """The sizes."""
+        most = self._rows.shape[1]
+        return f"Users({len(self)} users, at most {most} examples of each)"
+
+
+def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
+    """Group examples by user, and keep a bounded number of each.
+
+    Args:
+      data: a tree of arrays with a leading axis n.
+      users: whose example it is, [n], of any dtype that sorts.
+      max_examples: how many examples are kept of a user, at least 1: the first ones in
+        the data's order. Shuffle the data before for others.
+
+    Returns:
+      `Users`, a data set for a plan with `unit="user"` and num_examples = `len` of it.
+
+    Raises:
+      ValueError: users has another length than the data; max_examples is below 1.
+
+    Privacy: which examples are kept of a user depends on that user's alone. Who the
+    users are is not used; how many there are is taken to be public.
+
+    Example:
+      >>> import numpy as np
+      >>> users = by_user(np.arange(5.0), ["eva", "jo", "eva", "eva", "kim"],
+      ...                 max_examples=2)
+      >>> users
+      Users(3 users, at most 2 examples of each)
+      >>> users[0]
+      OfUser(examples=array([0., 2.]), mask=array([ True,  True]))
+      >>> users[1]
+      OfUser(examples=array([1., 1.]), mask=array([ True, False]))
+    """
+    most = _validate.static_int("max_examples", max_examples, minimum=1)
+    owner = np.asarray(users)
+    sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
+    if owner.ndim != 1 or owner.size == 0 or sizes != {owner.shape}:
+        raise ValueError(
+            "users must name the owner of each example, [n] for data with leading axes "
+            f"n >= 1; got shape {owner.shape} for data of {sorted(sizes)}."
+        )
+    _, number = np.unique(owner, return_inverse=True)
+    order = np.argsort(number, kind="stable")
+    counts = np.bincount(number)
+    starts = np.cumsum(counts) - counts
+    places = np.arange(min(most, int(counts.max())))
+    mask = places < counts[:, None]
+    rows = order[starts[:, None] + np.where(mask, places, 0)]
+    return Users(data, rows, mask)
+
+
+def of_user(
+    of_one: Callable[[Any, Any], tuple[jax.Array, Any]], user: OfUser, own: Any
+) -> tuple[jax.Array, Any]:
+    """A user's mean loss, and aux with a leading axis k."""
+    mask = jnp.asarray(user.mask)
+    numbers = jnp.arange(mask.size)
+    # Each example has random keys of its own.
+    keys = jax.tree.map(
+        lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(numbers), own
+    )
+    losses, aux = jax.vmap(of_one)(user.examples, keys)
+    return masked_mean(losses, mask), aux

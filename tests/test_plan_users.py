@@ -1,0 +1,246 @@
+"""Plans for people with several examples, batches in parts, and what to watch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import dpjax
+from dpjax import Adjacency
+
+KEY = jax.random.key(7)
+SIZES = [1, 5, 2, 9, 3, 1, 4, 2]  # examples of each of eight users
+OWNER = np.random.default_rng(3).permutation(np.repeat(np.arange(8), SIZES))
+X = np.random.default_rng(0).normal(size=(OWNER.size, 5)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=OWNER.size).astype(np.float32)
+W = np.linspace(-1, 1, 5, dtype=np.float32)
+C = 0.7
+
+
+def a_plan(**changed):
+    given = {
+        "num_examples": 8,
+        "batch_size": 4,
+        "num_steps": 6,
+        "noise_multiplier": 1.6,
+        "delta": 1e-3,
+        "clip_norm": C,
+        "sampling": "fixed",
+        "adjacency": Adjacency.ZERO_OUT,
+        "unit": "user",
+    }
+    return dpjax.plan(**{**given, **changed})
+
+
+def loss(w, examples):
+    x, y = examples
+    return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
+
+
+def clipped_sum_over_users(w, users, most):
+    """From the first examples of each user, one after the other."""
+    total, values = np.zeros(5), []
+    for user in users:
+        rows = np.flatnonzero(user == OWNER)[:most]
+        value, grad = jax.value_and_grad(loss)(w, (X[rows], Y[rows]))
+        total += np.asarray(grad) * min(1, C / np.linalg.norm(grad))
+        values.append(value)
+    return np.mean(values), total
+
+
+# --- users
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+@pytest.mark.parametrize("name", ["streamed", "in memory"])
+def test_a_users_gradient_is_that_of_the_mean_and_clipped_once(most, name):
+    users = dpjax.by_user((X, Y), OWNER, max_examples=most)
+    run = a_plan()
+    fn = run.value_and_grad(loss)
+    for step in range(2):
+        if name == "streamed":
+            *_, examples = zip(
+                range(step + 1), run.batches(users, key=KEY), strict=False
+            )
+            examples = examples[1]
+        else:
+            examples = run.load(users.stacked(), step, KEY)
+        value, grads = fn(W, examples)
+        wanted = clipped_sum_over_users(W, range(4 * step, 4 * step + 4), most)
+        np.testing.assert_allclose(value, wanted[0], rtol=1e-5)
+        np.testing.assert_allclose(grads, wanted[1], rtol=1e-5, atol=1e-6)
+
+
+def test_all_of_a_users_examples_move_the_sum_by_the_clip_norm_at_most():
+    run = a_plan(batch_size=8)
+    fn = jax.jit(run.value_and_grad(loss))
+
+    def total(x, y):
+        users = dpjax.by_user((x, y), OWNER, max_examples=9)
+        return fn(W, run.load(users.stacked(), 0, KEY))[1]
+
+    own = OWNER == 3
+    before = total(X, Y)
+    other = total(np.where(own[:, None], 50 * X, X), np.where(own, -1e3, Y))
+    nothing = total(np.where(own[:, None], np.nan, X), Y)
+    assert np.linalg.norm(before - other) <= 2 * C * (1 + 1e-6)
+    assert np.linalg.norm(before - other) > 0.1 * C
+    assert np.linalg.norm(before - nothing) <= C * (1 + 1e-6)
+    assert np.isfinite(nothing).all()
+
+
+def test_owners_of_any_type_and_no_example_twice():
+    names = np.array(["b", "a", "c", "a", "a", "b"])
+    users = dpjax.by_user(np.arange(6.0), names, max_examples=2)
+    kept = [u.examples[u.mask].tolist() for u in map(users.__getitem__, range(3))]
+    assert kept == [[1.0, 3.0], [0.0, 5.0], [2.0]]
+    assert len(users) == 3
+    assert "3 users" in repr(users)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: dpjax.by_user(X, OWNER[:-1], max_examples=2),
+        lambda: dpjax.by_user(X, OWNER, max_examples=0),
+        lambda: dpjax.by_user(X[:0], OWNER[:0], max_examples=2),
+        lambda: next(a_plan().batches((X[:8], Y[:8]), key=KEY)),
+        lambda: a_plan().load((X[:8], Y[:8]), 0, KEY),
+        lambda: a_plan(unit="example").load(
+            dpjax.by_user((X, Y), OWNER, max_examples=2).stacked(), 0, KEY
+        ),
+        lambda: next(
+            a_plan(num_examples=9).batches(
+                dpjax.by_user((X, Y), OWNER, max_examples=2), key=KEY
+            )
+        ),
+        lambda: a_plan(unit="person"),
+    ],
+)
+def test_other_units_and_sizes_are_refused(call):
+    with pytest.raises(ValueError, match=r"users|max_examples|data|unit"):
+        call()
+
+
+def test_the_guarantee_names_the_unit():
+    found = a_plan().guarantee
+    assert found.record()["unit_of_privacy"] == "one user"
+    text = str(found)
+    assert "one user's contribution is replaced" in text
+    assert "No attack on one user" in text
+    assert "of the 8 examples" not in text
+    assert "one example" in str(a_plan(unit="example").guarantee)
+
+
+def test_dropout_differs_between_the_examples_of_a_user():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.w = nnx.Param(jnp.ones(64))
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    users = dpjax.by_user(np.ones((4, 64), np.float32), [0, 0, 1, 1], max_examples=2)
+    run = a_plan(num_examples=2, batch_size=2, clip_norm=1e3)
+
+    def total(model, x):
+        kept = model.drop(x)
+        return jnp.sum(kept @ model.w[...]), kept
+
+    fn = run.value_and_grad(total, has_aux=True)
+    model = Model(nnx.Rngs(3))
+    (_, kept), _ = fn(model, run.load(users.stacked(), 0, KEY))
+    rows = {tuple(map(float, row)) for row in kept.reshape(4, 64)}
+    assert len(rows) == 4
+
+
+# --- parts of a batch
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_the_sum_of_parts_is_the_sum(size):
+    run = a_plan(
+        unit="example",
+        num_examples=OWNER.size,
+        sampling="poisson",
+        adjacency=Adjacency.ADD_REMOVE,
+        batch_size=9,
+        max_batch_size=20,
+    )
+    examples = next(iter(run.batches((X, Y), key=KEY)))
+    assert 0 < np.sum(examples.mask) < 20
+
+    def with_aux(w, batch):
+        return loss(w, batch), batch[0] @ w
+
+    fn = run.value_and_grad(with_aux, has_aux=True)
+    (value, aux), grads = fn(W, examples)
+    parts = list(examples.parts(size))
+    assert {np.size(p.mask) for p in parts} == {size}
+    assert sum(np.sum(p.mask) for p in parts) == np.sum(examples.mask)
+    (same, rows), total = dpjax.accumulate(jax.jit(fn), size)(W, examples)
+    np.testing.assert_allclose(same, value, rtol=1e-5)
+    np.testing.assert_allclose(total, grads, rtol=1e-5)
+    np.testing.assert_allclose(rows, aux, rtol=1e-5)
+    plain = run.value_and_grad(loss, microbatch_size=size)(W, examples)
+    np.testing.assert_allclose(plain[1], grads, rtol=1e-5)
+
+
+def test_accumulation_by_optax_would_drown_the_signal():
+    """What the docstrings warn of: the sum is divided by k, and its noise is not."""
+    common = {"clip_norm": 1.0, "expected_batch_size": 40, "key": KEY}
+    n, k = 50_000, 4
+
+    def deviation(noise_multiplier, transform):
+        tx = transform(dpjax.dp_sgd(1.0, noise_multiplier=noise_multiplier, **common))
+        state, w = tx.init(jnp.zeros(n)), jnp.zeros(n)
+        for _ in range(k):
+            updates, state = tx.update(jnp.full(n, 10.0), state, w)
+        return np.mean(updates), np.std(updates)
+
+    signal, noise = deviation(2.0, lambda tx: optax.MultiSteps(tx, k))
+    once = dpjax.dp_sgd(1.0, noise_multiplier=2.0, **common)
+    right, _ = once.update(jnp.full(n, 10.0 * k), once.init(jnp.zeros(n)))
+    # Of 50,000 draws; false alarm below 1e-6 each.
+    np.testing.assert_allclose(np.std(right), noise, rtol=0.03)
+    np.testing.assert_allclose(np.mean(right), k * signal, rtol=0.03)
+
+
+# --- what to watch
+
+
+def test_metrics_leave_out_empty_places():
+    per_example = dpjax.PerExample(
+        loss=jnp.array([1.0, 3.0, 1e9, 2.0]),
+        norm=jnp.array([0.2, 5.0, 1e9, jnp.nan]),
+        aux=(),
+    )
+    mask = jnp.array([True, True, False, True])
+    found = jax.jit(lambda p, m: dpjax.metrics(p, 1.0, mask=m))(per_example, mask)
+    assert found.num_examples == 3
+    np.testing.assert_allclose(found.loss, 2.0)
+    np.testing.assert_allclose(found.fraction_clipped, 2 / 3, rtol=1e-6)
+    np.testing.assert_allclose(
+        found.norm_quantiles, np.quantile([0.2, 5.0], [0.1, 0.5, 0.9]), rtol=1e-6
+    )
+    empty = dpjax.metrics(per_example, 1.0, mask=mask & False)
+    assert (empty.num_examples, empty.loss, empty.fraction_clipped) == (0, 0, 0)
+    with pytest.raises(ValueError, match="mask"):
+        dpjax.metrics(per_example, 1.0, mask=mask[:2])
+    with pytest.raises(ValueError, match="clip_norm"):
+        dpjax.metrics(per_example, 0.0)
+
+
+def test_metrics_of_a_plan():
+    run = a_plan(unit="example", num_examples=OWNER.size, batch_size=9)
+    examples = run.load((X, Y), 2, KEY)
+    found = jax.jit(run.metrics(loss))(W, examples)
+    rows = [
+        jax.grad(loss)(W, (x[None], y[None]))
+        for x, y in zip(*examples.data, strict=True)
+    ]
+    norms = np.linalg.norm(np.stack(rows), axis=1)[np.asarray(examples.mask)]
+    np.testing.assert_allclose(found.fraction_clipped, np.mean(norms > C), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.norm_quantiles, np.quantile(norms, [0.1, 0.5, 0.9]), rtol=1e-4
+    )
