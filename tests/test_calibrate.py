@@ -172,6 +172,7 @@ def test_one_target_at_a_time():
         calibrate.solve(lambda s: jnp.stack([1 / s, 1 / s]), 1.0)
 
 
+@pytest.mark.slow
 def test_implicit_derivatives():
     def sigma(target, sensitivity):
         return calibrate.solve(lambda s: gdp.epsilon(sensitivity / s, 1e-5), target)

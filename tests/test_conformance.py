@@ -420,6 +420,21 @@ def keys_drawn_from(consumer):
     return list(DRAWN)
 
 
+@functools.cache
+def keys_of_all():
+    """What the transformations, samplers and solvers draw from, by name."""
+    consumers = {
+        **{f"transformation {k}": in_steps(v) for k, v in TRANSFORMATIONS.items()},
+        **{
+            f"sampler {k}": in_batches(v)
+            for k, v in SAMPLERS.items()
+            if "cyclic" not in k
+        },
+        **{f"solver {k}": v for k, v in SOLVERS.items()},
+    }
+    return {name: keys_drawn_from(consumer) for name, consumer in consumers.items()}
+
+
 def in_steps(make):
     zeros = {"a": jnp.zeros(2), "b": jnp.zeros(2), "c": {"a": jnp.zeros(2)}}
     return lambda key: three_steps(make(key), zeros, jitted=False)
@@ -431,22 +446,13 @@ def in_batches(sample):
 
 def test_streams_of_one_key_never_meet():
     """Samplers, noises and solvers under one key, their first steps and all leaves."""
-    consumers = {
-        **{f"transformation {k}": in_steps(v) for k, v in TRANSFORMATIONS.items()},
-        **{
-            f"sampler {k}": in_batches(v)
-            for k, v in SAMPLERS.items()
-            if "cyclic" not in k
-        },
-        **{f"solver {k}": v for k, v in SOLVERS.items()},
-    }
     # Two names of one mechanism draw the same: only one of them is in a run.
     same = [
         {"add_gaussian_noise", "noisy_mean", "dp_sgd", "dp_adam", "dp_adamw"},
         {"tree_momentum", "tree_momentum, regenerated", "dp_nsgd"},
         {"reshuffled", "reshuffled_step"},
     ]
-    drawn = {name: keys_drawn_from(consumer) for name, consumer in consumers.items()}
+    drawn = keys_of_all()
     root = tuple(map(int, jax.random.key_data(jax.random.key(9))))
     for name, keys in drawn.items():
         assert keys, name
@@ -466,5 +472,6 @@ def test_children_of_the_key_itself_are_no_stream():
         tuple(map(int, jax.random.key_data(child)))
         for child in [*jax.random.split(key, 64), key]
     }
-    for make in [*map(in_steps, TRANSFORMATIONS.values()), *SOLVERS.values()]:
-        assert not children & set(keys_drawn_from(make))
+    for name, keys in keys_of_all().items():
+        if not name.startswith("sampler"):
+            assert not children & set(keys), name

@@ -102,6 +102,7 @@ def test_gradients_are_the_implicit_ones():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transform",
     [

@@ -114,6 +114,7 @@ def schedule(period, epochs):
     return (np.arange(period * epochs) % period == period - 1).astype(float)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("period", "epochs"), [(1, 40), (8, 5)])
 def test_never_above_a_closed_form(period, epochs, x64):
     """10,000 random settings, and equal where the closed form is the minorant."""
@@ -162,6 +163,7 @@ def test_scales_cancel(x64):
     np.testing.assert_allclose(doubled, 2 * mu, rtol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("diameter", [np.inf, 2.0])
 def test_derivatives_match_finite_differences(diameter, x64):
     rng = np.random.default_rng(1)
@@ -188,6 +190,7 @@ def test_derivatives_match_finite_differences(diameter, x64):
         np.testing.assert_allclose(slope, (up - down) / 2e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_derivatives_in_float32_code():
     c, s, tau = jnp.full(6, 0.9), jnp.ones(6), jnp.full(6, 2.0)
 

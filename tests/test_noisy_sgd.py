@@ -53,6 +53,7 @@ def test_long_runs_stop_costing():
     assert bounds(80_000, smoothness=np.inf).contraction == np.inf
 
 
+@pytest.mark.slow
 def test_the_candidates_are_valid_bounds_of_their_theorems():
     """Any number of last steps and any split bound what the search reports."""
     found = bounds(4000, regularization=0.5).contraction

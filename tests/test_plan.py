@@ -85,7 +85,10 @@ def test_room_is_the_least(poisson):
     [
         {"noise_multiplier": 5.0, "num_steps": 100},
         {"noise_multiplier": 5.0, "num_steps": 100, "batch_size": 900},
-        {"batch_size": 10, "num_steps": 10, "epsilon": 100.0},
+        pytest.param(
+            {"batch_size": 10, "num_steps": 10, "epsilon": 100.0},
+            marks=pytest.mark.slow,
+        ),
         {"delta": 0.999, "noise_multiplier": 1.0},
     ],
 )

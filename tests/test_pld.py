@@ -160,6 +160,7 @@ def test_two_steps_at_tiny_delta(kind, mu, q, delta, x64):
     assert above <= delta < below
 
 
+@pytest.mark.slow
 def test_any_delta_has_a_finite_epsilon(x64):
     for kind, mu, q, count, delta in TINY:
         epsilon = compiled_epsilon(kind, mu, q, count, delta)
@@ -293,6 +294,7 @@ def test_second_derivatives_in_float32_code():
         np.testing.assert_allclose(hessian(1.2), central, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_batches_in_float32_code():
     sigmas = jnp.array([0.7, 5.0])
     each = [noisy(s) for s in sigmas]
@@ -343,6 +345,7 @@ def test_a_calibrated_noise_multiplier_differentiates():
     np.testing.assert_allclose(slope, 1 / jax.grad(noisy)(sigma), rtol=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.floats(0.05, 5),

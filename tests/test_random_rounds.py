@@ -166,6 +166,7 @@ def test_steps_are_those_of_sgd():
     np.testing.assert_allclose(curve.loss, np.mean(losses), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():
     # Gradients of zero: x is the sum of R draws.
     d = 20_000

@@ -326,6 +326,7 @@ def test_much_noise_leaves_the_first_term(x64):
         assert np.all(np.abs(ratio - 1)[normal] <= 0.3)
 
 
+@pytest.mark.slow
 def test_derivatives_under_vmap_and_at_the_ends_of_the_rate():
     def epsilon(sigma, q):
         return run_epsilon(sigma, q, 3, 1e-5)

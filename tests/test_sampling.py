@@ -277,6 +277,7 @@ def test_orders_of_all_sizes_are_permutations(monkeypatch):
             check(n, places[:128])
 
 
+@pytest.mark.slow
 def test_large_orders_look_like_random_ones():
     n, runs = 2**14 + 3, 300
     order = jax.jit(

@@ -111,6 +111,7 @@ def intruders() -> Any:
     return tuple(np.array(part, np.float32) for part in (x, d, cancels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
 def test_swaps(engine):
     w = jnp.ones((WIDTH, WIDTH))

@@ -342,6 +342,7 @@ def test_blocks_that_look_alike():
     assert 2 < len({Alike(stretch) for stretch in found}) < len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["bookkeeping", "auto"])
 def test_many_blocks_are_traced_in_little_time(engine):
     """In processor time at most twice per-example gradients of the same loss."""

@@ -111,6 +111,7 @@ def test_adjacency_doubles_for_replace():
     assert mu[Adjacency.ADD_REMOVE] == mu[Adjacency.ZERO_OUT]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
 def test_derivatives_match_differences(order):
     def mu(noise_multiplier, decay):

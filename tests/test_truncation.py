@@ -219,6 +219,7 @@ def test_agrees_with_a_peer(x64, adjacency, n, q, b, noise, count, delta, rare):
         assert theirs - _GRID < ours
 
 
+@pytest.mark.slow
 def test_derivatives_and_corners(x64):
     epsilon = compiled(Adjacency.ZERO_OUT, pld.epsilon)
     args = 1e-6, 2.0, 0.1, 100, 15, 100
