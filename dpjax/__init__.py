@@ -11,9 +11,11 @@ from dpjax._explain import explain as explain
 from dpjax._keys import random_key as random_key
 from dpjax._metrics import Metrics as Metrics
 from dpjax._metrics import metrics as metrics
+from dpjax._plan import Bounded as Bounded
 from dpjax._plan import Examples as Examples
 from dpjax._plan import OfUser as OfUser
 from dpjax._plan import Plan as Plan
+from dpjax._plan import QuantileClip as QuantileClip
 from dpjax._plan import Users as Users
 from dpjax._plan import accumulate as accumulate
 from dpjax._plan import by_user as by_user

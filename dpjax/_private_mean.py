@@ -16,7 +16,21 @@ def on_noisy_mean(
     key: Key,
     num_steps: int | None,
 ) -> optax.GradientTransformation:
-    """The inner optimizer on the private mean, in float32 at least as the sums are.
+    """The inner optimizer on the private mean."""
+    mean = noisy_mean(
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=expected_batch_size,
+        key=key,
+        num_steps=num_steps,
+    )
+    return optax.chain(mean, in_float32(inner))
+
+
+def in_float32(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """The inner optimizer in float32 at least, as the sums are.
 
     Its moments would otherwise begin in bfloat16 and go on in float32.
     """
@@ -32,11 +46,4 @@ def on_noisy_mean(
         params = None if params is None else widen(params)
         return inner.update(widen(updates), state, params)
 
-    mean = noisy_mean(
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=expected_batch_size,
-        key=key,
-        num_steps=num_steps,
-    )
-    return optax.chain(mean, optax.GradientTransformation(init, update))
+    return optax.GradientTransformation(init, update)

@@ -8,6 +8,7 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
 **In the order of the data**, a file each:
 
 1. `mechanisms`: how examples are drawn, and what a run of so many steps then costs.
+   `schedule` for numbers that vary from step to step.
 2. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
    ε; and the room that a batch needs.
 3. `record`: the `Plan`. It draws batches, and hands out what follows.
@@ -15,13 +16,16 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
    `users` for data in which a person has several.
 5. `loss`: a script's own loss, turned into clipped sums; `modules` for models that are
    not trees of parameters alone; `accumulation` for batches taken in parts.
-6. `release`: noise, mean, the user's optimizer, and the refusal of further steps.
+6. `release`: noise, mean, the user's optimizer, and the refusal of further steps;
+   `quantile` for a clip norm that follows what was released.
 7. `guarantee`: what was promised, as a sentence for a paper and a record for a machine.
 """
 
 from dpjax._plan.accumulation import accumulate as accumulate
 from dpjax._plan.guarantee import RunGuarantee as RunGuarantee
 from dpjax._plan.loader import Examples as Examples
+from dpjax._plan.quantile import Bounded as Bounded
+from dpjax._plan.quantile import QuantileClip as QuantileClip
 from dpjax._plan.record import Plan as Plan
 from dpjax._plan.solve import plan as plan
 from dpjax._plan.users import OfUser as OfUser

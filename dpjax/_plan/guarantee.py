@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._plan.quantile import noise_of
 from dpjax._typing import ArrayLike
 from dpjax.accounting import fdp
 from dpjax.adjacency import Adjacency
@@ -131,6 +132,8 @@ class RunGuarantee:
                 plan.batch_size, plan.max_batch_size
             ).replace("example", plan.unit),
             "clip_norm": plan.clip_norm,
+            "clip_norm_follows": plan.quantile and _follows(plan),
+            "schedule": [piece._asdict() for piece in plan.schedule],
             "noise": plan.noise,
             "noise_multiplier": plan.noise_multiplier,
             "attack_true_positive_rate_at_most": dict(
@@ -163,14 +166,48 @@ class RunGuarantee:
             f"{found['released']}.\n"
             f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
             f"{self.plan.unit}'s gradient is clipped to an L2 norm of "
-            f"{found['clip_norm']}; Gaussian noise of standard deviation "
-            f"{_down(found['noise_multiplier'], 6)} times that is added to each sum, "
-            "afresh in every step.\n"
+            f"{found['clip_norm']}; {_noise(self.plan)}, afresh in every step.\n"
             f"No attack on {found['unit_of_privacy']} has a true-positive rate above "
             f"{rates}.\n"
             f"Assumptions: {'; '.join(found['assumptions'])}.\n"
             f"dpjax {found['versions']['dpjax']}, jax {found['versions']['jax']}."
         )
+
+
+def _follows(plan: "Plan") -> dict[str, float]:
+    """The numbers of a clip norm that follows a quantile."""
+    assert plan.quantile is not None
+    sigma, of_count = noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)
+    return {
+        "quantile": plan.quantile.quantile,
+        "learning_rate": plan.quantile.learning_rate,
+        "noise_multiplier_of_gradients": sigma,
+        "noise_multiplier_of_count": of_count,
+    }
+
+
+def _noise(plan: "Plan") -> str:
+    """What is added to the sums."""
+    if plan.quantile:
+        found = _follows(plan)
+        return (
+            "that norm follows a noisy count of the gradients within it "
+            f"({plan.quantile}), with Gaussian noise of standard deviation "
+            f"{_down(found['noise_multiplier_of_gradients'], 6)} times the norm on "
+            f"each sum and {_down(found['noise_multiplier_of_count'], 6)} on each count"
+        )
+    words = (
+        f"Gaussian noise of standard deviation {_down(plan.noise_multiplier, 6)} times "
+        "that is added to each sum"
+    )
+    if plan.schedule:
+        words += ", both times the factors of the schedule "
+        words += ", ".join(
+            f"(noise {p.noise:g}, norm {p.clip:g}, batch size {p.batch_size} from step "
+            f"{p.start})"
+            for p in plan.schedule
+        )
+    return words
 
 
 def _up(x: float, decimals: int = 3) -> str:

@@ -24,10 +24,12 @@ class Examples(NamedTuple):
         example's data, for the shape alone.
       mask: bool[m], False where a place is empty. A loss of `Plan.value_and_grad`
         never sees what is there.
+      step: the step's number, i32[], where the clip norm has a schedule.
     """
 
     data: Any
     mask: ArrayLike
+    step: ArrayLike | None = None
 
     def parts(self, size: int) -> "Iterator[Examples]":
         """Parts with a leading axis of this size, filled up with empty places."""
@@ -38,7 +40,8 @@ class Examples(NamedTuple):
             rows = np.arange(first, first + size)
             held = np.minimum(rows, total - 1)
             mask = np.asarray(self.mask)[held] & (rows < total)
-            yield Examples(jax.tree.map(lambda x, held=held: x[held], self.data), mask)
+            part = jax.tree.map(lambda x, held=held: x[held], self.data)
+            yield Examples(part, mask, self.step)
 
 
 def rows(data: Any, batch: Batch) -> Examples:
@@ -50,6 +53,12 @@ def rows(data: Any, batch: Batch) -> Examples:
         return x[np.asarray(batch.indices)]
 
     return Examples(jax.tree.map(taken, data), batch.mask)
+
+
+def numbered(plan: "Plan", examples: Examples, step: ArrayLike) -> Examples:
+    """Examples that know their step, where their clip norm depends on it."""
+    varies = any(piece.clip != 1.0 for piece in plan.schedule)
+    return examples._replace(step=step) if varies else examples
 
 
 def check(data: Any, plan: "Plan") -> None:
@@ -89,7 +98,8 @@ def batches(
 
     def steps() -> Iterator[Examples]:
         for step in _shown(range(first, plan.num_steps), progress):
-            yield read(data, jax.device_get(draw(step, key)))
+            examples = read(data, jax.device_get(draw(step, key)))
+            yield numbered(plan, examples, np.int32(step))
 
     return steps()
 

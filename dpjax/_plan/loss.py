@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,14 @@ from dpjax._metrics import Metrics, masked_mean
 from dpjax._metrics import metrics as of_examples
 from dpjax._plan import modules
 from dpjax._plan.loader import Examples
+from dpjax._plan.quantile import Bounded, within
+from dpjax._plan.schedule import at
 from dpjax._plan.users import OfUser, of_user
-from dpjax._typing import Engine
+from dpjax._typing import ArrayLike, Engine
 from dpjax.per_example import PerExample, clipped_grad
+
+if TYPE_CHECKING:
+    from dpjax._plan.record import Plan
 
 _NOTE = (
     "dpjax: the loss is called on one example at a time, its batch axis "
@@ -22,52 +27,89 @@ _NOTE = (
 
 
 def value_and_grad(
-    loss_fn: Callable[..., Any], clip_norm: float, **options: Any
+    loss_fn: Callable[..., Any], plan: "Plan", **options: Any
 ) -> Callable[..., Any]:
     """See `Plan.value_and_grad`."""
     has_aux = options["has_aux"]
-    gradient = _gradient(loss_fn, clip_norm, **options)
+    gradient = _gradient(loss_fn, plan, **options)
 
-    def fn(model: Any, examples: Examples, *others: Any) -> tuple[Any, Any]:
-        grads, per_example, mask = gradient(model, examples, *others)
+    def fn(
+        model: Any,
+        examples: Examples,
+        *others: Any,
+        clip_norm: ArrayLike | None = None,
+    ) -> tuple[Any, Any]:
+        grads, per_example, mask, bound = gradient(model, examples, others, clip_norm)
         value = masked_mean(per_example.loss, mask)
+        if plan.quantile:
+            # In units of the clip norm, which the optimizer's state knows too.
+            total = jax.tree.map(lambda g: g / bound, grads)
+            grads = Bounded(total, within(per_example.norm, mask, bound))
+        elif plan.schedule:
+            # In units of the plan's clip norm, so that no step has a larger sum.
+            grads = jax.tree.map(lambda g: g * (plan.clip_norm / bound), grads)
         return ((value, per_example.aux) if has_aux else value), grads
 
     return fn
 
 
 def metrics(
-    loss_fn: Callable[..., Any], clip_norm: float, **options: Any
+    loss_fn: Callable[..., Any], plan: "Plan", **options: Any
 ) -> Callable[..., Metrics]:
     """See `Plan.metrics`."""
-    gradient = _gradient(loss_fn, clip_norm, **options)
+    gradient = _gradient(loss_fn, plan, **options)
 
-    def fn(model: Any, examples: Examples, *others: Any) -> Metrics:
-        _, per_example, mask = gradient(model, examples, *others)
-        return of_examples(per_example, clip_norm, mask=mask)
+    def fn(
+        model: Any,
+        examples: Examples,
+        *others: Any,
+        clip_norm: ArrayLike | None = None,
+    ) -> Metrics:
+        _, per_example, mask, bound = gradient(model, examples, others, clip_norm)
+        return of_examples(per_example, bound, mask=mask)
 
     return fn
 
 
+def _bound(plan: "Plan", examples: Examples, clip_norm: ArrayLike | None) -> ArrayLike:
+    """The clip norm of a step."""
+    if (clip_norm is None) == (plan.quantile is not None):
+        raise ValueError(
+            "clip_norm must be plan.clip_norm_of(state) where it follows a quantile, "
+            f"and is not given elsewhere; got {clip_norm!r}."
+        )
+    if clip_norm is not None:
+        return clip_norm
+    if all(piece.clip == 1.0 for piece in plan.schedule):
+        return plan.clip_norm
+    if examples.step is None:
+        raise ValueError(
+            "examples must know their step, on which the clip norm depends, as those "
+            "of Plan.load and Plan.batches do."
+        )
+    return plan.clip_norm * at(plan.schedule, examples.step).clip
+
+
 def _gradient(
     loss_fn: Callable[..., Any],
-    clip_norm: float,
+    plan: "Plan",
     *,
     has_aux: bool,
     batched: bool,
     engine: Engine,
     microbatch_size: int | None,
-) -> Callable[..., tuple[Any, PerExample, jax.Array]]:
-    """The clipped sum, what each example gave, and which of them are there."""
+) -> Callable[..., tuple[Any, PerExample, jax.Array, ArrayLike]]:
+    """The clipped sum, what each example gave, which are there, and the clip norm."""
 
     def fn(
-        model: Any, examples: Examples, *others: Any
-    ) -> tuple[Any, PerExample, jax.Array]:
+        model: Any, examples: Examples, others: Any, clip_norm: ArrayLike | None
+    ) -> tuple[Any, PerExample, jax.Array, ArrayLike]:
         if not isinstance(examples, Examples):
             raise ValueError(
                 "examples must be dpjax.Examples, as Plan.load and Plan.batches give "
                 f"them, which know which places are empty; got {type(examples)}."
             )
+        bound = _bound(plan, examples, clip_norm)
         parts = modules.split(model)
 
         def of_one(trained: Any, data: Any, of_example: Any) -> tuple[Any, Any]:
@@ -91,7 +133,7 @@ def _gradient(
 
         gradient = clipped_grad(
             loss_and_aux,
-            clip_norm,
+            bound,
             has_aux=True,
             engine=engine,
             microbatch_size=microbatch_size,
@@ -101,7 +143,7 @@ def _gradient(
         grads, per_example = gradient(parts.trained, batch, mask=mask)
         grads = parts.like_model(grads)
         parts.advance()
-        return grads, per_example, mask
+        return grads, per_example, mask, bound
 
     return fn
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate, sampling
+from dpjax._plan import schedule as schedules
 from dpjax._typing import ArrayLike
 from dpjax.accounting import pld
 from dpjax.adjacency import Adjacency
@@ -27,12 +28,24 @@ class Numbers(NamedTuple):
       batch_size: how many examples a step takes, in expectation.
       num_steps: how many steps are released.
       max_batch_size: how many examples a step has room for.
+      schedule: what varies from step to step, or () if nothing does.
     """
 
     noise_multiplier: ArrayLike
     batch_size: ArrayLike
     num_steps: ArrayLike
     max_batch_size: ArrayLike
+    schedule: tuple[schedules.Piece, ...] = ()
+
+    def runs(self) -> list["Numbers"]:
+        """As many runs, one after the other, in which nothing varies."""
+        if not self.schedule:
+            return [self]
+        counts = schedules.groups(self.schedule, int(np.asarray(self.num_steps)))
+        return [
+            Numbers(self.noise_multiplier * noise, size, count, self.max_batch_size)
+            for (noise, size), count in sorted(counts.items())
+        ]
 
 
 class Losses(NamedTuple):
@@ -66,6 +79,7 @@ class Mechanism:
     adjacency: Adjacency
 
     overflows: ClassVar[bool] = False
+    draws_any_size: ClassVar[bool] = False
     covers: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT, Adjacency.REPLACE)
     reason: ClassVar[str] = ""
 
@@ -102,6 +116,7 @@ class Poisson(Mechanism):
     """Every example takes part with the same probability, in each step anew."""
 
     overflows = True
+    draws_any_size = True
     covers = tuple(Adjacency)
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -117,15 +132,18 @@ class Poisson(Mechanism):
     def profile(self, numbers):
         """As `accounting.truncation.poisson_gaussian`, composed."""
         replace = self.adjacency is Adjacency.REPLACE
-        step = pld.Mechanism(
-            numbers.noise_multiplier,
-            numbers.batch_size / self.num_examples,
-            numbers.num_steps,
-            "truncated_replace" if replace else "truncated",
-            self.num_examples,
-            numbers.max_batch_size,
+        steps = tuple(
+            pld.Mechanism(
+                run.noise_multiplier,
+                run.batch_size / self.num_examples,
+                run.num_steps,
+                "truncated_replace" if replace else "truncated",
+                self.num_examples,
+                run.max_batch_size,
+            )
+            for run in numbers.runs()
         )
-        return Losses(pld.PLD((step,)))
+        return Losses(pld.PLD(steps))
 
     def words(self, batch_size, max_batch_size):
         """The rate, the room, and what becomes of the rest."""
@@ -149,11 +167,16 @@ class FixedSize(Mechanism):
 
     def profile(self, numbers):
         """As `accounting.pld.subsampled_gdp`, composed."""
-        mu = self.adjacency.sensitivity_factor / numbers.noise_multiplier
-        rate = numbers.batch_size / self.num_examples
-        return Losses(
-            pld.PLD((pld.Mechanism(mu, rate, numbers.num_steps, "fixed_size"),))
+        steps = tuple(
+            pld.Mechanism(
+                self.adjacency.sensitivity_factor / run.noise_multiplier,
+                run.batch_size / self.num_examples,
+                run.num_steps,
+                "fixed_size",
+            )
+            for run in numbers.runs()
         )
+        return Losses(pld.PLD(steps))
 
     def words(self, batch_size, max_batch_size):
         """The size."""
@@ -181,9 +204,24 @@ class Cyclic(Mechanism):
         size, num_steps = (
             int(np.asarray(x)) for x in (numbers.batch_size, numbers.num_steps)
         )
-        times = -(-num_steps // -(-self.num_examples // size))
+        epoch = -(-self.num_examples // size)
+        times = -(-num_steps // epoch)
+        if numbers.schedule:
+            noises = schedules.noises(numbers.schedule, num_steps)
+            # Steps that are not taken have noise without end.
+            padded = np.pad(
+                noises, (0, times * epoch - num_steps), constant_values=np.inf
+            )
+            times = self._times(padded.reshape(times, epoch) ** -2.0)
         factor = self.adjacency.sensitivity_factor
         return Gaussian(factor * math.sqrt(times) / numbers.noise_multiplier)
+
+    def _times(self, costs: np.ndarray) -> float:
+        """How many steps at the plan's noise an example's cost as much as, from above.
+
+        An example is in the same column of costs f64[epochs, epoch] in every epoch.
+        """
+        return float(np.max(np.sum(costs, axis=0))) * (1 + 2.0**-40)
 
     def words(self, batch_size, max_batch_size):
         """The order."""
@@ -207,6 +245,10 @@ class Reshuffled(Cyclic):
             epoch=step // steps,
             step=step % steps,
         )
+
+    def _times(self, costs):
+        """An example may be wherever it costs most, in every epoch."""
+        return float(np.sum(np.max(costs, axis=1))) * (1 + 2.0**-40)
 
     def words(self, batch_size, max_batch_size):
         """The order."""

@@ -1,10 +1,12 @@
 """The plan of a run: its numbers, each held once, and what is made from them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from dpjax import sampling as samplers
@@ -12,6 +14,8 @@ from dpjax._metrics import Metrics
 from dpjax._plan import guarantee as promises
 from dpjax._plan import loader, loss, release
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
+from dpjax._plan.quantile import QuantileClip
+from dpjax._plan.schedule import Piece, at
 from dpjax._typing import ArrayLike, Engine
 from dpjax.adjacency import Adjacency
 
@@ -35,6 +39,8 @@ class Plan:
       adjacency: which data sets the guarantee compares.
       solved_for: which number the others gave.
       unit: whose privacy it is: "example", or "user" for data of `dpjax.by_user`.
+      schedule: the pieces of what varies from step to step, () if nothing does.
+      quantile: how the clip norm follows a quantile, clip_norm being the first one.
     """
 
     num_examples: int
@@ -50,6 +56,8 @@ class Plan:
     adjacency: Adjacency
     solved_for: str
     unit: str = "example"
+    schedule: tuple[Piece, ...] = ()
+    quantile: QuantileClip | None = None
 
     @property
     def mechanism(self) -> Mechanism:
@@ -59,7 +67,11 @@ class Plan:
     def numbers(self, num_steps: int) -> Numbers:
         """What the cost of so many steps depends on."""
         return Numbers(
-            self.noise_multiplier, self.batch_size, num_steps, self.max_batch_size
+            self.noise_multiplier,
+            self.batch_size,
+            num_steps,
+            self.max_batch_size,
+            self.schedule,
         )
 
     @property
@@ -77,7 +89,16 @@ class Plan:
         Returns:
           A `sampling.Batch` of i32[m] and bool[m], m = max_batch_size. `load` reads it.
         """
-        return self.mechanism.draw(self.batch_size, self.max_batch_size, step, key)
+
+        def draw(size: int) -> samplers.Batch:
+            return self.mechanism.draw(size, self.max_batch_size, step, key)
+
+        sizes = sorted({piece.batch_size for piece in self.schedule})
+        if len(sizes) < 2:
+            return draw(self.batch_size if not sizes else sizes[0])
+        size = at(self.schedule, step).batch_size
+        number = jnp.sum(jnp.asarray(sizes) < size)
+        return jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
 
     def load(self, data: Any, step: ArrayLike, key: jax.Array) -> loader.Examples:
         """The examples of a step from arrays in memory, under jit and in a scan too.
@@ -95,7 +116,8 @@ class Plan:
           ValueError: data does not have num_examples examples.
         """
         loader.check(data, self)
-        return loader.rows(data, self.batch(step, key))
+        examples = loader.rows(data, self.batch(step, key))
+        return loader.numbered(self, examples, jnp.asarray(step, jnp.int32))
 
     def batches(
         self, data: Any, *, key: jax.Array, start: int = 0, progress: bool = False
@@ -146,8 +168,10 @@ class Plan:
           them: (value, grads), or ((value, aux), grads). grads is for the optimizer
           alone: the *sum* of clipped gradients, shaped like the model, None where a
           leaf is not an array of floats; for a flax.nnx module, the state of its
-          `nnx.Param`s. value is the mean over the examples that are there, aux has a
-          leading axis m. model is any tree of arrays (others may hold anything).
+          `nnx.Param`s. Where the clip norm follows a quantile, fn takes clip_norm too,
+          from `clip_norm_of`, and grads is a `Bounded` sum. value is the mean over the
+          examples that are there, aux has a leading axis m. model is any tree of arrays
+          (others may hold anything).
 
         Raises:
           ValueError: when called: examples are not `Examples`; the model has nothing to
@@ -159,7 +183,7 @@ class Plan:
         """
         return loss.value_and_grad(
             loss_fn,
-            self.clip_norm,
+            self,
             has_aux=has_aux,
             batched=batched,
             engine=engine,
@@ -195,7 +219,7 @@ class Plan:
         """
         return loss.metrics(
             loss_fn,
-            self.clip_norm,
+            self,
             has_aux=has_aux,
             batched=batched,
             engine=engine,
@@ -223,11 +247,23 @@ class Plan:
         Privacy: the updates of all steps, and all that is made of them, together have
         the plan's `guarantee`. The state holds the key and is as secret as the data.
         """
-        return release.optimizer(
-            inner,
-            clip_norm=self.clip_norm,
-            noise_multiplier=self.noise_multiplier,
-            batch_size=self.batch_size,
-            num_steps=self.num_steps,
-            key=key,
-        )
+        return release.optimizer(self, inner, key)
+
+    def clip_norm_of(self, state: optax.OptState) -> jax.Array:
+        """The next step's clip norm, f32[], where it follows a quantile.
+
+        Args:
+          state: the state of this plan's `optimizer`.
+
+        Returns:
+          What the function of `value_and_grad` takes as clip_norm.
+
+        Raises:
+          ValueError: the clip norm follows no quantile; state is another one.
+        """
+        if self.quantile is None:
+            raise ValueError(
+                "clip_norm_of is for plans with a QuantileClip; this one's clip norm "
+                f"is {self.clip_norm!r}, which need not be said again."
+            )
+        return release.clip_norm_of(state)

@@ -1,19 +1,104 @@
 """What is released: noisy means, in the hands of the user's optimizer."""
 
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 import jax
+import jax.numpy as jnp
 import optax
 
-from dpjax._private_mean import on_noisy_mean
+from dpjax._dtypes import widen
+from dpjax._limit import at_most
+from dpjax._outward import downward
+from dpjax._plan import quantile
+from dpjax._plan.schedule import Piece, at
+from dpjax._private_mean import in_float32
+from dpjax.noise import add_gaussian_noise, noisy_mean, stddev_of_sum
+
+if TYPE_CHECKING:
+    from dpjax._plan.record import Plan
 
 
 def optimizer(
-    inner: optax.GradientTransformation,
-    *,
-    clip_norm: float,
-    noise_multiplier: float,
-    batch_size: int,
-    num_steps: int,
-    key: jax.Array,
+    plan: "Plan", inner: optax.GradientTransformation, key: jax.Array
 ) -> optax.GradientTransformation:
-    """Noise on the clipped sum, division by the expected size, inner, and the end."""
-    return on_noisy_mean(inner, clip_norm, noise_multiplier, batch_size, key, num_steps)
+    """The end of the run, noise and division by the expected size, and inner."""
+    if plan.schedule or plan.quantile:
+        mean = _varying_mean(plan, key)
+    else:
+        mean = noisy_mean(
+            clip_norm=plan.clip_norm,
+            noise_multiplier=plan.noise_multiplier,
+            expected_batch_size=plan.batch_size,
+            key=key,
+        )
+    return optax.chain(at_most(plan.num_steps), mean, in_float32(inner))
+
+
+class VaryingState(NamedTuple):
+    """What a run carries whose numbers vary.
+
+    Attributes:
+      step: how many steps are done, i32[].
+      clip_norm: the next step's, f32[].
+      noise: the state of the noise, with its key.
+    """
+
+    step: jax.Array
+    clip_norm: jax.Array
+    noise: optax.OptState
+
+
+def clip_norm_of(state: Any) -> jax.Array:
+    """The next step's clip norm, from an optimizer's state, wherever in it it is."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, VaryingState))
+    found = [x.clip_norm for x in nodes if isinstance(x, VaryingState)]
+    if len(found) != 1:
+        raise ValueError(
+            "state must be that of one optimizer of a plan whose numbers vary; got "
+            f"{len(found)} of them in {jax.tree.structure(state)}."
+        )
+    return found[0]
+
+
+def _varying_mean(plan: "Plan", key: jax.Array) -> optax.GradientTransformation:
+    """Private means where noise, clip norm or batch size vary.
+
+    What comes in is in units of the plan's clip norm, whatever a step's own is (or of
+    the step's, where it follows a quantile): so that its sensitivity does not depend on
+    which step it was made for. The noise of a step, in units of the plan's, is a factor
+    r: the sum is divided by it, gets the plan's noise, and is multiplied by it.
+    """
+    constant = (Piece(0, 1.0, 1.0, plan.batch_size),)
+    schedule, follows = plan.schedule or constant, plan.quantile
+    sigma, clip_norm = plan.noise_multiplier, plan.clip_norm
+    of_count = 1.0
+    if follows:
+        sigma, of_count = quantile.noise_of(follows, sigma, plan.batch_size)
+    unit = 1.0 if follows else clip_norm
+    noise = add_gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key=key)
+    # The count in units in which its noise is σ, and no larger than that.
+    weight = downward(sigma / of_count)
+
+    def init(params: Any) -> VaryingState:
+        start = jnp.asarray(clip_norm, jnp.float32)
+        return VaryingState(jnp.zeros((), jnp.int32), start, noise.init(params))
+
+    def update(
+        updates: Any, state: Any, params: Any = None
+    ) -> tuple[Any, VaryingState]:
+        now = at(schedule, state.step)
+        released = widen(updates)
+        if follows:
+            released = released._replace(within=released.within * weight)
+        smaller = jax.tree.map(lambda x: x / now.noise, released)
+        noisy, noise_state = noise.update(smaller, state.noise, params)
+        noisy = jax.tree.map(lambda x: x * now.noise, noisy)
+        scale, following = jnp.asarray(now.clip), state.clip_norm
+        if follows:
+            count, noisy = noisy.within / weight, noisy.total
+            scale = state.clip_norm
+            following = quantile.moved(follows, scale, count, now.batch_size)
+        mean = jax.tree.map(lambda x: x * (scale / now.batch_size), noisy)
+        return mean, VaryingState(state.step + 1, following, noise_state)
+
+    return optax.GradientTransformation(init, update)

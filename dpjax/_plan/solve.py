@@ -6,8 +6,11 @@ from typing import Any, Literal
 import jax
 
 from dpjax import _validate
+from dpjax._plan import quantile
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
+from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.record import Plan
+from dpjax._plan.schedule import Factor, Piece, pieces
 from dpjax._typing import ArrayLike
 from dpjax.accounting import calibrate
 from dpjax.adjacency import Adjacency
@@ -23,9 +26,12 @@ def plan(
     num_steps: int | None = None,
     epsilon: float | None = None,
     delta: float,
-    clip_norm: float,
+    clip_norm: float | QuantileClip,
     noise_multiplier: float | None = None,
     max_batch_size: int | None = None,
+    noise_schedule: Factor | None = None,
+    clip_schedule: Factor | None = None,
+    batch_schedule: Factor | None = None,
     sampling: Literal["poisson", "fixed_size", "fixed", "reshuffled"] = "poisson",
     noise: Literal["independent"] = "independent",
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
@@ -41,12 +47,19 @@ def plan(
       num_steps: T, how many steps are released. None for the most that are allowed.
       epsilon: ε at δ of the whole run, positive. None for what the others cost.
       delta: δ, strictly between 0 and 1; well below 1 / n.
-      clip_norm: the bound C on the L2 norm of one example's gradient, positive.
+      clip_norm: the bound C on the L2 norm of one example's gradient, positive; or a
+        `dpjax.QuantileClip`, which follows the gradients' norms.
       noise_multiplier: noise standard deviation over C, positive. None for the least
         that is enough.
       max_batch_size: how many examples a Poisson batch has room for, from b to n. None
         for the least room at which overflow costs at most 1 % of δ, which the other
         numbers are solved without.
+      noise_schedule: from a step's number to its noise multiplier in units of
+        noise_multiplier, as optax's schedules are; rounded up to eight levels, which
+        are what runs. With a schedule num_steps and batch_size must be given.
+      clip_schedule: the same for the clip norm, which costs no privacy: the noise
+        follows it.
+      batch_schedule: the same for the batch size, for Poisson batches.
       sampling: "poisson", every example independently with probability b / n;
         "fixed_size", a random subset of size b; "fixed", batches in the data's order;
         "reshuffled", in a new order each epoch.
@@ -92,6 +105,12 @@ def plan(
     for name in ("epsilon", "noise_multiplier"):
         if given[name] is not None:
             given[name] = _number(name, given[name])
+    clip = clip_norm
+    if isinstance(clip, QuantileClip):
+        quantile.check(clip)
+        if clip_schedule is not None:
+            raise ValueError("clip_schedule must be None where a quantile is followed.")
+        clip_norm = clip.initial
     clip_norm = _number("clip_norm", clip_norm)
     delta = _number("delta", delta)
     _validate.open_unit("delta", delta)
@@ -99,15 +118,21 @@ def plan(
     _validate.one_of("noise", noise, ("independent",))
     _validate.one_of("unit", unit, ("example", "user"))
     mechanism = SAMPLINGS[sampling](n, adjacency)
-    _check_room(mechanism, given["batch_size"], max_batch_size)
+    factors = noise_schedule, clip_schedule, batch_schedule
+    given["schedule"] = _schedule(mechanism, given, factors)
+    sizes = [piece.batch_size for piece in given["schedule"]]
+    largest = max(sizes, default=given["batch_size"])
+    _check_room(mechanism, largest, max_batch_size)
 
     if mechanism.overflows and max_batch_size is None:
         solved = _solved(mechanism, unknown[0], given, (1 - _SHARE) * delta, n)
-        room = _room(mechanism, solved, delta)
+        room = _room(mechanism, solved, delta, largest or solved["batch_size"])
     else:
         solved = _solved(mechanism, unknown[0], given, delta, max_batch_size or n)
         room = max_batch_size or solved["batch_size"]
     numbers = _numbers(solved, room)
+    if isinstance(clip, QuantileClip):
+        quantile.noise_of(clip, solved["noise_multiplier"], solved["batch_size"])
     return Plan(
         num_examples=n,
         batch_size=solved["batch_size"],
@@ -122,7 +147,30 @@ def plan(
         adjacency=adjacency,
         solved_for=unknown[0],
         unit=unit,
+        schedule=solved["schedule"],
+        quantile=clip if isinstance(clip, QuantileClip) else None,
     )
+
+
+def _schedule(
+    mechanism: Mechanism, given: dict[str, Any], factors: tuple[Factor | None, ...]
+) -> tuple[Piece, ...]:
+    """The pieces, or () where nothing varies."""
+    if all(factor is None for factor in factors):
+        return ()
+    steps, size = given["num_steps"], given["batch_size"]
+    if steps is None or size is None:
+        raise ValueError(
+            "num_steps and batch_size must be given with a schedule; what is solved "
+            "for is epsilon or noise_multiplier."
+        )
+    *_, batch = factors
+    if batch is not None and not mechanism.draws_any_size:
+        raise ValueError(
+            "batch_schedule must be None except with sampling='poisson': other "
+            f"batches are of one size; got {batch!r}."
+        )
+    return pieces(steps, size, *factors)
 
 
 def _number(name: str, value: Any) -> float:
@@ -155,7 +203,11 @@ def _check_room(mechanism: Mechanism, batch_size: int | None, room: Any) -> None
 
 def _numbers(values: dict[str, Any], room: ArrayLike) -> Numbers:
     return Numbers(
-        values["noise_multiplier"], values["batch_size"], values["num_steps"], room
+        values["noise_multiplier"],
+        values["batch_size"],
+        values["num_steps"],
+        room,
+        values["schedule"],
     )
 
 
@@ -183,8 +235,10 @@ def _solved(
     return solved
 
 
-def _room(mechanism: Mechanism, solved: dict[str, Any], delta: float) -> int:
-    """The least room from b on at which ε at δ is no more than was solved for.
+def _room(
+    mechanism: Mechanism, solved: dict[str, Any], delta: float, least: int
+) -> int:
+    """The least room, from the largest batch on, at which ε is what was solved for.
 
     That is without overflow, at less than δ. Below b there may be room enough too, as
     a step that takes a few of many examples costs little; but it trains little.
@@ -194,7 +248,7 @@ def _room(mechanism: Mechanism, solved: dict[str, Any], delta: float) -> int:
         numbers = _numbers(solved, room)
         return float(mechanism.profile(numbers).epsilon(delta)) <= solved["epsilon"]
 
-    least, most = solved["batch_size"], mechanism.num_examples
+    most = mechanism.num_examples
     # The mean and some standard deviations are nearly always enough.
     likely = min(most, math.ceil(least + 8 * math.sqrt(least) + 8))
     if enough(likely):
