@@ -89,6 +89,15 @@ def zeros_like(
     return jnp.zeros(wanted.shape, wanted.dtype, out_sharding=sharding)
 
 
+def numbered(size: int, batch: Tree) -> jax.Array:
+    """The numbers of a batch's examples, sharded as its arrays' first axes are."""
+    arrays = [jnp.asarray(x) for x in jax.tree.leaves(batch)]
+    numbers, mesh = jnp.arange(size), explicit_mesh(arrays)
+    if mesh is None:
+        return numbers
+    return jax.reshard(numbers, jax.NamedSharding(mesh, jax.P(leading_axis(arrays))))
+
+
 def plus(x: jax.Array, more: jax.Array) -> jax.Array:
     """The sum, where x is: a loss may leave some of its axes to the compiler."""
     mesh = jax.typeof(x).sharding.mesh

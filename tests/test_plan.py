@@ -12,6 +12,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from flax import nnx
+from jax.sharding import AxisType
 
 import dpjax
 from dpjax import Adjacency
@@ -349,6 +350,75 @@ def test_a_tree_that_holds_more_than_arrays():
         run.value_and_grad(squares)({"n": 3, "f": jnp.tanh}, examples)
 
 
+class Counted(eqx.Module):
+    weights: jax.Array
+    counts: jax.Array
+    flag: np.ndarray
+    name: str = eqx.field(static=True)
+
+
+@pytest.mark.parametrize("apply", [optax.apply_updates, eqx.apply_updates])
+def test_leaves_that_are_not_floats_stay_as_they_are(apply):
+    run = fixed()
+    w = jnp.linspace(-1, 1, 5)
+    model = Counted(w, jnp.arange(3), np.array([True, False]), "counted")
+    examples = next(iter(run.batches(DATA, key=KEY)))
+    fn = run.value_and_grad(lambda m, e: loss(m.weights, e))
+    _, grads = jax.jit(fn)(model, examples)
+    assert grads.counts is None
+    assert grads.flag is None
+    tx = run.optimizer(optax.adam(0.1), key=KEY)
+    state, update = tx.init(model), jax.jit(tx.update)
+    alone = Counted(w, None, None, "counted")
+    state_alone = tx.init(alone)
+    assert jax.tree.structure(state) == jax.tree.structure(state_alone)
+    for _ in range(2):
+        updates, state = update(grads, state, model)
+        model = apply(model, updates)
+        updates, state_alone = update(grads, state_alone, alone)
+        alone = eqx.apply_updates(alone, updates)
+    np.testing.assert_array_equal(model.weights, alone.weights)
+    assert model.counts.dtype == jnp.arange(3).dtype
+    np.testing.assert_array_equal(model.counts, [0, 1, 2])
+    np.testing.assert_array_equal(model.flag, [True, False])
+    # Without parameters too, where the inner optimizer needs none.
+    updates, _ = tx.update(grads, tx.init(model))
+    assert updates.counts is None
+
+
+def test_parameters_that_get_nothing_but_noise_are_named():
+    run = fixed()
+    examples = next(iter(run.batches(DATA, key=KEY)))
+
+    def partly(p, examples):
+        x, y = examples
+        frozen = jax.lax.stop_gradient(jnp.tanh(x @ p["frozen"]))
+        h = jnp.concatenate([x @ p["used"][0], frozen], axis=1)
+        return jnp.mean((jnp.sum(h, axis=1) + p["bias"] - y) ** 2)
+
+    p = {
+        "used": [jnp.ones((5, 2))],
+        "frozen": jnp.ones((5, 3)),
+        "unused": jnp.ones(()),
+        "half": jnp.ones(2, jnp.bfloat16),
+        "count": jnp.ones(2, jnp.int32),
+        "bias": jnp.zeros(()),
+    }
+    fn = run.value_and_grad(partly)
+    names = re.escape("[\"['frozen']\", \"['half']\", \"['unused']\"]")
+    with pytest.warns(UserWarning, match=names):
+        _, grads = fn(p, examples)
+    assert not grads["frozen"].any()
+    assert grads["bias"] != 0
+    fn(p, examples)  # no second time: warnings are errors here
+
+    def frozen_apart(p, examples, frozen):
+        return partly({**p, "frozen": frozen}, examples)
+
+    p = {"used": p["used"], "bias": p["bias"]}
+    run.value_and_grad(frozen_apart)(p, examples, jnp.ones((5, 3)))
+
+
 class Network(nnx.Module):
     def __init__(self, rngs, norm=None):
         self.first = nnx.Linear(5, 64, rngs=rngs)
@@ -389,6 +459,49 @@ def test_an_nnx_module_trains_its_parameters_alone():
     assert np.unique(outs[0]).size == B
     assert not np.isclose(outs[0], outs[1]).any()
     assert outs[-1].mean() != outs[0].mean()
+
+
+def noisy_loss(w, examples, keys, rngs, others):
+    noise = jax.random.normal(keys["dropout"][1])
+    noise = jnp.stack([noise, jax.random.normal(rngs())])
+    return loss(w, examples) * others["scale"], noise[None]
+
+
+def test_each_example_has_keys_of_its_own():
+    run = fixed()
+    examples = next(iter(run.batches(DATA, key=KEY)))
+    w, keys = jnp.linspace(-1, 1, 5), {"dropout": jax.random.split(KEY, 2)}
+    rngs = nnx.Rngs(3)
+    fn = nnx.jit(run.value_and_grad(noisy_loss, has_aux=True))
+    others = {"scale": 2.0, "none": None}
+    (value, first), grads = fn(w, examples, keys, rngs, others)
+    (_, second), _ = fn(w, examples, keys, rngs, others)
+    # A key is the same in each step, as it was given; those of nnx go on.
+    np.testing.assert_array_equal(first[:, 0], second[:, 0])
+    draws = np.concatenate([first[:, 0], first[:, 1], second[:, 1]])
+    assert np.unique(draws).size == 3 * B
+    np.testing.assert_allclose(value, 2 * loss(w, examples.data), rtol=1e-5)
+    _, expected = run.value_and_grad(lambda w, e: 2 * loss(w, e))(w, examples)
+    np.testing.assert_allclose(grads, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_examples_on_several_devices_have_the_same_keys(kind):
+    run = fixed(batch_size=40)
+    examples = next(iter(run.batches(DATA, key=KEY)))
+    w = jnp.linspace(-1, 1, 5)
+
+    def noisy(w, examples, key):
+        noise = jax.random.normal(key)
+        return loss(w, examples) * (1 + noise**2), noise[None]
+
+    fn = jax.jit(run.value_and_grad(noisy, has_aux=True))
+    expected = fn(w, examples, KEY)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
+    with jax.set_mesh(mesh):
+        rows = jax.NamedSharding(mesh, jax.P("data"))
+        found = fn(w, jax.device_put(examples, rows), KEY)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-5), found, expected)
 
 
 def test_running_averages_are_refused():

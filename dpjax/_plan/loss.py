@@ -1,12 +1,16 @@
 """A script's own loss, as the clipped sum of its gradients."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
+from dpjax._meshes import like, numbered
 from dpjax._metrics import Metrics, masked_mean
 from dpjax._metrics import metrics as of_examples
 from dpjax._plan import modules
@@ -100,6 +104,7 @@ def _gradient(
     microbatch_size: int | None,
 ) -> Callable[..., tuple[Any, PerExample, jax.Array, ArrayLike]]:
     """The clipped sum, what each example gave, which are there, and the clip norm."""
+    looked = False
 
     def fn(
         model: Any, examples: Examples, others: Any, clip_norm: ArrayLike | None
@@ -110,18 +115,24 @@ def _gradient(
                 f"them, which know which places are empty; got {type(examples)}."
             )
         bound = _bound(plan, examples, clip_norm)
-        parts = modules.split(model)
+        mask = jnp.asarray(examples.mask)
+        leaves, treedef = jax.tree.flatten(others, is_leaf=modules.is_nnx)
+        parts = (modules.split(model), *(modules.along(x) for x in leaves))
 
-        def of_one(trained: Any, data: Any, of_example: Any) -> tuple[Any, Any]:
+        def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
             if batched:
                 data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
-            whole, unchanged = parts.merge(trained, of_example)
+            merged = [
+                part.merge(trained, x) for part, x in zip(parts, own, strict=True)
+            ]
+            whole, *given = [x for x, _ in merged]
             try:
-                out = loss_fn(whole, data, *others)
+                out = loss_fn(whole, data, *treedef.unflatten(given))
             except Exception as error:
                 error.add_note(_NOTE.format(axis="is 1" if batched else "taken away"))
                 raise
-            unchanged()
+            for _, unchanged in merged:
+                unchanged()
             value, aux = out if has_aux else (out, None)
             return value, jax.tree.map(_row, aux) if batched else aux
 
@@ -138,14 +149,49 @@ def _gradient(
             engine=engine,
             microbatch_size=microbatch_size,
         )
-        mask = jnp.asarray(examples.mask)
-        batch = (examples.data, parts.of_examples(mask.size))
-        grads, per_example = gradient(parts.trained, batch, mask=mask)
-        grads = parts.like_model(grads)
-        parts.advance()
+        numbers = numbered(mask.size, [examples.data, mask])
+        batch = (examples.data, [part.of_examples(numbers) for part in parts])
+        grads, per_example = gradient(parts[0].trained, batch, mask=mask)
+        nonlocal looked
+        if not looked:  # once is enough, for a loop outside jit too
+            looked = True
+            _warn_of_idle(loss_and_aux, parts[0], batch)
+        grads = parts[0].like_model(grads)
+        for part in parts:
+            part.advance()
         return grads, per_example, mask, bound
 
     return fn
+
+
+def _warn_of_idle(
+    loss_and_aux: Callable[..., Any], parts: modules.Parts, batch: Any
+) -> None:
+    """Say which parameters get noise and nothing else."""
+    kinds = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
+    one = jax.tree.map(lambda kind: like(kind, kind.shape[1:], kind.dtype), kinds)
+    gradient = jax.grad(loss_and_aux, has_aux=True)
+    closed = jax.make_jaxpr(lambda *args: gradient(*args)[0])(parts.trained, one)
+    made_by = {v: eqn for eqn in closed.eqns for v in eqn.outvars}
+
+    def is_zero(atom: Any) -> bool:
+        if isinstance(atom, jex.Literal):
+            return not np.any(atom.val)
+        eqn = made_by.get(atom)
+        if eqn is None or eqn.primitive.name != "broadcast_in_dim":
+            return False
+        return is_zero(eqn.invars[0])
+
+    gradients = zip(parts.names, closed.jaxpr.outvars, strict=True)
+    idle = [name for name, atom in gradients if is_zero(atom)]
+    if idle:
+        warnings.warn(
+            f"the loss's gradient by {idle} of the model is zero whatever the data, "
+            "and noise is added to it in every step: what is frozen or unused would "
+            "move at random. Hand it to the loss as a further argument in place of a "
+            "part of the model.",
+            stacklevel=4,
+        )
 
 
 def _row(x: Any) -> Any:

@@ -23,16 +23,19 @@ class Parts:
 
     Attributes:
       trained: the tree that is differentiated by.
+      names: the paths of its leaves in the model.
       merge: from such a tree and what one example brings along to the model, and to
         what raises if the loss has changed the model's state.
-      of_examples: from a batch's size to what examples bring along, a leading axis.
+      of_examples: from the examples' numbers, i[m], to what they bring along, a
+        leading axis.
       like_model: from gradients by `trained` to what the model's optimizer takes.
       advance: moves the model's own counters on, where it has any.
     """
 
     trained: Any
+    names: list[str]
     merge: Callable[[Any, Any], tuple[Any, Callable[[], None]]]
-    of_examples: Callable[[int], Any]
+    of_examples: Callable[[jax.Array], Any]
     like_model: Callable[[Any], Any]
     advance: Callable[[], None]
 
@@ -43,16 +46,14 @@ def split(model: Any) -> Parts:
     Raises:
       ValueError: there is nothing to train; modules of flax.nnx lie within a tree.
     """
-    nnx = sys.modules.get("flax.nnx")
-    is_module = nnx is not None and isinstance(model, nnx.Module)
-    if nnx is not None and not is_module:
-        leaves = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, nnx.Module))
-        if any(isinstance(x, nnx.Module) for x in leaves):
-            raise ValueError(
-                "the model must be one flax.nnx module, or a tree without any; got "
-                f"modules within {type(model)}. nnx.Dict and nnx.List hold several."
-            )
-    parts = _of_module(nnx, model) if is_module else _of_tree(model)
+    if not is_module(model) and any(
+        map(is_module, jax.tree.leaves(model, is_leaf=is_module))
+    ):
+        raise ValueError(
+            "the model must be one flax.nnx module, or a tree without any; got "
+            f"modules within {type(model)}. nnx.Dict and nnx.List hold several."
+        )
+    parts = _of_module(model) if is_module(model) else _of_tree(model)
     if not jax.tree.leaves(parts.trained):
         raise ValueError(
             "the model must hold arrays of floats to train; got "
@@ -61,14 +62,64 @@ def split(model: Any) -> Parts:
     return parts
 
 
-def _is_trained(leaf: Any) -> bool:
+def along(x: Any) -> Parts:
+    """What goes along with the model, nothing of it trained: each example has own keys.
+
+    `x` is a leaf of the loss's other arguments, those of flax.nnx being leaves.
+    """
+    if is_nnx(x):
+        parts = _of_module(x)
+        return dataclasses.replace(
+            parts, merge=lambda _, of_example: parts.merge(parts.trained, of_example)
+        )
+    own = is_key(x)
+
+    def of_examples(numbers: jax.Array) -> Any:
+        return keys_of_examples(x, numbers) if own else ()
+
+    def merge(_: Any, of_example: Any) -> tuple[Any, Callable[[], None]]:
+        return (of_example if own else x), lambda: None
+
+    return Parts((), [], merge, of_examples, lambda grads: grads, lambda: None)
+
+
+def is_module(x: Any) -> bool:
+    """Whether it is a module of flax.nnx."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(x, nnx.Module)
+
+
+def is_nnx(x: Any) -> bool:
+    """Whether it is of flax.nnx: a module, or what holds keys, as `nnx.Rngs` does."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(x, nnx.Pytree)
+
+
+def is_trained(leaf: Any) -> bool:
+    """Whether a leaf of a tree is differentiated by."""
     array = isinstance(leaf, jax.Array | np.ndarray)
     return array and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
+def is_key(leaf: Any) -> bool:
+    """Whether it is an array of typed keys."""
+    array = isinstance(leaf, jax.Array)
+    return array and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def keys_of_examples(keys: jax.Array, numbers: jax.Array) -> jax.Array:
+    """From keys, others of that shape for each example, a leading axis."""
+    fold = jax.random.fold_in
+    for axis in range(keys.ndim):
+        fold = jax.vmap(fold, (axis, None), axis)
+    return jax.vmap(fold, (None, 0))(keys, numbers)
+
+
 def _of_tree(model: Any) -> Parts:
-    leaves, treedef = jax.tree.flatten(model)
-    trained = [x if _is_trained(x) else None for x in leaves]
+    paths, treedef = jax.tree.flatten_with_path(model)
+    leaves = [x for _, x in paths]
+    trained = [x if is_trained(x) else None for x in leaves]
+    names = [jax.tree_util.keystr(path) for path, x in paths if is_trained(x)]
 
     def merge(trained: Any, of_example: Any) -> tuple[Any, Callable[[], None]]:
         del of_example
@@ -77,19 +128,19 @@ def _of_tree(model: Any) -> Parts:
         ]
         return treedef.unflatten(full), lambda: None
 
-    return Parts(trained, merge, lambda size: (), treedef.unflatten, lambda: None)
+    return Parts(
+        trained, names, merge, lambda numbers: (), treedef.unflatten, lambda: None
+    )
 
 
-def _of_module(nnx: Any, model: Any) -> Parts:
+def _of_module(model: Any) -> Parts:
+    nnx: Any = sys.modules["flax.nnx"]
     graph, trained, keys, counts, rest = nnx.split(
         model, nnx.Param, nnx.RngKey, nnx.RngCount, ...
     )
 
-    def of_examples(size: int) -> Any:
-        numbers = jnp.arange(size)
-        return jax.tree.map(
-            lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(numbers), keys
-        )
+    def of_examples(numbers: jax.Array) -> Any:
+        return jax.tree.map(lambda key: keys_of_examples(key, numbers), keys)
 
     def merge(trained: Any, of_example: Any) -> tuple[Any, Callable[[], None]]:
         whole = nnx.merge(graph, trained, of_example, counts, rest, copy=True)
@@ -115,4 +166,5 @@ def _of_module(nnx: Any, model: Any) -> Parts:
         if jax.tree.leaves(counts):
             nnx.update(model, jax.tree.map(lambda count: count + 1, counts))
 
-    return Parts(trained, merge, of_examples, lambda grads: grads, advance)
+    names = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(trained)]
+    return Parts(trained, names, merge, of_examples, lambda grads: grads, advance)

@@ -170,13 +170,18 @@ class Plan:
           leaf is not an array of floats; for a flax.nnx module, the state of its
           `nnx.Param`s. Where the clip norm follows a quantile, fn takes clip_norm too,
           from `clip_norm_of`, and grads is a `Bounded` sum. value is the mean over the
-          examples that are there, aux has a leading axis m. model is any tree of arrays
-          (others may hold anything).
+          examples that are there, aux has a leading axis m. model is any tree of
+          arrays. others may hold anything; typed keys among them, also within objects
+          of flax.nnx, are folded so that each example has its own, for dropout.
 
         Raises:
           ValueError: when called: examples are not `Examples`; the model has nothing to
             train, or the loss changes its state, as BatchNorm does in training mode; or
             as for `clipped_grad`.
+
+        Warns:
+          UserWarning: the gradient by a part of the model is zero whatever the data, as
+            where it is frozen by `jax.lax.stop_gradient`. Noise would move it.
 
         Privacy: grads has L2 sensitivity clip_norm, twice that under REPLACE. value and
         aux are not private.
@@ -237,7 +242,8 @@ class Plan:
             may share it.
 
         Returns:
-          An optax transformation of what `value_and_grad` gives. Past num_steps it
+          An optax transformation of what `value_and_grad` gives. Leaves of the
+          parameters that are not arrays of floats stay as they are. Past num_steps it
           refuses: a ValueError outside jit, NaN updates inside. Batches too large for
           the device are not for `optax.MultiSteps` (see `dpjax.accumulate`).
 

@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpjax._dtypes import widen
 from dpjax._limit import at_most
 from dpjax._outward import downward
 from dpjax._plan import quantile
+from dpjax._plan.modules import is_trained
 from dpjax._plan.schedule import Piece, at
 from dpjax._private_mean import in_float32
 from dpjax.noise import add_gaussian_noise, noisy_mean, stddev_of_sum
@@ -31,7 +33,8 @@ def optimizer(
             expected_batch_size=plan.batch_size,
             key=key,
         )
-    return optax.chain(at_most(plan.num_steps), mean, in_float32(inner))
+    private = optax.chain(at_most(plan.num_steps), mean, in_float32(inner))
+    return _on_trained(private)
 
 
 class VaryingState(NamedTuple):
@@ -102,3 +105,31 @@ def _varying_mean(plan: "Plan", key: jax.Array) -> optax.GradientTransformation:
         return mean, VaryingState(state.step + 1, following, noise_state)
 
     return optax.GradientTransformation(init, update)
+
+
+def _on_trained(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """For parameters with leaves that have None for a gradient, as no float has."""
+
+    def trained(params: Any) -> Any:
+        return jax.tree.map(lambda x: x if is_trained(x) else None, params)
+
+    def init(params: Any) -> Any:
+        return inner.init(trained(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if params is None:
+            return inner.update(updates, state)
+        found, state = inner.update(updates, state, trained(params))
+        filled = jax.tree.map(_unmoved, found, params, is_leaf=lambda x: x is None)
+        return filled, state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _unmoved(update: Any, param: Any) -> Any:
+    """A zero where a number has no update: optax.apply_updates adds without asking."""
+    if update is None and isinstance(param, jax.Array | np.ndarray):
+        number = jnp.issubdtype(param.dtype, jnp.number)
+        if number or param.dtype == jnp.bool_:
+            return jnp.zeros_like(param)
+    return update

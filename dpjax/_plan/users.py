@@ -14,6 +14,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._metrics import masked_mean
+from dpjax._plan.modules import keys_of_examples
 from dpjax._typing import ArrayLike, Tree
 
 
@@ -112,8 +113,6 @@ def of_user(
     mask = jnp.asarray(user.mask)
     numbers = jnp.arange(mask.size)
     # Each example has random keys of its own.
-    keys = jax.tree.map(
-        lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(numbers), own
-    )
+    keys = jax.tree.map(lambda key: keys_of_examples(key, numbers), own)
     losses, aux = jax.vmap(of_one)(user.examples, keys)
     return masked_mean(losses, mask), aux

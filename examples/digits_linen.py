@@ -1,0 +1,56 @@
+"""Handwritten digits with flax.linen; digits_linen_private.py is the same, private."""
+
+import jax
+import numpy as np
+import optax
+from flax import linen as nn
+from flax.training.train_state import TrainState
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+
+class CNN(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.relu(nn.Conv(16, kernel_size=(3, 3), strides=2)(x))
+        x = nn.Dropout(0.2, deterministic=not train)(x.reshape(x.shape[0], -1))
+        return nn.Dense(10)(x)
+
+
+def loss_fn(params, batch, key):
+    x, y = batch
+    logits = CNN().apply({"params": params}, x, train=True, rngs={"dropout": key})
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+def main(num_steps=200, batch_size=256):
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    x, x_test, y, y_test = train_test_split(images, labels, random_state=0)
+
+    key = jax.random.key(0)
+    params = CNN().init(key, x[:1], train=False)["params"]
+    tx = optax.adam(5e-3)
+    state = TrainState.create(apply_fn=CNN().apply, params=params, tx=tx)
+
+    @jax.jit
+    def train_step(state, batch):
+        dropout_key = jax.random.fold_in(key, state.step)
+        grad_fn = jax.value_and_grad(loss_fn)
+        loss, grads = grad_fn(state.params, batch, dropout_key)
+        return state.apply_gradients(grads=grads), loss
+
+    rng = np.random.default_rng(0)
+    for _ in range(num_steps):
+        rows = rng.choice(len(y), batch_size, replace=False)
+        batch = x[rows], y[rows]
+        state, _ = train_step(state, batch)
+
+    predict = jax.jit(lambda params: CNN().apply({"params": params}, x_test, False))
+    accuracy = np.mean(predict(state.params).argmax(1) == y_test)
+    print(f"test accuracy {accuracy:.3f}")
+    return state.params
+
+
+if __name__ == "__main__":
+    main()

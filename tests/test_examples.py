@@ -1,0 +1,113 @@
+"""Each example trains, and a few lines away from it the private one does."""
+
+import difflib
+import functools
+import importlib.util
+import itertools
+import pathlib
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+
+ROOT = pathlib.Path(__file__).parent.parent
+NAMES = ("nnx", "linen", "equinox", "haiku", "optax")
+SIZES = {"batch_size": 128, "num_steps": 3}
+# The five ask for the same plan, which takes longer than their training.
+plan = functools.cache(dpjax.plan)
+
+
+def path(name, suffix=""):
+    return ROOT / "examples" / f"digits_{name}{suffix}.py"
+
+
+def copied(params):
+    return jax.device_get(jax.tree.leaves(params))  # those of nnx would change
+
+
+def run(path, monkeypatch, **sizes):
+    """The parameters before and after, with the same keys in each call."""
+    keys = map(jax.random.key, itertools.count(1))
+    monkeypatch.setattr(dpjax, "plan", plan)
+    monkeypatch.setattr(dpjax, "random_key", lambda: next(keys))
+    found = []
+
+    def watched(adam):
+        def init(params):
+            found.append(copied(params))
+            return adam.init(params)
+
+        return optax.GradientTransformation(init, adam.update)
+
+    adam = optax.adam
+    monkeypatch.setattr(optax, "adam", lambda rate: watched(adam(rate)))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with jax.numpy_rank_promotion("allow"):  # as it is for users
+        found.append(copied(module.main(**sizes)))
+    monkeypatch.undo()
+    return found
+
+
+def accuracy(printed):
+    return float(re.match(r"test accuracy (\d\.\d+)\n", printed)[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_train(name, monkeypatch, capsys):
+    before, plain = run(path(name), monkeypatch, **SIZES)
+    assert 0 <= accuracy(capsys.readouterr().out) <= 1
+    same, private = run(path(name, "_private"), monkeypatch, **SIZES)
+    printed = capsys.readouterr().out
+    assert 0 <= accuracy(printed) <= 1
+    for x, other, y, z in zip(before, same, plain, private, strict=True):
+        np.testing.assert_array_equal(x, other)
+        assert np.isfinite(y).all()
+        assert np.isfinite(z).all()
+        # A step of adam goes 5e-3 at most, and the first one does, whichever way. With
+        # noise every number moves, without it not where an input is always zero.
+        assert 2e-3 < np.abs(y - x).max() < 5.1e-3 * 3
+        assert 2e-3 < np.abs(z - x).max() < 5.1e-3 * 3
+        assert (z != x).all()
+    used = plan(num_examples=1347, **SIZES, epsilon=4.0, delta=1e-5, clip_norm=1.0)
+    assert plan.cache_info().hits  # it is the one that the script made
+    assert printed.partition("\n")[2] == f"{used.guarantee}\n"
+    assert 3.9 < used.epsilon <= 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_private_one_learns(name, monkeypatch, capsys):
+    run(path(name, "_private"), monkeypatch)
+    assert accuracy(capsys.readouterr().out) > 0.8
+
+
+def difference(name):
+    """The hunks between the two, without what is blank."""
+    texts = [path(name, suffix).read_text().splitlines() for suffix in ("", "_private")]
+    hunks = []
+    for line in list(difflib.unified_diff(*texts, n=0, lineterm=""))[2:]:
+        if line.startswith("@@"):
+            hunks.append([])
+        elif line[1:].strip():
+            hunks[-1].append(line)
+    return hunks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_most_seven_lines_are_added_or_changed(name):
+    lines = list(itertools.chain(*difference(name)))
+    assert sum(line.startswith("+") for line in lines) <= 7
+    # What goes without replacement is the script's own choice of a batch.
+    assert sum(line.startswith("-") for line in lines) <= 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_documentation_shows_the_difference(name):
+    shown = "\n\n".join(map("\n".join, difference(name)))
+    assert f"```diff\n{shown}\n```" in (ROOT / "docs/frameworks.md").read_text()
