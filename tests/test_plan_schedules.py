@@ -1,0 +1,311 @@
+"""Plans whose noise, clip norm and batch size vary by step, or follow a quantile."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import Adjacency
+from dpjax.accounting import pld, truncation
+
+KEY = jax.random.key(7)
+N, B, T = 400, 50, 24
+X = np.random.default_rng(0).normal(size=(N, 5)).astype(np.float32)
+W = np.linspace(-1, 1, 5, dtype=np.float32)
+WIDE = 40_000
+
+
+def fixed(**changed):
+    given = {
+        "num_examples": N,
+        "batch_size": B,
+        "num_steps": T,
+        "noise_multiplier": 1.6,
+        "delta": 1e-5,
+        "clip_norm": 0.7,
+        "sampling": "fixed",
+        "adjacency": Adjacency.ZERO_OUT,
+    }
+    return dpjax.plan(**{**given, **changed})
+
+
+def loss(w, x):
+    return jnp.mean(jnp.tanh(x @ w) ** 2) * 30
+
+
+def in_three(first, second, third):
+    """A schedule in three stages, of numbers that are known."""
+    return lambda step: (first, second, third)[min(step // 8, 2)]
+
+
+def released(run, sums):
+    """What an optimizer that hands on the means gets, one step after the other."""
+    tx = run.optimizer(optax.identity(), key=KEY)
+    state, out = tx.init(jax.tree.map(jnp.zeros_like, sums)), []
+    update = jax.jit(tx.update)
+    for _ in range(run.num_steps):
+        mean, state = update(sums, state)
+        out.append(np.asarray(mean, np.float64))
+    return np.stack(out)
+
+
+# --- what it costs
+
+
+def test_a_constant_schedule_changes_nothing():
+    plain, scheduled = fixed(), fixed(noise_schedule=lambda step: 1.0)
+    assert scheduled.epsilon == pytest.approx(plain.epsilon, rel=1e-6)
+    assert scheduled.epsilon >= plain.epsilon
+
+
+@pytest.mark.parametrize("order", ["fixed", "reshuffled"])
+def test_cost_in_epochs_is_that_of_the_worst_place(order):
+    # Eight steps an epoch: place j has the steps j, 8 + j, 16 + j.
+    factors = np.where(np.arange(T) % 8 == 3, 1.0, 2.0)
+    factors[3] = 4.0
+    run = fixed(sampling=order, noise_schedule=lambda t: jnp.asarray(factors)[t])
+    costs = (factors**-2.0).reshape(3, 8)
+    total = costs.sum(0).max() if order == "fixed" else costs.max(1).sum()
+    mu = float(run.guarantee.profile.mu)
+    assert mu == pytest.approx(math.sqrt(total) / 1.6, rel=1e-6)
+    early = run.guarantee.at(5).profile.mu
+    assert float(early) == pytest.approx(math.sqrt(costs[0, :5].max()) / 1.6, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.REPLACE])
+def test_cost_of_poisson_batches_is_the_composition(adjacency):
+    run = dpjax.plan(
+        num_examples=N,
+        batch_size=20,
+        num_steps=T,
+        epsilon=2.0,
+        delta=1e-5,
+        clip_norm=0.7,
+        adjacency=adjacency,
+        noise_schedule=in_three(1.0, 2.0, 1.0),
+        batch_schedule=in_three(1.0, 1.0, 2.0),
+    )
+    steps = [
+        pld.compose(
+            truncation.poisson_gaussian(
+                run.noise_multiplier * noise,
+                size / N,
+                num_examples=N,
+                max_batch_size=run.max_batch_size,
+                adjacency=adjacency,
+            ),
+            8,
+        )
+        for noise, size in [(1.0, 20), (2.0, 20), (1.0, 40)]
+    ]
+    whole = pld.convolve(pld.convolve(steps[0], steps[1]), steps[2])
+    assert run.epsilon == pytest.approx(float(pld.epsilon(whole, 1e-5)), rel=1e-4)
+    assert 1.9 < run.epsilon <= 2.0
+    assert run.max_batch_size >= 40
+    half = run.guarantee.at(8).epsilon(1e-5)
+    assert float(half) == pytest.approx(float(pld.epsilon(steps[0], 1e-5)), rel=1e-4)
+    sizes = [int(run.batch(t, KEY).mask.sum()) for t in (0, 23)]
+    jitted = jax.jit(run.batch)
+    assert sizes == [int(jitted(t, KEY).mask.sum()) for t in (0, 23)]
+
+
+def test_batch_sizes_are_those_of_the_schedule():
+    run = dpjax.plan(
+        num_examples=N,
+        batch_size=20,
+        num_steps=T,
+        noise_multiplier=5.0,
+        max_batch_size=120,
+        delta=1e-5,
+        clip_norm=0.7,
+        batch_schedule=in_three(1.0, 2.0, 3.0),
+    )
+    masks = jax.vmap(lambda t, k: run.batch(t, k).mask, (None, 0))
+    for step, size in [(0, 20), (7, 20), (8, 40), (16, 60), (23, 60)]:
+        counts = masks(step, jax.random.split(KEY, 200)).sum(1)
+        # Of 200 draws; z = 5, false alarm below 1e-6 each.
+        assert abs(np.mean(counts) - size) < 5 * math.sqrt(size / 200)
+    means = released(run, jnp.full(4, 1e6))
+    np.testing.assert_allclose(means[[0, 8, 16], 0] * [20, 40, 60], 1e6, rtol=1e-4)
+
+
+def test_smooth_schedules_are_rounded_up_to_levels_which_run():
+    run = fixed(noise_schedule=optax.exponential_decay(2.0, T, 0.4))
+    asked = np.array([2.0 * 0.4 ** (t / T) for t in range(T)])
+    starts = [p.start for p in run.schedule]
+    held = np.searchsorted(starts, np.arange(T), side="right") - 1
+    levels = np.array([p.noise for p in run.schedule])[held]
+    assert len(set(levels)) <= 8
+    assert np.all(levels >= asked * (1 - 1e-6))
+    assert np.all(levels <= asked * 0.4 ** (-1 / 8) * 1.001)
+    noise = released(run, jnp.zeros(WIDE)) * B / (1.6 * 0.7)
+    spread = np.std(noise, axis=1) / levels
+    assert np.all(np.abs(spread - 1) < 5 / math.sqrt(2 * WIDE))
+    apart = np.corrcoef(noise)[np.triu_indices(T, 1)]
+    assert np.all(np.abs(apart) < 6 / math.sqrt(WIDE))
+
+
+# --- clip norms
+
+
+def test_the_clip_norm_varies_and_its_noise_with_it():
+    run = fixed(clip_schedule=in_three(1.0, 0.5, 0.1))
+    assert run.epsilon == pytest.approx(fixed().epsilon, rel=1e-6)
+    fn = jax.jit(run.value_and_grad(loss))
+    for step, clip in [(0, 0.7), (8, 0.35), (23, 0.07)]:
+        examples = run.load(X, step, KEY)
+        _, grads = fn(W, examples)
+        each = jax.vmap(jax.grad(lambda w, x: loss(w, x[None])), (None, 0))(
+            W, examples.data
+        )
+        norms = np.linalg.norm(each, axis=1, keepdims=True)
+        wanted = np.sum(each * np.minimum(1, clip / norms), axis=0)
+        # It is in units of the plan's clip norm until the noise is there.
+        np.testing.assert_allclose(grads * clip / 0.7, wanted, rtol=1e-5, atol=1e-6)
+        assert np.linalg.norm(grads) <= 0.7 * B
+    noise = released(run, jnp.zeros(WIDE)) * B / (1.6 * 0.7)
+    for step, factor in [(0, 1.0), (8, 0.5), (23, 0.1)]:
+        assert abs(np.std(noise[step]) / factor - 1) < 5 / math.sqrt(2 * WIDE)
+    on_host = next(iter(run.batches(X, key=KEY, start=8)))
+    np.testing.assert_allclose(
+        fn(W, on_host)[1], fn(W, run.load(X, 8, KEY))[1], rtol=1e-6
+    )
+    with pytest.raises(ValueError, match="step"):
+        run.value_and_grad(loss)(W, on_host._replace(step=None))
+
+
+def following(**changed):
+    clip = dpjax.QuantileClip(0.01, **{"quantile": 0.6, **changed})
+    return fixed(clip_norm=clip, num_steps=120)
+
+
+def test_a_clip_norm_follows_the_quantile():
+    run = following(learning_rate=0.3)
+    data = X * np.linspace(0.1, 3, N, dtype=np.float32)[:, None]
+    fn = jax.jit(run.value_and_grad(lambda w, x: jnp.mean(x @ w)))
+    tx = run.optimizer(optax.sgd(0.0), key=KEY)
+    state, update = tx.init(W), jax.jit(tx.update)
+    for examples in run.batches(data, key=KEY):
+        bound = run.clip_norm_of(state)
+        _, grads = fn(W, examples, clip_norm=bound)
+        assert np.linalg.norm(grads.total) <= B
+        _, state = update(grads, state, W)
+    norms = np.linalg.norm(data, axis=1)
+    share = np.mean(norms <= float(run.clip_norm_of(state)))
+    # Steps of 0.3 by counts of noise 6.4 in 50, and batches that differ.
+    assert abs(share - 0.6) < 0.15
+
+
+@pytest.mark.parametrize("of_count", [None, 1.0, 30.0])
+def test_gradients_and_count_are_one_mechanism_of_the_plans_noise(of_count):
+    run = following(noise_multiplier=of_count, learning_rate=0.5)
+    found = run.guarantee.record()["clip_norm_follows"]
+    sigma = found["noise_multiplier_of_gradients"]
+    sigma_b = found["noise_multiplier_of_count"]
+    assert sigma_b == (of_count or max(B / 20, 4 * 1.6))
+    assert 1 / sigma**2 + 0.25 / sigma_b**2 == pytest.approx(1 / 1.6**2, rel=1e-12)
+    assert run.epsilon == fixed(num_steps=120).epsilon
+
+    # The noises as they run: in the mean, in units of C / b, and in log C.
+    tx = run.optimizer(optax.identity(), key=KEY)
+    start = tx.init(jnp.zeros(WIDE))
+    sums = dpjax.Bounded(jnp.zeros(WIDE), jnp.asarray(7.0))
+    mean, _ = tx.update(sums, start)
+    spread = np.std(np.asarray(mean) * B / 0.01) / sigma
+    assert abs(spread - 1) < 5 / math.sqrt(2 * WIDE)
+
+    def count(key):
+        tx = run.optimizer(optax.identity(), key=key)
+        sums = dpjax.Bounded(jnp.zeros(1), jnp.asarray(7.0))
+        _, state = tx.update(sums, tx.init(jnp.zeros(1)))
+        share = 0.6 - jnp.log(run.clip_norm_of(state) / 0.01) / 0.5
+        return (share - 0.5) * B
+
+    counts = np.asarray(jax.vmap(count)(jax.random.split(KEY, 4000)), np.float64)
+    assert abs(np.std(counts) / sigma_b - 1) < 5 / math.sqrt(2 * 4000)
+    assert abs(np.mean(counts) - 7) < 5 * sigma_b / math.sqrt(4000)
+
+
+def test_an_example_moves_gradients_and_count_by_what_is_accounted_for():
+    run = following()
+    fn = run.value_and_grad(lambda w, x: jnp.mean(x @ w))
+    examples = run.load(X, 0, KEY)
+    mask = np.asarray(examples.mask).copy()
+    mask[3] = False
+    bound = jnp.asarray(0.8)
+    _, whole = fn(W, examples, clip_norm=bound)
+    _, less = fn(W, examples._replace(mask=mask), clip_norm=bound)
+    assert np.linalg.norm(whole.total - less.total) <= 1 + 1e-6
+    assert abs(whole.within - less.within) == 0.5
+    spoilt = np.where(np.arange(B)[:, None] == 3, np.nan, examples.data)
+    broken = examples._replace(data=spoilt)
+    _, other = fn(W, broken, clip_norm=bound)
+    np.testing.assert_allclose(other.total, less.total, rtol=1e-5)
+    assert abs(other.within - less.within) == 0.5
+
+
+# --- misuse
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"noise_schedule": 2.0}, "noise_schedule"),
+        ({"noise_schedule": lambda t: 0.0 * t}, "noise_schedule"),
+        ({"noise_schedule": lambda t: jnp.ones(2)}, "noise_schedule"),
+        ({"clip_schedule": lambda t: float("nan")}, "clip_schedule"),
+        ({"batch_schedule": lambda t: 1.0}, "batch_schedule"),
+        (
+            {"noise_schedule": lambda t: 1.0, "num_steps": None, "epsilon": 2.0},
+            "num_steps",
+        ),
+        (
+            {"clip_norm": dpjax.QuantileClip(1.0), "clip_schedule": lambda t: 1.0},
+            "clip_schedule",
+        ),
+        ({"clip_norm": dpjax.QuantileClip(0.0)}, "initial"),
+        ({"clip_norm": dpjax.QuantileClip(1.0, quantile=1.0)}, "quantile"),
+        ({"clip_norm": dpjax.QuantileClip(1.0, learning_rate=-1.0)}, "learning_rate"),
+        (
+            {"clip_norm": dpjax.QuantileClip(1.0, noise_multiplier=0.8)},
+            "noise_multiplier",
+        ),
+        (
+            {
+                "sampling": "poisson",
+                "batch_schedule": lambda t: 20.0,
+            },
+            "batch_size",
+        ),
+    ],
+)
+def test_mistakes_are_refused(changed, name):
+    with pytest.raises(ValueError, match=name):
+        fixed(**changed)
+
+
+def test_a_clip_norm_is_given_where_it_follows_and_only_there():
+    run, plain = following(), fixed()
+    with pytest.raises(ValueError, match="clip_norm"):
+        run.value_and_grad(loss)(W, run.load(X, 0, KEY))
+    with pytest.raises(ValueError, match="clip_norm"):
+        plain.value_and_grad(loss)(W, plain.load(X, 0, KEY), clip_norm=9.0)
+    state = plain.optimizer(optax.sgd(0.1), key=KEY).init(W)
+    with pytest.raises(ValueError, match="QuantileClip"):
+        plain.clip_norm_of(state)
+    with pytest.raises(ValueError, match="state"):
+        run.clip_norm_of(state)
+
+
+def test_reports_say_what_varies():
+    text = str(fixed(noise_schedule=in_three(1.0, 2.0, 3.0)).guarantee)
+    assert "noise 2" in text
+    assert "from step 16" in text
+    follows = following().guarantee
+    assert "noisy count" in str(follows)
+    assert follows.to_json()
