@@ -1,5 +1,7 @@
 """Differentially private training in JAX."""
 
+import importlib.metadata
+
 from dpjax import _former
 from dpjax import accounting as accounting
 from dpjax import reduced_momentum as reduced_momentum
@@ -32,4 +34,13 @@ from dpjax.optimizers import dp_sgd as dp_sgd
 from dpjax.per_example import PerExample as PerExample
 from dpjax.per_example import clipped_grad as clipped_grad
 
+__version__ = importlib.metadata.version("dpjax")
+
 _former.modules("dpjax")
+
+
+def __dir__() -> list[str]:
+    """What is public, for who completes names."""
+    hidden = ("importlib",)
+    public = [x for x in globals() if not x.startswith("_") and x not in hidden]
+    return sorted([*public, "__version__", "__doc__"])

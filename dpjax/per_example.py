@@ -48,6 +48,16 @@ class ClippedGrad:
     engine: Engine
     microbatch_size: int | None
 
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        name = getattr(self.loss_fn, "__name__", repr(self.loss_fn))
+        others = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if field.name != "loss_fn"
+        ]
+        return f"clipped_grad({name}, {', '.join(others)})"
+
     def sensitivity(self, adjacency: Adjacency) -> jax.typing.ArrayLike:
         """The L2 distance that one example can move the sum: C, or 2C for REPLACE.
 

@@ -4,9 +4,11 @@ import ast
 import importlib
 import pathlib
 import re
+import sys
 import tomllib
 import types
 
+import jax.numpy as jnp
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -193,3 +195,52 @@ def test_the_page_of_papers_names_functions_and_tests_that_exist():
                 assert f"def {test}(" in (ROOT / "tests" / file).read_text(), name
             assert "`" in row[1], (title, row)
             assert "`" in row[2], (title, row)
+
+
+def test_names_are_completed_to_what_is_public():
+    import dpjax
+
+    assert all(hasattr(dpjax, name) for name in dir(dpjax))
+    assert {"plan", "clipped_grad", "__version__"} <= set(dir(dpjax))
+    private = {name for name in dir(dpjax) if name.startswith("_")}
+    assert private == {"__doc__", "__version__"}
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert dpjax.__version__ == pyproject["project"]["version"]
+    assert (ROOT / "dpjax/py.typed").exists()
+
+
+def test_what_is_imported_is_declared():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    declared = {re.match(r"[\w-]+", x)[0] for x in pyproject["project"]["dependencies"]}
+    # These two are looked for, and done without where they are not.
+    optional = {"flax", "tqdm"}
+    found = {
+        name.split(".")[0]
+        for path in MODULES
+        for name in imports(path)
+        if name.split(".")[0] not in sys.stdlib_module_names
+    }
+    assert found - {"dpjax"} <= declared | optional
+
+
+def test_records_print_as_what_they_are():
+    import dpjax
+    from dpjax.accounting import pld
+
+    step = pld.poisson_gaussian(1.1, 0.01, adjacency=dpjax.Adjacency.ADD_REMOVE)
+    both = pld.convolve(pld.compose(step, 1000), pld.gaussian(0.3))
+    assert repr(both) == (
+        "PLD(\n  1000 x poisson(noise_multiplier=1.1, sampling_rate=0.01),"
+        "\n  1 x gaussian(mu=0.3)\n)"
+    )
+    assert repr(pld.PLD(())) == "PLD()"
+
+    def loss(w, x):
+        return w @ x
+
+    assert repr(dpjax.clipped_grad(loss, 0.3)).startswith(
+        "clipped_grad(loss, clip_norm=0.3, "
+    )
+    table = dpjax.explain(loss, jnp.ones(3), jnp.ones((2, 3)))
+    assert repr(table) == str(table)
+    assert "auto:" in repr(table)

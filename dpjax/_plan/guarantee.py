@@ -153,6 +153,10 @@ class RunGuarantee:
         """The record as JSON."""
         return json.dumps(self.record(), indent=2, ensure_ascii=False)
 
+    def _repr_markdown_(self) -> str:
+        """The same in a notebook."""
+        return str(self).replace("\n", "\n\n")
+
     def __str__(self) -> str:
         """What a paper must state."""
         found = self.record()

@@ -54,6 +54,19 @@ class PLD:
 
     mechanisms: tuple[Mechanism, ...]
 
+    def __repr__(self) -> str:
+        """One line a mechanism: how often it runs, and with which numbers."""
+        lines = []
+        for m in self.mechanisms:
+            of_mu = m.kind in ("gaussian", "fixed_size")
+            words = f"{'mu' if of_mu else 'noise_multiplier'}={m.parameter}"
+            if m.kind != "gaussian":
+                words += f", sampling_rate={m.sampling_rate}"
+            if m.kind.startswith("truncated"):
+                words += f", n={m.num_examples}, max_batch_size={m.max_batch_size}"
+            lines.append(f"\n  {m.count} x {m.kind}({words})")
+        return f"PLD({','.join(lines)}\n)" if lines else "PLD()"
+
 
 def _parameters(pld: PLD) -> tuple[list[jax.typing.ArrayLike], tuple[str, ...]]:
     """What the compiled functions take: all numbers, and the kinds."""

@@ -38,7 +38,7 @@ class Explanation:
     rows: tuple[Row, ...]
     auto: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The table."""
         head = ("parameter", "shape", "sites", "norm from", "cost", "vmap", "why")
         cells: list[tuple[str, ...]] = [head]
