@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, Generic, Literal, NamedTuple, overload
 
 import jax
 import jax.extend.core as jex
@@ -14,7 +14,7 @@ from dpjax import _validate, bookkeeping
 from dpjax._arguments import Arguments, Groups, as_tuple
 from dpjax._meshes import varying_axes
 from dpjax._microbatches import in_microbatches
-from dpjax._typing import ArrayLike, Engine
+from dpjax._typing import ArrayLike, Engine, Params
 from dpjax._vmap_engine import clipped_sum as vmap_sum
 from dpjax.adjacency import Adjacency
 from dpjax.clipping import Summed, batch_size
@@ -37,7 +37,7 @@ class PerExample(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ClippedGrad:
+class ClippedGrad(Generic[Params]):
     """The function that `clipped_grad` makes; see there."""
 
     loss_fn: Callable[..., Any]
@@ -76,7 +76,7 @@ class ClippedGrad:
 
     def __call__(
         self, *args: Any, mask: jax.Array | None = None
-    ) -> tuple[Any, PerExample]:
+    ) -> tuple[Params, PerExample]:
         """The sum of clipped gradients and what each example gave."""
         examples = self._arguments.examples(args)
         batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
@@ -182,6 +182,32 @@ def _check_scalar(loss: Any) -> None:
         )
 
 
+@overload
+def clipped_grad(
+    loss_fn: Callable[Concatenate[Params, ...], Any],
+    clip_norm: Any,
+    *,
+    argnums: Literal[0] = 0,
+    batch_argnums: int | Sequence[int] = 1,
+    has_aux: bool = False,
+    engine: Engine = "auto",
+    microbatch_size: int | None = None,
+) -> ClippedGrad[Params]: ...
+
+
+@overload
+def clipped_grad(
+    loss_fn: Callable[..., Any],
+    clip_norm: Any,
+    *,
+    argnums: int | Sequence[int],
+    batch_argnums: int | Sequence[int] = 1,
+    has_aux: bool = False,
+    engine: Engine = "auto",
+    microbatch_size: int | None = None,
+) -> ClippedGrad[Any]: ...
+
+
 def clipped_grad(
     loss_fn: Callable[..., Any],
     clip_norm: Any,
@@ -191,7 +217,7 @@ def clipped_grad(
     has_aux: bool = False,
     engine: Engine = "auto",
     microbatch_size: int | None = None,
-) -> ClippedGrad:
+) -> ClippedGrad[Any]:
     """Make a function that sums clipped per-example gradients over a batch.
 
     Args:

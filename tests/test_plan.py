@@ -3,6 +3,7 @@
 import json
 import re
 
+import chex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -187,6 +188,13 @@ def test_batches_are_the_same_on_the_host_and_in_a_scan(sampling):
         jax.tree.map(np.testing.assert_array_equal, one, other)
     later = next(iter(run.batches(DATA, key=KEY, start=9)))
     jax.tree.map(np.testing.assert_array_equal, later, host[9])
+
+
+def test_data_of_numpy_go_into_jit_too():
+    run = fixed(sampling="poisson", max_batch_size=80)
+    host, inside = run.load(DATA, 3, KEY), jax.jit(lambda t: run.load(DATA, t, KEY))(3)
+    assert isinstance(host.data[0], np.ndarray)
+    chex.assert_trees_all_equal(host, inside)
 
 
 def test_an_epoch_is_every_example_once():

@@ -8,6 +8,7 @@ import sys
 import tomllib
 import types
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -118,6 +119,16 @@ def test_the_programs_in_the_readme_run(number, printed, capsys):
     program = readme.split("```python\n")[number].split("```")[0]
     exec(compile(program, "README.md", "exec"), {})
     assert printed in capsys.readouterr().out
+
+
+def test_the_programs_on_the_page_of_plans_run(capsys):
+    page, names = (ROOT / "docs/plan.md").read_text(), {}
+    with jax.numpy_rank_promotion("allow"):  # as it is for users
+        for program in page.split("```python\n")[1:]:
+            exec(compile(program.split("```")[0], "plan.md", "exec"), names)
+    printed = capsys.readouterr().out
+    for words in ("room for", "had it stopped", "True", "one user", "% clipped"):
+        assert words in printed
 
 
 # What a reference may name, as a row of docs/papers.md does.

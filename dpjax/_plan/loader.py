@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dpjax import _validate
 from dpjax._plan.users import OfUser, Users
@@ -45,11 +46,13 @@ class Examples(NamedTuple):
 
 
 def rows(data: Any, batch: Batch) -> Examples:
-    """Those of a tree of arrays; on the host if they are NumPy's."""
+    """Those of a tree of arrays; on the host if they are NumPy's, except under jit."""
+    traced = isinstance(batch.indices, Tracer)
 
     def taken(x: Any) -> Any:
-        if isinstance(x, jax.Array):
-            return jnp.take(x, jnp.asarray(batch.indices), axis=0, mode="clip")
+        if traced or isinstance(x, jax.Array):
+            indices = jnp.asarray(batch.indices)
+            return jnp.take(jnp.asarray(x), indices, axis=0, mode="clip")
         return x[np.asarray(batch.indices)]
 
     return Examples(jax.tree.map(taken, data), batch.mask)
