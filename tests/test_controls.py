@@ -1,7 +1,7 @@
 """Tests of noise, run against noise that is broken: they must fail.
 
-A test that passes whatever the noise does shows nothing. Each line here breaks one thing
-from outside, and names tests that are there to find it.
+A test that passes whatever the noise does shows nothing. Each line here breaks one
+thing from outside, and names a test that is there to find it.
 """
 
 import jax
@@ -104,7 +104,10 @@ def added_in_the_dtype_of_the_sum(monkeypatch):
                 .test_gradients_and_count_are_one_mechanism_of_the_plans_noise(30.0)
             ),
         ),
-        (added_in_the_dtype_of_the_sum, test_noise.test_noise_is_added_before_casting_down),
+        (
+            added_in_the_dtype_of_the_sum,
+            test_noise.test_noise_is_added_before_casting_down,
+        ),
     ],
 )  # fmt: skip
 def test_a_test_finds_what_it_is_for(broken, test, monkeypatch):
