@@ -574,3 +574,12 @@ def test_a_plan_is_static_under_jit():
     run = fixed()
     assert hash(run) == hash(fixed())
     assert jax.jit(lambda run, x: x * run.clip_norm)(run, 2.0) == pytest.approx(1.4)
+
+
+def test_mu_is_said_where_there_is_one(poisson):
+    run = fixed()
+    mu = Adjacency.ZERO_OUT.sensitivity_factor * np.sqrt(2) / 1.6  # two epochs
+    assert run.guarantee.mu == pytest.approx(mu, rel=1e-6)
+    assert "-GDP)" in str(run.guarantee)
+    assert poisson.guarantee.mu is None
+    assert "GDP" not in str(poisson.guarantee)

@@ -74,6 +74,12 @@ class RunGuarantee:
         """ε(δ) and δ(ε), rounded up."""
         return self.plan.mechanism.profile(self.plan.numbers(self.num_steps))
 
+    @property
+    def mu(self) -> float | None:
+        """The GDP parameter, where the run is a Gaussian mechanism; else None."""
+        mu = self.profile.mu
+        return None if mu is None else float(np.asarray(mu))
+
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """The ε for a δ in (0, 1), rounded up."""
         return self.profile.epsilon(delta)
@@ -120,6 +126,7 @@ class RunGuarantee:
         return {
             "epsilon": float(self.epsilon(plan.delta)),
             "delta": plan.delta,
+            "mu": self.mu,
             "adjacency": plan.adjacency.name,
             "adjacency_means": _ADJACENCY[plan.adjacency].format(unit=plan.unit),
             "unit_of_privacy": f"one {plan.unit}",
@@ -160,12 +167,14 @@ class RunGuarantee:
     def __str__(self) -> str:
         """What a paper must state."""
         found = self.record()
+        gdp = "" if found["mu"] is None else f" ({_up(found['mu'], 4)}-GDP)"
         rates = ", ".join(
             f"{_up(power, 4)} at a false-positive rate of {alpha}"
             for alpha, power in found["attack_true_positive_rate_at_most"].items()
         )
         return (
-            f"({_up(found['epsilon'])}, {found['delta']})-differential privacy where "
+            f"({_up(found['epsilon'])}, {found['delta']})-differential privacy"
+            f"{gdp} where "
             f"{found['adjacency_means']} ({found['adjacency']}), for "
             f"{found['released']}.\n"
             f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
