@@ -92,12 +92,7 @@ def plan(
         "batch_size": batch_size,
         "noise_multiplier": noise_multiplier,
     }
-    unknown = [name for name, value in given.items() if value is None]
-    if len(unknown) != 1:
-        raise ValueError(
-            "exactly one of epsilon, num_steps, batch_size and noise_multiplier must "
-            f"be None, and is solved for; got {given}."
-        )
+    unknown = _unknown(given)
     n = _validate.static_int("num_examples", num_examples, minimum=1)
     for name in ("num_steps", "batch_size"):
         if given[name] is not None:
@@ -125,10 +120,10 @@ def plan(
     _check_room(mechanism, largest, max_batch_size)
 
     if mechanism.overflows and max_batch_size is None:
-        solved = _solved(mechanism, unknown[0], given, (1 - _SHARE) * delta, n)
+        solved = _solved(mechanism, unknown, given, (1 - _SHARE) * delta, n)
         room = _room(mechanism, solved, delta, largest or solved["batch_size"])
     else:
-        solved = _solved(mechanism, unknown[0], given, delta, max_batch_size or n)
+        solved = _solved(mechanism, unknown, given, delta, max_batch_size or n)
         room = max_batch_size or solved["batch_size"]
     numbers = _numbers(solved, room)
     if isinstance(clip, QuantileClip):
@@ -145,11 +140,22 @@ def plan(
         sampling=sampling,
         noise=noise,
         adjacency=adjacency,
-        solved_for=unknown[0],
+        solved_for=unknown,
         unit=unit,
         schedule=solved["schedule"],
         quantile=clip if isinstance(clip, QuantileClip) else None,
     )
+
+
+def _unknown(given: dict[str, Any]) -> str:
+    """The one that is solved for."""
+    unknown = [name for name, value in given.items() if value is None]
+    if len(unknown) != 1:
+        raise ValueError(
+            "exactly one of epsilon, num_steps, batch_size and noise_multiplier must "
+            f"be None, and is solved for; got {given}."
+        )
+    return unknown[0]
 
 
 def _schedule(
