@@ -27,6 +27,11 @@ def at_most(num_steps: int) -> optax.GradientTransformation:
     A further step is a ValueError outside jit, and NaN updates inside.
     """
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    if num_steps >= 2**31 - 1:
+        raise ValueError(
+            "num_steps must be below 2**31 - 1, where its count ends; got "
+            f"{num_steps!r}."
+        )
 
     def init(params: Tree) -> AtMostState:
         del params

@@ -84,5 +84,6 @@ def metrics(
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     """The mean of those that are there; 0 if none is."""
-    total = jnp.sum(jnp.where(mask, values, 0))
-    return total / jnp.maximum(jnp.sum(mask), 1)
+    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    total = jnp.sum(jnp.where(mask, values.astype(dtype), jnp.zeros((), dtype)))
+    return total / jnp.maximum(jnp.sum(mask), 1).astype(dtype)

@@ -166,7 +166,8 @@ def noisy_mean(
 
     Args:
       clip_norm: the bound C that the sum was clipped with, positive; or the function
-        that `clipped_grad` made, which knows it.
+        that `clipped_grad` made, which knows it (then name clip_norm in static_args of
+        `optax.inject_hyperparams`).
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this alone.

@@ -1,6 +1,7 @@
 """From a loss on one example to the sum of clipped per-example gradients."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate, bookkeeping
 from dpjax._arguments import Arguments, Groups, as_tuple
+from dpjax._dtypes import widen
 from dpjax._meshes import varying_axes
 from dpjax._microbatches import in_microbatches
 from dpjax._typing import ArrayLike, Engine, Params
@@ -70,9 +72,12 @@ class ClippedGrad(Generic[Params]):
         if all(isinstance(c, int | float) for c in clip_norms):
             # Two units of its last place are more than it rounds down by.
             return factor * math.hypot(*clip_norms) * (1 + 2.0**-51)
-        # k squares and their sum lose less than 2⁻²² k / 2, relatively.
-        slack = 1 + 2.0**-22 * len(clip_norms)
-        return factor * slack * jnp.sqrt(sum(c * c for c in clip_norms))
+        bounds = widen([jnp.asarray(c) for c in clip_norms])
+        largest = functools.reduce(jnp.maximum, bounds)
+        squares = sum(jnp.square(c / largest) for c in bounds)  # which do not underflow
+        # k quotients, squares and their sum lose less than 2⁻²² k / 2, relatively.
+        slack = 1 + 2.0**-22 * (len(clip_norms) + 1)
+        return factor * slack * largest * jnp.sqrt(squares)
 
     def __call__(
         self, *args: Any, mask: jax.Array | None = None

@@ -194,3 +194,31 @@ def test_the_clipped_gradient_says_its_clip_norm(name, bounds):
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert fn.sensitivity(Adjacency.ADD_REMOVE) >= np.linalg.norm(bounds)
+
+
+def test_runs_end_before_their_count_does():
+    common = {"clip_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 1}
+    with pytest.raises(ValueError, match="num_steps"):
+        noisy_mean(**common, key=KEY, num_steps=2**31 - 1)
+    noisy_mean(**common, key=KEY, num_steps=2**31 - 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bounds"),
+    [
+        ("float16", (1e-4, 1e-4)),
+        ("float16", (3e-4, 2e-4)),
+        ("float32", (1e-23, 3e-23)),
+        ("bfloat16", (0.6, 1.9)),
+    ],
+)
+def test_several_clip_norms_of_any_dtype_have_noise_enough(dtype, bounds):
+    bounds = jnp.asarray(bounds, dtype)
+    exact = np.linalg.norm(np.asarray(bounds, np.float64))
+
+    def sensitivity(bounds):
+        fn = clipped_grad(lambda w, x: w[0] * x, [*bounds])
+        return fn.sensitivity(Adjacency.ADD_REMOVE)
+
+    for found in (sensitivity(bounds), jax.jit(sensitivity)(bounds)):
+        assert exact <= float(found) <= exact * (1 + 2e-6)

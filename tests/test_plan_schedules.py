@@ -309,3 +309,55 @@ def test_reports_say_what_varies():
     follows = following().guarantee
     assert "noisy count" in str(follows)
     assert follows.to_json()
+
+
+# --- where floats end
+
+
+@pytest.mark.parametrize("initial", [1e38, 1e-39, float("inf"), float("nan")])
+def test_clip_norms_that_vary_are_within_what_floats_hold(initial):
+    with pytest.raises(ValueError, match=r"clip_norm|initial"):
+        fixed(clip_norm=dpjax.QuantileClip(initial))
+    with pytest.raises(ValueError, match="clip_norm"):
+        fixed(clip_norm=initial, clip_schedule=lambda t: 0.5)
+
+
+@pytest.mark.parametrize("number", [np.float16, np.float32, jnp.float32])
+def test_numbers_of_narrow_floats_are_taken_as_they_are(number):
+    clip = dpjax.QuantileClip(0.5, quantile=number(0.5), noise_multiplier=number(30.1))
+    run = fixed(clip_norm=clip)
+    found = run.guarantee.record()["clip_norm_follows"]
+    whole = found["noise_multiplier_of_gradients"] ** -2
+    whole += 0.25 * found["noise_multiplier_of_count"] ** -2
+    assert whole <= 1.6**-2 * (1 + 1e-14)
+    assert run.guarantee.to_json()
+    assert hash(run) == hash(fixed(clip_norm=clip))
+
+
+@pytest.mark.parametrize("name", ["x64", "strict"])
+def test_a_run_scans_in_every_configuration(name):
+    scope = (
+        jax.enable_x64(True) if name == "x64" else jax.numpy_dtype_promotion("strict")
+    )
+    with scope:
+        run = following()
+        fn = run.value_and_grad(lambda w, x: jnp.mean(x @ w))
+        tx = run.optimizer(optax.sgd(0.1), key=jax.random.key(7))
+
+        def step(carry, number):
+            w, state = carry
+            examples = run.load(X, number, KEY)
+            _, grads = fn(w, examples, clip_norm=run.clip_norm_of(state))
+            updates, state = tx.update(grads, state, w)
+            return (optax.apply_updates(w, updates), state), ()
+
+        w = jnp.asarray(W)
+        start = w, tx.init(w)
+        (w, _), _ = jax.lax.scan(step, start, jnp.arange(3, dtype=jnp.int32))
+        assert np.isfinite(w).all()
+
+
+def test_what_is_no_bounded_sum_is_refused():
+    tx = following().optimizer(optax.sgd(0.1), key=KEY)
+    with pytest.raises(ValueError, match="Bounded"):
+        tx.update(jnp.asarray(W), tx.init(jnp.asarray(W)))

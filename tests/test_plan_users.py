@@ -244,3 +244,32 @@ def test_metrics_of_a_plan():
     np.testing.assert_allclose(
         found.norm_quantiles, np.quantile(norms, [0.1, 0.5, 0.9]), rtol=1e-4
     )
+
+
+def test_objects_that_do_not_sort_are_still_one_user_each():
+    found = dpjax.by_user(
+        np.arange(5.0), np.array([3, "a", 3, 1.5, "a"], object), max_examples=9
+    )
+    assert len(found) == 3
+    kept = [u.examples[u.mask].tolist() for u in map(found.__getitem__, range(3))]
+    assert kept == [[0.0, 2.0], [1.0, 4.0], [3.0]]
+    missing = np.array([3, np.nan, 1, 3, np.nan, 1, 3], object)
+    with pytest.raises(ValueError, match="equal to themselves"):
+        dpjax.by_user(np.arange(7.0), missing, max_examples=9)
+    names = np.array([1.0, np.nan, np.nan, 1.0])
+    assert len(dpjax.by_user(np.arange(4.0), names, max_examples=9)) == 2
+
+
+def test_random_keys_of_a_batch_in_parts_are_those_of_the_whole():
+    run = a_plan(unit="example", num_examples=OWNER.size, batch_size=9)
+    examples = run.load((X, Y), 0, KEY)
+
+    def drawn(w, batch, key):
+        x, _ = batch
+        return jnp.sum(x @ w) + 0 * jnp.sum(x), jax.random.bits(key, (1,))
+
+    fn = run.value_and_grad(drawn, has_aux=True)
+    (_, whole), _ = fn(W, examples, jax.random.key(3))
+    (_, parts), _ = dpjax.accumulate(jax.jit(fn), 4)(W, examples, jax.random.key(3))
+    np.testing.assert_array_equal(whole, parts)
+    assert len(set(np.asarray(whole).ravel().tolist())) == 9

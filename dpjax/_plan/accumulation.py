@@ -27,6 +27,8 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
 
     Returns:
       `fn(model, examples, *others)`, not for jit, with the same results up to rounding.
+      (The counters of a flax.nnx model move on with each part, and with them its
+      dropout.)
 
     Raises:
       ValueError: size is below 1.
@@ -47,10 +49,12 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
     """
     size = _validate.static_int("size", size, minimum=1)
 
-    def fn(model: Any, examples: Examples, *others: Any) -> tuple[Any, Any]:
+    def fn(
+        model: Any, examples: Examples, *others: Any, **named: Any
+    ) -> tuple[Any, Any]:
         counts, values, auxes, total = [], [], [], None
         for part in examples.parts(size):
-            out, grads = loss_and_grad(model, part, *others)
+            out, grads = loss_and_grad(model, part, *others, **named)
             value, *aux = out if isinstance(out, tuple) else (out,)
             counts.append(np.sum(part.mask))
             values.append(value)

@@ -39,7 +39,8 @@ _ASSUMPTIONS = (
     "the number of {unit}s is public",
     "batches, gradients and updates are those of the plan, run once with one key that "
     "is secret",
-    "the loss sees one example at a time",
+    "the loss sees one example at a time, and what random keys it uses are secret and "
+    "new in every step",
     "hyperparameters were not chosen on these data, or that was accounted for",
     "real arithmetic, ideal Gaussian noise and uniform bits",
 )
@@ -100,6 +101,8 @@ class RunGuarantee:
         deltas = np.array([self.plan.delta, *_DELTAS])
         epsilons = np.array([float(self.epsilon(delta)) for delta in deltas])
         known = epsilons < np.inf
+        if not known.any():
+            return jnp.zeros_like(jnp.asarray(alpha, jnp.result_type(float)))
         return fdp.tradeoff(
             lambda _: jnp.asarray(deltas[known]), alpha, epsilons=epsilons[known]
         )
@@ -157,8 +160,11 @@ class RunGuarantee:
         }
 
     def to_json(self) -> str:
-        """The record as JSON."""
-        return json.dumps(self.record(), indent=2, ensure_ascii=False)
+        """The record as JSON; an ε without bound is null."""
+        found = self.record()
+        if found["epsilon"] == math.inf:
+            found["epsilon"] = None
+        return json.dumps(found, indent=2, ensure_ascii=False)
 
     def _repr_markdown_(self) -> str:
         """The same in a notebook."""

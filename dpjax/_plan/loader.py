@@ -26,11 +26,13 @@ class Examples(NamedTuple):
       mask: bool[m], False where a place is empty. A loss of `Plan.value_and_grad`
         never sees what is there.
       step: the step's number, i32[], where the clip norm has a schedule.
+      first: in a part of a batch, the number of its first place, i32[].
     """
 
     data: Any
     mask: ArrayLike
     step: ArrayLike | None = None
+    first: ArrayLike | None = None
 
     def parts(self, size: int) -> "Iterator[Examples]":
         """Parts with a leading axis of this size, filled up with empty places."""
@@ -42,7 +44,7 @@ class Examples(NamedTuple):
             held = np.minimum(rows, total - 1)
             mask = np.asarray(self.mask)[held] & (rows < total)
             part = jax.tree.map(lambda x, held=held: x[held], self.data)
-            yield Examples(part, mask, self.step)
+            yield Examples(part, mask, self.step, np.int32(first))
 
 
 def rows(data: Any, batch: Batch) -> Examples:

@@ -150,6 +150,8 @@ def _gradient(
             microbatch_size=microbatch_size,
         )
         numbers = numbered(mask.size, [examples.data, mask])
+        if examples.first is not None:
+            numbers = numbers + jnp.asarray(examples.first, numbers.dtype)
         batch = (examples.data, [part.of_examples(numbers) for part in parts])
         grads, per_example = gradient(parts[0].trained, batch, mask=mask)
         nonlocal looked

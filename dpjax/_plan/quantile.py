@@ -9,6 +9,9 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._typing import ArrayLike, Tree
 
+# Where clip norms that vary may be, so that float32 holds what is made of them.
+LEAST, MOST = 2.0**-60, 2.0**60
+
 
 class QuantileClip(NamedTuple):
     """Clip so that a given share of the examples is not clipped.
@@ -18,7 +21,7 @@ class QuantileClip(NamedTuple):
     the gradients grows a little, so that both together cost what the plan says.
 
     Attributes:
-      initial: the first step's clip norm, positive.
+      initial: the first step's clip norm, from 2⁻⁶⁰ to 2⁶⁰.
       quantile: the share that is to be within, in (0, 1).
       learning_rate: η, positive.
       noise_multiplier: σ_b, the standard deviation of the noise on the count, above
@@ -45,13 +48,18 @@ class Bounded(NamedTuple):
     within: jax.Array
 
 
-def check(clip: QuantileClip) -> None:
-    """Raise unless its numbers are in range."""
-    _validate.positive("initial", clip.initial)
+def checked(clip: QuantileClip) -> QuantileClip:
+    """The same as numbers of Python, which are in range."""
+    numbers = {k: v for k, v in clip._asdict().items() if v is not None}
+    for name, value in numbers.items():
+        _validate.scalar(name, value)
+        if _validate.concrete(value) is None:
+            raise ValueError(
+                f"{name} must be a number, not a traced one; got {value!r}"
+            )
+        _validate.positive(name, value)
     _validate.open_unit("quantile", clip.quantile)
-    _validate.positive("learning_rate", clip.learning_rate)
-    if clip.noise_multiplier is not None:
-        _validate.positive("noise_multiplier", clip.noise_multiplier)
+    return clip._replace(**{name: float(value) for name, value in numbers.items()})
 
 
 def noise_of(
@@ -76,7 +84,8 @@ def noise_of(
 
 def within(norms: jax.Array, mask: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     """What the examples add to the count, 1/2 each way; 0 for an empty place."""
-    return jnp.sum(jnp.where(mask, jnp.where(norms <= clip_norm, 0.5, -0.5), 0.0))
+    half = jnp.where(norms <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
+    return jnp.sum(jnp.where(mask, half, jnp.float32(0.0)))
 
 
 def moved(
@@ -84,6 +93,6 @@ def moved(
 ) -> jax.Array:
     """The next clip norm."""
     # Andrew et al. (2021), Algorithm 1: C ← C exp(−η (b̃ − γ)).
-    share = noisy / batch_size + 0.5
+    share = noisy / jnp.asarray(batch_size, noisy.dtype) + 0.5
     following = clip_norm * jnp.exp(-clip.learning_rate * (share - clip.quantile))
-    return jnp.clip(following, 2.0**-60, 2.0**60)
+    return jnp.clip(following, LEAST, MOST).astype(jnp.float32)

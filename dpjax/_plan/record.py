@@ -25,6 +25,8 @@ from dpjax.adjacency import Adjacency
 class Plan:
     """A private run, as `dpjax.plan` makes it: immutable, and static under jit.
 
+    Its numbers belong together. For another number make another plan.
+
     Attributes:
       num_examples: n, the size of the data set.
       batch_size: b, how many examples a step takes, in expectation.
@@ -184,7 +186,9 @@ class Plan:
             where it is frozen by `jax.lax.stop_gradient`. Noise would move it.
 
         Privacy: grads has L2 sensitivity clip_norm, twice that under REPLACE. value and
-        aux are not private.
+        aux are not private. Random keys that the loss is given (dropout) must be secret
+        and new in every step: an example more or less moves others to other places,
+        and with them their keys.
         """
         return loss.value_and_grad(
             loss_fn,

@@ -89,22 +89,32 @@ def _varying_mean(plan: "Plan", key: jax.Array) -> optax.GradientTransformation:
     def update(
         updates: Any, state: Any, params: Any = None
     ) -> tuple[Any, VaryingState]:
+        if follows and not isinstance(updates, quantile.Bounded):
+            raise ValueError(
+                "updates must be a dpjax.Bounded sum, as value_and_grad of this plan "
+                "gives it, since the clip norm follows a quantile (flax.nnx.Optimizer "
+                f"does not hand it on: use the optimizer itself); got {type(updates)}."
+            )
         now = at(schedule, state.step)
         released = widen(updates)
         if follows:
             released = released._replace(within=released.within * weight)
-        smaller = jax.tree.map(lambda x: x / now.noise, released)
+        smaller = _scaled(released, 1 / jnp.asarray(now.noise))
         noisy, noise_state = noise.update(smaller, state.noise, params)
-        noisy = jax.tree.map(lambda x: x * now.noise, noisy)
+        noisy = _scaled(noisy, jnp.asarray(now.noise))
         scale, following = jnp.asarray(now.clip), state.clip_norm
         if follows:
             count, noisy = noisy.within / weight, noisy.total
             scale = state.clip_norm
             following = quantile.moved(follows, scale, count, now.batch_size)
-        mean = jax.tree.map(lambda x: x * (scale / now.batch_size), noisy)
+        mean = _scaled(noisy, scale / jnp.asarray(now.batch_size, jnp.float32))
         return mean, VaryingState(state.step + 1, following, noise_state)
 
     return optax.GradientTransformation(init, update)
+
+
+def _scaled(tree: Any, factor: jax.Array) -> Any:
+    return jax.tree.map(lambda x: x * factor.astype(x.dtype), tree)
 
 
 def _on_trained(inner: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -53,7 +53,7 @@ def plan(
         that is enough.
       max_batch_size: how many examples a Poisson batch has room for, from b to n. None
         for the least room at which overflow costs at most 1 % of δ, which the other
-        numbers are solved without.
+        numbers are solved without, and three standard deviations above b at least.
       noise_schedule: from a step's number to its noise multiplier in units of
         noise_multiplier, as optax's schedules are; rounded up to eight levels, which
         are what runs. With a schedule num_steps and batch_size must be given.
@@ -102,11 +102,17 @@ def plan(
             given[name] = _number(name, given[name])
     clip = clip_norm
     if isinstance(clip, QuantileClip):
-        quantile.check(clip)
+        clip = quantile.checked(clip)
         if clip_schedule is not None:
             raise ValueError("clip_schedule must be None where a quantile is followed.")
         clip_norm = clip.initial
     clip_norm = _number("clip_norm", clip_norm)
+    varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
+    if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
+        raise ValueError(
+            "clip_norm must be from 2**-60 to 2**60 where it or the noise varies; got "
+            f"{clip_norm!r}."
+        )
     delta = _number("delta", delta)
     _validate.open_unit("delta", delta)
     _validate.one_of("sampling", sampling, tuple(SAMPLINGS))
@@ -246,8 +252,9 @@ def _room(
 ) -> int:
     """The least room, from the largest batch on, at which ε is what was solved for.
 
-    That is without overflow, at less than δ. Below b there may be room enough too, as
-    a step that takes a few of many examples costs little; but it trains little.
+    That is without overflow, at less than δ. There may be room enough below b too, as a
+    step that takes a few of many examples costs little, but it trains little: three
+    standard deviations above b are the least that is looked at.
     """
 
     def enough(room: int) -> bool:
@@ -255,6 +262,8 @@ def _room(
         return float(mechanism.profile(numbers).epsilon(delta)) <= solved["epsilon"]
 
     most = mechanism.num_examples
+    deviation = math.sqrt(least * (1 - least / most))
+    least = min(most, math.ceil(least + 3 * deviation))
     # The mean and some standard deviations are nearly always enough.
     likely = min(most, math.ceil(least + 8 * math.sqrt(least) + 8))
     if enough(likely):

@@ -64,7 +64,7 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
 
     Args:
       data: a tree of arrays with a leading axis n.
-      users: whose example it is, [n], of any dtype that sorts.
+      users: whose example it is, [n]: numbers, strings or hashable objects.
       max_examples: how many examples are kept of a user, at least 1: the first ones in
         the data's order. Shuffle the data before for others.
 
@@ -72,7 +72,8 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
       `Users`, a data set for a plan with `unit="user"` and num_examples = `len` of it.
 
     Raises:
-      ValueError: users has another length than the data; max_examples is below 1.
+      ValueError: users has another length than the data, or is of objects among which
+        is NaN; max_examples is below 1.
 
     Privacy: which examples are kept of a user depends on that user's alone. Who the
     users are is not used; how many there are is taken to be public.
@@ -96,7 +97,7 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
             "users must name the owner of each example, [n] for data with leading axes "
             f"n >= 1; got shape {owner.shape} for data of {sorted(sizes)}."
         )
-    _, number = np.unique(owner, return_inverse=True)
+    number = _numbers(owner)
     order = np.argsort(number, kind="stable")
     counts = np.bincount(number)
     starts = np.cumsum(counts) - counts
@@ -104,6 +105,20 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
     mask = places < counts[:, None]
     rows = order[starts[:, None] + np.where(mask, places, 0)]
     return Users(data, rows, mask)
+
+
+def _numbers(owner: np.ndarray) -> np.ndarray:
+    """A number for each user, i[n]."""
+    if owner.dtype != object:
+        return np.unique(owner, return_inverse=True)[1]
+    # Sorting objects that have no order would take one user for several.
+    if any(x != x for x in owner):
+        raise ValueError(
+            "users must be equal to themselves: among objects NaN is a user of its own "
+            "each time. Give missing owners a name."
+        )
+    found: dict[object, int] = {}
+    return np.array([found.setdefault(x, len(found)) for x in owner.tolist()])
 
 
 def of_user(
