@@ -33,18 +33,26 @@ def load(name):
 
 
 def accuracy():
-    """Accuracy by training and target ε; what is not private stands in front."""
+    """Accuracy by training and target ε; what is not private has one, and is last."""
     table = load("train")["tables"]["accuracy"]
     found = {(way, target): cell for way, target, _, cell, _ in table.rows}
     targets = sorted({target for _, target in found if target})
     rows = []
-    for way in dict.fromkeys(way for way, _ in reversed(found)):
+    ways = dict.fromkeys(way for way, _ in found)
+    for way in sorted(ways, key=lambda way: (way, None) in found):
         cells = [found.get((way, target)) for target in targets]
         cells[0] = found.get((way, None), cells[0])
         rows.append([way, *cells])
     headings = (f"ε = {target:g}" for target in targets)
     columns = dict.fromkeys(headings, table.columns["test accuracy"])
     return Table("accuracy", {"training": "{}"} | columns, rows)
+
+
+def chosen():
+    """What the search chose; a batch of all examples is said to be one."""
+    table = load("tuned")["tables"]["settings"]
+    rows = [[way, e, batch or "all", *rest] for way, e, batch, *rest in table.rows]
+    return Table("chosen", table.columns, rows)
 
 
 def contenders():
@@ -134,6 +142,7 @@ def accountants():
 
 VIEWS = {
     ("train", "accuracy"): accuracy,
+    ("tuned", "settings"): chosen,
     ("clipping", "ratios"): ratios,
     ("clipping", "networks"): networks,
     ("clipping", "milliseconds"): functools.partial(beside_plain, "ms"),

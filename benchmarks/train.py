@@ -4,230 +4,201 @@
 
 Without --data it takes the 1,797 handwritten digits that scikit-learn ships. With it,
 the folder must hold the MNIST test files (t10k, gzipped idx, names with or without a
-leading "mnist-"); 8,000 images train and 2,000 test. Three ways of training are
-compared at the same (ε, δ) under replacement of one example, with the same network:
+leading "mnist-"); 8,000 images train and 2,000 test. The same network is trained, at
+the same (ε, δ) under replacement of one example, by
 
-  non-private  normalised SGD with momentum, no clipping, no noise
-  dp_sgd       independent noise in every step, then momentum; also on full batches
-  dp_nsgd      tree-aggregated momentum (Tran and Cutkosky 2022, Algorithm 1)
+  DP-SGD, Poisson        every example in each step with the same probability
+  DP-Adam, Poisson       the same, with Adam on the noisy gradients
+  DP-SGD, fixed batches  the same batches in every epoch
+  DP-SGD, full batch     all examples in each step
+  dp_nsgd (tree)         tree-aggregated momentum on fixed batches (Tran and Cutkosky
+                         2022, Algorithm 1)
+  non-private            SGD on shuffled batches, no clipping, no noise
 
-Batches are the same in every epoch. Learning rates, momentum and epochs were set once,
-by hand, for all ε; that choice is not part of the privacy guarantee. Picture and
-result go to out/; those of the README are made with `--out docs --results
-benchmarks/results`.
+Batch sizes, epochs, momenta and learning rates are those in the file that --tuned
+names, which `tune.py` chose for all of them alike, on training images only. That choice
+is not part of the privacy guarantee. Picture and result go to out/; those of the README
+are made with `--out docs --results benchmarks/results`.
 """
 
-import functools
 import math
 import pathlib
 import time
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import matplotlib
 import numpy as np
-import optax
 from _images import load
-from _results import Table, parser, print_tables, write
-
-import dpjax
-from dpjax import Adjacency, sampling, solvers
-from dpjax.accounting import gdp
+from _results import FOLDER, Table, parser, print_tables, read, write
+from _train_methods import (
+    CLIP_NORM,
+    DELTA,
+    FIXED,
+    FULL,
+    NON_PRIVATE,
+    NSGD,
+    POISSON_ADAM,
+    POISSON_SGD,
+    WAYS,
+    Shape,
+    accuracy,
+    plan_of,
+    planned,
+    sizes,
+    solved,
+)
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-DELTA = 1e-5
-CLIP_NORM = 1.0
-HIDDEN = 32
+
+class Run(NamedTuple):
+    """What one way of training came to at one ε, which is None without privacy."""
+
+    way: str
+    target: float | None
+    spent: float | None
+    accuracy: float
+    spread: float
+    seconds: float
 
 
-def initial_params(key, num_inputs):
-    """A network with one hidden layer."""
-    first, second = jax.random.split(key)
-    return {
-        "w1": jax.random.normal(first, (num_inputs, HIDDEN)) / math.sqrt(num_inputs),
-        "b1": jnp.zeros(HIDDEN),
-        "w2": jax.random.normal(second, (HIDDEN, 10)) / math.sqrt(HIDDEN),
-        "b2": jnp.zeros(10),
+class Noise(NamedTuple):
+    """Noise in the momentum by step: three ways of drawing it, all else the same."""
+
+    tree: np.ndarray
+    poisson: np.ndarray
+    fixed: np.ndarray
+
+
+def settings(path, epsilons):
+    """The rows (way, ε, shape, momentum, learning rate) that were chosen."""
+    rows = read(path)["tables"]["settings"].rows
+    found = {
+        (way, target): (way, target, Shape(batch, epochs), momentum, rate)
+        for way, target, batch, epochs, momentum, rate, _ in rows
     }
+    tuned = sorted({target for _, target in found if target})
+    if missing := set(epsilons or tuned) - set(tuned):
+        raise SystemExit(f"--epsilons must be in {path}, {tuned}; got {missing}.")
+    targets = (None, *(epsilons or tuned))
+    return [found[w, e] for e in targets for w in WAYS if (w, e) in found]
 
 
-def logits(params, image):
-    """The network, on one image or many."""
-    return jnp.tanh(image @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
+def trained(setting, data, keys):
+    """The parameters of all seeds, and the ε that was spent."""
+    name, target, shape, momentum, rate = setting
+    way = WAYS[name]
+    if way.runner is solved:
+        results = [solved(data, shape, target, key, momentum, rate) for key in keys]
+        spent = float(results[0].guarantee.epsilon(DELTA))
+        return [result.params for result in results], spent
+    run, noise = way.runner(way, data, shape, target)
+    spent = None
+    if way.runner is planned:
+        plan = plan_of(way.sampling, len(data[0]), *sizes(data, shape), target)
+        spent = plan.epsilon
+    run = jax.jit(run)
+    return [run(key, noise, momentum, rate) for key in keys], spent
 
 
-def loss(params, example):
-    """Cross-entropy of one example."""
-    image, label = example
-    return optax.softmax_cross_entropy_with_integer_labels(logits(params, image), label)
+def measure(setting, data, test, num_seeds):
+    """One way of training at one ε."""
+    start = time.perf_counter()
+    keys = [jax.random.key(seed) for seed in range(num_seeds)]
+    found, spent = trained(setting, data, keys)
+    scores = [float(accuracy(params, test)) for params in found]
+    spread = float(np.std(scores, ddof=1)) if num_seeds > 1 else 0.0
+    seconds = (time.perf_counter() - start) / num_seeds
+    return Run(*setting[:2], spent, float(np.mean(scores)), spread, seconds)
 
 
-@jax.jit
-def accuracy(params, data):
-    """The share of images whose label the network finds."""
-    return jnp.mean(jnp.argmax(logits(params, data[0]), -1) == data[1])
-
-
-def train(params, data, optimizer, gradient, batch_size, num_epochs):
-    """Cyclic batches through an optimizer of clipped (or plain) sums."""
-    batches = sampling.cyclic(data[0].shape[0], batch_size)
-
-    def step(data, carry, batch):
-        params, state = carry
-        examples = jax.tree.map(lambda x: x[batch.indices], data)
-        total = gradient(params, examples, batch.mask)
-        updates, state = optimizer.update(total, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    @jax.jit
-    def run(params, data):
-        def epoch(carry, _):
-            return jax.lax.scan(functools.partial(step, data), carry, batches)
-
-        carry = params, optimizer.init(params)
-        return jax.lax.scan(epoch, carry, length=num_epochs)[0][0]
-
-    return run(params, data)
-
-
-def train_plain(params, data, settings):
-    """Normalised SGD with momentum on the mean gradient."""
-
-    def gradient(params, examples, mask):
-        def total(params):
-            losses = jax.vmap(loss, (None, 0))(params, examples)
-            return jnp.sum(losses, where=mask)
-
-        return jax.grad(total)(params)
-
-    optimizer = optax.chain(
-        optax.trace(settings["decay"]),
-        optax.normalize_by_update_norm(),
-        optax.scale_by_learning_rate(settings["step_length"]),
-    )
-    batch_size, num_epochs = settings["batch_size"], settings["num_epochs"]
-    return train(params, data, optimizer, gradient, batch_size, num_epochs)
-
-
-def train_dp_sgd(params, data, settings, epsilon, key):
-    """Independent noise. An example is in one step an epoch: μ = 2 sqrt(E) / σ."""
-    num_epochs = settings["num_epochs"]
-    target = float(gdp.mu(epsilon, DELTA))
-    noise_multiplier = 2 * math.sqrt(num_epochs) / target * (1 + 1e-6)
-    fn = dpjax.clipped_grad(loss, CLIP_NORM)
-    optimizer = dpjax.dp_sgd(
-        settings["learning_rate"],
-        clip_norm=CLIP_NORM,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=settings["batch_size"],
-        key=key,
-        momentum=settings["decay"],
-    )
-
-    def gradient(params, examples, mask):
-        return fn(params, examples, mask=mask)[0]
-
-    trained = train(
-        params, data, optimizer, gradient, settings["batch_size"], num_epochs
-    )
-    mu = 2 * math.sqrt(num_epochs) / noise_multiplier
-    return trained, float(gdp.epsilon(mu, DELTA))
-
-
-def train_dp_nsgd(params, data, settings, epsilon, key):
-    """Tree-aggregated momentum, by the solver."""
-    result = solvers.dp_nsgd(
-        loss,
-        params,
-        data,
-        epsilon=epsilon,
-        delta=DELTA,
-        adjacency=Adjacency.REPLACE,
-        order="fixed",
-        num_epochs=settings["num_epochs"],
-        batch_size=settings["batch_size"],
-        learning_rate=settings["step_length"],
-        decay=settings["decay"],
-        clip_norm=CLIP_NORM,
-        key=key,
-    )
-    return result, float(result.guarantee.epsilon(DELTA))
-
-
-def noise_by_step(result, settings, num_examples, epsilon):
-    """Noise norm in the momentum: tree against independent noise, same guarantee."""
-    tree = np.asarray(result.curve.noise_norm)
-    decay, num_epochs = settings["decay"], settings["num_epochs"]
+def noise_by_step(setting, decay, data):
+    """Root mean square norms in a momentum, else at the tree's own setting and ε."""
+    _, target, shape, _, rate = setting
+    result = solved(data, shape, target, jax.random.key(0), decay, rate)
     size = sum(x.size for x in jax.tree.leaves(result.params))
-    sigma = 2 * math.sqrt(num_epochs) / float(gdp.mu(epsilon, DELTA))
-    steps = np.arange(1, len(tree) + 1)
+    batch_size, num_steps = sizes(data, shape)
+    steps = np.arange(1, num_steps + 1)
+    # The momentum (1 − β) Σ β^(t − s) z_s of independent z_s of variance one.
     variance = (1 - decay) / (1 + decay) * (1 - decay ** (2 * steps))
-    scale = CLIP_NORM * sigma * math.sqrt(size) / settings["batch_size"]
-    return steps, tree, scale * np.sqrt(variance)
+    scale = CLIP_NORM * math.sqrt(size) / batch_size * np.sqrt(variance)
+    independent = {
+        sampling: plan_of(sampling, len(data[0]), batch_size, num_steps, target)
+        for sampling in ("poisson", "fixed")
+    }
+    return Noise(
+        np.asarray(result.curve.noise_norm),
+        **{name: scale * plan.noise_multiplier for name, plan in independent.items()},
+    )
 
 
-def draw(path, table, curves, name):
-    """Accuracy against ε, and noise against step."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    for label, color in COLORS.items():
-        rows = [row for row in table if row[0] == label]
-        if label == "non-private":
-            left.axhline(rows[0][3], color=color, label=label)
-            continue
-        left.errorbar(
-            [row[1] for row in rows],
-            [row[3] for row in rows],
-            yerr=[row[4] for row in rows],
-            color=color,
-            marker="o",
+# Colours that the colour-blind tell apart; markers and lines, without any colour.
+STYLES = {
+    POISSON_SGD: {"color": "#0072b2", "marker": "o", "linestyle": "-"},
+    POISSON_ADAM: {"color": "#56b4e9", "marker": "D", "linestyle": "--"},
+    FIXED: {"color": "#e69f00", "marker": "v", "linestyle": ":"},
+    FULL: {"color": "#d55e00", "marker": "s", "linestyle": "-."},
+    NSGD: {"color": "#009e73", "marker": "^", "linestyle": "-"},
+}
+
+
+def draw_accuracy(axis, runs, name):
+    """Accuracy against ε. Points are moved aside, so that bars do not overlap."""
+    for number, (label, style) in enumerate(STYLES.items()):
+        rows = [run for run in runs if run.way == label]
+        axis.errorbar(
+            [run.target * 2 ** (0.04 * (number - 2)) for run in rows],
+            [run.accuracy for run in rows],
+            yerr=[run.spread for run in rows],
             capsize=3,
             label=label,
+            **style,
         )
-    left.set_xscale("log", base=2)
-    left.set_xticks(sorted({row[1] for row in table if row[1] < math.inf}))
-    left.xaxis.set_major_formatter("{x:g}")
-    left.set_xlabel("ε, at δ = 1e-5, one example replaced")
-    left.set_ylabel("test accuracy")
-    left.set_title(f"Privacy against accuracy, {name}")
-    left.legend(loc="lower right")
-
-    steps, tree, independent = curves
-    right.plot(steps, independent, color=COLORS[SGD], label="independent noise")
-    right.plot(steps, tree, color=COLORS[NSGD], label="tree noise", linewidth=0.8)
-    right.set_yscale("log")
-    right.set_xlabel("step")
-    right.set_ylabel("noise norm (RMS, units of a mean gradient)")
-    right.set_title("Noise in the momentum, same batches, same ε")
-    right.legend()
-    figure.savefig(path, dpi=130)
+    for run in runs:
+        if run.way == NON_PRIVATE:
+            axis.axhline(run.accuracy, color="0.5", label=NON_PRIVATE)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sorted({run.target for run in runs if run.target}))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_ylim(top=1.01)
+    axis.set_xlabel(f"ε, at δ = {DELTA}, one example replaced")
+    axis.set_ylabel("test accuracy")
+    axis.set_title(f"Privacy against accuracy, {name}")
+    axis.legend(loc="lower right")
 
 
-NON_PRIVATE, SGD, FULL = "non-private", "dp_sgd", "dp_sgd, full batch"
-NSGD = "dp_nsgd (tree)"
-COLORS = {NON_PRIVATE: "0.5", SGD: "tab:orange", FULL: "tab:red", NSGD: "tab:blue"}
-# Same batches and epochs for three of them; full-batch dp_sgd, the strongest way of
-# using independent noise here, has epochs and rate of its own.
-MINIBATCH = {"num_epochs": 20, "decay": 0.98, "step_length": 0.2}
-SGD_SETTINGS = {"num_epochs": 20, "decay": 0.9, "learning_rate": 0.01}
-FULL_BATCH = {"num_epochs": 60, "decay": 0.9, "learning_rate": 0.2}
-STEPS_PER_EPOCH = 23
+def draw_noise(axis, noise, target):
+    """Noise against step."""
+    for values, way, label, width in (
+        (noise.tree, NSGD, "tree, fixed batches", 0.7),
+        (noise.fixed, FIXED, "independent, fixed batches", 2.5),
+        (noise.poisson, POISSON_SGD, "independent, Poisson batches", 1.5),
+    ):
+        style = {**STYLES[way], "marker": None, "linewidth": width}
+        axis.plot(np.arange(1, len(values) + 1), values, label=label, **style)
+    axis.set_yscale("log")
+    axis.set_xlabel("step")
+    axis.set_ylabel("noise norm (RMS, units of a mean gradient)")
+    axis.set_title(f"Noise in the momentum, the tree's settings, ε = {target:g}")
+    axis.legend()
 
 
-def as_tables(table, curves):
-    """Accuracies, and the noise in the last momentum at the same ε."""
+def as_tables(runs, noise):
+    """Accuracies, and the noise in a momentum, root mean square over all steps."""
     columns = {"training": "{}", "target ε": "{:g}", "ε spent": "{:.3f}"}
     columns |= {"test accuracy": "{:.3f} ± {:.3f}", "seconds a run": "{:.1f}"}
-    rows = [
-        [way, *(None if math.isinf(e) else e for e in (target, spent)), scores, seconds]
-        for way, target, spent, *scores, seconds in table
+    rows = [[r.way, r.target, r.spent, [r.accuracy, r.spread], r.seconds] for r in runs]
+    norms = [
+        [decay, *(np.sqrt(np.mean(values**2)) for values in of_decay)]
+        for decay, of_decay in noise.items()
     ]
-    _, tree, independent = curves
-    noise = {"tree noise, last momentum": "{:.2f}", "independent noise": "{:.2f}"}
+    headings = ("tree", "independent, Poisson batches", "independent, fixed batches")
+    of_noise = {"decay": "{:g}"} | dict.fromkeys(headings, "{:.2f}")
     return [
         Table("accuracy", columns, rows),
-        Table("noise", noise, [[tree[-1], independent[-1]]]),
+        Table("noise", of_noise, norms),
     ]
 
 
@@ -236,59 +207,41 @@ def main():
     options = parser(__doc__, folder=pathlib.Path("out"))
     options.add_argument("--data", type=pathlib.Path, help="folder with MNIST files")
     options.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"))
-    options.add_argument("--epsilons", type=float, nargs="+", default=[1, 2, 4, 8])
-    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--tuned", type=pathlib.Path, default=FOLDER / "tuned.json")
+    options.add_argument("--epsilons", type=float, nargs="+", help="default: all tuned")
+    options.add_argument("--seeds", type=int, default=5)
     arguments = options.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
 
+    chosen = settings(arguments.tuned, arguments.epsilons)
     data, test = load(arguments.data)
-    num_examples = data[0].shape[0]
-    batch_size = -(-num_examples // STEPS_PER_EPOCH)
-    settings = {
-        NON_PRIVATE: {**MINIBATCH, "batch_size": batch_size},
-        SGD: {**SGD_SETTINGS, "batch_size": batch_size},
-        FULL: {**FULL_BATCH, "batch_size": num_examples},
-        NSGD: {**MINIBATCH, "batch_size": batch_size},
-    }
-    runs = [(NON_PRIVATE, math.inf)]
-    runs += [
-        (way, epsilon) for epsilon in arguments.epsilons for way in (SGD, FULL, NSGD)
-    ]
-    table, curves = [], None
-    for number, (way, epsilon) in enumerate(runs, 1):
-        start, scores, spent = time.perf_counter(), [], math.inf
-        for seed in range(arguments.seeds):
-            params_key, key = jax.random.split(jax.random.key(seed))
-            params = initial_params(params_key, data[0].shape[1])
-            if way == NON_PRIVATE:
-                trained = train_plain(params, data, settings[way])
-            elif way == NSGD:
-                result, spent = train_dp_nsgd(params, data, settings[way], epsilon, key)
-                trained = result.params
-                curves = noise_by_step(result, settings[way], num_examples, epsilon)
-            else:
-                trained, spent = train_dp_sgd(params, data, settings[way], epsilon, key)
-            scores.append(float(accuracy(trained, test)))
-        seconds = (time.perf_counter() - start) / arguments.seeds
-        spread = float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
-        table.append((way, epsilon, spent, float(np.mean(scores)), spread, seconds))
+    runs = []
+    for number, setting in enumerate(chosen, 1):
+        run = measure(setting, data, test, arguments.seeds)
+        runs.append(run)
+        at = f"ε = {run.target:g}" if run.target else ""
         print(
-            f"[{number:2}/{len(runs)}] {way:20} target ε {epsilon:4g}: test accuracy "
-            f"{table[-1][3]:.3f} after {seconds:.1f} s a run, compilation included",
+            f"[{number:2}/{len(chosen)}] {run.way:22} {at:8} test accuracy "
+            f"{run.accuracy:.3f} after {run.seconds:.1f} s a run, compiling included",
             flush=True,
         )
+    of_tree = [setting for setting in chosen if setting[0] == NSGD]
+    *_, (_, largest, _, decay, _) = of_tree
+    noise = {b: noise_by_step(of_tree[-1], b, data) for b in WAYS[NSGD].momenta}
 
     name = "MNIST (8,000 images)" if arguments.data else "handwritten digits"
     print(
-        f"\n{name}: {num_examples} examples to train on, {test[0].shape[0]} to test, "
+        f"\n{name}: {len(data[0])} examples to train on, {len(test[0])} to test, "
         f"{arguments.seeds} seeds, δ = {DELTA:g}, REPLACE, clip norm {CLIP_NORM}\n"
-        f"{STEPS_PER_EPOCH} batches of {batch_size}, the same in every epoch\n"
     )
-    tables = as_tables(table, curves)
+    tables = as_tables(runs, noise)
     print_tables(*tables)
     write("train.mnist" if arguments.data else "train", arguments, tables)
     path = arguments.out / "train.png"
-    draw(path, table, curves, name)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    draw_accuracy(left, runs, name)
+    draw_noise(right, noise[decay], largest)
+    figure.savefig(path, dpi=130)
     print(f"Picture: {path}")
 
 

@@ -9,6 +9,8 @@ import pathlib
 import re
 import time
 
+import jax
+import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -122,3 +124,53 @@ def test_turns_last_as_long_for_fast_functions_and_end_for_slow_ones(helper, clo
     assert "".join(clock.order) == "fs" + "fffs" + "fff"
     assert times["fast"].count == 6
     assert times["slow"] == timing.Times(11, 11, 11, 11, count=1)
+
+
+def test_every_way_of_training_is_tuned_alike(helper):
+    ways = helper("_train_methods").WAYS
+    sizes = [(way.shapes, way.momenta, way.learning_rates) for way in ways.values()]
+    assert len({tuple(map(len, size)) for size in sizes}) == 1
+    results = helper("_results")
+    chosen, measured = (
+        {
+            tuple(row[:2])
+            for row in results.read(results.FOLDER / name)["tables"][t].rows
+        }
+        for name, t in (("tuned.json", "settings"), ("train.json", "accuracy"))
+    )
+    assert chosen == measured
+    assert {way for way, _ in chosen} == set(ways)
+
+
+def test_the_best_setting_is_that_of_the_best_mean(helper):
+    way = helper("_train_methods").WAYS["DP-SGD, Poisson"]
+    shape = len(way.shapes), len(way.momenta), len(way.learning_rates), 2
+    found = np.zeros(shape)
+    found[3, 1, 2] = 0.5, 0.7
+    found[4, 0, 1] = 0.8, 0.3
+    *setting, (mean, spread) = helper("tune").best(way, found)
+    assert setting == [*way.shapes[3], way.momenta[1], way.learning_rates[2]]
+    assert mean == pytest.approx(0.6)
+    assert spread == pytest.approx(0.2 / 2**0.5)
+
+
+def test_a_search_tries_all_combinations_in_order(helper):
+    def score(key, noise, momentum, rate):
+        return jax.random.uniform(key) + 10 * noise + 100 * momentum + 1000 * rate
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    axes = [0.0, 1.0], [2.0, 3.0, 4.0], [5.0, 6.0]
+    found = helper("tune").over_all(score, keys, *axes)
+    assert found.shape == (2, 3, 2, 2)
+    for place in np.ndindex(found.shape):
+        *numbers, seed = place
+        values = [axis[i] for axis, i in zip(axes, numbers, strict=True)]
+        np.testing.assert_allclose(found[place], score(keys[seed], *values), rtol=1e-6)
+
+
+def test_an_epsilon_that_was_not_tuned_is_refused(helper):
+    train, results = helper("train"), helper("_results")
+    path = results.FOLDER / "tuned.json"
+    assert [row[1] for row in train.settings(path, [2.0])] == [None] + 5 * [2.0]
+    with pytest.raises(SystemExit, match=r"--epsilons.*3\.0"):
+        train.settings(path, [2.0, 3.0])

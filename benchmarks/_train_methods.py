@@ -1,0 +1,202 @@
+"""A small network, and the ways of training it that `tune.py` and `train.py` compare.
+
+Ways with independent noise are made by `dpjax.plan`, momentum by an aggregation tree by
+its solver; all at δ = 1e-5 where one example is replaced.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import dpjax
+from dpjax import Adjacency, sampling, solvers
+
+DELTA = 1e-5
+CLIP_NORM = 1.0
+HIDDEN = 32
+
+
+class Shape(NamedTuple):
+    """What a program is compiled for; a batch size of None takes all examples."""
+
+    batch_size: int | None
+    num_epochs: int
+
+
+class Way(NamedTuple):
+    """A way of training, and what is tried for it.
+
+    Attributes:
+      runner: `runner(way, data, shape, epsilon)` gives `run(key, noise_multiplier,
+        momentum, learning_rate)`, which returns parameters, and the noise multiplier.
+      shapes: what is tried.
+      momenta: what is tried; for Adam it is that of the first moment.
+      learning_rates: what is tried; for `dp_nsgd` they are lengths of a step.
+      sampling: as for `dpjax.plan`.
+      inner: the optimizer, of learning rate and momentum.
+    """
+
+    runner: Callable[..., Any]
+    shapes: tuple[Shape, ...]
+    momenta: tuple[float, ...]
+    learning_rates: tuple[float, ...]
+    sampling: Any = None
+    inner: Callable[..., optax.GradientTransformation] = optax.sgd
+
+
+def initial_params(key, num_inputs):
+    """A network with one hidden layer."""
+    first, second = jax.random.split(key)
+    return {
+        "w1": jax.random.normal(first, (num_inputs, HIDDEN)) / math.sqrt(num_inputs),
+        "b1": jnp.zeros(HIDDEN),
+        "w2": jax.random.normal(second, (HIDDEN, 10)) / math.sqrt(HIDDEN),
+        "b2": jnp.zeros(10),
+    }
+
+
+def logits(params, images):
+    """The network, on one image or many."""
+    return jnp.tanh(images @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
+
+
+def loss(params, examples):
+    """Mean cross-entropy of a batch; of one example too."""
+    images, labels = examples
+    scores = logits(params, images)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
+
+
+@jax.jit
+def accuracy(params, data):
+    """The share of images whose label the network finds."""
+    return jnp.mean(jnp.argmax(logits(params, data[0]), -1) == data[1])
+
+
+def start(key, data):
+    """The initial parameters of a seed, and the key of its run."""
+    params_key, key = jax.random.split(key)
+    return initial_params(params_key, data[0].shape[1]), key
+
+
+def sizes(data, shape):
+    """How many examples a step takes, and how many steps there are."""
+    size = min(shape.batch_size or len(data[0]), len(data[0]))
+    return size, shape.num_epochs * -(-len(data[0]) // size)
+
+
+@functools.cache
+def plan_of(sampling, num_examples, size, steps, epsilon):
+    """The plan of a run."""
+    return dpjax.plan(
+        num_examples=num_examples,
+        batch_size=size,
+        num_steps=steps,
+        epsilon=epsilon,
+        delta=DELTA,
+        clip_norm=CLIP_NORM,
+        sampling=sampling,
+        adjacency=Adjacency.REPLACE,
+    )
+
+
+def planned(way, data, shape, epsilon):
+    """Independent noise, by a plan."""
+    plan = plan_of(way.sampling, len(data[0]), *sizes(data, shape), epsilon)
+    loss_and_grad = plan.value_and_grad(loss)
+
+    def run(key, noise_multiplier, momentum, learning_rate):
+        params, key = start(key, data)
+        # A search changes it, and compiles once; in a run it is the plan's own.
+        noisy = dataclasses.replace(plan, noise_multiplier=noise_multiplier)
+        optimizer = noisy.optimizer(way.inner(learning_rate, momentum), key=key)
+
+        def step(carry, number):
+            params, state = carry
+            _, grads = loss_and_grad(params, plan.load(data, number, key))
+            updates, state = optimizer.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        carry = params, optimizer.init(params)
+        return jax.lax.scan(step, carry, jnp.arange(plan.num_steps))[0][0]
+
+    return run, plan.noise_multiplier
+
+
+def plain(way, data, shape, _):
+    """No clipping and no noise, on batches that are shuffled in every epoch."""
+    num_examples, (size, num_steps) = len(data[0]), sizes(data, shape)
+    each = num_steps // shape.num_epochs
+
+    def run(key, _, momentum, learning_rate):
+        params, key = start(key, data)
+        optimizer = way.inner(learning_rate, momentum)
+
+        def step(carry, number):
+            params, state = carry
+            batch = sampling.reshuffled_step(
+                num_examples, size, key=key, epoch=number // each, step=number % each
+            )
+            examples = jax.tree.map(lambda x: x[batch.indices], data)
+
+            def mean(params):
+                losses = jax.vmap(loss, (None, 0))(params, examples)
+                return jnp.mean(losses, where=batch.mask)
+
+            updates, state = optimizer.update(jax.grad(mean)(params), state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        carry = params, optimizer.init(params)
+        return jax.lax.scan(step, carry, jnp.arange(num_steps))[0][0]
+
+    return run, 0.0
+
+
+def solved(data, shape, epsilon, key, momentum, learning_rate):
+    """Tree-aggregated momentum, by its solver: parameters, noise and guarantee."""
+    params, key = start(key, data)
+    return solvers.dp_nsgd(
+        loss,
+        params,
+        data,
+        epsilon=epsilon,
+        delta=DELTA,
+        adjacency=Adjacency.REPLACE,
+        order="fixed",
+        num_epochs=shape.num_epochs,
+        batch_size=sizes(data, shape)[0],
+        learning_rate=learning_rate,
+        decay=momentum,
+        clip_norm=CLIP_NORM,
+        key=key,
+    )
+
+
+def adam(learning_rate, momentum):
+    """Adam, its second moment with optax's default."""
+    return optax.adam(learning_rate, b1=momentum)
+
+
+BATCHES = tuple(Shape(size, epochs) for size in (64, 256, 512) for epochs in (20, 60))
+FULL_BATCHES = tuple(Shape(None, epochs) for epochs in (5, 10, 20, 40, 80, 160))
+RATES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
+ADAM_RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
+LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+NON_PRIVATE, NSGD = "non-private", "dp_nsgd (tree)"
+POISSON_SGD, POISSON_ADAM = "DP-SGD, Poisson", "DP-Adam, Poisson"
+FIXED, FULL = "DP-SGD, fixed batches", "DP-SGD, full batch"
+# The same number of settings for each.
+WAYS = {
+    NON_PRIVATE: Way(plain, BATCHES, (0.0, 0.9), RATES),
+    POISSON_SGD: Way(planned, BATCHES, (0.0, 0.9), RATES, "poisson"),
+    POISSON_ADAM: Way(planned, BATCHES, (0.0, 0.9), ADAM_RATES, "poisson", adam),
+    FIXED: Way(planned, BATCHES, (0.0, 0.9), RATES, "fixed"),
+    FULL: Way(planned, FULL_BATCHES, (0.0, 0.9), RATES, "fixed"),
+    NSGD: Way(solved, BATCHES, (0.9, 0.98), LENGTHS),
+}

@@ -1,0 +1,137 @@
+"""Choose the settings of every way of training in `train.py`, each by the same search.
+
+    python benchmarks/tune.py [--data FOLDER] [--seeds 2] [--results FOLDER]
+
+A fifth of the training images is held out; test images are not looked at. At each ε
+every way of training has a grid of as many settings: 6 pairs of batch size and epochs
+(for full batches 6 numbers of epochs), 2 momenta and 6 learning rates, a factor of
+about two apart (`WAYS` in `_train_methods.py`). The setting with the best mean accuracy
+over seeds on the held-out images is chosen; of equal ones the first.
+
+The search reads the private images hundreds of times, and no ε here counts that.
+"""
+
+import itertools
+import math
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _images import load
+from _results import Table, parser, print_tables, write
+from _train_methods import NON_PRIVATE, WAYS, accuracy, solved
+
+HELD_OUT = 1 / 5
+# Compiling takes longer than running.
+QUICKLY = {"xla_backend_optimization_level": 1}
+
+
+def over_all(score, keys, *axes):
+    """Scores of all combinations, in one program: axes first, keys last."""
+    every = jax.vmap(score, (0, *[None] * len(axes)))
+    for place in reversed(range(len(axes))):
+        axis = [None] * (len(axes) + 1)
+        axis[place + 1] = 0
+        every = jax.vmap(every, axis)
+    return jax.jit(every, compiler_options=QUICKLY)(keys, *map(jnp.asarray, axes))
+
+
+def scores(way, shape, epsilons, keys, data, held_out):
+    """Accuracies f[ε, momentum, learning rate, seed] on what is held out."""
+    if way.runner is solved:
+        rows = itertools.product(epsilons, way.momenta, way.learning_rates, keys)
+        found = [
+            accuracy(solved(data, shape, eps, key, momentum, rate).params, held_out)
+            for eps, momentum, rate, key in rows
+        ]
+        sizes = map(len, (epsilons, way.momenta, way.learning_rates, keys))
+        return np.reshape(np.array(found), tuple(sizes))
+
+    # One program for every ε, with the noise of each. Its room for a Poisson batch is
+    # that of the first plan; where others have more, an overflow loses a few examples
+    # here that it would not lose in training.
+    runs = [way.runner(way, data, shape, epsilon) for epsilon in epsilons]
+    run, noise = runs[0][0], [multiplier for _, multiplier in runs]
+
+    def score(key, *numbers):
+        return accuracy(run(key, *numbers), held_out)
+
+    return np.asarray(over_all(score, keys, noise, way.momenta, way.learning_rates))
+
+
+def best(way, found):
+    """For one ε, from accuracies by shape: the setting, its mean and spread."""
+    shape, momentum, rate = np.unravel_index(
+        np.argmax(found.mean(-1)), found.shape[:-1]
+    )
+    chosen = found[shape, momentum, rate]
+    spread = float(np.std(chosen, ddof=1)) if len(chosen) > 1 else 0.0
+    setting = *way.shapes[shape], way.momenta[momentum], way.learning_rates[rate]
+    return [*setting, [float(chosen.mean()), spread]]
+
+
+def search(name, epsilons, keys, data, held_out):
+    """The rows of a way of training, one for each ε, and the seconds it took."""
+    way, start, found = WAYS[name], time.perf_counter(), []
+    targets = [math.inf] if name == NON_PRIVATE else epsilons
+    for shape in way.shapes:
+        found.append(scores(way, shape, targets, keys, data, held_out))
+        seconds = time.perf_counter() - start
+        print(f"{name}: {shape} after {seconds:.0f} s", flush=True)
+    by_epsilon = np.stack(found, axis=1)
+    rows = [
+        [name, None if math.isinf(epsilon) else epsilon, *best(way, by_shape)]
+        for epsilon, by_shape in zip(targets, by_epsilon, strict=True)
+    ]
+    return rows, time.perf_counter() - start
+
+
+def listed(values):
+    """Numbers as they are tried, each once."""
+    values = dict.fromkeys("all" if value is None else value for value in values)
+    return ", ".join(map(str, values))
+
+
+def space(name, seconds):
+    """What was tried, in words, and what it cost."""
+    way = WAYS[name]
+    sizes, epochs = zip(*way.shapes, strict=True)
+    tried = sizes, epochs, way.momenta, way.learning_rates
+    count = math.prod(map(len, (way.shapes, way.momenta, way.learning_rates)))
+    return [name, *map(listed, tried), count, seconds]
+
+
+def main():
+    """Search, print what was chosen, write it."""
+    options = parser(__doc__)
+    options.add_argument("--data", type=pathlib.Path, help="folder with MNIST files")
+    options.add_argument("--epsilons", type=float, nargs="+", default=[1, 2, 4, 8])
+    options.add_argument("--seeds", type=int, default=2)
+    arguments = options.parse_args()
+
+    images, _ = load(arguments.data)
+    size = len(images[0]) - round(HELD_OUT * len(images[0]))
+    data, held_out = (
+        tuple(x[part] for x in images) for part in (np.s_[:size], np.s_[size:])
+    )
+    keys = jax.random.split(jax.random.key(2026), arguments.seeds)
+    rows, spaces = [], []
+    for name in WAYS:
+        found, seconds = search(name, arguments.epsilons, keys, data, held_out)
+        rows += found
+        spaces.append(space(name, seconds))
+
+    chosen = {"training": "{}", "target ε": "{:g}", "batch": "{}", "epochs": "{}"}
+    chosen |= {"momentum": "{:g}", "learning rate": "{:g}"}
+    chosen |= {"held-out accuracy": "{:.3f} ± {:.3f}"}
+    tried = dict.fromkeys(["training", "batch", "epochs", "momentum"], "{}")
+    tried |= {"learning rate": "{}", "settings at each ε": "{}", "seconds": "{:.0f}"}
+    tables = [Table("settings", chosen, rows), Table("space", tried, spaces)]
+    print_tables(*tables)
+    write("tuned.mnist" if arguments.data else "tuned", arguments, tables)
+
+
+if __name__ == "__main__":
+    main()
