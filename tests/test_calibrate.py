@@ -34,6 +34,7 @@ def test_float32_rounds_to_the_safe_side():
         assert np.all(reached >= targets * (1 - 1e-6))
 
 
+@pytest.mark.slow
 def test_largest_number_of_steps_is_the_exhaustive_one():
     def epsilon(steps):
         return gdp.epsilon(0.2 * jnp.sqrt(steps), 1e-5)
@@ -130,6 +131,7 @@ def test_upper_is_kept_in_every_dtype():
         assert calibrate.solve(epsilon, 1.0 - 1e-10, upper=0.1) <= 0.1
 
 
+@pytest.mark.slow
 def test_an_end_is_no_root_to_differentiate():
     def both(target):
         return calibrate.solve(rate, target, increasing=True, upper=1.0)

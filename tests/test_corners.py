@@ -437,6 +437,7 @@ def corners(line):
     return [np.array(column, np.float64) for column in zip(*points, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize("name", TABLE)
 def test_values_are_on_the_safe_side(name):
@@ -455,6 +456,7 @@ def test_values_are_on_the_safe_side(name):
                 assert line.safe(mp.mpf(v), *point), (point, v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
 def test_nothing_is_nan_in_float32_code(name):
     line = TABLE[name]

@@ -61,16 +61,13 @@ def accuracy(printed):
     return float(re.match(r"test accuracy (\d\.\d+)\n", printed)[1])
 
 
-@pytest.fixture
-def hurry():
-    """Three steps are not worth a good program."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+QUICK = ("nnx", "equinox")  # the two whose models hold more than parameters
 
 
-@pytest.mark.usefixtures("hurry")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in NAMES],
+)
 def test_both_train(name, monkeypatch, capsys):
     before, plain = run(path(name), monkeypatch, **SIZES)
     assert 0 <= accuracy(capsys.readouterr().out) <= 1

@@ -24,6 +24,7 @@ def test_gaussian_profile_gives_the_gaussian_curve_from_below(mu, x64):
     np.testing.assert_allclose(finer, exact, atol=1e-5 + 1e-3 * (mu < 0.1))
 
 
+@pytest.mark.slow
 def test_the_three_accountants_agree_in_order(x64):
     mu, epsilons = 0.7, np.geomspace(0.01, 20, 40)
     curve = rdp.gaussian(1 / mu, rdp.ORDERS)

@@ -103,11 +103,13 @@ def check(dtype: Any, engines: Any) -> None:
         assert np.all(np.linalg.norm(np.float64(total), axis=(1, 2)) <= CLIP_NORM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "uint32"])
 def test_indices_that_are_out_of_bounds(dtype):
     check(dtype, ("bookkeeping", "ghost", "vmap"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_indices_of_64_bits(dtype, x64):
     check(dtype, ("bookkeeping", "ghost", "vmap"))

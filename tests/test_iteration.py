@@ -246,6 +246,7 @@ def test_renyi_divergences_are_those_of_the_gaussian():
         iteration.last_iterate_rdp(3.0, 1.0, **SHAPE | SETTING)
 
 
+@pytest.mark.slow
 def test_random_assignment_averages_delta(x64):
     mus = np.linspace(0.1, 1.3, 40)
     for epsilon in (0.0, 0.5, 3.0):
@@ -264,6 +265,7 @@ def test_random_assignment_averages_delta(x64):
     assert iteration.random_assignment_epsilon(np.array([0.1, np.inf]), 1e-6) == np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["contraction", "diameter", "expansion"])
 def test_derivatives_of_epsilon_match_finite_differences(at, x64):
     changes = {

@@ -94,6 +94,7 @@ def test_narrow_floats(leaf, inside, out, form):
     check(loss, params, batch, rtol=4 * float(narrowest.eps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["rows", "gradients"])
 @pytest.mark.parametrize(
     ("leaf", "other"),
@@ -120,6 +121,7 @@ def convolution(rank: int) -> Any:
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("form", ["rows", "gradients"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -92,6 +92,7 @@ def test_on_a_mesh_all_is_as_on_one_device(name, kind):
     assert_equal(out, on_one_device(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("inside", [True, False])
 def test_without_jit_it_lies_there_too(kind, inside):

@@ -186,6 +186,7 @@ def test_a_little_gaussian_noise_hardly_matters(x64):
     assert pld.delta(both, 2.77) <= 1.01 * pld.delta(step, 2.77)
 
 
+@pytest.mark.slow
 def test_different_mechanisms_compose(x64):
     parts = [("remove", 1.0, 0.02, 400), ("remove", 0.5, 0.1, 100)]
     both = pld.convolve(

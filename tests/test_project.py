@@ -121,6 +121,7 @@ def test_the_programs_in_the_readme_run(number, printed, capsys):
     assert printed in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_programs_on_the_page_of_plans_run(capsys):
     page, names = (ROOT / "docs/plan.md").read_text(), {}
     with jax.numpy_rank_promotion("allow"):  # as it is for users

@@ -129,6 +129,7 @@ def test_rounds_have_the_stated_distribution():
     )
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_sgd():
     x, y = make_data()
     x[7] = np.nan

@@ -244,6 +244,7 @@ def exact_epsilon(sigma, q, count, delta, a):
     return count * exact_poisson(sigma, q, a) + log_term
 
 
+@pytest.mark.slow
 def test_derivatives_in_float32_code():
     sigma, q, count, delta = 1.1, 0.02, 700, 1e-5
 

@@ -262,6 +262,7 @@ def test_a_step_is_no_larger_than_its_batch(draw, size):
     assert kept.max() > 5e7
 
 
+@pytest.mark.slow
 def test_orders_of_all_sizes_are_permutations(monkeypatch):
     def check(n, places):
         values = _permutation.at(KEY, n, jnp.minimum(places, np.uint32(n - 1)))
@@ -342,6 +343,7 @@ def test_an_order_is_not_that_of_noise_from_the_same_key():
         assert abs(np.corrcoef(np.asarray(a), np.asarray(b))[0, 1]) < 6 / n**0.5
 
 
+@pytest.mark.slow
 def test_the_same_numbers_give_the_same_batches():
     def draw(key, i):
         return (

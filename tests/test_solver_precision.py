@@ -160,6 +160,7 @@ def test_windows_take_steps_of_any_integer_dtype(x64, dtype):
         np.testing.assert_allclose(query(ring, step, decay=decay), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_the_same_run_with_and_without_x64(solver):
     # Parameters in float32: the same draws and the same steps, but for scalars.

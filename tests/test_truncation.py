@@ -90,6 +90,7 @@ def test_certain_and_impossible_tails(x64):
         assert TAIL(float(k), float(n), q) == exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 def test_one_step_is_the_mixture_of_both_cases(x64, adjacency):
     kind = "replace" if adjacency is Adjacency.REPLACE else "remove"
@@ -124,6 +125,7 @@ def outputs(mine, others, q, b):
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ALL)
 def test_no_contributions_are_told_apart_more_easily(x64, adjacency):
     n, b, q, noise = 5, 2, 0.45, 0.9
