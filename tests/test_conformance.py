@@ -244,7 +244,10 @@ def distance(one, other):
 
 
 @pytest.mark.parametrize("name", ["x64", "strict", "explicit", "auto", "manual"])
-@pytest.mark.parametrize(("engine", "size"), ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "size"),
+    [pytest.param(*x, marks=[pytest.mark.slow] if x[1] else []) for x in ENGINES],
+)
 def test_sums_are_the_same_in_every_configuration(engine, size, name):
     expected = reference(network, weights(), batch(8), C)
     read = multiplied if name == "explicit" else looked_up

@@ -125,7 +125,7 @@ def by_rdp(sigma):
     return rdp.epsilon(rdp.compose(curve, count=1000), rdp.ORDERS, 1e-5)
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "f",
     [

@@ -132,6 +132,7 @@ def test_without_a_mesh_in_the_context(expected):
     assert_expected(*jax.jit(fn)(params, ids, mask=MASK), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "check_vma", "other"),
     [

@@ -84,6 +84,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_on_a_mesh_all_is_as_on_one_device(name, kind):
     mesh = mesh_of(kind)

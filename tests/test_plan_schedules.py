@@ -114,6 +114,7 @@ def test_cost_of_poisson_batches_is_the_composition(adjacency):
     assert sizes == [int(jitted(t, KEY).mask.sum()) for t in (0, 23)]
 
 
+@pytest.mark.slow
 def test_batch_sizes_are_those_of_the_schedule():
     run = dpjax.plan(
         num_examples=N,

@@ -159,6 +159,7 @@ def recursion(terms, num_steps, n, beta, gamma, stddevs, keys):
     return jax.jit(lambda s, x: jax.lax.scan(step, s, x))(state, (steps, terms))[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_steps", "n"), [(20, 5), (24, 8), (28, 7), (6, 6), (7, 1)]
 )

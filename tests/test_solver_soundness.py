@@ -293,6 +293,7 @@ def test_no_two_draws_share_a_key():
     assert not made & set(drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_solver_reports_alike(solver):
     result = runs(solver, "float32")[0].result
