@@ -8,7 +8,7 @@ import optax
 from jax.core import Tracer
 
 from dpjax import _validate
-from dpjax._typing import Tree
+from dpjax._typing import ArrayLike, Tree
 
 
 class AtMostState(NamedTuple):
@@ -21,8 +21,8 @@ class AtMostState(NamedTuple):
     step: jax.Array
 
 
-def at_most(num_steps: int) -> optax.GradientTransformation:
-    """Pass updates on for so many steps, and then refuse.
+def at_most(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransformation:
+    """Scale updates for so many steps, and then refuse.
 
     A further step is a ValueError outside jit, and NaN updates inside.
     """
@@ -43,10 +43,9 @@ def at_most(num_steps: int) -> optax.GradientTransformation:
         del params
         refuse_past_the_end(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
-        passed = jax.tree.map(
-            lambda u: jnp.where(step <= num_steps, u, jnp.asarray(jnp.nan, u.dtype)),
-            updates,
-        )
+        # One number is chosen, and not each of the updates.
+        factor = jnp.where(step <= num_steps, jnp.asarray(scale), jnp.nan)
+        passed = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
         return passed, AtMostState(step)
 
     return optax.GradientTransformation(init, update)

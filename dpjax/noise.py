@@ -201,11 +201,9 @@ def noisy_mean(
     # Abadi et al. (2016), Algorithm 1, https://arxiv.org/abs/1607.00133:
     # (Σ clipped g + N(0, σ²C² I)) / L, L being the expected size.
     stddev = stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size)
-    mean = [
-        add_gaussian_noise(stddev, key=key),
-        optax.scale(1.0 / expected_batch_size),
-    ]
-    return optax.chain(*mean if num_steps is None else [at_most(num_steps), *mean])
+    scale = 1.0 / expected_batch_size
+    division = optax.scale(scale) if num_steps is None else at_most(num_steps, scale)
+    return optax.chain(add_gaussian_noise(stddev, key=key), division)
 
 
 def stddev_of_sum(

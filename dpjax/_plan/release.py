@@ -25,16 +25,16 @@ def optimizer(
 ) -> optax.GradientTransformation:
     """The end of the run, noise and division by the expected size, and inner."""
     if plan.schedule or plan.quantile:
-        mean = _varying_mean(plan, key)
+        mean = optax.chain(at_most(plan.num_steps), _varying_mean(plan, key))
     else:
         mean = noisy_mean(
             clip_norm=plan.clip_norm,
             noise_multiplier=plan.noise_multiplier,
             expected_batch_size=plan.batch_size,
             key=key,
+            num_steps=plan.num_steps,
         )
-    private = optax.chain(at_most(plan.num_steps), mean, in_float32(inner))
-    return _on_trained(private)
+    return _on_trained(optax.chain(mean, in_float32(inner)))
 
 
 class VaryingState(NamedTuple):
