@@ -41,6 +41,16 @@ def positive(name: str, value: object) -> None:
     _check(name, value, "positive and finite", lambda x: (x > 0) & np.isfinite(x))
 
 
+def known_positive(name: str, value: object) -> float:
+    """One positive number that is known, as Python's."""
+    scalar(name, value)
+    array = concrete(value)
+    if array is None:
+        raise ValueError(f"{name} must be a number, not a traced one; got {value!r}.")
+    positive(name, value)
+    return float(array)
+
+
 def nonnegative(name: str, value: object, *, finite: bool = True) -> None:
     """Raise unless value >= 0 (and finite, unless told otherwise)."""
     if finite:

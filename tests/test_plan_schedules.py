@@ -1,6 +1,7 @@
 """Plans whose noise, clip norm and batch size vary by step, or follow a quantile."""
 
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency
+from dpjax._plan.quantile import noise_of
 from dpjax.accounting import pld, truncation
 
 KEY = jax.random.key(7)
@@ -307,6 +309,17 @@ def test_reports_say_what_varies():
     text = str(fixed(noise_schedule=in_three(1.0, 2.0, 3.0)).guarantee)
     assert "noise 2" in text
     assert "from step 16" in text
+    both = fixed(
+        clip_norm=dpjax.QuantileClip(0.5), noise_schedule=in_three(1.0, 2.0, 3.0)
+    )
+    assert "noise 3," in str(both.guarantee)
+    assert "noisy count" in str(both.guarantee)
+    sizes = {"sampling": "poisson", "max_batch_size": 200, "noise_multiplier": 5.0}
+    one = fixed(batch_schedule=lambda step: 2.0, **sizes)
+    assert "probability 100/400;" in str(one.guarantee)
+    several = fixed(batch_schedule=in_three(1.0, 1.0, 2.0), **sizes)
+    assert "probability b/400;" in str(several.guarantee)
+    assert "b = 100 from step 16" in str(several.guarantee)
     follows = following().guarantee
     assert "noisy count" in str(follows)
     assert follows.to_json()
@@ -362,3 +375,15 @@ def test_what_is_no_bounded_sum_is_refused():
     tx = following().optimizer(optax.sgd(0.1), key=KEY)
     with pytest.raises(ValueError, match="Bounded"):
         tx.update(jnp.asarray(W), tx.init(jnp.asarray(W)))
+
+
+@pytest.mark.parametrize("over", [2.0**-49, 1e-12, 1e-6, 0.1, 10.0])
+@pytest.mark.parametrize("z", [0.3, 1.6, 7.7])
+def test_the_noise_on_gradients_is_enough_however_little_the_count_has(z, over):
+    clip = dpjax.QuantileClip(1.0, noise_multiplier=z / 2 * (1 + over))
+    try:
+        sigma, sigma_b = (Fraction(x) for x in noise_of(clip, z, 100))
+    except ValueError:
+        assert over < 1e-14
+        return
+    assert 1 / sigma**2 + Fraction(1, 4) / sigma_b**2 <= 1 / Fraction(z) ** 2

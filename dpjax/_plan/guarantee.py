@@ -29,7 +29,8 @@ _UNITS = {
     "example": "each example is one unit of privacy: what one person adds is in one "
     "example",
     "user": "each user is one unit of privacy: of all that one person adds, a bounded "
-    "number of examples is kept, which no other user's examples decide on",
+    "number of examples is kept, which no other user's examples decide on, and what a "
+    "user adds does not change which number in the data set others have",
 }
 _RELEASED = (
     "the parameters after every step, and whatever is computed from them alone; not "
@@ -138,9 +139,7 @@ class RunGuarantee:
             "batch_size": plan.batch_size,
             "max_batch_size": plan.max_batch_size,
             "sampling": plan.sampling,
-            "sampling_means": plan.mechanism.words(
-                plan.batch_size, plan.max_batch_size
-            ).replace("example", plan.unit),
+            "sampling_means": _sampling(plan),
             "clip_norm": plan.clip_norm,
             "clip_norm_follows": plan.quantile and _follows(plan),
             "schedule": [piece._asdict() for piece in plan.schedule],
@@ -205,24 +204,33 @@ def _follows(plan: "Plan") -> dict[str, float]:
     }
 
 
+def _sampling(plan: "Plan") -> str:
+    """How examples are drawn; b where the schedule says how many."""
+    sizes = {piece.batch_size for piece in plan.schedule} or {plan.batch_size}
+    size = str(sizes.pop()) if len(sizes) == 1 else "b"
+    words = plan.mechanism.words(size, plan.max_batch_size)
+    return words.replace("example", plan.unit)
+
+
 def _noise(plan: "Plan") -> str:
     """What is added to the sums."""
     if plan.quantile:
         found = _follows(plan)
-        return (
+        words = (
             "that norm follows a noisy count of the gradients within it "
             f"({plan.quantile}), with Gaussian noise of standard deviation "
             f"{_down(found['noise_multiplier_of_gradients'], 6)} times the norm on "
             f"each sum and {_down(found['noise_multiplier_of_count'], 6)} on each count"
         )
-    words = (
-        f"Gaussian noise of standard deviation {_down(plan.noise_multiplier, 6)} times "
-        "that is added to each sum"
-    )
+    else:
+        words = (
+            "Gaussian noise of standard deviation "
+            f"{_down(plan.noise_multiplier, 6)} times that is added to each sum"
+        )
     if plan.schedule:
-        words += ", both times the factors of the schedule "
+        words += ", with the factors of the schedule "
         words += ", ".join(
-            f"(noise {p.noise:g}, norm {p.clip:g}, batch size {p.batch_size} from step "
+            f"(noise {p.noise:g}, norm {p.clip:g}, b = {p.batch_size} from step "
             f"{p.start})"
             for p in plan.schedule
         )

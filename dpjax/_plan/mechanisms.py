@@ -107,8 +107,8 @@ class Mechanism:
         """What the run costs, from above."""
         raise NotImplementedError
 
-    def words(self, batch_size: int, max_batch_size: int) -> str:
-        """How examples are drawn."""
+    def words(self, batch_size: str, max_batch_size: int) -> str:
+        """How examples are drawn, so many at a time."""
         raise NotImplementedError
 
 

@@ -99,21 +99,21 @@ def plan(
             given[name] = _validate.static_int(name, given[name], minimum=1)
     for name in ("epsilon", "noise_multiplier"):
         if given[name] is not None:
-            given[name] = _number(name, given[name])
+            given[name] = _validate.known_positive(name, given[name])
     clip = clip_norm
     if isinstance(clip, QuantileClip):
         clip = quantile.checked(clip)
         if clip_schedule is not None:
             raise ValueError("clip_schedule must be None where a quantile is followed.")
         clip_norm = clip.initial
-    clip_norm = _number("clip_norm", clip_norm)
+    clip_norm = _validate.known_positive("clip_norm", clip_norm)
     varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
     if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
         raise ValueError(
             "clip_norm must be from 2**-60 to 2**60 where it or the noise varies; got "
             f"{clip_norm!r}."
         )
-    delta = _number("delta", delta)
+    delta = _validate.known_positive("delta", delta)
     _validate.open_unit("delta", delta)
     _validate.one_of("sampling", sampling, tuple(SAMPLINGS))
     _validate.one_of("noise", noise, ("independent",))
@@ -183,15 +183,6 @@ def _schedule(
             f"batches are of one size; got {batch!r}."
         )
     return pieces(steps, size, *factors)
-
-
-def _number(name: str, value: Any) -> float:
-    """One positive number, known when the plan is made."""
-    _validate.scalar(name, value)
-    if _validate.concrete(value) is None:
-        raise ValueError(f"{name} must be a number, not a traced one; got {value!r}.")
-    _validate.positive(name, value)
-    return float(value)
 
 
 def _check_room(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:

@@ -75,8 +75,10 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
       ValueError: users has another length than the data, or is of objects among which
         is NaN; max_examples is below 1.
 
-    Privacy: which examples are kept of a user depends on that user's alone. Who the
-    users are is not used; how many there are is taken to be public.
+    Privacy: which examples are kept of a user depends on that user's alone. How many
+    users there are is taken to be public. They are numbered in the order of their
+    names, objects as they first appear; sampling="fixed" takes them in this order, so
+    that there a user who is replaced must leave the others their numbers.
 
     Example:
       >>> import numpy as np
