@@ -1,17 +1,19 @@
 """From what a user gives to a whole plan."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
+import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._float64 import TINY, cast, default_float, scope
 from dpjax._plan import quantile
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.record import Plan
 from dpjax._plan.schedule import Factor, Piece, pieces
-from dpjax._typing import ArrayLike
 from dpjax.accounting import calibrate
 from dpjax.adjacency import Adjacency
 
@@ -125,13 +127,13 @@ def plan(
     largest = max(sizes, default=given["batch_size"])
     _check_room(mechanism, largest, max_batch_size)
 
+    cost = _cost(mechanism, given["schedule"])
     if mechanism.overflows and max_batch_size is None:
-        solved = _solved(mechanism, unknown, given, (1 - _SHARE) * delta, n)
-        room = _room(mechanism, solved, delta, largest or solved["batch_size"])
+        solved = _solved(cost, unknown, given, (1 - _SHARE) * delta, n)
+        room = _room(cost, solved, delta, n, largest or solved["batch_size"])
     else:
-        solved = _solved(mechanism, unknown, given, delta, max_batch_size or n)
+        solved = _solved(cost, unknown, given, delta, max_batch_size or n)
         room = max_batch_size or solved["batch_size"]
-    numbers = _numbers(solved, room)
     if isinstance(clip, QuantileClip):
         quantile.noise_of(clip, solved["noise_multiplier"], solved["batch_size"])
     return Plan(
@@ -141,7 +143,7 @@ def plan(
         noise_multiplier=solved["noise_multiplier"],
         clip_norm=clip_norm,
         max_batch_size=room,
-        epsilon=float(mechanism.profile(numbers).epsilon(delta)),
+        epsilon=_for_callers(cost(solved, room, delta), "up"),
         delta=delta,
         sampling=sampling,
         noise=noise,
@@ -204,64 +206,83 @@ def _check_room(mechanism: Mechanism, batch_size: int | None, room: Any) -> None
         )
 
 
-def _numbers(values: dict[str, Any], room: ArrayLike) -> Numbers:
-    return Numbers(
-        values["noise_multiplier"],
-        values["batch_size"],
-        values["num_steps"],
-        room,
-        values["schedule"],
-    )
+# ε by the numbers of a run, the room and δ.
+_Cost = Callable[[dict[str, Any], int, float], float]
+
+
+def _cost(mechanism: Mechanism, schedule: tuple[Piece, ...]) -> _Cost:
+    """The mechanism's, which remembers what it was asked."""
+
+    @functools.cache
+    def epsilon(
+        noise_multiplier: float, size: float, steps: float, room: int, delta: float
+    ) -> float:
+        numbers = Numbers(noise_multiplier, size, steps, room, schedule)
+        with scope():
+            return float(mechanism.profile(numbers).epsilon(delta))
+
+    def cost(values: dict[str, Any], room: int, delta: float) -> float:
+        names = "noise_multiplier", "batch_size", "num_steps"
+        return epsilon(*(float(values[name]) for name in names), room, delta)
+
+    return cost
+
+
+def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
+    """Rounded to the dtype in which accountants answer callers."""
+    dtype = default_float()
+    with scope():
+        return float(cast(jnp.asarray(epsilon, jnp.float64), dtype, direction))
 
 
 def _solved(
-    mechanism: Mechanism, unknown: str, given: dict[str, Any], delta: float, room: int
+    cost: _Cost, unknown: str, given: dict[str, Any], delta: float, room: int
 ) -> dict[str, Any]:
     """All four numbers; ε is what the others cost."""
-
-    def epsilon_of(**values: Any) -> jax.Array:
-        numbers = _numbers({**given, **values}, room)
-        return mechanism.profile(numbers).epsilon(delta)
-
-    solved = dict(given)
-    if unknown != "epsilon":
-        whole = unknown != "noise_multiplier"
-        found = calibrate.solve(
-            lambda x: epsilon_of(**{unknown: x}),
-            given["epsilon"],
-            increasing=whole,
-            integer=whole,
-            upper=room if unknown == "batch_size" else float("inf"),
-        )
-        solved[unknown] = int(found) if whole else float(found)
-    solved["epsilon"] = float(epsilon_of(**solved))
-    return solved
+    if unknown == "epsilon":
+        return {**given, unknown: cost(given, room, delta)}
+    whole = unknown != "noise_multiplier"
+    found = calibrate.solve(
+        lambda x: jnp.asarray(cost({**given, unknown: x}, room, delta)),
+        _for_callers(given["epsilon"], "down"),
+        increasing=whole,
+        integer=whole,
+        upper=room if unknown == "batch_size" else float("inf"),
+    )
+    solved = {**given, unknown: int(found) if whole else float(found)}
+    return {**solved, "epsilon": cost(solved, room, delta)}
 
 
-def _room(
-    mechanism: Mechanism, solved: dict[str, Any], delta: float, least: int
-) -> int:
+def _room(cost: _Cost, solved: dict[str, Any], delta: float, n: int, size: int) -> int:
     """The least room, from the largest batch on, at which ε is what was solved for.
 
     That is without overflow, at less than δ. There may be room enough below b too, as a
     step that takes a few of many examples costs little, but it trains little: three
     standard deviations above b are the least that is looked at.
+
+    What overflow adds to ε falls about as e^{−z²/2} where the room is z standard
+    deviations above b. So its logarithm is nearly straight in z², and secants find the
+    room in a few steps; halving does if they have not.
     """
+    deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
+    ideal = cost(solved, n, delta)
+    spare = math.log(max(solved["epsilon"] - ideal, TINY))
 
-    def enough(room: int) -> bool:
-        numbers = _numbers(solved, room)
-        return float(mechanism.profile(numbers).epsilon(delta)) <= solved["epsilon"]
+    def square(room: int) -> float:
+        return ((room - size) / deviation) ** 2
 
-    most = mechanism.num_examples
-    deviation = math.sqrt(least * (1 - least / most))
-    least = min(most, math.ceil(least + 3 * deviation))
-    # The mean and some standard deviations are nearly always enough.
-    likely = min(most, math.ceil(least + 8 * math.sqrt(least) + 8))
-    if enough(likely):
-        most = likely
-    else:
-        least = likely + 1
-    while least < most:
-        middle = (least + most) // 2
-        least, most = (least, middle) if enough(middle) else (middle + 1, most)
-    return most
+    low, high = math.ceil(size + 3 * deviation) - 1, n
+    room, slope, last, tries = low + 1, -0.5, None, 0
+    while high - low > 1:
+        epsilon = cost(solved, room, delta)
+        low, high = (low, room) if epsilon <= solved["epsilon"] else (room, high)
+        adds = min(max(epsilon - ideal, TINY), 1 / TINY)
+        now = square(room), math.log(adds) - spare
+        if last is not None and now[1] != last[1]:
+            slope = (now[1] - last[1]) / (now[0] - last[0])
+        z = math.sqrt(max(now[0] - now[1] / slope, 0.0))
+        aim = (
+            math.ceil(min(size + z * deviation, n)) if tries < 8 else (low + high) // 2
+        )
+        room, last, tries = min(max(aim, low + 1), high - 1), now, tries + 1
+    return min(high, n)
