@@ -7,8 +7,10 @@ from dpjax import accounting as accounting
 from dpjax import reduced_momentum as reduced_momentum
 from dpjax import sampling as sampling
 from dpjax import solvers as solvers
+from dpjax import strategies as strategies
 from dpjax import tree as tree
 from dpjax import windows as windows
+from dpjax import workloads as workloads
 from dpjax._explain import explain as explain
 from dpjax._keys import random_key as random_key
 from dpjax._metrics import Metrics as Metrics
@@ -24,6 +26,7 @@ from dpjax._plan import by_user as by_user
 from dpjax._plan import plan as plan
 from dpjax.adjacency import Adjacency as Adjacency
 from dpjax.clipping import clip_and_sum as clip_and_sum
+from dpjax.correlated import correlated_noise as correlated_noise
 from dpjax.momentum import tree_momentum as tree_momentum
 from dpjax.noise import add_gaussian_noise as add_gaussian_noise
 from dpjax.noise import noisy_mean as noisy_mean

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpjax
-from dpjax import Adjacency, sampling, solvers
+from dpjax import Adjacency, sampling, solvers, strategies, workloads
 from dpjax.accounting import (
     calibrate,
+    correlated,
     fdp,
     gdp,
     iteration,
@@ -36,6 +37,12 @@ TRANSFORMATIONS = {
     "tree_momentum": lambda key: dpjax.tree_momentum(0.8, 1.7, num_steps=9, key=key),
     "tree_momentum, regenerated": lambda key: dpjax.tree_momentum(
         0.8, 1.7, num_steps=9, key=key, buffer="regenerate"
+    ),
+    "correlated_noise": lambda key: dpjax.correlated_noise(
+        strategies.rational([0.2, 0.4], [0.3, 0.9]), 1.7, num_steps=9, key=key
+    ),
+    "correlated_noise, regenerated": lambda key: dpjax.correlated_noise(
+        strategies.geometric(0.8), 1.7, num_steps=9, key=key, buffer="regenerate"
     ),
     "dp_sgd": lambda key: dpjax.dp_sgd(0.1, **_MEAN, key=key, momentum=0.9),
     "dp_adam": lambda key: dpjax.dp_adam(0.1, **_MEAN, key=key),
@@ -214,6 +221,23 @@ ACCOUNTANTS = {
     "tree.reduced_momentum_mu": (
         lambda x: tree.reduced_momentum_mu((x, 2.0, 3.0), **_MOMENTUM),
         1.7,
+    ),
+    "correlated.mu": (
+        lambda x: correlated.mu(
+            strategies.geometric(0.7),
+            x,
+            num_steps=12,
+            steps_per_epoch=4,
+            order="reshuffled",
+            adjacency=Adjacency.ZERO_OUT,
+        ),
+        1.7,
+    ),
+    "correlated.error": (
+        lambda x: correlated.error(
+            strategies.geometric(0.7), workloads.momentum_sum(x), 12
+        ),
+        0.7,
     ),
     "random_rounds.delta": (
         lambda x: random_rounds.delta(x, 1.0, rounds=_ROUNDS, sampling_rate=0.05),

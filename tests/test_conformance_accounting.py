@@ -12,7 +12,16 @@ from conformance import ACCOUNTANTS, ELSEWHERE
 
 from dpjax import accounting
 
-WINGS = ("calibrate", "fdp", "gdp", "iteration", "pld", "pure", "random_rounds")
+WINGS = (
+    "calibrate",
+    "correlated",
+    "fdp",
+    "gdp",
+    "iteration",
+    "pld",
+    "pure",
+    "random_rounds",
+)
 WINGS += ("rdp", "tree", "truncation")
 
 

@@ -10,7 +10,8 @@
 
 **What a run costs**, in one of these:
 
-6. `tree`: noise that a tree correlates.
+6. `tree`: noise that a tree correlates. `correlated`: noise of any strategy, and what
+   it leaves in an optimizer's steps.
 7. `random_rounds`: runs that stop after a random number of rounds. `truncation`:
    Poisson batches that overflow their shape.
 8. `iteration`: runs that release their last iterate alone.
@@ -21,6 +22,7 @@ currencies compute with.
 
 from dpjax import _former
 from dpjax.accounting import calibrate as calibrate
+from dpjax.accounting import correlated as correlated
 from dpjax.accounting import fdp as fdp
 from dpjax.accounting import gdp as gdp
 from dpjax.accounting import iteration as iteration

@@ -1,0 +1,223 @@
+"""Noise that is correlated from step to step, for any optimizer behind it."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import _validate
+from dpjax._dtypes import at_least_float32, widen
+from dpjax._keys import stream
+from dpjax._limit import refuse_past_the_end
+from dpjax._outward import upward
+from dpjax._placement import zeros_like
+from dpjax._toeplitz import Toeplitz
+from dpjax._typing import ArrayLike, Key, Tree
+from dpjax.noise import gaussian_like
+
+Buffer = Literal["stored", "regenerate"]
+
+
+class CorrelatedNoiseState(NamedTuple):
+    """What the noise carries. It is as secret as the data: it holds noise, and its key.
+
+    Attributes:
+      step: steps done, i[].
+      memory: what the noise to come remembers, f[m, ...] a leaf, in float32 at least;
+        () for "regenerate".
+      key: the typed key that every step's draw is folded from.
+      stddev: the noise standard deviation, which must not change during a run.
+    """
+
+    step: jax.Array
+    memory: Tree
+    key: Key
+    stddev: jax.Array
+
+
+def correlated_noise(
+    strategy: Toeplitz,
+    stddev: ArrayLike,
+    *,
+    num_steps: int,
+    key: Key,
+    buffer: Buffer = "stored",
+) -> optax.GradientTransformation:
+    """Add to each step's sum the noise (C⁻¹z)_t, with z fresh Gaussian noise.
+
+    Later steps take back some of the noise of earlier ones, so that what an optimizer
+    adds up carries less of it. Whatever follows in the chain (momentum, Adam,
+    schedules) costs no privacy.
+
+    Args:
+      strategy: C, as `dpjax.strategies` makes it.
+      stddev: the standard deviation of z per coordinate, f[], in the units of the
+        incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰.
+      num_steps: T, the number of steps that the guarantee is for; static.
+      key: one typed key, as `dpjax.random_key` makes. A stream of its own goes into
+        the state; a key serves one transformation and one run.
+      buffer: "stored" keeps `strategy.num_vectors` vectors and draws one Gaussian a
+        step; "regenerate", for strategies whose C⁻¹ is banded (`geometric`,
+        `banded_inverse`), keeps none and draws those of earlier steps again. The same
+        key gives the same noise either way, up to rounding.
+
+    Returns:
+      An optax transformation. Sums and noise are kept in float32 at least; the result
+      is cast to the incoming dtype. Past num_steps it refuses: a ValueError outside
+      jit, NaN updates inside. The same NaN answers a stddev that changes during the
+      run (under `optax.inject_hyperparams`), for which no guarantee holds.
+
+    Raises:
+      ValueError: the strategy has more coefficients than num_steps, some that float32
+        does not hold, or is not to be regenerated; stddev is no such number; num_steps
+        is below 1 or traced; key is not a typed key; buffer is unknown; an update is
+        not real; inside `jax.shard_map`, check_vma is False.
+
+    Privacy: with sums of sensitivity C and stddev = σC, all T results together are
+    μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, also when each sum
+    depends on earlier results. The guarantee is for real arithmetic and ideal Gaussian
+    noise, and covers the results, not the state: who has the key can subtract it.
+
+    Leaves, masks, meshes and `jax.vmap` are as for `dpjax.add_gaussian_noise`; the
+    state lies where the parameters lie.
+
+    Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, who show that
+    sums which depend on earlier releases are no worse.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax import strategies
+      >>> tx = correlated_noise(
+      ...     strategies.geometric(0.5), 1.0, num_steps=1000, key=jax.random.key(0))
+      >>> sums = jnp.zeros(1000)
+      >>> state, total = tx.init(sums), 0.0
+      >>> for _ in range(16):
+      ...     noise, state = tx.update(sums, state)
+      ...     total = total + noise
+      >>> print(f"{noise.std():.1f} and {total.std():.1f}")  # independent: 1 and 4
+      1.1 and 2.2
+    """
+    numerator, denominator = _known(strategy)
+    _validate.scalar("stddev", stddev)
+    _validate.nonnegative("stddev", stddev)
+    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    strategy.check_length(num_steps)
+    _validate.typed_key("key", key)
+    _validate.one_of("buffer", buffer, ("stored", "regenerate"))
+    if num_steps >= 2**31 - 1:
+        raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
+    if buffer == "regenerate" and numerator.size:
+        raise ValueError(
+            "buffer must be 'stored' for a strategy whose C⁻¹ is not banded; got "
+            f"{buffer!r} and numerator {numerator!r}."
+        )
+    louder, order = upward("stddev", stddev), strategy.num_vectors
+
+    def init(params: Tree) -> CorrelatedNoiseState:
+        def room(p: jax.Array) -> jax.Array:
+            return zeros_like(p, at_least_float32(jnp.result_type(p)), (order,))
+
+        return CorrelatedNoiseState(
+            step=jnp.zeros((), jnp.int32),
+            memory=jax.tree.map(room, params) if buffer == "stored" else (),
+            key=stream(key, "correlated noise"),
+            # A copy: the original may be donated with the state around this one.
+            stddev=jnp.array(louder, jnp.float32, copy=True),
+        )
+
+    def update(
+        updates: Tree, state: Any, params: Tree | None = None
+    ) -> tuple[Tree, CorrelatedNoiseState]:
+        del params
+        refuse_past_the_end(state.step, num_steps)
+        step = jnp.minimum(state.step, num_steps) + 1
+        wide = widen(updates)
+        if buffer == "stored":
+            noise, memory = _stored(state, step, wide, numerator, denominator)
+        else:
+            noise, memory = _regenerated(state, step, wide, denominator), ()
+        promised = (step <= num_steps) & (state.stddev == louder)
+        refusal = jnp.where(promised, 0.0, jnp.nan)
+        private = jax.tree.map(
+            lambda u, w, n: (w + (n + refusal.astype(n.dtype))).astype(
+                jnp.result_type(u)
+            ),
+            updates,
+            wide,
+            noise,
+        )
+        return private, state._replace(step=step, memory=memory)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _known(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
+    """The strategy's two polynomials, as accountants have them: known, in float32."""
+    known: list[np.ndarray] = []
+    for name, given in zip(Toeplitz._fields, strategy, strict=True):
+        x = _validate.concrete(given)
+        if x is None or x.ndim != 1:
+            raise ValueError(
+                f"the strategy's {name} must be a known vector; got {x!r}."
+            )
+        if not np.all(np.isfinite(x) & (x.astype(np.float32) == x)):
+            raise ValueError(
+                f"the strategy's {name} must be finite numbers that float32 holds, as "
+                f"dpjax.strategies rounds them; got {x!r}."
+            )
+        known.append(x)
+    numerator, denominator = known
+    return numerator, denominator
+
+
+def _draw(state: CorrelatedNoiseState, step: jax.Array, tree: Tree) -> Tree:
+    """The draw z_t times stddev, from a key of the step's own."""
+    return gaussian_like(jax.random.fold_in(state.key, step), tree, state.stddev)
+
+
+def _stored(
+    state: CorrelatedNoiseState,
+    step: jax.Array,
+    tree: Tree,
+    numerator: np.ndarray,
+    denominator: np.ndarray,
+) -> tuple[Tree, Tree]:
+    """(C⁻¹z)_t and the memory after it.
+
+    y = D(L) / N(L) z by the transposed direct form II: y_t = z_t + s_1, and then s_k
+    becomes s_{k+1} + d_k z_t − n_k y_t.
+    """
+    z = _draw(state, step, tree)
+    order = max(numerator.size, denominator.size)
+    if not order:
+        return z, state.memory
+    n, d = (np.pad(x, (0, order - x.size)) for x in (numerator, denominator))
+
+    def remember(z: jax.Array, y: jax.Array, memory: jax.Array) -> jax.Array:
+        column = (order,) + (1,) * z.ndim
+        d_k, n_k = (x.reshape(column).astype(z.dtype) for x in (d, n))
+        moved = jnp.concatenate([memory[1:], jnp.zeros_like(memory[:1])])
+        return moved + d_k * z[None] - n_k * y[None]
+
+    y = jax.tree.map(lambda z, memory: z + memory[0], z, state.memory)
+    return y, jax.tree.map(remember, z, y, state.memory)
+
+
+def _regenerated(
+    state: CorrelatedNoiseState, step: jax.Array, tree: Tree, denominator: np.ndarray
+) -> Tree:
+    """(C⁻¹z)_t = z_t + Σ_k d_k z_{t−k}, with all draws made again."""
+    weights = jnp.asarray([1.0, *denominator], jnp.float32)
+
+    def add(k: jax.Array, noise: Tree) -> Tree:
+        weight = jnp.where(k < step, weights[k], 0.0)
+        return jax.tree.map(
+            lambda y, z: y + weight.astype(z.dtype) * z,
+            noise,
+            _draw(state, step - k, tree),
+        )
+
+    noise = _draw(state, step, tree)
+    return jax.lax.fori_loop(1, denominator.size + 1, add, noise)

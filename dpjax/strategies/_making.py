@@ -1,0 +1,138 @@
+"""Strategies by their parameters.
+
+Noise is made in float32, and accountants compute in float64. So coefficients that are
+known are rounded to float32 here, once, and both see the same.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._toeplitz import Toeplitz, product
+from dpjax._typing import ArrayLike
+
+
+def independent() -> Toeplitz:
+    """Fresh noise in every step: C = I.
+
+    Example:
+      >>> independent().num_vectors
+      0
+    """
+    return Toeplitz(np.zeros(0), np.zeros(0))
+
+
+def geometric(decay: ArrayLike) -> Toeplitz:
+    """Noise z_t − λ z_{t−1}: C⁻¹ = I − λL, and C has the coefficients λ^k.
+
+    Args:
+      decay: λ, f[], in [0, 1).
+
+    Raises:
+      ValueError: decay is outside [0, 1).
+
+    Reference: "λ-CGD", https://arxiv.org/abs/2601.22334.
+
+    Example:
+      >>> print(geometric(0.5).coefficients(4))
+      [1.    0.5   0.25  0.125]
+      >>> print(geometric(0.5).inverse_coefficients(4))
+      [ 1.  -0.5  0.   0. ]
+    """
+    _validate.scalar("decay", decay)
+    _validate.decay("decay", decay)
+    return Toeplitz(np.zeros(0), _polynomial("decay", decay))
+
+
+def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
+    """C = Π_k (1 − a_k L) / Π_k (1 − b_k L), with as many stored vectors as poles.
+
+    Args:
+      zeros: a, f[d], in (−1, 1); what the noise remembers fades as they do.
+      poles: b, f[d], in (−1, 1); above the zeros, so that the noise of a step takes
+        back some of what came before.
+
+    Raises:
+      ValueError: a zero or a pole is outside (−1, 1), also once the polynomials are
+        rounded to float32; or they are not as many.
+
+    Reference: the buffered linear Toeplitz matrices of McMahan, Xu and Zhang (2024),
+    https://arxiv.org/abs/2408.08868, which are given by partial fractions there.
+
+    Example:
+      >>> print(rational([0.25], [0.75]).coefficients(3))
+      [1.    0.5   0.375]
+    """
+    if np.ndim(zeros) != 1 or np.shape(zeros) != np.shape(poles):
+        raise ValueError(
+            "zeros and poles must be vectors of the same length; got shapes "
+            f"{np.shape(zeros)} and {np.shape(poles)}."
+        )
+    return Toeplitz(_polynomial("zeros", zeros), _polynomial("poles", poles))
+
+
+def banded(coefficients: ArrayLike) -> Toeplitz:
+    """C with p bands: one example moves what is released for p steps, and no longer.
+
+    Args:
+      coefficients: c_0, ..., c_{p−1}, f[p], finite, c_0 being 1. Noise is a recursion
+        over them, and grows from step to step unless Σ c_k x^k has no zero within the
+        unit circle, which is for the caller to see to.
+
+    Raises:
+      ValueError: they are not such a vector.
+
+    Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153.
+
+    Example:
+      >>> print(banded([1.0, 0.5]).inverse_coefficients(4))
+      [ 1.    -0.5    0.25  -0.125]
+    """
+    return Toeplitz(_after_one("coefficients", coefficients), np.zeros(0))
+
+
+def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
+    """C⁻¹ with p bands: noise from the draws of the last p steps.
+
+    Args:
+      coefficients: those of C⁻¹, f[p], finite, the first being 1.
+
+    Raises:
+      ValueError: they are not such a vector.
+
+    Reference: https://arxiv.org/abs/2505.12128.
+
+    Example:
+      >>> print(banded_inverse([1.0, -0.5]).coefficients(4))
+      [1.    0.5   0.25  0.125]
+    """
+    return Toeplitz(np.zeros(0), _after_one("coefficients", coefficients))
+
+
+def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
+    """What follows the leading 1."""
+    known = _validate.concrete(coefficients)
+    if np.ndim(coefficients) != 1 or np.size(coefficients) == 0:
+        raise ValueError(f"{name} must be a vector; got {coefficients!r}.")
+    if known is None:
+        return jnp.asarray(coefficients)[1:]
+    if known[0] != 1 or not np.all(np.isfinite(known)):
+        raise ValueError(f"{name} must be finite and begin with 1; got {known!r}.")
+    return _rounded(known[1:])
+
+
+def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
+    """Π_k (1 − r_k L) without its leading 1."""
+    known = _validate.concrete(roots)
+    if known is None:
+        return product(jnp.atleast_1d(roots))
+    rounded = _rounded(np.poly(np.atleast_1d(known.astype(float)))[1:])
+    # Both those that were given and those that float32 leaves.
+    for values in (np.atleast_1d(known), np.roots([1.0, *rounded])):
+        if not np.all(np.abs(values) < 1):
+            raise ValueError(f"{name} must be in (-1, 1); got {roots!r}.")
+    return rounded
+
+
+def _rounded(known: np.ndarray) -> np.ndarray:
+    return known.astype(np.float32).astype(np.float64)

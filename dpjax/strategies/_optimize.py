@@ -1,0 +1,196 @@
+"""The strategy of a kind whose noise hurts a workload least, at the same privacy.
+
+What is made small is the error at noise multiplier 1 times μ there, which scaling the
+noise leaves as it is.
+"""
+
+import functools
+import math
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+
+from dpjax import _validate
+from dpjax._float64 import scope
+from dpjax._toeplitz import Toeplitz, product
+from dpjax.accounting.correlated._error import error, square_error
+from dpjax.accounting.correlated._mu import BOUNDS, Order, mu
+from dpjax.adjacency import Adjacency
+from dpjax.strategies import _certificate, _making
+from dpjax.workloads import Workload
+
+Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
+_ITERATIONS = 300
+
+
+def _roots(x: jax.Array) -> jax.Array:
+    """Free numbers as roots in (0, 1), by the logarithms of their distances from 1."""
+    return -jnp.expm1(-jax.nn.softplus(x))
+
+
+def _free(distance: np.ndarray) -> np.ndarray:
+    """The free numbers of roots at these distances from 1."""
+    p = -np.log(np.clip(distance, 1e-9, 1 - 1e-9))
+    return p + np.log(-np.expm1(-p))
+
+
+def _strategy(kind: Kind, x: jax.Array) -> Toeplitz:
+    """The strategy of a kind with free parameters f[k]."""
+    nothing = jnp.zeros(0)
+    if kind == "banded":
+        return Toeplitz(x, nothing)
+    if kind == "banded_inverse":
+        return Toeplitz(nothing, x)
+    zeros, poles = jnp.split(_roots(x), [0 if kind == "geometric" else x.size // 2])
+    return Toeplitz(product(zeros), product(poles))
+
+
+@functools.partial(jax.jit, static_argnames=("kind", "num_steps", "n_b", "order"))
+def _value_and_grad(
+    x: jax.Array,
+    workload: Workload,
+    *,
+    kind: Kind,
+    num_steps: int,
+    n_b: int,
+    order: Order,
+) -> tuple[jax.Array, jax.Array]:
+    """The logarithm of μ times error, f[], and its derivative, f[k]."""
+
+    def value(x: jax.Array) -> jax.Array:
+        strategy = _strategy(kind, x)
+        square = BOUNDS[order](strategy, num_steps, n_b)
+        error = square_error(strategy, workload, num_steps)
+        return (jnp.log(square) + jnp.log(error)) / 2
+
+    return jax.value_and_grad(value)(x)
+
+
+def _descend(x: np.ndarray, *args: Any, **kwargs: Any) -> tuple[np.ndarray, float]:
+    """The free parameters of the least value near a start, and that value."""
+
+    def value_and_grad(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = map(np.asarray, _value_and_grad(jnp.asarray(x), *args, **kwargs))
+        # Beyond what floats hold the line search turns back.
+        usable = np.isfinite(value) and np.isfinite(slope).all()
+        return (float(value), slope) if usable else (np.inf, np.zeros_like(slope))
+
+    found = scipy.optimize.minimize(
+        value_and_grad, x, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}
+    )
+    return found.x, float(found.fun)
+
+
+def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndarray:
+    """Where the descent begins: near A^{1/2}, the best where no example comes twice."""
+    if kind in ("banded", "banded_inverse"):
+        a = _certificate.coefficients(workload, size + 1)
+        root = np.eye(1, size + 1)[0]  # of 1 + a_1 / a_0 L + ..., term by term
+        for k in range(1, size + 1):
+            root[k] = (a[k] / a[0] - root[1:k] @ root[k - 1 : 0 : -1]) / 2
+        if kind == "banded_inverse":
+            root = _certificate.ratio(np.ones(1), root, size + 1)
+        return root[1:]
+    poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
+    slowest = np.max(np.append(poles, np.mean(np.asarray(workload.keep))))
+    nearest = max(1 - float(slowest), 1 / num_steps)
+    if kind == "geometric":
+        return _free(np.array([math.sqrt(nearest)]))
+    # Poles and zeros by turns, evenly on the scale of distances from 1.
+    distances = nearest ** (1 - np.arange(2 * size) / (2 * size))
+    return np.concatenate([_free(distances[1::2]), _free(distances[::2])])
+
+
+class Optimized(Toeplitz):
+    """A `Toeplitz` strategy that knows how near to the best it is.
+
+    Attributes:
+      product: the error in its workload at noise multiplier 1, times μ there.
+      bound: what no strategy's product is below; NaN where that is not known.
+    """
+
+    product: float = math.nan
+    bound: float = math.nan
+
+    @property
+    def gap(self) -> float:
+        """How many times the least error at the same privacy it has, at most."""
+        return self.product / self.bound
+
+
+def optimize(
+    kind: Kind,
+    workload: Workload,
+    *,
+    num_steps: int,
+    steps_per_epoch: int,
+    order: Order = "fixed",
+    num_vectors: int = 1,
+) -> Optimized:
+    """The strategy of a kind with the least error in a workload, at the same privacy.
+
+    Args:
+      kind: "geometric" (no vector need be stored), "rational" (as many poles as
+        vectors), "banded" or "banded_inverse" (one band more than vectors).
+      workload: what the sums are used for, of known numbers.
+      num_steps: T, static, at least 1.
+      steps_per_epoch: n_b, static, at least 1.
+      order: how examples take part, as for `accounting.correlated.mu`.
+      num_vectors: how many vectors of the parameters' size the noise may carry from
+        step to step, at least 1.
+
+    Returns:
+      A strategy, its coefficients rounded to float32. Its `gap` is proven: no strategy
+      at all, of whatever kind and memory, has less than 1 / gap of its error at the
+      same μ, for examples at a fixed place or in orders that allow more.
+
+    Raises:
+      ValueError: an argument is out of range; a number of the workload is traced.
+
+    Reference: the descent is L-BFGS-B (scipy), from near A^{1/2}, through μ and error.
+
+    Example:
+      >>> from dpjax import workloads
+      >>> best = optimize("geometric", workloads.momentum(0.9), num_steps=1000,
+      ...                 steps_per_epoch=100)
+      >>> print(f"{-best.denominator[0]:.3f}, at most {best.gap:.3f} of the best")
+      0.626, at most 1.043 of the best
+    """
+    _validate.one_of("kind", kind, get_args(Kind))
+    _validate.one_of("order", order, get_args(Order))
+    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    size = _validate.static_int("num_vectors", num_vectors, minimum=1)
+    if any(_validate.concrete(x) is None for x in workload):
+        raise ValueError(f"workload must be known, not traced; got {workload!r}.")
+    asked = {"num_steps": num_steps, "n_b": n_b, "order": order}
+    with scope():
+        start = _start(kind, size, workload, num_steps)
+        x, _ = _descend(start, workload, kind=kind, **asked)
+        found = _known(kind, x)
+    cost = mu(
+        found,
+        1.0,
+        num_steps=num_steps,
+        steps_per_epoch=n_b,
+        order=order,
+        adjacency=Adjacency.ZERO_OUT,
+    )
+    best = Optimized(*found)
+    best.product = float(cost * error(found, workload, num_steps))
+    if all(np.size(x) == 1 for x in workload[2:]):
+        best.bound = _certificate.least_product(workload, num_steps, n_b)
+    return best
+
+
+def _known(kind: Kind, x: np.ndarray) -> Toeplitz:
+    """The strategy that runs, rounded to float32."""
+    if kind in ("banded", "banded_inverse"):
+        return getattr(_making, kind)(np.append(1.0, x))
+    roots = np.asarray(_roots(jnp.asarray(x)))
+    if kind == "geometric":
+        return _making.geometric(roots[0])
+    return _making.rational(*np.split(roots, 2))

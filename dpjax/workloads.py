@@ -1,0 +1,153 @@
+"""What an optimizer makes of the sums that it is given, and so which noise matters.
+
+A workload is a linear map of the sums g_1, g_2, ... of all steps. Its error is what
+comes out of it when the noise goes in. Momentum is m_t = β m_{t−1} + (1 − β) g_t; the
+parameters of SGD are sums of it. `accounting.correlated.error` measures the one or the
+other, and `strategies.optimize` makes it small.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._typing import ArrayLike
+
+
+class Workload(NamedTuple):
+    """x_t = keep_t x_{t−1} + rates_t h_t, h = N(L) / D(L) g, L the shift by one step.
+
+    Attributes:
+      numerator: N without its leading 1, f[k].
+      denominator: D without its leading 1, f[m].
+      rates: f[T], or f[1] for all steps.
+      keep: f[T], or f[1] for all steps: 0 if h is what comes out, 1 if its sums are.
+    """
+
+    numerator: ArrayLike
+    denominator: ArrayLike
+    rates: ArrayLike
+    keep: ArrayLike
+
+
+def prefix_sum(
+    *, learning_rates: ArrayLike = 1.0, weight_decay: ArrayLike = 0.0
+) -> Workload:
+    """The parameters of plain SGD: Σ_{s<=t} η_s g_s.
+
+    Args:
+      learning_rates: η, f[], or f[T] for one a step; non-negative.
+      weight_decay: the share of the parameters that each step takes off, in units of
+        its learning rate, f[], non-negative and at most 1 / η.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> prefix_sum().keep
+      array([1.])
+    """
+    return momentum_sum(0.0, learning_rates=learning_rates, weight_decay=weight_decay)
+
+
+def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
+    """The momentum itself, η_t (1 − β) Σ_{s<=t} β^{t−s} g_s.
+
+    Args:
+      decay: the momentum coefficient β, f[], in [0, 1).
+      learning_rates: η, f[], or f[T] for one a step; non-negative.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> momentum(0.75).denominator, momentum(0.75).rates
+      (array([-0.75]), array([0.25]))
+    """
+    _validate.decay("decay", decay)
+    _validate.nonnegative("learning_rates", learning_rates)
+    beta, rates = _vector(decay), _vector(learning_rates)
+    return Workload(np.zeros(0), -beta, rates * (1 - beta), np.zeros(1))
+
+
+def momentum_sum(
+    decay: ArrayLike,
+    *,
+    learning_rates: ArrayLike = 1.0,
+    weight_decay: ArrayLike = 0.0,
+) -> Workload:
+    """The parameters of SGD with momentum: sums of η_t m_t.
+
+    Args:
+      decay: the momentum coefficient β, f[], in [0, 1).
+      learning_rates: η, f[], or f[T] for one a step; non-negative.
+      weight_decay: the share of the parameters that each step takes off, in units of
+        its learning rate, f[], non-negative and at most 1 / η.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> momentum_sum(0.75, learning_rates=2.0, weight_decay=0.125).keep
+      array([0.75])
+    """
+    _validate.nonnegative("weight_decay", weight_decay)
+    keep = 1 - _vector(weight_decay) * _vector(learning_rates)
+    _validate.nonnegative("1 - weight_decay * learning_rates", keep)
+    return momentum(decay, learning_rates=learning_rates)._replace(keep=keep)
+
+
+def nesterov(
+    decay: ArrayLike,
+    *,
+    learning_rates: ArrayLike = 1.0,
+    weight_decay: ArrayLike = 0.0,
+) -> Workload:
+    """Parameters of SGD with Nesterov's momentum: sums of η_t (β m_t + (1 − β) g_t).
+
+    Args:
+      decay: the momentum coefficient β, f[], in [0, 1).
+      learning_rates: η, f[], or f[T] for one a step; non-negative.
+      weight_decay: as for `momentum_sum`.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> nesterov(0.5).rates
+      array([0.75])
+    """
+    usual = momentum_sum(
+        decay, learning_rates=learning_rates, weight_decay=weight_decay
+    )
+    # β / (1 − βL) + 1 = (1 + β) (1 − β / (1 + β) L) / (1 − βL).
+    beta = _vector(decay)
+    return usual._replace(numerator=-beta / (1 + beta), rates=usual.rates * (1 + beta))
+
+
+def toeplitz(coefficients: ArrayLike) -> Workload:
+    """Any filter of the sums: Σ_j a_j g_{t−j}.
+
+    Args:
+      coefficients: a_0, a_1, ..., f[k], finite, a_0 positive.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> toeplitz([2.0, 1.0]).numerator
+      array([0.5])
+    """
+    a = _vector(coefficients)
+    if a.ndim != 1 or a.size == 0:
+        raise ValueError(f"coefficients must be a vector; got {coefficients!r}.")
+    _validate.positive("coefficients[0]", a[0])
+    return Workload(a[1:] / a[0], np.zeros(0), a[:1], np.zeros(1))
+
+
+def _vector(x: ArrayLike) -> np.ndarray | jax.Array:
+    """One axis at least, in float64 where it is known."""
+    known = _validate.concrete(x)
+    return jnp.atleast_1d(x) if known is None else np.atleast_1d(known.astype(float))

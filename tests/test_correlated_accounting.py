@@ -1,0 +1,244 @@
+"""Correlated noise: sensitivities against a brute force, errors against matrices."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from scipy.linalg import toeplitz
+
+from dpjax import Adjacency, strategies, workloads
+from dpjax.accounting import correlated, gdp
+
+# The strategy, and how far above the brute force a reshuffled bound may be.
+STRATEGIES = {
+    "independent": (strategies.independent(), 1.002),
+    "geometric": (strategies.geometric(0.5), 1.002),
+    "slow": (strategies.geometric(0.98), 1.002),
+    "one pole": (strategies.rational([0.3], [0.9]), 1.002),
+    "the other way": (strategies.rational([0.9], [-0.3]), 1.05),
+    "two poles": (strategies.rational([0.5, 0.8], [0.7, 0.99]), 1.05),
+    "three poles": (strategies.rational([0.2, 0.5, 0.9], [0.4, 0.8, 0.998]), 1.05),
+    "banded": (strategies.banded([1.0, 0.6, 0.3, 0.1]), 1.05),
+    "signed": (strategies.banded([1.0, -0.6, 0.3, -0.1]), 1.05),
+    "inverse": (strategies.banded_inverse([1.0, -0.5, -0.1, -0.05]), 1.05),
+    "signed inverse": (strategies.banded_inverse([1.0, 0.5, -0.2, 0.1]), 1.05),
+}
+SHAPES = [(5, 1), (7, 9), (13, 4), (24, 8), (38, 8)]
+
+
+def matrix(coefficients):
+    return np.tril(toeplitz(np.asarray(coefficients, np.float64)))
+
+
+def patterns(order, num_steps, n_b):
+    if order == "fixed":
+        return [range(o, num_steps, n_b) for o in range(min(n_b, num_steps))]
+    if order == "reshuffled":
+        starts = range(0, num_steps, n_b)
+        epochs = [range(s, min(s + n_b, num_steps)) for s in starts]
+        return list(itertools.product(*epochs))
+
+    def apart(start):
+        """Patterns to which no further step can be added at the end."""
+        for first in range(start, min(start + n_b, num_steps)):
+            for others in apart(first + n_b) if first + n_b < num_steps else [()]:
+                yield (first, *others)
+
+    return list(apart(0))
+
+
+def brute_force(coefficients, order, num_steps, n_b):
+    """max_π Σ |(CᵀC)_st|."""
+    c = matrix(coefficients)
+    gram = np.abs(c.T @ c)
+    groups = {}
+    for pattern in patterns(order, num_steps, n_b):
+        groups.setdefault(len(pattern), []).append(tuple(pattern))
+    best = 0.0
+    for group in map(np.array, groups.values()):
+        pairs = gram[group[:, :, None], group[:, None, :]]
+        best = max(best, pairs.sum(axis=(1, 2)).max())
+    return np.sqrt(best)
+
+
+def mu(strategy, noise_multiplier=1.0, *, order="fixed", num_steps, n_b, **kwargs):
+    return correlated.mu(
+        strategy,
+        noise_multiplier,
+        num_steps=num_steps,
+        steps_per_epoch=n_b,
+        order=order,
+        adjacency=kwargs.get("adjacency", Adjacency.ZERO_OUT),
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_pattern_moves_more_and_the_bounds_are_close(name, shape, x64):
+    strategy, slack = STRATEGIES[name]
+    num_steps, n_b = shape
+    c = strategy.coefficients(num_steps)
+    for order in ("fixed", "reshuffled", "separated"):
+        exact = brute_force(c, order, num_steps, n_b) / 2.5
+        bound = mu(strategy, 2.5, order=order, num_steps=num_steps, n_b=n_b)
+        assert bound >= exact * (1 - 1e-15)
+        monotone = np.all(np.diff(c) <= 0) and np.all(c >= 0)
+        tight = order == "fixed" or (order == "separated" and monotone)
+        assert bound <= exact * (1 + 1e-9 if tight else slack if monotone else 1.3)
+
+
+def test_without_correlation_it_is_composition(x64):
+    epochs = jnp.full(10, 1 / 0.7)
+    for order in ("fixed", "reshuffled", "separated"):
+        value = mu(strategies.independent(), 0.7, order=order, num_steps=95, n_b=10)
+        np.testing.assert_allclose(value, gdp.compose(epochs), rtol=1e-9)
+
+
+def test_replacing_an_example_moves_twice_as_much(x64):
+    asked = {"num_steps": 50, "n_b": 7}
+    one = mu(strategies.geometric(0.6), 3.0, **asked)
+    two = mu(strategies.geometric(0.6), 3.0, adjacency=Adjacency.REPLACE, **asked)
+    np.testing.assert_allclose(two, 2 * one, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["slow", "three poles", "inverse"])
+def test_it_is_rounded_upwards(name, x64):
+    """Against the recursion in 60 digits."""
+    strategy, _ = STRATEGIES[name]
+    num_steps, n_b = 300, 30
+    n, d = ([0, *map(mpmath.mpf, map(float, x))] for x in strategy)
+    with mpmath.workdps(60):
+        c = []
+        for t in range(num_steps):
+            now = mpmath.mpf(t == 0) + (n[t] if 0 < t < len(n) else 0)
+            c.append(now - sum(d[k] * c[t - k] for k in range(1, min(len(d), t + 1))))
+        moved = [sum(c[i - e] for e in range(0, i + 1, n_b)) for i in range(num_steps)]
+        exact = mpmath.sqrt(sum(x * x for x in moved)) / 3
+        value = mpmath.mpf(float(mu(strategy, 3.0, num_steps=num_steps, n_b=n_b)))
+        assert exact <= value <= exact * (1 + 1e-11)
+
+
+def test_it_is_rounded_upwards_to_float32_too():
+    strategy, _ = STRATEGIES["three poles"]
+    with jax.enable_x64(True):
+        wide = mu(strategy, 3.0, num_steps=300, n_b=30)
+    narrow = mu(strategy, 3.0, num_steps=300, n_b=30)
+    assert narrow.dtype == jnp.float32
+    assert float(wide) <= float(narrow) <= float(wide) * (1 + 2e-7)
+
+
+@pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
+def test_it_can_be_differentiated_by_every_coefficient(order, x64):
+    num_steps, n_b = 29, 6
+    workload = workloads.momentum_sum(0.8)
+
+    def product(decay, zeros, poles, noise_multiplier):
+        strategy = strategies.rational(zeros, poles)
+        first = mu(
+            strategies.geometric(decay),
+            noise_multiplier,
+            order=order,
+            num_steps=num_steps,
+            n_b=n_b,
+        )
+        second = mu(strategy, 1.0, order=order, num_steps=num_steps, n_b=n_b)
+        return first + second * correlated.error(strategy, workload, num_steps)
+
+    # What is traced is not rounded to float32.
+    at = [jnp.array(x) for x in (0.7, [0.3, 0.6], [0.5, 0.9], 2.0)]
+    slopes = jax.jit(jax.grad(product, argnums=(0, 1, 2, 3)))(*at)
+    product = jax.jit(product)
+    for i, slope in enumerate(slopes):
+        for j in np.ndindex(slope.shape):
+            step = 1e-5 * np.eye(1, max(slope.size, 1), sum(j)).reshape(slope.shape)
+            up, down = ([*at[:i], at[i] + s, *at[i + 1 :]] for s in (step, -step))
+            centred = (product(*up) - product(*down)) / 2e-5
+            np.testing.assert_allclose(slope[j], centred, rtol=2e-4)
+
+
+def test_many_strategies_at_once(x64):
+    decays = jnp.array([0.0, 0.5, 0.875, 1 - 2.0**-10])  # exact in float32
+    asked = {"num_steps": 40, "n_b": 8, "order": "reshuffled"}
+    batch = jax.vmap(strategies.geometric)(decays)
+    noises = jnp.array([0.5, 1.0, 2.0, 4.0])
+    pairs = zip(decays, noises, strict=True)
+    each = [mu(strategies.geometric(d), s, **asked) for d, s in pairs]
+    np.testing.assert_allclose(mu(batch, noises, **asked), jnp.stack(each), rtol=1e-9)
+
+
+def test_what_is_out_of_range():
+    usual = {"num_steps": 10, "n_b": 5}
+    geometric = strategies.geometric(0.5)
+    for changed in ({"num_steps": 0}, {"n_b": 0}, {"order": "poisson"}):
+        with pytest.raises(ValueError, match=r"num_steps|steps_per_epoch|order"):
+            mu(geometric, **{**usual, **changed})
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        mu(geometric, -1.0, **usual)
+    with pytest.raises(ValueError, match="num_steps"):
+        mu(strategies.banded(np.eye(1, 12)[0]), **usual)
+    assert mu(geometric, 0.0, **usual) == np.inf
+    assert jax.jit(lambda s: mu(geometric, s, **usual))(-1.0) == np.inf
+    assert jax.jit(lambda s: mu(geometric, s, **usual))(np.nan) == np.inf
+    assert mu(geometric, np.inf, **usual) == 0
+    growing = strategies.banded_inverse([1.0, -1e30])
+    assert mu(growing, 1.0, **usual) == np.inf
+
+
+# --- errors
+
+RATES = np.random.default_rng(0).uniform(0.1, 1.0, 37)
+
+
+def momenta(decay, num_steps=37):
+    return (1 - decay) * matrix(decay ** np.arange(num_steps))
+
+
+def decayed(decay, rates, weight_decay):
+    rows, now = [], np.zeros(37)
+    for row, rate in zip(momenta(decay), rates, strict=True):
+        now = (1 - weight_decay * rate) * now + rate * row
+        rows.append(now)
+    return np.array(rows)
+
+
+WORKLOADS = {
+    "momentum": (workloads.momentum(0.9), momenta(0.9)),
+    "sums": (workloads.momentum_sum(0.9), matrix(np.ones(37)) @ momenta(0.9)),
+    "prefix": (workloads.prefix_sum(), matrix(np.ones(37))),
+    "nesterov": (
+        workloads.nesterov(0.8),
+        matrix(np.ones(37)) @ (0.8 * momenta(0.8) + 0.2 * np.eye(37)),
+    ),
+    "filter": (workloads.toeplitz([2.0, 1.0, 0.5]), matrix([2, 1, 0.5] + [0] * 34)),
+    "schedule": (
+        workloads.momentum(0.9, learning_rates=RATES),
+        RATES[:, None] * momenta(0.9),
+    ),
+    "weight decay": (
+        workloads.momentum_sum(0.9, learning_rates=0.5, weight_decay=0.2),
+        decayed(0.9, np.full(37, 0.5), 0.2),
+    ),
+    "both": (
+        workloads.momentum_sum(0.9, learning_rates=RATES, weight_decay=0.2),
+        decayed(0.9, RATES, 0.2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_error_is_that_of_the_matrices(name, x64):
+    workload, dense = WORKLOADS[name]
+    for strategy, _ in (STRATEGIES[x] for x in ("slow", "two poles", "signed")):
+        noise = np.linalg.inv(matrix(strategy.coefficients(37)))
+        want = np.linalg.norm(dense @ noise) / np.sqrt(37)
+        got = correlated.error(strategy, workload, 37)
+        np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+def test_a_schedule_is_for_as_many_steps():
+    workload = workloads.momentum(0.9, learning_rates=RATES)
+    with pytest.raises(ValueError, match="num_steps"):
+        correlated.error(strategies.independent(), workload, 36)

@@ -1,0 +1,127 @@
+"""Noise that a strategy correlates, as a transformation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import strategies
+from dpjax._toeplitz import Toeplitz
+
+NUM_STEPS = 12
+STDDEV = 2.5
+STRATEGIES = {
+    "independent": strategies.independent(),
+    "geometric": strategies.geometric(0.7),
+    "one pole": strategies.rational([0.3], [0.9]),
+    "two poles": strategies.rational([0.3, 0.5], [0.8, 0.95]),
+    "banded": strategies.banded([1.0, 0.5, 0.2]),
+    "inverse": strategies.banded_inverse([1.0, -0.5, -0.1]),
+}
+REGENERATED = ("independent", "geometric", "inverse")
+KEY = jax.random.key(3)
+
+
+def make(name, buffer="stored", **changed):
+    given = {"stddev": STDDEV, "num_steps": NUM_STEPS, "key": KEY, **changed}
+    return dpjax.correlated_noise(STRATEGIES[name], buffer=buffer, **given)
+
+
+def run(tx, sums, state=None, length=NUM_STEPS):
+    def step(state, _):
+        updates, state = tx.update(sums, state)
+        return state, updates
+
+    state = tx.init(sums) if state is None else state
+    return jax.jit(lambda s: jax.lax.scan(step, s, length=length))(state)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_its_covariance_is_that_of_the_inverse(name):
+    """Each of 78 entries is normal with deviation sqrt(1 + ρ²) / sqrt(n) of its scale.
+
+    Six deviations: false alarms in 1e-6 of the keys.
+    """
+    draws = 40_000
+    _, noise = run(make(name), {"a": jnp.ones(draws), "b": jnp.ones(draws)})
+    c = np.asarray(STRATEGIES[name].coefficients(NUM_STEPS), np.float64)
+    matrix = sum(np.diag(np.full(NUM_STEPS - k, x), -k) for k, x in enumerate(c))
+    inverse = np.linalg.inv(matrix)
+    want = STDDEV**2 * inverse @ inverse.T
+    a, b = (np.asarray(noise[x], np.float64) - 1 for x in "ab")
+    scale = np.sqrt(np.outer(np.diag(want), np.diag(want)) * 2 / draws)
+    assert np.all(np.abs(a @ a.T / draws - want) < 6 * scale)
+    assert np.all(np.abs(b @ b.T / draws - want) < 6 * scale)
+    # No noise is shared by leaves, at no two steps.
+    assert np.all(np.abs(a @ b.T / draws) < 6 * scale)
+
+
+@pytest.mark.parametrize("name", REGENERATED)
+def test_stored_and_regenerated_noise_are_the_same(name):
+    sums = {"a": jnp.ones((3, 5)), "b": jnp.zeros(7)}
+    state, stored = run(make(name), sums)
+    again, drawn = run(make(name, "regenerate"), sums)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-5), stored, drawn
+    )
+    assert jax.tree.leaves(again.memory) == []
+    order = STRATEGIES[name].num_vectors
+    assert {x.shape[0] for x in jax.tree.leaves(state.memory)} == {order}
+
+
+@pytest.mark.parametrize("name", ["geometric", "two poles"])
+def test_a_run_in_two_parts_is_the_run(name):
+    tx, sums = make(name), jnp.ones(9)
+    _, whole = run(tx, sums)
+    state, first = run(tx, sums, length=5)
+    _, second = run(tx, sums, state, length=NUM_STEPS - 5)
+    np.testing.assert_array_equal(whole, np.concatenate([first, second]))
+
+
+def test_a_workload_that_takes_noise_back_has_less_of_it():
+    """Sums over all steps: λ = .7 leaves the last draw and .3 of those before."""
+    _, noise = run(make("geometric"), jnp.zeros(20_000))
+    variance = STDDEV**2 * (1 + 0.3**2 * (NUM_STEPS - 1))
+    np.testing.assert_allclose(np.var(noise.sum(0)), variance, rtol=6 * 0.01)
+
+
+def test_narrow_sums_get_noise_before_they_are_narrow():
+    sums = jnp.full(5_000, 256.0, jnp.bfloat16)
+    _, noisy = run(make("two poles"), sums)
+    _, wide = run(make("two poles"), sums.astype(jnp.float32))
+    assert noisy.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(noisy, wide.astype(jnp.bfloat16))
+
+
+def test_it_ends_where_the_guarantee_ends():
+    tx, sums = make("geometric"), jnp.ones(3)
+    state, _ = run(tx, sums)
+    with pytest.raises(ValueError, match="num_steps is 12"):
+        tx.update(sums, state)
+    updates, state = jax.jit(tx.update)(sums, state)
+    assert np.isnan(updates).all()
+    assert np.isnan(jax.jit(tx.update)(sums, state)[0]).all()
+    louder = run(tx, sums, length=3)[0]._replace(stddev=jnp.float32(1.0))
+    assert np.isnan(tx.update(sums, louder)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changed", "named"),
+    [
+        (strategies.geometric(0.5), {"num_steps": 0}, "num_steps"),
+        (strategies.geometric(0.5), {"stddev": -1.0}, "stddev"),
+        (strategies.geometric(0.5), {"stddev": np.nan}, "stddev"),
+        (strategies.geometric(0.5), {"key": jax.random.PRNGKey(0)}, "key"),
+        (strategies.geometric(0.5), {"buffer": "recompute"}, "buffer"),
+        (strategies.rational([0.3], [0.9]), {"buffer": "regenerate"}, "buffer"),
+        (strategies.banded(np.eye(1, 14)[0]), {}, "num_steps"),
+        (Toeplitz(np.array([0.1]), np.zeros(0)), {}, "float32"),
+        (Toeplitz(np.array([np.nan]), np.zeros(0)), {}, "float32"),
+        (Toeplitz(np.zeros((1, 1)), np.zeros(0)), {}, "vector"),
+    ],
+)
+def test_what_is_refused(strategy, changed, named):
+    given = {"stddev": 1.0, "num_steps": NUM_STEPS, "key": KEY, **changed}
+    with pytest.raises(ValueError, match=named):
+        dpjax.correlated_noise(strategy, **given)

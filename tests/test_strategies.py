@@ -1,0 +1,203 @@
+"""Strategies: what they are made of, the best of a kind, and how good any can be."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import Adjacency, strategies, workloads
+from dpjax.accounting import correlated
+from dpjax.strategies import _certificate
+
+MADE = {
+    "independent": strategies.independent(),
+    "geometric": strategies.geometric(0.7),
+    "rational": strategies.rational([0.3, -0.5], [0.8, 0.95]),
+    "banded": strategies.banded([1.0, 0.5, 0.2]),
+    "banded_inverse": strategies.banded_inverse([1.0, -0.5, -0.1]),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 50])
+def test_the_two_series_are_inverse_to_each_other(name, n, x64):
+    strategy = MADE[name]
+    product = np.convolve(strategy.coefficients(n), strategy.inverse_coefficients(n))
+    np.testing.assert_allclose(product[:n], np.eye(1, n)[0], atol=1e-13)
+
+
+def test_coefficients_are_those_that_were_given(x64):
+    given = [1.0, 0.5, -0.25]
+    made = strategies.banded(given).coefficients(4)
+    np.testing.assert_array_equal(made, [*given, 0.0])
+    made = strategies.banded_inverse(given).inverse_coefficients(4)
+    np.testing.assert_array_equal(made, [*given, 0.0])
+    made = strategies.geometric(0.75).coefficients(3)
+    np.testing.assert_array_equal(made, [1, 0.75, 0.75**2])
+    # (1 − .25 L)(1 + .5 L) / (1 − .5 L)²
+    made = strategies.rational([0.25, -0.5], [0.5, 0.5]).coefficients(3)
+    np.testing.assert_allclose(made, [1, 1.25, 0.875], rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_both_paths_see_the_same_numbers(name):
+    for x in MADE[name]:
+        np.testing.assert_array_equal(x, np.asarray(x, np.float32))
+    traced = jax.jit(lambda s: s.coefficients(9))(MADE[name])
+    np.testing.assert_allclose(traced, MADE[name].coefficients(9), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: strategies.geometric(1.0), "decay"),
+        (lambda: strategies.geometric(-0.1), "decay"),
+        (lambda: strategies.geometric(1 - 1e-12), "decay"),  # 1 in float32
+        (lambda: strategies.geometric(np.nan), "decay"),
+        (lambda: strategies.geometric([0.5]), "decay"),
+        (lambda: strategies.rational([0.5], [1.0]), "poles"),
+        (lambda: strategies.rational([-1.5], [0.5]), "zeros"),
+        (lambda: strategies.rational([0.5], [0.5, 0.2]), "poles"),
+        (lambda: strategies.rational(0.5, 0.5), "poles"),
+        (lambda: strategies.banded([0.5, 0.5]), "begin with 1"),
+        (lambda: strategies.banded([]), "coefficients"),
+        (lambda: strategies.banded_inverse([1.0, np.inf]), "finite"),
+    ],
+)
+def test_what_is_no_strategy(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+# --- the best of a kind
+
+SMALL = {"num_steps": 60, "steps_per_epoch": 15}
+
+
+def product(strategy, workload, order="fixed", **asked):
+    cost = correlated.mu(
+        strategy, 1.0, order=order, adjacency=Adjacency.ZERO_OUT, **asked
+    )
+    return cost * correlated.error(strategy, workload, asked["num_steps"])
+
+
+@pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
+def test_no_other_decay_is_better(order, x64):
+    workload = workloads.momentum_sum(0.9)
+    best = strategies.optimize("geometric", workload, order=order, **SMALL)
+    decays = np.linspace(0, 0.99, 100).astype(np.float32).astype(float)
+    of = jax.vmap(lambda d: product(strategies.geometric(d), workload, order, **SMALL))
+    others = of(jnp.asarray(decays))
+    assert best.product <= others.min() * (1 + 1e-6)
+    assert best.product >= others.min() * (1 - 1e-3)
+    assert best.gap >= 1
+
+
+def test_more_memory_is_no_worse(x64):
+    workload = workloads.momentum(0.95)
+    gaps = [
+        strategies.optimize(kind, workload, num_vectors=size, **SMALL).gap
+        for kind, size in (
+            ("geometric", 1),
+            ("rational", 1),
+            ("rational", 2),
+            ("banded", 14),
+        )
+    ]
+    assert gaps == sorted(gaps, reverse=True)
+    assert 1 <= gaps[-1] < 1.03
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("kind", ["banded", "banded_inverse"])
+def test_it_is_no_worse_than_where_it_began(kind, size, x64):
+    """The square root of the workload, truncated."""
+    workload = workloads.prefix_sum()
+    best = strategies.optimize(kind, workload, num_vectors=size, **SMALL)
+    k = np.arange(1, size + 1)
+    root = np.cumprod(np.r_[1.0, (2 * k - 1) / (2 * k)])
+    inverse = np.cumprod(np.r_[1.0, (2 * k - 3) / (2 * k)])
+    start = getattr(strategies, kind)(root if kind == "banded" else inverse)
+    assert best.gap >= 1
+    assert best.product < product(start, workload, **SMALL)
+
+
+def test_a_schedule_is_optimised_for_too(x64):
+    rates = np.linspace(1.0, 0.0, 60)
+    workload = workloads.momentum_sum(0.9, learning_rates=rates)
+    best = strategies.optimize("geometric", workload, **SMALL)
+    others = [strategies.geometric(d) for d in (0.5, 0.9, -best.denominator[0] - 0.02)]
+    assert all(best.product < product(x, workload, **SMALL) for x in others)
+    assert np.isnan(best.gap)
+
+
+def test_what_is_refused():
+    workload = workloads.momentum(0.9)
+    for changed in ({"kind": "dense"}, {"num_vectors": 0}, {"order": "poisson"}):
+        with pytest.raises(ValueError, match=next(iter(changed))):
+            strategies.optimize(
+                **{"kind": "banded", "workload": workload, **SMALL, **changed}
+            )
+    with pytest.raises(ValueError, match="traced"):
+        jax.jit(
+            lambda b: (
+                strategies.optimize(
+                    "geometric", workloads.momentum(b), **SMALL
+                ).numerator
+            )
+        )(0.9)
+
+
+# --- the certificate
+
+
+def dense_product(c, a, n_b):
+    """Sensitivity times error of any matrix, by all patterns and signs."""
+    steps = len(c)
+    square = 0.0
+    for offset in range(n_b):
+        columns = c[:, offset::n_b]
+        for signs in itertools.product([-1, 1], repeat=columns.shape[1] - 1):
+            square = max(square, np.sum((columns @ [1, *signs]) ** 2))
+    return np.sqrt(square) * np.linalg.norm(a @ np.linalg.inv(c)) / np.sqrt(steps)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.8, 0.99])
+@pytest.mark.parametrize("shape", [(8, 8), (12, 4), (20, 4), (11, 3), (6, 9), (5, 1)])
+def test_no_matrix_is_below_the_bound(decay, shape, monkeypatch):
+    """Random ones, and the best without a limit on memory where it is known."""
+    steps, n_b = shape
+    rng = np.random.default_rng(0)
+    workload = workloads.momentum_sum(decay)
+    root = np.linalg.cholesky
+    a = np.tril(np.ones((steps, steps)))
+    lags = np.subtract.outer(np.arange(steps), np.arange(steps))
+    a = a @ np.tril((1 - decay) * decay ** np.maximum(lags, 0.0))
+    bound = _certificate.least_product(workload, steps, n_b)
+    monkeypatch.setattr(_certificate, "_DENSE", 0)
+    quick = _certificate.least_product(workload, steps, n_b)
+    assert 0 < quick <= bound * (1 + 1e-9)
+    # CᵀC = (AᵀA)^{1/2} is the best where every step has examples of its own.
+    values, vectors = np.linalg.eigh(a.T @ a)
+    best = root((vectors * np.sqrt(values)) @ vectors.T).T
+    candidates = [best, np.eye(steps), a]
+    candidates += [best @ np.diag(rng.uniform(0.5, 2, steps)) for _ in range(10)]
+    noise = rng.normal(size=(100, steps, steps))
+    candidates += list(best + 0.3 * noise * np.abs(best).max())
+    products = [dense_product(c, a, min(n_b, steps)) for c in candidates]
+    assert min(products) >= bound
+    # It says something, also where it leaves the last epoch out.
+    assert min(products) <= 2.2 * bound
+
+
+def test_diagonals_are_summed_as_they_are():
+    a, n_b = np.random.default_rng(0).normal(size=12), 4
+    matrix = sum(np.diag(np.full(12 - k, x), -k) for k, x in enumerate(a))
+    average = np.kron(np.full((3, 3), 1 / 3), np.eye(n_b))
+    for got, dense in zip(
+        _certificate._diagonals(a, n_b), (matrix, matrix @ average), strict=True
+    ):
+        want = [np.trace(dense, -lag) for lag in range(-11, 12)]
+        np.testing.assert_allclose(got, want, atol=1e-12)
