@@ -1,0 +1,95 @@
+"""The programs of the pages run, and print what the pages say.
+
+A page's ```python blocks share one namespace, in order. What one prints is in the ```text
+block right after it. A block of another library's code is not run, and says so in a
+comment before it.
+"""
+
+import pathlib
+import re
+
+import jax
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [
+    "questions.md",
+    "choosing.md",
+    "reporting.md",
+    "pitfalls.md",
+    "migration.md",
+    "map.md",
+    "howto/batchnorm-and-dropout.md",
+    "howto/devices.md",
+    "howto/accumulation.md",
+    "howto/resume.md",
+    "howto/users.md",
+]
+WRITTEN = [*PAGES, "releasing.md", "../README.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: [\w. ]+ -->\n\n$")
+
+
+def programs(text):
+    """Each program that is run, with what it prints."""
+    blocks = list(FENCE.finditer(text))
+    assert text.count("\n```") == 2 * len(blocks), "a fence that is not understood"
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block[1] != "python" or NOT_RUN.search(text[: block.start()]):
+            continue
+        shown = ""
+        if following and following[1] == "text":
+            between = text[block.end() : following.start()]
+            shown = following[2] if not between.strip() else ""
+        yield block[2], shown
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_prints_what_it_says(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a page may write a file
+    names = {}
+    with jax.numpy_rank_promotion("allow"):  # as it is for users
+        for program, shown in programs((DOCS / page).read_text(encoding="utf-8")):
+            exec(compile(program, page, "exec"), names)
+            assert capsys.readouterr().out == shown
+
+
+def test_programs_are_found():
+    text = "\n```python\nx = 1\n```\n\n```text\n1\n```\n\n"
+    other = "<!-- not run: Opacus -->\n\n```python\ny\n```\n"
+    between = "```python\nz\n```\n\nwords\n\n```text\nw\n```\n"
+    found = list(programs(text + other + between))
+    assert found == [("x = 1\n", "1\n"), ("z\n", "")]
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_links_lead_somewhere(page):
+    path = DOCS / page
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        target, _, anchor = link.partition("#")
+        there = (path.parent / target).resolve() if target else path
+        assert there.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", there.read_text("utf-8"), re.MULTILINE)
+            assert anchor in map(slug, headings), link
+
+
+def slug(heading):
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_question_has_an_answer_and_a_way_on():
+    page = (DOCS / "questions.md").read_text(encoding="utf-8")
+    _, *answers = page.split("\n### ")
+    assert len(answers) >= 22
+    for answer in answers:
+        question, words = answer.split("\n", 1)
+        assert question.endswith("?"), question
+        assert re.search(r"\]\([^)]+\)", words), question
