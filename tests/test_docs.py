@@ -7,6 +7,7 @@ comment before it.
 
 import pathlib
 import re
+import tomllib
 
 import jax
 import pytest
@@ -93,3 +94,10 @@ def test_every_question_has_an_answer_and_a_way_on():
         question, words = answer.split("\n", 1)
         assert question.endswith("?"), question
         assert re.search(r"\]\([^)]+\)", words), question
+
+
+def test_the_citation_is_of_this_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {project['version']}\n" in citation
+    assert f"\nlicense: {project['license']}\n" in citation
