@@ -1,7 +1,7 @@
 """The programs of the pages run, and print what the pages say.
 
-A page's ```python blocks share one namespace, in order. What one prints is in the ```text
-block right after it. A block of another library's code is not run, and says so in a
+A page's blocks of Python share one namespace, in order. What one prints is in the block
+of text right after it. A block of another library's code is not run, and says so in a
 comment before it.
 """
 
@@ -27,6 +27,10 @@ PAGES = [
     "howto/resume.md",
     "howto/users.md",
 ]
+# Pages without a search for noise, and what few accountants compile for them.
+QUICK = {"pitfalls.md", "map.md"} | {
+    f"howto/{name}.md" for name in ("devices", "accumulation", "resume")
+}
 WRITTEN = [*PAGES, "releasing.md", "../README.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: [\w. ]+ -->\n\n$")
@@ -46,7 +50,10 @@ def programs(text):
         yield block[2], shown
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in PAGES],
+)
 def test_a_page_prints_what_it_says(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a page may write a file
     names = {}
