@@ -27,7 +27,7 @@ PAGES = [
     "howto/resume.md",
     "howto/users.md",
 ]
-# Pages without a search for noise, and what few accountants compile for them.
+# Those that are done in a second or two; the others search for noise and compare.
 QUICK = {"pitfalls.md", "map.md"} | {
     f"howto/{name}.md" for name in ("devices", "accumulation", "resume")
 }
@@ -84,6 +84,7 @@ def test_links_lead_somewhere(page):
         there = (path.parent / target).resolve() if target else path
         assert there.exists(), link
         if anchor:
+            assert anchor.isascii(), f"{link}: elsewhere it is another one"
             headings = re.findall(r"^#+ (.+)$", there.read_text("utf-8"), re.MULTILINE)
             assert anchor in map(slug, headings), link
 
