@@ -3,10 +3,18 @@
 A page's blocks of Python share one namespace, in order. What one prints is in the block
 of text right after it. A block of another library's code is not run, and says so in a
 comment before it.
+
+    python tests/test_docs.py PAGE ...
+
+writes into pages, named as in `PAGES`, what their programs print now.
 """
 
+import contextlib
+import io
 import pathlib
 import re
+import sys
+import tempfile
 import tomllib
 
 import jax
@@ -37,38 +45,49 @@ NOT_RUN = re.compile(r"<!-- not run: [\w. ]+ -->\n\n$")
 
 
 def programs(text):
-    """Each program that is run, with what it prints."""
+    """Each program that is run, and the block after it that shows what it prints."""
     blocks = list(FENCE.finditer(text))
     assert text.count("\n```") == 2 * len(blocks), "a fence that is not understood"
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
         if block[1] != "python" or NOT_RUN.search(text[: block.start()]):
             continue
-        shown = ""
-        if following and following[1] == "text":
-            between = text[block.end() : following.start()]
-            shown = following[2] if not between.strip() else ""
-        yield block[2], shown
+        shown = following and following[1] == "text"
+        if shown and text[block.end() : following.start()].strip():
+            shown = False  # there are words between
+        yield block[2], following if shown else None
+
+
+def written(page):
+    """The page with what its programs print now."""
+    text, names, place, parts = (DOCS / page).read_text(encoding="utf-8"), {}, 0, []
+    for program, shown in programs(text):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(program, page, "exec"), names)
+        out = printed.getvalue()
+        assert shown or not out, f"{page} does not show what is printed: {out}"
+        if shown:
+            parts += [text[place : shown.start(2)], out]
+            place = shown.end(2)
+    return "".join([*parts, text[place:]])
 
 
 @pytest.mark.parametrize(
     "page",
     [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in PAGES],
 )
-def test_a_page_prints_what_it_says(page, capsys, tmp_path, monkeypatch):
+def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a page may write a file
-    names = {}
     with jax.numpy_rank_promotion("allow"):  # as it is for users
-        for program, shown in programs((DOCS / page).read_text(encoding="utf-8")):
-            exec(compile(program, page, "exec"), names)
-            assert capsys.readouterr().out == shown
+        assert written(page) == (DOCS / page).read_text(encoding="utf-8")
 
 
 def test_programs_are_found():
     text = "\n```python\nx = 1\n```\n\n```text\n1\n```\n\n"
     other = "<!-- not run: Opacus -->\n\n```python\ny\n```\n"
     between = "```python\nz\n```\n\nwords\n\n```text\nw\n```\n"
-    found = list(programs(text + other + between))
-    assert found == [("x = 1\n", "1\n"), ("z\n", "")]
+    (first, shown), (second, nothing) = programs(text + other + between)
+    assert (first, shown[2]) == ("x = 1\n", "1\n")
+    assert (second, nothing) == ("z\n", None)
 
 
 @pytest.mark.parametrize("page", WRITTEN)
@@ -109,3 +128,9 @@ def test_the_citation_is_of_this_version():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {project['version']}\n" in citation
     assert f"\nlicense: {project['license']}\n" in citation
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name in sys.argv[1:]:
+            (DOCS / name).write_text(written(name), encoding="utf-8")
