@@ -2,11 +2,11 @@
 
     python benchmarks/report.py [--check]
 
-Fills in, in README.md and benchmarks/README.md, what stands between a line such as
-`<!-- clipping: milliseconds -->` and the next `<!-- end -->`: the table of that name in
-`results/clipping.json`, what `setting` says (versions and how times were taken), or a
-view of several results that is defined here. With --check nothing is written, and it
-fails if a document is not what the results say.
+Fills in, in README.md, docs/choosing.md and benchmarks/README.md, what stands between a
+line such as `<!-- clipping: milliseconds -->` and the next `<!-- end -->`: the table of
+that name in `results/clipping.json`, what `setting` says (versions and how times were
+taken), or a view of several results that is defined here. With --check nothing is
+written, and it fails if a document is not what the results say.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 
 from _results import FOLDER, Table, read
 
-DOCUMENTS = ("README.md", "benchmarks/README.md")
+DOCUMENTS = ("README.md", "docs/choosing.md", "benchmarks/README.md")
 MARKED = re.compile(r"<!-- (\S+): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 NETWORKS = {
     "mlp": "MLP",
@@ -122,24 +122,6 @@ def networks():
     return Table("networks", {"": "{}"} | table.columns, rows)
 
 
-def accountants():
-    """ε by privacy-loss distributions and its time, on some of the settings."""
-    tables, columns, parts = load("accountants")["tables"], {}, []
-    setting = dict.fromkeys(["σ", "q", "steps", "δ"], "")
-    epsilons = {"dpjax pld": "dpjax, ε", "dp-accounting pld": "dp-accounting, ε"}
-    milliseconds = {"dpjax": "dpjax, ms", "dp-accounting": "dp-accounting, ms"}
-    peer = "prv-accountant"
-    for name, headings in {
-        "epsilon": setting | epsilons | {peer: f"{peer}, ε"},
-        "one point": milliseconds | {peer: f"{peer}, ms"},
-    }.items():
-        table = tables[name]
-        columns |= {new or old: table.columns[old] for old, new in headings.items()}
-        places = [list(table.columns).index(heading) for heading in headings]
-        parts.append([[row[i] for i in places] for row in table.rows[::2]])
-    return Table("short", columns, [a + b for a, b in zip(*parts, strict=True)])
-
-
 VIEWS = {
     ("train", "accuracy"): accuracy,
     ("tuned", "settings"): chosen,
@@ -148,7 +130,6 @@ VIEWS = {
     ("clipping", "milliseconds"): functools.partial(beside_plain, "ms"),
     ("clipping", "megabytes"): functools.partial(beside_plain, "MB"),
     ("clipping", "compilation"): functools.partial(beside_plain, "compile, s"),
-    ("accountants", "short"): accountants,
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "benchmarks/README.md"]
+DOCUMENTS = ["README.md", "docs/choosing.md", "benchmarks/README.md"]
 
 
 @pytest.fixture

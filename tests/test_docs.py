@@ -1,0 +1,136 @@
+"""The programs of the pages run, and print what the pages say.
+
+A page's blocks of Python share one namespace, in order. What one prints is in the block
+of text right after it. A block of another library's code is not run, and says so in a
+comment before it.
+
+    python tests/test_docs.py PAGE ...
+
+writes into pages, named as in `PAGES`, what their programs print now.
+"""
+
+import contextlib
+import io
+import pathlib
+import re
+import sys
+import tempfile
+import tomllib
+
+import jax
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [
+    "questions.md",
+    "choosing.md",
+    "reporting.md",
+    "pitfalls.md",
+    "migration.md",
+    "map.md",
+    "howto/batchnorm-and-dropout.md",
+    "howto/devices.md",
+    "howto/accumulation.md",
+    "howto/resume.md",
+    "howto/users.md",
+]
+# Those that are done in a second or two; the others search for noise and compare.
+QUICK = {"pitfalls.md", "map.md"} | {
+    f"howto/{name}.md" for name in ("devices", "accumulation", "resume")
+}
+WRITTEN = [*PAGES, "releasing.md", "../README.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: [\w. ]+ -->\n\n$")
+
+
+def programs(text):
+    """Each program that is run, and the block after it that shows what it prints."""
+    blocks = list(FENCE.finditer(text))
+    assert text.count("\n```") == 2 * len(blocks), "a fence that is not understood"
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block[1] != "python" or NOT_RUN.search(text[: block.start()]):
+            continue
+        shown = following and following[1] == "text"
+        if shown and text[block.end() : following.start()].strip():
+            shown = False  # there are words between
+        yield block[2], following if shown else None
+
+
+def written(page):
+    """The page with what its programs print now."""
+    text, names, place, parts = (DOCS / page).read_text(encoding="utf-8"), {}, 0, []
+    for program, shown in programs(text):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(program, page, "exec"), names)
+        out = printed.getvalue()
+        assert shown or not out, f"{page} does not show what is printed: {out}"
+        if shown:
+            parts += [text[place : shown.start(2)], out]
+            place = shown.end(2)
+    return "".join([*parts, text[place:]])
+
+
+@pytest.mark.parametrize(
+    "page",
+    [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in PAGES],
+)
+def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a page may write a file
+    with jax.numpy_rank_promotion("allow"):  # as it is for users
+        assert written(page) == (DOCS / page).read_text(encoding="utf-8")
+
+
+def test_programs_are_found():
+    text = "\n```python\nx = 1\n```\n\n```text\n1\n```\n\n"
+    other = "<!-- not run: Opacus -->\n\n```python\ny\n```\n"
+    between = "```python\nz\n```\n\nwords\n\n```text\nw\n```\n"
+    (first, shown), (second, nothing) = programs(text + other + between)
+    assert (first, shown[2]) == ("x = 1\n", "1\n")
+    assert (second, nothing) == ("z\n", None)
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_links_lead_somewhere(page):
+    path = DOCS / page
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        target, _, anchor = link.partition("#")
+        there = (path.parent / target).resolve() if target else path
+        assert there.exists(), link
+        if anchor:
+            assert anchor.isascii(), f"{link}: elsewhere it is another one"
+            headings = re.findall(r"^#+ (.+)$", there.read_text("utf-8"), re.MULTILINE)
+            assert anchor in map(slug, headings), link
+
+
+def slug(heading):
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_question_has_an_answer_and_a_way_on():
+    page = (DOCS / "questions.md").read_text(encoding="utf-8")
+    _, *answers = page.split("\n### ")
+    assert len(answers) >= 22
+    for answer in answers:
+        question, words = answer.split("\n", 1)
+        assert question.endswith("?"), question
+        assert re.search(r"\]\([^)]+\)", words), question
+
+
+def test_the_citation_is_of_this_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {project['version']}\n" in citation
+    assert f"\nlicense: {project['license']}\n" in citation
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name in sys.argv[1:]:
+            (DOCS / name).write_text(written(name), encoding="utf-8")
