@@ -111,7 +111,7 @@ def compare(
       ...                clip_norm=1.0, sampling="fixed",
       ...                adjacency=dpjax.Adjacency.ZERO_OUT)
       >>> ax = compare([dpjax.plan(**setting, epsilon=e) for e in (1.0, 2.0)])
-      >>> [panel.get_title() for panel in ax.child_axes]
+      >>> [panel.get_title("left") for panel in ax.child_axes]
       ['noise multiplier', 'ε at δ = 1e-05', 'signal to noise']
     """
     _check(plans)
