@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # ε is computed at so many steps of a run: of one that is a Gaussian mechanism, or of
 # another, where each takes what it takes `plan` to find ε.
-_POINTS_OF_GAUSSIAN, _POINTS = 400, 50
+_POINTS_OF_GAUSSIAN, _POINTS = 400, 30
 
 
 def epsilon_by_step(
@@ -42,7 +42,7 @@ def epsilon_by_step(
       ValueError: there is no plan, or one is none; labels are not as many; delta is out
         of range.
 
-    Privacy: ε is that of `plan.guarantee.at(t)`, at 50 steps, or 400 where μ is known;
+    Privacy: ε is that of `plan.guarantee.at(t)`, at 30 steps, or 400 where μ is known;
     between two of them the line is at the later one's, which bounds it. It holds for a
     t that was chosen without looking at what is not private.
 
@@ -116,32 +116,37 @@ def compare(
     """
     _check(plans)
     found = names(labels, [_name(plan) for plan in plans])
+    sigmas = [_gradients_noise(plan) for plan in plans]
+    epsilons = [plan.epsilon for plan in plans]
+    signals = [signal_to_noise(plan) for plan in plans]
     columns = {
-        "noise multiplier": [_gradients_noise(plan) for plan in plans],
-        f"ε {_at([plan.delta for plan in plans])}": [plan.epsilon for plan in plans],
-        "signal to noise": [signal_to_noise(plan) for plan in plans],
+        "noise multiplier": (sigmas, [up(x) for x in sigmas]),
+        f"ε {_at([plan.delta for plan in plans])}": (
+            epsilons,
+            [up(x) for x in epsilons],
+        ),
+        "signal to noise": (signals, [_short(x) for x in signals]),
     }
     ax = axes(ax, (8.0, 1.0 + 0.4 * len(plans)))
     ax.set_axis_off()
-    for number, (title, values) in enumerate(columns.items()):
+    for number, (title, (values, texts)) in enumerate(columns.items()):
         panel = ax.inset_axes((number * 0.35, 0.0, 0.3, 0.9))
-        _bars(panel, title, values, found if number == 0 else None)
+        panel.set_title(title, fontsize="medium", loc="left")
+        _bars(panel, values, texts, found if number == 0 else [""] * len(plans))
     return ax
 
 
 def _bars(
-    panel: "Axes", title: str, values: list[float], found: list[str] | None
+    panel: "Axes", values: list[float], texts: list[str], found: list[str]
 ) -> None:
     """One panel: a bar for each plan, with its number at its end."""
     places = np.arange(len(values))
-    bars = panel.barh(places, values, height=0.6, color="#c9d7e3", edgecolor="black")
-    texts = [up(value, 3 if value < 10 else 1) for value in values]
+    drawn = [value if math.isfinite(value) else 0.0 for value in values]
+    bars = panel.barh(places, drawn, height=0.6, color="#c9d7e3", edgecolor="black")
     panel.bar_label(bars, texts, padding=3, fontsize="small")
-    panel.set_title(title, fontsize="medium", loc="left")
-    finite = [value for value in values if math.isfinite(value)]
-    panel.set_xlim(0, 1.35 * max(finite, default=1.0))
+    panel.set_xlim(0, 1.35 * (max(drawn) or 1.0))
     panel.invert_yaxis()
-    panel.set_yticks(places, found or [""] * len(values))
+    panel.set_yticks(places, found)
     panel.set_xticks([])
     panel.tick_params(length=0)
     panel.spines[["top", "right", "bottom"]].set_visible(False)
@@ -171,6 +176,11 @@ def _steps(plan: Plan) -> np.ndarray:
     count = _POINTS if plan.guarantee.mu is None else _POINTS_OF_GAUSSIAN
     apart = np.linspace(0.0, 1.0, min(plan.num_steps, count)) ** 2
     return np.unique(np.ceil(1 + (plan.num_steps - 1) * apart).astype(int))
+
+
+def _short(value: float) -> str:
+    """About three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _check(plans: Sequence[Plan]) -> None:

@@ -110,7 +110,9 @@ def power(shape: np.ndarray) -> np.ndarray:
 def _sparse(number: int, count: int) -> dict:
     """Strokes with a marker now and then, at other places for each line."""
     every = max(1, count // 6)
-    return {**strokes(number), "markevery": (number * every // 5 % every, every)}
+    width = 1.6 if count <= 300 else 0.8  # what goes up and down stays legible
+    markers = {"markevery": (number * every // 5 % every, every), "linewidth": width}
+    return strokes(number) | markers
 
 
 def _checked(
