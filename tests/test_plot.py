@@ -367,5 +367,5 @@ def test_the_programs_on_the_page_draw_its_pictures(tmp_path, monkeypatch):
         assert f"](plots/{path.name})" in page
         one, other = (plt.imread(p) for p in (path, f"docs/plots/{path.name}"))
         assert one.shape == other.shape
-        # Other versions of matplotlib place letters otherwise: a few pixels.
-        assert np.abs(one - other).mean() < 0.01
+        # A curve that moves by a tenth of its μ changes more than that.
+        assert np.abs(one - other).mean() < 0.002
