@@ -211,12 +211,14 @@ POISSON = {
     "num_examples": 1000,
     "batch_size": 100,
     "num_steps": 100,
+    "max_batch_size": 180,
     "noise_multiplier": 1.5,
     "delta": 1e-5,
     "clip_norm": 1.0,
 }
 
 
+@pytest.mark.slow
 def test_a_poisson_run_is_reported(said, written):
     plan = dpjax.plan(**POISSON)
     assert said(written(plan.guarantee)).startswith(str(plan.guarantee))

@@ -162,6 +162,17 @@ def test_epsilon_by_step_is_that_of_the_guarantee(delta):
     assert ax.get_ylabel() == f"ε at δ = {delta or 1e-5:g}"
 
 
+def test_every_step_is_asked_of_a_short_run_and_others_are_bounded():
+    plan = fixed(num_steps=450)
+    every = drawn(plot.epsilon_by_step(fixed(num_steps=40)).lines[0])[0]
+    assert every.tolist() == list(range(1, 41))
+    steps, costs = drawn(plot.epsilon_by_step(plan).lines[0])
+    skipped = sorted(set(range(1, 451)) - set(steps.astype(int)))
+    assert skipped
+    for t in skipped[::5]:  # at t the line is where the next step has it
+        assert plan.guarantee.at(t).epsilon(1e-5) <= costs[np.searchsorted(steps, t)]
+
+
 def test_few_steps_are_asked_of_a_long_run():
     steps, _ = drawn(plot.epsilon_by_step(fixed(num_steps=100_000)).lines[0])
     assert 300 < len(steps) <= 400

@@ -42,7 +42,7 @@ def epsilon_by_step(
       ValueError: there is no plan, or one is none; labels are not as many; delta is out
         of range.
 
-    Privacy: ε is that of `plan.guarantee.at(t)`, at 30 steps, or 400 where μ is known;
+    Privacy: ε is that of `plan.guarantee.at(t)`, at up to 30 steps, or 400 where μ is known;
     between two of them the line is at the later one's, which bounds it. It holds for a
     t that was chosen without looking at what is not private.
 
@@ -174,7 +174,9 @@ def _gradients_noise(plan: Plan) -> float:
 def _steps(plan: Plan) -> np.ndarray:
     """Where ε is asked for: closest together where it grows fast, i64[k]."""
     count = _POINTS if plan.guarantee.mu is None else _POINTS_OF_GAUSSIAN
-    apart = np.linspace(0.0, 1.0, min(plan.num_steps, count)) ** 2
+    if plan.num_steps <= count:
+        return np.arange(1, plan.num_steps + 1)
+    apart = np.linspace(0.0, 1.0, count) ** 2
     return np.unique(np.ceil(1 + (plan.num_steps - 1) * apart).astype(int))
 
 

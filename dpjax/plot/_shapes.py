@@ -42,7 +42,10 @@ def noise(
     ax = axes(ax, (6.0, 4.0))
     for number, (shape, name) in enumerate(zip(checked, found, strict=True)):
         steps = np.arange(1, len(shape) + 1)
-        ax.plot(steps, deviations(shape), **_sparse(number, len(steps)), label=name)
+        style = _sparse(number, len(steps))
+        if len(steps) > 300:  # what goes up and down stays legible
+            style["linewidth"] = 0.8
+        ax.plot(steps, deviations(shape), **style, label=name)
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False, fontsize="small")
     return finish(ax, "step", "standard deviation of the noise")
@@ -110,9 +113,7 @@ def power(shape: np.ndarray) -> np.ndarray:
 def _sparse(number: int, count: int) -> dict:
     """Strokes with a marker now and then, at other places for each line."""
     every = max(1, count // 6)
-    width = 1.6 if count <= 300 else 0.8  # what goes up and down stays legible
-    markers = {"markevery": (number * every // 5 % every, every), "linewidth": width}
-    return strokes(number) | markers
+    return {**strokes(number), "markevery": (number * every // 5 % every, every)}
 
 
 def _checked(
