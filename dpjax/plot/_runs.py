@@ -42,9 +42,9 @@ def epsilon_by_step(
       ValueError: there is no plan, or one is none; labels are not as many; delta is out
         of range.
 
-    Privacy: ε is that of `plan.guarantee.at(t)`, at up to 30 steps, or 400 where μ is known;
-    between two of them the line is at the later one's, which bounds it. It holds for a
-    t that was chosen without looking at what is not private.
+    Privacy: ε is that of `plan.guarantee.at(t)`, at up to 30 steps, or 400 where μ is
+    known; between two of them the line is at the later one's, which bounds it. It holds
+    for a t that was chosen without looking at what is not private.
 
     Example:
       >>> import dpjax
@@ -53,7 +53,7 @@ def epsilon_by_step(
       ...                  adjacency=dpjax.Adjacency.ZERO_OUT)
       >>> line, = epsilon_by_step(run).lines
       >>> print([round(float(y), 3) for y in line.get_ydata()[[0, 10, 19]]])
-      [1.369, 2.0, 2.0]
+      [1.361, 2.0, 2.0]
     """
     _check(plans)
     if delta is not None:
