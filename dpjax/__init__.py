@@ -1,6 +1,8 @@
 """Differentially private training in JAX."""
 
+import importlib
 import importlib.metadata
+import typing
 
 from dpjax import _former
 from dpjax import accounting as accounting
@@ -37,13 +39,23 @@ from dpjax.optimizers import dp_sgd as dp_sgd
 from dpjax.per_example import PerExample as PerExample
 from dpjax.per_example import clipped_grad as clipped_grad
 
+if typing.TYPE_CHECKING:
+    from dpjax import plot as plot
+
 __version__ = importlib.metadata.version("dpjax")
 
 _former.modules("dpjax")
 
 
+def __getattr__(name: str) -> typing.Any:
+    """Pictures, for which matplotlib is needed: imported when asked for."""
+    if name == "plot":
+        return importlib.import_module("dpjax.plot")
+    raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
+
+
 def __dir__() -> list[str]:
     """What is public, for who completes names."""
-    hidden = ("importlib",)
-    public = [x for x in globals() if not x.startswith("_") and x not in hidden]
-    return sorted([*public, "__version__", "__doc__"])
+    hidden = ("importlib", "typing")
+    public = {x for x in globals() if not x.startswith("_") and x not in hidden}
+    return sorted(public | {"plot", "__version__", "__doc__"})

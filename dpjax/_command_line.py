@@ -1,0 +1,258 @@
+"""The numbers of private runs for a shell: `python -m dpjax`.
+
+Options have the names of `dpjax.plan`'s arguments, and a plan gives every number.
+"""
+
+import argparse
+import json
+import math
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from dpjax._command_line_report import report
+from dpjax._plan import Plan, plan
+from dpjax._plan.guarantee import _up as up
+from dpjax._plan.mechanisms import SAMPLINGS
+from dpjax.adjacency import Adjacency
+
+PROGRAM = "python -m dpjax"
+_FOUR = ("epsilon", "noise_multiplier", "batch_size", "num_steps")
+_COMMANDS = {
+    "epsilon": (
+        "What a run costs: ε from noise, batch size and steps.",
+        "A loader that goes through all examples in each epoch is no Poisson sampler: "
+        "it is 'reshuffled', or 'fixed' if it does not shuffle. Give --num-epochs for "
+        "these: --num-steps counts epochs of n / b steps, rounded up, and a loader "
+        "that drops the last, smaller batch has shorter ones.",
+        ("--num-examples 60000 --batch-size 256 --num-epochs 20",
+         "--noise-multiplier 0.8 --delta 1e-6 --sampling poisson"),
+    ),
+    "noise": (
+        "The least noise multiplier at which a run costs at most ε.",
+        "It is rounded up. See 'epsilon' for what --sampling means.",
+        ("--num-examples 60000 --batch-size 256 --num-steps 5000",
+         "--epsilon 3 --delta 1e-6 --sampling poisson"),
+    ),
+    "plan": (
+        "What dpjax.plan gives: one of ε, noise, steps and batch size from the others.",
+        "With --json it prints what plan.guarantee.to_json() does, which 'report' "
+        "reads.",
+        ("--num-examples 60000 --num-steps 5000 --noise-multiplier 0.9",
+         "--epsilon 3 --delta 1e-6 --clip-norm 1 --sampling poisson"),
+    ),
+    "report": (
+        "The statement for a paper, from what plan.guarantee.to_json() wrote.",
+        "ε is computed again from the record's own numbers, and a record that claims "
+        "less is refused. Whether they are those of the run, no record can tell.",
+        ("guarantee.json",),
+    ),
+}  # fmt: skip
+_HELP = {
+    "num_examples": ("n", "the size of the data set"),
+    "batch_size": ("b", "how many examples a step takes, in expectation"),
+    "num_steps": ("T", "how many steps the run takes"),
+    "num_epochs": ("E", "or how many epochs of n / b steps, rounded up"),
+    "epsilon": ("ε", "at δ, of the whole run"),
+    "noise_multiplier": ("σ", "noise standard deviation of a sum over the clip norm"),
+    "delta": ("δ", "well below 1 / n"),
+    "clip_norm": ("C", "the bound on the L2 norm of one example's gradient"),
+    "max_batch_size": ("m", "how many examples a Poisson batch has room for; "),
+}
+_HOLDS = (
+    "It holds where each {unit}'s gradient is clipped, each step's sum gets Gaussian "
+    "noise of its own, what is released is computed from these noisy sums alone, and "
+    "nothing was chosen by looking at the data."
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with which argument, and end."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+      argv: what stands behind `python -m dpjax`; None for this process's.
+
+    Returns:
+      The exit code: 0, or 2 after a line on standard error. Options that cannot be read
+      end the process with it.
+    """
+    parser = _parser()
+    given = vars(parser.parse_args(argv))
+    command, as_json = given.pop("command"), given.pop("json")
+    try:
+        if command == "report":
+            print(report(given["guarantee"], as_json))
+        else:
+            found = _planned(command, given)
+            print(_as_json(command, found) if as_json else _table(command, found))
+    except (ValueError, ArithmeticError, OSError) as error:
+        message = " ".join(str(error).split())
+        print(f"{PROGRAM} {command}: {message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> _Parser:
+    """All commands and their options."""
+    parser = _Parser(prog=PROGRAM, description="The numbers of private runs.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (does, note, example) in _COMMANDS.items():
+        lines = " \\\n    ".join(example)
+        one = commands.add_parser(
+            name,
+            help=does,
+            description=f"{does}\n\n{textwrap.fill(note, 79)}",
+            epilog=f"example:\n  {PROGRAM} {name} {lines}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if name == "report":
+            one.add_argument("guarantee", help="a file of JSON")
+        else:
+            _add_options(one, name)
+        one.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    """The numbers that the command takes."""
+    planned = command == "plan"
+
+    def add(name: str, kind: type, *, required: bool, to: Any = parser) -> None:
+        symbol, text = _HELP[name]
+        if name == "max_batch_size":
+            text += "unless said " + (
+                "the least at which overflow costs 1 %% of δ"
+                if planned
+                else "for all n"
+            )
+        option = f"--{name.replace('_', '-')}"
+        to.add_argument(option, type=kind, required=required, metavar=symbol, help=text)
+
+    add("num_examples", int, required=True)
+    add("batch_size", int, required=not planned)
+    steps = parser.add_mutually_exclusive_group(required=not planned)
+    add("num_steps", int, required=False, to=steps)
+    add("num_epochs", int, required=False, to=steps)
+    if command != "epsilon":
+        add("epsilon", float, required=not planned)
+    if command != "noise":
+        add("noise_multiplier", float, required=not planned)
+    add("delta", float, required=True)
+    if planned:
+        add("clip_norm", float, required=True)
+    add("max_batch_size", int, required=False)
+    choices = {
+        "sampling": (tuple(SAMPLINGS), "how examples are drawn: what really happens"),
+        "adjacency": (tuple(a.value for a in Adjacency), "which data sets compare"),
+        "unit": (("example", "user"), "whose privacy it is"),
+    }
+    for name, (values, text) in choices.items():
+        default = {"adjacency": "add_remove", "unit": "example"}.get(name)
+        parser.add_argument(
+            f"--{name}",
+            choices=values,
+            default=default,
+            required=default is None,
+            help=f"{text}; {default} unless said" if default else text,
+        )
+
+
+def _planned(command: str, given: dict[str, Any]) -> Plan:
+    """The plan of what was given."""
+    given = {name: value for name, value in given.items() if value is not None}
+    epochs = given.pop("num_epochs", None)
+    if epochs is not None:
+        given["num_steps"] = _steps(epochs, given)
+    missing = [f"--{x.replace('_', '-')}" for x in _FOUR if x not in given]
+    if len(missing) != 1:
+        raise ValueError(
+            "one of --epsilon, --noise-multiplier, --batch-size and --num-steps must "
+            f"be left out, and is solved for; left out: {', '.join(missing) or 'none'}."
+        )
+    given["adjacency"] = Adjacency(given["adjacency"])
+    if command != "plan":
+        given["clip_norm"] = 1.0  # ε and the noise multiplier do not depend on it
+        if given["sampling"] == "poisson":
+            given.setdefault("max_batch_size", given["num_examples"])
+    return plan(**given)
+
+
+def _steps(epochs: int, given: dict[str, Any]) -> int:
+    """How many steps so many epochs have."""
+    size, n = given.get("batch_size"), given["num_examples"]
+    if size is None:
+        raise ValueError("--num-epochs needs --batch-size; give --num-steps.")
+    for name, value in (("--num-epochs", epochs), ("--batch-size", size)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}.")
+    return epochs * -(-n // size)
+
+
+def _as_json(command: str, found: Plan) -> str:
+    """The whole record of a plan, or numbers alone."""
+    if command == "plan":
+        return found.guarantee.to_json()
+    return json.dumps(
+        {
+            "epsilon": found.epsilon if math.isfinite(found.epsilon) else None,
+            "delta": found.delta,
+            "mu": found.guarantee.mu,
+            "noise_multiplier": found.noise_multiplier,
+            "num_examples": found.num_examples,
+            "batch_size": found.batch_size,
+            "num_steps": found.num_steps,
+            "max_batch_size": found.max_batch_size,
+            "sampling": found.sampling,
+            "adjacency": found.adjacency.value,
+            "unit": found.unit,
+        },
+        indent=2,
+    )
+
+
+def _table(command: str, found: Plan) -> str:
+    """A line a number, what was asked for first."""
+    record = found.guarantee.record()
+    sampling = record["sampling_means"]
+    if found.max_batch_size == found.num_examples:
+        sampling = sampling.split(";")[0]
+    noise = up(found.noise_multiplier, 6)
+    solved = found.solved_for == "noise_multiplier"
+    rows = {
+        "epsilon": f"{up(found.epsilon, 4)} at delta = {found.delta:g}, rounded up",
+        "noise_multiplier": f"{noise}, rounded up"
+        if solved
+        else found.noise_multiplier,
+        "num_steps": found.num_steps,
+        "batch_size": f"{found.batch_size} of {found.num_examples}",
+    }
+    if found.solved_for != "epsilon":
+        rows = {found.solved_for: rows[found.solved_for]} | rows
+    if command == "plan":
+        rows["max_batch_size"] = found.max_batch_size
+        rows["clip_norm"] = found.clip_norm
+    if record["mu"] is not None:
+        rows["mu"] = (
+            f"{up(record['mu'], 4)} (Gaussian differential privacy), rounded up"
+        )
+    rows["sampling"] = f"{found.sampling}: {sampling}"
+    rows["adjacency"] = f"{found.adjacency.value}: {record['adjacency_means']}"
+    rates = record["attack_true_positive_rate_at_most"]
+    powers = " / ".join(up(power, 4) for power in rates.values())
+    rows["attacks"] = (
+        f"true-positive rate at most {powers} at a false-positive rate of "
+        f"{' / '.join(rates)}"
+    )
+    width = max(map(len, rows)) + 2
+    lines = [f"{name:{width}}{value}" for name, value in rows.items()]
+    return "\n".join([*lines, "", _HOLDS.format(unit=found.unit)])

@@ -1,0 +1,200 @@
+"""What runs cost, step by step and side by side."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax._plan import quantile
+from dpjax._plan.record import Plan
+from dpjax._plan.schedule import groups
+from dpjax.plot._style import GREY, axes, finish, names, strokes, up
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# ε is computed at so many steps of a run: of one that is a Gaussian mechanism, or of
+# another, where each takes what it takes `plan` to find ε.
+_POINTS_OF_GAUSSIAN, _POINTS = 400, 30
+
+
+def epsilon_by_step(
+    *plans: Plan,
+    delta: float | None = None,
+    labels: Sequence[str] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw the ε of runs that stop early.
+
+    Args:
+      *plans: the runs.
+      delta: δ, strictly between 0 and 1; None for each plan's own.
+      labels: a name for each.
+      ax: the matplotlib Axes to draw on; None for those of a new figure.
+
+    Returns:
+      The Axes: ε after t steps against t, with a marker at the last step.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: there is no plan, or one is none; labels are not as many; delta is out
+        of range.
+
+    Privacy: ε is that of `plan.guarantee.at(t)`, at up to 30 steps, or 400 where μ is
+    known; between two of them the line is at the later one's, which bounds it. It holds
+    for a t that was chosen without looking at what is not private.
+
+    Example:
+      >>> import dpjax
+      >>> run = dpjax.plan(num_examples=1000, batch_size=100, num_steps=20, epsilon=2.0,
+      ...                  delta=1e-5, clip_norm=1.0, sampling="fixed",
+      ...                  adjacency=dpjax.Adjacency.ZERO_OUT)
+      >>> line, = epsilon_by_step(run).lines
+      >>> print([round(float(y), 3) for y in line.get_ydata()[[0, 10, 19]]])
+      [1.361, 2.0, 2.0]
+    """
+    _check(plans)
+    if delta is not None:
+        delta = _validate.known_positive("delta", delta)
+        _validate.open_unit("delta", delta)
+    deltas = [plan.delta if delta is None else delta for plan in plans]
+    found = names(labels, [_name(plan) for plan in plans])
+    ax = axes(ax, (6.0, 4.0))
+    for number, (plan, each, name) in enumerate(zip(plans, deltas, found, strict=True)):
+        steps = _steps(plan)
+        costs = [float(plan.guarantee.at(int(t)).epsilon(each)) for t in steps]
+        label = f"{name}: ε = {up(costs[-1], 2)}"
+        ax.plot(
+            steps,
+            costs,
+            **strokes(number),
+            drawstyle="steps-pre",
+            markevery=[-1],
+            label=label,
+        )
+    ax.set_xlim(left=0)
+    ax.set_ylim(bottom=0)
+    ax.legend(frameon=False, fontsize="small")
+    return finish(ax, "steps taken", f"ε {_at(deltas)}")
+
+
+def compare(
+    plans: Sequence[Plan],
+    *,
+    labels: Sequence[str] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw plans side by side: their noise, what they cost, and what is left to learn.
+
+    Args:
+      plans: the runs.
+      labels: a name for each.
+      ax: the matplotlib Axes that three panels are drawn in; None for those of a new
+        figure.
+
+    Returns:
+      The Axes that hold the panels, its `child_axes`: the noise multiplier, ε rounded
+      up, and the signal to noise of a run: its largest possible signal, in which all
+      gradients have the clip norm and one direction, over the standard deviation of the
+      noise along it. That is b / σ for a step, and √T b / σ for T of them, each with a
+      noise of its own; sqrt(Σ (b / σ)²) where they vary.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: there is no plan, or one is none; labels are not as many.
+
+    Example:
+      >>> import dpjax
+      >>> setting = dict(num_examples=1000, batch_size=100, num_steps=20, delta=1e-5,
+      ...                clip_norm=1.0, sampling="fixed",
+      ...                adjacency=dpjax.Adjacency.ZERO_OUT)
+      >>> ax = compare([dpjax.plan(**setting, epsilon=e) for e in (1.0, 2.0)])
+      >>> [panel.get_title("left") for panel in ax.child_axes]
+      ['noise multiplier', 'ε at δ = 1e-05', 'signal to noise']
+    """
+    _check(plans)
+    found = names(labels, [_name(plan) for plan in plans])
+    sigmas = [_gradients_noise(plan) for plan in plans]
+    epsilons = [plan.epsilon for plan in plans]
+    signals = [signal_to_noise(plan) for plan in plans]
+    columns = {
+        "noise multiplier": (sigmas, [up(x) for x in sigmas]),
+        f"ε {_at([plan.delta for plan in plans])}": (
+            epsilons,
+            [up(x) for x in epsilons],
+        ),
+        "signal to noise": (signals, [_short(x) for x in signals]),
+    }
+    ax = axes(ax, (8.0, 1.0 + 0.4 * len(plans)))
+    ax.set_axis_off()
+    for number, (title, (values, texts)) in enumerate(columns.items()):
+        panel = ax.inset_axes((number * 0.35, 0.0, 0.3, 0.9))
+        panel.set_title(title, fontsize="medium", loc="left")
+        _bars(panel, values, texts, found if number == 0 else [""] * len(plans))
+    return ax
+
+
+def _bars(
+    panel: "Axes", values: list[float], texts: list[str], found: list[str]
+) -> None:
+    """One panel: a bar for each plan, with its number at its end."""
+    places = np.arange(len(values))
+    drawn = [value if math.isfinite(value) else 0.0 for value in values]
+    bars = panel.barh(places, drawn, height=0.6, color="#c9d7e3", edgecolor="black")
+    panel.bar_label(bars, texts, padding=3, fontsize="small")
+    panel.set_xlim(0, 1.35 * (max(drawn) or 1.0))
+    panel.invert_yaxis()
+    panel.set_yticks(places, found)
+    panel.set_xticks([])
+    panel.tick_params(length=0)
+    panel.spines[["top", "right", "bottom"]].set_visible(False)
+    panel.spines["left"].set_color(GREY)
+
+
+def signal_to_noise(plan: Plan) -> float:
+    """The root of the sum of the steps' squares of b / σ."""
+    sigma = _gradients_noise(plan)
+    if not plan.schedule:
+        return math.sqrt(plan.num_steps) * plan.batch_size / sigma
+    counts = groups(plan.schedule, plan.num_steps)
+    return math.sqrt(
+        sum(count * (b / (sigma * r)) ** 2 for (r, b), count in counts.items())
+    )
+
+
+def _gradients_noise(plan: Plan) -> float:
+    """Of the gradients alone, where a count gets noise too."""
+    if plan.quantile is None:
+        return plan.noise_multiplier
+    return quantile.noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)[0]
+
+
+def _steps(plan: Plan) -> np.ndarray:
+    """Where ε is asked for: closest together where it grows fast, i64[k]."""
+    count = _POINTS if plan.guarantee.mu is None else _POINTS_OF_GAUSSIAN
+    if plan.num_steps <= count:
+        return np.arange(1, plan.num_steps + 1)
+    apart = np.linspace(0.0, 1.0, count) ** 2
+    return np.unique(np.ceil(1 + (plan.num_steps - 1) * apart).astype(int))
+
+
+def _short(value: float) -> str:
+    """About three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _check(plans: Sequence[Plan]) -> None:
+    if not plans or not all(isinstance(plan, Plan) for plan in plans):
+        raise ValueError(f"plans must be one dpjax.Plan at least; got {plans!r}.")
+
+
+def _name(plan: Plan) -> str:
+    return f"{plan.sampling}, b = {plan.batch_size}, T = {plan.num_steps}"
+
+
+def _at(deltas: Sequence[float]) -> str:
+    """At which δ, where it is one."""
+    same = len(set(deltas)) == 1
+    return f"at δ = {deltas[0]:g}" if same else "at each one's δ"

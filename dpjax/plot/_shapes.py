@@ -1,0 +1,133 @@
+"""How large noise is from step to step, and how it is spread over frequencies."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpjax._typing import ArrayLike
+from dpjax.plot._style import axes, finish, names, strokes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def noise(
+    *shapes: ArrayLike, labels: Sequence[str] | None = None, ax: "Axes | None" = None
+) -> "Axes":
+    """Draw the standard deviation of noise from step to step.
+
+    Args:
+      *shapes: how the noise of T steps, in what the optimizer steps along, is made of
+        independent standard Gaussians z. A matrix A, f[T, k]: that of step t is
+        Σ_j A[t, j] z_j. Coefficients c, f[T]: it is Σ_{j<=t} c_j z_{t−j}. Both carry
+        the unit, as the noise multiplier times the clip norm over the batch size.
+      labels: a name for each.
+      ax: the matplotlib Axes to draw on; None for those of a new figure.
+
+    Returns:
+      The Axes: the root of Σ_j A[t, j]², or of Σ_{j<=t} c_j², against the step.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: there is no shape, or one is not finite or has other axes; labels are
+        not as many.
+
+    Example:
+      >>> ax = noise(0.1 * 0.9 ** np.arange(200), labels=["momentum of 0.9"])
+      >>> print(f"{ax.lines[0].get_ydata()[-1]:.4f}")  # sqrt(0.1 / 1.9)
+      0.2294
+    """
+    checked, found = _checked(shapes, labels)
+    ax = axes(ax, (6.0, 4.0))
+    for number, (shape, name) in enumerate(zip(checked, found, strict=True)):
+        steps = np.arange(1, len(shape) + 1)
+        style = _sparse(number, len(steps))
+        if len(steps) > 300:  # what goes up and down stays legible
+            style["linewidth"] = 0.8
+        ax.plot(steps, deviations(shape), **style, label=name)
+    ax.set_ylim(bottom=0)
+    ax.legend(frameon=False, fontsize="small")
+    return finish(ax, "step", "standard deviation of the noise")
+
+
+def spectrum(
+    *shapes: ArrayLike, labels: Sequence[str] | None = None, ax: "Axes | None" = None
+) -> "Axes":
+    """Draw the power of noise by frequency: what is slow moves parameters far.
+
+    Args:
+      *shapes: as for `noise`.
+      labels: a name for each.
+      ax: the matplotlib Axes to draw on; None for those of a new figure.
+
+    Returns:
+      The Axes: the expected periodogram E |Σ_t x_t e^{−2πi f t}|² / T of the noise x of
+      T steps at f = 1/T, 2/T, …, up to 1/2 cycles a step, exactly. Its mean over all
+      frequencies, 0 and those above 1/2 too, is the mean of the steps' variances.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: there is no shape, or one is not finite, has other axes, or has one
+        step alone; labels are not as many.
+
+    Example:
+      >>> ax = spectrum(np.eye(8), labels=["independent noise"])
+      >>> print(ax.lines[0].get_ydata())
+      [1. 1. 1. 1.]
+    """
+    checked, found = _checked(shapes, labels)
+    if any(len(shape) < 2 for shape in checked):
+        raise ValueError(f"shapes must have two steps at least; got {shapes!r}.")
+    ax = axes(ax, (6.0, 4.0))
+    for number, (shape, name) in enumerate(zip(checked, found, strict=True)):
+        count = len(shape)
+        frequencies = np.arange(1, count // 2 + 1) / count
+        each = power(shape)[1 : count // 2 + 1]
+        ax.loglog(frequencies, each, **_sparse(number, len(each)), label=name)
+    ax.legend(frameon=False, fontsize="small")
+    return finish(ax, "frequency, cycles a step", "power of the noise")
+
+
+def deviations(shape: np.ndarray) -> np.ndarray:
+    """The standard deviation of each step, f64[T]."""
+    if shape.ndim == 1:
+        return np.sqrt(np.cumsum(shape**2))
+    return np.sqrt(np.sum(shape**2, axis=1))
+
+
+def power(shape: np.ndarray) -> np.ndarray:
+    """The expected periodogram at 0, 1/T, …, (T − 1)/T, f64[T]."""
+    count = len(shape)
+    if shape.ndim == 2:
+        return np.sum(np.abs(np.fft.fft(shape, axis=0)) ** 2, axis=1) / count
+    # Σ_t E[x_t x_{t+l}] = Σ_j c_j (T − j − l) c_{j+l}, a correlation; the periodogram
+    # is the transform of these sums over all l, and those of l and −l are equal.
+    later = shape * (count - np.arange(count))
+    both = np.conj(np.fft.rfft(shape, 2 * count)) * np.fft.rfft(later, 2 * count)
+    sums = np.fft.irfft(both, 2 * count)[:count]
+    found = (2 * np.fft.fft(sums).real - sums[0]) / count
+    return np.maximum(found, 0.0)  # roundings of what is zero
+
+
+def _sparse(number: int, count: int) -> dict:
+    """Strokes with a marker now and then, at other places for each line."""
+    every = max(1, count // 6)
+    return {**strokes(number), "markevery": (number * every // 5 % every, every)}
+
+
+def _checked(
+    shapes: Sequence[ArrayLike], labels: Sequence[str] | None
+) -> tuple[list[np.ndarray], list[str]]:
+    """Shapes as arrays of float64, and their names."""
+    if not shapes:
+        raise ValueError("shapes must be one at least; got none.")
+    checked = [np.asarray(shape, np.float64) for shape in shapes]
+    for shape, given in zip(checked, shapes, strict=True):
+        if shape.ndim not in (1, 2) or not shape.size or not np.isfinite(shape).all():
+            raise ValueError(
+                "shapes must be finite numbers f[T], the coefficients, or f[T, k], the "
+                f"matrix; got {given!r}."
+            )
+    otherwise = [f"shape {number}" for number in range(1, len(checked) + 1)]
+    return checked, names(labels, otherwise)

@@ -1,0 +1,66 @@
+"""One style for all pictures, which reads in grey as it does in colour."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dpjax._plan.guarantee import _up as up
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["GREY", "axes", "finish", "names", "strokes", "up"]
+
+# Dark enough on white each. The numbers of colours, strokes and markers have no common
+# factor, so that no two of the first 210 lines are alike in all three.
+_COLOURS = ("#000000", "#0072b2", "#b34700", "#00775a", "#8a4173", "#5c5c00")
+_STROKES = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 3, 4)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#6e6e6e"
+
+
+def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
+    """The axes to draw on: those given, or those of a new figure, in inches."""
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            "dpjax.plot draws with matplotlib, which the extra named plot brings: "
+            "pip install 'dpjax[plot]'."
+        ) from error
+    _, ax = plt.subplots(figsize=size, layout="constrained")
+    return ax
+
+
+def strokes(number: int) -> dict[str, Any]:
+    """How to draw the line of this number: strokes, colour and marker."""
+    return {
+        "linestyle": _STROKES[number % len(_STROKES)],
+        "color": _COLOURS[number % len(_COLOURS)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "markersize": 5,
+        "linewidth": 1.6,
+    }
+
+
+def names(labels: Sequence[str] | None, otherwise: Sequence[str]) -> list[str]:
+    """The labels, one for each line, or what stands for them."""
+    if labels is None:
+        return list(otherwise)
+    if isinstance(labels, str) or len(labels) != len(otherwise):
+        raise ValueError(
+            f"labels must be one for each of the {len(otherwise)} drawn; got "
+            f"{labels!r}."
+        )
+    return [str(label) for label in labels]
+
+
+def finish(ax: "Axes", x: str, y: str) -> "Axes":
+    """Names of the axes, and a quiet frame."""
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(visible=True, color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
+    return ax

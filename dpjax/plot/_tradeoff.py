@@ -1,0 +1,150 @@
+"""What an attack can achieve at most."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._plan.guarantee import RunGuarantee
+from dpjax._plan.mechanisms import Losses
+from dpjax._plan.record import Plan
+from dpjax.accounting import fdp, gdp
+from dpjax.accounting.pld import PLD
+from dpjax.plot._style import GREY, axes, finish, names, strokes, up
+from dpjax.solvers.guarantee import Gaussian, Profile, Pure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Closest to one another at both ends, where the curves bend most.
+_RATES = np.sin(np.linspace(0.0, np.pi / 2, 201)) ** 2
+# How many pairs of ε and δ a curve is made of, where it is not known exactly.
+_PAIRS = 24
+
+
+def tradeoff(
+    *guarantees: Any,
+    labels: Sequence[str] | None = None,
+    false_positive_rate: float = 0.01,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw the trade-off of every attack that tells neighbouring data sets apart.
+
+    Args:
+      *guarantees: what bounds the attack: a `dpjax.Plan`, its guarantee, the
+        `solvers.Guarantee` of a solver, a `accounting.pld.PLD`, or the μ of GDP, a
+        number at least 0.
+      labels: a name for each.
+      false_positive_rate: where the largest true-positive rate is marked, in (0, 1).
+      ax: the matplotlib Axes to draw on; None for those of a new figure.
+
+    Returns:
+      The Axes: the least false-negative rate against the false-positive rate, of each
+      guarantee, of perfect privacy and of none. The key says the true-positive rate at
+      the marked false-positive rate, rounded up.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: there is no guarantee, or one is none of these; labels are not as
+        many; false_positive_rate is out of range.
+
+    Privacy: no attack is below a curve. Those of Gaussian mechanisms and of pure
+    differential privacy are exact. Others are the best of what ε says at a few dozen
+    δ, which is proven as well, and loses less than a line's width.
+
+    Reference: Dong, Roth and Su (2022), Proposition 3, for profiles.
+
+    Example:
+      >>> ax = tradeoff(0.5, 1.0, labels=["little", "more"])
+      >>> [text.get_text() for text in ax.get_legend().get_texts()][:2]
+      ['little: 0.034', 'more: 0.093']
+    """
+    if not guarantees:
+        raise ValueError("guarantees must be one at least; got none.")
+    profiles = [_profile(guarantee) for guarantee in guarantees]
+    _validate.scalar("false_positive_rate", false_positive_rate)
+    _validate.open_unit("false_positive_rate", false_positive_rate)
+    found = names(labels, [_name(guarantee) for guarantee in guarantees])
+    ax = axes(ax, (5.2, 5.0))
+    rates = np.union1d(_RATES, [false_positive_rate])
+    marked = int(np.searchsorted(rates, false_positive_rate))
+    for number, (profile, name) in enumerate(zip(profiles, found, strict=True)):
+        missed = curve(profile, rates)
+        power = up(1.0 - missed[marked])
+        label = f"{name}: {power}"
+        ax.plot(rates, missed, **strokes(number), label=label, markevery=[marked])
+    ax.plot([0, 1], [1, 0], ":", color=GREY, linewidth=1, label="perfect privacy")
+    none = {"color": GREY, "linewidth": 3, "alpha": 0.5, "label": "no privacy"}
+    ax.plot([0, 0, 1], [1, 0, 0], **none)
+    ax.axvline(false_positive_rate, color=GREY, linewidth=0.6, zorder=0)
+    ax.set_xlim(-0.01, 1)
+    ax.set_ylim(-0.01, 1)
+    ax.set_aspect("equal")
+    title = f"true-positive rate at most,\nat {false_positive_rate:g} false positives"
+    ax.legend(loc="upper right", title=title, frameon=False, fontsize="small")
+    return finish(ax, "false-positive rate", "false-negative rate, at least")
+
+
+def curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
+    """The least false-negative rates, f64[k], from below."""
+    if isinstance(profile, Gaussian):
+        return np.asarray(gdp.tradeoff(profile.mu, rates), np.float64)
+    if isinstance(profile, Pure):
+        epsilons, deltas = np.array([float(np.asarray(profile.pure_epsilon))]), [0.0]
+    else:
+        epsilons, deltas = _points(profile)
+    if not epsilons.size:
+        return np.zeros_like(rates)
+    found = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
+    return np.asarray(found, np.float64)
+
+
+def _points(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (ε, δ) of a profile. One by one: a program for all of them is compiled."""
+    most = float(profile.delta(0.0))
+    if most == 0.0:
+        return np.zeros(1), np.zeros(1)
+    # The δ at which a Gaussian mechanism with that δ(0) has its ε, from step to step.
+    mu = float(gdp.mu(0.0, min(most, 1 - 1e-6)))
+    steps = mu * np.linspace(0.0, mu / 2 + 4, _PAIRS)[1:]
+    deltas = np.asarray(gdp.delta(mu, steps), np.float64)
+    epsilons = np.array([float(profile.epsilon(float(delta))) for delta in deltas])
+    known = np.isfinite(epsilons)
+    return np.append(epsilons[known], 0.0), np.append(deltas[known], most)
+
+
+def _profile(guarantee: Any) -> Profile:
+    """ε(δ) and δ(ε) of what has a trade-off."""
+    if isinstance(guarantee, PLD):
+        return Losses(guarantee)
+    if isinstance(guarantee, Plan):
+        return guarantee.guarantee.profile
+    found = getattr(guarantee, "profile", guarantee)
+    if all(callable(getattr(found, name, None)) for name in ("epsilon", "delta")):
+        return found
+    try:
+        _validate.scalar("a guarantee", guarantee)
+    except ValueError:
+        raise ValueError(
+            "guarantees must be plans, guarantees, PLDs, or numbers for the μ of GDP; "
+            f"got {guarantee!r}."
+        ) from None
+    _validate.nonnegative("the μ of a guarantee", guarantee, finite=False)
+    return Gaussian(float(guarantee))
+
+
+def _name(guarantee: Any) -> str:
+    """What stands for a label."""
+    if isinstance(guarantee, Plan):
+        guarantee = guarantee.guarantee
+    if isinstance(guarantee, RunGuarantee):
+        delta = guarantee.plan.delta
+        return f"ε = {up(float(guarantee.epsilon(delta)), 2)}, δ = {delta:g}"
+    profile = _profile(guarantee)
+    if isinstance(profile, Gaussian):
+        return f"{up(float(np.asarray(profile.mu)), 2)}-GDP"
+    if isinstance(profile, Pure):
+        return f"ε = {up(float(np.asarray(profile.pure_epsilon)), 2)}, δ = 0"
+    return type(guarantee).__name__

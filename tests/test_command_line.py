@@ -1,0 +1,402 @@
+"""The command line says what the library's functions say."""
+
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+import dpjax
+from dpjax import Adjacency
+from dpjax._command_line import _COMMANDS, main
+from dpjax.accounting import gdp
+
+ROOT = pathlib.Path(__file__).parent.parent
+RUN = "--num-examples 1000 --batch-size 300 --delta 1e-5 "
+FIXED = RUN + "--sampling fixed --adjacency replace "
+SETTING = {
+    "num_examples": 1000,
+    "batch_size": 300,
+    "delta": 1e-5,
+    "clip_norm": 0.7,
+    "sampling": "fixed",
+    "adjacency": Adjacency.REPLACE,
+}
+
+
+@pytest.fixture
+def said(capsys):
+    """What a command prints, which must end well."""
+
+    def run(line):
+        assert main(shlex.split(line)) == 0
+        out, error = capsys.readouterr()
+        assert error == ""
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys):
+    """The one line of a command that must not end well."""
+
+    def run(line):
+        try:
+            code = main(shlex.split(line))
+        except SystemExit as exit_:
+            code = exit_.code
+        out, error = capsys.readouterr()
+        assert (code, out) == (2, "")
+        assert error.count("\n") == 1
+        return error
+
+    return run
+
+
+def test_epsilon_is_that_of_composition(said):
+    found = json.loads(
+        said(f"epsilon {FIXED} --noise-multiplier 4 --num-epochs 9 --json")
+    )
+    assert found["num_steps"] == 9 * 4
+    assert found["mu"] == pytest.approx(2 * math.sqrt(9) / 4, rel=1e-6)
+    assert found["epsilon"] == pytest.approx(float(gdp.epsilon(1.5, 1e-5)), rel=1e-6)
+    steps = f"epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
+    assert json.loads(said(steps)) == found
+    plan = dpjax.plan(**SETTING, noise_multiplier=4.0, num_steps=36)
+    assert found["epsilon"] == plan.epsilon
+
+
+def test_epsilon_of_poisson_samples_is_that_of_other_libraries(said):
+    # dp-accounting 0.4.4 gives 1.8282 (benchmarks/README.md).
+    found = said(
+        "epsilon --num-examples 10000 --batch-size 100 --num-steps 1000 --delta 1e-5 "
+        "--noise-multiplier 1.0 --sampling poisson --json"
+    )
+    found = json.loads(found)
+    assert found["epsilon"] == pytest.approx(1.8282, abs=1e-3)
+    assert found["max_batch_size"] == 10_000
+    assert found["adjacency"] == "add_remove"
+    assert found["mu"] is None
+
+
+def test_noise_is_enough_and_is_not_rounded_down(said):
+    line = f"noise {FIXED} --epsilon 2 --num-steps 36"
+    exact = json.loads(said(line + " --json"))["noise_multiplier"]
+    plan = dpjax.plan(**SETTING, epsilon=2.0, num_steps=36)
+    assert exact == plan.noise_multiplier
+    name, printed, *_ = said(line).split()
+    assert name == "noise_multiplier"
+    printed = float(printed.rstrip(","))
+    assert exact <= printed <= exact + 2e-6
+    again = f"epsilon {FIXED} --noise-multiplier {printed} --num-steps 36 --json"
+    assert json.loads(said(again))["epsilon"] <= 2.0
+
+
+def test_the_table_is_rounded_up(said):
+    lines = said(f"epsilon {FIXED} --noise-multiplier 4 --num-steps 36").splitlines()
+    rows = dict(line.split(maxsplit=1) for line in lines[: lines.index("")])
+    epsilon = float(gdp.epsilon(1.5, 1e-5))
+    assert epsilon <= float(rows["epsilon"].split()[0]) <= epsilon + 1e-4
+    assert rows["sampling"].startswith("fixed: batches of 300 ")
+    assert rows["adjacency"] == "replace: one example is replaced by another one"
+    assert "0.001 / 0.01 / 0.1" in rows["attacks"]
+    assert lines[-1].startswith("It holds where each example's gradient is clipped")
+
+
+@pytest.mark.parametrize(
+    ("given", "solved"),
+    [
+        ("--batch-size 300 --num-steps 36 --epsilon 2", "noise_multiplier"),
+        ("--batch-size 300 --noise-multiplier 9 --epsilon 2", "num_steps"),
+        ("--num-steps 36 --noise-multiplier 9 --epsilon 2", "batch_size"),
+        ("--batch-size 300 --num-epochs 9 --noise-multiplier 4", "epsilon"),
+    ],
+)
+def test_a_plan_is_the_plan(said, given, solved):
+    rest = "--num-examples 1000 --delta 1e-5 --sampling fixed --adjacency replace"
+    line = f"plan {given} {rest} --clip-norm 0.7"
+    numbers = {"batch_size": 300, "num_steps": 36, "noise_multiplier": 9.0}
+    numbers |= {"epsilon": 2.0, "noise_multiplier": 4.0 if solved == "epsilon" else 9.0}
+    plan = dpjax.plan(**{**SETTING, **numbers, solved: None})
+    assert said(line + " --json") == plan.guarantee.to_json() + "\n"
+    assert said(line).split()[0] == solved
+
+
+# --- report
+
+
+def plans():
+    """One of each kind of record."""
+    fixed = {**SETTING, "num_steps": 36, "noise_multiplier": 4.0}
+    halved = {"noise_schedule": lambda t: jnp.where(t < 7, 2.0, 0.3)}
+    return {
+        "fixed": dpjax.plan(**fixed),
+        "users": dpjax.plan(**fixed, unit="user"),
+        "varying": dpjax.plan(**fixed, **halved, clip_schedule=lambda t: 1.0 / (1 + t)),
+        "unvaried": dpjax.plan(**fixed, noise_schedule=lambda t: 1.0),
+        "quantile": dpjax.plan(**fixed | {"clip_norm": dpjax.QuantileClip(0.1)}),
+        "counted": dpjax.plan(
+            **fixed | {"clip_norm": dpjax.QuantileClip(0.1, noise_multiplier=3.0)},
+            **halved,
+        ),
+        "nothing": dpjax.plan(**fixed | {"noise_multiplier": 1e-200}),
+    }
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A record in a file, with changes."""
+
+    def write(guarantee, **changed):
+        path = tmp_path / "guarantee.json"
+        record = json.loads(guarantee.to_json()) | changed
+        path.write_text(json.dumps(record), "utf-8")
+        return f"report {shlex.quote(str(path))}"
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["fixed", "users", "varying", "unvaried", "nothing"])
+@pytest.mark.parametrize("steps", [36, 9])
+def test_a_report_is_the_guarantees_own_statement(said, written, kind, steps):
+    guarantee = plans()[kind].guarantee.at(steps)
+    found = said(written(guarantee))
+    if kind == "varying" and steps == 9:  # of the schedule it has what was released
+        starts = [int(x) for x in re.findall(r" from step (\d+)\)", found)]
+        assert starts == [p.start for p in plans()[kind].schedule if p.start < 9]
+        assert len(starts) < len(plans()[kind].schedule)
+        guarantee = dpjax.plan(
+            **SETTING,
+            num_steps=9,
+            noise_multiplier=4.0,
+            noise_schedule=lambda t: jnp.where(t < 7, 2.0, 0.3),
+            clip_schedule=clips_of(plans()[kind]),
+        ).guarantee
+    expected = str(guarantee)
+    if kind == "unvaried":
+        expected = str(plans()["fixed"].guarantee.at(steps))
+    assert found.startswith(expected)
+    assert "computed again" in found
+
+
+def clips_of(plan):
+    """The clip norms that run, as a schedule."""
+    clips = [
+        max((p for p in plan.schedule if p.start <= t), key=lambda p: p.start).clip
+        for t in range(plan.num_steps)
+    ]
+    return lambda t: clips[t]
+
+
+@pytest.mark.parametrize("kind", ["quantile", "counted"])
+def test_a_clip_norm_that_follows_a_quantile_is_reported(said, written, kind):
+    guarantee = plans()[kind].guarantee
+    found = said(written(guarantee) + " --json")
+    epsilon = float(guarantee.epsilon(1e-5))
+    assert json.loads(found)["epsilon"] == pytest.approx(epsilon, rel=1e-6)
+    assert "follows a noisy count" in json.loads(found)["statement"]
+    follows = guarantee.record()["clip_norm_follows"]
+    line = written(guarantee, clip_norm_follows=follows)
+    assert said(line + " --json") == found
+
+
+POISSON = {
+    "num_examples": 1000,
+    "batch_size": 100,
+    "num_steps": 100,
+    "max_batch_size": 180,
+    "noise_multiplier": 1.5,
+    "delta": 1e-5,
+    "clip_norm": 1.0,
+}
+
+
+@pytest.mark.slow
+def test_a_poisson_run_is_reported(said, written):
+    plan = dpjax.plan(**POISSON)
+    assert said(written(plan.guarantee)).startswith(str(plan.guarantee))
+
+
+@pytest.mark.slow
+def test_a_poisson_run_with_batches_that_grow_is_reported(said, written):
+    plan = dpjax.plan(**POISSON, batch_schedule=lambda t: 0.5 if t < 50 else 1.0)
+    assert said(written(plan.guarantee)).startswith(str(plan.guarantee))
+
+
+def test_the_versions_are_those_of_the_run(said, written):
+    versions = {"dpjax": "0.0.7", "jax": "0.9"}
+    found = said(written(plans()["fixed"].guarantee, versions=versions))
+    assert "\ndpjax 0.0.7, jax 0.9.\n" in found
+
+
+def test_a_claim_that_is_too_large_is_not_repeated(said, written):
+    guarantee = plans()["fixed"].guarantee
+    assert said(written(guarantee, epsilon=1000.0)).startswith(str(guarantee))
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"epsilon": 5.0}, "epsilon"),
+        ({"epsilon": math.nan}, "epsilon"),
+        ({"epsilon": "small"}, "epsilon"),
+        ({"mu": 1.4}, "mu"),
+        ({"noise_multiplier": 3.9}, "epsilon"),
+        ({"num_steps": 37}, "epsilon"),
+        ({"batch_size": 334, "num_steps": 36}, "epsilon"),
+        ({"delta": 1e-6}, "epsilon"),
+        ({"sampling": "fixed_size"}, "mu"),
+        ({"attack_true_positive_rate_at_most": {"0.01": 0.02}}, "0.01"),
+        ({"attack_true_positive_rate_at_most": {"0.5": 0.5}}, "0.5"),
+        ({"attack_true_positive_rate_at_most": None}, "attack_true_positive_rate"),
+        ({"noise": "none at all"}, "noise"),
+        ({"adjacency": "add_remove"}, "adjacency"),
+        ({"adjacency": "ADD_REMOVE"}, "adjacency"),
+        ({"sampling": "magic"}, "sampling"),
+        ({"unit_of_privacy": "one pixel"}, "unit"),
+        ({"num_steps": 36.5}, "num_steps"),
+        ({"num_steps": True}, "num_steps"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"noise_multiplier": -4.0}, "noise_multiplier"),
+        ({"schedule": [{"start": 3}]}, "schedule|noise"),
+        ({"versions": {"dpjax": "1"}}, "jax"),
+        ({"versions": []}, "versions"),
+    ],
+)
+def test_a_record_that_was_changed_is_refused(refused, written, changed, name):
+    error = refused(written(plans()["fixed"].guarantee, **changed))
+    assert any(part in error for part in name.split("|")), error
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [(1, 2.0, 1.0, 300)],
+        [(0, 2.0, 1.0, 300), (0, 1.0, 1.0, 300)],
+        [(0, 1.0, 1.0, 300), (5, 1.0, 1.0, 300)],
+        [(0, 2.0, 1.0, 300), (5, 2.0, 1.0, 300)],
+        [(0, 2.0, 1.0, 200)],
+        [(0, 1.0 + 2.0**-40, 1.0, 300)],
+        [(0, -2.0, 1.0, 300)],
+    ],
+)
+def test_a_schedule_that_no_plan_has_is_refused(refused, written, pieces):
+    names = ("start", "noise", "clip", "batch_size")
+    schedule = [dict(zip(names, piece, strict=True)) for piece in pieces]
+    error = refused(written(plans()["fixed"].guarantee, schedule=schedule))
+    assert "schedule" in error
+
+
+def test_less_noise_than_a_quantile_needs_is_refused(refused, written):
+    guarantee = plans()["quantile"].guarantee
+    follows = guarantee.record()["clip_norm_follows"]
+    follows["noise_multiplier_of_gradients"] *= 0.99
+    error = refused(written(guarantee, clip_norm_follows=follows))
+    assert "noise_multiplier_of_gradients" in error
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "3", "not JSON", "\xff\xfe"])
+def test_a_file_that_is_no_record_is_refused(refused, tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_bytes(text.encode("latin-1"))
+    assert "other.json" in refused(f"report {shlex.quote(str(path))}")
+    assert "nowhere.json" in refused("report nowhere.json")
+
+
+# --- mistakes, help, the process
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("", "command"),
+        ("privacy", "privacy"),
+        (f"epsilon {FIXED} --num-steps 3", "--noise-multiplier"),
+        (f"epsilon {FIXED} --noise-multiplier 1", "--num-steps"),
+        (f"epsilon {RUN} --noise-multiplier 1 --num-steps 3", "--sampling"),
+        (f"epsilon {FIXED} --noise-multiplier x --num-steps 3", "--noise-multiplier"),
+        (f"epsilon {FIXED} --noise-multiplier 0 --num-steps 3", "noise_multiplier"),
+        (f"epsilon {FIXED} --noise-multiplier 1 --num-steps 0", "num_steps"),
+        (f"epsilon {FIXED} --noise-multiplier 1 --num-epochs 0", "--num-epochs"),
+        (f"epsilon {FIXED} --noise 1 --num-steps 3", "--noise"),
+        (
+            f"epsilon {FIXED} --noise-multiplier 1 --num-steps 3 --num-epochs 3",
+            "--num-epochs",
+        ),
+        (
+            f"epsilon {FIXED} --noise-multiplier 1 --num-steps 3 --max-batch-size 400",
+            "max_batch_size",
+        ),
+        (
+            f"epsilon {RUN} --sampling fixed --noise-multiplier 1 --num-steps 3",
+            "adjacency",
+        ),
+        (f"noise {FIXED} --epsilon -1 --num-steps 3", "epsilon"),
+        (f"plan {FIXED} --clip-norm 1 --epsilon 1", "--noise-multiplier, --num-steps"),
+        (
+            f"plan {FIXED} --clip-norm 1 --epsilon 1 --num-steps 3 "
+            "--noise-multiplier 2",
+            "left out: none",
+        ),
+        (
+            "plan --num-examples 9 --delta 0.1 --sampling fixed --adjacency replace "
+            "--clip-norm 1 --epsilon 1 --num-epochs 3 --noise-multiplier 2",
+            "--batch-size",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(refused, line, name):
+    assert name in refused(line)
+
+
+@pytest.mark.parametrize("command", ["epsilon", "noise", "plan", "report"])
+def test_help_has_an_example(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert f"example:\n  python -m dpjax {command} " in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["epsilon", "noise", "plan"])
+def test_the_examples_of_help_run(said, command):
+    *_, example = _COMMANDS[command]
+    assert said(f"{command} {' '.join(example)}")
+
+
+def test_the_page_shows_what_is_printed(said, written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/command-line.md").read_text("utf-8")
+    first, second = (part.split("```")[0] for part in page.split("```console\n")[1:])
+    command, printed = first.split("\n", 1)
+    assert said(command.removeprefix("$ python -m dpjax ")) == printed
+    record, report = (
+        line.removeprefix("$ python -m dpjax ") for line in second.splitlines()
+    )
+    line, file = record.split(" > ")
+    (tmp_path / file).write_text(said(line), "utf-8")
+    assert said(report).startswith("(5.551, 1e-06)-differential privacy (1.1181-GDP)")
+
+
+def test_python_runs_it_as_a_module():
+    line = f"-m dpjax epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, *shlex.split(line)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    epsilon = dpjax.plan(**SETTING, noise_multiplier=4.0, num_steps=36).epsilon
+    assert json.loads(found.stdout)["epsilon"] == epsilon
+    assert found.stderr == ""

@@ -1,0 +1,382 @@
+"""What is drawn is what the library's functions say."""
+
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import pytest
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.colors import to_rgb
+from scipy import stats
+
+import dpjax
+from dpjax import Adjacency, plot, tree
+from dpjax.accounting import gdp, pld, pure
+from dpjax.plot import _style
+from dpjax.solvers.guarantee import EpsilonProfile, Guarantee, Pure
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def fixed(**changed):
+    """A plan that costs next to nothing to account for."""
+    given = {
+        "num_examples": 1000,
+        "batch_size": 100,
+        "num_steps": 40,
+        "noise_multiplier": 3.0,
+        "delta": 1e-5,
+        "clip_norm": 0.7,
+        "sampling": "fixed",
+        "adjacency": Adjacency.REPLACE,
+    }
+    return dpjax.plan(**{**given, **changed})
+
+
+def drawn(line):
+    return tuple(np.asarray(x, np.float64) for x in line.get_data())
+
+
+def key(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+# --- trade-off curves
+
+
+def test_gaussian_curves_are_exact():
+    ax = plot.tradeoff(0.0, 0.5, fixed(), false_positive_rate=0.05)
+    for line, mu in zip(ax.lines, (0.0, 0.5, fixed().guarantee.mu), strict=False):
+        rates, missed = drawn(line)
+        np.testing.assert_allclose(missed, gdp.tradeoff(mu, rates), atol=1e-6)
+        exact = stats.norm.cdf(stats.norm.isf(rates) - mu)
+        np.testing.assert_allclose(missed, exact, atol=1e-5)
+        (marked,) = line.get_markevery()
+        assert rates[marked] == 0.05
+
+
+def test_the_key_says_what_the_marked_point_is():
+    ax = plot.tradeoff(1.0, labels=["one"], false_positive_rate=0.1)
+    power = stats.norm.sf(stats.norm.isf(0.1) - 1.0)
+    assert key(ax) == [
+        f"one: {math.ceil(1000 * power) / 1000:.3f}",
+        "perfect privacy",
+        "no privacy",
+    ]
+    assert "at 0.1 false positives" in ax.get_legend().get_title().get_text()
+
+
+def test_pure_curves_are_exact():
+    promise = Guarantee("a sum", Pure(1.3), Adjacency.REPLACE, ())
+    rates, missed = drawn(plot.tradeoff(promise).lines[0])
+    lines = [1 - np.exp(1.3) * rates, np.exp(-1.3) * (1 - rates)]
+    np.testing.assert_allclose(missed, np.maximum(*lines), atol=1e-6)
+    # The μ that it implies promises less.
+    assert (missed >= np.asarray(gdp.tradeoff(pure.mu(1.3), rates)) - 1e-6).all()
+
+
+@pytest.mark.parametrize("mu", [0.01, 1.0, 4.0])
+def test_curves_of_a_profile_are_below_the_truth_and_near_it(mu):
+    profile = EpsilonProfile(jax.jit(lambda delta: gdp.epsilon(mu, delta)))
+    promise = Guarantee("a sum", profile, Adjacency.REPLACE, ())
+    rates, missed = drawn(plot.tradeoff(promise).lines[0])
+    exact = stats.norm.cdf(stats.norm.isf(rates) - mu)
+    assert (missed <= exact + 1e-6).all()
+    # Less than the line's 1.6 points, of the 290 that an axis has at least.
+    assert (missed >= exact - 0.0055).all()
+
+
+def test_curves_of_a_poisson_sample_are_those_of_its_pair():
+    rate, sigma = 0.5, 0.8
+    step = pld.poisson_gaussian(sigma, rate, adjacency=Adjacency.ADD_REMOVE)
+    rates, missed = drawn(plot.tradeoff(step).lines[0])
+
+    def above(x):  # of N(0, σ²), and of the sample's mixture
+        one, other = stats.norm.sf(x, scale=sigma), stats.norm.sf(x, 1, scale=sigma)
+        return one, (1 - rate) * one + rate * other
+
+    def where(loss):  # the mixture's loss grows with x
+        return 0.5 + sigma**2 * np.log((np.exp(loss) - 1 + rate) / rate)
+
+    epsilons = np.linspace(0.0, 20.0, 4001)
+    none, some = above(where(epsilons))
+    deltas = some - np.exp(epsilons) * none
+    short = epsilons < -np.log1p(-rate)
+    none, some = above(where(-epsilons[short]))
+    removed = (1 - none) - np.exp(epsilons[short]) * (1 - some)
+    deltas[short] = np.maximum(deltas[short], removed)
+    alpha = rates[:, None]
+    steep = np.max(1 - deltas - np.exp(epsilons) * alpha, axis=1)
+    flat = np.max(np.exp(-epsilons) * (1 - deltas - alpha), axis=1)
+    exact = np.maximum(np.maximum(steep, flat), 0)
+    assert (missed <= exact + 1e-5).all()
+    assert (missed >= exact - 0.0055).all()
+
+
+def test_without_a_guarantee_the_curve_is_at_zero():
+    assert not drawn(plot.tradeoff(math.inf).lines[0])[1].any()
+    blank = EpsilonProfile(lambda delta: jnp.asarray(np.inf))
+    ax = plot.tradeoff(Guarantee("all", blank, Adjacency.REPLACE, ()))
+    assert not drawn(ax.lines[0])[1].any()
+
+
+def test_the_key_covers_no_curve():
+    ax = plot.tradeoff(0.02, 0.5, 1.0, 2.0)
+    ax.figure.canvas.draw()
+    box = ax.get_legend().get_window_extent()
+    for line in ax.lines:
+        points = ax.transData.transform(np.stack(drawn(line), axis=1))
+        assert not any(box.contains(*point) for point in points)
+
+
+# --- runs
+
+
+@pytest.mark.parametrize("delta", [None, 1e-3])
+def test_epsilon_by_step_is_that_of_the_guarantee(delta):
+    plans = fixed(), fixed(num_steps=20, noise_multiplier=1.0)
+    ax = plot.epsilon_by_step(*plans, delta=delta)
+    for line, plan in zip(ax.lines, plans, strict=True):
+        steps, costs = drawn(line)
+        at = [plan.guarantee.at(int(t)).epsilon(delta or plan.delta) for t in steps]
+        assert costs.tolist() == [float(x) for x in at]
+        assert steps[0] == 1
+        assert steps[-1] == plan.num_steps
+        # Between two points the line is at the later one's, which is no less.
+        assert line.get_drawstyle() == "steps-pre"
+        assert (np.diff(costs) >= 0).all()
+    assert ax.get_ylabel() == f"ε at δ = {delta or 1e-5:g}"
+
+
+def test_every_step_is_asked_of_a_short_run_and_others_are_bounded():
+    plan = fixed(num_steps=450)
+    every = drawn(plot.epsilon_by_step(fixed(num_steps=40)).lines[0])[0]
+    assert every.tolist() == list(range(1, 41))
+    steps, costs = drawn(plot.epsilon_by_step(plan).lines[0])
+    skipped = sorted(set(range(1, 451)) - set(steps.astype(int)))
+    assert skipped
+    for t in skipped[::5]:  # at t the line is where the next step has it
+        assert plan.guarantee.at(t).epsilon(1e-5) <= costs[np.searchsorted(steps, t)]
+
+
+def test_few_steps_are_asked_of_a_long_run():
+    steps, _ = drawn(plot.epsilon_by_step(fixed(num_steps=100_000)).lines[0])
+    assert 300 < len(steps) <= 400
+    assert steps[-1] == 100_000
+
+
+def test_plans_are_compared_by_their_numbers():
+    plans = fixed(), fixed(noise_multiplier=6.0, delta=1e-4), fixed(num_steps=20)
+    ax = plot.compare(plans, labels=["a", "b", "c"])
+    widths = [[bar.get_width() for bar in panel.patches] for panel in ax.child_axes]
+    signals = [math.sqrt(t) * 100 / s for t, s in ((40, 3), (40, 6), (20, 3))]
+    assert widths[0] == [3.0, 6.0, 3.0]
+    assert widths[1] == [plan.epsilon for plan in plans]
+    np.testing.assert_allclose(widths[2], signals, rtol=1e-12)
+    first, second, _ = ax.child_axes
+    assert [t.get_text() for t in first.get_yticklabels()] == ["a", "b", "c"]
+    assert second.get_title("left") == "ε at each one's δ"
+
+
+def test_signal_to_noise_where_noise_varies():
+    halved = fixed(noise_schedule=lambda step: jnp.where(step < 10, 2.0, 1.0))
+    signal = plot.compare([halved]).child_axes[2].patches[0].get_width()
+    steps = [100 / (3.0 * (2.0 if t < 10 else 1.0)) for t in range(40)]
+    assert signal == pytest.approx(math.hypot(*steps), rel=1e-12)
+
+
+def test_signal_to_noise_where_a_count_has_noise_too():
+    counted = fixed(clip_norm=dpjax.QuantileClip(0.7, noise_multiplier=2.0))
+    sigma = (3.0**-2 - (2 * 2.0) ** -2) ** -0.5
+    noise, _, signal = plot.compare([counted]).child_axes
+    assert noise.patches[0].get_width() == pytest.approx(sigma)
+    assert signal.patches[0].get_width() == pytest.approx(math.sqrt(40) * 100 / sigma)
+
+
+# --- noise
+
+
+def tree_matrix(num_steps, decay):
+    found = np.zeros((num_steps, num_steps))
+    for t in range(1, num_steps + 1):
+        for _, z in tree.compose(1, t):
+            found[t - 1, z - 1] = decay ** (t - z)
+    return found
+
+
+def toeplitz(coefficients):
+    n = len(coefficients)
+    return sum(c * np.eye(n, k=-j) for j, c in enumerate(coefficients))
+
+
+def test_the_noise_of_a_tree_is_what_the_tree_says():
+    steps, found = drawn(plot.noise(1.7 * tree_matrix(50, 0.8)).lines[0])
+    said = 1.7 * np.sqrt(tree.prefix_variance(np.arange(1, 51), 0.8))
+    np.testing.assert_allclose(found, said, rtol=1e-5)
+    assert steps.tolist() == list(range(1, 51))
+
+
+def test_coefficients_are_a_matrix():
+    shape = np.array([0.5, -0.3, 2.0, 0.0, 0.7, 0.1, -1.1])
+    for picture in (plot.noise, plot.spectrum):
+        ax = picture(shape, toeplitz(shape))
+        one, other = (drawn(line) for line in ax.lines)
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("count", [9, 10])
+def test_the_spectrum_is_the_expected_periodogram(count):
+    shape = 1.3 * tree_matrix(count, 0.9)
+    covariance = shape @ shape.T
+    frequencies, found = drawn(plot.spectrum(shape).lines[0])
+    np.testing.assert_allclose(frequencies, np.arange(1, count // 2 + 1) / count)
+    for f, power in zip(frequencies, found, strict=True):
+        wave = np.exp(-2j * np.pi * f * np.arange(count))
+        expected = (wave @ covariance @ wave.conj()).real / count
+        assert power == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_mean_of_the_power_is_the_mean_variance():
+    from dpjax.plot import _shapes
+
+    for shape in (tree_matrix(12, 0.5), 0.3 * 0.9 ** np.arange(13)):
+        variances = _shapes.deviations(shape) ** 2
+        assert _shapes.power(shape).mean() == pytest.approx(variances.mean())
+
+
+# --- explain
+
+
+def test_an_explanation_is_its_table():
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ params["w"]) * params["scale"])
+
+    params = {"w": jnp.ones((30, 20)), "scale": jnp.ones(20), "unused": jnp.ones(3)}
+    found = dpjax.explain(loss, params, jnp.ones((8, 30)))
+    ax = plot.explain(found)
+    points = {
+        line.get_label(): list(zip(*(x.tolist() for x in drawn(line)), strict=True))
+        for line in ax.lines
+        if not line.get_label().startswith("_")
+    }
+    used = [(i, row) for i, row in enumerate(found.rows) if row.norm != "none"]
+    assert points["vmap"] == [(row.vmap_cost, i) for i, row in used]
+    for norm in ("rows", "gradients"):
+        of_norm = [(row.cost, i) for i, row in used if row.norm == norm]
+        assert points[f"book-keeping by {norm}"] == of_norm
+    labels = [text.get_text() for text in ax.get_yticklabels()]
+    assert labels == ["['scale']  20", "['unused']  3", "['w']  30×20"]
+    notes = [text.get_text().strip() for text in ax.texts]
+    assert notes == ["tapped itself", "the loss does not depend on it", ""]
+
+
+# --- all of them
+
+
+def test_lines_differ_without_colour_and_are_seen_in_grey():
+    styles = [_style.strokes(number) for number in range(35)]
+    assert len({(str(s["linestyle"]), s["marker"]) for s in styles}) == 35
+    for style in styles:
+        red, green, blue = to_rgb(style["color"])
+        assert 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.5
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda ax: plot.tradeoff(1.0, ax=ax),
+        lambda ax: plot.epsilon_by_step(fixed(), ax=ax),
+        lambda ax: plot.compare([fixed()], ax=ax),
+        lambda ax: plot.noise(np.ones(3), ax=ax),
+        lambda ax: plot.spectrum(np.ones(3), ax=ax),
+        lambda ax: plot.explain(
+            dpjax.explain(jnp.dot, jnp.ones(3), jnp.ones((2, 3))), ax=ax
+        ),
+    ],
+)
+def test_given_axes_are_drawn_on_and_handed_back(draw):
+    _, ax = plt.subplots()
+    assert draw(ax) is ax
+    assert len(plt.get_fignums()) == 1
+    assert draw(None) is not ax
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (plot.tradeoff, "guarantees"),
+        (lambda: plot.tradeoff("1.0"), "guarantees"),
+        (lambda: plot.tradeoff(-1.0), "guarantee"),
+        (lambda: plot.tradeoff(1.0, labels=[]), "labels"),
+        (lambda: plot.tradeoff(1.0, labels="a"), "labels"),
+        (lambda: plot.tradeoff(1.0, false_positive_rate=1.0), "false_positive_rate"),
+        (plot.epsilon_by_step, "plans"),
+        (lambda: plot.epsilon_by_step(1.0), "plans"),
+        (lambda: plot.epsilon_by_step(fixed(), delta=2.0), "delta"),
+        (lambda: plot.compare([]), "plans"),
+        (plot.noise, "shapes"),
+        (lambda: plot.noise(np.ones((2, 2, 2))), "shapes"),
+        (lambda: plot.noise([1.0, math.nan]), "shapes"),
+        (lambda: plot.spectrum([1.0]), "shapes"),
+        (lambda: plot.explain("a table"), "explanation"),
+    ],
+)
+def test_mistakes_are_refused(draw, name):
+    with pytest.raises(ValueError, match=name):
+        draw()
+    assert plt.get_fignums() == []
+
+
+def test_matplotlib_is_imported_when_something_is_drawn():
+    program = """
+import sys
+import dpjax
+assert not {"matplotlib", "dpjax.plot"} & set(sys.modules)
+from dpjax import plot
+assert dpjax.plot is plot and "matplotlib" not in sys.modules
+sys.modules["matplotlib"] = None
+try:
+    plot.tradeoff(1.0)
+except ImportError as error:
+    print(error)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert "dpjax[plot]" in found.stdout
+
+
+@pytest.mark.slow
+def test_the_programs_on_the_page_draw_its_pictures(tmp_path, monkeypatch):
+    page, names = (ROOT / "docs/plots.md").read_text("utf-8"), {}
+    (tmp_path / "docs/plots").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_rank_promotion("allow"):  # as it is for users
+        for program in page.split("```python\n")[1:]:
+            exec(compile(program.split("```")[0], "plots.md", "exec"), names)
+    committed = sorted((ROOT / "docs/plots").glob("*.png"))
+    assert {path.name for path in committed} == {"tradeoff.png", "spectrum.png"}
+    for path in committed:
+        assert f"](plots/{path.name})" in page
+        one, other = (plt.imread(p) for p in (path, f"docs/plots/{path.name}"))
+        assert one.shape == other.shape
+        # A curve that moves by a tenth of its μ changes more than that.
+        assert np.abs(one - other).mean() < 0.002
