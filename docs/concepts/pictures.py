@@ -18,12 +18,13 @@ from dpjax.accounting import gdp, pld, tree
 HERE = pathlib.Path(__file__).parent
 BLUE, RED, GREY = "#00796b", "#d84315", "#90a4ae"
 STYLE = {
-    "figure.figsize": (9, 3.6),
-    "figure.dpi": 110,
+    "figure.figsize": (8, 3.4),
+    "figure.dpi": 130,
     "figure.constrained_layout.use": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
+    "axes.titlesize": 10.5,
     "font.size": 10,
 }
 
@@ -145,7 +146,7 @@ def noise(left, right):
     right.plot(steps, (1 - decay) * independent, color=RED, label="independent")
     right.plot(steps, (1 - decay) * correlated, color=BLUE, lw=1, label="tree")
     right.set(xlabel="step of one epoch", ylabel="standard deviation", ylim=(0, None))
-    right.set_title("Noise in momentum of decay 0.99, for μ = 1")
+    right.set_title("Noise in momentum, decay 0.99, μ = 1")
     right.legend()
 
 
