@@ -123,6 +123,8 @@ def on_page_markdown(
             return link
         uri = page.file.src_uri
         path, anchor = target_of(link, uri)
+        if not (ROOT / path).exists():  # a notebook's picture, or a mistake
+            return link
         if path in _elsewhere():
             new = _elsewhere()[path]
         elif path.startswith("docs/"):
