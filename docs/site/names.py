@@ -1,6 +1,8 @@
 """Which public names the API pages must have, and which they have."""
 
+import importlib
 import pathlib
+import pkgutil
 import re
 import sys
 import types
@@ -10,14 +12,6 @@ import dpjax
 from dpjax import _former
 
 ROOT = pathlib.Path(__file__).parents[2]
-FACES = (
-    dpjax,
-    dpjax.accounting,
-    dpjax.accounting.iteration,
-    dpjax.accounting.tree,
-    dpjax.sampling,
-    dpjax.solvers,
-)
 DIRECTIVE = re.compile(r"^::: (\S+)((?:\n +.+)*)", re.MULTILINE)
 
 
@@ -27,9 +21,22 @@ def public() -> Iterator[str]:
         module, _, names = line.partition(": ")
         if module not in _former.MOVED:
             yield from (f"{module}.{name}" for name in names.split())
-    for face in FACES:
-        names = getattr(face, "__all__", dir(face))
-        yield from (f"{face.__name__}.{n}" for n in names if not n.startswith("_"))
+    for module in _modules():
+        face = hasattr(module, "__path__")  # it exports what is defined elsewhere, too
+        names = getattr(module, "__all__", None) or [
+            name
+            for name, value in vars(module).items()
+            if face or getattr(value, "__module__", None) == module.__name__
+        ]
+        yield from (f"{module.__name__}.{n}" for n in names if n[0] != "_")
+
+
+def _modules() -> Iterator[types.ModuleType]:
+    """The modules that are API. Those of book-keeping are the steps of one engine."""
+    yield dpjax
+    for found in pkgutil.walk_packages(dpjax.__path__, "dpjax."):
+        if "._" not in found.name and not found.name.startswith("dpjax.bookkeeping."):
+            yield importlib.import_module(found.name)
 
 
 def resolve(name: str) -> object:
