@@ -6,6 +6,7 @@ import pkgutil
 import re
 import sys
 import types
+import typing
 from collections.abc import Iterable, Iterator
 
 import dpjax
@@ -27,6 +28,7 @@ def public() -> Iterator[str]:
             name
             for name, value in vars(module).items()
             if face or getattr(value, "__module__", None) == module.__name__
+            if not isinstance(value, typing.TypeVar)
         ]
         yield from (f"{module.__name__}.{n}" for n in names if n[0] != "_")
 
