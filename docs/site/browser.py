@@ -51,19 +51,16 @@ def problems(site: pathlib.Path, pictures: pathlib.Path | None = None) -> list[s
             executable_path=executable, args=["--no-sandbox"]
         )
         found = []
-        for width in WIDTHS:
-            context = chromium.new_context(viewport={"width": width, "height": 900})
-            for name in pages:
-                found += _look(context, address, name, width, pictures)
-            context.close()
+        for name in pages:
+            found += _look(chromium.new_page(), address, name, pictures)
         found += _search(chromium.new_page(), address)
         chromium.close()
     return found
 
 
-def _look(context, address, name, width, pictures) -> list[str]:
-    """What is wrong with one page at one width."""
-    page, found = context.new_page(), []
+def _look(page, address, name, pictures) -> list[str]:
+    """What is wrong with one page, at each width."""
+    found = []
     page.on("console", lambda m: found.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda e: found.append(str(e)))
     page.on(
@@ -72,18 +69,20 @@ def _look(context, address, name, width, pictures) -> list[str]:
     )
     page.goto(f"{address}{name}/" if name != "." else address)
     page.wait_for_load_state("networkidle")
-    wide = page.evaluate("document.documentElement.scrollWidth")
-    if wide > width:
-        found.append(f"{wide} pixels wide")
     formulas = page.eval_on_selector_all(
         "math", "all => all.map(x => x.getBoundingClientRect()).map(x => x.height)"
     )
     found += ["a formula without height"] * sum(height < 5 for height in formulas)
-    if pictures:
-        stem = "index" if name == "." else name.replace("/", "-")
-        page.screenshot(path=pictures / f"{stem}-{width}.png")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        if wide > width:
+            found.append(f"{wide} pixels wide at {width}")
+        if pictures:
+            stem = "index" if name == "." else name.replace("/", "-")
+            page.screenshot(path=pictures / f"{stem}-{width}.png")
     page.close()
-    return [f"{name} at {width}: {x}" for x in found]
+    return [f"{name}: {x}" for x in found]
 
 
 def _search(page, address) -> list[str]:

@@ -10,6 +10,7 @@ import textwrap
 import griffe
 
 SECTION = re.compile(r"^(Privacy|Reference): *(.+(?:\n(?!\n).+)*)", re.MULTILINE)
+RETURNS = re.compile(r"^(Returns|Yields):\n((?: .+(?:\n|$))+)", re.MULTILINE)
 SHAPE = re.compile(r"(?<![`\w])(?:f|i|u|b|bool|i32|f32)\[[^\]`]*\]")
 
 
@@ -17,6 +18,7 @@ def rewritten(text: str) -> str:
     """A docstring's text for the parser of Google's style."""
     text = SECTION.sub(lambda m: f"{m[1]}:\n" + textwrap.indent(m[2], "  "), text)
     text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+    text = RETURNS.sub(lambda m: f"{m[1]}:\n{_untyped(m[2])}", text)
     lines = text.split("\n")
     inside = False  # of a doctest
     for i, line in enumerate(lines):
@@ -24,6 +26,13 @@ def rewritten(text: str) -> str:
         if not inside:
             lines[i] = _outside_code(line)
     return "\n".join(lines)
+
+
+def _untyped(text: str) -> str:
+    """What is returned, where words before a colon are no type."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r":(?=\s)", "&#58;", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _outside_code(line: str) -> str:
