@@ -47,6 +47,7 @@ def test_what_is_wrong_with_a_built_page_is_found(load, monkeypatch, tmp_path):
         '<a href="other/#here">a</a> <a href="/other/">b</a> <a href="https://x.y">c</a>'
         '<a href="none/">d</a> <a href="other/#there">e</a> <a href="#f">f</a>'
         '<script src="https://x.y/z.js"></script> <span class="arithmatex">x</span>'
+        "<p>Privacy: none</p>"
     )
     assert check.broken(page) == [
         "no file: none/",
@@ -54,6 +55,7 @@ def test_what_is_wrong_with_a_built_page_is_found(load, monkeypatch, tmp_path):
         "no anchor: #f",
         "loaded from elsewhere: https://x.y/z.js",
         "a formula that is not MathML",
+        "a section of a docstring that is none",
     ]
 
 
