@@ -60,7 +60,7 @@ def test_what_is_wrong_with_a_built_page_is_found(load, monkeypatch, tmp_path):
 
 
 def test_a_notebook_is_a_page_of_what_it_holds(load, tmp_path):
-    markdown = load("notebooks").markdown
+    markdown = load("notebook_pages").markdown
     cells = [
         {"cell_type": "markdown", "source": ["# A title\n", "\n", "Words."]},
         {

@@ -10,7 +10,7 @@ import posixpath
 import re
 
 import latex2mathml.converter
-import notebooks
+import notebook_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
@@ -61,7 +61,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     for path, page in _elsewhere().items():
         if path.endswith(".ipynb"):
-            text, pictures = notebooks.markdown(ROOT / path)
+            text, pictures = notebook_pages.markdown(ROOT / path)
             for name, content in pictures.items():
                 add(f"notebooks/{name}", content=content)
             add(page, content=text)
