@@ -1,0 +1,91 @@
+"""Which public names the API pages must have, and which they have."""
+
+import importlib
+import pathlib
+import pkgutil
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator
+
+import dpjax
+from dpjax import _former
+
+ROOT = pathlib.Path(__file__).parents[2]
+DIRECTIVE = re.compile(r"^::: (\S+)((?:\n +.+)*)", re.MULTILINE)
+
+
+def public() -> Iterator[str]:
+    """Each public name but modules, and but import paths that are about to go."""
+    for line in (ROOT / "tests/public_names.txt").read_text().splitlines():
+        module, _, names = line.partition(": ")
+        if module not in _former.MOVED:
+            yield from (f"{module}.{name}" for name in names.split())
+    for module in _modules():
+        face = hasattr(module, "__path__")  # it exports what is defined elsewhere, too
+        names = getattr(module, "__all__", None) or [
+            name
+            for name, value in vars(module).items()
+            if face or getattr(value, "__module__", None) == module.__name__
+            if not isinstance(value, typing.TypeVar)
+        ]
+        yield from (f"{module.__name__}.{n}" for n in names if n[0] != "_")
+
+
+def _modules() -> Iterator[types.ModuleType]:
+    """The modules that are API. Those of book-keeping are the steps of one engine."""
+    yield dpjax
+    for found in pkgutil.walk_packages(dpjax.__path__, "dpjax."):
+        if "._" not in found.name and not found.name.startswith("dpjax.bookkeeping."):
+            yield importlib.import_module(found.name)
+
+
+def resolve(name: str) -> object:
+    """What a dotted name is; None if nothing."""
+    value: object = dpjax
+    for part in name.split(".")[1:]:
+        value = getattr(value, part, None)
+    if value is None:  # in a module whose name a function has taken
+        module, _, member = name.rpartition(".")
+        if module in sys.modules:
+            value = getattr(sys.modules[module], member, None)
+    return value
+
+
+def missing(documented: Iterable[str]) -> list[str]:
+    """The public names of what is not documented, under this name or another."""
+    held = [resolve(name) for name in documented]
+    ids = {id(x) for x in held if x is not None}
+    values = {name: resolve(name) for name in sorted(set(public()))}
+    return [
+        name
+        for name, value in values.items()
+        if not isinstance(value, types.ModuleType) and id(value) not in ids
+    ]
+
+
+def directives() -> dict[str, list[str]]:
+    """From each name that an API page asks for to the members it lists, if it does."""
+    found = {}
+    for page in sorted((ROOT / "docs/api").glob("*.md")):
+        for name, options in DIRECTIVE.findall(page.read_text()):
+            listed = re.search(r"members: \[([^\]]*)\]", options)
+            found[name] = listed[1].replace(",", " ").split() if listed else []
+    return found
+
+
+def asked_for() -> Iterator[str]:
+    """Every name that the API pages will have."""
+    for name, members in directives().items():
+        value = resolve(name)
+        yield name
+        if isinstance(value, types.ModuleType):
+            own = (
+                n
+                for n, x in vars(value).items()
+                if not n.startswith("_")
+                and getattr(x, "__module__", name) == name
+                and not isinstance(x, types.ModuleType)
+            )
+            yield from (f"{name}.{member}" for member in members or own)

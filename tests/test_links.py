@@ -1,0 +1,64 @@
+"""Links of the Markdown files, as they are read in the repository."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
+PAGES = [
+    path
+    for pattern in ("*.md", ".github/**/*.md", "benchmarks/*.md", "docs/**/*.md")
+    for path in sorted(ROOT.glob(pattern))
+] + sorted(ROOT.glob("notebooks/*.ipynb"))
+
+
+def prose(path):
+    """A page's text without its programs."""
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+        text = "\n\n".join(texts)
+    return FENCE.sub("", text)
+
+
+def anchors(path):
+    """The anchors of a page's headings: small letters, hyphens for spaces."""
+    found = []
+    for title in HEADING.findall(prose(path)):
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
+        slug = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
+        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
+    return found
+
+
+def broken(path):
+    """The links of a page that lead nowhere."""
+    for link in LINK.findall(re.sub(r"`[^`\n]*`", "", prose(path))):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        target, _, anchor = link.partition("#")
+        to = (path.parent / target).resolve() if target else path
+        inside = to == ROOT or ROOT in to.parents
+        if not inside or not to.exists() or (anchor and anchor not in anchors(to)):
+            yield link
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    assert list(broken(path)) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    other.write_text("# A title: of `two` parts\n\n```sh\n# no title\n```\n")
+    good = "[a](other.md) [b](other.md#a-title-of-two-parts) [c](https://no.where)"
+    bad = "[d](none.md) [e](other.md#no-title) [f](#g) [h](../outside.md)"
+    page.write_text(f"{good}\n\n{bad}\n")
+    assert list(broken(page)) == ["none.md", "other.md#no-title", "#g", "../outside.md"]
