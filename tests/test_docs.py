@@ -29,6 +29,7 @@ PAGES = [
     "pitfalls.md",
     "migration.md",
     "map.md",
+    "correlated.md",
     "howto/batchnorm-and-dropout.md",
     "howto/devices.md",
     "howto/accumulation.md",

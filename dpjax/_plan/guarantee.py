@@ -13,7 +13,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._plan.quantile import noise_of
 from dpjax._typing import ArrayLike
-from dpjax.accounting import fdp
+from dpjax.accounting import fdp, gdp
 from dpjax.adjacency import Adjacency
 from dpjax.solvers.guarantee import Profile
 
@@ -97,8 +97,11 @@ class RunGuarantee:
           alpha: the attack's false-positive rate, f[*b], in [0, 1].
 
         Returns:
-          f[*b], rounded down, from ε at a handful of δ: more of them give no less.
+          f[*b], rounded down. Where μ is known it is that of a Gaussian mechanism, else
+          from ε at a handful of δ: more of them give no less.
         """
+        if self.mu is not None:
+            return gdp.tradeoff(self.mu, alpha)
         deltas = np.array([self.plan.delta, *_DELTAS])
         epsilons = np.array([float(self.epsilon(delta)) for delta in deltas])
         known = epsilons < np.inf
@@ -112,8 +115,9 @@ class RunGuarantee:
         """The guarantee of a run that stops early.
 
         Args:
-          num_steps: how many steps were taken, from 1 to those of the plan. It must not
-            have been chosen by looking at what is not private.
+          num_steps: how many steps were taken, from 1 to those of the plan, as was
+            settled before the run. Of a step that was chosen by looking at the run, be
+            it at its private outputs alone, only the whole plan's guarantee holds.
         """
         steps = _validate.static_int("num_steps", num_steps, minimum=1)
         if steps > self.plan.num_steps:

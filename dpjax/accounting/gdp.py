@@ -152,7 +152,7 @@ def compose(mus: jax.typing.ArrayLike) -> jax.Array:
       >>> print(f"{compose(np.array([3.0, 4.0])):.4f}")
       5.0000
     """
-    if jnp.ndim(mus) == 0 or jnp.shape(mus)[-1] == 0:
+    if np.ndim(mus) == 0 or np.shape(mus)[-1] == 0:
         raise ValueError(f"mus must have a non-empty last axis; got {mus!r}.")
     _validate.nonnegative("mus", mus, finite=False)
     return _compose64(mus)
