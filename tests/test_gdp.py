@@ -147,6 +147,10 @@ def test_compose_is_the_root_of_squares():
     assert np.isfinite(gdp.compose(np.array([1e30, 1e30])))
 
 
+def test_compose_takes_lists():
+    np.testing.assert_allclose(gdp.compose([3.0, 4.0]), 5.0, rtol=1e-6)
+
+
 def test_mu_at_zero_epsilon_and_a_median_delta(x64):
     # δ = 2Φ(μ/2) − 1 there, whose derivatives by μ and ε are φ(μ/2) and −Φ(−μ/2).
     exact = 2 * mp.sqrt(2) * mp.erfinv(mp.mpf("0.5"))

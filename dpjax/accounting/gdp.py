@@ -7,6 +7,7 @@ in `_gaussian`.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import ULP, float64
