@@ -7,9 +7,9 @@
 `--check` fails if a cell raises, or if what it prints differs from what is committed.
 Words must be the same. Numbers may differ as follows, pictures are not compared.
 
-- In a cell with the tag "trained" by a twentieth of themselves: training is in float32,
-  whose sums differ in their last bits between processors and compilers, and many steps
-  carry that along.
+- In a cell with the tag "trained" by a twentieth of themselves: training and other
+  descent is in float32, whose sums differ in their last bits between processors and
+  compilers, and many steps carry that along.
 - In all other cells by two units of their last printed digit: accountants compute in
   float64, and agree to what is printed but for how it is rounded.
 
