@@ -1,0 +1,140 @@
+"""The notebooks are committed as they ran, from the first cell to the last.
+
+`notebooks/execute.py --check` runs them again and compares; this reads them.
+"""
+
+import importlib.util
+import json
+import pathlib
+import re
+import sys
+import types
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+# A path from the root of a machine, or from somebody's home.
+PLACE = re.compile(r"""(?:^|[\s"'(=:])(?:/\w+/[\w.]|[A-Z]:\\|~/)""")
+
+
+def cells(path, kind):
+    notebook = json.loads(path.read_text())
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == kind]
+
+
+def text(cell):
+    return "".join(cell["source"])
+
+
+def outputs(path):
+    return [output for cell in cells(path, "code") for output in cell["outputs"]]
+
+
+def test_there_are_five():
+    assert len(PATHS) == 5
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+class TestNotebook:
+    def test_ran_in_order(self, path):
+        counts = [cell["execution_count"] for cell in cells(path, "code")]
+        assert counts == list(range(1, len(counts) + 1))
+
+    def test_has_outputs_and_no_errors(self, path):
+        kinds = {output["output_type"] for output in outputs(path)}
+        assert {"stream", "display_data"} <= kinds  # numbers and pictures
+        assert "error" not in kinds
+        assert all(output.get("name") != "stderr" for output in outputs(path))
+
+    def test_explains_before_it_computes(self, path):
+        first, *_ = json.loads(path.read_text())["cells"]
+        assert first["cell_type"] == "markdown"
+        assert "".join(first["source"]).startswith("# ")
+        assert len(cells(path, "markdown")) > len(cells(path, "code")) / 2
+
+    def test_says_where_keys_come_from(self, path):
+        prose = " ".join(map(text, cells(path, "markdown")))
+        assert "dpjax.random_key()" in prose
+
+    def test_says_nothing_of_the_machine(self, path):
+        notebook = json.loads(path.read_text())
+        assert notebook["metadata"] == {
+            "kernelspec": KERNEL,
+            "language_info": {"name": "python"},
+        }
+        for cell in notebook["cells"]:
+            assert cell["metadata"] in ({}, {"tags": ["trained"]})
+        words = [text(cell) for cell in notebook["cells"]]
+        words += [json.dumps(told(output)) for output in outputs(path)]
+        for found in words:
+            assert not PLACE.search(found)
+
+    def test_is_listed(self, path):
+        page = (ROOT / "docs/notebooks.md").read_text()
+        assert page.count(f"(../notebooks/{path.name})") == 1
+
+    def test_links_lead_somewhere(self, path):
+        for cell in cells(path, "markdown"):
+            for link in re.findall(r"\]\(([^)#]+)\)", text(cell)):
+                assert (path.parent / link).exists(), link
+
+
+def told(output):
+    """What an output says, without the letters that make a picture."""
+    data = {k: v for k, v in output.get("data", {}).items() if "image" not in k}
+    return [data, output.get("text", "")]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("File '/home/somebody/x.py'", True),
+        ("in ~/data", True),
+        ("see [plans](../docs/plan.md)", False),
+        ("10 ln 8 / 15 and dε/dβ", False),
+    ],
+)
+def test_a_place_on_a_machine_is_found(words, found):
+    assert bool(PLACE.search(words)) is found
+
+
+@pytest.fixture(scope="module")
+def execute():
+    """The script, with stand-ins for what runs kernels: they are not needed here."""
+    absent = {}
+    for name in ("nbformat", "nbclient"):
+        if importlib.util.find_spec(name) is None:
+            absent[name] = sys.modules[name] = types.ModuleType(name)
+    if "nbclient" in absent:
+        absent["nbclient"].NotebookClient = None
+    spec = importlib.util.spec_from_file_location(
+        "execute", ROOT / "notebooks/execute.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for name in absent:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "trained", "same"),
+    [
+        ("ε = 1.234", "ε = 1.236", False, True),  # two units of the last digit
+        ("ε = 1.234", "ε = 1.240", False, False),
+        ("5 steps", "6 steps", False, False),  # whole numbers are exact
+        ("δ = 1.00e-05", "δ = 1.02e-05", False, True),
+        ("δ = 1.00e-05", "δ = 1.10e-05", False, False),
+        ("accuracy 0.90", "accuracy 0.93", True, True),
+        ("accuracy 0.90", "accuracy 0.99", True, False),
+        ("loss 1.00e-03", "loss 1.02e-03", True, True),
+        ("loss 1.00e-03", "loss 1.20e-03", True, False),
+        ("accuracy 0.90", "precision 0.90", True, False),
+        ("a 1.0", "a 1.0 b 2.0", False, False),
+        ("ε = inf", "ε = 1.0", False, False),
+    ],
+)
+def test_what_may_differ(execute, old, new, trained, same):
+    assert execute.alike(old, new, trained) is same
