@@ -1,13 +1,14 @@
-"""Noise shaped for the optimizer: its error beside the best, and its time.
+"""Noise shaped for the optimizer: its error beside the best, and its times.
 
     python benchmarks/correlated.py [--part error|optimize|step] [--without-peers]
 
-Error is μ times the root mean square of the noise in a workload, fixed order, over a
-lower bound for any strategy. Needs the extra `bench` for jax_privacy's strategies: its
-dense ones are optimised for the workload, the others for prefix sums, as it has them.
+An error is μ times the root mean square of the noise in a workload, in a fixed order,
+over a lower bound for any strategy. Needs the extra `bench` for jax_privacy's
+strategies: dense ones are optimised for the workload, the others for prefix sums, as it
+has them.
 """
 
-import functools
+import itertools
 import time
 
 import jax
@@ -17,103 +18,216 @@ from _results import OURS, Table, parser, print_tables, require, write
 from _timing import said, take_turns
 from scipy.linalg import toeplitz
 
-from dpjax import (
-    Adjacency,
-    add_gaussian_noise,
-    correlated_noise,
-    strategies,
-    tree,
-    workloads,
-)
+import dpjax
+from dpjax import Adjacency, strategies, tree, workloads
 from dpjax.accounting import correlated
 from dpjax.accounting.tree import momentum_mu
 from dpjax.strategies import _certificate
 
 KEY = jax.random.key(0)
 ROUNDS = 21
+NUM_STEPS = 2000  # of a step that is timed
 # Steps an epoch, epochs, decay.
 SETTINGS = [(100, 10, 0.9), (23, 20, 0.95), (100, 10, 0.99), (1000, 8, 0.999)]
-DENSE = 1000  # steps; jax_privacy's dense strategies take minutes beyond
-OUR_KINDS = {
-    "geometric, no vector": ("geometric", 1),
-    "rational, 1 vector": ("rational", 1),
-    "rational, 3 vectors": ("rational", 3),
-}
+WORKLOADS = {"momentum": workloads.momentum, "its sums": workloads.momentum_sum}
+# jax_privacy's dense strategies take minutes; of more steps than that, hours.
+DENSE, DENSE_ITERATIONS = 500, 500
+# Steps, steps an epoch, kind and vectors of what is optimised.
+SEARCHES = [
+    (2000, 200, "banded", 31),
+    (2000, 200, "rational", 1),
+    (100_000, 1000, "geometric", 1),
+    (100_000, 1000, "rational", 1),
+    (100_000, 1000, "rational", 3),
+]
 
 
-def coefficients(workload, num_steps):
-    return _certificate.coefficients(workload, num_steps)
+def ours(workload, **asked):
+    """Strategies by name."""
+    return {
+        "independent": strategies.independent(),
+        "geometric, no vector": strategies.optimize("geometric", workload, **asked),
+        **{
+            f"rational, {k} vector{'s' * (k > 1)}": strategies.optimize(
+                "rational", workload, num_vectors=k, **asked
+            )
+            for k in (1, 2, 3)
+        },
+    }
 
 
-def of_matrix(c, a, n_b):
-    """μ times error of a dense strategy, at the worst place of an epoch."""
-    gram = np.abs(c.T @ c)
-    worst = max(gram[o::n_b, o::n_b].sum() for o in range(n_b))
-    return np.sqrt(worst / len(c)) * np.linalg.norm(a @ np.linalg.inv(c))
-
-
-def of_coefficients(c, workload, num_steps, n_b):
-    """The same of a Toeplitz strategy with coefficients c >= 0, by its inverse."""
-    c = np.asarray(c, np.float64) / c[0]
-    noise = _certificate.ratio(np.ones(1), c, num_steps)
-    moved = np.pad(c, (0, -c.size % n_b)).reshape(-1, n_b).cumsum(0).ravel()[: c.size]
-    w = np.convolve(coefficients(workload, num_steps), noise)[:num_steps]
-    return np.linalg.norm(moved) * np.sqrt(w**2 @ np.arange(num_steps, 0, -1) / num_steps)
-
-
-def of_tree(decay, num_steps, n_b):
-    """That of the tree, in the momentum of its own decay."""
-    mu = momentum_mu(
-        1.0,
-        num_steps=num_steps,
-        decay=decay,
-        steps_per_epoch=n_b,
-        order="fixed",
-        adjacency=Adjacency.ZERO_OUT,
-    )
-    variance = tree.prefix_variance(np.arange(1, num_steps + 1), decay)
-    return mu * (1 - decay) * np.sqrt(np.mean(variance))
-
-
-def of_strategy(strategy, workload, num_steps, n_b):
-    mu = correlated.mu(
-        strategy,
-        1.0,
-        num_steps=num_steps,
-        steps_per_epoch=n_b,
-        order="fixed",
-        adjacency=Adjacency.ZERO_OUT,
-    )
-    return mu * correlated.error(strategy, workload, num_steps)
-
-
-def peers(num_steps, n_b, epochs, workload):
-    """jax_privacy's strategies by name: products."""
+def peers(workload, *, num_steps, steps_per_epoch):
+    """jax_privacy's strategies by name, as coefficients f[T] or matrices f[T, T]."""
     from jax_privacy.matrix_factorization import buffered_toeplitz, dense
     from jax_privacy.matrix_factorization import toeplitz as banded
 
-    found = {}
+    bands, epochs = min(steps_per_epoch, 32), num_steps // steps_per_epoch
     with jax.enable_x64(True):
-        bands = min(n_b, 32)
-        c = banded.optimize_banded_toeplitz(num_steps, bands)
-        c = np.pad(np.asarray(c), (0, num_steps - bands))
-        product = functools.partial(
-            of_coefficients, workload=workload, num_steps=num_steps, n_b=n_b
-        )
-        found[f"jax_privacy banded, {bands} bands"] = product(c)
+        c = np.asarray(banded.optimize_banded_toeplitz(num_steps, bands))
+        yield f"jax_privacy, {bands} bands", np.pad(c, (0, num_steps - bands))
         blt = buffered_toeplitz.optimize(
             n=num_steps,
-            min_sep=n_b,
+            min_sep=steps_per_epoch,
             max_participations=epochs,
             error="mean",
             max_buffers=3,
         )
-        found["jax_privacy BLT, at most 3 vectors"] = product(
-            np.asarray(blt.toeplitz_coefs(num_steps))
-        )
+        yield "jax_privacy, BLT", np.asarray(blt.toeplitz_coefs(num_steps))
         if num_steps <= DENSE:
-            a = toeplitz(coefficients(workload, num_steps), np.zeros(num_steps))
+            a = toeplitz(
+                _certificate.coefficients(workload, num_steps), np.zeros(num_steps)
+            )
             # Its search ends at a gradient of 1e-3, so that numbers must not be small.
-            c = dense.optimize(num_steps, epochs=epochs, A=jnp.asarray(100 * a))
-            found["jax_privacy dense"] = of_matrix(np.asarray(c), a, n_b)
-    return found
+            c = dense.optimize(
+                num_steps,
+                epochs=epochs,
+                A=jnp.asarray(100 * a),
+                max_optimizer_steps=DENSE_ITERATIONS,
+            )
+            yield "jax_privacy, dense", np.asarray(c)
+
+
+def of_theirs(c, workload, *, num_steps, steps_per_epoch):
+    """μ times error, from coefficients (all c >= 0) or from a matrix."""
+    a = _certificate.coefficients(workload, num_steps)
+    if c.ndim == 2:
+        gram = np.abs(c.T @ c)
+        places = (slice(o, None, steps_per_epoch) for o in range(steps_per_epoch))
+        worst = max(gram[place, place].sum() for place in places)
+        error = np.linalg.norm(toeplitz(a, np.zeros(num_steps)) @ np.linalg.inv(c))
+        return np.sqrt(worst / num_steps) * error
+    rows = np.pad(c, (0, -num_steps % steps_per_epoch)).reshape(-1, steps_per_epoch)
+    moved = rows.cumsum(axis=0).ravel()[:num_steps]
+    w = np.convolve(a, _certificate.ratio(np.ones(1), c, num_steps))[:num_steps]
+    outputs = np.arange(num_steps, 0, -1) / num_steps
+    return np.linalg.norm(moved) * np.sqrt(w**2 @ outputs)
+
+
+def of_ours(strategy, workload, **asked):
+    """The same by the accountant."""
+    order = {"order": "fixed", "adjacency": Adjacency.ZERO_OUT}
+    mu = correlated.mu(strategy, 1.0, **asked, **order)
+    return mu * correlated.error(strategy, workload, asked["num_steps"])
+
+
+def of_tree(decay, **asked):
+    """That of the tree, in the momentum of its own decay."""
+    order = {"order": "fixed", "adjacency": Adjacency.ZERO_OUT}
+    mu = momentum_mu(1.0, decay=decay, **asked, **order)
+    variance = tree.prefix_variance(np.arange(1, asked["num_steps"] + 1), decay)
+    return mu * (1 - decay) * np.sqrt(np.mean(variance))
+
+
+def errors(with_peers):
+    """Every strategy's error over the bound, in both workloads."""
+    rows = []
+    for (n_b, epochs, decay), name in itertools.product(SETTINGS, WORKLOADS):
+        workload = WORKLOADS[name](decay)
+        asked = {"num_steps": n_b * epochs, "steps_per_epoch": n_b}
+        found = {
+            label: of_ours(strategy, workload, **asked)
+            for label, strategy in ours(workload, **asked).items()
+        }
+        if name == "momentum":
+            found["tree"] = of_tree(decay, **asked)
+        for label, c in peers(workload, **asked) if with_peers else ():
+            found[label] = of_theirs(c, workload, **asked)
+        bound = _certificate.least_product(workload, n_b * epochs, n_b)
+        for label, product in found.items():
+            rows.append([name, n_b, epochs, decay, label, product / bound])
+            print(*rows[-1], flush=True)
+    columns = dict.fromkeys(("workload", "steps an epoch", "epochs", "decay"), "{}")
+    columns |= {"strategy": "{}", "over the bound": "{:.3f}"}
+    return Table("error", columns, rows)
+
+
+def searches(with_peers):
+    """Seconds to optimise for sums of momentum, first (it compiles) and again."""
+    rows = []
+    for num_steps, n_b, kind, vectors in SEARCHES:
+        taken = []
+        for decay in (0.9, 0.95):
+            start = time.perf_counter()
+            strategies.optimize(
+                kind,
+                workloads.momentum_sum(decay),
+                num_steps=num_steps,
+                steps_per_epoch=n_b,
+                num_vectors=vectors,
+            )
+            taken.append(time.perf_counter() - start)
+        rows.append([f"dpjax, {kind}", vectors, num_steps, *taken])
+        print(*rows[-1], flush=True)
+    if with_peers:
+        from jax_privacy.matrix_factorization import toeplitz as banded
+
+        taken = []
+        for _ in range(2):
+            start = time.perf_counter()
+            jax.block_until_ready(banded.optimize_banded_toeplitz(2000, 32))
+            taken.append(time.perf_counter() - start)
+        rows.append(["jax_privacy, banded", 31, 2000, *taken])
+    columns = {"strategy": "{}", "vectors": "{}", "steps": "{}"}
+    columns |= {"first, s": "{:.1f}", "again, s": "{:.1f}"}
+    return Table("searches", columns, rows)
+
+
+def step_time(size):
+    """A step of each against one of independent noise, state donated."""
+    gradient = jnp.ones(size)
+    given = {"num_steps": NUM_STEPS, "key": KEY}
+    geometric, one = strategies.geometric(0.9), strategies.rational([0.5], [0.95])
+    candidates = {
+        "add_gaussian_noise": dpjax.add_gaussian_noise(1.3, key=KEY),
+        "geometric, stored": dpjax.correlated_noise(geometric, 1.3, **given),
+        "geometric, regenerated": dpjax.correlated_noise(
+            geometric, 1.3, buffer="regenerate", **given
+        ),
+        "rational, 1 vector": dpjax.correlated_noise(one, 1.3, **given),
+        "tree_momentum, stored": dpjax.tree_momentum(0.9, 1.3, **given),
+    }
+    states, functions = {}, {}
+    for name, tx in candidates.items():
+        states[name] = tx.init(gradient)
+        update = jax.jit(tx.update, donate_argnums=1)
+
+        def step(name=name, update=update):
+            out, states[name] = update(gradient, states[name])
+            return out, states[name]
+
+        step()  # what comes out may be of other types than what went in
+        functions[name] = step
+    times = take_turns(functions, rounds=ROUNDS)
+    base = times["add_gaussian_noise"].median
+    columns = {"transformation": "{}", "ms": "{:.3g}", "least": "{:.3g}"}
+    columns |= {"most": "{:.3g}", "over independent": "{:.2f}"}
+    rows = [
+        [name, 1e3 * t.median, 1e3 * t.least, 1e3 * t.most, t.median / base]
+        for name, t in times.items()
+    ]
+    return Table("step", columns, rows)
+
+
+def main():
+    """Run one measurement, or all."""
+    options = parser(__doc__)
+    options.add_argument("--part", choices=("error", "optimize", "step"))
+    options.add_argument("--size", type=int, default=10_000_000)
+    options.add_argument("--without-peers", action="store_true")
+    arguments = options.parse_args()
+    found = require(["jax_privacy"], arguments.without_peers)
+    parts = {
+        "error": lambda: errors(bool(found)),
+        "optimize": lambda: searches(bool(found)),
+        "step": lambda: step_time(arguments.size),
+    }
+    packages = [*OURS, *(p for p in found)]
+    for part in [arguments.part] if arguments.part else parts:
+        table = parts[part]()
+        print_tables(table)
+        times = said(ROUNDS) if part == "step" else None
+        write(f"correlated.{part}", arguments, [table], packages=packages, times=times)
+
+
+if __name__ == "__main__":
+    main()

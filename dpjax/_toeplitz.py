@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax import _validate
 from dpjax._typing import ArrayLike
 
 
@@ -40,19 +41,27 @@ class Toeplitz(NamedTuple):
         """
         return series(self.denominator, self.numerator, n)
 
-    def check_length(self, num_steps: int) -> None:
-        """Raise where there are more coefficients than steps."""
-        size = self.num_vectors
-        if size > num_steps:
-            raise ValueError(
-                f"strategy must have at most num_steps, {num_steps}, coefficients "
-                f"after its leading ones; got {size}."
-            )
-
     @property
     def num_vectors(self) -> int:
         """How many vectors of the parameters' size the noise carries along."""
         return max(np.shape(x)[-1] for x in self)
+
+
+def checked(strategy: Toeplitz, num_steps: int) -> Toeplitz:
+    """The strategy itself, if it is one for so many steps."""
+    if not isinstance(strategy, Toeplitz) or not all(np.ndim(x) for x in strategy):
+        raise ValueError(
+            f"strategy must be one that dpjax.strategies makes; got {strategy!r}."
+        )
+    for x in map(_validate.concrete, strategy):
+        if x is not None and not np.issubdtype(x.dtype, np.floating):
+            raise ValueError(f"strategy must have real coefficients; got {strategy!r}.")
+    if strategy.num_vectors > num_steps:
+        raise ValueError(
+            f"strategy must have at most num_steps, {num_steps}, coefficients after "
+            f"its leading ones; got {strategy.num_vectors}."
+        )
+    return strategy
 
 
 def times(p: ArrayLike, q: ArrayLike) -> jax.Array:
@@ -68,26 +77,40 @@ def product(roots: ArrayLike) -> jax.Array:
 
 
 def series(numerator: ArrayLike, denominator: ArrayLike, n: int) -> jax.Array:
-    """The first n coefficients of a ratio, f[n], in O(n) parallel work."""
+    """The first n coefficients of a ratio, f[n], by its recursion."""
     top = jnp.concatenate([jnp.ones(1), jnp.asarray(numerator, float)])
+    top = jnp.pad(top, (0, max(n - top.size, 0)))[:n]
     bottom = jnp.asarray(denominator, top.dtype)
-    order = bottom.size
-    if not order:
-        return jnp.pad(top, (0, max(n - top.size, 0)))[:n]
-    # h_t = n_t − Σ_k d_k h_{t−k}: step by step while the numerator lasts,
-    first = max(top.size, order)
-    drive = jnp.pad(top, (0, first - top.size))
+    if not bottom.size:
+        return top
 
+    # h_t = n_t − Σ_k d_k h_{t−k}. Powers of the recursion's matrix would need fewer
+    # steps one after the other, and cancel where poles are close to each other.
     def step(last: jax.Array, driven: jax.Array) -> tuple[jax.Array, jax.Array]:
         now = driven - bottom @ last
         return jnp.concatenate([now[None], last[:-1]]), now
 
-    last, head = jax.lax.scan(step, jnp.zeros(order, top.dtype), drive)
-    # and from there (h_t, …, h_{t−m+1}) = M^{t−t₀} (h_{t₀}, …): the first rows of all
-    # powers of M, twice as many at a time.
-    matrix = jnp.concatenate([-bottom[None], jnp.eye(order - 1, order)])
-    rows = matrix[:1]
-    while rows.shape[0] < n - first:
-        rows = jnp.concatenate([rows, rows @ matrix])
-        matrix = matrix @ matrix
-    return jnp.concatenate([head, rows @ last])[:n]
+    return jax.lax.scan(step, jnp.zeros_like(bottom), top)[1]
+
+
+def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
+    """How far off N / D, in L2 norm, its coefficients h can be that `series` computed.
+
+    The computed ones satisfy D h = N − r, r being the roundings of the recursion's
+    steps, so that they are off by r / D. For series cut off at n terms the norms obey
+    ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁. With g for the computed 1 / D and its
+    own roundings s, 1 / D = g / (1 − s).
+    """
+    n, bottom = h.size, jnp.asarray(strategy.denominator, h.dtype)
+    if not bottom.size:
+        return jnp.zeros((), h.dtype)
+    g = series(jnp.zeros(0), bottom, n)
+    # A step has so many operations, on terms of these sizes together.
+    unit = (bottom.size + 4) * jnp.finfo(h.dtype).eps
+    taps = 2 + jnp.sum(jnp.abs(bottom))
+    top = jnp.linalg.norm(jnp.asarray(strategy.numerator, h.dtype)) + 1
+    r = unit * (taps * jnp.linalg.norm(h) + top)
+    s = unit * (taps * jnp.sum(jnp.abs(g)) + 1)
+    inverse = jnp.sum(jnp.abs(g)) / (1 - s)
+    # The sums here are rounded, too: a few percent cover that.
+    return jnp.where(s < 0.5, 1.1 * inverse * r, jnp.inf)

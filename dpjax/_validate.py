@@ -107,6 +107,21 @@ def scalar(name: str, value: object) -> None:
         raise ValueError(f"{name} must be one real number; got {value!r}.")
 
 
+def real_vector(name: str, value: object) -> np.ndarray | None:
+    """A vector of real numbers in float64, or None when it is traced."""
+    if isinstance(value, Tracer):
+        if value.ndim != 1 or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise ValueError(f"{name} must be a vector of floats; got {value!r}.")
+        return None
+    try:
+        array = concrete(value)
+    except (TypeError, ValueError, OverflowError):
+        array = None
+    if array is None or array.ndim != 1 or array.dtype.kind not in "iuf":
+        raise ValueError(f"{name} must be a vector of real numbers; got {value!r}.")
+    return array.astype(np.float64)
+
+
 def static_int(name: str, value: object, *, minimum: int) -> int:
     """The value as an int, or an error: it shapes the program and can't be traced."""
     if isinstance(value, jax.Array):

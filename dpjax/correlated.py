@@ -13,7 +13,7 @@ from dpjax._keys import stream
 from dpjax._limit import refuse_past_the_end
 from dpjax._outward import upward
 from dpjax._placement import zeros_like
-from dpjax._toeplitz import Toeplitz
+from dpjax._toeplitz import Toeplitz, checked
 from dpjax._typing import ArrayLike, Key, Tree
 from dpjax.noise import gaussian_like
 
@@ -73,7 +73,8 @@ def correlated_noise(
       ValueError: the strategy has more coefficients than num_steps, some that float32
         does not hold, or is not to be regenerated; stddev is no such number; num_steps
         is below 1 or traced; key is not a typed key; buffer is unknown; an update is
-        not real; inside `jax.shard_map`, check_vma is False.
+        not real, or of another shape than the parameters; inside `jax.shard_map`,
+        check_vma is False.
 
     Privacy: with sums of sensitivity C and stddev = σC, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, also when each sum
@@ -99,11 +100,10 @@ def correlated_noise(
       >>> print(f"{noise.std():.1f} and {total.std():.1f}")  # independent: 1 and 4
       1.1 and 2.2
     """
-    numerator, denominator = _known(strategy)
     _validate.scalar("stddev", stddev)
     _validate.nonnegative("stddev", stddev)
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    strategy.check_length(num_steps)
+    numerator, denominator = _known(checked(strategy, num_steps))
     _validate.typed_key("key", key)
     _validate.one_of("buffer", buffer, ("stored", "regenerate"))
     if num_steps >= 2**31 - 1:
@@ -195,13 +195,21 @@ def _stored(
         return z, state.memory
     n, d = (np.pad(x, (0, order - x.size)) for x in (numerator, denominator))
 
+    def output(z: jax.Array, memory: jax.Array) -> jax.Array:
+        if z.shape != memory.shape[1:]:
+            raise ValueError(
+                "updates must have the shapes of what init was given; got "
+                f"{z.shape} for {memory.shape[1:]}."
+            )
+        return z + memory[0]
+
     def remember(z: jax.Array, y: jax.Array, memory: jax.Array) -> jax.Array:
         column = (order,) + (1,) * z.ndim
         d_k, n_k = (x.reshape(column).astype(z.dtype) for x in (d, n))
         moved = jnp.concatenate([memory[1:], jnp.zeros_like(memory[:1])])
-        return moved + d_k * z[None] - n_k * y[None]
+        return (moved + d_k * z[None] - n_k * y[None]).astype(memory.dtype)
 
-    y = jax.tree.map(lambda z, memory: z + memory[0], z, state.memory)
+    y = jax.tree.map(output, z, state.memory)
     return y, jax.tree.map(remember, z, y, state.memory)
 
 

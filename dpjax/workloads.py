@@ -66,9 +66,8 @@ def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
       >>> momentum(0.75).denominator, momentum(0.75).rates
       (array([-0.75]), array([0.25]))
     """
-    _validate.decay("decay", decay)
-    _validate.nonnegative("learning_rates", learning_rates)
-    beta, rates = _vector(decay), _vector(learning_rates)
+    beta, rates = _decay(decay), _vector("learning_rates", learning_rates)
+    _validate.nonnegative("learning_rates", rates)
     return Workload(np.zeros(0), -beta, rates * (1 - beta), np.zeros(1))
 
 
@@ -93,10 +92,12 @@ def momentum_sum(
       >>> momentum_sum(0.75, learning_rates=2.0, weight_decay=0.125).keep
       array([0.75])
     """
+    usual = momentum(decay, learning_rates=learning_rates)
+    _validate.scalar("weight_decay", weight_decay)
     _validate.nonnegative("weight_decay", weight_decay)
-    keep = 1 - _vector(weight_decay) * _vector(learning_rates)
+    keep = 1 - weight_decay * _vector("learning_rates", learning_rates)
     _validate.nonnegative("1 - weight_decay * learning_rates", keep)
-    return momentum(decay, learning_rates=learning_rates)._replace(keep=keep)
+    return usual._replace(keep=keep)
 
 
 def nesterov(
@@ -123,7 +124,7 @@ def nesterov(
         decay, learning_rates=learning_rates, weight_decay=weight_decay
     )
     # β / (1 − βL) + 1 = (1 + β) (1 − β / (1 + β) L) / (1 − βL).
-    beta = _vector(decay)
+    beta = _decay(decay)
     return usual._replace(numerator=-beta / (1 + beta), rates=usual.rates * (1 + beta))
 
 
@@ -140,14 +141,39 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
       >>> toeplitz([2.0, 1.0]).numerator
       array([0.5])
     """
-    a = _vector(coefficients)
-    if a.ndim != 1 or a.size == 0:
-        raise ValueError(f"coefficients must be a vector; got {coefficients!r}.")
+    known = _validate.real_vector("coefficients", coefficients)
+    a = jnp.asarray(coefficients) if known is None else known
+    if a.size == 0 or known is not None and not np.all(np.isfinite(known)):
+        raise ValueError(f"coefficients must be finite; got {coefficients!r}.")
     _validate.positive("coefficients[0]", a[0])
     return Workload(a[1:] / a[0], np.zeros(0), a[:1], np.zeros(1))
 
 
-def _vector(x: ArrayLike) -> np.ndarray | jax.Array:
-    """One axis at least, in float64 where it is known."""
-    known = _validate.concrete(x)
-    return jnp.atleast_1d(x) if known is None else np.atleast_1d(known.astype(float))
+def fits(workload: Workload, num_steps: int) -> Workload:
+    """The workload itself, if it is one for so many steps."""
+    if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
+        raise ValueError(
+            f"workload must be one that dpjax.workloads makes; got {workload!r}."
+        )
+    for name in ("rates", "keep"):
+        size = np.shape(getattr(workload, name))[-1]
+        if size not in (1, num_steps):
+            raise ValueError(
+                f"the workload's {name} must be one number, or one for each of "
+                f"num_steps, {num_steps}; got {size}."
+            )
+    return workload
+
+
+def _decay(decay: ArrayLike) -> np.ndarray | jax.Array:
+    _validate.scalar("decay", decay)
+    _validate.decay("decay", decay)
+    return _vector("decay", decay)
+
+
+def _vector(name: str, x: ArrayLike) -> np.ndarray | jax.Array:
+    """One axis, in float64 where it is known."""
+    row = jnp.asarray(x)[None] if isinstance(x, jax.Array) and not x.ndim else x
+    row = [x] if isinstance(x, int | float | np.number) else row
+    known = _validate.real_vector(name, row)
+    return jnp.asarray(row) if known is None else known

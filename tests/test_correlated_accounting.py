@@ -104,10 +104,21 @@ def test_replacing_an_example_moves_twice_as_much(x64):
     np.testing.assert_allclose(two, 2 * one, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["slow", "three poles", "inverse"])
+# The strategy, and how far above the truth it may be for what its series rounds by.
+ROUNDED = {
+    "one pole": (strategies.geometric(0.98), 1e-11),
+    "three poles": (strategies.rational([0.2, 0.5, 0.9], [0.4, 0.8, 0.998]), 1e-8),
+    "inverse": (strategies.banded_inverse([1.0, -0.5, -0.1, -0.05]), 1e-10),
+    "equal poles": (strategies.rational([0.0] * 8, [0.7] * 8), 1e-4),
+    "opposite": (strategies.rational([-0.9] * 6, [0.8] * 6), 1e-4),
+    "near poles": (strategies.rational([0.95, 0.93], [0.98, 0.97]), 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
 def test_it_is_rounded_upwards(name, x64):
     """Against the recursion in 60 digits."""
-    strategy, _ = STRATEGIES[name]
+    strategy, slack = ROUNDED[name]
     num_steps, n_b = 300, 30
     n, d = ([0, *map(mpmath.mpf, map(float, x))] for x in strategy)
     with mpmath.workdps(60):
@@ -118,7 +129,21 @@ def test_it_is_rounded_upwards(name, x64):
         moved = [sum(c[i - e] for e in range(0, i + 1, n_b)) for i in range(num_steps)]
         exact = mpmath.sqrt(sum(x * x for x in moved)) / 3
         value = mpmath.mpf(float(mu(strategy, 3.0, num_steps=num_steps, n_b=n_b)))
-        assert exact <= value <= exact * (1 + 1e-11)
+        assert exact <= value <= exact * (1 + slack)
+
+
+@pytest.mark.parametrize("shape", [(9, 3), (7, 3), (10, 4), (5, 5)])
+@pytest.mark.parametrize("numerator", [[], [-2.904], [0.5]])
+@pytest.mark.parametrize("denominator", [[2.887], [-1.5], [1.5477], [-1.0]])
+def test_strategies_that_grow(numerator, denominator, shape, x64):
+    """The first step of an epoch is then the worst."""
+    num_steps, n_b = shape
+    strategy = strategies.Toeplitz(np.array(numerator), np.array(denominator))
+    c = strategy.coefficients(num_steps)
+    for order in ("fixed", "reshuffled", "separated"):
+        exact = brute_force(c, order, num_steps, n_b)
+        bound = mu(strategy, order=order, num_steps=num_steps, n_b=n_b)
+        assert bound >= exact * (1 - 1e-15)
 
 
 def test_it_is_rounded_upwards_to_float32_too():
@@ -179,6 +204,15 @@ def test_what_is_out_of_range():
         mu(geometric, -1.0, **usual)
     with pytest.raises(ValueError, match="num_steps"):
         mu(strategies.banded(np.eye(1, 12)[0]), **usual)
+    for nothing in (None, [0.5], strategies.Toeplitz(0.5, 0.5)):
+        with pytest.raises(ValueError, match="strategy"):
+            mu(nothing, **usual)
+        with pytest.raises(ValueError, match="strategy"):
+            correlated.error(nothing, workloads.prefix_sum(), 10)
+    with pytest.raises(ValueError, match="real"):
+        mu(strategies.Toeplitz(np.array([0.5j]), np.zeros(0)), **usual)
+    with pytest.raises(ValueError, match="workload"):
+        correlated.error(geometric, None, 10)
     assert mu(geometric, 0.0, **usual) == np.inf
     assert jax.jit(lambda s: mu(geometric, s, **usual))(-1.0) == np.inf
     assert jax.jit(lambda s: mu(geometric, s, **usual))(np.nan) == np.inf
@@ -236,6 +270,32 @@ def test_the_error_is_that_of_the_matrices(name, x64):
         want = np.linalg.norm(dense @ noise) / np.sqrt(37)
         got = correlated.error(strategy, workload, 37)
         np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: workloads.momentum(1.0), "decay"),
+        (lambda: workloads.momentum([0.5, 0.9]), "decay"),
+        (lambda: workloads.momentum(0.5 + 0j), "decay"),
+        (lambda: workloads.nesterov(np.nan), "decay"),
+        (lambda: workloads.momentum(0.5, learning_rates=[[1.0]]), "learning_rates"),
+        (lambda: workloads.prefix_sum(learning_rates=1j), "learning_rates"),
+        (lambda: workloads.prefix_sum(learning_rates=-1.0), "learning_rates"),
+        (lambda: workloads.prefix_sum(learning_rates=np.nan), "learning_rates"),
+        (lambda: workloads.prefix_sum(learning_rates=None), "learning_rates"),
+        (lambda: workloads.prefix_sum(weight_decay=1.5), "weight_decay"),
+        (lambda: workloads.prefix_sum(weight_decay=[0.1, 0.2]), "weight_decay"),
+        (lambda: workloads.toeplitz([1.0, np.nan]), "coefficients"),
+        (lambda: workloads.toeplitz([0.0, 1.0]), "coefficients"),
+        (lambda: workloads.toeplitz(1.0), "coefficients"),
+        (lambda: workloads.toeplitz([1, 1j]), "coefficients"),
+        (lambda: workloads.toeplitz("ab"), "coefficients"),
+    ],
+)
+def test_what_is_no_workload(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
 
 
 def test_a_schedule_is_for_as_many_steps():

@@ -106,6 +106,22 @@ def test_it_ends_where_the_guarantee_ends():
     assert np.isnan(tx.update(sums, louder)[0]).all()
 
 
+def test_updates_have_the_shapes_of_the_parameters():
+    tx = make("geometric")
+    with pytest.raises(ValueError, match="shapes"):
+        tx.update(jnp.ones((2, 3)), tx.init(jnp.ones(3)))
+
+
+def test_wider_updates_leave_the_state_as_it_was(x64):
+    tx, sums = make("two poles"), jnp.ones(3)
+    state = tx.init(jnp.ones(3, jnp.float32))
+    assert sums.dtype == jnp.float64
+    assert (
+        jax.eval_shape(tx.update, sums, state)[1]
+        == jax.eval_shape(tx.update, sums.astype(jnp.float32), state)[1]
+    )
+
+
 @pytest.mark.parametrize(
     ("strategy", "changed", "named"),
     [

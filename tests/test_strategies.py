@@ -61,6 +61,14 @@ def test_both_paths_see_the_same_numbers(name):
         (lambda: strategies.rational([-1.5], [0.5]), "zeros"),
         (lambda: strategies.rational([0.5], [0.5, 0.2]), "poles"),
         (lambda: strategies.rational(0.5, 0.5), "poles"),
+        (lambda: strategies.rational([], []), "zeros"),
+        (lambda: strategies.rational([0.1 + 0.5j, 0.1 - 0.5j], [0.9, 0.8]), "zeros"),
+        (lambda: strategies.rational([np.nan], [0.5]), "zeros"),
+        (lambda: strategies.rational(["a"], [0.5]), "zeros"),
+        (lambda: strategies.rational([0.0] * 4, [0.99] * 4), "float32"),
+        (lambda: strategies.banded([1.0, 0.5j]), "coefficients"),
+        (lambda: strategies.banded([1.0, 1e300]), "float32"),
+        (lambda: strategies.banded([1.0, 10**400]), "coefficients"),
         (lambda: strategies.banded([0.5, 0.5]), "begin with 1"),
         (lambda: strategies.banded([]), "coefficients"),
         (lambda: strategies.banded_inverse([1.0, np.inf]), "finite"),
@@ -133,8 +141,25 @@ def test_a_schedule_is_optimised_for_too(x64):
     assert np.isnan(best.gap)
 
 
+def test_poles_that_float32_does_not_tell_apart_become_fewer(x64):
+    best = strategies.optimize(
+        "rational",
+        workloads.momentum_sum(0.9),
+        num_steps=500,
+        steps_per_epoch=50,
+        num_vectors=8,
+    )
+    assert 1 <= best.num_vectors <= 8
+    assert best.gap >= 1
+
+
 def test_what_is_refused():
     workload = workloads.momentum(0.9)
+    for nothing in (None, workloads.prefix_sum(learning_rates=0.0)):
+        with pytest.raises(ValueError, match="workload"):
+            strategies.optimize("geometric", nothing, **SMALL)
+    with pytest.raises(ValueError, match="num_vectors"):
+        strategies.optimize("geometric", workload, num_vectors=2, **SMALL)
     for changed in ({"kind": "dense"}, {"num_vectors": 0}, {"order": "poisson"}):
         with pytest.raises(ValueError, match=next(iter(changed))):
             strategies.optimize(

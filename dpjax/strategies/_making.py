@@ -41,7 +41,9 @@ def geometric(decay: ArrayLike) -> Toeplitz:
     """
     _validate.scalar("decay", decay)
     _validate.decay("decay", decay)
-    return Toeplitz(np.zeros(0), _polynomial("decay", decay))
+    known = _validate.concrete(decay)
+    pole = jnp.asarray(decay)[None] if known is None else known[None]
+    return Toeplitz(np.zeros(0), _polynomial("decay", pole))
 
 
 def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
@@ -111,28 +113,33 @@ def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
 
 def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
     """What follows the leading 1."""
-    known = _validate.concrete(coefficients)
-    if np.ndim(coefficients) != 1 or np.size(coefficients) == 0:
-        raise ValueError(f"{name} must be a vector; got {coefficients!r}.")
+    known = _validate.real_vector(name, coefficients)
     if known is None:
         return jnp.asarray(coefficients)[1:]
-    if known[0] != 1 or not np.all(np.isfinite(known)):
-        raise ValueError(f"{name} must be finite and begin with 1; got {known!r}.")
-    return _rounded(known[1:])
+    rounded = _rounded(known)
+    if rounded.size == 0 or known[0] != 1 or not np.all(np.isfinite(rounded)):
+        raise ValueError(
+            f"{name} must be finite in float32 and begin with 1; got {coefficients!r}."
+        )
+    return rounded[1:]
 
 
 def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     """Π_k (1 − r_k L) without its leading 1."""
-    known = _validate.concrete(roots)
+    known = _validate.real_vector(name, roots)
     if known is None:
-        return product(jnp.atleast_1d(roots))
-    rounded = _rounded(np.poly(np.atleast_1d(known.astype(float)))[1:])
-    # Both those that were given and those that float32 leaves.
-    for values in (np.atleast_1d(known), np.roots([1.0, *rounded])):
-        if not np.all(np.abs(values) < 1):
-            raise ValueError(f"{name} must be in (-1, 1); got {roots!r}.")
+        return product(jnp.asarray(roots))
+    if known.size == 0 or not np.all(np.abs(known) < 1):
+        raise ValueError(f"{name} must be in (-1, 1), one at least; got {roots!r}.")
+    rounded = _rounded(np.poly(known)[1:])
+    if not np.all(np.abs(np.roots([1.0, *rounded])) < 1):
+        raise ValueError(
+            f"{name} must stay in (-1, 1) once their polynomial is in float32, and "
+            f"these are too near to each other or to 1; got {roots!r}."
+        )
     return rounded
 
 
 def _rounded(known: np.ndarray) -> np.ndarray:
-    return known.astype(np.float32).astype(np.float64)
+    with np.errstate(over="ignore"):
+        return known.astype(np.float32).astype(np.float64)

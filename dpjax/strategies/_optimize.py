@@ -20,7 +20,7 @@ from dpjax.accounting.correlated._error import error, square_error
 from dpjax.accounting.correlated._mu import BOUNDS, Order, mu
 from dpjax.adjacency import Adjacency
 from dpjax.strategies import _certificate, _making
-from dpjax.workloads import Workload
+from dpjax.workloads import Workload, fits
 
 Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
 _ITERATIONS = 300
@@ -140,7 +140,8 @@ def optimize(
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.
       num_vectors: how many vectors of the parameters' size the noise may carry from
-        step to step, at least 1.
+        step to step, at least 1; 1 for "geometric". Fewer poles come out where float32
+        does not tell so many apart.
 
     Returns:
       A strategy, its coefficients rounded to float32. Its `gap` is proven: no strategy
@@ -164,26 +165,43 @@ def optimize(
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
     n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     size = _validate.static_int("num_vectors", num_vectors, minimum=1)
-    if any(_validate.concrete(x) is None for x in workload):
+    if any(_validate.concrete(x) is None for x in fits(workload, num_steps)):
         raise ValueError(f"workload must be known, not traced; got {workload!r}.")
+    if not np.any(np.asarray(workload.rates)):
+        raise ValueError(f"workload must have a rate above 0; got {workload!r}.")
+    if size > (1 if kind == "geometric" else num_steps):
+        raise ValueError(
+            "num_vectors must be 1 for 'geometric', and for others at most num_steps, "
+            f"{num_steps}; got {num_vectors!r} for {kind!r}."
+        )
     asked = {"num_steps": num_steps, "n_b": n_b, "order": order}
     with scope():
-        start = _start(kind, size, workload, num_steps)
-        x, _ = _descend(start, workload, kind=kind, **asked)
-        found = _known(kind, x)
-    cost = mu(
-        found,
-        1.0,
-        num_steps=num_steps,
-        steps_per_epoch=n_b,
-        order=order,
-        adjacency=Adjacency.ZERO_OUT,
-    )
-    best = Optimized(*found)
-    best.product = float(cost * error(found, workload, num_steps))
+        found = _best(kind, size, workload, asked)
+        cost = mu(
+            found,
+            1.0,
+            num_steps=num_steps,
+            steps_per_epoch=n_b,
+            order=order,
+            adjacency=Adjacency.ZERO_OUT,
+        )
+        best = Optimized(*found)
+        best.product = float(cost * error(found, workload, num_steps))
     if all(np.size(x) == 1 for x in workload[2:]):
         best.bound = _certificate.least_product(workload, num_steps, n_b)
     return best
+
+
+def _best(kind: Kind, size: int, workload: Workload, asked: dict[str, Any]) -> Toeplitz:
+    """The best found, with fewer poles where float32 cannot tell so many apart."""
+    start = _start(kind, size, workload, asked["num_steps"])
+    x, _ = _descend(start, workload, kind=kind, **asked)
+    try:
+        return _known(kind, x)
+    except ValueError:
+        if kind != "rational" or size == 1:
+            raise
+    return _best(kind, size - 1, workload, asked)
 
 
 def _known(kind: Kind, x: np.ndarray) -> Toeplitz:

@@ -6,8 +6,8 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import float64
-from dpjax._toeplitz import Toeplitz, series, times
-from dpjax.workloads import Workload
+from dpjax._toeplitz import Toeplitz, checked, series, times
+from dpjax.workloads import Workload, fits
 
 
 def square_error(strategy: Toeplitz, workload: Workload, num_steps: int) -> jax.Array:
@@ -78,7 +78,8 @@ def error(strategy: Toeplitz, workload: Workload, num_steps: int) -> jax.Array:
       f[*b].
 
     Raises:
-      ValueError: num_steps is out of range, or not that of the workload.
+      ValueError: num_steps is out of range or not that of the workload; the strategy
+        is none or has more coefficients than num_steps.
 
     Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, where A C⁻¹ is
     the decoder B.
@@ -91,10 +92,5 @@ def error(strategy: Toeplitz, workload: Workload, num_steps: int) -> jax.Array:
       0.1356
     """
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    for name, x in (("rates", workload.rates), ("keep", workload.keep)):
-        if np.shape(x)[-1] not in (1, num_steps):
-            raise ValueError(
-                f"the workload's {name} must be one number, or one for each of "
-                f"num_steps, {num_steps}; got {np.shape(x)[-1]}."
-            )
+    strategy, workload = checked(strategy, num_steps), fits(workload, num_steps)
     return _error64(strategy, workload, num_steps=num_steps)

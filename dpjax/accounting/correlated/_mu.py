@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._float64 import TINY, ULP, float64
-from dpjax._toeplitz import Toeplitz
+from dpjax._toeplitz import Toeplitz, checked, series_error
 from dpjax.accounting.correlated import _patterns
 from dpjax.adjacency import Adjacency
 
@@ -40,12 +40,17 @@ def _mu64(
     # Denisov et al. (2022), https://arxiv.org/abs/2202.08312, also where sums depend on
     # earlier releases: whatever they were, an example moves C x by no more than this.
     square = WORST[order](strategy, num_steps, steps_per_epoch)
-    # A coefficient is a product of at most T factors, and sums have as many terms.
-    bound = factor * jnp.sqrt(square) * (1 + (256 + 8 * num_steps) * ULP)
+    # Sums have T terms at most. What the coefficients are off by moves an example as a
+    # strategy of its own would: once for each time that the example takes part.
+    times = -(-num_steps // steps_per_epoch)
+    fixed = jax.lax.stop_gradient(strategy)
+    off = series_error(fixed, fixed.coefficients(num_steps))
+    moved = jnp.sqrt(square) * (1 + (256 + 8 * num_steps) * ULP) + times * off
+    bound = factor * moved * (1 + 8 * ULP)
     noiseless = noise_multiplier <= 0
     mu = bound / jnp.where(noiseless, 1.0, noise_multiplier)
     mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
-    valid = (noise_multiplier >= 0) & jnp.isfinite(square)
+    valid = (noise_multiplier >= 0) & jnp.isfinite(moved)
     return jnp.where(valid & ~noiseless, mu, jnp.inf)
 
 
@@ -81,8 +86,8 @@ def mu(
       coefficients that overflow.
 
     Raises:
-      ValueError: a static argument is out of range, or the strategy has more
-        coefficients than num_steps.
+      ValueError: a static argument is out of range, or the strategy is none or has
+        more coefficients than num_steps.
 
     Privacy: the guarantee holds for sums of sensitivity 1 clip norm that depend on all
     earlier releases, for real arithmetic and ideal Gaussian noise.
@@ -103,12 +108,11 @@ def mu(
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
     n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     _validate.one_of("order", order, tuple(WORST))
-    strategy.check_length(num_steps)
     return _mu64(
-        strategy,
+        checked(strategy, num_steps),
         noise_multiplier,
         num_steps=num_steps,
-        steps_per_epoch=n_b,
+        steps_per_epoch=min(n_b, num_steps),
         order=order,
         factor=_validate.adjacency(adjacency).sensitivity_factor,
     )

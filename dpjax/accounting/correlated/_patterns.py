@@ -101,9 +101,11 @@ def _by_state(strategy: Toeplitz, num_steps: int, n_b: int) -> jax.Array:
     places = jnp.linspace(0.0, 1.0, _GRID)
     powers = jnp.power(b, jnp.arange(n_b + 1))
     sums = jnp.concatenate([jnp.zeros(1), jnp.cumsum(jnp.square(powers))])
-    # The largest v before each epoch: after the last step of all those before.
+    # The largest v before each epoch, the latest step having been the epoch's last, or
+    # its first where the filter grows.
+    latest = jnp.maximum(powers[n_b - 1], 1.0)
     _, tops = jax.lax.scan(
-        lambda top, _: (powers[n_b] * top + 1, top),
+        lambda top, _: (powers[n_b] * top + latest, top),
         jnp.zeros(()),
         length=num_epochs + 1,
     )
