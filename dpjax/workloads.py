@@ -143,7 +143,7 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
     """
     known = _validate.real_vector("coefficients", coefficients)
     a = jnp.asarray(coefficients) if known is None else known
-    if a.size == 0 or known is not None and not np.all(np.isfinite(known)):
+    if a.size == 0 or (known is not None and not np.all(np.isfinite(known))):
         raise ValueError(f"coefficients must be finite; got {coefficients!r}.")
     _validate.positive("coefficients[0]", a[0])
     return Workload(a[1:] / a[0], np.zeros(0), a[:1], np.zeros(1))
