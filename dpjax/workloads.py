@@ -6,30 +6,13 @@ parameters of SGD are sums of it. `accounting.correlated.error` measures the one
 other, and `strategies.optimize` makes it small.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
 from dpjax._typing import ArrayLike
-
-
-class Workload(NamedTuple):
-    """x_t = keep_t x_{t−1} + rates_t h_t, h = N(L) / D(L) g, L the shift by one step.
-
-    Attributes:
-      numerator: N without its leading 1, f[k].
-      denominator: D without its leading 1, f[m].
-      rates: f[T], or f[1] for all steps.
-      keep: f[T], or f[1] for all steps: 0 if h is what comes out, 1 if its sums are.
-    """
-
-    numerator: ArrayLike
-    denominator: ArrayLike
-    rates: ArrayLike
-    keep: ArrayLike
+from dpjax._workload import Workload as Workload
 
 
 def prefix_sum(
@@ -147,22 +130,6 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
         raise ValueError(f"coefficients must be finite; got {coefficients!r}.")
     _validate.positive("coefficients[0]", a[0])
     return Workload(a[1:] / a[0], np.zeros(0), a[:1], np.zeros(1))
-
-
-def fits(workload: Workload, num_steps: int) -> Workload:
-    """The workload itself, if it is one for so many steps."""
-    if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
-        raise ValueError(
-            f"workload must be one that dpjax.workloads makes; got {workload!r}."
-        )
-    for name in ("rates", "keep"):
-        size = np.shape(getattr(workload, name))[-1]
-        if size not in (1, num_steps):
-            raise ValueError(
-                f"the workload's {name} must be one number, or one for each of "
-                f"num_steps, {num_steps}; got {size}."
-            )
-    return workload
 
 
 def _decay(decay: ArrayLike) -> np.ndarray | jax.Array:

@@ -84,7 +84,7 @@ def test_training_and_accounting_do_not_import_each_other(path):
         "dpjax._float64",
         "dpjax._former",
         "dpjax._toeplitz",
-        "dpjax.workloads",
+        "dpjax._workload",
         "dpjax.adjacency",
     )
     for name in imports(path):

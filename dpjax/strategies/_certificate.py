@@ -14,7 +14,7 @@ import scipy.linalg
 import scipy.optimize
 import scipy.signal
 
-from dpjax.workloads import Workload
+from dpjax._workload import Workload
 
 # Nuclear norms of matrices of this size are computed; of larger ones bounded.
 _DENSE = 1024

@@ -16,11 +16,11 @@ import scipy.optimize
 from dpjax import _validate
 from dpjax._float64 import scope
 from dpjax._toeplitz import Toeplitz, product
+from dpjax._workload import Workload, fits
 from dpjax.accounting.correlated._error import error, square_error
 from dpjax.accounting.correlated._mu import BOUNDS, Order, mu
 from dpjax.adjacency import Adjacency
 from dpjax.strategies import _certificate, _making
-from dpjax.workloads import Workload, fits
 
 Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
 _ITERATIONS = 300

@@ -7,7 +7,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._float64 import float64
 from dpjax._toeplitz import Toeplitz, checked, series, times
-from dpjax.workloads import Workload, fits
+from dpjax._workload import Workload, fits
 
 
 def square_error(strategy: Toeplitz, workload: Workload, num_steps: int) -> jax.Array:
