@@ -376,11 +376,13 @@ def test_the_examples_of_help_run(said, command):
 def test_the_page_shows_what_is_printed(said, written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/command-line.md").read_text("utf-8")
-    first, second = (part.split("```")[0] for part in page.split("```console\n")[1:])
-    command, printed = first.split("\n", 1)
-    assert said(command.removeprefix("$ python -m dpjax ")) == printed
+    *shown, last = (part.split("```")[0] for part in page.split("```console\n")[1:])
+    assert len(shown) == 2
+    for block in shown:
+        command, printed = block.split("\n", 1)
+        assert said(command.removeprefix("$ python -m dpjax ")) == printed
     record, report = (
-        line.removeprefix("$ python -m dpjax ") for line in second.splitlines()
+        line.removeprefix("$ python -m dpjax ") for line in last.splitlines()
     )
     line, file = record.split(" > ")
     (tmp_path / file).write_text(said(line), "utf-8")
