@@ -122,6 +122,7 @@ def plan(
     _validate.one_of("unit", unit, ("example", "user"))
     mechanism = SAMPLINGS[sampling](n, adjacency)
     factors = noise_schedule, clip_schedule, batch_schedule
+    given["num_examples"] = n
     given["schedule"] = _schedule(mechanism, given, factors)
     sizes = [piece.batch_size for piece in given["schedule"]]
     largest = max(sizes, default=given["batch_size"])
@@ -242,15 +243,30 @@ def _solved(
     if unknown == "epsilon":
         return {**given, unknown: cost(given, room, delta)}
     whole = unknown != "noise_multiplier"
+    start = 1.0 if whole else _about(given, delta)
     found = calibrate.solve(
         lambda x: jnp.asarray(cost({**given, unknown: x}, room, delta)),
         _for_callers(given["epsilon"], "down"),
         increasing=whole,
         integer=whole,
+        start=start,
         upper=room if unknown == "batch_size" else float("inf"),
     )
     solved = {**given, unknown: int(found) if whole else float(found)}
     return {**solved, "epsilon": cost(solved, room, delta)}
+
+
+def _about(given: dict[str, Any], delta: float) -> float:
+    """A noise multiplier to begin with, for steps on samples of a large data set.
+
+    Many of them are about μ-GDP with μ² = T (b / n)² (e^{1/σ²} − 1), and that is (ε, δ)
+    where μ² is about 2 (√(ε + log 1/δ) − √(log 1/δ))².
+    """
+    log = -math.log(delta)
+    mu = math.sqrt(2) * (math.sqrt(given["epsilon"] + log) - math.sqrt(log))
+    rate = given["batch_size"] / given["num_examples"]
+    ratio = mu * mu / (given["num_steps"] * rate * rate)
+    return 1 / math.sqrt(math.log1p(min(max(ratio, 1e-9), 1e9)))
 
 
 def _room(cost: _Cost, solved: dict[str, Any], delta: float, n: int, size: int) -> int:
