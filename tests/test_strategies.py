@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import Adjacency, strategies, workloads
 from dpjax.accounting import correlated
-from dpjax.strategies import _certificate
+from dpjax.strategies import _certificate, _optimize
 
 MADE = {
     "independent": strategies.independent(),
@@ -116,6 +116,27 @@ def test_more_memory_is_no_worse(x64):
     ]
     assert gaps == sorted(gaps, reverse=True)
     assert 1 <= gaps[-1] < 1.03
+
+
+@pytest.mark.parametrize("workload", ["momentum", "momentum_sum", "prefix_sum"])
+def test_one_band_of_the_inverse_is_geometric(workload, x64):
+    """Where a step too far makes coefficients that grow, and the descent stops."""
+    workload = getattr(workloads, workload)(*[0.99] * (workload != "prefix_sum"))
+    asked = {"num_steps": 1000, "steps_per_epoch": 100}
+    one = strategies.optimize("geometric", workload, **asked)
+    other = strategies.optimize("banded_inverse", workload, **asked)
+    np.testing.assert_allclose(other.product, one.product, rtol=1e-5)
+    more = strategies.optimize("banded_inverse", workload, num_vectors=3, **asked)
+    assert more.product < one.product
+
+
+def test_reflection_coefficients_give_coefficients_back(x64):
+    a = np.poly([0.9, 0.5, -0.3, 0.2])[1:]
+    back = _optimize._bands(jnp.asarray(_optimize._free_bands(a)))
+    np.testing.assert_allclose(back, a, rtol=1e-12)
+    x = np.random.default_rng(0).normal(size=(20, 5))
+    for row in x:
+        assert np.all(np.abs(np.roots(np.append(1, _optimize._bands(row)))) < 1)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])

@@ -37,13 +37,34 @@ def _free(distance: np.ndarray) -> np.ndarray:
     return p + np.log(-np.expm1(-p))
 
 
+def _bands(x: jax.Array) -> jax.Array:
+    """Free numbers as the coefficients of a polynomial whose inverse dies away.
+
+    By the Levinson recursion from its reflection coefficients, which are tanh x.
+    """
+    a = jnp.zeros(0)
+    for k in jnp.tanh(x):
+        a = jnp.append(a + k * a[::-1], k)
+    return a
+
+
+def _free_bands(a: np.ndarray) -> np.ndarray:
+    """The free numbers of such coefficients, or of some near them."""
+    x = []
+    while a.size:
+        k = np.clip(a[-1], -0.9999, 0.9999)
+        x.append(np.arctanh(k))
+        a = (a[:-1] - k * a[-2::-1]) / (1 - k * k) if a.size > 1 else a[:0]
+    return np.array(x[::-1])
+
+
 def _strategy(kind: Kind, x: jax.Array) -> Toeplitz:
     """The strategy of a kind with free parameters f[k]."""
     nothing = jnp.zeros(0)
     if kind == "banded":
-        return Toeplitz(x, nothing)
+        return Toeplitz(_bands(x), nothing)
     if kind == "banded_inverse":
-        return Toeplitz(nothing, x)
+        return Toeplitz(nothing, _bands(x))
     zeros, poles = jnp.split(_roots(x), [0 if kind == "geometric" else x.size // 2])
     return Toeplitz(product(zeros), product(poles))
 
@@ -93,7 +114,7 @@ def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndar
             root[k] = (a[k] / a[0] - root[1:k] @ root[k - 1 : 0 : -1]) / 2
         if kind == "banded_inverse":
             root = _certificate.ratio(np.ones(1), root, size + 1)
-        return root[1:]
+        return _free_bands(root[1:])
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
     slowest = np.max(np.append(poles, np.mean(np.asarray(workload.keep))))
     nearest = max(1 - float(slowest), 1 / num_steps)
@@ -207,7 +228,7 @@ def _best(kind: Kind, size: int, workload: Workload, asked: dict[str, Any]) -> T
 def _known(kind: Kind, x: np.ndarray) -> Toeplitz:
     """The strategy that runs, rounded to float32."""
     if kind in ("banded", "banded_inverse"):
-        return getattr(_making, kind)(np.append(1.0, x))
+        return getattr(_making, kind)(np.append(1.0, _bands(jnp.asarray(x))))
     roots = np.asarray(_roots(jnp.asarray(x)))
     if kind == "geometric":
         return _making.geometric(roots[0])
