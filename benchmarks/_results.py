@@ -1,14 +1,15 @@
 """Results as data: what a script measured, on what, with which versions.
 
-A result is a file NAME.json: versions, device, arguments, how times were taken, and
-tables of numbers. A column has a template of `str.format`, by which the script prints
-a cell and `report.py` shows it in a document; a cell of several numbers, as a mean and
-its spread, is a list. What can be measured in parts has a file for each part,
+A result is a file NAME.json: date, versions, device, arguments, how times were taken,
+and tables of numbers. A column has a template of `str.format`, by which the script
+prints a cell and `report.py` shows it in a document; a cell of several numbers, as a
+mean and its spread, is a list. What can be measured in parts has a file for each part,
 NAME.PART.json: measuring one again leaves the others as they are, with the versions of
 their day.
 """
 
 import argparse
+import datetime
 import importlib.metadata
 import importlib.util
 import json
@@ -82,6 +83,7 @@ def write(
     import jax
 
     result = {
+        "date": datetime.date.today().isoformat(),
         "versions": {
             "python": platform.python_version(),
             **{p.replace("_", "-"): importlib.metadata.version(p) for p in packages},

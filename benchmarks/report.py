@@ -140,7 +140,7 @@ def setting(name):
     for part in parts:
         result = read(part)
         versions = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v)
-        where = f"{result['device']}, {result['machine']}."
+        where = f"{result['device']}, {result['machine']}; {result['date']}."
         line = " ".join(
             filter(None, [versions and versions + ";", where, result["times"]])
         )

@@ -72,7 +72,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for path in _linked_files(page):
             if not files.get_file_from_path(f"repository/{path}"):
                 add(f"repository/{path}", abs_src_path=str(ROOT / path))
-    config.nav = _present(config.nav, files)
     return files
 
 
@@ -88,23 +87,6 @@ def _linked_files(page: File) -> list[str]:
         if not path.startswith(("docs/", "..")) and path not in _elsewhere()
         if (ROOT / path).is_file()
     ]
-
-
-def _present(nav: list, files: Files) -> list:
-    """The navigation without pages that are not there, or not yet."""
-    kept = []
-    for item in nav:
-        if isinstance(item, dict):
-            ((title, value),) = item.items()
-            if isinstance(value, list):
-                if value := _present(value, files):
-                    kept.append({title: value})
-                continue
-        else:
-            value = item
-        if files.get_file_from_path(value):
-            kept.append(item)
-    return kept
 
 
 def prose(markdown: str) -> list[str]:

@@ -6,6 +6,7 @@ noise leaves as it is.
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import jax
@@ -62,7 +63,7 @@ def _strategy(kind: Kind, x: jax.Array) -> Toeplitz:
     """The strategy of a kind with free parameters f[k]."""
     nothing = jnp.zeros(0)
     if kind == "banded":
-        return Toeplitz(_bands(x), nothing)
+        return Toeplitz(x, nothing)
     if kind == "banded_inverse":
         return Toeplitz(nothing, _bands(x))
     zeros, poles = jnp.split(_roots(x), [0 if kind == "geometric" else x.size // 2])
@@ -90,8 +91,8 @@ def _value_and_grad(
     return jax.value_and_grad(value)(x)
 
 
-def _descend(x: np.ndarray, *args: Any, **kwargs: Any) -> tuple[np.ndarray, float]:
-    """The free parameters of the least value near a start, and that value."""
+def _descend(x: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+    """The free parameters of the least value near a start."""
 
     def value_and_grad(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = map(np.asarray, _value_and_grad(jnp.asarray(x), *args, **kwargs))
@@ -102,7 +103,7 @@ def _descend(x: np.ndarray, *args: Any, **kwargs: Any) -> tuple[np.ndarray, floa
     found = scipy.optimize.minimize(
         value_and_grad, x, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}
     )
-    return found.x, float(found.fun)
+    return found.x
 
 
 def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndarray:
@@ -112,9 +113,9 @@ def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndar
         root = np.eye(1, size + 1)[0]  # of 1 + a_1 / a_0 L + ..., term by term
         for k in range(1, size + 1):
             root[k] = (a[k] / a[0] - root[1:k] @ root[k - 1 : 0 : -1]) / 2
-        if kind == "banded_inverse":
-            root = _certificate.ratio(np.ones(1), root, size + 1)
-        return _free_bands(root[1:])
+        if kind == "banded":
+            return root[1:]
+        return _free_bands(_certificate.ratio(np.ones(1), root, size + 1)[1:])
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
     slowest = np.max(np.append(poles, np.mean(np.asarray(workload.keep))))
     nearest = max(1 - float(slowest), 1 / num_steps)
@@ -197,38 +198,39 @@ def optimize(
         )
     asked = {"num_steps": num_steps, "n_b": n_b, "order": order}
     with scope():
-        found = _best(kind, size, workload, asked)
-        cost = mu(
-            found,
-            1.0,
-            num_steps=num_steps,
-            steps_per_epoch=n_b,
-            order=order,
-            adjacency=Adjacency.ZERO_OUT,
-        )
-        best = Optimized(*found)
-        best.product = float(cost * error(found, workload, num_steps))
+        found = _candidates(kind, size, workload, asked)
+        best = min(found, key=lambda strategy: strategy.product)
     if all(np.size(x) == 1 for x in workload[2:]):
         best.bound = _certificate.least_product(workload, num_steps, n_b)
     return best
 
 
-def _best(kind: Kind, size: int, workload: Workload, asked: dict[str, Any]) -> Toeplitz:
-    """The best found, with fewer poles where float32 cannot tell so many apart."""
-    start = _start(kind, size, workload, asked["num_steps"])
-    x, _ = _descend(start, workload, kind=kind, **asked)
-    try:
-        return _known(kind, x)
-    except ValueError:
-        if kind != "rational" or size == 1:
-            raise
-    return _best(kind, size - 1, workload, asked)
+def _candidates(
+    kind: Kind, size: int, workload: Workload, asked: dict[str, Any]
+) -> Iterator[Optimized]:
+    """Where the descents end, from one pole on: in float32 more may be worse."""
+    num_steps, n_b, order = (asked[name] for name in ("num_steps", "n_b", "order"))
+    usual = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
+    for fewer in range(1 if kind == "rational" else size, size + 1):
+        start = _start(kind, fewer, workload, num_steps)
+        x = _descend(start, workload, kind=kind, **asked)
+        try:
+            strategy = Optimized(*_known(kind, x))
+        except ValueError:  # float32 puts roots where none may be
+            if fewer == 1:
+                raise
+            continue
+        cost = mu(strategy, 1.0, **usual, adjacency=Adjacency.ZERO_OUT)
+        strategy.product = float(cost * error(strategy, workload, num_steps))
+        yield strategy
 
 
 def _known(kind: Kind, x: np.ndarray) -> Toeplitz:
     """The strategy that runs, rounded to float32."""
-    if kind in ("banded", "banded_inverse"):
-        return getattr(_making, kind)(np.append(1.0, _bands(jnp.asarray(x))))
+    if kind == "banded":
+        return _making.banded(np.append(1.0, x))
+    if kind == "banded_inverse":
+        return _making.banded_inverse(np.append(1.0, _bands(jnp.asarray(x))))
     roots = np.asarray(_roots(jnp.asarray(x)))
     if kind == "geometric":
         return _making.geometric(roots[0])
