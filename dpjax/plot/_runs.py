@@ -44,7 +44,8 @@ def epsilon_by_step(
 
     Privacy: ε is that of `plan.guarantee.at(t)`, at up to 30 steps, or 400 where μ is
     known; between two of them the line is at the later one's, which bounds it. It holds
-    for a t that was chosen without looking at what is not private.
+    for a t that was settled before the run; of one that was chosen by looking at the
+    run only the whole plan's ε holds.
 
     Example:
       >>> import dpjax

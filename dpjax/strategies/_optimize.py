@@ -168,7 +168,8 @@ def optimize(
     Returns:
       A strategy, its coefficients rounded to float32. Its `gap` is proven: no strategy
       at all, of whatever kind and memory, has less than 1 / gap of its error at the
-      same μ, for examples at a fixed place or in orders that allow more.
+      same μ, for examples at a fixed place or in orders that allow more, up to what
+      `accounting.correlated.error` rounds by.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.

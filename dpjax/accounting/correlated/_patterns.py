@@ -74,7 +74,8 @@ def _any_signs(c: jax.Array, n_b: int) -> jax.Array:
     def with_gap(total: jax.Array, k: jax.Array) -> tuple[jax.Array, None]:
         # (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} for t − s = k n_b.
         later = jnp.where(steps < c.size - k * n_b, jnp.roll(c, -k * n_b), 0.0)
-        entry = jnp.abs(jnp.cumsum(c * later)[::-1])
+        # Products of any sign cancel, and sums of T err by T roundings of ‖c‖² each.
+        entry = jnp.abs(jnp.cumsum(c * later)[::-1]) + c.size * ULP * (c @ c)
         entry = jnp.where(steps >= k * n_b, entry, 0.0)
         both = jnp.where(k == 0, 1.0, 2.0)
         return total + both * jnp.sum(_by_epoch(entry, n_b), axis=0), None
