@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from _results import Table
 
 
 class Times(NamedTuple):
@@ -67,6 +69,31 @@ def take_turns(
         )
         for name, taken in calls.items()
     }
+
+
+def steps_in_turn(
+    candidates: Mapping[str, Any], states: dict[str, Any], size: int, rounds: int
+) -> Table:
+    """Times of a step of each transformation over the first one's, state donated."""
+    gradient, functions = jnp.ones(size), {}
+    for name, tx in candidates.items():
+        update = jax.jit(tx.update, donate_argnums=1)
+
+        def step(name=name, update=update):
+            out, states[name] = update(gradient, states[name])
+            return out, states[name]
+
+        step()  # what comes out may be of other types than what went in
+        functions[name] = step
+    times = take_turns(functions, rounds=rounds)
+    base = next(iter(times.values())).median
+    columns = {"transformation": "{}", "ms": "{:.3g}", "least": "{:.3g}"}
+    columns |= {"most": "{:.3g}", "over independent": "{:.2f}"}
+    rows = [
+        [name, 1e3 * t.median, 1e3 * t.least, 1e3 * t.most, t.median / base]
+        for name, t in times.items()
+    ]
+    return Table("step", columns, rows)
 
 
 def said(rounds: int, seconds: float | None = None) -> str:

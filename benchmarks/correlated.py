@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _results import OURS, Table, parser, print_tables, require, write
-from _timing import said, take_turns
+from _timing import said, steps_in_turn
 from scipy.linalg import toeplitz
 
 import dpjax
@@ -186,26 +186,8 @@ def step_time(size):
         "rational, 1 vector": dpjax.correlated_noise(one, 1.3, **given),
         "tree_momentum, stored": dpjax.tree_momentum(0.9, 1.3, **given),
     }
-    states, functions = {}, {}
-    for name, tx in candidates.items():
-        states[name] = tx.init(gradient)
-        update = jax.jit(tx.update, donate_argnums=1)
-
-        def step(name=name, update=update):
-            out, states[name] = update(gradient, states[name])
-            return out, states[name]
-
-        step()  # what comes out may be of other types than what went in
-        functions[name] = step
-    times = take_turns(functions, rounds=ROUNDS)
-    base = times["add_gaussian_noise"].median
-    columns = {"transformation": "{}", "ms": "{:.3g}", "least": "{:.3g}"}
-    columns |= {"most": "{:.3g}", "over independent": "{:.2f}"}
-    rows = [
-        [name, 1e3 * t.median, 1e3 * t.least, 1e3 * t.most, t.median / base]
-        for name, t in times.items()
-    ]
-    return Table("step", columns, rows)
+    states = {name: tx.init(gradient) for name, tx in candidates.items()}
+    return steps_in_turn(candidates, states, size, ROUNDS)
 
 
 def main():

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _results import Table, parser, print_tables, write
-from _timing import compiled, said, take_turns
+from _timing import compiled, said, steps_in_turn, take_turns
 
 from dpjax import Adjacency, add_gaussian_noise, tree, tree_momentum
 from dpjax.accounting.tree import momentum_mu
@@ -86,28 +86,10 @@ def step_time(size):
             0.99, 1.3, num_steps=4096, key=KEY, buffer="regenerate"
         ),
     }
-    states, functions = {}, {}
-    for name, tx in candidates.items():
-        states[name] = tx.init(gradient)
-        if name != "add_gaussian_noise":  # a stretch of steps with typical bit counts
-            states[name] = states[name]._replace(step=jnp.asarray(FIRST_STEP))
-        update = jax.jit(tx.update, donate_argnums=1)
-
-        def step(name=name, update=update):
-            out, states[name] = update(gradient, states[name])
-            return out, states[name]
-
-        step()  # what comes out may be of other types than what went in
-        functions[name] = step
-    times = take_turns(functions, rounds=ROUNDS)
-    base = times["add_gaussian_noise"].median
-    columns = {"transformation": "{}", "ms": "{:.3g}", "least": "{:.3g}"}
-    columns |= {"most": "{:.3g}", "over independent": "{:.1f}"}
-    rows = [
-        [name, 1e3 * t.median, 1e3 * t.least, 1e3 * t.most, t.median / base]
-        for name, t in times.items()
-    ]
-    return Table("step", columns, rows)
+    states = {name: tx.init(gradient) for name, tx in candidates.items()}
+    for name in list(states)[1:]:  # a stretch of steps with typical bit counts
+        states[name] = states[name]._replace(step=jnp.asarray(FIRST_STEP))
+    return steps_in_turn(candidates, states, size, ROUNDS)
 
 
 def measured_variance():

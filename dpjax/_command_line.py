@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from dpjax._command_line_report import report
 from dpjax._plan import Plan, plan
-from dpjax._plan.guarantee import _up as up
+from dpjax._plan.guarantee import up
 from dpjax._plan.mechanisms import SAMPLINGS
 from dpjax.adjacency import Adjacency
 

@@ -176,13 +176,13 @@ class RunGuarantee:
     def __str__(self) -> str:
         """What a paper must state."""
         found = self.record()
-        gdp = "" if found["mu"] is None else f" ({_up(found['mu'], 4)}-GDP)"
+        gdp = "" if found["mu"] is None else f" ({up(found['mu'], 4)}-GDP)"
         rates = ", ".join(
-            f"{_up(power, 4)} at a false-positive rate of {alpha}"
+            f"{up(power, 4)} at a false-positive rate of {alpha}"
             for alpha, power in found["attack_true_positive_rate_at_most"].items()
         )
         return (
-            f"({_up(found['epsilon'])}, {found['delta']})-differential privacy"
+            f"({up(found['epsilon'])}, {found['delta']})-differential privacy"
             f"{gdp} where "
             f"{found['adjacency_means']} ({found['adjacency']}), for "
             f"{found['released']}.\n"
@@ -241,7 +241,7 @@ def _noise(plan: "Plan") -> str:
     return words
 
 
-def _up(x: float, decimals: int = 3) -> str:
+def up(x: float, decimals: int = 3) -> str:
     """So many decimals, rounded up."""
     if x == math.inf:
         return "∞"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpjax._plan.guarantee import _up as up
+from dpjax._plan.guarantee import up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
