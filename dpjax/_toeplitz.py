@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
 from dpjax._typing import ArrayLike
 
 
@@ -41,27 +40,24 @@ class Toeplitz(NamedTuple):
         """
         return series(self.denominator, self.numerator, n)
 
+    def matrix(self, n: int) -> jax.Array:
+        """C over n steps, f[n, n]."""
+        return lower(self.coefficients(n))
+
+    def inverse_matrix(self, n: int) -> jax.Array:
+        """C⁻¹ over n steps, f[n, n]."""
+        return lower(self.inverse_coefficients(n))
+
     @property
     def num_vectors(self) -> int:
         """How many vectors of the parameters' size the noise carries along."""
         return max(np.shape(x)[-1] for x in self)
 
 
-def checked(strategy: Toeplitz, num_steps: int) -> Toeplitz:
-    """The strategy itself, if it is one for so many steps."""
-    if not isinstance(strategy, Toeplitz) or not all(np.ndim(x) for x in strategy):
-        raise ValueError(
-            f"strategy must be one that dpjax.strategies makes; got {strategy!r}."
-        )
-    for x in map(_validate.concrete, strategy):
-        if x is not None and not np.issubdtype(x.dtype, np.floating):
-            raise ValueError(f"strategy must have real coefficients; got {strategy!r}.")
-    if strategy.num_vectors > num_steps:
-        raise ValueError(
-            f"strategy must have at most num_steps, {num_steps}, coefficients after "
-            f"its leading ones; got {strategy.num_vectors}."
-        )
-    return strategy
+def lower(c: jax.Array) -> jax.Array:
+    """The lower-triangular matrix of coefficients f[n], f[n, n]."""
+    lag = np.subtract.outer(np.arange(c.size), np.arange(c.size))
+    return jnp.where(lag >= 0, c[np.maximum(lag, 0)], 0.0)
 
 
 def times(p: ArrayLike, q: ArrayLike) -> jax.Array:

@@ -4,16 +4,15 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from dpjax import _validate
+from dpjax import _correlating, _validate
 from dpjax._dtypes import at_least_float32, widen
 from dpjax._keys import stream
 from dpjax._limit import refuse_past_the_end
 from dpjax._outward import upward
 from dpjax._placement import zeros_like
-from dpjax._toeplitz import Toeplitz, checked
+from dpjax._strategy import Strategy, checked
 from dpjax._typing import ArrayLike, Key, Tree
 from dpjax.noise import gaussian_like
 
@@ -26,7 +25,7 @@ class CorrelatedNoiseState(NamedTuple):
     Attributes:
       step: steps done, i[].
       memory: what the noise to come remembers, f[m, ...] a leaf, in float32 at least;
-        () for "regenerate".
+        () where it remembers nothing, as for "regenerate".
       key: the typed key that every step's draw is folded from.
       stddev: the noise standard deviation, which must not change during a run.
     """
@@ -38,7 +37,7 @@ class CorrelatedNoiseState(NamedTuple):
 
 
 def correlated_noise(
-    strategy: Toeplitz,
+    strategy: Strategy,
     stddev: ArrayLike,
     *,
     num_steps: int,
@@ -58,10 +57,11 @@ def correlated_noise(
       num_steps: T, the number of steps that the guarantee is for; static.
       key: one typed key, as `dpjax.random_key` makes. A stream of its own goes into
         the state; a key serves one transformation and one run.
-      buffer: "stored" keeps `strategy.num_vectors` vectors and draws one Gaussian a
-        step; "regenerate", for strategies whose C⁻¹ is banded (`geometric`,
-        `banded_inverse`), keeps none and draws those of earlier steps again. The same
-        key gives the same noise either way, up to rounding.
+      buffer: "stored" keeps `strategy.num_vectors` vectors (⌊log₂ T⌋ for a tree) and
+        draws one Gaussian a step; "regenerate", for strategies whose C⁻¹ is banded
+        (`geometric`, `banded_inverse`) and the tree, keeps none and draws those of
+        earlier steps again. The same key gives the same noise either way, up to
+        rounding.
 
     Returns:
       An optax transformation. Sums and noise are kept in float32 at least; the result
@@ -103,25 +103,21 @@ def correlated_noise(
     _validate.scalar("stddev", stddev)
     _validate.nonnegative("stddev", stddev)
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    numerator, denominator = _known(checked(strategy, num_steps))
     _validate.typed_key("key", key)
     _validate.one_of("buffer", buffer, ("stored", "regenerate"))
     if num_steps >= 2**31 - 1:
         raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
-    if buffer == "regenerate" and numerator.size:
-        raise ValueError(
-            "buffer must be 'stored' for a strategy whose C⁻¹ is not banded; got "
-            f"{buffer!r} and numerator {numerator!r}."
-        )
-    louder, order = upward("stddev", stddev), strategy.num_vectors
+    make = _correlating.stored if buffer == "stored" else _correlating.regenerated
+    recipe = make(checked(strategy, num_steps), num_steps)
+    louder = upward("stddev", stddev)
 
     def init(params: Tree) -> CorrelatedNoiseState:
         def room(p: jax.Array) -> jax.Array:
-            return zeros_like(p, at_least_float32(jnp.result_type(p)), (order,))
+            return zeros_like(p, at_least_float32(jnp.result_type(p)), (recipe.rows,))
 
         return CorrelatedNoiseState(
             step=jnp.zeros((), jnp.int32),
-            memory=jax.tree.map(room, params) if buffer == "stored" else (),
+            memory=jax.tree.map(room, params) if recipe.rows else (),
             key=stream(key, "correlated noise"),
             # A copy: the original may be donated with the state around this one.
             stddev=jnp.array(louder, jnp.float32, copy=True),
@@ -134,10 +130,15 @@ def correlated_noise(
         refuse_past_the_end(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
         wide = widen(updates)
-        if buffer == "stored":
-            noise, memory = _stored(state, step, wide, numerator, denominator)
-        else:
-            noise, memory = _regenerated(state, step, wide, denominator), ()
+        if recipe.rows:
+            jax.tree.map(_same_shape, wide, state.memory)
+
+        def draw(step: jax.Array) -> Tree:
+            """z_t times stddev, from a key of the step's own."""
+            key = jax.random.fold_in(state.key, step)
+            return gaussian_like(key, wide, state.stddev)
+
+        noise, memory = recipe.noise(draw, step, state.memory)
         promised = (step <= num_steps) & (state.stddev == louder)
         refusal = jnp.where(promised, 0.0, jnp.nan)
         private = jax.tree.map(
@@ -153,79 +154,9 @@ def correlated_noise(
     return optax.GradientTransformation(init, update)
 
 
-def _known(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
-    """The strategy's two polynomials, as accountants have them: known, in float32."""
-    known: list[np.ndarray] = []
-    for name, given in zip(Toeplitz._fields, strategy, strict=True):
-        x = _validate.concrete(given)
-        if x is None or x.ndim != 1:
-            raise ValueError(
-                f"the strategy's {name} must be a known vector; got {x!r}."
-            )
-        if not np.all(np.isfinite(x) & (x.astype(np.float32) == x)):
-            raise ValueError(
-                f"the strategy's {name} must be finite numbers that float32 holds, as "
-                f"dpjax.strategies rounds them; got {x!r}."
-            )
-        known.append(x)
-    numerator, denominator = known
-    return numerator, denominator
-
-
-def _draw(state: CorrelatedNoiseState, step: jax.Array, tree: Tree) -> Tree:
-    """The draw z_t times stddev, from a key of the step's own."""
-    return gaussian_like(jax.random.fold_in(state.key, step), tree, state.stddev)
-
-
-def _stored(
-    state: CorrelatedNoiseState,
-    step: jax.Array,
-    tree: Tree,
-    numerator: np.ndarray,
-    denominator: np.ndarray,
-) -> tuple[Tree, Tree]:
-    """(C⁻¹z)_t and the memory after it.
-
-    y = D(L) / N(L) z by the transposed direct form II: y_t = z_t + s_1, and then s_k
-    becomes s_{k+1} + d_k z_t − n_k y_t.
-    """
-    z = _draw(state, step, tree)
-    order = max(numerator.size, denominator.size)
-    if not order:
-        return z, state.memory
-    n, d = (np.pad(x, (0, order - x.size)) for x in (numerator, denominator))
-
-    def output(z: jax.Array, memory: jax.Array) -> jax.Array:
-        if z.shape != memory.shape[1:]:
-            raise ValueError(
-                "updates must have the shapes of what init was given; got "
-                f"{z.shape} for {memory.shape[1:]}."
-            )
-        return z + memory[0]
-
-    def remember(z: jax.Array, y: jax.Array, memory: jax.Array) -> jax.Array:
-        column = (order,) + (1,) * z.ndim
-        d_k, n_k = (x.reshape(column).astype(z.dtype) for x in (d, n))
-        moved = jnp.concatenate([memory[1:], jnp.zeros_like(memory[:1])])
-        return (moved + d_k * z[None] - n_k * y[None]).astype(memory.dtype)
-
-    y = jax.tree.map(output, z, state.memory)
-    return y, jax.tree.map(remember, z, y, state.memory)
-
-
-def _regenerated(
-    state: CorrelatedNoiseState, step: jax.Array, tree: Tree, denominator: np.ndarray
-) -> Tree:
-    """(C⁻¹z)_t = z_t + Σ_k d_k z_{t−k}, with all draws made again."""
-    weights = jnp.asarray([1.0, *denominator], jnp.float32)
-
-    def add(k: jax.Array, noise: Tree) -> Tree:
-        weight = jnp.where(k < step, weights[k], 0.0)
-        return jax.tree.map(
-            lambda y, z: y + weight.astype(z.dtype) * z,
-            noise,
-            _draw(state, step - k, tree),
+def _same_shape(update: jax.Array, memory: jax.Array) -> None:
+    if update.shape != memory.shape[1:]:
+        raise ValueError(
+            "updates must have the shapes of what init was given; got "
+            f"{update.shape} for {memory.shape[1:]}."
         )
-
-    noise = _draw(state, step, tree)
-    return jax.lax.fori_loop(1, denominator.size + 1, add, noise)

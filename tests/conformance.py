@@ -44,6 +44,18 @@ TRANSFORMATIONS = {
     "correlated_noise, regenerated": lambda key: dpjax.correlated_noise(
         strategies.geometric(0.8), 1.7, num_steps=9, key=key, buffer="regenerate"
     ),
+    "correlated_noise, scaled": lambda key: dpjax.correlated_noise(
+        strategies.scaled(strategies.rational([0.2], [0.9]), np.linspace(0.5, 3, 9)),
+        1.7,
+        num_steps=9,
+        key=key,
+    ),
+    "correlated_noise, tree": lambda key: dpjax.correlated_noise(
+        strategies.tree(0.8), 1.7, num_steps=9, key=key
+    ),
+    "correlated_noise, tree regenerated": lambda key: dpjax.correlated_noise(
+        strategies.tree(0.8), 1.7, num_steps=9, key=key, buffer="regenerate"
+    ),
     "dp_sgd": lambda key: dpjax.dp_sgd(0.1, **_MEAN, key=key, momentum=0.9),
     "dp_adam": lambda key: dpjax.dp_adam(0.1, **_MEAN, key=key),
     "dp_adamw": lambda key: dpjax.dp_adamw(0.1, **_MEAN, key=key),

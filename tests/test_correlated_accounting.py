@@ -50,9 +50,9 @@ def patterns(order, num_steps, n_b):
     return list(apart(0))
 
 
-def brute_force(coefficients, order, num_steps, n_b):
-    """max_π Σ |(CᵀC)_st|."""
-    c = matrix(coefficients)
+def brute_force(c, order, num_steps, n_b):
+    """max_π Σ |(CᵀC)_st|, C being a matrix, or a Toeplitz one's coefficients."""
+    c = matrix(c) if c.ndim == 1 else np.asarray(c)
     gram = np.abs(c.T @ c)
     groups = {}
     for pattern in patterns(order, num_steps, n_b):
@@ -88,6 +88,54 @@ def test_no_pattern_moves_more_and_the_bounds_are_close(name, shape, x64):
         monotone = np.all(np.diff(c) <= 0) and np.all(c >= 0)
         tight = order == "fixed" or (order == "separated" and monotone)
         assert bound <= exact * (1 + 1e-9 if tight else slack if monotone else 1.3)
+
+
+# And how far above the brute force a bound may be, where an epoch has one column's
+# length, and where columns have any.
+FACTORS = np.exp(np.random.default_rng(5).normal(size=38))
+SCALED = {
+    "independent": strategies.independent(),
+    "geometric": strategies.geometric(0.6),
+    "two poles": strategies.rational([0.5, 0.8], [0.7, 0.99]),
+    "signed": strategies.banded([1.0, -0.6, 0.3, -0.1]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", SCALED)
+def test_no_pattern_moves_scaled_columns_more(name, shape, x64):
+    num_steps, n_b = shape
+    factors = FACTORS[:num_steps]
+    by_epoch = np.repeat(factors, n_b)[:num_steps]
+    for columns, slack in ((factors, 1e-9), (by_epoch, 0.1)):
+        strategy = strategies.scaled(SCALED[name], columns)
+        c = strategy.matrix(num_steps)
+        np.testing.assert_allclose(
+            c @ strategy.inverse_matrix(num_steps), np.eye(num_steps), atol=1e-12
+        )
+        for order in ("fixed", "reshuffled", "separated"):
+            exact = brute_force(c, order, num_steps, n_b) / 2.5
+            bound = mu(strategy, 2.5, order=order, num_steps=num_steps, n_b=n_b)
+            assert bound >= exact * (1 - 1e-15)
+            tight = order == "fixed" or (order == "reshuffled" and slack == 0.1)
+            assert not tight or bound <= exact * (1 + slack)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.75, 0.984375])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_pattern_moves_a_tree_more(decay, shape, x64):
+    num_steps, n_b = shape
+    strategy = strategies.tree(decay)
+    c = strategy.matrix(num_steps)
+    np.testing.assert_allclose(
+        c @ strategy.inverse_matrix(num_steps), np.eye(num_steps), atol=1e-12
+    )
+    for order, slack in (("fixed", 1e-12), ("reshuffled", 0.1)):
+        exact = brute_force(c, order, num_steps, n_b) / 2.5
+        bound = mu(strategy, 2.5, order=order, num_steps=num_steps, n_b=n_b)
+        assert exact * (1 - 1e-15) <= bound <= exact * (1 + slack)
+    with pytest.raises(ValueError, match="order"):
+        mu(strategy, order="separated", num_steps=num_steps, n_b=n_b)
 
 
 def test_without_correlation_it_is_composition(x64):
@@ -217,6 +265,10 @@ def test_what_is_out_of_range():
     assert jax.jit(lambda s: mu(geometric, s, **usual))(-1.0) == np.inf
     assert jax.jit(lambda s: mu(geometric, s, **usual))(np.nan) == np.inf
     assert mu(geometric, np.inf, **usual) == 0
+    scaled = strategies.scaled(geometric, np.ones(9))
+    for use in (mu, lambda x, **_: correlated.error(x, workloads.prefix_sum(), 10)):
+        with pytest.raises(ValueError, match="factor"):
+            use(scaled, **usual)
     growing = strategies.banded_inverse([1.0, -1e30])
     assert mu(growing, 1.0, **usual) == np.inf
 
@@ -268,6 +320,21 @@ def test_the_error_is_that_of_the_matrices(name, x64):
     for strategy, _ in (STRATEGIES[x] for x in ("slow", "two poles", "signed")):
         noise = np.linalg.inv(matrix(strategy.coefficients(37)))
         want = np.linalg.norm(dense @ noise) / np.sqrt(37)
+        got = correlated.error(strategy, workload, 37)
+        np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_error_of_others_is_that_of_the_matrices(name, x64):
+    workload, dense = WORKLOADS[name]
+    made = [strategies.scaled(shape, FACTORS[:37]) for shape in SCALED.values()]
+    if all(np.size(x) == 1 for x in workload[2:]):
+        made += [strategies.tree(0.0), strategies.tree(0.875)]
+    else:
+        with pytest.raises(ValueError, match="workload"):
+            correlated.error(strategies.tree(0.875), workload, 37)
+    for strategy in made:
+        want = np.linalg.norm(dense @ strategy.inverse_matrix(37)) / np.sqrt(37)
         got = correlated.error(strategy, workload, 37)
         np.testing.assert_allclose(got, want, rtol=1e-9)
 

@@ -7,7 +7,7 @@ import pytest
 
 import dpjax
 from dpjax import strategies
-from dpjax._toeplitz import Toeplitz
+from dpjax.strategies import Scaled, Toeplitz, Tree
 
 NUM_STEPS = 12
 STDDEV = 2.5
@@ -18,8 +18,10 @@ STRATEGIES = {
     "two poles": strategies.rational([0.3, 0.5], [0.8, 0.95]),
     "banded": strategies.banded([1.0, 0.5, 0.2]),
     "inverse": strategies.banded_inverse([1.0, -0.5, -0.1]),
+    "scaled": strategies.scaled(strategies.geometric(0.7), np.linspace(0.5, 3.0, 12)),
+    "tree": strategies.tree(0.8),
 }
-REGENERATED = ("independent", "geometric", "inverse")
+REGENERATED = ("independent", "geometric", "inverse", "scaled", "tree")
 KEY = jax.random.key(3)
 
 
@@ -45,9 +47,7 @@ def test_its_covariance_is_that_of_the_inverse(name):
     """
     draws = 40_000
     _, noise = run(make(name), {"a": jnp.ones(draws), "b": jnp.ones(draws)})
-    c = np.asarray(STRATEGIES[name].coefficients(NUM_STEPS), np.float64)
-    matrix = sum(np.diag(np.full(NUM_STEPS - k, x), -k) for k, x in enumerate(c))
-    inverse = np.linalg.inv(matrix)
+    inverse = np.linalg.inv(np.asarray(STRATEGIES[name].matrix(NUM_STEPS), np.float64))
     want = STDDEV**2 * inverse @ inverse.T
     a, b = (np.asarray(noise[x], np.float64) - 1 for x in "ab")
     scale = np.sqrt(np.outer(np.diag(want), np.diag(want)) * 2 / draws)
@@ -66,11 +66,22 @@ def test_stored_and_regenerated_noise_are_the_same(name):
         lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-5), stored, drawn
     )
     assert jax.tree.leaves(again.memory) == []
-    order = STRATEGIES[name].num_vectors
-    assert {x.shape[0] for x in jax.tree.leaves(state.memory)} == {order}
+    rows = {"independent": set(), "inverse": {2}, "tree": {3}}.get(name, {1})
+    assert {x.shape[0] for x in jax.tree.leaves(state.memory)} == rows
 
 
-@pytest.mark.parametrize("name", ["geometric", "two poles"])
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 16])
+def test_the_tree_at_any_length(num_steps):
+    """Stored noise against the draws z and C⁻¹, for one key."""
+    tx = make("tree", num_steps=num_steps)
+    _, noise = run(tx, jnp.zeros(5), length=num_steps)
+    # The draws are those of independent noise.
+    _, z = run(make("independent", num_steps=num_steps), jnp.zeros(5), length=num_steps)
+    inverse = STRATEGIES["tree"].inverse_matrix(num_steps)
+    np.testing.assert_allclose(noise, inverse @ z, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["geometric", "two poles", "scaled", "tree"])
 def test_a_run_in_two_parts_is_the_run(name):
     tx, sums = make(name), jnp.ones(9)
     _, whole = run(tx, sums)
@@ -106,8 +117,9 @@ def test_it_ends_where_the_guarantee_ends():
     assert np.isnan(tx.update(sums, louder)[0]).all()
 
 
-def test_updates_have_the_shapes_of_the_parameters():
-    tx = make("geometric")
+@pytest.mark.parametrize("name", ["geometric", "tree"])
+def test_updates_have_the_shapes_of_the_parameters(name):
+    tx = make(name)
     with pytest.raises(ValueError, match="shapes"):
         tx.update(jnp.ones((2, 3)), tx.init(jnp.ones(3)))
 
@@ -135,6 +147,16 @@ def test_wider_updates_leave_the_state_as_it_was(x64):
         (Toeplitz(np.array([0.1]), np.zeros(0)), {}, "float32"),
         (Toeplitz(np.array([np.nan]), np.zeros(0)), {}, "float32"),
         (Toeplitz(np.zeros((1, 1)), np.zeros(0)), {}, "vector"),
+        (strategies.scaled(strategies.geometric(0.5), [1.0, 2.0]), {}, "num_steps"),
+        (Scaled(strategies.geometric(0.5), np.full(12, 0.1)), {}, "float32"),
+        (Scaled(strategies.geometric(0.5), np.zeros(12)), {}, "factors"),
+        (Tree(np.float64(0.1)), {}, "float32"),
+        (Tree(1.5), {}, "decay"),
+        (
+            strategies.scaled(strategies.rational([0.3], [0.9]), np.ones(12)),
+            {"buffer": "regenerate"},
+            "buffer",
+        ),
     ],
 )
 def test_what_is_refused(strategy, changed, named):

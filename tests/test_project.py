@@ -83,6 +83,7 @@ def test_training_and_accounting_do_not_import_each_other(path):
         "dpjax._validate",
         "dpjax._float64",
         "dpjax._former",
+        "dpjax._strategy",
         "dpjax._toeplitz",
         "dpjax._workload",
         "dpjax.adjacency",

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.signal
 
 from dpjax import Adjacency, strategies, workloads
 from dpjax.accounting import correlated
@@ -57,6 +58,14 @@ def test_both_paths_see_the_same_numbers(name):
         (lambda: strategies.geometric(1 - 1e-12), "decay"),  # 1 in float32
         (lambda: strategies.geometric(np.nan), "decay"),
         (lambda: strategies.geometric([0.5]), "decay"),
+        (lambda: strategies.tree(1.0), "decay"),
+        (lambda: strategies.tree(1 - 1e-12), "decay"),
+        (lambda: strategies.tree([0.5]), "decay"),
+        (lambda: strategies.scaled(strategies.tree(0.5), [1.0]), "strategy"),
+        (lambda: strategies.scaled(strategies.geometric(0.5), [0.0]), "factors"),
+        (lambda: strategies.scaled(strategies.geometric(0.5), []), "factors"),
+        (lambda: strategies.scaled(strategies.geometric(0.5), [np.nan]), "factors"),
+        (lambda: strategies.scaled(strategies.geometric(0.5), [1e9]), "factors"),
         (lambda: strategies.rational([0.5], [1.0]), "poles"),
         (lambda: strategies.rational([-1.5], [0.5]), "zeros"),
         (lambda: strategies.rational([0.5], [0.5, 0.2]), "poles"),
@@ -247,3 +256,115 @@ def test_diagonals_are_summed_as_they_are():
     ):
         want = [np.trace(dense, -lag) for lag in range(-11, 12)]
         np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+# --- noise that varies
+
+NUM_STEPS, N_B = 60, 12
+
+
+def product_of(strategy, workload, order):
+    cost = correlated.mu(
+        strategy,
+        1.0,
+        num_steps=NUM_STEPS,
+        steps_per_epoch=N_B,
+        order=order,
+        adjacency=Adjacency.ZERO_OUT,
+    )
+    return float(cost * correlated.error(strategy, workload, NUM_STEPS))
+
+
+FALLING = np.cos(np.linspace(0, 1.5, NUM_STEPS)) ** 2
+SCHEDULES = {
+    "momentum": workloads.momentum(0.9, learning_rates=FALLING),
+    "sums": workloads.momentum_sum(0.8, learning_rates=FALLING),
+    "sums at one rate": workloads.momentum_sum(0.8),
+    "no rate at first": workloads.momentum(0.5, learning_rates=1 - FALLING),
+}
+
+
+@pytest.mark.parametrize("order", ["fixed", "reshuffled"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_other_schedule_is_better_for_independent_noise(name, order, x64):
+    """Against a descent without derivatives of ours, from the answer and elsewhere."""
+    workload, shape = SCHEDULES[name], strategies.independent()
+    a = np.asarray(dense(workload, NUM_STEPS))
+    w = np.sum(a**2, axis=0)
+    epochs = NUM_STEPS // N_B
+
+    def square(s):
+        """Of error times sensitivity, for columns f[E, n_b] or f[E, 1]."""
+        moved = np.max(np.sum(s**2, axis=0))
+        return np.sum(w.reshape(epochs, N_B) / s**2) / NUM_STEPS * moved
+
+    found = strategies.scheduled(
+        shape, workload, num_steps=NUM_STEPS, steps_per_epoch=N_B, order=order
+    )
+    s = 1 / found.factors.reshape(epochs, N_B)
+    best = product_of(found, workload, order)
+    np.testing.assert_allclose(best, np.sqrt(square(s)), rtol=1e-9)
+    # The dual: for multipliers λ_r of the places, Σ_t 2 √(w_t λ_r) is below them all.
+    if order == "fixed":
+        by_place = np.sum(np.sqrt(w.reshape(epochs, N_B)), axis=0)
+        bound = np.sum(by_place**2) / NUM_STEPS
+    else:
+        bound = np.sum(np.sqrt(w.reshape(epochs, N_B).sum(1))) ** 2 / NUM_STEPS
+    np.testing.assert_allclose(best, np.sqrt(bound), rtol=1e-5)
+    assert best <= product_of(shape, workload, order) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("order", ["fixed", "reshuffled"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_help_shaped_noise(name, order, x64):
+    workload = SCHEDULES[name]
+    given = {"num_steps": NUM_STEPS, "steps_per_epoch": N_B, "order": order}
+    shape = strategies.optimize("rational", workload, **given)
+    found = strategies.scheduled(shape, workload, **given)
+    best = product_of(found, workload, order)
+    # At one rate there is little to win; where rates fall, a tenth at least.
+    assert best <= product_of(shape, workload, order) * (1 if "one" in name else 0.9)
+    # No direction in which all factors of an epoch or of a place grow is better.
+    factors = found.factors.reshape(-1, N_B)
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        moved = factors * (1 + 0.05 * rng.normal(size=(factors.shape[0], 1)))
+        other = strategies.scaled(shape, moved.ravel())
+        assert product_of(other, workload, order) >= best * (1 - 1e-3)
+    np.testing.assert_allclose(np.mean(found.factors**-2), 1, rtol=1e-6)
+
+
+def dense(workload, num_steps):
+    """A, row by row from its definition."""
+    top, bottom = (np.append(1.0, np.asarray(x)) for x in workload[:2])
+    h = scipy.signal.lfilter(top, bottom, np.eye(num_steps), axis=0)
+    rows, now = [], np.zeros(num_steps)
+    rates, keep = (np.broadcast_to(x, num_steps) for x in workload[2:])
+    for row, rate, k in zip(h, rates, keep, strict=True):
+        now = k * now + rate * row
+        rows.append(now)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"strategy": strategies.tree(0.5)}, "strategy"),
+        ({"strategy": None}, "strategy"),
+        ({"workload": workloads.momentum(0.5, learning_rates=0.0)}, "rate"),
+        ({"workload": workloads.momentum(0.5, learning_rates=np.ones(9))}, "num_steps"),
+        ({"order": "separated"}, "order"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch"),
+    ],
+)
+def test_what_has_no_schedule(changed, match):
+    given = {
+        "strategy": strategies.geometric(0.5),
+        "workload": workloads.momentum(0.5),
+        "num_steps": 10,
+        "steps_per_epoch": 5,
+        **changed,
+    }
+    with pytest.raises(ValueError, match=match):
+        strategies.scheduled(given.pop("strategy"), given.pop("workload"), **given)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._strategy import LEAST, MOST, Scaled, Tree
 from dpjax._toeplitz import Toeplitz, product
 from dpjax._typing import ArrayLike
 
@@ -109,6 +110,67 @@ def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
       [1.    0.5   0.25  0.125]
     """
     return Toeplitz(np.zeros(0), _after_one("coefficients", coefficients))
+
+
+def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
+    """The noise of a Toeplitz strategy, in step t factors[t] times as much.
+
+    Args:
+      strategy: a Toeplitz strategy.
+      factors: f[T], from 2**-20 to 2**20, one for each step of the run. `scheduled`
+        finds the best for a workload.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> print(scaled(geometric(0.5), [1.0, 2.0, 4.0]).inverse_matrix(3))
+      [[ 1.  0.  0.]
+       [-1.  2.  0.]
+       [ 0. -2.  4.]]
+    """
+    if not isinstance(strategy, Toeplitz):
+        raise ValueError(f"strategy must be a Toeplitz strategy; got {strategy!r}.")
+    known = _validate.real_vector("factors", factors)
+    if known is None:
+        return Scaled(strategy, jnp.asarray(factors))
+    rounded = _rounded(known)
+    if rounded.size == 0 or not np.all((rounded >= LEAST) & (rounded <= MOST)):
+        raise ValueError(f"factors must be from 2**-20 to 2**20; got {factors!r}.")
+    return Scaled(strategy, rounded)
+
+
+def tree(decay: ArrayLike) -> Tree:
+    """The binary tree's noise, for momentum that fades by decay.
+
+    `optax.trace` or any other momentum of that decay behind it carries the noise that
+    `dpjax.tree_momentum` adds; ⌊log₂ T⌋ vectors are stored, or none and on average one
+    more is drawn in each step.
+
+    Args:
+      decay: the momentum coefficient β, f[], in [0, 1).
+
+    Raises:
+      ValueError: decay is outside [0, 1).
+
+    Reference: Tran and Cutkosky (2022), Algorithm 1.
+
+    Example:
+      >>> print(tree(0.5).matrix(4))
+      [[1.    0.    0.    0.   ]
+       [0.5   1.    0.    0.   ]
+       [0.    0.    1.    0.   ]
+       [0.125 0.25  0.5   1.   ]]
+    """
+    _validate.scalar("decay", decay)
+    _validate.decay("decay", decay)
+    known = _validate.concrete(decay)
+    if known is None:
+        return Tree(jnp.asarray(decay))
+    rounded = _rounded(known)
+    if rounded == 1:
+        raise ValueError(f"decay must be below 1 in float32, too; got {decay!r}.")
+    return Tree(rounded)
 
 
 def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:

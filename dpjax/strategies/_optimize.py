@@ -12,19 +12,19 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
 
 from dpjax import _validate
 from dpjax._float64 import scope
 from dpjax._toeplitz import Toeplitz, product
 from dpjax._workload import Workload, fits
+from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import error, square_error
-from dpjax.accounting.correlated._mu import BOUNDS, Order, mu
+from dpjax.accounting.correlated._mu import WORST, Order, mu
 from dpjax.adjacency import Adjacency
 from dpjax.strategies import _certificate, _making
+from dpjax.strategies._descent import least
 
 Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
-_ITERATIONS = 300
 
 
 def _roots(x: jax.Array) -> jax.Array:
@@ -84,26 +84,15 @@ def _value_and_grad(
 
     def value(x: jax.Array) -> jax.Array:
         strategy = _strategy(kind, x)
-        square = BOUNDS[order](strategy, num_steps, n_b)
-        error = square_error(strategy, workload, num_steps)
+        one = jnp.ones(1)
+        if order == "fixed":  # the same, or above it, and simpler to differentiate
+            square = _patterns.fixed_bound(strategy, num_steps, n_b)
+        else:
+            square = WORST[order](strategy, one, num_steps, n_b)
+        error = square_error(strategy, one, workload, num_steps)
         return (jnp.log(square) + jnp.log(error)) / 2
 
     return jax.value_and_grad(value)(x)
-
-
-def _descend(x: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
-    """The free parameters of the least value near a start."""
-
-    def value_and_grad(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = map(np.asarray, _value_and_grad(jnp.asarray(x), *args, **kwargs))
-        # Beyond what floats hold the line search turns back.
-        usable = np.isfinite(value) and np.isfinite(slope).all()
-        return (float(value), slope) if usable else (np.inf, np.zeros_like(slope))
-
-    found = scipy.optimize.minimize(
-        value_and_grad, x, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}
-    )
-    return found.x
 
 
 def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndarray:
@@ -214,7 +203,7 @@ def _candidates(
     usual = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
     for fewer in range(1 if kind == "rational" else size, size + 1):
         start = _start(kind, fewer, workload, num_steps)
-        x = _descend(start, workload, kind=kind, **asked)
+        x = least(_value_and_grad, start, workload, kind=kind, **asked)
         try:
             strategy = Optimized(*_known(kind, x))
         except ValueError:  # float32 puts roots where none may be

@@ -6,21 +6,25 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import float64
-from dpjax._toeplitz import Toeplitz, checked, series, times
+from dpjax._strategy import Strategy, Tree, checked, toeplitz_and_factors
+from dpjax._toeplitz import Toeplitz, series, times
+from dpjax._typing import ArrayLike
 from dpjax._workload import Workload, fits
 
 
-def square_error(strategy: Toeplitz, workload: Workload, num_steps: int) -> jax.Array:
-    """‖A C⁻¹‖_F² / T."""
-    # h = N_A / D_A C⁻¹ z.
-    numerator = times(workload.numerator, strategy.denominator)
-    denominator = times(workload.denominator, strategy.numerator)
+def square_error(
+    strategy: Toeplitz, factors: jax.Array, workload: Workload, num_steps: int
+) -> jax.Array:
+    """‖A C⁻¹‖_F² / T, the noise of a Toeplitz strategy times factors f[T] or f[1]."""
     rates, keep = (jnp.asarray(x) for x in (workload.rates, workload.keep))
-    if rates.size == keep.size == 1:
+    if rates.size == keep.size == factors.size == 1:
+        # h = N_A / D_A C⁻¹ z, and one filter more if its sums come out.
+        numerator = times(workload.numerator, strategy.denominator)
+        denominator = times(workload.denominator, strategy.numerator)
         w = series(numerator, times(denominator, -keep), num_steps)
-        return jnp.square(rates[0]) * (_rows(num_steps) @ jnp.square(w))
-    rates, keep = (jnp.broadcast_to(x, (num_steps,)) for x in (rates, keep))
-    return _varying(numerator, denominator, rates, keep) / num_steps
+        return jnp.square(rates[0] * factors[0]) * (_rows(num_steps) @ jnp.square(w))
+    varying = (jnp.broadcast_to(x, (num_steps,)) for x in (factors, rates, keep))
+    return jnp.sum(variances(strategy, workload, *varying)) / num_steps
 
 
 def _rows(num_steps: int) -> np.ndarray:
@@ -28,41 +32,95 @@ def _rows(num_steps: int) -> np.ndarray:
     return np.arange(num_steps, 0.0, -1.0) / num_steps
 
 
-def _varying(
-    numerator: jax.Array, denominator: jax.Array, rates: jax.Array, keep: jax.Array
+def variances(
+    strategy: Toeplitz,
+    workload: Workload,
+    factors: jax.Array,
+    rates: jax.Array,
+    keep: jax.Array,
 ) -> jax.Array:
-    """Σ_t Var x_t for x_t = k_t x_{t−1} + r_t h_t, by the covariance of the states.
+    """Var x_t, f[T], by the covariance of all that the filters remember.
 
-    The filter is h_t = z_t + e₀ᵀs_t, s_{t+1} = F s_t + g z_t: its transposed direct
-    form II.
+    y = D_C / N_C z is the noise of the strategy, g_t = f_t y_t that of the sums, and
+    h = N_A / D_A g, x_t = k_t x_{t−1} + r_t h_t what the workload makes of it.
     """
-    order = max(numerator.size, denominator.size, 1)
-    n, d = (jnp.pad(x, (0, order - x.size)) for x in (numerator, denominator))
-    matrix, drive = jnp.eye(order, k=1).at[:, 0].add(-d), n - d
+    inner, drive = _state_space(strategy.denominator, strategy.numerator)
+    outer, drive_h = _state_space(workload.numerator, workload.denominator)
+    p, q = drive.size, drive_h.size
+    size = p + q + 1
+    zeros = jnp.zeros((size, size))
+    fixed = zeros.at[:p, :p].set(inner).at[p:-1, p:-1].set(outer)
 
     def step(
-        carry: tuple[jax.Array, ...], now: tuple[jax.Array, jax.Array]
-    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        inner, cross, outer = carry  # Cov(s_t), Cov(s_t, x_{t−1}), Var x_{t−1}
-        rate, k = now
-        outer = (
-            k * k * outer + rate * rate * (1 + inner[0, 0]) + 2 * k * rate * cross[0]
+        covariance: jax.Array, now: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        factor, rate, k = now
+        # x and the memory of the workload by what f_t (z_t + a₀) does to each.
+        takes = jnp.concatenate([jnp.zeros(p), drive_h, rate[None]])
+        matrix = fixed.at[:, 0].add(factor * takes)
+        matrix = matrix.at[-1, p].add(rate).at[-1, -1].set(k)
+        by_z = factor * takes + jnp.concatenate([drive, jnp.zeros(q + 1)])
+        covariance = matrix @ covariance @ matrix.T + jnp.outer(by_z, by_z)
+        return covariance, covariance[-1, -1]
+
+    return jax.lax.scan(step, zeros, (factors, rates, keep))[1]
+
+
+def _state_space(
+    numerator: ArrayLike, denominator: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
+    """F and g of the filter y_t = u_t + e₀ᵀs_t, s_{t+1} = F s_t + g u_t.
+
+    That is N / D in its transposed direct form II, of one state at least.
+    """
+    order = max(np.shape(numerator)[-1], np.shape(denominator)[-1], 1)
+    n, d = (
+        jnp.pad(jnp.asarray(x), (0, order - np.shape(x)[-1]))
+        for x in (numerator, denominator)
+    )
+    return jnp.eye(order, k=1).at[:, 0].add(-d), n - d
+
+
+def _tree_square_error(
+    decay: jax.Array, workload: Workload, num_steps: int
+) -> jax.Array:
+    """‖A C⁻¹‖_F² / T for the tree, by the level of its nodes.
+
+    The node of level j that step t completes adds to the noise of t and takes β^{2^j}
+    of itself from that of step t + 2^j.
+    """
+    bottom = times(workload.denominator, -jnp.asarray(workload.keep))
+    a = series(workload.numerator, bottom, num_steps)
+    # Σ_{u<m} a_u², for all m.
+    squares = jnp.append(0.0, jnp.cumsum(jnp.square(a)))
+    total = jnp.zeros(())
+    for level in range(num_steps.bit_length()):
+        size = 1 << level
+        left = num_steps + 1 - np.arange(size, num_steps + 1, 2 * size)
+        shifted = jnp.append(jnp.zeros(size), a)[:num_steps]
+        products = jnp.append(0.0, jnp.cumsum(a * shifted))
+        taken = jnp.power(decay, size)
+        total += jnp.sum(
+            squares[left]
+            + jnp.square(taken) * squares[np.maximum(left - size, 0)]
+            - 2 * taken * products[left]
         )
-        cross = matrix @ (k * cross + rate * inner[:, 0]) + rate * drive
-        inner = matrix @ inner @ matrix.T + jnp.outer(drive, drive)
-        return (inner, cross, outer), outer
-
-    start = jnp.zeros((order, order)), jnp.zeros(order), jnp.zeros(())
-    _, variances = jax.lax.scan(step, start, (rates, keep))
-    return jnp.sum(variances)
+    return jnp.square(jnp.asarray(workload.rates)[0]) * total / num_steps
 
 
-@float64("nearest", static=("num_steps",), vectors=(0, 1), elementwise=True)
-def _error64(strategy: Toeplitz, workload: Workload, *, num_steps: int) -> jax.Array:
-    return jnp.sqrt(square_error(strategy, workload, num_steps))
+@float64("nearest", static=("num_steps",), vectors=(0, 1, 2), elementwise=True)
+def _error64(
+    strategy: Toeplitz, factors: jax.Array, workload: Workload, *, num_steps: int
+) -> jax.Array:
+    return jnp.sqrt(square_error(strategy, factors, workload, num_steps))
 
 
-def error(strategy: Toeplitz, workload: Workload, num_steps: int) -> jax.Array:
+@float64("nearest", static=("num_steps",), vectors=(1,), elementwise=True)
+def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> jax.Array:
+    return jnp.sqrt(_tree_square_error(decay, workload, num_steps))
+
+
+def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
     """The root mean square of the noise in a workload, for white noise of variance 1.
 
     That is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At noise multiplier σ and
@@ -79,7 +137,8 @@ def error(strategy: Toeplitz, workload: Workload, num_steps: int) -> jax.Array:
 
     Raises:
       ValueError: num_steps is out of range or not that of the workload; the strategy
-        is none or has more coefficients than num_steps.
+        is none or has more coefficients than num_steps, or is a tree and the workload
+        varies from step to step.
 
     Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, where A C⁻¹ is
     the decoder B.
@@ -93,4 +152,12 @@ def error(strategy: Toeplitz, workload: Workload, num_steps: int) -> jax.Array:
     """
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
     strategy, workload = checked(strategy, num_steps), fits(workload, num_steps)
-    return _error64(strategy, workload, num_steps=num_steps)
+    if isinstance(strategy, Tree):
+        if any(np.shape(x)[-1] > 1 for x in (workload.rates, workload.keep)):
+            raise ValueError(
+                "workload must have one rate and one keep for a tree's error; got "
+                f"{workload!r}."
+            )
+        return _tree_error64(strategy.decay, workload, num_steps=num_steps)
+    shape, factors = toeplitz_and_factors(strategy)
+    return _error64(shape, factors, workload, num_steps=num_steps)

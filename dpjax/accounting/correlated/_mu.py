@@ -7,7 +7,9 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._float64 import TINY, ULP, float64
-from dpjax._toeplitz import Toeplitz, checked, series_error
+from dpjax._strategy import Strategy, Tree, checked, toeplitz_and_factors
+from dpjax._toeplitz import Toeplitz, series_error
+from dpjax.accounting import tree
 from dpjax.accounting.correlated import _patterns
 from dpjax.adjacency import Adjacency
 
@@ -17,18 +19,17 @@ WORST = {
     "reshuffled": _patterns.reshuffled,
     "separated": _patterns.separated,
 }
-# The same, or above it, and simpler to differentiate.
-BOUNDS = {**WORST, "fixed": _patterns.fixed_bound}
 
 
 @float64(
     "up",
     static=("num_steps", "steps_per_epoch", "order", "factor"),
-    vectors=(0,),
+    vectors=(0, 1),
     elementwise=True,
 )
 def _mu64(
     strategy: Toeplitz,
+    factors: jax.Array,
     noise_multiplier: jax.Array,
     *,
     num_steps: int,
@@ -39,23 +40,25 @@ def _mu64(
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ²: releasing x + C⁻¹z is releasing C x + z,
     # Denisov et al. (2022), https://arxiv.org/abs/2202.08312, also where sums depend on
     # earlier releases: whatever they were, an example moves C x by no more than this.
-    square = WORST[order](strategy, num_steps, steps_per_epoch)
+    weights = 1 / factors
+    square = WORST[order](strategy, weights, num_steps, steps_per_epoch)
     # Sums have T terms at most. What the coefficients are off by moves an example as a
     # strategy of its own would: once for each time that the example takes part.
     times = -(-num_steps // steps_per_epoch)
     fixed = jax.lax.stop_gradient(strategy)
     off = series_error(fixed, fixed.coefficients(num_steps))
-    moved = jnp.sqrt(square) * (1 + (256 + 8 * num_steps) * ULP) + times * off
+    off = times * off * jnp.max(weights)
+    moved = jnp.sqrt(square) * (1 + (256 + 8 * num_steps) * ULP) + off
     bound = factor * moved * (1 + 8 * ULP)
     noiseless = noise_multiplier <= 0
     mu = bound / jnp.where(noiseless, 1.0, noise_multiplier)
     mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
-    valid = (noise_multiplier >= 0) & jnp.isfinite(moved)
+    valid = (noise_multiplier >= 0) & jnp.isfinite(moved) & jnp.all(factors > 0)
     return jnp.where(valid & ~noiseless, mu, jnp.inf)
 
 
 def mu(
-    strategy: Toeplitz,
+    strategy: Strategy,
     noise_multiplier: jax.typing.ArrayLike,
     *,
     num_steps: int,
@@ -76,7 +79,9 @@ def mu(
         if it takes part in at most one step of each epoch, any one (at most 0.2 % above
         exact for one pole above its zero, an upper bound for others); "separated" if
         its steps are at least n_b apart (exact for C >= 0 with coefficients that do not
-        grow, an upper bound for others).
+        grow, an upper bound for others). What `strategies.scaled` makes is accounted
+        for exactly under "fixed" alone (for C >= 0); a tree as `tree.momentum_mu` does,
+        which "separated" is not for.
       adjacency: which data sets are compared. Under ADD_REMOVE the batch of any other
         example must not depend on the one added, which batches of fixed size cannot
         give.
@@ -86,8 +91,8 @@ def mu(
       coefficients that overflow.
 
     Raises:
-      ValueError: a static argument is out of range, or the strategy is none or has
-        more coefficients than num_steps.
+      ValueError: a static argument is out of range, or the strategy is none, has more
+        coefficients than num_steps, or is not for this order.
 
     Privacy: the guarantee holds for sums of sensitivity 1 clip norm that depend on all
     earlier releases, for real arithmetic and ideal Gaussian noise.
@@ -108,8 +113,24 @@ def mu(
     num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
     n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     _validate.one_of("order", order, tuple(WORST))
+    strategy = checked(strategy, num_steps)
+    if isinstance(strategy, Tree):
+        if order == "separated":
+            raise ValueError(
+                f"order must be 'fixed' or 'reshuffled' for a tree; got {order!r}."
+            )
+        return tree.momentum_mu(
+            noise_multiplier,
+            num_steps=num_steps,
+            decay=strategy.decay,
+            steps_per_epoch=n_b,
+            order=order,
+            adjacency=adjacency,
+        )
+    shape, factors = toeplitz_and_factors(strategy)
     return _mu64(
-        checked(strategy, num_steps),
+        shape,
+        factors,
         noise_multiplier,
         num_steps=num_steps,
         steps_per_epoch=min(n_b, num_steps),
