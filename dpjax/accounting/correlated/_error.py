@@ -8,7 +8,6 @@ from dpjax import _validate
 from dpjax._float64 import float64
 from dpjax._strategy import Strategy, Tree, checked, toeplitz_and_factors
 from dpjax._toeplitz import Toeplitz, series, times
-from dpjax._typing import ArrayLike
 from dpjax._workload import Workload, fits
 
 
@@ -67,7 +66,7 @@ def variances(
 
 
 def _state_space(
-    numerator: ArrayLike, denominator: ArrayLike
+    numerator: jax.typing.ArrayLike, denominator: jax.typing.ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
     """F and g of the filter y_t = u_t + e₀ᵀs_t, s_{t+1} = F s_t + g u_t.
 
