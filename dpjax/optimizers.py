@@ -9,8 +9,11 @@ from collections.abc import Callable
 
 import optax
 
-from dpjax._private_mean import on_noisy_mean
+from dpjax import _validate
+from dpjax._private_mean import in_float32, on_noisy_mean
+from dpjax._strategy import Strategy
 from dpjax._typing import ArrayLike, Key, Tree
+from dpjax.correlated import correlated_noise
 from dpjax.momentum import Buffer, tree_momentum
 from dpjax.noise import noisy_mean as noisy_mean
 from dpjax.noise import stddev_of_sum
@@ -183,8 +186,9 @@ def dp_nsgd(
     decay: ArrayLike,
     num_steps: int,
     buffer: Buffer = "stored",
+    strategy: Strategy | None = None,
 ) -> optax.GradientTransformation:
-    """Private normalised SGD with tree-aggregated momentum, on the clipped sum.
+    """Private normalised SGD with momentum of correlated noise, on the clipped sum.
 
     Every step has length learning_rate, in the direction of the private momentum.
 
@@ -192,12 +196,15 @@ def dp_nsgd(
       learning_rate: the step length, a number or a schedule.
       clip_norm: the bound C that the sum was clipped with, positive; or the function
         that `clipped_grad` made.
-      noise_multiplier: a tree node's noise standard deviation over C, at least 0.
+      noise_multiplier: the noise standard deviation of a tree's node, or of the
+        strategy's draws, over C, at least 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this alone.
       decay: the momentum coefficient β, in [0, 1).
       num_steps: T, the number of steps that the guarantee is for; static.
-      buffer: see `tree_momentum`.
+      buffer: see `tree_momentum`, or `correlated_noise`.
+      strategy: how the noise is correlated, as `dpjax.strategies` makes it; None for
+        the tree.
 
     Returns:
       An optax transformation from the clipped sum to updates.
@@ -206,7 +213,8 @@ def dp_nsgd(
       ValueError: an argument is out of range.
 
     Privacy: the whole run is μ-GDP for μ = `accounting.tree.momentum_mu(
-    noise_multiplier, ...)`. Past num_steps it refuses, as `tree_momentum` does.
+    noise_multiplier, ...)`, or `accounting.correlated.mu(strategy, noise_multiplier,
+    ...)`. Past num_steps it refuses.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1.
 
@@ -219,14 +227,18 @@ def dp_nsgd(
       >>> print(updates.round(3))
       [-0.3 -0.4]
     """
+    stddev = stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size)
+    given = {"num_steps": num_steps, "key": key, "buffer": buffer}
+    if strategy is None:
+        momentum = tree_momentum(decay, stddev, **given)
+    else:
+        _validate.decay("decay", decay)
+        momentum = optax.chain(
+            correlated_noise(strategy, stddev, **given),
+            in_float32(optax.ema(decay, debias=False)),
+        )
     return optax.chain(
-        tree_momentum(
-            decay,
-            stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size),
-            num_steps=num_steps,
-            key=key,
-            buffer=buffer,
-        ),
+        momentum,
         optax.scale(1.0 / expected_batch_size),
         optax.normalize_by_update_norm(),
         optax.scale_by_learning_rate(learning_rate),

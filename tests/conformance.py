@@ -60,6 +60,14 @@ TRANSFORMATIONS = {
     "dp_adam": lambda key: dpjax.dp_adam(0.1, **_MEAN, key=key),
     "dp_adamw": lambda key: dpjax.dp_adamw(0.1, **_MEAN, key=key),
     "dp_nsgd": lambda key: dpjax.dp_nsgd(0.1, decay=0.8, num_steps=9, **_MEAN, key=key),
+    "dp_nsgd, correlated": lambda key: dpjax.dp_nsgd(
+        0.1,
+        decay=0.8,
+        num_steps=9,
+        strategy=strategies.rational([0.2], [0.9]),
+        **_MEAN,
+        key=key,
+    ),
 }
 
 # From a key and a number (a step or an epoch) to a batch of some of 400 examples.

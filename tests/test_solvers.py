@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import Adjacency, solvers
-from dpjax.accounting import gdp
+from dpjax import Adjacency, solvers, strategies
+from dpjax.accounting import correlated, gdp
 from dpjax.accounting import tree as accounting
 from dpjax.solvers import printed as paper
 
@@ -82,6 +82,51 @@ def test_the_noise_norm_is_what_two_runs_differ_by():
     sigma = float(result.noise_multiplier)
     expected = 1.5 * sigma * (1 - 0.9) * math.sqrt(5) / 50
     np.testing.assert_allclose(result.curve.noise_norm[0], expected, rtol=1e-5)
+
+
+SHAPES = {
+    "one vector": strategies.rational([0.25], [0.75]),
+    "scaled": strategies.scaled(strategies.geometric(0.75), np.linspace(1, 3, 144)),
+}
+
+
+@pytest.mark.parametrize("order", ["fixed", "reshuffled"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_noise_of_a_strategy(name, order):
+    data, strategy = make_data(), SHAPES[name]
+    result = train(data, order=order, epsilon=8.0, strategy=strategy)
+    assert accuracy(result.params, data) > 0.8
+    assert 8.0 * (1 - 1e-4) < result.guarantee.epsilon(1e-5) <= 8.0
+    sigma = float(result.noise_multiplier)
+    mu = correlated.mu(
+        strategy,
+        sigma,
+        num_steps=144,
+        steps_per_epoch=24,
+        order=order,
+        adjacency=Adjacency.ZERO_OUT,
+    )
+    np.testing.assert_allclose(result.guarantee.mu, mu, rtol=1e-6)
+    # The root mean square norm of the noise in the momentum, from the matrices.
+    lag = np.subtract.outer(np.arange(144), np.arange(144))
+    momentum = np.where(lag >= 0, 0.1 * 0.9 ** np.maximum(lag, 0), 0.0)
+    noise = momentum @ np.asarray(strategy.inverse_matrix(144), np.float64)
+    norm = 1.5 * sigma / 25 * np.sqrt(5 * np.sum(noise**2, axis=1))
+    np.testing.assert_allclose(result.curve.noise_norm, norm, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"strategy": strategies.tree(0.9)},
+        {"strategy": 0.5},
+        {"strategy": SHAPES["one vector"], "noise": "printed"},
+        {"strategy": strategies.scaled(SHAPES["one vector"], np.ones(9))},
+    ],
+)
+def test_what_is_no_strategy_here(changed):
+    with pytest.raises(ValueError, match="^strategy must"):
+        train(make_data(50), **changed)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -8,9 +8,10 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
 **In the order of the data**, a file each:
 
 1. `mechanisms`: how examples are drawn, and what a run of so many steps then costs.
-   `schedule` for numbers that vary from step to step.
+   `schedule` for numbers that vary from step to step, `shape` for noise that is
+   correlated between steps.
 2. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
-   ε; and the room that a batch needs.
+   ε; `room` for what a batch holds.
 3. `record`: the `Plan`. It draws batches, and hands out what follows.
 4. `loader`: the examples of a batch from arrays, files and data sets on the host;
    `users` for data in which a person has several.

@@ -148,6 +148,7 @@ class RunGuarantee:
             "clip_norm_follows": plan.quantile and _follows(plan),
             "schedule": [piece._asdict() for piece in plan.schedule],
             "noise": plan.noise,
+            "strategy": plan.shape and plan.shape.record(),
             "noise_multiplier": plan.noise_multiplier,
             "attack_true_positive_rate_at_most": dict(
                 zip(map(str, _FALSE_POSITIVES), powers.tolist(), strict=True)
@@ -188,7 +189,7 @@ class RunGuarantee:
             f"{found['released']}.\n"
             f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
             f"{self.plan.unit}'s gradient is clipped to an L2 norm of "
-            f"{found['clip_norm']}; {_noise(self.plan)}, afresh in every step.\n"
+            f"{found['clip_norm']}; {_noise(self.plan)}.\n"
             f"No attack on {found['unit_of_privacy']} has a true-positive rate above "
             f"{rates}.\n"
             f"Assumptions: {'; '.join(found['assumptions'])}.\n"
@@ -226,6 +227,12 @@ def _noise(plan: "Plan") -> str:
             f"{_down(found['noise_multiplier_of_gradients'], 6)} times the norm on "
             f"each sum and {_down(found['noise_multiplier_of_count'], 6)} on each count"
         )
+    elif plan.shape is not None:
+        return (
+            "noise C⁻¹z is added to the sums of all steps, z being Gaussian noise of "
+            f"standard deviation {_down(plan.noise_multiplier, 6)} times that, drawn "
+            f"afresh in every step, and C {plan.shape}"
+        )
     else:
         words = (
             "Gaussian noise of standard deviation "
@@ -238,7 +245,7 @@ def _noise(plan: "Plan") -> str:
             f"{p.start})"
             for p in plan.schedule
         )
-    return words
+    return f"{words}, afresh in every step"
 
 
 def up(x: float, decimals: int = 3) -> str:

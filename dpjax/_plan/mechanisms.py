@@ -1,12 +1,11 @@
 """How a run draws its examples, and what that costs in privacy.
 
-One class a way of sampling, so that no plan can account for one and run another. All of
-them are for independent noise in every step.
+One class a way of sampling, so that no plan can account for one and run another.
 """
 
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,9 @@ import numpy as np
 
 from dpjax import _validate, sampling
 from dpjax._plan import schedule as schedules
+from dpjax._shape import Shape
 from dpjax._typing import ArrayLike
-from dpjax.accounting import pld
+from dpjax.accounting import correlated, pld
 from dpjax.adjacency import Adjacency
 from dpjax.solvers.guarantee import Gaussian, Profile
 
@@ -29,6 +29,7 @@ class Numbers(NamedTuple):
       num_steps: how many steps are released.
       max_batch_size: how many examples a step has room for.
       schedule: what varies from step to step, or () if nothing does.
+      shape: how noise is correlated from step to step; None where it is not.
     """
 
     noise_multiplier: ArrayLike
@@ -36,6 +37,7 @@ class Numbers(NamedTuple):
     num_steps: ArrayLike
     max_batch_size: ArrayLike
     schedule: tuple[schedules.Piece, ...] = ()
+    shape: Shape | None = None
 
     def runs(self) -> list["Numbers"]:
         """As many runs, one after the other, in which nothing varies."""
@@ -78,6 +80,7 @@ class Mechanism:
     num_examples: int
     adjacency: Adjacency
 
+    order: ClassVar[Literal["fixed", "reshuffled"] | None] = None
     overflows: ClassVar[bool] = False
     draws_any_size: ClassVar[bool] = False
     covers: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT, Adjacency.REPLACE)
@@ -189,22 +192,36 @@ class FixedSize(Mechanism):
 class Cyclic(Mechanism):
     """Batches in the data's own order, the same in every epoch."""
 
+    order = "fixed"
     reason = "one example fewer moves all later ones to other batches"
 
     def draw(self, batch_size, max_batch_size, step, key):
         """As `sampling.cyclic_step`."""
-        steps = -(-self.num_examples // batch_size)
+        steps = self.steps_per_epoch(batch_size)
         return sampling.cyclic_step(
             self.num_examples, batch_size, step=jnp.asarray(step) % steps
         )
 
     def profile(self, numbers):
-        """Composition of the steps that an example takes part in, one an epoch."""
+        """Composition of the steps that an example takes part in, one an epoch.
+
+        With correlated noise, as `accounting.correlated.mu`.
+        """
         # Whole numbers, which floats of 32 bits do not hold.
         size, num_steps = (
             int(np.asarray(x)) for x in (numbers.batch_size, numbers.num_steps)
         )
-        epoch = -(-self.num_examples // size)
+        epoch = self.steps_per_epoch(size)
+        if numbers.shape is not None and self.order is not None:
+            mu = correlated.mu(
+                numbers.shape.strategy(num_steps),
+                numbers.noise_multiplier,
+                num_steps=num_steps,
+                steps_per_epoch=epoch,
+                order=self.order,
+                adjacency=self.adjacency,
+            )
+            return Gaussian(mu)
         times = -(-num_steps // epoch)
         if numbers.schedule:
             noises = schedules.noises(numbers.schedule, num_steps)
@@ -215,6 +232,10 @@ class Cyclic(Mechanism):
             times = self._times(padded.reshape(times, epoch) ** -2.0)
         factor = self.adjacency.sensitivity_factor
         return Gaussian(factor * math.sqrt(times) / numbers.noise_multiplier)
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Steps in which every example takes part once."""
+        return -(-self.num_examples // batch_size)
 
     def _times(self, costs: np.ndarray) -> float:
         """How many steps at the plan's noise an example's cost as much as, from above.
@@ -234,9 +255,11 @@ class Cyclic(Mechanism):
 class Reshuffled(Cyclic):
     """Batches in a random order, another one in every epoch."""
 
+    order = "reshuffled"
+
     def draw(self, batch_size, max_batch_size, step, key):
         """As `sampling.reshuffled_step`."""
-        steps = -(-self.num_examples // batch_size)
+        steps = self.steps_per_epoch(batch_size)
         step = jnp.asarray(step)
         return sampling.reshuffled_step(
             self.num_examples,

@@ -16,8 +16,11 @@ from dpjax._plan import loader, loss, release
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Piece, at
+from dpjax._shape import Shape
+from dpjax._strategy import Strategy
 from dpjax._typing import ArrayLike, Engine
 from dpjax.adjacency import Adjacency
+from dpjax.correlated import Buffer
 
 
 @jax.tree_util.register_static
@@ -37,12 +40,13 @@ class Plan:
       epsilon: what the whole run costs at delta, rounded up.
       delta: δ.
       sampling: "poisson", "fixed_size", "fixed" or "reshuffled".
-      noise: "independent".
+      noise: "independent" or "correlated".
       adjacency: which data sets the guarantee compares.
       solved_for: which number the others gave.
       unit: whose privacy it is: "example", or "user" for data of `dpjax.by_user`.
       schedule: the pieces of what varies from step to step, () if nothing does.
       quantile: how the clip norm follows a quantile, clip_norm being the first one.
+      shape: the numbers of the strategy that correlates the noise; None if none does.
     """
 
     num_examples: int
@@ -60,6 +64,12 @@ class Plan:
     unit: str = "example"
     schedule: tuple[Piece, ...] = ()
     quantile: QuantileClip | None = None
+    shape: Shape | None = None
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """What correlates the noise, as `dpjax.strategies` made it; None if none."""
+        return None if self.shape is None else self.shape.strategy(self.num_steps)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -74,6 +84,7 @@ class Plan:
             num_steps,
             self.max_batch_size,
             self.schedule,
+            self.shape,
         )
 
     @property
@@ -236,7 +247,11 @@ class Plan:
         )
 
     def optimizer(
-        self, inner: optax.GradientTransformation, *, key: jax.Array
+        self,
+        inner: optax.GradientTransformation,
+        *,
+        key: jax.Array,
+        buffer: Buffer = "stored",
     ) -> optax.GradientTransformation:
         """The optimizer on private means: noise, division by b, and then inner.
 
@@ -244,6 +259,7 @@ class Plan:
           inner: any optax optimizer. It must not read the data.
           key: one typed key, as `dpjax.random_key` makes, for this run alone. A sampler
             may share it.
+          buffer: for correlated noise, as for `dpjax.correlated_noise`.
 
         Returns:
           An optax transformation of what `value_and_grad` gives. Leaves of the
@@ -252,12 +268,12 @@ class Plan:
           the device are not for `optax.MultiSteps` (see `dpjax.accumulate`).
 
         Raises:
-          ValueError: key is not a typed key.
+          ValueError: key is not a typed key; the noise cannot be drawn again.
 
         Privacy: the updates of all steps, and all that is made of them, together have
         the plan's `guarantee`. The state holds the key and is as secret as the data.
         """
-        return release.optimizer(self, inner, key)
+        return release.optimizer(self, inner, key, buffer)
 
     def clip_norm_of(self, state: optax.OptState) -> jax.Array:
         """The next step's clip norm, f32[], where it follows a quantile.

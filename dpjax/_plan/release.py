@@ -14,6 +14,7 @@ from dpjax._plan import quantile
 from dpjax._plan.modules import is_trained
 from dpjax._plan.schedule import Piece, at
 from dpjax._private_mean import in_float32
+from dpjax.correlated import Buffer, correlated_noise
 from dpjax.noise import add_gaussian_noise, noisy_mean, stddev_of_sum
 
 if TYPE_CHECKING:
@@ -21,11 +22,18 @@ if TYPE_CHECKING:
 
 
 def optimizer(
-    plan: "Plan", inner: optax.GradientTransformation, key: jax.Array
+    plan: "Plan", inner: optax.GradientTransformation, key: jax.Array, buffer: Buffer
 ) -> optax.GradientTransformation:
     """The end of the run, noise and division by the expected size, and inner."""
+    strategy = plan.strategy
     if plan.schedule or plan.quantile:
         mean = optax.chain(at_most(plan.num_steps), _varying_mean(plan, key))
+    elif strategy is not None:
+        stddev = stddev_of_sum(plan.clip_norm, plan.noise_multiplier, plan.batch_size)
+        noise = correlated_noise(
+            strategy, stddev, num_steps=plan.num_steps, key=key, buffer=buffer
+        )
+        mean = optax.chain(noise, optax.scale(1.0 / plan.batch_size))
     else:
         mean = noisy_mean(
             clip_norm=plan.clip_norm,

@@ -2,23 +2,25 @@
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._float64 import TINY, cast, default_float, scope
+from dpjax._float64 import cast, default_float, scope
 from dpjax._plan import quantile
+from dpjax._plan import room as rooms
+from dpjax._plan import shape as shapes
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.record import Plan
+from dpjax._plan.room import Cost
 from dpjax._plan.schedule import Factor, Piece, pieces
+from dpjax._shape import Shape
+from dpjax._strategy import Strategy
+from dpjax._workload import Workload
 from dpjax.accounting import calibrate
 from dpjax.adjacency import Adjacency
-
-# The share of δ that may go to batches which overflow.
-_SHARE = 0.01
 
 
 def plan(
@@ -35,7 +37,9 @@ def plan(
     clip_schedule: Factor | None = None,
     batch_schedule: Factor | None = None,
     sampling: Literal["poisson", "fixed_size", "fixed", "reshuffled"] = "poisson",
-    noise: Literal["independent"] = "independent",
+    noise: Literal["independent", "correlated"] = "independent",
+    workload: Workload | None = None,
+    strategy: Strategy | None = None,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     unit: Literal["example", "user"] = "example",
 ) -> Plan:
@@ -65,7 +69,12 @@ def plan(
       sampling: "poisson", every example independently with probability b / n;
         "fixed_size", a random subset of size b; "fixed", batches in the data's order;
         "reshuffled", in a new order each epoch.
-      noise: "independent", fresh in every step.
+      noise: "independent", fresh in every step; "correlated", where a step takes back
+        some of what earlier ones added, for "fixed" and "reshuffled" batches. It needs
+        num_steps, batch_size, and either a workload or a strategy.
+      workload: what the optimizer makes of the sums (`dpjax.workloads`), for which the
+        best noise with one stored vector is found.
+      strategy: the correlation itself (`dpjax.strategies`).
       adjacency: under ADD_REMOVE one data set has one example more; `Adjacency`.
         "fixed_size" is for REPLACE, "fixed" and "reshuffled" for ZERO_OUT and REPLACE.
       unit: "example", or "user" for data of `dpjax.by_user`: what is said here of an
@@ -118,20 +127,26 @@ def plan(
     delta = _validate.known_positive("delta", delta)
     _validate.open_unit("delta", delta)
     _validate.one_of("sampling", sampling, tuple(SAMPLINGS))
-    _validate.one_of("noise", noise, ("independent",))
+    _validate.one_of("noise", noise, ("independent", "correlated"))
     _validate.one_of("unit", unit, ("example", "user"))
     mechanism = SAMPLINGS[sampling](n, adjacency)
     factors = noise_schedule, clip_schedule, batch_schedule
     given["num_examples"] = n
     given["schedule"] = _schedule(mechanism, given, factors)
+    if noise == "correlated" and (given["schedule"] or isinstance(clip, QuantileClip)):
+        raise ValueError(
+            "noise must be 'independent' with schedules or a QuantileClip; factors of "
+            "correlated noise are the strategy's (dpjax.strategies.scheduled)."
+        )
+    shape = shapes.asked(mechanism.order, noise, given, workload, strategy)
     sizes = [piece.batch_size for piece in given["schedule"]]
     largest = max(sizes, default=given["batch_size"])
-    _check_room(mechanism, largest, max_batch_size)
+    rooms.check(mechanism, largest, max_batch_size)
 
-    cost = _cost(mechanism, given["schedule"])
+    cost = _cost(mechanism, given["schedule"], shape)
     if mechanism.overflows and max_batch_size is None:
-        solved = _solved(cost, unknown, given, (1 - _SHARE) * delta, n)
-        room = _room(cost, solved, delta, n, largest or solved["batch_size"])
+        solved = _solved(cost, unknown, given, (1 - rooms.SHARE) * delta, n)
+        room = rooms.least(cost, solved, delta, n, largest or solved["batch_size"])
     else:
         solved = _solved(cost, unknown, given, delta, max_batch_size or n)
         room = max_batch_size or solved["batch_size"]
@@ -153,6 +168,7 @@ def plan(
         unit=unit,
         schedule=solved["schedule"],
         quantile=clip if isinstance(clip, QuantileClip) else None,
+        shape=shape,
     )
 
 
@@ -188,37 +204,16 @@ def _schedule(
     return pieces(steps, size, *factors)
 
 
-def _check_room(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
-    n = mechanism.num_examples
-    if batch_size is not None and batch_size > n:
-        raise ValueError(
-            f"batch_size must be at most num_examples, {n}; got {batch_size!r}."
-        )
-    if room is None:
-        return
-    if not mechanism.overflows:
-        raise ValueError(
-            "max_batch_size is for sampling='poisson'; batches of other samplings are "
-            f"of one size. Got {room!r}."
-        )
-    if _validate.static_int("max_batch_size", room, minimum=batch_size or 1) > n:
-        raise ValueError(
-            f"max_batch_size must be at most num_examples, {n}; got {room!r}."
-        )
-
-
-# ε by the numbers of a run, the room and δ.
-_Cost = Callable[[dict[str, Any], int, float], float]
-
-
-def _cost(mechanism: Mechanism, schedule: tuple[Piece, ...]) -> _Cost:
+def _cost(
+    mechanism: Mechanism, schedule: tuple[Piece, ...], shape: Shape | None
+) -> Cost:
     """The mechanism's, which remembers what it was asked."""
 
     @functools.cache
     def epsilon(
         noise_multiplier: float, size: float, steps: float, room: int, delta: float
     ) -> float:
-        numbers = Numbers(noise_multiplier, size, steps, room, schedule)
+        numbers = Numbers(noise_multiplier, size, steps, room, schedule, shape)
         with scope():
             return float(mechanism.profile(numbers).epsilon(delta))
 
@@ -237,7 +232,7 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
 
 
 def _solved(
-    cost: _Cost, unknown: str, given: dict[str, Any], delta: float, room: int
+    cost: Cost, unknown: str, given: dict[str, Any], delta: float, room: int
 ) -> dict[str, Any]:
     """All four numbers; ε is what the others cost."""
     if unknown == "epsilon":
@@ -267,38 +262,3 @@ def _about(given: dict[str, Any], delta: float) -> float:
     rate = given["batch_size"] / given["num_examples"]
     ratio = mu * mu / (given["num_steps"] * rate * rate)
     return 1 / math.sqrt(math.log1p(min(max(ratio, 1e-9), 1e9)))
-
-
-def _room(cost: _Cost, solved: dict[str, Any], delta: float, n: int, size: int) -> int:
-    """The least room, from the largest batch on, at which ε is what was solved for.
-
-    That is without overflow, at less than δ. There may be room enough below b too, as a
-    step that takes a few of many examples costs little, but it trains little: three
-    standard deviations above b are the least that is looked at.
-
-    What overflow adds to ε falls about as e^{−z²/2} where the room is z standard
-    deviations above b. So its logarithm is nearly straight in z², and secants find the
-    room in a few steps; halving does if they have not.
-    """
-    deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
-    ideal = cost(solved, n, delta)
-    spare = math.log(max(solved["epsilon"] - ideal, TINY))
-
-    def square(room: int) -> float:
-        return ((room - size) / deviation) ** 2
-
-    low, high = math.ceil(size + 3 * deviation) - 1, n
-    room, slope, last, tries = low + 1, -0.5, None, 0
-    while high - low > 1:
-        epsilon = cost(solved, room, delta)
-        low, high = (low, room) if epsilon <= solved["epsilon"] else (room, high)
-        adds = min(max(epsilon - ideal, TINY), 1 / TINY)
-        now = square(room), math.log(adds) - spare
-        if last is not None and now[1] != last[1]:
-            slope = (now[1] - last[1]) / (now[0] - last[0])
-        z = math.sqrt(max(now[0] - now[1] / slope, 0.0))
-        aim = (
-            math.ceil(min(size + z * deviation, n)) if tries < 8 else (low + high) // 2
-        )
-        room, last, tries = min(max(aim, low + 1), high - 1), now, tries + 1
-    return min(high, n)

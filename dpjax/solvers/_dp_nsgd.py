@@ -8,10 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import _validate, optimizers, sampling
+from dpjax import _validate, optimizers, sampling, workloads
 from dpjax._keys import stream
+from dpjax._shape import Shape, shape_of
+from dpjax._strategy import Scaled
+from dpjax._toeplitz import Toeplitz
 from dpjax._typing import Key, LossFn, Params, Tree
-from dpjax.accounting import gdp, tree
+from dpjax.accounting import correlated, gdp, tree
+from dpjax.accounting.correlated._error import variances
 from dpjax.adjacency import Adjacency
 from dpjax.solvers import _assumptions, _checks, _descent, _numbers, printed
 from dpjax.solvers._assumptions import Order
@@ -31,6 +35,7 @@ _Carry = tuple[Tree, optax.OptState]
         "num_epochs",
         "batch_size",
         "microbatch_size",
+        "shape",
     ),
 )
 def _train(
@@ -48,12 +53,14 @@ def _train(
     num_epochs: int,
     batch_size: int,
     microbatch_size: int | None,
+    shape: Shape | None,
 ) -> tuple[Tree, Curve]:
     """The last parameters and the curve, compiled once for many runs.
 
     Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """
     num_examples = jax.tree.leaves(data)[0].shape[0]
+    num_steps = num_epochs * -(-num_examples // batch_size)
     # Its last three lines: m_t, m̂_t = m_t + NOISE, w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
     optimizer = optimizers.dp_nsgd(
         learning_rate if schedule is None else schedule,
@@ -62,7 +69,8 @@ def _train(
         expected_batch_size=batch_size,
         key=stream(key, "noise"),
         decay=decay,
-        num_steps=num_epochs * -(-num_examples // batch_size),
+        num_steps=num_steps,
+        strategy=None if shape is None else shape.strategy(num_steps),
     )
 
     def step(carry: _Carry, batch: sampling.Batch) -> tuple[_Carry, Curve]:
@@ -110,8 +118,9 @@ def dp_nsgd(
     key: Key,
     noise: Literal["exact", "printed"] = "exact",
     microbatch_size: int | None = None,
+    strategy: Toeplitz | Scaled | None = None,
 ) -> Result[Params, jax.Array]:
-    """Train by normalised steps along a tree-aggregated private momentum.
+    """Train by normalised steps along a private momentum, the tree's or a strategy's.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
@@ -131,6 +140,8 @@ def dp_nsgd(
       noise: "exact" calibrates by `accounting.tree.momentum_mu`; "printed" takes the
         paper's constant (more noise), to compare with: see `solvers.printed`.
       microbatch_size: see `clipped_grad`.
+      strategy: how the noise is correlated from step to step, as `dpjax.strategies`
+        makes it, but for the tree, which None stands for.
 
     Returns:
       A `Result`: params, curve, guarantee and the noise multiplier that was used.
@@ -144,7 +155,8 @@ def dp_nsgd(
     guarantee.epsilon(delta) is at most epsilon. n, the shapes and the hyperparameters
     are taken as public. The curve's loss is outside the guarantee.
 
-    Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting.
+    Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting; with a
+    strategy Denisov et al. (2022), https://arxiv.org/abs/2202.08312.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -174,14 +186,8 @@ def dp_nsgd(
         key=key,
     )
 
-    account = functools.partial(
-        tree.momentum_mu,
-        num_steps=run.num_steps,
-        decay=decay,
-        steps_per_epoch=run.steps_per_epoch,
-        order=order,
-        adjacency=adjacency,
-    )
+    shape = _shape(strategy, noise, run)
+    account = _account(shape, decay, order, adjacency, run)
     noise_multiplier = _calibrated(noise, account, target, run)
 
     scheduled = callable(learning_rate)
@@ -198,22 +204,72 @@ def dp_nsgd(
         num_epochs=run.num_epochs,
         batch_size=run.batch_size,
         microbatch_size=microbatch_size,
+        shape=shape,
     )
 
-    variance = prefix_variance(jnp.arange(1, run.num_steps + 1), decay)
+    variance = _variance(shape, decay, run)
     dimension = sum(x.size for x in jax.tree.leaves(trained))
-    coordinate = clip_norm * noise_multiplier * (1 - decay) / run.batch_size
+    coordinate = clip_norm * noise_multiplier / run.batch_size
     return Result(
         params=trained,
         curve=curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance)),
         guarantee=Guarantee(
-            mechanism=f"all {run.num_steps} iterates of tree-aggregated momentum",
+            mechanism=f"all {run.num_steps} iterates of "
+            + ("tree-aggregated momentum" if shape is None else f"momentum, C {shape}"),
             profile=Gaussian(account(noise_multiplier)),
             adjacency=adjacency,
             assumptions=_assumptions.every_step(order),
         ),
         num_steps=run.num_steps,
         noise_multiplier=_numbers.array(_numbers.down(noise_multiplier)),
+    )
+
+
+def _shape(
+    strategy: Toeplitz | Scaled | None, noise: str, run: _checks.Epochs
+) -> Shape | None:
+    """The strategy's numbers; None for the tree."""
+    if strategy is None:
+        return None
+    if noise == "printed" or not isinstance(strategy, Toeplitz | Scaled):
+        raise ValueError(
+            "strategy must be a Toeplitz or scaled strategy, with noise='exact'; got "
+            f"{strategy!r} and {noise!r}."
+        )
+    return shape_of(strategy, run.num_steps)
+
+
+def _account(
+    shape: Shape | None,
+    decay: float,
+    order: Order,
+    adjacency: Adjacency,
+    run: _checks.Epochs,
+) -> Callable[[float], jax.Array]:
+    """μ by the noise multiplier."""
+    asked = {
+        "num_steps": run.num_steps,
+        "steps_per_epoch": run.steps_per_epoch,
+        "order": order,
+        "adjacency": adjacency,
+    }
+    if shape is None:
+        return functools.partial(tree.momentum_mu, decay=decay, **asked)
+    return functools.partial(correlated.mu, shape.strategy(run.num_steps), **asked)
+
+
+def _variance(shape: Shape | None, decay: float, run: _checks.Epochs) -> jax.Array:
+    """That of the momentum's noise at each step, for draws of variance 1, f[T]."""
+    if shape is None:
+        steps = jnp.arange(1, run.num_steps + 1)
+        return (1 - decay) ** 2 * prefix_variance(steps, decay)
+    ones = jnp.ones(run.num_steps)
+    return variances(
+        shape.toeplitz(run.num_steps),
+        workloads.momentum(decay),
+        factors=jnp.asarray(shape.factors or (1.0,)) * ones,
+        rates=(1 - decay) * ones,
+        keep=0 * ones,
     )
 
 

@@ -1,0 +1,145 @@
+"""Plans whose noise is correlated from step to step."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import Adjacency, strategies, workloads
+from dpjax.accounting import correlated, gdp
+
+
+def loss(w, examples):
+    x, y = examples
+    return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
+
+
+def correlated_plan(**changed):
+    given = {
+        "num_examples": 90,
+        "batch_size": 10,
+        "num_steps": 30,
+        "noise_multiplier": 3.0,
+        "delta": 1e-5,
+        "clip_norm": 0.5,
+        "sampling": "fixed",
+        "noise": "correlated",
+        "strategy": strategies.geometric(0.75),
+        "adjacency": Adjacency.REPLACE,
+    }
+    return dpjax.plan(**{**given, **changed})
+
+
+SHAPES = {
+    "geometric": strategies.geometric(0.75),
+    "one vector": strategies.rational([0.25], [0.75]),
+    "scaled": strategies.scaled(strategies.geometric(0.75), np.linspace(1, 4, 30)),
+    "tree": strategies.tree(0.75),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("sampling", ["fixed", "reshuffled"])
+def test_a_plan_with_correlated_noise_costs_what_the_accountant_says(name, sampling):
+    run = correlated_plan(strategy=SHAPES[name], sampling=sampling)
+    mu = correlated.mu(
+        SHAPES[name],
+        3.0,
+        num_steps=30,
+        steps_per_epoch=9,
+        order=sampling,
+        adjacency=Adjacency.REPLACE,
+    )
+    assert run.guarantee.mu == pytest.approx(float(mu), rel=1e-6)
+    assert run.guarantee.mu >= mu
+    assert run.epsilon == pytest.approx(float(gdp.epsilon(mu, 1e-5)), rel=1e-5)
+    early = [float(run.guarantee.at(k).epsilon(1e-5)) for k in (1, 10, 30)]
+    assert early[0] < early[1] < early[2]
+    assert early[2] == pytest.approx(run.epsilon, rel=1e-6)
+    target = correlated_plan(
+        strategy=SHAPES[name], sampling=sampling, noise_multiplier=None, epsilon=2.0
+    )
+    assert 1.999 < target.epsilon <= 2.0
+    record = json.loads(target.guarantee.to_json())
+    assert record["noise"] == "correlated"
+    assert record["strategy"]
+    assert hash(run) != hash(target)
+    assert "C⁻¹z" in str(target.guarantee)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_noise_of_a_plan_is_that_of_its_strategy(name):
+    """Variances of the first updates, within six deviations of their estimates."""
+    run, key, size = correlated_plan(strategy=SHAPES[name]), jax.random.key(4), 20_000
+    optimizer = run.optimizer(optax.sgd(1.0), key=key)
+    zeros = jnp.zeros(size)
+
+    def step(state, _):
+        updates, state = optimizer.update(zeros, state)
+        return state, updates
+
+    _, noise = jax.jit(lambda s: jax.lax.scan(step, s, length=4))(optimizer.init(zeros))
+    want = (3.0 * 0.5 / 10 * SHAPES[name].inverse_matrix(30)[:4]) ** 2
+    np.testing.assert_allclose(
+        np.var(noise, axis=1), want.sum(1), rtol=6 * np.sqrt(2 / size)
+    )
+
+
+def test_a_plan_finds_the_noise_for_a_workload():
+    falling = workloads.momentum(0.9, learning_rates=np.linspace(1, 0.1, 30))
+    found = correlated_plan(strategy=None, workload=falling)
+    assert len(found.shape.numerator) == len(found.shape.denominator) == 1
+    assert len(found.shape.factors) == 30
+    asked = {"steps_per_epoch": 9, "order": "fixed", "adjacency": Adjacency.REPLACE}
+    products = [
+        correlated.mu(s, 1.0, num_steps=30, **asked) * correlated.error(s, falling, 30)
+        for s in (found.strategy, *SHAPES.values())
+        if s is not SHAPES["tree"]
+    ]
+    assert products[0] < min(products[1:])
+
+
+def test_correlated_plans_train_in_a_scan_and_end():
+    run, key = correlated_plan(), jax.random.key(0)
+    optimizer = run.optimizer(optax.sgd(0.1), key=key, buffer="regenerate")
+    loss_and_grad = run.value_and_grad(loss)
+    data = np.ones((90, 3), np.float32), np.ones(90, np.float32)
+
+    def step(carry, number):
+        w, state = carry
+        _, grads = loss_and_grad(w, run.load(data, number, key))
+        updates, state = optimizer.update(grads, state, w)
+        return (optax.apply_updates(w, updates), state), None
+
+    w = jnp.zeros(3)
+    start = w, optimizer.init(w)
+    (w, state), _ = jax.jit(lambda c: jax.lax.scan(step, c, jnp.arange(30)))(start)
+    assert np.isfinite(w).all()
+    with pytest.raises(ValueError, match="num_steps"):
+        optimizer.update(w, state, w)
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"sampling": "poisson"}, "sampling"),
+        ({"sampling": "fixed_size"}, "sampling"),
+        ({"noise": "independent"}, "strategy"),
+        ({"strategy": None}, "workload"),
+        ({"workload": workloads.momentum(0.5)}, "workload"),
+        ({"strategy": strategies.scaled(SHAPES["geometric"], np.ones(9))}, "num_steps"),
+        ({"strategy": 0.5}, "strategy"),
+        ({"num_steps": None, "epsilon": 1.0}, "num_steps"),
+        ({"batch_size": None, "epsilon": 1.0}, "batch_size"),
+        ({"noise_schedule": lambda step: 1.0}, "schedule"),
+        ({"clip_norm": dpjax.QuantileClip(0.5)}, "QuantileClip"),
+        ({"adjacency": Adjacency.ADD_REMOVE}, "adjacency"),
+    ],
+)
+def test_what_no_correlated_plan_is(changed, match):
+    with pytest.raises(ValueError, match=match):
+        correlated_plan(**changed)
