@@ -82,6 +82,15 @@ SAMPLERS = {
     "poisson": lambda key, step: sampling.poisson(
         400, 0.01, max_batch_size=9, key=key, step=step
     ),
+    "cyclic_poisson": lambda key, step: sampling.cyclic_poisson(
+        400, 0.1, num_groups=8, max_batch_size=9, key=key, step=step
+    ),
+    "random_bins": lambda key, step: sampling.random_bins(
+        400, 40, max_batch_size=30, key=key, epoch=step
+    ),
+    "random_bins_step": lambda key, step: sampling.random_bins_step(
+        400, 40, max_batch_size=30, key=key, epoch=step, step=2
+    ),
 }
 
 _X = np.linspace(-0.8, 0.9, 96, dtype=np.float32).reshape(32, 3)

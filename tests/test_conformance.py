@@ -455,6 +455,7 @@ def test_streams_of_one_key_never_meet():
         {"tree_momentum", "tree_momentum, regenerated", "dp_nsgd"},
         {name for name in TRANSFORMATIONS if "correlated" in name},
         {"reshuffled", "reshuffled_step"},
+        {"random_bins", "random_bins_step"},
     ]
     drawn = keys_of_all()
     root = tuple(map(int, jax.random.key_data(jax.random.key(9))))

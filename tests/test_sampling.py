@@ -243,8 +243,14 @@ def test_numbers_are_uniform_up_to_the_largest(n):
         (lambda k: sampling.poisson(10**8, 1e-6, max_batch_size=200, key=k, step=1), 6),
         (lambda k: sampling.fixed_size(2**31 - 1, 200, key=k, step=1), 4),
         (lambda k: sampling.reshuffled_step(10**9, 200, key=k, epoch=1, step=9), 4),
+        (
+            lambda k: sampling.cyclic_poisson(
+                2**31 - 1, 1e-6, num_groups=20, max_batch_size=200, key=k, step=39
+            ),
+            6,
+        ),
     ],
-    ids=["poisson", "fixed_size", "reshuffled_step"],
+    ids=["poisson", "fixed_size", "reshuffled_step", "cyclic_poisson"],
 )
 def test_a_step_is_no_larger_than_its_batch(draw, size):
     def arrays(jaxpr):
@@ -417,6 +423,106 @@ def test_corners_of_sizes_and_rates():
         assert np.all(indices >= 0)
         assert indices.max() > 2**30
     assert cyclic.indices.max() == 2**31 - 2
+
+
+@pytest.mark.parametrize(("n", "groups"), [(23, 5), (24, 4), (7, 7), (6, 1)])
+def test_cyclic_poisson_takes_each_example_of_its_group_independently(n, groups):
+    rate, steps = 0.3, 400 * groups
+    draw = functools.partial(
+        sampling.cyclic_poisson, n, rate, num_groups=groups, max_batch_size=n, key=KEY
+    )
+    indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(jnp.arange(steps))
+    taken = np.zeros((steps, n))
+    rows, places = np.nonzero(np.asarray(mask))
+    np.add.at(taken, (rows, np.asarray(indices)[rows, places]), 1)
+    assert taken.max() == 1  # nobody twice, and the masked places count for nobody
+    mine = np.arange(steps)[:, None] % groups == np.arange(n)[None] % groups
+    assert not taken[~mine].any()
+    # 400 steps each: every pair of a group, z = 6.5 in at most 24² entries (2e-8).
+    for group in range(groups):
+        part = taken[group::groups, group::groups]
+        expected = 400 * np.where(np.eye(part.shape[1]), rate, rate**2)
+        assert np.all(np.abs(part.T @ part - expected) < 6.5 * np.sqrt(expected))
+
+
+def test_cyclic_poisson_of_one_group_and_of_all():
+    one = sampling.cyclic_poisson(
+        9, 1.0, num_groups=4, max_batch_size=3, key=KEY, step=2**32 - 4
+    )
+    assert sorted(one.indices[one.mask].tolist()) == [0, 4, 8]
+    last = sampling.cyclic_poisson(
+        9, 1.0, num_groups=4, max_batch_size=3, key=KEY, step=3
+    )
+    assert sorted(last.indices[last.mask].tolist()) == [3, 7]
+
+
+@pytest.mark.parametrize(("n", "bins"), [(9, 4), (5, 1), (4, 9)])
+def test_everyone_picks_a_bin_independently(n, bins):
+    epochs = 4000
+
+    def epoch(number):
+        return sampling.random_bins(n, bins, max_batch_size=n, key=KEY, epoch=number)
+
+    indices, mask = jax.jit(jax.vmap(epoch))(jnp.arange(epochs))
+    chosen = np.full((epochs, n), -1)
+    rows, steps, places = np.nonzero(np.asarray(mask))
+    examples = np.asarray(indices)[rows, steps, places]
+    assert np.bincount(rows, minlength=epochs).tolist() == [n] * epochs
+    chosen[rows, examples] = steps
+    assert chosen.min() == 0
+    assert chosen.max() == bins - 1
+    taken = chosen[:, :, None] == np.arange(bins)
+    # Every choice, and every pair of choices of two examples: z = 6.5 in 36² entries.
+    flat = taken.reshape(epochs, -1).astype(float)
+    expected = np.full((n, bins, n, bins), bins**-2.0)
+    for i in range(n):
+        expected[i, :, i, :] = np.eye(bins) / bins
+    expected = epochs * expected.reshape(n * bins, n * bins)
+    off = np.abs(flat.T @ flat - expected)
+    assert np.all(off <= 6.5 * np.sqrt(expected))
+
+
+@pytest.mark.parametrize(("n", "bins", "b"), [(50, 7, 4), (50, 7, 30), (3, 5, 2)])
+def test_a_bin_alone_is_that_of_the_epoch(n, bins, b):
+    given = {"max_batch_size": b, "key": KEY, "epoch": 3}
+    whole = sampling.random_bins(n, bins, **given)
+    step = functools.partial(sampling.random_bins_step, n, bins, **given)
+    alone = jax.jit(jax.vmap(lambda i: step(step=i)))(jnp.arange(bins))
+    np.testing.assert_array_equal(whole.mask, alone.mask)
+    np.testing.assert_array_equal(whole.indices, alone.indices)
+    counts = np.asarray(whole.mask).sum(1)
+    assert counts.sum() == n if b == 30 else counts.max() <= b
+    assert not step(step=bins).mask.any()
+    other = sampling.random_bins(n, bins, max_batch_size=b, key=KEY, epoch=4)
+    assert np.any(other.mask != whole.mask) or np.any(other.indices != whole.indices)
+
+
+def test_no_bin_is_favoured_by_draws_beyond_the_multiples(monkeypatch):
+    """Draws above the multiples of 3 are left for the next, but for the last."""
+    top = np.uint32(2**32 - 1)
+    draws = np.array([[top, 4, top], [5, top, top], [top, top, top], [7, 7, top]])
+    monkeypatch.setattr(jax.random, "bits", lambda *_: jnp.asarray(draws, jnp.uint32))
+    batch = sampling.random_bins(3, 3, max_batch_size=3, key=KEY, epoch=0)
+    # 5 mod 3, 4 mod 3, and of the last try 2³² − 1 mod 3 = 0.
+    chosen = {int(i): k for k in range(3) for i in batch.indices[k][batch.mask[k]]}
+    assert chosen == {0: 2, 1: 1, 2: 0}
+
+
+def test_groups_and_bins_that_are_none():
+    bins = functools.partial(sampling.random_bins, max_batch_size=2, key=KEY, epoch=0)
+    poisson = functools.partial(
+        sampling.cyclic_poisson, 5, max_batch_size=2, key=KEY, step=0
+    )
+    for bad in (0, 2.5, 2**31):
+        with pytest.raises(ValueError, match="^num_bins must"):
+            bins(5, bad)
+    for bad in (0, 6, 1.5):
+        with pytest.raises(ValueError, match="^num_groups must"):
+            poisson(0.5, num_groups=bad)
+    with pytest.raises(ValueError, match="^sampling_rate must"):
+        poisson(1.5, num_groups=2)
+    with pytest.raises(ValueError, match="^epoch must"):
+        sampling.random_bins(5, 2, max_batch_size=2, key=KEY, epoch=-1)
 
 
 def test_static_mistakes_name_the_argument():

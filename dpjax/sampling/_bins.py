@@ -1,0 +1,134 @@
+"""Random bins: every example picks one of the batches of an epoch for itself.
+
+Nobody's choice says anything of another's, which a random order does not give: there
+the places of all others tell that of the last. The price is that a bin is found by
+looking at all examples.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._typing import ArrayLike, Key
+from dpjax.sampling._batch import Batch, numbered, own_key, sizes
+
+# Draws an example has, of which the first is taken that favours no bin.
+_TRIES = 4
+
+
+def _choices(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
+    """Everyone's bin, i32[n].
+
+    A draw favours small bins beyond the multiples of m, which fewer than m of 2³² are.
+    All four are with probability (m / 2³²)⁴, and only the last one's remainder is then
+    not uniform.
+    """
+    key = own_key(key, "sampling.random_bins", "epoch", epoch)
+    draws = jax.random.bits(key, (_TRIES, n), jnp.uint32)
+    fair = draws <= np.uint32(m * (2**32 // m) - 1)
+    first = jnp.argmax(fair.at[-1].set(True), axis=0)
+    taken = jnp.take_along_axis(draws, first[None], axis=0)[0]
+    return (taken % np.uint32(m)).astype(jnp.int32)
+
+
+def _arguments(
+    num_examples: int, num_bins: int, max_batch_size: int
+) -> tuple[int, int, int]:
+    n, b = sizes(num_examples, max_batch_size, "max_batch_size")
+    m = _validate.static_int("num_bins", num_bins, minimum=1)
+    if m > 2**31 - 1:
+        raise ValueError(f"num_bins must be at most 2**31 - 1; got {num_bins!r}.")
+    return n, m, b
+
+
+def random_bins(
+    num_examples: int,
+    num_bins: int,
+    *,
+    max_batch_size: int,
+    key: Key,
+    epoch: ArrayLike,
+) -> Batch:
+    """One epoch in which every example independently picks one step to take part in.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      num_bins: m, static, from 1 to 2³¹ − 1: the steps of an epoch.
+      max_batch_size: a batch's fixed shape b, static. Of a bin with more than b
+        examples the first b are kept.
+      key: one typed key for the whole run; the epoch is folded into it.
+      epoch: the epoch's number, i[], from 0 to 2³² − 1; may be traced, and then counts
+        modulo 2³². The same number in all epochs keeps everyone's step.
+
+    Returns:
+      A `Batch` of i32[m, b] and bool[m, b], in the data's order, masked places last.
+      It costs O(n log n).
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
+        is out of range; key is not a typed key.
+
+    Privacy: with no overflow an example is in each step with probability 1 / m, to
+    within (m / 2³²)⁴, whatever is known of all other examples: random allocation, under
+    any adjacency, given uniform random bits that nobody knows. Leaving examples out on
+    overflow is another mechanism: `accounting.truncation.overflow_delta` with sampling
+    rate 1 / m, and m steps for each epoch whose bins are drawn, says what it costs.
+
+    Example:
+      >>> import jax
+      >>> batch = random_bins(6, 3, max_batch_size=6, key=jax.random.key(0), epoch=0)
+      >>> sorted(batch.indices[batch.mask].tolist())
+      [0, 1, 2, 3, 4, 5]
+    """
+    n, m, b = _arguments(num_examples, num_bins, max_batch_size)
+    bins, examples = jax.lax.sort(
+        (_choices(n, m, key, epoch), jnp.arange(n, dtype=jnp.int32)), is_stable=True
+    )
+    ends = jnp.searchsorted(bins, jnp.arange(m + 1, dtype=jnp.int32))
+    places = ends[:-1, None] + jnp.arange(b)[None, :]
+    mask = places < ends[1:, None]
+    return Batch(jnp.where(mask, examples[jnp.minimum(places, n - 1)], 0), mask)
+
+
+def random_bins_step(
+    num_examples: int,
+    num_bins: int,
+    *,
+    max_batch_size: int,
+    key: Key,
+    epoch: ArrayLike,
+    step: ArrayLike,
+) -> Batch:
+    """One step of `random_bins`, in O(n).
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      num_bins: m, static, from 1 to 2³¹ − 1.
+      max_batch_size: b, static.
+      key: one typed key for the whole run; the epoch is folded into it.
+      epoch: the epoch's number, i[], from 0 to 2³² − 1; may be traced, and then counts
+        modulo 2³².
+      step: the step's number within the epoch, i[], from 0 to m − 1; may be traced.
+        Beyond them the batch is empty.
+
+    Returns:
+      A `Batch` of i32[b] and bool[b], row `step` of `random_bins`.
+
+    Raises:
+      ValueError: as `random_bins`; a static step is out of range.
+
+    Privacy: that of `random_bins`.
+
+    Example:
+      >>> import jax
+      >>> batch = random_bins_step(
+      ...     6, 3, max_batch_size=6, key=jax.random.key(0), epoch=0, step=2)
+      >>> batch.indices.shape
+      (6,)
+    """
+    n, m, b = _arguments(num_examples, num_bins, max_batch_size)
+    mine = _choices(n, m, key, epoch).astype(jnp.uint32) == numbered("step", step)
+    (found,) = jnp.nonzero(mine, size=b, fill_value=0)
+    mask = jnp.arange(b) < jnp.sum(mine, dtype=jnp.int32)
+    return Batch(jnp.where(mask, found.astype(jnp.int32), 0), mask)
