@@ -153,7 +153,7 @@ def cyclic_poisson(
     Example:
       >>> import jax
       >>> batch = cyclic_poisson(
-      ...     90, 0.1, num_groups=10, max_batch_size=9, key=jax.random.key(0), step=7)
+      ...     90, 0.5, num_groups=10, max_batch_size=9, key=jax.random.key(0), step=7)
       >>> set((batch.indices[batch.mask] % 10).tolist())
       {7}
     """
