@@ -1,6 +1,7 @@
 """Noise shaped for the optimizer: its error beside the best, and its times.
 
-    python benchmarks/correlated.py [--part error|optimize|step] [--without-peers]
+    python benchmarks/correlated.py [--part error|schedule|optimize|step]
+                                    [--without-peers]
 
 An error is μ times the root mean square of the noise in a workload, in a fixed order,
 over a lower bound for any strategy. Needs the extra `bench` for jax_privacy's
@@ -141,6 +142,37 @@ def errors(with_peers):
     return Table("error", columns, rows)
 
 
+def schedules():
+    """μ times error with the same noise in all steps, and with what each best has."""
+    num_steps, n_b = 1000, 100
+    asked = {"num_steps": num_steps, "steps_per_epoch": n_b}
+    steps = np.arange(num_steps)
+    rates = {
+        "constant": np.ones(num_steps),
+        "cosine": (1 + np.cos(np.pi * steps / num_steps)) / 2,
+        "linear": 1 - steps / num_steps,
+        "1 / √t": 1 / np.sqrt(1 + steps),
+    }
+    rows = []
+    for (falls, rate), name in itertools.product(rates.items(), WORKLOADS):
+        workload = WORKLOADS[name](0.9, learning_rates=rate)
+        shapes = {"independent": strategies.independent()} | {
+            label: strategies.optimize(kind, workload, **asked)
+            for label, kind in (
+                ("geometric, no vector", "geometric"),
+                ("rational, 1 vector", "rational"),
+            )
+        }
+        for label, shape in shapes.items():
+            scaled = strategies.scheduled(shape, workload, **asked)
+            same, varying = (of_ours(x, workload, **asked) for x in (shape, scaled))
+            rows.append([name, falls, label, float(same), float(varying / same)])
+            print(*rows[-1], flush=True)
+    columns = dict.fromkeys(("workload", "learning rate", "strategy"), "{}")
+    columns |= {"μ × error": "{:.3g}", "with a schedule": "{:.3f} times"}
+    return Table("schedules", columns, rows)
+
+
 def searches(with_peers):
     """Seconds to optimise for sums of momentum, first (it compiles) and again."""
     rows = []
@@ -193,13 +225,14 @@ def step_time(size):
 def main():
     """Run one measurement, or all."""
     options = parser(__doc__)
-    options.add_argument("--part", choices=("error", "optimize", "step"))
+    options.add_argument("--part", choices=("error", "schedule", "optimize", "step"))
     options.add_argument("--size", type=int, default=10_000_000)
     options.add_argument("--without-peers", action="store_true")
     arguments = options.parse_args()
     found = require(["jax_privacy"], arguments.without_peers)
     parts = {
         "error": lambda: errors(bool(found)),
+        "schedule": schedules,
         "optimize": lambda: searches(bool(found)),
         "step": lambda: step_time(arguments.size),
     }

@@ -37,7 +37,7 @@ def fixed_size(
 
     Example:
       >>> import jax
-      >>> batch = fixed_size(100, 3, key=jax.random.key(0), step=7)
+      >>> batch = fixed_size(100, 3, key=jax.random.key(0), step=17)
       >>> len(set(batch.indices.tolist())), batch.mask.tolist()
       (3, [True, True, True])
     """
@@ -153,8 +153,8 @@ def cyclic_poisson(
     Example:
       >>> import jax
       >>> batch = cyclic_poisson(
-      ...     90, 0.5, num_groups=10, max_batch_size=9, key=jax.random.key(0), step=7)
-      >>> set((batch.indices[batch.mask] % 10).tolist())
+      ...     90, 0.5, num_groups=9, max_batch_size=9, key=jax.random.key(0), step=16)
+      >>> set((batch.indices[batch.mask] % 9).tolist())
       {7}
     """
     n, b = sizes(num_examples, max_batch_size, "max_batch_size")
