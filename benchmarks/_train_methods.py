@@ -1,7 +1,8 @@
 """A small network, and the ways of training it that `tune.py` and `train.py` compare.
 
 Ways with independent noise are made by `dpjax.plan`, momentum by an aggregation tree by
-its solver; all at δ = 1e-5 where one example is replaced.
+its solver, and noise that is designed for the sums of a momentum by `correlated_noise`;
+all at δ = 1e-5 where one example is replaced.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 import dpjax
-from dpjax import Adjacency, sampling, solvers
+from dpjax import Adjacency, accounting, sampling, solvers, strategies, workloads
 
 DELTA = 1e-5
 CLIP_NORM = 1.0
@@ -91,6 +92,12 @@ def sizes(data, shape):
     return size, shape.num_epochs * -(-len(data[0]) // size)
 
 
+def lengths(data, shape):
+    """How many steps there are, and how many an epoch takes."""
+    _, num_steps = sizes(data, shape)
+    return num_steps, num_steps // shape.num_epochs
+
+
 @functools.cache
 def plan_of(sampling, num_examples, size, steps, epsilon):
     """The plan of a run."""
@@ -127,6 +134,51 @@ def planned(way, data, shape, epsilon):
         return jax.lax.scan(step, carry, jnp.arange(plan.num_steps))[0][0]
 
     return run, plan.noise_multiplier
+
+
+@functools.cache
+def design(decay, num_steps, steps_per_epoch):
+    """The best geometric noise for a momentum's sums, and μ at noise multiplier 1."""
+    asked = {"num_steps": num_steps, "steps_per_epoch": steps_per_epoch}
+    strategy = strategies.optimize("geometric", workloads.momentum_sum(decay), **asked)
+    cost = {"order": "fixed", "adjacency": Adjacency.REPLACE}
+    return strategy, float(accounting.correlated.mu(strategy, 1.0, **asked, **cost))
+
+
+def designed(way, data, shape, epsilon):
+    """Noise for the one momentum that the way has, on fixed batches."""
+    (decay,), (size, _) = way.momenta, sizes(data, shape)
+    num_steps, each = lengths(data, shape)
+    strategy, mu = design(decay, num_steps, each)
+    gradient = dpjax.clipped_grad(loss, CLIP_NORM)
+
+    def run(key, noise_multiplier, momentum, learning_rate):
+        params, key = start(key, data)
+        optimizer = optax.chain(
+            dpjax.correlated_noise(
+                strategy,
+                noise_multiplier * CLIP_NORM,
+                num_steps=num_steps,
+                key=key,
+                buffer="regenerate",
+            ),
+            optax.scale(1 / size),
+            way.inner(learning_rate, momentum),
+        )
+
+        def step(carry, number):
+            params, state = carry
+            batch = sampling.cyclic_step(len(data[0]), size, step=number % each)
+            examples = jax.tree.map(lambda x: x[batch.indices], data)
+            total, _ = gradient(params, examples, mask=batch.mask)
+            updates, state = optimizer.update(total, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        carry = params, optimizer.init(params)
+        return jax.lax.scan(step, carry, jnp.arange(num_steps))[0][0]
+
+    # μ is proportional to the inverse of the noise multiplier.
+    return run, mu / float(accounting.gdp.mu(epsilon, DELTA))
 
 
 def plain(way, data, shape, _):
@@ -183,6 +235,11 @@ def adam(learning_rate, momentum):
     return optax.adam(learning_rate, b1=momentum)
 
 
+def averaged(learning_rate, momentum):
+    """SGD along a mean of the gradients so far, in which the recent ones weigh most."""
+    return optax.chain(optax.ema(momentum, debias=False), optax.scale(-learning_rate))
+
+
 BATCHES = tuple(Shape(size, epochs) for size in (64, 256, 512) for epochs in (20, 60))
 FULL_BATCHES = tuple(Shape(None, epochs) for epochs in (5, 10, 20, 40, 80, 160))
 RATES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
@@ -191,6 +248,7 @@ LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 NON_PRIVATE, NSGD = "non-private", "dp_nsgd (tree)"
 POISSON_SGD, POISSON_ADAM = "DP-SGD, Poisson", "DP-Adam, Poisson"
 FIXED, FULL = "DP-SGD, fixed batches", "DP-SGD, full batch"
+GEOMETRIC = "momentum, geometric noise"
 # The same number of settings for each.
 WAYS = {
     NON_PRIVATE: Way(plain, BATCHES, (0.0, 0.9), RATES),
@@ -199,4 +257,5 @@ WAYS = {
     FIXED: Way(planned, BATCHES, (0.0, 0.9), RATES, "fixed"),
     FULL: Way(planned, FULL_BATCHES, (0.0, 0.9), RATES, "fixed"),
     NSGD: Way(solved, BATCHES, (0.9, 0.98), LENGTHS),
+    GEOMETRIC: Way(designed, BATCHES, (0.9, 0.98), RATES, inner=averaged),
 }

@@ -2,11 +2,11 @@
 
     python benchmarks/report.py [--check]
 
-Fills in, in README.md, docs/choosing.md and benchmarks/README.md, what stands between a
-line such as `<!-- clipping: milliseconds -->` and the next `<!-- end -->`: the table of
-that name in `results/clipping.json`, what `setting` says (versions and how times were
-taken), or a view of several results that is defined here. With --check nothing is
-written, and it fails if a document is not what the results say.
+Fills in, in each of DOCUMENTS, what stands between a line such as
+`<!-- clipping: milliseconds -->` and the next `<!-- end -->`: the table of that name in
+`results/clipping.json`, what `setting` says (versions and how times were taken), or a
+view of several results that is defined here. With --check nothing is written, and it
+fails if a document is not what the results say.
 """
 
 import argparse
@@ -17,7 +17,12 @@ import sys
 
 from _results import FOLDER, Table, read
 
-DOCUMENTS = ("README.md", "docs/choosing.md", "benchmarks/README.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/choosing.md",
+    "docs/correlated.md",
+    "benchmarks/README.md",
+)
 MARKED = re.compile(r"<!-- (\S+): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 NETWORKS = {
     "mlp": "MLP",

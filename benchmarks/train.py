@@ -13,6 +13,9 @@ the same (ε, δ) under replacement of one example, by
   DP-SGD, full batch     all examples in each step
   dp_nsgd (tree)         tree-aggregated momentum on fixed batches (Tran and Cutkosky
                          2022, Algorithm 1)
+  momentum, geometric noise
+                         SGD with momentum on fixed batches, with the geometric noise
+                         that is best for its sums and of which nothing is stored
   non-private            SGD on shuffled batches, no clipping, no noise
 
 Batch sizes, epochs, momenta and learning rates are those in the file that --tuned
@@ -36,6 +39,7 @@ from _train_methods import (
     DELTA,
     FIXED,
     FULL,
+    GEOMETRIC,
     NON_PRIVATE,
     NSGD,
     POISSON_ADAM,
@@ -43,14 +47,26 @@ from _train_methods import (
     WAYS,
     Shape,
     accuracy,
+    design,
+    designed,
+    lengths,
     plan_of,
     planned,
     sizes,
     solved,
+    start,
 )
+from _workload_runs import Shape as Lengths
+from _workload_runs import multiplier, of_strategy, of_tree, weights
+
+from dpjax import strategies, workloads
+from dpjax.accounting import gdp
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+SUMS = "sums of momenta"
+WORKLOADS = {"momentum": workloads.momentum, SUMS: workloads.momentum_sum}
 
 
 class Run(NamedTuple):
@@ -65,11 +81,12 @@ class Run(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Noise in the momentum by step: three ways of drawing it, all else the same."""
+    """Noise by step: four ways of drawing it, all else the same."""
 
     tree: np.ndarray
-    poisson: np.ndarray
+    geometric: np.ndarray
     fixed: np.ndarray
+    poisson: np.ndarray
 
 
 def settings(path, epsilons):
@@ -94,8 +111,13 @@ def trained(setting, data, keys):
         results = [solved(data, shape, target, key, momentum, rate) for key in keys]
         spent = float(results[0].guarantee.epsilon(DELTA))
         return [result.params for result in results], spent
+    if way.runner is designed:
+        way = way._replace(momenta=(momentum,))
     run, noise = way.runner(way, data, shape, target)
     spent = None
+    if way.runner is designed:
+        _, mu = design(momentum, *lengths(data, shape))
+        spent = float(gdp.epsilon(mu / noise, DELTA))
     if way.runner is planned:
         plan = plan_of(way.sampling, len(data[0]), *sizes(data, shape), target)
         spent = plan.epsilon
@@ -114,23 +136,25 @@ def measure(setting, data, test, num_seeds):
     return Run(*setting[:2], spent, float(np.mean(scores)), spread, seconds)
 
 
-def noise_by_step(setting, decay, data):
-    """Root mean square norms in a momentum, else at the tree's own setting and ε."""
-    _, target, shape, _, rate = setting
-    result = solved(data, shape, target, jax.random.key(0), decay, rate)
-    size = sum(x.size for x in jax.tree.leaves(result.params))
+def noise_by_step(setting, workload, decay, data):
+    """Root mean square norms in a workload, else at the tree's own setting and ε."""
+    _, target, shape, _, _ = setting
     batch_size, num_steps = sizes(data, shape)
-    steps = np.arange(1, num_steps + 1)
-    # The momentum (1 − β) Σ β^(t − s) z_s of independent z_s of variance one.
-    variance = (1 - decay) / (1 + decay) * (1 - decay ** (2 * steps))
-    scale = CLIP_NORM * math.sqrt(size) / batch_size * np.sqrt(variance)
-    independent = {
-        sampling: plan_of(sampling, len(data[0]), batch_size, num_steps, target)
-        for sampling in ("poisson", "fixed")
-    }
+    run = Lengths(*lengths(data, shape))
+    params, _ = start(jax.random.key(0), data)
+    size = sum(x.size for x in jax.tree.leaves(params))
+    scale = CLIP_NORM * math.sqrt(size) / batch_size
+    matrix = weights(workload, num_steps)
+
+    def norms(made):
+        return scale * np.linalg.norm(matrix @ made.matrix, axis=1)
+
+    independent = of_strategy(strategies.independent(), run)
+    poisson = plan_of("poisson", len(data[0]), batch_size, num_steps, target)
+    tree, geometric = of_tree(decay, run), of_strategy(design(decay, *run)[0], run)
     return Noise(
-        np.asarray(result.curve.noise_norm),
-        **{name: scale * plan.noise_multiplier for name, plan in independent.items()},
+        *(norms(x) * multiplier(x, target) for x in (tree, geometric, independent)),
+        norms(independent) * poisson.noise_multiplier,
     )
 
 
@@ -141,6 +165,7 @@ STYLES = {
     FIXED: {"color": "#e69f00", "marker": "v", "linestyle": ":"},
     FULL: {"color": "#d55e00", "marker": "s", "linestyle": "-."},
     NSGD: {"color": "#009e73", "marker": "^", "linestyle": "-"},
+    GEOMETRIC: {"color": "#cc79a7", "marker": "P", "linestyle": "-"},
 }
 
 
@@ -149,7 +174,7 @@ def draw_accuracy(axis, runs, name):
     for number, (label, style) in enumerate(STYLES.items()):
         rows = [run for run in runs if run.way == label]
         axis.errorbar(
-            [run.target * 2 ** (0.04 * (number - 2)) for run in rows],
+            [run.target * 2 ** (0.04 * (number - 3)) for run in rows],
             [run.accuracy for run in rows],
             yerr=[run.spread for run in rows],
             capsize=3,
@@ -173,6 +198,7 @@ def draw_noise(axis, noise, target):
     """Noise against step."""
     for values, way, label, width in (
         (noise.tree, NSGD, "tree, fixed batches", 0.7),
+        (noise.geometric, GEOMETRIC, "geometric, fixed batches", 1.5),
         (noise.fixed, FIXED, "independent, fixed batches", 2.5),
         (noise.poisson, POISSON_SGD, "independent, Poisson batches", 1.5),
     ):
@@ -181,25 +207,35 @@ def draw_noise(axis, noise, target):
     axis.set_yscale("log")
     axis.set_xlabel("step")
     axis.set_ylabel("noise norm (RMS, units of a mean gradient)")
-    axis.set_title(f"Noise in the momentum, the tree's settings, ε = {target:g}")
+    axis.set_title(f"Noise in sums of momenta, the tree's settings, ε = {target:g}")
     axis.legend()
 
 
 def as_tables(runs, noise):
-    """Accuracies, and the noise in a momentum, root mean square over all steps."""
+    """Accuracies, and the noise in a workload, root mean square over all steps."""
     columns = {"training": "{}", "target ε": "{:g}", "ε spent": "{:.3f}"}
     columns |= {"test accuracy": "{:.3f} ± {:.3f}", "seconds a run": "{:.1f}"}
     rows = [[r.way, r.target, r.spent, [r.accuracy, r.spread], r.seconds] for r in runs]
     norms = [
-        [decay, *(np.sqrt(np.mean(values**2)) for values in of_decay)]
-        for decay, of_decay in noise.items()
+        [name, decay, *(np.sqrt(np.mean(values**2)) for values in of_decay)]
+        for (name, decay), of_decay in noise.items()
     ]
-    headings = ("tree", "independent, Poisson batches", "independent, fixed batches")
-    of_noise = {"decay": "{:g}"} | dict.fromkeys(headings, "{:.2f}")
+    headings = ("tree", "geometric for sums")
+    headings += ("independent, fixed batches", "independent, Poisson batches")
+    of_noise = {"noise in": "{}", "decay": "{:g}"} | dict.fromkeys(headings, "{:.3g}")
     return [
         Table("accuracy", columns, rows),
         Table("noise", of_noise, norms),
     ]
+
+
+def noises(setting, data):
+    """Noise in momenta and in their sums, by what it is in and decay."""
+    return {
+        (name, decay): noise_by_step(setting, workload(decay), decay, data)
+        for name, workload in WORKLOADS.items()
+        for decay in WAYS[NSGD].momenta
+    }
 
 
 def main():
@@ -209,7 +245,7 @@ def main():
     options.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"))
     options.add_argument("--tuned", type=pathlib.Path, default=FOLDER / "tuned.json")
     options.add_argument("--epsilons", type=float, nargs="+", help="default: all tuned")
-    options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--seeds", type=int, default=8)
     arguments = options.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
 
@@ -227,7 +263,7 @@ def main():
         )
     of_tree = [setting for setting in chosen if setting[0] == NSGD]
     *_, (_, largest, _, decay, _) = of_tree
-    noise = {b: noise_by_step(of_tree[-1], b, data) for b in WAYS[NSGD].momenta}
+    noise = noises(of_tree[-1], data)
 
     name = "MNIST (8,000 images)" if arguments.data else "handwritten digits"
     print(
@@ -240,7 +276,7 @@ def main():
     path = arguments.out / "train.png"
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     draw_accuracy(left, runs, name)
-    draw_noise(right, noise[decay], largest)
+    draw_noise(right, noise[SUMS, decay], largest)
     figure.savefig(path, dpi=130)
     print(f"Picture: {path}")
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from _images import load
 from _results import Table, parser, print_tables, write
-from _train_methods import NON_PRIVATE, WAYS, accuracy, solved
+from _train_methods import NON_PRIVATE, WAYS, accuracy, designed, solved
 
 HELD_OUT = 1 / 5
 # Compiling takes longer than running.
@@ -48,6 +48,10 @@ def scores(way, shape, epsilons, keys, data, held_out):
         ]
         sizes = map(len, (epsilons, way.momenta, way.learning_rates, keys))
         return np.reshape(np.array(found), tuple(sizes))
+    if way.runner is designed and len(way.momenta) > 1:  # each has noise of its own
+        ways = [way._replace(momenta=(momentum,)) for momentum in way.momenta]
+        parts = [scores(w, shape, epsilons, keys, data, held_out) for w in ways]
+        return np.concatenate(parts, axis=1)
 
     # One program for every ε, with the noise of each. Its room for a Poisson batch is
     # that of the first plan; where others have more, an overflow loses a few examples

@@ -13,8 +13,17 @@ import jax
 import numpy as np
 import pytest
 
+from dpjax import strategies, workloads
+from dpjax.accounting import correlated
+from dpjax.tree import prefix_variance
+
 ROOT = pathlib.Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "docs/choosing.md", "benchmarks/README.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/choosing.md",
+    "docs/correlated.md",
+    "benchmarks/README.md",
+]
 
 
 @pytest.fixture
@@ -171,6 +180,50 @@ def test_a_search_tries_all_combinations_in_order(helper):
 def test_an_epsilon_that_was_not_tuned_is_refused(helper):
     train, results = helper("train"), helper("_results")
     path = results.FOLDER / "tuned.json"
-    assert [row[1] for row in train.settings(path, [2.0])] == [None] + 5 * [2.0]
+    assert [row[1] for row in train.settings(path, [2.0])] == [None] + 6 * [2.0]
     with pytest.raises(SystemExit, match=r"--epsilons.*3\.0"):
         train.settings(path, [2.0, 3.0])
+
+
+def test_noise_as_a_matrix_is_what_the_library_says_of_it(helper):
+    runs = helper("_workload_runs")
+    shape, decay = runs.Shape(num_steps=37, steps_per_epoch=8), 0.9
+    tree = runs.of_tree(decay, shape)
+    momentum = runs.weights(workloads.momentum(decay), shape.num_steps) @ tree.matrix
+    known = (1 - decay) ** 2 * prefix_variance(np.arange(1, 38), decay)
+    np.testing.assert_allclose((momentum**2).sum(1), known, rtol=1e-6)  # f32
+
+    strategy, sums = strategies.geometric(0.7), workloads.momentum_sum(decay)
+    design = runs.of_strategy(strategy, shape)
+    known = design.mu * float(correlated.error(strategy, sums, shape.num_steps))
+    assert runs.predicted(design, sums) == pytest.approx(known, rel=1e-6)
+
+
+def test_what_ranks_accuracies_as_they_are_has_a_correlation_of_one(helper):
+    module = helper("workloads")
+
+    def run(data, optimizer, decay, design, points, held_out):
+        errors = dict.fromkeys(module.workloads_of(decay), 0.0)
+        for place, name in enumerate(errors):
+            errors[name] = (-1) ** place * points  # each other one is wrong
+        test = 0.5 - points / 100 + np.array([0.0, 0.01, 0.02])
+        numbers = 1.0, 0.25, held_out
+        return module.Run(data, optimizer, 1.0, decay, design, *numbers, test, errors)
+
+    runs = [
+        run(data, optimizer, decay, design, points + worse, 0.5 - worse)
+        for data in ("one", "other")
+        for optimizer in module.OPTIMIZERS
+        for decay, worse in ((0.98, 5), (0.9, 0))
+        for points, design in enumerate(("sums", "tree", "independent"))
+    ]
+    for row in module.rankings(runs).rows:
+        assert row[1:] == [[(-1) ** place, 0.0] for place in range(5)]
+    for row in module.differences(runs).rows:
+        assert dict(zip(module.NAMES, row[1:], strict=True)) == {
+            **dict.fromkeys(module.NAMES),
+            "tree": pytest.approx([-1, 0]),
+            "independent": pytest.approx([-2, 0]),
+        }
+    best = module.accuracies(runs).rows[0]
+    assert best[3 + module.NAMES.index("sums")] == pytest.approx([0.51, 0.01 / 3**0.5])
