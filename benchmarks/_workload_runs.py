@@ -1,9 +1,8 @@
 """What `workloads.py` trains: data, models, optimizers, and noise as a matrix.
 
 Everything is drawn in a fixed order, at δ = 1e-5 where one example is replaced. The
-noise of all steps is B z with z white: B is C⁻¹ for a strategy C, which is what
-`dpjax.correlated_noise` draws step by step, and a sum of nodes for the tree. One
-compiled program then serves all noise.
+noise of all steps is C⁻¹z with z white, by a product of matrices, which
+`dpjax.correlated_noise` makes step by step: one compiled program then serves every C.
 """
 
 import functools
@@ -57,8 +56,9 @@ class Shape(NamedTuple):
 
 
 class Design(NamedTuple):
-    """Noise B z: the matrix f[T, T], and the run's μ at noise multiplier 1."""
+    """A strategy C, C⁻¹ as a matrix f[T, T], and a run's μ at noise multiplier 1."""
 
+    strategy: Any
     matrix: np.ndarray
     mu: float
 
@@ -141,7 +141,7 @@ def shape_of(problem, data):
 
 
 def workloads_of(decay):
-    """Workloads by name. Without momentum the first is the last, and the fifth none."""
+    """Workloads by name. Without momentum prefix sums are the sums, all the same."""
     of_sums = functools.partial(workloads.momentum_sum, decay)
     return {
         "prefix sums": workloads.prefix_sum(),
@@ -159,35 +159,18 @@ def weights(workload, num_steps):
 
 
 def predicted(design, workload):
-    """μ at noise multiplier 1 times the root mean square of B z in a workload."""
-    size = len(design.matrix)
-    noise = weights(workload, size) @ design.matrix
-    return design.mu * math.sqrt(np.square(noise).sum() / size)
+    """The root mean square of the noise in a workload at μ = 1."""
+    error = accounting.correlated.error(design.strategy, workload, len(design.matrix))
+    return design.mu * float(error)
 
 
 def of_strategy(strategy, shape):
-    """C⁻¹ and the privacy of C."""
-    row = strategy.inverse_coefficients(shape.num_steps)
+    """C⁻¹, and the privacy of C."""
     mu = accounting.correlated.mu(
         strategy, 1.0, **shape._asdict(), order="fixed", adjacency=Adjacency.REPLACE
     )
-    return Design(toeplitz(row, np.zeros(shape.num_steps)), float(mu))
-
-
-def of_tree(decay, shape):
-    """The noise of gradients whose momentum is that of `dpjax.tree_momentum`."""
-    # N_t = Σ_z β^(t − z) ζ_z over the nodes of 1..t, which end where low bits of t are
-    # cleared, one after the other; it is Σ_s β^(t − s) n_s of n_t = N_t − β N_{t−1}.
-    prefix = np.zeros((shape.num_steps + 1, shape.num_steps))
-    for step in range(1, shape.num_steps + 1):
-        end = step
-        while end:
-            prefix[step, end - 1] = decay ** (step - end)
-            end &= end - 1
-    mu = accounting.tree.momentum_mu(
-        1.0, **shape._asdict(), decay=decay, order="fixed", adjacency=Adjacency.REPLACE
-    )
-    return Design(prefix[1:] - decay * prefix[:-1], float(mu))
+    matrix = np.asarray(strategy.inverse_matrix(shape.num_steps))
+    return Design(strategy, matrix, float(mu))
 
 
 @functools.cache
@@ -198,9 +181,9 @@ def designs(decay, shape):
         for name, w in workloads_of(decay).items()
         if decay or name.startswith("sums")
     }
-    found = {"independent": strategies.independent(), **found}
-    made = {name: of_strategy(strategy, shape) for name, strategy in found.items()}
-    return {**made, "tree": of_tree(decay or NEARLY_ONE, shape)}
+    found["independent"] = strategies.independent()
+    found["tree"] = strategies.tree(decay or NEARLY_ONE)
+    return {name: of_strategy(strategy, shape) for name, strategy in found.items()}
 
 
 def multiplier(design, epsilon):
@@ -209,7 +192,7 @@ def multiplier(design, epsilon):
 
 
 def noise(matrix, key, size):
-    """B z, f[T, size]."""
+    """C⁻¹z, f[T, size]."""
     z = jax.random.normal(jax.random.fold_in(key, 1), (len(matrix), size))
     return jnp.asarray(matrix, jnp.float32) @ z
 
@@ -221,7 +204,7 @@ def size_of(problem):
 
 
 def trainer(problem, optimizer, data, judged):
-    """The accuracy on what is judged of a run: of a key, B z, σ, C, η and β.
+    """The accuracy on what is judged of a run: of a key, C⁻¹z, σ, C, η and β.
 
     Sums are taken in units of the clip norm, so that a learning rate means the same
     whatever it is.

@@ -57,7 +57,7 @@ from _train_methods import (
     start,
 )
 from _workload_runs import Shape as Lengths
-from _workload_runs import multiplier, of_strategy, of_tree, weights
+from _workload_runs import multiplier, of_strategy, weights
 
 from dpjax import strategies, workloads
 from dpjax.accounting import gdp
@@ -149,9 +149,12 @@ def noise_by_step(setting, workload, decay, data):
     def norms(made):
         return scale * np.linalg.norm(matrix @ made.matrix, axis=1)
 
-    independent = of_strategy(strategies.independent(), run)
+    best, _ = design(decay, *run)
+    tree, geometric, independent = (
+        of_strategy(strategy, run)
+        for strategy in (strategies.tree(decay), best, strategies.independent())
+    )
     poisson = plan_of("poisson", len(data[0]), batch_size, num_steps, target)
-    tree, geometric = of_tree(decay, run), of_strategy(design(decay, *run)[0], run)
     return Noise(
         *(norms(x) * multiplier(x, target) for x in (tree, geometric, independent)),
         norms(independent) * poisson.noise_multiplier,

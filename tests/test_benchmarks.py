@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import strategies, workloads
-from dpjax.accounting import correlated
+from dpjax import Adjacency, strategies, workloads
+from dpjax.accounting.tree import momentum_mu
 from dpjax.tree import prefix_variance
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -185,18 +185,19 @@ def test_an_epsilon_that_was_not_tuned_is_refused(helper):
         train.settings(path, [2.0, 3.0])
 
 
-def test_noise_as_a_matrix_is_what_the_library_says_of_it(helper):
+def test_the_noise_in_a_workload_is_what_the_tree_says_of_its_own(helper):
     runs = helper("_workload_runs")
     shape, decay = runs.Shape(num_steps=37, steps_per_epoch=8), 0.9
-    tree = runs.of_tree(decay, shape)
-    momentum = runs.weights(workloads.momentum(decay), shape.num_steps) @ tree.matrix
+    workload = workloads.momentum(decay)
+    design = runs.of_strategy(strategies.tree(decay), shape)
+    noise = runs.weights(workload, shape.num_steps) @ design.matrix
     known = (1 - decay) ** 2 * prefix_variance(np.arange(1, 38), decay)
-    np.testing.assert_allclose((momentum**2).sum(1), known, rtol=1e-6)  # f32
-
-    strategy, sums = strategies.geometric(0.7), workloads.momentum_sum(decay)
-    design = runs.of_strategy(strategy, shape)
-    known = design.mu * float(correlated.error(strategy, sums, shape.num_steps))
-    assert runs.predicted(design, sums) == pytest.approx(known, rel=1e-6)
+    np.testing.assert_allclose((noise**2).sum(1), known, rtol=1e-5)  # in float32
+    spent = momentum_mu(
+        1.0, **shape._asdict(), decay=decay, order="fixed", adjacency=Adjacency.REPLACE
+    )
+    whole = spent * np.sqrt(np.mean(known))
+    assert runs.predicted(design, workload) == pytest.approx(float(whole), rel=1e-5)
 
 
 def test_what_ranks_accuracies_as_they_are_has_a_correlation_of_one(helper):
