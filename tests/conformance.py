@@ -162,7 +162,8 @@ SOLVERS = {
         step_size=1.0,
         smoothness=0.25,
         clip_norm=1.0,
-        **_TARGET,
+        adjacency=Adjacency.REPLACE,
+        noise_multiplier=3.0,
         key=key,
     ),
     "sensitivity_reduced_nsgd": lambda key: solvers.sensitivity_reduced_nsgd(

@@ -1,3 +1,4 @@
+import gc
 import os
 import pathlib
 import time
@@ -13,11 +14,14 @@ import pytest
 # CI runs that as the programs of users are compiled, too.
 AS_USERS = os.environ.get("DPJAX_TESTS_COMPILER", "quick") == "users"
 if not AS_USERS and jaxlib.__version__.startswith("0.10."):
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "")  # which is read when the first array is made
-        + " --xla_cpu_use_fusion_emitters=false"
-        + " --xla_cpu_parallel_codegen_split_count=1"
+    # They are read when the first array is made, and part of what a kept program is
+    # found by: once each, though a worker of xdist has been given them already.
+    given = os.environ.get("XLA_FLAGS", "").split()
+    ours = (
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
     )
+    os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys((*given, *ours)))
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # enough for a mesh
@@ -40,6 +44,15 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+# Programs of JAX are many small objects, few of them garbage: Python would look through
+# them all, again and again.
+gc.set_threshold(100_000, 50, 100)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what is imported by now stays
+
+
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # the process that the others work for
         for entry in _CACHE.glob("*"):
@@ -47,21 +60,35 @@ def pytest_configure(config):
                 entry.unlink(missing_ok=True)
 
 
+# A process maps a program's code in about ten pieces, and Linux allows 65,530 of them:
+# one that keeps the programs of all tests crashes on its way.
+_MANY_PIECES = 20_000
+
+
+def _mapped_pieces():
+    """In how many pieces this process maps memory, where the system says so."""
+    try:
+        return pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return _MANY_PIECES
+
+
 @pytest.fixture(scope="module", autouse=True)
-def forget_programs(request):
-    """Each file starts without compiled programs in memory.
+def programs(request):
+    """Programs stay in memory from file to file, until they are too many.
 
     Those of a file that is marked `optimized`, as its programs run for longer than they
-    compile, are XLA's best.
-
-    A process maps a program's code in about ten pieces, and Linux allows 65,530 of
-    them: one that keeps the programs of all tests crashes on its way.
+    compile, are XLA's best, and its own.
     """
-    optimized = AS_USERS or request.node.get_closest_marker("optimized") is not None
-    jax.config.update("jax_disable_most_optimizations", not optimized)
+    optimized = request.node.get_closest_marker("optimized") is not None
+    if optimized and not AS_USERS:
+        jax.clear_caches()
+        jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", not AS_USERS)
+    if optimized and not AS_USERS:
+        jax.config.update("jax_disable_most_optimizations", True)
+    if optimized or _mapped_pieces() >= _MANY_PIECES:
+        jax.clear_caches()
 
 
 @pytest.fixture

@@ -180,10 +180,10 @@ def random_round_sgd(
       >>> x = jax.random.normal(jax.random.key(0), (500, 3))
       >>> result = random_round_sgd(
       ...     losses.logistic(feature_norm=1.0), jnp.zeros(3), (x, jnp.sign(x[:, 0])),
-      ...     epsilon=2.0, delta=1e-5, adjacency=Adjacency.REPLACE, max_rounds=8,
+      ...     epsilon=2.0, delta=1e-5, adjacency=Adjacency.REPLACE, max_rounds=4,
       ...     batch_size=5, step_size=1.0, smoothness=0.25, clip_norm=1.0,
       ...     key=jax.random.key(1))
-      >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.rounds <= 8)
+      >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.rounds <= 4)
       (True, True)
     """
     noise = _checks.noise(noise_multiplier, epsilon, delta)
