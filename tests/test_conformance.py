@@ -59,12 +59,12 @@ def gradients(dtype="float32"):
     }
 
 
-def three_steps(tx, grads, *, jitted=True):
-    """The updates of three steps from one start, the state donated."""
+def steps_of(tx, grads, *, scales=(1.0, -0.3, 2.0), jitted=True):
+    """The updates of a step for each scale from one start, the state donated."""
     update = jax.jit(tx.update, donate_argnums=1) if jitted else tx.update
     params = jax.tree.map(lambda x: jnp.asarray(x * 0), grads)
     state, out = tx.init(params), []
-    for scale in (1.0, -0.3, 2.0):
+    for scale in scales:
         sums = jax.tree.map(lambda x: jnp.asarray(x * x.dtype.type(scale)), grads)
         updates, state = update(sums, state, params)
         out.append(jax.device_get(updates))
@@ -86,7 +86,7 @@ def transformation(request):
     """One of them, and what it does in the plainest setting."""
     make = TRANSFORMATIONS[request.param]
     tx = make(jax.random.key(3))
-    return request.param, make, three_steps(tx, gradients(), jitted=False)
+    return request.param, make, steps_of(tx, gradients(), jitted=False)
 
 
 def mesh_of(kind):
@@ -114,7 +114,7 @@ def test_updates_are_the_same_in_every_configuration(transformation, name):
     if name == "strict" and which in ("dp_adam", "dp_adamw"):
         # The day optax's own Adam takes strict promotion ours is to take it too.
         with pytest.raises(jax.dtypes.TypePromotionError), setting(name):
-            three_steps(optax.adam(0.1), gradients())
+            steps_of(optax.adam(0.1), gradients())
         return
     with setting(name):
         grads = gradients()
@@ -122,8 +122,8 @@ def test_updates_are_the_same_in_every_configuration(transformation, name):
             rows = jax.sharding.NamedSharding(jax.sharding.get_mesh(), jax.P("x"))
             grads = grads | {k: jax.device_put(grads[k], rows) for k in ("b", "w")}
         tx = make(jax.random.key(3))
-        close(three_steps(tx, grads), expected)
-        close(three_steps(tx, grads), expected)  # donation took nothing that is reused
+        close(steps_of(tx, grads), expected)
+        close(steps_of(tx, grads), expected)  # donation took nothing that is reused
 
 
 def test_shards_of_a_manual_mesh_have_noise_of_their_own(transformation):
@@ -151,7 +151,7 @@ def test_leaves_and_steps_have_noise_of_their_own(transformation, impl):
     zeros = {k: jnp.zeros((8, 8)) for k in ("a", "b")}
     if name == "dp_nsgd":  # steps of fixed length: signs carry the noise
         zeros["b"] = zeros["b"] + 1e-3
-    steps = three_steps(tx, zeros)
+    steps = steps_of(tx, zeros)
     signs = [np.sign(s[k]).ravel() for s in steps[:1] for k in zeros]
     signs.append(np.sign(steps[1]["a"] - 0.5 * steps[0]["a"]).ravel())
     for one, other in itertools.combinations(signs, 2):
@@ -162,9 +162,10 @@ def test_leaves_and_steps_have_noise_of_their_own(transformation, impl):
 def test_noise_is_added_before_a_cast(transformation, dtype):
     name, make, _ = transformation
     low = gradients(dtype)
-    got, *_ = three_steps(make(jax.random.key(3)), low, jitted=False)
+    first = {"scales": (1.0,), "jitted": False}
+    (got,) = steps_of(make(jax.random.key(3)), low, **first)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), low)
-    expected, *_ = three_steps(make(jax.random.key(3)), wide, jitted=False)
+    (expected,) = steps_of(make(jax.random.key(3)), wide, **first)
     for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert np.isfinite(np.asarray(g, np.float32)).all()
         if name.startswith(("add_gaussian_noise", "tree_momentum")):
@@ -225,12 +226,17 @@ def batch(size, dtype="int32"):
 
 def reference(loss, params, examples, clip_norm):
     """Clipped and summed in float64 from plain per-example gradients."""
-    per_example = jax.vmap(jax.grad(loss), (None, 0))(params, examples)
+    per_example = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, examples)
     leaves, treedef = jax.tree.flatten(per_example)
     leaves = [np.asarray(x.astype(jnp.float32), np.float64) for x in leaves]
     squares = sum(np.sum(x.reshape(len(x), -1) ** 2, axis=1) for x in leaves)
     scale = np.minimum(1, clip_norm / np.sqrt(squares))
     return treedef.unflatten([np.tensordot(scale, x, axes=1) for x in leaves])
+
+
+@functools.cache
+def of_the_network():
+    return reference(network, weights(), batch(8), C)
 
 
 def distance(one, other):
@@ -249,7 +255,7 @@ def distance(one, other):
     [pytest.param(*x, marks=[pytest.mark.slow] if x[1] else []) for x in ENGINES],
 )
 def test_sums_are_the_same_in_every_configuration(engine, size, name):
-    expected = reference(network, weights(), batch(8), C)
+    expected = of_the_network()
     read = multiplied if name == "explicit" else looked_up
     loss = functools.partial(network, read=read)
     fn = clipped_grad(loss, C, engine=engine, microbatch_size=size)
@@ -440,7 +446,7 @@ def keys_of_all():
 
 def in_steps(make):
     zeros = {"a": jnp.zeros(2), "b": jnp.zeros(2), "c": {"a": jnp.zeros(2)}}
-    return lambda key: three_steps(make(key), zeros, jitted=False)
+    return lambda key: steps_of(make(key), zeros, jitted=False)
 
 
 def in_batches(sample):

@@ -158,9 +158,9 @@ def epsilon(
       ValueError: an argument is out of range.
 
     Example:
-      >>> rounds = uniform(1000, groups=4)
+      >>> rounds = uniform(1000, groups=2)
       >>> print(f"{epsilon(2.0, 1e-5, rounds=rounds, sampling_rate=0.01):.2f}")
-      2.01
+      2.10
     """
     _validate.open_unit("delta", delta)
 
