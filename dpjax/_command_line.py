@@ -95,10 +95,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = _planned(command, given)
             print(_as_json(command, found) if as_json else _table(command, found))
     except (ValueError, ArithmeticError, OSError) as error:
-        message = " ".join(str(error).split())
+        message = _in_options(" ".join(str(error).split()))
         print(f"{PROGRAM} {command}: {message}", file=sys.stderr)
         return 2
     return 0
+
+
+def _in_options(message: str) -> str:
+    """The message with the values of options as a shell has them."""
+    for one in Adjacency:
+        message = message.replace(repr(one), one.name).replace(one.name, one.value)
+    return message
 
 
 def _parser() -> _Parser:

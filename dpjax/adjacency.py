@@ -19,11 +19,17 @@ class Adjacency(enum.Enum):
     Example:
       >>> Adjacency.REPLACE.sensitivity_factor
       2.0
+      >>> Adjacency("replace")
+      Adjacency.REPLACE
     """
 
     ADD_REMOVE = "add_remove"
     ZERO_OUT = "zero_out"
     REPLACE = "replace"
+
+    def __repr__(self) -> str:
+        """What one writes in a program."""
+        return f"Adjacency.{self.name}"
 
     @property
     def sensitivity_factor(self) -> float:

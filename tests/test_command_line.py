@@ -337,7 +337,7 @@ def test_a_file_that_is_no_record_is_refused(refused, tmp_path, text):
         ),
         (
             f"epsilon {RUN} --sampling fixed --noise-multiplier 1 --num-steps 3",
-            "adjacency",
+            "adjacency must be zero_out or replace with this sampling; got add_remove:",
         ),
         (f"noise {FIXED} --epsilon -1 --num-steps 3", "epsilon"),
         (f"plan {FIXED} --clip-norm 1 --epsilon 1", "--noise-multiplier, --num-steps"),

@@ -1,8 +1,9 @@
 """Runs that stop after a random number of rounds.
 
-If R is drawn independently of the data, releasing R and w_R is a mixture, and its
-δ(ε) is the mean of those of its parts, δ(ε) = E_R δ_R(ε). Since δ_R grows with R,
-rounds may be grouped, each group counted as its largest member: an upper bound again.
+If R is drawn independently of the data, releasing R and w_1, …, w_R is a mixture, and
+its δ(ε) is the mean of those of its parts, δ(ε) = E_R δ_R(ε), where δ_R is that of R
+rounds composed. Since δ_R grows with R, rounds may be grouped, each group counted as
+its largest member: an upper bound again.
 """
 
 from typing import NamedTuple

@@ -168,9 +168,10 @@ def random_round_sgd(
       ValueError: an argument is out of range, or no noise reaches the target; before
         any training.
 
-    Privacy: params and num_steps are (ε, δ)-DP under REPLACE, by
-    `accounting.random_rounds.delta`. Nobody learns the batches. No GDP
-    parameter is known: guarantee.mu is None.
+    Privacy: all iterates up to params, and num_steps, are together (ε, δ)-DP under
+    REPLACE, by `accounting.random_rounds.delta`: given R it is R rounds composed, and R
+    does not depend on the data. Nobody learns the batches, and the curve is not
+    private. No GDP parameter is known: guarantee.mu is None.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, with exact accounting.
 
@@ -223,7 +224,7 @@ def random_round_sgd(
         params=last,
         curve=curve,
         guarantee=Guarantee(
-            mechanism=f"the last iterate after a random number of rounds, at most "
+            mechanism=f"all iterates of a random number of rounds, at most "
             f"{max_rounds}, and that number",
             profile=RoundsProfile(noise, rounds, rate),
             adjacency=adjacency,
