@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AbstractMesh, AxisType
 
 from dpjax._keys import stream
@@ -25,8 +24,9 @@ def zeros_like(
     shape = (*leading, *jnp.shape(x))
     zeros = jnp.broadcast_to(jnp.zeros_like(x, dtype), shape)
     if isinstance(x, Tracer) and _is_auto(jax.typeof(x).sharding.mesh):
-        # Here nothing but the compiler knows how x is cut: zeros would lie anywhere.
-        _, zeros = shard_alike(jnp.broadcast_to(x.astype(dtype), shape), zeros)
+        # Here nothing but the compiler knows how x is cut: zeros would lie anywhere. It
+        # cuts what it chooses from alike, and only then sees that there is no choice.
+        zeros = jnp.where(False, jnp.broadcast_to(x.astype(dtype), shape), zeros)
     return zeros
 
 
