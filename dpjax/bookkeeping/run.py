@@ -9,7 +9,7 @@ from dpjax._meshes import plus
 from dpjax._typing import Atom
 from dpjax.bookkeeping.sites import RuledSite, Scope, Site
 from dpjax.bookkeeping.stretches import passes, stretches
-from dpjax.bookkeeping.trace import bind, needed, read
+from dpjax.bookkeeping.trace import bind, needed, read, scan_sizes
 
 
 def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
@@ -137,7 +137,7 @@ def _scan(
     numbers: Mapping[Site, int],
 ) -> Ran:
     """A scan with taps inside: they are scanned over, and the records stacked."""
-    consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry = scan_sizes(eqn)
     here = [numbers[site] for site in body.all_sites()]
 
     def iteration(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from dpjax._typing import Atom
 from dpjax.bookkeeping.alike import of_equation
 from dpjax.bookkeeping.rules import Rule, rule_for
-from dpjax.bookkeeping.trace import aval, inline
+from dpjax.bookkeeping.trace import aval, inline, scan_sizes
 
 
 class Loop(NamedTuple):
@@ -220,7 +220,7 @@ def _analyse_scan(
     without a rule is tapped outside, where its cotangent is summed over the
     iterations already.
     """
-    consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry = scan_sizes(eqn)
     carried = range(consts, consts + carry)
     known = [
         outer.steps_of(v) is not None and i not in carried

@@ -102,6 +102,14 @@ def evaluate(closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.A
     return [read(v, values) for v in jaxpr.outvars]
 
 
+def scan_sizes(eqn: jex.JaxprEqn) -> tuple[int, int]:
+    """How many constants a scan has, and how many values it carries."""
+    if "ft_in" in eqn.params:  # since JAX 0.11
+        consts, carried, _ = eqn.params["ft_in"].unpack()
+        return len(list(consts)), len(list(carried))
+    return eqn.params["num_consts"], eqn.params["num_carry"]
+
+
 def needed(eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]) -> list[jex.JaxprEqn]:
     """The equations that some variables depend on, in order."""
     wanted = {v for v in outs if isinstance(v, jex.Var)}
