@@ -387,6 +387,18 @@ ELSEWHERE = {
         "random_key",
     },
     "dpjax.sampling": set(),
+    "dpjax.auditing": {
+        "auroc",
+        "best_threshold",
+        "bootstrap_quantiles",
+        "epsilon_at",
+        "epsilon_lower",
+        "gaussian_mu_lower",
+        "mu_lower",
+        "one_run_epsilon_lower",
+        "one_run_mu_lower",
+        "true_positive_rate",
+    },
     "dpjax.solvers": {
         "allot_noise",
         "choose_num_steps",

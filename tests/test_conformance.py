@@ -18,7 +18,7 @@ import pytest
 from conformance import ELSEWHERE, ENGINES, SAMPLERS, SOLVERS, TRANSFORMATIONS
 
 import dpjax
-from dpjax import clipped_grad, sampling, solvers
+from dpjax import auditing, clipped_grad, sampling, solvers
 
 IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 HALVES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -41,6 +41,7 @@ def names(table):
 def test_every_public_function_is_in_a_table():
     assert functions_of(dpjax) == names(TRANSFORMATIONS) | ELSEWHERE["dpjax"]
     assert functions_of(sampling) == names(SAMPLERS) | ELSEWHERE["dpjax.sampling"]
+    assert functions_of(auditing) == ELSEWHERE["dpjax.auditing"]
     public = {n for n, f in vars(solvers).items() if inspect.isfunction(f)}
     assert public == names(SOLVERS) | ELSEWHERE["dpjax.solvers"]
 

@@ -18,6 +18,8 @@ MODULES = sorted((ROOT / "dpjax").rglob("*.py"))
 PUBLIC = (ROOT / "tests/public_names.txt").read_text().splitlines()
 # The files of bookkeeping are steps of one engine, which its map lists.
 OLDER_THAN_THE_RULE = ("dpjax.bookkeeping",)
+# Where the training path and accounting meet.
+BOTH = ("solvers", "strategies", "_plan", "auditing", "plot", "__init__.py")
 
 
 def dotted(path):
@@ -75,7 +77,7 @@ def imports(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_training_and_accounting_do_not_import_each_other(path):
     inside = path.relative_to(ROOT / "dpjax")
-    if inside.parts[0] in ("solvers", "strategies", "_plan", "plot", "__init__.py"):
+    if inside.parts[0] in BOTH:
         return
     if inside.parts[0].startswith("_command_line"):
         return

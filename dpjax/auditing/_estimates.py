@@ -1,0 +1,141 @@
+"""What an attack achieved on the scores at hand: estimates, without a confidence."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._float64 import float64
+from dpjax._keys import stream
+from dpjax._typing import ArrayLike, Key
+from dpjax.auditing._thresholds import check_scores
+
+
+@float64("nearest", vectors=(0, 1), elementwise=True)
+def _auroc64(scores_in: jax.Array, scores_out: jax.Array) -> jax.Array:
+    ordered = jnp.sort(scores_out)
+    below, at_most = (
+        jnp.searchsorted(ordered, scores_in, side=side) for side in ("left", "right")
+    )
+    return jnp.mean((below + at_most) / 2) / scores_out.size
+
+
+@float64("nearest", vectors=(0, 1), elementwise=True)
+def _true_positive_rate64(
+    scores_in: jax.Array, scores_out: jax.Array, false_positive_rate: jax.Array
+) -> jax.Array:
+    ordered = jnp.sort(scores_out, descending=True)
+    allowed = jnp.floor(false_positive_rate * scores_out.size * (1 + 1e-12))
+    at = jnp.minimum(allowed, scores_out.size - 1).astype(jnp.int32)
+    above = jnp.mean(scores_in > ordered[at])
+    return jnp.where(allowed >= scores_out.size, 1.0, above)
+
+
+def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> jax.Array:
+    """The share of pairs in which the score of what took part is the larger one.
+
+    Args:
+      scores_in: scores where the example took part, f[*b, n].
+      scores_out: where it did not, f[*b, m].
+
+    Returns:
+      f[*b], in [0, 1], 0.5 for an attack that knows nothing; equal scores count half.
+      An estimate of the area under the receiver's curve.
+
+    Raises:
+      ValueError: there are no scores.
+
+    Example:
+      >>> import numpy as np
+      >>> print(auroc(np.array([1.0, 3.0]), np.array([0.0, 1.0])))
+      0.875
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    return _auroc64(scores_in, scores_out)
+
+
+def true_positive_rate(
+    scores_in: ArrayLike, scores_out: ArrayLike, false_positive_rate: ArrayLike
+) -> jax.Array:
+    """The share of what took part above a threshold that few others exceed.
+
+    Args:
+      scores_in: scores where the example took part, f[*b, n].
+      scores_out: where it did not, f[*b, m].
+      false_positive_rate: of these at most this share is above the threshold, f[*b],
+        in [0, 1].
+
+    Returns:
+      f[*b], an estimate. `accounting.fdp.true_positive_rate` says what a guarantee
+      allows.
+
+    Raises:
+      ValueError: there are no scores, or the rate is out of range.
+
+    Example:
+      >>> import numpy as np
+      >>> inside, outside = np.array([1.0, 3.0, 5.0, 6.0]), np.arange(4.0)
+      >>> print(true_positive_rate(inside, outside, 0.25))
+      0.75
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    _validate.closed_unit("false_positive_rate", false_positive_rate)
+    return _true_positive_rate64(scores_in, scores_out, false_positive_rate)
+
+
+def bootstrap_quantiles(
+    statistic: Callable[[jax.Array, jax.Array], jax.Array],
+    scores_in: jax.Array,
+    scores_out: jax.Array,
+    quantiles: ArrayLike,
+    *,
+    num_samples: int,
+    key: Key,
+) -> jax.Array:
+    """Quantiles of a statistic over scores drawn again: a spread, and no bound.
+
+    Nothing is proven by them. Of an ε they are too small where scores are few and in
+    the tails, where no score is, they know nothing.
+
+    Args:
+      statistic: of scores in and out, f[n] and f[m], to a number, as `auroc`.
+      scores_in: f[n].
+      scores_out: f[m].
+      quantiles: f[*q], in [0, 1].
+      num_samples: how often to draw, static, at least 1.
+      key: one typed key.
+
+    Returns:
+      f[*q].
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Reference: Efron (1979), https://doi.org/10.1214/aos/1176344552.
+
+    Example:
+      >>> import jax
+      >>> noise = jax.random.normal(jax.random.key(0), (2, 500))
+      >>> found = bootstrap_quantiles(
+      ...     auroc, noise[0] + 1.0, noise[1], jax.numpy.array([0.05, 0.95]),
+      ...     num_samples=200, key=jax.random.key(1))
+      >>> print(f"{found[0]:.2f} to {found[1]:.2f}")
+      0.74 to 0.79
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    _validate.closed_unit("quantiles", quantiles)
+    num_samples = _validate.static_int("num_samples", num_samples, minimum=1)
+    key = stream(_validate.typed_key("key", key), "bootstrap")
+
+    def again(key: Key) -> jax.Array:
+        keys = jax.random.split(key)
+        return statistic(
+            *(
+                jax.random.choice(k, jnp.asarray(x), (len(x),))
+                for k, x in zip(keys, (scores_in, scores_out), strict=True)
+            )
+        )
+
+    found = jax.vmap(again)(jax.random.split(key, num_samples))
+    return jnp.quantile(found, jnp.asarray(quantiles, found.dtype))

@@ -1,0 +1,225 @@
+"""Lower bounds from one run: guesses which canaries took part, each by a coin.
+
+Canaries take part independently, with probability 1/2 each. The attack guesses that
+those with the highest scores did and that those with the lowest did not, and abstains
+on the rest. What the number of right guesses proves needs no independence of scores.
+
+A bound is some parameter that this number refutes, found by bisection. That is sound
+whether or not larger parameters are refuted, too: for each of them, enough right
+guesses refute it, and of the true one's successors the fewest that do decide.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr, ndtri
+from scipy.special import gammaln
+
+from dpjax import _validate
+from dpjax._float64 import TINY, float64
+from dpjax._typing import ArrayLike
+from dpjax.accounting._roots import bisect
+from dpjax.auditing._thresholds import check_confidence, check_delta, check_scores
+
+# Above what any number of guesses refutes that fits into memory, of ε and of μ.
+_LARGEST = 64.0
+# Far above what probabilities below are rounded by, relatively.
+_MARGIN = 1e-9
+_STATIC = ("guess_in", "guess_out")
+
+
+def _right(
+    scores: jax.Array, included: jax.Array, guess_in: int, guess_out: int
+) -> jax.Array:
+    """How many of the guesses are right, i[]; equal scores keep their places' order."""
+    ordered = included[jnp.argsort(scores)]
+    right = jnp.sum(ordered[ordered.size - guess_in :] > 0)
+    return right + jnp.sum(ordered[:guess_out] == 0)
+
+
+@float64("down", static=_STATIC, vectors=(0, 1), elementwise=True)
+def _epsilon64(
+    scores: jax.Array,
+    included: jax.Array,
+    delta: jax.Array,
+    confidence: jax.Array,
+    *,
+    guess_in: int,
+    guess_out: int,
+) -> jax.Array:
+    m, r = scores.size, guess_in + guess_out
+    v, j = _right(scores, included, guess_in, guess_out), np.arange(r + 1)
+    choose = gammaln(r + 1) - gammaln(j + 1) - gammaln(r - j + 1)  # its logarithm
+
+    def refuted(epsilon: jax.Array) -> jax.Array:
+        right, wrong = jax.nn.log_sigmoid(epsilon), jax.nn.log_sigmoid(-epsilon)
+        mass = jnp.exp(choose + j * right + (r - j) * wrong)
+        tail = jnp.cumsum(mass[::-1])[::-1]  # P(B >= j), the small ones first
+        # Steinke, Nasr and Jagielski (2023), appendix D,
+        # https://arxiv.org/abs/2305.08846: with B ~ Bin(r, e^ε / (1 + e^ε)),
+        # P(W >= v) <= P(B >= v) + 2mδ max_i P(v > B >= v − i) / i.
+        i = jnp.maximum(v - j, 1)
+        slope = jnp.max(jnp.where(j < v, (tail - tail[v]) / i, 0.0))
+        p = tail[v] + 2 * m * delta * slope
+        return p * (1 + _MARGIN) + TINY <= 1 - confidence
+
+    return _largest(refuted)
+
+
+@float64("down", static=_STATIC, vectors=(0, 1), elementwise=True)
+def _mu64(
+    scores: jax.Array,
+    included: jax.Array,
+    confidence: jax.Array,
+    *,
+    guess_in: int,
+    guess_out: int,
+) -> jax.Array:
+    m, r = scores.size, guess_in + guess_out
+    v, error = _right(scores, included, guess_in, guess_out), 1 - confidence
+
+    def refuted(mu: jax.Array) -> jax.Array:
+        # Mahloujifar, Melis and Chaudhuri (2025), Algorithm 3,
+        # https://arxiv.org/abs/2410.22235, for two choices and the trade-off curve G_μ,
+        # whose (1 − G_μ)⁻¹ is x ↦ Φ(Φ⁻¹(x) − μ): from i = v − 1 down to 0
+        # h ← (1 − G_μ)⁻¹(ρ), ρ ← ρ + (i / (r − i)) (h − its last value).
+        def step(
+            carry: tuple[jax.Array, jax.Array], i: jax.Array
+        ) -> tuple[tuple[jax.Array, jax.Array], None]:
+            h, rho = carry
+            new = jnp.maximum(h, ndtr(ndtri(rho) - mu))
+            moved = jnp.minimum(rho + i / (r - i) * (new - h), 1.0)
+            among = i < v
+            return (jnp.where(among, new, h), jnp.where(among, moved, rho)), None
+
+        start = (error * (r - v) / m, error * v / m)
+        (h, rho), _ = jax.lax.scan(step, start, jnp.arange(r - 1.0, -1.0, -1.0))
+        return h + rho >= r / m * (1 + _MARGIN)
+
+    return _largest(refuted)
+
+
+def _largest(refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """The largest parameter that is refuted, as far as a bisection finds it."""
+    zero = jnp.zeros(())
+    found = bisect(refuted, jnp.asarray(_LARGEST), zero, times=48)
+    return jnp.where(refuted(zero), found, 0.0)
+
+
+def _check(
+    scores: ArrayLike,
+    included: ArrayLike,
+    guess_in: int,
+    guess_out: int,
+    confidence: ArrayLike,
+) -> dict[str, int]:
+    """The numbers of guesses, or an error for an argument that is out of range."""
+    check_scores(scores=scores, included=included)
+    check_confidence(confidence)
+    if jnp.shape(scores)[-1] != jnp.shape(included)[-1]:
+        raise ValueError(
+            "included must have as many canaries as scores; got "
+            f"{jnp.shape(included)} for {jnp.shape(scores)}."
+        )
+    guess_in = _validate.static_int("guess_in", guess_in, minimum=0)
+    guess_out = _validate.static_int("guess_out", guess_out, minimum=0)
+    if not 1 <= guess_in + guess_out <= jnp.shape(scores)[-1]:
+        raise ValueError(
+            "guess_in and guess_out must be together at least 1 and at most the "
+            f"{jnp.shape(scores)[-1]} canaries; got {guess_in} and {guess_out}."
+        )
+    return {"guess_in": guess_in, "guess_out": guess_out}
+
+
+def one_run_epsilon_lower(
+    scores: ArrayLike,
+    included: ArrayLike,
+    delta: ArrayLike,
+    *,
+    guess_in: int,
+    guess_out: int,
+    confidence: ArrayLike,
+) -> jax.Array:
+    """An ε that the mechanism exceeds, from the scores of canaries in one run.
+
+    Args:
+      scores: the attack's score of each canary, f[*b, m].
+      included: whether it took part, bool[*b, m]: by independent fair coins, which the
+        attack knows nothing of. They are the run's, and not chosen after it.
+      delta: δ, f[*b], in [0, 1).
+      guess_in: of how many canaries, those with the largest scores, the attack says
+        that they took part; static, and fixed before the scores are seen.
+      guess_out: of how many, those with the smallest, that they did not; static.
+      confidence: with at least this probability the bound holds, f[*b], in (0.5, 1).
+
+    Returns:
+      ε, f[*b], rounded down. Of several numbers of guesses the best bound counts if
+      each was computed with its share of 1 − confidence.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: it bounds the mechanism from below, and is no guarantee. Scores may depend
+    on each other in any way. The guarantee that it refutes is for ADD_REMOVE or
+    ZERO_OUT, as canaries do.
+
+    Reference: Steinke, Nasr and Jagielski (2023), appendix D.
+
+    Example:
+      >>> import numpy as np
+      >>> rng = np.random.default_rng(0)
+      >>> included = rng.random(10_000) < 0.5
+      >>> scores = 2.0 * included + rng.standard_normal(10_000)
+      >>> found = one_run_epsilon_lower(
+      ...     scores, included, 1e-5, guess_in=250, guess_out=250, confidence=0.99)
+      >>> print(f"{found:.2f} of 10.00")
+      3.44 of 10.00
+    """
+    guesses = _check(scores, included, guess_in, guess_out, confidence)
+    check_delta(delta)
+    return _epsilon64(scores, included, delta, confidence, **guesses)
+
+
+def one_run_mu_lower(
+    scores: ArrayLike,
+    included: ArrayLike,
+    *,
+    guess_in: int,
+    guess_out: int,
+    confidence: ArrayLike,
+) -> jax.Array:
+    """A μ that the mechanism exceeds, from the scores of canaries in one run.
+
+    Args:
+      scores: as for `one_run_epsilon_lower`, f[*b, m].
+      included: bool[*b, m].
+      guess_in: static.
+      guess_out: static.
+      confidence: f[*b], in (0.5, 1).
+
+    Returns:
+      μ, f[*b], rounded down: with this confidence the mechanism is not μ′-GDP for any
+      smaller μ′. `accounting.gdp.epsilon` turns it into ε for a mechanism whose
+      guarantee is stated in GDP.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: as for `one_run_epsilon_lower`.
+
+    Reference: Mahloujifar, Melis and Chaudhuri (2025), Algorithm 3.
+
+    Example:
+      >>> import numpy as np
+      >>> rng = np.random.default_rng(0)
+      >>> included = rng.random(10_000) < 0.5
+      >>> scores = 2.0 * included + rng.standard_normal(10_000)
+      >>> found = one_run_mu_lower(
+      ...     scores, included, guess_in=250, guess_out=250, confidence=0.99)
+      >>> print(f"{found:.2f} of 2")
+      1.18 of 2
+    """
+    guesses = _check(scores, included, guess_in, guess_out, confidence)
+    return _mu64(scores, included, confidence, **guesses)

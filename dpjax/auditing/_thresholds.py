@@ -1,0 +1,308 @@
+"""Lower bounds from the errors of tests "the score is above a threshold".
+
+An attack's false-positive and true-positive rates, a and b, obey b <= e^ε a + δ and
+1 − a <= e^ε (1 − b) + δ if the mechanism is (ε, δ)-DP, and Φ⁻¹(b) − Φ⁻¹(a) <= μ if it
+is μ-GDP. Rates are known up to Clopper and Pearson's intervals, which count each score
+as an independent draw.
+
+Where the threshold is one of the scores themselves, the rate of the draws that lie
+above their kth largest is at most what k − 1 successes do not refute, and that of those
+at or above it at least what k successes do not refute. So a band over all thresholds is
+a union over k.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtri
+
+from dpjax import _validate
+from dpjax._float64 import ULP, float64
+from dpjax._typing import ArrayLike
+from dpjax.auditing import _binomial
+
+
+class _Rates(NamedTuple):
+    """Of a test: what of false positives is not exceeded, of true ones reached."""
+
+    false_positive: jax.Array
+    true_positive: jax.Array
+
+
+def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
+    """The ε that a test's rates refute, whichever of its errors is the rarer."""
+    a, b = rates
+    # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:
+    # b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ.
+    ratios = jnp.stack([(b - delta) / a, (1 - a - delta) / (1 - b)])
+    found = jnp.log(jnp.maximum(jnp.max(ratios, axis=0), 1.0))
+    return jnp.where(delta >= 0, found * (1 - 16 * ULP), 0.0)
+
+
+def _mu(rates: _Rates) -> jax.Array:
+    """The μ that a test's rates refute."""
+    a, b = rates
+    # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
+    # 1 − b >= Φ(Φ⁻¹(1 − a) − μ).
+    gap = ndtri(b) - ndtri(a) - 64 * ULP * (jnp.abs(ndtri(b)) + jnp.abs(ndtri(a)))
+    return jnp.where((a < 1) & (b > 0), jnp.maximum(gap, 0.0), 0.0)
+
+
+def _least_favourable(
+    scores_in: jax.Array, scores_out: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The scores, with those that are not numbers counted as the attack's failures."""
+    return (
+        jnp.where(jnp.isnan(scores_in), -jnp.inf, scores_in),
+        jnp.where(jnp.isnan(scores_out), jnp.inf, scores_out),
+    )
+
+
+def _band(
+    scores_in: jax.Array, scores_out: jax.Array, error: jax.Array, *, union: bool
+) -> tuple[jax.Array, _Rates]:
+    """Thresholds, and the rates at each: of all of them at once in a union."""
+    scores_in, scores_out = _least_favourable(scores_in, scores_out)
+    of_in, of_out = (
+        _binomial.counts(x.size) if union else np.arange(1, x.size + 1)
+        for x in (scores_in, scores_out)
+    )
+    shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
+    # The kth largest.
+    thresholds, reached = (
+        jnp.sort(x, descending=True)[k - 1]
+        for x, k in ((scores_out, of_out), (scores_in, of_in))
+    )
+    false = _binomial.upper(of_out - 1, scores_out.size, shares[1])
+    true = _binomial.lower(of_in, scores_in.size, shares[0])
+    # As many of `reached` are above each threshold.
+    above = jnp.searchsorted(-reached, -thresholds)
+    true = jnp.where(above > 0, true[jnp.maximum(above, 1) - 1], 0.0)
+    return thresholds, _Rates(false, true)
+
+
+def _rates_at(
+    scores_in: jax.Array,
+    scores_out: jax.Array,
+    threshold: jax.Array,
+    error: jax.Array,
+) -> _Rates:
+    """The rates at a threshold that does not depend on these scores."""
+    scores_in, scores_out = _least_favourable(scores_in, scores_out)
+    hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
+    return _Rates(
+        _binomial.upper(alarms, scores_out.size, error / 2),
+        _binomial.lower(hits, scores_in.size, error / 2),
+    )
+
+
+@float64("down", vectors=(0, 1), elementwise=True)
+def _epsilon_lower64(
+    scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
+) -> jax.Array:
+    _, rates = _band(scores_in, scores_out, 1 - confidence, union=True)
+    return jnp.max(_epsilon(rates, delta))
+
+
+@float64("down", vectors=(0, 1), elementwise=True)
+def _mu_lower64(
+    scores_in: jax.Array, scores_out: jax.Array, confidence: jax.Array
+) -> jax.Array:
+    _, rates = _band(scores_in, scores_out, 1 - confidence, union=True)
+    return jnp.max(_mu(rates))
+
+
+@float64("down", vectors=(0, 1), elementwise=True)
+def _epsilon_at64(
+    scores_in: jax.Array,
+    scores_out: jax.Array,
+    threshold: jax.Array,
+    delta: jax.Array,
+    confidence: jax.Array,
+) -> jax.Array:
+    return _epsilon(_rates_at(scores_in, scores_out, threshold, 1 - confidence), delta)
+
+
+# Up: rounded down, it would be below the score that it is, and count that.
+@float64("up", vectors=(0, 1), elementwise=True)
+def _best_threshold64(
+    scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
+) -> jax.Array:
+    thresholds, rates = _band(scores_in, scores_out, 1 - confidence, union=False)
+    return thresholds[jnp.argmax(_epsilon(rates, delta))]
+
+
+def check_scores(**scores: ArrayLike) -> None:
+    """Raise unless each has a last axis with something on it."""
+    for name, value in scores.items():
+        if jnp.ndim(value) == 0 or jnp.shape(value)[-1] == 0:
+            raise ValueError(f"{name} must have a non-empty last axis; got {value!r}.")
+
+
+def check_confidence(value: ArrayLike) -> None:
+    """Raise unless it is between a half and one."""
+    _validate.open_unit("confidence", value)
+    known = _validate.concrete(value)
+    if known is not None and not (known > 0.5).all():
+        raise ValueError(f"confidence must be above 0.5; got {value!r}.")
+
+
+def check_delta(delta: ArrayLike) -> None:
+    """Raise unless 0 <= δ < 1."""
+    _validate.closed_unit("delta", delta)
+    known = _validate.concrete(delta)
+    if known is not None and not (known < 1).all():
+        raise ValueError(f"delta must be below 1; got {delta!r}.")
+
+
+def epsilon_lower(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: ArrayLike,
+    *,
+    confidence: ArrayLike,
+) -> jax.Array:
+    """An ε that the mechanism exceeds, from an attack's scores at all thresholds.
+
+    Args:
+      scores_in: the attack's scores where the example took part, f[*b, n]; larger ones
+        speak for it. NaN counts as the attack's failure, here and there.
+      scores_out: those where it did not, f[*b, m].
+      delta: δ, f[*b], in [0, 1).
+      confidence: with at least this probability the bound holds, f[*b], in (0.5, 1).
+
+    Returns:
+      ε, f[*b], rounded down: with this confidence no (ε′, δ) guarantee with ε′ below it
+      holds. All thresholds count, by a union over some 6√n of them on either side.
+
+    Raises:
+      ValueError: an argument is out of range, or there are no scores.
+
+    Privacy: it bounds the mechanism from below, and is no guarantee. It assumes that
+    all scores are independent: of runs with keys of their own, or of canaries in one
+    run whose noises are independent. For others there is `one_run_epsilon_lower`.
+
+    Reference: Wasserman and Zhou (2010), Theorem 2.4, with rates by Clopper and
+    Pearson (1934).
+
+    Example:
+      >>> import numpy as np
+      >>> noise = np.random.default_rng(0).standard_normal((2, 5000))
+      >>> found = epsilon_lower(noise[0] + 1.0, noise[1], 1e-5, confidence=0.99)
+      >>> print(f"{found:.2f} of 4.38")
+      1.64 of 4.38
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    check_delta(delta)
+    check_confidence(confidence)
+    return _epsilon_lower64(scores_in, scores_out, delta, confidence)
+
+
+def epsilon_at(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: ArrayLike,
+    *,
+    threshold: ArrayLike,
+    confidence: ArrayLike,
+) -> jax.Array:
+    """An ε that the mechanism exceeds, from an attack with one threshold.
+
+    Args:
+      scores_in: as for `epsilon_lower`, f[*b, n].
+      scores_out: f[*b, m].
+      delta: δ, f[*b], in [0, 1).
+      threshold: f[*b]. It must not depend on these scores: take it from others, by
+        `best_threshold`.
+      confidence: f[*b], in (0.5, 1).
+
+    Returns:
+      ε, f[*b], rounded down, as of `epsilon_lower`.
+
+    Raises:
+      ValueError: an argument is out of range, or there are no scores.
+
+    Reference: Wasserman and Zhou (2010), Theorem 2.4, with rates by Clopper and
+    Pearson (1934).
+
+    Example:
+      >>> import numpy as np
+      >>> noise = np.random.default_rng(0).standard_normal((2, 5000))
+      >>> inside, outside = noise[0] + 1.0, noise[1]
+      >>> t = best_threshold(inside[:2500], outside[:2500], 1e-5, confidence=0.99)
+      >>> found = epsilon_at(
+      ...     inside[2500:], outside[2500:], 1e-5, threshold=t, confidence=0.99)
+      >>> print(f"{found:.2f} of 4.38")
+      1.83 of 4.38
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    check_delta(delta)
+    check_confidence(confidence)
+    return _epsilon_at64(scores_in, scores_out, threshold, delta, confidence)
+
+
+def best_threshold(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: ArrayLike,
+    *,
+    confidence: ArrayLike,
+) -> jax.Array:
+    """The threshold at which these scores would prove most, for `epsilon_at` on others.
+
+    Args:
+      scores_in: as for `epsilon_lower`, f[*b, n].
+      scores_out: f[*b, m].
+      delta: δ, f[*b], in [0, 1).
+      confidence: that of the bound to come, f[*b], in (0.5, 1).
+
+    Returns:
+      One of scores_out, f[*b].
+
+    Raises:
+      ValueError: an argument is out of range, or there are no scores.
+
+    Example:
+      >>> import numpy as np
+      >>> inside, outside = np.array([2.0, 3.0]), np.array([0.0, 1.0])
+      >>> print(best_threshold(inside, outside, 0.0, confidence=0.9))
+      1.0
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    check_delta(delta)
+    check_confidence(confidence)
+    return _best_threshold64(scores_in, scores_out, delta, confidence)
+
+
+def mu_lower(
+    scores_in: ArrayLike, scores_out: ArrayLike, *, confidence: ArrayLike
+) -> jax.Array:
+    """A μ that the mechanism exceeds, from an attack's scores at all thresholds.
+
+    Args:
+      scores_in: as for `epsilon_lower`, f[*b, n].
+      scores_out: f[*b, m].
+      confidence: f[*b], in (0.5, 1).
+
+    Returns:
+      μ, f[*b], rounded down: with this confidence the mechanism is not μ′-GDP for any
+      smaller μ′. Whatever the scores' distribution is: they are only assumed to be
+      independent, as for `epsilon_lower`.
+
+    Raises:
+      ValueError: an argument is out of range, or there are no scores.
+
+    Reference: Dong, Roth and Su (2022), Definition 6, with rates by Clopper and Pearson
+    (1934).
+
+    Example:
+      >>> import numpy as np
+      >>> noise = np.random.default_rng(0).standard_normal((2, 5000))
+      >>> print(f"{mu_lower(noise[0] + 1.0, noise[1], confidence=0.99):.2f} of 1")
+      0.84 of 1
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    check_confidence(confidence)
+    return _mu_lower64(scores_in, scores_out, confidence)
