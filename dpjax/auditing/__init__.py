@@ -4,6 +4,19 @@ A guarantee bounds every attack from above. An attack that is carried out bounds
 true from below, with a stated confidence. Where the lower bound exceeds what was
 reported, the report is wrong; where it is below, nothing is proven.
 
+Without noise:
+
+0. `check`: how far one example moves what a function of one's own returns, against the
+   sensitivity that is claimed for it. A test in three lines.
+
+From a mechanism to scores:
+
+1. `plant`, `plant_directions`, `random_directions`: canaries in a loss, whose gradients
+   are known. `matched_filter` scores them by all that a run `released`, once its noise
+   is white (`white_by_strategy`, `white_by_tree`).
+2. `train_many`, `linear_scores`: thousands of whole runs, on a data set and on its
+   neighbour.
+
 From scores to a bound:
 
 1. `epsilon_lower`, `mu_lower`: from the scores of independent attacks, at all
@@ -14,12 +27,29 @@ From scores to a bound:
 3. `auroc`, `true_positive_rate`, `bootstrap_quantiles`: estimates, which prove nothing.
 """
 
+from dpjax.auditing._canaries import Marked as Marked
+from dpjax.auditing._canaries import Planted as Planted
+from dpjax.auditing._canaries import along as along
+from dpjax.auditing._canaries import plant as plant
+from dpjax.auditing._canaries import plant_directions as plant_directions
+from dpjax.auditing._canaries import random_directions as random_directions
+from dpjax.auditing._check import Finding as Finding
+from dpjax.auditing._check import Report as Report
+from dpjax.auditing._check import check as check
 from dpjax.auditing._estimates import auroc as auroc
 from dpjax.auditing._estimates import bootstrap_quantiles as bootstrap_quantiles
 from dpjax.auditing._estimates import true_positive_rate as true_positive_rate
 from dpjax.auditing._gaussian import gaussian_mu_lower as gaussian_mu_lower
+from dpjax.auditing._matched_filter import Whiten as Whiten
+from dpjax.auditing._matched_filter import matched_filter as matched_filter
+from dpjax.auditing._matched_filter import released as released
+from dpjax.auditing._matched_filter import white_by_strategy as white_by_strategy
+from dpjax.auditing._matched_filter import white_by_tree as white_by_tree
 from dpjax.auditing._one_run import one_run_epsilon_lower as one_run_epsilon_lower
 from dpjax.auditing._one_run import one_run_mu_lower as one_run_mu_lower
+from dpjax.auditing._runs import Outputs as Outputs
+from dpjax.auditing._runs import linear_scores as linear_scores
+from dpjax.auditing._runs import train_many as train_many
 from dpjax.auditing._thresholds import best_threshold as best_threshold
 from dpjax.auditing._thresholds import epsilon_at as epsilon_at
 from dpjax.auditing._thresholds import epsilon_lower as epsilon_lower

@@ -1,0 +1,162 @@
+"""Matched filters: the one number in which an attack on Gaussian noise loses nothing.
+
+Of a signal h in white noise z of standard deviation s, ⟨h, h + z⟩ / ‖h‖ is all that
+there is to know about whether h is there: it is N(0, s²) without it and N(‖h‖, s²) with
+it, which is a Gaussian mechanism of μ = ‖h‖ / s. Noise that a strategy or a tree
+correlates is first made white, by a linear map that depends on the mechanism alone.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import _validate
+from dpjax._strategy import Strategy, checked
+from dpjax._typing import ArrayLike, Tree
+
+Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
+"""From what T steps released, f[T, k], to as much with white noise."""
+
+
+def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
+    """What a mechanism makes of given sums, step by step.
+
+    Args:
+      transformation: as `dpjax.add_gaussian_noise` or `dpjax.tree_momentum` make it.
+      sums: the incoming sums of T steps, a tree of leaves f[T, ...].
+
+    Returns:
+      The updates of all steps, likewise.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, dpjax
+      >>> tx = dpjax.tree_momentum(0.5, 0.0, num_steps=3, key=jax.random.key(0))
+      >>> print(released(tx, jnp.ones((3, 1)))[:, 0])
+      [0.5   0.75  0.875]
+    """
+
+    @jax.jit
+    def scan(sums: Tree) -> Tree:
+        def step(state: optax.OptState, now: Tree) -> tuple[optax.OptState, Tree]:
+            updates, state = transformation.update(now, state, start)
+            return state, updates
+
+        start = jax.tree.map(lambda x: jnp.zeros_like(x[0]), sums)
+        return jax.lax.scan(step, transformation.init(start), sums)[1]
+
+    return scan(sums)
+
+
+def white_by_strategy(strategy: Strategy) -> Whiten:
+    """What makes the noise C⁻¹z of `dpjax.correlated_noise` white: y ↦ C y.
+
+    Args:
+      strategy: C, as `dpjax.strategies` makes it.
+
+    Returns:
+      A linear map of f[T, k].
+
+    Raises:
+      ValueError: when called, the strategy is not one for T steps.
+
+    Reference: Denisov et al. (2022): releasing x + C⁻¹z is releasing C x + z.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from dpjax import strategies
+      >>> white = white_by_strategy(strategies.geometric(0.5))
+      >>> print(white(jnp.array([[1.0], [-0.5], [0.0]]))[:, 0])
+      [1. 0. 0.]
+    """
+
+    def white(y: jax.Array) -> jax.Array:
+        matrix = checked(strategy, len(y)).matrix(len(y)).astype(y.dtype)
+        # Denisov et al. (2022), https://arxiv.org/abs/2202.08312: C (x + C⁻¹z) is
+        # C x + z.
+        return jnp.tensordot(matrix, y, 1, precision="highest")
+
+    return white
+
+
+def white_by_tree(decay: ArrayLike) -> Whiten:
+    """What makes the noise of `dpjax.tree_momentum` white: its nodes, one a step.
+
+    Args:
+      decay: β, f[], in [0, 1).
+
+    Returns:
+      A linear map of f[T, k]: from the momentum of each step to the node that the step
+      completed, times 1 − β.
+
+    Raises:
+      ValueError: decay is outside [0, 1).
+
+    Reference: Tran and Cutkosky (2022), Algorithm 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> momentum = jnp.array([[0.5], [0.75], [0.875]])
+      >>> print(white_by_tree(0.5)(momentum)[:, 0])  # nodes [1, 1], [1, 2], [3, 3]
+      [0.5  0.75 0.5 ]
+    """
+    _validate.decay("decay", decay)
+
+    def white(y: jax.Array) -> jax.Array:
+        step = np.arange(1, len(y) + 1)
+        before = step & (step - 1)
+        # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328: the
+        # sum of step t is that of its one new node and, faded over the node's length,
+        # that of step t − 2^j, j the lowest bit of t.
+        fade = jnp.power(jnp.asarray(decay, y.dtype), step - before)
+        earlier = jnp.concatenate([jnp.zeros_like(y[:1]), y])[before]
+        return y - fade.reshape(-1, *(1,) * (y.ndim - 1)) * earlier
+
+    return white
+
+
+def matched_filter(
+    seen: jax.Array, expected: jax.Array, whiten: Whiten | None = None
+) -> jax.Array:
+    """Scores of canaries from all that a Gaussian mechanism released.
+
+    Args:
+      seen: what was released along each canary's direction, f[T, k]: slots of
+        `plant`, or `along` of directions.
+      expected: what a canary that takes part adds to it without noise, f[T, k] or
+        f[T, 1]: `released` of its sums by the mechanism with a noise of zero.
+      whiten: a linear map that makes the mechanism's noise white; None if it is.
+
+    Returns:
+      f[k]: N(0, s²) where the canary did not take part, and N(μ s, s²) where it did,
+      for a mechanism with white noise of standard deviation s that is μ-GDP at the
+      canary's steps. `gaussian_mu_lower` turns them into a bound.
+
+    Raises:
+      ValueError: the shapes do not fit.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, dpjax
+      >>> sums = jnp.concatenate([jnp.ones((4, 5000)), jnp.zeros((4, 5000))], axis=1)
+      >>> tx = dpjax.add_gaussian_noise(2.0, key=jax.random.key(0))
+      >>> scores = matched_filter(released(tx, sums), jnp.ones((4, 1)))
+      >>> mean, stddev = scores[:5000].mean(), scores[:5000].std()
+      >>> print(f"{mean / stddev:.2f} for μ = √4 / 2")
+      1.00 for μ = √4 / 2
+    """
+    if jnp.ndim(seen) != 2 or jnp.shape(expected) not in (
+        jnp.shape(seen),
+        (jnp.shape(seen)[0], 1),
+    ):
+        raise ValueError(
+            "expected must be f[T, k] as seen, or f[T, 1]; got shapes "
+            f"{jnp.shape(expected)} and {jnp.shape(seen)}."
+        )
+    whiten = whiten or (lambda y: y)
+    signal, noisy = whiten(jnp.asarray(expected)), whiten(jnp.asarray(seen))
+    length = jnp.sqrt(jnp.sum(jnp.square(signal), axis=0))
+    product = jnp.sum(signal * noisy, axis=0)
+    return jnp.where(length > 0, product / jnp.where(length > 0, length, 1.0), 0.0)
