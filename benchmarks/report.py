@@ -21,6 +21,7 @@ DOCUMENTS = (
     "README.md",
     "docs/choosing.md",
     "docs/correlated.md",
+    "docs/auditing.md",
     "benchmarks/README.md",
 )
 MARKED = re.compile(r"<!-- (\S+): (.+?) -->\n.*?<!-- end -->", re.DOTALL)

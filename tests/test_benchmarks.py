@@ -22,6 +22,7 @@ DOCUMENTS = [
     "README.md",
     "docs/choosing.md",
     "docs/correlated.md",
+    "docs/auditing.md",
     "benchmarks/README.md",
 ]
 

@@ -30,6 +30,7 @@ PAGES = [
     "migration.md",
     "map.md",
     "correlated.md",
+    "auditing.md",
     "howto/batchnorm-and-dropout.md",
     "howto/devices.md",
     "howto/accumulation.md",

@@ -1,5 +1,6 @@
 """Many whole runs at once, on a data set and on a neighbour of it."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,8 +38,8 @@ def train_many(
 
     Args:
       run: from a data set and one typed key to what is released, a tree of arrays: the
-        last iterate, or all updates of `jax.lax.scan`. It is vmapped and jitted, and
-        the key is a tracer: the optimizer is made inside.
+        last iterate, or all updates of `jax.lax.scan`. It is vmapped and jitted over
+        keys alone: the key is a tracer, so that the optimizer is made inside.
       data: the data set with the example in question.
       neighbour: the one without it, or with another in its place. Its shapes may
         differ.
@@ -68,10 +69,10 @@ def train_many(
         stream(_validate.typed_key("key", key), "audited runs"), 2 * num_runs
     )
 
-    @jax.jit
     def many(data: Tree, keys: jax.Array) -> Tree:
-        size = min(batch_size or num_runs, num_runs)
-        return jax.lax.map(lambda key: run(data, key), keys, batch_size=size)
+        # The data is a constant of the program: solvers look at its values.
+        one, size = functools.partial(run, data), min(batch_size or num_runs, num_runs)
+        return jax.jit(functools.partial(jax.lax.map, one, batch_size=size))(keys)
 
     return Outputs(many(data, keys[:num_runs]), many(neighbour, keys[num_runs:]))
 

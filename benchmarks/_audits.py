@@ -1,0 +1,347 @@
+"""What is audited: every mechanism as it is, and some with one thing broken.
+
+Sums of 12 steps, three epochs, in which each canary has a coordinate of its own. It
+takes part at the epoch's first step, where the accountant's bound is attained.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dpjax
+from dpjax import Adjacency, auditing, noise, solvers, strategies, tree
+from dpjax.accounting import correlated, gdp
+from dpjax.accounting.tree import momentum_mu
+
+CLIP_NORM, STEPS, EPOCH, DECAY = 0.7, 12, 4, 0.9
+PART = (np.arange(STEPS) % EPOCH == 0).astype(np.float32)
+RUN = {"num_steps": STEPS, "steps_per_epoch": EPOCH, "order": "fixed"}
+RUN = {**RUN, "adjacency": Adjacency.ZERO_OUT}
+MEAN = {"clip_norm": CLIP_NORM, "expected_batch_size": 8}
+STRATEGIES = {
+    "independent": strategies.independent(),
+    "geometric": strategies.geometric(0.8),
+    "rational": strategies.rational([0.2, 0.4], [0.3, 0.9]),
+    "banded": strategies.banded([1.0, 0.6, 0.3]),
+}
+
+
+class Mechanism(NamedTuple):
+    """How a mechanism is made, attacked and accounted for.
+
+    Attributes:
+      make: from a noise multiplier and a key to the transformation.
+      mu: from a noise multiplier to what is reported.
+      white: what makes its noise white; None if nothing does.
+    """
+
+    make: Callable[[float, jax.Array], Any]
+    mu: Callable[[float], jax.Array]
+    white: auditing.Whiten | None
+
+
+def _mu(name: str) -> Callable[[float], jax.Array]:
+    return lambda sigma: correlated.mu(STRATEGIES[name], sigma, **RUN)
+
+
+def _correlated(name: str, buffer: str) -> Mechanism:
+    def make(sigma: float, key: jax.Array) -> Any:
+        return dpjax.correlated_noise(
+            STRATEGIES[name],
+            sigma * CLIP_NORM,
+            num_steps=STEPS,
+            key=key,
+            buffer=buffer,
+        )
+
+    return Mechanism(make, _mu(name), auditing.white_by_strategy(STRATEGIES[name]))
+
+
+def _tree(buffer: str) -> Mechanism:
+    def make(sigma: float, key: jax.Array) -> Any:
+        return dpjax.tree_momentum(
+            DECAY, sigma * CLIP_NORM, num_steps=STEPS, key=key, buffer=buffer
+        )
+
+    return Mechanism(
+        make,
+        lambda sigma: momentum_mu(sigma, decay=DECAY, **RUN),
+        auditing.white_by_tree(DECAY),
+    )
+
+
+def _independent(chain: Callable[..., Any], white: Any, **options: Any) -> Mechanism:
+    def make(sigma: float, key: jax.Array) -> Any:
+        return chain(**options, **MEAN, noise_multiplier=sigma, key=key)
+
+    return Mechanism(make, _mu("independent"), white)
+
+
+_AS_IT_IS = auditing.white_by_strategy(STRATEGIES["independent"])
+# Without momentum's recursion m_t = 0.9 m_{t−1} + y_t: y_t = m_t − 0.9 m_{t−1}.
+_WITHOUT_MOMENTUM = auditing.white_by_strategy(strategies.banded([1.0, -0.9]))
+MECHANISMS = {
+    "add_gaussian_noise": Mechanism(
+        lambda sigma, key: dpjax.add_gaussian_noise(sigma * CLIP_NORM, key=key),
+        _mu("independent"),
+        _AS_IT_IS,
+    ),
+    "noisy_mean": _independent(dpjax.noisy_mean, _AS_IT_IS),
+    "dp_sgd": _independent(dpjax.dp_sgd, _AS_IT_IS, learning_rate=0.3),
+    "dp_sgd, momentum": _independent(
+        dpjax.dp_sgd, _WITHOUT_MOMENTUM, learning_rate=0.3, momentum=0.9
+    ),
+    "dp_adam": _independent(dpjax.dp_adam, None, learning_rate=0.3),
+    "dp_adamw": _independent(dpjax.dp_adamw, None, learning_rate=0.3),
+    "dp_nsgd": Mechanism(
+        lambda sigma, key: dpjax.dp_nsgd(
+            0.3, decay=DECAY, num_steps=STEPS, **MEAN, noise_multiplier=sigma, key=key
+        ),
+        lambda sigma: momentum_mu(sigma, decay=DECAY, **RUN),
+        None,
+    ),
+    "tree_momentum": _tree("stored"),
+    "tree_momentum, regenerated": _tree("regenerate"),
+    "correlated_noise, geometric": _correlated("geometric", "stored"),
+    "correlated_noise, geometric, regenerated": _correlated("geometric", "regenerate"),
+    "correlated_noise, rational": _correlated("rational", "stored"),
+    "correlated_noise, banded": _correlated("banded", "stored"),
+}
+
+
+def canary_sums(num_in: int, num_out: int) -> jax.Array:
+    """The sums of all steps, f[T, k]: canaries take part, and then none does."""
+    there = np.arange(num_in + num_out) < num_in
+    return jnp.asarray(CLIP_NORM * PART[:, None] * there, jnp.float32)
+
+
+def white_box(
+    mechanism: Mechanism, mu: float, *, num_in: int, num_out: int, key: jax.Array
+) -> auditing.Outputs:
+    """Scores of canaries by all that one run of a μ-GDP mechanism released."""
+    sigma = float(mechanism.mu(1.0)) / mu
+    make = functools.partial(mechanism.make, sigma)
+    seen = auditing.released(make(key), canary_sums(num_in, num_out))
+    if mechanism.white is None:
+        # Against the gradient: what such optimizers do where the canary takes part.
+        scores = auditing.matched_filter(seen, -jnp.asarray(PART)[:, None])
+    else:
+        silent = mechanism.make(0.0, key)
+        expected = auditing.released(silent, canary_sums(1, 0))
+        scores = auditing.matched_filter(seen, expected, mechanism.white)
+    return auditing.Outputs(scores[:num_in], scores[num_in:])
+
+
+# Solvers, from the outside: only what they return is seen. Those that solve for their
+# noise look at its value, so that they are not to be mapped over keys.
+_X = np.linspace(-0.8, 0.9, 24, dtype=np.float32).reshape(8, 3)
+_LABELS = np.sign(_X[:, 0] + 0.1)
+_OTHER = _X.copy()
+_OTHER[0] = [0.6, 0.6, 0.5]  # a gradient that points the other way
+DATA, NEIGHBOUR = (_X, _LABELS), (_OTHER, _LABELS)
+_LOGISTIC = solvers.losses.logistic(feature_norm=1.0)
+_SETTING = {
+    **_LOGISTIC.setting,
+    "step_size": 1.0,
+    "regularization": 0.1,
+    "diameter": float("inf"),
+    "adjacency": Adjacency.REPLACE,
+    "noise_multiplier": 2.0,
+}
+SOLVERS = {
+    "solvers.noisy_gd": functools.partial(solvers.noisy_gd, num_steps=4),
+    "solvers.noisy_cyclic_gd": functools.partial(
+        solvers.noisy_cyclic_gd, order="fixed", num_epochs=2, batch_size=4
+    ),
+    "solvers.noisy_sgd": functools.partial(
+        solvers.noisy_sgd, num_steps=4, batch_size=4
+    ),
+}
+
+
+def solved(name: str, data: Any, key: jax.Array) -> Any:
+    """A whole run of a solver."""
+    return SOLVERS[name](_LOGISTIC, np.zeros(3, np.float32), data, **_SETTING, key=key)
+
+
+def black_box(name: str, *, num_runs: int, key: jax.Array) -> auditing.Outputs:
+    """Scores of runs of a solver on two data sets, by the parameters they return."""
+    outputs = auditing.train_many(
+        lambda data, key: solved(name, data, key).params,
+        DATA,
+        NEIGHBOUR,
+        num_runs=num_runs,
+        key=key,
+    )
+    return auditing.linear_scores(outputs)
+
+
+def reported(name: str, delta: float) -> float:
+    """What a solver says of its run."""
+    return float(solved(name, DATA, jax.random.key(0)).guarantee.epsilon(delta))
+
+
+# --- broken, from outside
+
+
+def _same_for_all_leaves(key: jax.Array, of: Any) -> list[jax.Array]:
+    return [key] * len(jax.tree.leaves(of))
+
+
+def _half(whole: Callable[..., Any], *args: Any) -> Any:
+    return whole(*args) * jnp.float32(0.5)
+
+
+def _same_in_a_level(whole: Callable[..., Any], key, level, index, *args: Any) -> Any:
+    return whole(key, level, index * 0 + 1, *args)
+
+
+def _independent_scores(factor: float, sums: float = 1.0) -> Callable[..., jax.Array]:
+    """Of independent noise times a factor, and of gradients that are too long."""
+
+    def scores(sigma: float, key: jax.Array, num: int) -> jax.Array:
+        tx = dpjax.add_gaussian_noise(factor * sigma * CLIP_NORM, key=key)
+        seen = auditing.released(tx, sums * canary_sums(num, num))
+        return auditing.matched_filter(seen, jnp.asarray(PART)[:, None])
+
+    return scores
+
+
+def _of_two_leaves(sigma: float, key: jax.Array, num: int) -> jax.Array:
+    """Canaries along (1, −1) / √2 of two leaves, and their difference."""
+    tx = dpjax.add_gaussian_noise(sigma * CLIP_NORM, key=key)
+    half = canary_sums(num, num) / np.sqrt(2)
+    seen = auditing.released(tx, {"a": half, "b": -half})
+    return auditing.matched_filter(
+        (seen["a"] - seen["b"]) / np.sqrt(2), jnp.asarray(PART)[:, None]
+    )
+
+
+def _of_two_nodes(sigma: float, key: jax.Array, num: int) -> jax.Array:
+    """The node of step 1, which a canary is in, less that of step 3."""
+    tx = _tree("stored").make(sigma, key)
+    white = auditing.white_by_tree(DECAY)
+    nodes = white(auditing.released(tx, canary_sums(num, num)))
+    return nodes[0] - nodes[2]
+
+
+def _of_a_resumed_run(sigma: float, key: jax.Array, num: int) -> jax.Array:
+    """After step 2 the state is made anew: step 1 less step 3."""
+    tx = dpjax.add_gaussian_noise(sigma * CLIP_NORM, key=key)
+    sums = canary_sums(num, num)
+    first, second = (auditing.released(tx, x) for x in (sums[:2], sums[2:]))
+    return first[0] - second[0]
+
+
+class Twin(NamedTuple):
+    """One thing broken, and the scores that find it.
+
+    Attributes:
+      mechanism: whose noise multiplier and μ are claimed.
+      scores: of num canaries that take part and as many that do not.
+      patch: what breaks it from outside, a module, a name and what is there instead.
+    """
+
+    mechanism: Mechanism
+    scores: Callable[[float, jax.Array, int], jax.Array]
+    patch: tuple[Any, str, Callable[..., Any]] | None = None
+
+
+_PLAIN = MECHANISMS["add_gaussian_noise"]
+TWINS = {
+    "noise halved": Twin(
+        _PLAIN,
+        _independent_scores(1.0),
+        (noise, "normal_like", functools.partial(_half, noise.normal_like)),
+    ),
+    "clipping skipped, a gradient of three clip norms": Twin(
+        _PLAIN, _independent_scores(1.0, sums=3.0)
+    ),
+    "the sum of 8 noised as if it were their mean": Twin(
+        _PLAIN, _independent_scores(1 / 8)
+    ),
+    "one key for two leaves": Twin(
+        _PLAIN, _of_two_leaves, (noise, "leaf_keys", _same_for_all_leaves)
+    ),
+    "one key for two nodes of a level": Twin(
+        MECHANISMS["tree_momentum"],
+        _of_two_nodes,
+        (tree, "node_noise", functools.partial(_same_in_a_level, tree.node_noise)),
+    ),
+    "noise repeated after a resume": Twin(_PLAIN, _of_a_resumed_run),
+}
+
+
+def of_twin(
+    twin: Twin, mu: float, *, num: int, key: jax.Array, broken: bool = True
+) -> auditing.Outputs:
+    """Scores of canaries in one run, of a mechanism that is claimed to be μ-GDP."""
+    sigma = float(twin.mechanism.mu(1.0)) / mu
+    patched = contextlib.nullcontext()
+    if broken and twin.patch:
+        patched = mock.patch.object(*twin.patch)
+    with patched:
+        scores = twin.scores(sigma, key, num)
+    return auditing.Outputs(scores[:num], scores[num:])
+
+
+def canaries_needed(twin: Twin, mu: float, sizes: list[int], key: jax.Array) -> int:
+    """The fewest, of these numbers, from which on the claim is refuted at 99 %."""
+    inside, outside = of_twin(twin, mu, num=max(sizes), key=key)
+    found = [
+        auditing.gaussian_mu_lower(inside[:n], outside[:n], confidence=0.99) > mu
+        for n in sizes
+    ]
+    return next(n for i, n in enumerate(sizes) if all(found[i:]))
+
+
+# --- broken in what a check finds, without noise
+
+
+def _clipped(data: jax.Array, mask: jax.Array) -> jax.Array:
+    norm = jnp.linalg.norm(data, axis=1, keepdims=True)
+    there = mask[:, None] & jnp.isfinite(norm)
+    return jnp.where(there, data * jnp.minimum(1, CLIP_NORM / norm), 0)
+
+
+def _first_counts_more(data: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(jnp.arange(len(mask)) == 0, 1.0, 0.5) @ _clipped(data, mask)
+
+
+CHECKED = {
+    "as it should be": lambda x, mask: _clipped(x, mask).sum(axis=0),
+    "clipping skipped": lambda x, mask: jnp.sum(x, axis=0, where=mask[:, None]),
+    "the mask ignored": lambda x, mask: _clipped(x, mask | True).sum(axis=0),
+    "divided by how many are there": lambda x, mask: (
+        8 * _clipped(x, mask).sum(axis=0) / jnp.maximum(mask.sum(), 1)
+    ),
+    "the order of the batch leaked": _first_counts_more,
+}
+
+
+def checked(name: str) -> tuple[auditing.Report, int]:
+    """The report on a sum of clipped rows, and how many calls it took."""
+    calls = 0
+
+    def counted(data: Any, mask: jax.Array) -> jax.Array:
+        nonlocal calls
+        calls += 1
+        return fn(data, mask)
+
+    fn = jax.jit(CHECKED[name])
+    rows = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    report = auditing.check(
+        counted, rows, sensitivity=CLIP_NORM, adjacency=Adjacency.ADD_REMOVE
+    )
+    return report, calls
+
+
+def epsilon(mu: Any, delta: float) -> float:
+    """Of a Gaussian mechanism."""
+    return float(gdp.epsilon(mu, delta)) if mu > 0 else 0.0

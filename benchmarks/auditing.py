@@ -1,0 +1,229 @@
+"""What audits prove of every mechanism, how soon they find what is broken, and when.
+
+    python benchmarks/auditing.py [--part one_run|mechanisms|broken|trainings]
+
+Each mechanism and what is broken is in `_audits.py`, which the tests have, too.
+"""
+
+import statistics
+import time
+
+import _audits
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _results import Table, parser, print_tables, write
+
+import dpjax
+from dpjax import auditing, sampling, strategies
+from dpjax.accounting import gdp
+
+DELTA = 1e-5
+CANARIES, EMPTY = 10_000, 90_000
+KEYS = 21
+EXAMPLES, FEATURES, STEPS = 1000, 10, 100
+SIZES = [16, 32, 64, 128, 256, 512, 1024]
+
+
+def logistic(w, example):
+    """The loss of a linear score."""
+    x, y = example
+    return jax.nn.softplus(-y * (x @ w))
+
+
+def data(size, features):
+    """Labels by the first feature."""
+    x = np.random.default_rng(0).standard_normal((size, features)).astype(np.float32)
+    return x, np.sign(x[:, 0])
+
+
+def pipeline(sigma, num_steps=4, size=200, clip_norm=0.7):
+    """A run of private descent with canaries: from a key and who is in to scores."""
+    gradient = dpjax.clipped_grad(auditing.plant(logistic, 10.0), clip_norm)
+    x, y = data(size, 5)
+    x = np.concatenate([x, np.zeros((CANARIES, 5), np.float32)])
+    y = np.concatenate([y, np.ones(CANARIES, np.float32)])
+    canary = np.concatenate([np.full(size, -1), np.arange(CANARIES)])
+
+    @jax.jit
+    def run(key, included):
+        optimizer = dpjax.dp_sgd(
+            0.1,
+            clip_norm=clip_norm,
+            noise_multiplier=sigma,
+            expected_batch_size=size,
+            key=key,
+        )
+        mask = jnp.concatenate([jnp.ones(size, bool), included])
+
+        def step(carry, _):
+            params, state = carry
+            total, _ = gradient(params, auditing.Marked((x, y), canary), mask=mask)
+            updates, state = optimizer.update(total, state, params)
+            return (jax.tree.map(jnp.add, params, updates), state), updates.slots
+
+        params = auditing.Planted(jnp.zeros(5), jnp.zeros(CANARIES + EMPTY))
+        start = params, optimizer.init(params)
+        seen = jax.lax.scan(step, start, None, length=num_steps)[1]
+        return auditing.matched_filter(seen, -jnp.ones((num_steps, 1)))
+
+    return run
+
+
+def one_run():
+    """Lower bounds by one run, over what is true: medians, and how often 0.9 is met."""
+    rows = []
+    for epsilon in (1.0, 4.0, 8.0):
+        mu = float(gdp.mu(epsilon, DELTA))
+        run = pipeline(sigma=2.0 / mu)  # four steps
+        found = {name: [] for name in ("95", "99", "any", "of coins", "epsilon")}
+        taken = []
+        for key in jax.random.split(jax.random.key(0), KEYS):
+            start = time.perf_counter()
+            scores = run(key, jnp.ones(CANARIES, bool))
+            pair = scores[:CANARIES], scores[CANARIES:]
+            found["95"].append(auditing.gaussian_mu_lower(*pair, confidence=0.95))
+            jax.block_until_ready(found["95"][-1])
+            taken.append(time.perf_counter() - start)
+            found["99"].append(auditing.gaussian_mu_lower(*pair, confidence=0.99))
+            found["any"].append(auditing.mu_lower(*pair, confidence=0.95))
+            coins = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, (CANARIES,))
+            scores = run(key, coins)[:CANARIES]
+            at = {"guess_in": 250, "guess_out": 250, "confidence": 0.95}
+            found["of coins"].append(auditing.one_run_mu_lower(scores, coins, **at))
+            found["epsilon"].append(
+                auditing.one_run_epsilon_lower(scores, coins, DELTA, **at)
+            )
+        ratios = {
+            name: [_audits.epsilon(m, DELTA) / epsilon for m in mus]
+            for name, mus in found.items()
+            if name != "epsilon"
+        }
+        ratios["epsilon"] = [float(e) / epsilon for e in found["epsilon"]]
+        met = np.mean([x >= 0.9 for x in ratios["95"]])
+        rows.append(
+            [
+                epsilon,
+                statistics.median(ratios["95"]),
+                100 * met,
+                *(statistics.median(ratios[n]) for n in list(ratios)[1:]),
+                taken[0],
+                statistics.median(taken),
+            ]
+        )
+        print(*rows[-1], flush=True)
+    columns = {"ε": "{:g}", "Gaussian, 95 %": "{:.2f}", "0.9 or more, %": "{:.0f}"}
+    columns |= {"Gaussian, 99 %": "{:.2f}", "any scores, 95 %": "{:.2f}"}
+    columns |= {"coins, f-DP, 95 %": "{:.2f}", "coins, ε, 95 %": "{:.2f}"}
+    columns |= {"first run, s": "{:.0f}", "further runs, s": "{:.1f}"}
+    return Table("one_run", columns, rows)
+
+
+def mechanisms():
+    """What one run, or some thousand, prove of each."""
+    rows = []
+    for name, mechanism in _audits.MECHANISMS.items():
+        scores = _audits.white_box(
+            mechanism, 1.5, num_in=CANARIES, num_out=EMPTY, key=jax.random.key(1)
+        )
+        bound = auditing.gaussian_mu_lower if mechanism.white else auditing.mu_lower
+        found = _audits.epsilon(bound(*scores, confidence=0.99), DELTA)
+        said = _audits.epsilon(1.5, DELTA)
+        what = "all updates, " + ("matched filter" if mechanism.white else "their sum")
+        rows.append([name, what, f"{CANARIES:,} canaries", said, found, found / said])
+        print(*rows[-1], flush=True)
+    for name in _audits.SOLVERS:
+        scores = _audits.black_box(name, num_runs=2000, key=jax.random.key(3))
+        # Not all of these are stated in GDP.
+        found = float(auditing.epsilon_lower(*scores, 1e-3, confidence=0.99))
+        said = _audits.reported(name, 1e-3)
+        rows.append([name, "last iterate", "4,000 runs", said, found, found / said])
+        print(*rows[-1], flush=True)
+    columns = {"mechanism": "{}", "the attack sees": "{}", "of": "{}"}
+    columns |= {"ε reported": "{:.2f}", "ε at least": "{:.2f}", "ratio": "{:.2f}"}
+    return Table("mechanisms", columns, rows)
+
+
+def broken():
+    """How many canaries, or calls, find what is broken."""
+    rows = []
+    for name, twin in _audits.TWINS.items():
+        keys = jax.random.split(jax.random.key(2), 5)
+        needed = [_audits.canaries_needed(twin, 1.0, SIZES, key) for key in keys]
+        many = f"{2 * statistics.median(needed):.0f} canaries in one run"
+        rows.append([name, "`gaussian_mu_lower`", many])
+        print(*rows[-1], flush=True)
+    for name in _audits.CHECKED:
+        report, calls = _audits.checked(name)
+        if not report.passed:
+            rows.append([name, f"`check`: {report.worst.change}", f"{calls} calls"])
+            print(*rows[-1], flush=True)
+    return Table("broken", dict.fromkeys(("broken", "found by", "of"), "{}"), rows)
+
+
+def trainings():
+    """The time of a thousand trainings, half of them on a neighbour."""
+    x, y = data(EXAMPLES, FEATURES)
+    x[0] = 3 * np.eye(FEATURES)[1]
+    gradient = dpjax.clipped_grad(logistic, 1.0, engine="vmap")
+    noise = {"noise_multiplier": 2.0, "clip_norm": 1.0, "expected_batch_size": 100}
+    chains = {
+        "dp_sgd": lambda key: dpjax.dp_sgd(0.5, **noise, key=key),
+        "tree_momentum": lambda key: dpjax.tree_momentum(
+            0.9, 2.0, num_steps=STEPS, key=key
+        ),
+        "correlated_noise": lambda key: dpjax.correlated_noise(
+            strategies.geometric(0.8), 2.0, num_steps=STEPS, key=key
+        ),
+    }
+
+    def run(make, there, key):
+        tx = make(key)
+
+        def step(carry, t):
+            w, state = carry
+            batch = sampling.cyclic_step(EXAMPLES, 100, step=t % 10)
+            examples = x[batch.indices], y[batch.indices]
+            total, _ = gradient(w, examples, mask=there[batch.indices])
+            updates, state = tx.update(total, state, w)
+            return (w + 0.005 * updates, state), updates
+
+        w = jnp.zeros(FEATURES)
+        return jax.lax.scan(step, (w, tx.init(w)), jnp.arange(STEPS))
+
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    everyone, others = jnp.ones(EXAMPLES, bool), jnp.arange(EXAMPLES) > 0
+    rows = []
+    for name, make in chains.items():
+        for sees in ("the last iterate", "all updates"):
+            start = time.perf_counter()
+
+            def released(there, key, make=make, sees=sees):
+                (last, _), updates = run(make, there, key)
+                return last if sees == "the last iterate" else updates
+
+            outputs = auditing.train_many(
+                released, everyone, others, num_runs=500, key=jax.random.key(0)
+            )
+            jax.block_until_ready(outputs)
+            rows.append([name, sees, time.perf_counter() - start])
+            print(*rows[-1], flush=True)
+    columns = {"mechanism": "{}", "returned": "{}", "s": "{:.1f}"}
+    return Table("trainings", columns, rows)
+
+
+def main():
+    """Run one measurement, or all."""
+    options = parser(__doc__)
+    parts = {x.__name__: x for x in (one_run, mechanisms, broken, trainings)}
+    options.add_argument("--part", choices=parts)
+    arguments = options.parse_args()
+    for part in [arguments.part] if arguments.part else parts:
+        table = parts[part]()
+        print_tables(table)
+        times = "seconds with compilation" if part == "trainings" else None
+        write(f"auditing.{part}", arguments, [table], times=times)
+
+
+if __name__ == "__main__":
+    main()
