@@ -29,6 +29,9 @@ STRATEGIES = {
     "geometric": strategies.geometric(0.8),
     "rational": strategies.rational([0.2, 0.4], [0.3, 0.9]),
     "banded": strategies.banded([1.0, 0.6, 0.3]),
+    # More noise from step to step, so that the first of an epoch is the worst.
+    "scaled": strategies.scaled(strategies.geometric(0.8), np.linspace(0.5, 3, STEPS)),
+    "tree": strategies.tree(DECAY),
 }
 
 
@@ -106,12 +109,28 @@ MECHANISMS = {
         lambda sigma: momentum_mu(sigma, decay=DECAY, **RUN),
         None,
     ),
+    "dp_nsgd, correlated": Mechanism(
+        lambda sigma, key: dpjax.dp_nsgd(
+            0.3,
+            decay=DECAY,
+            num_steps=STEPS,
+            strategy=STRATEGIES["geometric"],
+            **MEAN,
+            noise_multiplier=sigma,
+            key=key,
+        ),
+        _mu("geometric"),
+        None,
+    ),
     "tree_momentum": _tree("stored"),
     "tree_momentum, regenerated": _tree("regenerate"),
     "correlated_noise, geometric": _correlated("geometric", "stored"),
-    "correlated_noise, geometric, regenerated": _correlated("geometric", "regenerate"),
+    "correlated_noise, geometric regenerated": _correlated("geometric", "regenerate"),
     "correlated_noise, rational": _correlated("rational", "stored"),
     "correlated_noise, banded": _correlated("banded", "stored"),
+    "correlated_noise, scaled": _correlated("scaled", "stored"),
+    "correlated_noise, tree": _correlated("tree", "stored"),
+    "correlated_noise, tree regenerated": _correlated("tree", "regenerate"),
 }
 
 

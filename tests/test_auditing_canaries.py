@@ -70,6 +70,10 @@ STRATEGIES = {
     "geometric": strategies.geometric(0.6),
     "rational": strategies.rational([0.2, 0.4], [0.3, 0.9]),
     "banded": strategies.banded([1.0, 0.5, 0.2]),
+    "scaled": strategies.scaled(
+        strategies.geometric(0.6), np.linspace(0.5, 3, 12).astype(np.float32)
+    ),
+    "tree": strategies.tree(0.6),
 }
 
 
@@ -115,14 +119,14 @@ def test_of_tree_noise_a_matched_filter_has_the_accountants_mu(decay):
 def noises(name, key, num):
     """White noise, as a filter sees it, of standard deviation 1."""
     zeros = jnp.zeros((STEPS, num))
-    if name == "tree":
+    if name == "tree momentum":
         tx = dpjax.tree_momentum(0.6, 1.0, num_steps=STEPS, key=key)
         return auditing.white_by_tree(0.6)(auditing.released(tx, zeros)) / 0.4
     tx = dpjax.correlated_noise(STRATEGIES[name], 1.0, num_steps=STEPS, key=key)
     return auditing.white_by_strategy(STRATEGIES[name])(auditing.released(tx, zeros))
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, "tree"])
+@pytest.mark.parametrize("name", [*STRATEGIES, "tree momentum"])
 def test_filters_make_noise_white(name):
     """Within five standard deviations of 4,000 draws: false alarms below 1e-4."""
     num = 4000

@@ -33,12 +33,16 @@ MECHANISMS = [
     "dp_adam",
     "dp_adamw",
     "dp_nsgd",
+    "dp_nsgd, correlated",
     "tree_momentum",
     "tree_momentum, regenerated",
     "correlated_noise, geometric",
-    "correlated_noise, geometric, regenerated",
+    "correlated_noise, geometric regenerated",
     "correlated_noise, rational",
     "correlated_noise, banded",
+    "correlated_noise, scaled",
+    "correlated_noise, tree",
+    "correlated_noise, tree regenerated",
 ]
 
 
