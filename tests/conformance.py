@@ -396,6 +396,7 @@ ELSEWHERE = {
         "epsilon_at",
         "epsilon_lower",
         "gaussian_mu_lower",
+        "likelihood_ratios",
         "linear_scores",
         "matched_filter",
         "mu_lower",

@@ -376,6 +376,27 @@ def test_the_bootstrap_draws_scores_again():
     assert abs((high - low) / 2 - expected) < 5 * expected / math.sqrt(2000)
 
 
+def test_likelihood_ratios_are_those_of_the_other_models():
+    rng = np.random.default_rng(10)
+    included = rng.random((9, 4)) < 0.5
+    included[:, 3] = np.arange(9) < 2  # one other model at most has it
+    x = rng.standard_normal((9, 4)) + 100
+    expected = np.zeros((9, 4))
+    for s in range(9):
+        for n in range(4):
+            others = np.arange(9) != s
+            worlds = [x[others & (included[:, n] == w), n] for w in (True, False)]
+            if min(map(len, worlds)) >= 2:
+                inside, outside = (
+                    scipy.stats.norm.logpdf(x[s, n], w.mean(), w.std()) for w in worlds
+                )
+                expected[s, n] = inside - outside
+    with scope():
+        found = auditing.likelihood_ratios(x, included)
+    assert np.any(expected[:, :3] != 0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
 SOME = np.linspace(0, 1, 40)
 WRONG = {
     "scores_in": lambda: auditing.mu_lower(1.0, SOME, confidence=0.9),
@@ -388,6 +409,9 @@ WRONG = {
     ),
     "guess_in": lambda: auditing.one_run_mu_lower(
         SOME, SOME > 0, guess_in=30, guess_out=11, confidence=0.9
+    ),
+    "included must have the shape": lambda: auditing.likelihood_ratios(
+        SOME[None], SOME[:9] > 0
     ),
     "false_positive_rate": lambda: auditing.true_positive_rate(SOME, SOME, 1.1),
     "quantiles": lambda: auditing.bootstrap_quantiles(

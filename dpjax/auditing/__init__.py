@@ -17,6 +17,8 @@ From a mechanism to scores:
 2. `train_many`, `linear_scores`: thousands of whole runs, on a data set and on its
    neighbour.
 
+3. `likelihood_ratios`: who was in a model's data, by others that were trained alike.
+
 From scores to a bound:
 
 1. `epsilon_lower`, `mu_lower`: from the scores of independent attacks, at all
@@ -45,6 +47,7 @@ from dpjax.auditing._matched_filter import matched_filter as matched_filter
 from dpjax.auditing._matched_filter import released as released
 from dpjax.auditing._matched_filter import white_by_strategy as white_by_strategy
 from dpjax.auditing._matched_filter import white_by_tree as white_by_tree
+from dpjax.auditing._membership import likelihood_ratios as likelihood_ratios
 from dpjax.auditing._one_run import one_run_epsilon_lower as one_run_epsilon_lower
 from dpjax.auditing._one_run import one_run_mu_lower as one_run_mu_lower
 from dpjax.auditing._runs import Outputs as Outputs
