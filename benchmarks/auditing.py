@@ -20,7 +20,7 @@ from dpjax.accounting import gdp
 
 DELTA = 1e-5
 CANARIES, EMPTY = 10_000, 90_000
-KEYS = 21
+KEYS = 101
 EXAMPLES, FEATURES, STEPS = 1000, 10, 100
 SIZES = [16, 32, 64, 128, 256, 512, 1024]
 

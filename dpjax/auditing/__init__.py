@@ -4,10 +4,8 @@ A guarantee bounds every attack from above. An attack that is carried out bounds
 true from below, with a stated confidence. Where the lower bound exceeds what was
 reported, the report is wrong; where it is below, nothing is proven.
 
-Without noise:
-
-0. `check`: how far one example moves what a function of one's own returns, against the
-   sensitivity that is claimed for it. A test in three lines.
+Without noise, `check` measures how far one example moves what a function of one's own
+returns, against the sensitivity that is claimed for it: a test in three lines.
 
 From a mechanism to scores:
 
@@ -16,7 +14,6 @@ From a mechanism to scores:
    is white (`white_by_strategy`, `white_by_tree`).
 2. `train_many`, `linear_scores`: thousands of whole runs, on a data set and on its
    neighbour.
-
 3. `likelihood_ratios`: who was in a model's data, by others that were trained alike.
 
 From scores to a bound:
