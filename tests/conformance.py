@@ -11,6 +11,7 @@ import numpy as np
 import dpjax
 from dpjax import Adjacency, sampling, solvers, strategies, workloads
 from dpjax.accounting import (
+    allocation,
     calibrate,
     correlated,
     fdp,
@@ -292,6 +293,14 @@ ACCOUNTANTS = {
         ),
         1.7,
     ),
+    "allocation.epsilon": (
+        lambda x: allocation.epsilon(x, 1e-5, num_steps=9, num_epochs=2),
+        1.7,
+    ),
+    "allocation.delta": (
+        lambda x: allocation.delta(x, 0.8, num_steps=9, num_epochs=2),
+        1.7,
+    ),
     "iteration.optimal_shift_mu": (
         lambda x: iteration.optimal_shift_mu(
             np.full(5, 0.9), np.full(5, 0.3), _times(x, np.ones(5)), diameter=2.0
@@ -419,6 +428,9 @@ ELSEWHERE = {
         "round_probabilities",
     },
     "dpjax.accounting": {
+        "allocation.delta_lower",  # derivatives of lower bounds are a few percent off
+        "allocation.epsilon_lower",
+        "allocation.pld",  # which the others are made of
         "iteration.noisy_gd_bounds",  # what the μ's are the smallest of
         "iteration.noisy_cyclic_gd_bounds",
         "iteration.noisy_sgd_bounds",

@@ -13,6 +13,7 @@ from conformance import ACCOUNTANTS, ELSEWHERE
 from dpjax import accounting
 
 WINGS = (
+    "allocation",
     "calibrate",
     "correlated",
     "fdp",
@@ -43,9 +44,16 @@ def test_every_public_accountant_is_in_the_table():
 
 
 # Found by a search: as a function of a parameter these have jumps of 1e-5.
-SEARCHED = ("pld.", "random_rounds.", "truncation.poisson", "iteration.noisy_sgd")
+SEARCHED = (
+    "allocation.",
+    "pld.",
+    "random_rounds.",
+    "truncation.poisson",
+    "iteration.noisy_sgd",
+)
 # They compile for long. The others of a wing stay with the quick tests.
 HEAVY = {
+    "allocation.delta",
     "iteration.noisy_sgd_epsilon",
     "iteration.optimal_shift_mu",
     "iteration.random_assignment_epsilon",

@@ -13,14 +13,16 @@
 6. `tree`: noise that a tree correlates. `correlated`: noise of any strategy, and what
    it leaves in an optimizer's steps.
 7. `random_rounds`: runs that stop after a random number of rounds. `truncation`:
-   Poisson batches that overflow their shape.
+   Poisson batches that overflow their shape. `allocation`: examples that take part once
+   an epoch, at random.
 8. `iteration`: runs that release their last iterate alone.
 
 Numerics have one home each: `_roots` scalar functions, `_pld` and `_rdp` what their
-currencies compute with.
+currencies compute with, `_convex_order` likelihood ratios that are averaged.
 """
 
 from dpjax import _former
+from dpjax.accounting import allocation as allocation
 from dpjax.accounting import calibrate as calibrate
 from dpjax.accounting import correlated as correlated
 from dpjax.accounting import fdp as fdp

@@ -27,10 +27,11 @@ class Mechanism:
         the others, f[*b].
       sampling_rate: the probability that an example takes part, f[*b].
       count: how many times it runs, f[*b], a whole number.
-      kind: "gaussian", "fixed_size", "poisson", "poisson_replace", "truncated" or
-        "truncated_replace".
-      num_examples: the size of the larger data set, f[*b], for the last two kinds.
-      max_batch_size: how many examples there is room for, f[*b], for these.
+      kind: "gaussian", "fixed_size", "poisson", "poisson_replace", "truncated",
+        "truncated_replace" or "allocation".
+      num_examples: the size of the larger data set, f[*b], for truncated kinds; for an
+        allocation, the number of steps that an example takes part in one of.
+      max_batch_size: how many examples there is room for, f[*b], for truncated kinds.
     """
 
     parameter: jax.typing.ArrayLike
@@ -60,7 +61,9 @@ class PLD:
         for m in self.mechanisms:
             of_mu = m.kind in ("gaussian", "fixed_size")
             words = f"{'mu' if of_mu else 'noise_multiplier'}={m.parameter}"
-            if m.kind != "gaussian":
+            if m.kind == "allocation":
+                words += f", num_steps={m.num_examples}"
+            elif m.kind != "gaussian":
                 words += f", sampling_rate={m.sampling_rate}"
             if m.kind.startswith("truncated"):
                 words += f", n={m.num_examples}, max_batch_size={m.max_batch_size}"
@@ -223,7 +226,7 @@ def convolve(a: PLD, b: PLD) -> PLD:
       3.505
     """
     kinds = {m.kind for m in a.mechanisms + b.mechanisms}
-    if kinds & {"poisson", "truncated"} and kinds & {
+    if kinds & {"poisson", "truncated", "allocation"} and kinds & {
         "poisson_replace",
         "fixed_size",
         "truncated_replace",

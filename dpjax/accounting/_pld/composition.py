@@ -1,7 +1,8 @@
 """δ(ε) and ε(δ) of composed mechanisms, each given by its kind and five numbers.
 
 The numbers are those of `pld.Mechanism`: μ or the noise multiplier, the sampling rate,
-the count, and the sizes of the data set and of a batch that may overflow.
+the count, and the sizes of the data set and of a batch that may overflow. What has no
+such numbers comes as discrete losses, to `epsilon_of`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ import numpy as np
 
 from dpjax._float64 import float64
 from dpjax.accounting import _gaussian
+from dpjax.accounting._batches import one_by_one
+from dpjax.accounting._convex_order import spread
 from dpjax.accounting._pld import inversion, overflow, pairs, tilt
 from dpjax.accounting._pld.tilt import Parts, Tilt
 from dpjax.accounting._roots import bisect, with_derivative, with_derivative_of
@@ -41,8 +44,8 @@ def _share(
 
 def _composed(
     kinds: Sequence[str], parameters: Sequence[jax.Array], delta: jax.Array
-) -> tuple[Parts, jax.Array, int]:
-    """Discrete losses with their counts, the Gaussian variance, and the directions.
+) -> tuple[Parts, jax.Array]:
+    """Discrete losses with their counts, and the Gaussian variance.
 
     They are made for a δ of about that size, or larger.
     """
@@ -53,20 +56,20 @@ def _composed(
             variance += count * x * x
         else:
             tail = _share(delta, kinds, count)
-            pair = _PAIRS[_TRUNCATED.get(kind, kind)](x, rate, tail)
+            if kind == "allocation":
+                num_steps, _ = sizes
+                pair = spread.allocation(x, num_steps, tail)
+            else:
+                pair = _PAIRS[_TRUNCATED.get(kind, kind)](x, rate, tail)
             if kind in _TRUNCATED:
                 pair = overflow.truncated(pair, 1 / x, rate, tail, *sizes)
             parts.append((pair, count))
-    directions = max((losses.lost.size for losses, _ in parts), default=1)
-    return parts, variance, directions
+    return parts, variance
 
 
-def _worst_direction(
-    bound: Callable[..., jax.Array],
-    parts: Parts,
-    directions: int,
-) -> jax.Array:
+def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     """The larger of a bound on δ or ε with the data sets in one order or the other."""
+    directions = max(losses.lost.size for losses, _ in parts)
 
     def one(rows: list[tuple[jax.Array, ...]]) -> jax.Array:
         return bound(
@@ -113,14 +116,7 @@ def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.
         value = jnp.where(jnp.isnan(value), worst, value)
         return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
 
-    def batched(*args: jax.Array, kinds: Sequence[str]) -> jax.Array:
-        shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in args))
-        if shape == ():
-            return scalar(*args, kinds=kinds)
-        flat = [jnp.broadcast_to(x, shape).ravel() for x in args]
-        return jax.lax.map(lambda xs: scalar(*xs, kinds=kinds), flat).reshape(shape)
-
-    return batched
+    return one_by_one(scalar)
 
 
 def _log_delta(
@@ -192,10 +188,13 @@ def _trimmed(parts: Parts, log_delta: jax.Array) -> Parts:
 
 
 def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
+    return delta_of(*_composed(kinds, parameters, jnp.asarray(_SMALLEST)), epsilon)
+
+
+def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """δ(ε) of discrete losses, and of a Gaussian mechanism with μ² the variance."""
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     asked = jnp.where(inside, epsilon, 1.0)
-    parts, variance, directions = _composed(kinds, parameters, jnp.asarray(_SMALLEST))
-
     if not parts:
         return _gaussian.delta_of(jnp.sqrt(variance), epsilon)
 
@@ -219,16 +218,20 @@ def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
         log_delta = _log_delta(_trimmed(parts, seen.about), variance, seen.tilt)
         return jnp.exp(with_derivative_of(lambda: log_delta(asked), seen.found))
 
-    value = _worst_direction(bound, parts, directions)
+    value = _worst_direction(bound, parts)
     return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
 
 
 def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
-    inside = (delta > 0) & (delta < 1)
-    asked = jnp.where(inside, delta, 0.5)
-    target, about = jnp.log(asked), jax.lax.stop_gradient(asked)
-    parts, variance, directions = _composed(kinds, parameters, about)
+    asked = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
+    about = jax.lax.stop_gradient(asked)
+    return epsilon_of(*_composed(kinds, parameters, about), delta)
 
+
+def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
+    """ε(δ) of discrete losses, and of a Gaussian mechanism with μ² the variance."""
+    inside = (delta > 0) & (delta < 1)
+    target = jnp.log(jnp.where(inside, delta, 0.5))
     if not parts:
         return _gaussian.epsilon_of(jnp.sqrt(variance), delta)
 
@@ -252,7 +255,7 @@ def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
         met = (seen.found > 0) & (seen.found < jnp.inf)
         return with_derivative(lambda e: log_delta(e) - target, seen.found, met)
 
-    value = _worst_direction(bound, parts, directions)
+    value = _worst_direction(bound, parts)
     return jnp.where(inside, value, jnp.where(delta >= 1, 0.0, jnp.inf))
 
 

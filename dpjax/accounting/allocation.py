@@ -1,0 +1,247 @@
+"""Random allocation: every example takes part in one step of each epoch, at random.
+
+Each picks its step uniformly and independently of all others, anew in each epoch, as if
+balls were thrown into bins. The ratio of the outputs' distributions with and without an
+example is then at most, in convex order, the mean of as many independent lognormal
+variables as there are steps (docs/amplification.md has the proof). It is bounded from
+above and, to know how close that is, from below; the file `_convex_order` says how.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._float64 import float64
+from dpjax.accounting import pld as _pld
+from dpjax.accounting._batches import one_by_one
+from dpjax.accounting._convex_order import cells
+from dpjax.accounting._roots import bisect, with_derivative
+
+_POINTS = 1024
+_BISECTIONS = 50
+# What a law may leave out at each end. From below that is merged and not lost.
+_TAIL = 1e-12
+
+
+def _checked(noise_multiplier: jax.typing.ArrayLike, num_steps: int, num_epochs: int):
+    _validate.positive("noise_multiplier", noise_multiplier)
+    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    return num_steps, _validate.static_int("num_epochs", num_epochs, minimum=1)
+
+
+def pld(noise_multiplier: jax.typing.ArrayLike, *, num_steps: int) -> _pld.PLD:
+    """The privacy-loss distribution of one epoch of random allocation.
+
+    Args:
+      noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
+      num_steps: how many steps the epoch has, at least 1.
+
+    Returns:
+      A `pld.PLD` of all steps of the epoch together. `pld.compose` with the number of
+      epochs if examples are allocated anew in each.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: as `epsilon`.
+
+    Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
+    sampling; Kahane (1986) for the pair.
+
+    Example:
+      >>> from dpjax.accounting import allocation, pld
+      >>> epochs = pld.compose(allocation.pld(1.0, num_steps=100), 5)
+      >>> both = pld.convolve(epochs, pld.gaussian(0.1))
+      >>> print(f"{pld.epsilon(both, 1e-5):.2f}")
+      1.26
+    """
+    num_steps, _ = _checked(noise_multiplier, num_steps, 1)
+    one = _pld.Mechanism(noise_multiplier, 1.0, 1, "allocation", num_steps)
+    return _pld.PLD((one,))
+
+
+def _run(noise_multiplier: jax.typing.ArrayLike, num_steps: int, num_epochs: int):
+    num_steps, num_epochs = _checked(noise_multiplier, num_steps, num_epochs)
+    return _pld.compose(pld(noise_multiplier, num_steps=num_steps), num_epochs)
+
+
+def epsilon(
+    noise_multiplier: jax.typing.ArrayLike,
+    delta: jax.typing.ArrayLike,
+    *,
+    num_steps: int,
+    num_epochs: int = 1,
+) -> jax.Array:
+    """An upper bound on the ε of Gaussian steps to which examples are allocated.
+
+    Args:
+      noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
+      delta: f[*b], strictly between 0 and 1.
+      num_steps: t, how many steps an epoch has, at least 1.
+      num_epochs: how many epochs, each with an allocation of its own.
+
+    Returns:
+      ε, f[*b], rounded up. `epsilon_lower` says how close it is, mostly to 0.2 %.
+      Derivatives are those of the bound, which is made of straight pieces, and a few
+      percent off. A traced δ at or below 0, or a NaN, gives inf.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Privacy: ADD_REMOVE and ZERO_OUT. Every example takes part in one step of each
+    epoch, uniformly at random and independently of all others, and contributes at most
+    one clip norm there, which may depend on all earlier steps. REPLACE is not covered.
+
+    Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
+    sampling; Kahane (1986) for the pair.
+
+    Example:
+      >>> print(f"{epsilon(1.0, 1e-5, num_steps=100):.4f}")
+      0.6211
+      >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=100):.4f}")
+      0.6208
+    """
+    return _pld.epsilon(_run(noise_multiplier, num_steps, num_epochs), delta)
+
+
+def delta(
+    noise_multiplier: jax.typing.ArrayLike,
+    epsilon: jax.typing.ArrayLike,
+    *,
+    num_steps: int,
+    num_epochs: int = 1,
+) -> jax.Array:
+    """An upper bound on the δ of Gaussian steps to which examples are allocated.
+
+    Args:
+      noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
+      epsilon: f[*b], at least 0.
+      num_steps: t, how many steps an epoch has, at least 1.
+      num_epochs: how many epochs, each with an allocation of its own.
+
+    Returns:
+      δ, f[*b], rounded up. A traced ε below 0, or a NaN, gives 1.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Privacy: as `epsilon`.
+
+    Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
+    sampling; Kahane (1986) for the pair.
+
+    Example:
+      >>> print(f"{delta(1.0, 0.62, num_steps=100):.1e}")
+      1.0e-05
+    """
+    return _pld.delta(_run(noise_multiplier, num_steps, num_epochs), epsilon)
+
+
+def _law(noise_multiplier: jax.Array, num_steps: jax.Array, num_epochs: jax.Array):
+    """Of the ratio, from below."""
+    known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
+    variance = 1 / jnp.where(known, noise_multiplier, 1.0) ** 2
+    tail = jnp.asarray(_TAIL)
+    one = cells.mean(cells.lognormal(variance, tail, _POINTS), num_steps, tail)
+    return known, cells.product(one, num_epochs, tail)
+
+
+def _delta_lower(
+    noise_multiplier: jax.Array,
+    epsilon: jax.Array,
+    num_steps: jax.Array,
+    num_epochs: jax.Array,
+) -> jax.Array:
+    known, law = _law(noise_multiplier, num_steps, num_epochs)
+    value = cells.delta(law, epsilon, num_steps * num_epochs)
+    return jnp.where(known & (epsilon >= 0), value, 0.0)
+
+
+def _epsilon_lower(
+    noise_multiplier: jax.Array,
+    delta: jax.Array,
+    num_steps: jax.Array,
+    num_epochs: jax.Array,
+) -> jax.Array:
+    known, law = _law(noise_multiplier, num_steps, num_epochs)
+    known &= (delta > 0) & (delta < 1)
+    target = jnp.log(jnp.where(known, delta, 0.5))
+
+    def excess(epsilon: jax.Array) -> jax.Array:
+        return cells.log_delta(law, epsilon, num_steps * num_epochs) - target
+
+    # At the good end δ(ε) is above δ, and there is no ε(δ) below that.
+    zero, top = jnp.zeros_like(target), cells.largest_epsilon(law)
+    found = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
+    found = jnp.where(excess(zero) > 0, found, 0.0)
+    return with_derivative(excess, jnp.where(known, found, 0.0), known & (found > 0))
+
+
+_delta_lower64 = float64("down")(one_by_one(_delta_lower))
+_epsilon_lower64 = float64("down")(one_by_one(_epsilon_lower))
+
+
+def epsilon_lower(
+    noise_multiplier: jax.typing.ArrayLike,
+    delta: jax.typing.ArrayLike,
+    *,
+    num_steps: int,
+    num_epochs: int = 1,
+) -> jax.Array:
+    """A lower bound on what `epsilon` bounds from above: no analysis can report less.
+
+    Args:
+      noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
+      delta: f[*b], strictly between 0 and 1.
+      num_steps: t, how many steps an epoch has, at least 1.
+      num_epochs: how many epochs, each with an allocation of its own.
+
+    Returns:
+      ε, f[*b], rounded down. Traced values out of range give 0.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
+    sampling.
+
+    Example:
+      >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=1000):.4f}")
+      0.1388
+    """
+    num_steps, num_epochs = _checked(noise_multiplier, num_steps, num_epochs)
+    _validate.open_unit("delta", delta)
+    return _epsilon_lower64(noise_multiplier, delta, num_steps, num_epochs)
+
+
+def delta_lower(
+    noise_multiplier: jax.typing.ArrayLike,
+    epsilon: jax.typing.ArrayLike,
+    *,
+    num_steps: int,
+    num_epochs: int = 1,
+) -> jax.Array:
+    """A lower bound on what `delta` bounds from above.
+
+    Args:
+      noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
+      epsilon: f[*b], at least 0.
+      num_steps: t, how many steps an epoch has, at least 1.
+      num_epochs: how many epochs, each with an allocation of its own.
+
+    Returns:
+      δ, f[*b], rounded down. Traced values out of range give 0.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
+    sampling.
+
+    Example:
+      >>> print(f"{delta_lower(1.0, 0.62, num_steps=100):.1e}")
+      1.0e-05
+    """
+    num_steps, num_epochs = _checked(noise_multiplier, num_steps, num_epochs)
+    _validate.nonnegative("epsilon", epsilon, finite=False)
+    return _delta_lower64(noise_multiplier, epsilon, num_steps, num_epochs)

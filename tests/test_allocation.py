@@ -1,0 +1,212 @@
+"""Random allocation: brackets against quadrature, simulation and the Gaussian."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax import Adjacency
+from dpjax.accounting import allocation, gdp, pld
+from dpjax.accounting._convex_order import cells, spread
+
+pytestmark = pytest.mark.optimized  # loops over thousands of rows
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def compiled(name, num_steps, num_epochs=1):
+    """One program a function: the number of steps is traced in it."""
+    fn = getattr(allocation, name)
+    return lambda noise, asked: float(
+        fn(noise, asked, num_steps=num_steps, num_epochs=num_epochs)
+    )
+
+
+def call(factor, rest, strike):
+    """E(factor e^{sZ − s²/2} + rest − strike)₊ with s in the pair (factor, s)."""
+    weight, s = factor
+    gap = np.maximum(strike - rest, 1e-300)
+    d = (np.log(weight / gap) + s * s / 2) / s
+    value = weight * scipy.stats.norm.cdf(d) - gap * scipy.stats.norm.cdf(d - s)
+    return np.where(strike > rest, value, weight + rest - strike)
+
+
+def exact_delta(noise, num_steps, epsilon):
+    """Both δ(ε) of one of two or three steps, by sums over a fine even grid.
+
+    The last variable is integrated in closed form, so that what is summed is smooth but
+    for one place: the trapezoidal rule errs by about the square of its step, 1e-6.
+    """
+    s = 1 / noise
+    z = np.linspace(-12.0, 12.0, 4001)
+    density = scipy.stats.norm.pdf(z) * (z[1] - z[0])
+    ratio = np.exp(s * z - s * s / 2)
+    if num_steps == 3:
+        keep = slice(None, None, 4)
+        pairs = ratio[keep, None] + ratio[None, keep]
+        weights = 16 * density[keep, None] * density[None, keep]
+    else:
+        pairs, weights = ratio, density
+    strikes = np.exp([epsilon, -epsilon])
+    above, below = (
+        np.sum(weights * call((1 / num_steps, s), pairs / num_steps, k))
+        for k in strikes
+    )
+    # E(1 − e^ε L)₊ = e^ε (E(L − e^{−ε})₊ + e^{−ε} − 1), as E L = 1.
+    return above, np.exp(epsilon) * (below + strikes[1] - 1)
+
+
+@pytest.mark.parametrize("num_steps", [2, 3])
+@pytest.mark.parametrize("noise", [0.6, 1.3, 4.0])
+def test_two_and_three_steps_are_those_of_quadrature(num_steps, noise):
+    for epsilon in np.array([0.1, 0.5, 1.5]) / noise:
+        above, below = exact_delta(noise, num_steps, epsilon)
+        assert above > 1e-6
+        assert min(below, above) > 1e-9
+        exact = max(above, below)
+        upper = compiled("delta", num_steps)(noise, epsilon)
+        lower = compiled("delta_lower", num_steps)(noise, epsilon)
+        assert lower <= exact * (1 + 1e-5), (noise, epsilon)
+        assert upper >= exact * (1 - 1e-5), (noise, epsilon)
+        # Two of each bound's second-order errors, (Δz)² / 6 with 1024 points.
+        assert upper - lower <= 5e-3 * exact + 1e-7, (noise, epsilon)
+
+
+@pytest.mark.parametrize("order", ["remove", "add"])
+def test_both_directions_come_from_one_law(order):
+    """The smaller one too, which the maximum hides."""
+    noise, epsilon, n = 0.8, 0.9, 512
+    exact = exact_delta(noise, 2, epsilon)[order == "add"]
+
+    @jax.jit
+    def both():
+        v, two, tail = 1 / jnp.square(noise), jnp.asarray(2.0), jnp.asarray(1e-14)
+        above = spread.mean(spread.lognormal(v, tail, n), two, tail)
+        below = cells.mean(cells.lognormal(v, tail, n), two, tail)
+        return above, below
+
+    above, below = both()
+    losses = spread.losses(above, 2.0)
+    row = int(order == "add")
+    over = -np.expm1(np.minimum(epsilon - losses.loss[row], 0.0))
+    upper = np.sum(np.exp(losses.log_mass[row]) * over) + losses.lost[row]
+    q, p = (np.asarray(x) for x in below.masses)
+    q, p = (q, p) if order == "remove" else (p, q)
+    lower = np.sum(np.maximum(p - np.exp(epsilon) * q, 0.0))
+    assert lower <= exact * (1 + 1e-6) <= upper * (1 + 2e-6)
+    assert upper - lower <= 1e-2 * exact
+
+
+def test_known_values():
+    """Brackets that were found with other programs, in MATH and by Monte Carlo."""
+    for num_steps, low, high in ((100, 0.6206, 0.6220), (1000, 0.13882 - 1e-4, 0.1392)):
+        upper = compiled("epsilon", num_steps)(1.0, 1e-5)
+        lower = compiled("epsilon_lower", num_steps)(1.0, 1e-5)
+        assert low <= lower <= upper <= high
+        assert upper - lower <= 1e-3
+
+
+def simulated(noise, num_steps, num_epochs, epsilon, seed, samples=200_000):
+    """δ(ε) in both orders from samples: means and their standard errors.
+
+    E_P(1 − e^ε / L)₊ and E_Q(1 − e^ε L)₊ are means of numbers in [0, 1].
+    """
+    rng = np.random.default_rng(seed)
+    logs = np.zeros((2, samples))
+    for _ in range(num_epochs):
+        z = rng.standard_normal((samples, num_steps)) / noise
+        q = np.exp(z - 0.5 / noise**2)
+        p = q.copy()
+        p[:, 0] *= np.exp(1 / noise**2)
+        logs += np.log([p.mean(axis=1), q.mean(axis=1)])
+    terms = [
+        -np.expm1(np.minimum(epsilon - logs[0], 0.0)),
+        -np.expm1(np.minimum(epsilon + logs[1], 0.0)),
+    ]
+    return [(t.mean(), t.std() / np.sqrt(samples)) for t in terms]
+
+
+@pytest.mark.parametrize(
+    ("noise", "num_steps", "num_epochs", "epsilon"),
+    [(0.8, 30, 1, 0.5), (1.5, 7, 3, 0.4), (0.5, 50, 2, 3.0)],
+)
+def test_simulations_agree(noise, num_steps, num_epochs, epsilon):
+    # Five standard errors: a false alarm in 1e6 for each of twelve comparisons.
+    rows = simulated(noise, num_steps, num_epochs, epsilon, seed=num_steps)
+    upper = compiled("delta", num_steps, num_epochs)(noise, epsilon)
+    lower = compiled("delta_lower", num_steps, num_epochs)(noise, epsilon)
+    assert all(upper >= mean - 5 * error for mean, error in rows)
+    assert any(lower <= mean + 5 * error for mean, error in rows)
+    assert lower <= upper <= 1.05 * lower
+
+
+def test_one_step_is_the_gaussian_mechanism():
+    for noise, delta in ((0.7, 1e-5), (3.0, 1e-9), (20.0, 1e-3)):
+        exact = float(gdp.epsilon(1 / noise, delta))
+        upper = compiled("epsilon", 1)(noise, delta)
+        assert exact <= upper <= exact * 1.001 + 1e-9
+        assert exact * 0.999 <= compiled("epsilon_lower", 1)(noise, delta) <= exact
+    exact = float(gdp.epsilon(2 / 0.9, 1e-5))
+    assert exact <= compiled("epsilon", 1, 4)(0.9, 1e-5) <= exact * 1.001
+    assert exact * 0.999 <= compiled("epsilon_lower", 1, 4)(0.9, 1e-5) <= exact
+
+
+def test_brackets_close_for_all_sizes():
+    rng = np.random.default_rng(3)
+    previous = {}
+    for _ in range(30):
+        noise, delta = 10 ** rng.uniform(-0.4, 0.8), 10 ** rng.uniform(-12, -3)
+        num_steps = int(10 ** rng.uniform(0, 5))
+        num_epochs = int(10 ** rng.uniform(0, 1.5))
+        case = noise, num_steps, num_epochs, delta
+        upper = compiled("epsilon", num_steps, num_epochs)(noise, delta)
+        lower = compiled("epsilon_lower", num_steps, num_epochs)(noise, delta)
+        assert lower <= upper, case
+        assert upper - lower <= 0.015 * upper + 3e-4, case
+        previous[case] = upper
+    # More steps hide an example better; more noise, too.
+    for (noise, num_steps, num_epochs, delta), upper in list(previous.items())[:5]:
+        more = compiled("epsilon", 2 * num_steps + 1, num_epochs)(noise, delta)
+        assert more <= upper * 1.02 + 1e-3
+        assert compiled("epsilon", num_steps, num_epochs)(2 * noise, delta) <= upper
+
+
+@pytest.mark.slow  # they compile for long
+def test_derivatives_are_about_those_of_differences():
+    for name, relative in (("epsilon", 0.02), ("epsilon_lower", 0.08)):
+        fn = functools.partial(getattr(allocation, name), num_steps=100)
+        slope = float(jax.grad(lambda s: fn(s, 1e-5))(0.9))
+        difference = (float(fn(0.99, 1e-5)) - float(fn(0.81, 1e-5))) / 0.18
+        np.testing.assert_allclose(slope, difference, rtol=relative + 0.02)
+
+
+def test_it_composes_with_what_else_runs():
+    epoch = allocation.pld(1.2, num_steps=50)
+    run = pld.convolve(pld.compose(epoch, 3), pld.gaussian(0.2))
+    alone = compiled("epsilon", 50, 3)(1.2, 1e-6)
+    together = float(pld.epsilon(run, 1e-6))
+    assert alone < together < alone + float(gdp.epsilon(0.2, 1e-7))
+    assert "3 x allocation(noise_multiplier=1.2, num_steps=50)" in repr(run)
+    replaced = pld.poisson_gaussian(1.0, 0.1, adjacency=Adjacency.REPLACE)
+    with pytest.raises(ValueError, match="one adjacency"):
+        pld.convolve(epoch, replaced)
+
+
+def test_values_out_of_range():
+    with pytest.raises(ValueError, match=r"noise_multiplier must be positive.*0\.0"):
+        allocation.epsilon(0.0, 1e-5, num_steps=3)
+    with pytest.raises(ValueError, match="num_steps must be at least 1; got 0"):
+        allocation.delta(1.0, 1.0, num_steps=0)
+    with pytest.raises(ValueError, match="num_epochs must be an integer; got 1.5"):
+        allocation.epsilon_lower(1.0, 1e-5, num_steps=3, num_epochs=1.5)
+    nan = jnp.asarray(jnp.nan)
+    assert jax.jit(lambda s: allocation.epsilon(s, 1e-5, num_steps=9))(nan) == jnp.inf
+    assert jax.jit(lambda s: allocation.epsilon_lower(s, 1e-5, num_steps=9))(nan) == 0
