@@ -22,6 +22,7 @@ DOCUMENTS = (
     "docs/choosing.md",
     "docs/correlated.md",
     "docs/auditing.md",
+    "docs/amplification.md",
     "benchmarks/README.md",
 )
 MARKED = re.compile(r"<!-- (\S+): (.+?) -->\n.*?<!-- end -->", re.DOTALL)

@@ -264,6 +264,18 @@ ACCOUNTANTS = {
         ),
         1.7,
     ),
+    "correlated.epsilon": (
+        lambda x: correlated.epsilon(
+            strategies.geometric(0.7),
+            x,
+            1e-5,
+            num_steps=12,
+            steps_per_epoch=4,
+            sampling="random_bins",
+            adjacency=Adjacency.ZERO_OUT,
+        ),
+        1.7,
+    ),
     "correlated.error": (
         lambda x: correlated.error(
             strategies.geometric(0.7), workloads.momentum_sum(x), 12

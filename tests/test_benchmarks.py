@@ -23,6 +23,7 @@ DOCUMENTS = [
     "docs/choosing.md",
     "docs/correlated.md",
     "docs/auditing.md",
+    "docs/amplification.md",
     "benchmarks/README.md",
 ]
 

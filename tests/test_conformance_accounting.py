@@ -46,6 +46,7 @@ def test_every_public_accountant_is_in_the_table():
 # Found by a search: as a function of a parameter these have jumps of 1e-5.
 SEARCHED = (
     "allocation.",
+    "correlated.epsilon",
     "pld.",
     "random_rounds.",
     "truncation.poisson",
@@ -54,6 +55,7 @@ SEARCHED = (
 # They compile for long. The others of a wing stay with the quick tests.
 HEAVY = {
     "allocation.delta",
+    "correlated.epsilon",
     "iteration.noisy_sgd_epsilon",
     "iteration.optimal_shift_mu",
     "iteration.random_assignment_epsilon",

@@ -31,6 +31,7 @@ PAGES = [
     "map.md",
     "correlated.md",
     "auditing.md",
+    "amplification.md",
     "howto/batchnorm-and-dropout.md",
     "howto/devices.md",
     "howto/accumulation.md",

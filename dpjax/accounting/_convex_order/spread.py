@@ -113,25 +113,41 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     return Grid(grid.first + start, grid.spacing), Masses(mass, zero, lost)
 
 
+def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Masses:
+    """The mean of two, the first one's share given, on twice as many points."""
+    moves = pairing.to_neighbours(share, spacing, own.mass.size)
+    mass = pairing.paired(own.mass[None], other.mass[None], moves)
+    # A mean w x with a zero: to x with probability w, and to 0.
+    kept = other.zero * share * own.mass + own.zero * (1 - share) * other.mass
+    zero = own.zero * (other.zero + share) + other.zero * (1 - share)
+    lost = share * own.lost + (1 - share) * other.lost
+    return Masses(mass.at[::2].add(kept), zero, lost)
+
+
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """The mean of count independent copies."""
-    n = law.masses.mass.shape[-1]
+    n = law.masses.mass.size
 
     def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
-        def one(x: tuple[Masses, jax.Array]) -> Masses:
-            own, share = x
-            moves = pairing.to_neighbours(share, grid.spacing, n)
-            mass = pairing.paired(own.mass[None], other.mass[None], moves)
-            # A mean w x with a zero: to x with probability w, and to 0.
-            kept = other.zero * share * own.mass + own.zero * (1 - share) * other.mass
-            zero = own.zero * (other.zero + share) + other.zero * (1 - share)
-            lost = share * own.lost + (1 - share) * other.lost
-            return Masses(mass.at[::2].add(kept), zero, lost)
-
-        fine = Grid(2 * grid.first, grid.spacing / 2)
-        return _window(fine, jax.lax.map(one, (pair, shares)), tail, n)
+        both = jax.lax.map(
+            lambda x: _sum(x[0], other, x[1], grid.spacing), (pair, shares)
+        )
+        return _window(Grid(2 * grid.first, grid.spacing / 2), both, tail, n)
 
     return Law(*copies(combine, law.grid, law.masses, law.masses, count))
+
+
+def _alone(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
+    """One law in its window."""
+    grid, masses = _window(grid, jax.tree.map(lambda x: x[None], masses), tail, n)
+    return Law(grid, jax.tree.map(lambda x: x[0], masses))
+
+
+def double(law: Law, tail: jax.Array) -> Law:
+    """The mean of two independent copies."""
+    (first, spacing), masses = law
+    both = _sum(masses, masses, jnp.asarray(0.5), spacing)
+    return _alone(Grid(2 * first, spacing / 2), both, tail, masses.mass.size)
 
 
 def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
@@ -146,12 +162,8 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     other = Grid(jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing)
     factors = _lognormal(variance, other, n)
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
-    masses = Masses(
-        product[None], (zero + factors.zero)[None], (lost + factors.lost)[None]
-    )
-    grid = Grid(grid.first + other.first, grid.spacing)
-    grid, masses = _window(grid, masses, tail, n)
-    return Law(grid, jax.tree.map(lambda x: x[0], masses))
+    masses = Masses(product, zero + factors.zero, lost + factors.lost)
+    return _alone(Grid(grid.first + other.first, grid.spacing), masses, tail, n)
 
 
 def losses(law: Law, count: jax.Array) -> Losses:

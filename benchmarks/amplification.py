@@ -1,0 +1,161 @@
+"""Random allocation and correlated noise in random bins: how tight, and how fast.
+
+    python benchmarks/amplification.py [--samples 200000]
+
+Brackets of ε for random allocation; the noise that bins ask for beside what Monte Carlo
+says is needed and what a fixed order asks for; times. A few minutes on two cores.
+"""
+
+import functools
+
+import jax
+import numpy as np
+from _results import Table, parser, print_tables, write
+from _timing import said, take_turns
+
+from dpjax import Adjacency, strategies
+from dpjax.accounting import allocation, calibrate, correlated, gdp
+
+SETTINGS = [  # noise multiplier, steps, epochs, δ
+    (1.0, 100, 1, 1e-5),
+    (1.0, 1_000, 1, 1e-5),
+    (0.6, 1_000, 1, 1e-5),
+    (0.3, 50, 1, 1e-5),
+    (3.0, 10_000, 1, 1e-8),
+    (1.0, 100, 10, 1e-5),
+]
+BINS = {"num_steps": 1000, "steps_per_epoch": 100, "adjacency": Adjacency.ADD_REMOVE}
+CASES = [(decay, epsilon) for decay in (0.0, 0.3, 0.5, 0.7) for epsilon in (1.0, 4.0)]
+DELTA, ROUNDS = 1e-5, 7
+
+
+def brackets():
+    """ε of random allocation from both sides, and their times."""
+    rows = []
+    for sigma, steps, epochs, delta in SETTINGS:
+        sizes = {"num_steps": steps, "num_epochs": epochs}
+        both = {
+            "upper": functools.partial(allocation.epsilon, sigma, delta, **sizes),
+            "lower": functools.partial(allocation.epsilon_lower, sigma, delta, **sizes),
+        }
+        times = take_turns(both, rounds=ROUNDS)
+        ends = [float(both[name]()) for name in ("lower", "upper")]
+        seconds = [times[name].median for name in ("lower", "upper")]
+        rows.append([sigma, steps, epochs, delta, *ends, *(1e3 * x for x in seconds)])
+    columns = {
+        "σ": "{}",
+        "steps": "{}",
+        "epochs": "{}",
+        "δ": "{}",
+        "ε, lower": "{:.5f}",
+        "ε, upper": "{:.5f}",
+        "lower, ms": "{:.0f}",
+        "upper, ms": "{:.0f}",
+    }
+    return Table("brackets", columns, rows)
+
+
+def simulated(decay, epsilon, samples):
+    """The least noise multiplier for the cheaper order, by importance sampling.
+
+    Under P the pattern is drawn first, and X is N(K e, K). For half of the samples it
+    is N((1 + a) K e, K), where the pattern's own ratio alone would decide δ; weights
+    are those of the mixture of both, which are at most two.
+    """
+    steps, n_b = BINS["num_steps"], BINS["steps_per_epoch"]
+    comb = np.convolve(decay ** np.arange(steps), np.arange(steps) % n_b == 0)[:steps]
+    moved = np.array([np.pad(comb, (p, 0))[:steps] for p in range(n_b)])
+    gram = moved @ moved.T
+    root = np.linalg.cholesky(gram + 1e-10 * np.eye(n_b))
+    z = np.random.default_rng(0).standard_normal((samples, n_b)) @ root.T
+    own = np.random.default_rng(1).integers(n_b, size=samples)
+
+    def delta(sigma):
+        k = gram / sigma**2
+        tilt = max((epsilon + np.log(n_b)) / k[0, 0] - 0.5, 0.0)
+        more = tilt * (np.arange(samples) % 2)
+        x = z / sigma + (1 + more)[:, None] * k[own]
+        at = x[np.arange(samples), own]
+        size = k[own, own]
+        logs = np.log(np.mean(np.exp(x - np.diag(k) / 2), axis=1))
+        weights = 2 / (1 + np.exp(tilt * (at - size) - tilt**2 * size / 2))
+        terms = weights * -np.expm1(np.minimum(epsilon - logs, 0.0))
+        return terms.mean(), terms.std() / np.sqrt(samples)
+
+    low, high = 0.5, 40.0
+    for _ in range(12):
+        middle = np.sqrt(low * high)
+        low, high = (low, middle) if delta(middle)[0] <= DELTA else (middle, high)
+    # How far one standard error of δ is in the noise.
+    slope = np.log(delta(high * 1.01)[0] / delta(high)[0]) / 0.01
+    error = delta(high)[1] / delta(high)[0] / abs(slope)
+    return [high, 100 * error]
+
+
+@functools.cache
+def bins(sampling):
+    return jax.jit(
+        lambda decay, sigma: correlated.epsilon(
+            strategies.geometric(decay), sigma, DELTA, sampling=sampling, **BINS
+        )
+    )
+
+
+def noise(samples):
+    """Noise multipliers for a target ε, by what they are from."""
+    rows = []
+    for decay, epsilon in CASES:
+        ours = float(calibrate.solve(lambda s: bins("random_bins")(decay, s), epsilon))
+        fixed = correlated.mu(
+            strategies.geometric(decay), 1.0, order="fixed", **BINS
+        ) / gdp.mu(epsilon, DELTA)
+        needed = simulated(decay, epsilon, samples)
+        rows.append([decay, epsilon, ours, needed, ours / needed[0], float(fixed)])
+    columns = {
+        "λ": "{}",
+        "ε": "{:g}",
+        "random bins": "{:.2f}",
+        "Monte Carlo": "{:.2f} ± {:.1f} %",
+        "ratio": "{:.2f}",
+        "fixed order": "{:.2f}",
+    }
+    return Table("noise", columns, rows)
+
+
+def times():
+    """One ε, compiled."""
+    rows = []
+    for steps, n_b in ((1_000, 100), (10_000, 1_000)):
+        sizes = {**BINS, "num_steps": steps, "steps_per_epoch": n_b}
+        for sampling in ("random_bins", "fresh_bins"):
+            of = jax.jit(
+                lambda sigma: correlated.epsilon(
+                    strategies.geometric(0.5), sigma, DELTA, sampling=sampling, **sizes
+                )
+            )
+            taken = take_turns({"": lambda: of(3.0)}, rounds=ROUNDS)[""]
+            rows.append([sampling, steps, n_b, 1e3 * taken.median, taken.first])
+    columns = {
+        "sampling": "{}",
+        "steps": "{}",
+        "steps an epoch": "{}",
+        "ms": "{:.0f}",
+        "first call, s": "{:.0f}",
+    }
+    return Table("times", columns, rows)
+
+
+def main():
+    """Measure everything; tables are printed as they are done."""
+    options = parser(__doc__)
+    options.add_argument("--samples", type=int, default=200_000)
+    arguments = options.parse_args()
+    tables = []
+    for measure in (brackets, functools.partial(noise, arguments.samples), times):
+        tables.append(measure())
+        print_tables(tables[-1])
+    write("amplification", arguments, tables, times=said(ROUNDS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""ε of a run whose noise a strategy correlates, for each way to sample."""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._float64 import ULP, float64
+from dpjax._toeplitz import Toeplitz, checked
+from dpjax.accounting import gdp, pld
+from dpjax.accounting._convex_order import spread
+from dpjax.accounting._pld.composition import epsilon_of
+from dpjax.accounting.correlated import _covariances, _trees
+from dpjax.accounting.correlated._mu import mu
+from dpjax.adjacency import Adjacency
+
+Sampling = Literal[
+    "fixed",
+    "reshuffled",
+    "separated",
+    "random_bins",
+    "fresh_bins",
+    "cyclic_poisson",
+]
+_COVARIANCES = {
+    "random_bins": _covariances.random_bins,
+    "fresh_bins": _covariances.fresh_bins,
+}
+_LOST = 1e-5  # the share of δ that an infinite ratio may take
+
+
+def _bins_epsilon(
+    noise_multiplier: jax.Array,
+    delta: jax.Array,
+    by_gap: jax.Array,
+    shared: jax.Array,
+    *,
+    steps_per_epoch: int,
+    num_epochs: int,
+) -> jax.Array:
+    known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
+    known &= (delta > 0) & (delta < 1) & jnp.all(jnp.isfinite(by_gap))
+    asked = jnp.where(known, delta, 0.5)
+    scale = (1 + 64 * ULP) / jnp.where(known, noise_multiplier, 1.0) ** 2
+    by_gap = jnp.where(known, by_gap, 1.0) * scale
+    tree = _trees.best(by_gap, steps_per_epoch, asked, num_epochs)
+    tail = jax.lax.stop_gradient(_LOST * asked / num_epochs)
+    law, variance = _trees.ratio(tree, by_gap, tail, spread.POINTS)
+    count = jnp.exp2(1.0 * tree.joins) * tree.copies
+    losses = spread.losses(law, 2 * count)
+    # The factor that all places share is a Gaussian mechanism with that μ².
+    variance = num_epochs * variance + jnp.where(known, shared, 0.0) * scale
+    parts = [(losses, jnp.asarray(float(num_epochs)))]
+    return jnp.where(known, epsilon_of(parts, variance, asked), jnp.inf)
+
+
+@float64(
+    "up",
+    static=("num_steps", "steps_per_epoch", "sampling"),
+    vectors=(0,),
+    elementwise=True,
+)
+def _bins_epsilon64(
+    strategy: Toeplitz,
+    noise_multiplier: jax.Array,
+    delta: jax.Array,
+    *,
+    num_steps: int,
+    steps_per_epoch: int,
+    sampling: Sampling,
+) -> jax.Array:
+    covariances = _COVARIANCES[sampling](strategy, num_steps, steps_per_epoch)
+    epochs = -(-num_steps // steps_per_epoch) if sampling == "fresh_bins" else 1
+    return _bins_epsilon(
+        noise_multiplier,
+        delta,
+        *covariances,
+        steps_per_epoch=steps_per_epoch,
+        num_epochs=epochs,
+    )
+
+
+def _bins(
+    strategy: Toeplitz,
+    noise_multiplier: jax.typing.ArrayLike,
+    delta: jax.typing.ArrayLike,
+    *,
+    num_steps: int,
+    steps_per_epoch: int,
+    sampling: Sampling,
+    adjacency: Adjacency,
+) -> jax.Array:
+    """The theorem of docs/amplification.md, with trees for K′."""
+    if adjacency is Adjacency.REPLACE:
+        raise ValueError(
+            "adjacency must be ADD_REMOVE or ZERO_OUT for examples in random bins, "
+            "where both runs would be mixtures; got REPLACE."
+        )
+    return _bins_epsilon64(
+        strategy,
+        noise_multiplier,
+        delta,
+        num_steps=num_steps,
+        steps_per_epoch=steps_per_epoch,
+        sampling=sampling,
+    )
+
+
+def _cyclic_poisson(
+    strategy: Toeplitz,
+    noise_multiplier: jax.typing.ArrayLike,
+    delta: jax.typing.ArrayLike,
+    *,
+    num_steps: int,
+    steps_per_epoch: int,
+    adjacency: Adjacency,
+) -> jax.Array:
+    """Poisson-sampled steps of the norm of a column, at every p-th step."""
+    if np.shape(strategy.denominator)[-1]:
+        raise ValueError(
+            "strategy must be banded for cyclic Poisson sampling (one of "
+            f"strategies.banded or independent); got {strategy!r}."
+        )
+    bands = 1 + np.shape(strategy.numerator)[-1]
+    # Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Theorem 4: what an
+    # example adds at steps s and s + p of C x are different rows of it, so that the run
+    # is ⌈T / p⌉ Gaussian steps with a column's norm for sensitivity, at rate p / n_b.
+    noise = _per_column64(strategy, noise_multiplier)
+    step = pld.poisson_gaussian(
+        noise, min(1.0, bands / steps_per_epoch), adjacency=adjacency
+    )
+    return pld.epsilon(pld.compose(step, -(-num_steps // bands)), delta)
+
+
+@float64("down", vectors=(0,), elementwise=True)
+def _per_column64(strategy: Toeplitz, noise_multiplier: jax.Array) -> jax.Array:
+    square = 1 + jnp.sum(jnp.square(strategy.numerator))
+    return noise_multiplier / jnp.sqrt(square) * (1 - 64 * ULP)
+
+
+def epsilon(
+    strategy: Toeplitz,
+    noise_multiplier: jax.typing.ArrayLike,
+    delta: jax.typing.ArrayLike,
+    *,
+    num_steps: int,
+    steps_per_epoch: int,
+    sampling: Sampling,
+    adjacency: Adjacency,
+) -> jax.Array:
+    """An upper bound on the ε of all sums that `dpjax.correlated_noise` releases.
+
+    Args:
+      strategy: how the noise is correlated, its coefficients f[*b, k].
+      noise_multiplier: the standard deviation of z over the clip norm, f[*b], positive.
+      delta: f[*b], strictly between 0 and 1.
+      num_steps: T, static, at least 1.
+      steps_per_epoch: n_b, static, at least 1.
+      sampling: "fixed", "reshuffled" or "separated" for the orders of `mu`, which gain
+        nothing from being random. "random_bins" if every example picks one of the n_b
+        steps of an epoch, uniformly at random and independently of all others, and
+        takes part there in every epoch; "fresh_bins" if it picks anew in each epoch.
+        "cyclic_poisson", for a banded strategy with p coefficients, if examples are in
+        p fixed groups and step t takes each of group t mod p with probability
+        min(1, p / n_b).
+      adjacency: which data sets are compared. Bins are for ADD_REMOVE and ZERO_OUT.
+
+    Returns:
+      ε, f[*b], rounded up. Of bins it is a bound by a covariance above the true one
+      (docs/amplification.md says how close it is); of cyclic Poisson sampling, that of
+      `pld`; of the others, that of `mu`. Traced values out of range give inf. With bins
+      it has derivatives by noise_multiplier and delta, none by the strategy.
+
+    Raises:
+      ValueError: a static argument is out of range; the strategy is none, has more
+        coefficients than num_steps, or is not banded where it has to be; adjacency is
+        REPLACE with bins.
+
+    Privacy: for sums of sensitivity 1 clip norm that depend on all earlier releases,
+    for real arithmetic and ideal Gaussian noise. The steps that an example takes part
+    in must be drawn independently of the data, of the noise and of other examples.
+
+    Reference: Kahane (1986) for bins; Choquette-Choo et al. (2023),
+    https://arxiv.org/abs/2306.08153, Theorem 4, for cyclic Poisson sampling.
+
+    Example:
+      >>> from dpjax import strategies
+      >>> for sampling in "fixed", "random_bins":
+      ...     value = epsilon(strategies.geometric(0.5), 4.0, 1e-5, num_steps=1000,
+      ...                     steps_per_epoch=100, sampling=sampling,
+      ...                     adjacency=Adjacency.ZERO_OUT)
+      ...     print(f"{value:.1f}")
+      3.9
+      1.1
+    """
+    _validate.positive("noise_multiplier", noise_multiplier)
+    _validate.open_unit("delta", delta)
+    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    _validate.one_of("sampling", sampling, get_args(Sampling))
+    sizes = {
+        "num_steps": num_steps,
+        "steps_per_epoch": n_b,
+        "adjacency": _validate.adjacency(adjacency),
+    }
+    strategy = checked(strategy, num_steps)
+    if sampling == "cyclic_poisson":
+        return _cyclic_poisson(strategy, noise_multiplier, delta, **sizes)
+    if sampling == "random_bins" or sampling == "fresh_bins":
+        return _bins(strategy, noise_multiplier, delta, sampling=sampling, **sizes)
+    return gdp.epsilon(mu(strategy, noise_multiplier, order=sampling, **sizes), delta)

@@ -1,0 +1,324 @@
+"""Correlated noise and random places: the theorem, its trees, and the bounds."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax import Adjacency, strategies
+from dpjax._toeplitz import Toeplitz
+from dpjax.accounting import allocation, correlated, gdp, pld
+from dpjax.accounting.correlated import _covariances, _trees
+
+pytestmark = pytest.mark.optimized  # loops over thousands of rows
+SIZES = {"num_steps": 24, "steps_per_epoch": 8}
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def compiled(sampling, num_steps=24, steps_per_epoch=8):
+    """ε for strategies of four coefficients after the 1, all numbers traced."""
+
+    @jax.jit
+    def of(coefficients, noise, delta):
+        return correlated.epsilon(
+            Toeplitz(coefficients, jnp.zeros(0)),
+            noise,
+            delta,
+            num_steps=num_steps,
+            steps_per_epoch=steps_per_epoch,
+            sampling=sampling,
+            adjacency=Adjacency.ZERO_OUT,
+        )
+
+    return of
+
+
+def moves(coefficients, patterns, num_steps):
+    """Σ_{s∈π, s<=t} |C_ts| for each pattern, f[k, T], from the dense matrix."""
+    c = np.zeros((num_steps, num_steps))
+    for lag, value in enumerate([1.0, *coefficients]):
+        c += abs(value) * np.eye(num_steps, k=-lag)
+    return np.array([c[:, list(p)].sum(axis=1) for p in patterns])
+
+
+def bins(num_steps, n_b):
+    return [range(place, num_steps, n_b) for place in range(n_b)]
+
+
+def fresh(num_steps, n_b):
+    starts = range(0, num_steps, n_b)
+    return list(itertools.product(*(range(s, s + n_b) for s in starts)))
+
+
+def simulated(moved, noise, epsilon, seed, samples):
+    """E(L − e^ε)₊ and E(1 − e^ε L)₊ from samples, with their standard errors.
+
+    The former under P, where it is E(1 − e^ε / L)₊: the pattern is drawn first.
+    """
+    rng = np.random.default_rng(seed)
+    moved = moved / noise
+    half = np.sum(moved**2, axis=1) / 2
+    z = rng.standard_normal((samples, moved.shape[1]))
+    rows = []
+    for sign in (-1, 1):
+        x = z if sign > 0 else z + moved[rng.integers(len(moved), size=samples)]
+        logs = scipy.special.logsumexp(x @ moved.T - half, axis=1) - np.log(len(moved))
+        terms = -np.expm1(np.minimum(epsilon + sign * logs, 0.0))
+        rows.append((terms.mean(), terms.std() / np.sqrt(samples)))
+    return rows
+
+
+def expectation(k, weights, strikes):
+    """E(Σ_i w_i exp(X_i − K_ii/2) − strike)₊ for two Gaussians, on an even grid."""
+    root = np.linalg.cholesky(k + 1e-12 * np.eye(2))
+    z = np.linspace(-9, 9, 1201)
+    density = scipy.stats.norm.pdf(z) * (z[1] - z[0])
+    x = root @ np.stack([g.ravel() for g in np.meshgrid(z, z, indexing="ij")])
+    ratio = weights @ np.exp(x - np.diag(k)[:, None] / 2)
+    mass = np.outer(density, density).ravel()
+    return np.array([np.sum(mass * np.maximum(ratio - s, 0.0)) for s in strikes])
+
+
+def test_larger_covariances_are_larger_in_convex_order():
+    rng = np.random.default_rng(0)
+    strikes = np.array([0.3, 0.8, 1.2, 3.0])
+    for _ in range(25):
+        a = rng.normal(size=(2, 2)) * rng.uniform(0.2, 1.0)
+        k = a @ a.T
+        more = np.diag(rng.uniform(0, 0.4, 2))
+        more[0, 1] = more[1, 0] = rng.uniform(0, np.sqrt(more[0, 0] * more[1, 1]))
+        weights = rng.dirichlet([1, 1])
+        below = expectation(k, weights, strikes)
+        above = expectation(k + more, weights, strikes)
+        assert np.all(below <= above + 1e-6)
+        if more.max() > 0.05:
+            assert np.any(below < above - 1e-5)
+
+
+def test_no_adaptive_gradients_exceed_the_aligned_ones():
+    """Two steps, three patterns; what is added at the second depends on the first."""
+    rng = np.random.default_rng(1)
+    z = np.linspace(-8, 8, 801)
+    density = scipy.stats.norm.pdf(z) * (z[1] - z[0])
+    mass = np.outer(density, density)
+    strikes = np.array([0.4, 0.9, 1.3, 2.5])
+
+    def divergences(first, second, weights):
+        """For first f[π] and second f[π, z₁]."""
+        ratio = sum(
+            w
+            * np.exp(a * z - a * a / 2)[:, None]
+            * np.exp(b[:, None] * z[None] - b[:, None] ** 2 / 2)
+            for w, a, b in zip(weights, first, second, strict=True)
+        )
+        return np.array([np.sum(mass * np.maximum(ratio - s, 0)) for s in strikes])
+
+    for _ in range(20):
+        c = rng.uniform(0.2, 1.2, (3, 2)) * (rng.uniform(size=(3, 2)) < 0.8)
+        weights = rng.dirichlet([1, 1, 1])
+        aligned = divergences(c[:, 0], c[:, 1:] * np.ones_like(z), weights)
+        for _ in range(5):
+            first = c[:, 0] * rng.uniform(-1, 1, 3)
+            cuts = np.digitize(z, np.sort(rng.normal(size=4)))
+            second = c[:, 1:] * rng.choice([-1, 1, 0.3, 1], (3, 5))[:, cuts]
+            # The kinks of the steps, too, are integrated to 1e-3 of the differences.
+            assert np.all(divergences(first, second, weights) <= aligned + 2e-4)
+
+
+@pytest.mark.parametrize("n_b", [1, 2, 3, 8, 37, 100])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
+def test_covariances_on_trees_are_above_the_true_ones(n_b, decay):
+    num_steps = 3 * n_b - 1
+    strategy = strategies.geometric(decay)
+    covariances = _covariances.random_bins(strategy, num_steps, n_b)
+    coefficients = np.asarray(strategy.coefficients(num_steps))[1:]
+    moved = moves(coefficients, bins(num_steps, n_b), num_steps)
+    exact = moved @ moved.T
+    by_gap = np.asarray(covariances.by_gap)
+    gaps = np.abs(np.arange(n_b)[:, None] - np.arange(n_b))
+    gaps = np.minimum(gaps, n_b - gaps)
+    assert np.all(exact <= by_gap[gaps] * (1 + 1e-12))
+    assert np.all(by_gap[0] <= np.max(exact) * (1 + 1e-9))
+    trees = _trees.candidates(covariances.by_gap, n_b)
+    fits = np.flatnonzero(np.asarray(trees.copies))
+    assert fits.size
+    for i in fits:
+        gap, joins, copies, apart = (np.asarray(x[i]) for x in trees)
+        block = np.zeros(1, int)
+        shared = by_gap[:1, None]  # K′ within the block
+        at = lambda g: by_gap[min(int(g), by_gap.size - 1)]  # noqa: E731
+        for g in gap[:joins]:
+            block = np.concatenate([block, block + block[-1] + g])
+            shared = np.kron(np.eye(2), shared - at(g)) + at(g)
+        places = block + (block[-1] + apart) * np.arange(copies)[:, None]
+        places = places.ravel() % n_b
+        assert len(set(places.tolist())) == places.size
+        if copies > 1:
+            shared = np.kron(np.eye(copies), shared - at(apart)) + at(apart)
+        for turn in range(n_b):
+            turned = (places + turn) % n_b
+            assert np.all(exact[np.ix_(turned, turned)] <= shared * (1 + 1e-12))
+
+
+def random_setting(rng):
+    coefficients = rng.uniform(-0.3, 1.0) ** np.arange(1, 5) * rng.choice([1, -1, 1, 1])
+    if rng.uniform() < 0.3:
+        coefficients = rng.uniform(-0.6, 0.9, 4)
+    return coefficients, 10 ** rng.uniform(-0.1, 0.7), 10 ** rng.uniform(-2.5, -1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["random_bins", "fresh_bins"])
+def test_no_bound_is_below_a_simulation(sampling):
+    """240 settings, both orders: at six standard errors a false alarm in 1e6 in all."""
+    rng = np.random.default_rng(4)
+    sizes = (24, 8) if sampling == "random_bins" else (12, 4)
+    patterns = (bins if sampling == "random_bins" else fresh)(*sizes)
+    tight = []
+    for seed in range(240 if sampling == "random_bins" else 60):
+        coefficients, noise, delta = random_setting(rng)
+        epsilon = float(compiled(sampling, *sizes)(coefficients, noise, delta))
+        moved = moves(coefficients, patterns, sizes[0])
+        rows = simulated(moved, noise, epsilon, seed, 40_000)
+        case = coefficients, noise, delta, epsilon, rows
+        assert all(mean - 6 * error <= delta for mean, error in rows), case
+        tight.append(max(mean for mean, _ in rows) / delta)
+    # They are bounds of something: half of them within so many times the true δ.
+    assert np.median(tight) > (0.1 if sampling == "random_bins" else 0.01)
+
+
+def test_one_simulation():
+    """What the slow test does, once, with δ squared or noise halved caught."""
+    coefficients, noise, delta = 0.5 ** np.arange(1, 5), 2.3, 0.01
+    epsilon = float(compiled("random_bins")(coefficients, noise, delta))
+    moved = moves(coefficients, bins(24, 8), 24)
+    rows = simulated(moved, noise, epsilon, 0, 100_000)
+    # A false alarm in 1e6 at five standard errors.
+    assert all(mean - 5 * error <= delta for mean, error in rows)
+    assert max(mean for mean, _ in rows) > 0.2 * delta
+    unamplified = correlated.mu(
+        strategies.banded([1.0, *coefficients]),
+        noise,
+        order="fixed",
+        adjacency=Adjacency.ZERO_OUT,
+        **SIZES,
+    )
+    assert epsilon < 0.8 * float(gdp.epsilon(unamplified, delta))
+
+
+def test_without_correlation_it_is_random_allocation():
+    nothing = np.zeros(4)
+    # Once: one of eight steps. In bins of three epochs: the same, with √3 times less
+    # noise; anew in each: three epochs of allocation.
+    for noise in (0.9, 2.0):
+        once = float(allocation.epsilon(noise / np.sqrt(3), 1e-5, num_steps=8))
+        got = float(compiled("random_bins")(nothing, noise, 1e-5))
+        np.testing.assert_allclose(got, once, rtol=3e-3)
+        anew = allocation.epsilon(noise, 1e-5, num_steps=8, num_epochs=3)
+        got = float(compiled("fresh_bins")(nothing, noise, 1e-5))
+        np.testing.assert_allclose(got, float(anew), rtol=3e-3)
+
+
+# Noise multipliers that Monte Carlo says are needed at δ = 1e-5, to about 1 %, with 100
+# places and 10 epochs, and by how much more of it the bound asks at most.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("decay", "target", "simulated", "excess"),
+    [
+        (0.3, 1.0, 2.94, 1.14),
+        (0.3, 4.0, 1.88, 1.04),
+        (0.5, 1.0, 3.42, 1.22),
+        (0.5, 4.0, 2.08, 1.05),
+        (0.7, 1.0, 4.81, 1.30),
+        (0.7, 4.0, 2.59, 1.13),
+    ],
+)
+def test_how_near_to_simulations_it_is(decay, target, simulated, excess):
+    @functools.cache
+    def of():
+        return jax.jit(
+            lambda decay, noise: correlated.epsilon(
+                strategies.geometric(decay),
+                noise,
+                1e-5,
+                num_steps=1000,
+                steps_per_epoch=100,
+                sampling="random_bins",
+                adjacency=Adjacency.ADD_REMOVE,
+            )
+        )
+
+    assert of()(decay, excess * simulated) <= target
+    assert of()(decay, 0.98 * simulated) > target
+
+
+def test_cyclic_poisson_is_poisson_sampling_of_blocks():
+    sizes = {"num_steps": 30, "steps_per_epoch": 10, "sampling": "cyclic_poisson"}
+    for adjacency in Adjacency:
+        got = correlated.epsilon(
+            strategies.banded([1.0, 0.75, -0.5]),
+            1.6,
+            1e-5,
+            adjacency=adjacency,
+            **sizes,
+        )
+        # ‖(1, 3/4, −1/2)‖² = 29/16, three bands, ten blocks.
+        step = pld.poisson_gaussian(1.6 / np.sqrt(29 / 16), 0.3, adjacency=adjacency)
+        expected = float(pld.epsilon(pld.compose(step, 10), 1e-5))
+        assert expected <= got <= expected * (1 + 1e-9)
+    plain = correlated.epsilon(
+        strategies.independent(), 1.6, 1e-5, adjacency=Adjacency.ZERO_OUT, **sizes
+    )
+    step = pld.poisson_gaussian(1.6, 0.1, adjacency=Adjacency.ZERO_OUT)
+    expected = float(pld.epsilon(pld.compose(step, 30), 1e-5))
+    np.testing.assert_allclose(float(plain), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
+def test_orders_that_are_not_random_are_those_of_mu(order):
+    common = {**SIZES, "adjacency": Adjacency.REPLACE}
+    strategy = strategies.geometric(0.6)
+    got = correlated.epsilon(strategy, 3.0, 1e-6, sampling=order, **common)
+    mu = correlated.mu(strategy, 3.0, order=order, **common)
+    assert got == gdp.epsilon(mu, 1e-6)
+
+
+@pytest.mark.slow
+def test_slopes_by_noise_and_batches():
+    coefficients = 0.4 ** np.arange(1, 5)
+    of = compiled("random_bins")
+    slope = jax.jit(jax.grad(of, argnums=1))(coefficients, 1.5, 1e-4)
+    difference = (of(coefficients, 1.6, 1e-4) - of(coefficients, 1.4, 1e-4)) / 0.2
+    np.testing.assert_allclose(slope, difference, rtol=0.03)
+
+
+def test_values_out_of_range():
+    def of(strategy=strategies.geometric(0.5), noise=1.0, **changes):  # noqa: B008
+        common = {
+            **SIZES,
+            "sampling": "random_bins",
+            "adjacency": Adjacency.ZERO_OUT,
+            **changes,
+        }
+        return correlated.epsilon(strategy, noise, 1e-5, **common)
+
+    with pytest.raises(ValueError, match="adjacency must be ADD_REMOVE or ZERO_OUT"):
+        of(adjacency=Adjacency.REPLACE)
+    with pytest.raises(ValueError, match="strategy must be banded"):
+        of(sampling="cyclic_poisson")
+    with pytest.raises(ValueError, match=r"sampling must be one of .*'poisson'"):
+        of(sampling="poisson")
+    with pytest.raises(ValueError, match=r"noise_multiplier must be positive.*-1\.0"):
+        of(noise=-1.0)
+    nan = jnp.asarray(jnp.nan)
+    assert compiled("random_bins")(np.zeros(4), nan, 1e-5) == jnp.inf
