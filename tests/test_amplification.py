@@ -25,7 +25,7 @@ def _x64():
 
 
 @functools.cache
-def compiled(sampling, num_steps=24, steps_per_epoch=8):
+def compiled(how, num_steps=24, steps_per_epoch=8):
     """ε for strategies of four coefficients after the 1, all numbers traced."""
 
     @jax.jit
@@ -36,7 +36,7 @@ def compiled(sampling, num_steps=24, steps_per_epoch=8):
             delta,
             num_steps=num_steps,
             steps_per_epoch=steps_per_epoch,
-            sampling=sampling,
+            sampling=how,
             adjacency=Adjacency.ZERO_OUT,
         )
 
@@ -178,23 +178,23 @@ def random_setting(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", ["random_bins", "fresh_bins"])
-def test_no_bound_is_below_a_simulation(sampling):
+@pytest.mark.parametrize("how", ["random_bins", "fresh_bins"])
+def test_no_bound_is_below_a_simulation(how):
     """240 settings, both orders: at six standard errors a false alarm in 1e6 in all."""
     rng = np.random.default_rng(4)
-    sizes = (24, 8) if sampling == "random_bins" else (12, 4)
-    patterns = (bins if sampling == "random_bins" else fresh)(*sizes)
+    sizes = (24, 8) if how == "random_bins" else (12, 4)
+    patterns = (bins if how == "random_bins" else fresh)(*sizes)
     tight = []
-    for seed in range(240 if sampling == "random_bins" else 60):
+    for seed in range(240 if how == "random_bins" else 60):
         coefficients, noise, delta = random_setting(rng)
-        epsilon = float(compiled(sampling, *sizes)(coefficients, noise, delta))
+        epsilon = float(compiled(how, *sizes)(coefficients, noise, delta))
         moved = moves(coefficients, patterns, sizes[0])
         rows = simulated(moved, noise, epsilon, seed, 40_000)
         case = coefficients, noise, delta, epsilon, rows
         assert all(mean - 6 * error <= delta for mean, error in rows), case
         tight.append(max(mean for mean, _ in rows) / delta)
     # They are bounds of something: half of them within so many times the true δ.
-    assert np.median(tight) > (0.1 if sampling == "random_bins" else 0.01)
+    assert np.median(tight) > (0.1 if how == "random_bins" else 0.01)
 
 
 def test_one_simulation():

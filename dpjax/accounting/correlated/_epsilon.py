@@ -8,7 +8,8 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._float64 import ULP, float64
-from dpjax._toeplitz import Toeplitz, checked
+from dpjax._strategy import Strategy, Tree, checked, toeplitz_and_factors
+from dpjax._toeplitz import Toeplitz
 from dpjax.accounting import gdp, pld
 from dpjax.accounting._convex_order import spread
 from dpjax.accounting._pld.composition import epsilon_of
@@ -53,17 +54,19 @@ def _bins_epsilon(
     # The factor that all places share is a Gaussian mechanism with that μ².
     variance = num_epochs * variance + jnp.where(known, shared, 0.0) * scale
     parts = [(losses, jnp.asarray(float(num_epochs)))]
-    return jnp.where(known, epsilon_of(parts, variance, asked), jnp.inf)
+    value = epsilon_of(parts, variance, asked)
+    return jnp.where(known & ~jnp.isnan(value), value, jnp.inf)
 
 
 @float64(
     "up",
     static=("num_steps", "steps_per_epoch", "sampling"),
-    vectors=(0,),
+    vectors=(0, 1),
     elementwise=True,
 )
 def _bins_epsilon64(
     strategy: Toeplitz,
+    factors: jax.Array,
     noise_multiplier: jax.Array,
     delta: jax.Array,
     *,
@@ -73,8 +76,11 @@ def _bins_epsilon64(
 ) -> jax.Array:
     covariances = _COVARIANCES[sampling](strategy, num_steps, steps_per_epoch)
     epochs = -(-num_steps // steps_per_epoch) if sampling == "fresh_bins" else 1
+    # Where noise varies by step, as if it were the least throughout.
+    usable = jnp.all(factors > 0)
+    least = jnp.where(usable, jnp.min(factors), 0.0)
     return _bins_epsilon(
-        noise_multiplier,
+        noise_multiplier * least,
         delta,
         *covariances,
         steps_per_epoch=steps_per_epoch,
@@ -83,7 +89,7 @@ def _bins_epsilon64(
 
 
 def _bins(
-    strategy: Toeplitz,
+    strategy: Strategy,
     noise_multiplier: jax.typing.ArrayLike,
     delta: jax.typing.ArrayLike,
     *,
@@ -98,8 +104,12 @@ def _bins(
             "adjacency must be ADD_REMOVE or ZERO_OUT for examples in random bins, "
             "where both runs would be mixtures; got REPLACE."
         )
+    if isinstance(strategy, Tree):
+        raise ValueError(
+            f"strategy must not be a tree for examples in random bins; got {strategy!r}."
+        )
     return _bins_epsilon64(
-        strategy,
+        *toeplitz_and_factors(strategy),
         noise_multiplier,
         delta,
         num_steps=num_steps,
@@ -109,7 +119,7 @@ def _bins(
 
 
 def _cyclic_poisson(
-    strategy: Toeplitz,
+    strategy: Strategy,
     noise_multiplier: jax.typing.ArrayLike,
     delta: jax.typing.ArrayLike,
     *,
@@ -118,10 +128,10 @@ def _cyclic_poisson(
     adjacency: Adjacency,
 ) -> jax.Array:
     """Poisson-sampled steps of the norm of a column, at every p-th step."""
-    if np.shape(strategy.denominator)[-1]:
+    if not isinstance(strategy, Toeplitz) or np.shape(strategy.denominator)[-1]:
         raise ValueError(
-            "strategy must be banded for cyclic Poisson sampling (one of "
-            f"strategies.banded or independent); got {strategy!r}."
+            "strategy must be banded or independent for cyclic Poisson sampling; "
+            f"got {strategy!r}."
         )
     bands = 1 + np.shape(strategy.numerator)[-1]
     # Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Theorem 4: what an
@@ -141,7 +151,7 @@ def _per_column64(strategy: Toeplitz, noise_multiplier: jax.Array) -> jax.Array:
 
 
 def epsilon(
-    strategy: Toeplitz,
+    strategy: Strategy,
     noise_multiplier: jax.typing.ArrayLike,
     delta: jax.typing.ArrayLike,
     *,
@@ -153,7 +163,8 @@ def epsilon(
     """An upper bound on the ε of all sums that `dpjax.correlated_noise` releases.
 
     Args:
-      strategy: how the noise is correlated, its coefficients f[*b, k].
+      strategy: how the noise is correlated, its coefficients f[*b, k]. With bins, no
+        tree; one whose noise varies by step counts as if it had the least throughout.
       noise_multiplier: the standard deviation of z over the clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.
@@ -166,6 +177,8 @@ def epsilon(
         p fixed groups and step t takes each of group t mod p with probability
         min(1, p / n_b).
       adjacency: which data sets are compared. Bins are for ADD_REMOVE and ZERO_OUT.
+        Under ADD_REMOVE no other example's batches may depend on the one added, which
+        groups by position in the data do.
 
     Returns:
       ε, f[*b], rounded up. Of bins it is a bound by a covariance above the true one
