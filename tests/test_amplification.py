@@ -262,6 +262,15 @@ def test_how_near_to_simulations_it_is(decay, target, simulated, excess):
     assert of()(decay, 0.98 * simulated) > target
 
 
+def test_noise_that_varies_counts_as_the_least():
+    shape, sizes = strategies.banded([1.0, 0.5, 0.25, 0.0, 0.0]), {**SIZES}
+    sizes |= {"sampling": "random_bins", "adjacency": Adjacency.ZERO_OUT}
+    varied = strategies.scaled(shape, np.linspace(0.5, 2.0, 24))
+    got = correlated.epsilon(varied, 4.0, 1e-5, **sizes)
+    expected = float(compiled("random_bins")(shape.numerator, 2.0, 1e-5))
+    np.testing.assert_allclose(float(got), expected, rtol=1e-6)
+
+
 def test_cyclic_poisson_is_poisson_sampling_of_blocks():
     sizes = {"num_steps": 30, "steps_per_epoch": 10, "sampling": "cyclic_poisson"}
     for adjacency in Adjacency:
@@ -314,6 +323,8 @@ def test_values_out_of_range():
 
     with pytest.raises(ValueError, match="adjacency must be ADD_REMOVE or ZERO_OUT"):
         of(adjacency=Adjacency.REPLACE)
+    with pytest.raises(ValueError, match="strategy must be no tree"):
+        of(strategies.tree(0.9))
     with pytest.raises(ValueError, match="strategy must be banded"):
         of(sampling="cyclic_poisson")
     with pytest.raises(ValueError, match=r"sampling must be one of .*'poisson'"):

@@ -106,7 +106,7 @@ def _bins(
         )
     if isinstance(strategy, Tree):
         raise ValueError(
-            f"strategy must not be a tree for examples in random bins; got {strategy!r}."
+            f"strategy must be no tree for examples in random bins; got {strategy!r}."
         )
     return _bins_epsilon64(
         *toeplitz_and_factors(strategy),
