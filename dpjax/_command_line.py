@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from dpjax._command_line_report import report
 from dpjax._plan import Plan, plan
+from dpjax._plan.amplified import SAMPLINGS
 from dpjax._plan.guarantee import up
-from dpjax._plan.mechanisms import SAMPLINGS
 from dpjax.adjacency import Adjacency
 
 PROGRAM = "python -m dpjax"

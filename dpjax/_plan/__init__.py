@@ -8,8 +8,8 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
 **In the order of the data**, a file each:
 
 1. `mechanisms`: how examples are drawn, and what a run of so many steps then costs.
-   `schedule` for numbers that vary from step to step, `shape` for noise that is
-   correlated between steps.
+   `amplified` for random batches with noise that is correlated between steps, and
+   `shape` for that correlation; `schedule` for numbers that vary from step to step.
 2. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
    ε; `room` for what a batch holds.
 3. `record`: the `Plan`. It draws batches, and hands out what follows.

@@ -1,6 +1,7 @@
 """How a run draws its examples, and what that costs in privacy.
 
-One class a way of sampling, so that no plan can account for one and run another.
+One class a way of sampling, so that no plan can account for one and run another. Those
+for noise that is correlated, and amplified by sampling, are in `amplified`.
 """
 
 import dataclasses
@@ -29,7 +30,6 @@ class Numbers(NamedTuple):
       num_steps: how many steps are released.
       max_batch_size: how many examples a step has room for.
       schedule: what varies from step to step, or () if nothing does.
-      shape: how noise is correlated from step to step; None where it is not.
     """
 
     noise_multiplier: ArrayLike
@@ -37,7 +37,6 @@ class Numbers(NamedTuple):
     num_steps: ArrayLike
     max_batch_size: ArrayLike
     schedule: tuple[schedules.Piece, ...] = ()
-    shape: Shape | None = None
 
     def runs(self) -> list["Numbers"]:
         """As many runs, one after the other, in which nothing varies."""
@@ -75,12 +74,16 @@ class Mechanism:
     Attributes:
       num_examples: the size of the data set; of the larger one under ADD_REMOVE.
       adjacency: which data sets the guarantee compares.
+      shape: how noise is correlated from step to step; None where it is not.
     """
 
     num_examples: int
     adjacency: Adjacency
+    shape: Shape | None = None
 
     order: ClassVar[Literal["fixed", "reshuffled"] | None] = None
+    correlates: ClassVar[bool] = False
+    varies: ClassVar[bool] = True
     overflows: ClassVar[bool] = False
     draws_any_size: ClassVar[bool] = False
     covers: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT, Adjacency.REPLACE)
@@ -113,6 +116,13 @@ class Mechanism:
     def words(self, batch_size: str, max_batch_size: int) -> str:
         """How examples are drawn, so many at a time."""
         raise NotImplementedError
+
+    def refuse(self, shape: Shape, batch_size: int) -> None:
+        """Raise where noise of this shape is not accounted for."""
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Steps in which every example takes part once."""
+        return -(-self.num_examples // batch_size)
 
 
 class Poisson(Mechanism):
@@ -193,6 +203,7 @@ class Cyclic(Mechanism):
     """Batches in the data's own order, the same in every epoch."""
 
     order = "fixed"
+    correlates = True
     reason = "one example fewer moves all later ones to other batches"
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -212,9 +223,9 @@ class Cyclic(Mechanism):
             int(np.asarray(x)) for x in (numbers.batch_size, numbers.num_steps)
         )
         epoch = self.steps_per_epoch(size)
-        if numbers.shape is not None and self.order is not None:
+        if self.shape is not None and self.order is not None:
             mu = correlated.mu(
-                numbers.shape.strategy(num_steps),
+                self.shape.strategy(num_steps),
                 numbers.noise_multiplier,
                 num_steps=num_steps,
                 steps_per_epoch=epoch,
@@ -232,10 +243,6 @@ class Cyclic(Mechanism):
             times = self._times(padded.reshape(times, epoch) ** -2.0)
         factor = self.adjacency.sensitivity_factor
         return Gaussian(factor * math.sqrt(times) / numbers.noise_multiplier)
-
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Steps in which every example takes part once."""
-        return -(-self.num_examples // batch_size)
 
     def _times(self, costs: np.ndarray) -> float:
         """How many steps at the plan's noise an example's cost as much as, from above.
@@ -279,11 +286,3 @@ class Reshuffled(Cyclic):
             f"batches of {batch_size} are taken in a random order, another one in "
             "every epoch, which nothing in the guarantee relies on"
         )
-
-
-SAMPLINGS: dict[str, type[Mechanism]] = {
-    "poisson": Poisson,
-    "fixed_size": FixedSize,
-    "fixed": Cyclic,
-    "reshuffled": Reshuffled,
-}

@@ -13,7 +13,8 @@ from dpjax import sampling as samplers
 from dpjax._metrics import Metrics
 from dpjax._plan import guarantee as promises
 from dpjax._plan import loader, loss, release
-from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
+from dpjax._plan.amplified import SAMPLINGS
+from dpjax._plan.mechanisms import Mechanism, Numbers
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Piece, at
 from dpjax._shape import Shape
@@ -39,7 +40,8 @@ class Plan:
       max_batch_size: how many examples a batch has room for.
       epsilon: what the whole run costs at delta, rounded up.
       delta: δ.
-      sampling: "poisson", "fixed_size", "fixed" or "reshuffled".
+      sampling: "poisson", "fixed_size", "fixed", "reshuffled", "cyclic_poisson",
+        "random_bins" or "fresh_bins".
       noise: "independent" or "correlated".
       adjacency: which data sets the guarantee compares.
       solved_for: which number the others gave.
@@ -74,7 +76,7 @@ class Plan:
     @property
     def mechanism(self) -> Mechanism:
         """How examples are drawn, and what that costs."""
-        return SAMPLINGS[self.sampling](self.num_examples, self.adjacency)
+        return SAMPLINGS[self.sampling](self.num_examples, self.adjacency, self.shape)
 
     def numbers(self, num_steps: int) -> Numbers:
         """What the cost of so many steps depends on."""
@@ -84,7 +86,6 @@ class Plan:
             num_steps,
             self.max_batch_size,
             self.schedule,
-            self.shape,
         )
 
     @property

@@ -5,13 +5,14 @@ from typing import Any, Literal
 import numpy as np
 
 from dpjax import strategies
+from dpjax._plan.mechanisms import Mechanism
 from dpjax._shape import Shape, shape_of
 from dpjax._strategy import Strategy
 from dpjax._workload import Workload
 
 
 def asked(
-    order: Literal["fixed", "reshuffled"] | None,
+    mechanism: Mechanism,
     noise: str,
     given: dict[str, Any],
     workload: Workload | None,
@@ -25,25 +26,33 @@ def asked(
                 f"{workload!r} and {strategy!r}."
             )
         return None
-    if order is None:
+    if not mechanism.correlates:
         raise ValueError(
-            "sampling must be 'fixed' or 'reshuffled' with noise='correlated', whose "
-            "cost is not known for random samples."
+            "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
+            "whose cost is not known for these."
         )
-    n, steps, size = (given[x] for x in ("num_examples", "num_steps", "batch_size"))
+    steps, size = given["num_steps"], given["batch_size"]
     if steps is None or size is None:
         raise ValueError(
             "num_steps and batch_size must be given with noise='correlated'; what is "
             "solved for is epsilon or noise_multiplier."
         )
     if strategy is None and workload is not None:
-        strategy = _best(workload, steps, -(-n // size), order)
+        if mechanism.order is None:
+            raise ValueError(
+                "strategy must be given with this sampling: which is best for a "
+                "workload depends on how it is amplified."
+            )
+        epoch = mechanism.steps_per_epoch(size)
+        strategy = _best(workload, steps, epoch, mechanism.order)
     elif strategy is None or workload is not None:
         raise ValueError(
             "either workload or strategy must be given with noise='correlated'; got "
             f"{workload!r} and {strategy!r}."
         )
-    return shape_of(strategy, steps)
+    shape = shape_of(strategy, steps)
+    mechanism.refuse(shape, size)
+    return shape
 
 
 def _best(

@@ -1,5 +1,6 @@
 """From what a user gives to a whole plan."""
 
+import dataclasses
 import functools
 import math
 from typing import Any, Literal
@@ -11,16 +12,26 @@ from dpjax._float64 import cast, default_float, scope
 from dpjax._plan import quantile
 from dpjax._plan import room as rooms
 from dpjax._plan import shape as shapes
-from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, Numbers
+from dpjax._plan.amplified import SAMPLINGS
+from dpjax._plan.mechanisms import Mechanism, Numbers
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.record import Plan
 from dpjax._plan.room import Cost
 from dpjax._plan.schedule import Factor, Piece, pieces
-from dpjax._shape import Shape
 from dpjax._strategy import Strategy
 from dpjax._workload import Workload
 from dpjax.accounting import calibrate
 from dpjax.adjacency import Adjacency
+
+Sampling = Literal[
+    "poisson",
+    "fixed_size",
+    "fixed",
+    "reshuffled",
+    "cyclic_poisson",
+    "random_bins",
+    "fresh_bins",
+]
 
 
 def plan(
@@ -36,7 +47,7 @@ def plan(
     noise_schedule: Factor | None = None,
     clip_schedule: Factor | None = None,
     batch_schedule: Factor | None = None,
-    sampling: Literal["poisson", "fixed_size", "fixed", "reshuffled"] = "poisson",
+    sampling: Sampling = "poisson",
     noise: Literal["independent", "correlated"] = "independent",
     workload: Workload | None = None,
     strategy: Strategy | None = None,
@@ -68,15 +79,20 @@ def plan(
       batch_schedule: the same for the batch size, for Poisson batches.
       sampling: "poisson", every example independently with probability b / n;
         "fixed_size", a random subset of size b; "fixed", batches in the data's order;
-        "reshuffled", in a new order each epoch.
+        "reshuffled", in a new order each epoch; "random_bins", where every example
+        picks a step of the epoch for itself, once, and "fresh_bins", anew in each
+        epoch; "cyclic_poisson", with as many groups as a banded strategy has bands,
+        each example of a step's group independently.
       noise: "independent", fresh in every step; "correlated", where a step takes back
-        some of what earlier ones added, for "fixed" and "reshuffled" batches. It needs
-        num_steps, batch_size, and either a workload or a strategy.
+        some of what earlier ones added, for all but "poisson" and "fixed_size". It
+        needs num_steps, batch_size, and either a strategy or, for "fixed" and
+        "reshuffled", a workload.
       workload: what the optimizer makes of the sums (`dpjax.workloads`), for which the
         best noise with one stored vector is found.
       strategy: the correlation itself (`dpjax.strategies`).
       adjacency: under ADD_REMOVE one data set has one example more; `Adjacency`.
-        "fixed_size" is for REPLACE, "fixed" and "reshuffled" for ZERO_OUT and REPLACE.
+        "fixed_size" is for REPLACE, "fixed", "reshuffled" and "cyclic_poisson" for
+        ZERO_OUT and REPLACE, bins for ADD_REMOVE and ZERO_OUT.
       unit: "example", or "user" for data of `dpjax.by_user`: what is said here of an
         example then holds for all examples of one user together.
 
@@ -133,17 +149,24 @@ def plan(
     factors = noise_schedule, clip_schedule, batch_schedule
     given["num_examples"] = n
     given["schedule"] = _schedule(mechanism, given, factors)
-    if noise == "correlated" and (given["schedule"] or isinstance(clip, QuantileClip)):
-        raise ValueError(
-            "noise must be 'independent' with schedules or a QuantileClip; factors of "
-            "correlated noise are the strategy's (dpjax.strategies.scheduled)."
-        )
-    shape = shapes.asked(mechanism.order, noise, given, workload, strategy)
+    if given["schedule"] or isinstance(clip, QuantileClip):
+        if noise == "correlated":
+            raise ValueError(
+                "noise must be 'independent' with schedules or a QuantileClip; factors "
+                "of correlated noise are the strategy's (dpjax.strategies.scheduled)."
+            )
+        if not mechanism.varies:
+            raise ValueError(
+                "sampling must be 'poisson', 'fixed_size', 'fixed' or 'reshuffled' "
+                f"with schedules or a QuantileClip; got {sampling!r}."
+            )
+    shape = shapes.asked(mechanism, noise, given, workload, strategy)
+    mechanism = dataclasses.replace(mechanism, shape=shape)
     sizes = [piece.batch_size for piece in given["schedule"]]
     largest = max(sizes, default=given["batch_size"])
     rooms.check(mechanism, largest, max_batch_size)
 
-    cost = _cost(mechanism, given["schedule"], shape)
+    cost = _cost(mechanism, given["schedule"])
     if mechanism.overflows and max_batch_size is None:
         solved = _solved(cost, unknown, given, (1 - rooms.SHARE) * delta, n)
         room = rooms.least(cost, solved, delta, n, largest or solved["batch_size"])
@@ -204,16 +227,14 @@ def _schedule(
     return pieces(steps, size, *factors)
 
 
-def _cost(
-    mechanism: Mechanism, schedule: tuple[Piece, ...], shape: Shape | None
-) -> Cost:
+def _cost(mechanism: Mechanism, schedule: tuple[Piece, ...]) -> Cost:
     """The mechanism's, which remembers what it was asked."""
 
     @functools.cache
     def epsilon(
         noise_multiplier: float, size: float, steps: float, room: int, delta: float
     ) -> float:
-        numbers = Numbers(noise_multiplier, size, steps, room, schedule, shape)
+        numbers = Numbers(noise_multiplier, size, steps, room, schedule)
         with scope():
             return float(mechanism.profile(numbers).epsilon(delta))
 
