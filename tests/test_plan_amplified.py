@@ -81,6 +81,32 @@ def test_noise_is_found_for_a_target():
     assert "the same in every epoch" in words
 
 
+@pytest.mark.slow  # noise is solved for, for each strategy that is tried
+def test_a_plan_gives_up_correlation_for_amplification():
+    """More bands at a larger ε, and never more noise than without."""
+    workload = workloads.momentum_sum(0.9)
+    asked = {"noise_multiplier": None, "strategy": None, "workload": workload}
+    small, large = (
+        make("cyclic_poisson", num_examples=2000, **asked, epsilon=e)
+        for e in (0.5, 8.0)
+    )
+    bands = [1 + len(run.shape.numerator) for run in (small, large)]
+    assert bands[0] < bands[1]
+    independent = make(
+        "cyclic_poisson",
+        num_examples=2000,
+        noise_multiplier=None,
+        noise="independent",
+        strategy=None,
+        epsilon=8.0,
+    )
+    left = large.noise_multiplier * correlated.error(large.strategy, workload, T)
+    without = independent.noise_multiplier * correlated.error(
+        strategies.independent(), workload, T
+    )
+    assert left < 0.8 * without
+
+
 def batches(run, steps):
     key = jax.random.key(3)
     found = jax.jit(jax.vmap(lambda step: run.batch(step, key)))(jnp.arange(steps))
@@ -119,7 +145,7 @@ def test_groups_come_in_turn():
         (
             "random_bins",
             {"strategy": None, "workload": workloads.momentum(0.9)},
-            "strategy",
+            "epsilon",
         ),
         (
             "random_bins",

@@ -9,7 +9,7 @@ import pytest
 import scipy.signal
 
 from dpjax import Adjacency, strategies, workloads
-from dpjax.accounting import correlated
+from dpjax.accounting import calibrate, correlated
 from dpjax.strategies import _certificate, _optimize
 
 MADE = {
@@ -368,3 +368,52 @@ def test_what_has_no_schedule(changed, match):
     }
     with pytest.raises(ValueError, match=match):
         strategies.scheduled(given.pop("strategy"), given.pop("workload"), **given)
+
+
+@pytest.mark.slow  # noise is solved for, for each strategy that is tried
+@pytest.mark.parametrize("sampling", ["cyclic_poisson", "random_bins"])
+def test_amplified_noise_is_enough_and_none_near_by_is_less(sampling):
+    workload = workloads.momentum(0.9)
+    sizes = {"num_steps": 60, "steps_per_epoch": 20}
+    asked = {**sizes, "sampling": sampling, "adjacency": Adjacency.ZERO_OUT}
+    found = strategies.amplified(workload, **asked, epsilon=2.0, delta=1e-4)
+    used = correlated.epsilon(found.strategy, found.noise_multiplier, 1e-4, **asked)
+    assert 1.99 < used <= 2.0
+    error = correlated.error(found.strategy, workload, 60)
+    np.testing.assert_allclose(found.error, found.noise_multiplier * error, rtol=1e-6)
+    others = [strategies.independent(), strategies.banded([1.0, 0.3])]
+    if sampling == "random_bins":
+        others += [strategies.geometric(x) for x in (0.2, 0.9)]
+    for other in others:
+        needed = calibrate.solve(
+            lambda x, s=other: correlated.epsilon(s, x, 1e-4, **asked), 2.0
+        )
+        left = needed * correlated.error(other, workload, 60)
+        assert left >= found.error * (1 - 1e-3) or other.numerator.size
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sampling": "fixed"},
+        {"epsilon": 0.0},
+        {"delta": 1.5},
+        {"num_steps": 0},
+        {"adjacency": Adjacency.REPLACE},
+        {"workload": None},
+    ],
+)
+def test_what_is_not_amplified(changed):
+    given = {
+        "workload": workloads.momentum(0.9),
+        "num_steps": 20,
+        "steps_per_epoch": 10,
+        "epsilon": 2.0,
+        "delta": 1e-5,
+        "sampling": "random_bins",
+        "adjacency": Adjacency.ZERO_OUT,
+        **changed,
+    }
+    (name,) = changed
+    with pytest.raises(ValueError, match=f"^(the )?{name}"):
+        strategies.amplified(given.pop("workload"), **given)

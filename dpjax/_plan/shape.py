@@ -1,6 +1,6 @@
 """How the noise of a plan is correlated: as asked for, or best for a workload."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from dpjax._workload import Workload
 
 def asked(
     mechanism: Mechanism,
+    sampling: Any,
     noise: str,
     given: dict[str, Any],
     workload: Workload | None,
@@ -38,13 +39,7 @@ def asked(
             "solved for is epsilon or noise_multiplier."
         )
     if strategy is None and workload is not None:
-        if mechanism.order is None:
-            raise ValueError(
-                "strategy must be given with this sampling: which is best for a "
-                "workload depends on how it is amplified."
-            )
-        epoch = mechanism.steps_per_epoch(size)
-        strategy = _best(workload, steps, epoch, mechanism.order)
+        strategy = _best(mechanism, sampling, workload, given)
     elif strategy is None or workload is not None:
         raise ValueError(
             "either workload or strategy must be given with noise='correlated'; got "
@@ -56,14 +51,28 @@ def asked(
 
 
 def _best(
-    workload: Workload,
-    num_steps: int,
-    steps_per_epoch: int,
-    order: Literal["fixed", "reshuffled"],
+    mechanism: Mechanism, sampling: Any, workload: Workload, given: dict[str, Any]
 ) -> Strategy:
-    """The strategy with one vector that is best for a workload."""
-    given = {"num_steps": num_steps, "steps_per_epoch": steps_per_epoch}
-    found = strategies.optimize("rational", workload, **given, order=order)
+    """For fixed orders the best with one vector, and else what is best amplified."""
+    sizes = {
+        "num_steps": given["num_steps"],
+        "steps_per_epoch": mechanism.steps_per_epoch(given["batch_size"]),
+    }
+    if mechanism.order is None:
+        if given["epsilon"] is None:
+            raise ValueError(
+                "epsilon, or a strategy, must be given with this sampling: which "
+                "correlation is best for a workload depends on ε."
+            )
+        return strategies.amplified(
+            workload,
+            **sizes,
+            epsilon=given["epsilon"],
+            delta=given["delta"],
+            sampling=sampling,
+            adjacency=mechanism.adjacency,
+        ).strategy
+    found = strategies.optimize("rational", workload, **sizes, order=mechanism.order)
     if all(np.size(x) == 1 for x in workload[2:]):
         return found
-    return strategies.scheduled(found, workload, **given, order=order)
+    return strategies.scheduled(found, workload, **sizes, order=mechanism.order)

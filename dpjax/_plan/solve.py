@@ -85,10 +85,10 @@ def plan(
         each example of a step's group independently.
       noise: "independent", fresh in every step; "correlated", where a step takes back
         some of what earlier ones added, for all but "poisson" and "fixed_size". It
-        needs num_steps, batch_size, and either a strategy or, for "fixed" and
-        "reshuffled", a workload.
+        needs num_steps, batch_size, and either a workload or a strategy.
       workload: what the optimizer makes of the sums (`dpjax.workloads`), for which the
-        best noise with one stored vector is found.
+        best noise with one stored vector is found; for random batches, the best that
+        `strategies.amplified` finds at epsilon.
       strategy: the correlation itself (`dpjax.strategies`).
       adjacency: under ADD_REMOVE one data set has one example more; `Adjacency`.
         "fixed_size" is for REPLACE, "fixed", "reshuffled" and "cyclic_poisson" for
@@ -147,7 +147,7 @@ def plan(
     _validate.one_of("unit", unit, ("example", "user"))
     mechanism = SAMPLINGS[sampling](n, adjacency)
     factors = noise_schedule, clip_schedule, batch_schedule
-    given["num_examples"] = n
+    given |= {"num_examples": n, "delta": delta}
     given["schedule"] = _schedule(mechanism, given, factors)
     if given["schedule"] or isinstance(clip, QuantileClip):
         if noise == "correlated":
@@ -160,7 +160,7 @@ def plan(
                 "sampling must be 'poisson', 'fixed_size', 'fixed' or 'reshuffled' "
                 f"with schedules or a QuantileClip; got {sampling!r}."
             )
-    shape = shapes.asked(mechanism, noise, given, workload, strategy)
+    shape = shapes.asked(mechanism, sampling, noise, given, workload, strategy)
     mechanism = dataclasses.replace(mechanism, shape=shape)
     sizes = [piece.batch_size for piece in given["schedule"]]
     largest = max(sizes, default=given["batch_size"])

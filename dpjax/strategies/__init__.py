@@ -11,11 +11,14 @@ C⁻¹ alone (`accounting.correlated.error`).
 2. `optimize` finds the Toeplitz one of a kind with the least error in a workload
    (`dpjax.workloads`), and says how far from the best of all it is.
 3. `scheduled` finds how much of that noise each step should have.
+4. `amplified` finds what is best where batches are drawn at random.
 """
 
 from dpjax._strategy import Scaled as Scaled
 from dpjax._strategy import Tree as Tree
 from dpjax._toeplitz import Toeplitz as Toeplitz
+from dpjax.strategies._amplified import Amplified as Amplified
+from dpjax.strategies._amplified import amplified as amplified
 from dpjax.strategies._making import banded as banded
 from dpjax.strategies._making import banded_inverse as banded_inverse
 from dpjax.strategies._making import geometric as geometric

@@ -1,0 +1,155 @@
+"""How much correlation is worth giving up for amplification by sampling.
+
+Correlation lowers the noise in a workload, but ties an example's steps to each other,
+so that drawing them at random hides less. Which of the two is worth more depends on ε:
+so strategies are compared by the noise that is left in the workload at an ε, each with
+as much noise as it then needs.
+"""
+
+import functools
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax._toeplitz import Toeplitz
+from dpjax._workload import Workload, fits
+from dpjax.accounting import calibrate
+from dpjax.accounting.correlated import epsilon as epsilon_of
+from dpjax.accounting.correlated import error
+from dpjax.adjacency import Adjacency
+from dpjax.strategies import _making, _optimize
+
+Sampling = Literal["cyclic_poisson", "random_bins", "fresh_bins"]
+# Distances of λ from 1 that are tried, evenly in logarithms, and how much finer then.
+_COARSE, _NEAREST, _FINER = 7, 0.02, 3
+
+
+class Amplified(NamedTuple):
+    """A strategy for batches that are drawn at random.
+
+    Attributes:
+      strategy: C; its number of bands is that of groups for cyclic Poisson sampling.
+      noise_multiplier: the least standard deviation of z over the clip norm at the ε
+        that was asked for.
+      error: the root mean square of the noise in the workload, in units of the clip
+        norm.
+    """
+
+    strategy: Toeplitz
+    noise_multiplier: float
+    error: float
+
+
+def amplified(
+    workload: Workload,
+    *,
+    num_steps: int,
+    steps_per_epoch: int,
+    epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    adjacency: Adjacency,
+) -> Amplified:
+    """The strategy with the least noise in a workload at an ε, with amplification.
+
+    Args:
+      workload: what the sums are used for, of known numbers.
+      num_steps: T, static, at least 1.
+      steps_per_epoch: n_b, static, at least 1.
+      epsilon: ε of the whole run, positive.
+      delta: δ, strictly between 0 and 1.
+      sampling: as for `accounting.correlated.epsilon`. For "cyclic_poisson" banded
+        strategies of 1, 2, 4, ... bands are compared; for bins geometric ones.
+      adjacency: which data sets are compared.
+
+    Returns:
+      The best of what was tried, independent noise among it: a heuristic, but for its
+      noise multiplier, which is enough for ε.
+
+    Raises:
+      ValueError: an argument is out of range; the sampling does not allow the
+        adjacency.
+
+    Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, for
+    banded strategies and the choice of their bands.
+
+    Example:
+      >>> from dpjax import workloads
+      >>> best = amplified(
+      ...     workloads.momentum_sum(0.9), num_steps=20, steps_per_epoch=5,
+      ...     epsilon=4.0, delta=1e-5, sampling="cyclic_poisson",
+      ...     adjacency=Adjacency.ZERO_OUT)
+      >>> 1 + best.strategy.numerator.size
+      4
+    """
+    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    _validate.one_of("sampling", sampling, get_args(Sampling))
+    epsilon = _validate.known_positive("epsilon", epsilon)
+    workload = fits(workload, num_steps)
+    asked = {
+        "num_steps": num_steps,
+        "steps_per_epoch": n_b,
+        "sampling": sampling,
+        "adjacency": _validate.adjacency(adjacency),
+    }
+    at = functools.partial(_needed, workload, epsilon, delta, asked)
+    if sampling == "cyclic_poisson":
+        return _least_bands(at, workload, num_steps, n_b)
+    return _least_decay(at)
+
+
+def _needed(
+    workload: Workload,
+    epsilon: float,
+    delta: float,
+    asked: dict[str, Any],
+    strategy: Toeplitz,
+    start: float = 1.0,
+) -> Amplified:
+    """A strategy with the noise that it needs, which is looked for from a start on."""
+    sigma = calibrate.solve(
+        lambda noise: epsilon_of(strategy, noise, delta, **asked), epsilon, start=start
+    )
+    left = sigma * error(strategy, workload, asked["num_steps"])
+    return Amplified(strategy, float(sigma), float(left))
+
+
+def _least_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplified:
+    """Twice as many bands, until the noise has grown twice."""
+    best, worse, bands = at(_making.independent()), 0, 2
+    while worse < 2 and bands <= min(n_b, num_steps):
+        # Steps of one example that are p apart move different rows of C x: what counts
+        # is the norm of a column, as if every example took part once.
+        strategy = _optimize.optimize(
+            "banded",
+            workload,
+            num_steps=num_steps,
+            steps_per_epoch=num_steps,
+            num_vectors=bands - 1,
+        )
+        found = at(Toeplitz(*strategy), start=best.noise_multiplier)
+        worse = 0 if found.error < best.error else worse + 1
+        best = min(best, found, key=lambda x: x.error)
+        bands *= 2
+    return best
+
+
+def _least_decay(at: Any) -> Amplified:
+    """λ of geometric noise on a grid, and on a finer one around the best."""
+    step = -np.log(_NEAREST) / (_COARSE - 1)
+    coarse = {0: at(_geometric(0.0))}
+    for k in range(1, _COARSE):
+        coarse[k] = at(_geometric(k * step), start=coarse[k - 1].noise_multiplier)
+    k = min(coarse, key=lambda k: coarse[k].error)
+    near = step * (k + np.arange(1 - _FINER, _FINER) / _FINER)
+    start = coarse[k].noise_multiplier
+    finer = [at(_geometric(x), start=start) for x in near if x >= 0 and x != k * step]
+    return min([coarse[k], *finer], key=lambda x: x.error)
+
+
+def _geometric(x: float) -> Toeplitz:
+    """Of λ = 1 − e^{−x}."""
+    decay = -np.expm1(-x)
+    return _making.geometric(decay) if decay else _making.independent()
