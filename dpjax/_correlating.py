@@ -196,6 +196,8 @@ def _regenerated_tree(weights: np.ndarray) -> Recipe:
         def add(i: jax.Array, noise: Leaves) -> Leaves:
             return _plus(noise, jnp.asarray(weights)[i], draw(step - (1 << i)))
 
+        if not weights.size:
+            return draw(step), memory
         levels = jnp.minimum(_level(step), weights.size)
         return jax.lax.fori_loop(0, levels, add, draw(step)), memory
 

@@ -61,7 +61,9 @@ def correlated_noise(
         draws one Gaussian a step; "regenerate", for strategies whose C⁻¹ is banded
         (`geometric`, `banded_inverse`) and the tree, keeps none and draws those of
         earlier steps again. The same key gives the same noise either way, up to
-        rounding.
+        rounding. What is drawn again is what was drawn only if sums keep their dtypes
+        and, inside `jax.shard_map`, their pieces from step to step, which "regenerate"
+        relies on.
 
     Returns:
       An optax transformation. Sums and noise are kept in float32 at least; the result

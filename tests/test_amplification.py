@@ -216,6 +216,7 @@ def test_one_simulation():
     assert epsilon < 0.8 * float(gdp.epsilon(unamplified, delta))
 
 
+@pytest.mark.slow  # a program for each of the two accounts
 def test_without_correlation_it_is_random_allocation():
     nothing = np.zeros(4)
     # Once: one of eight steps. In bins of three epochs: the same, with √3 times less

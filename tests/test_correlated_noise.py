@@ -79,6 +79,9 @@ def test_the_tree_at_any_length(num_steps):
     _, z = run(make("independent", num_steps=num_steps), jnp.zeros(5), length=num_steps)
     inverse = STRATEGIES["tree"].inverse_matrix(num_steps)
     np.testing.assert_allclose(noise, inverse @ z, atol=1e-5)
+    tx = make("tree", "regenerate", num_steps=num_steps)
+    _, again = run(tx, jnp.zeros(5), length=num_steps)
+    np.testing.assert_allclose(again, noise, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["geometric", "two poles", "scaled", "tree"])

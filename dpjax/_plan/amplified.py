@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import sampling, strategies
+from dpjax._float64 import default_float
 from dpjax._plan.mechanisms import (
     Cyclic,
     FixedSize,
@@ -43,6 +44,11 @@ class CyclicPoisson(Mechanism):
     def groups(self) -> int:
         """As many as C has bands: then no two steps of an example share a row of it."""
         return 1 if self.shape is None else 1 + len(self.shape.numerator)
+
+    @property
+    def population(self) -> int:
+        """Those of a group."""
+        return -(-self.num_examples // self.groups)
 
     def refuse(self, shape, batch_size):
         """All but bands, and groups that are too small for the batch."""
@@ -87,7 +93,7 @@ class CyclicPoisson(Mechanism):
             self.rate(int(np.asarray(numbers.batch_size))),
             steps,
             "truncated_replace" if replace else "truncated",
-            -(-self.num_examples // self.groups),
+            self.population,
             numbers.max_batch_size,
         )
         return Losses(pld.PLD((step,)))
@@ -127,12 +133,16 @@ class Bins(NamedTuple):
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up: the least found whose ε is no larger."""
-        low, high = math.log(_LEAST_DELTA), 0.0
+        target = np.asarray(epsilon, np.float64)
+        low = np.full(target.shape, math.log(_LEAST_DELTA))
+        high = np.zeros(target.shape)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            enough = bool(self.epsilon(math.exp(middle)) <= epsilon)
-            low, high = (low, middle) if enough else (middle, high)
-        return jnp.asarray(math.exp(high) * (1 + 1e-6))
+            found = np.vectorize(lambda x: float(self.epsilon(math.exp(x))))(middle)
+            enough = found <= target
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        found = np.minimum(np.exp(high) * (1 + 1e-6), 1.0)
+        return jnp.asarray(found, default_float())
 
 
 class RandomBins(Mechanism):

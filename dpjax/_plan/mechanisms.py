@@ -117,6 +117,11 @@ class Mechanism:
         """How examples are drawn, so many at a time."""
         raise NotImplementedError
 
+    @property
+    def population(self) -> int:
+        """Of how many examples a step can take."""
+        return self.num_examples
+
     def refuse(self, shape: Shape, batch_size: int) -> None:
         """Raise where noise of this shape is not accounted for."""
 

@@ -47,12 +47,14 @@ def least(cost: Cost, solved: dict[str, Any], delta: float, n: int, size: int) -
     """
     deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
     ideal = cost(solved, n, delta)
-    spare = math.log(max(solved["epsilon"] - ideal, TINY))
 
     def square(room: int) -> float:
         return ((room - size) / deviation) ** 2
 
     low, high = math.ceil(size + 3 * deviation) - 1, n
+    if not math.isfinite(ideal):
+        return min(low + 1, n)
+    spare = math.log(max(solved["epsilon"] - ideal, TINY))
     room, slope, last, tries = low + 1, -0.5, None, 0
     while high - low > 1:
         epsilon = cost(solved, room, delta)

@@ -168,8 +168,9 @@ def plan(
 
     cost = _cost(mechanism, given["schedule"])
     if mechanism.overflows and max_batch_size is None:
-        solved = _solved(cost, unknown, given, (1 - rooms.SHARE) * delta, n)
-        room = rooms.least(cost, solved, delta, n, largest or solved["batch_size"])
+        most = mechanism.population
+        solved = _solved(cost, unknown, given, (1 - rooms.SHARE) * delta, most)
+        room = rooms.least(cost, solved, delta, most, largest or solved["batch_size"])
     else:
         solved = _solved(cost, unknown, given, delta, max_batch_size or n)
         room = max_batch_size or solved["batch_size"]

@@ -125,7 +125,8 @@ def cyclic_poisson(
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
-      sampling_rate: q, static, in [0, 1]: p times the batch size over n.
+      sampling_rate: q, static, in [0, 1]: p / n_b for an account of n_b steps an epoch,
+        which makes batches of n / n_b.
       num_groups: p, static, from 1 to n.
       max_batch_size: the batch's fixed shape b, static. When more than b places are
         drawn, a uniformly random b of them are kept and the rest left out.

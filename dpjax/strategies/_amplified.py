@@ -65,7 +65,8 @@ def amplified(
 
     Returns:
       The best of what was tried, independent noise among it: a heuristic, but for its
-      noise multiplier, which is enough for ε.
+      noise multiplier, which is enough for ε (of groups that are sampled at the rate
+      p / n_b).
 
     Raises:
       ValueError: an argument is out of range; the sampling does not allow the
