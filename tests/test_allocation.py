@@ -159,6 +159,7 @@ def test_one_step_is_the_gaussian_mechanism():
     assert exact * 0.999 <= compiled("epsilon_lower", 1, 4)(0.9, 1e-5) <= exact
 
 
+@pytest.mark.slow
 def test_brackets_close_for_all_sizes():
     rng = np.random.default_rng(3)
     previous = {}

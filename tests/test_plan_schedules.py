@@ -305,6 +305,7 @@ def test_a_clip_norm_is_given_where_it_follows_and_only_there():
         run.clip_norm_of(state)
 
 
+@pytest.mark.slow
 def test_reports_say_what_varies():
     text = str(fixed(noise_schedule=in_three(1.0, 2.0, 3.0)).guarantee)
     assert "noise 2" in text

@@ -127,6 +127,7 @@ def test_more_memory_is_no_worse(x64):
     assert 1 <= gaps[-1] < 1.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["momentum", "momentum_sum", "prefix_sum"])
 def test_one_band_of_the_inverse_is_geometric(workload, x64):
     """Where a step too far makes coefficients that grow, and the descent stops."""
@@ -171,6 +172,7 @@ def test_a_schedule_is_optimised_for_too(x64):
     assert np.isnan(best.gap)
 
 
+@pytest.mark.slow
 def test_poles_that_float32_does_not_tell_apart_become_fewer(x64):
     best = strategies.optimize(
         "rational",
@@ -314,6 +316,7 @@ def test_no_other_schedule_is_better_for_independent_noise(name, order, x64):
     assert best <= product_of(shape, workload, order) * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_help_shaped_noise(name, order, x64):
@@ -381,15 +384,10 @@ def test_amplified_noise_is_enough_and_none_near_by_is_less(sampling):
     assert 1.99 < used <= 2.0
     error = correlated.error(found.strategy, workload, 60)
     np.testing.assert_allclose(found.error, found.noise_multiplier * error, rtol=1e-6)
-    others = [strategies.independent(), strategies.banded([1.0, 0.3])]
-    if sampling == "random_bins":
-        others += [strategies.geometric(x) for x in (0.2, 0.9)]
-    for other in others:
-        needed = calibrate.solve(
-            lambda x, s=other: correlated.epsilon(s, x, 1e-4, **asked), 2.0
-        )
-        left = needed * correlated.error(other, workload, 60)
-        assert left >= found.error * (1 - 1e-3) or other.numerator.size
+    random = sampling == "random_bins"
+    other = strategies.geometric(0.9) if random else strategies.independent()
+    needed = calibrate.solve(lambda x: correlated.epsilon(other, x, 1e-4, **asked), 2.0)
+    assert needed * correlated.error(other, workload, 60) > found.error
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,12 @@ class Bins(NamedTuple):
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """The ε for a δ in (0, 1), rounded up."""
         delta = np.asarray(delta, np.float64)
-        if float(self.overflow(0.0)) == 0:
+        least = float(self.overflow(0.0))
+        if least == 0:
             return self.ideal(delta)
         for share in _SHARES:
+            if np.any(least > share * delta):
+                continue
             # (ε, (1 − share) δ) without overflow, and the rest of δ for that.
             found = self.ideal((1 - share) * delta)
             if bool(np.all(self.overflow(found) <= share * delta)):

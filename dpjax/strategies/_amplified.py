@@ -22,7 +22,7 @@ from dpjax.strategies import _making, _optimize
 
 Sampling = Literal["cyclic_poisson", "random_bins", "fresh_bins"]
 # Distances of λ from 1 that are tried, evenly in logarithms, and how much finer then.
-_COARSE, _NEAREST, _FINER = 7, 0.02, 3
+_COARSE, _NEAREST, _FINER = 6, 0.02, 2
 
 
 class Amplified(NamedTuple):
