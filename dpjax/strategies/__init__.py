@@ -12,6 +12,9 @@ C⁻¹ alone (`accounting.correlated.error`).
    (`dpjax.workloads`), and says how far from the best of all it is.
 3. `scheduled` finds how much of that noise each step should have.
 4. `amplified` finds what is best where batches are drawn at random.
+
+What a strategy is, training and accounting read from `_strategy` and `_toeplitz`. The
+searches go through the accountants, and so nothing of training imports this folder.
 """
 
 from dpjax._strategy import Scaled as Scaled
