@@ -8,6 +8,11 @@ promotes dtypes as usual, too: a strict caller has no say in what is not its cod
 Processors flush numbers below the least normal one, `TINY`, to zero in what is compiled
 here. So arguments below it count as zero, and what has to be positive is at least TINY.
 
+Called by itself an accountant runs on the CPU, whatever JAX's default device is or the
+context's mesh: accelerators are slow in float64 or do not have it, and one number is
+not worth their start. Within a program it runs where that runs, but not on a TPU
+(`_platforms.needs_float64`).
+
 JAX traces, transposes and lowers derivatives long after that scope has closed, and
 what then makes a float64 array fails. So the derivative is a function of its own:
 for a core with one number out per batch element, a partial derivative comes from one
@@ -25,8 +30,10 @@ from typing import Literal, ParamSpec, TypeGuard, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
+from dpjax._platforms import host, needs_float64, without_mesh
 from dpjax._typing import ArrayLike
 
 P = ParamSpec("P")
@@ -54,7 +61,8 @@ def default_float() -> np.dtype:
 @contextlib.contextmanager
 def scope() -> Iterator[None]:
     """The configuration in which accountants are traced and run."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+    promotion = jax.numpy_dtype_promotion("standard")
+    with jax.enable_x64(True), promotion, jax.default_device(host()), without_mesh():
         yield
 
 
@@ -228,11 +236,13 @@ def _lift(
             return filled
 
         def merge(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-            # NumPy takes integers of any size.
+            # NumPy takes integers of any size, and what it holds is on no device yet.
             return [
-                jnp.asarray(x, jnp.float64)
-                if isinstance(x, jax.Array)
-                else jnp.asarray(np.asarray(x, np.float64))
+                needs_float64(
+                    jnp.asarray(x, jnp.float64)
+                    if isinstance(x, Tracer)
+                    else jnp.asarray(np.asarray(x).astype(np.float64))
+                )
                 for x in fill(arrays)
             ]
 

@@ -1,0 +1,132 @@
+"""Programs for GPUs and TPUs, lowered on a machine that has neither.
+
+That every operation has a rule there is all that a CPU can show.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conformance import ACCOUNTANTS, ENGINES, SAMPLERS, TRANSFORMATIONS
+
+import dpjax
+from dpjax._platforms import host
+from dpjax.accounting import gdp
+
+GPU, TPU = "cuda", "tpu"
+# A whole accountant takes seconds to trace; these have one of each kind of operation.
+QUICK = {"gdp.epsilon", "rdp.epsilon", "pure.mu", "fdp.advantage", "correlated.error"}
+
+
+def text(fn, *args, platforms=(GPU, TPU)):
+    return jax.export.export(jax.jit(fn), platforms=platforms)(*args).mlir_module()
+
+
+PARAMS = {
+    "table": jnp.ones((11, 4)),
+    "kernel": jnp.ones((3, 4, 8)),
+    "dense": jnp.ones((8, 6), jnp.bfloat16),
+    "layers": jnp.ones((2, 6, 6)),
+}
+
+
+def loss(params, ids):
+    """A lookup, a convolution, a narrow product and a scan."""
+    x = params["table"][ids][None]
+    x = jax.lax.conv_general_dilated(
+        x, params["kernel"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    x = jnp.tanh(x[0]).astype(jnp.bfloat16) @ params["dense"]
+    x, _ = jax.lax.scan(
+        lambda x, w: (jnp.tanh(x @ w), None), x.astype(jnp.float32), params["layers"]
+    )
+    return jnp.sum(x**2)
+
+
+@pytest.mark.parametrize(("engine", "microbatch_size"), ENGINES)
+def test_clipped_gradients(engine, microbatch_size):
+    fn = dpjax.clipped_grad(loss, 0.7, engine=engine, microbatch_size=microbatch_size)
+    mask = jnp.arange(6) < 5
+    text(lambda p, ids: fn(p, ids, mask=mask), PARAMS, jnp.zeros((6, 5), jnp.int32))
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_noise(name):
+    def two_steps(seed, params):
+        tx = TRANSFORMATIONS[name](jax.random.key(seed))
+        state = tx.init(params)
+        for _ in range(2):
+            params, state = tx.update(params, state, params)
+        return params
+
+    text(two_steps, 3, {k: PARAMS[k] for k in ("table", "dense")})
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_batches(name):
+    lowered = text(lambda seed, step: SAMPLERS[name](jax.random.key(seed), step), 3, 5)
+    # No platform rounds integers: every machine draws the same examples.
+    assert not any(f"{kind}>" in lowered for kind in ("f16", "f32", "f64"))
+
+
+def test_a_step_of_a_plan():
+    plan = dpjax.plan(
+        num_examples=300,
+        batch_size=8,
+        num_steps=20,
+        noise_multiplier=1.3,
+        delta=1e-5,
+        clip_norm=0.7,
+        max_batch_size=24,
+    )
+    data = np.zeros((300, 5), np.int32)
+
+    def step(seed, params, state, number):
+        key = jax.random.key(seed)
+        batch = plan.batch(number, key)
+        examples = dpjax.Examples(jnp.asarray(data)[batch.indices], batch.mask)
+        _, grads = plan.value_and_grad(loss, batched=False)(params, examples)
+        tx = plan.optimizer(optax.adam(0.1), key=key)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = plan.optimizer(optax.adam(0.1), key=jax.random.key(3)).init(PARAMS)
+    lowered = text(step, 3, PARAMS, state, 5)
+    assert "f64" not in lowered
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ACCOUNTANTS],
+)
+def test_accountants_run_on_gpus_and_refuse_tpus(name):
+    fn, x = ACCOUNTANTS[name]
+    for each in (fn, lambda x: jax.jvp(fn, (x,), (jnp.ones_like(x),))[1]):
+        if "f64" not in text(each, np.float32(x), platforms=(GPU,)):
+            continue  # The slope of the best order is 0.
+        with pytest.raises(NotImplementedError, match="accountants need float64"):
+            text(each, np.float32(x), platforms=(TPU,))
+
+
+def test_without_jit_accountants_run_on_the_cpu():
+    """Devices of one kind stand for those of two: the host is the first of them."""
+    others = jax.devices()[1:]
+    mesh = jax.make_mesh((2,), ("data",), devices=others[:2])
+    whole = jax.NamedSharding(mesh, jax.P())
+    expected = float(gdp.epsilon(1.3, 1e-6))
+    with jax.default_device(others[0]):
+        mu = jnp.asarray(1.3)
+        found = gdp.epsilon(mu, 1e-6)
+        assert (mu.devices(), found.devices()) == ({others[0]}, {host()})
+        slope = jax.grad(gdp.epsilon)(mu, 1e-6)
+        several = jax.vmap(gdp.epsilon, (0, None))(mu[None], 1e-6)
+        # What was given no device is free to go elsewhere.
+        assert (mu + found + slope + several).devices() == {others[0]}
+    laid_out = jax.device_put(jnp.asarray(1.3), whole)
+    with jax.set_mesh(mesh):
+        for given in (1.3, laid_out):
+            found = gdp.epsilon(given, 1e-6)
+            np.testing.assert_allclose(found, expected, rtol=2.0**-22)
+            assert found.devices() == {host()}
+            assert jnp.sum(laid_out + found).devices() == set(mesh.devices.flat)
