@@ -1,6 +1,14 @@
-"""The examples of a batch, from wherever they are."""
+"""The examples of a batch, from wherever they are to wherever they go.
 
-from collections.abc import Iterator
+Batches are drawn on the CPU, so that nothing waits for the accelerator's last step, and
+read ahead by a thread. On a mesh a process reads what its own devices hold of a batch:
+all draw the same numbers from the same key, so that no example is read for two places.
+"""
+
+import collections
+import concurrent.futures
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -10,6 +18,7 @@ from jax.core import Tracer
 
 from dpjax import _validate
 from dpjax._plan.users import OfUser, Users
+from dpjax._platforms import host
 from dpjax._typing import ArrayLike
 from dpjax.sampling import Batch
 
@@ -88,7 +97,14 @@ def check(data: Any, plan: "Plan") -> None:
 
 
 def batches(
-    plan: "Plan", data: Any, *, key: jax.Array, start: int, progress: bool
+    plan: "Plan",
+    data: Any,
+    *,
+    key: jax.Array,
+    start: int,
+    progress: bool,
+    sharding: jax.sharding.Sharding | None,
+    prefetch: int,
 ) -> Iterator[Examples]:
     """See `Plan.batches`. What is wrong with the arguments is said at once."""
     check(data, plan)
@@ -98,15 +114,77 @@ def batches(
         raise ValueError(
             f"start must be at most num_steps, {plan.num_steps}; got {start!r}."
         )
+    ahead = _validate.static_int("prefetch", prefetch, minimum=0)
     read = rows if _is_tree_of_arrays(data) else _read_one_by_one
+    if sharding is not None:
+        read = _laid_out(read, sharding, plan.max_batch_size)
     draw = jax.jit(plan.batch)
 
-    def steps() -> Iterator[Examples]:
-        for step in _shown(range(first, plan.num_steps), progress):
-            examples = read(data, jax.device_get(draw(step, key)))
-            yield numbered(plan, examples, np.int32(step))
+    def drawn(step: int) -> Batch:
+        with jax.default_device(host()):
+            return jax.device_get(draw(step, jax.device_put(key, host())))
 
-    return steps()
+    def jobs() -> Iterator[Callable[[], Examples]]:
+        for step in _shown(range(first, plan.num_steps), progress):
+            batch = drawn(step)
+            yield lambda batch=batch, step=step: numbered(
+                plan, read(data, batch), np.int32(step)
+            )
+
+    return _ahead(jobs(), ahead)
+
+
+def _ahead(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examples]:
+    """The jobs' results in their order, so many begun before they are asked for."""
+    if not count:
+        for job in jobs:
+            yield job()
+        return
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        begun = collections.deque(
+            thread.submit(j) for j in itertools.islice(jobs, count)
+        )
+        while begun:
+            begun.extend(thread.submit(job) for job in itertools.islice(jobs, 1))
+            yield begun.popleft().result()
+
+
+def _laid_out(
+    read: Callable[[Any, Batch], Examples], sharding: jax.sharding.Sharding, size: int
+) -> Callable[[Any, Batch], Examples]:
+    """Reads what is on this process's devices of a batch, and puts it there."""
+    try:
+        found = sharding.addressable_devices_indices_map((size,))
+    except (ValueError, IndexError) as error:
+        raise ValueError(
+            f"sharding must divide the {size} places of a batch (max_batch_size) "
+            f"evenly, and nothing else; got {sharding!r}."
+        ) from error
+    held = {device: _ends(index, size) for device, index in found.items()}
+
+    def part(data: Any, batch: Batch, first: int, end: int) -> Examples:
+        mine = jax.tree.map(lambda x: x[first:end], batch)
+        return jax.tree.map(np.asarray, read(data, mine))
+
+    def whole(data: Any, batch: Batch) -> Examples:
+        # Devices that hold the same places share what is read.
+        parts = {ends: part(data, batch, *ends) for ends in set(held.values())}
+
+        def joined(*leaves: np.ndarray) -> jax.Array:
+            of = dict(zip(parts, leaves, strict=True))
+            pieces = [jax.device_put(of[ends], at) for at, ends in held.items()]
+            shape = (size, *leaves[0].shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+
+        return jax.tree.map(joined, *parts.values())
+
+    return whole
+
+
+def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
+    """Of the places that a device holds; None stands for all."""
+    places = slice(None) if index is None else index[0]
+    return places.indices(size)[:2]
 
 
 def _is_tree_of_arrays(data: Any) -> bool:

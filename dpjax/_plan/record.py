@@ -134,7 +134,14 @@ class Plan:
         return loader.numbered(self, examples, jnp.asarray(step, jnp.int32))
 
     def batches(
-        self, data: Any, *, key: jax.Array, start: int = 0, progress: bool = False
+        self,
+        data: Any,
+        *,
+        key: jax.Array,
+        start: int = 0,
+        progress: bool = False,
+        sharding: jax.sharding.Sharding | None = None,
+        prefetch: int = 0,
     ) -> Iterator[loader.Examples]:
         """The examples of one step after the other, until the budget ends.
 
@@ -147,15 +154,28 @@ class Plan:
           start: the first step, from 0 to T. A run that resumes after k steps says k,
             and restores the optimizer's state: a new one would repeat its noise.
           progress: whether to show a progress bar, where tqdm is installed.
+          sharding: how the leading axis m lies on a mesh, which must divide it evenly,
+            as `NamedSharding(mesh, P("data"))`. Each process reads what its own devices
+            hold, and all must have the same key. None for one device or the host.
+          prefetch: how many batches are read before they are asked for, by a thread.
 
         Yields:
           `Examples` with leading axes m = max_batch_size, T − start times. The same
-          key gives the same.
+          key gives the same. They are drawn on the CPU.
 
         Raises:
-          ValueError: data does not have num_examples examples; start is out of range.
+          ValueError: data does not have num_examples examples; start is out of range;
+            sharding does not divide m.
         """
-        return loader.batches(self, data, key=key, start=start, progress=progress)
+        return loader.batches(
+            self,
+            data,
+            key=key,
+            start=start,
+            progress=progress,
+            sharding=sharding,
+            prefetch=prefetch,
+        )
 
     def value_and_grad(
         self,
