@@ -186,7 +186,7 @@ def claims_table(problems, results):
         "less time than noisy SGD": sooner,
         "both": both,
     }
-    rows = [[claim, [count, total]] for claim, count in counts.items()]
+    rows = [[claim, [int(count), total]] for claim, count in counts.items()]
     columns = {"output perturbation has": "{}", "rows": "{} of {}"}
     return Table("claims", columns, rows)
 
