@@ -1,12 +1,12 @@
 """Two and four processes train as one does: the same noise, and no example twice."""
 
+import importlib.metadata
 import os
 import pathlib
 import socket
 import subprocess
 import sys
 
-import jaxlib
 import numpy as np
 import pytest
 
@@ -18,7 +18,9 @@ def trained(count: int, folder: pathlib.Path) -> list[dict[str, np.ndarray]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    kept = pathlib.Path(os.environ["DPJAX_TESTS_CACHE"], jaxlib.__version__)
+    kept = pathlib.Path(
+        os.environ["DPJAX_TESTS_CACHE"], importlib.metadata.version("jaxlib")
+    )
     settings = {
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(kept),
