@@ -14,10 +14,11 @@ Words must be the same. Numbers may differ as follows, pictures are not compared
   float64, and agree to what is printed but for how it is rounded.
 
 Versions are not compared. Notebooks run on the CPU, so that outputs do not depend on
-what else a machine has.
+what else a machine has, and as many at a time as it has cores.
 """
 
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -34,6 +35,7 @@ RELATIVE = 0.05  # where something was trained
 
 def execute(path):
     """The notebook with its outputs, without times and execution metadata."""
+    start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -56,6 +58,7 @@ def execute(path):
         },
         "language_info": {"name": "python"},
     }
+    print(f"{path.name}: {time.perf_counter() - start:.0f} s", flush=True)
     return notebook
 
 
@@ -127,19 +130,21 @@ def main():
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.pop("DPJAX_DATA", None)  # committed is what runs anywhere
     names = [pathlib.Path(name).stem for name in arguments.names]
+    paths = [
+        path
+        for path in sorted(FOLDER.glob("*.ipynb"))
+        if not names or path.stem in names
+    ]
     failed = False
-    for path in sorted(FOLDER.glob("*.ipynb")):
-        if names and path.stem not in names:
-            continue
-        start = time.perf_counter()
-        notebook = execute(path)
-        print(f"{path.name}: {time.perf_counter() - start:.0f} s", flush=True)
-        if arguments.check:
+    # A thread waits for a kernel, which is a process of its own.
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        for path, notebook in zip(paths, threads.map(execute, paths), strict=True):
+            if not arguments.check:
+                nbformat.write(notebook, path)
+                continue
             found = [*differences(nbformat.read(path, as_version=4), notebook)]
             print(*found, sep="\n", end="\n" if found else "")
             failed |= bool(found)
-        else:
-            nbformat.write(notebook, path)
     raise SystemExit(1 if failed else 0)
 
 
