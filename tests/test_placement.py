@@ -7,6 +7,7 @@ Pieces are compared by correlations: of n normals one has standard deviation
 import contextlib
 import functools
 import itertools
+import re
 
 import chex
 import jax
@@ -240,3 +241,23 @@ def test_two_axes_of_pieces_are_all_different():
             out = np.asarray(jax.jit(run)(zeros)).reshape(4, 2000)
         correlations = np.corrcoef(out)[np.triu_indices(4, 1)]
         assert np.max(np.abs(correlations)) < 6 / np.sqrt(2000)
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_each_device_draws_its_own_part_and_asks_nobody(name):
+    """Read from the compiled program: the values are those of one device."""
+    size, values = 4096, {}
+    for count in (1, 4):
+        mesh = jax.make_mesh(
+            (count,), ("rows",), (AxisType.Auto,), devices=jax.devices()[:count]
+        )
+        zeros = jax.device_put(jnp.zeros(size), NamedSharding(mesh, jax.P("rows")))
+        tx = MAKE[name]()
+        state = jax.jit(tx.init)(zeros)
+        program = jax.jit(tx.update).lower(zeros, state).compile()
+        values[count], _ = program(zeros, state)
+        text = program.as_text()
+        drawn = [int(n) for n in re.findall(r"[uf]32\[(\d+)\]", text)]
+        assert max(drawn) == size // count
+        assert not re.search(r" (all-|collective-|reduce-scatter)", text)
+    np.testing.assert_array_equal(values[4], values[1])

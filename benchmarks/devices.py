@@ -1,0 +1,205 @@
+"""Noise, memory and long sequences on a mesh of virtual devices of one CPU.
+
+    python benchmarks/devices.py [--size 4194304]
+
+What a step of each kind of noise computes and stores on each of 1, 2, 4 and 8 devices,
+read from the compiled program, and its time, which shares the cores of one machine and
+so cannot fall; the memory that a device needs for 10⁸ parameters over 8 devices; the
+temporaries of a clipped gradient at long sequences over those of the plain gradient.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _results import Table, parser, print_tables, write
+from _timing import said, take_turns
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from dpjax import (
+    add_gaussian_noise,
+    clipped_grad,
+    correlated_noise,
+    strategies,
+    tree_momentum,
+)
+
+jax.config.update("jax_num_cpu_devices", 8)
+KEY = jax.random.key(0)
+DEVICES = (1, 2, 4, 8)
+ROUNDS = 11
+MEBIBYTE = 2**20
+_tree = functools.partial(tree_momentum, 0.99, 1.3, num_steps=4096, key=KEY)
+_geometric = functools.partial(
+    correlated_noise, strategies.geometric(0.99), 1.3, num_steps=4096, key=KEY
+)
+KINDS = {
+    "independent": lambda: add_gaussian_noise(1.3, key=KEY),
+    "tree, stored": lambda: _tree(buffer="stored"),
+    "tree, regenerated": lambda: _tree(buffer="regenerate"),
+    "one vector, stored": lambda: _geometric(buffer="stored"),
+    "one vector, regenerated": lambda: _geometric(buffer="regenerate"),
+}
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+
+
+def divided(count, size):
+    """A vector's type, in equal parts on so many devices."""
+    mesh = jax.make_mesh(
+        (count,), ("data",), (AxisType.Auto,), devices=jax.devices()[:count]
+    )
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    return jax.ShapeDtypeStruct((size,), jnp.float32, sharding=sharding)
+
+
+def compiled_step(make, vector):
+    """The compiled init and update of noise, and the type of its state."""
+    tx = make()
+    init = jax.jit(tx.init).lower(vector).compile()
+
+    def laid_out(x, sharding):  # a counter or a key is no device's own
+        return x.update(sharding=sharding) if x.ndim else x
+
+    state = jax.tree.map(
+        laid_out, jax.eval_shape(tx.init, vector), init.output_shardings
+    )
+    update = jax.jit(tx.update, donate_argnums=1).lower(vector, state).compile()
+    return init, update
+
+
+def stepping(update, state, zeros):
+    """Steps of noise, one after the other."""
+    held = [state]
+
+    def step():
+        out, held[0] = update(zeros, held[0])
+        return out
+
+    return step
+
+
+def noise(size):
+    """What a device does in a step, and whether noise depends on their number."""
+    rows = []
+    for kind, make in KINDS.items():
+        values, functions, found = {}, {}, {}
+        for count in DEVICES:
+            vector = divided(count, size)
+            init, update = compiled_step(make, vector)
+            zeros = jax.device_put(jnp.zeros(size), vector.sharding)
+            values[count] = np.asarray(update(zeros, init(zeros))[0])
+            text = update.as_text()
+            found[count] = (
+                max(int(n) for n in re.findall(r"[uf]32\[(\d+)\]", text)),
+                sum(text.count(f" {name}") for name in COLLECTIVES),
+                update.memory_analysis().temp_size_in_bytes / MEBIBYTE,
+            )
+            functions[count] = stepping(update, init(zeros), zeros)
+        times = take_turns(functions, rounds=ROUNDS)
+        for count in DEVICES:
+            same = "yes" if np.array_equal(values[count], values[1]) else "no"
+            milliseconds = 1e3 * times[count].median
+            rows.append([kind, count, *found[count], same, milliseconds])
+    columns = {"noise": "{}", "devices": "{}", "drawn by each": "{:,}"}
+    columns |= {"collectives": "{}", "temporaries of each, MiB": "{:.1f}"}
+    columns |= {"the values of one device": "{}", "ms": "{:.0f}"}
+    return Table("noise", columns, rows)
+
+
+def memory(size=10**8, count=8):
+    """Of each device, for that many parameters: compiled, not run."""
+    rows = []
+    for kind, make in KINDS.items():
+        init, update = compiled_step(make, divided(count, size))
+        stored = init.memory_analysis().output_size_in_bytes / MEBIBYTE
+        temporary = update.memory_analysis().temp_size_in_bytes / MEBIBYTE
+        rows.append([kind, size, count, stored, temporary])
+    columns = {"noise": "{}", "parameters": "{:,}", "devices": "{}"}
+    columns |= {"state of each, MiB": "{:.1f}", "temporaries of each, MiB": "{:.1f}"}
+    return Table("memory", columns, rows)
+
+
+WIDTH, HEADS, WORDS, LAYERS = 256, 4, 1000, 2
+
+
+def attention(q, k, v, block=512):
+    """Causal, for f[h, t, d], a block of queries at a time: nothing is t x t."""
+    heads, length, width = q.shape
+    queries = q.reshape(heads, -1, block, width).swapaxes(0, 1)
+
+    @jax.checkpoint
+    def one(first, q):
+        scores = jnp.einsum("hqd,hkd->hqk", q, k) / np.sqrt(width)
+        before = first + jnp.arange(block)[:, None] >= jnp.arange(length)
+        weights = jax.nn.softmax(jnp.where(before, scores, -1e9))
+        return first + block, jnp.einsum("hqk,hkd->hqd", weights, v)
+
+    _, out = jax.lax.scan(one, 0, queries)
+    return out.swapaxes(0, 1).reshape(heads, length, width)
+
+
+def transformer(params, ids):
+    """The loss of one sequence i32[t]."""
+
+    def layer(x, w):
+        y = x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * w["gain"]
+        parts = [(y @ w[n]).reshape(-1, HEADS, WIDTH // HEADS) for n in "qkv"]
+        mixed = attention(*(part.swapaxes(0, 1) for part in parts)).swapaxes(0, 1)
+        x = x + mixed.reshape(x.shape) @ w["out"]
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+    x, _ = jax.lax.scan(layer, params["words"][ids], params["layers"])
+    scores = jax.nn.log_softmax(x[:-1] @ params["head"])
+    return -jnp.mean(jnp.take_along_axis(scores, ids[1:, None], 1))
+
+
+def sequences(batch=2):
+    """Temporaries of a clipped gradient over those of the plain one."""
+
+    def array(*shape, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    square = array(LAYERS, WIDTH, WIDTH)
+    layers = {"q": square, "k": square, "v": square, "out": square}
+    layers["up"] = array(LAYERS, WIDTH, 4 * WIDTH)
+    layers["down"] = array(LAYERS, 4 * WIDTH, WIDTH)
+    layers["gain"] = array(LAYERS, 1, WIDTH)
+    params = {"words": array(WORDS, WIDTH), "head": array(WIDTH, WORDS)}
+    params["layers"] = layers
+    functions = {
+        "plain": jax.grad(lambda p, i: jax.vmap(transformer, (None, 0))(p, i).mean()),
+        "auto": clipped_grad(transformer, 1.0),
+        "auto, one example at a time": clipped_grad(
+            transformer, 1.0, microbatch_size=1
+        ),
+        "ghost": clipped_grad(transformer, 1.0, engine="ghost"),
+        "vmap": clipped_grad(transformer, 1.0, engine="vmap"),
+    }
+    rows = []
+    for length in (2048, 8192):
+        plain = None
+        for name, fn in functions.items():
+            ids = array(batch, length, dtype=jnp.int32)
+            program = jax.jit(fn).lower(params, ids).compile()
+            used = program.memory_analysis().temp_size_in_bytes / MEBIBYTE
+            plain = plain or used
+            rows.append([length, batch, name, used, used / plain])
+    columns = {"tokens": "{:,}", "batch": "{}", "gradient": "{}"}
+    columns |= {"temporaries, MiB": "{:.0f}", "times plain": "{:.2f}"}
+    return Table("sequences", columns, rows)
+
+
+def main():
+    """Run the three measurements."""
+    options = parser(__doc__)
+    options.add_argument("--size", type=int, default=1 << 22)
+    arguments = options.parse_args()
+    tables = [noise(arguments.size), memory(), sequences()]
+    print_tables(*tables)
+    write("devices", arguments, tables, times=said(ROUNDS))
+
+
+if __name__ == "__main__":
+    main()
