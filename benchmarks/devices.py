@@ -140,8 +140,8 @@ def attention(q, k, v, block=512):
     return out.swapaxes(0, 1).reshape(heads, length, width)
 
 
-def transformer(params, ids):
-    """The loss of one sequence i32[t]."""
+def transformer(params, ids, recompute=False):
+    """The loss of one sequence i32[t]; layers are kept for the derivative, or not."""
 
     def layer(x, w):
         y = x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * w["gain"]
@@ -150,43 +150,60 @@ def transformer(params, ids):
         x = x + mixed.reshape(x.shape) @ w["out"]
         return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
 
+    layer = jax.checkpoint(layer) if recompute else layer
     x, _ = jax.lax.scan(layer, params["words"][ids], params["layers"])
     scores = jax.nn.log_softmax(x[:-1] @ params["head"])
     return -jnp.mean(jnp.take_along_axis(scores, ids[1:, None], 1))
 
 
-def sequences(batch=2):
-    """Temporaries of a clipped gradient over those of the plain one."""
+def shapes():
+    """The transformer's parameters, as types."""
 
-    def array(*shape, dtype=jnp.float32):
-        return jax.ShapeDtypeStruct(shape, dtype)
+    def array(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
 
-    square = array(LAYERS, WIDTH, WIDTH)
-    layers = {"q": square, "k": square, "v": square, "out": square}
+    layers = dict.fromkeys(("q", "k", "v", "out"), array(LAYERS, WIDTH, WIDTH))
     layers["up"] = array(LAYERS, WIDTH, 4 * WIDTH)
     layers["down"] = array(LAYERS, 4 * WIDTH, WIDTH)
     layers["gain"] = array(LAYERS, 1, WIDTH)
-    params = {"words": array(WORDS, WIDTH), "head": array(WIDTH, WORDS)}
-    params["layers"] = layers
-    functions = {
-        "plain": jax.grad(lambda p, i: jax.vmap(transformer, (None, 0))(p, i).mean()),
-        "auto": clipped_grad(transformer, 1.0),
-        "auto, one example at a time": clipped_grad(
-            transformer, 1.0, microbatch_size=1
+    words = {"words": array(WORDS, WIDTH), "head": array(WIDTH, WORDS)}
+    return words | {"layers": layers}
+
+
+def gradients(loss):
+    """The plain gradient of the mean loss, and clipped ones."""
+    return {
+        "plain": jax.grad(lambda p, i: jax.vmap(loss, (None, 0))(p, i).mean()),
+        "auto": clipped_grad(loss, 1.0),
+        "auto, one example at a time": clipped_grad(loss, 1.0, microbatch_size=1),
+        "ghost": clipped_grad(loss, 1.0, engine="ghost"),
+        "vmap": clipped_grad(loss, 1.0, engine="vmap"),
+        "vmap, one example at a time": clipped_grad(
+            loss, 1.0, engine="vmap", microbatch_size=1
         ),
-        "ghost": clipped_grad(transformer, 1.0, engine="ghost"),
-        "vmap": clipped_grad(transformer, 1.0, engine="vmap"),
     }
+
+
+def sequences():
+    """Temporaries of a clipped gradient over those of the plain one."""
     rows = []
-    for length in (2048, 8192):
+    for length, batch, recompute in [
+        (2048, 2, False),
+        (8192, 2, False),
+        (8192, 8, False),
+        (8192, 2, True),
+        (8192, 8, True),
+    ]:
+        loss = functools.partial(transformer, recompute=recompute)
+        ids = jax.ShapeDtypeStruct((batch, length), jnp.int32)
         plain = None
-        for name, fn in functions.items():
-            ids = array(batch, length, dtype=jnp.int32)
-            program = jax.jit(fn).lower(params, ids).compile()
+        for name, fn in gradients(loss).items():
+            program = jax.jit(fn).lower(shapes(), ids).compile()
             used = program.memory_analysis().temp_size_in_bytes / MEBIBYTE
             plain = plain or used
-            rows.append([length, batch, name, used, used / plain])
-    columns = {"tokens": "{:,}", "batch": "{}", "gradient": "{}"}
+            layers = "recomputed" if recompute else "kept"
+            rows.append([length, batch, layers, name, used, used / plain])
+    columns = {"tokens": "{:,}", "batch": "{}", "layers": "{}", "gradient": "{}"}
     columns |= {"temporaries, MiB": "{:.0f}", "times plain": "{:.2f}"}
     return Table("sequences", columns, rows)
 
