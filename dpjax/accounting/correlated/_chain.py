@@ -82,8 +82,10 @@ def best(by_gap: jax.Array, n_b: int) -> Chain:
     places = jnp.asarray(n_b - apart + 1.0)
     chains = Chain(places, shared, variance, decay)
     fixed = jax.lax.stop_gradient(chains)
-    least = jnp.argmin(jax.vmap(lambda chain: _log_square(chain, n_b))(fixed))
-    return jax.tree.map(lambda x: x[least], chains)
+    square = jax.vmap(lambda chain: _log_square(chain, n_b))(fixed)
+    # No argmin: one is lowered by the caller's configuration, to what has no float64.
+    first = jnp.min(jnp.where(square <= jnp.min(square), apart, n_b))
+    return jax.tree.map(lambda x: jnp.sum(jnp.where(apart == first, x, 0.0)), chains)
 
 
 def _rounded(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:

@@ -104,7 +104,7 @@ def _bins(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """The theorem of docs/amplification.md, with trees for K′."""
+    """The theorem of docs/amplification.md, with trees and a chain for K′."""
     if adjacency is Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be ADD_REMOVE or ZERO_OUT for examples in random bins, "
@@ -212,7 +212,7 @@ def epsilon(
       ...                     adjacency=Adjacency.ZERO_OUT)
       ...     print(f"{value:.1f}")
       3.9
-      1.1
+      0.8
     """
     _validate.positive("noise_multiplier", noise_multiplier)
     _validate.open_unit("delta", delta)
