@@ -127,7 +127,10 @@ def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
     angles = frequency * jnp.sum(weight * jnp.abs(losses.loss))
     relative = losses.error + ULP * (4 * losses.loss.size + 1024)
     error = touched * relative + 8 * ULP * angles
-    return _Wave(total, log_abs / 2, jnp.arctan2(imaginary, 1 + real), error)
+    # What has rounded to zero has no angle, and must not have a derivative of one.
+    nothing = (real == -1) & (imaginary == 0)
+    angle = jnp.arctan2(imaginary, jnp.where(nothing, 1.0, 1 + real))
+    return _Wave(total, log_abs / 2, angle, error)
 
 
 def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:

@@ -13,7 +13,7 @@ from dpjax._toeplitz import Toeplitz
 from dpjax.accounting import gdp, pld
 from dpjax.accounting._convex_order import spread
 from dpjax.accounting._pld.composition import epsilon_of
-from dpjax.accounting.correlated import _covariances, _trees
+from dpjax.accounting.correlated import _chain, _covariances, _trees
 from dpjax.accounting.correlated._mu import mu
 from dpjax.adjacency import Adjacency
 
@@ -52,9 +52,15 @@ def _bins_epsilon(
     count = jnp.exp2(1.0 * tree.joins) * tree.copies
     losses = spread.losses(law, 2 * count)
     # The factor that all places share is a Gaussian mechanism with that μ².
-    variance = num_epochs * variance + jnp.where(known, shared, 0.0) * scale
-    parts = [(losses, jnp.asarray(float(num_epochs)))]
-    value = epsilon_of(parts, variance, asked)
+    shared = jnp.where(known, shared, 0.0) * scale
+    variance = num_epochs * variance + shared
+    if 1 < steps_per_epoch <= _chain.MOST_PLACES:
+        chain = _chain.best(by_gap, steps_per_epoch)
+        value = _chain.least_epsilon(
+            losses, variance, chain, shared, asked, tail, num_epochs
+        )
+    else:
+        value = epsilon_of([(losses, jnp.asarray(float(num_epochs)))], variance, asked)
     return jnp.where(known & ~jnp.isnan(value), value, jnp.inf)
 
 
@@ -98,7 +104,7 @@ def _bins(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """The theorem of docs/amplification.md, with trees for K′."""
+    """The theorem of docs/amplification.md, with trees and a chain for K′."""
     if adjacency is Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be ADD_REMOVE or ZERO_OUT for examples in random bins, "
@@ -206,7 +212,7 @@ def epsilon(
       ...                     adjacency=Adjacency.ZERO_OUT)
       ...     print(f"{value:.1f}")
       3.9
-      1.1
+      0.8
     """
     _validate.positive("noise_multiplier", noise_multiplier)
     _validate.open_unit("delta", delta)

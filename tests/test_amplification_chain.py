@@ -1,0 +1,147 @@
+"""Random places on a chain: its covariances, and the law of its ratio."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from dpjax import Adjacency, strategies
+from dpjax.accounting import correlated
+from dpjax.accounting.correlated import _chain, _covariances
+
+pytestmark = pytest.mark.optimized  # loops over thousands of rows
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def law():
+    """δ(ε) of a chain in both orders; all numbers traced."""
+
+    @jax.jit
+    def of(places, variance, decay, epsilon):
+        chain = _chain.Chain(places, jnp.zeros(()), variance, decay)
+        states = _chain._states(chain, jnp.asarray(1e-9))
+        limits = _chain._limits(chain, states, epsilon, 1)
+        losses = _chain._losses(chain, states, limits)
+        over = -jnp.expm1(jnp.minimum(epsilon - losses.loss, 0.0))
+        return jnp.sum(jnp.exp(losses.log_mass) * over, axis=1) + losses.lost
+
+    return lambda *numbers: np.asarray(of(*map(jnp.float64, numbers)))
+
+
+@functools.cache
+def best(n_b):
+    @jax.jit
+    def of(strategy):
+        by_gap = _covariances.random_bins(strategy, 3 * n_b - 1, n_b).by_gap
+        return _chain.best(by_gap, n_b)
+
+    return of
+
+
+@pytest.mark.parametrize("n_b", [2, 37])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
+def test_covariances_on_chains_are_above_the_true_ones(n_b, decay):
+    num_steps = 3 * n_b - 1
+    strategy = strategies.geometric(decay)
+    c = np.abs(np.asarray(strategy.coefficients(num_steps)))
+    moved = np.zeros((n_b, num_steps))
+    for place in range(n_b):
+        for step in range(place, num_steps, n_b):
+            moved[place, step:] += c[: num_steps - step]
+    exact = moved @ moved.T
+    chain = best(n_b)(strategy)
+    places = np.arange(int(chain.places))
+    apart = np.abs(places[:, None] - places)
+    above = float(chain.shared) + float(chain.variance) * float(chain.decay) ** apart
+    for turn in range(n_b):
+        turned = (places + turn) % n_b
+        assert np.all(exact[np.ix_(turned, turned)] <= above * (1 + 1e-12))
+
+
+@pytest.mark.parametrize(
+    ("variance", "decay", "epsilon"),
+    [(0.7, 0.6, 0.5), (0.3, 0.9, 0.2), (2.0, 0.1, 1.5)],
+)
+def test_two_places_are_integrated_from_above(variance, decay, epsilon):
+    z = np.linspace(-9, 9, 2401)
+    weight = scipy.stats.norm.pdf(z) * (z[1] - z[0])
+    root = np.sqrt(1 - decay**2)
+    first = np.exp(np.sqrt(variance) * z - variance / 2)[:, None]
+    other = np.sqrt(variance) * (decay * z[:, None] + root * z)
+    ratio = (first + np.exp(other - variance / 2)) / 2
+    mass = np.outer(weight, weight)
+    exact = [
+        np.sum(mass * np.maximum(ratio - np.exp(epsilon), 0.0)),
+        np.sum(mass * np.maximum(1 - np.exp(epsilon) * ratio, 0.0)),
+    ]
+    bound = law()(2, variance, decay, epsilon)
+    # The reference is a sum over even points, 1e-5 off at its kink.
+    assert np.all(bound >= np.multiply(exact, 1 - 1e-5))
+    # States are a quarter of a standard deviation apart, and rounding to them adds a
+    # sixth of the square, 1 % of the variance for each of two places, or twice.
+    assert np.all(bound <= np.multiply(exact, 1.1))
+
+
+def simulated(places, variance, decay, epsilon, samples, seed):
+    """E(L − e^ε)₊, under P, and E(1 − e^ε L)₊, and their standard errors."""
+    rng = np.random.default_rng(seed)
+    apart = np.abs(np.subtract.outer(np.arange(places), np.arange(places)))
+    k = variance * decay**apart
+    z = rng.standard_normal((samples, places)) @ np.linalg.cholesky(k).T
+    rows = []
+    for sign in (-1, 1):
+        x = z if sign > 0 else z + k[rng.integers(places, size=samples)]
+        logs = scipy.special.logsumexp(x - variance / 2, axis=1) - np.log(places)
+        terms = -np.expm1(np.minimum(epsilon + sign * logs, 0.0))
+        rows.append((terms.mean(), terms.std() / np.sqrt(samples)))
+    return np.array(rows).T
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("places", "variance", "decay", "epsilon"),
+    [
+        (30, 1.0, 0.5, 0.5),
+        (100, 0.8, 0.8, 0.7),
+        (10, 3.0, 0.3, 1.0),
+        (60, 0.1, 0.9, 0.1),
+    ],
+)
+def test_chains_beside_simulations(places, variance, decay, epsilon):
+    """A false alarm in 1e8 at six standard errors."""
+    mean, error = simulated(places, variance, decay, epsilon, 200_000, 0)
+    bound = law()(places, variance, decay, epsilon)
+    assert np.all(bound >= mean - 6 * error)
+    # And not far above: the states add a few percent to variances.
+    assert np.all(bound <= 1.2 * mean + 6 * error)
+
+
+@pytest.mark.slow
+def test_slopes_where_chains_are_best():
+    """Characteristic functions that round to zero here must not make slopes NaN."""
+
+    @jax.jit
+    def of(noise):
+        return correlated.epsilon(
+            strategies.geometric(0.5),
+            noise,
+            1e-5,
+            num_steps=1000,
+            steps_per_epoch=100,
+            sampling="fresh_bins",
+            adjacency=Adjacency.ADD_REMOVE,
+        )
+
+    slope = jax.jit(jax.grad(of))(3.43)
+    difference = (of(3.6) - of(3.26)) / 0.34
+    np.testing.assert_allclose(slope, difference, rtol=0.05)
