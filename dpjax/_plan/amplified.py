@@ -220,7 +220,7 @@ class RandomBins(Mechanism):
         return (
             f"every example picks one of the {bins} steps of an epoch, uniformly at "
             f"random and independently of others, {anew}; of more than "
-            f"{max_batch_size} in one step the first are kept, which is accounted for"
+            f"{max_batch_size} in one step so many are kept, which is accounted for"
         )
 
 
