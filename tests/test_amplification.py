@@ -323,8 +323,6 @@ def test_values_out_of_range():
         }
         return correlated.epsilon(strategy, noise, 1e-5, **common)
 
-    with pytest.raises(ValueError, match="adjacency must be ADD_REMOVE or ZERO_OUT"):
-        of(adjacency=Adjacency.REPLACE)
     with pytest.raises(ValueError, match="strategy must be no tree"):
         of(strategies.tree(0.9))
     with pytest.raises(ValueError, match="strategy must be banded"):

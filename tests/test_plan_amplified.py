@@ -80,7 +80,7 @@ def test_bins_that_overflow_are_paid_for(sampling):
 
 @pytest.mark.parametrize("sampling", ["random_bins", "cyclic_poisson"])
 def test_noise_that_hides_nothing_is_no_error(sampling):
-    assert make(sampling, noise_multiplier=0.01).epsilon > 1e5
+    assert make(sampling, noise_multiplier=0.001).epsilon > 1e5
 
 
 @pytest.mark.slow  # noise is solved for
@@ -144,7 +144,6 @@ def test_groups_come_in_turn():
 @pytest.mark.parametrize(
     ("sampling", "changed", "match"),
     [
-        ("random_bins", {"adjacency": Adjacency.REPLACE}, "adjacency"),
         ("cyclic_poisson", {"adjacency": Adjacency.ADD_REMOVE}, "adjacency"),
         ("cyclic_poisson", {"strategy": strategies.geometric(0.5)}, "strategy"),
         ("cyclic_poisson", {"batch_size": 80}, "batch_size"),

@@ -154,8 +154,7 @@ class RandomBins(Mechanism):
     correlates = True
     varies = False
     overflows = True
-    covers = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
-    reason = "both runs would be mixtures, which no bound here covers"
+    covers = tuple(Adjacency)
 
     def draw(self, batch_size, max_batch_size, step, key):
         """As `sampling.random_bins_step`."""
@@ -220,7 +219,7 @@ class RandomBins(Mechanism):
         return (
             f"every example picks one of the {bins} steps of an epoch, uniformly at "
             f"random and independently of others, {anew}; of more than "
-            f"{max_batch_size} in one step the first are kept, which is accounted for"
+            f"{max_batch_size} in one step so many are kept, which is accounted for"
         )
 
 

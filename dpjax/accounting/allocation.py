@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._float64 import ULP, float64
+from dpjax.accounting import gdp
 from dpjax.accounting import pld as _pld
 from dpjax.accounting._batches import one_by_one
 from dpjax.accounting._convex_order import cells
 from dpjax.accounting._roots import bisect, with_derivative
+from dpjax.adjacency import Adjacency
 
 _POINTS = 1024
 _BISECTIONS = 50
@@ -29,12 +31,18 @@ def _checked(noise_multiplier: jax.typing.ArrayLike, num_steps: int, num_epochs:
     return num_steps, _validate.static_int("num_epochs", num_epochs, minimum=1)
 
 
-def pld(noise_multiplier: jax.typing.ArrayLike, *, num_steps: int) -> _pld.PLD:
+def pld(
+    noise_multiplier: jax.typing.ArrayLike,
+    *,
+    num_steps: int,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+) -> _pld.PLD:
     """The privacy-loss distribution of one epoch of random allocation.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       num_steps: how many steps the epoch has, at least 1.
+      adjacency: as `epsilon`.
 
     Returns:
       A `pld.PLD` of all steps of the epoch together. `pld.compose` with the number of
@@ -56,13 +64,31 @@ def pld(noise_multiplier: jax.typing.ArrayLike, *, num_steps: int) -> _pld.PLD:
       1.26
     """
     num_steps, _ = _checked(noise_multiplier, num_steps, 1)
-    one = _pld.Mechanism(noise_multiplier, 1.0, 1, "allocation", num_steps)
-    return _pld.PLD((one,))
+    replace = _validate.adjacency(adjacency) is Adjacency.REPLACE
+    kind = "allocation_replace" if replace else "allocation"
+    return _pld.PLD((_pld.Mechanism(noise_multiplier, 1.0, 1, kind, num_steps),))
 
 
-def _run(noise_multiplier: jax.typing.ArrayLike, num_steps: int, num_epochs: int):
+def _run(
+    noise_multiplier: jax.typing.ArrayLike,
+    num_steps: int,
+    num_epochs: int,
+    adjacency: Adjacency,
+) -> tuple[_pld.PLD, jax.Array]:
+    """All epochs, and μ for one who is told where an example takes part."""
     num_steps, num_epochs = _checked(noise_multiplier, num_steps, num_epochs)
-    return _pld.compose(pld(noise_multiplier, num_steps=num_steps), num_epochs)
+    one = pld(noise_multiplier, num_steps=num_steps, adjacency=adjacency)
+    told = _told64(noise_multiplier, num_epochs, adjacency.sensitivity_factor)
+    return _pld.compose(one, num_epochs), told
+
+
+@float64("up")
+def _told64(
+    noise_multiplier: jax.Array, num_epochs: jax.Array, factor: jax.Array
+) -> jax.Array:
+    usable = noise_multiplier > 0
+    mu = factor * jnp.sqrt(num_epochs) / jnp.where(usable, noise_multiplier, 1.0)
+    return jnp.where(usable, mu * (1 + 8 * ULP), jnp.inf)
 
 
 def epsilon(
@@ -71,6 +97,7 @@ def epsilon(
     *,
     num_steps: int,
     num_epochs: int = 1,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
 ) -> jax.Array:
     """An upper bound on the ε of Gaussian steps to which examples are allocated.
 
@@ -79,6 +106,8 @@ def epsilon(
       delta: f[*b], strictly between 0 and 1.
       num_steps: t, how many steps an epoch has, at least 1.
       num_epochs: how many epochs, each with an allocation of its own.
+      adjacency: which data sets are compared. Under ADD_REMOVE no other example's step
+        may depend on the one added.
 
     Returns:
       ε, f[*b], rounded up. `epsilon_lower` says how close it is, mostly to 0.2 %.
@@ -88,9 +117,11 @@ def epsilon(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: ADD_REMOVE and ZERO_OUT. Every example takes part in one step of each
-    epoch, uniformly at random and independently of all others, and contributes at most
-    one clip norm there, which may depend on all earlier steps. REPLACE is not covered.
+    Privacy: every example takes part in one step of each epoch, uniformly at random and
+    independently of all others, and contributes at most one clip norm there, which may
+    depend on all earlier steps. ADD_REMOVE and ZERO_OUT are exact but for what
+    `epsilon_lower` shows. REPLACE is bounded as if the new example's ratio were as
+    small as can be where the old one's is large (docs/amplification.md).
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling; Kahane (1986) for the pair.
@@ -101,7 +132,8 @@ def epsilon(
       >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=100):.4f}")
       0.6208
     """
-    return _pld.epsilon(_run(noise_multiplier, num_steps, num_epochs), delta)
+    run, told = _run(noise_multiplier, num_steps, num_epochs, adjacency)
+    return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(told, delta))
 
 
 def delta(
@@ -110,6 +142,7 @@ def delta(
     *,
     num_steps: int,
     num_epochs: int = 1,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
 ) -> jax.Array:
     """An upper bound on the δ of Gaussian steps to which examples are allocated.
 
@@ -118,6 +151,7 @@ def delta(
       epsilon: f[*b], at least 0.
       num_steps: t, how many steps an epoch has, at least 1.
       num_epochs: how many epochs, each with an allocation of its own.
+      adjacency: as `epsilon`.
 
     Returns:
       δ, f[*b], rounded up. A traced ε below 0, or a NaN, gives 1.
@@ -134,7 +168,8 @@ def delta(
       >>> print(f"{delta(1.0, 0.62, num_steps=100):.1e}")
       1.0e-05
     """
-    return _pld.delta(_run(noise_multiplier, num_steps, num_epochs), epsilon)
+    run, told = _run(noise_multiplier, num_steps, num_epochs, adjacency)
+    return jnp.minimum(_pld.delta(run, epsilon), gdp.delta(told, epsilon))
 
 
 def _law(noise_multiplier: jax.Array, num_steps: jax.Array, num_epochs: jax.Array):

@@ -28,7 +28,7 @@ class Mechanism:
       sampling_rate: the probability that an example takes part, f[*b].
       count: how many times it runs, f[*b], a whole number.
       kind: "gaussian", "fixed_size", "poisson", "poisson_replace", "truncated",
-        "truncated_replace" or "allocation".
+        "truncated_replace", "allocation" or "allocation_replace".
       num_examples: the size of the larger data set, f[*b], for truncated kinds; for an
         allocation, the number of steps that an example takes part in one of.
       max_batch_size: how many examples there is room for, f[*b], for truncated kinds.
@@ -61,7 +61,7 @@ class PLD:
         for m in self.mechanisms:
             of_mu = m.kind in ("gaussian", "fixed_size")
             words = f"{'mu' if of_mu else 'noise_multiplier'}={m.parameter}"
-            if m.kind == "allocation":
+            if m.kind.startswith("allocation"):
                 words += f", num_steps={m.num_examples}"
             elif m.kind != "gaussian":
                 words += f", sampling_rate={m.sampling_rate}"
@@ -230,6 +230,7 @@ def convolve(a: PLD, b: PLD) -> PLD:
         "poisson_replace",
         "fixed_size",
         "truncated_replace",
+        "allocation_replace",
     }:
         raise ValueError(
             "a and b must be stated for one adjacency; got mechanisms for ADD_REMOVE "

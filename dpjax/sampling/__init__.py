@@ -3,7 +3,7 @@
 Pure functions of static sizes, a key and an epoch or step number: under jit, in a
 scan, and resumed from any point, the same numbers give the same batches. (Key
 implementations whose bits depend on `jax.vmap`, such as "rbg", give others under it.)
-A step costs what its batch does, however many examples there are, but for random bins.
+A step costs what its batch does, however many examples there are.
 
 1. `Batch`: the positions of those that take part, and which places are empty.
 2. Once an epoch: `cyclic` in the data's own order, `reshuffled` in a random one (a

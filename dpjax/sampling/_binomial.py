@@ -93,3 +93,28 @@ def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
         passed = (word > column) | ((word == column) & passed)
     count = jnp.sum(passed, dtype=jnp.int32)
     return jnp.where(count > 0, first + count, 0)
+
+
+def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
+    """So many independent Binomial(n, rate), i32[times], each found by bisection."""
+    rows, first = table(n, rate, n)
+    thresholds = jnp.asarray(rows)
+    words = jax.random.bits(key, (times, 4), jnp.uint32)
+
+    def halve(_: int, ends: tuple[jax.Array, jax.Array]):
+        """How many thresholds are passed is from low to high."""
+        low, high = ends
+        middle = (low + high) // 2
+        at = thresholds[middle]
+        passed = jnp.ones(times, bool)
+        for i in (3, 2, 1, 0):
+            word, threshold = words[:, i], at[:, i]
+            passed = (word > threshold) | ((word == threshold) & passed)
+        searched = low < high
+        low = jnp.where(searched & passed, middle + 1, low)
+        return low, jnp.where(searched & ~passed, middle, high)
+
+    zero = words[:, 0].astype(jnp.int32) & 0
+    ends = zero, zero + len(rows)
+    count, _ = jax.lax.fori_loop(0, len(rows).bit_length(), halve, ends)
+    return jnp.where(count > 0, first + count, 0)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._float64 import SMALL
+from dpjax._float64 import SMALL, ULP
 from dpjax.accounting._convex_order import pairing
 from dpjax.accounting._convex_order.fold import copies
 from dpjax.accounting._convex_order.grid import (
@@ -178,12 +178,50 @@ def losses(law: Law, count: jax.Array) -> Losses:
     )
 
 
+def replaced(law: Law, count: jax.Array) -> Losses:
+    """As losses of two runs, each with this ratio to a third, whatever they share.
+
+    For ratios L and L′ and any s, (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊, and there
+    is an s of equality where L′ falls as L grows. So with F the law's quantiles nothing
+    is worse than L = F(u) and L′ = F(1 − u): at each depth t < 1/2 there are two pairs,
+    of the lower quantile F(t) and the upper one F(1 − t), one for either order.
+    """
+    (mass, zero, lost), n = law.masses, law.masses.mass.size
+    # Depths from both ends, each with the relative precision of its own tail.
+    lower = jnp.append(zero, zero + jnp.cumsum(mass))
+    upper = jnp.cumsum(mass[::-1])
+    middle = lower[-1] / 2
+    ends = jnp.minimum(jnp.sort(jnp.concatenate([lower, upper])), middle)
+    starts = jnp.append(0.0, ends[:-1])
+    width = ends - starts
+    low = jnp.searchsorted(lower, starts, side="right") - 1  # −1 where L is 0
+    high = jnp.maximum(n - 1 - jnp.searchsorted(upper, starts, side="right"), 0)
+    log, log_width = law.grid.log(n), jnp.log(jnp.maximum(width, SMALL))
+    above, below = log[high], log[jnp.maximum(low, 0)]
+    apart = jnp.maximum(above - below, 0.0)
+    there = low >= 0
+    # Where L′ is 0 the loss is infinite, as it is where L is.
+    gone = jnp.sum(jnp.where(there, 0.0, width * jnp.exp(above)))
+    log_mass = jnp.stack([log_width + above, log_width + below])
+    return Losses(
+        jnp.stack([apart, -apart]).reshape(1, -1) + 2 * OFF,
+        jnp.where(there, log_mass, -jnp.inf).reshape(1, -1),
+        (lost + gone)[None],
+        rounding(n, count) + 8 * n * ULP,
+    )
+
+
 def allocation(
     noise_multiplier: jax.Array, num_steps: jax.Array, tail: jax.Array
-) -> Losses:
+) -> Law:
     """One of so many steps, at random: the mean of as many independent ratios."""
     one = lognormal(1 / noise_multiplier**2, tail, POINTS)
-    return losses(mean(one, num_steps, tail), num_steps)
+    return mean(one, num_steps, tail)
+
+
+def narrow(tail: jax.Array) -> jax.Array:
+    """A tail for `replaced`, which pairs what is cut off below with the largest L."""
+    return tail**1.5
 
 
 def delta(law: Law, epsilon: jax.Array) -> jax.Array:

@@ -58,7 +58,11 @@ def _composed(
             tail = _share(delta, kinds, count)
             if kind == "allocation":
                 num_steps, _ = sizes
-                pair = spread.allocation(x, num_steps, tail)
+                pair = spread.losses(spread.allocation(x, num_steps, tail), num_steps)
+            elif kind == "allocation_replace":
+                num_steps, _ = sizes
+                law = spread.allocation(x, num_steps, spread.narrow(tail))
+                pair = spread.replaced(law, num_steps)
             else:
                 pair = _PAIRS[_TRUNCATED.get(kind, kind)](x, rate, tail)
             if kind in _TRUNCATED:

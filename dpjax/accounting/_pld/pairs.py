@@ -42,7 +42,7 @@ class Losses(NamedTuple):
     error: jax.Array
 
 
-def _log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
+def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     """N(v), to rounding for rates and v of all sizes."""
     # Each form sees only its own v: a clip has half a derivative at its ends.
     large, small = v > 0, v <= -1
@@ -75,7 +75,7 @@ def _split(
 
     def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """N(v) at the ends, and N′(v), the second component's share, at lower ends."""
-        log_ratio = _log_mixture(v, rate)
+        log_ratio = log_mixture(v, rate)
         return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
 
     loss, share = component(mu * ends - mu * mu / 2)

@@ -232,19 +232,27 @@ def least_epsilon(
         log_mass=jnp.pad(tree.log_mass, missing, constant_values=-np.inf),
     )
 
+    gaussian = count * chain.shared + shared
+    if num_epochs > 1:  # steps that are looked at apart must have a mean of one
+        usable &= gaussian > 0
+
     def of_chain(found: jax.Array) -> tuple[Losses, jax.Array]:
-        limits = _limits(chain, states, found, num_epochs)
-        return _losses(chain, states, limits), count * chain.shared + shared
+        losses = _losses(chain, states, _limits(chain, states, found, num_epochs))
+        # Rounded states make the mean of L more than one: what an epoch loses is that
+        # many times as much beside the others.
+        mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
+        lost = losses.lost * mean ** (num_epochs - 1)
+        return losses._replace(lost=lost), gaussian
 
     def less(found: jax.Array, again: jax.Array) -> tuple[jax.Array, None]:
         # One program for both: the tree's ε says how far the chain's ratio is needed.
-        losses, gaussian = jax.lax.cond(
+        losses, beside = jax.lax.cond(
             again & usable & (found < _LARGEST),
             of_chain,
             lambda _: (tree, variance),
             found,
         )
-        now = epsilon_of([(losses, count)], gaussian, delta)
+        now = epsilon_of([(losses, count)], beside, delta)
         return jnp.where(now < found, now, found), None
 
     return jax.lax.scan(less, jnp.full((), jnp.inf), jnp.array([False, True]))[0]

@@ -10,11 +10,12 @@ from dpjax import _validate
 from dpjax._float64 import ULP, float64
 from dpjax._strategy import Strategy, Tree, checked, toeplitz_and_factors
 from dpjax._toeplitz import Toeplitz
-from dpjax.accounting import gdp, pld
+from dpjax.accounting import _gaussian, gdp, pld
 from dpjax.accounting._convex_order import spread
 from dpjax.accounting._pld.composition import epsilon_of
+from dpjax.accounting._pld.pairs import log_mixture
 from dpjax.accounting.correlated import _chain, _covariances, _trees
-from dpjax.accounting.correlated._mu import mu
+from dpjax.accounting.correlated._mu import Order, mu, mu_of
 from dpjax.adjacency import Adjacency
 
 Sampling = Literal[
@@ -29,44 +30,51 @@ _COVARIANCES = {
     "random_bins": _covariances.random_bins,
     "fresh_bins": _covariances.fresh_bins,
 }
+# The orders that an attacker who is told an example's steps may see.
+_TOLD: dict[str, Order] = {"random_bins": "fixed", "fresh_bins": "reshuffled"}
 _LOST = 1e-5  # the share of δ that an infinite ratio may take
 
 
-def _bins_epsilon(
+def _hidden_epsilon(
     noise_multiplier: jax.Array,
     delta: jax.Array,
     by_gap: jax.Array,
     shared: jax.Array,
     *,
-    steps_per_epoch: int,
+    places: int,
     num_epochs: int,
+    replace: bool,
 ) -> jax.Array:
+    """The theorem of docs/amplification.md, with trees and a chain for K′."""
     known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
     known &= (delta > 0) & (delta < 1) & jnp.all(jnp.isfinite(by_gap))
     asked = jnp.where(known, delta, 0.5)
     scale = (1 + 64 * ULP) / jnp.where(known, noise_multiplier, 1.0) ** 2
     by_gap = jnp.where(known, by_gap, 1.0) * scale
-    tree = _trees.best(by_gap, steps_per_epoch, asked, num_epochs)
+    tree = _trees.best(by_gap, places, asked, num_epochs)
     tail = jax.lax.stop_gradient(_LOST * asked / num_epochs)
+    tail = spread.narrow(tail) if replace else tail
     law, variance = _trees.ratio(tree, by_gap, tail, spread.POINTS)
     count = jnp.exp2(1.0 * tree.joins) * tree.copies
-    losses = spread.losses(law, 2 * count)
-    # The factor that all places share is a Gaussian mechanism with that μ².
+    losses = (spread.replaced if replace else spread.losses)(law, 2 * count)
+    # The factor that all places share is a Gaussian mechanism with that μ², and one of
+    # 2μ where it is e^Z in one run and e^{−Z} in the other.
     shared = jnp.where(known, shared, 0.0) * scale
     variance = num_epochs * variance + shared
-    if 1 < steps_per_epoch <= _chain.MOST_PLACES:
-        chain = _chain.best(by_gap, steps_per_epoch)
+    if replace or not 1 < places <= _chain.MOST_PLACES:
+        parts = [(losses, jnp.asarray(float(num_epochs)))]
+        value = epsilon_of(parts, 4 * variance if replace else variance, asked)
+    else:
+        chain = _chain.best(by_gap, places)
         value = _chain.least_epsilon(
             losses, variance, chain, shared, asked, tail, num_epochs
         )
-    else:
-        value = epsilon_of([(losses, jnp.asarray(float(num_epochs)))], variance, asked)
     return jnp.where(known & ~jnp.isnan(value), value, jnp.inf)
 
 
 @float64(
     "up",
-    static=("num_steps", "steps_per_epoch", "sampling"),
+    static=("num_steps", "steps_per_epoch", "sampling", "factor"),
     vectors=(0, 1),
     elementwise=True,
 )
@@ -79,19 +87,35 @@ def _bins_epsilon64(
     num_steps: int,
     steps_per_epoch: int,
     sampling: Sampling,
+    factor: float,
 ) -> jax.Array:
-    covariances = _COVARIANCES[sampling](strategy, num_steps, steps_per_epoch)
-    epochs = -(-num_steps // steps_per_epoch) if sampling == "fresh_bins" else 1
+    # In an epoch that ends early an example is in one of its places with probability q.
+    places = min(num_steps, steps_per_epoch)
+    rate = places / steps_per_epoch
+    asked = delta / rate * (1 - 4 * ULP)
+    covariances = _COVARIANCES[sampling](strategy, num_steps, places)
+    epochs = -(-num_steps // places) if sampling == "fresh_bins" else 1
     # Where noise varies by step, as if it were the least throughout.
     usable = jnp.all(factors > 0)
     least = jnp.where(usable, jnp.min(factors), 0.0)
-    return _bins_epsilon(
+    hidden = _hidden_epsilon(
         noise_multiplier * least,
-        delta,
+        asked,
         *covariances,
-        steps_per_epoch=steps_per_epoch,
+        places=places,
         num_epochs=epochs,
+        replace=factor > 1,
     )
+    # Divergences are jointly convex: no more than if the attacker were told the steps.
+    sizes = {"num_steps": num_steps, "steps_per_epoch": places, "factor": factor}
+    told = mu_of(strategy, factors, noise_multiplier, order=_TOLD[sampling], **sizes)
+    value = jnp.minimum(hidden, _gaussian.epsilon_of(told, asked))
+    # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, advanced joint
+    # convexity: if it is (ε, δ)-DP to take part, it is (log(1 + q(e^ε − 1)), qδ)-DP to
+    # do so with probability q.
+    if rate < 1:
+        value = log_mixture(value, jnp.asarray(rate)) * (1 + 64 * ULP)
+    return jnp.where(asked >= 1, 0.0, value)
 
 
 def _bins(
@@ -104,12 +128,7 @@ def _bins(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """The theorem of docs/amplification.md, with trees and a chain for K′."""
-    if adjacency is Adjacency.REPLACE:
-        raise ValueError(
-            "adjacency must be ADD_REMOVE or ZERO_OUT for examples in random bins, "
-            "where both runs would be mixtures; got REPLACE."
-        )
+    """What being in random bins hides, or being in some of few, if that is less."""
     if isinstance(strategy, Tree):
         raise ValueError(
             f"strategy must be no tree for examples in random bins; got {strategy!r}."
@@ -121,6 +140,7 @@ def _bins(
         num_steps=num_steps,
         steps_per_epoch=steps_per_epoch,
         sampling=sampling,
+        factor=adjacency.sensitivity_factor,
     )
 
 
@@ -182,26 +202,26 @@ def epsilon(
         "cyclic_poisson", for a banded strategy with p coefficients, if examples are in
         p fixed groups and step t takes each of group t mod p with probability
         min(1, p / n_b).
-      adjacency: which data sets are compared. Bins are for ADD_REMOVE and ZERO_OUT.
-        Under ADD_REMOVE no other example's batches may depend on the one added, which
-        groups by position in the data do.
+      adjacency: which data sets are compared. Under ADD_REMOVE no other example's
+        batches may depend on the one added, which groups by position in the data do.
 
     Returns:
       ε, f[*b], rounded up. Of bins it is a bound by a covariance above the true one
       (docs/amplification.md says how close it is); of cyclic Poisson sampling, that of
-      `pld`; of the others, that of `mu`. Traced values out of range give inf. With bins
-      it has derivatives by noise_multiplier and delta, none by the strategy.
+      `pld`; of the others, that of `mu`. In bins it is never above that of `mu` for
+      steps that are known. Traced values out of range give inf. With bins it has
+      derivatives by noise_multiplier and delta, none by the strategy.
 
     Raises:
       ValueError: a static argument is out of range; the strategy is none, has more
-        coefficients than num_steps, or is not banded where it has to be; adjacency is
-        REPLACE with bins.
+        coefficients than num_steps, or is not banded where it has to be.
 
     Privacy: for sums of sensitivity 1 clip norm that depend on all earlier releases,
     for real arithmetic and ideal Gaussian noise. The steps that an example takes part
     in must be drawn independently of the data, of the noise and of other examples.
 
-    Reference: Kahane (1986) for bins; Choquette-Choo et al. (2023),
+    Reference: Kahane (1986) for bins; Balle, Barthe and Gaboardi (2018) for an epoch
+    that ends early; Choquette-Choo et al. (2023),
     https://arxiv.org/abs/2306.08153, Theorem 4, for cyclic Poisson sampling.
 
     Example:

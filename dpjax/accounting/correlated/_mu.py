@@ -21,13 +21,7 @@ WORST = {
 }
 
 
-@float64(
-    "up",
-    static=("num_steps", "steps_per_epoch", "order", "factor"),
-    vectors=(0, 1),
-    elementwise=True,
-)
-def _mu64(
+def mu_of(
     strategy: Toeplitz,
     factors: jax.Array,
     noise_multiplier: jax.Array,
@@ -37,6 +31,7 @@ def _mu64(
     order: Order,
     factor: float,
 ) -> jax.Array:
+    """μ, from above, in the float64 scope."""
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ²: releasing x + C⁻¹z is releasing C x + z,
     # Denisov et al. (2022), https://arxiv.org/abs/2202.08312, also where sums depend on
     # earlier releases: whatever they were, an example moves C x by no more than this.
@@ -55,6 +50,14 @@ def _mu64(
     mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
     valid = (noise_multiplier >= 0) & jnp.isfinite(moved) & jnp.all(factors > 0)
     return jnp.where(valid & ~noiseless, mu, jnp.inf)
+
+
+_mu64 = float64(
+    "up",
+    static=("num_steps", "steps_per_epoch", "order", "factor"),
+    vectors=(0, 1),
+    elementwise=True,
+)(mu_of)
 
 
 def mu(

@@ -1,0 +1,226 @@
+"""Random bins that are found without looking at all examples.
+
+A statistical test compares a p-value with ALARM: with other keys it would fail about
+that often though nothing is wrong.
+"""
+
+import collections
+import functools
+import itertools
+from math import factorial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax import sampling
+from dpjax.sampling import _bins, _counts, _order
+
+KEY = jax.random.key(11)
+ALARM = 1e-6
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """As for many examples, whatever their number."""
+    monkeypatch.setattr(_bins, "_ALL", 0)
+    monkeypatch.setattr(_order, "_SORTED", 2)
+
+
+def as_expected(observed, probabilities):
+    expected = np.asarray(probabilities) * np.sum(observed)
+    assert expected.min() > 5
+    return scipy.stats.chisquare(observed, expected).pvalue > ALARM
+
+
+def rows_of(batch):
+    found = zip(np.asarray(batch.indices), np.asarray(batch.mask), strict=True)
+    return [row[mask].tolist() for row, mask in found]
+
+
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize(
+    ("n", "bins"),
+    [(50, 7), (5, 9), *(slow(*x) for x in [(1, 1), (6, 1), (1, 5), (400, 3)])],
+)
+def test_everyone_is_in_one_bin_of_an_epoch(n, bins):
+    given = {"max_batch_size": n, "key": KEY, "epoch": 2}
+    rows = rows_of(sampling.random_bins(n, bins, **given))
+    assert len(rows) == bins
+    assert all(row == sorted(row) for row in rows)
+    assert sorted(itertools.chain(*rows)) == list(range(n))
+
+
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize("impl", ["rbg", slow("threefry2x32"), slow("unsafe_rbg")])
+def test_a_bin_alone_is_that_of_the_epoch(impl):
+    """Under vmap, jit and none of them, for generators that vmap changes, too."""
+    given = {"max_batch_size": 9, "key": jax.random.key(5, impl=impl), "epoch": 3}
+    whole = sampling.random_bins(40, 5, **given)
+    step = functools.partial(sampling.random_bins_step, 40, 5, **given)
+    alone = jax.jit(jax.vmap(lambda i: step(step=i)))(jnp.arange(6))
+    np.testing.assert_array_equal(whole.indices, alone.indices[:5])
+    np.testing.assert_array_equal(whole.mask, alone.mask[:5])
+    assert not alone.mask[5].any()
+    with jax.enable_x64(True):
+        one = step(step=2)
+    np.testing.assert_array_equal(one.indices, whole.indices[2])
+    other = sampling.random_bins(40, 5, **{**given, "epoch": 4})
+    assert rows_of(other) != rows_of(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("far")
+def test_all_ways_to_fill_the_bins_are_equally_likely():
+    """Three bins of four examples: 3⁴ ways, 3000 epochs."""
+    epochs = 3000
+
+    def epoch(number):
+        return sampling.random_bins(4, 3, max_batch_size=4, key=KEY, epoch=number)
+
+    indices, mask = map(np.asarray, jax.jit(jax.vmap(epoch))(jnp.arange(epochs)))
+    chosen = np.zeros((epochs, 4), int)
+    at, step, place = np.nonzero(mask)
+    chosen[at, indices[at, step, place]] = step
+    ways = np.bincount(chosen @ 3 ** np.arange(4), minlength=81)
+    assert as_expected(ways, np.full(81, 1 / 81))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("far")
+def test_of_too_many_a_random_subset_is_kept():
+    def epoch(number):
+        return sampling.random_bins(5, 1, max_batch_size=2, key=KEY, epoch=number)
+
+    found = np.asarray(jax.jit(jax.vmap(epoch))(jnp.arange(600)).indices)[:, 0]
+    kept = collections.Counter(map(tuple, found.tolist()))
+    assert set(kept) == set(itertools.combinations(range(5), 2))
+    assert as_expected(list(kept.values()), np.full(10, 0.1))
+
+
+@pytest.mark.parametrize("n", [7, slow(256), slow(1000), 70_000])
+def test_sums_of_coins(n):
+    """Quantiles of 4000 draws, with the count traced and room for 70 000."""
+    keys = jax.random.split(KEY, 4000)
+    heads = np.asarray(jitted_heads()(keys, n))
+    # Some twenty cells of at least 1 % each.
+    law = scipy.stats.binom(n, 0.5)
+    edges = np.unique(law.ppf(np.linspace(0.02, 0.98, 20)))
+    cells = np.bincount(np.searchsorted(edges, heads), minlength=edges.size + 1)
+    shares = np.diff(np.concatenate([[0], law.cdf(edges), [1]]))
+    some = shares > 0
+    assert cells[~some].sum() == 0
+    assert as_expected(cells[some], shares[some])
+
+
+@functools.cache
+def jitted_heads():
+    one = functools.partial(_counts._heads, most=70_000)
+    return jax.jit(jax.vmap(one, (0, None)))
+
+
+def test_sizes_are_multinomial():
+    """All 15 ways to cut 4 numbers in three, from ranks under one key each."""
+    keys = jax.random.split(KEY, 4000)
+    cuts = np.arange(4, dtype=np.uint32)
+    ranks = jax.jit(
+        jax.vmap(lambda key: jax.vmap(lambda c: _counts.below(key, 4, c, 3))(cuts))
+    )(keys)
+    assert np.all(ranks[:, 0] == 0)
+    assert np.all(ranks[:, 3] == 4)
+    sizes = collections.Counter(map(tuple, np.diff(ranks).tolist()))
+    ways = [(i, j, 4 - i - j) for i in range(5) for j in range(5 - i)]
+    law = [factorial(4) / np.prod([factorial(k) for k in w]) / 3**4 for w in ways]
+    assert as_expected([sizes[w] for w in ways], law)
+
+
+def test_the_hash_is_the_generator_of_jax():
+    words = jax.random.bits(KEY, (2,), jnp.uint32)
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    x = np.array([0, 1, 977, 2**31, 2**32 - 1], np.uint32)
+    folded = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, x))
+    got = _order._threefry((words[0], words[1]), jnp.asarray(x))
+    np.testing.assert_array_equal(got, folded[:, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("far")
+def test_all_orders_are_equally_likely():
+    """Of 5 places, of which the first three are put in order among themselves, too."""
+    keys = jax.random.split(KEY, 3000)
+    places = jnp.arange(5, dtype=jnp.uint32)
+    orders = jax.jit(jax.vmap(lambda key: _order.at(key, 5, places)))(keys)
+    seen = collections.Counter(map(tuple, np.asarray(orders).tolist()))
+    assert set(seen) == set(itertools.permutations(range(5)))
+    assert as_expected(list(seen.values()), np.full(120, 1 / 120))
+
+
+@pytest.mark.parametrize("n", [1, 2, 1025])
+def test_an_order_has_everyone_once(n):
+    whole, outer = (
+        _order.at(KEY, n, jnp.arange(start, n, dtype=jnp.uint32))
+        for start in (0, n // 2)
+    )
+    np.testing.assert_array_equal(np.sort(whole), np.arange(n))
+    np.testing.assert_array_equal(whole[n // 2 :], outer)
+
+
+@pytest.mark.parametrize(("n", "q"), [(4, 2), (5, 2), (7, 3)])
+def test_rounds_mix_as_fast_as_the_bound_says(n, q):
+    """The exact law of q places after each round, by its transition matrix."""
+    states = list(itertools.permutations(range(n), q))
+    index = {s: i for i, s in enumerate(states)}
+    moves = np.zeros((len(states), len(states)))
+    for centre in range(n):
+        other = [(centre - x) % n for x in range(n)]
+        for i, state in enumerate(states):
+            pairs = sorted({max(x, other[x]) for x in state})
+            for bits in itertools.product((0, 1), repeat=len(pairs)):
+                swaps = dict(zip(pairs, bits, strict=True))
+                to = tuple(other[x] if swaps[max(x, other[x])] else x for x in state)
+                moves[i, index[to]] += 1 / n / 2 ** len(pairs)
+    law, distance = np.eye(len(states))[0], 1.0
+    for r in range(1, 40):
+        law = law @ moves
+        distance = 0.5 * np.abs(law - 1 / len(states)).sum()
+        shrink = (n + q) / (2 * n)
+        assert distance <= 2 * n**1.5 / (r + 2) * shrink ** (r / 2 + 1) + 1e-12
+    assert distance < 0.02
+
+
+def test_the_number_of_rounds_is_enough():
+    for n in (3, 1000, 10**6, 2**31 - 1):
+        r, total, size = _order.rounds(n), 0.0, n
+        while size > 1:
+            total += 2 * size**1.5 / (r + 2) * 0.75 ** (r / 2 + 1)
+            size = -(-size // 2)
+        # With Ks that are up to 2⁻³³ more likely than they should be.
+        assert total * (1 + 2**-33) ** (r / 2 + 1) < 2**-90
+
+
+def test_bins_of_a_billion():
+    """Sizes that a binomial law has but once in 1e9 times, and nobody twice."""
+    n, bins, b = 10**9, 10**6, 1300
+    step = jax.jit(
+        lambda step: sampling.random_bins_step(
+            n, bins, max_batch_size=b, key=KEY, epoch=7, step=step
+        )
+    )
+    rows = []
+    for number in (bins // 3, bins - 2, bins - 1):
+        batch = step(number)
+        row = np.asarray(batch.indices)[np.asarray(batch.mask)]
+        assert abs(row.size - 1000) < 6.5 * np.sqrt(1000)
+        assert np.all(np.diff(row) > 0)
+        rows.append(row)
+    assert np.concatenate(rows).max() < n
+    assert np.unique(np.concatenate(rows)).size == sum(map(len, rows))
+    assert not step(bins).mask.any()
+    # Everywhere in the data alike: a false alarm in 1e6.
+    assert scipy.stats.kstest(np.concatenate(rows) / n, "uniform").pvalue > ALARM
