@@ -110,9 +110,9 @@ def _bins_epsilon64(
     sizes = {"num_steps": num_steps, "steps_per_epoch": places, "factor": factor}
     told = mu_of(strategy, factors, noise_multiplier, order=_TOLD[sampling], **sizes)
     value = jnp.minimum(hidden, _gaussian.epsilon_of(told, asked))
-    # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, advanced joint
-    # convexity: if it is (ε, δ)-DP to take part, it is (log(1 + q(e^ε − 1)), qδ)-DP to
-    # do so with probability q.
+    # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
+    # joint convexity: if it is (ε, δ)-DP to take part, it is (log(1 + q(e^ε − 1)),
+    # qδ)-DP to do so with probability q.
     if rate < 1:
         value = log_mixture(value, jnp.asarray(rate)) * (1 + 64 * ULP)
     return jnp.where(asked >= 1, 0.0, value)
