@@ -1,7 +1,7 @@
 """A small private run in a process of its own, which is killed at some time.
 
-Processes come from a server that has imported everything and started nothing of JAX, so
-that each of them is there in a moment. See `test_checkpoint`.
+Processes come from a server that has imported what is slow to import, and started
+nothing of JAX, so that each of them is there in a moment. See `test_checkpoint`.
 """
 
 import functools
@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint  # noqa: F401 before any process begins
 
 from dpjax import Adjacency, checkpoint, ledger
 
@@ -102,7 +101,7 @@ def _process(folder, cache, steps, seconds):
 def start(folder, steps=0, seconds=0.0):
     """How a process ended that was to be killed, or not (0 steps)."""
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__])
+    server.set_forkserver_preload(["dpjax", "orbax.checkpoint"])
     cache = jax.config.jax_compilation_cache_dir
     given = str(folder), cache, steps, seconds
     process = server.Process(target=_process, args=given)

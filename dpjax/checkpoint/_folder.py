@@ -311,6 +311,7 @@ def _write(folder: pathlib.Path, step: int, tree: Any, found: dict[str, Any]) ->
     """The arrays, and then the record, which makes a checkpoint of them."""
     target = folder / str(step)
     os.makedirs(folder, mode=0o700, exist_ok=True)
+    _durable.sync(folder.parent)
     if target.exists():
         shutil.rmtree(target)  # of a process that was killed meanwhile
     os.makedirs(target, mode=0o700)
