@@ -7,6 +7,8 @@ import typing
 from dpjax import _former
 from dpjax import accounting as accounting
 from dpjax import auditing as auditing
+from dpjax import checkpoint as checkpoint
+from dpjax import ledger as ledger
 from dpjax import reduced_momentum as reduced_momentum
 from dpjax import sampling as sampling
 from dpjax import solvers as solvers

@@ -42,7 +42,7 @@ PAGES = [
 QUICK = {"pitfalls.md", "map.md"} | {
     f"howto/{name}.md" for name in ("devices", "accumulation", "resume")
 }
-WRITTEN = [*PAGES, "releasing.md", "../README.md"]
+WRITTEN = [*PAGES, "releasing.md", "threat-model.md", "../README.md", "../SECURITY.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: [\w. ]+ -->\n\n$")
 

@@ -19,7 +19,10 @@ PUBLIC = (ROOT / "tests/public_names.txt").read_text().splitlines()
 # The files of bookkeeping are steps of one engine, which its map lists.
 OLDER_THAN_THE_RULE = ("dpjax.bookkeeping",)
 # Where the training path and accounting meet.
-BOTH = ("solvers", "strategies", "_plan", "auditing", "plot", "__init__.py")
+BOTH = (
+    *("solvers", "strategies", "_plan", "auditing", "checkpoint", "ledger", "plot"),
+    "__init__.py",
+)
 
 
 def dotted(path):
@@ -236,7 +239,7 @@ def test_what_is_imported_is_declared():
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     declared = {re.match(r"[\w-]+", x)[0] for x in pyproject["project"]["dependencies"]}
     # These are looked for, and done without where they are not; or an extra's.
-    optional = {"flax", "tqdm", "matplotlib"}
+    optional = {"flax", "tqdm", "matplotlib", "orbax"}
     found = {
         name.split(".")[0]
         for path in MODULES

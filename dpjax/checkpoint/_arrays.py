@@ -1,0 +1,63 @@
+"""A tree of arrays on a disk, by orbax: each array in pieces, as it is cut.
+
+What is handed to orbax is a flat dictionary by number, so that it need not know of the
+classes that a tree is made of, nor of typed keys.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax.checkpoint._run import again, bits, is_kept
+
+
+def write_arrays(path: pathlib.Path, tree: Any) -> None:
+    """All leaves that are numbers; the folder is there once all of it is."""
+    leaves = jax.tree.leaves(tree)
+    kept = {str(i): bits(x) for i, x in enumerate(leaves) if _stored(x)}
+    ocp = _orbax()
+    try:
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+            writer.save(path, args=ocp.args.StandardSave(kept))
+    except Exception as error:  # of many kinds, and groups of them
+        raise OSError(f"the arrays were not written to {path}: {error}") from error
+
+
+def read_arrays(path: pathlib.Path, like: Any) -> Any:
+    """The arrays, where those of like lie."""
+    leaves, structure = jax.tree.flatten(like)
+    wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _stored(x)}
+    ocp = _orbax()
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        found = reader.restore(path, args=ocp.args.StandardRestore(wanted))
+    return structure.unflatten(
+        again(x, found[str(i)]) if _stored(x) else x for i, x in enumerate(leaves)
+    )
+
+
+def _stored(leaf: object) -> bool:
+    """Orbax keeps no arrays without entries, nor need it."""
+    return is_kept(leaf) and np.size(bits(leaf)) > 0
+
+
+def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
+    """Where an array is to lie: on the host, if it is not bound to devices."""
+    as_array = bits(leaf)
+    if isinstance(as_array, jax.Array) and leaf.committed:
+        return jax.ShapeDtypeStruct(
+            as_array.shape, as_array.dtype, sharding=as_array.sharding
+        )
+    return np.zeros(as_array.shape, as_array.dtype)
+
+
+def _orbax() -> Any:
+    """Orbax, which is imported when it is needed: an extra, and slow to import."""
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise ImportError(
+            "dpjax.checkpoint needs orbax: pip install 'dpjax[checkpoint]'."
+        ) from error
+    return ocp

@@ -1,0 +1,330 @@
+"""Checkpoints of a run: one folder each, in the folder of the run."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+
+from dpjax import _validate
+from dpjax._plan import Plan
+from dpjax.checkpoint import _durable
+from dpjax.checkpoint._arrays import read_arrays, write_arrays
+from dpjax.checkpoint._fingerprint import (
+    differences,
+    draws,
+    from_record,
+    given,
+    record,
+)
+from dpjax.checkpoint._run import Run, digest, kind
+
+_RECORD, _ARRAYS = "record.json", "arrays"
+Folder = str | os.PathLike[str]
+
+
+def save(
+    folder: Folder, plan: Plan, run: Run, *, data: str = "", keep: int = 2
+) -> None:
+    """Keep a run as it stands, so that nothing less than all of it is ever restored.
+
+    Args:
+      folder: where this run's checkpoints are, and no other's: on a local or mounted
+        disk. It is made for its owner alone.
+      plan: the run's.
+      run: what is kept, under the number of its step. Where that step is kept already
+        with the same bits, nothing is done.
+      data: a name for the data set as it is now, such as a digest of it. It is compared
+        on restoring, and stays in the checkpoint.
+      keep: how many of the newest checkpoints stay, at least 1. An older one is of use
+        for going back alone, and holds the key.
+
+    Raises:
+      ValueError: the folder is of another run, or holds other bits for this step: the
+        run was resumed from before it and went another way. Or the arguments are of
+        other types, or there are several processes.
+      OSError: the disk is full, or the like. The checkpoints before stay what they are.
+      ImportError: orbax is not installed.
+
+    Privacy: none. The files hold the key, the noise's memory, and sums without noise.
+
+    Example:
+      >>> import dpjax, jax.numpy as jnp, optax, tempfile
+      >>> plan = dpjax.plan(num_examples=100, batch_size=10, num_steps=10, delta=1e-3,
+      ...                   noise_multiplier=1.0, clip_norm=1.0, sampling="fixed",
+      ...                   adjacency=dpjax.Adjacency.REPLACE)
+      >>> key, w = dpjax.random_key(), jnp.zeros(3)
+      >>> run = Run(key, 0, w, plan.optimizer(optax.sgd(0.1), key=key).init(w))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save(folder, plan, run)
+      ...     steps(folder)
+      (0,)
+    """
+    _check(plan, run)
+    keep = _validate.static_int("keep", keep, minimum=1)
+    folder = pathlib.Path(folder).absolute()
+    kept, tree = steps(folder), _tree(run)
+    if kept:
+        _same(folder, _read(folder, kept[-1]), plan, run, data)
+    found = {
+        "format": 1,
+        "step": int(run.step),
+        "released": run.released,
+        "plan": record(plan),
+        "data": data,
+        "draws": draws(plan, run.key),
+        "leaves": _leaves(tree),
+        "digest": digest(tree),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {x: importlib.metadata.version(x) for x in ("dpjax", "jax")},
+    }
+    if run.step in kept:
+        if _read(folder, run.step)["digest"] != found["digest"]:
+            raise ValueError(
+                f"run is another one than what {folder} keeps of step {run.step}: it "
+                "was resumed from before it, and something has changed since. The same "
+                "noise has hidden both, so that at most one of them may be released. "
+                "To branch off, start a run with a key of its own in another folder."
+            )
+        return
+    _write(folder, run.step, tree, found)
+    _clear(folder, steps(folder)[-keep:])
+
+
+def restore(
+    folder: Folder, plan: Plan, like: Run, *, step: int | None = None, data: str = ""
+) -> Run:
+    """A run as it was kept, bit for bit.
+
+    Args:
+      folder: the run's.
+      plan: the run's. It must be the same to the last digit: where it was solved for
+        something, `plan_of` has it.
+      like: a run of the same structure, as it begins, whose arrays lie as those that
+        are restored shall lie, on a mesh of any shape. Its leaves that are no numbers
+        are taken over.
+      step: which checkpoint; the newest if None. What was released since an older one
+        must be repeated exactly, or the noise has been used twice.
+      data: what `save` was given.
+
+    Returns:
+      The `Run`. Go on at `plan.batches(data, key=run.key, start=run.step)`.
+
+    Raises:
+      ValueError: nothing is kept, or of another plan, another size of the data set,
+        other arrays, or with draws that differ here (another generator, or other
+        versions), and it says which; or the bits are not those that were kept.
+      ImportError: orbax is not installed.
+
+    Example:
+      >>> import dpjax, jax.numpy as jnp, optax, tempfile
+      >>> plan = dpjax.plan(num_examples=100, batch_size=10, num_steps=10, delta=1e-3,
+      ...                   noise_multiplier=1.0, clip_norm=1.0, sampling="fixed",
+      ...                   adjacency=dpjax.Adjacency.REPLACE)
+      >>> def begin():
+      ...     key, w = dpjax.random_key(), jnp.zeros(3)
+      ...     return Run(key, 0, w, plan.optimizer(optax.sgd(0.1), key=key).init(w))
+      >>> run = begin()
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save(folder, plan, run)
+      ...     found = restore(folder, plan, begin())
+      >>> bool(found.key == run.key)
+      True
+    """
+    _check(plan, like)
+    folder = pathlib.Path(folder).absolute()
+    kept = steps(folder)
+    if not kept or (step is not None and step not in kept):
+        raise ValueError(
+            f"folder must hold a checkpoint{'' if step is None else f' of step {step}'}"
+            f"; {folder} holds {list(kept)}."
+        )
+    step = kept[-1] if step is None else int(step)
+    found = _read(folder, step)
+    _same(folder, found, plan, like, data)
+    restored = read_arrays(folder / str(step) / _ARRAYS, _tree(like))
+    if digest(restored) != found["digest"]:
+        raise ValueError(
+            f"folder's checkpoint of step {step} is damaged: the bits in {folder} are "
+            "not those that were kept."
+        )
+    return Run(step=step, released=found["released"], **restored)
+
+
+def resume(
+    folder: Folder, plan: Plan, run: Run, *, data: str = "", keep: int = 2
+) -> Run:
+    """The newest checkpoint of a run, or its beginning, which is kept first.
+
+    So the key is on the disk before anything is drawn from it. Call it at the head of a
+    program that is started as often as it takes.
+
+    Args:
+      folder: as for `save`.
+      plan: as for `restore`.
+      run: the run as it would begin, with a new key.
+      data: as for `save`.
+      keep: as for `save`.
+
+    Returns:
+      What `restore` gives if the folder holds a checkpoint, or run.
+
+    Raises:
+      ValueError: as `restore` and `save`.
+      OSError: as `save`.
+      ImportError: orbax is not installed.
+
+    Example:
+      >>> import dpjax, jax.numpy as jnp, optax, tempfile
+      >>> plan = dpjax.plan(num_examples=100, batch_size=10, num_steps=10, delta=1e-3,
+      ...                   noise_multiplier=1.0, clip_norm=1.0, sampling="fixed",
+      ...                   adjacency=dpjax.Adjacency.REPLACE)
+      >>> def begin():
+      ...     key, w = dpjax.random_key(), jnp.zeros(3)
+      ...     return Run(key, 0, w, plan.optimizer(optax.sgd(0.1), key=key).init(w))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     first = resume(folder, plan, begin())
+      ...     again = resume(folder, plan, begin())
+      >>> bool(first.key == again.key)
+      True
+    """
+    if steps(folder):
+        return restore(folder, plan, run, data=data)
+    save(folder, plan, run, data=data, keep=keep)
+    return run
+
+
+def steps(folder: Folder) -> tuple[int, ...]:
+    """The steps of which a folder holds a whole checkpoint, the newest last.
+
+    Args:
+      folder: a run's; it need not exist.
+
+    Returns:
+      Numbers of steps that were done.
+
+    Example:
+      >>> steps("nothing/here")
+      ()
+    """
+    found = pathlib.Path(folder).glob(f"*/{_RECORD}")
+    return tuple(sorted(int(x.parent.name) for x in found if x.parent.name.isdigit()))
+
+
+def plan_of(folder: Folder) -> Plan:
+    """The plan that a folder's run was begun with, to the last digit.
+
+    A noise multiplier that was solved for may have other last digits on another
+    machine.
+
+    Args:
+      folder: the run's.
+
+    Returns:
+      A `Plan`.
+
+    Raises:
+      ValueError: the folder holds no checkpoint.
+
+    Example:
+      >>> import dpjax, jax.numpy as jnp, optax, tempfile
+      >>> plan = dpjax.plan(num_examples=100, batch_size=10, num_steps=10, delta=1e-3,
+      ...                   noise_multiplier=1.0, clip_norm=1.0, sampling="fixed",
+      ...                   adjacency=dpjax.Adjacency.REPLACE)
+      >>> key, w = dpjax.random_key(), jnp.zeros(3)
+      >>> run = Run(key, 0, w, plan.optimizer(optax.sgd(0.1), key=key).init(w))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save(folder, plan, run)
+      ...     plan_of(folder) == plan
+      True
+    """
+    kept = steps(folder)
+    if not kept:
+        raise ValueError(f"folder must hold a checkpoint; {folder} holds none.")
+    return from_record(_read(pathlib.Path(folder), kept[-1])["plan"])
+
+
+def _check(plan: Plan, run: Run) -> None:
+    """Refuse what is no run of the plan."""
+    if not isinstance(plan, Plan):
+        raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
+    if not isinstance(run, Run):
+        raise ValueError(f"run must be a dpjax.checkpoint.Run; got {type(run)}.")
+    _validate.typed_key("run.key", run.key)
+    if _validate.static_int("run.step", run.step, minimum=0) > plan.num_steps:
+        raise ValueError(
+            f"run.step must be at most the plan's {plan.num_steps}; got {run.step!r}."
+        )
+    if jax.process_count() > 1:
+        raise ValueError(
+            "run must be of one process; several of them write no checkpoint together "
+            f"yet, and here are {jax.process_count()}."
+        )
+
+
+def _tree(run: Run) -> dict[str, Any]:
+    """What has arrays."""
+    return {"key": run.key, "params": run.params, "opt_state": run.opt_state}
+
+
+def _leaves(tree: Any) -> dict[str, str]:
+    """From the name of each leaf to its kind."""
+    paths, _ = jax.tree.flatten_with_path(tree)
+    return {
+        f"{i} {jax.tree_util.keystr(path)}": kind(leaf)
+        for i, (path, leaf) in enumerate(paths)
+    }
+
+
+def _same(
+    folder: pathlib.Path, kept: dict[str, Any], plan: Plan, run: Run, data: str
+) -> None:
+    """Refuse to go on as another run."""
+    here = {"plan": given(record(plan)), "data": data, "leaves": _leaves(_tree(run))}
+    there = {
+        "plan": given(kept["plan"]),
+        "data": kept["data"],
+        "leaves": kept["leaves"],
+    }
+    # As the record says it: what is a tuple here is a list there.
+    found = differences(there, json.loads(json.dumps(here)))
+    if not found:  # and so there is something to draw by
+        found = differences(kept["draws"], draws(plan, run.key), "draws")
+    if found:
+        more = f", and {len(found) - 8} more" if len(found) > 8 else ""
+        raise ValueError(
+            "plan, data, arrays and draws must be those of the run in "
+            f"{folder}, whose noise would hide something else; what differs: "
+            f"{', '.join(found[:8])}{more}."
+        )
+
+
+def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
+    return json.loads((folder / str(step) / _RECORD).read_text("utf-8"))
+
+
+def _write(folder: pathlib.Path, step: int, tree: Any, found: dict[str, Any]) -> None:
+    """The arrays, and then the record, which makes a checkpoint of them."""
+    target = folder / str(step)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    _durable.sync(folder.parent)
+    if target.exists():
+        shutil.rmtree(target)  # of a process that was killed meanwhile
+    os.makedirs(target, mode=0o700)
+    write_arrays(target / _ARRAYS, tree)
+    _durable.sync_all(target)
+    _durable.sync(folder)
+    text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
+    _durable.write(target / _RECORD, text.encode())
+
+
+def _clear(folder: pathlib.Path, kept: tuple[int, ...]) -> None:
+    """Remove older checkpoints, the record first, and what killed processes left."""
+    for found in folder.iterdir():
+        if found.is_dir() and found.name.isdigit() and int(found.name) not in kept:
+            (found / _RECORD).unlink(missing_ok=True)
+            shutil.rmtree(found)

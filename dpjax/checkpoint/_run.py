@@ -1,0 +1,108 @@
+"""A run as it stands, its arrays by name, and the digest of their bits."""
+
+import hashlib
+from typing import Any, NamedTuple, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax._typing import Key, Tree
+
+_NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+
+
+class Run(NamedTuple):
+    """All that a private run goes on from. As secret as the data: it holds the key.
+
+    Attributes:
+      key: the run's typed key, which batches and noise are drawn from.
+      step: how many steps are done.
+      params: what is trained.
+      opt_state: the state of the plan's optimizer.
+      released: what `dpjax.ledger` released of this run last; "" for nothing.
+
+    Example:
+      >>> import dpjax, jax.numpy as jnp, optax
+      >>> plan = dpjax.plan(num_examples=100, batch_size=10, num_steps=10, delta=1e-3,
+      ...                   noise_multiplier=1.0, clip_norm=1.0, sampling="fixed",
+      ...                   adjacency=dpjax.Adjacency.REPLACE)
+      >>> key, w = dpjax.random_key(), jnp.zeros(3)
+      >>> run = Run(key, 0, w, plan.optimizer(optax.sgd(0.1), key=key).init(w))
+      >>> run.step
+      0
+    """
+
+    key: Key
+    step: int
+    params: Tree
+    opt_state: optax.OptState
+    released: str = ""
+
+
+def digest(tree: Any) -> str:
+    """The SHA-256 of a tree's bits: of names, dtypes, shapes and values of its leaves.
+
+    Args:
+      tree: a pytree of arrays, keys and numbers. Of other leaves only the types count.
+
+    Returns:
+      64 hexadecimal digits, the same wherever and in whatever pieces the arrays lie.
+
+    Privacy: none. The digest of private data tells whoever has a guess whether it is
+    right; that of released parameters tells nothing more than they do.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> digest({"w": jnp.ones(3)}) == digest({"w": jnp.array([1.0, 1.0, 1.0])})
+      True
+      >>> digest(jnp.array([0.0])) == digest(jnp.array([-0.0]))
+      False
+    """
+    found = hashlib.sha256()
+    paths, _ = jax.tree.flatten_with_path(tree)
+    for path, leaf in paths:
+        name = f"{jax.tree_util.keystr(path)} {kind(leaf)}\n"
+        found.update(name.encode())
+        if is_kept(leaf):
+            found.update(np.ascontiguousarray(np.asarray(bits(leaf))).tobytes())
+    return found.hexdigest()
+
+
+def is_kept(leaf: object) -> bool:
+    """Whether it is a number or an array, and not a function or a name."""
+    return isinstance(leaf, _NUMBERS)
+
+
+def is_key(leaf: object) -> TypeGuard[jax.Array]:
+    """Whether it is a typed key, or an array of them."""
+    typed = isinstance(leaf, jax.Array)
+    return typed and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def bits(leaf: Any) -> jax.Array | np.ndarray:
+    """A leaf as an array that every library knows."""
+    if is_key(leaf):
+        return jax.random.key_data(leaf)
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+
+
+def kind(leaf: Any) -> str:
+    """Dtype and shape, or the name of the type."""
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    return type(leaf).__name__
+
+
+def again(leaf: Any, found: np.ndarray | jax.Array) -> Any:
+    """What was kept, as a leaf of the kind that this one is."""
+    if is_key(leaf):
+        return jax.random.wrap_key_data(
+            jnp.asarray(found), impl=jax.random.key_impl(leaf)
+        )
+    if isinstance(leaf, jax.Array):
+        return jnp.asarray(found)
+    if isinstance(leaf, np.ndarray):
+        return np.asarray(found)
+    return type(leaf)(np.asarray(found)[()])

@@ -1,0 +1,138 @@
+"""Lines of JSON, each with the hash of the one before.
+
+A line is written twice: whole, to a file beside the ledger that appears at once
+(`*.next`), and then at the ledger's end. So a process that is killed in between leaves
+the whole line, and who reads next takes it for written. A ledger that ends within a
+line without that file was cut.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dpjax.checkpoint import _durable
+from dpjax.checkpoint._fingerprint import canonical
+
+try:
+    import fcntl
+except (
+    ImportError
+):  # where there is none, one process at a time is the user's to see to
+    fcntl = None
+
+Line = dict[str, Any]
+# What stands before the first line.
+NOTHING = "0" * 64
+
+
+def read(path: pathlib.Path) -> list[Line]:
+    """All lines of a chain that is whole; none of a file that is not there.
+
+    Raises:
+      ValueError: a line was changed, taken out, put in or moved, or the end of the file
+        is not that of a line.
+    """
+    if not path.exists():
+        return []
+    with _locked(path, os.O_RDONLY) as opened:
+        return _verified(path, _whole(path, opened))
+
+
+def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> None:
+    """Add the line that follows from those before, if any does.
+
+    When it returns, the line is on the disk.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    with _locked(path, flags) as opened:
+        whole = _whole(path, opened)
+        lines = _verified(path, whole)
+        if _next(path).exists():
+            _finish(path, opened)  # what a process that was killed had begun
+        line = make(lines)
+        if line is None:
+            return
+        line["previous"] = lines[-1]["hash"] if lines else NOTHING
+        line["hash"] = _hash(line)
+        _durable.write(_next(path), f"{canonical(line)}\n".encode())
+        _finish(path, opened)
+
+
+def _hash(line: Line) -> str:
+    without = {name: x for name, x in line.items() if name != "hash"}
+    return hashlib.sha256(canonical(without).encode()).hexdigest()
+
+
+def _next(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f"{path.name}.next")
+
+
+def _content(opened: int) -> bytes:
+    return os.pread(opened, os.fstat(opened).st_size, 0)
+
+
+def _whole(path: pathlib.Path, opened: int) -> bytes:
+    """The lines, with the one that was begun."""
+    content = _content(opened)
+    whole = content[: content.rfind(b"\n") + 1]
+    if _next(path).exists():
+        begun = _next(path).read_bytes()
+        return whole if whole.endswith(begun) else whole + begun
+    if whole != content:
+        number = len(whole.splitlines()) + 1
+        raise ValueError(
+            f"{path} ends within line {number}: it was cut, and what it held is not "
+            "known."
+        )
+    return whole
+
+
+def _finish(path: pathlib.Path, opened: int) -> None:
+    """Put the line that was begun at the end, whatever of it is there already."""
+    begun, content = _next(path).read_bytes(), _content(opened)
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole.endswith(begun):
+        if whole != content:
+            os.ftruncate(opened, len(whole))
+        with open(os.dup(opened), "ab") as file:
+            file.write(begun)
+    os.fsync(opened)
+    _durable.sync(path.parent)
+    _next(path).unlink()
+
+
+def _verified(path: pathlib.Path, content: bytes) -> list[Line]:
+    lines, last = [], NOTHING
+    for number, text in enumerate(content.splitlines(), 1):
+        line: Line = {}
+        try:
+            line = json.loads(text)
+            changed = text != canonical(line).encode() or line["hash"] != _hash(line)
+        except (ValueError, KeyError, TypeError):
+            changed = True
+        if changed:
+            raise ValueError(f"line {number} of {path} is not what was written.")
+        if line["previous"] != last:
+            raise ValueError(
+                f"line {number} of {path} does not follow the one before it: lines "
+                "were taken out, put in or moved."
+            )
+        lines.append(line)
+        last = line["hash"]
+    return lines
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path, flags: int) -> Iterator[int]:
+    """The open file, for one process at a time, which the owner alone reads."""
+    opened = os.open(path, flags, 0o600)
+    try:
+        if fcntl is not None:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield opened
+    finally:
+        os.close(opened)  # and with it the lock

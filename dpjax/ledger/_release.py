@@ -1,0 +1,269 @@
+"""What is written down of a run before it is used, and what is refused."""
+
+import datetime
+import hashlib
+import os
+import pathlib
+
+import jax
+import numpy as np
+
+from dpjax import _validate
+from dpjax._plan import Plan
+from dpjax._typing import Key
+from dpjax.adjacency import Adjacency
+from dpjax.checkpoint import Run, digest
+from dpjax.checkpoint._fingerprint import mark, record
+from dpjax.ledger import _chain
+from dpjax.ledger._chain import Line
+
+Path = str | os.PathLike[str]
+
+
+def run_name(key: Key) -> str:
+    """A run's name in a ledger: 64 bits of a hash of its key.
+
+    Runs with one key draw one noise, and so they are one run, whatever else they are.
+
+    Args:
+      key: the run's typed key.
+
+    Returns:
+      16 hexadecimal digits.
+
+    Raises:
+      ValueError: key is not a typed key.
+
+    Privacy: who has the name can tell whether a guess of the key is right, as who has
+    the released parameters can. A key of `dpjax.random_key` is not guessed.
+
+    Example:
+      >>> import jax
+      >>> run_name(jax.random.key(0)) == run_name(jax.random.key(1))
+      False
+    """
+    _validate.typed_key("key", key)
+    bits = np.asarray(jax.random.key_data(key)).tobytes()
+    kind = f"dpjax run {jax.random.key_impl(key)} ".encode()
+    return hashlib.sha256(kind + bits).hexdigest()[:16]
+
+
+def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
+    """Write down that a run's parameters are released, before they are.
+
+    Keep the run by `dpjax.checkpoint.save` first, so that it never has to be done
+    again, and release it again after it was resumed: the same parameters are the same
+    release.
+
+    Args:
+      path: the ledger's file, one for all that is released from one data set. It is
+        made where it is not there.
+      plan: the run's.
+      run: its parameters after `run.step` steps, at least 1.
+      repeated: whether to write it down although its noise has hidden something else
+        that was released. The ledger's ε is infinite from then on.
+
+    Returns:
+      The run, which remembers that it was released. Use the parameters once you have
+      it.
+
+    Raises:
+      ValueError: the run's key has released something else for these steps, or went on
+        from there with another plan, other data or other draws; or the ledger is of
+        another adjacency or unit, or damaged.
+      OSError: it could not be written: then nothing is released.
+
+    Privacy: the line holds a digest of the parameters, the plan, and `run_name`.
+
+    Example:
+      >>> import dpjax, jax.numpy as jnp, optax, pathlib, tempfile
+      >>> plan = dpjax.plan(num_examples=100, batch_size=10, num_steps=10, delta=1e-3,
+      ...                   noise_multiplier=1.0, clip_norm=1.0, sampling="fixed",
+      ...                   adjacency=dpjax.Adjacency.REPLACE)
+      >>> key, w = dpjax.random_key(), jnp.zeros(3)
+      >>> state = plan.optimizer(optax.sgd(0.1), key=key).init(w)
+      >>> run = dpjax.checkpoint.Run(key, 4, w, state)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder, "ledger.jsonl")
+      ...     run = release(path, plan, run)
+      ...     run = release(path, plan, run)  # the same once more
+      ...     print(len(dpjax.ledger.read(path).entries))
+      1
+    """
+    step = _validate.static_int("run.step", run.step, minimum=1)
+    if step > plan.num_steps:
+        raise ValueError(
+            f"run.step must be at most the plan's {plan.num_steps}; got {step!r}."
+        )
+    _validate.flag("repeated", repeated)
+    name, of_plan = run_name(run.key), mark(plan, run.key)
+    found = digest(run.params)
+
+    def line(lines: list[Line]) -> Line | None:
+        own = [x for x in lines if x["what"] == "release" and x["run"] == name]
+        if any(
+            (x["plan"], x["stop"], x["released"]) == (of_plan, step, found) for x in own
+        ):
+            return None
+        wrong = _wrong(own, of_plan, step, run.released)
+        if wrong and not repeated:
+            raise ValueError(
+                f"run must not be released: {wrong}. The same noise would hide two "
+                f"sums, whose difference has none (line {len(lines) + 1} of {path})."
+            )
+        _same_neighbours(lines, plan.adjacency, plan.unit)
+        known = any(x.get("plan") == of_plan for x in lines)
+        return {
+            "what": "release",
+            "run": name,
+            "plan": of_plan,
+            "start": own[-1]["stop"] if own and not wrong else 0,
+            "stop": step,
+            "released": found,
+            "repeated": bool(wrong),
+            "epsilon": record(plan)["epsilon"],
+            "delta": plan.delta,
+            "adjacency": plan.adjacency.name,
+            "unit": plan.unit,
+            "time": _now(),
+        } | ({} if known else {"record": record(plan)})
+
+    _chain.append(pathlib.Path(path), line)
+    return run._replace(released=found)
+
+
+def end(path: Path, key: Key, why: str) -> None:
+    """Write down that a run ended early, for a reason that is no part of it.
+
+    A run counts with its whole plan from its first line on, since who stops where the
+    results look good has used them. After this line it counts with the steps it took.
+
+    Args:
+      path: the ledger's file.
+      key: the run's.
+      why: such as that the machine was taken away. Not that the results were good, nor
+        that they were bad.
+
+    Raises:
+      ValueError: the ledger has no such run, or is damaged; why says nothing.
+      OSError: it could not be written.
+
+    Example:
+      >>> import dpjax, jax.numpy as jnp, optax, pathlib, tempfile
+      >>> plan = dpjax.plan(num_examples=100, batch_size=50, num_steps=10, delta=1e-3,
+      ...                   noise_multiplier=1.0, clip_norm=1.0, sampling="fixed",
+      ...                   adjacency=dpjax.Adjacency.REPLACE)
+      >>> key, w = dpjax.random_key(), jnp.zeros(3)
+      >>> state = plan.optimizer(optax.sgd(0.1), key=key).init(w)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder, "ledger.jsonl")
+      ...     _ = release(path, plan, dpjax.checkpoint.Run(key, 4, w, state))
+      ...     whole = dpjax.ledger.read(path).epsilon(1e-3)
+      ...     end(path, key, "the machine was sold")
+      ...     dpjax.ledger.read(path).epsilon(1e-3) < whole
+      True
+    """
+    name = run_name(key)
+    if not why.strip():
+        raise ValueError(f"why must say why the run ended; got {why!r}.")
+
+    def line(lines: list[Line]) -> Line:
+        own = [x for x in lines if x["what"] == "release" and x["run"] == name]
+        if not own:
+            raise ValueError(f"key must be that of a run in {path}; got {name}.")
+        stop = max(x["stop"] for x in own)
+        return {"what": "end", "run": name, "stop": stop, "why": why, "time": _now()}
+
+    _chain.append(pathlib.Path(path), line)
+
+
+def other(
+    path: Path,
+    what: str,
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    unit: str = "example",
+) -> None:
+    """Write down a release that no plan made: a statistic, or a solver's.
+
+    Args:
+      path: the ledger's file.
+      what: what is released, in words.
+      epsilon: what it costs, at least 0.
+      delta: at this δ, in [0, 1).
+      adjacency: for these neighbours, the ledger's.
+      unit: and for this unit of privacy.
+
+    Raises:
+      ValueError: a number is out of range; what says nothing; the ledger is of another
+        adjacency or unit, or damaged.
+      OSError: it could not be written: then nothing is released.
+
+    Example:
+      >>> import dpjax, pathlib, tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder, "ledger.jsonl")
+      ...     other(path, "a histogram", epsilon=0.5, delta=0.0,
+      ...           adjacency=dpjax.Adjacency.ADD_REMOVE)
+      ...     print(dpjax.ledger.read(path).epsilon(1e-6))
+      0.5
+    """
+    _validate.nonnegative("epsilon", epsilon)
+    _validate.nonnegative("delta", delta)
+    if delta:
+        _validate.open_unit("delta", delta)
+    if not what.strip():
+        raise ValueError(f"what must say what is released; got {what!r}.")
+    neighbours = _validate.adjacency(adjacency)
+
+    def line(lines: list[Line]) -> Line:
+        _same_neighbours(lines, neighbours, unit)
+        return {
+            "what": "other",
+            "words": what,
+            "epsilon": float(epsilon),
+            "delta": float(delta),
+            "adjacency": neighbours.name,
+            "unit": unit,
+            "time": _now(),
+        }
+
+    _chain.append(pathlib.Path(path), line)
+
+
+def _wrong(own: list[Line], of_plan: str, step: int, before: str) -> str:
+    """Why a run is not what its key has released so far, one step further."""
+    if not own:
+        return ""
+    last = own[-1]
+    if last["plan"] != of_plan:
+        return "its key is that of a run with another plan, or with other draws"
+    if last["stop"] >= step:
+        return (
+            f"its key has released {last['stop']} steps already, and other parameters "
+            f"after step {step} or none"
+        )
+    if last["released"] != before:
+        return (
+            f"its key has released parameters after step {last['stop']} that this run "
+            "did not come by; where it was resumed from before them, release it again "
+            "when it gets there"
+        )
+    return ""
+
+
+def _same_neighbours(lines: list[Line], adjacency: Adjacency, unit: str) -> None:
+    """Refuse to add up what compares other data sets."""
+    given = adjacency.name, unit
+    for line in lines:
+        if line["what"] != "end" and (line["adjacency"], line["unit"]) != given:
+            raise ValueError(
+                f"adjacency and unit must be those of the ledger, {line['adjacency']} "
+                f"and {line['unit']!r}; got {given[0]} and {unit!r}."
+            )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

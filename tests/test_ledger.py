@@ -1,0 +1,403 @@
+"""What was released stays written down, and costs what it costs together."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import Adjacency, checkpoint, ledger, strategies
+from dpjax.accounting import gdp, pld, truncation
+from dpjax.checkpoint import _durable
+from dpjax.ledger import _chain
+
+FIXED = {
+    "num_examples": 60,
+    "batch_size": 20,
+    "num_steps": 6,
+    "delta": 1e-4,
+    "clip_norm": 0.7,
+    "sampling": "fixed",
+    "adjacency": Adjacency.ZERO_OUT,
+}
+KEY, OTHER = jax.random.key(5), jax.random.key(6)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return dpjax.plan(**FIXED, noise_multiplier=2.5)
+
+
+@pytest.fixture(scope="module")
+def runs(plan):
+    """A run after each of its steps, as far as a ledger looks at it."""
+    state = plan.optimizer(optax.identity(), key=KEY).init(jnp.zeros(2))
+    return [checkpoint.Run(KEY, t, jnp.full(2, t / 3), state) for t in range(7)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def three(path, plan, runs):
+    """A ledger of three lines."""
+    run = runs[0]
+    for t in (2, 4, 5):
+        run = ledger.release(path, plan, runs[t]._replace(released=run.released))
+    return path
+
+
+def after(run, before):
+    """A run that came by what another one released."""
+    return run._replace(released=checkpoint.digest(before.params))
+
+
+# --- the chain
+
+
+def test_a_line_holds_the_hash_of_the_one_before(three):
+    """By its definition, from the file alone."""
+    before = "0" * 64
+    for text in three.read_bytes().splitlines():
+        line = json.loads(text)
+        claimed = line.pop("hash")
+        plain = json.dumps(line, sort_keys=True, separators=(",", ":"))
+        assert hashlib.sha256(plain.encode()).hexdigest() == claimed
+        assert line["previous"] == before
+        before = claimed
+    assert ledger.read(three).head == before
+    assert three.stat().st_mode & 0o077 == 0
+
+
+def test_every_line_that_is_changed_taken_out_or_moved_is_found(three):
+    lines = three.read_bytes().splitlines(keepends=True)
+    bad = [
+        [lines[0], lines[2]],
+        [lines[1], lines[2]],
+        [lines[0], lines[2], lines[1]],
+        [lines[0], lines[1], lines[1], lines[2]],
+        [lines[0], b"\n", lines[1], lines[2]],
+        [lines[0], lines[1].replace(b'"stop":4', b'"stop":3'), lines[2]],
+        [lines[0], lines[1].replace(b":", b": ", 1), lines[2]],
+        [*lines[:2], lines[2].replace(b'"repeated":false', b'"repeated":true')],
+        [b"{}\n"],
+        [b"nonsense\n"],
+    ]
+    for content in bad:
+        three.write_bytes(b"".join(content))
+        with pytest.raises(ValueError, match="line . of"):
+            ledger.read(three)
+    three.write_bytes(b"".join(lines))
+    assert len(ledger.read(three).entries) == 3
+
+
+def test_every_flipped_bit_is_found(three):
+    content = bytearray(three.read_bytes())
+    for place in np.random.default_rng(0).integers(len(content), size=100):
+        for bit in (1, 32):
+            content[place] ^= bit
+            three.write_bytes(content)
+            with pytest.raises(ValueError, match=str(three)):
+                ledger.read(three)
+            content[place] ^= bit
+
+
+def test_every_cut_within_a_line_is_found_and_others_by_a_head(three):
+    """What a chain cannot show is that its last lines are missing."""
+    content, head = three.read_bytes(), ledger.read(three).head
+    ends = [i + 1 for i, x in enumerate(content) if x == ord("\n")]
+    for size in range(1, len(content), 7):
+        if size not in ends:
+            three.write_bytes(content[:size])
+            with pytest.raises(ValueError, match="ends within line"):
+                ledger.read(three)
+    for number, size in enumerate(ends[:2], 1):
+        three.write_bytes(content[:size])
+        assert len(ledger.read(three).entries) == number
+        with pytest.raises(ValueError, match="head must be"):
+            ledger.read(three, head=head)
+    three.write_bytes(content)
+    earlier = ledger.read(three).entries[0].hash
+    assert ledger.read(three, head=earlier).head == head
+    three.unlink()
+    with pytest.raises(ValueError, match="head must be"):
+        ledger.read(three, head=head)
+
+
+# --- writes
+
+
+class Killed(BaseException):
+    """Nothing in a program expects it, as no program expects SIGKILL."""
+
+
+def dying(real, count, calls):
+    """The function, in whose middle a process ends at one of its calls."""
+
+    def call(*args, **named):
+        calls[0] += 1
+        if calls[0] == count:
+            raise Killed
+        return real(*args, **named)
+
+    return call
+
+
+def test_a_line_is_counted_or_was_never_used(path, plan, runs, tmp_path, monkeypatch):
+    """Wherever a process ends: before each call to the disk, and within each write."""
+    ledger.release(path, plan, runs[2])
+    second, counted, count = after(runs[4], runs[2]), [], 0
+    ended = False
+    while not ended:
+        count += 1
+        here = shutil.copytree(tmp_path, tmp_path / str(count), ignore=_folders)
+        file, calls = here / path.name, [0]
+        with monkeypatch.context() as changed:
+            for place, name in (
+                (os, "fsync"),
+                (os, "replace"),
+                (os, "dup"),
+                (_durable, "sync"),
+                (_chain.pathlib.Path, "unlink"),
+            ):
+                changed.setattr(place, name, dying(getattr(place, name), count, calls))
+            try:
+                ledger.release(file, plan, second)
+                ended = True
+            except Killed:
+                pass
+        counted.append(len(ledger.read(file).entries))
+        ledger.release(file, plan, second)  # once more
+        assert len(ledger.read(file).entries) == 2
+        ledger.release(file, plan, after(runs[5], runs[4]))
+        assert [x.stop for x in ledger.read(file).entries] == [2, 4, 5]
+        assert [x.name for x in here.iterdir()] == [path.name]
+    assert counted[0] == 1
+    assert counted[-1] == 2
+    assert counted == sorted(counted)
+    assert len(counted) > 6
+
+
+def _folders(folder, names):
+    return [x for x in names if os.path.isdir(os.path.join(folder, x))]
+
+
+def test_a_torn_line_is_completed(three, plan, runs):
+    """From what was written whole before: every length of it."""
+    content = three.read_bytes()
+    whole = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
+    line = content[len(whole) :]
+    for size in range(0, len(line) + 1, 31):
+        three.write_bytes(whole + line[:size])
+        _chain._next(three).write_bytes(line)
+        assert len(ledger.read(three).entries) == 3
+        ledger.release(three, plan, after(runs[6], runs[5]))
+        assert [x.stop for x in ledger.read(three).entries] == [2, 4, 5, 6]
+
+
+def test_a_full_disk_releases_nothing(three, plan, runs, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    before = three.read_bytes()
+    with monkeypatch.context() as changed:
+        changed.setattr(_durable.os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            ledger.release(three, plan, after(runs[6], runs[5]))
+    assert three.read_bytes() == before
+    assert len(ledger.read(three).entries) == 3
+
+
+# --- what is released again
+
+
+def test_the_same_again_is_the_same_release(three, plan, runs):
+    """As where a run was killed, and does again what it had done."""
+    for t in (2, 4, 5):
+        found = ledger.release(three, plan, runs[t])
+        assert found.released == checkpoint.digest(runs[t].params)
+    assert len(ledger.read(three).entries) == 3
+    again = runs[0]
+    for t in (2, 4, 5, 6):
+        again = ledger.release(three, plan, runs[t]._replace(released=again.released))
+    assert [x.start for x in ledger.read(three).entries] == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "case", ["bits", "earlier", "between", "beyond", "anew", "plan", "steps"]
+)
+def test_a_run_that_went_another_way_is_found(three, plan, runs, case):
+    """And counted without bound, if it is released: its noise hid two sums."""
+    moved = runs[4].params.at[0].add(1e-7)
+    other = {
+        "bits": after(runs[4]._replace(params=moved), runs[2]),
+        "earlier": after(runs[2]._replace(params=moved), runs[5]),
+        "between": after(runs[3], runs[2]),
+        # Resumed from step 4, and next heard of beyond what it had released.
+        "beyond": after(runs[6], runs[4]),
+        "anew": runs[6],
+        "plan": after(runs[6], runs[5]),
+        "steps": after(runs[6], runs[5]),
+    }[case]
+    given = plan
+    if case == "plan":
+        given = dpjax.plan(**FIXED, noise_multiplier=2.6)
+    if case == "steps":
+        given = dpjax.plan(**{**FIXED, "num_steps": 9}, noise_multiplier=2.5)
+    before = three.read_bytes()
+    with pytest.raises(ValueError, match="run must not be released"):
+        ledger.release(three, given, other)
+    assert three.read_bytes() == before
+    ledger.release(three, given, other, repeated=True)
+    found = ledger.read(three)
+    assert found.entries[-1].repeated
+    assert found.epsilon(0.5) == math.inf
+    assert "used before" in str(found)
+
+
+def test_a_key_that_is_used_for_two_runs_is_found(path, plan, runs):
+    """Also where all else is another run's: they draw one noise."""
+    ledger.release(path, plan, runs[6])
+    second = runs[6]._replace(params=jnp.ones(5))
+    with pytest.raises(ValueError, match="6 steps already"):
+        ledger.release(path, plan, second)
+    ledger.release(path, plan, second._replace(key=OTHER))
+    names = {ledger.run_name(key) for key in (KEY, OTHER)}
+    assert {x.run for x in ledger.read(path).entries} == names
+    assert ledger.run_name(jax.random.key(5, impl="rbg")) not in names
+
+
+def test_repeated_is_not_said_of_what_is_not(path, plan, runs):
+    ledger.release(path, plan, runs[6], repeated=True)
+    assert not ledger.read(path).entries[0].repeated
+
+
+# --- what it costs
+
+
+def test_runs_without_sampling_compose_exactly(path, plan, runs):
+    """μ's add up in squares, and ε is that of the sum."""
+    second = dpjax.plan(**{**FIXED, "num_steps": 3}, noise_multiplier=0.9)
+    ledger.release(path, plan, runs[2])
+    ledger.release(path, second, runs[3]._replace(key=OTHER))
+    mus = np.array([np.sqrt(2) / 2.5, 1 / 0.9])  # 6 steps are 2 epochs, 3 are one
+    expected = float(gdp.epsilon(np.sqrt(np.sum(mus**2)), 1e-4))
+    assert ledger.read(path).epsilon(1e-4) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_run_counts_as_a_whole_until_it_ended(path, plan, runs):
+    """Who stops where the results look good has used them."""
+    ledger.release(path, plan, runs[2])
+    whole = float(gdp.epsilon(np.sqrt(2) / 2.5, 1e-4))
+    assert ledger.read(path).epsilon(1e-4) == pytest.approx(whole, rel=1e-5)
+    ledger.end(path, KEY, "the machine was taken away")
+    once = float(gdp.epsilon(1 / 2.5, 1e-4))
+    assert ledger.read(path).epsilon(1e-4) == pytest.approx(once, rel=1e-5)
+    ledger.release(path, plan, after(runs[4], runs[2]))  # it went on, after all
+    assert ledger.read(path).epsilon(1e-4) == pytest.approx(whole, rel=1e-5)
+    with pytest.raises(ValueError, match="key must be that of a run"):
+        ledger.end(path, OTHER, "why")
+    with pytest.raises(ValueError, match="why must say"):
+        ledger.end(path, KEY, " ")
+
+
+@pytest.mark.slow
+def test_sampled_runs_compose_by_their_losses(path, runs):
+    """As privacy-loss distributions that are convolved by hand."""
+    given = {**FIXED, "sampling": "poisson", "adjacency": Adjacency.ADD_REMOVE}
+    first = dpjax.plan(**given, noise_multiplier=2.5)
+    second = dpjax.plan(**{**given, "num_steps": 9}, noise_multiplier=1.9)
+    ledger.release(path, first, runs[2])
+    ledger.release(path, second, runs[5]._replace(key=OTHER))
+
+    def losses(run):
+        step = truncation.poisson_gaussian(
+            run.noise_multiplier,
+            20 / 60,
+            num_examples=60,
+            max_batch_size=run.max_batch_size,
+            adjacency=Adjacency.ADD_REMOVE,
+        )
+        return pld.compose(step, run.num_steps)
+
+    expected = float(pld.epsilon(pld.convolve(losses(first), losses(second)), 1e-4))
+    found = ledger.read(path).epsilon(1e-4)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert max(first.epsilon, second.epsilon) < found < first.epsilon + second.epsilon
+
+
+def test_other_releases_add_up_exactly(path):
+    """Each with the δ that it says."""
+    setting = {"adjacency": Adjacency.ADD_REMOVE}
+    ledger.other(path, "a histogram", epsilon=0.5, delta=0.0, **setting)
+    ledger.other(path, "a mean", epsilon=0.25, delta=1e-6, **setting)
+    found = ledger.read(path)
+    assert found.epsilon(1e-6) == pytest.approx(0.75, rel=1e-15)
+    assert found.epsilon(1e-6) >= 0.75
+    assert found.epsilon(9.9e-7) == math.inf  # the second one has more δ than that
+    assert "a histogram: (0.5, 0)" in str(found)
+
+
+@pytest.mark.slow
+def test_what_has_no_losses_adds_up_with_parts_of_delta(path, plan, runs):
+    """Basic composition: (Σ ε, Σ δ), over equal parts of what is left of δ."""
+    bins = dpjax.plan(
+        **{**FIXED, "sampling": "random_bins"},
+        noise_multiplier=3.0,
+        strategy=strategies.geometric(0.4),
+        noise="correlated",
+    )
+    ledger.release(path, plan, runs[2])
+    ledger.release(path, bins, runs[3]._replace(key=OTHER))
+    ledger.other(
+        path, "a count", epsilon=0.125, delta=2e-5, adjacency=Adjacency.ZERO_OUT
+    )
+    part = (1e-4 - 2e-5) / 2
+    parts = [float(run.guarantee.epsilon(part)) for run in (plan, bins)]
+    found = ledger.read(path).epsilon(1e-4)
+    assert found == pytest.approx(sum(parts) + 0.125, rel=1e-5)
+
+
+def test_what_compares_other_data_sets_is_not_added_up(path, plan, runs):
+    ledger.release(path, plan, runs[2])
+    with pytest.raises(ValueError, match="adjacency and unit must be"):
+        ledger.other(path, "x", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
+    with pytest.raises(ValueError, match="adjacency and unit must be"):
+        ledger.other(
+            path,
+            "x",
+            epsilon=1.0,
+            delta=0.0,
+            adjacency=Adjacency.ZERO_OUT,
+            unit="user",
+        )
+
+
+def test_mistakes_are_named(path, plan, runs):
+    with pytest.raises(ValueError, match=r"run\.step must be at least 1"):
+        ledger.release(path, plan, runs[0])
+    with pytest.raises(ValueError, match=r"run\.step must be at most"):
+        ledger.release(path, plan, runs[6]._replace(step=7))
+    with pytest.raises(ValueError, match="delta"):
+        ledger.read(path).epsilon(0.0)
+    with pytest.raises(ValueError, match="epsilon"):
+        ledger.other(path, "x", epsilon=-1.0, delta=0.0, adjacency=plan.adjacency)
+    assert not path.exists()
+    assert ledger.read(path).entries == ()
+
+
+def test_a_plan_without_noise_has_no_bound(path, runs):
+    bare = dpjax.plan(**FIXED, noise_multiplier=1e-3)
+    bare = dataclasses.replace(bare, epsilon=math.inf)
+    ledger.release(path, bare, runs[2])
+    assert ledger.read(path).entries[0].epsilon == math.inf
