@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from dpjax import workloads
 from dpjax._command_line_report import report
 from dpjax._plan import Plan, plan
 from dpjax._plan.amplified import SAMPLINGS
@@ -38,7 +39,8 @@ _COMMANDS = {
     "plan": (
         "What dpjax.plan gives: one of ε, noise, steps and batch size from the others.",
         "With --json it prints what plan.guarantee.to_json() does, which 'report' "
-        "reads.",
+        "reads. With --sampling auto or --noise auto it takes what leaves the least "
+        "noise in SGD's parameters, and shows what that was compared with.",
         ("--num-examples 60000 --num-steps 5000 --noise-multiplier 0.9",
          "--epsilon 3 --delta 1e-6 --clip-norm 1 --sampling poisson"),
     ),
@@ -59,12 +61,17 @@ _HELP = {
     "delta": ("δ", "well below 1 / n"),
     "clip_norm": ("C", "the bound on the L2 norm of one example's gradient"),
     "max_batch_size": ("m", "how many examples a Poisson batch has room for; "),
+    "momentum": ("β", "of SGD, for whose parameters noise is not independent"),
 }
 _HOLDS = (
-    "It holds where each {unit}'s gradient is clipped, each step's sum gets Gaussian "
-    "noise of its own, what is released is computed from these noisy sums alone, and "
-    "nothing was chosen by looking at the data."
+    "It holds where each {unit}'s gradient is clipped, {noise}, what is released is "
+    "computed from these noisy sums alone, and nothing was chosen by looking at the "
+    "data."
 )
+_NOISE = {
+    "independent": "each step's sum gets Gaussian noise of its own",
+    "correlated": "the sums get Gaussian noise that is correlated as said",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -158,13 +165,19 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     if planned:
         add("clip_norm", float, required=True)
     add("max_batch_size", int, required=False)
+    names = (*SAMPLINGS, *["auto"] * planned)
     choices = {
-        "sampling": (tuple(SAMPLINGS), "how examples are drawn: what really happens"),
+        "sampling": (names, "how examples are drawn: what really happens"),
         "adjacency": (tuple(a.value for a in Adjacency), "which data sets compare"),
         "unit": (("example", "user"), "whose privacy it is"),
     }
+    defaults = {"adjacency": "add_remove", "unit": "example", "noise": "independent"}
+    if planned:
+        add("momentum", float, required=False)
+        kinds = "independent", "correlated", "auto"
+        choices["noise"] = kinds, "whether later steps take noise back"
     for name, (values, text) in choices.items():
-        default = {"adjacency": "add_remove", "unit": "example"}.get(name)
+        default = defaults.get(name)
         parser.add_argument(
             f"--{name}",
             choices=values,
@@ -187,6 +200,11 @@ def _planned(command: str, given: dict[str, Any]) -> Plan:
             f"be left out, and is solved for; left out: {', '.join(missing) or 'none'}."
         )
     given["adjacency"] = Adjacency(given["adjacency"])
+    momentum = given.pop("momentum", None)
+    if (momentum is None) != (given.get("noise", "independent") == "independent"):
+        raise ValueError("--momentum is for --noise correlated or auto, which need it.")
+    if momentum is not None:
+        given["workload"] = workloads.momentum_sum(momentum)
     if command != "plan":
         given["clip_norm"] = 1.0  # ε and the noise multiplier do not depend on it
         if given["sampling"] == "poisson":
@@ -254,6 +272,8 @@ def _table(command: str, found: Plan) -> str:
         )
     rows["sampling"] = f"{found.sampling}: {sampling}"
     rows["adjacency"] = f"{found.adjacency.value}: {record['adjacency_means']}"
+    if found.shape is not None:
+        rows["noise"] = f"correlated, C⁻¹z with C {found.shape}"
     rates = record["attack_true_positive_rate_at_most"]
     powers = " / ".join(up(power, 4) for power in rates.values())
     rows["attacks"] = (
@@ -262,4 +282,7 @@ def _table(command: str, found: Plan) -> str:
     )
     width = max(map(len, rows)) + 2
     lines = [f"{name:{width}}{value}" for name, value in rows.items()]
-    return "\n".join([*lines, "", _HOLDS.format(unit=found.unit)])
+    holds = _HOLDS.format(unit=found.unit, noise=_NOISE[found.noise])
+    if found.comparison is not None:
+        lines += ["", str(found.comparison)]
+    return "\n".join([*lines, "", holds])

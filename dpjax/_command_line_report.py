@@ -11,7 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._plan import Plan, QuantileClip, RunGuarantee, plan
+from dpjax._plan.amplified import SAMPLINGS
 from dpjax._plan.schedule import Piece
+from dpjax._shape import Shape
+from dpjax._strategy import Strategy
 from dpjax.adjacency import Adjacency
 
 # A claim may be less than what is computed here by so much of it: what is rounded on
@@ -53,7 +56,7 @@ def guarantee_of(record: Any) -> RunGuarantee:
     names = ("num_examples", "batch_size", "num_steps")
     given: dict[str, Any] = {name: _field(record, name, int) for name in names}
     given |= {x: _field(record, x, float) for x in ("delta", "noise_multiplier")}
-    if sampling == "poisson":
+    if sampling in SAMPLINGS and SAMPLINGS[sampling].overflows:
         given["max_batch_size"] = _field(record, "max_batch_size", int)
     adjacency = _field(record, "adjacency", str)
     if adjacency not in Adjacency.__members__:
@@ -66,6 +69,8 @@ def guarantee_of(record: Any) -> RunGuarantee:
         "adjacency": Adjacency[adjacency],
         "unit": _field(record, "unit_of_privacy", str).removeprefix("one "),
     }
+    if record.get("strategy") is not None:
+        given["strategy"] = _strategy(record, given["num_steps"])
     factors = _factors(schedule, max(given["batch_size"], 1), given["num_steps"])
     found = plan(**given, **factors)
     _check_schedule(schedule, found)
@@ -97,6 +102,18 @@ def _clip(record: Any) -> float | QuantileClip:
         learning_rate=_field(follows, "learning_rate", float),
         noise_multiplier=_field(follows, "noise_multiplier_of_count", float),
     )
+
+
+def _strategy(record: Any, num_steps: int) -> Strategy:
+    """What correlates the noise of the steps that were released."""
+    said = _field(record, "strategy", dict)
+    names = [x for x in ("numerator", "denominator", "factors") if x in said]
+    rows = {name: tuple(_field(said, name, list)) for name in names}
+    for x in (number for row in rows.values() for number in row):
+        if not isinstance(x, int | float):
+            raise ValueError(f"strategy must have numbers alone; got {x!r}.")
+    decay = _field(said, "tree_decay", float) if "tree_decay" in said else None
+    return Shape(**rows, tree_decay=decay).strategy(max(num_steps, 1))
 
 
 def _pieces(record: Any) -> tuple[Piece, ...]:

@@ -230,6 +230,37 @@ def test_a_poisson_run_with_batches_that_grow_is_reported(said, written):
     assert said(written(plan.guarantee)).startswith(str(plan.guarantee))
 
 
+@pytest.mark.parametrize("noise", ["correlated", "auto"])
+def test_correlated_noise_is_planned_compared_and_reported(said, tmp_path, noise):
+    line = f"plan {FIXED} --clip-norm 0.7 --epsilon 2 --num-steps 24 --momentum 0.9 "
+    run = dpjax.plan(
+        **SETTING,
+        epsilon=2.0,
+        num_steps=24,
+        noise=noise,
+        workload=dpjax.workloads.momentum_sum(0.9),
+    )
+    found = said(f"{line} --noise {noise}")
+    assert str(run.shape) in found
+    assert (str(run.comparison) in found) is (noise == "auto")
+    assert "noise that is correlated as said" in found
+    path = tmp_path / "guarantee.json"
+    path.write_text(said(f"{line} --noise {noise} --json"))
+    assert said(f"report {path}").startswith(str(run.guarantee).rpartition("\n")[0])
+    tree = dpjax.plan(
+        **SETTING,
+        noise_multiplier=3.0,
+        num_steps=24,
+        noise="correlated",
+        strategy=dpjax.strategies.tree(0.9),
+    )
+    path.write_text(tree.guarantee.at(9).to_json())
+    assert str(tree.guarantee.at(9)).rpartition("\n")[0] in said(f"report {path}")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "strategy": {"numerator": [None]}}))
+    assert main(["report", str(path)]) == 2
+
+
 def test_the_versions_are_those_of_the_run(said, written):
     versions = {"dpjax": "0.0.7", "jax": "0.9"}
     found = said(written(plans()["fixed"].guarantee, versions=versions))
@@ -340,6 +371,14 @@ def test_a_file_that_is_no_record_is_refused(refused, tmp_path, text):
             "adjacency must be zero_out or replace with this sampling; got add_remove:",
         ),
         (f"noise {FIXED} --epsilon -1 --num-steps 3", "epsilon"),
+        (
+            f"plan {FIXED} --clip-norm 1 --epsilon 1 --num-steps 3 --noise auto",
+            "--momentum",
+        ),
+        (
+            f"plan {FIXED} --clip-norm 1 --epsilon 1 --num-steps 3 --momentum 0.5",
+            "--momentum",
+        ),
         (f"plan {FIXED} --clip-norm 1 --epsilon 1", "--noise-multiplier, --num-steps"),
         (
             f"plan {FIXED} --clip-norm 1 --epsilon 1 --num-steps 3 "

@@ -11,7 +11,7 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
    `amplified` for random batches with noise that is correlated between steps, and
    `shape` for that correlation; `schedule` for numbers that vary from step to step.
 2. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
-   ε; `room` for what a batch holds.
+   ε; `room` for what a batch holds; `comparison` where mechanisms are left to choose.
 3. `record`: the `Plan`. It draws batches, and hands out what follows.
 4. `loader`: the examples of a batch from arrays, files and data sets on the host;
    `users` for data in which a person has several.
@@ -23,6 +23,8 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
 """
 
 from dpjax._plan.accumulation import accumulate as accumulate
+from dpjax._plan.comparison import Candidate as Candidate
+from dpjax._plan.comparison import Comparison as Comparison
 from dpjax._plan.guarantee import RunGuarantee as RunGuarantee
 from dpjax._plan.loader import Examples as Examples
 from dpjax._plan.quantile import Bounded as Bounded

@@ -156,6 +156,10 @@ class RandomBins(Mechanism):
     overflows = True
     covers = tuple(Adjacency)
 
+    def taken(self, batch_size):
+        """All examples, over the steps of an epoch."""
+        return self.num_examples / self.steps_per_epoch(batch_size)
+
     def draw(self, batch_size, max_batch_size, step, key):
         """As `sampling.random_bins_step`."""
         bins = self.steps_per_epoch(batch_size)

@@ -129,6 +129,10 @@ class Mechanism:
         """Steps in which every example takes part once."""
         return -(-self.num_examples // batch_size)
 
+    def taken(self, batch_size: int) -> float:
+        """How many examples a step takes, in expectation: fewer than b by epochs."""
+        return float(batch_size)
+
 
 class Poisson(Mechanism):
     """Every example takes part with the same probability, in each step anew."""
@@ -210,6 +214,10 @@ class Cyclic(Mechanism):
     order = "fixed"
     correlates = True
     reason = "one example fewer moves all later ones to other batches"
+
+    def taken(self, batch_size):
+        """All examples, over the steps of an epoch."""
+        return self.num_examples / self.steps_per_epoch(batch_size)
 
     def draw(self, batch_size, max_batch_size, step, key):
         """As `sampling.cyclic_step`."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from dpjax._strategy import Strategy
 from dpjax._typing import ArrayLike, Engine
 from dpjax.adjacency import Adjacency
 from dpjax.correlated import Buffer
+
+if TYPE_CHECKING:
+    from dpjax._plan.comparison import Comparison
 
 
 @jax.tree_util.register_static
@@ -49,6 +52,7 @@ class Plan:
       schedule: the pieces of what varies from step to step, () if nothing does.
       quantile: how the clip norm follows a quantile, clip_norm being the first one.
       shape: the numbers of the strategy that correlates the noise; None if none does.
+      comparison: the mechanisms that this one was chosen from; None if it was named.
     """
 
     num_examples: int
@@ -67,6 +71,10 @@ class Plan:
     schedule: tuple[Piece, ...] = ()
     quantile: QuantileClip | None = None
     shape: Shape | None = None
+    # Plans of the same numbers are the same, however they were found.
+    comparison: "Comparison | None" = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
 
     @property
     def strategy(self) -> Strategy | None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._float64 import cast, default_float, scope
-from dpjax._plan import quantile
+from dpjax._plan import comparison, quantile
 from dpjax._plan import room as rooms
 from dpjax._plan import shape as shapes
 from dpjax._plan.amplified import SAMPLINGS
@@ -47,8 +47,8 @@ def plan(
     noise_schedule: Factor | None = None,
     clip_schedule: Factor | None = None,
     batch_schedule: Factor | None = None,
-    sampling: Sampling = "poisson",
-    noise: Literal["independent", "correlated"] = "independent",
+    sampling: Sampling | Literal["auto"] | tuple[Sampling, ...] = "poisson",
+    noise: Literal["independent", "correlated", "auto"] = "independent",
     workload: Workload | None = None,
     strategy: Strategy | None = None,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
@@ -82,10 +82,13 @@ def plan(
         "reshuffled", in a new order each epoch; "random_bins", where every example
         picks a step of the epoch for itself, once, and "fresh_bins", anew in each
         epoch; "cyclic_poisson", with as many groups as a banded strategy has bands,
-        each example of a step's group independently.
+        each example of a step's group independently. "auto", or a tuple of names, for
+        the one of all, or of these, that leaves the least noise in the workload.
       noise: "independent", fresh in every step; "correlated", where a step takes back
         some of what earlier ones added, for all but "poisson" and "fixed_size". It
-        needs num_steps, batch_size, and either a workload or a strategy.
+        needs num_steps, batch_size, and either a workload or a strategy. "auto" for
+        what leaves the least in the workload. To choose, whether sampling or noise, a
+        plan needs num_steps, batch_size and epsilon.
       workload: what the optimizer makes of the sums (`dpjax.workloads`), for which the
         best noise with one stored vector is found; for random batches, the best that
         `strategies.amplified` finds at epsilon.
@@ -97,7 +100,8 @@ def plan(
         example then holds for all examples of one user together.
 
     Returns:
-      A `Plan`, whose ε is at most the one asked for.
+      A `Plan`, whose ε is at most the one asked for; with its `comparison` if there
+      was a choice.
 
     Raises:
       ValueError: not exactly one of epsilon, num_steps, batch_size and noise_multiplier
@@ -113,6 +117,9 @@ def plan(
       >>> print(f"{run.noise_multiplier:.3f} {run.max_batch_size}")
       0.811 347
     """
+    asked = dict(locals())
+    if noise == "auto" or sampling == "auto" or isinstance(sampling, tuple):
+        return comparison.least(plan, asked)
     given: dict[str, Any] = {
         "epsilon": epsilon,
         "num_steps": num_steps,

@@ -6,12 +6,14 @@ point. Lines differ in their strokes and markers, so that no picture needs its c
 
 1. `tradeoff`: what an attack can achieve at most.
 2. `epsilon_by_step`: what a run costs that stops early. `compare`: plans side by side.
+   `comparison`: the mechanisms that a plan was chosen from.
 3. `noise` and `spectrum`: how large noise is from step to step, and how it is spread
    over slow and fast changes.
 4. `explain`: the table of `dpjax.explain`.
 """
 
 from dpjax.plot._runs import compare as compare
+from dpjax.plot._runs import comparison as comparison
 from dpjax.plot._runs import epsilon_by_step as epsilon_by_step
 from dpjax.plot._shapes import noise as noise
 from dpjax.plot._shapes import spectrum as spectrum

@@ -137,6 +137,56 @@ def compare(
     return ax
 
 
+def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
+    """Draw the noise that each mechanism leaves which a plan was chosen from.
+
+    Args:
+      run: a plan that had a choice (`sampling="auto"`, say).
+      ax: the matplotlib Axes to draw on; None for those of a new figure.
+
+    Returns:
+      The Axes: a bar for each mechanism that has a plan, the noise it leaves in the
+      workload in multiples of the least, with its noise multiplier behind; those that
+      have none stand below.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: run is no plan, or its mechanism was named.
+
+    Example:
+      >>> import dpjax
+      >>> run = dpjax.plan(num_examples=1000, batch_size=100, num_steps=20, epsilon=2.0,
+      ...                  delta=1e-5, clip_norm=1.0, sampling="fixed", noise="auto",
+      ...                  workload=dpjax.workloads.momentum_sum(0.9),
+      ...                  adjacency=dpjax.Adjacency.ZERO_OUT)
+      >>> for bar in comparison(run).patches:
+      ...     print(f"{bar.get_width():.2f}")
+      1.00
+      1.30
+      2.13
+    """
+    _check([run])
+    if run.comparison is None:
+        raise ValueError(
+            "run must be a plan that had a choice, as sampling='auto' leaves it one; "
+            f"got {run!r}."
+        )
+    found = run.comparison.candidates
+    least = found[0].error
+    ax = axes(ax, (7.0, 1.0 + 0.35 * len(found)))
+    values = [one.error / least for one in found]
+    texts = [
+        "no plan"
+        if one.plan is None
+        else f"{value:.2f} (σ = {_short(one.plan.noise_multiplier)})"
+        for one, value in zip(found, values, strict=True)
+    ]
+    _bars(ax, values, texts, [f"{one.sampling}, {one.strategy}" for one in found])
+    ax.axvline(1.0, color=GREY, linewidth=0.8)
+    ax.set_title("noise left in the workload, least = 1", fontsize="medium", loc="left")
+    return ax
+
+
 def _bars(
     panel: "Axes", values: list[float], texts: list[str], found: list[str]
 ) -> None:

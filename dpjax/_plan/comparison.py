@@ -1,0 +1,264 @@
+"""Which mechanism: of all that a pipeline can do, the one that leaves the least noise.
+
+Random batches hide who took part, and so need less noise. Correlated noise takes back
+in later steps some of what earlier ones added, and so leaves less of it in what an
+optimizer adds up; but the longer its memory, the less random batches hide. Which of the
+two is worth more depends on ε, on the number of epochs and on the optimizer. So each
+mechanism is planned as it would be by its name, at the same ε, and what each leaves is
+compared. Only public numbers enter, so that the choice costs no privacy.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import _validate, strategies, workloads
+from dpjax._plan.amplified import SAMPLINGS
+from dpjax._plan.mechanisms import Mechanism
+from dpjax._plan.quantile import QuantileClip
+from dpjax._plan.record import Plan
+from dpjax._shape import Shape
+from dpjax._strategy import Tree
+from dpjax._workload import Workload, fits
+from dpjax.accounting import correlated
+
+# Sums that nothing fades are those of a momentum that nearly nothing does.
+_NEARLY_ONE = 1 - 2.0**-20
+_NOISES = {
+    "auto": ("independent", "correlated", "tree"),
+    "independent": ("independent",),
+    "correlated": ("correlated", "tree"),
+}
+_NEEDS = {
+    "poisson": "any examples in any step, batches of varying size",
+    "fixed_size": "any examples in any step",
+    "fixed": "the data in one order",
+    "reshuffled": "a new order in each epoch",
+    "cyclic_poisson": "any examples of a group in any step, batches of varying size",
+    "random_bins": "one secret random order in bins, batches of varying size",
+    "fresh_bins": "a new secret order in bins each epoch, batches of varying size",
+}
+
+
+class Candidate(NamedTuple):
+    """One mechanism of a comparison.
+
+    Attributes:
+      sampling: as for `dpjax.plan`.
+      noise: "independent"; "correlated", as is best for the workload; or "tree", the
+        correlation of `strategies.tree`.
+      needs: what it asks of who loads the data.
+      plan: its plan, as `dpjax.plan` makes it by name; None if there is none.
+      error: the root mean square, over steps, of the noise in the workload, in units of
+        the clip norm of a mean gradient; inf if there is no plan.
+      reason: why there is no plan.
+    """
+
+    sampling: str
+    noise: str
+    needs: str
+    plan: Plan | None
+    error: float
+    reason: str = ""
+
+    @property
+    def strategy(self) -> str:
+        """The correlation of the noise in a word or two."""
+        return self.noise if self.plan is None else _in_words(self.plan.shape)
+
+
+class Comparison(NamedTuple):
+    """All mechanisms that a plan was chosen from; it prints as a table.
+
+    Attributes:
+      candidates: that with the least error first, those without a plan last.
+    """
+
+    candidates: tuple[Candidate, ...]
+
+    def __repr__(self) -> str:
+        """A row for each mechanism, and below them those without a plan."""
+        head = (
+            "noise left",
+            "sampling",
+            "noise",
+            "multiplier",
+            "batch (room)",
+            "needs",
+        )
+        cells: list[tuple[str, ...]] = [head]
+        least = self.candidates[0].error
+        for one in self.candidates:
+            known = (f"{one.error / least:.3f}", one.sampling, one.strategy)
+            if one.plan is None:
+                cells.append(("-", *known[1:], "-", "-", one.reason))
+                continue
+            size = f"{one.plan.batch_size} ({one.plan.max_batch_size})"
+            cells.append((*known, f"{one.plan.noise_multiplier:.3f}", size, one.needs))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join(
+            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+            for line in cells
+        )
+
+
+def least(plan: Callable[..., Plan], asked: dict[str, Any]) -> Plan:
+    """The plan with the least noise in a workload, and all that it was chosen from.
+
+    Args:
+      plan: `dpjax.plan`, for one mechanism.
+      asked: its arguments, of which sampling or noise leave a choice.
+
+    Raises:
+      ValueError: what is needed to compare is missing; or no mechanism has a plan.
+    """
+    names, noise, workload = _checked(asked)
+    found: list[Candidate] = []
+    for sampling in names:
+        try:
+            mechanism = SAMPLINGS[sampling](asked["num_examples"], asked["adjacency"])
+        except ValueError as error:
+            found.append(_none(sampling, "any", str(error)))
+            continue
+        for kind in _kinds(mechanism, sampling, noise):
+            found.append(_candidate(plan, asked, workload, mechanism, sampling, kind))
+    found.sort(key=lambda one: one.error)
+    best = found[0].plan
+    if best is None:
+        reasons = " ".join(dict.fromkeys(one.reason for one in found))
+        raise ValueError(f"no mechanism that was compared has a plan: {reasons}")
+    return dataclasses.replace(best, comparison=Comparison(tuple(found)))
+
+
+def error(plan: Plan, workload: Workload) -> float:
+    """σ ‖A C⁻¹‖_F / √T, the noise in a workload, over the examples of a step."""
+    strategy = strategies.independent() if plan.strategy is None else plan.strategy
+    left = float(correlated.error(strategy, workload, plan.num_steps))
+    return plan.noise_multiplier * left / plan.mechanism.taken(plan.batch_size)
+
+
+def _checked(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
+    """The samplings and noise to compare, and what in."""
+    _refuse(asked)
+    names, noise = asked["sampling"], asked["noise"]
+    names = tuple(SAMPLINGS) if names == "auto" else names
+    names = names if isinstance(names, tuple) else (names,)
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"sampling must name some, each once; got {names!r}.")
+    for name in names:
+        _validate.one_of("sampling", name, tuple(SAMPLINGS))
+    _validate.one_of("noise", noise, tuple(_NOISES))
+    workload = asked["workload"]
+    if workload is None and noise != "independent":
+        raise ValueError(
+            "workload must be given where noise is compared: which is least depends on "
+            "what the optimizer makes of it (dpjax.workloads); got None."
+        )
+    # What is independent in all is left alike in any workload.
+    workload = workloads.toeplitz(np.ones(1)) if workload is None else workload
+    return names, noise, fits(workload, asked["num_steps"])
+
+
+def _refuse(asked: dict[str, Any]) -> None:
+    """What is missing, or is for one mechanism alone."""
+    given = {name: asked[name] for name in ("epsilon", "num_steps", "batch_size")}
+    sigma = asked["noise_multiplier"]
+    if None in given.values() or sigma is not None:
+        raise ValueError(
+            "epsilon, num_steps and batch_size must be given, and noise_multiplier be "
+            f"None, where mechanisms are compared; got {given} and {sigma!r}."
+        )
+    for name in ("noise_schedule", "clip_schedule", "batch_schedule", "strategy"):
+        if asked[name] is not None:
+            raise ValueError(
+                f"{name} must be None where mechanisms are compared; got "
+                f"{asked[name]!r}."
+            )
+    clip_norm, room = asked["clip_norm"], asked["max_batch_size"]
+    if isinstance(clip_norm, QuantileClip):
+        raise ValueError(
+            "clip_norm must be a number where mechanisms are compared; got "
+            f"{clip_norm!r}."
+        )
+    _validate.adjacency(asked["adjacency"])
+    _validate.static_int("num_examples", asked["num_examples"], minimum=1)
+    size = _validate.static_int("batch_size", asked["batch_size"], minimum=1)
+    if room is not None:
+        _validate.static_int("max_batch_size", room, minimum=size)
+
+
+def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
+    """The kinds of noise that a sampling is compared with."""
+    kinds = ["independent", "correlated"] if mechanism.correlates else ["independent"]
+    if sampling == "cyclic_poisson":
+        kinds = kinds[1:]  # one band is among those that are tried
+    if mechanism.order is not None:
+        kinds.append("tree")
+    return [kind for kind in kinds if kind in _NOISES[noise]] or [noise]
+
+
+def _candidate(
+    plan: Callable[..., Plan],
+    asked: dict[str, Any],
+    workload: Workload,
+    mechanism: Mechanism,
+    sampling: str,
+    kind: str,
+) -> Candidate:
+    """One mechanism, planned by its name."""
+    room = asked["max_batch_size"] if mechanism.overflows else None
+    correlates = "independent" if kind == "independent" else "correlated"
+    by_name = {"sampling": sampling, "noise": correlates, "max_batch_size": room}
+    by_name["workload"] = workload if kind == "correlated" else None
+    try:
+        if kind == "tree":
+            by_name["strategy"] = _tree(mechanism, workload, asked)
+        found = plan(**{**asked, **by_name})
+        left = error(found, workload)
+    except ValueError as problem:
+        return _none(sampling, kind, str(problem))
+    return Candidate(sampling, kind, _NEEDS[sampling], found, left)
+
+
+def _none(sampling: str, noise: str, reason: str) -> Candidate:
+    return Candidate(sampling, noise, _NEEDS[sampling], None, math.inf, reason)
+
+
+def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:
+    """That for the workload's momentum or for its sums, whichever leaves less."""
+    poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
+    poles = np.append(poles, np.mean(np.asarray(workload.keep)))
+    steps, size = asked["num_steps"], asked["batch_size"]
+
+    def product(tree: Tree) -> float:
+        # The error at μ = 1.
+        mu = correlated.mu(
+            tree,
+            1.0,
+            num_steps=steps,
+            steps_per_epoch=mechanism.steps_per_epoch(size),
+            order=mechanism.order or "fixed",
+            adjacency=mechanism.adjacency,
+        )
+        return float(mu) * float(correlated.error(tree, workload, steps))
+
+    trees = [strategies.tree(x) for x in np.unique(np.minimum(poles, _NEARLY_ONE))]
+    return min(trees, key=product)
+
+
+def _in_words(shape: Shape | None) -> str:
+    """A strategy in a word or two."""
+    if shape is None or (not any(shape[:3]) and shape.tree_decay is None):
+        return "independent"
+    by_step = " by step" if shape.factors else ""
+    if shape.tree_decay is not None:
+        return f"tree {shape.tree_decay:.3g}"
+    if not shape.denominator:
+        return f"{1 + len(shape.numerator)} bands{by_step}"
+    if not shape.numerator and len(shape.denominator) == 1:
+        return f"geometric {-shape.denominator[0]:.3g}{by_step}"
+    count = max(map(len, shape[:2]))
+    return f"{count} stored vector{'s' * (count > 1)}{by_step}"
