@@ -25,6 +25,7 @@ DOCS = ROOT / "docs"
 PAGES = [
     "questions.md",
     "choosing.md",
+    "choosing-a-mechanism.md",
     "reporting.md",
     "pitfalls.md",
     "migration.md",

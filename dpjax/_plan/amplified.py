@@ -192,11 +192,14 @@ class RandomBins(Mechanism):
             int(np.asarray(x)) for x in (numbers.num_steps, numbers.batch_size)
         )
         bins = self.steps_per_epoch(size)
-        shape = self.shape and self.shape.toeplitz(steps)
+        # Independent noise is geometric noise of λ = 0, whose program it then shares.
+        shape = strategies.geometric(0.0)
+        if self.shape is not None and any(self.shape[:2]):
+            shape = self.shape.toeplitz(steps)
 
         def ideal(delta: ArrayLike) -> jax.Array:
             return correlated.epsilon(
-                strategies.independent() if shape is None else shape,
+                shape,
                 numbers.noise_multiplier,
                 delta,
                 num_steps=steps,

@@ -251,8 +251,10 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
 
 def _in_words(shape: Shape | None) -> str:
     """A strategy in a word or two."""
-    if shape is None or (not any(shape[:3]) and shape.tree_decay is None):
+    if shape is None:
         return "independent"
+    if not any(shape[:3]) and shape.tree_decay is None:
+        return "no correlation"  # is the best that was tried
     by_step = " by step" if shape.factors else ""
     if shape.tree_decay is not None:
         return f"tree {shape.tree_decay:.3g}"

@@ -147,10 +147,11 @@ def _least_decay(at: Any) -> Amplified:
     near = step * (k + np.arange(1 - _FINER, _FINER) / _FINER)
     start = coarse[k].noise_multiplier
     finer = [at(_geometric(x), start=start) for x in near if x >= 0 and x != k * step]
-    return min([coarse[k], *finer], key=lambda x: x.error)
+    best = min([coarse[k], *finer], key=lambda x: x.error)
+    known = any(np.asarray(best.strategy.denominator))
+    return best if known else best._replace(strategy=_making.independent())
 
 
 def _geometric(x: float) -> Toeplitz:
-    """Of λ = 1 − e^{−x}."""
-    decay = -np.expm1(-x)
-    return _making.geometric(decay) if decay else _making.independent()
+    """Of λ = 1 − e^{−x}; of 0 too, so that all share a program."""
+    return _making.geometric(-np.expm1(-x))
