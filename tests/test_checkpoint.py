@@ -19,6 +19,7 @@ from killed_runs import DATA, SETTING, STEPS, N, begin, start, step_of
 
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
+from dpjax._plan import Comparison
 from dpjax.checkpoint import _durable, _fingerprint, _folder
 
 KEY = jax.random.key(11)
@@ -208,6 +209,13 @@ def test_another_plan_is_refused(kept, plan, whole, changed, named):
     assert f"plan.{named}" in str(error.value)
     with pytest.raises(ValueError, match="what differs"):
         checkpoint.save(kept, other, whole[3], data="2026-11")
+
+
+def test_how_a_plan_was_found_is_no_difference(kept, plan, whole):
+    chosen = dataclasses.replace(plan, comparison=Comparison(()))
+    found = checkpoint.restore(kept, chosen, whole[0], data="2026-11")
+    assert same(found, whole[2])
+    assert checkpoint.plan_of(kept) == chosen
 
 
 def test_other_data_are_refused(kept, plan, whole):

@@ -31,7 +31,9 @@ _SIGNS = 64
 def record(plan: Plan) -> dict[str, Any]:
     """A plan as plain values; an ε without bound is None."""
     found = {
-        field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)
+        field.name: getattr(plan, field.name)
+        for field in dataclasses.fields(plan)
+        if field.compare  # two plans are one that differ in how they were found
     }
     return found | {
         "epsilon": plan.epsilon if math.isfinite(plan.epsilon) else None,
