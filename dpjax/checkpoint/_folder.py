@@ -37,7 +37,8 @@ def save(
         disk. It is made for its owner alone.
       plan: the run's.
       run: what is kept, under the number of its step. Where that step is kept already
-        with the same bits, nothing is done.
+        with the same bits, nothing is done, nor where a later one is kept: a run that
+        went back is compared when it gets there.
       data: a name for the data set as it is now, such as a digest of it. It is compared
         on restoring, and stays in the checkpoint.
       keep: how many of the newest checkpoints stay, at least 1. An older one is of use
@@ -91,6 +92,8 @@ def save(
                 "To branch off, start a run with a key of its own in another folder."
             )
         return
+    if kept and run.step < kept[-1]:
+        return  # on the way to what is kept, where it will be compared
     _write(folder, run.step, tree, found)
     _clear(folder, steps(folder)[-keep:])
 
