@@ -286,6 +286,24 @@ def test_another_way_of_the_same_step_is_refused(kept, plan, whole):
     assert checkpoint.steps(kept) == (2,)
 
 
+def test_another_run_of_the_same_plan_is_refused(kept, plan, whole):
+    other = whole[3]._replace(key=jax.random.key(12))
+    with pytest.raises(ValueError, match="it has another key"):
+        checkpoint.save(kept, plan, other, data="2026-11")
+
+
+def test_a_run_that_went_back_is_compared_when_it_gets_there(plan, whole, tmp_path):
+    """Two ways never lie in one folder."""
+    for i in (1, 4):
+        checkpoint.save(tmp_path, plan, whole[i])
+    other = whole[2].params
+    checkpoint.save(tmp_path, plan, whole[3]._replace(params=other))
+    assert checkpoint.steps(tmp_path) == (1, 4)
+    with pytest.raises(ValueError, match="something has changed since"):
+        checkpoint.save(tmp_path, plan, whole[4]._replace(params=other))
+    checkpoint.save(tmp_path, plan, whole[4])
+
+
 def test_bits_that_changed_are_refused(kept, plan, whole):
     record = kept / "2/record.json"
     found = json.loads(record.read_text())

@@ -11,10 +11,12 @@ the data, a file each:
 
 1. `_run`: its arrays as a list with names, and the digest of their bits.
 2. `_fingerprint`: the plan's numbers, and what a public key draws by it here.
-3. `_durable`: files that are whole or not there, also after a loss of power.
-4. `_folder`: save, restore, resume. Arrays are written and read by orbax (the extra
-   `checkpoint`), each in pieces as it is cut and onto the mesh that is asked for. A
-   checkpoint is one once its record is there, which is written last.
+3. `_record`: what is written of both, and compared before anything is restored.
+4. `_durable`: files that are whole or not there, also after a loss of power. `_arrays`:
+   arrays by orbax (the extra `checkpoint`), each in pieces as it is cut and onto the
+   mesh that is asked for.
+5. `_folder`: save, restore, resume. A checkpoint is one once its record is there, which
+   is written last.
 
 A checkpoint is as secret as the data. `dpjax.ledger` keeps account of what runs have
 released.

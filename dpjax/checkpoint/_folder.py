@@ -1,27 +1,18 @@
 """Checkpoints of a run: one folder each, in the folder of the run."""
 
-import datetime
-import importlib.metadata
 import json
 import os
 import pathlib
 import shutil
 from typing import Any
 
-import jax
-
 from dpjax import _validate
 from dpjax._plan import Plan
 from dpjax.checkpoint import _durable
 from dpjax.checkpoint._arrays import read_arrays, write_arrays
-from dpjax.checkpoint._fingerprint import (
-    differences,
-    draws,
-    from_record,
-    given,
-    record,
-)
-from dpjax.checkpoint._run import Run, digest, kind
+from dpjax.checkpoint._fingerprint import from_record
+from dpjax.checkpoint._record import check, refuse_another, tree_of, written
+from dpjax.checkpoint._run import Run, digest
 
 _RECORD, _ARRAYS = "record.json", "arrays"
 Folder = str | os.PathLike[str]
@@ -37,7 +28,8 @@ def save(
         disk. It is made for its owner alone.
       plan: the run's.
       run: what is kept, under the number of its step. Where that step is kept already
-        with the same bits, nothing is done.
+        with the same bits, nothing is done, nor where a later one is kept: a run that
+        went back is compared when it gets there.
       data: a name for the data set as it is now, such as a digest of it. It is compared
         on restoring, and stays in the checkpoint.
       keep: how many of the newest checkpoints stay, at least 1. An older one is of use
@@ -64,24 +56,19 @@ def save(
       ...     steps(folder)
       (0,)
     """
-    _check(plan, run)
+    check(plan, run)
     keep = _validate.static_int("keep", keep, minimum=1)
     folder = pathlib.Path(folder).absolute()
-    kept, tree = steps(folder), _tree(run)
+    kept, tree = steps(folder), tree_of(run)
     if kept:
-        _same(folder, _read(folder, kept[-1]), plan, run, data)
-    found = {
-        "format": 1,
-        "step": int(run.step),
-        "released": run.released,
-        "plan": record(plan),
-        "data": data,
-        "draws": draws(plan, run.key),
-        "leaves": _leaves(tree),
-        "digest": digest(tree),
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {x: importlib.metadata.version(x) for x in ("dpjax", "jax")},
-    }
+        newest = _read(folder, kept[-1])
+        refuse_another(folder, newest, plan, run, data)
+        if newest["key"] != digest(run.key):
+            raise ValueError(
+                f"run must be the one that {folder} is of; it has another key. Give "
+                "each run a folder of its own."
+            )
+    found = written(plan, run, data)
     if run.step in kept:
         if _read(folder, run.step)["digest"] != found["digest"]:
             raise ValueError(
@@ -91,6 +78,8 @@ def save(
                 "To branch off, start a run with a key of its own in another folder."
             )
         return
+    if kept and run.step < kept[-1]:
+        return  # on the way to what is kept, where it will be compared
     _write(folder, run.step, tree, found)
     _clear(folder, steps(folder)[-keep:])
 
@@ -135,7 +124,7 @@ def restore(
       >>> bool(found.key == run.key)
       True
     """
-    _check(plan, like)
+    check(plan, like)
     folder = pathlib.Path(folder).absolute()
     kept = steps(folder)
     if not kept or (step is not None and step not in kept):
@@ -145,8 +134,8 @@ def restore(
         )
     step = kept[-1] if step is None else int(step)
     found = _read(folder, step)
-    _same(folder, found, plan, like, data)
-    restored = read_arrays(folder / str(step) / _ARRAYS, _tree(like))
+    refuse_another(folder, found, plan, like, data)
+    restored = read_arrays(folder / str(step) / _ARRAYS, tree_of(like))
     if digest(restored) != found["digest"]:
         raise ValueError(
             f"folder's checkpoint of step {step} is damaged: the bits in {folder} are "
@@ -246,61 +235,6 @@ def plan_of(folder: Folder) -> Plan:
     if not kept:
         raise ValueError(f"folder must hold a checkpoint; {folder} holds none.")
     return from_record(_read(pathlib.Path(folder), kept[-1])["plan"])
-
-
-def _check(plan: Plan, run: Run) -> None:
-    """Refuse what is no run of the plan."""
-    if not isinstance(plan, Plan):
-        raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
-    if not isinstance(run, Run):
-        raise ValueError(f"run must be a dpjax.checkpoint.Run; got {type(run)}.")
-    _validate.typed_key("run.key", run.key)
-    if _validate.static_int("run.step", run.step, minimum=0) > plan.num_steps:
-        raise ValueError(
-            f"run.step must be at most the plan's {plan.num_steps}; got {run.step!r}."
-        )
-    if jax.process_count() > 1:
-        raise ValueError(
-            "run must be of one process; several of them write no checkpoint together "
-            f"yet, and here are {jax.process_count()}."
-        )
-
-
-def _tree(run: Run) -> dict[str, Any]:
-    """What has arrays."""
-    return {"key": run.key, "params": run.params, "opt_state": run.opt_state}
-
-
-def _leaves(tree: Any) -> dict[str, str]:
-    """From the name of each leaf to its kind."""
-    paths, _ = jax.tree.flatten_with_path(tree)
-    return {
-        f"{i} {jax.tree_util.keystr(path)}": kind(leaf)
-        for i, (path, leaf) in enumerate(paths)
-    }
-
-
-def _same(
-    folder: pathlib.Path, kept: dict[str, Any], plan: Plan, run: Run, data: str
-) -> None:
-    """Refuse to go on as another run."""
-    here = {"plan": given(record(plan)), "data": data, "leaves": _leaves(_tree(run))}
-    there = {
-        "plan": given(kept["plan"]),
-        "data": kept["data"],
-        "leaves": kept["leaves"],
-    }
-    # As the record says it: what is a tuple here is a list there.
-    found = differences(there, json.loads(json.dumps(here)))
-    if not found:  # and so there is something to draw by
-        found = differences(kept["draws"], draws(plan, run.key), "draws")
-    if found:
-        more = f", and {len(found) - 8} more" if len(found) > 8 else ""
-        raise ValueError(
-            "plan, data, arrays and draws must be those of the run in "
-            f"{folder}, whose noise would hide something else; what differs: "
-            f"{', '.join(found[:8])}{more}."
-        )
 
 
 def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
