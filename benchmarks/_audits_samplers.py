@@ -172,7 +172,13 @@ def _all_ways(strategy: Any, rate: float) -> Callable[[jax.Array], jax.Array]:
     bits = (np.arange(2**STEPS)[:, None] >> np.arange(STEPS) & 1).astype(np.float32)
     rates = np.prod(np.where(bits > 0, rate, 1 - rate), axis=1)
     cases = np.asarray(auditing.white_by_strategy(strategy)(bits.T)).T
-    return _mixture(cases, rates)
+    score = _mixture(cases, rates)
+
+    def in_parts(y: jax.Array) -> jax.Array:
+        one = functools.partial(jax.lax.map, lambda z: score(z[:, None])[0])
+        return one(y.T, batch_size=2000)
+
+    return in_parts
 
 
 # What is drawn instead, and the attack that looks for it; what is claimed stays.

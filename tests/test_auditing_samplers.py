@@ -56,11 +56,11 @@ def test_scores_are_likelihood_ratios(x64):
 
 
 SAMPLED = {
-    "poisson": 0.75,
-    "cyclic_poisson, banded": 0.75,
-    "random_bins": 0.7,
-    "random_bins, fresh": 0.75,
-    "random_bins, geometric": 0.7,
+    "poisson": 0.6,
+    "cyclic_poisson, banded": 0.6,
+    "random_bins": 0.6,
+    "random_bins, fresh": 0.6,
+    "random_bins, geometric": 0.5,
 }
 SLOW = pytest.mark.slow
 
@@ -83,16 +83,22 @@ def test_a_whole_plan_gives_away_what_it_reports_and_no_more(samplers):
     scores = samplers.of_plan(num_runs=100, key=jax.random.key(5))
     found = auditing.epsilon_lower(*scores, DELTA, confidence=CONFIDENCE)
     said = samplers.whole_plan().guarantee.epsilon(DELTA)
-    assert 0.7 * said < found <= said
-    scores = samplers.of_plan(num_runs=60, key=jax.random.key(6), in_order=True)
-    assert auditing.epsilon_lower(*scores, DELTA, confidence=0.99) > said
+    assert 0.6 * said < found <= said
+    scores = samplers.of_plan(num_runs=20, key=jax.random.key(6), in_order=True)
+    mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
+    assert gdp.epsilon(mu, DELTA) > said
 
 
 @pytest.mark.slow
 def test_other_ways_of_taking_part_than_are_claimed_are_found(samplers):
     for name, (claimed, _, _) in samplers.BROKEN.items():
-        scores = samplers.of_broken(name, num=30_000, key=jax.random.key(7))
-        found = auditing.epsilon_lower(*scores, DELTA, confidence=0.99)
+        many = 100_000 if "once" in name else 4000
+        scores = samplers.of_broken(name, num=many, key=jax.random.key(7))
+        if "order" in name:  # of known steps: scores are Gaussians
+            mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
+            found = gdp.epsilon(mu, DELTA)
+        else:
+            found = auditing.epsilon_lower(*scores, DELTA, confidence=0.99)
         assert found > samplers.SAMPLED[claimed].reported(DELTA), name
 
 
@@ -105,7 +111,7 @@ SOLVERS = {
     "solvers.output_perturbation, δ = 0": 0.7,
     "solvers.random_round_sgd": 0.2,
     "solvers.dp_nsgd": 0.5,
-    "solvers.sensitivity_reduced_nsgd": 0.5,
+    "solvers.sensitivity_reduced_nsgd": 0.4,
 }
 
 
