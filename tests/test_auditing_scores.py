@@ -397,6 +397,12 @@ def test_likelihood_ratios_are_those_of_the_other_models():
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
 
+def test_the_area_of_an_attack_that_knows_all_is_one():
+    for m in (15, 30, 45):
+        assert auditing.auroc(np.ones(30), np.zeros(m)) == 1
+        assert auditing.auroc(np.zeros(30), np.ones(m)) == 0
+
+
 def test_log_odds_are_those_of_the_probability(x64):
     p = np.array([1e-9, 0.1, 0.5, 0.99, 1 - 1e-7])
     found = auditing.log_odds(-np.log(p))
