@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpjax
-from dpjax import Adjacency, auditing, noise, solvers, strategies, tree
+from dpjax import Adjacency, auditing, noise, strategies, tree
 from dpjax.accounting import correlated, gdp
 from dpjax.accounting.tree import momentum_mu
 
@@ -155,55 +155,6 @@ def white_box(
         expected = auditing.released(silent, canary_sums(1, 0))
         scores = auditing.matched_filter(seen, expected, mechanism.white)
     return auditing.Outputs(scores[:num_in], scores[num_in:])
-
-
-# Solvers, from the outside: only what they return is seen. Those that solve for their
-# noise look at its value, so that they are not to be mapped over keys.
-_X = np.linspace(-0.8, 0.9, 24, dtype=np.float32).reshape(8, 3)
-_LABELS = np.sign(_X[:, 0] + 0.1)
-_OTHER = _X.copy()
-_OTHER[0] = [0.6, 0.6, 0.5]  # a gradient that points the other way
-DATA, NEIGHBOUR = (_X, _LABELS), (_OTHER, _LABELS)
-_LOGISTIC = solvers.losses.logistic(feature_norm=1.0)
-_SETTING = {
-    **_LOGISTIC.setting,
-    "step_size": 1.0,
-    "regularization": 0.1,
-    "diameter": float("inf"),
-    "adjacency": Adjacency.REPLACE,
-    "noise_multiplier": 2.0,
-}
-SOLVERS = {
-    "solvers.noisy_gd": functools.partial(solvers.noisy_gd, num_steps=4),
-    "solvers.noisy_cyclic_gd": functools.partial(
-        solvers.noisy_cyclic_gd, order="fixed", num_epochs=2, batch_size=4
-    ),
-    "solvers.noisy_sgd": functools.partial(
-        solvers.noisy_sgd, num_steps=4, batch_size=4
-    ),
-}
-
-
-def solved(name: str, data: Any, key: jax.Array) -> Any:
-    """A whole run of a solver."""
-    return SOLVERS[name](_LOGISTIC, np.zeros(3, np.float32), data, **_SETTING, key=key)
-
-
-def black_box(name: str, *, num_runs: int, key: jax.Array) -> auditing.Outputs:
-    """Scores of runs of a solver on two data sets, by the parameters they return."""
-    outputs = auditing.train_many(
-        lambda data, key: solved(name, data, key).params,
-        DATA,
-        NEIGHBOUR,
-        num_runs=num_runs,
-        key=key,
-    )
-    return auditing.linear_scores(outputs)
-
-
-def reported(name: str, delta: float) -> float:
-    """What a solver says of its run."""
-    return float(solved(name, DATA, jax.random.key(0)).guarantee.epsilon(delta))
 
 
 # --- broken, from outside

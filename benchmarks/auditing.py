@@ -1,14 +1,17 @@
 """What audits prove of every mechanism, how soon they find what is broken, and when.
 
-    python benchmarks/auditing.py [--part one_run|mechanisms|broken|trainings]
+    python benchmarks/auditing.py [--part one_run|mechanisms|samplers|solvers|...]
 
-Each mechanism and what is broken is in `_audits.py`, which the tests have, too.
+What is attacked and what is broken is in `_audits.py` (noise), `_audits_samplers.py`
+(who takes part) and `_audits_solvers.py`, which the tests have, too.
 """
 
 import statistics
 import time
 
 import _audits
+import _audits_samplers
+import _audits_solvers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +26,10 @@ CANARIES, EMPTY = 10_000, 90_000
 KEYS = 101
 EXAMPLES, FEATURES, STEPS = 1000, 10, 100
 SIZES = [16, 32, 64, 128, 256, 512, 1024]
+# Where scores are no Gaussians: at a δ that so many of them resolve.
+LARGE_DELTA, SAMPLED_CANARIES, PLAN_RUNS = 1e-2, 300_000, 300
+RUNS, GAUSSIAN_RUNS, BROKEN_RUNS = 200_000, 10_000, 3 * 2048
+MANY = [2**k for k in range(6, 14)]
 
 
 def logistic(w, example):
@@ -132,16 +139,112 @@ def mechanisms():
         what = "all updates, " + ("matched filter" if mechanism.white else "their sum")
         rows.append([name, what, f"{CANARIES:,} canaries", said, found, found / said])
         print(*rows[-1], flush=True)
-    for name in _audits.SOLVERS:
-        scores = _audits.black_box(name, num_runs=2000, key=jax.random.key(3))
-        # Not all of these are stated in GDP.
-        found = float(auditing.epsilon_lower(*scores, 1e-3, confidence=0.99))
-        said = _audits.reported(name, 1e-3)
-        rows.append([name, "last iterate", "4,000 runs", said, found, found / said])
-        print(*rows[-1], flush=True)
     columns = {"mechanism": "{}", "the attack sees": "{}", "of": "{}"}
     columns |= {"ε reported": "{:.2f}", "ε at least": "{:.2f}", "ratio": "{:.2f}"}
     return Table("mechanisms", columns, rows)
+
+
+def proven(scores, delta):
+    """An ε at 99 %, at a threshold that half of the scores chose for the others."""
+    half = len(scores.inside) // 2
+    first, second = (
+        jax.tree.map(lambda x, c=c: x[c], scores)
+        for c in (slice(None, half), slice(half, None))
+    )
+    threshold = auditing.best_threshold(*first, delta, confidence=0.99)
+    found = auditing.epsilon_at(*second, delta, threshold=threshold, confidence=0.99)
+    return float(found)
+
+
+def samplers():
+    """What all releases give away of canaries that take part by chance."""
+    rows = []
+    for name, sampled in _audits_samplers.SAMPLED.items():
+        scores = _audits_samplers.of_sampled(
+            sampled, num=SAMPLED_CANARIES, key=jax.random.key(4)
+        )
+        said = float(sampled.reported(LARGE_DELTA))
+        exact = "yes" if sampled.tight else "no, from above"
+        of = f"{SAMPLED_CANARIES:,} canaries"
+        rows.append([name, exact, of, said, proven(scores, LARGE_DELTA)])
+        print(*rows[-1], flush=True)
+    scores = _audits_samplers.of_plan(num_runs=PLAN_RUNS, key=jax.random.key(5))
+    said = float(_audits_samplers.whole_plan().guarantee.epsilon(LARGE_DELTA))
+    of = f"{len(scores.inside):,} canaries in {PLAN_RUNS} runs"
+    rows.append(["dpjax.plan", "yes", of, said, proven(scores, LARGE_DELTA)])
+    rows = [[*row, row[-1] / row[-2]] for row in rows]
+    columns = {"who takes part": "{}", "ε exact": "{}", "of": "{}"}
+    columns |= {"ε reported": "{:.2f}", "ε at least": "{:.2f}", "ratio": "{:.2f}"}
+    return Table("samplers", columns, rows)
+
+
+def solvers():
+    """What the last iterate gives away, on data that are bad for each solver."""
+    rows = []
+    for name, solver in _audits_solvers.SOLVERS.items():
+        runs = GAUSSIAN_RUNS if solver.gaussian else RUNS
+        scores = _audits_solvers.of_solver(name, num_runs=runs, key=jax.random.key(3))
+        said, delta = _audits_solvers.reported(name), solver.delta
+        if solver.gaussian:
+            mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
+            found = _audits.epsilon(mu, delta)
+        else:
+            found = proven(scores, delta)
+        rows.append([name, f"{2 * runs:,} runs", delta, said, found, found / said])
+        print(*rows[-1], flush=True)
+    columns = {"solver": "{}", "of": "{}", "δ": "{:g}", "ε reported": "{:.2f}"}
+    columns |= {"ε at least": "{:.2f}", "ratio": "{:.2f}"}
+    return Table("solvers", columns, rows)
+
+
+def needed(scores, said, delta):
+    """From how many scores on a bound at 99 % exceeds what is said, of three audits."""
+    found, size = [], len(scores.inside) // 3
+    sizes = [n for n in MANY if n <= size]
+    for k in range(3):
+        some = [x[k * size : (k + 1) * size] for x in scores]
+        bounds = [
+            auditing.epsilon_lower(*(x[:n] for x in some), delta, confidence=0.99)
+            for n in sizes
+        ]
+        found.append(
+            next(
+                (n for i, n in enumerate(sizes) if all(b > said for b in bounds[i:])),
+                np.inf,
+            )
+        )
+    many = 2 * statistics.median(found)
+    return f"{many:,.0f}" if many < np.inf else f"more than {2 * max(sizes):,}"
+
+
+def broken_at_random():
+    """The same of what is drawn, and of solvers."""
+    rows = []
+    for name, (claimed, _, _) in _audits_samplers.BROKEN.items():
+        scores = _audits_samplers.of_broken(
+            name, num=3 * max(MANY), key=jax.random.key(7)
+        )
+        said = float(_audits_samplers.SAMPLED[claimed].reported(LARGE_DELTA))
+        many = f"{needed(scores, said, LARGE_DELTA)} canaries"
+        rows.append([name, "`epsilon_lower`", many])
+        print(*rows[-1], flush=True)
+    scores = _audits_samplers.of_plan(
+        num_runs=250, key=jax.random.key(6), in_order=True
+    )
+    said = float(_audits_samplers.whole_plan().guarantee.epsilon(LARGE_DELTA))
+    name = "a plan's Poisson samples, and a loop over the data in order"
+    many = f"{needed(scores, said, LARGE_DELTA)} canaries"
+    rows.append([name, "`epsilon_lower`", many])
+    print(*rows[-1], flush=True)
+    for name, solver in _audits_solvers.SOLVERS.items():
+        scores = _audits_solvers.of_solver(
+            name, num_runs=BROKEN_RUNS, key=jax.random.key(8), broken=True
+        )
+        many = f"{needed(scores, _audits_solvers.reported(name), solver.delta)} runs"
+        rows.append([f"{name}: {solver.broken}", "`epsilon_lower`", many])
+        print(*rows[-1], flush=True)
+    columns = dict.fromkeys(("broken", "found by", "of"), "{}")
+    return Table("broken_at_random", columns, rows)
 
 
 def broken():
@@ -212,10 +315,21 @@ def trainings():
     return Table("trainings", columns, rows)
 
 
+PARTS = (
+    one_run,
+    mechanisms,
+    samplers,
+    solvers,
+    broken,
+    broken_at_random,
+    trainings,
+)
+
+
 def main():
     """Run one measurement, or all."""
     options = parser(__doc__)
-    parts = {x.__name__: x for x in (one_run, mechanisms, broken, trainings)}
+    parts = {x.__name__: x for x in PARTS}
     options.add_argument("--part", choices=parts)
     arguments = options.parse_args()
     for part in [arguments.part] if arguments.part else parts:

@@ -397,6 +397,53 @@ def test_likelihood_ratios_are_those_of_the_other_models():
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
 
+def test_the_area_of_an_attack_that_knows_all_is_one():
+    for m in (15, 30, 45):
+        assert auditing.auroc(np.ones(30), np.zeros(m)) == 1
+        assert auditing.auroc(np.zeros(30), np.ones(m)) == 0
+
+
+def test_log_odds_are_those_of_the_probability(x64):
+    p = np.array([1e-9, 0.1, 0.5, 0.99, 1 - 1e-7])
+    found = auditing.log_odds(-np.log(p))
+    np.testing.assert_allclose(found, scipy.special.logit(p), rtol=1e-7)
+    assert np.isfinite(auditing.log_odds(jnp.zeros(2))).all()
+
+
+def test_shadows_are_trained_on_what_their_coins_chose():
+    """Means of what was chosen, and a key for each; coins are fair within 5 deviations.
+
+    A false alarm has probability below 1e-6.
+    """
+    x = jnp.arange(50.0)
+
+    def run(mask, key):
+        return jnp.sum(x * mask), jax.random.normal(key)
+
+    key = jax.random.key(0)
+    included, (sums, noise) = auditing.train_shadows(run, 50, num_models=40, key=key)
+    np.testing.assert_allclose(sums, included @ x, rtol=1e-6)
+    assert len(np.unique(noise)) == 40
+    assert abs(included.mean() - 0.5) < 5 * 0.5 / np.sqrt(included.size)
+    assert len(np.unique(included, axis=0)) == 40
+    again = auditing.train_shadows(run, 50, num_models=40, key=key, batch_size=7)
+    np.testing.assert_allclose(again.outputs[0], sums, rtol=1e-6)
+
+
+def test_the_coins_of_one_model_prove_something_whatever_the_others_do():
+    """Models that tell a coin with probability p, judged by each other; 1 % fails."""
+    rng, n, p = np.random.default_rng(9), 60, 0.75
+    included = rng.random((AUDITS, 12, n)) < 0.5
+    told = np.where(rng.random(included.shape) < p, included, ~included)
+    statistic = told + 0.1 * rng.standard_normal(told.shape)
+    ratios = jax.jit(jax.vmap(auditing.likelihood_ratios))(statistic, included)
+    found = auditing.one_run_epsilon_lower(
+        ratios[:, 0], included[:, 0], 0.0, guess_in=20, guess_out=20, confidence=0.99
+    )
+    assert failures(found, math.log(p / (1 - p))) < TOO_MANY
+    assert np.median(found) > 0.1
+
+
 SOME = np.linspace(0, 1, 40)
 WRONG = {
     "scores_in": lambda: auditing.mu_lower(1.0, SOME, confidence=0.9),

@@ -32,8 +32,8 @@ def outputs(path):
     return [output for cell in cells(path, "code") for output in cell["outputs"]]
 
 
-def test_there_are_seven():
-    assert len(PATHS) == 7
+def test_there_are_nine():
+    assert len(PATHS) == 9
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

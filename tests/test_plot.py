@@ -287,6 +287,32 @@ def test_an_explanation_is_its_table():
 # --- all of them
 
 
+def test_what_an_attack_reached_is_on_both_sides_of_the_truth():
+    """Of a 1-GDP mechanism: seen rates are near its curve, and proven ones above it."""
+    inside, outside = np.random.default_rng(0).standard_normal((2, 3000))
+    ax = plot.attack(inside + 1, outside, 1.0, confidence=0.99, labels=["promised"])
+    _, seen, proven = (drawn(line) for line in ax.lines[:3])
+    truth = np.asarray(gdp.tradeoff(1.0, seen[0]))
+    np.testing.assert_allclose(seen[1][1:-1], truth[1:-1], atol=0.08)
+    assert (proven[1] >= np.asarray(gdp.tradeoff(1.0, proven[0])) - 1e-6).all()
+    assert (np.diff(proven[1]) <= 0).all()
+    # Rates at single thresholds, one by one.
+    for t in (0.0, 1.0, 2.0):
+        alarms, missed = np.mean(outside > t), np.mean(inside + 1 <= t)
+        place = np.searchsorted(seen[0], alarms, side="right") - 1
+        assert abs(seen[1][place] - missed) < 0.03
+    label = key(ax)[2]
+    assert label.startswith("proven, 99 %: 0.0")
+
+
+def test_an_attack_that_breaks_a_promise_is_below_it():
+    inside, outside = np.random.default_rng(1).standard_normal((2, 3000))
+    ax = plot.attack(inside + 2, outside, 1.0, confidence=0.99)
+    promised, _, proven = (drawn(line) for line in ax.lines[:3])
+    assert (proven[1] < np.interp(proven[0], *promised) - 0.1).any()
+    assert len(plot.attack(inside, outside, confidence=0.9).lines) == 5
+
+
 def test_lines_differ_without_colour_and_are_seen_in_grey():
     styles = [_style.strokes(number) for number in range(35)]
     assert len({(str(s["linestyle"]), s["marker"]) for s in styles}) == 35
@@ -299,6 +325,7 @@ def test_lines_differ_without_colour_and_are_seen_in_grey():
     "draw",
     [
         lambda ax: plot.tradeoff(1.0, ax=ax),
+        lambda ax: plot.attack(np.ones(9), np.zeros(9), 1.0, confidence=0.9, ax=ax),
         lambda ax: plot.epsilon_by_step(fixed(), ax=ax),
         lambda ax: plot.compare([fixed()], ax=ax),
         lambda ax: plot.noise(np.ones(3), ax=ax),
@@ -324,6 +351,9 @@ def test_given_axes_are_drawn_on_and_handed_back(draw):
         (lambda: plot.tradeoff(1.0, labels=[]), "labels"),
         (lambda: plot.tradeoff(1.0, labels="a"), "labels"),
         (lambda: plot.tradeoff(1.0, false_positive_rate=1.0), "false_positive_rate"),
+        (lambda: plot.attack(np.ones(9), np.ones(0), confidence=0.9), "scores_out"),
+        (lambda: plot.attack(np.ones(9), np.ones(9), confidence=0.4), "confidence"),
+        (lambda: plot.attack(np.ones((9, 1)), np.ones(9), confidence=0.9), "scores_in"),
         (plot.epsilon_by_step, "plans"),
         (lambda: plot.epsilon_by_step(1.0), "plans"),
         (lambda: plot.epsilon_by_step(fixed(), delta=2.0), "delta"),

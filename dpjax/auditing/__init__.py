@@ -11,10 +11,12 @@ From a mechanism to scores:
 
 1. `plant`, `plant_directions`, `random_directions`: canaries in a loss, whose gradients
    are known. `matched_filter` scores them by all that a run `released`, once its noise
-   is white (`white_by_strategy`, `white_by_tree`).
+   is white (`white_by_strategy`, `white_by_tree`); `mixture_scores` where chance
+   decided in which steps they took part.
 2. `train_many`, `linear_scores`: thousands of whole runs, on a data set and on its
    neighbour.
-3. `likelihood_ratios`: who was in a model's data, by others that were trained alike.
+3. `train_shadows`, `log_odds`, `likelihood_ratios`: who was in a model's data, by
+   others that were trained alike.
 
 From scores to a bound:
 
@@ -41,10 +43,14 @@ from dpjax.auditing._estimates import true_positive_rate as true_positive_rate
 from dpjax.auditing._gaussian import gaussian_mu_lower as gaussian_mu_lower
 from dpjax.auditing._matched_filter import Whiten as Whiten
 from dpjax.auditing._matched_filter import matched_filter as matched_filter
+from dpjax.auditing._matched_filter import mixture_scores as mixture_scores
 from dpjax.auditing._matched_filter import released as released
 from dpjax.auditing._matched_filter import white_by_strategy as white_by_strategy
 from dpjax.auditing._matched_filter import white_by_tree as white_by_tree
+from dpjax.auditing._membership import Shadows as Shadows
 from dpjax.auditing._membership import likelihood_ratios as likelihood_ratios
+from dpjax.auditing._membership import log_odds as log_odds
+from dpjax.auditing._membership import train_shadows as train_shadows
 from dpjax.auditing._one_run import one_run_epsilon_lower as one_run_epsilon_lower
 from dpjax.auditing._one_run import one_run_mu_lower as one_run_mu_lower
 from dpjax.auditing._runs import Outputs as Outputs

@@ -18,7 +18,9 @@ def _auroc64(scores_in: jax.Array, scores_out: jax.Array) -> jax.Array:
     below, at_most = (
         jnp.searchsorted(ordered, scores_in, side=side) for side in ("left", "right")
     )
-    return jnp.mean((below + at_most) / 2) / scores_out.size
+    # Half an integer of 32 bits is a float of 32 bits.
+    pairs = (below + at_most).astype(scores_in.dtype) / 2
+    return jnp.mean(pairs) / scores_out.size
 
 
 @float64("nearest", vectors=(0, 1), elementwise=True)

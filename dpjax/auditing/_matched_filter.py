@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.scipy.special import logsumexp
 
 from dpjax import _validate
 from dpjax._strategy import Strategy, checked
@@ -160,3 +161,56 @@ def matched_filter(
     length = jnp.sqrt(jnp.sum(jnp.square(signal), axis=0))
     product = jnp.sum(signal * noisy, axis=0)
     return jnp.where(length > 0, product / jnp.where(length > 0, length, 1.0), 0.0)
+
+
+def mixture_scores(
+    seen: jax.Array,
+    cases: jax.Array,
+    probabilities: ArrayLike,
+    stddev: ArrayLike,
+) -> jax.Array:
+    """Scores of canaries that took part in one of several ways, nobody knows which.
+
+    Args:
+      seen: what was released along each canary's direction, f[T, k], in white noise.
+      cases: what a canary may add to it, f[c, T]: a row for each way of taking part.
+      probabilities: of the ways, f[c].
+      stddev: s, that of the noise, f[], positive.
+
+    Returns:
+      f[k]: the logarithm of how much likelier what was seen is with the canary than
+      without it. No attack on these numbers does better. Scores of steps in which the
+      canary takes part independently add up, as those of Poisson samples do.
+
+    Raises:
+      ValueError: the shapes do not fit, or stddev is not positive.
+
+    Reference: Neyman and Pearson (1933), https://doi.org/10.1098/rsta.1933.0009.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> noise = 2.0 * jax.random.normal(jax.random.key(0), (3, 10_000))
+      >>> bins = jnp.eye(3)  # one of three steps, each with probability 1/3
+      >>> place = jax.random.randint(jax.random.key(1), (5000,), 0, 3)
+      >>> seen = noise.at[place, jnp.arange(5000)].add(1.0)
+      >>> scores = mixture_scores(seen, bins, jnp.full(3, 1 / 3), 2.0)
+      >>> ratios = jnp.exp(scores)  # E exp(score) is 1 without the canary
+      >>> print(f"{ratios[:5000].mean():.2f} with it, {ratios[5000:].mean():.2f} not")
+      1.10 with it, 1.00 not
+    """
+    _validate.positive("stddev", stddev)
+    fits = jnp.ndim(seen) == 2 and jnp.ndim(cases) == 2
+    if not fits or (
+        jnp.shape(cases) != (*jnp.shape(probabilities), jnp.shape(seen)[0])
+    ):
+        raise ValueError(
+            "cases must be f[c, T] for seen f[T, k] and probabilities f[c]; got shapes "
+            f"{jnp.shape(cases)}, {jnp.shape(seen)} and {jnp.shape(probabilities)}."
+        )
+    cases, weights = jnp.asarray(cases), jnp.asarray(probabilities)
+    # log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y: Neyman and Pearson (1933), whose
+    # test by it is the best at each of its rates of false alarms.
+    products = jnp.matmul(cases, seen, precision="highest")
+    squares = jnp.sum(jnp.square(cases), axis=1, keepdims=True)
+    exponents = (products - squares / 2) / jnp.square(stddev)
+    return logsumexp(exponents, axis=0, b=weights[:, None])

@@ -1,9 +1,105 @@
 """Who was in the training data of a model, by what others trained alike do."""
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
+from dpjax import _validate
+from dpjax._keys import stream
+from dpjax._typing import Key, Tree
+
 _LEAST = 1e-12  # of a variance, so that what never varies decides nothing by rounding
+_LEAST_LOSS = 2.0**-24  # half an ulp of a probability of one in float32
+
+
+class Shadows(NamedTuple):
+    """Models trained alike on random halves of the same examples.
+
+    Attributes:
+      included: which examples each was trained on, bool[s, n], by fair coins.
+      outputs: what was kept of each, a tree of arrays with leading axes s.
+    """
+
+    included: jax.Array
+    outputs: Tree
+
+
+def train_shadows(
+    run: Callable[[jax.Array, Key], Tree],
+    num_examples: int,
+    *,
+    num_models: int,
+    key: Key,
+    batch_size: int | None = None,
+) -> Shadows:
+    """Train models alike, each on the examples that fair coins of its own chose.
+
+    Args:
+      run: from a mask bool[n] of the examples to train on and one typed key to what is
+        kept of a model: say, its losses on all n examples. It is vmapped and jitted.
+      num_examples: n, static, at least 1.
+      num_models: s, static, at least 1. The first may be thought of as the one that is
+        attacked, and all others as the attacker's.
+      key: one typed key, for this alone.
+      batch_size: how many models are trained at once; None for all of them.
+
+    Returns:
+      `Shadows`. The coins of a model are independent of those of all others, as
+      `one_run_mu_lower` asks for.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Reference: Carlini et al. (2022), section V, with coins in place of exact halves.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> x = jax.random.normal(jax.random.key(0), (30,))
+      >>> def run(mask, key):  # a "model" that remembers a noisy mean
+      ...     mean = jnp.mean(x, where=mask) + 0.1 * jax.random.normal(key)
+      ...     return (x - mean) ** 2
+      >>> shadows = train_shadows(run, 30, num_models=8, key=jax.random.key(1))
+      >>> shadows.included.shape, shadows.outputs.shape
+      ((8, 30), (8, 30))
+    """
+    num_examples = _validate.static_int("num_examples", num_examples, minimum=1)
+    num_models = _validate.static_int("num_models", num_models, minimum=1)
+    size = _validate.static_int("batch_size", batch_size or num_models, minimum=1)
+    key = stream(_validate.typed_key("key", key), "shadow models")
+    coins, runs = jax.random.split(key)
+    included = jax.random.bernoulli(coins, 0.5, (num_models, num_examples))
+
+    def one(given: tuple[jax.Array, Key]) -> Tree:
+        return run(*given)
+
+    train = functools.partial(jax.lax.map, one, batch_size=min(size, num_models))
+    outputs = jax.jit(train)((included, jax.random.split(runs, num_models)))
+    return Shadows(included, outputs)
+
+
+def log_odds(losses: jax.Array) -> jax.Array:
+    """The logarithm of the odds that a model gave to what is true, from its losses.
+
+    Args:
+      losses: cross-entropies −log p, f[*b], at least 0.
+
+    Returns:
+      log(p / (1 − p)), f[*b]: nearer to a Gaussian than the loss, from one training to
+      another, for `likelihood_ratios`. A loss that rounded to 0 counts as 2⁻²⁴.
+
+    Reference: Carlini et al. (2022), section V.A.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(log_odds(-jnp.log(jnp.array([0.5, 0.9]))).round(3))
+      [0.    2.197]
+    """
+    losses = jnp.maximum(jnp.asarray(losses, float), _LEAST_LOSS)
+    # p = e^{−ℓ}: log(p / (1 − p)) = −log(e^ℓ − 1) = −ℓ − log(1 − e^{−ℓ}).
+    return -losses - jnp.log(-jnp.expm1(-losses))
 
 
 def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
@@ -21,7 +117,9 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
       Logarithms of likelihood ratios, f[s, n], for `auroc` and `true_positive_rate` of
       scores[included] and scores[~included]; 0 where fewer than two other models had
       the example, or had it not. They depend on each other, so that no bound of
-      independent scores is for them.
+      independent scores is for them. Those of one model, with its coins, are for
+      `one_run_mu_lower` and `one_run_epsilon_lower`, which allow that, if its coins
+      have nothing to do with those of others, as of `train_shadows`.
 
     Raises:
       ValueError: the shapes differ.

@@ -38,14 +38,16 @@ def train_many(
 
     Args:
       run: from a data set and one typed key to what is released, a tree of arrays: the
-        last iterate, or all updates of `jax.lax.scan`. It is vmapped and jitted over
-        keys alone: the key is a tracer, so that the optimizer is made inside.
+        last iterate, or all updates of `jax.lax.scan`. It is vmapped over keys alone:
+        the key is a tracer, so that the optimizer is made inside. So may be all of
+        `dpjax.solvers`, which calibrate their noise on the way. Jit what is heavy.
       data: the data set with the example in question.
       neighbour: the one without it, or with another in its place. Its shapes may
         differ.
       num_runs: of each, static.
       key: one typed key. Each run gets its own, which no other has.
-      batch_size: how many runs are done at once; None for all of them.
+      batch_size: how many runs are done at once, in a compiled loop, in which all that
+        a run does is traced, a solver's calibration too, which fails; None for all.
 
     Returns:
       `Outputs`, with leading axes of num_runs.
@@ -71,7 +73,11 @@ def train_many(
 
     def many(data: Tree, keys: jax.Array) -> Tree:
         # The data is a constant of the program: solvers look at its values.
-        one, size = functools.partial(run, data), min(batch_size or num_runs, num_runs)
+        one = functools.partial(run, data)
+        if batch_size is None:
+            # Not jitted: only what depends on a key is traced, and no calibration does.
+            return jax.vmap(one)(keys)
+        size = min(batch_size, num_runs)
         return jax.jit(functools.partial(jax.lax.map, one, batch_size=size))(keys)
 
     return Outputs(many(data, keys[:num_runs]), many(neighbour, keys[num_runs:]))

@@ -50,7 +50,7 @@ def _mu(rates: _Rates) -> jax.Array:
     return jnp.where((a < 1) & (b > 0), jnp.maximum(gap, 0.0), 0.0)
 
 
-def _least_favourable(
+def least_favourable(
     scores_in: jax.Array, scores_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The scores, with those that are not numbers counted as the attack's failures."""
@@ -60,11 +60,11 @@ def _least_favourable(
     )
 
 
-def _band(
+def band(
     scores_in: jax.Array, scores_out: jax.Array, error: jax.Array, *, union: bool
 ) -> tuple[jax.Array, _Rates]:
     """Thresholds, and the rates at each: of all of them at once in a union."""
-    scores_in, scores_out = _least_favourable(scores_in, scores_out)
+    scores_in, scores_out = least_favourable(scores_in, scores_out)
     of_in, of_out = (
         _binomial.counts(x.size) if union else np.arange(1, x.size + 1)
         for x in (scores_in, scores_out)
@@ -90,7 +90,7 @@ def _rates_at(
     error: jax.Array,
 ) -> _Rates:
     """The rates at a threshold that does not depend on these scores."""
-    scores_in, scores_out = _least_favourable(scores_in, scores_out)
+    scores_in, scores_out = least_favourable(scores_in, scores_out)
     hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
     return _Rates(
         _binomial.upper(alarms, scores_out.size, error / 2),
@@ -102,7 +102,7 @@ def _rates_at(
 def _epsilon_lower64(
     scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
 ) -> jax.Array:
-    _, rates = _band(scores_in, scores_out, 1 - confidence, union=True)
+    _, rates = band(scores_in, scores_out, 1 - confidence, union=True)
     return jnp.max(_epsilon(rates, delta))
 
 
@@ -110,7 +110,7 @@ def _epsilon_lower64(
 def _mu_lower64(
     scores_in: jax.Array, scores_out: jax.Array, confidence: jax.Array
 ) -> jax.Array:
-    _, rates = _band(scores_in, scores_out, 1 - confidence, union=True)
+    _, rates = band(scores_in, scores_out, 1 - confidence, union=True)
     return jnp.max(_mu(rates))
 
 
@@ -130,7 +130,7 @@ def _epsilon_at64(
 def _best_threshold64(
     scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
 ) -> jax.Array:
-    thresholds, rates = _band(scores_in, scores_out, 1 - confidence, union=False)
+    thresholds, rates = band(scores_in, scores_out, 1 - confidence, union=False)
     return thresholds[jnp.argmax(_epsilon(rates, delta))]
 
 

@@ -1,7 +1,7 @@
 """What an attack can achieve at most."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -63,17 +63,47 @@ def tradeoff(
     """
     if not guarantees:
         raise ValueError("guarantees must be one at least; got none.")
-    profiles = [_profile(guarantee) for guarantee in guarantees]
     _validate.scalar("false_positive_rate", false_positive_rate)
     _validate.open_unit("false_positive_rate", false_positive_rate)
+    lines = promised(guarantees, labels, false_positive_rate)
+    return framed(axes(ax, (5.2, 5.0)), lines, false_positive_rate)
+
+
+class Line(NamedTuple):
+    """The error rates of a curve, f64[k], and what the key says of it."""
+
+    false_positive: np.ndarray
+    false_negative: np.ndarray
+    label: str
+    marked: int
+
+
+def promised(
+    guarantees: Sequence[Any],
+    labels: Sequence[str] | None,
+    false_positive_rate: float,
+) -> list[Line]:
+    """The curves of guarantees."""
+    profiles = [_profile(guarantee) for guarantee in guarantees]
     found = names(labels, [_name(guarantee) for guarantee in guarantees])
-    ax = axes(ax, (5.2, 5.0))
     rates = np.union1d(_RATES, [false_positive_rate])
     marked = int(np.searchsorted(rates, false_positive_rate))
-    for number, (profile, name) in enumerate(zip(profiles, found, strict=True)):
+    lines = []
+    for profile, name in zip(profiles, found, strict=True):
         missed = curve(profile, rates)
         power = up(1.0 - missed[marked])
-        label = f"{name}: {power}"
+        lines.append(Line(rates, missed, f"{name}: {power}", marked))
+    return lines
+
+
+def framed(
+    ax: "Axes",
+    lines: Sequence[Line],
+    false_positive_rate: float,
+    title: str = "true-positive rate at most,",
+) -> "Axes":
+    """Draw the lines, and what is best and worst, with a key."""
+    for number, (rates, missed, label, marked) in enumerate(lines):
         ax.plot(rates, missed, **strokes(number), label=label, markevery=[marked])
     ax.plot([0, 1], [1, 0], ":", color=GREY, linewidth=1, label="perfect privacy")
     none = {"color": GREY, "linewidth": 3, "alpha": 0.5, "label": "no privacy"}
@@ -82,7 +112,7 @@ def tradeoff(
     ax.set_xlim(-0.01, 1)
     ax.set_ylim(-0.01, 1)
     ax.set_aspect("equal")
-    title = f"true-positive rate at most,\nat {false_positive_rate:g} false positives"
+    title = f"{title}\nat {false_positive_rate:g} false positives"
     ax.legend(loc="upper right", title=title, frameon=False, fontsize="small")
     return finish(ax, "false-positive rate", "false-negative rate, at least")
 

@@ -1,12 +1,20 @@
-"""The least noise that meets a target."""
+"""The least noise that meets a target.
+
+Noise is a number before anything is trained, also where a run is mapped over keys: what
+does not depend on a key is then computed all the same, by `now`.
+"""
 
 from collections.abc import Callable
 
 import jax
+import jax.core
 
 from dpjax.accounting import calibrate, gdp
 from dpjax.solvers import _numbers
 from dpjax.solvers._checks import Target
+
+# Not jax.ensure_compile_time_eval, under which jax.vmap maps custom derivatives anyway.
+now = jax.core.eval_context
 
 
 def solved_noise(
@@ -14,7 +22,9 @@ def solved_noise(
 ) -> float:
     """The least noise multiplier whose ε (or δ) is at most the goal."""
     try:
-        return _numbers.up(float(calibrate.solve(loss_of, goal)) * _numbers.MARGIN)
+        with now():
+            found = float(calibrate.solve(loss_of, goal))
+        return _numbers.up(found * _numbers.MARGIN)
     except ValueError as error:
         raise ValueError(
             f"epsilon {target.epsilon!r} at delta {target.delta!r} must be one that "

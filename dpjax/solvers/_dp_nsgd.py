@@ -17,7 +17,14 @@ from dpjax._typing import Key, LossFn, Params, Tree
 from dpjax.accounting import correlated, gdp, tree
 from dpjax.accounting.correlated._error import variances
 from dpjax.adjacency import Adjacency
-from dpjax.solvers import _assumptions, _checks, _descent, _numbers, printed
+from dpjax.solvers import (
+    _assumptions,
+    _calibration,
+    _checks,
+    _descent,
+    _numbers,
+    printed,
+)
 from dpjax.solvers._assumptions import Order
 from dpjax.solvers._results import Curve, Result
 from dpjax.solvers.guarantee import Gaussian, Guarantee
@@ -188,7 +195,9 @@ def dp_nsgd(
 
     shape = _shape(strategy, noise, run)
     account = _account(shape, decay, order, adjacency, run)
-    noise_multiplier = _calibrated(noise, account, target, run)
+    with _calibration.now():
+        noise_multiplier = _calibrated(noise, account, target, run)
+        profile = Gaussian(account(noise_multiplier))
 
     scheduled = callable(learning_rate)
     trained, curve = _train(
@@ -216,7 +225,7 @@ def dp_nsgd(
         guarantee=Guarantee(
             mechanism=f"all {run.num_steps} iterates of "
             + ("tree-aggregated momentum" if shape is None else f"momentum, C {shape}"),
-            profile=Gaussian(account(noise_multiplier)),
+            profile=profile,
             adjacency=adjacency,
             assumptions=_assumptions.every_step(order),
         ),

@@ -108,22 +108,24 @@ def output_perturbation(
     prox, examples = none if prox is None else prox, _data.prepare(data)
     start = jax.tree.map(jnp.asarray, params)
 
-    steps = _steps(num_steps, radius, epsilon, delta, start, num_examples, given)
-    sensitivity = _precision.sensitivity(
-        loss_fn,
-        start,
-        examples,
-        prox,
-        num_steps=steps,
-        num_examples=num_examples,
-        setting=given,
-    )
-    if noise == "exact":
-        scale = sensitivity * _calibration.one_draw(epsilon, delta) * _numbers.MARGIN
-    else:
-        scale = printed.output_perturbation_scale(
-            epsilon, delta, num_steps=steps, num_examples=num_examples, **given
+    with _calibration.now():
+        steps = _steps(num_steps, radius, epsilon, delta, start, num_examples, given)
+        sensitivity = _precision.sensitivity(
+            loss_fn,
+            start,
+            examples,
+            prox,
+            num_steps=steps,
+            num_examples=num_examples,
+            setting=given,
         )
+        if noise == "exact":
+            scale = _calibration.one_draw(epsilon, delta) * _numbers.MARGIN
+            scale *= sensitivity
+        else:
+            scale = printed.output_perturbation_scale(
+                epsilon, delta, num_steps=steps, num_examples=num_examples, **given
+            )
 
     private, curve = _train(
         start,

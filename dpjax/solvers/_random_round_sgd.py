@@ -1,12 +1,13 @@
 """SGD for a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from dpjax import _validate, sampling
 from dpjax._dtypes import widen
@@ -205,12 +206,14 @@ def random_round_sgd(
     _validate.positive("noise_multiplier", noise)
 
     key = stream(key, "solvers.random_round_sgd")
-    bits = int(jax.random.bits(stream(key, "rounds"), (), jnp.uint32))
-    drawn = 1 + int(np.searchsorted(edges, bits, side="right"))
+    bits = jax.random.bits(stream(key, "rounds"), (), jnp.uint32)
+    # No bits are at or above the edges at 2³².
+    below = edges[edges < 2**32].astype(np.uint32)
+    drawn = 1 + jnp.searchsorted(below, bits, side="right").astype(jnp.int32)
     last, curve = _train(
         jax.tree.map(jnp.asarray, params),
         _data.prepare(data),
-        jnp.asarray(drawn, jnp.int32),
+        drawn,
         _numbers.array(step_sizes),
         _numbers.array(clip_norm),
         _numbers.array(_numbers.stddev(noise, clip_norm)),
@@ -230,7 +233,8 @@ def random_round_sgd(
             adjacency=adjacency,
             assumptions=_assumptions.every_step("random"),
         ),
-        num_steps=drawn,
+        # Under jax.vmap over keys each run has its own.
+        num_steps=cast(int, drawn) if isinstance(drawn, Tracer) else int(drawn),
         noise_multiplier=_numbers.array(_numbers.down(noise)),
     )
 

@@ -14,7 +14,14 @@ from dpjax.accounting import gdp
 from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.adjacency import Adjacency
 from dpjax.reduced_momentum import Terms
-from dpjax.solvers import _assumptions, _checks, _data, _numbers, _reduced_descent
+from dpjax.solvers import (
+    _assumptions,
+    _calibration,
+    _checks,
+    _data,
+    _numbers,
+    _reduced_descent,
+)
 from dpjax.solvers._allot_noise import allot_noise
 from dpjax.solvers._results import Result
 from dpjax.solvers.guarantee import Gaussian, Guarantee
@@ -109,14 +116,16 @@ def sensitivity_reduced_nsgd(
 
     mixed = (1 - refresh) * clips.change + refresh * clips.anchor
     bounds = clips._replace(change=mixed)
-    noise = allot_noise(
-        float(gdp.mu(target.epsilon, target.delta)),
-        bounds=bounds,
-        decay=decay,
-        refresh=refresh,
-        adjacency=adjacency,
-        **steps,
-    )
+    with _calibration.now():
+        noise = allot_noise(
+            float(gdp.mu(target.epsilon, target.delta)),
+            bounds=bounds,
+            decay=decay,
+            refresh=refresh,
+            adjacency=adjacency,
+            **steps,
+        )
+        mu = reduced_momentum_mu(noise, decay=decay, adjacency=adjacency, **steps)
     stddevs = Terms(*map(_stddev, noise, bounds))
 
     scheduled = callable(learning_rate)
@@ -137,7 +146,6 @@ def sensitivity_reduced_nsgd(
 
     variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
     norm = _noise_norm(variance, stddevs, last) * (1 - decay) / run.batch_size
-    mu = reduced_momentum_mu(noise, decay=decay, adjacency=adjacency, **steps)
     return Result(
         params=last,
         curve=curve._replace(noise_norm=jnp.asarray(norm)),

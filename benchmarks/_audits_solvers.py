@@ -1,0 +1,316 @@
+"""Solvers from the outside: thousands of runs, of which the last iterate is seen.
+
+The neighbouring data sets are bad ones: one example's gradient is the longest there may
+be, in all steps the same, and opposite on the other side. Losses are linear, so that it
+is known what the last iterate is: sums of these and of the noise.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.scipy.special import gammaln, logsumexp
+
+import dpjax
+from dpjax import Adjacency, auditing, sampling, solvers, tree, windows
+from dpjax.solvers import _descent, _output_perturbation
+
+CLIP_NORM, SIGMA, DELTA, DECAY = 0.7, 1.6, 1e-2, 0.8
+KNOWN = {
+    "gradient_norm": CLIP_NORM,
+    "clipped": True,
+    "generalised_linear": True,
+    "smoothness": 0.25,
+    "weak_convexity": 0.0,
+    "strong_convexity": 0.0,
+    "diameter": float("inf"),
+    "adjacency": Adjacency.REPLACE,
+    "step_size": 1.0,
+}
+EPOCHS = {"epsilon": 3.0, "delta": DELTA, "adjacency": Adjacency.REPLACE}
+EPOCHS |= {"decay": DECAY, "clip_norm": CLIP_NORM}
+
+
+class Solver(NamedTuple):
+    """A solver with a setting, on two data sets.
+
+    Attributes:
+      run: from a loss, data and a key to a `Result`.
+      data: with the example, whose gradient is along the first axis.
+      neighbour: with another one in its place.
+      parts: what to break from outside, and how.
+      score: from a result to a number.
+      gaussian: whether scores are, with one variance.
+      delta: δ at which ε is asked for.
+      broken: what the parts break, in words.
+    """
+
+    run: Callable[..., solvers.Result]
+    data: np.ndarray
+    neighbour: np.ndarray
+    parts: tuple[tuple[Any, str, Callable[..., Any]], ...]
+    score: Callable[[solvers.Result], jax.Array] = lambda result: -result.params[0]
+    gaussian: bool = True
+    delta: float = DELTA
+    broken: str = "noise halved"
+
+
+def _data(size: int, place: int, others: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """One example against −1 of the clip norm in its place, in one dimension."""
+    without = np.full((size, 1), others, np.float32)
+    without[place] = -CLIP_NORM
+    inside = without.copy()
+    inside[place] = CLIP_NORM
+    return inside, without
+
+
+def _half(whole: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    noise = whole(*args, **options)
+    return jax.tree.map(lambda x: x * jnp.asarray(0.5, x.dtype), noise)
+
+
+def _halved(module: Any, name: str) -> tuple[Any, str, Callable[..., Any]]:
+    return module, name, functools.partial(_half, getattr(module, name))
+
+
+def _always_first(num_examples: int, batch_size: int, **_: Any) -> sampling.Batch:
+    """A batch that is not random, in which the first example always is."""
+    return sampling.Batch(jnp.arange(batch_size), jnp.ones(batch_size, bool))
+
+
+NOISE = _halved(_descent, "gaussian_like")
+NOT_RANDOM = (sampling, "fixed_size", _always_first)
+
+
+def _noisy(solver: Callable[..., Any], regularization: float, **options: Any) -> Any:
+    def run(loss: Any, data: np.ndarray, key: jax.Array) -> solvers.Result:
+        return solver(
+            loss,
+            np.zeros(1, np.float32),
+            data,
+            **KNOWN,
+            regularization=regularization,
+            noise_multiplier=SIGMA,
+            key=key,
+            **options,
+        )
+
+    return run
+
+
+def _perturbed(epsilon: float, delta: float) -> Callable[..., solvers.Result]:
+    def run(loss: Any, data: np.ndarray, key: jax.Array) -> solvers.Result:
+        return solvers.output_perturbation(
+            loss,
+            np.zeros(1, np.float32),
+            data,
+            **KNOWN,
+            regularization=0.1,
+            epsilon=epsilon,
+            delta=delta,
+            num_steps=4,
+            key=key,
+        )
+
+    return run
+
+
+# --- a random number of rounds, which is seen, too
+
+ROUNDS, SIZE = 3, 4
+
+
+def _random_rounds(loss: Any, data: np.ndarray, key: jax.Array) -> solvers.Result:
+    return solvers.random_round_sgd(
+        loss,
+        np.zeros(1, np.float32),
+        data,
+        noise_multiplier=SIGMA,
+        adjacency=Adjacency.REPLACE,
+        max_rounds=ROUNDS,
+        batch_size=1,
+        step_size=1.0,
+        smoothness=0.25,
+        clip_norm=CLIP_NORM,
+        key=key,
+    )
+
+
+def _by_rounds(result: solvers.Result) -> jax.Array:
+    """The likelihood ratio of k draws of the example among R, and of none.
+
+    In clip norms the sum of all steps is N(−R + 2k, σ²R), k ~ Bin(R, 1/n).
+    """
+    rounds = jnp.asarray(result.num_steps, jnp.float32)
+    moved = -result.params[0] / CLIP_NORM + rounds
+    k = jnp.arange(ROUNDS + 1.0)
+    choose = (
+        gammaln(rounds + 1) - gammaln(k + 1) - gammaln(jnp.maximum(rounds - k, 0) + 1)
+    )
+    log_rate = choose + k * np.log(1 / SIZE) + (rounds - k) * np.log(1 - 1 / SIZE)
+    ratio = (2 * k * moved - (2 * k) ** 2 / 2) / (SIGMA**2 * rounds)
+    return logsumexp(jnp.where(k <= rounds, log_rate + ratio, -jnp.inf))
+
+
+# --- normalised steps: other examples pull along the second axis, so that the angle of
+# a step says how long the momentum is along the first. Step sizes are the attack's
+# weights.
+
+OTHERS = 64
+
+
+def _normalised_data() -> tuple[np.ndarray, np.ndarray]:
+    with_other = np.zeros((2 * OTHERS, 2), np.float32)
+    with_other[:, 1] = CLIP_NORM
+    with_other[0] = [-CLIP_NORM, 0]
+    inside = with_other.copy()
+    inside[0] = [CLIP_NORM, 0]
+    return inside, with_other
+
+
+def _dp_nsgd(loss: Any, data: np.ndarray, key: jax.Array) -> solvers.Result:
+    return solvers.dp_nsgd(
+        loss,
+        np.zeros(2, np.float32),
+        data,
+        **EPOCHS,
+        order="fixed",
+        num_epochs=2,
+        batch_size=OTHERS,
+        learning_rate=_tree_weights(),
+        key=key,
+    )
+
+
+@functools.cache
+def _tree_weights() -> optax.Schedule:
+    """What makes the last iterate the matched filter of all steps."""
+    silent = dpjax.tree_momentum(DECAY, 0.0, num_steps=4, key=jax.random.key(0))
+    alone = jnp.array([[1.0], [0.0], [1.0], [0.0]])
+    white = auditing.white_by_tree(DECAY)
+    nodes, back = jax.vjp(white, auditing.released(silent, alone))
+    weights = back(nodes)[0] * auditing.released(silent, OTHERS - alone)
+    weights = np.asarray(weights[:, 0])
+    return lambda step: jnp.asarray(weights)[step]
+
+
+def _reduced(loss: Any, data: np.ndarray, key: jax.Array) -> solvers.Result:
+    return _reduced_by(_reduced_weights(), loss, data, key)
+
+
+def _reduced_by(
+    rate: optax.ScalarOrSchedule, loss: Any, data: np.ndarray, key: jax.Array
+) -> solvers.Result:
+    return solvers.sensitivity_reduced_nsgd(
+        loss,
+        np.zeros(2, np.float32),
+        data,
+        **EPOCHS,
+        num_epochs=2,
+        batch_size=2 * OTHERS,
+        learning_rate=rate,
+        refresh=1.0,  # constant gradients have no change to be hidden
+        change_clip_norm=CLIP_NORM,
+        drift_clip_norm=1e-4 * CLIP_NORM,  # one step an epoch has no drift
+        key=key,
+    )
+
+
+@functools.cache
+def _reduced_weights() -> optax.Schedule:
+    """Of two steps, P₁ / s₁² + P₂ / s₂² of the windows m₁ and m₂ − βm₁ are made of."""
+    result = _reduced_by(1.0, linear, _normalised_data()[0], jax.random.key(0))
+    first, second = (float(x) ** -2 for x in result.noise_multiplier[:2])
+    # Lengths of the momentum, up to a factor: 1 and 1 + β.
+    weights = np.array([first - DECAY * second, second * (1 + DECAY)], np.float32)
+    return lambda step: jnp.asarray(weights)[step]
+
+
+SOLVERS = {
+    "solvers.noisy_gd": Solver(
+        _noisy(solvers.noisy_gd, 0.3, num_steps=4), *_data(4, 0), parts=(NOISE,)
+    ),
+    "solvers.noisy_cyclic_gd": Solver(
+        _noisy(solvers.noisy_cyclic_gd, 0.8, order="fixed", num_epochs=2, batch_size=2),
+        *_data(4, 3),
+        parts=(NOISE,),
+    ),
+    "solvers.noisy_sgd": Solver(
+        _noisy(solvers.noisy_sgd, 0.9, num_steps=2, batch_size=1),
+        *_data(SIZE, 0, others=-CLIP_NORM),
+        parts=(NOT_RANDOM,),
+        broken="the same batch in all steps",
+        gaussian=False,
+    ),
+    "solvers.output_perturbation": Solver(
+        _perturbed(3.0, DELTA),
+        *_data(4, 0),
+        parts=(_halved(_output_perturbation, "gaussian_like"),),
+    ),
+    "solvers.output_perturbation, δ = 0": Solver(
+        _perturbed(1.5, 0.0),
+        *_data(4, 0),
+        parts=(_halved(_output_perturbation, "gamma_norm_like"),),
+        gaussian=False,
+        delta=0.0,
+    ),
+    "solvers.random_round_sgd": Solver(
+        _random_rounds,
+        *_data(SIZE, 0, others=-CLIP_NORM),
+        score=_by_rounds,
+        parts=(NOT_RANDOM,),
+        broken="the same batch in all steps",
+        gaussian=False,
+    ),
+    "solvers.dp_nsgd": Solver(
+        _dp_nsgd,
+        *_normalised_data(),
+        parts=(_halved(tree, "node_noise"),),
+        gaussian=False,
+    ),
+    "solvers.sensitivity_reduced_nsgd": Solver(
+        _reduced,
+        *_normalised_data(),
+        parts=(_halved(windows, "node_noise"), _halved(tree, "node_noise")),
+        gaussian=False,
+    ),
+}
+
+
+def linear(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A loss whose gradient is the example."""
+    return jnp.vdot(w, x)
+
+
+def of_solver(
+    name: str, *, num_runs: int, key: jax.Array, broken: bool = False
+) -> auditing.Outputs:
+    """Scores of runs on both data sets; all of a solver is under `jax.vmap`."""
+    solver = SOLVERS[name]
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return linear(w, x)  # another function, so that nothing compiled is used again
+
+    with contextlib.ExitStack() as patched:
+        for part in solver.parts if broken else ():
+            patched.enter_context(mock.patch.object(*part))
+        return auditing.train_many(
+            lambda data, key: solver.score(solver.run(loss, data, key)),
+            solver.data,
+            solver.neighbour,
+            num_runs=num_runs,
+            key=key,
+        )
+
+
+def reported(name: str) -> float:
+    """The ε that a solver says of its run."""
+    solver = SOLVERS[name]
+    result = solver.run(linear, solver.data, jax.random.key(0))
+    return float(result.guarantee.epsilon(solver.delta))

@@ -1,0 +1,299 @@
+"""Which cases of jax_privacy's tests of its auditing we answer, and whether alike.
+
+    python benchmarks/audit_cases.py FILE  # its tests/auditing_test.py
+
+Its cases are counted by running its test file's loader. Those that ask something of an
+attack's scores are asked of us, with the same numbers; each row says how many cases a
+group of its tests has, what they ask, and what came of it.
+"""
+
+import importlib.util
+import pathlib
+import sys
+import unittest
+from collections import Counter
+
+import numpy as np
+import scipy.stats
+from _results import OURS, Table, parser, print_tables, write
+
+from dpjax import auditing
+from dpjax._float64 import scope
+from dpjax.accounting import gdp
+from dpjax.auditing import _binomial
+
+RATIOS = (0.5, 1.0, 1.5)
+
+
+def normal(mean, count):
+    """Quantiles of N(mean, 1)."""
+    return scipy.stats.norm.ppf((np.arange(count) + 0.5) / count) + mean
+
+
+def counted(file):
+    """How many cases each of its tests has, by name without what is parametrised."""
+    spec = importlib.util.spec_from_file_location("auditing_test", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    of_class = module.CanaryScoreAuditorTest
+    # A parametrised test is many, whose names end in a number or in a name of theirs.
+    source = file.read_text(encoding="utf-8")
+    names = [
+        line.split("(")[0][6:] for line in source.splitlines() if "def test_" in line
+    ]
+    found = Counter()
+    for name in unittest.TestLoader().getTestCaseNames(of_class):
+        fits = [base for base in names if name == base or name.startswith(base)]
+        found[max(fits, key=len)] += 1
+    return found, module
+
+
+def clopper_pearson():
+    """Its limit of a rate by successes, for each number of them."""
+    import jax_privacy.auditing as peer
+
+    for n in (10, 100, 1000):
+        for part in (0.3, 0.4, 0.5, 0.8, 0.9):
+            for error in (0.1, 0.03, 0.01):
+                theirs = peer._clopper_pearson_upper(part * n, n, error)
+                with scope():
+                    ours = _binomial.upper(part * n, n, error)
+                yield np.isclose(float(ours), theirs, rtol=1e-6)
+
+
+def at_a_threshold():
+    """ε at a threshold given beforehand."""
+    for n in (100, 1000):
+        for ratio in RATIOS:
+            for t in (0.0, 0.5, 1.0):
+                inside, outside = normal(1, n), normal(0, int(n * ratio))
+                hits, alarms = np.sum(inside >= t), np.sum(outside >= t)
+                b = scipy.stats.beta.ppf(0.05, hits, n - hits + 1)
+                a = scipy.stats.beta.isf(0.05, alarms + 1, len(outside) - alarms)
+                found = auditing.epsilon_at(
+                    inside, outside, 0.0, threshold=t - 1e-6, confidence=0.9
+                )
+                # Ours looks at the other error, too, and takes the better of both.
+                other = np.log(max((1 - a) / (1 - b), 1.0))
+                expected = max(np.log(max(b / a, 1.0)), other)
+                yield np.isclose(float(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def all_thresholds(size, mus):
+    """ε at δ = 0.1 from scores of a Gaussian mechanism: below the truth, by 20 %."""
+    for mu in mus:
+        for ratio in RATIOS:
+            found = auditing.epsilon_lower(
+                normal(mu, size), normal(0, int(size * ratio)), 0.1, confidence=0.8
+            )
+            truth = float(gdp.epsilon(mu, 0.1))
+            yield truth * 0.8 - 1e-3 <= float(found) <= truth
+
+
+def of_gaussians():
+    """ε of a Gaussian mechanism that is known to be one."""
+    rng = np.random.default_rng(0)
+    for mu in (0.1, 0.3, 1.0, 3.0):
+        for ratio in RATIOS:
+            scores = rng.normal(mu, 1, 500_000), rng.normal(0, 1, int(5e5 * ratio))
+            found = auditing.gaussian_mu_lower(*scores, confidence=0.9)
+            epsilon, truth = (float(gdp.epsilon(x, 0.05)) for x in (found, mu))
+            yield np.isclose(epsilon, truth, rtol=0.05, atol=1e-3)
+
+
+def rates():
+    """True-positive rates of the worst, a best, and a random attack."""
+    for ratio in RATIOS:
+        n = int(30 * ratio)
+        for _ in range(2):
+            best = auditing.true_positive_rate(np.ones(30), np.zeros(n), 0.3)
+            yield float(best) == 1.0
+    rng = np.random.default_rng(0)
+    for ratio in RATIOS:
+        scores = rng.uniform(size=100_000), rng.uniform(size=int(1e5 * ratio))
+        found = auditing.true_positive_rate(*scores, 4 / 9)
+        yield np.isclose(float(found), 4 / 9, rtol=0.05)
+
+
+def areas():
+    """Areas of a best and of a random attack."""
+    rng = np.random.default_rng(0)
+    for ratio in RATIOS:
+        yield float(auditing.auroc(np.ones(30), np.zeros(int(30 * ratio)))) == 1.0
+    for n in (10_000, 100_000):
+        for ratio in RATIOS:
+            scores = rng.uniform(size=n), rng.uniform(size=int(n * ratio))
+            yield np.isclose(float(auditing.auroc(*scores)), 0.5, rtol=0.05)
+    for ratio in RATIOS:  # a quarter of a circle
+        arc = np.sqrt(1 - np.linspace(0, 1, 10_000) ** 2)
+        found = auditing.auroc(arc, np.linspace(0, 1, int(1e4 * ratio)))
+        yield np.isclose(float(found), np.pi / 4, atol=5e-4)
+
+
+def p_values(naive):
+    """Whether guesses refute ε: theirs by a probability p, ours by the ε at 1 − p.
+
+    Nothing is asked where p is no confidence of ours, which are above a half.
+    """
+    for m in (10, 100, 1000):
+        for r in (1, 10, 100):
+            asked = [
+                (r - wrong, epsilon, delta)
+                for wrong in (0, 1, 10, 100)
+                for epsilon in (0.0, 0.5, 1.0)
+                for delta in (0, 1e-6, 1e-3, 1e-1, 1)
+                if wrong <= r <= m
+            ]
+            p = np.array([naive(m, r, *one) for one in asked])
+            known = [k for k, x in enumerate(p) if 1e-9 < x < 0.49 and asked[k][2] < 1]
+            yield from [None] * (len(asked) - len(known))
+            if not known:
+                continue
+            v, epsilon, delta = np.array([asked[k] for k in known]).T
+            place = np.arange(m)
+            included = (place >= m - r) & (place < m - r + v[:, None])
+            low, high = (
+                auditing.one_run_epsilon_lower(
+                    np.broadcast_to(place * 1.0, included.shape),
+                    included,
+                    delta,
+                    guess_in=r,
+                    guess_out=0,
+                    confidence=1 - p[known] * factor,
+                )
+                for factor in (0.99, 1.01)
+            )
+            yield from (np.asarray(low) <= epsilon + 1e-5) & (
+                np.asarray(high) >= epsilon - 1e-5
+            )
+
+
+def one_run():
+    """Bounds from one run at all thresholds: theirs are ε = 1.13, 2.31, 4.40 and so on.
+
+    Ours are at a number of guesses that is given: the best of a few, each with its
+    share of the error, is to be within a tenth of theirs, or above.
+    """
+    known = {1: (1.13346, 2.164749), 2: (2.311945, 4.7218075), 4: (4.395568, 9.133752)}
+    numbers = (20, 200, 1000, 4000)
+    for shift, theirs in ((0, (0, 0)), *known.items()):
+        scores = np.concatenate([normal(0, 10_000), normal(shift, 10_000)])
+        included = np.arange(20_000) >= 10_000
+        at = {"guess_out": 0, "confidence": 1 - 0.05 / len(numbers)}
+        best, best_mu = (
+            max(float(bound(guess_in=k)) for k in numbers)
+            for bound in (
+                lambda guess_in: auditing.one_run_epsilon_lower(
+                    scores, included, 1e-6, guess_in=guess_in, **at
+                ),
+                lambda guess_in: auditing.one_run_mu_lower(
+                    scores, included, guess_in=guess_in, **at
+                ),
+            )
+        )
+        in_epsilon = float(gdp.epsilon(best_mu, 1e-6)) if best_mu > 0 else 0.0
+        yield best >= 0.9 * theirs[0]
+        yield in_epsilon >= 0.9 * theirs[1]
+
+
+# Of each group of theirs: its tests, the question, our answers (None where there are
+# none to give), and what is different.
+ELSE = "asks something else"
+
+
+def groups(naive):
+    """What is compared."""
+    return [
+        (("test_clopper_pearson_upper",), "the limit of a rate", clopper_pearson, ""),
+        (
+            ("test_epsilon_clopper_pearson_explicit",),
+            "ε at a given threshold",
+            at_a_threshold,
+            "ours takes the better of both errors",
+        ),
+        (
+            ("test_epsilon_clopper_pearson_tight",),
+            "ε at all thresholds",
+            lambda: all_thresholds(2_000_000, (0.3, 1.0, 1.5)),
+            "ours has one way where theirs has four, so that each is asked once",
+        ),
+        (
+            ("test_epsilon_clopper_pearson_tight_multi_split",),
+            "ε at all thresholds, fewer scores",
+            lambda: all_thresholds(100_000, (0.7, 1.0, 1.5)),
+            "without splitting the scores",
+        ),
+        (
+            ("test_epsilon_from_gdp_tight",),
+            "ε of a Gaussian mechanism",
+            of_gaussians,
+            "ours is a bound, theirs counts at one threshold",
+        ),
+        (
+            (
+                "test_tpr_at_given_fpr_best_case",
+                "test_tpr_at_given_fpr_random",
+            ),
+            "the true-positive rate at a false-positive rate",
+            rates,
+            "",
+        ),
+        (
+            (
+                "test_attack_auroc_best_case",
+                "test_attack_auroc_random",
+                "test_attack_auroc_circular_roc",
+            ),
+            "the area below the curve",
+            areas,
+            "",
+        ),
+        (
+            ("test_one_run_p_value",),
+            "whether guesses in one run refute ε",
+            lambda: p_values(naive),
+            "not asked where p is 0, a half or more, or δ = 1",
+        ),
+        (
+            ("test_epsilon_one_run_close",),
+            "ε and f-DP from one run",
+            one_run,
+            "ours at four numbers of guesses fixed before, theirs at all thresholds",
+        ),
+    ]
+
+
+def main():
+    """Count and compare."""
+    options = parser(__doc__)
+    options.add_argument("file", type=pathlib.Path)
+    arguments = options.parse_args()
+    count, module = counted(arguments.file)
+    rows, answered = [], set()
+    for names, question, answers, difference in groups(module._one_run_p_value_naive):
+        found = list(answers())
+        theirs = sum(count[name] for name in names)
+        answered.update(names)
+        asked = [bool(x) for x in found if x is not None]
+        rows.append([question, theirs, len(asked), sum(asked), difference])
+        print(*rows[-1], flush=True)
+    rest = sum(count[name] for name in count if name not in answered)
+    rows.append(
+        [
+            ELSE,
+            rest,
+            0,
+            0,
+            "its own parts (hulls, bootstrap settings, counts), area and rates of the "
+            "convex hull where ours are of the scores, accuracy, arguments refused",
+        ]
+    )
+    columns = {"asked": "{}", "its cases": "{}", "asked of ours": "{}", "alike": "{}"}
+    table = Table("cases", columns | {"what differs": "{}"}, rows)
+    print_tables(table, Table("all", {"cases": "{}"}, [[sum(count.values())]]))
+    write("auditing.cases", arguments, [table], packages=(*OURS, "jax_privacy"))
+
+
+if __name__ == "__main__":
+    main()
