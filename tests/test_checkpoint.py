@@ -286,6 +286,15 @@ def test_another_way_of_the_same_step_is_refused(kept, plan, whole):
     assert checkpoint.steps(kept) == (2,)
 
 
+def test_how_a_plan_was_found_is_no_part_of_it(kept, plan, whole):
+    chosen = dataclasses.replace(plan, comparison=object(), solved_for="batch_size")
+    assert checkpoint.restore(kept, chosen, whole[0], data="2026-11").step == 2
+    checkpoint.save(kept, chosen, whole[3], data="2026-11")
+    assert checkpoint.plan_of(kept) == dataclasses.replace(
+        plan, solved_for="batch_size"
+    )
+
+
 def test_another_run_of_the_same_plan_is_refused(kept, plan, whole):
     other = whole[3]._replace(key=jax.random.key(12))
     with pytest.raises(ValueError, match="it has another key"):
