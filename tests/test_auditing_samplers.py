@@ -89,17 +89,27 @@ def test_a_whole_plan_gives_away_what_it_reports_and_no_more(samplers):
     assert gdp.epsilon(mu, DELTA) > said
 
 
+# How many canaries find each; Poisson samples of all take the benchmark's 8,000, and its
+# patience.
+BROKEN = {
+    "the same Poisson sample in every step": 4000,
+    "batches in the data's order, not in bins": 2000,
+    "bins drawn once, not in each epoch": 50_000,
+    "batches in the data's order, with correlated noise": 2000,
+}
+
+
 @pytest.mark.slow
-def test_other_ways_of_taking_part_than_are_claimed_are_found(samplers):
-    for name, (claimed, _, _) in samplers.BROKEN.items():
-        many = 100_000 if "once" in name else 8000 if "of all" in name else 4000
-        scores = samplers.of_broken(name, num=many, key=jax.random.key(7))
-        if "order" in name:  # of known steps: scores are Gaussians
-            mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
-            found = gdp.epsilon(mu, DELTA)
-        else:
-            found = auditing.epsilon_lower(*scores, DELTA, confidence=0.99)
-        assert found > samplers.SAMPLED[claimed].reported(DELTA), name
+@pytest.mark.parametrize("name", BROKEN)
+def test_other_ways_of_taking_part_than_are_claimed_are_found(name, samplers):
+    assert BROKEN.keys() <= samplers.BROKEN.keys()
+    claimed = samplers.SAMPLED[samplers.BROKEN[name][0]].reported(DELTA)
+    scores = samplers.of_broken(name, num=BROKEN[name], key=jax.random.key(7))
+    if "order" in name:  # of known steps: scores are Gaussians
+        mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
+        assert gdp.epsilon(mu, DELTA) > claimed
+    else:
+        assert auditing.epsilon_lower(*scores, DELTA, confidence=0.99) > claimed
 
 
 # What 4,000 runs prove at least of what is reported: all where scores are Gaussians.
@@ -122,14 +132,17 @@ def test_a_solver_gives_away_no_more_than_it_reports(name, of_solvers):
     assert list(of_solvers.SOLVERS) == list(SOLVERS)
     solver, said = of_solvers.SOLVERS[name], of_solvers.reported(name)
     at = {"num_runs": 4000, "key": jax.random.key(3)}
-    scores = of_solvers.of_solver(name, **at)
-    found = auditing.epsilon_lower(*scores, solver.delta, confidence=CONFIDENCE)
-    if solver.gaussian:
-        mu = auditing.gaussian_mu_lower(*scores, confidence=CONFIDENCE)
-        found = max(found, gdp.epsilon(mu, solver.delta))
-    assert SOLVERS[name] * said < found <= said
-    scores = of_solvers.of_solver(name, **at, broken=True)
-    assert auditing.epsilon_lower(*scores, solver.delta, confidence=0.99) > said
+
+    def proven(confidence, **how):
+        scores = of_solvers.of_solver(name, **at, **how)
+        found = auditing.epsilon_lower(*scores, solver.delta, confidence=confidence)
+        if not solver.gaussian:
+            return found
+        mu = auditing.gaussian_mu_lower(*scores, confidence=confidence)
+        return max(found, gdp.epsilon(mu, solver.delta))
+
+    assert SOLVERS[name] * said < proven(CONFIDENCE) <= said
+    assert proven(0.99, broken=True) > said
 
 
 def test_every_solver_is_attacked(of_solvers):
