@@ -5,8 +5,8 @@
 scikit-learn's digits (a network with one hidden layer) and 4,000 of MNIST's test images
 (logistic regression; the folder holds the files), at δ = 1e-5 under ADD_REMOVE, where
 Poisson samples and random bins are allowed. Trained are SGD with momentum
-on Poisson samples with independent noise, in random and in fresh bins with what noise
-is best for its parameters, and with what `dpjax.plan` chooses of all of these; and Adam
+on Poisson samples with independent noise, in random bins with what noise is
+best for its parameters, and with what `dpjax.plan` chooses of all of these; and Adam
 on Poisson samples.
 
 Batch size, epochs and learning rate are chosen for each at each ε by the same search:
