@@ -10,10 +10,10 @@ parameters, and with what `dpjax.plan` chooses of the two; and Adam on Poisson s
 
 The learning rate is chosen for each at each ε by the same search (and so would several
 batch sizes and numbers of epochs be, of which `SHAPES` has one for each data set): on
-four fifths of the training data, in batches that are four fifths as large, so that noise
-and steps are those of the run, it is scored on the last fifth. Then runs on all of it
-are tested. A plan chooses by sizes alone. The search reads private data, and no ε here
-counts that.
+four fifths of the training data, in batches that are four fifths as large, so that
+noise and steps are those of the run, it is scored on the last fifth. Then runs on all
+of it are tested. A plan chooses by sizes alone. The search reads private data, and no
+ε here counts that.
 """
 
 import dataclasses
