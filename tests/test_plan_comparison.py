@@ -85,9 +85,9 @@ def test_the_least_is_chosen_and_every_row_is_a_plan_of_its_own(chosen):
     assert none == ("fixed_size", "any")  # under ZERO_OUT
 
 
-@pytest.mark.slow  # bins are planned for twice
+@pytest.mark.slow  # groups are planned for twice
 def test_random_batches_for_correlated_noise_are_compared():
-    names = ("random_bins", "cyclic_poisson")
+    names = ("reshuffled", "cyclic_poisson")  # the page of the choice has bins
     check(dpjax.plan(**asked(sampling=names, noise="correlated")), names)
 
 
