@@ -4,16 +4,16 @@
 
 scikit-learn's digits (a network with one hidden layer) and 4,000 of MNIST's test images
 (logistic regression; the folder holds the files), at δ = 1e-5 under ADD_REMOVE, where
-Poisson samples and random bins are allowed. Trained are SGD with momentum
-on Poisson samples with independent noise, in random and in fresh bins with what noise
-is best for its parameters, and with what `dpjax.plan` chooses of all of these; and Adam
-on Poisson samples.
+Poisson samples and random bins are allowed. Trained are SGD with momentum on Poisson
+samples with independent noise, in random bins with what noise is best for its
+parameters, and with what `dpjax.plan` chooses of the two; and Adam on Poisson samples.
 
-Batch size, epochs and learning rate are chosen for each at each ε by the same search:
-on four fifths of the training data, in batches that are four fifths as large, so that
+The learning rate is chosen for each at each ε by the same search (and so would several
+batch sizes and numbers of epochs be, of which `SHAPES` has one for each data set): on
+four fifths of the training data, in batches that are four fifths as large, so that
 noise and steps are those of the run, it is scored on the last fifth. Then runs on all
-of it are tested. At each setting a plan chooses anew, by sizes alone. The search reads
-private data, and no ε here counts that.
+of it are tested. A plan chooses by sizes alone. The search reads private data, and no
+ε here counts that.
 """
 
 import dataclasses

@@ -20,6 +20,7 @@ from _results import FOLDER, Table, read
 DOCUMENTS = (
     "README.md",
     "docs/choosing.md",
+    "docs/choosing-a-mechanism.md",
     "docs/correlated.md",
     "docs/auditing.md",
     "docs/amplification.md",
@@ -129,7 +130,15 @@ def networks():
     return Table("networks", {"": "{}"} | table.columns, rows)
 
 
+def left_noise():
+    """The noise that mechanisms leave, without the seconds that it took to say so."""
+    table = load("mechanisms")["tables"]["noise"]
+    *columns, _ = table.columns.items()
+    return Table("noise", dict(columns), [row[:-1] for row in table.rows])
+
+
 VIEWS = {
+    ("mechanisms", "noise"): left_noise,
     ("train", "accuracy"): accuracy,
     ("tuned", "settings"): chosen,
     ("clipping", "ratios"): ratios,

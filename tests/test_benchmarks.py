@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md",
     "docs/choosing.md",
+    "docs/choosing-a-mechanism.md",
     "docs/correlated.md",
     "docs/auditing.md",
     "docs/amplification.md",
