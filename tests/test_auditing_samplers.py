@@ -89,8 +89,7 @@ def test_a_whole_plan_gives_away_what_it_reports_and_no_more(samplers):
     assert gdp.epsilon(mu, DELTA) > said
 
 
-# How many canaries find each; Poisson samples of all take the benchmark's 8,000, and its
-# patience.
+# How many canaries find each; Poisson samples of all take 8,000, and the benchmark.
 BROKEN = {
     "the same Poisson sample in every step": 4000,
     "batches in the data's order, not in bins": 2000,
