@@ -1,20 +1,30 @@
 """Random allocation and correlated noise in random bins: how tight, and how fast.
 
-    python benchmarks/amplification.py [--samples 200000]
+    pip install -e '.[bench]'
+    python benchmarks/amplification.py [--samples 200000] [--without-peers]
 
 Brackets of ε for random allocation; the noise that bins ask for beside what Monte Carlo
-says is needed and what a fixed order asks for; times. A few minutes on two cores.
+says is needed and what a fixed order asks for; times, and what jax_privacy's simulation
+would take to promise the same noise. A few minutes on two cores.
 """
 
+import contextlib
 import functools
 
 import jax
 import numpy as np
-from _results import Table, parser, print_tables, write
+from _results import OURS, Table, parser, print_tables, require, write
 from _timing import said, take_turns
 
 from dpjax import Adjacency, strategies
 from dpjax.accounting import allocation, calibrate, correlated, gdp
+
+with contextlib.suppress(ImportError):
+    from jax_privacy.batch_selection import BallsInBinsSampling
+    from jax_privacy.experimental.monte_carlo import (
+        delta_calculation,
+        sample_generation,
+    )
 
 SETTINGS = [  # noise multiplier, steps, epochs, δ
     (1.0, 100, 1, 1e-5),
@@ -55,8 +65,9 @@ def brackets():
     return Table("brackets", columns, rows)
 
 
-def simulated(decay, epsilon, samples):
-    """The least noise multiplier for the cheaper order, by importance sampling.
+@functools.cache
+def simulation(decay, epsilon, samples):
+    """From a noise multiplier to δ of the cheaper order, and its standard error.
 
     Under P the pattern is drawn first, and X is N(K e, K). For half of the samples it
     is N((1 + a) K e, K), where the pattern's own ratio alone would decide δ; weights
@@ -82,6 +93,11 @@ def simulated(decay, epsilon, samples):
         terms = weights * -np.expm1(np.minimum(epsilon - logs, 0.0))
         return terms.mean(), terms.std() / np.sqrt(samples)
 
+    return delta
+
+
+def simulated(delta):
+    """The least noise multiplier, and its standard error in percent."""
     low, high = 0.5, 40.0
     for _ in range(12):
         middle = np.sqrt(low * high)
@@ -101,16 +117,22 @@ def bins(sampling):
     )
 
 
+@functools.cache
+def needed(decay, epsilon):
+    """The noise multiplier that bins ask for."""
+    return float(calibrate.solve(lambda s: bins("random_bins")(decay, s), epsilon))
+
+
 def noise(samples):
     """Noise multipliers for a target ε, by what they are from."""
     rows = []
     for decay, epsilon in CASES:
-        ours = float(calibrate.solve(lambda s: bins("random_bins")(decay, s), epsilon))
+        ours = needed(decay, epsilon)
         fixed = correlated.mu(
             strategies.geometric(decay), 1.0, order="fixed", **BINS
         ) / gdp.mu(epsilon, DELTA)
-        needed = simulated(decay, epsilon, samples)
-        rows.append([decay, epsilon, ours, needed, ours / needed[0], float(fixed)])
+        true = simulated(simulation(decay, epsilon, samples))
+        rows.append([decay, epsilon, ours, true, ours / true[0], float(fixed)])
     columns = {
         "λ": "{}",
         "ε": "{:g}",
@@ -145,16 +167,60 @@ def times():
     return Table("times", columns, rows)
 
 
+def peers(samples, found):
+    """What jax_privacy's simulation needs to promise what bins do at our noise.
+
+    It may promise DELTA if it finds no more than what is true there, by its own count
+    of samples, each in both orders. A time is that of 20 samples times their number.
+    """
+    rows = []
+    for decay, epsilon in CASES:
+        sigma = needed(decay, epsilon)
+        taken = take_turns(
+            {"": lambda d=decay, s=sigma: bins("random_bins")(d, s)}, rounds=ROUNDS
+        )[""].median
+        row = [decay, epsilon, 1e3 * taken, None, None, None, None]
+        true = simulation(decay, epsilon, samples)(sigma)[0]
+        if "jax_privacy" in found and true < DELTA:
+            steps, n_b = BINS["num_steps"], BINS["steps_per_epoch"]
+            column = decay ** np.arange(steps)
+            many = delta_calculation.minimum_samples_to_calibrate(true, DELTA)
+
+            def theirs(sigma=sigma, column=column, steps=steps, n_b=n_b):
+                way = BallsInBinsSampling(steps, n_b)
+                for positive in (True, False) * 10:
+                    sample_generation.get_privacy_loss_sample(
+                        way, sigma, column, 0, positive
+                    )
+
+            each = take_turns({"": theirs}, rounds=ROUNDS)[""].median / 20
+            total = 2 * many * each
+            row[3:] = [1e3 * each, float(many), total / 3600, total / taken]
+        rows.append(row)
+    columns = {"λ": "{}", "ε": "{:g}", "dpjax, ms": "{:.0f}"}
+    columns |= {"jax_privacy, ms a sample": "{:.2f}", "samples": "{:.1e}"}
+    columns |= {"hours": "{:.3g}", "times dpjax": "{:.1e}"}
+    return Table("peers", columns, rows)
+
+
 def main():
     """Measure everything; tables are printed as they are done."""
     options = parser(__doc__)
     options.add_argument("--samples", type=int, default=200_000)
+    options.add_argument("--without-peers", action="store_true")
     arguments = options.parse_args()
+    found = require(["jax_privacy"], arguments.without_peers)
     tables = []
-    for measure in (brackets, functools.partial(noise, arguments.samples), times):
+    for measure in (
+        brackets,
+        functools.partial(noise, arguments.samples),
+        times,
+        functools.partial(peers, arguments.samples, found),
+    ):
         tables.append(measure())
         print_tables(tables[-1])
-    write("amplification", arguments, tables, times=said(ROUNDS))
+    packages = [*OURS, "numpy", *found]
+    write("amplification", arguments, tables, packages=packages, times=said(ROUNDS))
 
 
 if __name__ == "__main__":

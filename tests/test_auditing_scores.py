@@ -151,6 +151,7 @@ def test_bounds_of_randomised_response_seldom_exceed_the_truth():
     assert np.median(found) > 0.6 * epsilon
 
 
+@pytest.mark.slow
 def test_a_threshold_from_other_scores_seldom_exceeds_the_truth():
     others = gaussian_scores(1.3, 300, seed=3)
     scores = gaussian_scores(1.3, 300, seed=4)

@@ -484,6 +484,7 @@ def check_survivors(folders, plan, whole):
         assert found.epsilon(plan.delta) == plan.epsilon
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_is_the_run_that_was_not(plan, whole, tmp_path):
     check_survivors(survive(tmp_path, plan, random.Random(1), 2), plan, whole)
 

@@ -78,7 +78,10 @@ def test_bins_that_overflow_are_paid_for(sampling):
         np.testing.assert_array_equal(full.guarantee.delta(np.array([3.0])), [1.0])
 
 
-@pytest.mark.parametrize("sampling", ["random_bins", "cyclic_poisson"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param("random_bins", marks=pytest.mark.slow), "cyclic_poisson"],
+)
 def test_noise_that_hides_nothing_is_no_error(sampling):
     assert make(sampling, noise_multiplier=0.001).epsilon > 1e5
 
@@ -127,6 +130,7 @@ def batches(run, steps):
     ]
 
 
+@pytest.mark.slow
 def test_everyone_keeps_the_step_or_picks_anew():
     kept, anew = (batches(make(s, max_batch_size=N), 20) for s in list(SHAPES)[:2])
     for epoch in (kept[:10], kept[10:], anew[:10], anew[10:]):

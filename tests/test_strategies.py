@@ -397,7 +397,7 @@ def test_amplified_noise_is_enough_and_none_near_by_is_less(sampling):
         {"epsilon": 0.0},
         {"delta": 1.5},
         {"num_steps": 0},
-        {"adjacency": Adjacency.REPLACE},
+        {"adjacency": "replace"},
         {"workload": None},
     ],
 )

@@ -196,7 +196,7 @@ def mixture_scores(
       >>> scores = mixture_scores(seen, bins, jnp.full(3, 1 / 3), 2.0)
       >>> ratios = jnp.exp(scores)  # E exp(score) is 1 without the canary
       >>> print(f"{ratios[:5000].mean():.2f} with it, {ratios[5000:].mean():.2f} not")
-      1.10 with it, 1.00 not
+      1.09 with it, 1.00 not
     """
     _validate.positive("stddev", stddev)
     fits = jnp.ndim(seen) == 2 and jnp.ndim(cases) == 2
