@@ -135,7 +135,9 @@ def test_no_adaptive_gradients_exceed_the_aligned_ones():
             assert np.all(divergences(first, second, weights) <= aligned + 2e-4)
 
 
-@pytest.mark.parametrize("n_b", [1, 2, 3, 8, 37, 100])
+@pytest.mark.parametrize(
+    "n_b", [1, 3, 37, *(pytest.param(x, marks=pytest.mark.slow) for x in (2, 8, 100))]
+)
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
 def test_covariances_on_trees_are_above_the_true_ones(n_b, decay):
     num_steps = 3 * n_b - 1
@@ -197,6 +199,7 @@ def test_no_bound_is_below_a_simulation(how):
     assert np.median(tight) > (0.1 if how == "random_bins" else 0.01)
 
 
+@pytest.mark.slow
 def test_one_simulation():
     """What the slow test does, once, with δ squared or noise halved caught."""
     coefficients, noise, delta = 0.5 ** np.arange(1, 5), 2.3, 0.01
@@ -273,6 +276,7 @@ def test_noise_that_varies_counts_as_the_least():
     np.testing.assert_allclose(float(got), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_cyclic_poisson_is_poisson_sampling_of_blocks():
     sizes = {"num_steps": 30, "steps_per_epoch": 10, "sampling": "cyclic_poisson"}
     for adjacency in Adjacency:

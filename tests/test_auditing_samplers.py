@@ -62,13 +62,10 @@ SAMPLED = {
     "random_bins, fresh": 0.6,
     "random_bins, geometric": 0.5,
 }
-SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "poisson" else SLOW) for name in SAMPLED],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLED)
 def test_who_takes_part_by_chance_is_hidden_as_well_as_reported(name, samplers):
     assert list(samplers.SAMPLED) == list(SAMPLED)
     sampled = samplers.SAMPLED[name]

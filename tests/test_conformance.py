@@ -454,6 +454,7 @@ def in_batches(sample):
     return lambda key: [sample(key, step) for step in range(4)]
 
 
+@pytest.mark.slow
 def test_streams_of_one_key_never_meet():
     """Samplers, noises and solvers under one key, their first steps and all leaves."""
     # Two names of one mechanism draw the same: only one of them is in a run.

@@ -203,7 +203,14 @@ def test_it_is_rounded_upwards_to_float32_too():
     assert float(wide) <= float(narrow) <= float(wide) * (1 + 2e-7)
 
 
-@pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "fixed",
+        pytest.param("reshuffled", marks=pytest.mark.slow),
+        pytest.param("separated", marks=pytest.mark.slow),
+    ],
+)
 def test_it_can_be_differentiated_by_every_coefficient(order, x64):
     num_steps, n_b = 29, 6
     workload = workloads.momentum_sum(0.8)

@@ -50,7 +50,14 @@ def compiled_delta(kind, *numbers):
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "poisson",
+        pytest.param("replace", marks=pytest.mark.slow),
+        pytest.param("fixed", marks=pytest.mark.slow),
+    ],
+)
 def test_one_step_is_exact_from_above(kind, x64):
     rng = np.random.default_rng(1)
     mu = 10 ** rng.uniform(-3, 0.9, 25)

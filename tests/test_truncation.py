@@ -208,7 +208,9 @@ def by_peer(noise, q, n, b, count, delta, adjacency):
 @pytest.mark.parametrize(
     ("n", "q", "b", "noise", "count", "delta", "rare"),
     [
-        (10_000, 0.01, 150, 1.0, 1000, 1e-5, True),
+        pytest.param(
+            *(10_000, 0.01, 150, 1.0, 1000, 1e-5, True), marks=pytest.mark.slow
+        ),
         (100, 0.1, 15, 2.0, 100, 1e-6, False),
         (100, 0.1, 8, 2.0, 100, 1e-6, False),
     ],
