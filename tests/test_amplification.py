@@ -267,13 +267,20 @@ def test_how_near_to_simulations_it_is(decay, target, simulated, excess):
 
 
 @pytest.mark.slow
-def test_noise_that_varies_counts_as_the_least():
-    shape, sizes = strategies.banded([1.0, 0.5, 0.25, 0.0, 0.0]), {**SIZES}
-    sizes |= {"sampling": "random_bins", "adjacency": Adjacency.ZERO_OUT}
-    varied = strategies.scaled(shape, np.linspace(0.5, 2.0, 24))
-    got = correlated.epsilon(varied, 4.0, 1e-5, **sizes)
-    expected = float(compiled("random_bins")(shape.numerator, 2.0, 1e-5))
-    np.testing.assert_allclose(float(got), expected, rtol=1e-6)
+def test_noise_that_varies_counts_as_the_least_unless_the_steps_are_known():
+    sizes = {**SIZES, "adjacency": Adjacency.ZERO_OUT}
+    shape = strategies.banded([1.0, 0.5, 0.25, 0.0, 0.0])
+    of_least = float(compiled("random_bins")(shape.numerator, 2.0, 1e-5))
+    # Of little more noise at few steps, and of so much more that to know them is less.
+    for factors, hidden in (
+        ([0.5] * 12 + [0.6] * 12, True),
+        ([0.5] + [2.0] * 23, False),
+    ):
+        varied = strategies.scaled(shape, np.asarray(factors))
+        got = correlated.epsilon(varied, 4.0, 1e-5, sampling="random_bins", **sizes)
+        known = float(correlated.epsilon(varied, 4.0, 1e-5, sampling="fixed", **sizes))
+        assert (of_least < known) == hidden
+        np.testing.assert_allclose(float(got), min(of_least, known), rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -63,9 +63,16 @@ def test_noise(name):
     text(two_steps, 3, {k: PARAMS[k] for k in ("table", "dense")})
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+def many(key, step):
+    """Beyond 2¹⁶ examples bins are found another way."""
+    sizes = {"max_batch_size": 30, "key": key, "epoch": step, "step": 2}
+    return dpjax.sampling.random_bins_step(100_000, 5_000, **sizes)
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS, "random_bins_step, many"])
 def test_batches(name):
-    lowered = text(lambda seed, step: SAMPLERS[name](jax.random.key(seed), step), 3, 5)
+    sample = SAMPLERS.get(name, many)
+    lowered = text(lambda seed, step: sample(jax.random.key(seed), step), 3, 5)
     # No platform rounds integers: every machine draws the same examples.
     assert not any(f"{kind}>" in lowered for kind in ("f16", "f32", "f64"))
 
