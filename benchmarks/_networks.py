@@ -1,5 +1,6 @@
 """The networks that clipping is measured on: loss, parameters and a batch."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -140,8 +141,12 @@ def transformer(
     length: int = 128,
     vocabulary: int = 8000,
     heads: int = 4,
+    scanned: bool = False,
 ) -> Any:
-    """A causal language model with pre-norm blocks and tied embeddings."""
+    """A causal language model with pre-norm blocks and tied embeddings.
+
+    Its blocks are one after the other, or one that is scanned over and rematerialised.
+    """
 
     def block(i: int) -> dict[str, jax.Array]:
         head = (width, heads, width // heads)
@@ -165,6 +170,8 @@ def transformer(
         "scale": jnp.ones(width),
         "shift": jnp.zeros(width),
     }
+    if scanned:
+        params["blocks"] = jax.tree.map(lambda *x: jnp.stack(x), *params["blocks"])
     causal = jnp.tril(jnp.ones((length, length), bool))
 
     def layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
@@ -181,16 +188,30 @@ def transformer(
         mixed = jnp.einsum("hts,hsk->htk", scores, value)
         return jnp.einsum("htk,hkd->td", mixed, p["out"])
 
+    def apply(x: jax.Array, p: Any) -> jax.Array:
+        x = x + attention(layer_norm(x, p["scales"][0], p["shifts"][0]), p)
+        y = layer_norm(x, p["scales"][1], p["shifts"][1])
+        y = jax.nn.gelu(y @ p["up"] + p["up_bias"])
+        return x + y @ p["down"] + p["down_bias"]
+
+    @jax.checkpoint
+    def again(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+        return apply(x, p), None
+
     def loss(params: Any, ids: jax.Array) -> jax.Array:
         x = params["embedding"][ids] + params["position"]
-        for p in params["blocks"]:
-            x = x + attention(layer_norm(x, p["scales"][0], p["shifts"][0]), p)
-            y = layer_norm(x, p["scales"][1], p["shifts"][1])
-            y = jax.nn.gelu(y @ p["up"] + p["up_bias"])
-            x = x + y @ p["down"] + p["down_bias"]
+        if scanned:
+            x, _ = jax.lax.scan(again, x, params["blocks"])
+        else:
+            x = functools.reduce(apply, params["blocks"], x)
         x = layer_norm(x, params["scale"], params["shift"])
         logits = jax.nn.log_softmax(x @ params["embedding"].T)
         return -jnp.mean(jnp.take_along_axis(logits[:-1], ids[1:, None], axis=1))
 
     ids = jax.random.randint(jax.random.key(9), (batch, length), 0, vocabulary)
     return loss, params, ids
+
+
+def rematerialised() -> Any:
+    """The same, deeper, with a vocabulary that leaves memory to the blocks."""
+    return transformer(layers=12, vocabulary=1000, scanned=True)

@@ -128,10 +128,11 @@ class ClippedGrad(Generic[Params]):
         by_vmap = partial(vmap_sum, closed, groups, clip_norms)
         if self.engine == "vmap":
             return by_vmap
-        plan = bookkeeping.plan(closed, groups)
+        twice = self.engine == "ghost"
+        plan = bookkeeping.plan(closed, groups, keep_blocks=twice)
         if self.engine == "auto" and not plan.automatic:
             return by_vmap
-        if self.engine == "ghost":
+        if twice:
             return partial(bookkeeping.clipped_sum_twice, plan, clip_norms)
         by_platform = self.engine == "auto"
         function = partial(bookkeeping.clipped_sum, by_platform=by_platform)
@@ -241,8 +242,9 @@ def clipped_grad(
         backward pass, and forms no per-example gradient where it knows how (see
         `explain`): often many times faster. It gives up rematerialisation
         (jax.checkpoint). "ghost" is the same in two passes, one for the norms and one
-        for the sum: for losses whose per-example gradients it must form, and then
-        need not keep; see Privacy. "auto" is "bookkeeping" if that knows how for one
+        for the sum: for losses that rematerialise blocks to save memory, which stay
+        blocks, or whose per-example gradients it must form, and then need not keep; see
+        Privacy. "auto" is "bookkeeping" if that knows how for one
         parameter at least, else "vmap"; never "ghost". Where it is lowered for a TPU,
         it forms all per-example gradients.
       microbatch_size: form at most this many per-example gradients at a time. Any

@@ -280,13 +280,22 @@ LAYERS = (
 )
 
 
+def rematerialised(layer: Any) -> Any:
+    def again(q: Any, x: Any, ids: Any) -> Any:
+        return jax.checkpoint(lambda x, ids: layer(q, x, ids))(x, ids)
+
+    return again
+
+
 @st.composite
 def programs(draw: Any, *, batch: int = 3, most: int = 4) -> tuple[Any, Any, Any]:
     """A loss, its parameters and a batch."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     program = Program(rng)
     for make in draw(st.lists(st.sampled_from(LAYERS), min_size=1, max_size=most)):
-        program.layers.append(make(program, draw))
+        layer = make(program, draw)
+        again = draw(st.booleans())
+        program.layers.append(rematerialised(layer) if again else layer)
     examples = (
         jnp.asarray(rng.normal(size=(batch, ROWS, WIDTH)), jnp.float32),
         jnp.asarray(rng.integers(0, VOCABULARY, size=(batch, ROWS))),

@@ -48,7 +48,8 @@ def loss(params: Any, ids: jax.Array) -> tuple[jax.Array, Any]:
     x = params["table"].at[ids].get(**whole)
     x = jnp.tanh(x @ params["up"] + params["bias"][None])
     x = jnp.dot(x, params["down"], **whole) * params["gain"][None]
-    x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])
+    layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None))
+    x, _ = jax.lax.scan(layer, x, params["layers"])
     return jnp.mean(jax.nn.log_softmax(x)[:, 0] ** 2), {"x": x[0], "id": ids[0]}
 
 

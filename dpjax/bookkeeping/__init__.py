@@ -38,9 +38,13 @@ here it is read off the loss's jaxpr, for any function.
 7. `engine`: from `books` (the records and cotangents of a batch) and what becomes of
    them `at_site` and `at_component`, the norms, weights and sums, in float32 at least
    and at the highest precision, since the bound on an influence rests on the norms. The
-   sum comes from the same pass (book-keeping) or from another one (ghost), for which
-   nothing is kept. What is `alike` shares what is traced for it.
-8. `reach`: ghost pulls the sum of gradients back once where the maps between leaves and
+   sum comes from the same pass (book-keeping) or from another one (ghost:
+   `two_passes`), for which nothing is kept. What is `alike` shares what is traced.
+8. `blocks`: in two passes a rematerialised block (`jax.checkpoint`) whose parameters
+   enter nothing else is a loss of its own: its books are kept while its share of the
+   norms, or of the sums, is made of them. In one pass all books are needed at the end:
+   there rematerialisation is given up.
+9. `reach`: ghost pulls the sum of gradients back once where the maps between leaves and
    operands round by the model, and the norm then includes what the terms can do there.
 
 **Rounding.** Rows may cancel: then the Gram form is a small difference of large terms.
@@ -52,16 +56,16 @@ that cancel would push other examples out of the sum. docs/clipping.md says what
 costs. TPUs' products are outside the model: for them engine="auto" takes all norms of
 gradients, and the sum of the same ones. Which of the two is lowered is decided last.
 
-**What it does not do.** Rematerialisation (jax.checkpoint) around parameters is given
-up. A parameter inside cond, while_loop or a custom derivative, or scanned over in a
-scan within a scan, has its per-example gradients formed; so has one that also enters
-the loss without an example, as a penalty on weights does (put that in the optimizer).
+**What it does not do.** A parameter inside cond, while_loop or a custom derivative, or
+scanned over in a scan within a scan, has its per-example gradients formed; so has one
+that also enters the loss without an example, as a penalty on weights does (put that in
+the optimizer).
 """
 
 from dpjax.bookkeeping.engine import clipped_sum as clipped_sum
-from dpjax.bookkeeping.engine import clipped_sum_twice as clipped_sum_twice
 from dpjax.bookkeeping.explain import Explanation as Explanation
 from dpjax.bookkeeping.explain import explanation as explanation
 from dpjax.bookkeeping.plan import Plan as Plan
 from dpjax.bookkeeping.plan import plan as plan
 from dpjax.bookkeeping.trace import trace as trace
+from dpjax.bookkeeping.two_passes import clipped_sum_twice as clipped_sum_twice

@@ -24,7 +24,7 @@ from dpjax.bookkeeping.books import Seen
 from dpjax.bookkeeping.components import Component
 from dpjax.bookkeeping.factors import Factors
 from dpjax.bookkeeping.plan import matched
-from dpjax.bookkeeping.sites import RuledSite
+from dpjax.bookkeeping.sites import KeptSite, RuledSite
 from dpjax.clipping import if_finite, scaled, scaled_sum
 
 
@@ -150,6 +150,9 @@ def _sums_by_sites(
     for site, others, cotangent in zip(
         component.sites, records, seen.cotangents, strict=True
     ):
+        if isinstance(site, KeptSite):  # whose block has made the sum
+            sums.append(cotangent)
+            continue
         share = scaled(cotangent.astype(dtype), scale, finite)
         if isinstance(site, RuledSite):
             others = [x.astype(dtype) if is_real(x) else x for x in others]

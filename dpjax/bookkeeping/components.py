@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from dpjax._typing import Atom
 from dpjax.bookkeeping.path import Path
-from dpjax.bookkeeping.sites import RuledSite, Site
+from dpjax.bookkeeping.sites import KeptSite, RuledSite, Site
 from dpjax.bookkeeping.trace import aval
 
 Sources = Mapping[jex.Var, frozenset[int]]
@@ -58,6 +58,16 @@ class Component(NamedTuple):
     reason: str
 
     @property
+    def kept(self) -> bool:
+        """Whether each of its sites is a kept block's, which alone has its entries."""
+        return (
+            self.roots is not None
+            and all(len(root.members) == 1 for root in self.roots)
+            and all(isinstance(site, KeptSite) for site in self.sites)
+            and not any(loop.shared for site in self.sites for loop in site.loops)
+        )
+
+    @property
     def own_groups(self) -> tuple[int, ...]:
         """The groups of its leaves, once each."""
         return tuple(dict.fromkeys(self.groups))
@@ -72,13 +82,13 @@ class Component(NamedTuple):
 def components(
     closed: jex.ClosedJaxpr, sites: Sequence[Site], groups: Sequence[int]
 ) -> list[Component]:
-    """Split the jaxpr from leaves (its inputs) to the sites' operands (its outputs).
+    """Split the jaxpr from leaves (its first inputs) to the sites' operands.
 
     Leaves of one group are clipped together.
     """
     jaxpr = closed.jaxpr
     made_by = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-    sources = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars)}
+    sources = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars[: len(groups)])}
     for eqn in jaxpr.eqns:
         reached = frozenset().union(*(_sources(v, sources) for v in eqn.invars))
         if reached and eqn.primitive.name != "stop_gradient":
@@ -90,7 +100,7 @@ def components(
         its_sites = tuple(sites[i] for i in members)
         its_groups = tuple(groups[i] for i in leaves)
         roots, reason = None, "tapped itself"
-        if all(isinstance(site, RuledSite) for site in its_sites):
+        if all(isinstance(site, RuledSite | KeptSite) for site in its_sites):
             roots, reason = _isometry(jaxpr, made_by, operands, sources)
         if roots is not None and len(set(its_groups)) > 1:
             roots, reason = None, "leaves of several groups"

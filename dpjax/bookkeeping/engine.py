@@ -1,4 +1,4 @@
-"""The clipped sum from one forward and one backward pass, or from two of each."""
+"""The clipped sum from one forward and one backward pass."""
 
 import functools
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dpjax._dtypes import at_least_float32
 from dpjax._meshes import compiler_sharded, leading_axis
 from dpjax._platforms import on_platform
-from dpjax._rounding import square_sum, upper_sum
+from dpjax._rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._typing import ArrayLike
 from dpjax.bookkeeping import at_component as at
 from dpjax.bookkeeping import factors as fac
@@ -21,7 +21,7 @@ from dpjax.bookkeeping.components import Component
 from dpjax.bookkeeping.plan import Plan, size
 from dpjax.bookkeeping.reach import Reach, reach
 from dpjax.bookkeeping.sites import RuledSite
-from dpjax.clipping import Scales, Summed, clip_scales, sum_of_held
+from dpjax.clipping import Summed, clip_scales, sum_of_held
 
 
 class Norms(NamedTuple):
@@ -103,54 +103,6 @@ def _in_one_pass(
     return sums, norm
 
 
-def clipped_sum_twice(
-    plan: Plan,
-    clip_norms: Sequence[ArrayLike],
-    leaves: Sequence[jax.Array],
-    examples: Sequence[jax.Array],
-    mask: jax.Array,
-) -> Summed:
-    """The same in two passes, of which the first keeps nothing but the norms."""
-    rows = [form.gram for form in plan.forms]
-
-    def first_pass(
-        books: Books,
-        leaves: Sequence[jax.Array],
-        clip_norms: Sequence[ArrayLike],
-        mask: jax.Array,
-    ) -> Scales:
-        books, entering = settled(plan, books), plan.inputs(leaves)
-        reaches = _reaches(plan, entering)
-        squares, _ = _squares(plan, books, entering, clip_norms, rows, reaches)
-        return clip_scales(squares, clip_norms, mask)
-
-    def second_pass(
-        books: Books,
-        leaves: Sequence[jax.Array],
-        scales: Sequence[jax.Array],
-        finite: jax.Array,
-    ) -> list[jax.Array]:
-        books, entering = settled(plan, books), plan.inputs(leaves)
-        reaches = _reaches(plan, entering)
-        by_sites = [
-            gram or found is not None for gram, found in zip(rows, reaches, strict=True)
-        ]
-        kept = [None] * len(plan.components)
-        return _sums(plan, leaves, by_sites, books, entering, kept, scales, finite)
-
-    books = keep_books(plan, leaves, examples, mask.shape[0])
-    loss, *aux = books.outputs
-    arrays = (leaves, examples)
-    weighed = compiler_sharded(first_pass, arrays, jax.P(leading_axis(examples)))
-    finite, scales, norm = weighed(books.without_aux(), leaves, clip_norms, mask)
-    # Behind the barrier XLA takes it for another computation.
-    leaves, scales = jax.lax.optimization_barrier((leaves, scales))
-    books = keep_books(plan, leaves, examples, mask.shape[0]).without_aux()
-    shardings = [jax.typeof(x).sharding.spec for x in leaves]
-    summed = compiler_sharded(second_pass, arrays, shardings)
-    return Summed(summed(books, leaves, scales, finite), loss, norm, aux)
-
-
 def _squares(
     plan: Plan,
     books: Books,
@@ -164,12 +116,20 @@ def _squares(
     Where a component has a reach the sum is not made of the gradients that are formed:
     their norm is enlarged by what the terms of either may round.
     """
-    squares = [[jnp.zeros(books.outputs[0].shape, jnp.float32)] for _ in clip_norms]
+    batch = books.outputs[0].shape[:1]
+    squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
     kept: list[list[jax.Array] | None] = []
     for component, inputs, rows, found in zip(
         plan.components, entering, by_rows, reaches, strict=True
     ):
         alike, seen = Alike(component), books.seen_by(component)
+        if component.kept:  # the blocks have made the squares
+            (group,) = component.own_groups
+            for found in seen.cotangents:
+                square, terms = staged_sum(found, kept=1)
+                squares[group].append(square * (1 + margin(terms + 2, square.dtype)))
+            kept.append(None)
+            continue
         bounds = [clip_norms[group] for group in component.own_groups]
         if rows:
             (group,) = component.own_groups
@@ -261,3 +221,34 @@ def _sums(
         total[i].astype(dtype) if i in total else jnp.zeros(x.shape, dtype)
         for i, (x, dtype) in enumerate(zip(leaves, dtypes, strict=True))
     ]
+
+
+def squares_alone(
+    plan: Plan,
+    books: Books,
+    known: Sequence[jax.Array],
+    clip_norms: Sequence[ArrayLike],
+) -> list[jax.Array]:
+    """The norms' squares in a pass that keeps nothing for the sums."""
+    books, entering = settled(plan, books), plan.inputs(known)
+    rows = [form.gram for form in plan.forms]
+    reaches = _reaches(plan, entering)
+    return _squares(plan, books, entering, clip_norms, rows, reaches).squares
+
+
+def sums_alone(
+    plan: Plan,
+    books: Books,
+    known: Sequence[jax.Array],
+    leaves: Sequence[jax.Array],
+    scales: Sequence[jax.Array],
+    finite: jax.Array,
+) -> list[jax.Array]:
+    """The leaves' scaled sums in another pass."""
+    books, entering = settled(plan, books), plan.inputs(known)
+    by_sites = [
+        form.gram or found is not None
+        for form, found in zip(plan.forms, _reaches(plan, entering), strict=True)
+    ]
+    nothing = [None] * len(plan.components)
+    return _sums(plan, leaves, by_sites, books, entering, nothing, scales, finite)

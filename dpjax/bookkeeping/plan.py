@@ -1,6 +1,9 @@
 """What to do for one loss and one batch: sites, components, forms and costs."""
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+import itertools
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,7 +13,7 @@ from dpjax.bookkeeping.components import Component, Root, components
 from dpjax.bookkeeping.factors import MOST_ROWS, Size
 from dpjax.bookkeeping.rules import Layout
 from dpjax.bookkeeping.run import operands
-from dpjax.bookkeeping.sites import RuledSite, Scope, Site, analyse
+from dpjax.bookkeeping.sites import KeptSite, RuledSite, Scope, Site, analyse
 from dpjax.bookkeeping.trace import aval, inline
 
 # Reading or writing a number takes as long as this many multiplications.
@@ -34,14 +37,15 @@ class Form(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The analysis of a loss.
+    """The analysis of a loss, or of a block in it that is kept.
 
     Attributes:
-      scope: the loss's jaxpr and its sites.
+      scope: the jaxpr and its sites.
       sites: all sites, by number.
       from_leaves: the jaxpr from parameter leaves to the sites' operands.
       components: leaves and operands that belong together.
       forms: of each component.
+      blocks: those that are kept, by the first of their sites.
     """
 
     scope: Scope
@@ -49,6 +53,7 @@ class Plan(NamedTuple):
     from_leaves: jex.ClosedJaxpr
     components: list[Component]
     forms: list[Form]
+    blocks: dict[KeptSite, "Block"]
 
     @property
     def automatic(self) -> bool:
@@ -61,37 +66,127 @@ class Plan(NamedTuple):
             for c in self.components
         )
 
-    def inputs(self, leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:
-        """For each component, what enters its path."""
+    def inputs(self, known: Sequence[jax.Array]) -> list[list[jax.Array]]:
+        """For each component, what enters its path, from the leaves and what is known.
+
+        Of a loss the leaves are all that is known.
+        """
         jaxpr, consts = self.from_leaves.jaxpr, self.from_leaves.consts
         values = dict(zip(jaxpr.constvars, consts, strict=True))
-        values.update(zip(jaxpr.invars, leaves, strict=True))
+        values.update(zip(jaxpr.invars, known, strict=True))
         return [[values[v] for v in c.path.inputs] for c in self.components]
 
 
-def plan(closed: jex.ClosedJaxpr, groups: Sequence[int]) -> Plan:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+    """A rematerialised block that is kept, as a function of its own.
+
+    Attributes:
+      plan: its analysis; its inputs are the leaves, what else is known, the examples.
+      order: these inputs among the block's own.
+      num_known: how many are known, leaves or not.
+      of_leaves: for each leaf its group among the block's own.
+      groups: for each of these, which it is around the block.
+    """
+
+    plan: Plan
+    order: tuple[int, ...]
+    num_known: int
+    of_leaves: tuple[int, ...]
+    groups: tuple[int, ...]
+
+
+def plan(
+    closed: jex.ClosedJaxpr,
+    groups: Sequence[int],
+    *,
+    num_known: int | None = None,
+    outputs: Sequence[int] = (0,),
+    keep_blocks: bool = False,
+) -> Plan:
     """Analyse a loss of parameter leaves and one example's, as `trace` gives it.
 
-    Leaves of one group are clipped together.
+    Args:
+      closed: its jaxpr.
+      groups: for each of its first inputs, the leaves, what it is clipped with.
+      num_known: how many inputs no example enters, the leaves and those after them.
+      outputs: which outputs must depend on the example.
+      keep_blocks: whether a rematerialised block stays one, where the leaves that enter
+        it enter nothing else.
     """
-    n = len(groups)
-    leaves = closed.in_avals[:n]
-    parametric = [i < n for i in range(len(closed.in_avals))]
-    steps = [frozenset() if on else None for on in parametric]
-    closed = inline(closed, parametric, parametric)
-    scope, _ = analyse(closed, steps, parametric)
-    sites = scope.all_sites()
-    from_leaves = jax.make_jaxpr(lambda *xs: operand_values(scope, xs))(*leaves)
-    found = components(from_leaves, sites, groups)
-    sizes = [x.size for x in leaves]
-    forms = [_form(c, sizes) for c in found]
-    return Plan(scope, sites, from_leaves, found, forms)
+    num_known = len(groups) if num_known is None else num_known
+    inputs = range(len(closed.in_avals))
+    known = [i < num_known for i in inputs]
+    parametric = [i < len(groups) for i in inputs]
+    steps = [frozenset() if on else None for on in known]
+    of_known = closed.in_avals[:num_known]
+    opened: set[int] = set()
+
+    def kept(eqn: jex.JaxprEqn) -> bool:
+        return keep_blocks and id(eqn.params["jaxpr"]) not in opened
+
+    while True:
+        flat = inline(closed, known, parametric, kept)
+        scope, _ = analyse(flat, steps, parametric, outputs=outputs, kept=kept)
+        sites = scope.all_sites()
+        values = functools.partial(operand_values, scope)
+        from_leaves = jax.make_jaxpr(values)(*of_known)
+        found = components(from_leaves, sites, groups)
+        shared = {
+            id(site.eqn.params["jaxpr"])
+            for component in found
+            for site in component.sites
+            if isinstance(site, KeptSite) and not component.kept
+        }
+        if not shared:
+            break
+        opened |= shared
+    forms = [_form(c, [x.size for x in of_known]) for c in found]
+    return Plan(scope, sites, from_leaves, found, forms, _blocks(sites, found))
 
 
-def operand_values(scope: Scope, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+def _blocks(sites: Sequence[Site], found: Sequence[Component]) -> dict[KeptSite, Block]:
+    """The kept blocks, by the first of their sites; those that are alike are one."""
+    group = {site: c.groups[0] for c in found for site in c.sites}
+    kept = [site for site in sites if isinstance(site, KeptSite)]
+    blocks: dict[KeptSite, Block] = {}
+    made: dict[Hashable, Block] = {}
+    for _, together in itertools.groupby(kept, key=lambda site: id(site.eqn)):
+        own = list(together)
+        groups = tuple(group[site] for site in own)
+        features = (*(site.features() for site in own), groups)
+        if features not in made:
+            made[features] = _block(own, groups)
+        blocks[own[0]] = made[features]
+    return blocks
+
+
+def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
+    """The block that some sites enter, which are clipped with some groups."""
+    eqn, known = sites[0].eqn, sites[0].known
+    leaves = [site.position for site in sites]
+    places = range(len(known))
+    others = [i for i in places if known[i] and i not in leaves]
+    order = (*leaves, *others, *(i for i in places if not known[i]))
+    body = eqn.params["jaxpr"]
+    closed = jex.ClosedJaxpr(body.replace(invars=[body.invars[i] for i in order]), [])
+    own = tuple(dict.fromkeys(groups))
+    of_leaves = tuple(map(own.index, groups))
+    num_known = len(leaves) + len(others)
+    analysed = plan(
+        closed,
+        of_leaves,
+        num_known=num_known,
+        outputs=range(len(body.outvars)),
+        keep_blocks=True,
+    )
+    return Block(analysed, order, num_known, of_leaves, own)
+
+
+def operand_values(scope: Scope, *known: jax.Array) -> list[jax.Array]:
     """The operands of all sites."""
-    unused = len(scope.closed.jaxpr.invars) - len(leaves)
-    return operands(scope, (*leaves, *[None] * unused))
+    unused = len(scope.closed.jaxpr.invars) - len(known)
+    return operands(scope, (*known, *[None] * unused))
 
 
 def size(site: RuledSite) -> Size:

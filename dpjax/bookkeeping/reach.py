@@ -6,7 +6,7 @@ they cancel, the example's gradient says little of what they round, or of what t
 push out of the sum on the way. With |J| of absolute values, taken over all paths,
 ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both. Here is a bound of ‖|J|‖, the root of the largest row
 sum times the largest column sum, for maps whose primitives are known to do no more than
-multiply, add and move numbers of float32 at least: these round by the model in
+multiply, add and move real numbers of float32 at least: these round by the model in
 `dpjax._rounding`. Through any other, each example's gradient is pulled back on its own.
 """
 
@@ -80,7 +80,9 @@ def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
 def _is_known(eqn: jex.JaxprEqn) -> bool:
     dtypes = [aval(v).dtype for v in (*eqn.invars, *eqn.outvars)]
     return eqn.primitive.name in _KNOWN and all(
-        at_least_float32(d) == d for d in dtypes if jnp.issubdtype(d, jnp.inexact)
+        jnp.issubdtype(d, jnp.floating) and at_least_float32(d) == d
+        for d in dtypes
+        if jnp.issubdtype(d, jnp.inexact)
     )
 
 

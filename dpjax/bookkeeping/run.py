@@ -1,13 +1,14 @@
 """Evaluate a loss with taps, and its operands without."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import jax
 import jax.extend.core as jex
 
 from dpjax._meshes import plus
 from dpjax._typing import Atom
-from dpjax.bookkeeping.sites import RuledSite, Scope, Site
+from dpjax.bookkeeping.sites import KeptSite, RuledSite, Scope, Site
 from dpjax.bookkeeping.stretches import passes, stretches
 from dpjax.bookkeeping.trace import bind, needed, read, scan_sizes
 
@@ -74,11 +75,28 @@ def _in_all_iterations(
 Ran = tuple[list[jax.Array], dict[int, tuple[jax.Array, ...]]]
 
 
+class AtBlock(Protocol):
+    """The outputs of a kept block for one example.
+
+    Its sites, the values of its inputs, and what is tapped at each site.
+    """
+
+    def __call__(
+        self,
+        sites: Sequence[KeptSite],
+        inputs: Sequence[jax.Array],
+        taps: Sequence[jax.Array],
+    ) -> list[jax.Array]:
+        """The outputs."""
+        ...
+
+
 def run(
     scope: Scope,
     inputs: Sequence[jax.Array],
     taps: Mapping[int, jax.Array],
     numbers: Mapping[Site, int],
+    at_block: AtBlock | None = None,
 ) -> Ran:
     """Evaluate a scope for one example.
 
@@ -90,6 +108,7 @@ def run(
       inputs: of its jaxpr, in this iteration of the scans around it.
       taps: by a site's number, what to add there.
       numbers: the number of each site.
+      at_block: what to do at blocks that are kept, where there are some.
 
     Returns:
       The outputs, and for each site with a rule, by its number, the values of the
@@ -109,8 +128,15 @@ def run(
             inputs = [read(v, values) for v in eqn.invars]
             for position, site in sites.items():
                 inputs[position] = plus(inputs[position], taps[numbers[site]])
-            out, inner = _scan(eqn, inputs, body, taps, numbers)
+            out, inner = _scan(eqn, inputs, body, taps, numbers, at_block)
             records.update(inner)
+            values.update(zip(eqn.outvars, out, strict=True))
+            continue
+        if kept := scope.kept(stretch.start):
+            (eqn,) = stretch.eqns
+            assert at_block is not None
+            inputs = [read(v, values) for v in eqn.invars]
+            out = at_block(kept, inputs, [taps[numbers[site]] for site in kept])
             values.update(zip(eqn.outvars, out, strict=True))
             continue
         passed = function(
@@ -135,6 +161,7 @@ def _scan(
     body: Scope,
     taps: Mapping[int, jax.Array],
     numbers: Mapping[Site, int],
+    at_block: AtBlock | None,
 ) -> Ran:
     """A scan with taps inside: they are scanned over, and the records stacked."""
     consts, carry = scan_sizes(eqn)
@@ -146,7 +173,8 @@ def _scan(
     ) -> tuple[list[jax.Array], Ran]:
         xs, tap_values = scanned
         tapped = dict(zip(here, tap_values, strict=True))
-        out, records = run(body, [*inputs[:consts], *carried, *xs], tapped, numbers)
+        entering = [*inputs[:consts], *carried, *xs]
+        out, records = run(body, entering, tapped, numbers, at_block)
         return out[:carry], (out[carry:], records)
 
     last, (ys, records) = jax.lax.scan(

@@ -10,7 +10,7 @@ would form it.
 """
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, cast
 
 import jax.extend.core as jex
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from dpjax._typing import Atom
 from dpjax.bookkeeping.alike import of_equation
 from dpjax.bookkeeping.rules import Rule, rule_for
-from dpjax.bookkeeping.trace import aval, inline, scan_sizes
+from dpjax.bookkeeping.trace import aval, inline, is_rematerialised, scan_sizes
 
 
 class Loop(NamedTuple):
@@ -86,7 +86,44 @@ class TappedSite:
         return self.loops, aval(self.operand)
 
 
-Site = RuledSite | TappedSite
+@dataclasses.dataclass(eq=False)
+class KeptSite:
+    """An operand that enters a rematerialised block, which is kept as it is.
+
+    What the block's own sites give is accounted for inside.
+
+    Attributes:
+      eqn: the block.
+      known: which of its inputs no example enters.
+      position: which of them the operand is.
+      operand: the operand's variable.
+      loops: the scans around it, the outermost first.
+    """
+
+    eqn: jex.JaxprEqn
+    known: tuple[bool, ...]
+    position: int
+    operand: jex.Var
+    loops: tuple[Loop, ...]
+
+    @property
+    def tapped(self) -> jex.Var:
+        """The variable that is accounted for."""
+        return self.operand
+
+    def features(self) -> Hashable:
+        """All that does not depend on where in the loss it is."""
+        return self.position, self.known, self.loops, of_equation(self.eqn)
+
+    @property
+    def name(self) -> str:
+        """The equation's primitive."""
+        return self.eqn.primitive.name
+
+
+Site = RuledSite | TappedSite | KeptSite
+# Which rematerialised blocks are kept.
+Kept = Callable[[jex.JaxprEqn], bool]
 
 
 @dataclasses.dataclass(eq=False)
@@ -119,6 +156,11 @@ class Scope:
                 found |= self.steps[atom]
         return found
 
+    def kept(self, index: int) -> list[KeptSite]:
+        """The sites of a block that is kept, if an equation is one."""
+        found = self.sites.get(index, {}).values()
+        return [site for site in found if isinstance(site, KeptSite)]
+
     def all_sites(self) -> list[Site]:
         """The sites of this scope and of those within, in a fixed order."""
         found: list[Site] = []
@@ -136,6 +178,7 @@ def analyse(
     *,
     lengths: tuple[int, ...] = (),
     outputs: Sequence[int] = (0,),
+    kept: Kept = lambda eqn: False,
 ) -> tuple[Scope, dict[Site, frozenset[int]]]:
     """Find the sites of a flat jaxpr.
 
@@ -146,6 +189,7 @@ def analyse(
       differentiable: whether each input depends on a parameter, by a derivative.
       lengths: of the scans around the jaxpr, the outermost first.
       outputs: which outputs must depend on the example, as the loss must.
+      kept: which rematerialised blocks in scans are kept; others are none by now.
 
     Returns:
       The scope, and for each site, those within scans too, the differentiable inputs
@@ -172,6 +216,9 @@ def analyse(
 
     def site(eqn: jex.JaxprEqn, position: int, rule: Rule | None) -> Site:
         operand = cast(jex.Var, eqn.invars[position])
+        if is_rematerialised(eqn):
+            known = tuple(scope.steps_of(v) is not None for v in eqn.invars)
+            return KeptSite(eqn, known, position, operand, loops(operand))
         if rule is None:
             return TappedSite(operand, loops(operand), eqn.primitive.name)
         return RuledSite(eqn, position, rule, operand, loops(operand))
@@ -191,7 +238,7 @@ def analyse(
         lifted = set(operands)
         if eqn.primitive.name == "scan":
             scope.scans[index], lifted, within = _analyse_scan(
-                scope, eqn, operands, lengths
+                scope, eqn, operands, lengths, kept
             )
             for inner, entered in within.items():
                 origins[inner] = frozenset().union(
@@ -211,7 +258,11 @@ def analyse(
 
 
 def _analyse_scan(
-    outer: Scope, eqn: jex.JaxprEqn, operands: Sequence[int], lengths: tuple[int, ...]
+    outer: Scope,
+    eqn: jex.JaxprEqn,
+    operands: Sequence[int],
+    lengths: tuple[int, ...],
+    kept: Kept,
 ) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
     """The scope of a scan's body, the operands that are tapped before it, and origins.
 
@@ -227,7 +278,7 @@ def _analyse_scan(
         for i, v in enumerate(eqn.invars)
     ]
     parametric = [on and i in operands for i, on in enumerate(known)]
-    body = inline(eqn.params["jaxpr"], known, parametric)
+    body = inline(eqn.params["jaxpr"], known, parametric, kept)
     depth = len(lengths)
     outside = {i for i in operands if i in carried}
     while True:
@@ -243,6 +294,7 @@ def _analyse_scan(
             [i in operands and i not in outside for i in range(len(steps))],
             lengths=(*lengths, eqn.params["length"]),
             outputs=range(len(body.jaxpr.outvars)),
+            kept=kept,
         )
         unruled = {
             source

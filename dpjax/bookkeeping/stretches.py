@@ -67,14 +67,14 @@ class Passed(NamedTuple):
 
 
 def stretches(scope: Scope) -> list[Stretch]:
-    """The scope's equations in stretches; a scan with sites is one by itself."""
+    """The scope's equations in stretches; scans and kept blocks are alone."""
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
     for index in range(len(eqns)):
         found = scope.sites.get(index, {}).values()
         if any(isinstance(site, RuledSite) for site in found):
             starts.add(index)
-        if index in scope.scans:
+        if index in scope.scans or scope.kept(index):
             starts |= {index, index + 1}
     last: dict[jex.Var, int] = {}
     for index, eqn in enumerate(eqns):

@@ -1,7 +1,7 @@
 """From a loss to one flat jaxpr: calls inlined, cross-example layers refused."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from dpjax._meshes import lets_compiler_decide
 from dpjax._typing import ArrayLike, Atom, LossOfLeaves
 
-# Calls that mean no more than their body. A rematerialised block is one: the engine
-# records what its sites need, and the recomputation is given up. custom_jvp and
-# custom_vjp calls are not: their derivative is not their body's.
-_INLINED = frozenset(
-    {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
-)
+# Calls that mean no more than their body. custom_jvp and custom_vjp calls are not:
+# their derivative is not their body's.
+_INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
+# Blocks that are rematerialised. They are inlined too where their books are kept with
+# all others: what their sites need is recorded, and the recomputation is given up.
+_REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
 # Parameters of equations that say how their output is sharded along explicit axes.
 _LAYOUT = ("sharding", "out_sharding")
 
@@ -126,8 +126,16 @@ def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
     return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
+def is_rematerialised(eqn: jex.JaxprEqn) -> bool:
+    """Whether it is a block of `jax.checkpoint`."""
+    return eqn.primitive.name in _REMATERIALISED
+
+
 def inline(
-    closed: jex.ClosedJaxpr, known: Sequence[bool], parametric: Sequence[bool]
+    closed: jex.ClosedJaxpr,
+    known: Sequence[bool],
+    parametric: Sequence[bool],
+    kept: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
 ) -> jex.ClosedJaxpr:
     """The same jaxpr without the calls in which a parameter may meet an example.
 
@@ -138,6 +146,7 @@ def inline(
       closed: the jaxpr.
       known: whether no example enters an input.
       parametric: whether an input is known and a parameter enters it.
+      kept: which rematerialised blocks that an example enters stay too.
     """
     outer = closed.jaxpr
     constants = dict(zip(outer.constvars, closed.consts, strict=True))
@@ -155,7 +164,10 @@ def inline(
             variables = [v for v in inputs if isinstance(v, jex.Var)]
             entered = not parameters.isdisjoint(variables)
             body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            if entered and eqn.primitive.name in _INLINED and body is not None:
+            call = eqn.primitive.name in _INLINED
+            if is_rematerialised(eqn):
+                call = knowns.issuperset(variables) or not kept(eqn)
+            if entered and call and body is not None:
                 inner = getattr(body, "jaxpr", body)
                 held = dict(
                     zip(inner.constvars, getattr(body, "consts", ()), strict=True)

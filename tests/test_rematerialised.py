@@ -1,0 +1,268 @@
+"""engine="ghost" keeps the blocks of jax.checkpoint, and is the same function."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_bookkeeping import assert_same, clipped_by_hand, normal
+from test_bookkeeping_zoo import flax_scanned_layers
+
+import dpjax
+from dpjax import bookkeeping
+
+DEPTH, ROWS, WIDTH, BATCH = 3, 4, 6, 5
+
+
+def layers(seed: int = 0) -> dict[str, jax.Array]:
+    return {
+        "in": normal(seed, DEPTH, WIDTH, 2 * WIDTH, scale=0.4),
+        "bias": normal(seed + 1, DEPTH, 2 * WIDTH),
+        "out": normal(seed + 2, DEPTH, 2 * WIDTH, WIDTH, scale=0.4),
+        "gain": normal(seed + 3, DEPTH, WIDTH),
+    }
+
+
+def block(x: Any, p: Any) -> Any:
+    return x + jnp.tanh((x * p["gain"][None]) @ p["in"] + p["bias"][None]) @ p["out"]
+
+
+def scanned(p: Any, x: Any, body: Any = block, **options: Any) -> jax.Array:
+    again = jax.checkpoint(body, **options)
+    return jax.lax.scan(lambda x, p: (again(x, p), None), x, p)[0]
+
+
+X = normal(9, BATCH, ROWS, WIDTH) * jnp.array([3.0, 1.0, 0.1, 0.01, 0.5])[:, None, None]
+
+
+def squared(x: jax.Array) -> jax.Array:
+    return jnp.mean(x**2)
+
+
+def unrolled(params: Any, x: Any) -> jax.Array:
+    for i in range(DEPTH):
+        x = jax.checkpoint(block)(x, jax.tree.map(lambda a, i=i: a[i], params))
+    return squared(x)
+
+
+def listed(params: Any, x: Any) -> jax.Array:
+    policy = jax.checkpoint_policies.dots_saveable
+    for p in params:
+        x = jax.checkpoint(block, policy=policy)(x, p)
+    return squared(x)
+
+
+def nested(params: Any, x: Any) -> jax.Array:
+    return squared(jax.checkpoint(scanned)(params, x))
+
+
+def with_dropout(params: Any, example: Any) -> jax.Array:
+    key, x = example
+
+    def body(x: Any, scanned_in: Any) -> Any:
+        p, key = scanned_in
+        dropped = jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x, 0.0)
+        return block(dropped, p)
+
+    keys = jax.random.split(key, DEPTH)
+    return squared(scanned((params, keys), x, body))
+
+
+def embedded(params: Any, ids: Any) -> jax.Array:
+    """A table inside a block, integers in and out, and one that is tied outside."""
+
+    def look_up(table: Any, ids: Any) -> Any:
+        rows = table[ids]
+        return rows, jnp.argmax(rows, axis=1)
+
+    x, best = jax.checkpoint(look_up)(params["table"], ids)
+    x = scanned(params["layers"], x + params["tied"][best])
+    return jnp.mean(jax.nn.log_softmax(x @ params["tied"].T)[:, 0])
+
+
+def shared(params: Any, x: Any) -> jax.Array:
+    """One weight in all blocks: they are opened, for the cross terms."""
+
+    def body(x: Any, p: Any) -> Any:
+        return block(x, p) @ params["one"]
+
+    return squared(scanned(params["layers"], x, body))
+
+
+def in_several_forms(params: Any, x: Any) -> jax.Array:
+    """Within a block: used twice, normalised, and never meeting the example."""
+
+    def body(x: Any, p: Any) -> tuple[Any, Any]:
+        w = p["in"][:, :WIDTH]
+        v = p["bias"][None, :WIDTH] * w / jnp.linalg.norm(w)
+        return jnp.tanh(x @ w) @ v + x * p["gain"][None], jnp.sum(p["out"] ** 2)
+
+    again = jax.checkpoint(body)
+    x, penalty = jax.lax.scan(again, x, params)
+    return squared(x) + 1e-2 * jnp.sum(penalty)
+
+
+def made_before(params: Any, x: Any) -> jax.Array:
+    """What enters a block is a leaf turned, cast and cut."""
+    w = params["in"].reshape(DEPTH, -1, WIDTH)[:, :WIDTH].transpose(0, 2, 1)
+    return squared(scanned(w, x, lambda x, w: jnp.tanh(x @ w)))
+
+
+def waves(params: Any, x: Any) -> jax.Array:
+    def body(x: Any, p: Any) -> Any:
+        return jnp.fft.fft(x) @ p["out"][:WIDTH].astype(jnp.complex64)
+
+    x = x.astype(jnp.complex64)
+    return jnp.mean(jnp.abs(scanned(params, x, body)) ** 2)
+
+
+PARAMS = layers()
+WITH_ONE = {"layers": PARAMS, "one": normal(20, WIDTH, WIDTH)}
+TABLES = {
+    "layers": PARAMS,
+    "table": normal(21, 7, WIDTH),
+    "tied": normal(22, WIDTH, WIDTH),
+}
+IDS = jax.random.randint(jax.random.key(23), (BATCH, ROWS), 0, 7)
+KEYS = jax.random.split(jax.random.key(24), BATCH)
+LIST = [jax.tree.map(lambda a, i=i: a[i], PARAMS) for i in range(DEPTH)]
+# Each with the number of blocks that are kept.
+LOSSES = {
+    "scanned": (lambda p, x: squared(scanned(p, x)), PARAMS, X, 1),
+    "unrolled": (unrolled, PARAMS, X, DEPTH),
+    "listed": (listed, LIST, X, DEPTH),
+    "nested": (nested, PARAMS, X, 1),
+    "with_dropout": (with_dropout, PARAMS, (KEYS, X), 1),
+    "embedded": (embedded, TABLES, IDS, 2),
+    "shared": (shared, WITH_ONE, X, 0),
+    "in_several_forms": (in_several_forms, PARAMS, X, 1),
+    "made_before": (made_before, {"in": PARAMS["in"]}, X, 1),
+    "waves": (waves, {"out": PARAMS["out"]}, X, 1),
+}
+QUICK = ("unrolled", "embedded")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in LOSSES],
+)
+def test_same_function(name):
+    loss, params, batch, _ = LOSSES[name]
+    keep = np.arange(jax.tree.leaves(batch)[0].shape[0]) != 2
+    assert_same(loss, params, batch, keep=keep, engine="ghost", clip_norm=0.7)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_blocks_that_stay(name):
+    loss, params, batch, count = LOSSES[name]
+    one = jax.tree.map(lambda x: jax.typeof(x[0]), batch)
+    leaves, treedef = jax.tree.flatten(params)
+    examples, of_examples = jax.tree.flatten(one)
+
+    def of_leaves(leaves: Any, examples: Any) -> tuple[jax.Array, Any]:
+        return loss(treedef.unflatten(leaves), of_examples.unflatten(examples)), ()
+
+    closed, _ = bookkeeping.trace(of_leaves, leaves, examples)
+    groups = [0] * len(leaves)
+    assert len(bookkeeping.plan(closed, groups, keep_blocks=True).blocks) == count
+    assert not bookkeeping.plan(closed, groups).blocks
+
+
+def temporaries(function: Any, *args: Any) -> int:
+    compiled = jax.jit(function).lower(*args).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_memory_is_that_of_a_plain_step():
+    depth, rows, width = 12, 64, 32
+    params = {
+        "in": normal(0, depth, width, 4 * width),
+        "bias": normal(1, depth, 4 * width),
+        "out": normal(2, depth, 4 * width, width),
+        "gain": normal(3, depth, width),
+    }
+    x = normal(4, 8, rows, width)
+
+    def loss(params: Any, x: Any) -> jax.Array:
+        return squared(scanned(params, x))
+
+    def plain(params: Any, x: Any) -> Any:
+        return jax.grad(lambda p: jnp.mean(jax.vmap(loss, (None, 0))(p, x)))(params)
+
+    ghost = dpjax.clipped_grad(loss, 1.0, engine="ghost")
+    book_keeping = dpjax.clipped_grad(loss, 1.0, engine="bookkeeping")
+    needed = temporaries(plain, params, x)
+    # What is within one block, of all blocks' that book-keeping holds.
+    assert temporaries(ghost, params, x) < 2 * needed
+    assert temporaries(book_keeping, params, x) > 5 * needed
+
+
+@pytest.mark.slow
+def test_layers_of_flax():
+    loss, params, ids = flax_scanned_layers()
+    assert_same(loss, params, ids, engine="ghost")
+    ghost, book_keeping = (
+        dpjax.clipped_grad(loss, 1.0, engine=engine)
+        for engine in ("ghost", "bookkeeping")
+    )
+    assert temporaries(ghost, params, ids) < temporaries(book_keeping, params, ids)
+
+
+@pytest.mark.slow
+def test_groups_are_clipped_on_their_own():
+    bounds = {"in": 0.3, "bias": 0.02, "out": 1.5, "gain": 0.02}
+
+    def loss(params: Any, x: Any) -> jax.Array:
+        return squared(scanned(params, x))
+
+    def run(engine: str) -> Any:
+        fn = dpjax.clipped_grad(loss, bounds, engine=engine)
+        return jax.jit(fn)(PARAMS, X)
+
+    got, want = run("ghost"), run("vmap")
+    for name in PARAMS:
+        np.testing.assert_allclose(got[0][name], want[0][name], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(got[1].norm, want[1].norm, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_an_example_that_is_not_finite_adds_nothing():
+    def loss(params: Any, x: Any) -> jax.Array:
+        return squared(scanned(params, x))
+
+    x = X.at[1, 2, 3].set(jnp.nan).at[3, 0, 0].set(jnp.inf)
+    assert_same(loss, PARAMS, x, engine="ghost")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_other_dtypes(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        params = jax.tree.map(lambda a: a.astype(dtype), PARAMS)
+
+        def loss(params: Any, x: Any) -> jax.Array:
+            return squared(scanned(params, x.astype(dtype)))
+
+        fn = dpjax.clipped_grad(loss, 0.7, engine="ghost")
+        grads, per_example = jax.jit(fn)(params, X)
+        sums, norms = clipped_by_hand(loss, params, X, 0.7, True)
+        rtol = 1e-4 if dtype == "float64" else 0.03
+        np.testing.assert_allclose(per_example.norm, norms, rtol=rtol)
+        for got, want in zip(jax.tree.leaves(grads), sums, strict=True):
+            assert got.dtype == (dtype if dtype == "float64" else jnp.float32)
+            np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * 0.3)
+
+
+@pytest.mark.slow
+def test_in_microbatches_and_under_vmap():
+    def loss(params: Any, x: Any) -> jax.Array:
+        return squared(scanned(params, x))
+
+    assert_same(loss, PARAMS, X, engine="ghost", microbatch_size=2)
+    both = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), PARAMS)
+    fn = dpjax.clipped_grad(loss, 0.7, engine="ghost")
+    together = jax.jit(jax.vmap(lambda p: fn(p, X)[0]))(both)
+    alone = jax.jit(fn)(jax.tree.map(lambda a: 2 * a, PARAMS), X)[0]
+    for got, want in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
+        np.testing.assert_allclose(got[1], want, rtol=1e-4, atol=1e-5)
