@@ -112,6 +112,7 @@ def float64(
     static: tuple[str, ...] = (),
     vectors: tuple[int, ...] = (),
     elementwise: bool = False,
+    compiled: bool = True,
 ) -> Callable[[Core], Core]:
     """Decorate a core function of float64 arrays into one for any caller.
 
@@ -124,6 +125,9 @@ def float64(
         and broadcasts; its result has the batch axes alone.
       elementwise: whether the core is written for one evaluation only, scalars but for
         its vectors, and is to be mapped over batch axes.
+      compiled: whether to compile the core as one program. One that takes long to
+        compile is better made of a few compiled functions, of which several calls then
+        share some.
 
     Returns:
       A decorator. Positional arguments of the result may be Python numbers (taken
@@ -136,7 +140,7 @@ def float64(
         def lifted(records: tuple[type | None, ...]) -> Core:
             flat, at = _flat(core, records, vectors)
             flat = _mapped(flat, at) if elementwise else flat
-            return _lift(flat, rounding, static, at)
+            return _lift(flat, rounding, static, at, compiled)
 
         @functools.wraps(core)
         def wrapper(
@@ -200,8 +204,9 @@ def _lift(
     rounding: Direction,
     static: tuple[str, ...],
     vectors: tuple[int, ...],
+    compiled: bool = True,
 ) -> Core:
-    jitted = jax.jit(core, static_argnames=static)
+    jitted = jax.jit(core, static_argnames=static) if compiled else core
 
     @functools.cache
     def partial(position: int) -> Core:

@@ -240,3 +240,18 @@ def test_overflow_is_the_binomial_tail():
         1.0, num_examples=5, sampling_rate=0.9, max_batch_size=5, num_steps=3
     )
     assert always_fits == 0
+
+
+@pytest.mark.parametrize("start", [0.01, 1.7, 2.0, 300.0])
+def test_no_parameter_is_asked_for_twice(start):
+    """And a start that is nearly right saves most of the search."""
+    asked = []
+
+    def epsilon(x):
+        asked.append(float(x))
+        return 3 / x**1.5
+
+    root = calibrate.solve(epsilon, 3 / 1.7**1.5, start=start)
+    assert float(root) == pytest.approx(1.7, rel=1e-6)
+    assert len(set(asked)) == len(asked)
+    assert len(asked) <= (8 if start == 1.7 else 20)

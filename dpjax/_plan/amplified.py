@@ -4,6 +4,7 @@ Who does not know in which steps an example took part learns less of it. For ind
 noise `mechanisms.Poisson` is such a way; here are those that a correlation allows.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -148,6 +149,32 @@ class Bins(NamedTuple):
         return jnp.asarray(found, default_float())
 
 
+@functools.lru_cache(maxsize=256)  # the room for a batch is looked for at the same few
+def _ideal(
+    mechanism: "RandomBins",
+    noise_multiplier: float,
+    batch_size: int,
+    num_steps: int,
+    dtype: np.dtype,
+    delta: float,
+) -> float:
+    """ε where no bin overflows, rounded up to a dtype that is the default one."""
+    # Independent noise is geometric noise of λ = 0, whose program it then shares.
+    shape = strategies.geometric(0.0)
+    if mechanism.shape is not None and any(mechanism.shape[:2]):
+        shape = mechanism.shape.toeplitz(num_steps)
+    found = correlated.epsilon(
+        shape,
+        noise_multiplier,
+        delta,
+        num_steps=num_steps,
+        steps_per_epoch=mechanism.steps_per_epoch(batch_size),
+        sampling="fresh_bins" if mechanism._fresh else "random_bins",
+        adjacency=mechanism.adjacency,
+    )
+    return float(found)
+
+
 class RandomBins(Mechanism):
     """Every example picks one step of the epoch for itself, and keeps it."""
 
@@ -192,21 +219,12 @@ class RandomBins(Mechanism):
             int(np.asarray(x)) for x in (numbers.num_steps, numbers.batch_size)
         )
         bins = self.steps_per_epoch(size)
-        # Independent noise is geometric noise of λ = 0, whose program it then shares.
-        shape = strategies.geometric(0.0)
-        if self.shape is not None and any(self.shape[:2]):
-            shape = self.shape.toeplitz(steps)
+        noise = float(np.asarray(numbers.noise_multiplier))
 
         def ideal(delta: ArrayLike) -> jax.Array:
-            return correlated.epsilon(
-                shape,
-                numbers.noise_multiplier,
-                delta,
-                num_steps=steps,
-                steps_per_epoch=bins,
-                sampling="fresh_bins" if self._fresh else "random_bins",
-                adjacency=self.adjacency,
-            )
+            of = functools.partial(_ideal, self, noise, size, steps, default_float())
+            found = [of(x) for x in np.ravel(delta).tolist()]
+            return jnp.asarray(found).reshape(np.shape(delta))
 
         def overflow(epsilon: ArrayLike) -> jax.Array:
             return truncation.overflow_delta(

@@ -1,6 +1,6 @@
 """How the noise of a plan is correlated: as asked for, or best for a workload."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,18 @@ from dpjax._strategy import Strategy
 from dpjax._workload import Workload
 
 
+class Asked(NamedTuple):
+    """A shape of noise.
+
+    Attributes:
+      shape: None for independent noise.
+      about: about the noise multiplier that it needs, where that has been looked for.
+    """
+
+    shape: Shape | None
+    about: float | None = None
+
+
 def asked(
     mechanism: Mechanism,
     sampling: Any,
@@ -18,15 +30,15 @@ def asked(
     given: dict[str, Any],
     workload: Workload | None,
     strategy: Strategy | None,
-) -> Shape | None:
-    """What was asked for, or the best for a workload; None for independent noise."""
+) -> Asked:
+    """What was asked for, or the best for a workload."""
     if noise == "independent":
         if workload is not None or strategy is not None:
             raise ValueError(
                 "workload and strategy are for noise='correlated'; got "
                 f"{workload!r} and {strategy!r}."
             )
-        return None
+        return Asked(None)
     if not mechanism.correlates:
         raise ValueError(
             "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
@@ -38,8 +50,9 @@ def asked(
             "num_steps and batch_size must be given with noise='correlated'; what is "
             "solved for is epsilon or noise_multiplier."
         )
+    about = None
     if strategy is None and workload is not None:
-        strategy = _best(mechanism, sampling, workload, given)
+        strategy, about = _best(mechanism, sampling, workload, given)
     elif strategy is None or workload is not None:
         raise ValueError(
             "either workload or strategy must be given with noise='correlated'; got "
@@ -47,13 +60,16 @@ def asked(
         )
     shape = shape_of(strategy, steps)
     mechanism.refuse(shape, size)
-    return shape
+    return Asked(shape, about)
 
 
 def _best(
     mechanism: Mechanism, sampling: Any, workload: Workload, given: dict[str, Any]
-) -> Strategy:
-    """For fixed orders the best with one vector, and else what is best amplified."""
+) -> tuple[Strategy, float | None]:
+    """For fixed orders the best with one vector, and else what is best amplified.
+
+    And about the noise that it needs, if that is known.
+    """
     sizes = {
         "num_steps": given["num_steps"],
         "steps_per_epoch": mechanism.steps_per_epoch(given["batch_size"]),
@@ -64,15 +80,17 @@ def _best(
                 "epsilon, or a strategy, must be given with this sampling: which "
                 "correlation is best for a workload depends on ε."
             )
-        return strategies.amplified(
+        best = strategies.amplified(
             workload,
             **sizes,
             epsilon=given["epsilon"],
             delta=given["delta"],
             sampling=sampling,
             adjacency=mechanism.adjacency,
-        ).strategy
+        )
+        return best.strategy, best.noise_multiplier
     found = strategies.optimize("rational", workload, **sizes, order=mechanism.order)
     if all(np.size(x) == 1 for x in workload[2:]):
-        return found
-    return strategies.scheduled(found, workload, **sizes, order=mechanism.order)
+        return found, None
+    found = strategies.scheduled(found, workload, **sizes, order=mechanism.order)
+    return found, None

@@ -167,7 +167,7 @@ def plan(
                 "sampling must be 'poisson', 'fixed_size', 'fixed' or 'reshuffled' "
                 f"with schedules or a QuantileClip; got {sampling!r}."
             )
-    shape = shapes.asked(mechanism, sampling, noise, given, workload, strategy)
+    shape, about = shapes.asked(mechanism, sampling, noise, given, workload, strategy)
     mechanism = dataclasses.replace(mechanism, shape=shape)
     sizes = [piece.batch_size for piece in given["schedule"]]
     largest = max(sizes, default=given["batch_size"])
@@ -176,10 +176,11 @@ def plan(
     cost = _cost(mechanism, given["schedule"])
     if mechanism.overflows and max_batch_size is None:
         most = mechanism.population
-        solved = _solved(cost, unknown, given, (1 - rooms.SHARE) * delta, most)
+        share = (1 - rooms.SHARE) * delta
+        solved = _solved(cost, unknown, given, share, most, about)
         room = rooms.least(cost, solved, delta, most, largest or solved["batch_size"])
     else:
-        solved = _solved(cost, unknown, given, delta, max_batch_size or n)
+        solved = _solved(cost, unknown, given, delta, max_batch_size or n, about)
         room = max_batch_size or solved["batch_size"]
     if isinstance(clip, QuantileClip):
         quantile.noise_of(clip, solved["noise_multiplier"], solved["batch_size"])
@@ -261,13 +262,18 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
 
 
 def _solved(
-    cost: Cost, unknown: str, given: dict[str, Any], delta: float, room: int
+    cost: Cost,
+    unknown: str,
+    given: dict[str, Any],
+    delta: float,
+    room: int,
+    about: float | None,
 ) -> dict[str, Any]:
     """All four numbers; ε is what the others cost."""
     if unknown == "epsilon":
         return {**given, unknown: cost(given, room, delta)}
     whole = unknown != "noise_multiplier"
-    start = 1.0 if whole else _about(given, delta)
+    start = 1.0 if whole else about or _about(given, delta)
     found = calibrate.solve(
         lambda x: jnp.asarray(cost({**given, unknown: x}, room, delta)),
         _for_callers(given["epsilon"], "down"),

@@ -6,6 +6,7 @@ compiled here, once, and not operation by operation.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ from jax.core import Tracer
 
 _Function = Callable[[jax.Array], jax.Array]
 _State = TypeVar("_State")
+_LEAST_STRIDE = 1e-3  # of the logarithm; ten squares of it are far
 
 
 class Point(NamedTuple):
@@ -70,6 +72,9 @@ def bracket(
 ) -> tuple[Point, Point]:
     """Walk from start, squaring the stride, until the sign of the excess changes.
 
+    The first stride is by two, or less where little is missing: log ε seldom falls more
+    slowly than the root of the parameter grows.
+
     Returns the last two points, the last one at an end if the sign never changed.
     """
 
@@ -77,8 +82,9 @@ def bracket(
         further = _further(walk, increasing, ends)
         return _walked(walk, Point(further, excess(further)))
 
-    first, two = Point(start, excess(start)), jnp.full_like(start, 2.0)
-    walk = _while(_goes_on, body, _Walk(first, first, two, two > 1))
+    first = Point(start, excess(start))
+    stride = jnp.exp(jnp.clip(2 * jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
+    walk = _while(_goes_on, body, _Walk(first, first, stride, stride > 1))
     return walk.before, walk.now
 
 

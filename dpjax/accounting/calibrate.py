@@ -128,14 +128,23 @@ def solve(
             _scalar("epsilon_fn's result", epsilon)
             return epsilon
 
+        known: dict[float, jax.Array] = {}  # near a root few parameters are left
+
+        def epsilon_near(x: jax.Array) -> jax.Array:
+            asked = _admissible(x, dtype, increasing, integer)
+            if isinstance(asked, Tracer):
+                return epsilon_at(asked)
+            at = float(asked)
+            if at not in known:
+                known[at] = epsilon_at(asked)
+            return known[at]
+
         def excess(x: jax.Array) -> jax.Array:
             # The search needs no derivatives: they come from the root alone.
-            epsilon = epsilon_at(_admissible(x, dtype, increasing, integer))
-            return _excess(jax.lax.stop_gradient(epsilon), goal)
+            return _excess(jax.lax.stop_gradient(epsilon_near(x)), goal)
 
         beginning = jnp.clip(jnp.asarray(start, jnp.float64), *ends)
-        asked = _admissible(beginning, dtype, increasing, integer)
-        traced = any(isinstance(x, Tracer) for x in (epsilon_at(asked), target))
+        traced = any(isinstance(x, Tracer) for x in (epsilon_near(beginning), target))
         first, second = bracket(excess, beginning, increasing, ends)
         crossed, bad, good = crossing(first, second)
         closed = close(excess, bad, good, _CLOSE[dtype.itemsize])

@@ -3,15 +3,17 @@
 Correlation lowers the noise in a workload, but ties an example's steps to each other,
 so that drawing them at random hides less. Which of the two is worth more depends on ε:
 so strategies are compared by the noise that is left in the workload at an ε, each with
-as much noise as it then needs.
+about as much noise as it then needs. What that is exactly is found for the best alone.
 """
 
 import functools
+import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from dpjax import _validate
+from dpjax._float64 import TINY
 from dpjax._toeplitz import Toeplitz
 from dpjax._workload import Workload, fits
 from dpjax.accounting import calibrate
@@ -23,6 +25,8 @@ from dpjax.strategies import _making, _optimize
 Sampling = Literal["cyclic_poisson", "random_bins", "fresh_bins"]
 # Distances of λ from 1 that are tried, evenly in logarithms, and how much finer then.
 _COARSE, _NEAREST, _FINER = 6, 0.02, 2
+# Strategies are compared once ε is as near as this, in so many looks.
+_NEAR, _LOOKS = 1e-3, 10
 
 
 class Amplified(NamedTuple):
@@ -64,9 +68,9 @@ def amplified(
       adjacency: which data sets are compared.
 
     Returns:
-      The best of what was tried, independent noise among it: a heuristic, but for its
-      noise multiplier, which is enough for ε (of groups that are sampled at the rate
-      p / n_b).
+      The best of what was tried, to a part in a thousand, independent noise among it: a
+      heuristic, but for its noise multiplier, which is enough for ε (of groups that are
+      sampled at the rate p / n_b).
 
     Raises:
       ValueError: an argument is out of range; the sampling does not allow the
@@ -95,10 +99,15 @@ def amplified(
         "sampling": sampling,
         "adjacency": _validate.adjacency(adjacency),
     }
-    at = functools.partial(_needed, workload, epsilon, delta, asked)
+    numbers = workload, epsilon, delta, asked
+    at = functools.partial(_about, *numbers)
     if sampling == "cyclic_poisson":
-        return _least_bands(at, workload, num_steps, n_b)
-    return _least_decay(at)
+        best = _least_bands(at, workload, num_steps, n_b)
+    else:
+        best = _least_decay(at)
+    best = _needed(*numbers, best.strategy, best.noise_multiplier)
+    known = any(np.any(x) for x in best.strategy)
+    return best if known else best._replace(strategy=_making.independent())
 
 
 def _needed(
@@ -115,6 +124,34 @@ def _needed(
     )
     left = sigma * error(strategy, workload, asked["num_steps"])
     return Amplified(strategy, float(sigma), float(left))
+
+
+def _about(
+    workload: Workload,
+    epsilon: float,
+    delta: float,
+    asked: dict[str, Any],
+    strategy: Toeplitz,
+    start: float = 1.0,
+) -> Amplified:
+    """As `_needed`, with noise that is right to about a part in a thousand.
+
+    By secants: log ε falls by somewhat more than log σ grows, nearly straight.
+    """
+    log_noise, slope, before = math.log(start), -1.2, None
+    for _ in range(_LOOKS):
+        found = float(epsilon_of(strategy, math.exp(log_noise), delta, **asked))
+        excess = float(np.clip(math.log(max(found, TINY) / epsilon), -2, 2))
+        if before is not None and log_noise != before[0]:
+            slope = (excess - before[1]) / (log_noise - before[0])
+            slope = float(np.clip(slope, -4, -0.25))
+        before = log_noise, excess
+        log_noise -= excess / slope
+        if abs(excess) < _NEAR:
+            noise = math.exp(log_noise)
+            left = noise * float(error(strategy, workload, asked["num_steps"]))
+            return Amplified(strategy, noise, left)
+    return _needed(workload, epsilon, delta, asked, strategy, start)
 
 
 def _least_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplified:
@@ -147,9 +184,7 @@ def _least_decay(at: Any) -> Amplified:
     near = step * (k + np.arange(1 - _FINER, _FINER) / _FINER)
     start = coarse[k].noise_multiplier
     finer = [at(_geometric(x), start=start) for x in near if x >= 0 and x != k * step]
-    best = min([coarse[k], *finer], key=lambda x: x.error)
-    known = any(np.asarray(best.strategy.denominator))
-    return best if known else best._replace(strategy=_making.independent())
+    return min([coarse[k], *finer], key=lambda x: x.error)
 
 
 def _geometric(x: float) -> Toeplitz:

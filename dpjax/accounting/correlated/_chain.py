@@ -66,8 +66,11 @@ def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
     return total - 2 * jnp.log(chain.places)
 
 
-def best(by_gap: jax.Array, n_b: int) -> Chain:
-    """The chain with the least E L², of all gaps around the circle."""
+def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
+    """The chain with the least E L², of all gaps around the circle of n_b places.
+
+    Of gaps that it does not have, by_gap has zeros.
+    """
     apart = np.arange(1, by_gap.size)
     # Across the gap κ = K_r is enough. Within a line, K_d <= κ + a ρ^d for d < r.
     shared, top = by_gap[1:], by_gap[0]
@@ -79,12 +82,13 @@ def best(by_gap: jax.Array, n_b: int) -> Chain:
     # A ratio, which the noise does not change.
     decay = jax.lax.stop_gradient(jnp.exp(jnp.max(log_decay, axis=1)))
     decay = decay * (1 + 16 * ULP)
-    places = jnp.asarray(n_b - apart + 1.0)
+    places = jnp.maximum(n_b - apart + 1.0, 1.0)
     chains = Chain(places, shared, variance, decay)
     fixed = jax.lax.stop_gradient(chains)
-    square = jax.vmap(lambda chain: _log_square(chain, n_b))(fixed)
+    square = jax.vmap(lambda chain: _log_square(chain, 2 * by_gap.size))(fixed)
+    square = jnp.where(apart <= n_b // 2, square, jnp.inf)
     # No argmin: one is lowered by the caller's configuration, to what has no float64.
-    first = jnp.min(jnp.where(square <= jnp.min(square), apart, n_b))
+    first = jnp.min(jnp.where(square <= jnp.min(square), apart, by_gap.size))
     return jax.tree.map(lambda x: jnp.sum(jnp.where(apart == first, x, 0.0)), chains)
 
 
@@ -193,18 +197,18 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> Losses:
 
 
 def _limits(
-    chain: Chain, states: Grid, epsilon: jax.Array, num_epochs: int
+    chain: Chain, states: Grid, epsilon: jax.Array, num_epochs: jax.Array
 ) -> jax.Array:
     """About the largest L to tell in each order, f[2].
 
     One ratio counts up to e^ε in one order and up to e^{−ε} in the other. A factor of
     many counts as far as it goes.
     """
-    if num_epochs == 1:
-        return jnp.exp(epsilon * np.array([1, -0.5]) + 4 * jnp.sqrt(chain.shared))
+    of_one = jnp.exp(epsilon * np.array([1, -0.5]) + 4 * jnp.sqrt(chain.shared))
     square = _log_square(chain._replace(shared=jnp.zeros(())))
     top = jnp.exp(states.log(_STATES)[-1] - chain.variance / 2) / chain.places
-    return jnp.full(2, 1 + 10 * jnp.sqrt(jnp.expm1(square)) + 2 * top)
+    of_each = 1 + 10 * jnp.sqrt(jnp.expm1(square)) + 2 * top
+    return jnp.where(num_epochs > 1, of_each, of_one)
 
 
 def least_epsilon(
@@ -214,7 +218,7 @@ def least_epsilon(
     shared: jax.Array,
     delta: jax.Array,
     tail: jax.Array,
-    num_epochs: int,
+    num_epochs: jax.Array,
 ) -> jax.Array:
     """ε(δ) of a tree's ratio, or of a chain's where that is less.
 
@@ -224,17 +228,16 @@ def least_epsilon(
     states = _states(chain, tail)
     step = chain.variance * (1 - chain.decay) * (1 + chain.decay)
     # Gauss's rule is for cells of at most one standard deviation.
-    usable = (states.spacing > 0) & (states.spacing**2 <= step)
-    count = jnp.asarray(float(num_epochs))
+    usable = (states.spacing > 0) & (states.spacing**2 <= step) & (chain.places > 1)
     missing = ((0, 0), (0, _SUMS - 1 - tree.loss.shape[1]))
     tree = tree._replace(
         loss=jnp.pad(tree.loss, missing),
         log_mass=jnp.pad(tree.log_mass, missing, constant_values=-np.inf),
     )
 
-    gaussian = count * chain.shared + shared
-    if num_epochs > 1:  # steps that are looked at apart must have a mean of one
-        usable &= gaussian > 0
+    gaussian = num_epochs * chain.shared + shared
+    # Steps that are looked at apart must have a mean of one.
+    usable &= (num_epochs <= 1) | (gaussian > 0)
 
     def of_chain(found: jax.Array) -> tuple[Losses, jax.Array]:
         losses = _losses(chain, states, _limits(chain, states, found, num_epochs))
@@ -252,7 +255,7 @@ def least_epsilon(
             lambda _: (tree, variance),
             found,
         )
-        now = epsilon_of([(losses, count)], beside, delta)
+        now = epsilon_of([(losses, num_epochs)], beside, delta)
         return jnp.where(now < found, now, found), None
 
     return jax.lax.scan(less, jnp.full((), jnp.inf), jnp.array([False, True]))[0]

@@ -10,12 +10,9 @@ from dpjax import _validate
 from dpjax._float64 import ULP, float64
 from dpjax._strategy import Strategy, Tree, checked, toeplitz_and_factors
 from dpjax._toeplitz import Toeplitz
-from dpjax.accounting import _gaussian, gdp, pld
-from dpjax.accounting._convex_order import spread
-from dpjax.accounting._pld.composition import epsilon_of
-from dpjax.accounting._pld.pairs import log_mixture
-from dpjax.accounting.correlated import _chain, _covariances, _trees
-from dpjax.accounting.correlated._mu import Order, mu, mu_of
+from dpjax.accounting import gdp, pld
+from dpjax.accounting.correlated import _bins
+from dpjax.accounting.correlated._mu import mu
 from dpjax.adjacency import Adjacency
 
 Sampling = Literal[
@@ -26,99 +23,9 @@ Sampling = Literal[
     "fresh_bins",
     "cyclic_poisson",
 ]
-_COVARIANCES = {
-    "random_bins": _covariances.random_bins,
-    "fresh_bins": _covariances.fresh_bins,
-}
-# The orders that an attacker who is told an example's steps may see.
-_TOLD: dict[str, Order] = {"random_bins": "fixed", "fresh_bins": "reshuffled"}
-_LOST = 1e-5  # the share of δ that an infinite ratio may take
 
 
-def _hidden_epsilon(
-    noise_multiplier: jax.Array,
-    delta: jax.Array,
-    by_gap: jax.Array,
-    shared: jax.Array,
-    *,
-    places: int,
-    num_epochs: int,
-    replace: bool,
-) -> jax.Array:
-    """The theorem of docs/amplification.md, with trees and a chain for K′."""
-    known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
-    known &= (delta > 0) & (delta < 1) & jnp.all(jnp.isfinite(by_gap))
-    asked = jnp.where(known, delta, 0.5)
-    scale = (1 + 64 * ULP) / jnp.where(known, noise_multiplier, 1.0) ** 2
-    by_gap = jnp.where(known, by_gap, 1.0) * scale
-    tree = _trees.best(by_gap, places, asked, num_epochs)
-    tail = jax.lax.stop_gradient(_LOST * asked / num_epochs)
-    tail = spread.narrow(tail) if replace else tail
-    law, variance = _trees.ratio(tree, by_gap, tail, spread.POINTS)
-    count = jnp.exp2(1.0 * tree.joins) * tree.copies
-    losses = (spread.replaced if replace else spread.losses)(law, 2 * count)
-    # The factor that all places share is a Gaussian mechanism with that μ², and one of
-    # 2μ where it is e^Z in one run and e^{−Z} in the other.
-    shared = jnp.where(known, shared, 0.0) * scale
-    variance = num_epochs * variance + shared
-    if replace or not 1 < places <= _chain.MOST_PLACES:
-        parts = [(losses, jnp.asarray(float(num_epochs)))]
-        value = epsilon_of(parts, 4 * variance if replace else variance, asked)
-    else:
-        chain = _chain.best(by_gap, places)
-        value = _chain.least_epsilon(
-            losses, variance, chain, shared, asked, tail, num_epochs
-        )
-    return jnp.where(known & ~jnp.isnan(value), value, jnp.inf)
-
-
-@float64(
-    "up",
-    static=("num_steps", "steps_per_epoch", "sampling", "factor"),
-    vectors=(0, 1),
-    elementwise=True,
-)
-def _bins_epsilon64(
-    strategy: Toeplitz,
-    factors: jax.Array,
-    noise_multiplier: jax.Array,
-    delta: jax.Array,
-    *,
-    num_steps: int,
-    steps_per_epoch: int,
-    sampling: Sampling,
-    factor: float,
-) -> jax.Array:
-    # In an epoch that ends early an example is in one of its places with probability q.
-    places = min(num_steps, steps_per_epoch)
-    rate = places / steps_per_epoch
-    asked = delta / rate * (1 - 4 * ULP)
-    covariances = _COVARIANCES[sampling](strategy, num_steps, places)
-    epochs = -(-num_steps // places) if sampling == "fresh_bins" else 1
-    # Where noise varies by step, as if it were the least throughout.
-    usable = jnp.all(factors > 0)
-    least = jnp.where(usable, jnp.min(factors), 0.0)
-    hidden = _hidden_epsilon(
-        noise_multiplier * least,
-        asked,
-        *covariances,
-        places=places,
-        num_epochs=epochs,
-        replace=factor > 1,
-    )
-    # Divergences are jointly convex: no more than if the attacker were told the steps.
-    sizes = {"num_steps": num_steps, "steps_per_epoch": places, "factor": factor}
-    told = mu_of(strategy, factors, noise_multiplier, order=_TOLD[sampling], **sizes)
-    value = jnp.minimum(hidden, _gaussian.epsilon_of(told, asked))
-    # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
-    # joint convexity: if it is (ε, δ)-DP to take part, it is (log(1 + q(e^ε − 1)),
-    # qδ)-DP to do so with probability q.
-    if rate < 1:
-        value = log_mixture(value, jnp.asarray(rate)) * (1 + 64 * ULP)
-    return jnp.where(asked >= 1, 0.0, value)
-
-
-def _bins(
+def _in_bins(
     strategy: Strategy,
     noise_multiplier: jax.typing.ArrayLike,
     delta: jax.typing.ArrayLike,
@@ -133,7 +40,7 @@ def _bins(
         raise ValueError(
             f"strategy must be no tree for examples in random bins; got {strategy!r}."
         )
-    return _bins_epsilon64(
+    return _bins.epsilon64(
         *toeplitz_and_factors(strategy),
         noise_multiplier,
         delta,
@@ -248,5 +155,5 @@ def epsilon(
     if sampling == "cyclic_poisson":
         return _cyclic_poisson(strategy, noise_multiplier, delta, **sizes)
     if sampling == "random_bins" or sampling == "fresh_bins":
-        return _bins(strategy, noise_multiplier, delta, sampling=sampling, **sizes)
+        return _in_bins(strategy, noise_multiplier, delta, sampling=sampling, **sizes)
     return gdp.epsilon(mu(strategy, noise_multiplier, order=sampling, **sizes), delta)

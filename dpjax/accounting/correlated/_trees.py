@@ -44,8 +44,11 @@ class Tree(NamedTuple):
     apart: jax.Array
 
 
-def candidates(by_gap: jax.Array, n_b: int) -> Tree:
-    """Trees whose covariances fall evenly from join to join, with an axis for them."""
+def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
+    """Trees whose covariances fall evenly from join to join, with an axis for them.
+
+    Of gaps that n_b places around a circle do not have, by_gap has zeros.
+    """
     fall, close, joins = (
         np.ravel(x) for x in np.meshgrid(_FALLS, _CLOSE, np.arange(_MOST_JOINS + 1))
     )
@@ -53,13 +56,12 @@ def candidates(by_gap: jax.Array, n_b: int) -> Tree:
     rows = [
         (fall[i] if j > c + 1 else 0.5, min(c, max(j - 1, 0)), j)
         for i, (c, j) in enumerate(zip(close, joins, strict=True))
-        if 2**j <= n_b
     ]
     joins, close, fall = np.array(sorted({(j, c, f) for f, c, j in rows})).T
 
     def one(fall: jax.Array, close: jax.Array, joins: jax.Array) -> Tree:
         level = jnp.arange(_MOST_JOINS + 1)
-        near = by_gap[min(1, by_gap.size - 1)]
+        near = by_gap[jnp.minimum(1, n_b // 2)]
         wanted = near * fall ** jnp.maximum(level - close, 0.0)
         # The least gap of which it is small enough, if there is one.
         gap = 1 + jnp.sum(by_gap[None, 1:] > wanted[:, None] * (1 + 1e-9), axis=1)
@@ -82,14 +84,14 @@ def candidates(by_gap: jax.Array, n_b: int) -> Tree:
 
 
 def ratio(
-    tree: Tree, by_gap: jax.Array, tail: jax.Array, n: int
+    tree: Tree, by_gap: jax.Array, n_b: jax.Array, tail: jax.Array, n: int
 ) -> tuple[spread.Law, jax.Array]:
     """The law of the tree's likelihood ratio, but for a Gaussian factor's variance.
 
     by_gap is over σ². Variance that is too small for the grid is left to the next join,
     where more has it in common.
     """
-    last = by_gap.size - 1
+    last = n_b // 2
     of = by_gap[jnp.minimum(tree.gaps, last)]
     top = by_gap[jnp.minimum(tree.apart, last)]
     top = jnp.where((tree.joins == 0) & (tree.copies == 1), by_gap[0], top)
@@ -120,30 +122,36 @@ def ratio(
 
 
 def _about(
-    tree: Tree, by_gap: jax.Array, delta: jax.Array, num_epochs: int
+    tree: Tree,
+    by_gap: jax.Array,
+    n_b: jax.Array,
+    delta: jax.Array,
+    num_epochs: jax.Array,
 ) -> jax.Array:
-    """About ε(δ), or what adds up over epochs, on a coarse grid.
-
-    It is inf for a tree that does not fit.
-    """
+    """About ε(δ), or what adds up over epochs, on a coarse grid."""
     tail = 1e-4 * delta
-    law, variance = ratio(tree, by_gap, tail, _COARSE)
+    law, variance = ratio(tree, by_gap, n_b, tail, _COARSE)
     felt = variance >= law.grid.spacing**2
     safe = jnp.where(felt, variance, 1.0)
     law = jax.lax.cond(
         felt, lambda x: spread.times_lognormal(x, safe, tail), lambda x: x, law
     )
     log = law.grid.log(_COARSE)
-    if num_epochs > 1:
+
+    def of_one() -> jax.Array:
+        top = jnp.max(jnp.abs(log)) + 1
+        return bisect(lambda e: spread.delta(law, e) <= delta, jnp.zeros(()), top, 30)
+
+    def of_each() -> jax.Array:
         # The divergence of P from Q and that of Q from P.
-        found = jnp.sum(law.masses.mass * jnp.expm1(log) * log)
-        return jnp.where(tree.copies > 0, found, jnp.inf)
-    top = jnp.max(jnp.abs(log)) + 1
-    found = bisect(lambda e: spread.delta(law, e) <= delta, jnp.zeros(()), top, 30)
-    return jnp.where(tree.copies > 0, found, jnp.inf)
+        return jnp.sum(law.masses.mass * jnp.expm1(log) * log)
+
+    return jax.lax.cond(num_epochs > 1, of_each, of_one)
 
 
-def best(by_gap: jax.Array, n_b: int, delta: jax.Array, num_epochs: int) -> Tree:
+def best(
+    by_gap: jax.Array, n_b: jax.Array, delta: jax.Array, num_epochs: jax.Array
+) -> Tree:
     """The tree that is about the best for so many independent epochs."""
     by_gap, delta = jax.lax.stop_gradient((by_gap, delta))
     trees = candidates(by_gap, n_b)
@@ -151,7 +159,12 @@ def best(by_gap: jax.Array, n_b: int, delta: jax.Array, num_epochs: int) -> Tree
     def better(
         best: tuple[jax.Array, Tree], tree: Tree
     ) -> tuple[tuple[jax.Array, Tree], None]:
-        now = _about(tree, by_gap, delta, num_epochs), tree
+        about = jax.lax.cond(
+            tree.copies > 0,
+            lambda: _about(tree, by_gap, n_b, delta, num_epochs),
+            lambda: jnp.full((), jnp.inf),  # it does not fit
+        )
+        now = about, tree
         return jax.tree.map(
             lambda x, y: jnp.where(now[0] < best[0], x, y), now, best
         ), None

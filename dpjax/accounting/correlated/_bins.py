@@ -1,0 +1,158 @@
+"""ε of examples in random bins, by the theorem of docs/amplification.md.
+
+A run's patterns come first, in a small program for each number of steps. What follows
+compiles for long, and is one program for all runs: it takes covariances of gaps up to a
+round number, and all else as numbers.
+"""
+
+import functools
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._float64 import ULP, float64
+from dpjax._toeplitz import Toeplitz
+from dpjax.accounting import _gaussian
+from dpjax.accounting._convex_order import spread
+from dpjax.accounting._pld.composition import epsilon_of
+from dpjax.accounting._pld.pairs import log_mixture
+from dpjax.accounting.correlated import _chain, _covariances, _trees
+from dpjax.accounting.correlated._mu import Order, mu_of
+
+Bins = Literal["random_bins", "fresh_bins"]
+_COVARIANCES = {
+    "random_bins": _covariances.random_bins,
+    "fresh_bins": _covariances.fresh_bins,
+}
+# The orders that an attacker who is told an example's steps may see.
+_TOLD: dict[str, Order] = {"random_bins": "fixed", "fresh_bins": "reshuffled"}
+_LOST = 1e-5  # the share of δ that an infinite ratio may take
+_LEAST_GAPS = 128  # a program for up to so many, and one for each doubling
+
+
+class _Run(NamedTuple):
+    """What the ε of a run in bins depends on.
+
+    Attributes:
+      noise_multiplier: of the steps with the least noise, f[].
+      by_gap: covariances of patterns, with zeros for the gaps that there are not, f[m].
+      shared: of all patterns, beside that, f[].
+      told: μ of an attacker who knows the steps, f[].
+      places: in how many steps of an epoch an example may be, i[].
+      epochs: how many choose anew, f[].
+      rate: the probability of being in any of these, f[].
+    """
+
+    noise_multiplier: jax.Array
+    by_gap: jax.Array
+    shared: jax.Array
+    told: jax.Array
+    places: jax.Array
+    epochs: jax.Array
+    rate: jax.Array
+
+
+_STATIC = ("num_steps", "steps_per_epoch", "sampling", "factor")
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def _run(
+    strategy: Toeplitz,
+    factors: jax.Array,
+    noise_multiplier: jax.Array,
+    *,
+    num_steps: int,
+    steps_per_epoch: int,
+    sampling: Bins,
+    factor: float,
+) -> _Run:
+    # In an epoch that ends early an example is in one of its places with probability q.
+    places = min(num_steps, steps_per_epoch)
+    by_gap, shared = _COVARIANCES[sampling](strategy, num_steps, places)
+    gaps = max(_LEAST_GAPS, 1 << (places // 2 - 1).bit_length())
+    by_gap = jnp.pad(by_gap, (0, gaps + 1 - by_gap.size))
+    sizes = {"num_steps": num_steps, "steps_per_epoch": places, "factor": factor}
+    told = mu_of(strategy, factors, noise_multiplier, order=_TOLD[sampling], **sizes)
+    # Where noise varies by step, as if it were the least throughout.
+    usable = jnp.all(factors > 0)
+    least = jnp.where(usable, jnp.min(factors), 0.0)
+    return _Run(
+        noise_multiplier * least,
+        by_gap,
+        shared,
+        told,
+        jnp.asarray(places),
+        jnp.asarray(float(-(-num_steps // places) if sampling == "fresh_bins" else 1)),
+        jnp.asarray(places / steps_per_epoch),
+    )
+
+
+def _hidden(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Array:
+    """The theorem of docs/amplification.md, with trees, and a chain of few, for K′."""
+    places, epochs = run.places, run.epochs
+    known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
+    known &= (delta > 0) & (delta < 1) & jnp.all(jnp.isfinite(run.by_gap))
+    asked = jnp.where(known, delta, 0.5)
+    scale = (1 + 64 * ULP) / jnp.where(known, run.noise_multiplier, 1.0) ** 2
+    by_gap = jnp.where(known, run.by_gap, 1.0) * scale
+    tree = _trees.best(by_gap, places, asked, epochs)
+    tail = jax.lax.stop_gradient(_LOST * asked / epochs)
+    tail = spread.narrow(tail) if replace else tail
+    law, variance = _trees.ratio(tree, by_gap, places, tail, spread.POINTS)
+    count = jnp.exp2(1.0 * tree.joins) * tree.copies
+    losses = (spread.replaced if replace else spread.losses)(law, 2 * count)
+    # The factor that all places share is a Gaussian mechanism with that μ², and one of
+    # 2μ where it is e^Z in one run and e^{−Z} in the other.
+    shared = jnp.where(known, run.shared, 0.0) * scale
+    variance = epochs * variance + shared
+    if replace or not few:
+        parts = [(losses, epochs)]
+        value = epsilon_of(parts, 4 * variance if replace else variance, asked)
+    else:
+        chain = _chain.best(by_gap, places)
+        value = _chain.least_epsilon(
+            losses, variance, chain, shared, asked, tail, epochs
+        )
+    return jnp.where(known & ~jnp.isnan(value), value, jnp.inf)
+
+
+@functools.partial(jax.jit, static_argnames=("few", "replace"))
+def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Array:
+    asked = delta / run.rate * (1 - 4 * ULP)
+    hidden = _hidden(run, asked, few=few, replace=replace)
+    # Divergences are jointly convex: no more than if the attacker were told the steps.
+    value = jnp.minimum(hidden, _gaussian.epsilon_of(run.told, asked))
+    # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
+    # joint convexity: if it is (ε, δ)-DP to take part, it is (log(1 + q(e^ε − 1)),
+    # qδ)-DP to do so with probability q.
+    ends_early = run.rate < 1
+    mixed = log_mixture(jnp.where(ends_early, value, 1.0), run.rate) * (1 + 64 * ULP)
+    value = jnp.where(ends_early, mixed, value)
+    return jnp.where(asked >= 1, 0.0, value)
+
+
+@float64("up", static=_STATIC, vectors=(0, 1), elementwise=True, compiled=False)
+def epsilon64(
+    strategy: Toeplitz,
+    factors: jax.Array,
+    noise_multiplier: jax.Array,
+    delta: jax.Array,
+    *,
+    num_steps: int,
+    steps_per_epoch: int,
+    sampling: Bins,
+    factor: float,
+) -> jax.Array:
+    """ε of examples in random bins, rounded up, for a known number of steps."""
+    run = _run(
+        strategy,
+        factors,
+        noise_multiplier,
+        num_steps=num_steps,
+        steps_per_epoch=steps_per_epoch,
+        sampling=sampling,
+        factor=factor,
+    )
+    few = min(num_steps, steps_per_epoch) <= _chain.MOST_PLACES
+    return _epsilon(run, delta, few=few, replace=factor > 1)
