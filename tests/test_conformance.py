@@ -430,10 +430,9 @@ def keys_drawn_from(consumer):
     return list(DRAWN)
 
 
-@functools.cache
-def keys_of_all():
-    """What the transformations, samplers and solvers draw from, by name."""
-    consumers = {
+def consumers():
+    """What draws under a key, by name."""
+    return {
         **{f"transformation {k}": in_steps(v) for k, v in TRANSFORMATIONS.items()},
         **{
             f"sampler {k}": in_batches(v)
@@ -442,7 +441,11 @@ def keys_of_all():
         },
         **{f"solver {k}": v for k, v in SOLVERS.items()},
     }
-    return {name: keys_drawn_from(consumer) for name, consumer in consumers.items()}
+
+
+@functools.cache
+def keys_of(name):
+    return keys_drawn_from(consumers()[name])
 
 
 def in_steps(make):
@@ -465,7 +468,7 @@ def test_streams_of_one_key_never_meet():
         {"reshuffled", "reshuffled_step"},
         {"random_bins", "random_bins_step"},
     ]
-    drawn = keys_of_all()
+    drawn = {name: keys_of(name) for name in consumers()}
     root = tuple(map(int, jax.random.key_data(jax.random.key(9))))
     for name, keys in drawn.items():
         assert keys, name
@@ -485,6 +488,6 @@ def test_children_of_the_key_itself_are_no_stream():
         tuple(map(int, jax.random.key_data(child)))
         for child in [*jax.random.split(key, 64), key]
     }
-    for name, keys in keys_of_all().items():
+    for name in consumers():
         if not name.startswith("sampler"):
-            assert not children & set(keys), name
+            assert not children & set(keys_of(name)), name
