@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import os
 import pathlib
@@ -73,22 +74,38 @@ def _mapped_pieces():
         return _MANY_PIECES
 
 
+@contextlib.contextmanager
+def _best_programs():
+    """Compiled as XLA's best, and its own."""
+    if AS_USERS:
+        yield
+        return
+    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def programs(request):
     """Programs stay in memory from file to file, until they are too many.
 
     Those of a file that is marked `optimized`, as its programs run for longer than they
-    compile, are XLA's best, and its own.
+    compile, are XLA's best.
     """
     optimized = request.node.get_closest_marker("optimized") is not None
-    if optimized and not AS_USERS:
+    with _best_programs() if optimized else contextlib.nullcontext():
+        yield
+    if _mapped_pieces() >= _MANY_PIECES:
         jax.clear_caches()
-        jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    if optimized and not AS_USERS:
-        jax.config.update("jax_disable_most_optimizations", True)
-    if optimized or _mapped_pieces() >= _MANY_PIECES:
-        jax.clear_caches()
+
+
+@pytest.fixture
+def optimized():
+    """For one test that is long, in a file whose others are not."""
+    with _best_programs():
+        yield
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def make(sampling, **changed):
 
 @pytest.mark.slow  # δ of a given ε is searched for
 @pytest.mark.parametrize("sampling", SHAPES)
-def test_with_room_for_all_it_costs_what_the_accountant_says(sampling):
+def test_with_room_for_all_it_costs_what_the_accountant_says(sampling, optimized):
     run = make(sampling, max_batch_size=N)
     assert make(sampling).max_batch_size <= (67 if sampling == "cyclic_poisson" else N)
     want = correlated.epsilon(
@@ -57,7 +57,7 @@ def test_with_room_for_all_it_costs_what_the_accountant_says(sampling):
 
 @pytest.mark.slow  # the room is searched for
 @pytest.mark.parametrize("sampling", ["random_bins", "fresh_bins"])
-def test_bins_that_overflow_are_paid_for(sampling):
+def test_bins_that_overflow_are_paid_for(sampling, optimized):
     """δ = (1 − share) δ and the rest for what overflow adds, once for each drawing."""
     least, roomy = make(sampling), make(sampling, max_batch_size=N)
     assert B < least.max_batch_size < N

@@ -375,7 +375,7 @@ def test_what_has_no_schedule(changed, match):
 
 @pytest.mark.slow  # noise is solved for, for each strategy that is tried
 @pytest.mark.parametrize("sampling", ["cyclic_poisson", "random_bins"])
-def test_amplified_noise_is_enough_and_none_near_by_is_less(sampling):
+def test_amplified_noise_is_enough_and_none_near_by_is_less(sampling, optimized):
     workload = workloads.momentum(0.9)
     sizes = {"num_steps": 60, "steps_per_epoch": 20}
     asked = {**sizes, "sampling": sampling, "adjacency": Adjacency.ZERO_OUT}
