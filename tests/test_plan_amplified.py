@@ -87,7 +87,7 @@ def test_noise_that_hides_nothing_is_no_error(sampling):
 
 
 @pytest.mark.slow  # noise is solved for
-def test_noise_is_found_for_a_target():
+def test_noise_is_found_for_a_target(optimized):
     found = make("random_bins", noise_multiplier=None, epsilon=1.5)
     assert 1.49 < found.epsilon <= 1.5
     assert found.epsilon == pytest.approx(float(found.guarantee.epsilon(DELTA)))
@@ -97,7 +97,7 @@ def test_noise_is_found_for_a_target():
 
 
 @pytest.mark.slow  # noise is solved for, for each strategy that is tried
-def test_a_plan_gives_up_correlation_for_amplification():
+def test_a_plan_gives_up_correlation_for_amplification(optimized):
     """More bands at a larger ε, and never more noise than without."""
     workload = workloads.momentum_sum(0.9)
     asked = {"noise_multiplier": None, "strategy": None, "workload": workload}
