@@ -43,8 +43,8 @@ def save(
         run was resumed from before it and went another way. Or the arguments are of
         other types, or not the same in all processes.
       OSError: the disk is full, or the like. The checkpoints before stay what they are.
-        Where one process of several cannot write, the others wait for it for five
-        minutes, orbax's, before they raise it too.
+        Where one process of several cannot write, the others raise it five minutes
+        later, when orbax has waited for it: start them all again.
       ImportError: orbax is not installed.
 
     Privacy: none. The files hold the key, the noise's memory, and sums without noise.
