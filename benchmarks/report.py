@@ -24,6 +24,7 @@ DOCUMENTS = (
     "docs/correlated.md",
     "docs/auditing.md",
     "docs/amplification.md",
+    "docs/howto/streaming.md",
     "benchmarks/README.md",
 )
 MARKED = re.compile(r"<!-- (\S+): (.+?) -->\n.*?<!-- end -->", re.DOTALL)

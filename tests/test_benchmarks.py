@@ -25,6 +25,7 @@ DOCUMENTS = [
     "docs/correlated.md",
     "docs/auditing.md",
     "docs/amplification.md",
+    "docs/howto/streaming.md",
     "benchmarks/README.md",
 ]
 

@@ -36,6 +36,8 @@ PAGES = [
     "howto/batchnorm-and-dropout.md",
     "howto/devices.md",
     "howto/accumulation.md",
+    "howto/streaming.md",
+    "howto/large-models.md",
     "howto/resume.md",
     "howto/users.md",
 ]

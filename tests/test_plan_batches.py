@@ -98,6 +98,114 @@ def test_reading_fails_where_it_is_asked_for():
             next(planned().batches(Broken(), key=KEY, prefetch=prefetch))
 
 
+class Stored(Rows):
+    """A data set that reads many examples in one call, and no other way."""
+
+    def __getitem__(self, i):
+        raise AssertionError("one by one")
+
+    def __getitems__(self, positions):
+        self.asked.append(positions)
+        return [{"x": X[i], "y": np.int64(i)} for i in positions]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_batch_is_read_in_one_call(prefetch):
+    stored = Stored()
+    found = list(planned().batches(stored, key=KEY, prefetch=prefetch))
+    expected = list(planned().batches(DATA, key=KEY))
+    asked = [e.data["y"][e.mask].tolist() for e in expected]
+    assert stored.asked == asked  # who takes part, and nobody else
+    assert all(type(i) is int for i in stored.asked[0])
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.mask, other.mask)
+        for name in DATA:
+            rows = other.data[name][other.mask]
+            np.testing.assert_array_equal(one.data[name][one.mask], rows)
+
+
+def test_what_gives_other_examples_is_refused():
+    class Short(Stored):
+        def __getitems__(self, positions):
+            return super().__getitems__(positions)[1:]
+
+    class Filtered(Rows):  # as grain's, which give None
+        def __getitem__(self, i):
+            return super().__getitem__(i) if i % 2 else None
+
+    for data in (Short(), Filtered()):
+        with pytest.raises(ValueError, match=r"must give \d+ examples for as many"):
+            next(planned().batches(data, key=KEY))
+    for stream in (iter(Rows()), (X[i] for i in range(SIZE))):
+        with pytest.raises(ValueError, match=r"data must be .* or have len and int"):
+            planned().batches(stream, key=KEY)
+
+
+class Waiting(Stored):
+    """A data set of which each batch is read once somebody lets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = [threading.Event() for _ in range(4)]
+        self.let = [threading.Event() for _ in range(4)]
+
+    def __getitems__(self, positions):
+        number = len(self.asked)
+        found = super().__getitems__(positions)
+        self.begun[number].set()
+        assert self.let[number].wait(20)
+        if number == 2:
+            raise OSError("the disk is gone")
+        return found
+
+
+def test_the_next_batch_is_read_while_one_is_used():
+    data = Waiting()
+    data.let[0].set()
+    batches = planned().batches(data, key=KEY, prefetch=1)
+    next(batches)
+    assert data.begun[1].wait(20)  # nobody has asked for it, nor lets it end
+    data.let[1].set()
+    next(batches)
+    data.let[2].set()
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+
+
+def test_who_stops_waits_for_no_more():
+    data = Waiting()
+    data.let[0].set()
+    batches = planned().batches(data, key=KEY, prefetch=3)
+    next(batches)
+    assert data.begun[1].wait(20)
+    threading.Timer(0.1, data.let[1].set).start()
+    batches.close()  # the one that is being read comes to its end
+    assert not data.begun[2].is_set()
+
+
+def test_data_sets_of_grain_and_of_hugging_face(tmp_path):
+    """The same examples as from arrays, where these libraries are installed."""
+    grain = pytest.importorskip("grain")
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict(DATA).save_to_disk(tmp_path)
+    mapped = datasets.load_from_disk(tmp_path).with_format("numpy")
+    rows = [{"x": X[i], "y": i} for i in range(SIZE)]
+    expected = list(planned().batches(rows, key=KEY))
+    for data in (mapped, grain.MapDataset.source(rows).map(lambda row: dict(row))):
+        found = list(planned().batches(data, key=KEY, prefetch=2))
+        assert_same(found, expected)
+    repeated = grain.MapDataset.source(rows).repeat(2)
+    filtered = grain.MapDataset.source(rows).filter(lambda row: row["y"] % 2)
+    for data, words in [
+        (repeated, "num_examples"),
+        (filtered, "must give"),
+        (filtered.to_iter_dataset(), "len and integer indexing"),
+        (mapped.to_iterable_dataset(), "len and integer indexing"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            next(planned().batches(data, key=KEY))
+
+
 def test_a_batch_that_does_not_divide_is_refused():
     for spec, room in [(("data",), 25), (("data", "model"), 24)]:
         with pytest.raises(ValueError, match=f"sharding must divide the {room} places"):

@@ -85,8 +85,14 @@ def check(data: Any, plan: "Plan") -> None:
         )
     if _is_tree_of_arrays(data):
         sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
-    else:
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         sizes = {(len(data),)}
+    else:
+        raise ValueError(
+            "data must be a tree of arrays, or have len and integer indexing; got "
+            f"{type(data)}. The plan draws the examples of a step: what hands them out "
+            "in an order of its own draws them in another way than was accounted for."
+        )
     if sizes != {(plan.num_examples,)}:
         found = sorted(size[0] if size else 0 for size in sizes)
         raise ValueError(
@@ -140,13 +146,16 @@ def _ahead(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examp
         for job in jobs:
             yield job()
         return
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    thread = concurrent.futures.ThreadPoolExecutor(1)
+    try:
         begun = collections.deque(
             thread.submit(j) for j in itertools.islice(jobs, count)
         )
         while begun:
             begun.extend(thread.submit(job) for job in itertools.islice(jobs, 1))
             yield begun.popleft().result()
+    finally:  # who asks no more, or has seen one fail, waits for none of the others
+        thread.shutdown(cancel_futures=True)
 
 
 def _laid_out(
@@ -188,21 +197,36 @@ def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
 
 
 def _is_tree_of_arrays(data: Any) -> bool:
-    if isinstance(data, list):  # of examples
+    if isinstance(data, list | Iterator):  # of examples
         return False
     leaves = jax.tree.leaves(data)
     return bool(leaves) and all(hasattr(x, "dtype") and np.ndim(x) for x in leaves)
 
 
 def _read_one_by_one(data: Any, batch: Batch) -> Examples:
-    """From anything that gives one example for one position."""
+    """From anything that gives one example for one position, or all of a batch."""
     mask = np.asarray(batch.mask)
-    present = [data[int(i)] for i in np.asarray(batch.indices)[mask]]
+    present = _several(data, np.asarray(batch.indices)[mask].tolist())
     # An empty place needs some example's shape.
     spare = present[0] if present else data[0]
     filled = [*present, *[spare] * (mask.size - len(present))]
     stacked = jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *filled)
     return Examples(stacked, np.arange(mask.size) < len(present))
+
+
+def _several(data: Any, positions: list[int]) -> list[Any]:
+    """In one call, where a data set has the one that data loaders ask for."""
+    if positions and hasattr(data, "__getitems__"):
+        found = list(data.__getitems__(positions))
+    else:
+        found = [data[i] for i in positions]
+    there = sum(x is not None for x in found)
+    if there != len(positions):  # such as of a data set that was filtered
+        raise ValueError(
+            f"data must give {len(positions)} examples for as many positions; got "
+            f"{there}."
+        )
+    return found
 
 
 def _shown(steps: range, progress: bool) -> Any:

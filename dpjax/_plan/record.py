@@ -157,7 +157,8 @@ class Plan:
           data: a tree of arrays with a leading axis n (NumPy's, JAX's or files mapped
             into memory), or one object with `len` and integer indexing (a list, data
             sets of torch, grain or Hugging Face), whose examples are trees of numbers.
-            With unit="user", what `by_user` gives.
+            Where it has `__getitems__`, a list of positions to a list of examples, one
+            call reads a batch. With unit="user", what `by_user` gives.
           key: one typed key for the whole run, which may be the optimizer's.
           start: the first step, from 0 to T. A run that resumes after k steps says k,
             and restores the optimizer's state: a new one would repeat its noise.

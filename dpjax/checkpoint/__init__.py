@@ -15,7 +15,8 @@ the data, a file each:
 4. `_durable`: files that are whole or not there, also after a loss of power. `_arrays`:
    arrays by orbax (the extra `checkpoint`), each in pieces as it is cut and onto the
    mesh that is asked for.
-5. `_folder`: save, restore, resume. A checkpoint is one once its record is there, which
+5. `_processes`: what several processes do as one, in all of them or in none.
+6. `_folder`: save, restore, resume. A checkpoint is one once its record is there, which
    is written last.
 
 A checkpoint is as secret as the data. `dpjax.ledger` keeps account of what runs have

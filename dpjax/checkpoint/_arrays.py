@@ -1,7 +1,9 @@
 """A tree of arrays on a disk, by orbax: each array in pieces, as it is cut.
 
 What is handed to orbax is a flat dictionary by number, so that it need not know of the
-classes that a tree is made of, nor of typed keys.
+classes that a tree is made of, nor of typed keys. Of several processes each writes its
+own pieces of an array that lies on all of them. What each has for itself, as the count
+of steps, is the same in all, and the first writes it.
 """
 
 import pathlib
@@ -10,16 +12,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.checkpoint._run import again, bits, is_kept
+from dpjax.checkpoint._run import again, bits, is_apart, is_kept
 
 
 def write_arrays(path: pathlib.Path, tree: Any) -> None:
     """All leaves that are numbers; the folder is there once all of it is."""
     leaves = jax.tree.leaves(tree)
-    kept = {str(i): bits(x) for i, x in enumerate(leaves) if _stored(x)}
+    kept = {str(i): _of_all(x) for i, x in enumerate(leaves) if _stored(x)}
     ocp = _orbax()
     try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+        with _checkpointer(ocp) as writer:
             writer.save(path, args=ocp.args.StandardSave(kept))
     except Exception as error:  # of many kinds, and groups of them
         raise OSError(f"the arrays were not written to {path}: {error}") from error
@@ -30,11 +32,28 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
     leaves, structure = jax.tree.flatten(like)
     wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _stored(x)}
     ocp = _orbax()
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+    with _checkpointer(ocp) as reader:
         found = reader.restore(path, args=ocp.args.StandardRestore(wanted))
     return structure.unflatten(
         again(x, found[str(i)]) if _stored(x) else x for i, x in enumerate(leaves)
     )
+
+
+def _checkpointer(ocp: Any) -> Any:
+    """One that waits for other processes for some minutes, and not for ever."""
+    several = jax.process_count() > 1
+    options = ocp.options.MultiprocessingOptions(
+        active_processes=set(range(jax.process_count())) if several else None
+    )
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _of_all(leaf: Any) -> jax.Array | np.ndarray:
+    """An array as orbax takes it: of all processes, or NumPy's and the same in each."""
+    as_array = bits(leaf)
+    alone = jax.process_count() == 1 or is_apart(as_array)
+    return as_array if alone else np.asarray(as_array)
 
 
 def _stored(leaf: object) -> bool:
@@ -44,7 +63,7 @@ def _stored(leaf: object) -> bool:
 
 def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
     """Where an array is to lie: on the host, if it is not bound to devices."""
-    as_array = bits(leaf)
+    as_array = _of_all(leaf)
     if isinstance(as_array, jax.Array) and leaf.committed:
         return jax.ShapeDtypeStruct(
             as_array.shape, as_array.dtype, sharding=as_array.sharding

@@ -11,6 +11,7 @@ from dpjax._plan import Plan
 from dpjax.checkpoint import _durable
 from dpjax.checkpoint._arrays import read_arrays, write_arrays
 from dpjax.checkpoint._fingerprint import from_record
+from dpjax.checkpoint._processes import by_the_first, everywhere, refuse_unlike, told
 from dpjax.checkpoint._record import check, refuse_another, tree_of, written
 from dpjax.checkpoint._run import Run, digest
 
@@ -23,9 +24,11 @@ def save(
 ) -> None:
     """Keep a run as it stands, so that nothing less than all of it is ever restored.
 
+    Of several processes all call it, and each writes its own pieces of the arrays.
+
     Args:
       folder: where this run's checkpoints are, and no other's: on a local or mounted
-        disk. It is made for its owner alone.
+        disk, the same for all processes. It is made for its owner alone.
       plan: the run's.
       run: what is kept, under the number of its step. Where that step is kept already
         with the same bits, nothing is done, nor where a later one is kept: a run that
@@ -38,8 +41,10 @@ def save(
     Raises:
       ValueError: the folder is of another run, or holds other bits for this step: the
         run was resumed from before it and went another way. Or the arguments are of
-        other types, or there are several processes.
+        other types, or not the same in all processes.
       OSError: the disk is full, or the like. The checkpoints before stay what they are.
+        Where one process of several cannot write, the others raise it five minutes
+        later, when orbax has waited for it: start them all again.
       ImportError: orbax is not installed.
 
     Privacy: none. The files hold the key, the noise's memory, and sums without noise.
@@ -59,29 +64,14 @@ def save(
     check(plan, run)
     keep = _validate.static_int("keep", keep, minimum=1)
     folder = pathlib.Path(folder).absolute()
-    kept, tree = steps(folder), tree_of(run)
-    if kept:
-        newest = _read(folder, kept[-1])
-        refuse_another(folder, newest, plan, run, data)
-        if newest["key"] != digest(run.key):
-            raise ValueError(
-                f"run must be the one that {folder} is of; it has another key. Give "
-                "each run a folder of its own."
-            )
+    name = digest(run.key)
+    by_the_first(lambda: _refuse_another(folder, plan, run, data, name))
     found = written(plan, run, data)
-    if run.step in kept:
-        if _read(folder, run.step)["digest"] != found["digest"]:
-            raise ValueError(
-                f"run is another one than what {folder} keeps of step {run.step}: it "
-                "was resumed from before it, and something has changed since. The same "
-                "noise has hidden both, so that at most one of them may be released. "
-                "To branch off, start a run with a key of its own in another folder."
-            )
+    refuse_unlike(found | {"time": ""})
+    if by_the_first(lambda: _is_kept(folder, run.step, found["digest"])):
         return
-    if kept and run.step < kept[-1]:
-        return  # on the way to what is kept, where it will be compared
-    _write(folder, run.step, tree, found)
-    _clear(folder, steps(folder)[-keep:])
+    _write(folder, run.step, tree_of(run), found)
+    by_the_first(lambda: _clear(folder, steps(folder)[-keep:]))
 
 
 def restore(
@@ -126,17 +116,11 @@ def restore(
     """
     check(plan, like)
     folder = pathlib.Path(folder).absolute()
-    kept = steps(folder)
-    if not kept or (step is not None and step not in kept):
-        raise ValueError(
-            f"folder must hold a checkpoint{'' if step is None else f' of step {step}'}"
-            f"; {folder} holds {list(kept)}."
-        )
-    step = kept[-1] if step is None else int(step)
-    found = _read(folder, step)
-    refuse_another(folder, found, plan, like, data)
+    step = by_the_first(lambda: _chosen(folder, step))
+    found = everywhere(lambda: _read(folder, step))
+    everywhere(lambda: refuse_another(folder, found, plan, like, data))
     restored = read_arrays(folder / str(step) / _ARRAYS, tree_of(like))
-    if digest(restored) != found["digest"]:
+    if set(told(digest(restored))) != {found["digest"]}:
         raise ValueError(
             f"folder's checkpoint of step {step} is damaged: the bits in {folder} are "
             "not those that were kept."
@@ -181,7 +165,7 @@ def resume(
       >>> bool(first.key == again.key)
       True
     """
-    if steps(folder):
+    if by_the_first(lambda: bool(steps(folder))):
         return restore(folder, plan, run, data=data)
     save(folder, plan, run, data=data, keep=keep)
     return run
@@ -241,16 +225,70 @@ def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
     return json.loads((folder / str(step) / _RECORD).read_text("utf-8"))
 
 
+def _refuse_another(
+    folder: pathlib.Path, plan: Plan, run: Run, data: str, key: str
+) -> None:
+    """Refuse what is not the run that a folder is of, if it is of any."""
+    kept = steps(folder)
+    if not kept:
+        return
+    newest = _read(folder, kept[-1])
+    refuse_another(folder, newest, plan, run, data)
+    if newest["key"] != key:
+        raise ValueError(
+            f"run must be the one that {folder} is of; it has another key. Give each "
+            "run a folder of its own."
+        )
+
+
+def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
+    """Whether there is nothing to keep of a step, nor something else is kept of it."""
+    kept = steps(folder)
+    if step not in kept:
+        # On the way to what is kept, where it will be compared.
+        return bool(kept) and step < kept[-1]
+    if _read(folder, step)["digest"] != bits:
+        raise ValueError(
+            f"run is another one than what {folder} keeps of step {step}: it was "
+            "resumed from before it, and something has changed since. The same noise "
+            "has hidden both, so that at most one of them may be released. To branch "
+            "off, start a run with a key of its own in another folder."
+        )
+    return True
+
+
+def _chosen(folder: pathlib.Path, step: int | None) -> int:
+    """This step, or the newest that is kept."""
+    kept = steps(folder)
+    if not kept or (step is not None and step not in kept):
+        raise ValueError(
+            f"folder must hold a checkpoint{'' if step is None else f' of step {step}'}"
+            f"; {folder} holds {list(kept)}."
+        )
+    return kept[-1] if step is None else int(step)
+
+
 def _write(folder: pathlib.Path, step: int, tree: Any, found: dict[str, Any]) -> None:
     """The arrays, and then the record, which makes a checkpoint of them."""
     target = folder / str(step)
+    by_the_first(lambda: _make_room(folder, target))
+    write_arrays(target / _ARRAYS, tree)
+    everywhere(lambda: _durable.sync_all(target))
+    by_the_first(lambda: _write_record(folder, target, found))
+
+
+def _make_room(folder: pathlib.Path, target: pathlib.Path) -> None:
+    """An empty folder in the run's, for their owner alone."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _durable.sync(folder.parent)
     if target.exists():
         shutil.rmtree(target)  # of a process that was killed meanwhile
     os.makedirs(target, mode=0o700)
-    write_arrays(target / _ARRAYS, tree)
-    _durable.sync_all(target)
+
+
+def _write_record(
+    folder: pathlib.Path, target: pathlib.Path, found: dict[str, Any]
+) -> None:
     _durable.sync(folder)
     text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
     _durable.write(target / _RECORD, text.encode())

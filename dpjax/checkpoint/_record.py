@@ -43,11 +43,6 @@ def check(plan: Plan, run: Run) -> None:
         raise ValueError(
             f"run.step must be at most the plan's {plan.num_steps}; got {run.step!r}."
         )
-    if jax.process_count() > 1:
-        raise ValueError(
-            "run must be of one process; several of them write no checkpoint together "
-            f"yet, and here are {jax.process_count()}."
-        )
 
 
 def tree_of(run: Run) -> dict[str, Any]:

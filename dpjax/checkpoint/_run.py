@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 
 from dpjax._typing import Key, Tree
 
@@ -49,6 +50,8 @@ def digest(tree: Any) -> str:
 
     Returns:
       64 hexadecimal digits, the same wherever and in whatever pieces the arrays lie.
+      Where an array lies on several processes, all of them must call it, and each holds
+      one array after the other as a whole.
 
     Privacy: none. The digest of private data tells whoever has a guess whether it is
     right; that of released parameters tells nothing more than they do.
@@ -66,7 +69,7 @@ def digest(tree: Any) -> str:
         name = f"{jax.tree_util.keystr(path)} {kind(leaf)}\n"
         found.update(name.encode())
         if is_kept(leaf):
-            found.update(np.ascontiguousarray(np.asarray(bits(leaf))).tobytes())
+            found.update(np.ascontiguousarray(_whole(bits(leaf))).tobytes())
     return found.hexdigest()
 
 
@@ -88,6 +91,18 @@ def bits(leaf: Any) -> jax.Array | np.ndarray:
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
 
 
+def _whole(leaf: jax.Array | np.ndarray) -> np.ndarray:
+    """All of an array, also where other processes have parts of it."""
+    if is_apart(leaf) and not leaf.is_fully_replicated:
+        return multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
+
+
+def is_apart(leaf: object) -> TypeGuard[jax.Array]:
+    """Whether it is one array of several processes."""
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+
+
 def kind(leaf: Any) -> str:
     """Dtype and shape, or the name of the type."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
@@ -97,12 +112,13 @@ def kind(leaf: Any) -> str:
 
 def again(leaf: Any, found: np.ndarray | jax.Array) -> Any:
     """What was kept, as a leaf of the kind that this one is."""
-    if is_key(leaf):
-        return jax.random.wrap_key_data(
-            jnp.asarray(found), impl=jax.random.key_impl(leaf)
-        )
     if isinstance(leaf, jax.Array):
-        return jnp.asarray(found)
+        # What orbax has put on the devices is there already.
+        there = leaf.sharding if leaf.committed else None
+        put = found if isinstance(found, jax.Array) else jax.device_put(found, there)
+        if is_key(leaf):
+            return jax.random.wrap_key_data(put, impl=jax.random.key_impl(leaf))
+        return put
     if isinstance(leaf, np.ndarray):
         return np.asarray(found)
     return type(leaf)(np.asarray(found)[()])

@@ -16,6 +16,8 @@ same release. Others are not a further release but a broken one: the same noise 
 hidden two sums, and their difference has none. That is refused, or counted without
 bound.
 
+Of several processes all call what writes; the first writes, and the others hear of it.
+
 In the order of the data, a file each:
 
 1. `_chain`: lines of JSON and their hashes; how a line comes to be there whole.

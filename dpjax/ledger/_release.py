@@ -14,6 +14,7 @@ from dpjax._typing import Key
 from dpjax.adjacency import Adjacency
 from dpjax.checkpoint import Run, digest
 from dpjax.checkpoint._fingerprint import mark, record
+from dpjax.checkpoint._processes import by_the_first, refuse_unlike
 from dpjax.ledger import _chain
 from dpjax.ledger._chain import Line
 
@@ -98,6 +99,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
     _validate.flag("repeated", repeated)
     name, of_plan = run_name(run.key), mark(plan, run.key)
     found = digest(run.params)
+    refuse_unlike({"key": name, "plan": of_plan, "step": step, "params": found})
 
     def line(lines: list[Line]) -> Line | None:
         own = [x for x in lines if x["what"] == "release" and x["run"] == name]
@@ -128,7 +130,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
             "time": _now(),
         } | ({} if known else {"record": record(plan)})
 
-    _chain.append(pathlib.Path(path), line)
+    by_the_first(lambda: _chain.append(pathlib.Path(path), line))
     return run._replace(released=found)
 
 
@@ -174,7 +176,7 @@ def end(path: Path, key: Key, why: str) -> None:
         stop = max(x["stop"] for x in own)
         return {"what": "end", "run": name, "stop": stop, "why": why, "time": _now()}
 
-    _chain.append(pathlib.Path(path), line)
+    by_the_first(lambda: _chain.append(pathlib.Path(path), line))
 
 
 def other(
@@ -230,7 +232,7 @@ def other(
             "time": _now(),
         }
 
-    _chain.append(pathlib.Path(path), line)
+    by_the_first(lambda: _chain.append(pathlib.Path(path), line))
 
 
 def _wrong(own: list[Line], of_plan: str, step: int, before: str) -> str:

@@ -1,0 +1,43 @@
+"""What several processes keep is one run, whoever goes on with it, bit for bit."""
+
+import shutil
+
+import jax
+import pytest
+from several_saves import start, train
+
+from dpjax import checkpoint, ledger
+
+
+@pytest.mark.slow
+def test_what_several_processes_keep_is_one_run(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+    key = jax.random.key(5)
+    _, run = train(one, key)  # never interrupted, by this process
+    expected = checkpoint.digest(run.params)
+    assert checkpoint.steps(one / "run") == (0, 2, 4, 6)
+
+    # One of two is killed in the middle of a save, and the other then.
+    start(2, two, dies_at=4)
+    assert (two / "run/4/arrays").exists()
+    assert checkpoint.steps(two / "run") == (0, 2)
+    alone = shutil.copytree(two, tmp_path / "alone")
+    start(2, two)
+    assert {(two / f"2-{i}").read_text() for i in range(2)} == {expected}
+    assert checkpoint.steps(two / "run") == (0, 2, 4, 6)
+
+    # One goes on with what two have kept, and four with what one has.
+    _, run = train(alone, key)
+    assert checkpoint.digest(run.params) == expected
+    four = tmp_path / "four"
+    for step in (0, 2):
+        shutil.copytree(one / f"run/{step}", four / f"run/{step}")
+    start(4, four)
+    assert {(four / f"4-{i}").read_text() for i in range(4)} == {expected}
+
+    for folder in (one, two, alone, four):
+        entries = ledger.read(folder / "ledger").entries
+        assert [x.stop for x in entries] == [2, 4, 6]
+        assert entries[-1].released == expected
