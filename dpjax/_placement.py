@@ -6,15 +6,16 @@ each device sees its own piece, whose type says along which axes pieces differ.
 """
 
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AxisType
 
 from dpjax._keys import stream
 from dpjax._meshes import varying_axes
-from dpjax._typing import DTypeLike, Key
+from dpjax._typing import ArrayLike, DTypeLike, Key, Shaped, Tree
 
 
 def zeros_like(
@@ -23,15 +24,45 @@ def zeros_like(
     """Zeros of the shape (*leading, *x.shape), cut into pieces as x is."""
     shape = (*leading, *jnp.shape(x))
     zeros = jnp.broadcast_to(jnp.zeros_like(x, dtype), shape)
-    if isinstance(x, Tracer) and _is_auto(jax.typeof(x).sharding.mesh):
-        # Here nothing but the compiler knows how x is cut: zeros would lie anywhere. It
-        # cuts what it chooses from alike, and only then sees that there is no choice.
-        zeros = jnp.where(False, jnp.broadcast_to(x.astype(dtype), shape), zeros)
-    return zeros
+    if not _left_to_compiler(x):
+        return zeros
+    return _cut_alike(zeros, jnp.broadcast_to(x.astype(dtype), shape))
 
 
-def _is_auto(mesh: AbstractMesh) -> bool:
-    return all(kind == AxisType.Auto for kind in mesh.axis_types)
+def lying_like(state: Shaped, params: Tree) -> Shaped:
+    """An optimizer's state, its leaves cut as the parameters they belong to.
+
+    A leaf belongs to the parameter whose path its own ends with, if the shapes agree.
+    """
+    places = dict(jax.tree_util.tree_flatten_with_path(params)[0])
+
+    def lying(path: tuple[Any, ...], x: ArrayLike) -> ArrayLike:
+        ends = (path[i:] for i in range(len(path) + 1))
+        p = next((places[end] for end in ends if end in places), None)
+        if not _left_to_compiler(p) or jnp.shape(x) != jnp.shape(p):
+            return x
+        if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+            return x
+        return _cut_alike(jnp.asarray(x), p.astype(jnp.result_type(x)))
+
+    return jax.tree_util.tree_map_with_path(lying, state)
+
+
+def _cut_alike(x: jax.Array, other: jax.Array) -> jax.Array:
+    """The same x, cut as the other is where the compiler decides.
+
+    Nothing but the compiler knows how that is cut: a constant x would lie anywhere. It
+    cuts what it chooses from alike, and only then sees that there is no choice.
+    """
+    return jnp.where(False, other, x)
+
+
+def _left_to_compiler(x: ArrayLike | None) -> TypeGuard[Tracer]:
+    """Whether x is traced, and the compiler decides how it is cut along some axis."""
+    if not isinstance(x, Tracer):
+        return False
+    mesh = jax.typeof(x).sharding.mesh
+    return mesh.empty or AxisType.Auto in mesh.axis_types
 
 
 def normal_like(key: Key, x: jax.Array, dtype: DTypeLike) -> jax.Array:

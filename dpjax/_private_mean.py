@@ -3,6 +3,7 @@
 import optax
 
 from dpjax._dtypes import widen
+from dpjax._placement import lying_like
 from dpjax._typing import ArrayLike, Key
 from dpjax.noise import noisy_mean
 from dpjax.per_example import ClippedGrad
@@ -32,11 +33,13 @@ def in_float32(
 ) -> optax.GradientTransformation:
     """The inner optimizer in float32 at least, as the sums are.
 
-    Its moments would otherwise begin in bfloat16 and go on in float32.
+    Its moments would otherwise begin in bfloat16 and go on in float32. On a mesh they
+    lie where their parameters lie.
     """
 
     def init(params: optax.Params) -> optax.OptState:
-        return inner.init(widen(params))
+        params = widen(params)
+        return lying_like(inner.init(params), params)
 
     def update(
         updates: optax.Updates,

@@ -5,6 +5,7 @@ runs it, which the reference shows.
 """
 
 import contextlib
+import re
 from typing import Any
 
 import chex
@@ -172,3 +173,44 @@ def test_manual_axes(engine, check_vma, other, expected):
         mask = jax.device_put(MASK, ids.sharding)
         out = jax.jit(summed)(params, ids, mask)
     assert_expected(*out, expected)
+
+
+COLLECTIVE = re.compile(
+    r"= (\S+|\([^)]*\)) (all-reduce|all-gather|all-to-all|collective-permute"
+    r"|reduce-scatter)(?:-start)?\("
+)
+ROWS = {"4", "4,1,5", "4,1,5,5"}  # f[b], f[b, t] and f[b, t, t] of one device
+
+
+def collectives(fn: Any, *args: Any) -> list[set[str]]:
+    """The shapes that each all-reduce of the compiled program sums; no other is there.
+
+    Then neither weights nor per-example gradients go from device to device whole.
+    """
+    text = jax.jit(fn).lower(*args).compile().as_text()
+    found = COLLECTIVE.findall(text)
+    assert {name for _, name in found} <= {"all-reduce"}
+    return [set(re.findall(r"\w+\[([\d,]*)\]", types)) for types, _ in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
+def test_what_norms_send_between_the_shards_of_weights(kind):
+    """Norms of gradients take one all-reduce for all leaves; those by rows take three.
+
+    By rows: of the rows' lengths, of the inner products, of what is left. Beside them
+    are those of `vmap(grad)`, one for the batch's sum, and by rows one of flags.
+    """
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind, kind))
+
+    def first(params, ids):
+        return loss(params, ids)[0]
+
+    with jax.set_mesh(mesh):
+        args = on(mesh, tensor_parallel=True)
+        plain = collectives(jax.vmap(jax.grad(first), (None, 0)), *args)
+        for engine, norms, others in (("vmap", 1, 1), ("bookkeeping", 3, 2)):
+            fn = dpjax.clipped_grad(first, CLIP_NORM, engine=engine)
+            found = collectives(fn, *args)
+            assert len([shapes for shapes in found if shapes & ROWS]) == norms
+            assert len(found) <= len(plain) + norms + others

@@ -13,10 +13,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 
 import dpjax
+from dpjax import strategies
+from dpjax._private_mean import in_float32
 
 KEY = jax.random.key(17)
 COMMON = {"clip_norm": 2.0, "noise_multiplier": 0.7, "expected_batch_size": 3.0}
@@ -143,6 +146,74 @@ def test_the_state_lies_where_the_parameters_lie(kind, how):
         state = init(params)
     lies_like(state, params, mesh)
     assert all(not np.any(x) for x in jax.tree.leaves(state.prefixes))
+
+
+CORRELATED = {
+    "none": strategies.independent(),
+    "one": strategies.geometric(0.5),
+    "three": strategies.banded_inverse([1.0, -0.3, -0.2, -0.1]),
+    "tree": strategies.tree(0.9),
+}
+WITH_STATE = {
+    **{name: MAKE[name] for name in MAKE if name != "regenerate"},
+    **{
+        f"correlated, {name}": functools.partial(
+            dpjax.correlated_noise, strategy, 1.3, num_steps=6, key=KEY
+        )
+        for name, strategy in CORRELATED.items()
+    },
+    "inner": lambda: in_float32(optax.adam(0.1)),  # of a plan
+}
+# Whole, fully divided, by tensor parallelism, and mixed.
+PLACED = {
+    "fully": jax.P(("rows", "columns")),
+    "both": jax.P("rows", "columns"),
+    "tensor": jax.P(None, "columns"),
+    "half": jax.P("rows"),
+    "whole": jax.P(),
+}
+TYPES = {
+    "auto": (AxisType.Auto, AxisType.Auto),
+    "explicit": (AxisType.Explicit, AxisType.Explicit),
+    "mixed": (AxisType.Explicit, AxisType.Auto),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("types", TYPES)
+def test_every_state_is_made_in_pieces(types, compiled):
+    """Under jit by the program's outputs: nothing is whole first and divided then."""
+    mesh = jax.make_mesh((2, 2), ("rows", "columns"), TYPES[types])
+    params = {
+        name: jax.device_put(
+            np.ones((4, 8), jnp.bfloat16 if name == "half" else np.float32),
+            NamedSharding(mesh, spec),
+        )
+        for name, spec in PLACED.items()
+    }
+
+    def init(params):
+        return {name: make().init(params) for name, make in WITH_STATE.items()}
+
+    with jax.set_mesh(mesh):
+        shapes = jax.eval_shape(init, params)
+        if compiled:
+            program = jax.jit(init).lower(params).compile()
+            shardings = program.output_shardings
+            assert not re.search(
+                r" (all-|collective-|reduce-scatter)", program.as_text()
+            )
+        else:
+            shardings = jax.tree.map(lambda x: x.sharding, init(params))
+    found = jax.tree_util.tree_flatten_with_path(shapes)[0]
+    count = 0
+    for (path, x), sharding in zip(found, jax.tree.leaves(shardings), strict=True):
+        if x.ndim >= 2:
+            spec = jax.P(*[None] * (x.ndim - 2), *PLACED[path[-1].key])
+            wanted = NamedSharding(mesh, spec)
+            assert sharding.is_equivalent_to(wanted, x.ndim), path
+            count += 1
+    assert count == len(PLACED) * 14
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

@@ -1,0 +1,175 @@
+"""What a plan costs a step beside the same script by hand, and batches of very many.
+
+    python benchmarks/overhead.py
+
+By hand is what a plan puts together: `sampling.poisson`, `clipped_grad`, `noisy_mean`
+and optax's Adam, for an MLP of 784, 256 and 10 units. A step is a jitted function, and
+a scan of 20 steps another; the two scripts are called in turn. Then for each sampler a
+jitted step of 1,000 examples of a million, of a billion and of 2^31 - 1.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from _results import Table, parser, print_tables, write
+from _timing import said, take_turns
+
+import dpjax
+from dpjax import sampling
+
+ROUNDS, SCANNED = 101, 20
+KEY = jax.random.key(0)
+N, BATCH, NOISE, CLIP_NORM = 20_000, 256, 1.1, 1.0
+SAMPLED = 1_000
+
+
+def loss(params, batch):
+    """Of a batch or, for `clipped_grad`, of one example."""
+    x, y = batch
+    x = jax.nn.relu(x @ params["w"] + params["b"]) @ params["v"]
+    return optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
+
+
+def problem():
+    """Parameters and data that only have a shape to them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 784)).astype(np.float32)
+    w, v = (0.05 * rng.normal(size=s) for s in ((784, 256), (256, 10)))
+    params = {"w": w, "b": np.zeros((1, 256)), "v": v}
+    params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
+    return params, (jnp.asarray(x), jnp.asarray(rng.integers(0, 10, N)))
+
+
+def by_plan(plan):
+    """The step as a plan has it."""
+    tx = plan.optimizer(optax.adam(1e-3), key=KEY)
+    value_and_grad = plan.value_and_grad(loss)
+
+    def step(data, carry, number):
+        params, state = carry
+        _, grads = value_and_grad(params, plan.load(data, number, KEY))
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return tx.init, step
+
+
+def by_hand(plan):
+    """The same step of dpjax's parts."""
+
+    def of_one(params, example):
+        x, y = example
+        return loss(params, (x[None], y[None]))
+
+    clipped = dpjax.clipped_grad(of_one, CLIP_NORM)
+    tx = optax.chain(
+        dpjax.noisy_mean(
+            clip_norm=clipped,
+            noise_multiplier=NOISE,
+            expected_batch_size=BATCH,
+            key=KEY,
+        ),
+        optax.adam(1e-3),
+    )
+    draw = functools.partial(
+        sampling.poisson, N, BATCH / N, max_batch_size=plan.max_batch_size, key=KEY
+    )
+
+    def step(data, carry, number):
+        params, state = carry
+        indices, mask = draw(step=number)
+        batch = jax.tree.map(lambda x: x[indices], data)
+        grads, _ = clipped(params, batch, mask=mask)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return tx.init, step
+
+
+def overhead():
+    """Times of the two scripts in turn."""
+    plan = dpjax.plan(
+        num_examples=N,
+        batch_size=BATCH,
+        num_steps=100_000,
+        noise_multiplier=NOISE,
+        delta=1e-5,
+        clip_norm=CLIP_NORM,
+    )
+    params, data = problem()
+    rows = []
+    for kind in ("a jitted step", f"a scan of {SCANNED} steps"):
+        functions, temporaries = {}, {}
+        for name, make in {"by hand": by_hand, "by a plan": by_plan}.items():
+            init, step = make(plan)
+
+            def scanned(data, carry, number, step=step):
+                def body(carry, i):
+                    return step(data, carry, i), None
+
+                return jax.lax.scan(body, carry, number + jnp.arange(SCANNED))[0]
+
+            jitted = jax.jit(step if kind == "a jitted step" else scanned)
+            start = params, init(params)
+            program = jitted.lower(data, start, np.int32(3)).compile()
+            used = program.memory_analysis().temp_size_in_bytes
+            temporaries[name] = used / 2**20
+            functions[name] = functools.partial(jitted, data, start, np.int32(3))
+        rounds = ROUNDS if kind == "a jitted step" else ROUNDS // 10
+        times = take_turns(functions, rounds=rounds)
+        for name, t in times.items():
+            ratio = t.median / times["by hand"].median
+            cells = [1e3 * x for x in (t.median, t.least, t.most)]
+            rows.append([kind, name, *cells, ratio, temporaries[name], t.count])
+    columns = {"": "{}", "script": "{}", "ms": "{:.1f}", "least": "{:.1f}"}
+    columns |= {"most": "{:.1f}", "over by hand": "{:.3f}"}
+    columns |= {"temporaries, MiB": "{:.1f}", "calls": "{}"}
+    return Table("overhead", columns, rows)
+
+
+def samplers(n):
+    """For n examples and a step, batches of a thousand."""
+    room = SAMPLED + 200
+    common = {"max_batch_size": room, "key": KEY}
+    poisson = functools.partial(sampling.poisson, n, SAMPLED / n, **common)
+    bins = functools.partial(sampling.random_bins_step, n, n // SAMPLED, **common)
+    epoch = functools.partial(sampling.reshuffled_step, n, SAMPLED, key=KEY, epoch=1)
+    return {
+        "poisson": lambda i: poisson(step=i),
+        "fixed_size": lambda i: sampling.fixed_size(n, SAMPLED, key=KEY, step=i),
+        "reshuffled_step": lambda i: epoch(step=i),
+        "random_bins_step": lambda i: bins(epoch=1, step=i),
+    }
+
+
+def batches():
+    """Time and memory of a step's draw."""
+    rows = []
+    for n in (10**6, 10**9, 2**31 - 1):
+        functions, used = {}, {}
+        for name, draw in samplers(n).items():
+            program = jax.jit(draw).lower(np.int32(5)).compile()
+            used[name] = program.memory_analysis().temp_size_in_bytes / 2**20
+            functions[name] = functools.partial(program, np.int32(5))
+        for name, t in take_turns(functions, rounds=ROUNDS).items():
+            rows.append([name, n, 1e3 * t.median, used[name]])
+    rows.sort(key=lambda row: row[0])
+    columns = {"sampler": "{}", "examples": "{:,}", "ms": "{:.2f}"}
+    columns |= {"temporaries, MiB": "{:.2f}"}
+    return Table("batches", columns, rows)
+
+
+def main():
+    """Run the two measurements."""
+    arguments = parser(__doc__).parse_args()
+    tables = [overhead(), batches()]
+    print_tables(*tables)
+    times = f"{said(ROUNDS)[:-1]}; a scan's of {ROUNDS // 10}."
+    write("overhead", arguments, tables, times=times)
+
+
+if __name__ == "__main__":
+    main()
