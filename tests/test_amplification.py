@@ -351,4 +351,4 @@ def test_values_out_of_range():
     with pytest.raises(ValueError, match=r"noise_multiplier must be positive.*-1\.0"):
         of(noise=-1.0)
     nan = jnp.asarray(jnp.nan)
-    assert epsilon_of("random_bins")(np.zeros(4), nan, 1e-5) == jnp.inf
+    assert jax.jit(epsilon_of("random_bins"))(np.zeros(4), nan, 1e-5) == jnp.inf
