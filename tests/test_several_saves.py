@@ -21,7 +21,7 @@ def test_what_several_processes_keep_is_one_run(tmp_path):
 
     # One of two is killed in the middle of a save, and the other then.
     start(2, two, dies_at=4)
-    assert (two / "run/4/arrays").exists()
+    assert any("tmp" in x.name for x in (two / "run/4").iterdir())
     assert checkpoint.steps(two / "run") == (0, 2)
     alone = shutil.copytree(two, tmp_path / "alone")
     start(2, two)
@@ -32,12 +32,12 @@ def test_what_several_processes_keep_is_one_run(tmp_path):
     _, run = train(alone, key)
     assert checkpoint.digest(run.params) == expected
     four = tmp_path / "four"
-    for step in (0, 2):
+    for step in (0, 2, 4):
         shutil.copytree(one / f"run/{step}", four / f"run/{step}")
     start(4, four)
     assert {(four / f"4-{i}").read_text() for i in range(4)} == {expected}
 
     for folder in (one, two, alone, four):
         entries = ledger.read(folder / "ledger").entries
-        assert [x.stop for x in entries] == [2, 4, 6]
+        assert [x.stop for x in entries] == ([4, 6] if folder == four else [2, 4, 6])
         assert entries[-1].released == expected
