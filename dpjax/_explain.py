@@ -20,6 +20,9 @@ def explain(
 ) -> bookkeeping.Explanation:
     """Show what engine="bookkeeping" does with each parameter of a loss.
 
+    Where it is lowered for CUDA memory costs more, and rows may be taken there alone:
+    shown is the choice for the default backend of JAX.
+
     Args:
       loss_fn: as for `clipped_grad`.
       *args: the arguments of a call: parameters and a batch. Shapes and dtypes matter,

@@ -35,6 +35,7 @@ def on_platform(
     # Nothing is staged: it runs where the arrays are.
     leaves = [x for x in jax.tree.leaves(args) if _is_concrete(x)]
     found = {d.platform for x in leaves for d in x.devices()}
+    name = "gpu" if name == "cuda" else name  # as devices and backends call it
     return (there if name in (found or {jax.default_backend()}) else elsewhere)(*args)
 
 

@@ -191,6 +191,57 @@ def test_what_auto_does_on_other_platforms(loss, monkeypatch):
     assert set(names) == {"tpu"}
 
 
+def wide_loss(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+
+WIDE = 0.1 * normal(5, 128, 128)
+
+
+def norms_of(fn: Any, rows: int, *platforms: str) -> set[str]:
+    """What a lowered program takes norms of."""
+    args = WIDE, normal(6, 2, rows, 128)
+    exported = jax.export.export(jax.jit(fn), platforms=platforms)(*args)
+    types = {"rows": f"x{rows}x{rows}xf32>", "gradients": "<2x128x128xf32>"}
+    text = exported.mlir_module()
+    return {name for name, found in types.items() if found in text}
+
+
+@pytest.mark.parametrize("engine", ["auto", "bookkeeping"])
+def test_rows_or_gradients_by_what_memory_costs_there(engine):
+    """T rows of 128 + 128 take 256 T² products, a gradient 3 · 128² numbers' traffic.
+
+    On CPUs, at 16 products a number, rows are quicker for T < 56, on GPUs, at 28, for
+    T < 74; and from T = 64 on they would take more memory than gradients.
+    """
+    fn = dpjax.clipped_grad(wide_loss, 0.7, engine=engine)
+    for rows, cpu, cuda in [
+        (50, "rows", "rows"),
+        (60, "gradients", "rows"),
+        (64, "gradients", "gradients"),
+    ]:
+        assert norms_of(fn, rows, "cpu") == {cpu}
+        assert norms_of(fn, rows, "cuda") == {cuda}
+        # Where they choose the same, nothing is lowered twice; a TPU forms gradients.
+        assert norms_of(fn, rows, "cpu", "cuda") == {cpu, cuda}
+    if engine == "auto":
+        assert norms_of(fn, 60, "tpu") == {"gradients"}
+
+
+def test_what_a_gpu_takes_agrees(monkeypatch):
+    """The GPU's part of the program, run here."""
+    names = []
+
+    def there(name: str, there: Any, elsewhere: Any, *args: Any) -> Any:
+        names.append(name)
+        return (there if name == "cuda" else elsewhere)(*args)
+
+    args = wide_loss, WIDE, normal(6, 2, 60, 128)
+    monkeypatch.setattr("dpjax.bookkeeping.engine.on_platform", there)
+    assert_same(*args, engine="auto")
+    assert names == ["tpu", "cuda"]
+
+
 def test_constants_of_numpy():
     """Rules of a loss index the times, which NumPy cannot by a traced number."""
 

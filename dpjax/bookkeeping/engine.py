@@ -58,7 +58,8 @@ def clipped_sum(
         `dpjax._rounding`.
     """
     rows = [form.gram for form in plan.forms]
-    by_platform = by_platform and any(rows)
+    rows_on_gpu = [form.gram for form in plan.forms_on_gpu]
+    by_platform = by_platform and any(rows + rows_on_gpu)
 
     def chosen(
         books: Books,
@@ -68,6 +69,9 @@ def clipped_sum(
     ) -> tuple[list[jax.Array], jax.Array]:
         books = settled(plan, books)
         by_rows = functools.partial(_in_one_pass, plan, rows, clip_norms)
+        if rows_on_gpu != rows:
+            on_gpu = functools.partial(_in_one_pass, plan, rows_on_gpu, clip_norms)
+            by_rows = functools.partial(on_platform, "cuda", on_gpu, by_rows)
         if not by_platform:
             return by_rows(books, leaves, mask)
         formed = [False] * len(rows)

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
+
 from dpjax.bookkeeping.plan import Plan
 
 
@@ -62,7 +64,8 @@ def explanation(
         Row(path, tuple(shape), "", "none", 0.0, 0.0, "")
         for path, shape in zip(paths, shapes, strict=True)
     ]
-    for component, form in zip(plan.components, plan.forms, strict=True):
+    forms = plan.forms_on_gpu if jax.default_backend() == "gpu" else plan.forms
+    for component, form in zip(plan.components, forms, strict=True):
         for i in component.leaves:
             rows[i] = rows[i]._replace(
                 sites=", ".join(plan.sites[k].name for k in component.operands),

@@ -16,8 +16,11 @@ from dpjax.bookkeeping.run import operands
 from dpjax.bookkeeping.sites import KeptSite, RuledSite, Scope, Site, analyse
 from dpjax.bookkeeping.trace import aval, inline
 
-# Reading or writing a number takes as long as this many multiplications.
-_TRAFFIC = 16
+# Reading or writing a number takes as long as this many multiplications: on CPUs, as
+# measured, and on GPUs of NVIDIA, where it is not. Data sheets say 20 for A100 (19.5
+# TFLOP/s in float32 outside of tensor cores, two a multiplication and sum; 2.0 TB/s),
+# 28 for H200 (67; 4.8) and 40 for H100 SXM (67; 3.35).
+_TRAFFIC, _TRAFFIC_ON_GPU = 16, 28
 # Where gradients are cheaper than rows, they may take this many times the rows' memory.
 _ROOM = 2
 
@@ -45,6 +48,7 @@ class Plan(NamedTuple):
       from_leaves: the jaxpr from parameter leaves to the sites' operands.
       components: leaves and operands that belong together.
       forms: of each component.
+      forms_on_gpu: the same where it is lowered for CUDA.
       blocks: those that are kept, by the first of their sites.
     """
 
@@ -53,6 +57,7 @@ class Plan(NamedTuple):
     from_leaves: jex.ClosedJaxpr
     components: list[Component]
     forms: list[Form]
+    forms_on_gpu: list[Form]
     blocks: dict[KeptSite, "Block"]
 
     @property
@@ -141,8 +146,13 @@ def plan(
         if not shared:
             break
         opened |= shared
-    forms = [_form(c, [x.size for x in of_known]) for c in found]
-    return Plan(scope, sites, from_leaves, found, forms, _blocks(sites, found))
+    sizes = [x.size for x in of_known]
+    forms, on_gpu = (
+        [_form(c, sizes, traffic) for c in found]
+        for traffic in (_TRAFFIC, _TRAFFIC_ON_GPU)
+    )
+    blocks = _blocks(sites, found)
+    return Plan(scope, sites, from_leaves, found, forms, on_gpu, blocks)
 
 
 def _blocks(sites: Sequence[Site], found: Sequence[Component]) -> dict[KeptSite, Block]:
@@ -251,34 +261,35 @@ def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     return Layout((*axes[:stacked], *groups), left, right)
 
 
-def _form(component: Component, leaf_sizes: list[int]) -> Form:
+def _form(component: Component, leaf_sizes: list[int], traffic: int) -> Form:
     numbers = sum(leaf_sizes[i] for i in component.leaves)
     ruled = [size(site) for site in component.sites if isinstance(site, RuledSite)]
-    products = sum(map(_products, ruled))
+    products = sum(_products(s, traffic) for s in ruled)
     # A gradient is written, and read for the norm and the sum.
-    gradients = products + 3 * _TRAFFIC * numbers
+    gradients = products + 3 * traffic * numbers
     if (roots := matched(component)) is None:
         return Form(False, gradients, gradients)
     stored = sum(s.groups * s.rows * s.stored for s in ruled)
-    pairs = products + sum(_pairs([size(m.site) for m in root]) for root in roots)
+    sizes = [[size(m.site) for m in root] for root in roots]
+    pairs = products + sum(_pairs(root, traffic) for root in sizes)
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
     gram = gram and sum(s.rows for s in ruled) <= MOST_ROWS
     return Form(gram, pairs if gram else gradients, gradients)
 
 
-def _products(size: Size) -> int:
+def _products(size: Size, traffic: int) -> int:
     """Multiplications for the gradient at a site."""
-    added = _TRAFFIC if size.one_hot else size.left
+    added = traffic if size.one_hot else size.left
     return size.groups * size.rows * size.right * added
 
 
-def _pairs(sizes: Sequence[Size]) -> int:
+def _pairs(sizes: Sequence[Size], traffic: int) -> int:
     """Multiplications for a root's norm from rows, in pairs or added by position."""
     total = 0
     for i, one in enumerate(sizes):
         for j, other in enumerate(sizes):
             both = one.one_hot and other.one_hot
-            alone = 2 * _products(one) if i == j else 0
+            alone = 2 * _products(one, traffic) if i == j else 0
             pairs = one.groups * one.rows * other.rows * min(one.stored, other.stored)
             total += alone if both else pairs
     return total

@@ -1,0 +1,68 @@
+"""Faults that the tests try, and how many of them the library survives.
+
+    python benchmarks/faults.py
+
+Runs the tests of each kind of fault, and counts their cases from what pytest says. Of
+processes that are killed it is the kills that count, which the test is told.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+
+from _results import Table, parser, print_tables, write
+
+TESTS = pathlib.Path(__file__).parents[1] / "tests"
+KINDS = {
+    "NaN or infinity in a shard of the batch, by engine and mesh": (
+        "test_faults.py",
+        "nan_in_a_shard",
+    ),
+    "the same between clipping and noise, by transformation": (
+        "test_faults.py",
+        "nan_between",
+    ),
+    "empty batches, and such that overflow": ("test_faults.py", "empty_or_overflow"),
+    "another clock, other seeds": ("test_faults.py", "clocks"),
+    "reading that fails": ("test_plan_batches.py", "reading_fails"),
+    "a full disk": ("test_checkpoint.py", "full_disk"),
+    "a save that ends between its writes": ("test_checkpoint.py", "whole_or_not_there"),
+    "damaged bits": ("test_checkpoint.py", "bits_that_changed"),
+    "another mesh": ("test_checkpoint.py", "mesh_may_change"),
+    "a process that is killed": ("test_checkpoint.py", "killed_fifty_times"),
+}
+KILLS = re.compile(r"survive\(tmp_path, plan, random\.Random\(2\), (\d+)\)")
+
+
+def counted(file, name):
+    """How many cases there are, and how many pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder, "report.xml")
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-q", TESTS / file]
+        command += ["-k", name, "-m", "slow or not slow", f"--junitxml={report}"]
+        subprocess.run(command, cwd=TESTS.parent, check=False, capture_output=True)
+        cases = list(ET.parse(report).getroot().iter("testcase"))
+    passed = sum(
+        not case.findall("failure") and not case.findall("error") for case in cases
+    )
+    if "killed" in name:
+        (kills,) = KILLS.findall((TESTS / file).read_text(encoding="utf-8"))
+        return int(kills), int(kills) * passed
+    return len(cases), passed
+
+
+def main():
+    """Run the tests."""
+    arguments = parser(__doc__).parse_args()
+    rows = [[kind, *counted(*test)] for kind, test in KINDS.items()]
+    columns = {"fault": "{}", "tried": "{}", "survived": "{}"}
+    table = Table("faults", columns, rows)
+    print_tables(table)
+    write("faults", arguments, [table])
+
+
+if __name__ == "__main__":
+    main()
