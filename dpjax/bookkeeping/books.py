@@ -159,14 +159,20 @@ def _tapped(
 
     def forward(taps: Sequence[jax.Array], examples: Sequence[jax.Array]) -> Ran:
         def one(
-            example: Sequence[jax.Array], taps: Sequence[jax.Array], each: Any
+            example: Sequence[jax.Array], own: Sequence[jax.Array], each: Any
         ) -> Ran:
             at_block = None if at_blocks is None else at_blocks.outputs(each)
-            tapped = dict(enumerate(taps))
-            return run(plan.scope, [*known, *example], tapped, numbers, at_block)
+            given = iter(own)
+            # Closed over, what is one for all may be sharded as the examples are.
+            tapped = [
+                tap if summed else next(given)
+                for tap, summed in zip(taps, in_sum, strict=True)
+            ]
+            inputs = [*known, *example]
+            return run(plan.scope, inputs, dict(enumerate(tapped)), numbers, at_block)
 
-        in_axes = (0, [None if summed else 0 for summed in in_sum], 0)
-        return jax.vmap(one, in_axes, axis_size=batch)(list(examples), list(taps), each)
+        own = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
+        return jax.vmap(one, axis_size=batch)(list(examples), own, each)
 
     return taps, forward
 
