@@ -293,3 +293,15 @@ def test_parameters_sharded_as_the_batch_is(split):
     assert jax.typeof(grads).sharding.spec == split
     np.testing.assert_allclose(grads, want[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(per_example.norm, norms, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_what_nothing_uses_is_not_differentiated():
+    def body(x: Any, w: Any) -> Any:
+        y = jnp.tanh(x @ w)
+        return y, jnp.exp(1e4 * y**2)  # infinite, as its derivative is
+
+    def loss(w: Any, x: Any) -> jax.Array:
+        return squared(jax.checkpoint(body)(x, w)[0])
+
+    assert_same(loss, normal(0, WIDTH, WIDTH), X, engine="ghost")
