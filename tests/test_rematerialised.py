@@ -266,3 +266,42 @@ def test_in_microbatches_and_under_vmap():
     alone = jax.jit(fn)(jax.tree.map(lambda a: 2 * a, PARAMS), X)[0]
     for got, want in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
         np.testing.assert_allclose(got[1], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "split", [jax.P(None, "batch", None), jax.P(None, None, "batch")]
+)
+def test_parameters_sharded_as_the_batch_is(split):
+    """Explicitly: a block gathers its own parameters."""
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
+    params, x = normal(0, DEPTH, 8, 8, scale=0.4), normal(1, 8, ROWS, 8)
+
+    def body(x: Any, w: Any) -> Any:
+        if not jax.typeof(w).sharding.mesh.empty:
+            w = jax.reshard(w, jax.P(None, None))
+        return x + jnp.tanh(x @ w)
+
+    def loss(params: Any, x: Any) -> jax.Array:
+        return squared(scanned(params, x, body))
+
+    fn = jax.jit(dpjax.clipped_grad(loss, 0.7, engine="ghost"))
+    want, norms = clipped_by_hand(loss, params, x, 0.7, True)
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put((params, x), (split, jax.P("batch")))
+        grads, per_example = fn(*sharded)
+    assert jax.typeof(grads).sharding.spec == split
+    np.testing.assert_allclose(grads, want[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(per_example.norm, norms, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_what_nothing_uses_is_not_differentiated():
+    def body(x: Any, w: Any) -> Any:
+        y = jnp.tanh(x @ w)
+        return y, jnp.exp(1e4 * y**2)  # infinite, as its derivative is
+
+    def loss(w: Any, x: Any) -> jax.Array:
+        return squared(jax.checkpoint(body)(x, w)[0])
+
+    assert_same(loss, normal(0, WIDTH, WIDTH), X, engine="ghost")

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from dpjax._dtypes import at_least_float32
 from dpjax._meshes import compiler_sharded, leading_axis
 from dpjax._typing import ArrayLike
-from dpjax.bookkeeping.books import AtBlocks, Books, books_of_block
+from dpjax.bookkeeping.books import AtBlocks, Books, books_of_block, is_inexact
 from dpjax.bookkeeping.engine import squares_alone, sums_alone
 from dpjax.bookkeeping.plan import Block
 from dpjax.bookkeeping.run import AtBlock
@@ -120,26 +120,32 @@ def _batch(
 
 
 def _forward(
-    block: Block, known: _Arrays, examples: _Arrays, taps: _Arrays, wanted: Wanted
-) -> tuple[Any, tuple[_Arrays, _Arrays, Wanted]]:
-    return _batch(block, known, examples, taps, wanted), (known, examples, wanted)
+    block: Block, *given: Any
+) -> tuple[_Arrays, tuple[_Arrays, _Arrays, Wanted]]:
+    values = jax.tree.map(lambda x: x.value, given)
+    known, examples, _, wanted = values
+    return _batch(block, *values), (known, examples, wanted)
 
 
 def _backward(
-    block: Block, saved: tuple[_Arrays, _Arrays, Wanted], cotangents: _Arrays
+    block: Block, saved: tuple[_Arrays, _Arrays, Wanted], cotangents: Sequence[Any]
 ) -> tuple[None, list[jax.Array | None], _Arrays, None]:
-    real = [c for c in cotangents if jnp.issubdtype(c.dtype, jnp.inexact)]
+    # What nothing uses is not differentiated: zero times infinity would be no zero.
+    used = tuple(isinstance(c, jax.Array) and is_inexact(c) for c in cotangents)
+    real = [c for c, on in zip(cotangents, used, strict=True) if on]
     # As in jax.checkpoint: not before the cotangents are there, and not once for both.
-    of_examples, of_taps = _share(block, *jax.lax.optimization_barrier((saved, real)))
+    saved, real = jax.lax.optimization_barrier((saved, real))
+    of_examples, of_taps = _share(block, used, saved, real)
     return None, of_examples, of_taps, None
 
 
-_batch.defvjp(_forward, _backward)
+_batch.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _share(
     block: Block,
+    used: tuple[bool, ...],
     saved: tuple[_Arrays, _Arrays, Wanted],
     cotangents: _Arrays,
 ) -> tuple[list[jax.Array | None], _Arrays]:
@@ -147,7 +153,9 @@ def _share(
     known, examples, wanted = saved
     leaves = known[: len(block.of_leaves)]
     inner = at_blocks(block.plan.blocks, wanted)
-    books, of_examples = books_of_block(block.plan, known, examples, cotangents, inner)
+    books, of_examples = books_of_block(
+        block.plan, known, examples, used, cotangents, inner
+    )
     if wanted.scales:
         make, specs = _sums, [jax.typeof(x).sharding.spec for x in leaves]
     else:

@@ -90,10 +90,11 @@ def books_of_block(
     plan: Plan,
     known: Sequence[jax.Array],
     examples: Sequence[jax.Array],
+    used: Sequence[bool],
     cotangents: Sequence[jax.Array],
     at_blocks: AtBlocks | None = None,
 ) -> tuple[Books, list[jax.Array | None]]:
-    """Run a block on the batch and back, from the cotangents of what has some.
+    """Run a block on the batch and back, from the cotangents of what is used.
 
     Returns:
       The books, and the cotangents of the examples, None where these have none.
@@ -101,7 +102,7 @@ def books_of_block(
     batch = examples[0].shape[0]
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
     taps, forward = _tapped(plan, known, examples, batch, axes, at_blocks)
-    real = [_is_inexact(x) for x in examples]
+    real = [is_inexact(x) for x in examples]
 
     def real_outputs(
         taps: Sequence[jax.Array], reals: Sequence[jax.Array]
@@ -109,7 +110,8 @@ def books_of_block(
         given = iter(reals)
         full = [next(given) if on else x for on, x in zip(real, examples, strict=True)]
         outputs, records = forward(taps, full)
-        return [x for x in outputs if _is_inexact(x)], (outputs, records)
+        kept = [x for x, on in zip(outputs, used, strict=True) if on]
+        return kept, (outputs, records)
 
     reals = [x for on, x in zip(real, examples, strict=True) if on]
     _, vjp, (outputs, records) = jax.vjp(real_outputs, taps, reals, has_aux=True)
@@ -159,14 +161,20 @@ def _tapped(
 
     def forward(taps: Sequence[jax.Array], examples: Sequence[jax.Array]) -> Ran:
         def one(
-            example: Sequence[jax.Array], taps: Sequence[jax.Array], each: Any
+            example: Sequence[jax.Array], own: Sequence[jax.Array], each: Any
         ) -> Ran:
             at_block = None if at_blocks is None else at_blocks.outputs(each)
-            tapped = dict(enumerate(taps))
-            return run(plan.scope, [*known, *example], tapped, numbers, at_block)
+            given = iter(own)
+            # Closed over, what is one for all may be sharded as the examples are.
+            tapped = [
+                tap if summed else next(given)
+                for tap, summed in zip(taps, in_sum, strict=True)
+            ]
+            inputs = [*known, *example]
+            return run(plan.scope, inputs, dict(enumerate(tapped)), numbers, at_block)
 
-        in_axes = (0, [None if summed else 0 for summed in in_sum], 0)
-        return jax.vmap(one, in_axes, axis_size=batch)(list(examples), list(taps), each)
+        own = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
+        return jax.vmap(one, axis_size=batch)(list(examples), own, each)
 
     return taps, forward
 
@@ -181,5 +189,6 @@ def settled(plan: Plan, books: Books) -> Books:
     return books._replace(records=records, cotangents=cotangents)
 
 
-def _is_inexact(x: jax.Array) -> bool:
+def is_inexact(x: jax.Array) -> bool:
+    """Whether it may have a cotangent."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
