@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from dpjax._dtypes import at_least_float32
 from dpjax._meshes import compiler_sharded, leading_axis
 from dpjax._typing import ArrayLike
+from dpjax.bookkeeping.alike import Alike
 from dpjax.bookkeeping.books import AtBlocks, Books, books_of_block, is_inexact
 from dpjax.bookkeeping.engine import squares_alone, sums_alone
 from dpjax.bookkeeping.plan import Block
@@ -135,7 +136,7 @@ def _backward(
     real = [c for c, on in zip(cotangents, used, strict=True) if on]
     # As in jax.checkpoint: not before the cotangents are there, and not once for both.
     saved, real = jax.lax.optimization_barrier((saved, real))
-    of_examples, of_taps = _share(block, used, saved, real)
+    of_examples, of_taps = _share(Alike(block), used, saved, real)
     return None, of_examples, of_taps, None
 
 
@@ -144,13 +145,13 @@ _batch.defvjp(_forward, _backward, symbolic_zeros=True)
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _share(
-    block: Block,
+    alike: Alike[Block],
     used: tuple[bool, ...],
     saved: tuple[_Arrays, _Arrays, Wanted],
     cotangents: _Arrays,
 ) -> tuple[list[jax.Array | None], _Arrays]:
     """The cotangents of the examples, and what is wanted of each leaf."""
-    known, examples, wanted = saved
+    block, (known, examples, wanted) = alike.part, saved
     leaves = known[: len(block.of_leaves)]
     inner = at_blocks(block.plan.blocks, wanted)
     books, of_examples = books_of_block(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.extend.core as jex
 
+from dpjax.bookkeeping.alike import of_function
 from dpjax.bookkeeping.components import Component, Root, components
 from dpjax.bookkeeping.factors import MOST_ROWS, Size
 from dpjax.bookkeeping.rules import Layout
@@ -99,6 +100,13 @@ class Block:
     num_known: int
     of_leaves: tuple[int, ...]
     groups: tuple[int, ...]
+
+    def features(self) -> Hashable:
+        """What it computes, and of what; where it is in the loss does not matter."""
+        jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
+        inputs = (*jaxpr.constvars, *jaxpr.invars)
+        computed = of_function(inputs, jaxpr.eqns, jaxpr.outvars)
+        return computed, tuple(map(id, consts)), self.num_known, self.of_leaves
 
 
 def plan(
