@@ -120,7 +120,9 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=4.0, help="for each function")
     options.add_argument("--without-peers", action="store_true")
     arguments = options.parse_args()
-    peers = require(["jax_privacy", "opacus"], arguments.without_peers)
+    beside_opacus = [name for name in arguments.networks if name != "rematerialised"]
+    wanted = ["jax_privacy", *(["opacus"] if beside_opacus else [])]
+    peers = require(wanted, arguments.without_peers)
     for name in arguments.networks:
         tables = measure(name, peers, arguments.seconds)
         print(f"\n{name}")
@@ -135,9 +137,7 @@ def main() -> None:
     if "opacus" in peers:
         script = pathlib.Path(__file__).with_name("opacus_ghost.py")
         same = ["--results", arguments.results, "--seconds", str(arguments.seconds)]
-        networks = [name for name in arguments.networks if name != "rematerialised"]
-        if networks:
-            subprocess.run([sys.executable, script, *networks, *same], check=True)
+        subprocess.run([sys.executable, script, *beside_opacus, *same], check=True)
 
 
 if __name__ == "__main__":
