@@ -104,7 +104,7 @@ def test_random_programs(program, engine):
 
 @pytest.mark.slow
 @settings(
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -481,7 +481,10 @@ def test_streams_of_one_key_never_meet():
             assert not set(drawn[one]) & set(drawn[other]), (one, other)
 
 
-def test_children_of_the_key_itself_are_no_stream():
+@pytest.mark.parametrize(
+    "kind", ["transformation", pytest.param("solver", marks=pytest.mark.slow)]
+)
+def test_children_of_the_key_itself_are_no_stream(kind):
     """A user may split the key, or fold numbers into it, for purposes of his own."""
     key = jax.random.key(9, impl=RECORDED)
     children = {
@@ -489,5 +492,5 @@ def test_children_of_the_key_itself_are_no_stream():
         for child in [*jax.random.split(key, 64), key]
     }
     for name in consumers():
-        if not name.startswith("sampler"):
+        if name.startswith(kind):
             assert not children & set(keys_of(name)), name

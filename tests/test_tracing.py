@@ -207,7 +207,9 @@ def norms_of(fn: Any, rows: int, *platforms: str) -> set[str]:
     return {name for name, found in types.items() if found in text}
 
 
-@pytest.mark.parametrize("engine", ["auto", "bookkeeping"])
+@pytest.mark.parametrize(
+    "engine", ["auto", pytest.param("bookkeeping", marks=pytest.mark.slow)]
+)
 def test_rows_or_gradients_by_what_memory_costs_there(engine):
     """T rows of 128 + 128 take 256 T² products, a gradient 3 · 128² numbers' traffic.
 
