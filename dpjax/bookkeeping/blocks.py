@@ -132,7 +132,11 @@ def _backward(
     block: Block, saved: tuple[_Arrays, _Arrays, Wanted], cotangents: Sequence[Any]
 ) -> tuple[None, list[jax.Array | None], _Arrays, None]:
     # What nothing uses is not differentiated: zero times infinity would be no zero.
-    used = tuple(isinstance(c, jax.Array) and is_inexact(c) for c in cotangents)
+    # (In a scan such an output has zeros for a cotangent, in place of none.)
+    used = tuple(
+        i in block.outputs and isinstance(c, jax.Array) and is_inexact(c)
+        for i, c in enumerate(cotangents)
+    )
     real = [c for c, on in zip(cotangents, used, strict=True) if on]
     # As in jax.checkpoint: not before the cotangents are there, and not once for both.
     saved, real = jax.lax.optimization_barrier((saved, real))

@@ -93,6 +93,7 @@ class Block:
       num_known: how many are known, leaves or not.
       of_leaves: for each leaf its group among the block's own.
       groups: for each of these, which it is around the block.
+      outputs: which of its outputs are differentiated.
     """
 
     plan: Plan
@@ -100,13 +101,15 @@ class Block:
     num_known: int
     of_leaves: tuple[int, ...]
     groups: tuple[int, ...]
+    outputs: tuple[int, ...]
 
     def features(self) -> Hashable:
         """What it computes, and of what; where it is in the loss does not matter."""
         jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
         inputs = (*jaxpr.constvars, *jaxpr.invars)
         computed = of_function(inputs, jaxpr.eqns, jaxpr.outvars)
-        return computed, tuple(map(id, consts)), self.num_known, self.of_leaves
+        where = self.num_known, self.of_leaves, self.outputs
+        return computed, tuple(map(id, consts)), where
 
 
 def plan(
@@ -123,7 +126,7 @@ def plan(
       closed: its jaxpr.
       groups: for each of its first inputs, the leaves, what it is clipped with.
       num_known: how many inputs no example enters, the leaves and those after them.
-      outputs: which outputs must depend on the example.
+      outputs: which outputs are differentiated, and so must depend on the example.
       keep_blocks: whether a rematerialised block stays one, where the leaves that enter
         it enter nothing else.
     """
@@ -195,10 +198,10 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
         closed,
         of_leaves,
         num_known=num_known,
-        outputs=range(len(body.outvars)),
+        outputs=sites[0].outputs,
         keep_blocks=True,
     )
-    return Block(analysed, order, num_known, of_leaves, own)
+    return Block(analysed, order, num_known, of_leaves, own, sites[0].outputs)
 
 
 def operand_values(scope: Scope, *known: jax.Array) -> list[jax.Array]:

@@ -18,6 +18,12 @@ import jax.numpy as jnp
 
 from dpjax._typing import Atom
 from dpjax.bookkeeping.alike import of_equation
+from dpjax.bookkeeping.collectives import uses
+from dpjax.bookkeeping.liveness import (
+    live_outputs,
+    live_outputs_of_scan,
+    live_variables,
+)
 from dpjax.bookkeeping.rules import Rule, rule_for
 from dpjax.bookkeeping.trace import aval, inline, is_rematerialised, scan_sizes
 
@@ -98,6 +104,7 @@ class KeptSite:
       position: which of them the operand is.
       operand: the operand's variable.
       loops: the scans around it, the outermost first.
+      outputs: which of the block's outputs are differentiated.
     """
 
     eqn: jex.JaxprEqn
@@ -105,6 +112,7 @@ class KeptSite:
     position: int
     operand: jex.Var
     loops: tuple[Loop, ...]
+    outputs: tuple[int, ...]
 
     @property
     def tapped(self) -> jex.Var:
@@ -113,7 +121,8 @@ class KeptSite:
 
     def features(self) -> Hashable:
         """All that does not depend on where in the loss it is."""
-        return self.position, self.known, self.loops, of_equation(self.eqn)
+        block = of_equation(self.eqn)
+        return self.position, self.known, self.loops, self.outputs, block
 
     @property
     def name(self) -> str:
@@ -188,7 +197,8 @@ def analyse(
         an example enters it.
       differentiable: whether each input depends on a parameter, by a derivative.
       lengths: of the scans around the jaxpr, the outermost first.
-      outputs: which outputs must depend on the example, as the loss must.
+      outputs: which outputs are differentiated; they must depend on the example, as the
+        loss must. Where nothing differentiated depends on an equation, it has no site.
       kept: which rematerialised blocks in scans are kept; others are none by now.
 
     Returns:
@@ -196,6 +206,7 @@ def analyse(
       that its operand depends on.
     """
     jaxpr = closed.jaxpr
+    live = live_variables(jaxpr, outputs)
     scope = Scope(closed, len(lengths), dict.fromkeys(jaxpr.constvars, frozenset()))
     sources: dict[jex.Var, frozenset[int]] = {}
     origins: dict[Site, frozenset[int]] = {}
@@ -218,14 +229,26 @@ def analyse(
         operand = cast(jex.Var, eqn.invars[position])
         if is_rematerialised(eqn):
             known = tuple(scope.steps_of(v) is not None for v in eqn.invars)
-            return KeptSite(eqn, known, position, operand, loops(operand))
+            differentiated = live_outputs(eqn, live)
+            return KeptSite(
+                eqn, known, position, operand, loops(operand), differentiated
+            )
         if rule is None:
             return TappedSite(operand, loops(operand), eqn.primitive.name)
         return RuledSite(eqn, position, rule, operand, loops(operand))
 
+    def applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
+        """Whether a custom derivative stands in a scan in which its input is fixed.
+
+        A custom derivative need not be linear in the cotangent. JAX applies it in each
+        iteration, so it may not be applied once to the sum of their cotangents.
+        """
+        fixed = len(around) < len(lengths) and any(map(depends, eqn.invars))
+        return fixed and uses([eqn], "custom_vjp")
+
     for index, eqn in enumerate(jaxpr.eqns):
         around = scope.steps_of(*eqn.invars)
-        if around is not None:
+        if around is not None and not applied_in_each_iteration(eqn, around):
             through = eqn.primitive.name != "stop_gradient"
             reached = frozenset().union(*map(depends, eqn.invars))
             for var in eqn.outvars:
@@ -233,12 +256,12 @@ def analyse(
                 sources[var] = reached if through and _is_inexact(var) else frozenset()
             continue
         operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
-        if not operands or not any(map(_is_inexact, eqn.outvars)):
+        if not operands or live.isdisjoint(eqn.outvars):
             continue
         lifted = set(operands)
         if eqn.primitive.name == "scan":
             scope.scans[index], lifted, within = _analyse_scan(
-                scope, eqn, operands, lengths, kept
+                scope, eqn, operands, lengths, live_outputs_of_scan(eqn, live), kept
             )
             for inner, entered in within.items():
                 origins[inner] = frozenset().union(
@@ -262,10 +285,12 @@ def _analyse_scan(
     eqn: jex.JaxprEqn,
     operands: Sequence[int],
     lengths: tuple[int, ...],
+    outputs: Sequence[int],
     kept: Kept,
 ) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
     """The scope of a scan's body, the operands that are tapped before it, and origins.
 
+    `outputs` are the body's outputs that are differentiated.
     A scan's constants stay parameters inside where rules take all their uses, and its
     scanned inputs do. What enters the carry is an example's from there on. A constant
     without a rule is tapped outside, where its cotangent is summed over the
@@ -293,7 +318,7 @@ def _analyse_scan(
             steps,
             [i in operands and i not in outside for i in range(len(steps))],
             lengths=(*lengths, eqn.params["length"]),
-            outputs=range(len(body.jaxpr.outvars)),
+            outputs=outputs,
             kept=kept,
         )
         unruled = {
