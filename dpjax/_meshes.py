@@ -160,3 +160,12 @@ def lets_compiler_decide() -> bool:
     """Whether the mesh of the context has no explicit axis."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and not mesh.explicit_axes
+
+
+def are_concrete(arrays: Sequence[Tree]) -> bool:
+    """Whether this process can read all of some arrays now."""
+    return not any(
+        isinstance(x, jax.core.Tracer)
+        or (isinstance(x, jax.Array) and not x.is_fully_addressable)
+        for x in arrays
+    )

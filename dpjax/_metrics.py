@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._typing import ArrayLike
+from dpjax._typing import ArrayLike, Tree
 from dpjax.per_example import PerExample
 
 
@@ -20,12 +20,18 @@ class Metrics(NamedTuple):
       fraction_clipped: how many of them are longer than the clip norm, or not finite
         (these count for nothing in the sum), f[]; 0 if there is none.
       norm_quantiles: of the finite norms of their gradients, f[q]; NaN without any.
+      num_contributing: how many examples have a finite gradient, i[]. The others add
+        nothing to the sum. If no example contributes, the noise alone trains.
+      zero_gradients: a tree of bool[], for each leaf of the gradient whether the
+        clipped sum is exactly zero; None where no sum was given.
     """
 
     num_examples: jax.Array
     loss: jax.Array
     fraction_clipped: jax.Array
     norm_quantiles: jax.Array
+    num_contributing: jax.Array
+    zero_gradients: Tree | None = None
 
 
 def metrics(
@@ -34,6 +40,7 @@ def metrics(
     *,
     mask: jax.Array | None = None,
     quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+    grads: Tree | None = None,
 ) -> Metrics:
     """Sum up what `clipped_grad` says of each example, without the empty places.
 
@@ -42,6 +49,7 @@ def metrics(
       clip_norm: the bound C, f[].
       mask: bool[b], as the function was given it; None where all are there.
       quantiles: which of the norms' quantiles, each in [0, 1].
+      grads: the clipped sum, which that function returns first, for `zero_gradients`.
 
     Returns:
       `Metrics`.
@@ -79,6 +87,8 @@ def metrics(
         norm_quantiles=jnp.nanquantile(
             jnp.where(finite, norms, jnp.nan), jnp.asarray(quantiles, norms.dtype)
         ),
+        num_contributing=jnp.sum(finite),
+        zero_gradients=jax.tree.map(lambda g: ~jnp.any(g), grads),
     )
 
 

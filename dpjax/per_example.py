@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Concatenate, Generic, Literal, NamedTuple, overload
@@ -10,11 +11,12 @@ from typing import Any, Concatenate, Generic, Literal, NamedTuple, overload
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate, bookkeeping
 from dpjax._arguments import Arguments, Groups, as_tuple
 from dpjax._dtypes import widen
-from dpjax._meshes import varying_axes
+from dpjax._meshes import are_concrete, varying_axes
 from dpjax._microbatches import in_microbatches
 from dpjax._typing import ArrayLike, Engine, Params
 from dpjax._vmap_engine import clipped_sum as vmap_sum
@@ -112,6 +114,7 @@ class ClippedGrad(Generic[Params]):
                 clipped_sum, micro, leaves, batched, mask
             )
         loss, norm, aux = per_example
+        _warn_if_none_contributes(norm, mask)
         treedef = jax.tree.structure(self.parameters(args))
         return (
             treedef.unflatten(grads),
@@ -172,6 +175,21 @@ class ClippedGrad(Generic[Params]):
         loss, aux = out if self.has_aux else (out, ())
         _check_scalar(loss)
         return loss, aux
+
+
+def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
+    """Warn, outside jit, where examples are there and no gradient is finite."""
+    if not are_concrete([norm, mask]):
+        return
+    present, finite = np.asarray(mask), np.isfinite(norm)
+    if np.any(present) and not np.any(present & finite):
+        warnings.warn(
+            f"none of the {np.sum(present)} examples of this batch contributes to the "
+            "sum: no gradient is finite, so that noise alone would train. Look for an "
+            "infinite derivative in the loss, as of a norm or a square root at zero, "
+            "and for infinities in the data.",
+            stacklevel=3,
+        )
 
 
 def _check_scalar(loss: Any) -> None:
@@ -265,6 +283,10 @@ def clipped_grad(
         disagree in their leading axis or are empty, the mask has another shape or
         dtype, the loss is not a real scalar, or it or its derivative communicates along
         a named axis, as BatchNorm in training mode does: then it sees other examples.
+
+    Warns:
+      UserWarning: when called outside jit: no example of the batch has a finite
+        gradient. Under jit `dpjax.metrics` counts the examples that contribute.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
     REPLACE (C² is the sum of the squares where there are several bounds), whatever

@@ -17,6 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dpjax import _validate
+from dpjax._plan.arrays import by_position, is_tree_of_arrays
 from dpjax._plan.users import OfUser, Users
 from dpjax._platforms import host
 from dpjax._typing import ArrayLike
@@ -36,12 +37,15 @@ class Examples(NamedTuple):
         never sees what is there.
       step: the step's number, i32[], where the clip norm has a schedule.
       first: in a part of a batch, the number of its first place, i32[].
+      plan: the plan that drew the batch, static under jit; None for a batch that was
+        put together by hand. The gradient of another plan refuses it.
     """
 
     data: Any
     mask: ArrayLike
     step: ArrayLike | None = None
     first: ArrayLike | None = None
+    plan: "Plan | None" = None
 
     def parts(self, size: int) -> "Iterator[Examples]":
         """Parts with a leading axis of this size, filled up with empty places."""
@@ -52,12 +56,15 @@ class Examples(NamedTuple):
             rows = np.arange(first, first + size)
             held = np.minimum(rows, total - 1)
             mask = np.asarray(self.mask)[held] & (rows < total)
-            part = jax.tree.map(lambda x, held=held: x[held], self.data)
-            yield Examples(part, mask, self.step, np.int32(first))
+            part = jax.tree.map(lambda x, held=held: x[held], by_position(self.data))
+            yield Examples(part, mask, self.step, np.int32(first), self.plan)
 
 
 def rows(data: Any, batch: Batch) -> Examples:
-    """Those of a tree of arrays; on the host if they are NumPy's, except under jit."""
+    """The examples of a batch, from a tree of arrays of NumPy or JAX.
+
+    They are on the host where the arrays are NumPy's, except under jit.
+    """
     traced = isinstance(batch.indices, Tracer)
 
     def taken(x: Any) -> Any:
@@ -69,10 +76,10 @@ def rows(data: Any, batch: Batch) -> Examples:
     return Examples(jax.tree.map(taken, data), batch.mask)
 
 
-def numbered(plan: "Plan", examples: Examples, step: ArrayLike) -> Examples:
-    """Examples that know their step, where their clip norm depends on it."""
+def label(plan: "Plan", examples: Examples, step: ArrayLike) -> Examples:
+    """Examples that know their plan, and their step if the clip norm depends on it."""
     varies = any(piece.clip != 1.0 for piece in plan.schedule)
-    return examples._replace(step=step) if varies else examples
+    return examples._replace(plan=plan, step=step if varies else None)
 
 
 def check(data: Any, plan: "Plan") -> None:
@@ -83,7 +90,7 @@ def check(data: Any, plan: "Plan") -> None:
             f"{'' if plan.unit == 'user' else 'no '}data of dpjax.by_user; got "
             f"{type(data)}."
         )
-    if _is_tree_of_arrays(data):
+    if is_tree_of_arrays(data):
         sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         sizes = {(len(data),)}
@@ -121,7 +128,9 @@ def batches(
             f"start must be at most num_steps, {plan.num_steps}; got {start!r}."
         )
     ahead = _validate.static_int("prefetch", prefetch, minimum=0)
-    read = rows if _is_tree_of_arrays(data) else _read_one_by_one
+    read = _read_one_by_one
+    if is_tree_of_arrays(data):
+        data, read = by_position(data), rows
     if sharding is not None:
         read = _laid_out(read, sharding, plan.max_batch_size)
     draw = jax.jit(plan.batch)
@@ -133,7 +142,7 @@ def batches(
     def jobs() -> Iterator[Callable[[], Examples]]:
         for step in _shown(range(first, plan.num_steps), progress):
             batch = drawn(step)
-            yield lambda batch=batch, step=step: numbered(
+            yield lambda batch=batch, step=step: label(
                 plan, read(data, batch), np.int32(step)
             )
 
@@ -194,13 +203,6 @@ def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
     """Of the places that a device holds; None stands for all."""
     places = slice(None) if index is None else index[0]
     return places.indices(size)[:2]
-
-
-def _is_tree_of_arrays(data: Any) -> bool:
-    if isinstance(data, list | Iterator):  # of examples
-        return False
-    leaves = jax.tree.leaves(data)
-    return bool(leaves) and all(hasattr(x, "dtype") and np.ndim(x) for x in leaves)
 
 
 def _read_one_by_one(data: Any, batch: Batch) -> Examples:

@@ -1,19 +1,18 @@
 """A script's own loss, as the clipped sum of its gradients."""
 
+import dataclasses
 import functools
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 
-from dpjax._meshes import like, numbered
+from dpjax._meshes import numbered
 from dpjax._metrics import Metrics, masked_mean
 from dpjax._metrics import metrics as of_examples
 from dpjax._plan import modules
+from dpjax._plan.alerts import Alerts
 from dpjax._plan.loader import Examples
 from dpjax._plan.quantile import Bounded, within
 from dpjax._plan.schedule import at
@@ -69,8 +68,8 @@ def metrics(
         *others: Any,
         clip_norm: ArrayLike | None = None,
     ) -> Metrics:
-        _, per_example, mask, bound = gradient(model, examples, others, clip_norm)
-        return of_examples(per_example, bound, mask=mask)
+        grads, per_example, mask, bound = gradient(model, examples, others, clip_norm)
+        return of_examples(per_example, bound, mask=mask, grads=grads)
 
     return fn
 
@@ -104,7 +103,7 @@ def _gradient(
     microbatch_size: int | None,
 ) -> Callable[..., tuple[Any, PerExample, jax.Array, ArrayLike]]:
     """The clipped sum, what each example gave, which are there, and the clip norm."""
-    looked = False
+    alerts = Alerts()
 
     def fn(
         model: Any, examples: Examples, others: Any, clip_norm: ArrayLike | None
@@ -114,14 +113,19 @@ def _gradient(
                 "examples must be dpjax.Examples, as Plan.load and Plan.batches give "
                 f"them, which know which places are empty; got {type(examples)}."
             )
+        if examples.plan not in (None, plan):
+            raise ValueError(
+                "examples must be a batch of the plan whose gradient is taken, since "
+                "the guarantee is for one plan's batches, gradient and optimizer "
+                "together; got a batch of a plan that differs in "
+                f"{_differences(examples, plan)}."
+            )
         bound = _bound(plan, examples, clip_norm)
         mask = jnp.asarray(examples.mask)
         leaves, treedef = jax.tree.flatten(others, is_leaf=modules.is_nnx)
         parts = (modules.split(model), *(modules.along(x) for x in leaves))
 
-        def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
-            if batched:
-                data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
+        def of_batch(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
             merged = [
                 part.merge(trained, x) for part, x in zip(parts, own, strict=True)
             ]
@@ -133,14 +137,25 @@ def _gradient(
                 raise
             for _, unchanged in merged:
                 unchanged()
-            value, aux = out if has_aux else (out, None)
-            return value, jax.tree.map(_row, aux) if batched else aux
+            return out if has_aux else (out, None)
+
+        def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
+            if not batched:
+                return of_batch(trained, data, own)
+            data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
+            value, aux = of_batch(trained, data, own)
+            return value, jax.tree.map(_row, aux)
 
         def loss_and_aux(trained: Any, unit: Any) -> tuple[Any, Any]:
             data, own = unit
             if isinstance(data, OfUser):
                 return of_user(functools.partial(of_one, trained), data, own)
             return of_one(trained, data, own)
+
+        def loss_of_two(trained: Any, unit: Any) -> tuple[Any, Any]:
+            data, own = unit
+            data = jax.tree.map(lambda x: jnp.stack([x, x]), data)
+            return of_batch(trained, data, own)
 
         gradient = clipped_grad(
             loss_and_aux,
@@ -154,10 +169,11 @@ def _gradient(
             numbers = numbers + jnp.asarray(examples.first, numbers.dtype)
         batch = (examples.data, [part.of_examples(numbers) for part in parts])
         grads, per_example = gradient(parts[0].trained, batch, mask=mask)
-        nonlocal looked
-        if not looked:  # once is enough, for a loop outside jit too
-            looked = True
-            _warn_of_idle(loss_and_aux, parts[0], batch)
+        several = batched and not isinstance(examples.data, OfUser)
+        alerts.warn_of_loss(
+            loss_and_aux, loss_of_two if several else None, parts[0], batch
+        )
+        alerts.warn_of_sum(grads, per_example.norm, mask, parts[0].names)
         grads = parts[0].like_model(grads)
         for part in parts:
             part.advance()
@@ -166,34 +182,11 @@ def _gradient(
     return fn
 
 
-def _warn_of_idle(
-    loss_and_aux: Callable[..., Any], parts: modules.Parts, batch: Any
-) -> None:
-    """Say which parameters get noise and nothing else."""
-    kinds = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
-    one = jax.tree.map(lambda kind: like(kind, kind.shape[1:], kind.dtype), kinds)
-    gradient = jax.grad(loss_and_aux, has_aux=True)
-    closed = jax.make_jaxpr(lambda *args: gradient(*args)[0])(parts.trained, one)
-    made_by = {v: eqn for eqn in closed.eqns for v in eqn.outvars}
-
-    def is_zero(atom: Any) -> bool:
-        if isinstance(atom, jex.Literal):
-            return not np.any(atom.val)
-        eqn = made_by.get(atom)
-        if eqn is None or eqn.primitive.name != "broadcast_in_dim":
-            return False
-        return is_zero(eqn.invars[0])
-
-    gradients = zip(parts.names, closed.jaxpr.outvars, strict=True)
-    idle = [name for name, atom in gradients if is_zero(atom)]
-    if idle:
-        warnings.warn(
-            f"the loss's gradient by {idle} of the model is zero whatever the data, "
-            "and noise is added to it in every step: what is frozen or unused would "
-            "move at random. Hand it to the loss as a further argument in place of a "
-            "part of the model.",
-            stacklevel=4,
-        )
+def _differences(examples: Examples, plan: "Plan") -> str:
+    """Where the plan of a batch differs from another one."""
+    names = [field.name for field in dataclasses.fields(plan) if field.compare]
+    other = [(x, getattr(examples.plan, x), getattr(plan, x)) for x in names]
+    return ", ".join(f"{x} ({a!r} and {b!r})" for x, a, b in other if a != b)
 
 
 def _row(x: Any) -> Any:

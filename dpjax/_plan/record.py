@@ -14,6 +14,7 @@ from dpjax._metrics import Metrics
 from dpjax._plan import guarantee as promises
 from dpjax._plan import loader, loss, release
 from dpjax._plan.amplified import SAMPLINGS
+from dpjax._plan.arrays import by_position
 from dpjax._plan.mechanisms import Mechanism, Numbers
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Piece, at
@@ -126,8 +127,8 @@ class Plan:
         """The examples of a step from arrays in memory, under jit and in a scan too.
 
         Args:
-          data: a tree of arrays with a leading axis n; with unit="user", what
-            `stacked` of `by_user` gives.
+          data: a tree of arrays with a leading axis n, indexed by position; with
+            unit="user", what `stacked` of `by_user` gives.
           step: the step's number, i[], from 0 to T − 1; may be traced.
           key: one typed key for the whole run, which may be the optimizer's.
 
@@ -138,8 +139,8 @@ class Plan:
           ValueError: data does not have num_examples examples.
         """
         loader.check(data, self)
-        examples = loader.rows(data, self.batch(step, key))
-        return loader.numbered(self, examples, jnp.asarray(step, jnp.int32))
+        examples = loader.rows(by_position(data), self.batch(step, key))
+        return loader.label(self, examples, jnp.asarray(step, jnp.int32))
 
     def batches(
         self,
@@ -155,10 +156,12 @@ class Plan:
 
         Args:
           data: a tree of arrays with a leading axis n (NumPy's, JAX's or files mapped
-            into memory), or one object with `len` and integer indexing (a list, data
-            sets of torch, grain or Hugging Face), whose examples are trees of numbers.
-            Where it has `__getitems__`, a list of positions to a list of examples, one
-            call reads a batch. With unit="user", what `by_user` gives.
+            into memory; others, as of pandas or torch, are read into memory once, by
+            position and not by label), or one object with `len` and integer indexing
+            (a list, data sets of torch, grain or Hugging Face), whose examples are
+            trees of numbers. Where it has `__getitems__`, from a list of positions to a
+            list of examples, one call reads a batch. With unit="user", what `by_user`
+            gives.
           key: one typed key for the whole run, which may be the optimizer's.
           start: the first step, from 0 to T. A run that resumes after k steps says k,
             and restores the optimizer's state: a new one would repeat its noise.
@@ -218,13 +221,16 @@ class Plan:
           of flax.nnx, are folded so that each example has its own, for dropout.
 
         Raises:
-          ValueError: when called: examples are not `Examples`; the model has nothing to
-            train, or the loss changes its state, as BatchNorm does in training mode; or
-            as for `clipped_grad`.
+          ValueError: when called: examples are not `Examples`, or are another plan's;
+            the model has nothing to train, or the loss changes its state, as BatchNorm
+            does in training mode; or as for `clipped_grad`.
 
         Warns:
           UserWarning: the gradient by a part of the model is zero whatever the data, as
-            where it is frozen by `jax.lax.stop_gradient`. Noise would move it.
+            where it is frozen by `jax.lax.stop_gradient`, or where the loss compares
+            the examples of a batch. Noise alone would move it. Outside jit also: no
+            example of a batch has a finite gradient; the first batch's gradient by a
+            part of the model is zero. (Under jit, `metrics` has both.)
 
         Privacy: grads has L2 sensitivity clip_norm, twice that under REPLACE. value and
         aux are not private. Random keys that the loss is given (dropout) must be secret
@@ -282,7 +288,7 @@ class Plan:
         *,
         key: jax.Array,
         buffer: Buffer = "stored",
-    ) -> optax.GradientTransformation:
+    ) -> optax.GradientTransformationExtraArgs:
         """The optimizer on private means: noise, division by b, and then inner.
 
         Args:
@@ -298,7 +304,10 @@ class Plan:
           the device are not for `optax.MultiSteps` (see `dpjax.accumulate`).
 
         Raises:
-          ValueError: key is not a typed key; the noise cannot be drawn again.
+          ValueError: key is not a typed key; the noise cannot be drawn again. At init
+            and update: a part of the tree is masked, as by `optax.masked` around this
+            optimizer (masks go inside, into inner). At update: further arguments, such
+            as value=, are given.
 
         Privacy: the updates of all steps, and all that is made of them, together have
         the plan's `guarantee`. The state holds the key and is as secret as the data.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def optimizer(
     plan: "Plan", inner: optax.GradientTransformation, key: jax.Array, buffer: Buffer
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """The end of the run, noise and division by the expected size, and inner."""
     strategy = plan.strategy
     if plan.schedule or plan.quantile:
@@ -125,23 +125,49 @@ def _scaled(tree: Any, factor: jax.Array) -> Any:
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), tree)
 
 
-def _on_trained(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _on_trained(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
     """For parameters with leaves that have None for a gradient, as no float has."""
 
     def trained(params: Any) -> Any:
         return jax.tree.map(lambda x: x if is_trained(x) else None, params)
 
     def init(params: Any) -> Any:
+        _refuse_masks("params", params)
         return inner.init(trained(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(
+        updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        _refuse_masks("updates", updates)
+        if extra_args:
+            raise ValueError(
+                "a plan's optimizer takes no further arguments, since a value that was "
+                "computed from the data, as the loss that plateau and Polyak steps "
+                "ask for, has no noise and would enter the update; got "
+                f"{sorted(extra_args)}."
+            )
         if params is None:
             return inner.update(updates, state)
         found, state = inner.update(updates, state, trained(params))
         filled = jax.tree.map(_unmoved, found, params, is_leaf=lambda x: x is None)
         return filled, state
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _refuse_masks(name: str, tree: Any) -> None:
+    """Raise where a part of a tree was masked: it would be released without noise."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    if any(isinstance(x, optax.MaskedNode) for x in leaves):
+        raise ValueError(
+            f"{name} must be the whole tree, got one with optax.MaskedNode: around a "
+            "plan's optimizer, optax.masked and optax.partition (multi_transform) pass "
+            "the masked parts of the clipped sum on without noise. Put the mask "
+            "inside: plan.optimizer(optax.masked(inner, mask), key=key), or "
+            "plan.optimizer(optax.partition(...), key=key)."
+        )
 
 
 def _unmoved(update: Any, param: Any) -> Any:

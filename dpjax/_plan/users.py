@@ -14,6 +14,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._metrics import masked_mean
+from dpjax._plan.arrays import by_position
 from dpjax._plan.modules import keys_of_examples
 from dpjax._typing import ArrayLike, Tree
 
@@ -63,7 +64,9 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
     """Group examples by user, and keep a bounded number of each.
 
     Args:
-      data: a tree of arrays with a leading axis n.
+      data: a tree of arrays with a leading axis n. Arrays of other libraries than NumPy
+        and JAX are read into memory once, by position: a label in a `pandas.Series`
+        means nothing here.
       users: whose example it is, [n]: numbers, strings or hashable objects.
       max_examples: how many examples are kept of a user, at least 1: the first ones in
         the data's order. Shuffle the data before for others.
@@ -92,6 +95,7 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
       OfUser(examples=array([1., 1.]), mask=array([ True, False]))
     """
     most = _validate.static_int("max_examples", max_examples, minimum=1)
+    data = by_position(data)
     owner = np.asarray(users)
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     if owner.ndim != 1 or owner.size == 0 or sizes != {owner.shape}:

@@ -1,0 +1,48 @@
+"""Users' arrays, indexed by position.
+
+A `pandas.Series` is indexed by its labels, which a shuffled table takes along: row i
+would not be example i. So what is neither NumPy's nor JAX's becomes a NumPy array once,
+before anything is indexed.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def is_tree_of_arrays(data: Any) -> bool:
+    """Whether all leaves are arrays with a leading axis; a list holds examples."""
+    if isinstance(data, list | Iterator):
+        return False
+    leaves = jax.tree.leaves(data)
+    return bool(leaves) and all(_is_array(x) and np.ndim(x) for x in leaves)
+
+
+def by_position(data: Any) -> Any:
+    """A tree of arrays whose leaves are NumPy's or JAX's.
+
+    Raises:
+      ValueError: a leaf of another library does not hold numbers or booleans.
+    """
+    leaves, treedef = jax.tree.flatten_with_path(data)
+    return treedef.unflatten([_array(path, x) for path, x in leaves])
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "dtype") or hasattr(x, "__array__")
+
+
+def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
+    if isinstance(x, np.ndarray | jax.Array):
+        return x
+    array = np.asarray(x)
+    if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
+        name = jax.tree_util.keystr(path) or "data"
+        raise ValueError(
+            "data must hold numbers or booleans where it is not NumPy's or JAX's; got "
+            f"{name}, a {type(x).__module__}.{type(x).__name__} that becomes an array "
+            f"of dtype {array.dtype}. Convert it to a NumPy array first."
+        )
+    return array

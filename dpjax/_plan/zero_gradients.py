@@ -1,0 +1,275 @@
+"""Which outputs of a jaxpr are zero whatever its inputs, read off its equations.
+
+A loss that is called on one example at a time may train less than its author believes:
+in a batch of one, x − mean(x) is zero, and so is the log-softmax over the batch. Here
+arrays are evaluated as terms. Equal computations of equal terms have equal names, so
+that x − x is recognized as zero. Unknown entries count as finite: an example that has
+others contributes nothing. Nothing is compiled or run.
+"""
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._typing import Atom
+from dpjax.bookkeeping.trace import aval, scan_sizes
+
+
+class Fill(NamedTuple):
+    """An array whose entries all have this value."""
+
+    value: float
+
+
+class Named(NamedTuple):
+    """The unknown array of this name, up to axes of size one, times a sign."""
+
+    name: int
+    sign: int = 1
+
+
+Term = Fill | Named
+ZERO = Fill(0.0)
+
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})
+# A fill stays a fill. An array of as many entries in the same order stays the same.
+_LAYOUTS = frozenset(
+    {
+        *("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "rev"),
+        *("slice", "dynamic_slice", "gather", "reduce_sum", "reduce_max", "reduce_min"),
+        *("reduce_prod", "copy", "stop_gradient", "reshard", "convert_element_type"),
+    }
+)
+# One zero among the first two inputs makes a zero.
+_PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
+# f(−x) = −f(x) in each input.
+_ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice"}
+_OF_FILLS: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "add": operator.add,
+    "add_any": operator.add,
+    "and": lambda x, y: bool(x) and bool(y),
+    "div": operator.truediv,
+    "exp": math.exp,
+    "expm1": math.expm1,
+    "is_finite": math.isfinite,
+    "log": math.log,
+    "log1p": math.log1p,
+    "max": max,
+    "min": min,
+    "mul": operator.mul,
+    "neg": operator.neg,
+    "not": operator.not_,
+    "or": lambda x, y: bool(x) or bool(y),
+    "pow": operator.pow,
+    "sign": np.sign,
+    "rsqrt": lambda x: 1 / math.sqrt(x),
+    "sqrt": math.sqrt,
+    "square": lambda x: x * x,
+    "sub": operator.sub,
+    "tanh": math.tanh,
+}
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+
+
+def zero_outputs(closed: jex.ClosedJaxpr) -> list[bool]:
+    """Whether each output is zero whatever the inputs, as far as its term shows it."""
+    terms = _Terms()
+    inputs = [terms.new() for _ in closed.in_avals]
+    return [term == ZERO for term in terms.evaluate(closed, inputs)]
+
+
+class _Terms:
+    """The terms of one jaxpr and of the jaxprs that it calls."""
+
+    def __init__(self) -> None:
+        self._names: dict[Hashable, int] = {}
+        self._unique = itertools.count()
+
+    def new(self) -> Named:
+        """An array of which nothing is known."""
+        return self._named(("new", next(self._unique)))
+
+    def _named(self, made: Hashable) -> Named:
+        return Named(self._names.setdefault(made, len(self._names)))
+
+    def evaluate(self, closed: jex.ClosedJaxpr, inputs: Sequence[Term]) -> list[Term]:
+        """The terms of a jaxpr's outputs."""
+        jaxpr = closed.jaxpr
+        terms: dict[jex.Var, Term] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
+            terms[var] = self._named(("constant", id(const)))
+
+        def read(atom: Atom) -> Term:
+            return self._literal(atom) if isinstance(atom, jex.Literal) else terms[atom]
+
+        for eqn in jaxpr.eqns:
+            outputs = self._apply(eqn, [read(v) for v in eqn.invars])
+            terms.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _literal(self, literal: jex.Literal) -> Term:
+        value = np.asarray(literal.val)
+        if value.size == 1 and np.isrealobj(value):
+            return Fill(float(value.item()))
+        return self._named(("literal", id(literal.val)))
+
+    def _apply(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
+        """The terms of an equation's outputs."""
+        name = eqn.primitive.name
+        if name in _CALLS or name.startswith("custom_jvp"):
+            body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            if isinstance(body, jex.Jaxpr):
+                body = jex.ClosedJaxpr(body, ())
+            return self.evaluate(body, inputs)
+        if name == "scan":
+            return self._apply_scan(eqn, inputs)
+        if name == "cond":
+            branches = [self.evaluate(b, inputs[1:]) for b in eqn.params["branches"]]
+            cases = zip(*branches, strict=True)
+            return [x[0] if len(set(x)) == 1 else self.new() for x in cases]
+        if name == "optimization_barrier":
+            return inputs
+        if len(eqn.outvars) == 1 and (term := _simplify(eqn, inputs)) is not None:
+            return [term]
+        return self._computed(eqn, inputs)
+
+    def _apply_scan(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
+        """The terms of a scan's outputs, fills where every iteration has the fill."""
+        consts, carry = scan_sizes(eqn)
+        fixed = inputs[:consts]
+        varying = [x if isinstance(x, Fill) else self.new() for x in inputs[consts:]]
+        while True:
+            outputs = self.evaluate(eqn.params["jaxpr"], [*fixed, *varying])
+            changed = [
+                i
+                for i in range(carry)
+                if isinstance(varying[i], Fill) and varying[i] != outputs[i]
+            ]
+            if not changed:
+                # A carried array is known where it is the same fill at every step.
+                known = [*varying[:carry], *outputs[carry:]]
+                return [x if isinstance(x, Fill) else self.new() for x in known]
+            for i in changed:
+                varying[i] = self.new()
+
+    def _computed(self, eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> list[Term]:
+        """Names shared by all equations that compute the same of the same terms."""
+        name, sign = eqn.primitive.name, 1
+        if name in _ODD:
+            sign = math.prod(x.sign for x in inputs if isinstance(x, Named))
+            inputs = [x._replace(sign=1) if isinstance(x, Named) else x for x in inputs]
+        if name in {"mul", "add", "add_any"}:
+            inputs = sorted(inputs, key=repr)
+        try:
+            params: Hashable = tuple(sorted(eqn.params.items()))
+            hash(params)
+        except TypeError:
+            params = id(eqn)
+        shapes = tuple(aval(v).shape for v in eqn.invars)
+        made = (name, params, shapes, tuple(inputs))
+        return [
+            self._named((*made, i))._replace(sign=sign) for i in range(len(eqn.outvars))
+        ]
+
+
+def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
+    """The term of an equation's one output, or None where it needs a name."""
+    name = eqn.primitive.name
+    if name in _LAYOUTS:
+        return _lay_out(eqn, inputs[0])
+    if name in _PRODUCTS and ZERO in inputs[:2]:
+        return ZERO
+    values = [x.value for x in inputs if isinstance(x, Fill)]
+    if len(values) == len(inputs) and (name in _OF_FILLS or name in _COMPARISONS):
+        try:
+            return Fill(float((_OF_FILLS | _COMPARISONS)[name](*values)))
+        except (ArithmeticError, ValueError):
+            return None
+    if len(inputs) == 2:
+        return _simplify_pair(name, *inputs)
+    if name == "neg" and isinstance(inputs[0], Named):
+        return inputs[0]._replace(sign=-inputs[0].sign)
+    if name == "is_finite":
+        return Fill(1.0)
+    if name == "integer_pow" and values:
+        return Fill(values[0] ** eqn.params["y"])
+    if name == "iota" and aval(eqn.outvars[0]).size == 1:
+        return ZERO
+    if name == "select_n":
+        which, *cases = inputs
+        if isinstance(which, Fill):
+            return cases[int(which.value)]
+        return cases[0] if len(set(cases)) == 1 else None
+    if name == "concatenate" and len(set(inputs)) == 1 and values:
+        return inputs[0]
+    if name.startswith("scatter-add"):
+        array, _, updates = inputs
+        if updates == ZERO:
+            return array
+        sizes = aval(eqn.invars[0]).size, aval(eqn.invars[2]).size
+        return updates if array == ZERO and sizes == (1, 1) else None
+    return None
+
+
+def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
+    """The term of a function of two arrays, at least one of them unknown."""
+    negative = y._replace(sign=-y.sign) if isinstance(y, Named) else Fill(-y.value)
+    if name == "sub":
+        name, y, negative = "add", negative, y
+    if name in {"add", "add_any"}:
+        if x == negative:
+            return ZERO
+        return y if x == ZERO else x if y == ZERO else None
+    if name == "mul":
+        return y if x == Fill(1.0) else x if y == Fill(1.0) else None
+    if name == "div":
+        if x in (ZERO, y):
+            return ZERO if x == ZERO else Fill(1.0)
+        return x if y == Fill(1.0) else None
+    if name in {"max", "min"}:
+        neutral = Fill(-math.inf if name == "max" else math.inf)
+        return y if x in (neutral, y) else x if y == neutral else None
+    if name in _COMPARISONS and x == y:
+        return Fill(float(_COMPARISONS[name](0, 0)))
+    if name in {"pad", "dynamic_update_slice"} and x == y == ZERO:
+        return ZERO
+    return None
+
+
+def _lay_out(eqn: jex.JaxprEqn, x: Term) -> Term | None:
+    """The term of entries that are moved, repeated, or reduced along some axes."""
+    name = eqn.primitive.name
+    before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
+    if isinstance(x, Fill):
+        count = before.size // max(after.size, 1)
+        if name == "reduce_sum":
+            return Fill(x.value * count)
+        return Fill(x.value**count) if name == "reduce_prod" else x
+    if before.size != after.size:
+        return None
+    if name == "convert_element_type":
+        return (
+            x if jnp.promote_types(before.dtype, after.dtype) == after.dtype else None
+        )
+    if after.size == 1:
+        return x
+    long = [i for i, n in enumerate(before.shape) if n != 1]
+    if name == "transpose":
+        order = [i for i in eqn.params["permutation"] if i in long]
+        return x if order == long else None
+    if name in {"rev", "gather"}:
+        return None
+    return (
+        x
+        if [n for n in after.shape if n != 1] == [before.shape[i] for i in long]
+        else None
+    )

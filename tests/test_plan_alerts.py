@@ -1,0 +1,218 @@
+"""A run says when noise alone moves a parameter, and refuses what would hide it."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+
+KEY = jax.random.key(5)
+
+
+@pytest.fixture(autouse=True)
+def _broadcasting():
+    """Losses of users broadcast."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+_RANDOM = np.random.default_rng(0)
+DATA = {
+    name: _RANDOM.normal(size=(100, 4)).astype(np.float32) for name in ("x", "positive")
+}
+PARAMS = {
+    "w": jnp.asarray(_RANDOM.normal(size=(4, 3)), jnp.float32),
+    "b": jnp.ones(3),
+    "scale": jnp.float32(0.3),
+}
+
+
+@functools.cache
+def _plan(**others):
+    setting = {"noise_multiplier": 1.0, "clip_norm": 1.0, **others}
+    return dpjax.plan(
+        num_examples=100, batch_size=20, num_steps=5, delta=1e-5, **setting
+    )
+
+
+def _embed(params, x):
+    return jnp.tanh(x @ params["w"] + params["b"])
+
+
+def info_nce(params, batch):
+    one, other = (_embed(params, batch[name]) for name in ("x", "positive"))
+    one, other = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (one, other))
+    logits = one @ other.T * jnp.exp(params["scale"])
+    labels = jnp.arange(len(logits))
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def diagonal_info_nce(params, batch):
+    logits = _embed(params, batch["x"]) @ _embed(params, batch["positive"]).T
+    return -jnp.mean(jnp.diag(jax.nn.log_softmax(params["scale"] * logits)))
+
+
+def standardized(params, batch):
+    h = batch["x"] @ params["w"]
+    h = (h - h.mean(0)) * jax.lax.rsqrt(h.var(0) + 1e-5)
+    return jnp.mean((jax.nn.relu(h) + params["b"]) ** 2) * params["scale"]
+
+
+def centered_after_a_scan(params, batch):
+    def body(h, _):
+        return jnp.tanh(h @ params["w"] @ params["w"].T), None
+
+    h, _ = jax.lax.scan(body, batch["x"], None, length=3)
+    spread = jnp.mean((h - h.mean(0)) ** 2)
+    return spread + jnp.sum(params["b"] ** 2) * params["scale"]
+
+
+def frozen(params, batch):
+    h = batch["x"] @ jax.lax.stop_gradient(params["w"]) + params["b"]
+    return jnp.mean(h**2)
+
+
+def per_example(params, batch):
+    logits = jax.nn.gelu(_embed(params, batch["x"])) * params["scale"]
+    labels = jnp.zeros(len(logits), int)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+ALL, BATCH, FROZEN = {"w", "b", "scale"}, "in a batch of one", "frozen or unused"
+
+
+@pytest.mark.parametrize(
+    ("loss", "zero", "reason"),
+    [
+        (info_nce, ALL, BATCH),
+        (diagonal_info_nce, ALL, BATCH),
+        (standardized, {"w"}, BATCH),
+        (centered_after_a_scan, {"w"}, BATCH),
+        (frozen, {"w", "scale"}, FROZEN),
+        (per_example, set(), None),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_every_parameter_whose_gradient_is_zero_is_named(loss, zero, reason):
+    batch = _plan().load(DATA, 0, KEY)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, sums = jax.jit(_plan().value_and_grad(loss))(PARAMS, batch)
+    # The names are those whose gradient is zero where nothing but JAX computes it.
+    one = jax.tree.map(lambda x: x[:1], DATA)
+    gradient = jax.jit(jax.grad(loss))(PARAMS, one)
+    assert zero == {name for name, g in gradient.items() if not np.any(g)}
+    assert zero == {name for name, g in sums.items() if not np.any(g)}
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == bool(zero)
+    for message in messages:
+        assert {name for name in ALL if f"['{name}']" in message} == zero
+        assert reason in message
+
+
+def _norm_at_zero(params, batch):
+    h = jnp.mean(batch["x"] @ params["w"]) * params["scale"]
+    return h + jnp.linalg.norm(params["b"])
+
+
+def _linear(params, batch):
+    return jnp.mean(batch["x"] @ params["w"] + params["b"]) * params["scale"]
+
+
+def _dead(params, batch):
+    h = jax.nn.relu(batch["x"] @ params["w"] - 1e6)
+    return jnp.mean((h + params["b"]) ** 2) * params["scale"]
+
+
+def test_a_batch_in_which_no_example_contributes_warns():
+    params = {**PARAMS, "b": jnp.zeros(3)}
+    batch = _plan().load(DATA, 0, KEY)
+    with pytest.warns(UserWarning, match="none of the .* examples .* contributes"):
+        _plan().value_and_grad(_norm_at_zero)(params, batch)
+    metrics = jax.jit(_plan().metrics(_norm_at_zero))(params, batch)
+    assert metrics.num_contributing == 0
+    assert all(metrics.zero_gradients[name] for name in ("w", "b"))
+
+
+def test_zero_sums_of_the_first_batch_warn_once_and_are_in_metrics():
+    batch = _plan().load(DATA, 0, KEY)
+    gradient = _plan().value_and_grad(_dead)
+    with pytest.warns(UserWarning, match=r"by .*'w'.* is zero in the first batch"):
+        gradient(PARAMS, batch)
+    gradient(PARAMS, batch)  # where a second warning is an error
+    metrics = jax.jit(_plan().metrics(_dead))(PARAMS, batch)
+    assert metrics.num_contributing == np.sum(batch.mask)
+    zero = {name: bool(x) for name, x in metrics.zero_gradients.items()}
+    assert zero == {"w": True, "b": False, "scale": False}
+
+
+def test_an_empty_batch_is_no_alarm():
+    batch = _plan().load(DATA, 0, KEY)._replace(mask=np.zeros(len(DATA["x"]), bool))
+    batch = batch._replace(data=DATA)
+    _plan().value_and_grad(_linear)(PARAMS, batch)
+
+
+MASK = {"w": True, "b": False, "scale": True}
+LABELS = {"w": "private", "b": "public", "scale": "private"}
+
+
+def _around(wrapper, optimizer):
+    if wrapper == "masked":
+        return optax.masked(optimizer, MASK)
+    return optax.partition({"private": optimizer, "public": optax.sgd(0.1)}, LABELS)
+
+
+@pytest.mark.parametrize("wrapper", ["masked", "partition"])
+def test_masks_around_a_plans_optimizer_are_refused(wrapper):
+    optimizer = _around(wrapper, _plan().optimizer(optax.sgd(0.1), key=KEY))
+    with pytest.raises(ValueError, match=r"Put the mask inside"):
+        optimizer.init(PARAMS)
+
+
+def test_masked_updates_are_refused():
+    optimizer = _plan().optimizer(optax.sgd(0.1), key=KEY)
+    sums = {**PARAMS, "b": optax.MaskedNode()}
+    with pytest.raises(ValueError, match="updates must be the whole tree"):
+        optimizer.update(sums, optimizer.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize("wrapper", ["masked", "partition"])
+def test_masks_inside_a_plans_optimizer_are_private(wrapper):
+    optimizer = _plan().optimizer(_around(wrapper, optax.sgd(0.1)), key=KEY)
+    sums = jax.tree.map(jnp.zeros_like, PARAMS)
+    updates, _ = optimizer.update(sums, optimizer.init(PARAMS), PARAMS)
+    assert all(np.all(x != 0) for x in jax.tree.leaves(updates))  # noise is everywhere
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_further_arguments_of_an_update_are_refused(chained):
+    optimizer = _plan().optimizer(optax.polyak_sgd(), key=KEY)
+    if chained:
+        optimizer = optax.chain(optimizer, optax.contrib.reduce_on_plateau())
+    state = optimizer.init(PARAMS)
+    with pytest.raises(ValueError, match=r"no further arguments.*\['value'\]"):
+        optimizer.update(PARAMS, state, PARAMS, value=jnp.float32(1.0))
+
+
+def test_the_batch_of_another_plan_is_refused():
+    other = _plan(noise_multiplier=0.5)
+    batch = next(other.batches(DATA, key=KEY))
+    gradient = jax.jit(_plan().value_and_grad(_linear))
+    with pytest.raises(ValueError, match=r"noise_multiplier \(0.5 and 1.0\)"):
+        gradient(PARAMS, batch)
+    for part in batch.parts(8):
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            gradient(PARAMS, part)
+    gradient(PARAMS, batch._replace(plan=None))  # a batch of the user's own
+
+
+def test_an_equal_plan_takes_the_batch():
+    again = _plan.__wrapped__()
+    assert again is not _plan()
+    batch = again.load(DATA, 1, KEY)
+    jax.jit(_plan().value_and_grad(_linear))(PARAMS, batch)

@@ -1,0 +1,80 @@
+"""Examples are taken by position, whatever library holds them."""
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import dpjax
+
+KEY = jax.random.key(3)
+
+
+def _shuffled_table():
+    """Rows in another order than their labels, as `df.sample(frac=1)` leaves them."""
+    table = pd.DataFrame(
+        {
+            "x": np.arange(6, dtype=np.float32),
+            "y": np.arange(6) * 10,
+            "user": ["a", "a", "b", "b", "c", "c"],
+        }
+    )
+    return table.iloc[[5, 0, 3, 1, 4, 2]]
+
+
+def _plan(num_examples, **others):
+    return dpjax.plan(
+        num_examples=num_examples,
+        batch_size=3,
+        num_steps=4,
+        noise_multiplier=1.3,
+        delta=1e-5,
+        clip_norm=0.7,
+        max_batch_size=num_examples,
+        **others,
+    )
+
+
+def test_by_user_groups_a_shuffled_series_by_its_rows():
+    table = _shuffled_table()
+    users = dpjax.by_user(table["x"], table["user"], max_examples=2)
+    expected = table.groupby("user", sort=False)["x"].apply(list)
+    for user, values in zip(range(3), expected, strict=True):
+        np.testing.assert_array_equal(users[user].examples, values)
+    np.testing.assert_array_equal(users.stacked().examples, np.stack(expected))
+
+
+def test_batches_pair_a_series_and_an_array_of_one_row():
+    table = _shuffled_table()
+    data = (table["x"], table["y"].to_numpy(), table[["x", "y"]])
+    for batch in _plan(6).batches(data, key=KEY):
+        x, y, both = batch.data
+        np.testing.assert_array_equal(x * 10, y)
+        np.testing.assert_array_equal(both[:, 0], x)
+        np.testing.assert_array_equal(both[:, 1], y)
+
+
+def test_load_and_batches_take_the_same_rows_of_a_table():
+    table = _shuffled_table()
+    arrays = {name: table[name].to_numpy() for name in ("x", "y")}
+    plan = _plan(6)
+    batches = plan.batches(dict(table[["x", "y"]].items()), key=KEY)
+    for step, batch in enumerate(batches):
+        expected = plan.load(arrays, step, KEY).data
+        jax.tree.map(np.testing.assert_array_equal, batch.data, expected)
+
+
+def test_parts_of_a_batch_of_series_are_rows():
+    table = _shuffled_table()
+    batch = dpjax.Examples(table["x"], np.ones(6, bool))
+    parts = [part.data for part in batch.parts(2)]
+    np.testing.assert_array_equal(np.concatenate(parts), table["x"].to_numpy())
+
+
+def test_a_series_of_strings_is_refused_by_name():
+    table = _shuffled_table()
+    data = {"x": table["x"], "name": table["user"]}
+    with pytest.raises(ValueError, match=r"\['name'\], a pandas.*Series"):
+        next(_plan(6).batches(data, key=KEY))
+    with pytest.raises(ValueError, match=r"\['name'\], a pandas.*Series"):
+        dpjax.by_user(data, table["user"], max_examples=2)
