@@ -14,7 +14,8 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency
-from dpjax._command_line import _COMMANDS, main
+from dpjax._command_line import _COMMANDS, _SAMPLINGS, main
+from dpjax._plan.amplified import SAMPLINGS
 from dpjax.accounting import gdp
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -441,3 +442,7 @@ def test_python_runs_it_as_a_module():
     epsilon = dpjax.plan(**SETTING, noise_multiplier=4.0, num_steps=36).epsilon
     assert json.loads(found.stdout)["epsilon"] == epsilon
     assert found.stderr == ""
+
+
+def test_every_sampling_is_an_option():
+    assert tuple(SAMPLINGS) == _SAMPLINGS

@@ -4,6 +4,7 @@ import ast
 import importlib
 import pathlib
 import re
+import subprocess
 import sys
 import tomllib
 import types
@@ -12,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import dpjax
+
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted((ROOT / "dpjax").rglob("*.py"))
 # What every release had, a module a line. A name that goes is taken from here.
-PUBLIC = (ROOT / "tests/public_names.txt").read_text().splitlines()
 # The files of bookkeeping are steps of one engine, which its map lists.
 OLDER_THAN_THE_RULE = ("dpjax.bookkeeping",)
 # Where the training path and accounting meet.
@@ -62,11 +64,54 @@ def test_no_function_shadows_its_module(name):
     )
 
 
-@pytest.mark.parametrize("line", PUBLIC, ids=lambda line: line.split(":")[0])
-def test_every_public_name_still_imports(line):
-    name, _, members = line.partition(": ")
-    module = importlib.import_module(name)
-    assert [m for m in members.split() if not hasattr(module, m)] == []
+def test_the_face_lists_the_same_names_for_checkers_and_programs():
+    text = (ROOT / "dpjax/__init__.py").read_text()
+    listed = {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    names = set(listed)
+    assert names | {"__version__", "__doc__"} == set(dir(dpjax))
+    assert names - {"plot"} == set(dpjax.__all__)
+    for name, module in listed.items():
+        home = importlib.import_module(module)
+        expected = getattr(home, name, None) or importlib.import_module(
+            f"{module}.{name}"
+        )
+        assert getattr(dpjax, name) is expected
+    with pytest.raises(AttributeError, match="no attribute 'pln'"):
+        _ = dpjax.pln
+
+
+_HELP = """
+import runpy, sys
+sys.argv = ["dpjax", "--version"]
+try:
+    runpy.run_module("dpjax", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    assert not end.code
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("import dpjax; dpjax.Adjacency", {"jax", "numpy", "optax"}),
+        (_HELP, {"jax", "numpy", "optax"}),
+        (
+            "import dpjax; [getattr(dpjax, name) for name in dpjax.__all__]",
+            {f"scipy.{x}" for x in ("linalg", "optimize", "signal", "special", "stats")}
+            | {"matplotlib", "orbax", "flax"},
+        ),
+    ],
+    ids=["import", "version", "names"],
+)
+def test_imports_wait_until_they_are_needed(program, absent):
+    program += f"\nimport sys; assert not {absent!r} & set(sys.modules), sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 def imports(path):
@@ -87,7 +132,6 @@ def test_training_and_accounting_do_not_import_each_other(path):
     shared = (
         "dpjax._validate",
         "dpjax._float64",
-        "dpjax._former",
         "dpjax._strategy",
         "dpjax._toeplitz",
         "dpjax._workload",

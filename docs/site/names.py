@@ -1,6 +1,7 @@
 """Which public names the API pages must have, and which they have."""
 
 import importlib
+import inspect
 import pathlib
 import pkgutil
 import re
@@ -10,23 +11,18 @@ import typing
 from collections.abc import Iterable, Iterator
 
 import dpjax
-from dpjax import _former
 
 ROOT = pathlib.Path(__file__).parents[2]
 DIRECTIVE = re.compile(r"^::: (\S+)((?:\n +.+)*)", re.MULTILINE)
 
 
 def public() -> Iterator[str]:
-    """Each public name but modules, and but import paths that are about to go."""
-    for line in (ROOT / "tests/public_names.txt").read_text().splitlines():
-        module, _, names = line.partition(": ")
-        if module not in _former.MOVED:
-            yield from (f"{module}.{name}" for name in names.split())
+    """Each public name but modules."""
     for module in _modules():
         face = hasattr(module, "__path__")  # it exports what is defined elsewhere, too
         names = getattr(module, "__all__", None) or [
             name
-            for name, value in vars(module).items()
+            for name, value in inspect.getmembers(module)
             if face or getattr(value, "__module__", None) == module.__name__
             if not isinstance(value, typing.TypeVar)
         ]

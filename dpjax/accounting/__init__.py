@@ -21,7 +21,6 @@ Numerics have one home each: `_roots` scalar functions, `_pld` and `_rdp` what t
 currencies compute with, `_convex_order` likelihood ratios that are averaged.
 """
 
-from dpjax import _former
 from dpjax.accounting import allocation as allocation
 from dpjax.accounting import calibrate as calibrate
 from dpjax.accounting import correlated as correlated
@@ -34,5 +33,3 @@ from dpjax.accounting import random_rounds as random_rounds
 from dpjax.accounting import rdp as rdp
 from dpjax.accounting import tree as tree
 from dpjax.accounting import truncation as truncation
-
-_former.modules("dpjax.accounting")

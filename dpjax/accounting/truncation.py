@@ -8,7 +8,6 @@ accountant.
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 
 from dpjax import _validate
 from dpjax._float64 import ULP, float64
@@ -20,11 +19,11 @@ def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -
     """P[Binomial(n, q) > b] = I_q(b + 1, n − b), rounded up."""
     if max_batch_size >= num_examples or rate == 0.0:
         return 0.0
-    tail = scipy.special.betainc(
-        max_batch_size + 1, num_examples - max_batch_size, rate
-    )
+    from scipy.special import betainc, gammaln
+
+    tail = betainc(max_batch_size + 1, num_examples - max_batch_size, rate)
     # The incomplete beta function has the exponential of log-gammas for a factor.
-    error = 16 * ULP * (scipy.special.gammaln(num_examples + 2) + 64)
+    error = 16 * ULP * (gammaln(num_examples + 2) + 64)
     return min(float(tail) * (1 + error) + np.finfo(np.float64).tiny, 1.0)
 
 

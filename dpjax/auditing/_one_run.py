@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr, ndtri
-from scipy.special import gammaln
 
 from dpjax import _validate
 from dpjax._float64 import TINY, float64
@@ -49,6 +48,8 @@ def _epsilon64(
     guess_in: int,
     guess_out: int,
 ) -> jax.Array:
+    from scipy.special import gammaln
+
     m, r = scores.size, guess_in + guess_out
     v, j = _right(scores, included, guess_in, guess_out), np.arange(r + 1)
     choose = gammaln(r + 1) - gammaln(j + 1) - gammaln(r - j + 1)  # its logarithm

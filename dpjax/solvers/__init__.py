@@ -25,7 +25,6 @@ of reduced sensitivity; `_precision` bounds what rounding does to a descent with
 noise. `_assumptions` puts into words what all of it rests on.
 """
 
-from dpjax import _former
 from dpjax.solvers import guarantee as guarantee
 from dpjax.solvers import losses as losses
 from dpjax.solvers import printed as printed
@@ -56,4 +55,3 @@ from dpjax.solvers.guarantee import RoundsProfile as RoundsProfile
 # What `printed` holds had names of its own before it.
 printed_parameters = printed.dp_nsgd_parameters
 printed_scale = printed.output_perturbation_scale
-_former.modules("dpjax.solvers")

@@ -10,9 +10,6 @@ for every C, lower-triangular or not. Orders with more patterns are no better of
 """
 
 import numpy as np
-import scipy.linalg
-import scipy.optimize
-import scipy.signal
 
 from dpjax._workload import Workload
 
@@ -32,11 +29,15 @@ def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
 
 def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
     """The first n coefficients of a ratio of two polynomials of the shift, f64[n]."""
-    return np.asarray(scipy.signal.lfilter(top, bottom, np.eye(1, n)[0]))
+    from scipy.signal import lfilter  # it takes longer to import than all of dpjax
+
+    return np.asarray(lfilter(top, bottom, np.eye(1, n)[0]))
 
 
 def least_product(workload: Workload, num_steps: int, n_b: int) -> float:
     """A lower bound on μ times error at noise multiplier 1, for any strategy."""
+    from scipy.optimize import fminbound
+
     n_b = min(n_b, num_steps)
     # The first steps alone, where the last epoch is cut short.
     a = coefficients(workload, num_steps // n_b * n_b)
@@ -53,7 +54,7 @@ def least_product(workload: Workload, num_steps: int, n_b: int) -> float:
         d = alpha * sums[0] + gamma * sums[1]
         return float(np.mean(np.abs(np.fft.fft(d, 2 * a.size))))
 
-    best = np.asarray(scipy.optimize.fminbound(lambda x: -bound(x), 0.0, 1.0)).item()
+    best = np.asarray(fminbound(lambda x: -bound(x), 0.0, 1.0)).item()
     bounds = [bound(0.0), bound(best)]
     if a.size <= _DENSE:
         bounds.append(_nuclear_norm(a, n_b, best))
@@ -68,11 +69,13 @@ def _weights(theta: float, epochs: int, n_b: int) -> tuple[float, float]:
 
 def _nuclear_norm(a: np.ndarray, n_b: int, theta: float) -> float:
     """‖A W^{1/2}‖_*."""
+    from scipy.linalg import svdvals, toeplitz
+
     epochs = a.size // n_b
     alpha, gamma = _weights(theta, epochs, n_b)
-    matrix = scipy.linalg.toeplitz(a, np.zeros(a.size))
+    matrix = toeplitz(a, np.zeros(a.size))
     means = matrix.reshape(a.size, epochs, n_b).mean(axis=1)
-    return np.sum(scipy.linalg.svdvals(alpha * matrix + gamma * np.tile(means, epochs)))
+    return np.sum(svdvals(alpha * matrix + gamma * np.tile(means, epochs)))
 
 
 def _diagonals(a: np.ndarray, n_b: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
 
 _ITERATIONS = 300
 
@@ -18,6 +17,7 @@ def least(
     **kwargs: Any,
 ) -> np.ndarray:
     """Where the least value near a start is, f64[k], by L-BFGS-B."""
+    from scipy.optimize import minimize
 
     def usable(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = map(np.asarray, value_and_grad(jnp.asarray(x), *args, **kwargs))
@@ -25,7 +25,7 @@ def least(
         known = np.isfinite(value) and np.isfinite(slope).all()
         return (float(value), slope) if known else (np.inf, np.zeros_like(slope))
 
-    found = scipy.optimize.minimize(
+    found = minimize(
         usable, x, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}
     )
     return found.x
