@@ -277,6 +277,32 @@ def test_a_key_that_is_used_for_two_runs_is_found(path, plan, runs):
     assert ledger.run_name(jax.random.key(5, impl="rbg")) not in names
 
 
+def test_rbg_and_unsafe_rbg_keys_with_equal_data_are_one_run(path, plan, runs):
+    """They draw the same batches and noise, so that a second release is refused."""
+    data = jax.random.key_data(jax.random.key(5, impl="rbg"))
+    keys = [jax.random.wrap_key_data(data, impl=x) for x in ("rbg", "unsafe_rbg")]
+
+    def noise_and_batch(key):
+        optimizer = plan.optimizer(optax.identity(), key=key)
+        w = {"a": jnp.zeros(5), "b": jnp.zeros((2, 3))}
+        updates, _ = optimizer.update(w, optimizer.init(w))
+        return updates, plan.batch(1, key)
+
+    drawn = [jax.tree.leaves(jax.jit(noise_and_batch)(key)) for key in keys]
+    for one, other in zip(*drawn, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.std(drawn[0][0]) > 0
+
+    first, second = (runs[6]._replace(key=key) for key in keys)
+    ledger.release(path, plan, first)
+    with pytest.raises(ValueError, match="6 steps already"):
+        ledger.release(path, plan, second._replace(params=jnp.ones(2)))
+    ledger.release(path, plan, second)  # the same parameters: the same release
+    assert len(ledger.read(path).entries) == 1
+    other_data = jax.random.wrap_key_data(data + 1, impl="unsafe_rbg")
+    assert ledger.run_name(other_data) != ledger.run_name(keys[0])
+
+
 def test_repeated_is_not_said_of_what_is_not(path, plan, runs):
     ledger.release(path, plan, runs[6], repeated=True)
     assert not ledger.read(path).entries[0].repeated

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax import _keys
 from dpjax._float64 import default_float
 from dpjax._plan import Bounded, Plan, QuantileClip
 from dpjax._plan.schedule import Piece
@@ -74,7 +75,7 @@ def given(of_plan: dict[str, Any]) -> dict[str, Any]:
 
 def draws(plan: Plan, key: Key) -> dict[str, Any]:
     """What decides which batches and noise such a key draws, as plain values."""
-    generator = str(jax.random.key_impl(key))
+    generator = _keys.generator_name(key)
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
     return {
         "generator": generator,
