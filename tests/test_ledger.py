@@ -205,6 +205,100 @@ def test_a_torn_line_is_completed(three, plan, runs):
         assert [x.stop for x in ledger.read(three).entries] == [2, 4, 5, 6]
 
 
+@pytest.fixture
+def four(path):
+    """The bytes of four lines, of which a file of three is a beginning."""
+    for i in range(4):
+        ledger.other(path, str(i), epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def entries_or_refusal(path):
+    """How many entries a ledger has; None where it is refused, by name."""
+    try:
+        return len(ledger.read(path).entries)
+    except ValueError as error:
+        return None if str(path) in str(error) else str(error)
+
+
+def test_every_truncation_is_what_a_crash_leaves_or_is_refused(path, four):
+    """All lengths of a ledger of three lines, each with every line beside it or none.
+
+    A crash leaves a part of line k after the k - 1 lines before it, with line k beside
+    the ledger, or all of line k.
+    """
+    content = b"".join(four[:3])
+    ends = {sum(map(len, four[:k])): k for k in range(5)}
+    for begun in (None, 1, 2, 3, 4):
+        if begun is None:
+            expected = ends
+        else:
+            _chain._next(path).write_bytes(four[begun - 1])
+            start = sum(map(len, four[: begun - 1]))
+            stop = start + len(four[begun - 1])
+            expected = dict.fromkeys(range(start, stop + 1), begun)
+        for size in range(len(content) + 1):
+            path.write_bytes(content[:size])
+            assert entries_or_refusal(path) == expected.get(size), (begun, size)
+
+
+def test_every_damaged_line_beside_a_ledger_is_refused(path, four):
+    """Every truncation of it, the empty one included, and others; nothing is written.
+
+    The ledger is whole, or cut within its third line, or without it.
+    """
+    third = four[2]
+    damaged = [third[:size] for size in range(len(third))]
+    damaged += [third + third, third + four[3], third + b"{", b"\n" + third]
+    damaged += [third.replace(b'"words":"2"', b'"words":"3"'), third[:-1] + b"\r\n"]
+    contents = (b"".join(four[:3]), b"".join(four[:2]) + third[:9], b"".join(four[:2]))
+    for content in contents:
+        path.write_bytes(content)
+        for begun in damaged:
+            _chain._next(path).write_bytes(begun)
+            assert entries_or_refusal(path) is None, (content, begun)
+        with pytest.raises(ValueError, match=str(path)):
+            ledger.other(path, "4", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
+        assert path.read_bytes() == content
+        assert _chain._next(path).read_bytes() == begun
+
+
+def test_other_remains_of_a_write_are_told_apart(path, four):
+    """Zeros after a loss of power are no line; other bytes are, and are refused."""
+    two, third = b"".join(four[:2]), four[2]
+    _chain._next(path).write_bytes(third)
+    for torn, expected in (
+        (third[:5] + b"\0" * 7, 3),
+        (b"\0" * len(third), 3),
+        (b"\0" * (len(third) + 1), None),
+        (b"\0" + third[1:5], None),
+        (third[:5] + b"x", None),
+        (third + third[:5], None),
+        (third + b"\0", None),
+    ):
+        path.write_bytes(two + torn)
+        assert entries_or_refusal(path) == expected, torn
+    path.write_bytes(two + third[:5] + b"\0" * 7)
+    ledger.other(path, "4", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
+    assert path.read_bytes().startswith(two + third)
+    assert entries_or_refusal(path) == 4
+    # A copy that was not finished is no line yet.
+    path.with_name(f"{path.name}.next.new").write_bytes(third[:5])
+    assert entries_or_refusal(path) == 4
+    path.write_bytes(b"".join(four).replace(b"\n", b"\r\n"))
+    assert entries_or_refusal(path) is None
+
+
+def test_a_line_that_was_begun_for_a_missing_ledger_is_refused(path, four):
+    _chain._next(path).write_bytes(four[0])
+    path.unlink()
+    with pytest.raises(ValueError, match="is missing, but a line was begun"):
+        ledger.read(path)
+    with pytest.raises(ValueError, match="is missing, but a line was begun"):
+        ledger.other(path, "4", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
+    assert not path.exists()
+
+
 def test_a_full_disk_releases_nothing(three, plan, runs, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
