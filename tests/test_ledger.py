@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import pathlib
 import shutil
 
 import jax
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy import optimize, stats
+from scipy.special import ndtr
 
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
@@ -454,6 +457,74 @@ def test_sampled_runs_compose_by_their_losses(path, runs):
     found = ledger.read(path).epsilon(1e-4)
     assert found == pytest.approx(expected, rel=1e-5)
     assert max(first.epsilon, second.epsilon) < found < first.epsilon + second.epsilon
+
+
+def choice_delta(epsilon, *branches):
+    """δ at ε of a first Gaussian mechanism, μ = 1/4, and then the worst branch for it.
+
+    Given the first output y the privacy loss is y / 4 - 1 / 32 so far, and the second
+    mechanism adds its δ at what is left of ε. A branch is the probability q with which
+    the example takes part, and its noise multiplier: (1 - q) N(0, σ²) + q N(1, σ²)
+    against N(0, σ²).
+    """
+    y = np.linspace(-10, 10, 100_001)
+    left = np.exp(epsilon - (y / 4 - 1 / 32))
+    deltas = []
+    for q, sigma in branches:
+        # The outputs at which the likelihood ratio 1 - q + q exp(x/σ² - 1/2σ²) is more
+        # than exp of what is left: all of them, or those above a threshold.
+        exceeded = np.maximum(left - 1 + q, 1e-300) / q
+        x = sigma**2 * np.log(exceeded) + 0.5
+        x = np.where(left > 1 - q, x, -np.inf)
+        more = (1 - q) * ndtr(-x / sigma) + q * ndtr((1 - x) / sigma)
+        deltas.append(more - left * ndtr(-x / sigma))
+    density = np.exp(-((y - 1 / 4) ** 2) / 2) / np.sqrt(2 * np.pi)
+    return float(np.sum(density * np.max(deltas, axis=0)) * (y[1] - y[0]))
+
+
+def test_total_does_not_bound_a_choice_of_plan_by_outputs(plan):
+    """Two plans each keep the total below 1.1251; the choice by an output does not.
+
+    The first run is a full batch at σ = 4, the second a full batch at σ = 6.08 or one
+    Poisson step of rate 1e-5 at σ = 0.1.
+    """
+    n, room, delta = 100_000, 4, 1.05e-5
+    full = dataclasses.replace(
+        plan, num_examples=n, batch_size=n, num_steps=1, max_batch_size=n
+    )
+    rare = dataclasses.replace(
+        full, batch_size=1, max_batch_size=room, sampling="poisson"
+    )
+    plans = {
+        "first": dataclasses.replace(full, noise_multiplier=4.0),
+        "full": dataclasses.replace(full, noise_multiplier=6.08),
+        "rare": dataclasses.replace(rare, noise_multiplier=0.1),
+    }
+
+    def total(second):
+        entries = tuple(
+            ledger.Entry("release", x, 0, 1, 1.0, delta, False, "", "", x, "", "")
+            for x in ("first", second)
+        )
+        return ledger.Ledger(entries, plans, "").epsilon(delta)
+
+    # Of more than `room` examples in a batch, as many take part, each as likely.
+    others = np.arange(60)
+    kept = np.minimum(1, room / (others + 1)) @ stats.binom.pmf(others, n - 1, 1 / n)
+    branches = {"full": (1.0, 6.08), "rare": (kept / n, 0.1)}
+    for name, branch in branches.items():
+        exact = optimize.brentq(lambda e, b=branch: choice_delta(e, b) - delta, 0.5, 2)
+        assert exact <= total(name) == pytest.approx(exact, rel=1e-4)
+    bound = max(total(name) for name in branches)
+    assert bound == pytest.approx(1.1251, abs=1e-4)
+    assert choice_delta(bound, *branches.values()) > 1.9 * delta
+
+    stated = "fixed before any output was seen"
+    docs = pathlib.Path(dpjax.__file__).parents[1] / "docs"
+    pages = [docs / name for name in ("howto/resume.md", "threat-model.md")]
+    texts = [ledger.__doc__, ledger.Ledger.epsilon.__doc__]
+    for text in texts + [page.read_text() for page in pages]:
+        assert stated in " ".join(text.split())
 
 
 def test_other_releases_add_up_exactly(path):
