@@ -25,6 +25,8 @@ from dpjax.adjacency import Adjacency
 DRAWS = 1
 # These follow from the others.
 _DERIVED = ("epsilon", "solved_for")
+# What a plan's number or name may be for the type that it is declared with.
+_KINDS: dict[Any, Any] = {int: int, float: int | float, str: str}
 # As many signs tell two streams apart but for a chance of 2⁻¹²⁸ a step.
 _SIGNS = 64
 
@@ -46,7 +48,24 @@ def record(plan: Plan) -> dict[str, Any]:
 
 
 def from_record(found: dict[str, Any]) -> Plan:
-    """The plan of a record, with the same numbers bit for bit."""
+    """The plan of a record, with the same numbers bit for bit.
+
+    Raises:
+      ValueError: no plan has this record.
+    """
+    try:
+        plan = _plan(found)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"no plan has this record: {error!r}") from error
+    for field in dataclasses.fields(plan):
+        value, kinds = getattr(plan, field.name), _KINDS.get(field.type, object)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise ValueError(f"no plan has {field.name} {value!r}")
+    return plan
+
+
+def _plan(found: dict[str, Any]) -> Plan:
+    """The plan of a record, whatever the types of its numbers."""
     shape, quantile = found["shape"], found["quantile"]
     rows: dict[str, Any] = {
         name: tuple(x) if isinstance(x, list) else x
