@@ -82,6 +82,14 @@ def _ordered(key: Key) -> Key:
     return jax.random.wrap_key_data(jax.random.key_data(key), impl="rbg")
 
 
+def generator_name(key: Key) -> str:
+    """The name of the generator that a key's streams are drawn with.
+
+    Keys with equal data and equal generator names draw the same in all of dpjax.
+    """
+    return str(jax.random.key_impl(_ordered(key)))
+
+
 def _fold(key: Key, pair: ArrayLike) -> Key:
     high, low = jnp.asarray(pair)
     return jax.random.fold_in(jax.random.fold_in(key, high), low)

@@ -86,6 +86,16 @@ def count(name: str, value: object) -> None:
     )
 
 
+def step(value: object, num_steps: int) -> None:
+    """Raise unless value is the number of one of the steps from 0 to num_steps - 1."""
+    _check(
+        "step",
+        value,
+        f"an integer from 0 to {num_steps - 1}, since num_steps is {num_steps}",
+        lambda x: x.dtype.kind in "iu" and x.ndim == 0 and 0 <= x < num_steps,
+    )
+
+
 def decay(name: str, value: object) -> None:
     """Raise unless 0 <= value < 1."""
     _check(name, value, "in [0, 1)", lambda x: (x >= 0) & (x < 1))

@@ -84,7 +84,7 @@ def train(folder, key):
 def refuse(folder, plan, run, number):
     """All refuse what one of them must."""
     other = run._replace(key=jax.random.key(number))
-    with pytest.raises(ValueError, match=r"the same in all 2 .* differs: key, digest"):
+    with pytest.raises(ValueError, match=r"the same in all 2 .* differs: key, arrays"):
         checkpoint.save(folder / "other", plan, other)
     with pytest.raises(ValueError, match="differs: key"):
         ledger.release(folder / "other-ledger", plan, other)
@@ -110,7 +110,7 @@ def _process(address, count, number, folder, cache, dies_at):
     jax.distributed.initialize(address, count, number)
 
     def die(handler, folder, *args, save=ocp.StandardCheckpointHandler.save, **named):
-        if f"run/{dies_at}/arrays" in str(folder) and number == count - 1:
+        if f"run/{dies_at}.unfinished/arrays" in str(folder) and number == count - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return save(handler, folder, *args, **named)
 

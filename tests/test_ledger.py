@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import pathlib
 import shutil
 
 import jax
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy import optimize, stats
+from scipy.special import ndtr
 
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
@@ -205,6 +208,100 @@ def test_a_torn_line_is_completed(three, plan, runs):
         assert [x.stop for x in ledger.read(three).entries] == [2, 4, 5, 6]
 
 
+@pytest.fixture
+def four(path):
+    """The bytes of four lines, of which a file of three is a beginning."""
+    for i in range(4):
+        ledger.other(path, str(i), epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def entries_or_refusal(path):
+    """How many entries a ledger has; None where it is refused, by name."""
+    try:
+        return len(ledger.read(path).entries)
+    except ValueError as error:
+        return None if str(path) in str(error) else str(error)
+
+
+def test_every_truncation_is_what_a_crash_leaves_or_is_refused(path, four):
+    """All lengths of a ledger of three lines, each with every line beside it or none.
+
+    A crash leaves a part of line k after the k - 1 lines before it, with line k beside
+    the ledger, or all of line k.
+    """
+    content = b"".join(four[:3])
+    ends = {sum(map(len, four[:k])): k for k in range(5)}
+    for begun in (None, 1, 2, 3, 4):
+        if begun is None:
+            expected = ends
+        else:
+            _chain._next(path).write_bytes(four[begun - 1])
+            start = sum(map(len, four[: begun - 1]))
+            stop = start + len(four[begun - 1])
+            expected = dict.fromkeys(range(start, stop + 1), begun)
+        for size in range(len(content) + 1):
+            path.write_bytes(content[:size])
+            assert entries_or_refusal(path) == expected.get(size), (begun, size)
+
+
+def test_every_damaged_line_beside_a_ledger_is_refused(path, four):
+    """Every truncation of it, the empty one included, and others; nothing is written.
+
+    The ledger is whole, or cut within its third line, or without it.
+    """
+    third = four[2]
+    damaged = [third[:size] for size in range(len(third))]
+    damaged += [third + third, third + four[3], third + b"{", b"\n" + third]
+    damaged += [third.replace(b'"words":"2"', b'"words":"3"'), third[:-1] + b"\r\n"]
+    contents = (b"".join(four[:3]), b"".join(four[:2]) + third[:9], b"".join(four[:2]))
+    for content in contents:
+        path.write_bytes(content)
+        for begun in damaged:
+            _chain._next(path).write_bytes(begun)
+            assert entries_or_refusal(path) is None, (content, begun)
+        with pytest.raises(ValueError, match=str(path)):
+            ledger.other(path, "4", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
+        assert path.read_bytes() == content
+        assert _chain._next(path).read_bytes() == begun
+
+
+def test_other_remains_of_a_write_are_told_apart(path, four):
+    """Zeros after a loss of power are no line; other bytes are, and are refused."""
+    two, third = b"".join(four[:2]), four[2]
+    _chain._next(path).write_bytes(third)
+    for torn, expected in (
+        (third[:5] + b"\0" * 7, 3),
+        (b"\0" * len(third), 3),
+        (b"\0" * (len(third) + 1), None),
+        (b"\0" + third[1:5], None),
+        (third[:5] + b"x", None),
+        (third + third[:5], None),
+        (third + b"\0", None),
+    ):
+        path.write_bytes(two + torn)
+        assert entries_or_refusal(path) == expected, torn
+    path.write_bytes(two + third[:5] + b"\0" * 7)
+    ledger.other(path, "4", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
+    assert path.read_bytes().startswith(two + third)
+    assert entries_or_refusal(path) == 4
+    # A copy that was not finished is no line yet.
+    path.with_name(f"{path.name}.next.new").write_bytes(third[:5])
+    assert entries_or_refusal(path) == 4
+    path.write_bytes(b"".join(four).replace(b"\n", b"\r\n"))
+    assert entries_or_refusal(path) is None
+
+
+def test_a_line_that_was_begun_for_a_missing_ledger_is_refused(path, four):
+    _chain._next(path).write_bytes(four[0])
+    path.unlink()
+    with pytest.raises(ValueError, match="is missing, but a line was begun"):
+        ledger.read(path)
+    with pytest.raises(ValueError, match="is missing, but a line was begun"):
+        ledger.other(path, "4", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
+    assert not path.exists()
+
+
 def test_a_full_disk_releases_nothing(three, plan, runs, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -277,6 +374,32 @@ def test_a_key_that_is_used_for_two_runs_is_found(path, plan, runs):
     assert ledger.run_name(jax.random.key(5, impl="rbg")) not in names
 
 
+def test_rbg_and_unsafe_rbg_keys_with_equal_data_are_one_run(path, plan, runs):
+    """They draw the same batches and noise, so that a second release is refused."""
+    data = jax.random.key_data(jax.random.key(5, impl="rbg"))
+    keys = [jax.random.wrap_key_data(data, impl=x) for x in ("rbg", "unsafe_rbg")]
+
+    def noise_and_batch(key):
+        optimizer = plan.optimizer(optax.identity(), key=key)
+        w = {"a": jnp.zeros(5), "b": jnp.zeros((2, 3))}
+        updates, _ = optimizer.update(w, optimizer.init(w))
+        return updates, plan.batch(1, key)
+
+    drawn = [jax.tree.leaves(jax.jit(noise_and_batch)(key)) for key in keys]
+    for one, other in zip(*drawn, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.std(drawn[0][0]) > 0
+
+    first, second = (runs[6]._replace(key=key) for key in keys)
+    ledger.release(path, plan, first)
+    with pytest.raises(ValueError, match="6 steps already"):
+        ledger.release(path, plan, second._replace(params=jnp.ones(2)))
+    ledger.release(path, plan, second)  # the same parameters: the same release
+    assert len(ledger.read(path).entries) == 1
+    other_data = jax.random.wrap_key_data(data + 1, impl="unsafe_rbg")
+    assert ledger.run_name(other_data) != ledger.run_name(keys[0])
+
+
 def test_repeated_is_not_said_of_what_is_not(path, plan, runs):
     ledger.release(path, plan, runs[6], repeated=True)
     assert not ledger.read(path).entries[0].repeated
@@ -334,6 +457,74 @@ def test_sampled_runs_compose_by_their_losses(path, runs):
     found = ledger.read(path).epsilon(1e-4)
     assert found == pytest.approx(expected, rel=1e-5)
     assert max(first.epsilon, second.epsilon) < found < first.epsilon + second.epsilon
+
+
+def choice_delta(epsilon, *branches):
+    """δ at ε of a first Gaussian mechanism, μ = 1/4, and then the worst branch for it.
+
+    Given the first output y the privacy loss is y / 4 - 1 / 32 so far, and the second
+    mechanism adds its δ at what is left of ε. A branch is the probability q with which
+    the example takes part, and its noise multiplier: (1 - q) N(0, σ²) + q N(1, σ²)
+    against N(0, σ²).
+    """
+    y = np.linspace(-10, 10, 100_001)
+    left = np.exp(epsilon - (y / 4 - 1 / 32))
+    deltas = []
+    for q, sigma in branches:
+        # The outputs at which the likelihood ratio 1 - q + q exp(x/σ² - 1/2σ²) is more
+        # than exp of what is left: all of them, or those above a threshold.
+        exceeded = np.maximum(left - 1 + q, 1e-300) / q
+        x = sigma**2 * np.log(exceeded) + 0.5
+        x = np.where(left > 1 - q, x, -np.inf)
+        more = (1 - q) * ndtr(-x / sigma) + q * ndtr((1 - x) / sigma)
+        deltas.append(more - left * ndtr(-x / sigma))
+    density = np.exp(-((y - 1 / 4) ** 2) / 2) / np.sqrt(2 * np.pi)
+    return float(np.sum(density * np.max(deltas, axis=0)) * (y[1] - y[0]))
+
+
+def test_total_does_not_bound_a_choice_of_plan_by_outputs(plan):
+    """Two plans each keep the total below 1.1251; the choice by an output does not.
+
+    The first run is a full batch at σ = 4, the second a full batch at σ = 6.08 or one
+    Poisson step of rate 1e-5 at σ = 0.1.
+    """
+    n, room, delta = 100_000, 4, 1.05e-5
+    full = dataclasses.replace(
+        plan, num_examples=n, batch_size=n, num_steps=1, max_batch_size=n
+    )
+    rare = dataclasses.replace(
+        full, batch_size=1, max_batch_size=room, sampling="poisson"
+    )
+    plans = {
+        "first": dataclasses.replace(full, noise_multiplier=4.0),
+        "full": dataclasses.replace(full, noise_multiplier=6.08),
+        "rare": dataclasses.replace(rare, noise_multiplier=0.1),
+    }
+
+    def total(second):
+        entries = tuple(
+            ledger.Entry("release", x, 0, 1, 1.0, delta, False, "", "", x, "", "")
+            for x in ("first", second)
+        )
+        return ledger.Ledger(entries, plans, "").epsilon(delta)
+
+    # Of more than `room` examples in a batch, as many take part, each as likely.
+    others = np.arange(60)
+    kept = np.minimum(1, room / (others + 1)) @ stats.binom.pmf(others, n - 1, 1 / n)
+    branches = {"full": (1.0, 6.08), "rare": (kept / n, 0.1)}
+    for name, branch in branches.items():
+        exact = optimize.brentq(lambda e, b=branch: choice_delta(e, b) - delta, 0.5, 2)
+        assert exact <= total(name) == pytest.approx(exact, rel=1e-4)
+    bound = max(total(name) for name in branches)
+    assert bound == pytest.approx(1.1251, abs=1e-4)
+    assert choice_delta(bound, *branches.values()) > 1.9 * delta
+
+    stated = "fixed before any output was seen"
+    docs = pathlib.Path(dpjax.__file__).parents[1] / "docs"
+    pages = [docs / name for name in ("howto/resume.md", "threat-model.md")]
+    texts = [ledger.__doc__, ledger.Ledger.epsilon.__doc__]
+    for text in texts + [page.read_text() for page in pages]:
+        assert stated in " ".join(text.split())
 
 
 def test_other_releases_add_up_exactly(path):

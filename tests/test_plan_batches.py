@@ -159,6 +159,26 @@ class Waiting(Stored):
         return found
 
 
+def test_static_step_out_of_range_raises():
+    """Also where a schedule makes the size of a batch depend on the step."""
+    varied = planned(batch_schedule=lambda t: 1.0 + (t > 1))
+    for step in (-1, 4, np.int64(4), np.uint8(200), jnp.int32(-2), 1.5, True, [0]):
+        for plan in (planned(), varied):
+            for call in (plan.batch, functools.partial(plan.load, DATA)):
+                with pytest.raises(ValueError, match="^step must be an integer") as e:
+                    call(step, KEY)
+                assert "from 0 to 3" in str(e.value)
+                assert f"got {step!r}" in str(e.value)
+
+
+def test_traced_step_loads_the_batch_of_the_static_step():
+    plan = planned()
+    load = jax.jit(lambda step: plan.load(DATA, step, KEY))
+    for step in (0, 3):
+        assert_same([load(step)], [plan.load(DATA, step, KEY)])
+    assert load(4).mask.shape == (ROOM,)  # out of range, which cannot be seen
+
+
 def test_the_next_batch_is_read_while_one_is_used():
     data = Waiting()
     data.let[0].set()

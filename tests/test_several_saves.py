@@ -21,7 +21,7 @@ def test_what_several_processes_keep_is_one_run(tmp_path):
 
     # One of two is killed in the middle of a save, and the other then.
     start(2, two, dies_at=4)
-    assert any("tmp" in x.name for x in (two / "run/4").iterdir())
+    assert any("tmp" in x.name for x in (two / "run/4.unfinished").iterdir())
     assert checkpoint.steps(two / "run") == (0, 2)
     alone = shutil.copytree(two, tmp_path / "alone")
     start(2, two)

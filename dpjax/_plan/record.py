@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax import _validate
 from dpjax import sampling as samplers
 from dpjax._metrics import Metrics
 from dpjax._plan import guarantee as promises
@@ -106,12 +107,18 @@ class Plan:
         """The positions of a step's examples, under jit and in a scan too.
 
         Args:
-          step: the step's number, i[], from 0 to T − 1; may be traced.
+          step: the step's number, i[], from 0 to T − 1. A traced step cannot be
+            checked: out of this range it draws a batch that belongs to no step of the
+            plan, and the guarantee does not cover its use.
           key: one typed key for the whole run, which may be the optimizer's.
 
         Returns:
           A `sampling.Batch` of i32[m] and bool[m], m = max_batch_size. `load` reads it.
+
+        Raises:
+          ValueError: step is not traced and is not an integer from 0 to T − 1.
         """
+        _validate.step(step, self.num_steps)
 
         def draw(size: int) -> samplers.Batch:
             return self.mechanism.draw(size, self.max_batch_size, step, key)
@@ -129,14 +136,14 @@ class Plan:
         Args:
           data: a tree of arrays with a leading axis n, indexed by position; with
             unit="user", what `stacked` of `by_user` gives.
-          step: the step's number, i[], from 0 to T − 1; may be traced.
+          step: as for `batch`; a traced step is not checked.
           key: one typed key for the whole run, which may be the optimizer's.
 
         Returns:
           `Examples` with leading axes m = max_batch_size.
 
         Raises:
-          ValueError: data does not have num_examples examples.
+          ValueError: data does not have num_examples examples, or as for `batch`.
         """
         loader.check(data, self)
         examples = loader.rows(by_position(data), self.batch(step, key))

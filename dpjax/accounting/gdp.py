@@ -138,7 +138,8 @@ def compose(mus: jax.typing.ArrayLike) -> jax.Array:
     """The GDP parameter of mechanisms run one after the other, adaptively or not.
 
     Args:
-      mus: the GDP parameters, f[*b, k]: k mechanisms on the same data.
+      mus: the GDP parameters, f[*b, k]: k mechanisms on the same data. A mechanism may
+        depend on the outputs of earlier ones; its parameter must not.
 
     Returns:
       sqrt(Σ μ_i²) over the last axis, f[*b], rounded up.

@@ -50,7 +50,8 @@ class PLD:
     A pytree of parameters, which passes through `jax.jit`, `jax.vmap` and `jax.grad`.
 
     Attributes:
-      mechanisms: what runs, adaptively or not, on the same data.
+      mechanisms: what runs on the same data. A mechanism may depend on the outputs of
+        earlier ones; its parameters must be fixed before any output is seen.
     """
 
     mechanisms: tuple[Mechanism, ...]
@@ -208,7 +209,10 @@ def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
 
 
 def convolve(a: PLD, b: PLD) -> PLD:
-    """The privacy-loss distribution of running both, adaptively or not.
+    """The privacy-loss distribution of running both.
+
+    The second mechanism may depend on the output of the first, but both distributions
+    must be fixed before: a choice between distributions by an output is not covered.
 
     Args:
       a: what runs, in any order.

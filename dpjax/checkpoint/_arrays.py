@@ -28,12 +28,24 @@ def write_arrays(path: pathlib.Path, tree: Any) -> None:
 
 
 def read_arrays(path: pathlib.Path, like: Any) -> Any:
-    """The arrays, where those of like lie."""
+    """The arrays, where those of like lie.
+
+    Raises:
+      ValueError: they are missing or damaged.
+    """
     leaves, structure = jax.tree.flatten(like)
     wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _stored(x)}
     ocp = _orbax()
-    with _checkpointer(ocp) as reader:
-        found = reader.restore(path, args=ocp.args.StandardRestore(wanted))
+    try:
+        with _checkpointer(ocp) as reader:
+            found = reader.restore(path, args=ocp.args.StandardRestore(wanted))
+    except Exception as error:  # of many kinds
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise  # a disk that fails is not a checkpoint that is damaged
+        raise ValueError(
+            f"the checkpoint {path.parent} is damaged: its arrays cannot be read: "
+            f"{error}"
+        ) from error
     return structure.unflatten(
         again(x, found[str(i)]) if _stored(x) else x for i, x in enumerate(leaves)
     )

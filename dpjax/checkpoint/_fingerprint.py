@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax import _keys
 from dpjax._float64 import default_float
 from dpjax._plan import Bounded, Plan, QuantileClip
 from dpjax._plan.schedule import Piece
@@ -24,6 +25,8 @@ from dpjax.adjacency import Adjacency
 DRAWS = 1
 # These follow from the others.
 _DERIVED = ("epsilon", "solved_for")
+# What a plan's number or name may be for the type that it is declared with.
+_KINDS: dict[Any, Any] = {int: int, float: int | float, str: str}
 # As many signs tell two streams apart but for a chance of 2⁻¹²⁸ a step.
 _SIGNS = 64
 
@@ -45,7 +48,24 @@ def record(plan: Plan) -> dict[str, Any]:
 
 
 def from_record(found: dict[str, Any]) -> Plan:
-    """The plan of a record, with the same numbers bit for bit."""
+    """The plan of a record, with the same numbers bit for bit.
+
+    Raises:
+      ValueError: no plan has this record.
+    """
+    try:
+        plan = _plan(found)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"no plan has this record: {error!r}") from error
+    for field in dataclasses.fields(plan):
+        value, kinds = getattr(plan, field.name), _KINDS.get(field.type, object)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise ValueError(f"no plan has {field.name} {value!r}")
+    return plan
+
+
+def _plan(found: dict[str, Any]) -> Plan:
+    """The plan of a record, whatever the types of its numbers."""
     shape, quantile = found["shape"], found["quantile"]
     rows: dict[str, Any] = {
         name: tuple(x) if isinstance(x, list) else x
@@ -74,7 +94,7 @@ def given(of_plan: dict[str, Any]) -> dict[str, Any]:
 
 def draws(plan: Plan, key: Key) -> dict[str, Any]:
     """What decides which batches and noise such a key draws, as plain values."""
-    generator = str(jax.random.key_impl(key))
+    generator = _keys.generator_name(key)
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
     return {
         "generator": generator,

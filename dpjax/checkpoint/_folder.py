@@ -1,6 +1,10 @@
-"""Checkpoints of a run: one folder each, in the folder of the run."""
+"""Checkpoints of a run: one folder each, in the folder of the run.
 
-import json
+The folder of step 7 is `7.unfinished` while it is written and while it is removed, and
+`7` only while it is whole. So `save` removes folders of the first name, and one of the
+second only where it holds a record of this run; whatever else lies there stays.
+"""
+
 import os
 import pathlib
 import shutil
@@ -12,10 +16,17 @@ from dpjax.checkpoint import _durable
 from dpjax.checkpoint._arrays import read_arrays, write_arrays
 from dpjax.checkpoint._fingerprint import from_record
 from dpjax.checkpoint._processes import by_the_first, everywhere, refuse_unlike, told
-from dpjax.checkpoint._record import check, refuse_another, tree_of, written
+from dpjax.checkpoint._record import (
+    check,
+    decoded,
+    encoded,
+    refuse_another,
+    tree_of,
+    written,
+)
 from dpjax.checkpoint._run import Run, digest
 
-_RECORD, _ARRAYS = "record.json", "arrays"
+_RECORD, _ARRAYS, _UNFINISHED = "record.json", "arrays", ".unfinished"
 Folder = str | os.PathLike[str]
 
 
@@ -36,12 +47,14 @@ def save(
       data: a name for the data set as it is now, such as a digest of it. It is compared
         on restoring, and stays in the checkpoint.
       keep: how many of the newest checkpoints stay, at least 1. An older one is of use
-        for going back alone, and holds the key.
+        for going back alone, and holds the key. What `save` did not write is never
+        removed, nor is an older checkpoint that is damaged.
 
     Raises:
       ValueError: the folder is of another run, or holds other bits for this step: the
-        run was resumed from before it and went another way. Or the arguments are of
-        other types, or not the same in all processes.
+        run was resumed from before it and went another way. Or its newest checkpoint is
+        damaged, or something that `save` did not write is where the checkpoint would
+        go. Or the arguments are of other types, or not the same in all processes.
       OSError: the disk is full, or the like. The checkpoints before stay what they are.
         Where one process of several cannot write, the others raise it five minutes
         later, when orbax has waited for it: start them all again.
@@ -68,10 +81,10 @@ def save(
     by_the_first(lambda: _refuse_another(folder, plan, run, data, name))
     found = written(plan, run, data)
     refuse_unlike(found | {"time": ""})
-    if by_the_first(lambda: _is_kept(folder, run.step, found["digest"])):
+    if by_the_first(lambda: _is_kept(folder, run.step, found["arrays"])):
         return
     _write(folder, run.step, tree_of(run), found)
-    by_the_first(lambda: _clear(folder, steps(folder)[-keep:]))
+    by_the_first(lambda: _clear(folder, steps(folder)[-keep:], name))
 
 
 def restore(
@@ -96,7 +109,8 @@ def restore(
     Raises:
       ValueError: nothing is kept, or of another plan, another size of the data set,
         other arrays, or with draws that differ here (another generator, or other
-        versions), and it says which; or the bits are not those that were kept.
+        versions), and it says which; or the checkpoint is damaged, or its folder was
+        renamed.
       ImportError: orbax is not installed.
 
     Example:
@@ -120,10 +134,10 @@ def restore(
     found = everywhere(lambda: _read(folder, step))
     everywhere(lambda: refuse_another(folder, found, plan, like, data))
     restored = read_arrays(folder / str(step) / _ARRAYS, tree_of(like))
-    if set(told(digest(restored))) != {found["digest"]}:
+    if set(told(digest(restored))) != {found["arrays"]}:
         raise ValueError(
-            f"folder's checkpoint of step {step} is damaged: the bits in {folder} are "
-            "not those that were kept."
+            f"the checkpoint {folder / str(step)} is damaged: its arrays are not those "
+            "that were saved."
         )
     return Run(step=step, released=found["released"], **restored)
 
@@ -172,7 +186,9 @@ def resume(
 
 
 def steps(folder: Folder) -> tuple[int, ...]:
-    """The steps of which a folder holds a whole checkpoint, the newest last.
+    """The steps of which a folder holds a checkpoint, the newest last.
+
+    It looks at names alone: `restore` finds out whether a checkpoint is damaged.
 
     Args:
       folder: a run's; it need not exist.
@@ -185,7 +201,8 @@ def steps(folder: Folder) -> tuple[int, ...]:
       ()
     """
     found = pathlib.Path(folder).glob(f"*/{_RECORD}")
-    return tuple(sorted(int(x.parent.name) for x in found if x.parent.name.isdigit()))
+    names = [path.parent.name for path in found]
+    return tuple(sorted(int(x) for x in names if _is_step(x)))
 
 
 def plan_of(folder: Folder) -> Plan:
@@ -201,7 +218,8 @@ def plan_of(folder: Folder) -> Plan:
       A `Plan`.
 
     Raises:
-      ValueError: the folder holds no checkpoint.
+      ValueError: the folder holds no checkpoint, or its newest one is damaged or was
+        renamed.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, tempfile
@@ -222,7 +240,8 @@ def plan_of(folder: Folder) -> Plan:
 
 
 def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
-    return json.loads((folder / str(step) / _RECORD).read_text("utf-8"))
+    where = folder / str(step)
+    return decoded((where / _RECORD).read_bytes(), step, where)
 
 
 def _refuse_another(
@@ -247,7 +266,7 @@ def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
     if step not in kept:
         # On the way to what is kept, where it will be compared.
         return bool(kept) and step < kept[-1]
-    if _read(folder, step)["digest"] != bits:
+    if _read(folder, step)["arrays"] != bits:
         raise ValueError(
             f"run is another one than what {folder} keeps of step {step}: it was "
             "resumed from before it, and something has changed since. The same noise "
@@ -268,35 +287,73 @@ def _chosen(folder: pathlib.Path, step: int | None) -> int:
     return kept[-1] if step is None else int(step)
 
 
+def _is_step(name: str) -> bool:
+    """Whether `save` gives this name: neither 07, nor digits that are not ASCII."""
+    return name.isdecimal() and name == str(int(name))
+
+
 def _write(folder: pathlib.Path, step: int, tree: Any, found: dict[str, Any]) -> None:
-    """The arrays, and then the record, which makes a checkpoint of them."""
-    target = folder / str(step)
-    by_the_first(lambda: _make_room(folder, target))
+    """The arrays and the record, which become a checkpoint by one change of name."""
+    target = _unfinished(folder, step)
+    by_the_first(lambda: _make_room(folder, step))
     write_arrays(target / _ARRAYS, tree)
     everywhere(lambda: _durable.sync_all(target))
-    by_the_first(lambda: _write_record(folder, target, found))
+    by_the_first(lambda: _finish(folder, step, found))
 
 
-def _make_room(folder: pathlib.Path, target: pathlib.Path) -> None:
+def _unfinished(folder: pathlib.Path, step: int) -> pathlib.Path:
+    return folder / f"{step}{_UNFINISHED}"
+
+
+def _make_room(folder: pathlib.Path, step: int) -> None:
     """An empty folder in the run's, for their owner alone."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _durable.sync(folder.parent)
+    target = _unfinished(folder, step)
+    for path in (folder / str(step), target):
+        if os.path.lexists(path) and not (path == target and _is_ours(path)):
+            raise ValueError(
+                f"folder must be for the checkpoints of one run alone; {path} is there "
+                "and was not written by save. Move it elsewhere."
+            )
     if target.exists():
         shutil.rmtree(target)  # of a process that was killed meanwhile
     os.makedirs(target, mode=0o700)
 
 
-def _write_record(
-    folder: pathlib.Path, target: pathlib.Path, found: dict[str, Any]
-) -> None:
+def _is_ours(path: pathlib.Path) -> bool:
+    """Whether a folder holds nothing but what `save` writes."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    # Files that are being written have longer names.
+    return all(x.name.startswith((_ARRAYS, _RECORD)) for x in path.iterdir())
+
+
+def _finish(folder: pathlib.Path, step: int, found: dict[str, Any]) -> None:
+    """Write the record, and give the folder the name of a checkpoint."""
+    target = _unfinished(folder, step)
+    _durable.write(target / _RECORD, encoded(found))
+    os.rename(target, folder / str(step))
     _durable.sync(folder)
-    text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
-    _durable.write(target / _RECORD, text.encode())
 
 
-def _clear(folder: pathlib.Path, kept: tuple[int, ...]) -> None:
-    """Remove older checkpoints, the record first, and what killed processes left."""
-    for found in folder.iterdir():
-        if found.is_dir() and found.name.isdigit() and int(found.name) not in kept:
-            (found / _RECORD).unlink(missing_ok=True)
-            shutil.rmtree(found)
+def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
+    """Remove older checkpoints of the run, and what killed processes left."""
+    for path in list(folder.glob(f"*{_UNFINISHED}")):
+        if _is_step(path.stem) and _is_ours(path):
+            shutil.rmtree(path)
+    for step in steps(folder):
+        path, target = folder / str(step), _unfinished(folder, step)
+        if step in kept or os.path.lexists(target) or not _is_of(path, step, key):
+            continue
+        os.rename(path, target)
+        _durable.sync(folder)
+        shutil.rmtree(target)
+
+
+def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
+    """Whether a folder is a checkpoint of this step and key, and nothing besides."""
+    try:
+        return _is_ours(path) and _read(path.parent, step)["key"] == key
+    except ValueError:  # it is damaged
+        return False

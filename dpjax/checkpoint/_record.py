@@ -1,6 +1,12 @@
-"""What is written beside a checkpoint's arrays, and compared before they are read."""
+"""What is written beside a checkpoint's arrays, and compared before they are read.
+
+A record ends with its digest, which covers all other values in it, the digest of the
+arrays among them. It is computed without a key: it finds damage and slips, and not
+somebody who computes it again.
+"""
 
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import pathlib
@@ -10,15 +16,39 @@ import jax
 
 from dpjax import _validate
 from dpjax._plan import Plan
-from dpjax.checkpoint._fingerprint import differences, draws, given, record
+from dpjax.checkpoint._fingerprint import (
+    canonical,
+    differences,
+    draws,
+    from_record,
+    given,
+    record,
+)
 from dpjax.checkpoint._run import Run, digest, kind
+
+_FORMAT = 1
+# The values of a record and their types in JSON.
+_TYPES = {
+    "format": int,
+    "step": int,
+    "released": str,
+    "plan": dict,
+    "data": str,
+    "draws": dict,
+    "key": str,
+    "leaves": dict,
+    "arrays": str,
+    "time": str,
+    "versions": dict,
+    "digest": str,
+}
 
 
 def written(plan: Plan, run: Run, data: str) -> dict[str, Any]:
-    """The record of a run as it stands."""
+    """The record of a run as it stands, but for its digest."""
     tree = tree_of(run)
     return {
-        "format": 1,
+        "format": _FORMAT,
         "step": int(run.step),
         "released": run.released,
         "plan": record(plan),
@@ -26,10 +56,58 @@ def written(plan: Plan, run: Run, data: str) -> dict[str, Any]:
         "draws": draws(plan, run.key),
         "key": digest(run.key),
         "leaves": _leaves(tree),
-        "digest": digest(tree),
+        "arrays": digest(tree),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {x: importlib.metadata.version(x) for x in ("dpjax", "jax")},
     }
+
+
+def encoded(found: dict[str, Any]) -> bytes:
+    """A record with its digest, as a file has it."""
+    sealed = found | {"digest": _digest(found)}
+    return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _digest(found: dict[str, Any]) -> str:
+    """The SHA-256 of all values of a record but its digest."""
+    others = {name: x for name, x in found.items() if name != "digest"}
+    return hashlib.sha256(canonical(others).encode()).hexdigest()
+
+
+def decoded(content: bytes, step: int, where: pathlib.Path) -> dict[str, Any]:
+    """The record of a step from the bytes of its file, which are where it says.
+
+    Raises:
+      ValueError: it is damaged, in another format, or of another step.
+    """
+    found: Any = None
+    try:
+        found = json.loads(content)
+        wrong = _wrong(found, step)
+    except (ValueError, RecursionError) as error:
+        wrong = f"its record cannot be read: {error}"
+    if wrong:
+        raise ValueError(f"the checkpoint {where} is damaged or was changed: {wrong}.")
+    return found
+
+
+def _wrong(found: Any, step: int) -> str:
+    """Why something is not the record of a step; "" where it is."""
+    if not isinstance(found, dict):
+        return f"its record is a {type(found).__name__}, not an object"
+    if found.keys() != _TYPES.keys():
+        return f"its record lacks or adds {sorted(found.keys() ^ _TYPES.keys())}"
+    for name, expected in _TYPES.items():
+        if type(found[name]) is not expected:
+            return f"{name} in its record is {found[name]!r}"
+    if found["digest"] != _digest(found):
+        return "its record is not what was written"
+    if found["format"] != _FORMAT:
+        return f"its format is {found['format']}, and this version reads {_FORMAT}"
+    if found["step"] != step:
+        return f"its record is of step {found['step']}"
+    from_record(found["plan"])
+    return ""
 
 
 def check(plan: Plan, run: Run) -> None:

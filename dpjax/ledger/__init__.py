@@ -22,7 +22,8 @@ In the order of the data, a file each:
 
 1. `_chain`: lines of JSON and their hashes; how a line comes to be there whole.
 2. `_release`: what is written down of a run, and what is refused.
-3. `_total`: ε of all of it, by composition.
+3. `_total`: ε of all of it by composition, which holds where all plans were fixed
+   before any output was seen.
 """
 
 from dpjax.ledger._release import end as end

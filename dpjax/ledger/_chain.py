@@ -1,9 +1,14 @@
 """Lines of JSON, each with the hash of the one before.
 
 A line is written twice: whole, to a file beside the ledger that appears at once
-(`*.next`), and then at the ledger's end. So a process that is killed in between leaves
-the whole line, and who reads next takes it for written. A ledger that ends within a
-line without that file was cut.
+(`*.next`), and then at the ledger's end; after that the first copy is removed. So a
+process that is killed in between leaves the whole line, and the next reader counts it
+as written. A crash therefore leaves one of these states, and all others are refused:
+
+- there is no `*.next`, and the ledger ends with a whole line or is empty;
+- `*.next` is one whole line, and the ledger ends with that line;
+- `*.next` is one whole line that follows the ledger's last whole line, after which the
+  ledger has a part of it or nothing.
 """
 
 import contextlib
@@ -33,9 +38,10 @@ def read(path: pathlib.Path) -> list[Line]:
     """All lines of a chain that is whole; none of a file that is not there.
 
     Raises:
-      ValueError: a line was changed, taken out, put in or moved, or the end of the file
-        is not that of a line.
+      ValueError: a line was changed, taken out, put in or moved, or the files are not
+        as a completed or an interrupted write leaves them.
     """
+    _refuse_missing(path)
     if not path.exists():
         return []
     with _locked(path, os.O_RDONLY) as opened:
@@ -47,6 +53,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
 
     When it returns, the line is on the disk.
     """
+    _refuse_missing(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     with _locked(path, flags) as opened:
         whole = _whole(path, opened)
@@ -75,24 +82,48 @@ def _content(opened: int) -> bytes:
     return os.pread(opened, os.fstat(opened).st_size, 0)
 
 
+def _refuse_missing(path: pathlib.Path) -> None:
+    """Refuse a line that was begun for a ledger that is no longer there."""
+    # In this order: a ledger is there before any line of it is begun.
+    if _next(path).exists() and not path.exists():
+        raise ValueError(
+            f"{path} is missing, but a line was begun for it ({_next(path)}): the "
+            "ledger was removed or moved, and what it held is not known."
+        )
+
+
 def _whole(path: pathlib.Path, opened: int) -> bytes:
-    """The lines, with the one that was begun."""
+    """The lines, with the one that was begun; see the head of this file."""
     content = _content(opened)
     whole = content[: content.rfind(b"\n") + 1]
-    if _next(path).exists():
-        begun = _next(path).read_bytes()
-        return whole if whole.endswith(begun) else whole + begun
-    if whole != content:
-        number = len(whole.splitlines()) + 1
+    torn = content[len(whole) :]
+    if not _next(path).exists():
+        if torn:
+            number = whole.count(b"\n") + 1
+            raise ValueError(
+                f"{path} ends within line {number}: it was cut, and what it held is "
+                "not known."
+            )
+        return whole
+    begun = _next(path).read_bytes()
+    if begun.count(b"\n") != 1 or not begun.endswith(b"\n"):
         raise ValueError(
-            f"{path} ends within line {number}: it was cut, and what it held is not "
-            "known."
+            f"{_next(path)} must be one whole line, as a write to {path} leaves it; it "
+            "was cut or changed."
         )
-    return whole
+    if whole.endswith(begun) and not torn:
+        return whole
+    # After a loss of power some file systems have zeros where bytes are missing.
+    if not begun.startswith(torn.rstrip(b"\0")) or len(torn) > len(begun):
+        raise ValueError(
+            f"{path} ends within a line that is not the one in {_next(path)}: it was "
+            "cut, and what it held is not known."
+        )
+    return whole + begun
 
 
 def _finish(path: pathlib.Path, opened: int) -> None:
-    """Put the line that was begun at the end, whatever of it is there already."""
+    """Put the line that was begun at the end, in place of any part of it."""
     begun, content = _next(path).read_bytes(), _content(opened)
     whole = content[: content.rfind(b"\n") + 1]
     if not whole.endswith(begun):
@@ -107,16 +138,16 @@ def _finish(path: pathlib.Path, opened: int) -> None:
 
 def _verified(path: pathlib.Path, content: bytes) -> list[Line]:
     lines, last = [], NOTHING
-    for number, text in enumerate(content.splitlines(), 1):
+    for number, text in enumerate(content.split(b"\n")[:-1], 1):
         line: Line = {}
         try:
             line = json.loads(text)
             changed = text != canonical(line).encode() or line["hash"] != _hash(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             changed = True
         if changed:
             raise ValueError(f"line {number} of {path} is not what was written.")
-        if line["previous"] != last:
+        if line.get("previous") != last:
             raise ValueError(
                 f"line {number} of {path} does not follow the one before it: lines "
                 "were taken out, put in or moved."

@@ -8,7 +8,7 @@ import pathlib
 import jax
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _keys, _validate
 from dpjax._plan import Plan
 from dpjax._typing import Key
 from dpjax.adjacency import Adjacency
@@ -25,6 +25,8 @@ def run_name(key: Key) -> str:
     """A run's name in a ledger: 64 bits of a hash of its key.
 
     Runs with one key draw one noise, and so they are one run, whatever else they are.
+    Keys of `rbg` and `unsafe_rbg` with equal data draw the same noise in dpjax, and
+    have one name.
 
     Args:
       key: the run's typed key.
@@ -45,7 +47,7 @@ def run_name(key: Key) -> str:
     """
     _validate.typed_key("key", key)
     bits = np.asarray(jax.random.key_data(key)).tobytes()
-    kind = f"dpjax run {jax.random.key_impl(key)} ".encode()
+    kind = f"dpjax run {_keys.generator_name(key)} ".encode()
     return hashlib.sha256(kind + bits).hexdigest()[:16]
 
 

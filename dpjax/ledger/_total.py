@@ -83,7 +83,7 @@ class Ledger:
         return found
 
     def epsilon(self, delta: float) -> float:
-        """What everything in the ledger costs together.
+        """ε of all releases together, for plans that were fixed before any of them.
 
         Args:
           delta: δ, in (0, 1).
@@ -96,9 +96,12 @@ class Ledger:
         Raises:
           ValueError: delta is out of range.
 
-        Privacy: for the data set that all of it was released from, where the runs had
-        a key of their own each and their plans were settled before any was seen; or
-        where a bound was, and this stays below it whatever the runs give.
+        Privacy: the bound holds where every run has a key of its own, and the plans of
+        all runs and the costs of all other releases were fixed before any output was
+        seen. It is not a privacy filter: it does not hold where a plan was chosen by
+        the outputs of earlier runs, even if the total stayed below a number that was
+        fixed before. Two plans may have the same total with a first run, and the
+        choice between them by the first run's output may have nearly twice that δ.
 
         Reference: Dwork and Roth (2014), Theorem 3.16, for adding up.
         """
