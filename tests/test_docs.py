@@ -34,6 +34,8 @@ PAGES = [
     "auditing.md",
     "amplification.md",
     "howto/batchnorm-and-dropout.md",
+    "howto/augmentation.md",
+    "howto/averaging.md",
     "howto/devices.md",
     "howto/accumulation.md",
     "howto/streaming.md",
