@@ -34,6 +34,7 @@ PAGES = [
     "auditing.md",
     "amplification.md",
     "howto/batchnorm-and-dropout.md",
+    "howto/metrics.md",
     "howto/augmentation.md",
     "howto/averaging.md",
     "howto/devices.md",
