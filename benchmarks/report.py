@@ -24,6 +24,8 @@ DOCUMENTS = (
     "docs/correlated.md",
     "docs/auditing.md",
     "docs/amplification.md",
+    "docs/howto/augmentation.md",
+    "docs/howto/averaging.md",
     "docs/howto/streaming.md",
     "benchmarks/README.md",
 )

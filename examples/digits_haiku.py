@@ -29,8 +29,8 @@ def main(num_steps=200, batch_size=256):
     images = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     x, x_test, y, y_test = train_test_split(images, labels, random_state=0)
 
-    rngs = hk.PRNGSequence(jax.random.key(0))
-    params = network.init(next(rngs), x[:1], train=True)
+    params = network.init(jax.random.key(0), x[:1], train=True)
+    rngs = hk.PRNGSequence(jax.random.key(1))
     optimizer = optax.adam(5e-3)
     opt_state = optimizer.init(params)
 

@@ -33,8 +33,8 @@ def main(num_steps=200, batch_size=256):
 
     sizes = {"num_examples": len(y), "batch_size": batch_size, "num_steps": num_steps}
     plan = dpjax.plan(**sizes, epsilon=4.0, delta=1e-5, clip_norm=1.0)
-    rngs = hk.PRNGSequence(jax.random.key(0))
-    params = network.init(next(rngs), x[:1], train=True)
+    params = network.init(jax.random.key(0), x[:1], train=True)
+    rngs = hk.PRNGSequence(dpjax.random_key())
     optimizer = plan.optimizer(optax.adam(5e-3), key=dpjax.random_key())
     opt_state = optimizer.init(params)
 

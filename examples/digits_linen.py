@@ -28,16 +28,16 @@ def main(num_steps=200, batch_size=256):
     images = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     x, x_test, y, y_test = train_test_split(images, labels, random_state=0)
 
-    key = jax.random.key(0)
-    params = CNN().init(key, x[:1], train=False)["params"]
+    params = CNN().init(jax.random.key(0), x[:1], train=False)["params"]
+    dropout_key = jax.random.key(1)
     tx = optax.adam(5e-3)
     state = TrainState.create(apply_fn=CNN().apply, params=params, tx=tx)
 
     @jax.jit
     def train_step(state, batch):
-        dropout_key = jax.random.fold_in(key, state.step)
+        key = jax.random.fold_in(dropout_key, state.step)
         grad_fn = jax.value_and_grad(loss_fn)
-        loss, grads = grad_fn(state.params, batch, dropout_key)
+        loss, grads = grad_fn(state.params, batch, key)
         return state.apply_gradients(grads=grads), loss
 
     rng = np.random.default_rng(0)

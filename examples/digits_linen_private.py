@@ -32,16 +32,16 @@ def main(num_steps=200, batch_size=256):
 
     sizes = {"num_examples": len(y), "batch_size": batch_size, "num_steps": num_steps}
     plan = dpjax.plan(**sizes, epsilon=4.0, delta=1e-5, clip_norm=1.0)
-    key = jax.random.key(0)
-    params = CNN().init(key, x[:1], train=False)["params"]
+    params = CNN().init(jax.random.key(0), x[:1], train=False)["params"]
+    dropout_key = dpjax.random_key()
     tx = plan.optimizer(optax.adam(5e-3), key=dpjax.random_key())
     state = TrainState.create(apply_fn=CNN().apply, params=params, tx=tx)
 
     @jax.jit
     def train_step(state, batch):
-        dropout_key = jax.random.fold_in(key, state.step)
+        key = jax.random.fold_in(dropout_key, state.step)
         grad_fn = plan.value_and_grad(loss_fn)
-        loss, grads = grad_fn(state.params, batch, dropout_key)
+        loss, grads = grad_fn(state.params, batch, key)
         return state.apply_gradients(grads=grads), loss
 
     for batch in plan.batches((x, y), key=dpjax.random_key()):

@@ -30,7 +30,7 @@ def main(num_steps=200, batch_size=256):
     images = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     x, x_test, y, y_test = train_test_split(images, labels, random_state=0)
 
-    model = CNN(nnx.Rngs(0))
+    model = CNN(nnx.Rngs(params=0, dropout=1))
     tx = optax.adam(5e-3)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 

@@ -34,7 +34,7 @@ def main(num_steps=200, batch_size=256):
 
     sizes = {"num_examples": len(y), "batch_size": batch_size, "num_steps": num_steps}
     plan = dpjax.plan(**sizes, epsilon=4.0, delta=1e-5, clip_norm=1.0)
-    model = CNN(nnx.Rngs(0))
+    model = CNN(nnx.Rngs(params=0, dropout=dpjax.random_key()))
     tx = plan.optimizer(optax.adam(5e-3), key=dpjax.random_key())
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 

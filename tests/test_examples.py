@@ -3,6 +3,7 @@
 import difflib
 import functools
 import importlib.util
+import inspect
 import itertools
 import pathlib
 import re
@@ -16,9 +17,13 @@ import dpjax
 from dpjax._plan.guarantee import RunGuarantee
 
 ROOT = pathlib.Path(__file__).parent.parent
-NAMES = ("nnx", "linen", "equinox", "haiku", "optax")
+# The lines that are added or changed. Where a model has dropout, one is its key.
+ADDED = {"nnx": 8, "linen": 8, "haiku": 8, "keras": 8, "equinox": 7, "optax": 7}
+NAMES = tuple(ADDED)
+WITH_DROPOUT = tuple(name for name, added in ADDED.items() if added == 8)
+PAGES = dict.fromkeys(NAMES, "docs/frameworks.md") | {"keras": "docs/howto/keras.md"}
 SIZES = {"batch_size": 128, "num_steps": 3}
-# The five ask for the same plan, which takes longer than their training, and print it.
+# All ask for the same plan, which takes longer than their training, and print it.
 plan = functools.cache(dpjax.plan)
 words = functools.cache(RunGuarantee.__str__)
 
@@ -33,10 +38,19 @@ def copied(params):
 
 def run(path, monkeypatch, **sizes):
     """The parameters before and after, with the same keys in each call."""
-    keys = map(jax.random.key, itertools.count(1))
+    numbers = itertools.count(1)
+    return run_with(lambda _: jax.random.key(next(numbers)), path, monkeypatch, **sizes)
+
+
+def run_with(key_of, path, monkeypatch, **sizes):
+    """The parameters before and after, with keys from `key_of` the line that asks."""
+    if "keras" in path.name and not importlib.util.find_spec("keras"):
+        pytest.skip("keras is not installed")
     monkeypatch.setattr(dpjax, "plan", plan)
     monkeypatch.setattr(RunGuarantee, "__str__", words)
-    monkeypatch.setattr(dpjax, "random_key", lambda: next(keys))
+    monkeypatch.setattr(
+        dpjax, "random_key", lambda: key_of(inspect.stack()[1].code_context[0])
+    )
     found = []
 
     def watched(adam):
@@ -64,10 +78,11 @@ def accuracy(printed):
 QUICK = ("nnx",)  # whose models hold most beside parameters
 
 
-@pytest.mark.parametrize(
-    "name",
-    [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in NAMES],
-)
+def marked(names):
+    return [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in names]
+
+
+@pytest.mark.parametrize("name", marked(NAMES))
 def test_both_train(name, monkeypatch, capsys):
     before, plain = run(path(name), monkeypatch, **SIZES)
     assert 0 <= accuracy(capsys.readouterr().out) <= 1
@@ -87,6 +102,25 @@ def test_both_train(name, monkeypatch, capsys):
     assert plan.cache_info().hits  # it is the one that the script made
     assert printed.partition("\n")[2] == f"{words(used.guarantee)}\n"
     assert 3.9 < used.epsilon <= 4.0
+
+
+@pytest.mark.parametrize("name", marked(WITH_DROPOUT))
+def test_a_private_example_has_secret_dropout_keys(name, monkeypatch):
+    """Noise and batches stay as they are; another secret key gives other masks."""
+
+    def parameters(dropout):
+        def key_of(line):
+            if "plan.optimizer(" in line:
+                return jax.random.key(1)
+            return jax.random.key(2 if "plan.batches(" in line else dropout)
+
+        return run_with(key_of, path(name, "_private"), monkeypatch, **SIZES)
+
+    (start, one), (same, other) = parameters(3), parameters(4)
+    # The initial parameters do not depend on the data, so their seed may be known.
+    for x, y in zip(start, same, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert any((x != y).any() for x, y in zip(one, other, strict=True))
 
 
 @pytest.mark.slow
@@ -109,14 +143,14 @@ def difference(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_at_most_seven_lines_are_added_or_changed(name):
+def test_seven_lines_are_added_or_changed_and_one_for_dropout(name):
     lines = list(itertools.chain(*difference(name)))
-    assert sum(line.startswith("+") for line in lines) <= 7
-    # What goes without replacement is the script's own choice of a batch.
-    assert sum(line.startswith("-") for line in lines) <= 6
+    assert sum(line.startswith("+") for line in lines) == ADDED[name]
+    # The lines that are removed for good are the script's own choice of a batch.
+    assert sum(line.startswith("-") for line in lines) == ADDED[name] - 1
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_documentation_shows_the_difference(name):
     shown = "\n\n".join(map("\n".join, difference(name)))
-    assert f"```diff\n{shown}\n```" in (ROOT / "docs/frameworks.md").read_text()
+    assert f"```diff\n{shown}\n```" in (ROOT / PAGES[name]).read_text()
