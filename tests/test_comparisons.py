@@ -189,6 +189,19 @@ def test_what_the_page_says_is_missing_is_missing(label):
                 function(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("page", "sentence", "name"),
+    [
+        ("questions.md", "dpjax has no function for it.", "accounting.selection"),
+        ("questions.md", "**dpjax does not account for it.**", "tune"),
+        ("threat-model.md", "noise here is no discrete", "add_discrete_gaussian_noise"),
+    ],
+)
+def test_what_other_pages_say_is_missing_is_missing(page, sentence, name):
+    assert sentence in " ".join((DOCS / page).read_text("utf-8").split())
+    assert not exists(name)
+
+
 def test_what_the_page_says_exists_exists(cells):
     assert set(PRESENT) <= {label for label in cells if not says_no(cells[label])}
     for names in PRESENT.values():
