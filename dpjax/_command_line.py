@@ -59,7 +59,7 @@ _HELP = {
     "noise_multiplier": ("σ", "noise standard deviation of a sum over the clip norm"),
     "delta": ("δ", "well below 1 / n"),
     "clip_norm": ("C", "the bound on the L2 norm of one example's gradient"),
-    "max_batch_size": ("m", "how many examples a Poisson batch has room for; "),
+    "max_batch_size": ("m", "how many examples a batch of random size has room for; "),
     "momentum": ("β", "of SGD, for whose parameters noise is not independent"),
 }
 
@@ -141,7 +141,7 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
             text += "unless said " + (
                 "the least at which overflow costs 1 %% of δ"
                 if planned
-                else "for all n"
+                else "for all n in a Poisson batch"
             )
         option = f"--{name.replace('_', '-')}"
         to.add_argument(option, type=kind, required=required, metavar=symbol, help=text)

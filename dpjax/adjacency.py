@@ -6,8 +6,8 @@ import enum
 class Adjacency(enum.Enum):
     """The neighbouring relation that a guarantee is stated for.
 
-    A guarantee that does not name its relation means little: the same run has
-    twice the μ under `REPLACE` that it has under `ZERO_OUT`.
+    A guarantee that does not name its relation means little: without random sampling
+    the same run has twice the μ under `REPLACE` that it has under `ZERO_OUT`.
 
     Attributes:
       ADD_REMOVE: one data set has one example more. The batch that any other

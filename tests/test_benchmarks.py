@@ -66,6 +66,86 @@ def test_every_result_is_read_and_names_no_path(helper):
             assert table.markdown().count("\n") == len(table.rows) + 1
 
 
+def one_line(name):
+    """The text of a page without its line breaks."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def rows(helper, result, table):
+    """The rows of a table of results, each from its columns' names."""
+    results = helper("_results")
+    found = results.read(results.FOLDER / f"{result}.json")["tables"][table]
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+
+def test_sentences_on_convex_problems_have_the_numbers_of_the_results(helper):
+    claims = {
+        row["output perturbation has"]: row["rows"]
+        for row in rows(helper, "erm", "claims")
+    }
+    lower, total = claims["less loss than noisy SGD"]
+    sooner, both = claims["less time than noisy SGD"][0], claims["both"][0]
+    text = one_line("benchmarks/README.md")
+    said = f"lower loss on {lower} of {total} rows and the lower time on {sooner}"
+    assert f"{said}, both on {both}." in text
+    factors = {True: [], False: []}
+    for row in rows(helper, "erm", "excess"):
+        factor = row["noisy SGD"] / row["output perturbation"]
+        factors[row["μ"] > 0].append(factor)
+    regularised, without = factors[True], factors[False]
+    assert min(regularised) > 1
+    wins = sum(factor > 1 for factor in without)
+    said = f"it wins all {len(regularised)} rows with a regulariser, by factors of"
+    assert f"{said} {int(min(regularised))} and more, and {wins} without" in text
+
+
+def test_sentences_on_digits_by_cyclic_descent_have_the_numbers_of_the_results(helper):
+    measured = rows(helper, "mnist_noisy_cgd", "accuracy")
+    test = {(row["λ"], row["epochs"], row["run"]): row["test"] for row in measured}
+    costs = [
+        test[decay, epochs, "clipped"][0] - test[decay, epochs, "bounded"][0]
+        for decay, epochs, run in test
+        if run == "bounded"
+    ]
+    said = f"costs {min(costs):.1f} to {max(costs):.1f} points of test accuracy"
+    assert said in one_line("benchmarks/README.md")
+
+
+def test_sentences_on_the_last_iterate_have_the_times_of_the_results(helper):
+    times = rows(helper, "iteration.times", "times")
+    ms = {row["call"]: row["ms"] for row in times}
+    first = [row["first, s"] for row in times]
+    shifts = "optimal_shift_mu, T = 1e6, c = 0.9999"
+    expected = (
+        f"takes {ms[shifts] / 1000:.2f} s, with a diameter "
+        f"{ms['the same, with a diameter'] / 1000:.2f} s; all 1,000 places of a cycle "
+        "of 1,000 batches and 1,000 epochs take "
+        f"{ms['noisy_cyclic_gd_mus, all 1000 offsets']:.1f} ms, with a diameter "
+        f"{ms['all offsets, with a diameter']:.0f} ms; ε of such a cycle and its "
+        f"derivative take {ms['its ε and derivative by step size']:.1f} ms."
+    )
+    page = one_line("docs/iteration.md")
+    assert expected in page
+    assert 8 <= first[0] < first[2] <= 14
+    assert max(*first[3:], first[1]) < 2
+    for text in (page, one_line("benchmarks/README.md")):
+        said = "compiles, takes 8 to 14 s for a million steps and less than 2 s for"
+        assert said in text
+
+
+def test_sentences_on_random_bins_have_the_times_of_the_results(helper):
+    ms = {
+        row["examples"]: row["ms"]
+        for row in rows(helper, "overhead", "batches")
+        if row["sampler"] == "random_bins_step"
+    }
+    expected = (
+        f"a thousand examples out of a million take {ms[10**6]:.0f} ms on a CPU, and "
+        f"{ms[10**9]:.0f} ms out of a billion"
+    )
+    assert expected in one_line("docs/plan.md")
+
+
 def test_a_cell_is_shown_by_its_template(helper):
     shown = helper("_results").shown
     assert shown("{:.2f}", 1.005e-1) == "0.10"

@@ -21,6 +21,9 @@ import tomllib
 import jax
 import pytest
 
+from dpjax import Adjacency
+from dpjax._plan.amplified import SAMPLINGS
+
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [
@@ -123,6 +126,18 @@ def test_links_lead_somewhere(page):
             assert anchor.isascii(), f"{link}: elsewhere it is another one"
             headings = re.findall(r"^#+ (.+)$", there.read_text("utf-8"), re.MULTILINE)
             assert anchor in map(slug, headings), link
+
+
+def test_the_page_of_plans_names_the_adjacencies_of_each_sampling():
+    page = (DOCS / "plan.md").read_text(encoding="utf-8")
+    named = {}
+    for samplings, adjacencies in re.findall(
+        r"^\| ((?:`\"\w+\"`(?:, )?)+) \| .* \| (.*) \|$", page, re.MULTILINE
+    ):
+        covers = {Adjacency[name] for name in re.findall("`([A-Z_]+)`", adjacencies)}
+        for sampling in re.findall(r'"(\w+)"', samplings):
+            named[sampling] = set(Adjacency) if adjacencies == "any" else covers
+    assert named == {name: set(kind.covers) for name, kind in SAMPLINGS.items()}
 
 
 def slug(heading):

@@ -33,8 +33,8 @@ class Examples(NamedTuple):
     Attributes:
       data: a tree of arrays with a leading axis m. An empty place holds another
         example's data, for the shape alone.
-      mask: bool[m], False where a place is empty. A loss of `Plan.value_and_grad`
-        never sees what is there.
+      mask: bool[m], False where a place is empty. `Plan.value_and_grad` leaves these
+        places out of the gradient and of the mean loss, but aux has a row for each.
       step: the step's number, i32[], where the clip norm has a schedule.
       first: in a part of a batch, the number of its first place, i32[].
       plan: the plan that drew the batch, static under jit; None for a batch that was

@@ -1,4 +1,4 @@
-"""The room that a Poisson batch needs, beyond what it takes in expectation."""
+"""The room that a batch of random size needs, beyond what it takes in expectation."""
 
 import math
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def check(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
         return
     if not mechanism.overflows:
         raise ValueError(
-            "max_batch_size is for sampling='poisson'; batches of other samplings are "
-            f"of one size. Got {room!r}."
+            "max_batch_size must be None where all batches have one size, as with this "
+            f"sampling; got {room!r}."
         )
     if _validate.static_int("max_batch_size", room, minimum=batch_size or 1) > n:
         raise ValueError(

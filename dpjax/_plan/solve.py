@@ -68,9 +68,10 @@ def plan(
         `dpjax.QuantileClip`, which follows the gradients' norms.
       noise_multiplier: noise standard deviation over C, positive. None for the least
         that is enough.
-      max_batch_size: how many examples a Poisson batch has room for, from b to n. None
-        for the least room at which overflow costs at most 1 % of δ, which the other
-        numbers are solved without, and three standard deviations above b at least.
+      max_batch_size: how many examples there is room for in a batch whose size varies
+        (of Poisson samples or bins), from b to n. None for the least room at which
+        overflow costs at most 1 % of δ, which the other numbers are solved without,
+        and three standard deviations above b at least.
       noise_schedule: from a step's number to its noise multiplier in units of
         noise_multiplier, as optax's schedules are; rounded up to eight levels, which
         are what runs. With a schedule num_steps and batch_size must be given.
@@ -86,7 +87,8 @@ def plan(
         the one of all, or of these, that leaves the least noise in the workload.
       noise: "independent", fresh in every step; "correlated", where a step takes back
         some of what earlier ones added, for all but "poisson" and "fixed_size". It
-        needs num_steps, batch_size, and either a workload or a strategy. "auto" for
+        needs num_steps, batch_size, and either a strategy or a workload; a workload
+        with cyclic Poisson samples or bins needs epsilon, too. "auto" for
         what leaves the least in the workload. To choose, whether sampling or noise, a
         plan needs num_steps, batch_size and epsilon.
       workload: what the optimizer makes of the sums (`dpjax.workloads`), for which the
@@ -94,8 +96,8 @@ def plan(
         `strategies.amplified` finds at epsilon.
       strategy: the correlation itself (`dpjax.strategies`).
       adjacency: under ADD_REMOVE one data set has one example more; `Adjacency`.
-        "fixed_size" is for REPLACE, "fixed", "reshuffled" and "cyclic_poisson" for
-        ZERO_OUT and REPLACE, bins for ADD_REMOVE and ZERO_OUT.
+        "fixed_size" is for REPLACE, "fixed", "reshuffled" and "cyclic_poisson" are for
+        ZERO_OUT and REPLACE, and "poisson" and both kinds of bins for all three.
       unit: "example", or "user" for data of `dpjax.by_user`: what is said here of an
         example then holds for all examples of one user together.
 
@@ -230,8 +232,8 @@ def _schedule(
     *_, batch = factors
     if batch is not None and not mechanism.draws_any_size:
         raise ValueError(
-            "batch_schedule must be None except with sampling='poisson': other "
-            f"batches are of one size; got {batch!r}."
+            "batch_schedule must be None except with sampling='poisson'; got "
+            f"{batch!r}."
         )
     return pieces(steps, size, *factors)
 

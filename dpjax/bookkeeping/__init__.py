@@ -58,10 +58,9 @@ that cancel would push other examples out of the sum. docs/clipping.md says what
 costs. TPUs' products are outside the model: for them engine="auto" takes all norms of
 gradients, and the sum of the same ones. Which of the two is lowered is decided last.
 
-**What it does not do.** A parameter inside cond, while_loop or a custom derivative, or
-scanned over in a scan within a scan, has its per-example gradients formed; so has one
-that also enters the loss without an example, as a penalty on weights does (put that in
-the optimizer).
+**What it does not do.** A parameter inside cond, while_loop or a custom derivative has
+its per-example gradients formed; so has one that also enters the loss without an
+example, as a penalty on weights does (put that in the optimizer).
 """
 
 from dpjax.bookkeeping.engine import clipped_sum as clipped_sum

@@ -51,7 +51,7 @@ def tradeoff(
         many; false_positive_rate is out of range.
 
     Privacy: no attack is below a curve. Those of Gaussian mechanisms and of pure
-    differential privacy are exact. Others are the best of what ε says at a few dozen
+    differential privacy are exact. Others are the best of what ε says at two dozen
     δ, which is proven as well, and loses less than a line's width.
 
     Reference: Dong, Roth and Su (2022), Proposition 3, for profiles.

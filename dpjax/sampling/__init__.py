@@ -3,12 +3,12 @@
 Pure functions of static sizes, a key and an epoch or step number: under jit, in a
 scan, and resumed from any point, the same numbers give the same batches. (Key
 implementations whose bits depend on `jax.vmap`, such as "rbg", give others under it.)
-A step costs what its batch does, however many examples there are.
+Of many examples a step costs in proportion to its batch; of bins log n times as much.
 
 1. `Batch`: the positions of those that take part, and which places are empty.
 2. Once an epoch: `cyclic` in the data's own order, `reshuffled` in a random one (a
    permutation computed place by place), and a single step of either.
-   `random_bins`, where everyone picks a step for himself, and a single step of it.
+   `random_bins`, where every example picks a step at random, and a single step of it.
 3. Anew in every step: `fixed_size` without replacement (distinct numbers), `poisson` (a
    binomial count, then that many distinct numbers), `cyclic_poisson` from one group of
    the examples after the other.

@@ -1,7 +1,8 @@
 """What the papers print: constants and parameters to compare with, never to rely on.
 
-A name begins with the solver whose paper it quotes. All of them allow more
-noise than is needed; what is needed is what the solvers take.
+A name begins with the solver whose paper it quotes. Up to ε = 10 all of them ask for
+more noise than is needed; for a larger ε they may ask for too little. The solvers'
+"exact" noise is what is needed.
 """
 
 import math
@@ -83,7 +84,8 @@ def dp_nsgd_parameters(
       T, η = 1/sqrt(n_b T), β = 1 − α and the noise multiplier 4σ sqrt(V), where
       T log₂ T = ε n_b² / sqrt(d log(1/δ)) rounded down to whole epochs, at least one,
       α = ε n_b / (T log₂ T sqrt(d log(1/δ))), at most 1, and σ = 2 sqrt(log(1/δ)) / ε.
-      They give (ε, δ) under REPLACE, with more noise than is needed.
+      Up to ε = 10 log(1/δ) they give (ε, δ) under REPLACE, with more noise than is
+      needed.
 
     Raises:
       ValueError: an argument is out of range.

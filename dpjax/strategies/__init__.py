@@ -1,9 +1,10 @@
 """Strategies: how the noise of a step is correlated with the noise of those before.
 
-A strategy is a lower-triangular matrix C with ones on its diagonal. The sums x_t are
-released with noise C⁻¹z, z being white, which is as private as releasing C x + z. So
-privacy depends on C alone (`accounting.correlated.mu`) and what the optimizer sees on
-C⁻¹ alone (`accounting.correlated.error`).
+A strategy is a lower-triangular matrix C. It has ones on its diagonal, unless `scaled`
+gave each step noise of another size. The sums x_t are released with noise C⁻¹z, z being
+white, which is as private as releasing C x + z. So privacy depends on C alone
+(`accounting.correlated.mu`) and what the optimizer sees on C⁻¹ alone
+(`accounting.correlated.error`).
 
 1. `independent`, `geometric`, `rational`, `banded`, `banded_inverse` make a `Toeplitz`
    one, the same from step to step; `scaled` one whose noise varies, and `tree` that of
