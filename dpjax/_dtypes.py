@@ -1,5 +1,7 @@
 """Which dtype sums, moments and noise are kept in."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 
@@ -11,6 +13,15 @@ def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         return jnp.dtype(jnp.float32)  # those of 8 bits and fewer do not promote
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def least_precise(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
+    """The dtype with the largest unit roundoff, each being float32 at least.
+
+    Those that are not of floats do not round.
+    """
+    floats = [at_least_float32(d) for d in dtypes if jnp.issubdtype(d, jnp.floating)]
+    return max(floats, key=lambda d: jnp.finfo(d).eps, default=jnp.dtype(jnp.float32))
 
 
 def widen(tree: Shaped) -> Shaped:

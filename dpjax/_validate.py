@@ -76,14 +76,28 @@ def above_one(name: str, value: object) -> None:
     _check(name, value, "above 1 and finite", lambda x: (x > 1) & np.isfinite(x))
 
 
-def count(name: str, value: object) -> None:
-    """Raise unless value is a whole number, 0 or more."""
+def whole_count(name: str, value: ArrayLike) -> ArrayLike:
+    """The value, if it is a whole number, 0 or more; a traced one, rounded up.
+
+    More steps cost more privacy, so that the next whole number is on the safe side. It
+    has the derivative one, so that a derivative by the value is one at that number.
+    Traced numbers that are negative, infinite or NaN do not become finite counts.
+
+    Raises:
+      ValueError: a static value is negative or not whole.
+    """
     _check(
         name,
         value,
         "a whole number, 0 or more",
         lambda x: (x >= 0) & (x == np.floor(x)) & np.isfinite(x),
     )
+    if not isinstance(value, Tracer) or not jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    # In the caller's dtype, in which rounding up is exact. −0.5 must not become 0.
+    whole = jnp.where(value < 0, value, jnp.ceil(value))
+    # The difference is zero, with the derivative one.
+    return jax.lax.stop_gradient(whole) + (value - jax.lax.stop_gradient(value))
 
 
 def step(value: object, num_steps: int) -> None:

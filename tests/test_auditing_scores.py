@@ -322,6 +322,53 @@ def test_without_noise_no_gaussian_mu_holds():
     assert auditing.gaussian_mu_lower(np.ones(20), np.ones(20), confidence=0.9) == 0
 
 
+@pytest.mark.rounding
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_scores_up_to_rounding_are_no_finding(dtype):
+    """Whatever the values, the numbers of scores and the order of summation."""
+    rng = np.random.default_rng(5)
+    for n, m in ((20, 20), (17, 30)):
+        scores_in, scores_out = [], []
+        for value in (1.0, 0.1, -0.3, 1e8, -1e30, 1e-30):
+            above = np.nextafter(dtype(value), dtype(np.inf))
+            for high in (dtype(value), above):
+                scores_in.append(np.full(n, high))
+                scores_out.append(np.full(m, dtype(value)))
+            # A spread of one unit in the last place.
+            scores_in.append(np.where(rng.random(n) < 0.8, above, dtype(value)))
+            scores_out.append(np.where(rng.random(m) < 0.2, above, dtype(value)))
+        found = auditing.gaussian_mu_lower(
+            np.stack(scores_in), np.stack(scores_out), confidence=0.9
+        )
+        np.testing.assert_array_equal(found, 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_offset_changes_a_gaussian_mu_by_its_rounding(dtype, x64):
+    """The bound of Student's t as SciPy has it, from above and not far off."""
+    for offset in (0.0, 1e8 if dtype is np.float64 else 1e3, -1e3):
+        given = [dtype(x[0] + offset) for x in gaussian_scores(1.5, 40, audits=1)]
+        found = float(auditing.gaussian_mu_lower(*given, confidence=0.9))
+        # The offset's rounding is in the scores; what is left is exact in float64.
+        a, b = (np.float64(x) - np.float64(given[1][0]) for x in given)
+        n, m = a.size, b.size
+        pooled = np.sqrt((n * a.var() + m * b.var()) / (n + m - 2))
+        unit = np.sqrt(1 / n + 1 / m)
+
+        def bound(gap, spread, freedom=n + m - 2, unit=unit):
+            t = gap / (spread * unit)
+            theta = scipy.optimize.brentq(
+                lambda x: scipy.stats.nct.sf(t, freedom, x) - 0.1, 1e-3, t, xtol=1e-13
+            )
+            return theta * unit
+
+        exact = bound(a.mean() - b.mean(), pooled)
+        # Two scores' means and the deviation, each off by four units of the largest.
+        error = 4.1 * np.finfo(dtype).eps * max(np.abs(x).max() for x in given)
+        least = bound(a.mean() - b.mean() - error, pooled + error)
+        assert least * (1 - 1e-8) <= found <= exact * (1 + 1e-9)
+
+
 def test_bounds_are_transformed_as_accountants_are():
     scores = [jnp.asarray(x, jnp.float32) for x in gaussian_scores(1.0, 40, audits=6)]
     for bound in (

@@ -385,7 +385,13 @@ def test_groups_of_leaves_have_clip_norms_of_their_own(engine):
     _, norms = clipped_by_hand(loss, params, batch, 1.0, keep)
     good = np.isfinite(norms)
     assert not good.all()
-    np.testing.assert_allclose(per_example.norm[good], norms[good], rtol=1e-5)
+    # Of 12 x 20 squares the margin enlarges a norm by (12 x 20 + 8) / 2 roundings of
+    # 2^-24, 8e-6 in all. Engine and reference each compute 1 - tanh^2 in float32, whose
+    # cancellation leaves up to 8e-6 of a norm here: compilers decide which way. Ghost
+    # norms include the rounding of fewer than as many terms, formed twice.
+    margin = 1.05 * (12 * 20 + 8) / 2 * 2.0**-24
+    rtol = (3 if engine == "ghost" else 1) * margin + 2 * 8e-6
+    np.testing.assert_allclose(per_example.norm[good], norms[good], rtol=rtol)
     for name, bound in bounds.items():
 
         def of_part(part, example, name=name):

@@ -56,6 +56,11 @@ def test_sensitivity_is_the_sum_of_powers(x64):
     )
     far = sensitivity(num_steps=1000, diameter=0.3)
     np.testing.assert_allclose(far, 0.3)
+    # Traced numbers of steps are rounded up; without any step nothing is promised.
+    traced = jax.jit(jax.vmap(lambda n: sensitivity(num_steps=n)))
+    steps = np.array([0.3, 1.0, 16.2, 17.0, 0.0, -3.0, math.nan, math.inf])
+    expected = [sensitivity(num_steps=n) for n in (1, 1, 17, 17)] + [math.inf] * 4
+    np.testing.assert_allclose(traced(steps), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("strong", [0.0, 0.1])

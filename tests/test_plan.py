@@ -82,6 +82,30 @@ def test_room_is_the_least(poisson):
     assert epsilon(poisson.max_batch_size - 1) > 2.0
 
 
+def test_little_noise_costs_no_more_than_without_overflow():
+    """Room for all, or just enough room, leaves ε what it is without overflow."""
+    given = {"num_examples": 1000, "batch_size": 10, "delta": 1e-5, "clip_norm": 1.0}
+    step = pld.poisson_gaussian(0.2, 0.01, adjacency=Adjacency.ADD_REMOVE)
+    ideal = pld.epsilon(pld.compose(step, 100), 1e-5)
+    run = dpjax.plan(num_steps=100, noise_multiplier=0.2, **given)
+    # One per cent of δ may go to batches that overflow.
+    assert ideal * (1 - 1e-6) <= run.epsilon < ideal * 1.005
+    run = dpjax.plan(num_steps=100, noise_multiplier=0.2, max_batch_size=1000, **given)
+    assert ideal * (1 - 1e-6) <= run.epsilon < ideal * (1 + 1e-6)
+
+
+def test_a_huge_target_is_met_and_not_wasted():
+    run = dpjax.plan(
+        num_examples=10_000,
+        batch_size=100,
+        num_steps=1000,
+        epsilon=1e4,
+        delta=1e-5,
+        clip_norm=1.0,
+    )
+    assert 0.999e4 < run.epsilon <= 1e4
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dpjax import Adjacency
+from dpjax._float64 import TINY as LEAST
+from dpjax._float64 import ULP
 from dpjax.accounting import calibrate, gdp, pld
+from dpjax.accounting._pld import pairs
 
 mp.mp.dps = 40
 
@@ -90,6 +93,28 @@ CASES = [  # kind, μ, q, count, δ; for the last one a peer reports too little
     ("fixed", 1.5, 0.1, 100, 0.01),
     ("poisson", 1 / 1.1, 0.004, 10_000, 1e-12),
 ]
+
+
+def test_the_log_likelihood_ratio_is_right_for_all_rates_and_noises(x64):
+    """log(1 − q + q e^v) to rounding, also where q e^v is small and e^v is not."""
+    rates = [1e-300, 1e-100, 1e-30, 1e-17, 1e-10, 1e-3, 0.5, 1 - 1e-9, 1 - 2**-53, 1.0]
+    ratios = [-1e5, -700.0, -40.0, -1.0, -0.999, -1e-9, 1e-9, 0.5, 5.0, 16.0, 36.0]
+    ratios += [37.0, 38.0, 39.9, 40.0, 40.1, 100.0, 690.0, 700.0, 720.0, 1e5]
+    q, v = map(np.ravel, np.meshgrid(rates, ratios))
+    found = np.asarray(jax.jit(pairs.log_mixture)(v, q))
+    for rate, ratio, ours in zip(q, v, found, strict=True):
+        with mp.workdps(700):
+            rate, ratio = mp.mpf(float(rate)), mp.mpf(float(ratio))
+            mixture = 1 - rate + rate * mp.exp(ratio)
+            exact = mp.log(mixture)
+            # A rounding of v, or of log q beside a large v, is this many roundings of
+            # the logarithm.
+            size = max(abs(ratio), -mp.log(rate)) if abs(ratio) >= 1 else abs(ratio)
+            moved = abs(rate * mp.exp(ratio) / mixture * size / exact)
+            error = (
+                abs(mp.mpf(float(ours)) - exact) - LEAST
+            )  # below which numbers are zero
+        assert error <= 8 * ULP * (1 + moved) * abs(exact), (rate, ratio)
 
 
 @pytest.mark.parametrize(("kind", "mu", "q", "count", "delta"), CASES)
@@ -398,7 +423,9 @@ def test_corners_are_finite_and_documented(kind, x64):
         (1e-9, 0.3, 10, 1e-5, 0.0),
         (1.0, 0.1, 5, 0.999999, 0.0),
         (1.0, 0.1, -1, 1e-5, inf),
-        (1.0, 0.1, 2.5, 1e-5, inf),
+        (1.0, 0.1, -2.5, 1e-5, inf),
+        (1.0, 0.1, np.nan, 1e-5, inf),
+        (1.0, 0.1, inf, 1e-5, inf),
         (1.0, 1.1, 5, 1e-5, inf),
         (1.0, -0.1, 5, 1e-5, inf),
         (np.nan, 0.1, 5, 1e-5, inf),
@@ -415,6 +442,32 @@ def test_corners_are_finite_and_documented(kind, x64):
     assert 0 < compiled_epsilon(kind, 100.0, 1e-3, 10, 1e-5) < inf
     for count in (1e6, 1e8):
         assert 0 < compiled_epsilon(kind, 0.01, 1e-3, count, 1e-5) < 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_traced_counts_round_up_to_whole_numbers(dtype, x64):
+    """In the middle of a sweep as at its ends, and never down."""
+    counts = np.linspace(100, 4700, 20, dtype=dtype)
+    counts[:3] = 1e-7, 2**24 - 1, np.nextafter(dtype(4700), dtype(np.inf))
+    many = jax.jit(jax.vmap(lambda n: _epsilon("fixed", 0.1, 0.01, n, 1e-5)))
+    np.testing.assert_array_equal(many(counts), many(np.ceil(counts)))
+    assert np.isfinite(many(counts)).all()
+
+    def twice(count):
+        both = pld.compose(pld.compose(pld.gaussian(0.1), count), 2)
+        return pld.epsilon(both, 1e-5)
+
+    # The closed form at 2 x 3 runs and its derivative, also at 2.5.
+    def exact(count):
+        return gdp.epsilon(0.1 * jnp.sqrt(2 * count), 1e-5)
+
+    for count in (2.5, 3.0):
+        value, slope = jax.jit(jax.value_and_grad(twice))(dtype(count))
+        expected, by_count = jax.value_and_grad(exact)(3.0)
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
+        np.testing.assert_allclose(slope, by_count, rtol=1e-6)
+    for count in (-0.5, -2.0, np.nan, np.inf):
+        assert jax.jit(twice)(dtype(count)) == np.inf
 
 
 @pytest.mark.parametrize(

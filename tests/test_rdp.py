@@ -375,8 +375,12 @@ def test_traced_mistakes_give_inf():
         assert jax.jit(rdp.epsilon)(two, jnp.array([order]), 0.1) == np.inf
     for delta in (0.0, -1.0, nan, 1.5):
         assert jax.jit(rdp.epsilon)(two, two, delta) == np.inf
-    for count in (-1.0, 1.5, nan):
+    for count in (-1.0, -0.5, nan, np.inf):
         assert jax.jit(rdp.compose)(two, count=count) == np.inf
+    # A traced count is rounded up to a whole number, with the derivative there.
+    for count in (1.5, 2.0):
+        several = jax.jit(jax.value_and_grad(lambda n: rdp.compose(two, count=n)[0]))
+        np.testing.assert_allclose(several(count), (4.0, 2.0), rtol=1e-6)
     assert jax.jit(rdp.delta)(two, two, -1.0) == 1
     assert jax.jit(rdp.epsilon)(jnp.array([nan]), two, 0.1) == np.inf
 

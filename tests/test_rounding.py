@@ -195,3 +195,30 @@ def test_one_contribution_of_a_network_reaches_the_clip_norm(engine):
     norms = np.linalg.norm(np.concatenate(leaves, axis=1), axis=1)
     assert np.all(norms <= np.float32(0.7))
     assert np.all(norms >= 0.7 * (1 - 1e-4))
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
+def test_norms_in_float64_are_enlarged_by_its_rounding_alone(x64, engine):
+    rng = np.random.default_rng(3)
+    shapes = {"w": (6, 9), "g": (9,), "b": (9,), "v": (9, 70), "o": (70, 80), "s": (5,)}
+    params = {name: rng.normal(size=shape) / 4 for name, shape in shapes.items()}
+    batch = rng.normal(size=(8, 3, 6)), rng.normal(size=(8, 3))
+
+    def loss(params, example):
+        x, y = example
+        # Gradients that are formed and pulled back, a checkpointed block, and rows.
+        h = jnp.tanh(x @ (params["w"] * params["g"][None]) + params["b"][None])
+        h = jax.checkpoint(lambda h: jnp.tanh(h @ params["v"]))(h)
+        h = jnp.sum(jnp.tanh(h @ params["o"]), axis=-1)
+        return jnp.mean((h - y) ** 2) + jnp.sum(params["s"][:3] * x[0, :3])
+
+    fn = jax.jit(dpjax.clipped_grad(loss, 0.7, engine=engine))
+    norms = np.asarray(fn(params, batch)[1].norm)
+    gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, batch)
+    flat = [np.reshape(g, (8, -1)) for g in jax.tree.leaves(gradients)]
+    exact = np.linalg.norm(np.concatenate(flat, axis=1).astype(np.longdouble), axis=1)
+    # Every margin here is of fewer than 200 terms, and is taken twice at most of terms
+    # whose sizes add up to less than ten times the norm: 4000 roundings of 1.1e-16.
+    assert np.all(norms <= exact * (1 + 1e-12))
+    # The reference rounds by a few units, too.
+    assert np.all(norms >= exact * (1 - 2e-15))

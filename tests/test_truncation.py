@@ -223,6 +223,65 @@ def test_agrees_with_a_peer(x64, adjacency, n, q, b, noise, count, delta, rare):
         assert theirs - _GRID < ours
 
 
+def by_quadrature(noise, q, epsilon, adjacency):
+    """δ(ε) of one Poisson step in which nothing overflows, to 40 digits."""
+    kinds = ("replace",) if adjacency is Adjacency.REPLACE else ("remove", "add")
+    return max(reference_pld.single_delta(k, 1 / noise, q, epsilon) for k in kinds)
+
+
+@pytest.mark.parametrize("adjacency", ALL)
+def test_one_step_with_little_noise_and_room_for_all(x64, adjacency):
+    epsilon = compiled(adjacency, pld.epsilon)
+    # A batch that overflows has another privacy loss, which is large with this noise.
+    for n, size, noise, delta in [
+        (1000, 10, 0.2, 1e-5),
+        (1000, 10, 0.05, 1e-5),
+        (10, 5, 0.1, 1e-5),
+        (10_000, 100, 0.02, 1e-5),
+        (100_000, 1, 0.1, 1e-7),
+    ]:
+        q = size / n
+        found = float(epsilon(delta, noise, q, n, n, 1))
+        # The documented tightness is for a smaller ε; that of the intervals is the
+        # square of their width over 6: of (1/σ + 12)/4096 with this noise.
+        tight = max(1e-3, (1 / noise + 12) ** 2 / 4096**2)
+        assert by_quadrature(noise, q, found, adjacency) <= delta
+        assert by_quadrature(noise, q, found * (1 - tight), adjacency) > delta
+
+
+@pytest.mark.parametrize("adjacency", ALL)
+@pytest.mark.parametrize(
+    ("n", "size", "noise", "count", "interval"),
+    [(1000, 10, 0.2, 100, 1e-3), (60_000, 600, 0.15, 1000, 1e-2)],
+)
+def test_composed_steps_with_little_noise(
+    x64, adjacency, n, size, noise, count, interval
+):
+    """Against a peer, without overflow and with some that decides ε."""
+    q, delta = size / n, 1e-5
+    relation = (
+        peer.NeighborRel.REPLACE_ONE
+        if adjacency is Adjacency.REPLACE
+        else peer.NeighborRel.ADD_OR_REMOVE_ONE
+    )
+    make = functools.partial(
+        peer.from_gaussian_mechanism, value_discretization_interval=interval
+    )
+    usual = make(noise, sampling_prob=q, neighboring_relation=relation)
+    epsilon = compiled(adjacency, pld.epsilon)
+    theirs = usual.self_compose(count).get_epsilon_for_delta(delta)
+    for b in (n, n - 1, size + 10 * round(size**0.5)):
+        ours = float(epsilon(delta, noise, q, n, b, count))
+        assert theirs - interval * count < ours < theirs * 1.001, b
+    b = 2 * size if size < 100 else size + 3 * round(size**0.5)
+    full, taken = overflow(n, q, b)
+    moved = make(noise / 2, sampling_prob=taken)
+    mixture = moved.compute_mixture(usual, full).self_compose(count)
+    theirs = mixture.get_epsilon_for_delta(delta)
+    ours = float(epsilon(delta, noise, q, n, b, count))
+    assert theirs - interval * count < ours < theirs * 1.001
+
+
 @pytest.mark.slow
 def test_derivatives_and_corners(x64):
     epsilon = compiled(Adjacency.ZERO_OUT, pld.epsilon)

@@ -193,7 +193,9 @@ def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
       count: how often, f[*b], a whole number, at least 0. It may be traced.
 
     Returns:
-      A `PLD`. A traced count that is negative or not whole makes ε infinite and δ one.
+      A `PLD`. A traced count that is not whole counts as the next whole number, at
+      which derivatives by it are taken; one that is negative or NaN makes ε infinite
+      and δ one.
 
     Raises:
       ValueError: a static count is negative or not a whole number.
@@ -202,7 +204,7 @@ def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
       >>> print(f"{epsilon(compose(gaussian(1.0), 4), 1e-5):.4f}")
       9.9973
     """
-    _validate.count("count", count)
+    count = _validate.whole_count("count", count)
     return PLD(
         tuple(dataclasses.replace(m, count=m.count * count) for m in pld.mechanisms)
     )
@@ -279,7 +281,10 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
       ε, f[*b], rounded up, within 1e-3 of exact below about 40 for δ of 1e-15 and more,
       or 3e-3 where δ is more than a tenth of steps times rate. Down to 1e-100 it is
       finite and mostly as close, but up to a tenth off where a run seldom touches an
-      example. A traced δ at or below 0, or a NaN, gives inf.
+      example. Of sampled steps whose noise multiplier is below 0.03 it may be several
+      times too large, and below 0.006 inf (below 0.03 where the rate is 1): with so
+      little noise the intervals of the discrete pair are too wide to be integrated
+      over. A traced δ at or below 0, or a NaN, gives inf.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.

@@ -172,8 +172,9 @@ def compose(
       count: how often, f[*b], whole numbers from 0 on.
 
     Returns:
-      count times the sum, f[*b, k], rounded up. A traced count that is negative or not
-      whole, and a NaN, give inf.
+      count times the sum, f[*b, k], rounded up. A traced count that is not whole counts
+      as the next whole number, at which derivatives by it are taken; one that is
+      negative, and a NaN, give inf.
 
     Raises:
       ValueError: there is no curve, or a static argument is out of range.
@@ -191,7 +192,7 @@ def compose(
         raise ValueError("curves must not be empty; got ().")
     for curve in curves:
         _validate.nonnegative("curves", curve, finite=False)
-    _validate.count("count", count)
+    count = _validate.whole_count("count", count)
     return _compose64(*_align(count, curves=curves))
 
 

@@ -16,12 +16,29 @@ _NODES = np.linspace(-12.0, 12.0, 193)
 
 @float64("down", vectors=(0, 1), elementwise=True)
 def _gaussian_mu_lower64(
-    scores_in: jax.Array, scores_out: jax.Array, confidence: jax.Array
+    scores_in: jax.Array,
+    scores_out: jax.Array,
+    confidence: jax.Array,
+    rounding: jax.Array,
 ) -> jax.Array:
     n, m = scores_in.size, scores_out.size
     freedom = n + m - 2
+    # Comparisons are exact, where means and variances of equal scores are not: a fused
+    # multiply-add leaves a rounding of what should be zero.
+    constant = (jnp.min(scores_in) == jnp.max(scores_in)) & (
+        jnp.min(scores_out) == jnp.max(scores_out)
+    )
+    largest = jnp.maximum(jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out)))
+    # A large offset is taken away first, so that sums round relatively to the range.
+    offset = scores_out[0]
+    scores_in, scores_out = scores_in - offset, scores_out - offset
+    reach = jnp.maximum(jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out)))
     gap = jnp.mean(scores_in) - jnp.mean(scores_out)
     stddev = jnp.sqrt((n * jnp.var(scores_in) + m * jnp.var(scores_out)) / freedom)
+    # If no score is off by more than e, no mean is, and neither is the root of the mean
+    # square deviation. Sums of k terms in float64 are off by at most k ULP / 2 of them.
+    error = rounding * largest + (n + m + 16) * ULP * reach
+    gap, stddev = gap - 2 * error, stddev + 2 * error
     unit = np.sqrt(1 / n + 1 / m)
     some = (stddev > 0) & (gap > 0)
     t = jnp.where(some, gap, 1.0) / (jnp.where(some, stddev, 1.0) * unit)
@@ -41,7 +58,13 @@ def _gaussian_mu_lower64(
     zero = jnp.zeros_like(t)
     theta = bisect(refuted, 2 * t, zero, times=64)
     mu = jnp.where(some & refuted(zero), theta * unit * (1 - (n + m) * ULP), 0.0)
-    return jnp.where((stddev == 0) & (gap > 0), jnp.inf, mu)
+    return jnp.where(constant & (gap > 0), jnp.inf, mu)
+
+
+def _unit_roundoff(scores: ArrayLike) -> float:
+    """Twice the relative rounding of a score, in the dtype it has."""
+    dtype = getattr(scores, "dtype", np.dtype(np.float64))
+    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
 
 
 def gaussian_mu_lower(
@@ -57,7 +80,10 @@ def gaussian_mu_lower(
 
     Returns:
       μ, f[*b], rounded down; exact, in that the bound fails with just the probability
-      1 − confidence. Without any noise it is inf, and 0 where a score is NaN.
+      1 − confidence, but for what scores round: each is taken to be off by two units in
+      the last place of the largest. Without any noise it is inf, if scores where the
+      example took part are larger by more than that, and else 0; so it is where a score
+      is NaN.
 
     Raises:
       ValueError: an argument is out of range, or there are too few scores.
@@ -86,4 +112,5 @@ def gaussian_mu_lower(
             f"scores_in and scores_out must be {_FEWEST} together at least; got "
             f"{count}."
         )
-    return _gaussian_mu_lower64(scores_in, scores_out, confidence)
+    rounding = 2 * max(_unit_roundoff(scores_in), _unit_roundoff(scores_out))
+    return _gaussian_mu_lower64(scores_in, scores_out, confidence, rounding)

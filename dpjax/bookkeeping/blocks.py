@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
 from dpjax._meshes import compiler_sharded, leading_axis
+from dpjax._rounding import margin
 from dpjax._typing import ArrayLike
 from dpjax.bookkeeping.alike import Alike
 from dpjax.bookkeeping.books import AtBlocks, Books, books_of_block, is_inexact
@@ -184,7 +185,9 @@ def _squares(
 
 def _rounded_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """At least numbers that are not negative, in what may be narrower."""
-    return x if x.dtype == dtype else (x * (1 + 2.0**-22)).astype(dtype)
+    if jnp.promote_types(x.dtype, dtype) == dtype:
+        return x.astype(dtype)
+    return (x * (1 + margin(4, dtype))).astype(dtype)
 
 
 def _sums(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._dtypes import at_least_float32
+from dpjax._dtypes import at_least_float32, least_precise
 from dpjax._meshes import compiler_sharded, leading_axis
 from dpjax._platforms import on_platform
 from dpjax._rounding import margin, square_sum, staged_sum, upper_sum
@@ -145,7 +145,9 @@ def _squares(
         for group, square in zip(component.own_groups, formed.squares, strict=True):
             if found is not None:
                 sizes = _sizes(component, seen, found, clip_norms[group])
-                square = jnp.square(fac.upper_norm(jnp.sqrt(square), sizes))
+                arrays = [*seen.cotangents, *(x for xs in seen.records for x in xs)]
+                dtype = least_precise([found.dtype, *(x.dtype for x in arrays)])
+                square = jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
             squares[group].append(square)
     return Norms([upper_sum(parts) for parts in squares], kept)
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from dpjax._dtypes import at_least_float32
 from dpjax._rounding import HIGHEST, margin, square_sum, staged_sum
+from dpjax._typing import DTypeLike
 from dpjax.bookkeeping.positions import by_position
 
 # Inner products are taken in pieces: at most so many, of at least so many terms.
@@ -124,15 +125,17 @@ class Terms(NamedTuple):
     rounded: int
 
 
-def upper_norm(formed: jax.Array, terms: Sequence[Terms]) -> jax.Array:
+def upper_norm(
+    formed: jax.Array, terms: Sequence[Terms], dtype: DTypeLike
+) -> jax.Array:
     """At least the norm f[b] of a sum of terms, and of what becomes of it in a batch.
 
-    Its norm as computed is formed, up to the terms' rounding.
+    Its norm as computed is formed, up to the terms' rounding, which is that of dtype.
     """
     # It is formed twice, and may be off in both; the second time after scaling.
-    rounded = sum(2 * margin(k + 4, jnp.float32) * size for size, k in terms)
+    rounded = sum(2 * margin(k + 4, dtype) * size for size, k in terms)
     size = sum(size for size, _ in terms)
-    return jnp.maximum(formed + rounded, _CANCELLED * size) * (1 + 2.0**-20)
+    return jnp.maximum(formed + rounded, _CANCELLED * size) * (1 + margin(16, dtype))
 
 
 def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:

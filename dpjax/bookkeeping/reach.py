@@ -17,7 +17,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpjax._dtypes import at_least_float32
+from dpjax._dtypes import at_least_float32, least_precise
 from dpjax._typing import Atom
 from dpjax.bookkeeping.collectives import uses
 from dpjax.bookkeeping.components import Component
@@ -39,10 +39,12 @@ class Reach(NamedTuple):
     Attributes:
       norms: for each operand, how much it enlarges their norm at most, f[].
       terms: of the sums that it takes, and its products.
+      dtype: the least precise one in which it computes.
     """
 
     norms: list[jax.Array | float]
     terms: int
+    dtype: jnp.dtype
 
 
 def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
@@ -50,7 +52,8 @@ def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
     if not component.leaves:
         return None
     if component.roots is not None:
-        return Reach([1.0] * len(component.operands), len(component.operands))
+        dtype = least_precise(x.dtype for x in inputs)
+        return Reach([1.0] * len(component.operands), len(component.operands), dtype)
     path, count = component.path, len(component.leaves)
     if uses(path.eqns, "custom_vjp"):  # whose derivatives need not be linear
         return None
@@ -74,7 +77,10 @@ def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
         largest = [jnp.max(x, initial=0.0) for x in (row_sums, *column_sums)]
         # A few percent for what these sums round.
         norms.append(1.05 * jnp.sqrt(largest[0]) * jnp.sqrt(sum(largest[1:])))
-    return Reach(norms, terms)
+    jaxpr = linear.jaxpr
+    atoms = [*jaxpr.invars, *jaxpr.constvars]
+    atoms += [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
+    return Reach(norms, terms, least_precise(aval(v).dtype for v in atoms))
 
 
 def _is_known(eqn: jex.JaxprEqn) -> bool:

@@ -108,21 +108,34 @@ def truncated(
     """The pair of a step without overflow, and what it becomes if some batches do.
 
     Whether the others fill the batch may be told, as it does not depend on the example.
+    The example takes part in a batch that overflows with a certain probability. Where
+    that is at most tail, which may be lost in each step, the loss is infinite with this
+    probability. That is an upper bound: an attacker who is told of a full batch without
+    the example learns nothing, and learns no less from a step without overflow. So
+    nothing is lost where max_batch_size is num_examples or more.
     """
     n, b = num_examples, max_batch_size
-    full = jnp.maximum(upper_tail(b, n - 1, rate), SMALL)
-    both = upper_tail(b + 1, n, rate) * b / n
-    taken = jnp.clip(both / full * (1 + 4 * _ERROR), SMALL, rate)
-    moved = pairs.fixed_size(2 * mu, taken, tail)
-    usual = jnp.maximum(1 - full * (1 - _ERROR), SMALL)
-    full = jnp.minimum(full * (1 + _ERROR), 1.0)
+    full = upper_tail(b, n - 1, rate)
+    both = upper_tail(b + 1, n, rate) * b / n * (1 + 4 * _ERROR)
+    # A probability that has underflowed is not zero unless all examples fit.
+    both = jnp.where(b < n, jnp.maximum(both, SMALL), 0.0)
+    rare = both <= tail
+    taken = jnp.clip(both / jnp.maximum(full, SMALL), SMALL, rate)
+    # Where it has no mass the other pair is made of numbers that cannot overflow.
+    moved = pairs.fixed_size(2 * mu, jnp.where(rare, rate, taken), tail)
+    usual = jnp.where(rare, 1.0, jnp.maximum(1 - full * (1 - _ERROR), SMALL))
+    full = jnp.clip(full * (1 + _ERROR), SMALL, 1.0)
+    log_full = jnp.where(rare, -jnp.inf, jnp.log(full))
 
     def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.concatenate([x, jnp.broadcast_to(y, (len(x), y.shape[1]))], axis=1)
 
+    # The error is relative to each mass, and an inversion weighs masses by e^{λ loss}.
+    # A mean by mass would not bound it: λ may favour the pair with less mass.
+    error = jnp.maximum(pair.error, jnp.where(rare, 0.0, moved.error))
     return pairs.Losses(
         mixed(pair.loss, moved.loss),
-        mixed(pair.log_mass + jnp.log(usual), moved.log_mass + jnp.log(full)),
-        usual * pair.lost + full * moved.lost,
-        jnp.maximum(pair.error, moved.error),
+        mixed(pair.log_mass + jnp.log(usual), moved.log_mass + log_full),
+        usual * pair.lost + jnp.where(rare, both, full * moved.lost),
+        error,
     )

@@ -22,6 +22,8 @@ from jax.scipy.special import erf, ndtr, ndtri
 from dpjax._float64 import SMALL, ULP
 
 INTERVALS = 4096
+# e^{2v} is far from overflow up to here.
+_DIRECT = 40.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _NODES, _WEIGHTS = (_NODES[:, None] + 1) / 2, _WEIGHTS[:, None] / 2
 
@@ -44,14 +46,17 @@ class Losses(NamedTuple):
 
 def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     """N(v), to rounding for rates and v of all sizes."""
-    # Each form sees only its own v: a clip has half a derivative at its ends.
-    large, small = v > 0, v <= -1
-    above = v + jnp.log1p((1 - rate) * jnp.expm1(-jnp.where(large, v, 1.0)))
-    near = jnp.log1p(rate * jnp.expm1(jnp.where(large | small, -0.5, v)))
+    # log(1 + q (e^v − 1)) loses no digits where the argument of the logarithm is not
+    # near 0. Elsewhere, and where e^v or a derivative could overflow, the logarithm is
+    # that of the sum of both weights, which is far from 1 unless q is tiny, and then
+    # the larger weight is the one that is known precisely. Each form sees only its own
+    # v: a clip has half a derivative at its ends.
+    direct = (v > -1) & (v <= _DIRECT)
+    near = jnp.log1p(rate * jnp.expm1(jnp.where(direct, v, 1.0)))
     mixed = rate < 1
     first = jnp.where(mixed, jnp.log1p(-jnp.where(mixed, rate, 0.5)), -jnp.inf)
-    below = jnp.logaddexp(first, jnp.log(rate) + v)
-    return jnp.where(large, above, jnp.where(small, below, near))
+    far = jnp.logaddexp(first, jnp.log(rate) + v)
+    return jnp.where(direct, near, far)
 
 
 def _phi(z: jax.Array) -> jax.Array:

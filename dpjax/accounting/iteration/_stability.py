@@ -21,6 +21,8 @@ def _sensitivity64(
         jnp.where(step.valid, x, 1.0)
         for x in (numbers.batch_size, numbers.step_size, numbers.gradient_norm)
     )
+    counted = (count >= 1) & (count < jnp.inf)
+    count = jnp.where(counted, count, 1.0)
     y = step.log_lipschitz
     down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
     # Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3,
@@ -33,7 +35,7 @@ def _sensitivity64(
     distance = assumed.factor * eta * norm / examples * total * (1 + 8 * ULP)
     diameter = jnp.where(step.bounded, numbers.diameter, jnp.inf)
     distance = jnp.where(step.known, distance, jnp.inf)
-    return jnp.where(step.valid, jnp.minimum(distance, diameter), jnp.inf)
+    return jnp.where(step.valid & counted, jnp.minimum(distance, diameter), jnp.inf)
 
 
 def gradient_descent_sensitivity(
@@ -45,7 +47,8 @@ def gradient_descent_sensitivity(
     """How far one example can move the last iterate of full-batch gradient descent.
 
     Args:
-      num_steps: T, f[*b], whole numbers, at least 1.
+      num_steps: T, f[*b], whole numbers, at least 1. A traced one that is not whole
+        counts as the next whole number, at which derivatives by it are taken.
       num_examples: n, by which sums of gradients are divided, f[*b], positive.
       **setting: the assumptions, all of them: see `Setting`. There is no noise.
 
@@ -72,7 +75,7 @@ def gradient_descent_sensitivity(
       0.0400
     """
     _validate.positive("num_steps", num_steps)
-    _validate.count("num_steps", num_steps)
+    num_steps = _validate.whole_count("num_steps", num_steps)
     _validate.positive("num_examples", num_examples)
     numbers, assumed = _setting.check(1.0, num_examples, **setting)
     return _sensitivity64(num_steps, numbers, assumed=assumed)
