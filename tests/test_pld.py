@@ -493,3 +493,18 @@ def test_traced_counts_round_up_to_whole_numbers(dtype, x64):
 def test_static_mistakes_name_the_argument(call, name):
     with pytest.raises(ValueError, match=f"^{name} must"):
         call()
+
+
+def test_counts_of_counts_never_wrap_or_round_down():
+    step, few, many = pld.gaussian(1e-3), 50_000, 90_000
+    # Gaussian steps add up to μ² = T 1e-6, in Python's integers.
+    exact = float(gdp.epsilon(1e-3 * (few * many) ** 0.5, 1e-5))
+
+    def twice(first, second):
+        return pld.epsilon(pld.compose(pld.compose(step, first), second), 1e-5)
+
+    types = [int, np.int32, np.float32, jnp.int32, jnp.float32]
+    found = [float(twice(t(few), t(many))) for t in types]
+    found.append(float(jax.jit(twice)(np.int32(few), np.int32(many))))
+    # Four roundings of float32 in T, which is within ε's root, and one of the answer.
+    assert all(exact * (1 - 1e-7) <= x <= exact * (1 + 8e-7) for x in found), found

@@ -11,6 +11,8 @@ mechanism (`_pld.pairs`), and the inversion of its composed characteristic funct
 import dataclasses
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting._pld import composition
@@ -206,8 +208,29 @@ def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
     """
     count = _validate.whole_count("count", count)
     return PLD(
-        tuple(dataclasses.replace(m, count=m.count * count) for m in pld.mechanisms)
+        tuple(
+            dataclasses.replace(m, count=_multiply_counts(m.count, count))
+            for m in pld.mechanisms
+        )
     )
+
+
+def _multiply_counts(
+    one: jax.typing.ArrayLike, other: jax.typing.ArrayLike
+) -> jax.typing.ArrayLike:
+    """The product of two counts, rounded up where floats do not hold it."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one * other
+    if not any(isinstance(x, jax.Array) for x in (one, other)):
+        return np.asarray(one, np.float64) * np.asarray(other, np.float64)
+    # Not in integers of 32 bits, which could wrap to a smaller count.
+    doubles = any(getattr(x, "dtype", None) == jnp.float64 for x in (one, other))
+    dtype = jnp.float64 if doubles else jnp.float32
+    product = jnp.asarray(one, dtype) * jnp.asarray(other, dtype)
+    # Below 1 / eps all of it was exact. Above, three roundings lose half of eps each.
+    epsilon = jnp.finfo(dtype).eps
+    exact = product <= 1 / epsilon
+    return product * jnp.where(exact, 1.0, 1 + 4 * epsilon).astype(dtype)
 
 
 def convolve(a: PLD, b: PLD) -> PLD:
