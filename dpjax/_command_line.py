@@ -1,7 +1,7 @@
 """The numbers of private runs for a shell: `python -m dpjax`.
 
 Options have the names of `dpjax.plan`'s arguments, and a plan gives every number. Help
-and refusals need no JAX, so that it is imported once the options are read.
+and errors of the option parser need no JAX: it is imported after parsing.
 """
 
 import argparse
@@ -59,7 +59,7 @@ _HELP = {
     "noise_multiplier": ("σ", "noise standard deviation of a sum over the clip norm"),
     "delta": ("δ", "well below 1 / n"),
     "clip_norm": ("C", "the bound on the L2 norm of one example's gradient"),
-    "max_batch_size": ("m", "how many examples a batch of random size has room for; "),
+    "max_batch_size": ("m", "the most examples that a batch of random size holds; "),
     "momentum": ("β", "of SGD, for whose parameters noise is not independent"),
 }
 
@@ -138,10 +138,10 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     def add(name: str, kind: type, *, required: bool, to: Any = parser) -> None:
         symbol, text = _HELP[name]
         if name == "max_batch_size":
-            text += "unless said " + (
+            text += "by default " + (
                 "the least at which overflow costs 1 %% of δ"
                 if planned
-                else "for all n in a Poisson batch"
+                else "n for Poisson batches"
             )
         option = f"--{name.replace('_', '-')}"
         to.add_argument(option, type=kind, required=required, metavar=symbol, help=text)

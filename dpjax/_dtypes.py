@@ -16,9 +16,9 @@ def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
 
 
 def least_precise(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
-    """The dtype with the largest unit roundoff, each being float32 at least.
+    """The least precise of the floating dtypes, each first widened to at least float32.
 
-    Those that are not of floats do not round.
+    Other dtypes are ignored.
     """
     floats = [at_least_float32(d) for d in dtypes if jnp.issubdtype(d, jnp.floating)]
     return max(floats, key=lambda d: jnp.finfo(d).eps, default=jnp.dtype(jnp.float32))

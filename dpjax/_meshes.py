@@ -7,6 +7,7 @@ part. A loss runs as `vmap(grad(loss))` would, whatever the axes. What the engin
 compute around it is for the compiler to lay out.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
@@ -86,7 +87,20 @@ def zeros_like(
     if sharding is None or not sharding.mesh.explicit_axes:
         spec = [leading, *[None] * (len(shape) - 1)]
         sharding = mesh and jax.NamedSharding(mesh, jax.P(*spec))
-    return jnp.zeros(wanted.shape, wanted.dtype, out_sharding=sharding)
+    with enter_mesh(sharding):
+        return jnp.zeros(wanted.shape, wanted.dtype, out_sharding=sharding)
+
+
+def enter_mesh(
+    sharding: jax.NamedSharding | None,
+) -> contextlib.AbstractContextManager[object]:
+    """The context of a sharding's mesh, where no mesh is in the context.
+
+    Without one, JAX 0.12 makes arrays without the sharding that they are asked to have.
+    """
+    if sharding is None or not jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh)
 
 
 def numbered(size: int, batch: Tree) -> jax.Array:

@@ -21,8 +21,8 @@ class Metrics(NamedTuple):
         (these count for nothing in the sum), f[]; 0 if there is none.
       norm_quantiles: of the finite norms of their gradients, f[q]; NaN without any.
       num_contributing: how many examples have a finite gradient, i[]. The others add
-        nothing to the sum. If no example contributes, the noise alone trains.
-      zero_gradients: a tree of bool[], for each leaf of the gradient whether the
+        nothing to the sum. If no example contributes, noise alone moves the parameters.
+      zero_sums: a tree of bool[], for each leaf of the gradient whether the
         clipped sum is exactly zero; None where no sum was given.
     """
 
@@ -31,7 +31,7 @@ class Metrics(NamedTuple):
     fraction_clipped: jax.Array
     norm_quantiles: jax.Array
     num_contributing: jax.Array
-    zero_gradients: Tree | None = None
+    zero_sums: Tree | None = None
 
 
 def metrics(
@@ -49,7 +49,7 @@ def metrics(
       clip_norm: the bound C, f[].
       mask: bool[b], as the function was given it; None where all are there.
       quantiles: which of the norms' quantiles, each in [0, 1].
-      grads: the clipped sum, which that function returns first, for `zero_gradients`.
+      grads: the clipped sum, which that function returns first, for `zero_sums`.
 
     Returns:
       `Metrics`.
@@ -88,7 +88,7 @@ def metrics(
             jnp.where(finite, norms, jnp.nan), jnp.asarray(quantiles, norms.dtype)
         ),
         num_contributing=jnp.sum(finite),
-        zero_gradients=jax.tree.map(lambda g: ~jnp.any(g), grads),
+        zero_sums=jax.tree.map(lambda g: ~jnp.any(g), grads),
     )
 
 

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType
 
 from dpjax._keys import stream
-from dpjax._meshes import varying_axes
+from dpjax._meshes import enter_mesh, varying_axes
 from dpjax._typing import ArrayLike, DTypeLike, Key, Shaped, Tree
 
 
@@ -80,7 +80,8 @@ def normal_like(key: Key, x: jax.Array, dtype: DTypeLike) -> jax.Array:
         )
         return draw(key, x.shape, dtype)
     key = _of_piece(key, varying_axes(kind))
-    return jax.random.normal(key, x.shape, dtype, out_sharding=sharding)
+    with enter_mesh(sharding):
+        return jax.random.normal(key, x.shape, dtype, out_sharding=sharding)
 
 
 def _of_piece(key: Key, axes: frozenset[str]) -> Key:

@@ -80,8 +80,8 @@ def whole_count(name: str, value: ArrayLike) -> ArrayLike:
     """The value, if it is a whole number, 0 or more; a traced one, rounded up.
 
     More steps cost more privacy, so that the next whole number is on the safe side. It
-    has the derivative one, so that a derivative by the value is one at that number.
-    Traced numbers that are negative, infinite or NaN do not become finite counts.
+    has the derivative one, so that a derivative by the value is one at that number. A
+    traced negative number stays negative; infinity and NaN give NaN.
 
     Raises:
       ValueError: a static value is negative or not whole.

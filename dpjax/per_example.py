@@ -184,10 +184,10 @@ def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
     present, finite = np.asarray(mask), np.isfinite(norm)
     if np.any(present) and not np.any(present & finite):
         warnings.warn(
-            f"none of the {np.sum(present)} examples of this batch contributes to the "
-            "sum: no gradient is finite, so that noise alone would train. Look for an "
-            "infinite derivative in the loss, as of a norm or a square root at zero, "
-            "and for infinities in the data.",
+            "none of the examples of this batch contributes to the sum: no gradient is "
+            "finite, so noise alone moves the parameters. Look for an infinite "
+            "derivative in the loss, as of a norm or a square root at zero, and for "
+            "infinities in the data.",
             stacklevel=3,
         )
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from dpjax._meshes import are_concrete, like
 from dpjax._plan.modules import Parts
-from dpjax._plan.zero_gradients import zero_outputs
+from dpjax._plan.zero_gradients import are_outputs_zero
 
 _FROZEN = (
-    "What is frozen or unused would move at random. Hand it to the loss as a further "
-    "argument in place of a part of the model."
+    "A frozen or unused parameter would move at random. Pass it to the loss as a "
+    "further argument, not as a part of the model."
 )
 _BATCH_OF_ONE = (
     "The loss is called on one example at a time, and in a batch of one these "
@@ -25,10 +25,10 @@ _BATCH_OF_ONE = (
 
 
 class Alerts:
-    """What one function of `Plan.value_and_grad` has to say, each thing once."""
+    """The warnings of one function of `Plan.value_and_grad`, each given once."""
 
     def __init__(self) -> None:
-        """Nothing was said."""
+        """No warning was given yet."""
         self._saw_loss = False
         self._saw_sum = False
         self._zero: list[str] = []
@@ -54,28 +54,28 @@ class Alerts:
         self._saw_loss = True
         kinds = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
         one = jax.tree.map(lambda kind: like(kind, kind.shape[1:], kind.dtype), kinds)
-        zero = _zero_gradients(loss_and_aux, parts.trained, one)
+        zero = _are_gradients_zero(loss_and_aux, parts.trained, one)
         self._zero = [x for x, on in zip(parts.names, zero, strict=True) if on]
         if not self._zero:
             return
         reason = _FROZEN
         if loss_of_two is not None:
             try:
-                zero_in_two = _zero_gradients(loss_of_two, parts.trained, one)
+                zero_in_two = _are_gradients_zero(loss_of_two, parts.trained, one)
             except Exception:  # a loss may be for batches of one alone
                 zero_in_two = zero
             if zero_in_two != zero:
                 reason = _BATCH_OF_ONE
         warnings.warn(
-            f"the loss's gradient by {self._zero} of the model is zero whatever the "
-            f"data, and noise is added to it in every step. {reason}",
+            f"the gradient of the loss with respect to {self._zero} of the model is "
+            f"zero whatever the data, and noise is added to it in every step. {reason}",
             stacklevel=4,
         )
 
     def warn_of_sum(
         self, sums: Any, norms: jax.Array, mask: jax.Array, names: Sequence[str]
     ) -> None:
-        """Warn of sums that are zero in the first batch, outside jit."""
+        """Warn of zero sums in the first batch with contributions, outside jit."""
         arrays = [*jax.tree.leaves(sums), norms, mask]
         if self._saw_sum or not are_concrete(arrays):
             return
@@ -86,18 +86,17 @@ class Alerts:
         zero = [x for x, total in pairs if x not in self._zero and not jnp.any(total)]
         if zero:
             warnings.warn(
-                f"every example's gradient by {zero} of the model is zero in the first "
-                "batch, so that noise alone moves these parameters. That is right for "
-                "a factor of a zero, as A is in LoRA while B is zero; otherwise look "
-                "at the loss.",
+                f"the clipped sum for {zero} of the model is exactly zero in the first "
+                "batch, so noise alone moves these parameters in this step. This is "
+                "expected of A in LoRA while B is zero. Otherwise check the loss.",
                 stacklevel=4,
             )
 
 
-def _zero_gradients(
+def _are_gradients_zero(
     loss_and_aux: Callable[..., Any], trained: Any, examples: Any
 ) -> list[bool]:
-    """Whether the gradient by each trained leaf is zero whatever the data."""
+    """Whether the gradient with respect to each leaf is zero whatever the data."""
     gradient = jax.grad(loss_and_aux, has_aux=True)
     closed = jax.make_jaxpr(lambda *args: gradient(*args)[0])(trained, examples)
-    return zero_outputs(closed)
+    return are_outputs_zero(closed)

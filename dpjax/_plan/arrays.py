@@ -1,8 +1,7 @@
 """Users' arrays, indexed by position.
 
-A `pandas.Series` is indexed by its labels, which a shuffled table takes along: row i
-would not be example i. So what is neither NumPy's nor JAX's becomes a NumPy array once,
-before anything is indexed.
+A `pandas.Series` is indexed by labels, and shuffling a table moves the labels too:
+label i is then not row i. So arrays of other libraries become NumPy arrays first.
 """
 
 from collections.abc import Iterator
@@ -41,8 +40,9 @@ def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
         name = jax.tree_util.keystr(path) or "data"
         raise ValueError(
-            "data must hold numbers or booleans where it is not NumPy's or JAX's; got "
-            f"{name}, a {type(x).__module__}.{type(x).__name__} that becomes an array "
-            f"of dtype {array.dtype}. Convert it to a NumPy array first."
+            "arrays of other libraries than NumPy and JAX must hold numbers or "
+            f"booleans; got {name}, a {type(x).__module__}.{type(x).__name__} that "
+            f"becomes an array of dtype {array.dtype}. Convert it to a NumPy array "
+            "first."
         )
     return array

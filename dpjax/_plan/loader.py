@@ -76,8 +76,8 @@ def rows(data: Any, batch: Batch) -> Examples:
     return Examples(jax.tree.map(taken, data), batch.mask)
 
 
-def label(plan: "Plan", examples: Examples, step: ArrayLike) -> Examples:
-    """Examples that know their plan, and their step if the clip norm depends on it."""
+def attach_plan(plan: "Plan", examples: Examples, step: ArrayLike) -> Examples:
+    """The examples with their plan, and their step if the clip norm depends on it."""
     varies = any(piece.clip != 1.0 for piece in plan.schedule)
     return examples._replace(plan=plan, step=step if varies else None)
 
@@ -142,7 +142,7 @@ def batches(
     def jobs() -> Iterator[Callable[[], Examples]]:
         for step in _shown(range(first, plan.num_steps), progress):
             batch = drawn(step)
-            yield lambda batch=batch, step=step: label(
+            yield lambda batch=batch, step=step: attach_plan(
                 plan, read(data, batch), np.int32(step)
             )
 

@@ -147,7 +147,7 @@ class Plan:
         """
         loader.check(data, self)
         examples = loader.rows(by_position(data), self.batch(step, key))
-        return loader.label(self, examples, jnp.asarray(step, jnp.int32))
+        return loader.attach_plan(self, examples, jnp.asarray(step, jnp.int32))
 
     def batches(
         self,
@@ -233,11 +233,11 @@ class Plan:
             does in training mode; or as for `clipped_grad`.
 
         Warns:
-          UserWarning: the gradient by a part of the model is zero whatever the data, as
-            where it is frozen by `jax.lax.stop_gradient`, or where the loss compares
-            the examples of a batch. Noise alone would move it. Outside jit also: no
-            example of a batch has a finite gradient; the first batch's gradient by a
-            part of the model is zero. (Under jit, `metrics` has both.)
+          UserWarning: the gradient with respect to a part of the model is zero whatever
+            the data, as where `jax.lax.stop_gradient` freezes it, or where the loss
+            compares the examples of a batch. Outside jit there is also a warning if no
+            example of a batch has a finite gradient, and if the first batch's clipped
+            sum is zero for a part of the model. Under jit, see `metrics`.
 
         Privacy: grads has L2 sensitivity clip_norm, twice that under REPLACE. value and
         aux are not private. Random keys that the loss is given (dropout) must be secret

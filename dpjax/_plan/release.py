@@ -143,10 +143,9 @@ def _on_trained(
         _refuse_masks("updates", updates)
         if extra_args:
             raise ValueError(
-                "a plan's optimizer takes no further arguments, since a value that was "
-                "computed from the data, as the loss that plateau and Polyak steps "
-                "ask for, has no noise and would enter the update; got "
-                f"{sorted(extra_args)}."
+                "a plan's optimizer takes no further arguments: a value computed from "
+                "the data, such as the loss for reduce_on_plateau or polyak_sgd, would "
+                f"enter the update without noise; got {sorted(extra_args)}."
             )
         if params is None:
             return inner.update(updates, state)

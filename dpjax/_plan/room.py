@@ -25,8 +25,8 @@ def check(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
         return
     if not mechanism.overflows:
         raise ValueError(
-            "max_batch_size must be None where all batches have one size, as with this "
-            f"sampling; got {room!r}."
+            "max_batch_size must be None with this sampling, whose batches all have "
+            f"one size; got {room!r}."
         )
     if _validate.static_int("max_batch_size", room, minimum=batch_size or 1) > n:
         raise ValueError(

@@ -68,10 +68,10 @@ def plan(
         `dpjax.QuantileClip`, which follows the gradients' norms.
       noise_multiplier: noise standard deviation over C, positive. None for the least
         that is enough.
-      max_batch_size: how many examples there is room for in a batch whose size varies
-        (of Poisson samples or bins), from b to n. None for the least room at which
-        overflow costs at most 1 % of δ, which the other numbers are solved without,
-        and three standard deviations above b at least.
+      max_batch_size: the most examples that a batch of varying size (Poisson samples or
+        bins) may hold, from b to n. If None, it is the smallest value that is at least
+        three standard deviations above b and at which overflow costs at most 1 % of δ.
+        The other numbers are solved for without overflow, at the rest of δ.
       noise_schedule: from a step's number to its noise multiplier in units of
         noise_multiplier, as optax's schedules are; rounded up to eight levels, which
         are what runs. With a schedule num_steps and batch_size must be given.

@@ -3,8 +3,9 @@
 A loss that is called on one example at a time may train less than its author believes:
 in a batch of one, x − mean(x) is zero, and so is the log-softmax over the batch. Here
 arrays are evaluated as terms. Equal computations of equal terms have equal names, so
-that x − x is recognized as zero. Unknown entries count as finite: an example that has
-others contributes nothing. Nothing is compiled or run.
+that x − x is recognized as zero. Unknown entries are taken to be finite: an example
+with others contributes nothing, as its gradient is not finite. Nothing is compiled or
+run.
 """
 
 import itertools
@@ -21,24 +22,24 @@ from dpjax._typing import Atom
 from dpjax.bookkeeping.trace import aval, scan_sizes
 
 
-class Fill(NamedTuple):
+class Constant(NamedTuple):
     """An array whose entries all have this value."""
 
     value: float
 
 
-class Named(NamedTuple):
-    """The unknown array of this name, up to axes of size one, times a sign."""
+class Unknown(NamedTuple):
+    """An unknown array. Equal names mean equal entries, up to sign and unit axes."""
 
     name: int
     sign: int = 1
 
 
-Term = Fill | Named
-ZERO = Fill(0.0)
+Term = Constant | Unknown
+ZERO = Constant(0.0)
 
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})
-# A fill stays a fill. An array of as many entries in the same order stays the same.
+# A constant array stays constant; another stays the same if no entry moves or goes.
 _LAYOUTS = frozenset(
     {
         *("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "rev"),
@@ -46,11 +47,11 @@ _LAYOUTS = frozenset(
         *("reduce_prod", "copy", "stop_gradient", "reshard", "convert_element_type"),
     }
 )
-# One zero among the first two inputs makes a zero.
+# If one of the first two inputs is zero, so is the output.
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 # f(−x) = −f(x) in each input.
 _ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice"}
-_OF_FILLS: dict[str, Callable[..., Any]] = {
+_OF_CONSTANTS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "add": operator.add,
     "add_any": operator.add,
@@ -80,8 +81,8 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 
 
-def zero_outputs(closed: jex.ClosedJaxpr) -> list[bool]:
-    """Whether each output is zero whatever the inputs, as far as its term shows it."""
+def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
+    """Whether each output is zero whatever the inputs; False if not recognized."""
     terms = _Terms()
     inputs = [terms.new() for _ in closed.in_avals]
     return [term == ZERO for term in terms.evaluate(closed, inputs)]
@@ -94,12 +95,12 @@ class _Terms:
         self._names: dict[Hashable, int] = {}
         self._unique = itertools.count()
 
-    def new(self) -> Named:
+    def new(self) -> Unknown:
         """An array of which nothing is known."""
         return self._named(("new", next(self._unique)))
 
-    def _named(self, made: Hashable) -> Named:
-        return Named(self._names.setdefault(made, len(self._names)))
+    def _named(self, made: Hashable) -> Unknown:
+        return Unknown(self._names.setdefault(made, len(self._names)))
 
     def evaluate(self, closed: jex.ClosedJaxpr, inputs: Sequence[Term]) -> list[Term]:
         """The terms of a jaxpr's outputs."""
@@ -119,7 +120,7 @@ class _Terms:
     def _literal(self, literal: jex.Literal) -> Term:
         value = np.asarray(literal.val)
         if value.size == 1 and np.isrealobj(value):
-            return Fill(float(value.item()))
+            return Constant(float(value.item()))
         return self._named(("literal", id(literal.val)))
 
     def _apply(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
@@ -143,30 +144,34 @@ class _Terms:
         return self._computed(eqn, inputs)
 
     def _apply_scan(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
-        """The terms of a scan's outputs, fills where every iteration has the fill."""
+        """The terms of a scan's outputs; constant only if so in every iteration."""
         consts, carry = scan_sizes(eqn)
         fixed = inputs[:consts]
-        varying = [x if isinstance(x, Fill) else self.new() for x in inputs[consts:]]
+        varying = [
+            x if isinstance(x, Constant) else self.new() for x in inputs[consts:]
+        ]
         while True:
             outputs = self.evaluate(eqn.params["jaxpr"], [*fixed, *varying])
             changed = [
                 i
                 for i in range(carry)
-                if isinstance(varying[i], Fill) and varying[i] != outputs[i]
+                if isinstance(varying[i], Constant) and varying[i] != outputs[i]
             ]
             if not changed:
-                # A carried array is known where it is the same fill at every step.
+                # A carried array is known if it is the same constant at every step.
                 known = [*varying[:carry], *outputs[carry:]]
-                return [x if isinstance(x, Fill) else self.new() for x in known]
+                return [x if isinstance(x, Constant) else self.new() for x in known]
             for i in changed:
                 varying[i] = self.new()
 
     def _computed(self, eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> list[Term]:
-        """Names shared by all equations that compute the same of the same terms."""
+        """One name for all equations that apply one operation to the same terms."""
         name, sign = eqn.primitive.name, 1
         if name in _ODD:
-            sign = math.prod(x.sign for x in inputs if isinstance(x, Named))
-            inputs = [x._replace(sign=1) if isinstance(x, Named) else x for x in inputs]
+            sign = math.prod(x.sign for x in inputs if isinstance(x, Unknown))
+            inputs = [
+                x._replace(sign=1) if isinstance(x, Unknown) else x for x in inputs
+            ]
         if name in {"mul", "add", "add_any"}:
             inputs = sorted(inputs, key=repr)
         try:
@@ -188,25 +193,22 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         return _lay_out(eqn, inputs[0])
     if name in _PRODUCTS and ZERO in inputs[:2]:
         return ZERO
-    values = [x.value for x in inputs if isinstance(x, Fill)]
-    if len(values) == len(inputs) and (name in _OF_FILLS or name in _COMPARISONS):
-        try:
-            return Fill(float((_OF_FILLS | _COMPARISONS)[name](*values)))
-        except (ArithmeticError, ValueError):
-            return None
+    values = [x.value for x in inputs if isinstance(x, Constant)]
+    if len(values) == len(inputs) and (name in _OF_CONSTANTS or name in _COMPARISONS):
+        return _constant((_OF_CONSTANTS | _COMPARISONS)[name], *values)
     if len(inputs) == 2:
         return _simplify_pair(name, *inputs)
-    if name == "neg" and isinstance(inputs[0], Named):
+    if name == "neg" and isinstance(inputs[0], Unknown):
         return inputs[0]._replace(sign=-inputs[0].sign)
     if name == "is_finite":
-        return Fill(1.0)
+        return Constant(1.0)
     if name == "integer_pow" and values:
-        return Fill(values[0] ** eqn.params["y"])
+        return _constant(operator.pow, values[0], eqn.params["y"])
     if name == "iota" and aval(eqn.outvars[0]).size == 1:
         return ZERO
     if name == "select_n":
         which, *cases = inputs
-        if isinstance(which, Fill):
+        if isinstance(which, Constant):
             return cases[int(which.value)]
         return cases[0] if len(set(cases)) == 1 else None
     if name == "concatenate" and len(set(inputs)) == 1 and values:
@@ -220,9 +222,19 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     return None
 
 
+def _constant(function: Callable[..., Any], *values: float) -> Constant | None:
+    """A function of numbers, or None where Python has no real result for it."""
+    try:
+        return Constant(float(function(*values)))
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+
+
 def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
     """The term of a function of two arrays, at least one of them unknown."""
-    negative = y._replace(sign=-y.sign) if isinstance(y, Named) else Fill(-y.value)
+    negative = (
+        y._replace(sign=-y.sign) if isinstance(y, Unknown) else Constant(-y.value)
+    )
     if name == "sub":
         name, y, negative = "add", negative, y
     if name in {"add", "add_any"}:
@@ -230,16 +242,16 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
             return ZERO
         return y if x == ZERO else x if y == ZERO else None
     if name == "mul":
-        return y if x == Fill(1.0) else x if y == Fill(1.0) else None
+        return y if x == Constant(1.0) else x if y == Constant(1.0) else None
     if name == "div":
         if x in (ZERO, y):
-            return ZERO if x == ZERO else Fill(1.0)
-        return x if y == Fill(1.0) else None
+            return ZERO if x == ZERO else Constant(1.0)
+        return x if y == Constant(1.0) else None
     if name in {"max", "min"}:
-        neutral = Fill(-math.inf if name == "max" else math.inf)
+        neutral = Constant(-math.inf if name == "max" else math.inf)
         return y if x in (neutral, y) else x if y == neutral else None
     if name in _COMPARISONS and x == y:
-        return Fill(float(_COMPARISONS[name](0, 0)))
+        return Constant(float(_COMPARISONS[name](0, 0)))
     if name in {"pad", "dynamic_update_slice"} and x == y == ZERO:
         return ZERO
     return None
@@ -249,11 +261,11 @@ def _lay_out(eqn: jex.JaxprEqn, x: Term) -> Term | None:
     """The term of entries that are moved, repeated, or reduced along some axes."""
     name = eqn.primitive.name
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
-    if isinstance(x, Fill):
+    if isinstance(x, Constant):
         count = before.size // max(after.size, 1)
         if name == "reduce_sum":
-            return Fill(x.value * count)
-        return Fill(x.value**count) if name == "reduce_prod" else x
+            return _constant(operator.mul, x.value, count)
+        return _constant(operator.pow, x.value, count) if name == "reduce_prod" else x
     if before.size != after.size:
         return None
     if name == "convert_element_type":

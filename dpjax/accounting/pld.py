@@ -304,10 +304,10 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
       ε, f[*b], rounded up, within 1e-3 of exact below about 40 for δ of 1e-15 and more,
       or 3e-3 where δ is more than a tenth of steps times rate. Down to 1e-100 it is
       finite and mostly as close, but up to a tenth off where a run seldom touches an
-      example. Of sampled steps whose noise multiplier is below 0.03 it may be several
-      times too large, and below 0.006 inf (below 0.03 where the rate is 1): with so
-      little noise the intervals of the discrete pair are too wide to be integrated
-      over. A traced δ at or below 0, or a NaN, gives inf.
+      example. For sampled steps with a noise multiplier below 0.03, ε may be several
+      times too large; it is inf below 0.006 (at rate 1, below 0.03), because with so
+      little noise the intervals of the discrete pair are too wide to integrate over. A
+      traced δ at or below 0, or a NaN, gives inf.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.

@@ -29,14 +29,14 @@ def _gaussian_mu_lower64(
         jnp.min(scores_out) == jnp.max(scores_out)
     )
     largest = jnp.maximum(jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out)))
-    # A large offset is taken away first, so that sums round relatively to the range.
+    # Subtract an offset first: rounding is then relative to the range of the scores.
     offset = scores_out[0]
     scores_in, scores_out = scores_in - offset, scores_out - offset
     reach = jnp.maximum(jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out)))
     gap = jnp.mean(scores_in) - jnp.mean(scores_out)
     stddev = jnp.sqrt((n * jnp.var(scores_in) + m * jnp.var(scores_out)) / freedom)
-    # If no score is off by more than e, no mean is, and neither is the root of the mean
-    # square deviation. Sums of k terms in float64 are off by at most k ULP / 2 of them.
+    # If every score is off by at most e, so are each mean and the standard deviation. A
+    # float64 sum of k terms has a relative error of at most k ULP / 2.
     error = rounding * largest + (n + m + 16) * ULP * reach
     gap, stddev = gap - 2 * error, stddev + 2 * error
     unit = np.sqrt(1 / n + 1 / m)

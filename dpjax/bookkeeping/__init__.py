@@ -17,8 +17,9 @@ here it is read off the loss's jaxpr, for any function.
 2. `sites`: values that no example enters are *known*. A site is an equation where a
    known value that depends on a parameter, the operand, meets one that depends on the
    example. Scans are entered: operands are the same in all iterations or one for each.
-   `liveness` tells which values the loss is differentiated through: no other equation
-   has a site, since a zero cotangent times an infinite derivative would be NaN.
+   `liveness` finds the values through which the loss is differentiated. Only equations
+   that compute such values have sites: elsewhere a zero cotangent times an infinite
+   derivative would be NaN.
 3. `run`: the loss under vmap, which leaves known values unmapped, with a zero, a tap,
    added at every site. One vjp by the taps gives all cotangents; the other inputs of
    the sites' equations are recorded on the way. `stretches` of equations that repeat,

@@ -132,8 +132,8 @@ def _forward(
 def _backward(
     block: Block, saved: tuple[_Arrays, _Arrays, Wanted], cotangents: Sequence[Any]
 ) -> tuple[None, list[jax.Array | None], _Arrays, None]:
-    # What nothing uses is not differentiated: zero times infinity would be no zero.
-    # (In a scan such an output has zeros for a cotangent, in place of none.)
+    # What nothing uses is not differentiated: zero times infinity would be no zero. (In
+    # a scan, an unused output has a cotangent of zeros instead of none.)
     used = tuple(
         i in block.outputs and isinstance(c, jax.Array) and is_inexact(c)
         for i, c in enumerate(cotangents)

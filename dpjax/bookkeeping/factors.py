@@ -130,7 +130,7 @@ def upper_norm(
 ) -> jax.Array:
     """At least the norm f[b] of a sum of terms, and of what becomes of it in a batch.
 
-    Its norm as computed is formed, up to the terms' rounding, which is that of dtype.
+    `formed` is the norm as computed, from terms that were rounded in `dtype`.
     """
     # It is formed twice, and may be off in both; the second time after scaling.
     rounded = sum(2 * margin(k + 4, dtype) * size for size, k in terms)

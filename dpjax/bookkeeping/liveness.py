@@ -2,8 +2,8 @@
 
 A value is *live* when its tangent may enter the loss. A loss often computes more than
 that: quantities for logging, outputs of a scan that nothing reads, values behind
-`stop_gradient`. JAX never differentiates those, and neither may a tap: its cotangent
-would be zero, and zero times an infinite derivative is NaN.
+`stop_gradient`. JAX does not differentiate those, and they must not be tapped: a tap's
+cotangent would be zero, and zero times an infinite derivative is NaN.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ _FLAT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
     """The variables whose tangents may enter some outputs of a jaxpr.
 
-    An equation other than a scan counts as a function of all its inputs.
+    Every output of an equation other than a scan is taken to depend on all inputs.
 
     Args:
       jaxpr: the jaxpr.

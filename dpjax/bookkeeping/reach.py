@@ -39,7 +39,7 @@ class Reach(NamedTuple):
     Attributes:
       norms: for each operand, how much it enlarges their norm at most, f[].
       terms: of the sums that it takes, and its products.
-      dtype: the least precise one in which it computes.
+      dtype: the least precise dtype of its computation.
     """
 
     norms: list[jax.Array | float]

@@ -241,7 +241,7 @@ def analyse(
         """Whether a custom derivative stands in a scan in which its input is fixed.
 
         A custom derivative need not be linear in the cotangent. JAX applies it in each
-        iteration, so it may not be applied once to the sum of their cotangents.
+        iteration; here it must not be applied once to the sum of all cotangents.
         """
         fixed = len(around) < len(lengths) and any(map(depends, eqn.invars))
         return fixed and uses([eqn], "custom_vjp")

@@ -16,8 +16,8 @@ the data, a file each:
    arrays by orbax (the extra `checkpoint`), each in pieces as it is cut and onto the
    mesh that is asked for.
 5. `_processes`: what several processes do as one, in all of them or in none.
-6. `_folder`: save, restore, resume. A checkpoint is written under another name, and
-   gets its own once it is whole.
+6. `_folder`: save, restore, resume. A checkpoint is written under a temporary name and
+   renamed once it is whole.
 
 A checkpoint is as secret as the data. `dpjax.ledger` keeps account of what runs have
 released.

@@ -25,7 +25,7 @@ from dpjax.adjacency import Adjacency
 DRAWS = 1
 # These follow from the others.
 _DERIVED = ("epsilon", "solved_for")
-# What a plan's number or name may be for the type that it is declared with.
+# Which Python types are accepted for a field that is declared with a type.
 _KINDS: dict[Any, Any] = {int: int, float: int | float, str: str}
 # As many signs tell two streams apart but for a chance of 2⁻¹²⁸ a step.
 _SIGNS = 64

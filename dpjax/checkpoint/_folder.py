@@ -1,8 +1,8 @@
 """Checkpoints of a run: one folder each, in the folder of the run.
 
 The folder of step 7 is `7.unfinished` while it is written and while it is removed, and
-`7` only while it is whole. So `save` removes folders of the first name, and one of the
-second only where it holds a record of this run; whatever else lies there stays.
+`7` only while it is whole. So `save` removes folders such as `7.unfinished`, and a
+folder `7` only if it is a checkpoint of this run; everything else stays.
 """
 
 import os
@@ -52,9 +52,10 @@ def save(
 
     Raises:
       ValueError: the folder is of another run, or holds other bits for this step: the
-        run was resumed from before it and went another way. Or its newest checkpoint is
-        damaged, or something that `save` did not write is where the checkpoint would
-        go. Or the arguments are of other types, or not the same in all processes.
+        run was resumed from before it and went another way. Or the folder's newest
+        checkpoint is damaged, or something that `save` did not write is where the
+        checkpoint would go. Or the arguments are of other types, or not the same in all
+        processes.
       OSError: the disk is full, or the like. The checkpoints before stay what they are.
         Where one process of several cannot write, the others raise it five minutes
         later, when orbax has waited for it: start them all again.
@@ -288,7 +289,7 @@ def _chosen(folder: pathlib.Path, step: int | None) -> int:
 
 
 def _is_step(name: str) -> bool:
-    """Whether `save` gives this name: neither 07, nor digits that are not ASCII."""
+    """Whether a name is a step as `save` writes it: digits, without a leading zero."""
     return name.isdecimal() and name == str(int(name))
 
 
@@ -322,11 +323,15 @@ def _make_room(folder: pathlib.Path, step: int) -> None:
 
 
 def _is_ours(path: pathlib.Path) -> bool:
-    """Whether a folder holds nothing but what `save` writes."""
+    """Whether a folder holds nothing but names that `save` and orbax give."""
     if path.is_symlink() or not path.is_dir():
         return False
-    # Files that are being written have longer names.
-    return all(x.name.startswith((_ARRAYS, _RECORD)) for x in path.iterdir())
+    return all(
+        x.name in (_ARRAYS, _RECORD, f"{_RECORD}.new")
+        # The name of arrays that orbax has not finished.
+        or x.name.startswith(f"{_ARRAYS}.orbax-checkpoint-tmp")
+        for x in path.iterdir()
+    )
 
 
 def _finish(folder: pathlib.Path, step: int, found: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """What is written beside a checkpoint's arrays, and compared before they are read.
 
 A record ends with its digest, which covers all other values in it, the digest of the
-arrays among them. It is computed without a key: it finds damage and slips, and not
-somebody who computes it again.
+arrays among them. It is computed without a key: it finds damage and mistakes, but not a
+change by somebody who recomputes it.
 """
 
 import datetime
@@ -75,7 +75,7 @@ def _digest(found: dict[str, Any]) -> str:
 
 
 def decoded(content: bytes, step: int, where: pathlib.Path) -> dict[str, Any]:
-    """The record of a step from the bytes of its file, which are where it says.
+    """Decode and verify the record of a step; `where` is its folder, for messages.
 
     Raises:
       ValueError: it is damaged, in another format, or of another step.

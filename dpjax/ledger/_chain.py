@@ -93,7 +93,7 @@ def _refuse_missing(path: pathlib.Path) -> None:
 
 
 def _whole(path: pathlib.Path, opened: int) -> bytes:
-    """The lines, with the one that was begun; see the head of this file."""
+    """The whole lines and an interrupted one; see the head of this file."""
     content = _content(opened)
     whole = content[: content.rfind(b"\n") + 1]
     torn = content[len(whole) :]

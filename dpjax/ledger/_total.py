@@ -83,7 +83,7 @@ class Ledger:
         return found
 
     def epsilon(self, delta: float) -> float:
-        """ε of all releases together, for plans that were fixed before any of them.
+        """ε of all releases together, if all plans were fixed before any release.
 
         Args:
           delta: δ, in (0, 1).
@@ -100,8 +100,9 @@ class Ledger:
         all runs and the costs of all other releases were fixed before any output was
         seen. It is not a privacy filter: it does not hold where a plan was chosen by
         the outputs of earlier runs, even if the total stayed below a number that was
-        fixed before. Two plans may have the same total with a first run, and the
-        choice between them by the first run's output may have nearly twice that δ.
+        fixed before. There is a first run and two second plans, each with the same
+        total, where choosing between the plans by the first output nearly doubles δ at
+        that ε.
 
         Reference: Dwork and Roth (2014), Theorem 3.16, for adding up.
         """

@@ -1,9 +1,9 @@
 """Which examples take part in a step: batches of a fixed shape, with a mask.
 
-Pure functions of static sizes, a key and an epoch or step number: under jit, in a
-scan, and resumed from any point, the same numbers give the same batches. (Key
-implementations whose bits depend on `jax.vmap`, such as "rbg", give others under it.)
-Of many examples a step costs in proportion to its batch; of bins log n times as much.
+Pure functions of static sizes, a key and an epoch or step number: under jit, in a scan,
+and resumed from any point, the same numbers give the same batches. (Key implementations
+whose bits depend on `jax.vmap`, such as "rbg", give others under it.) For many examples
+a step takes time in proportion to its batch, and somewhat more for bins.
 
 1. `Batch`: the positions of those that take part, and which places are empty.
 2. Once an epoch: `cyclic` in the data's own order, `reshuffled` in a random one (a

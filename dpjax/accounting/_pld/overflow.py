@@ -108,11 +108,11 @@ def truncated(
     """The pair of a step without overflow, and what it becomes if some batches do.
 
     Whether the others fill the batch may be told, as it does not depend on the example.
-    The example takes part in a batch that overflows with a certain probability. Where
-    that is at most tail, which may be lost in each step, the loss is infinite with this
-    probability. That is an upper bound: an attacker who is told of a full batch without
-    the example learns nothing, and learns no less from a step without overflow. So
-    nothing is lost where max_batch_size is num_examples or more.
+    Let p be the probability that the example is in a batch that overflows. If p is at
+    most tail (the mass that each step may lose), the loss is infinite with probability
+    p. This is an upper bound: a full batch without the example tells an attacker
+    nothing, and a step without overflow tells at least as much. If max_batch_size is at
+    least num_examples, nothing is lost.
     """
     n, b = num_examples, max_batch_size
     full = upper_tail(b, n - 1, rate)
@@ -130,8 +130,8 @@ def truncated(
     def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.concatenate([x, jnp.broadcast_to(y, (len(x), y.shape[1]))], axis=1)
 
-    # The error is relative to each mass, and an inversion weighs masses by e^{λ loss}.
-    # A mean by mass would not bound it: λ may favour the pair with less mass.
+    # Each mass has its relative error. Inversion weighs masses by e^{λ loss}, which may
+    # favour the pair with less mass, so the larger of both errors is taken.
     error = jnp.maximum(pair.error, jnp.where(rare, 0.0, moved.error))
     return pairs.Losses(
         mixed(pair.loss, moved.loss),

@@ -46,11 +46,10 @@ class Losses(NamedTuple):
 
 def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     """N(v), to rounding for rates and v of all sizes."""
-    # log(1 + q (e^v − 1)) loses no digits where the argument of the logarithm is not
-    # near 0. Elsewhere, and where e^v or a derivative could overflow, the logarithm is
-    # that of the sum of both weights, which is far from 1 unless q is tiny, and then
-    # the larger weight is the one that is known precisely. Each form sees only its own
-    # v: a clip has half a derivative at its ends.
+    # log(1 + q (e^v − 1)) is precise unless its argument is near 0. There, and where
+    # e^v or a derivative could overflow, log((1 − q) + q e^v) is taken by logaddexp:
+    # its sum is far from 1 unless q is tiny, and then the larger term is precise. Each
+    # form gets only its own v, because a clip has half a derivative at its ends.
     direct = (v > -1) & (v <= _DIRECT)
     near = jnp.log1p(rate * jnp.expm1(jnp.where(direct, v, 1.0)))
     mixed = rate < 1
