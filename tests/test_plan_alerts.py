@@ -83,6 +83,11 @@ def per_example(params, batch):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+def _zero_up_to_rounding(gradient):
+    """Some compilers leave a rounding of terms of size one where they cancel."""
+    return {name for name, g in gradient.items() if np.max(np.abs(g)) < 1e-6}
+
+
 ALL, BATCH, FROZEN = {"w", "b", "scale"}, "in a batch of one", "frozen or unused"
 
 
@@ -106,8 +111,8 @@ def test_every_parameter_whose_gradient_is_zero_is_named(loss, zero, reason):
     # The names are those whose gradient is zero where nothing but JAX computes it.
     one = jax.tree.map(lambda x: x[:1], DATA)
     gradient = jax.jit(jax.grad(loss))(PARAMS, one)
-    assert zero == {name for name, g in gradient.items() if not np.any(g)}
-    assert zero == {name for name, g in sums.items() if not np.any(g)}
+    assert zero == _zero_up_to_rounding(gradient)
+    assert zero == _zero_up_to_rounding(sums)
     messages = [str(warning.message) for warning in caught]
     assert len(messages) == bool(zero)
     for message in messages:
