@@ -61,8 +61,8 @@ def _gaussian_mu_lower64(
     return jnp.where(constant & (gap > 0), jnp.inf, mu)
 
 
-def _unit_roundoff(scores: ArrayLike) -> float:
-    """Twice the relative rounding of a score, in the dtype it has."""
+def _machine_epsilon(scores: ArrayLike) -> float:
+    """The spacing of floats at 1 in the scores' dtype; 0 where it is not of floats."""
     dtype = getattr(scores, "dtype", np.dtype(np.float64))
     return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
 
@@ -112,5 +112,5 @@ def gaussian_mu_lower(
             f"scores_in and scores_out must be {_FEWEST} together at least; got "
             f"{count}."
         )
-    rounding = 2 * max(_unit_roundoff(scores_in), _unit_roundoff(scores_out))
+    rounding = 2 * max(_machine_epsilon(scores_in), _machine_epsilon(scores_out))
     return _gaussian_mu_lower64(scores_in, scores_out, confidence, rounding)
