@@ -83,6 +83,35 @@ def per_example(params, batch):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+def outer_differences(params, batch):
+    """Distances between the entries of one example, and between examples."""
+    h = _embed(params, batch["x"])
+    within = h[:, :, None] - h[:, None, :]
+    between = h[:, None] - h[None]
+    products = h[:, :, None] * batch["x"][:, None, :3]
+    swapped = batch["x"][:, :3, None] * h[:, None, :]
+    cross = jnp.mean((products - swapped) ** 2)
+    return (jnp.mean(within**2) + cross) * params["scale"] + jnp.mean(between**2)
+
+
+def in_batch_distances(params, batch):
+    h = _embed(params, batch["x"])
+    return jnp.mean((h[:, None] - h[None]) ** 2) + params["scale"] ** 2
+
+
+def lookups_and_integers(params, batch):
+    """Constants that indices, integers and bits change."""
+    index = jnp.round(jnp.abs(batch["x"][:, 0])).astype(jnp.int32) + 4
+    outside = 1 - jnp.ones(5).at[index].get(mode="fill", fill_value=0)
+    small = (index % 2 + 1).astype(jnp.uint8) * jnp.uint8(100)
+    wrapped = small.astype(jnp.int32) * small.astype(jnp.int32) - small * small
+    fraction = index.astype(jnp.float32) / 3 - (index // 3).astype(jnp.float32)
+    bits = (~jnp.ones((), jnp.int32)).astype(jnp.float32)
+    h = _embed(params, batch["x"])
+    factors = outside * 2 + wrapped.astype(jnp.float32) + fraction
+    return jnp.mean((factors + bits) * h[:, 0] * params["scale"])
+
+
 def _zero_up_to_rounding(gradient):
     """Some compilers leave a rounding of terms of size one where they cancel."""
     return {name for name, g in gradient.items() if np.max(np.abs(g)) < 1e-6}
@@ -100,6 +129,9 @@ ALL, BATCH, FROZEN = {"w", "b", "scale"}, "in a batch of one", "frozen or unused
         (centered_after_a_scan, {"w"}, BATCH),
         (frozen, {"w", "scale"}, FROZEN),
         (per_example, set(), None),
+        (outer_differences, set(), None),
+        (in_batch_distances, {"w", "b"}, BATCH),
+        (lookups_and_integers, set(), None),
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )

@@ -78,3 +78,44 @@ def test_a_series_of_strings_is_refused_by_name():
         next(_plan(6).batches(data, key=KEY))
     with pytest.raises(ValueError, match=r"\['name'\], a pandas.*Series"):
         dpjax.by_user(data, table["user"], max_examples=2)
+
+
+_NAN = float("nan")
+_RECORDS = np.array(
+    [("a", _NAN)] * 3 + [("b", _NAN)] * 3, [("name", "U1"), ("k", "f8")]
+)
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        pd.MultiIndex.from_arrays([["a", "b"] * 3, [_NAN] * 6]),
+        [("a", float("nan")) for _ in range(6)],
+        [frozenset([float("nan")]) for _ in range(6)],
+        pd.Series(["a", pd.NA] * 3, dtype="string"),
+        np.ma.array([0, 1, 2] * 2, mask=[True] + [False] * 5),
+        _RECORDS,
+    ],
+    ids=["multi-index", "tuples", "frozensets", "missing", "masked", "records"],
+)
+def test_owners_that_are_not_equal_to_themselves_are_refused(users):
+    with pytest.raises(ValueError, match="Give missing owners a name"):
+        dpjax.by_user(np.arange(6.0), users, max_examples=2)
+
+
+def test_tuples_and_records_are_owners():
+    tuples = [("a", 1), ("b", 1), ("a", 1), ("a", 2)]
+    records = np.array(tuples, [("name", "U1"), ("k", "i8")])
+    for users in (tuples, records, pd.MultiIndex.from_tuples(tuples)):
+        found = dpjax.by_user(np.arange(4.0), users, max_examples=2)
+        assert [sorted(set(found[i].examples)) for i in range(3)] == [[0, 2], [1], [3]]
+
+
+def test_arrays_without_usable_numbers_are_refused():
+    masked = np.ma.array(np.arange(6.0), mask=[True] + [False] * 5)
+    durations = pd.Series(pd.to_timedelta(range(6), unit="s"))
+    for data in (masked, durations):
+        with pytest.raises(ValueError, match="arrays"):
+            next(_plan(6).batches(data, key=KEY))
+    with pytest.raises(ValueError, match="tree of arrays"):
+        dpjax.by_user([1.0, 2.0], ["a", "b"], max_examples=2)

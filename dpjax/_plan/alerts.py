@@ -44,8 +44,8 @@ class Alerts:
 
         Args:
           loss_and_aux: of the trained parameters and one example.
-          loss_of_two: the same for two examples as a batch; None where the loss takes
-            no batch.
+          loss_of_two: the same for a batch of two examples, and the random keys of one;
+            None where the loss takes no batch.
           parts: the model.
           batch: the examples, with a leading axis.
         """
@@ -61,7 +61,11 @@ class Alerts:
         reason = _FROZEN
         if loss_of_two is not None:
             try:
-                zero_in_two = _are_gradients_zero(loss_of_two, parts.trained, one)
+                data = kinds[0]
+                two = jax.tree.map(lambda x: like(x, (2, *x.shape[1:]), x.dtype), data)
+                zero_in_two = _are_gradients_zero(
+                    loss_of_two, parts.trained, (two, one[1])
+                )
             except Exception:  # a loss may be for batches of one alone
                 zero_in_two = zero
             if zero_in_two != zero:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -23,7 +24,8 @@ def by_position(data: Any) -> Any:
     """A tree of arrays whose leaves are NumPy's or JAX's.
 
     Raises:
-      ValueError: a leaf of another library does not hold numbers or booleans.
+      ValueError: a leaf of another library does not hold numbers or booleans; entries
+        of a NumPy array are masked.
     """
     leaves, treedef = jax.tree.flatten_with_path(data)
     return treedef.unflatten([_array(path, x) for path, x in leaves])
@@ -34,11 +36,16 @@ def _is_array(x: Any) -> bool:
 
 
 def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
+    name = jax.tree_util.keystr(path) or "data"
+    if np.ma.is_masked(x):
+        raise ValueError(
+            f"arrays must not have masked entries, which would be read; got {name}."
+        )
     if isinstance(x, np.ndarray | jax.Array):
         return x
     array = np.asarray(x)
-    if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
-        name = jax.tree_util.keystr(path) or "data"
+    numbers = jnp.issubdtype(array.dtype, np.number) and array.dtype.kind != "m"
+    if not (numbers or array.dtype == np.bool_):
         raise ValueError(
             "arrays of other libraries than NumPy and JAX must hold numbers or "
             f"booleans; got {name}, a {type(x).__module__}.{type(x).__name__} that "

@@ -105,7 +105,7 @@ def check(data: Any, plan: "Plan") -> None:
         raise ValueError(
             f"data must have num_examples {plan.unit}s, {plan.num_examples}; got "
             f"{found}. The guarantee is for a data set of the size that was planned "
-            "for."
+            "for. (Columns that are lists must become arrays.)"
         )
 
 

@@ -153,9 +153,7 @@ def _gradient(
             return of_one(trained, data, own)
 
         def loss_of_two(trained: Any, unit: Any) -> tuple[Any, Any]:
-            data, own = unit
-            data = jax.tree.map(lambda x: jnp.stack([x, x]), data)
-            return of_batch(trained, data, own)
+            return of_batch(trained, *unit)
 
         gradient = clipped_grad(
             loss_and_aux,

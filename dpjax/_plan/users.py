@@ -5,6 +5,7 @@ user. It is clipped as one, so that all of a user's examples together move a sum
 more than the clip norm; and users are drawn, not examples.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._metrics import masked_mean
-from dpjax._plan.arrays import by_position
+from dpjax._plan.arrays import by_position, is_tree_of_arrays
 from dpjax._plan.modules import keys_of_examples
 from dpjax._typing import ArrayLike, Tree
 
@@ -95,8 +96,9 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
       OfUser(examples=array([1., 1.]), mask=array([ True, False]))
     """
     most = _validate.static_int("max_examples", max_examples, minimum=1)
-    data = by_position(data)
-    owner = np.asarray(users)
+    if not is_tree_of_arrays(data):
+        raise ValueError(f"data must be a tree of arrays; got {type(data)}.")
+    data, owner = by_position(data), _owners(users)
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     if owner.ndim != 1 or owner.size == 0 or sizes != {owner.shape}:
         raise ValueError(
@@ -113,18 +115,43 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
     return Users(data, rows, mask)
 
 
+def _owners(users: Any) -> np.ndarray:
+    """The owner of each example, [n]; tuples and records are objects."""
+    if np.ma.is_masked(users):
+        raise ValueError("users must not be masked. Give missing owners a name.")
+    owner = np.asarray(users)
+    if owner.dtype.names is not None or (owner.ndim > 1 and isinstance(users, list)):
+        names = owner.tolist() if owner.dtype.names is not None else users
+        owner = np.empty(len(names), object)
+        owner[:] = names
+    return owner
+
+
 def _numbers(owner: np.ndarray) -> np.ndarray:
     """A number for each user, i[n]."""
     if owner.dtype != object:
         return np.unique(owner, return_inverse=True)[1]
     # Sorting objects that have no order would take one user for several.
-    if any(x != x for x in owner):
+    if any(map(_is_missing, owner.tolist())):
         raise ValueError(
-            "users must be equal to themselves: among objects NaN is a user of its own "
-            "each time. Give missing owners a name."
+            "users must be equal to themselves: among objects, also within tuples, NaN "
+            "is a user of its own each time. Give missing owners a name."
         )
     found: dict[object, int] = {}
     return np.array([found.setdefault(x, len(found)) for x in owner.tolist()])
+
+
+def _is_missing(owner: Any) -> bool:
+    """Whether an owner is, or holds, what is not equal to itself, as NaN is not."""
+    if isinstance(owner, tuple | frozenset):
+        return any(map(_is_missing, owner))
+    if dataclasses.is_dataclass(owner):
+        fields = dataclasses.fields(owner)
+        return any(_is_missing(getattr(owner, field.name)) for field in fields)
+    try:
+        return bool(owner != owner)
+    except TypeError:  # as of pandas.NA
+        return True
 
 
 def of_user(

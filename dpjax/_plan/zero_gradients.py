@@ -51,6 +51,9 @@ _LAYOUTS = frozenset(
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 # f(−x) = −f(x) in each input.
 _ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice"}
+# Floats have another result than integers, or bits than booleans.
+_INEXACT = frozenset({"div", "exp", "pow", "integer_pow", "rsqrt", "sqrt", "tanh"})
+_LOGICAL = frozenset({"and", "not", "or"})
 _OF_CONSTANTS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "add": operator.add,
@@ -128,7 +131,7 @@ class _Terms:
         name = eqn.primitive.name
         if name in _CALLS or name.startswith("custom_jvp"):
             body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            if isinstance(body, jex.Jaxpr):
+            if not isinstance(body, jex.ClosedJaxpr):
                 body = jex.ClosedJaxpr(body, ())
             return self.evaluate(body, inputs)
         if name == "scan":
@@ -172,15 +175,16 @@ class _Terms:
             inputs = [
                 x._replace(sign=1) if isinstance(x, Unknown) else x for x in inputs
             ]
-        if name in {"mul", "add", "add_any"}:
-            inputs = sorted(inputs, key=repr)
         try:
             params: Hashable = tuple(sorted(eqn.params.items()))
             hash(params)
         except TypeError:
             params = id(eqn)
-        shapes = tuple(aval(v).shape for v in eqn.invars)
-        made = (name, params, shapes, tuple(inputs))
+        types = [(aval(v).shape, aval(v).dtype) for v in eqn.invars]
+        typed = list(zip(inputs, types, strict=True))
+        if name in {"mul", "add", "add_any"}:
+            typed.sort(key=repr)
+        made = (name, params, tuple(typed))
         return [
             self._named((*made, i))._replace(sign=sign) for i in range(len(eqn.outvars))
         ]
@@ -188,22 +192,37 @@ class _Terms:
 
 def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     """The term of an equation's one output, or None where it needs a name."""
-    name = eqn.primitive.name
+    name, dtype = eqn.primitive.name, aval(eqn.outvars[0]).dtype
     if name in _LAYOUTS:
-        return _lay_out(eqn, inputs[0])
+        return _lay_out(eqn, inputs)
     if name in _PRODUCTS and ZERO in inputs[:2]:
+        return ZERO
+    if name in _INEXACT and not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    if name in _LOGICAL and dtype != jnp.bool_:
+        return None
+    if name == "div" and inputs[0] == ZERO:
         return ZERO
     values = [x.value for x in inputs if isinstance(x, Constant)]
     if len(values) == len(inputs) and (name in _OF_CONSTANTS or name in _COMPARISONS):
-        return _constant((_OF_CONSTANTS | _COMPARISONS)[name], *values)
+        return _constant(dtype, (_OF_CONSTANTS | _COMPARISONS)[name], *values)
     if len(inputs) == 2:
-        return _simplify_pair(name, *inputs)
+        # x[:, None] − x[None] is no zero: its inputs differ in their axes of size one.
+        shapes = [
+            aval(v).shape
+            for v, x in zip(eqn.invars, inputs, strict=True)
+            if isinstance(x, Unknown)
+        ]
+        out = aval(eqn.outvars[0])
+        if out.size == 1 or all(shape == out.shape for shape in shapes):
+            return _simplify_pair(name, *inputs)
+        return None
     if name == "neg" and isinstance(inputs[0], Unknown):
         return inputs[0]._replace(sign=-inputs[0].sign)
     if name == "is_finite":
         return Constant(1.0)
     if name == "integer_pow" and values:
-        return _constant(operator.pow, values[0], eqn.params["y"])
+        return _constant(dtype, operator.pow, values[0], eqn.params["y"])
     if name == "iota" and aval(eqn.outvars[0]).size == 1:
         return ZERO
     if name == "select_n":
@@ -214,20 +233,31 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if name == "concatenate" and len(set(inputs)) == 1 and values:
         return inputs[0]
     if name.startswith("scatter-add"):
-        array, _, updates = inputs
+        array, indices, updates = inputs
         if updates == ZERO:
             return array
         sizes = aval(eqn.invars[0]).size, aval(eqn.invars[2]).size
-        return updates if array == ZERO and sizes == (1, 1) else None
+        alone = array == indices == ZERO and sizes == (1, 1)
+        return updates if alone else None
     return None
 
 
-def _constant(function: Callable[..., Any], *values: float) -> Constant | None:
-    """A function of numbers, or None where Python has no real result for it."""
+def _constant(
+    dtype: np.dtype, function: Callable[..., Any], *values: float
+) -> Constant | None:
+    """A function of numbers, or None where the dtype has another result or none."""
     try:
-        return Constant(float(function(*values)))
+        value = float(function(*values))
     except (ArithmeticError, TypeError, ValueError):
         return None
+    if not jnp.issubdtype(dtype, jnp.floating) and dtype != jnp.bool_:
+        # Integers wrap, and those beyond 2⁵³ are no floats of Python.
+        if not (jnp.issubdtype(dtype, jnp.integer) and value.is_integer()):
+            return None
+        limits = jnp.iinfo(dtype)
+        if not max(limits.min, -(2**53)) <= value <= min(limits.max, 2**53):
+            return None
+    return Constant(value)
 
 
 def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
@@ -244,9 +274,7 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
     if name == "mul":
         return y if x == Constant(1.0) else x if y == Constant(1.0) else None
     if name == "div":
-        if x in (ZERO, y):
-            return ZERO if x == ZERO else Constant(1.0)
-        return x if y == Constant(1.0) else None
+        return Constant(1.0) if x == y else x if y == Constant(1.0) else None
     if name in {"max", "min"}:
         neutral = Constant(-math.inf if name == "max" else math.inf)
         return y if x in (neutral, y) else x if y == neutral else None
@@ -257,21 +285,23 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
     return None
 
 
-def _lay_out(eqn: jex.JaxprEqn, x: Term) -> Term | None:
+def _lay_out(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     """The term of entries that are moved, repeated, or reduced along some axes."""
-    name = eqn.primitive.name
+    name, x = eqn.primitive.name, inputs[0]
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
+    if name == "gather" and inputs[1] != ZERO:
+        return None  # an index out of range may take a value from nowhere
+    if name == "convert_element_type":
+        return _convert(before.dtype, after.dtype, x)
     if isinstance(x, Constant):
         count = before.size // max(after.size, 1)
         if name == "reduce_sum":
-            return _constant(operator.mul, x.value, count)
-        return _constant(operator.pow, x.value, count) if name == "reduce_prod" else x
+            return _constant(after.dtype, operator.mul, x.value, count)
+        if name == "reduce_prod":
+            return _constant(after.dtype, operator.pow, x.value, count)
+        return x
     if before.size != after.size:
         return None
-    if name == "convert_element_type":
-        return (
-            x if jnp.promote_types(before.dtype, after.dtype) == after.dtype else None
-        )
     if after.size == 1:
         return x
     long = [i for i, n in enumerate(before.shape) if n != 1]
@@ -280,8 +310,15 @@ def _lay_out(eqn: jex.JaxprEqn, x: Term) -> Term | None:
         return x if order == long else None
     if name in {"rev", "gather"}:
         return None
-    return (
-        x
-        if [n for n in after.shape if n != 1] == [before.shape[i] for i in long]
-        else None
-    )
+    same = [n for n in after.shape if n != 1] == [before.shape[i] for i in long]
+    return x if same else None
+
+
+def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
+    """The term of an array in another dtype, if it has the same values there."""
+    if isinstance(x, Constant):
+        return _constant(
+            after, lambda: bool(x.value) if after == jnp.bool_ else x.value
+        )
+    floats = all(jnp.issubdtype(d, jnp.floating) for d in (before, after))
+    return x if floats and jnp.promote_types(before, after) == after else None
