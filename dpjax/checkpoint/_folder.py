@@ -47,8 +47,8 @@ def save(
       data: a name for the data set as it is now, such as a digest of it. It is compared
         on restoring, and stays in the checkpoint.
       keep: how many of the newest checkpoints stay, at least 1. An older one is of use
-        for going back alone, and holds the key. What `save` did not write is never
-        removed, nor is an older checkpoint that is damaged.
+        for going back alone, and holds the key. A folder that holds other names than
+        those of `save` is never removed, nor is an older checkpoint that is damaged.
 
     Raises:
       ValueError: the folder is of another run, or holds other bits for this step: the
