@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 from typing import NamedTuple
 
 import jax
@@ -99,16 +100,21 @@ def test_calibration_compiles_what_it_calls_once():
     assert len(found) == 1
 
 
-def operations(f, *args):
-    """How many operations XLA is given, to which its time is about proportional."""
-    return jax.jit(f).lower(*args).as_text().count(" = ")
+def count_operations(f, *args):
+    """How many operations XLA is given, to which its time is about proportional.
+
+    Constants and broadcasts are left out: versions of JAX differ in how often they write
+    the same one, and XLA merges them.
+    """
+    names = re.findall(r' = "?stablehlo\.(\w+)', jax.jit(f).lower(*args).as_text())
+    return sum(name not in ("constant", "broadcast_in_dim") for name in names)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
 def test_an_epsilon_is_a_small_program(kind):
-    assert operations(lambda s: by_pld(s, kind), 1.0) < 3000
-    assert operations(lambda s: pld.delta(subsampled(s, kind), 1.0), 1.0) < 3200
+    assert count_operations(lambda s: by_pld(s, kind), 1.0) < 1600
+    assert count_operations(lambda s: pld.delta(subsampled(s, kind), 1.0), 1.0) < 1600
 
 
 @pytest.mark.slow
@@ -118,8 +124,8 @@ def test_a_derivative_is_a_small_program():
         return pld.epsilon(pld.compose(step, steps), 1e-5)
 
     # The value's, and one by the noise multiplier: by nothing else.
-    assert operations(jax.grad(of), 1.0, 0.01, 1000.0) < 9000
-    assert operations(lambda t: calibrate.solve(by_pld, t), 2.0) < 14000
+    assert count_operations(jax.grad(of), 1.0, 0.01, 1000.0) < 3600
+    assert count_operations(lambda t: calibrate.solve(by_pld, t), 2.0) < 3600
 
 
 def by_rdp(sigma):
