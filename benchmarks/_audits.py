@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpjax
-from dpjax import Adjacency, auditing, noise, strategies, tree
+from dpjax import Adjacency, auditing, strategies
 from dpjax.accounting import correlated, gdp
 from dpjax.accounting.tree import momentum_mu
+from dpjax.noise import _gaussian as noise
+from dpjax.noise import tree
 
 CLIP_NORM, STEPS, EPOCH, DECAY = 0.7, 12, 4, 0.9
 PART = (np.arange(STEPS) % EPOCH == 0).astype(np.float32)

@@ -18,7 +18,8 @@ import optax
 from jax.scipy.special import gammaln, logsumexp
 
 import dpjax
-from dpjax import Adjacency, auditing, sampling, solvers, tree, windows
+from dpjax import Adjacency, auditing, sampling, solvers
+from dpjax.noise import tree, windows
 from dpjax.solvers import _descent, _output_perturbation
 
 CLIP_NORM, SIGMA, DELTA, DECAY = 0.7, 1.6, 1e-2, 0.8

@@ -10,7 +10,7 @@ from _iteration_settings import SMOOTH, contracting, logistic_mu, rdp_epsilon
 from _results import Table
 
 from dpjax.accounting import gdp, iteration
-from dpjax.accounting.iteration import printed
+from dpjax.accounting.iteration import published as printed
 
 
 def beside(paper, ours, digits):

@@ -18,7 +18,7 @@ import scipy.stats
 from _results import OURS, Table, parser, print_tables, write
 
 from dpjax import auditing
-from dpjax._float64 import scope
+from dpjax._core.float64 import scope
 from dpjax.accounting import gdp
 from dpjax.auditing import _binomial
 

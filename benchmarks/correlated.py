@@ -20,9 +20,10 @@ from _timing import said, steps_in_turn
 from scipy.linalg import toeplitz
 
 import dpjax
-from dpjax import Adjacency, strategies, tree, workloads
+from dpjax import Adjacency, strategies, workloads
 from dpjax.accounting import correlated
 from dpjax.accounting.tree import momentum_mu
+from dpjax.noise import tree
 from dpjax.strategies import _certificate
 
 KEY = jax.random.key(0)

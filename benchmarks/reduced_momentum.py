@@ -20,10 +20,11 @@ import numpy as np
 from _results import Table, parser, print_tables, write
 from _timing import said, take_turns
 
-from dpjax import Adjacency, reduced_momentum, tree
+from dpjax import Adjacency
 from dpjax.accounting import gdp
 from dpjax.accounting.tree import momentum_mu
-from dpjax.reduced_momentum import Terms
+from dpjax.noise import reduced_momentum, tree
+from dpjax.noise.reduced_momentum import Terms
 from dpjax.solvers import allot_noise
 
 DIMENSION, ROUNDS, DELTA = 100, 7, 1e-5

@@ -2,7 +2,7 @@
 
 import sys
 
-from dpjax._command_line import main
+from dpjax._cli.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._typing import ArrayLike
-from dpjax._workload import Workload as Workload
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike
+from dpjax._matrices.workload import Workload as Workload
 
 
 def prefix_sum(
@@ -50,7 +50,7 @@ def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
       (array([-0.75]), array([0.25]))
     """
     beta, rates = _decay(decay), _vector("learning_rates", learning_rates)
-    _validate.nonnegative("learning_rates", rates)
+    validate.nonnegative("learning_rates", rates)
     return Workload(np.zeros(0), -beta, rates * (1 - beta), np.zeros(1))
 
 
@@ -76,10 +76,10 @@ def momentum_sum(
       array([0.75])
     """
     usual = momentum(decay, learning_rates=learning_rates)
-    _validate.scalar("weight_decay", weight_decay)
-    _validate.nonnegative("weight_decay", weight_decay)
+    validate.scalar("weight_decay", weight_decay)
+    validate.nonnegative("weight_decay", weight_decay)
     keep = 1 - weight_decay * _vector("learning_rates", learning_rates)
-    _validate.nonnegative("1 - weight_decay * learning_rates", keep)
+    validate.nonnegative("1 - weight_decay * learning_rates", keep)
     return usual._replace(keep=keep)
 
 
@@ -124,17 +124,17 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
       >>> toeplitz([2.0, 1.0]).numerator
       array([0.5])
     """
-    known = _validate.real_vector("coefficients", coefficients)
+    known = validate.real_vector("coefficients", coefficients)
     a = jnp.asarray(coefficients) if known is None else known
     if a.size == 0 or (known is not None and not np.all(np.isfinite(known))):
         raise ValueError(f"coefficients must be finite; got {coefficients!r}.")
-    _validate.positive("coefficients[0]", a[0])
+    validate.positive("coefficients[0]", a[0])
     return Workload(a[1:] / a[0], np.zeros(0), a[:1], np.zeros(1))
 
 
 def _decay(decay: ArrayLike) -> np.ndarray | jax.Array:
-    _validate.scalar("decay", decay)
-    _validate.decay("decay", decay)
+    validate.scalar("decay", decay)
+    validate.decay("decay", decay)
     return _vector("decay", decay)
 
 
@@ -142,5 +142,5 @@ def _vector(name: str, x: ArrayLike) -> np.ndarray | jax.Array:
     """One axis, in float64 where it is known."""
     row = jnp.asarray(x)[None] if isinstance(x, jax.Array) and not x.ndim else x
     row = [x] if isinstance(x, int | float | np.number) else row
-    known = _validate.real_vector(name, row)
+    known = validate.real_vector(name, row)
     return jnp.asarray(row) if known is None else known

@@ -24,7 +24,7 @@ from dpjax.accounting import (
     tree,
     truncation,
 )
-from dpjax.per_example import ENGINES as NAMES
+from dpjax.clipping._clipped_grad import ENGINES as NAMES
 
 # An engine with a microbatch size.
 ENGINES = [(name, size) for name in NAMES for size in (None, 3)]

@@ -10,7 +10,7 @@ import scipy.stats
 
 from dpjax import Adjacency
 from dpjax.accounting import allocation, gdp, pld
-from dpjax.accounting._convex_order import cells, spread
+from dpjax.accounting._numerics.convex_order import cells, spread
 
 pytestmark = pytest.mark.optimized  # loops over thousands of rows
 

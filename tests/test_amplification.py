@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from dpjax import Adjacency, strategies
-from dpjax._toeplitz import Toeplitz
+from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import allocation, correlated, gdp, pld
 from dpjax.accounting.correlated import _bins, _covariances, _trees
 

@@ -12,7 +12,7 @@ import scipy.special
 import scipy.stats
 
 from dpjax import auditing
-from dpjax._float64 import scope
+from dpjax._core.float64 import scope
 from dpjax.accounting import fdp, gdp
 from dpjax.auditing import _binomial
 

@@ -15,7 +15,7 @@ import pytest
 
 from dpjax import Adjacency, strategies, workloads
 from dpjax.accounting.tree import momentum_mu
-from dpjax.tree import prefix_variance
+from dpjax.noise.tree import prefix_variance
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = [

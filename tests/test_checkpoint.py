@@ -250,7 +250,10 @@ def test_other_draws_are_refused(kept, plan, whole, monkeypatch):
 
 @pytest.mark.parametrize(
     "part",
-    ["dpjax.noise.stream", pytest.param("jax.random.normal", marks=pytest.mark.slow)],
+    [
+        "dpjax.noise._gaussian.stream",
+        pytest.param("jax.random.normal", marks=pytest.mark.slow),
+    ],
 )
 def test_draws_that_changed_are_seen(plan, monkeypatch, part):
     """By what a public key draws: no version says so."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import Adjacency, clip_and_sum, clipped_grad
-from dpjax.clipping import clip
+from dpjax.clipping._clip import clip
 
 
 def loss(params, example):

@@ -14,7 +14,7 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency
-from dpjax._command_line import _COMMANDS, _SAMPLINGS, main
+from dpjax._cli.commands import _COMMANDS, _SAMPLINGS, main
 from dpjax._plan.amplified import SAMPLINGS
 from dpjax.accounting import gdp
 

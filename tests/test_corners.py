@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dpjax import Adjacency
-from dpjax._float64 import cast
+from dpjax._core.float64 import cast
 from dpjax.accounting import (
     fdp,
     gdp,

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from dpjax import Adjacency, sampling, solvers
-from dpjax._keys import stream
+from dpjax._core.keys import stream
 from dpjax.accounting import gdp, iteration, pld, pure
 from dpjax.solvers import losses, prox
 

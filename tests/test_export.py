@@ -11,7 +11,7 @@ import pytest
 from conformance import ACCOUNTANTS, ENGINES, SAMPLERS, TRANSFORMATIONS
 
 import dpjax
-from dpjax._platforms import host
+from dpjax._core.platforms import host
 from dpjax.accounting import gdp
 
 GPU, TPU = "cuda", "tpu"

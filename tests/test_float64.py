@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpjax import Adjacency
-from dpjax._float64 import float64
+from dpjax._core.float64 import float64
 from dpjax.accounting import calibrate, fdp, gdp, pld, rdp
 
 pytestmark = pytest.mark.rounding
@@ -103,8 +103,8 @@ def test_calibration_compiles_what_it_calls_once():
 def count_operations(f, *args):
     """How many operations XLA is given, to which its time is about proportional.
 
-    Constants and broadcasts are left out: versions of JAX differ in how often they write
-    the same one, and XLA merges them.
+    Constants and broadcasts are left out: versions of JAX differ in how often they
+    write the same one, and XLA merges them.
     """
     names = re.findall(r' = "?stablehlo\.(\w+)', jax.jit(f).lower(*args).as_text())
     return sum(name not in ("constant", "broadcast_in_dim") for name in names)

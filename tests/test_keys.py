@@ -18,7 +18,9 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import noise, sampling, tree
+from dpjax import sampling
+from dpjax.noise import _gaussian as noise
+from dpjax.noise import tree
 
 KEY = jax.random.key(7)
 IMPLS = ["threefry2x32", "rbg", "unsafe_rbg"]

@@ -9,7 +9,8 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.accounting.iteration import optimal_shift_mu, printed
+from dpjax.accounting.iteration import optimal_shift_mu
+from dpjax.accounting.iteration import published as printed
 
 mp.mp.dps = 60
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import add_gaussian_noise, tree, tree_momentum
-from dpjax.noise import gamma_norm_like
+from dpjax import add_gaussian_noise, tree_momentum
+from dpjax.noise import tree
+from dpjax.noise._gaussian import gamma_norm_like
 
 KEY = jax.random.key(20)
 

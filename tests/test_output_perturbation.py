@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax import Adjacency, noise, solvers
+from dpjax import Adjacency, solvers
 from dpjax.accounting import gdp, iteration
+from dpjax.noise import _gaussian as noise
 from dpjax.solvers import choose_num_steps, losses
-from dpjax.solvers.printed import output_perturbation_scale
+from dpjax.solvers.published import output_perturbation_scale
 
 KEY = jax.random.key(3)
 LOSS = losses.logistic(feature_norm=1.5)

@@ -11,9 +11,9 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency
-from dpjax._outward import downward, upward
+from dpjax._core.outward import downward, upward
 from dpjax.accounting import tree as accounting
-from dpjax.noise import gaussian_like
+from dpjax.noise._gaussian import gaussian_like
 
 pytestmark = pytest.mark.rounding
 

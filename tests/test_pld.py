@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dpjax import Adjacency
-from dpjax._float64 import TINY as LEAST
-from dpjax._float64 import ULP
+from dpjax._core.float64 import TINY as LEAST
+from dpjax._core.float64 import ULP
 from dpjax.accounting import calibrate, gdp, pld
-from dpjax.accounting._pld import pairs
+from dpjax.accounting._numerics.pld import pairs
 
 mp.mp.dps = 40
 

@@ -18,10 +18,11 @@ from matplotlib.colors import to_rgb
 from scipy import stats
 
 import dpjax
-from dpjax import Adjacency, plot, tree
+from dpjax import Adjacency, plot
 from dpjax.accounting import gdp, pld, pure
+from dpjax.accounting.profiles import EpsilonProfile, Guarantee, Pure
+from dpjax.noise import tree
 from dpjax.plot import _style
-from dpjax.solvers.guarantee import EpsilonProfile, Guarantee, Pure
 
 ROOT = pathlib.Path(__file__).parent.parent
 

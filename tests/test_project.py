@@ -17,14 +17,19 @@ import dpjax
 
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted((ROOT / "dpjax").rglob("*.py"))
-# What every release had, a module a line. A name that goes is taken from here.
-# The files of bookkeeping are steps of one engine, which its map lists.
-OLDER_THAN_THE_RULE = ("dpjax.bookkeeping",)
-# Where the training path and accounting meet.
-BOTH = (
-    *("solvers", "strategies", "_plan", "auditing", "checkpoint", "ledger", "plot"),
-    "__init__.py",
+# The rooms, from the ground up. A room imports rooms of lower layers alone, and none of
+# its own layer.
+LAYERS = (
+    ("_core",),
+    ("_matrices",),
+    ("workloads", "sampling", "clipping", "accounting"),
+    ("noise", "strategies", "auditing"),
+    ("solvers", "_plan"),
+    ("checkpoint", "plot", "_cli"),
+    ("ledger",),
+    ("__init__", "__main__"),
 )
+FLOORS = {room: floor for floor, rooms in enumerate(LAYERS) for room in rooms}
 
 
 def dotted(path):
@@ -36,32 +41,29 @@ def dotted(path):
 NAMES = sorted({dotted(path) for path in MODULES} - {"dpjax"})
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_has_no_underscore_is_on_the_face_of_its_folder(name):
+def test_what_has_no_underscore_is_on_the_face_of_its_folder():
     """Either the module itself or something out of it."""
-    folder, _, own = name.rpartition(".")
-    if "._" in name or name.startswith("dpjax.bookkeeping"):
-        return
-    face = ROOT / folder.replace(".", "/") / "__init__.py"
-    exported = {
-        f"{node.module}.{alias.name}"
-        for node in ast.walk(ast.parse(face.read_text()))
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname == alias.name
-    }
-    assert any(e == name or e.startswith(f"{name}.") for e in exported), own
+    for name in NAMES:
+        folder, _, own = name.rpartition(".")
+        if re.search(r"\._|\.bookkeeping\.", name):
+            continue
+        face = ROOT / folder.replace(".", "/") / "__init__.py"
+        exported = {
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(ast.parse(face.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if alias.asname == alias.name
+        }
+        assert any(e == name or e.startswith(f"{name}.") for e in exported), own
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_function_shadows_its_module(name):
-    folder, _, own = name.rpartition(".")
-    if folder in OLDER_THAN_THE_RULE:
-        return
-    importlib.import_module(name)
-    assert isinstance(
-        getattr(importlib.import_module(folder), own, None), types.ModuleType
-    )
+def test_no_function_shadows_its_module():
+    for name in NAMES:
+        folder, _, own = name.rpartition(".")
+        importlib.import_module(name)
+        value = getattr(importlib.import_module(folder), own, None)
+        assert isinstance(value, types.ModuleType), name
 
 
 def test_the_face_lists_the_same_names_for_checkers_and_programs():
@@ -122,34 +124,34 @@ def imports(path):
             yield from (alias.name for alias in node.names)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_training_and_accounting_do_not_import_each_other(path):
-    inside = path.relative_to(ROOT / "dpjax")
-    if inside.parts[0] in BOTH:
-        return
-    if inside.parts[0].startswith("_command_line"):
-        return
-    shared = (
-        "dpjax._validate",
-        "dpjax._float64",
-        "dpjax._strategy",
-        "dpjax._toeplitz",
-        "dpjax._workload",
-        "dpjax.adjacency",
-    )
+def rooms(path):
+    """The rooms that a file imports, beside its own."""
     for name in imports(path):
-        if inside.parts[0] == "accounting":
-            own = name.startswith("dpjax.accounting")
-            assert own or not name.startswith("dpjax") or allowed(name, shared), name
-        else:
-            # Nor through what imports both.
-            ends = tuple(f"dpjax.{x}" for x in ("accounting", *BOTH) if ".py" not in x)
-            assert not (name + ".").startswith(tuple(f"{x}." for x in ends)), name
+        if name.startswith("dpjax."):
+            yield name.split(".")[1]
 
 
-def allowed(name, shared):
-    modules = [s.removeprefix("dpjax.") for s in shared]
-    return name.startswith(shared) or name.removeprefix("dpjax.") in modules
+def test_rooms_import_lower_layers_alone():
+    upwards = []
+    for path in MODULES:
+        room = path.relative_to(ROOT / "dpjax").parts[0].removesuffix(".py")
+        for other in {*rooms(path)} - {room}:
+            if FLOORS[other] >= FLOORS[room]:
+                upwards.append(f"{path.relative_to(ROOT)} imports {other}")
+    assert not upwards
+
+
+def test_training_and_accounting_do_not_import_each_other():
+    """Nor through a room that both import: each imports the ground alone."""
+    allowed = {
+        "accounting": {"_core", "_matrices"},
+        "sampling": {"_core"},
+        "clipping": {"_core"},
+        "noise": {"_core", "_matrices", "clipping"},
+    }
+    for room, others in allowed.items():
+        files = (ROOT / "dpjax" / room).rglob("*.py")
+        assert {r for path in files for r in rooms(path)} <= others | {room}, room
 
 
 def test_continuous_integration_runs_the_command_of_the_readme():

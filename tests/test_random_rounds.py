@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dpjax import Adjacency, sampling, solvers
-from dpjax._keys import stream
+from dpjax._core.keys import stream
 from dpjax.accounting import gdp, pld
 from dpjax.accounting import random_rounds as accounting
 from dpjax.solvers import _data, losses, round_probabilities
 from dpjax.solvers._random_round_sgd import _train, thresholds
-from dpjax.solvers.printed import random_round_noise_multiplier
+from dpjax.solvers.published import random_round_noise_multiplier
 
 KEY = jax.random.key(8)
 LOSS = losses.logistic(feature_norm=1.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dpjax.accounting import calibrate, rdp
-from dpjax.accounting._rdp import quadrature
+from dpjax.accounting._numerics.rdp import quadrature
 
 pytestmark = pytest.mark.rounding
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import Adjacency, reduced_momentum, tree, windows
+from dpjax import Adjacency
 from dpjax.accounting import tree as accounting
-from dpjax.reduced_momentum import Terms
+from dpjax.noise import reduced_momentum, tree, windows
+from dpjax.noise.reduced_momentum import Terms
 
 KEY = jax.random.key(21)
 

@@ -10,7 +10,7 @@ from test_bookkeeping import assert_same, clipped_by_hand, normal
 from test_bookkeeping_zoo import flax_scanned_layers
 
 import dpjax
-from dpjax import bookkeeping
+from dpjax.clipping import bookkeeping
 
 DEPTH, ROWS, WIDTH, BATCH = 3, 4, 6, 5
 

@@ -14,10 +14,10 @@ import scipy.special
 import scipy.stats
 
 from dpjax import Adjacency
-from dpjax._float64 import scope
-from dpjax._toeplitz import Toeplitz
+from dpjax._core.float64 import scope
+from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import allocation, correlated, gdp, pld
-from dpjax.accounting._convex_order import spread
+from dpjax.accounting._numerics.convex_order import spread
 
 SHAPE = np.array([0.6, 0.3])
 

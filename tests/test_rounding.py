@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import _rounding
-from dpjax.bookkeeping.factors import Factors, OneHot, square_norm
+from dpjax._core import rounding as _rounding
+from dpjax.clipping.bookkeeping.rules.factors import Factors, OneHot, square_norm
 
 pytestmark = pytest.mark.rounding
 

@@ -10,9 +10,9 @@ import pytest
 from test_reduced_momentum import algorithm_4
 
 from dpjax import Adjacency, solvers
-from dpjax._keys import stream
+from dpjax._core.keys import stream
 from dpjax.accounting.tree import reduced_momentum_mu
-from dpjax.reduced_momentum import Terms, tree_keys
+from dpjax.noise.reduced_momentum import Terms, tree_keys
 from dpjax.solvers import allot_noise, losses
 
 KEY = jax.random.key(2)
@@ -120,7 +120,7 @@ def test_the_allotment_is_the_best():
         "adjacency": Adjacency.REPLACE,
     }
     best = allot_noise(0.7, **setting)
-    from dpjax.reduced_momentum import momentum_variance
+    from dpjax.noise.reduced_momentum import momentum_variance
 
     variance = momentum_variance(160, 20, decay=0.9, refresh=0.1)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from test_solver_soundness import KEY, LOGISTIC, SETTING, SOLVERS, call, neighbours
 
-from dpjax import Adjacency, solvers, windows
+from dpjax import Adjacency, solvers
+from dpjax.noise import windows
 from dpjax.solvers import _data, _descent, _numbers, _precision, losses, prox
 from dpjax.solvers.prox import none
 

@@ -17,10 +17,12 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from dpjax import Adjacency, optimizers, reduced_momentum, solvers
-from dpjax._keys import stream
+from dpjax import Adjacency, solvers
+from dpjax._core.keys import stream
 from dpjax.accounting import iteration
 from dpjax.accounting.tree import momentum_mu, reduced_momentum_mu
+from dpjax.noise import _optimizers as optimizers
+from dpjax.noise import reduced_momentum
 from dpjax.solvers import _descent, losses
 
 KEY = jax.random.key(17)

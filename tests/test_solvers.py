@@ -12,7 +12,7 @@ import pytest
 from dpjax import Adjacency, solvers, strategies
 from dpjax.accounting import correlated, gdp
 from dpjax.accounting import tree as accounting
-from dpjax.solvers import printed as paper
+from dpjax.solvers import published as paper
 
 KEY = jax.random.key(11)
 
@@ -194,7 +194,9 @@ def test_printed_noise_keeps_the_target_too():
 
 def test_theorem_6_parameters_are_consistent():
     epsilon, delta, n_b, d = 3.0, 1e-5, 2000, 50
-    p = solvers.printed_parameters(epsilon, delta, steps_per_epoch=n_b, dimension=d)
+    p = solvers.published.dp_nsgd_parameters(
+        epsilon, delta, steps_per_epoch=n_b, dimension=d
+    )
     privacy = epsilon / math.sqrt(d * math.log(1 / delta))
 
     def cost(steps):

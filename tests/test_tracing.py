@@ -19,8 +19,8 @@ from jax.interpreters import ad, batching, mlir
 from test_bookkeeping import MLP, MLP_BATCH, assert_same, mlp, normal
 
 import dpjax
-from dpjax.bookkeeping.alike import Alike
-from dpjax.bookkeeping.stretches import stretches
+from dpjax.clipping.bookkeeping.evaluate.segments import stretches
+from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
@@ -184,9 +184,11 @@ def test_what_auto_does_on_other_platforms(loss, monkeypatch):
         names.append(name)
         return there(*args)
 
-    monkeypatch.setattr("dpjax.bookkeeping.engine.on_platform", there)
+    monkeypatch.setattr("dpjax.clipping.bookkeeping.evaluate.engine.on_platform", there)
     for name in ("squares_of_rows", "sums_by_sites"):
-        monkeypatch.setattr(f"dpjax.bookkeeping.at_component.{name}", None)
+        monkeypatch.setattr(
+            f"dpjax.clipping.bookkeeping.evaluate.at_component.{name}", None
+        )
     assert_same(*args, engine="auto")
     assert set(names) == {"tpu"}
 
@@ -239,7 +241,7 @@ def test_what_a_gpu_takes_agrees(monkeypatch):
         return (there if name == "cuda" else elsewhere)(*args)
 
     args = wide_loss, WIDE, normal(6, 2, 60, 128)
-    monkeypatch.setattr("dpjax.bookkeeping.engine.on_platform", there)
+    monkeypatch.setattr("dpjax.clipping.bookkeeping.evaluate.engine.on_platform", there)
     assert_same(*args, engine="auto")
     assert names == ["tpu", "cuda"]
 

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import Adjacency, tree
+from dpjax import Adjacency
 from dpjax.accounting import tree as accounting
+from dpjax.noise import tree
 
 mu_of = functools.partial(accounting.momentum_mu, adjacency=Adjacency.ZERO_OUT)
 

@@ -14,7 +14,7 @@ import scipy.stats
 
 from dpjax import Adjacency
 from dpjax.accounting import pld, truncation
-from dpjax.accounting._pld.overflow import _ERROR, upper_tail
+from dpjax.accounting._numerics.pld.overflow import _ERROR, upper_tail
 
 ALL = tuple(Adjacency)
 

@@ -140,7 +140,7 @@ def noise(left, right):
         order="fixed",
         adjacency=Adjacency.ZERO_OUT,
     )
-    variance = jax.vmap(lambda t: dpjax.tree.prefix_variance(t, decay))
+    variance = jax.vmap(lambda t: dpjax.noise.tree.prefix_variance(t, decay))
     correlated = sigma * np.sqrt(variance(jnp.asarray(steps)))
     independent = np.sqrt((1 - decay ** (2 * steps)) / (1 - decay**2))
     right.plot(steps, (1 - decay) * independent, color=RED, label="independent")

@@ -33,7 +33,9 @@ def _modules() -> Iterator[types.ModuleType]:
     """The modules that are API. Those of book-keeping are the steps of one engine."""
     yield dpjax
     for found in pkgutil.walk_packages(dpjax.__path__, "dpjax."):
-        if "._" not in found.name and not found.name.startswith("dpjax.bookkeeping."):
+        if "._" not in found.name and not found.name.startswith(
+            "dpjax.clipping.bookkeeping."
+        ):
             yield importlib.import_module(found.name)
 
 

@@ -11,13 +11,14 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
    `amplified` for random batches with noise that is correlated between steps, and
    `shape` for that correlation; `schedule` for numbers that vary from step to step.
 2. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
-   ε; `room` for what a batch holds; `comparison` where mechanisms are left to choose.
-3. `record`: the `Plan`. It draws batches, and hands out what follows.
+   ε; `capacity` for what a batch holds; `comparison` where mechanisms are left to
+   choose.
+3. `plan`: the `Plan`. It draws batches, and hands out what follows.
 4. `loader`: the examples of a batch from arrays, files and data sets on the host;
    `users` for data in which a person has several.
 5. `loss`: a script's own loss, turned into clipped sums; `modules` for models that are
    not trees of parameters alone; `accumulation` for batches taken in parts.
-6. `release`: noise, mean, the user's optimizer, and the refusal of further steps;
+6. `optimizer`: noise, mean, the user's optimizer, and the refusal of further steps;
    `quantile` for a clip norm that follows what was released.
 7. `guarantee`: what was promised, as a sentence for a paper and a record for a machine.
 """
@@ -27,10 +28,9 @@ from dpjax._plan.comparison import Candidate as Candidate
 from dpjax._plan.comparison import Comparison as Comparison
 from dpjax._plan.guarantee import RunGuarantee as RunGuarantee
 from dpjax._plan.loader import Examples as Examples
+from dpjax._plan.plan import Plan as Plan
 from dpjax._plan.quantile import Bounded as Bounded
 from dpjax._plan.quantile import QuantileClip as QuantileClip
-from dpjax._plan.record import Plan as Plan
-from dpjax._plan.solve import plan as plan
 from dpjax._plan.users import OfUser as OfUser
 from dpjax._plan.users import Users as Users
 from dpjax._plan.users import by_user as by_user

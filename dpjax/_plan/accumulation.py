@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import _validate
+from dpjax._core import validate
 from dpjax._plan.loader import Examples
 
 
@@ -47,7 +47,7 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
       >>> bool(jnp.allclose(whole(w, batch)[1], in_parts(w, batch)[1]))
       True
     """
-    size = _validate.static_int("size", size, minimum=1)
+    size = validate.static_int("size", size, minimum=1)
 
     def fn(
         model: Any, examples: Examples, *others: Any, **named: Any

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._meshes import are_concrete, like
+from dpjax._core.meshes import are_concrete, like
 from dpjax._plan.modules import Parts
 from dpjax._plan.zero_gradients import are_outputs_zero
 

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import sampling, strategies
-from dpjax._float64 import default_float
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import default_float
+from dpjax._core.typing import ArrayLike
 from dpjax._plan.mechanisms import (
     Cyclic,
     FixedSize,
@@ -23,9 +25,7 @@ from dpjax._plan.mechanisms import (
     Poisson,
     Reshuffled,
 )
-from dpjax._typing import ArrayLike
 from dpjax.accounting import correlated, pld, truncation
-from dpjax.adjacency import Adjacency
 
 # Of δ, for bins that overflow: the first that is enough.
 _SHARES = (0.01, 0.1, 0.5, 0.9)

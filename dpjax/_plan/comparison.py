@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import _validate, strategies, workloads
+from dpjax import strategies, workloads
+from dpjax._core import validate
+from dpjax._matrices.spec import Shape
+from dpjax._matrices.strategy import Tree
+from dpjax._matrices.workload import Workload, fits
 from dpjax._plan.amplified import SAMPLINGS
 from dpjax._plan.mechanisms import Mechanism
+from dpjax._plan.plan import Plan
 from dpjax._plan.quantile import QuantileClip
-from dpjax._plan.record import Plan
-from dpjax._shape import Shape
-from dpjax._strategy import Tree
-from dpjax._workload import Workload, fits
 from dpjax.accounting import correlated
 
 # Sums that nothing fades are those of a momentum that nearly nothing does.
@@ -149,8 +150,8 @@ def _checked(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
     if not names or len(set(names)) < len(names):
         raise ValueError(f"sampling must name some, each once; got {names!r}.")
     for name in names:
-        _validate.one_of("sampling", name, tuple(SAMPLINGS))
-    _validate.one_of("noise", noise, tuple(_NOISES))
+        validate.one_of("sampling", name, tuple(SAMPLINGS))
+    validate.one_of("noise", noise, tuple(_NOISES))
     workload = asked["workload"]
     if workload is None and noise != "independent":
         raise ValueError(
@@ -183,11 +184,11 @@ def _refuse(asked: dict[str, Any]) -> None:
             "clip_norm must be a number where mechanisms are compared; got "
             f"{clip_norm!r}."
         )
-    _validate.adjacency(asked["adjacency"])
-    _validate.static_int("num_examples", asked["num_examples"], minimum=1)
-    size = _validate.static_int("batch_size", asked["batch_size"], minimum=1)
+    validate.adjacency(asked["adjacency"])
+    validate.static_int("num_examples", asked["num_examples"], minimum=1)
+    size = validate.static_int("batch_size", asked["batch_size"], minimum=1)
     if room is not None:
-        _validate.static_int("max_batch_size", room, minimum=size)
+        validate.static_int("max_batch_size", room, minimum=size)
 
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:

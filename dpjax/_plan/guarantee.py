@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import ArrayLike
 from dpjax._plan.quantile import noise_of
-from dpjax._typing import ArrayLike
 from dpjax.accounting import fdp, gdp
-from dpjax.adjacency import Adjacency
-from dpjax.solvers.guarantee import Profile
+from dpjax.accounting.profiles import Profile
 
 if TYPE_CHECKING:
-    from dpjax._plan.record import Plan
+    from dpjax._plan.plan import Plan
 
 _ADJACENCY = {
     Adjacency.ADD_REMOVE: "one data set has one {unit} more",
@@ -119,7 +119,7 @@ class RunGuarantee:
             settled before the run. Of a step that was chosen by looking at the run, be
             it at its private outputs alone, only the whole plan's guarantee holds.
         """
-        steps = _validate.static_int("num_steps", num_steps, minimum=1)
+        steps = validate.static_int("num_steps", num_steps, minimum=1)
         if steps > self.plan.num_steps:
             raise ValueError(
                 f"num_steps must be at most the plan's, {self.plan.num_steps}; got "

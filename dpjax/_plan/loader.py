@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpjax import _validate
+from dpjax._core import validate
+from dpjax._core.platforms import host
+from dpjax._core.typing import ArrayLike
 from dpjax._plan.arrays import by_position, is_tree_of_arrays
 from dpjax._plan.users import OfUser, Users
-from dpjax._platforms import host
-from dpjax._typing import ArrayLike
 from dpjax.sampling import Batch
 
 if TYPE_CHECKING:
-    from dpjax._plan.record import Plan
+    from dpjax._plan.plan import Plan
 
 
 class Examples(NamedTuple):
@@ -49,7 +49,7 @@ class Examples(NamedTuple):
 
     def parts(self, size: int) -> "Iterator[Examples]":
         """Parts with a leading axis of this size, filled up with empty places."""
-        size = _validate.static_int("size", size, minimum=1)
+        size = validate.static_int("size", size, minimum=1)
         total = np.size(self.mask)
         for first in range(0, total, size):
             # A place beyond the last holds the last one's data.
@@ -121,13 +121,13 @@ def batches(
 ) -> Iterator[Examples]:
     """See `Plan.batches`. What is wrong with the arguments is said at once."""
     check(data, plan)
-    _validate.typed_key("key", key)
-    first = _validate.static_int("start", start, minimum=0)
+    validate.typed_key("key", key)
+    first = validate.static_int("start", start, minimum=0)
     if first > plan.num_steps:
         raise ValueError(
             f"start must be at most num_steps, {plan.num_steps}; got {start!r}."
         )
-    ahead = _validate.static_int("prefetch", prefetch, minimum=0)
+    ahead = validate.static_int("prefetch", prefetch, minimum=0)
     read = _read_one_by_one
     if is_tree_of_arrays(data):
         data, read = by_position(data), rows

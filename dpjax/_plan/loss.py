@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dpjax._meshes import numbered
-from dpjax._metrics import Metrics, masked_mean
-from dpjax._metrics import metrics as of_examples
+from dpjax._core.meshes import numbered
+from dpjax._core.typing import ArrayLike, Engine
 from dpjax._plan import modules
 from dpjax._plan.alerts import Alerts
 from dpjax._plan.loader import Examples
 from dpjax._plan.quantile import Bounded, within
 from dpjax._plan.schedule import at
 from dpjax._plan.users import OfUser, of_user
-from dpjax._typing import ArrayLike, Engine
-from dpjax.per_example import PerExample, clipped_grad
+from dpjax.clipping._clipped_grad import PerExample, clipped_grad
+from dpjax.clipping._metrics import Metrics, masked_mean
+from dpjax.clipping._metrics import metrics as of_examples
 
 if TYPE_CHECKING:
-    from dpjax._plan.record import Plan
+    from dpjax._plan.plan import Plan
 
 _NOTE = (
     "dpjax: the loss is called on one example at a time, its batch axis "

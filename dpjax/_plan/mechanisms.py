@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate, sampling
+from dpjax import sampling
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import ArrayLike
+from dpjax._matrices.spec import Shape
 from dpjax._plan import schedule as schedules
-from dpjax._shape import Shape
-from dpjax._typing import ArrayLike
 from dpjax.accounting import correlated, pld
-from dpjax.adjacency import Adjacency
-from dpjax.solvers.guarantee import Gaussian, Profile
+from dpjax.accounting.profiles import Gaussian, Profile
 
 
 class Numbers(NamedTuple):
@@ -91,7 +92,7 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         """Refuse an adjacency that the sampling does not allow."""
-        _validate.adjacency(self.adjacency)
+        validate.adjacency(self.adjacency)
         if self.adjacency not in self.covers:
             names = " or ".join(a.name for a in self.covers)
             raise ValueError(

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._typing import ArrayLike, Tree
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike, Tree
 
 # Where clip norms that vary may be, so that float32 holds what is made of them.
 LEAST, MOST = 2.0**-60, 2.0**60
@@ -51,11 +51,11 @@ class Bounded(NamedTuple):
 def checked(clip: QuantileClip) -> QuantileClip:
     """The same as numbers of Python, which are in range."""
     numbers = {
-        name: _validate.known_positive(name, value)
+        name: validate.known_positive(name, value)
         for name, value in clip._asdict().items()
         if value is not None
     }
-    _validate.open_unit("quantile", clip.quantile)
+    validate.open_unit("quantile", clip.quantile)
     return clip._replace(**numbers)
 
 

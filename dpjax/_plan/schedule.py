@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._typing import ArrayLike
+from dpjax._core.typing import ArrayLike
 
 # Of one schedule. Eight levels over a factor of ten are 33 % apart.
 _LEVELS = 8

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import strategies
+from dpjax._matrices.spec import Shape, shape_of
+from dpjax._matrices.strategy import Strategy
+from dpjax._matrices.workload import Workload
 from dpjax._plan.mechanisms import Mechanism
-from dpjax._shape import Shape, shape_of
-from dpjax._strategy import Strategy
-from dpjax._workload import Workload
 
 
 class Asked(NamedTuple):

@@ -7,21 +7,21 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._float64 import cast, default_float, scope
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import cast, default_float, scope
+from dpjax._matrices.strategy import Strategy
+from dpjax._matrices.workload import Workload
+from dpjax._plan import capacity as rooms
 from dpjax._plan import comparison, quantile
-from dpjax._plan import room as rooms
 from dpjax._plan import shape as shapes
 from dpjax._plan.amplified import SAMPLINGS
+from dpjax._plan.capacity import Cost
 from dpjax._plan.mechanisms import Mechanism, Numbers
+from dpjax._plan.plan import Plan
 from dpjax._plan.quantile import QuantileClip
-from dpjax._plan.record import Plan
-from dpjax._plan.room import Cost
 from dpjax._plan.schedule import Factor, Piece, pieces
-from dpjax._strategy import Strategy
-from dpjax._workload import Workload
 from dpjax.accounting import calibrate
-from dpjax.adjacency import Adjacency
 
 Sampling = Literal[
     "poisson",
@@ -129,31 +129,31 @@ def plan(
         "noise_multiplier": noise_multiplier,
     }
     unknown = _unknown(given)
-    n = _validate.static_int("num_examples", num_examples, minimum=1)
+    n = validate.static_int("num_examples", num_examples, minimum=1)
     for name in ("num_steps", "batch_size"):
         if given[name] is not None:
-            given[name] = _validate.static_int(name, given[name], minimum=1)
+            given[name] = validate.static_int(name, given[name], minimum=1)
     for name in ("epsilon", "noise_multiplier"):
         if given[name] is not None:
-            given[name] = _validate.known_positive(name, given[name])
+            given[name] = validate.known_positive(name, given[name])
     clip = clip_norm
     if isinstance(clip, QuantileClip):
         clip = quantile.checked(clip)
         if clip_schedule is not None:
             raise ValueError("clip_schedule must be None where a quantile is followed.")
         clip_norm = clip.initial
-    clip_norm = _validate.known_positive("clip_norm", clip_norm)
+    clip_norm = validate.known_positive("clip_norm", clip_norm)
     varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
     if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
         raise ValueError(
             "clip_norm must be from 2**-60 to 2**60 where it or the noise varies; got "
             f"{clip_norm!r}."
         )
-    delta = _validate.known_positive("delta", delta)
-    _validate.open_unit("delta", delta)
-    _validate.one_of("sampling", sampling, tuple(SAMPLINGS))
-    _validate.one_of("noise", noise, ("independent", "correlated"))
-    _validate.one_of("unit", unit, ("example", "user"))
+    delta = validate.known_positive("delta", delta)
+    validate.open_unit("delta", delta)
+    validate.one_of("sampling", sampling, tuple(SAMPLINGS))
+    validate.one_of("noise", noise, ("independent", "correlated"))
+    validate.one_of("unit", unit, ("example", "user"))
     mechanism = SAMPLINGS[sampling](n, adjacency)
     factors = noise_schedule, clip_schedule, batch_schedule
     given |= {"num_examples": n, "delta": delta}

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._metrics import masked_mean
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike, Tree
 from dpjax._plan.arrays import by_position, is_tree_of_arrays
 from dpjax._plan.modules import keys_of_examples
-from dpjax._typing import ArrayLike, Tree
+from dpjax.clipping._metrics import masked_mean
 
 
 class OfUser(NamedTuple):
@@ -95,7 +95,7 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
       >>> users[1]
       OfUser(examples=array([1., 1.]), mask=array([ True, False]))
     """
-    most = _validate.static_int("max_examples", max_examples, minimum=1)
+    most = validate.static_int("max_examples", max_examples, minimum=1)
     if not is_tree_of_arrays(data):
         raise ValueError(f"data must be a tree of arrays; got {type(data)}.")
     data, owner = by_position(data), _owners(users)

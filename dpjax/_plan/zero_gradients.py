@@ -18,8 +18,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._typing import Atom
-from dpjax.bookkeeping.trace import aval, scan_sizes
+from dpjax._core.typing import Atom
+from dpjax.clipping.bookkeeping.jaxpr.equations import aval, scan_sizes
 
 
 class Constant(NamedTuple):

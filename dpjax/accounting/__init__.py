@@ -17,8 +17,8 @@
    an epoch, at random.
 8. `iteration`: runs that release their last iterate alone.
 
-Numerics have one home each: `_roots` scalar functions, `_pld` and `_rdp` what their
-currencies compute with, `_convex_order` likelihood ratios that are averaged.
+`profiles` turns any of these into ε(δ) and δ(ε), and `_numerics` holds what all of them
+compute with.
 """
 
 from dpjax.accounting import allocation as allocation
@@ -28,6 +28,7 @@ from dpjax.accounting import fdp as fdp
 from dpjax.accounting import gdp as gdp
 from dpjax.accounting import iteration as iteration
 from dpjax.accounting import pld as pld
+from dpjax.accounting import profiles as profiles
 from dpjax.accounting import pure as pure
 from dpjax.accounting import random_rounds as random_rounds
 from dpjax.accounting import rdp as rdp

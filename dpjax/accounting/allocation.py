@@ -4,20 +4,20 @@ Each picks its step uniformly and independently of all others, anew in each epoc
 balls were thrown into bins. The ratio of the outputs' distributions with and without an
 example is then at most, in convex order, the mean of as many independent lognormal
 variables as there are steps (docs/amplification.md has the proof). It is bounded from
-above and, to know how close that is, from below; the file `_convex_order` says how.
+above and, to know how close that is, from below; `_numerics.convex_order` says how.
 """
 
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._float64 import ULP, float64
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import ULP, float64
+from dpjax._core.searches import bisect, with_derivative
 from dpjax.accounting import gdp
 from dpjax.accounting import pld as _pld
-from dpjax.accounting._batches import one_by_one
-from dpjax.accounting._convex_order import cells
-from dpjax.accounting._roots import bisect, with_derivative
-from dpjax.adjacency import Adjacency
+from dpjax.accounting._numerics.batches import one_by_one
+from dpjax.accounting._numerics.convex_order import cells
 
 _POINTS = 1024
 _BISECTIONS = 50
@@ -26,9 +26,9 @@ _TAIL = 1e-12
 
 
 def _checked(noise_multiplier: jax.typing.ArrayLike, num_steps: int, num_epochs: int):
-    _validate.positive("noise_multiplier", noise_multiplier)
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    return num_steps, _validate.static_int("num_epochs", num_epochs, minimum=1)
+    validate.positive("noise_multiplier", noise_multiplier)
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    return num_steps, validate.static_int("num_epochs", num_epochs, minimum=1)
 
 
 def pld(
@@ -64,7 +64,7 @@ def pld(
       1.26
     """
     num_steps, _ = _checked(noise_multiplier, num_steps, 1)
-    replace = _validate.adjacency(adjacency) is Adjacency.REPLACE
+    replace = validate.adjacency(adjacency) is Adjacency.REPLACE
     kind = "allocation_replace" if replace else "allocation"
     return _pld.PLD((_pld.Mechanism(noise_multiplier, 1.0, 1, kind, num_steps),))
 
@@ -245,7 +245,7 @@ def epsilon_lower(
       0.1388
     """
     num_steps, num_epochs = _checked(noise_multiplier, num_steps, num_epochs)
-    _validate.open_unit("delta", delta)
+    validate.open_unit("delta", delta)
     return _epsilon_lower64(noise_multiplier, delta, num_steps, num_epochs)
 
 
@@ -278,5 +278,5 @@ def delta_lower(
       1.0e-05
     """
     num_steps, num_epochs = _checked(noise_multiplier, num_steps, num_epochs)
-    _validate.nonnegative("epsilon", epsilon, finite=False)
+    validate.nonnegative("epsilon", epsilon, finite=False)
     return _delta_lower64(noise_multiplier, epsilon, num_steps, num_epochs)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpjax import _validate
-from dpjax._float64 import cast, default_float, scope
-from dpjax.accounting._roots import with_derivative
-from dpjax.accounting._search import Point, bracket, close, crossing
+from dpjax._core import validate
+from dpjax._core.float64 import cast, default_float, scope
+from dpjax._core.searches import with_derivative
+from dpjax.accounting._numerics.search import Point, bracket, close, crossing
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
 _FAR = 2.0  # |log ε − log target| beyond this says no more than its sign
@@ -113,9 +113,9 @@ def solve(
       >>> print(f"{solve(epsilon, 2.0):.3f}")
       9.973
     """
-    _validate.positive("target_epsilon", target_epsilon)
+    validate.positive("target_epsilon", target_epsilon)
     _scalar("target_epsilon", target_epsilon)
-    _validate.positive("start", start)
+    validate.positive("start", start)
     dtype = default_float()
     ends = _ends(upper, dtype, integer)
     direction = "down" if increasing else "up"

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import ULP, broadcast_batch, float64
+from dpjax._core import validate
+from dpjax._core.float64 import ULP, broadcast_batch, float64
 
 EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 127)])
 """Where a profile is asked unless told otherwise."""
@@ -68,8 +68,8 @@ def tradeoff(
       >>> print(f"{tradeoff(lambda e: gdp.delta(1.0, e), 0.05):.3f}")
       0.740
     """
-    _validate.closed_unit("alpha", alpha)
-    _validate.nonnegative("epsilons", epsilons)
+    validate.closed_unit("alpha", alpha)
+    validate.nonnegative("epsilons", epsilons)
     if jnp.ndim(epsilons) != 1:
         raise ValueError(f"epsilons must have one axis; got {epsilons!r}.")
     return _tradeoff64(alpha, epsilons, delta_fn(epsilons))
@@ -101,7 +101,7 @@ def true_positive_rate(
       >>> print(f"{true_positive_rate(lambda e: gdp.delta(1.0, e), 0.001):.3f}")
       0.018
     """
-    _validate.closed_unit("false_positive_rate", false_positive_rate)
+    validate.closed_unit("false_positive_rate", false_positive_rate)
     return _complement64(tradeoff(delta_fn, false_positive_rate, epsilons=epsilons))
 
 

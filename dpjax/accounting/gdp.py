@@ -2,21 +2,21 @@
 
 A mechanism is μ-GDP if telling its outputs on neighbouring data sets apart is at
 least as hard as telling N(0, 1) from N(μ, 1) in one draw. The numerics of that pair are
-in `_gaussian`.
+in `_numerics.gaussian`.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import ULP, float64
-from dpjax.accounting import _gaussian
+from dpjax._core import validate
+from dpjax._core.float64 import ULP, float64
+from dpjax.accounting._numerics import gaussian
 
-_delta64 = float64("up", elementwise=True)(_gaussian.delta_of)
-_epsilon64 = float64("up", elementwise=True)(_gaussian.epsilon_of)
-_mu64 = float64("down", elementwise=True)(_gaussian.mu_of)
-_tradeoff64 = float64("down", elementwise=True)(_gaussian.tradeoff)
+_delta64 = float64("up", elementwise=True)(gaussian.delta_of)
+_epsilon64 = float64("up", elementwise=True)(gaussian.epsilon_of)
+_mu64 = float64("down", elementwise=True)(gaussian.mu_of)
+_tradeoff64 = float64("down", elementwise=True)(gaussian.tradeoff)
 
 
 @float64("up", vectors=(0,))
@@ -53,8 +53,8 @@ def tradeoff(mu: jax.typing.ArrayLike, alpha: jax.typing.ArrayLike) -> jax.Array
       >>> print(f"{tradeoff(1.0, 0.05):.4f}")
       0.7405
     """
-    _validate.nonnegative("mu", mu, finite=False)
-    _validate.closed_unit("alpha", alpha)
+    validate.nonnegative("mu", mu, finite=False)
+    validate.closed_unit("alpha", alpha)
     return _tradeoff64(mu, alpha)
 
 
@@ -77,8 +77,8 @@ def delta(mu: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike) -> jax.Array:
       >>> print(f"{delta(1.0, 1.0):.4f}")
       0.1269
     """
-    _validate.nonnegative("mu", mu, finite=False)
-    _validate.nonnegative("epsilon", epsilon, finite=False)
+    validate.nonnegative("mu", mu, finite=False)
+    validate.nonnegative("epsilon", epsilon, finite=False)
     return _delta64(mu, epsilon)
 
 
@@ -105,8 +105,8 @@ def epsilon(mu: jax.typing.ArrayLike, delta: jax.typing.ArrayLike) -> jax.Array:
       >>> print(f"{jax.grad(epsilon)(1.0, 1e-5):.3f}")  # what a little more μ costs
       5.068
     """
-    _validate.nonnegative("mu", mu, finite=False)
-    _validate.open_unit("delta", delta)
+    validate.nonnegative("mu", mu, finite=False)
+    validate.open_unit("delta", delta)
     return _epsilon64(mu, delta)
 
 
@@ -129,8 +129,8 @@ def mu(epsilon: jax.typing.ArrayLike, delta: jax.typing.ArrayLike) -> jax.Array:
       >>> print(f"{mu(1.0, 1e-5):.4f}")
       0.2681
     """
-    _validate.nonnegative("epsilon", epsilon, finite=False)
-    _validate.open_unit("delta", delta)
+    validate.nonnegative("epsilon", epsilon, finite=False)
+    validate.open_unit("delta", delta)
     return _mu64(epsilon, delta)
 
 
@@ -156,5 +156,5 @@ def compose(mus: jax.typing.ArrayLike) -> jax.Array:
     """
     if np.ndim(mus) == 0 or np.shape(mus)[-1] == 0:
         raise ValueError(f"mus must have a non-empty last axis; got {mus!r}.")
-    _validate.nonnegative("mus", mus, finite=False)
+    validate.nonnegative("mus", mus, finite=False)
     return _compose64(mus)

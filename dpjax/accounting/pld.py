@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax.accounting._pld import composition
-from dpjax.adjacency import Adjacency
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax.accounting._numerics.pld import composition
 
 
 @jax.tree_util.register_dataclass
@@ -111,7 +111,7 @@ def gaussian(mu: jax.typing.ArrayLike) -> PLD:
       >>> print(f"{epsilon(compose(gaussian(0.1), 100), 1e-5):.4f}")
       4.3772
     """
-    _validate.nonnegative("mu", mu, finite=False)
+    validate.nonnegative("mu", mu, finite=False)
     return PLD((Mechanism(mu, 1.0, 1, "gaussian"),))
 
 
@@ -150,9 +150,9 @@ def poisson_gaussian(
       >>> print(f"{epsilon(compose(step, 1000), 1e-5):.3f}")
       1.828
     """
-    _validate.positive("noise_multiplier", noise_multiplier)
-    _validate.closed_unit("sampling_rate", sampling_rate)
-    replace = _validate.adjacency(adjacency) is Adjacency.REPLACE
+    validate.positive("noise_multiplier", noise_multiplier)
+    validate.closed_unit("sampling_rate", sampling_rate)
+    replace = validate.adjacency(adjacency) is Adjacency.REPLACE
     kind = "poisson_replace" if replace else "poisson"
     return PLD((Mechanism(noise_multiplier, sampling_rate, 1, kind),))
 
@@ -182,8 +182,8 @@ def subsampled_gdp(
       >>> print(f"{epsilon(compose(subsampled_gdp(0.5, 0.01), 1000), 1e-5):.3f}")
       0.719
     """
-    _validate.nonnegative("mu", mu, finite=False)
-    _validate.closed_unit("sampling_rate", sampling_rate)
+    validate.nonnegative("mu", mu, finite=False)
+    validate.closed_unit("sampling_rate", sampling_rate)
     return PLD((Mechanism(mu, sampling_rate, 1, "fixed_size"),))
 
 
@@ -206,7 +206,7 @@ def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
       >>> print(f"{epsilon(compose(gaussian(1.0), 4), 1e-5):.4f}")
       9.9973
     """
-    count = _validate.whole_count("count", count)
+    count = validate.whole_count("count", count)
     return PLD(
         tuple(
             dataclasses.replace(m, count=_multiply_counts(m.count, count))
@@ -288,7 +288,7 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
       >>> print(f"{delta(compose(gaussian(0.1), 100), 1.0):.4f}")
       0.1269
     """
-    _validate.nonnegative("epsilon", epsilon, finite=False)
+    validate.nonnegative("epsilon", epsilon, finite=False)
     numbers, kinds = _parameters(pld)
     return composition.delta64(epsilon, *numbers, kinds=kinds)
 
@@ -323,6 +323,6 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
       >>> print(f"{of(0.8):.3f} {jax.grad(of)(0.8):.2f}")
       3.141 -10.79
     """
-    _validate.open_unit("delta", delta)
+    validate.open_unit("delta", delta)
     numbers, kinds = _parameters(pld)
     return composition.epsilon64(delta, *numbers, kinds=kinds)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erfinv, ndtri
 
-from dpjax import _validate
-from dpjax._float64 import TINY, ULP, float64
+from dpjax._core import validate
+from dpjax._core.float64 import TINY, ULP, float64
 
 
 @float64("up")
@@ -70,8 +70,8 @@ def delta(
       >>> print(f"{delta(1.0, 0.5):.4f} {delta(1.0, 1.0):.4f}")
       0.2876 0.0000
     """
-    _validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
-    _validate.nonnegative("epsilon", epsilon, finite=False)
+    validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
+    validate.nonnegative("epsilon", epsilon, finite=False)
     return _delta64(pure_epsilon, epsilon)
 
 
@@ -96,8 +96,8 @@ def epsilon(
       >>> print(f"{epsilon(1.0, 0.1):.4f}")
       0.8529
     """
-    _validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
-    _validate.closed_unit("delta", delta)
+    validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
+    validate.closed_unit("delta", delta)
     return _epsilon64(pure_epsilon, delta)
 
 
@@ -117,5 +117,5 @@ def mu(pure_epsilon: jax.typing.ArrayLike) -> jax.Array:
       >>> print(f"{mu(1.0):.4f}")
       1.2320
     """
-    _validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
+    validate.nonnegative("pure_epsilon", pure_epsilon, finite=False)
     return _mu64(pure_epsilon)

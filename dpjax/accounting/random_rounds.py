@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
+from dpjax._core import validate
 from dpjax.accounting import calibrate, pld
 
 
@@ -47,7 +47,7 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
       [ 25.  50.  75. 100.] [0.25 0.25 0.25 0.25]
     """
     probabilities = np.asarray(probabilities, np.float64)
-    _validate.nonnegative("probabilities", probabilities)
+    validate.nonnegative("probabilities", probabilities)
     total = np.sum(probabilities)
     if abs(total - 1) > 1e-6:
         raise ValueError(f"probabilities must add up to 1; got a sum of {total!r}.")
@@ -78,8 +78,8 @@ def uniform(most: int, groups: int = 16) -> Rounds:
       >>> print(uniform(10**9, groups=2))
       Rounds(largest=array([5.e+08, 1.e+09]), probability=array([0.5, 0.5]))
     """
-    most = _validate.static_int("most", most, minimum=1)
-    groups = min(_validate.static_int("groups", groups, minimum=1), most)
+    most = validate.static_int("most", most, minimum=1)
+    groups = min(validate.static_int("groups", groups, minimum=1), most)
     largest = np.ceil(most * np.arange(1, groups + 1) / groups)
     return Rounds(largest, np.diff(largest, prepend=0.0) / most)
 
@@ -91,8 +91,8 @@ def _mean_delta(
     sampling_rate: float,
 ) -> jax.Array:
     """E_R δ_R(ε), from above."""
-    _validate.positive("noise_multiplier", noise_multiplier)
-    _validate.closed_unit("sampling_rate", sampling_rate)
+    validate.positive("noise_multiplier", noise_multiplier)
+    validate.closed_unit("sampling_rate", sampling_rate)
     # Zhang, Zheng, Mou and Wang (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
     # R is drawn first, so that δ(ε) = Σ_R P(R) δ_R(ε).
     step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
@@ -163,7 +163,7 @@ def epsilon(
       >>> print(f"{epsilon(2.0, 1e-5, rounds=rounds, sampling_rate=0.01):.2f}")
       2.10
     """
-    _validate.open_unit("delta", delta)
+    validate.open_unit("delta", delta)
 
     def delta_of(epsilon: jax.typing.ArrayLike) -> jax.Array:
         return _mean_delta(noise_multiplier, epsilon, rounds, sampling_rate)

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import ULP, default_float, float64
-from dpjax.accounting._rdp import conversion, curves
+from dpjax._core import validate
+from dpjax._core.float64 import ULP, default_float, float64
+from dpjax.accounting._numerics.rdp import conversion, curves
 
 ORDERS = 1.0 + np.concatenate(
     [
@@ -77,8 +77,8 @@ def gaussian(
       >>> print(gaussian(2.0, np.array([2.0, 16.0])))
       [0.25000003 2.0000002 ]
     """
-    _validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    _validate.above_one("orders", orders)
+    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
+    validate.above_one("orders", orders)
     a, sigma = _align(noise_multiplier, curves=(orders,))
     return curves.gaussian64(sigma, a)
 
@@ -117,9 +117,9 @@ def poisson_gaussian(
       >>> print(poisson_gaussian(1.0, 0.01, np.array([1.5, 2.0, 32.0])))
       [1.2725375e-04 1.7181343e-04 1.1246277e+01]
     """
-    _validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    _validate.closed_unit("sampling_rate", sampling_rate)
-    _validate.above_one("orders", orders)
+    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
+    validate.closed_unit("sampling_rate", sampling_rate)
+    validate.above_one("orders", orders)
     a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
     return curves.poisson_gaussian64(sigma, q, a)
 
@@ -155,9 +155,9 @@ def fixed_size_gaussian(
       >>> print(fixed_size_gaussian(4.0, 0.01, np.array([1.5, 2.0, 32.0])))
       [2.9308667e-05 3.9079125e-05 6.3714903e-04]
     """
-    _validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    _validate.closed_unit("sampling_rate", sampling_rate)
-    _validate.above_one("orders", orders)
+    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
+    validate.closed_unit("sampling_rate", sampling_rate)
+    validate.above_one("orders", orders)
     a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
     return curves.fixed_size_gaussian64(sigma, q, a)
 
@@ -191,14 +191,14 @@ def compose(
     if not curves:
         raise ValueError("curves must not be empty; got ().")
     for curve in curves:
-        _validate.nonnegative("curves", curve, finite=False)
-    count = _validate.whole_count("count", count)
+        validate.nonnegative("curves", curve, finite=False)
+    count = validate.whole_count("count", count)
     return _compose64(*_align(count, curves=curves))
 
 
 def _check_conversion(curve: jax.typing.ArrayLike, orders: jax.typing.ArrayLike):
-    _validate.nonnegative("curve", curve, finite=False)
-    _validate.above_one("orders", orders)
+    validate.nonnegative("curve", curve, finite=False)
+    validate.above_one("orders", orders)
 
 
 def epsilon(
@@ -228,7 +228,7 @@ def epsilon(
       4.7284
     """
     _check_conversion(curve, orders)
-    _validate.open_unit("delta", delta)
+    validate.open_unit("delta", delta)
     return jnp.min(
         conversion.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
     )
@@ -257,7 +257,7 @@ def best_order(
       5.43
     """
     _check_conversion(curve, orders)
-    _validate.open_unit("delta", delta)
+    validate.open_unit("delta", delta)
     best = jnp.argmin(
         conversion.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
     )
@@ -290,7 +290,7 @@ def delta(
       1.00e-05
     """
     _check_conversion(curve, orders)
-    _validate.nonnegative("epsilon", epsilon, finite=False)
+    validate.nonnegative("epsilon", epsilon, finite=False)
     return jnp.min(
         conversion.delta64(*_align(epsilon, curves=(curve, orders))), axis=-1
     )

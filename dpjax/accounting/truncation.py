@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import ULP, float64
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import ULP, float64
 from dpjax.accounting import pld
-from dpjax.adjacency import Adjacency
 
 
 def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -> float:
@@ -76,8 +76,8 @@ def poisson_gaussian(
       >>> print(f"{pld.epsilon(pld.compose(step, 1000), 1e-5):.3f}")
       1.830
     """
-    n = _validate.static_int("num_examples", num_examples, minimum=1)
-    b = _validate.static_int("max_batch_size", max_batch_size, minimum=1)
+    n = validate.static_int("num_examples", num_examples, minimum=1)
+    b = validate.static_int("max_batch_size", max_batch_size, minimum=1)
     usual = pld.poisson_gaussian(noise_multiplier, sampling_rate, adjacency=adjacency)
     if b >= n:
         return usual
@@ -123,10 +123,10 @@ def overflow_delta(
       >>> print(f"{extra:.1e}")
       1.4e-09
     """
-    _validate.nonnegative("epsilon", epsilon, finite=False)
-    n = _validate.static_int("num_examples", num_examples, minimum=1)
-    _validate.closed_unit("sampling_rate", sampling_rate)
-    b = _validate.static_int("max_batch_size", max_batch_size, minimum=1)
-    steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    validate.nonnegative("epsilon", epsilon, finite=False)
+    n = validate.static_int("num_examples", num_examples, minimum=1)
+    validate.closed_unit("sampling_rate", sampling_rate)
+    b = validate.static_int("max_batch_size", max_batch_size, minimum=1)
+    steps = validate.static_int("num_steps", num_steps, minimum=1)
     once = _overflow_probability(n, float(sampling_rate), b)
     return _overflow_delta64(epsilon, steps * once)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._typing import ArrayLike
-from dpjax.accounting._pld.overflow import upper_tail
-from dpjax.accounting._roots import bisect
+from dpjax._core.searches import bisect
+from dpjax._core.typing import ArrayLike
+from dpjax.accounting._numerics.pld.overflow import upper_tail
 
 # The tail errs by less than this, relatively.
 _MARGIN = 2e-8

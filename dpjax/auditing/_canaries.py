@@ -11,9 +11,9 @@ from typing import Any, Generic, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._keys import stream
-from dpjax._typing import ArrayLike, Key, LossFn, Params, Tree
+from dpjax._core import validate
+from dpjax._core.keys import stream
+from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
 
 
 class Planted(NamedTuple, Generic[Params]):
@@ -69,7 +69,7 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
       >>> print(total.params, total.slots.round(2))
       [-0.25 -0.25] [0.5 0.  0.5 0. ]
     """
-    _validate.positive("norm", norm)
+    validate.positive("norm", norm)
 
     def loss(planted: Planted, marked: Marked) -> jax.Array:
         own = loss_fn(planted.params, marked.example)
@@ -136,9 +136,9 @@ def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> T
       >>> print(found["a"].shape, found["b"].shape)
       (7, 2, 3) (7, 4)
     """
-    _validate.positive("norm", norm)
-    num = _validate.static_int("num", num, minimum=1)
-    key = stream(_validate.typed_key("key", key), "canary directions")
+    validate.positive("norm", norm)
+    num = validate.static_int("num", num, minimum=1)
+    key = stream(validate.typed_key("key", key), "canary directions")
     leaves, treedef = jax.tree.flatten(params)
     sizes = [jnp.size(x) for x in leaves]
     if num > sum(sizes):

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._typing import ArrayLike, Tree
-from dpjax.adjacency import Adjacency
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import ArrayLike, Tree
 
 _BATCHES = 3
 _MOST = 12  # of the batch's examples, spread over it, are tried
@@ -120,8 +120,8 @@ def check(
       >>> check(mean, x, **claim).passed
       False
     """
-    _validate.known_positive("sensitivity", sensitivity)
-    adjacency = _validate.adjacency(adjacency)
+    validate.known_positive("sensitivity", sensitivity)
+    adjacency = validate.adjacency(adjacency)
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     if len(sizes) != 1 or not next(iter(sizes)) or next(iter(sizes))[0] < 2:
         raise ValueError(

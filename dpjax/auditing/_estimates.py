@@ -5,10 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._float64 import float64
-from dpjax._keys import stream
-from dpjax._typing import ArrayLike, Key
+from dpjax._core import validate
+from dpjax._core.float64 import float64
+from dpjax._core.keys import stream
+from dpjax._core.typing import ArrayLike, Key
 from dpjax.auditing._thresholds import check_scores
 
 
@@ -82,7 +82,7 @@ def true_positive_rate(
       0.75
     """
     check_scores(scores_in=scores_in, scores_out=scores_out)
-    _validate.closed_unit("false_positive_rate", false_positive_rate)
+    validate.closed_unit("false_positive_rate", false_positive_rate)
     return _true_positive_rate64(scores_in, scores_out, false_positive_rate)
 
 
@@ -126,9 +126,9 @@ def bootstrap_quantiles(
       0.74 to 0.79
     """
     check_scores(scores_in=scores_in, scores_out=scores_out)
-    _validate.closed_unit("quantiles", quantiles)
-    num_samples = _validate.static_int("num_samples", num_samples, minimum=1)
-    key = stream(_validate.typed_key("key", key), "bootstrap")
+    validate.closed_unit("quantiles", quantiles)
+    num_samples = validate.static_int("num_samples", num_samples, minimum=1)
+    key = stream(validate.typed_key("key", key), "bootstrap")
 
     def again(key: Key) -> jax.Array:
         keys = jax.random.split(key)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr
 
-from dpjax._float64 import ULP, float64
-from dpjax._typing import ArrayLike
-from dpjax.accounting._roots import bisect
+from dpjax._core.float64 import ULP, float64
+from dpjax._core.searches import bisect
+from dpjax._core.typing import ArrayLike
 from dpjax.auditing._thresholds import check_confidence, check_scores
 
 _FEWEST = 32  # draws in all, with which the quadrature below is exact to 1e-14

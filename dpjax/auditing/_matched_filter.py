@@ -15,9 +15,9 @@ import numpy as np
 import optax
 from jax.scipy.special import logsumexp
 
-from dpjax import _validate
-from dpjax._strategy import Strategy, checked
-from dpjax._typing import ArrayLike, Tree
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike, Tree
+from dpjax._matrices.strategy import Strategy, checked
 
 Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
 """From what T steps released, f[T, k], to as much with white noise."""
@@ -104,7 +104,7 @@ def white_by_tree(decay: ArrayLike) -> Whiten:
       >>> print(white_by_tree(0.5)(momentum)[:, 0])  # nodes [1, 1], [1, 2], [3, 3]
       [0.5  0.75 0.5 ]
     """
-    _validate.decay("decay", decay)
+    validate.decay("decay", decay)
 
     def white(y: jax.Array) -> jax.Array:
         step = np.arange(1, len(y) + 1)
@@ -198,7 +198,7 @@ def mixture_scores(
       >>> print(f"{ratios[:5000].mean():.2f} with it, {ratios[5000:].mean():.2f} not")
       1.09 with it, 1.00 not
     """
-    _validate.positive("stddev", stddev)
+    validate.positive("stddev", stddev)
     fits = jnp.ndim(seen) == 2 and jnp.ndim(cases) == 2
     if not fits or (
         jnp.shape(cases) != (*jnp.shape(probabilities), jnp.shape(seen)[0])

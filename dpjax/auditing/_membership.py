@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._keys import stream
-from dpjax._typing import Key, Tree
+from dpjax._core import validate
+from dpjax._core.keys import stream
+from dpjax._core.typing import Key, Tree
 
 _LEAST = 1e-12  # of a variance, so that what never varies decides nothing by rounding
 _LEAST_LOSS = 2.0**-24  # half an ulp of a probability of one in float32
@@ -65,10 +65,10 @@ def train_shadows(
       >>> shadows.included.shape, shadows.outputs.shape
       ((8, 30), (8, 30))
     """
-    num_examples = _validate.static_int("num_examples", num_examples, minimum=1)
-    num_models = _validate.static_int("num_models", num_models, minimum=1)
-    size = _validate.static_int("batch_size", batch_size or num_models, minimum=1)
-    key = stream(_validate.typed_key("key", key), "shadow models")
+    num_examples = validate.static_int("num_examples", num_examples, minimum=1)
+    num_models = validate.static_int("num_models", num_models, minimum=1)
+    size = validate.static_int("batch_size", batch_size or num_models, minimum=1)
+    key = stream(validate.typed_key("key", key), "shadow models")
     coins, runs = jax.random.split(key)
     included = jax.random.bernoulli(coins, 0.5, (num_models, num_examples))
 

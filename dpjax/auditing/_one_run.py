@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr, ndtri
 
-from dpjax import _validate
-from dpjax._float64 import TINY, float64
-from dpjax._typing import ArrayLike
-from dpjax.accounting._roots import bisect
+from dpjax._core import validate
+from dpjax._core.float64 import TINY, float64
+from dpjax._core.searches import bisect
+from dpjax._core.typing import ArrayLike
 from dpjax.auditing._thresholds import check_confidence, check_delta, check_scores
 
 # Above what any number of guesses refutes that fits into memory, of ε and of μ.
@@ -124,8 +124,8 @@ def _check(
             "included must have as many canaries as scores; got "
             f"{jnp.shape(included)} for {jnp.shape(scores)}."
         )
-    guess_in = _validate.static_int("guess_in", guess_in, minimum=0)
-    guess_out = _validate.static_int("guess_out", guess_out, minimum=0)
+    guess_in = validate.static_int("guess_in", guess_in, minimum=0)
+    guess_out = validate.static_int("guess_out", guess_out, minimum=0)
     if not 1 <= guess_in + guess_out <= jnp.shape(scores)[-1]:
         raise ValueError(
             "guess_in and guess_out must be together at least 1 and at most the "

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._float64 import scoped
-from dpjax._typing import ArrayLike
+from dpjax._core.float64 import scoped
+from dpjax._core.typing import ArrayLike
 from dpjax.auditing._thresholds import band, least_favourable
 
 

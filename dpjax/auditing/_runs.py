@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from dpjax import _validate
-from dpjax._keys import stream
-from dpjax._typing import Key, Tree
+from dpjax._core import validate
+from dpjax._core.keys import stream
+from dpjax._core.typing import Key, Tree
 
 
 class Outputs(NamedTuple):
@@ -64,11 +64,11 @@ def train_many(
       >>> print(f"{outputs.inside.mean() - outputs.outside.mean():.1f}")
       1.0
     """
-    num_runs = _validate.static_int("num_runs", num_runs, minimum=1)
+    num_runs = validate.static_int("num_runs", num_runs, minimum=1)
     if batch_size is not None:
-        batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
+        batch_size = validate.static_int("batch_size", batch_size, minimum=1)
     keys = jax.random.split(
-        stream(_validate.typed_key("key", key), "audited runs"), 2 * num_runs
+        stream(validate.typed_key("key", key), "audited runs"), 2 * num_runs
     )
 
     def many(data: Tree, keys: jax.Array) -> Tree:

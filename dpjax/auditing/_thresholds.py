@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 
-from dpjax import _validate
-from dpjax._float64 import ULP, float64
-from dpjax._typing import ArrayLike
+from dpjax._core import validate
+from dpjax._core.float64 import ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax.auditing import _binomial
 
 
@@ -143,16 +143,16 @@ def check_scores(**scores: ArrayLike) -> None:
 
 def check_confidence(value: ArrayLike) -> None:
     """Raise unless it is between a half and one."""
-    _validate.open_unit("confidence", value)
-    known = _validate.concrete(value)
+    validate.open_unit("confidence", value)
+    known = validate.concrete(value)
     if known is not None and not (known > 0.5).all():
         raise ValueError(f"confidence must be above 0.5; got {value!r}.")
 
 
 def check_delta(delta: ArrayLike) -> None:
     """Raise unless 0 <= δ < 1."""
-    _validate.closed_unit("delta", delta)
-    known = _validate.concrete(delta)
+    validate.closed_unit("delta", delta)
+    known = validate.concrete(delta)
     if known is not None and not (known < 1).all():
         raise ValueError(f"delta must be below 1; got {delta!r}.")
 

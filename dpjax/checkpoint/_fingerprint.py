@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import _keys
-from dpjax._float64 import default_float
+from dpjax._core import keys
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import default_float
+from dpjax._core.typing import Key
+from dpjax._matrices.spec import Shape
 from dpjax._plan import Bounded, Plan, QuantileClip
 from dpjax._plan.schedule import Piece
-from dpjax._shape import Shape
-from dpjax._typing import Key
-from dpjax.adjacency import Adjacency
 
 # The draws of samplers and noise. Raise it where the same key gives others than before
 # and `_probe` may not see it: it looks at the first steps of a plan on one device.
@@ -94,7 +94,7 @@ def given(of_plan: dict[str, Any]) -> dict[str, Any]:
 
 def draws(plan: Plan, key: Key) -> dict[str, Any]:
     """What decides which batches and noise such a key draws, as plain values."""
-    generator = _keys.generator_name(key)
+    generator = keys.generator_name(key)
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
     return {
         "generator": generator,

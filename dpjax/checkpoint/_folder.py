@@ -10,7 +10,7 @@ import pathlib
 import shutil
 from typing import Any
 
-from dpjax import _validate
+from dpjax._core import validate
 from dpjax._plan import Plan
 from dpjax.checkpoint import _durable
 from dpjax.checkpoint._arrays import read_arrays, write_arrays
@@ -76,7 +76,7 @@ def save(
       (0,)
     """
     check(plan, run)
-    keep = _validate.static_int("keep", keep, minimum=1)
+    keep = validate.static_int("keep", keep, minimum=1)
     folder = pathlib.Path(folder).absolute()
     name = digest(run.key)
     by_the_first(lambda: _refuse_another(folder, plan, run, data, name))

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from dpjax import _validate
+from dpjax._core import validate
 from dpjax._plan import Plan
 from dpjax.checkpoint._fingerprint import (
     canonical,
@@ -116,8 +116,8 @@ def check(plan: Plan, run: Run) -> None:
         raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
     if not isinstance(run, Run):
         raise ValueError(f"run must be a dpjax.checkpoint.Run; got {type(run)}.")
-    _validate.typed_key("run.key", run.key)
-    if _validate.static_int("run.step", run.step, minimum=0) > plan.num_steps:
+    validate.typed_key("run.key", run.key)
+    if validate.static_int("run.step", run.step, minimum=0) > plan.num_steps:
         raise ValueError(
             f"run.step must be at most the plan's {plan.num_steps}; got {run.step!r}."
         )

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from dpjax._typing import Key, Tree
+from dpjax._core.typing import Key, Tree
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 

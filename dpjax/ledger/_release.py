@@ -8,10 +8,10 @@ import pathlib
 import jax
 import numpy as np
 
-from dpjax import _keys, _validate
+from dpjax._core import keys, validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import Key
 from dpjax._plan import Plan
-from dpjax._typing import Key
-from dpjax.adjacency import Adjacency
 from dpjax.checkpoint import Run, digest
 from dpjax.checkpoint._fingerprint import mark, record
 from dpjax.checkpoint._processes import by_the_first, refuse_unlike
@@ -45,9 +45,9 @@ def run_name(key: Key) -> str:
       >>> run_name(jax.random.key(0)) == run_name(jax.random.key(1))
       False
     """
-    _validate.typed_key("key", key)
+    validate.typed_key("key", key)
     bits = np.asarray(jax.random.key_data(key)).tobytes()
-    kind = f"dpjax run {_keys.generator_name(key)} ".encode()
+    kind = f"dpjax run {keys.generator_name(key)} ".encode()
     return hashlib.sha256(kind + bits).hexdigest()[:16]
 
 
@@ -93,12 +93,12 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       ...     print(len(dpjax.ledger.read(path).entries))
       1
     """
-    step = _validate.static_int("run.step", run.step, minimum=1)
+    step = validate.static_int("run.step", run.step, minimum=1)
     if step > plan.num_steps:
         raise ValueError(
             f"run.step must be at most the plan's {plan.num_steps}; got {step!r}."
         )
-    _validate.flag("repeated", repeated)
+    validate.flag("repeated", repeated)
     name, of_plan = run_name(run.key), mark(plan, run.key)
     found = digest(run.params)
     refuse_unlike({"key": name, "plan": of_plan, "step": step, "params": found})
@@ -214,13 +214,13 @@ def other(
       ...     print(dpjax.ledger.read(path).epsilon(1e-6))
       0.5
     """
-    _validate.nonnegative("epsilon", epsilon)
-    _validate.nonnegative("delta", delta)
+    validate.nonnegative("epsilon", epsilon)
+    validate.nonnegative("delta", delta)
     if delta:
-        _validate.open_unit("delta", delta)
+        validate.open_unit("delta", delta)
     if not what.strip():
         raise ValueError(f"what must say what is released; got {what!r}.")
-    neighbours = _validate.adjacency(adjacency)
+    neighbours = validate.adjacency(adjacency)
 
     def line(lines: list[Line]) -> Line:
         _same_neighbours(lines, neighbours, unit)

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax import _validate
+from dpjax._core import validate
 from dpjax._plan import Plan
 from dpjax._plan.mechanisms import Losses
 from dpjax.accounting import pld
+from dpjax.accounting.profiles import Profile
 from dpjax.checkpoint._fingerprint import from_record
 from dpjax.ledger import _chain
-from dpjax.solvers.guarantee import Profile
 
 
 class Entry(NamedTuple):
@@ -106,7 +106,7 @@ class Ledger:
 
         Reference: Dwork and Roth (2014), Theorem 3.16, for adding up.
         """
-        _validate.open_unit("delta", delta)
+        validate.open_unit("delta", delta)
         others = [x for x in self.entries if x.what == "other"]
         if any(x.repeated for x in self.entries):
             return math.inf

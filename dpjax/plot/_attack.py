@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpjax import _validate
-from dpjax._typing import ArrayLike
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike
 from dpjax.auditing._reached import reached
 from dpjax.auditing._thresholds import check_confidence, check_scores
 from dpjax.plot._style import GREY, axes, finish
@@ -58,15 +58,15 @@ def attack(
       ['1.00-GDP: 0.093', 'the attack reached: 0.049', 'proven, 95 %: 0.014']
     """
     check_scores(scores_in=scores_in, scores_out=scores_out)
-    _validate.scalar("confidence", confidence)
+    validate.scalar("confidence", confidence)
     check_confidence(confidence)
     if np.ndim(scores_in) != 1 or np.ndim(scores_out) != 1:
         raise ValueError(
             "scores_in and scores_out must be f[n] and f[m]; got shapes "
             f"{np.shape(scores_in)} and {np.shape(scores_out)}."
         )
-    _validate.scalar("false_positive_rate", false_positive_rate)
-    _validate.open_unit("false_positive_rate", false_positive_rate)
+    validate.scalar("false_positive_rate", false_positive_rate)
+    validate.open_unit("false_positive_rate", false_positive_rate)
     lines = promised(guarantees, labels, false_positive_rate)
     rates = reached(scores_in, scores_out, confidence)
     seen = _line(

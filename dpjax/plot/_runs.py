@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpjax import _validate
+from dpjax._core import validate
 from dpjax._plan import quantile
-from dpjax._plan.record import Plan
+from dpjax._plan.plan import Plan
 from dpjax._plan.schedule import groups
 from dpjax.plot._style import GREY, axes, finish, names, strokes, up
 
@@ -58,8 +58,8 @@ def epsilon_by_step(
     """
     _check(plans)
     if delta is not None:
-        delta = _validate.known_positive("delta", delta)
-        _validate.open_unit("delta", delta)
+        delta = validate.known_positive("delta", delta)
+        validate.open_unit("delta", delta)
     deltas = [plan.delta if delta is None else delta for plan in plans]
     found = names(labels, [_name(plan) for plan in plans])
     ax = axes(ax, (6.0, 4.0))

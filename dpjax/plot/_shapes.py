@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpjax._typing import ArrayLike
+from dpjax._core.typing import ArrayLike
 from dpjax.plot._style import axes, finish, names, strokes
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from dpjax.bookkeeping import Explanation
+from dpjax.clipping.bookkeeping import Explanation
 from dpjax.plot._style import GREY, axes, finish
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
+from dpjax._core import validate
 from dpjax._plan.guarantee import RunGuarantee
 from dpjax._plan.mechanisms import Losses
-from dpjax._plan.record import Plan
+from dpjax._plan.plan import Plan
 from dpjax.accounting import fdp, gdp
 from dpjax.accounting.pld import PLD
+from dpjax.accounting.profiles import Gaussian, Profile, Pure
 from dpjax.plot._style import GREY, axes, finish, names, strokes, up
-from dpjax.solvers.guarantee import Gaussian, Profile, Pure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,8 +63,8 @@ def tradeoff(
     """
     if not guarantees:
         raise ValueError("guarantees must be one at least; got none.")
-    _validate.scalar("false_positive_rate", false_positive_rate)
-    _validate.open_unit("false_positive_rate", false_positive_rate)
+    validate.scalar("false_positive_rate", false_positive_rate)
+    validate.open_unit("false_positive_rate", false_positive_rate)
     lines = promised(guarantees, labels, false_positive_rate)
     return framed(axes(ax, (5.2, 5.0)), lines, false_positive_rate)
 
@@ -155,13 +155,13 @@ def _profile(guarantee: Any) -> Profile:
     if all(callable(getattr(found, name, None)) for name in ("epsilon", "delta")):
         return found
     try:
-        _validate.scalar("a guarantee", guarantee)
+        validate.scalar("a guarantee", guarantee)
     except ValueError:
         raise ValueError(
             "guarantees must be plans, guarantees, PLDs, or numbers for the μ of GDP; "
             f"got {guarantee!r}."
         ) from None
-    _validate.nonnegative("the μ of a guarantee", guarantee, finite=False)
+    validate.nonnegative("the μ of a guarantee", guarantee, finite=False)
     return Gaussian(float(guarantee))
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _keys, _validate
-from dpjax._typing import ArrayLike, Key
+from dpjax._core import keys, validate
+from dpjax._core.typing import ArrayLike, Key
 
 _MOST = 2**31 - 1  # positions are int32
 
@@ -28,8 +28,8 @@ def sizes(
     num_examples: int, batch_size: int, name: str = "batch_size"
 ) -> tuple[int, int]:
     """The two sizes as ints, or an error."""
-    n = _validate.static_int("num_examples", num_examples, minimum=1)
-    b = _validate.static_int(name, batch_size, minimum=1)
+    n = validate.static_int("num_examples", num_examples, minimum=1)
+    b = validate.static_int(name, batch_size, minimum=1)
     if n > _MOST:
         raise ValueError(f"num_examples must be at most {_MOST}; got {num_examples!r}.")
     if b > _MOST:
@@ -41,7 +41,7 @@ def numbered(name: str, value: ArrayLike) -> jax.Array:
     """The number of a step or epoch as u32[], or an error."""
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
         raise ValueError(f"{name} must be one integer; got {value!r}.")
-    known = _validate.concrete(value)
+    known = validate.concrete(value)
     if known is None:
         return jnp.asarray(value).astype(jnp.uint32)
     if not 0 <= known < 2**32:
@@ -51,5 +51,5 @@ def numbered(name: str, value: ArrayLike) -> jax.Array:
 
 def own_key(key: Key, consumer: str, name: str, number: ArrayLike) -> jax.Array:
     """The key of one step or epoch of one sampler."""
-    _validate.typed_key("key", key)
-    return jax.random.fold_in(_keys.stream(key, consumer), numbered(name, number))
+    validate.typed_key("key", key)
+    return jax.random.fold_in(keys.stream(key, consumer), numbered(name, number))

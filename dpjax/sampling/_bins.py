@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._typing import ArrayLike, Key
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _counts, _order
 from dpjax.sampling._batch import Batch, numbered, own_key, sizes
 
@@ -62,7 +62,7 @@ def _arguments(
     num_examples: int, num_bins: int, max_batch_size: int
 ) -> tuple[int, int, int]:
     n, b = sizes(num_examples, max_batch_size, "max_batch_size")
-    m = _validate.static_int("num_bins", num_bins, minimum=1)
+    m = validate.static_int("num_bins", num_bins, minimum=1)
     if m > 2**31 - 1:
         raise ValueError(f"num_bins must be at most 2**31 - 1; got {num_bins!r}.")
     return n, m, b

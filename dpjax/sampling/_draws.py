@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._typing import ArrayLike, Key
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _distinct
 from dpjax.sampling._batch import Batch, numbered, own_key, sizes
 
@@ -92,7 +92,7 @@ def poisson(
       ((32,), True)
     """
     n, b = sizes(num_examples, max_batch_size, "max_batch_size")
-    _validate.closed_unit("sampling_rate", sampling_rate)
+    validate.closed_unit("sampling_rate", sampling_rate)
     return _poisson(
         n, float(sampling_rate), b, own_key(key, "sampling.poisson", "step", step)
     )
@@ -159,8 +159,8 @@ def cyclic_poisson(
       {7}
     """
     n, b = sizes(num_examples, max_batch_size, "max_batch_size")
-    _validate.closed_unit("sampling_rate", sampling_rate)
-    p = _validate.static_int("num_groups", num_groups, minimum=1)
+    validate.closed_unit("sampling_rate", sampling_rate)
+    p = validate.static_int("num_groups", num_groups, minimum=1)
     if p > n:
         raise ValueError(
             f"num_groups must be at most num_examples, {n}; got {num_groups!r}."

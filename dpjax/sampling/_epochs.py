@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._typing import ArrayLike, Key
+from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _permutation
 from dpjax.sampling._batch import Batch, numbered, own_key, sizes
 

@@ -15,7 +15,7 @@ reports the parameters with their guarantee. In the order of the data:
 3. What they decide before they train: `choose_num_steps` for gradient descent,
    `allot_noise` among three trees, `round_probabilities` for a random number of rounds.
 4. `Result` with its `Curve`; the `Guarantee`, and the profiles of ε and δ it may have.
-5. `printed`: what the papers print, to compare with.
+5. `published`: what the papers print, to compare with.
 
 Behind them: `_checks` refuses what no solver can take, `_numbers` rounds the rest so
 that program and accountant share it to the last bit, and `_data` puts damaged examples
@@ -25,10 +25,9 @@ of reduced sensitivity; `_precision` bounds what rounding does to a descent with
 noise. `_assumptions` puts into words what all of it rests on.
 """
 
-from dpjax.solvers import guarantee as guarantee
 from dpjax.solvers import losses as losses
-from dpjax.solvers import printed as printed
 from dpjax.solvers import prox as prox
+from dpjax.solvers import published as published
 from dpjax.solvers._allot_noise import allot_noise as allot_noise
 from dpjax.solvers._dp_nsgd import dp_nsgd as dp_nsgd
 from dpjax.solvers._noisy_cyclic_gd import noisy_cyclic_gd as noisy_cyclic_gd
@@ -45,13 +44,3 @@ from dpjax.solvers._results import Result as Result
 from dpjax.solvers._sensitivity_reduced_nsgd import (
     sensitivity_reduced_nsgd as sensitivity_reduced_nsgd,
 )
-from dpjax.solvers.guarantee import EpsilonProfile as EpsilonProfile
-from dpjax.solvers.guarantee import Gaussian as Gaussian
-from dpjax.solvers.guarantee import Guarantee as Guarantee
-from dpjax.solvers.guarantee import Profile as Profile
-from dpjax.solvers.guarantee import Pure as Pure
-from dpjax.solvers.guarantee import RoundsProfile as RoundsProfile
-
-# What `printed` holds had names of its own before it.
-printed_parameters = printed.dp_nsgd_parameters
-printed_scale = printed.output_perturbation_scale

@@ -5,10 +5,12 @@ import math
 
 import numpy as np
 
-from dpjax import _validate, reduced_momentum
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.outward import MARGIN
 from dpjax.accounting.tree import reduced_momentum_mu
-from dpjax.adjacency import Adjacency
-from dpjax.reduced_momentum import Terms
+from dpjax.noise import reduced_momentum
+from dpjax.noise.reduced_momentum import Terms
 from dpjax.solvers import _numbers
 
 
@@ -50,9 +52,9 @@ def allot_noise(
       >>> print([f"{x:.2f}" for x in noise])
       ['6.51', '20.88', '31.90']
     """
-    _validate.positive("target_mu", target_mu)
+    validate.positive("target_mu", target_mu)
     for name, bound in bounds._asdict().items():
-        _validate.positive(f"bounds.{name}", bound)
+        validate.positive(f"bounds.{name}", bound)
     mu = functools.partial(
         reduced_momentum_mu,
         num_steps=num_steps,
@@ -73,5 +75,5 @@ def allot_noise(
         unused = cost == 0 or added == 0
         shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
     # μ is inversely proportional to all noise together.
-    scale = float(mu(shares)) / target_mu * _numbers.MARGIN
+    scale = float(mu(shares)) / target_mu * MARGIN
     return Terms(*(_numbers.up(share * scale) for share in shares))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.core
 
+from dpjax._core.outward import MARGIN
 from dpjax.accounting import calibrate, gdp
 from dpjax.solvers import _numbers
 from dpjax.solvers._checks import Target
@@ -24,7 +25,7 @@ def solved_noise(
     try:
         with now():
             found = float(calibrate.solve(loss_of, goal))
-        return _numbers.up(found * _numbers.MARGIN)
+        return _numbers.up(found * MARGIN)
     except ValueError as error:
         raise ValueError(
             f"epsilon {target.epsilon!r} at delta {target.delta!r} must be one that "

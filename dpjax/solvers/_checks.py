@@ -5,10 +5,10 @@ from typing import NamedTuple, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._typing import Key, LossFn, Tree
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import Key, LossFn, Tree
 from dpjax.accounting.iteration import Setting
-from dpjax.adjacency import Adjacency
 from dpjax.solvers import _data
 from dpjax.solvers.losses import Loss
 from dpjax.solvers.prox import Prox
@@ -38,13 +38,13 @@ class Epochs(NamedTuple):
 
 def examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
     """The number of examples, for data and a key that every solver can take."""
-    _validate.typed_key("key", key)
+    validate.typed_key("key", key)
     return _data.check(loss_fn, data)
 
 
 def no_added_example(adjacency: Adjacency) -> None:
     """Raise unless neighbouring data sets have one size."""
-    if _validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
+    if validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
         raise ValueError(
             f"adjacency must be ZERO_OUT or REPLACE; got {adjacency!r}: one example "
             "more would change the sizes that sums are divided by, and move others to "
@@ -54,7 +54,7 @@ def no_added_example(adjacency: Adjacency) -> None:
 
 def size(batch_size: int, num_examples: int) -> int:
     """A batch size of at most all examples."""
-    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
+    batch_size = validate.static_int("batch_size", batch_size, minimum=1)
     if batch_size > num_examples:
         raise ValueError(
             f"batch_size must be at most {num_examples}; got {batch_size!r}."
@@ -73,8 +73,8 @@ def epochs(
 ) -> Epochs:
     """The epochs of a momentum solver, whose last batch may be part empty."""
     no_added_example(adjacency)
-    num_epochs = _validate.static_int("num_epochs", num_epochs, minimum=1)
-    batch_size = _validate.static_int("batch_size", batch_size, minimum=1)
+    num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
+    batch_size = validate.static_int("batch_size", batch_size, minimum=1)
     num_examples = examples(loss_fn, data, key)
     return Epochs(num_epochs, batch_size, -(-num_examples // batch_size))
 
@@ -100,8 +100,8 @@ def noise(
 
 def reached(epsilon: float, delta: float) -> Target:
     """The target, or an error for one that no Gaussian noise is meant for."""
-    _validate.positive("epsilon", epsilon)
-    _validate.open_unit("delta", delta)
+    validate.positive("epsilon", epsilon)
+    validate.open_unit("delta", delta)
     return Target(float(epsilon), float(delta))
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._typing import ArrayLike, LossFn, Tree
-from dpjax.clipping import batch_size as leading_axis
+from dpjax._core.typing import ArrayLike, LossFn, Tree
+from dpjax.clipping._clip import batch_size as leading_axis
 
 
 class Data(NamedTuple):

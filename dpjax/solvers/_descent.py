@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import sampling
-from dpjax._dtypes import widen
-from dpjax._keys import stream
-from dpjax._typing import ArrayLike, Key, LossFn, Params, Tree
-from dpjax.noise import gaussian_like
-from dpjax.per_example import clipped_grad
+from dpjax._core.dtypes import widen
+from dpjax._core.keys import stream
+from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
+from dpjax.clipping._clipped_grad import clipped_grad
+from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _data
 from dpjax.solvers._assumptions import Batches
 from dpjax.solvers._results import Curve

@@ -8,27 +8,32 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import _validate, optimizers, sampling, workloads
-from dpjax._keys import stream
-from dpjax._shape import Shape, shape_of
-from dpjax._strategy import Scaled
-from dpjax._toeplitz import Toeplitz
-from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax import sampling, workloads
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.keys import stream
+from dpjax._core.outward import MARGIN
+from dpjax._core.typing import Key, LossFn, Params, Tree
+from dpjax._matrices.spec import Shape, shape_of
+from dpjax._matrices.strategy import Scaled
+from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import correlated, gdp, tree
 from dpjax.accounting.correlated._error import variances
-from dpjax.adjacency import Adjacency
+from dpjax.accounting.profiles import Gaussian, Guarantee
+from dpjax.noise import _optimizers as optimizers
+from dpjax.noise.tree import prefix_variance
 from dpjax.solvers import (
     _assumptions,
     _calibration,
     _checks,
     _descent,
     _numbers,
-    printed,
+)
+from dpjax.solvers import (
+    published as printed,
 )
 from dpjax.solvers._assumptions import Order
 from dpjax.solvers._results import Curve, Result
-from dpjax.solvers.guarantee import Gaussian, Guarantee
-from dpjax.tree import prefix_variance
 
 _Carry = tuple[Tree, optax.OptState]
 
@@ -145,7 +150,7 @@ def dp_nsgd(
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for the noise and the order.
       noise: "exact" calibrates by `accounting.tree.momentum_mu`; "printed" takes the
-        paper's constant (more noise), to compare with: see `solvers.printed`.
+        paper's constant (more noise), to compare with: see `solvers.published`.
       microbatch_size: see `clipped_grad`.
       strategy: how the noise is correlated from step to step, as `dpjax.strategies`
         makes it, but for the tree, which None stands for.
@@ -179,11 +184,11 @@ def dp_nsgd(
       ((3,), True)
     """
     target = _checks.reached(epsilon, delta)
-    _validate.one_of("order", order, ("fixed", "reshuffled"))
-    _validate.one_of("noise", noise, ("exact", "printed"))
-    _validate.decay("decay", decay)
+    validate.one_of("order", order, ("fixed", "reshuffled"))
+    validate.one_of("noise", noise, ("exact", "printed"))
+    validate.decay("decay", decay)
     decay, clip_norm = _numbers.down(decay), _numbers.up(clip_norm)
-    _validate.positive("clip_norm", clip_norm)
+    validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(
         loss_fn,
         data,
@@ -295,4 +300,4 @@ def _calibrated(
             mu, num_steps=run.num_steps, steps_per_epoch=run.steps_per_epoch
         )
     # μ is proportional to 1/σ.
-    return _numbers.up(float(account(1.0)) / mu * _numbers.MARGIN)
+    return _numbers.up(float(account(1.0)) / mu * MARGIN)

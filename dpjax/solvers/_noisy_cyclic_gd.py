@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import optax
 
-from dpjax import _validate
-from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax._core import validate
+from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp, iteration
 from dpjax.accounting.iteration import Setting
+from dpjax.accounting.profiles import Gaussian
 from dpjax.solvers._assumptions import Order
 from dpjax.solvers._noisy_descent import Run, constant, noisy_descent
 from dpjax.solvers._results import Result
-from dpjax.solvers.guarantee import Gaussian
 from dpjax.solvers.prox import Prox
 
 
@@ -117,7 +117,7 @@ def noisy_cyclic_gd(
       >>> print(result.params.shape, f"{result.guarantee.epsilon(1e-5):.2f}")
       (3,) 2.19
     """
-    _validate.one_of("order", order, ("fixed", "reshuffled"))
+    validate.one_of("order", order, ("fixed", "reshuffled"))
     return noisy_descent(
         loss_fn,
         params,
@@ -125,7 +125,7 @@ def noisy_cyclic_gd(
         solver="noisy_cyclic_gd",
         accountant=last_iterate_profile,
         batches=order,
-        num_epochs=_validate.static_int("num_epochs", num_epochs, minimum=1),
+        num_epochs=validate.static_int("num_epochs", num_epochs, minimum=1),
         batch_size=batch_size,
         key=key,
         noise_multiplier=noise_multiplier,

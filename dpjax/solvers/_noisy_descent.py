@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import _validate
-from dpjax._keys import stream
-from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax._core import validate
+from dpjax._core.keys import stream
+from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting.iteration import Setting
+from dpjax.accounting.profiles import Guarantee, Profile
 from dpjax.solvers import _assumptions, _calibration, _checks, _data, _descent, _numbers
 from dpjax.solvers._results import Result
-from dpjax.solvers.guarantee import Guarantee, Profile
 from dpjax.solvers.prox import Prox, none
 
 
@@ -126,7 +126,7 @@ def _validated(
     size = num_examples if batch_size is None else batch_size
     size = _checks.size(size, num_examples)
     if batches == "random":
-        _validate.replaced_example(setting["adjacency"])
+        validate.replaced_example(setting["adjacency"])
     elif num_examples % size and np.any(np.asarray(setting["strong_convexity"]) > 0):
         raise ValueError(
             f"batch_size must divide the number of examples, {num_examples}, where "

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import optax
 
-from dpjax import _validate
-from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax._core import validate
+from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.solvers._noisy_cyclic_gd import last_iterate_profile
 from dpjax.solvers._noisy_descent import noisy_descent
@@ -81,7 +81,7 @@ def noisy_gd(
         solver="noisy_gd",
         accountant=last_iterate_profile,
         batches="full",
-        num_epochs=_validate.static_int("num_steps", num_steps, minimum=1),
+        num_epochs=validate.static_int("num_steps", num_steps, minimum=1),
         batch_size=None,
         key=key,
         noise_multiplier=noise_multiplier,

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import optax
 
-from dpjax import _validate
-from dpjax._typing import ArrayLike, Key, LossFn, Params, Tree
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
 from dpjax.accounting import iteration, pld
 from dpjax.accounting.iteration import Setting
+from dpjax.accounting.profiles import EpsilonProfile
 from dpjax.solvers._noisy_descent import Run, constant, noisy_descent
 from dpjax.solvers._results import Result
-from dpjax.solvers.guarantee import EpsilonProfile
 from dpjax.solvers.prox import Prox
 
 _LEVELS = 4  # of noise, that a schedule is rounded down to: each is compiled
@@ -21,7 +21,7 @@ _LEVELS = 4  # of noise, that a schedule is rounded down to: each is compiled
 
 def _profile(run: Run, noise: np.ndarray) -> EpsilonProfile:
     """The accountant for what ran: of the last iterate, or with schedules of all."""
-    _validate.positive("noise_multiplier", noise)
+    validate.positive("noise_multiplier", noise)
     largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
     iteration.noisy_cyclic_gd_mu(  # says what is wrong with the setting
         1.0,
@@ -130,7 +130,7 @@ def noisy_sgd(
         solver="noisy_sgd",
         accountant=_profile,
         batches="random",
-        num_epochs=_validate.static_int("num_steps", num_steps, minimum=1),
+        num_epochs=validate.static_int("num_steps", num_steps, minimum=1),
         batch_size=batch_size,
         key=key,
         noise_multiplier=noise_multiplier,

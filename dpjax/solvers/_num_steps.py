@@ -4,7 +4,7 @@ from typing import Unpack
 
 import numpy as np
 
-from dpjax import _validate
+from dpjax._core import validate
 from dpjax.accounting import iteration
 from dpjax.solvers import _calibration
 
@@ -50,7 +50,7 @@ def choose_num_steps(
       ...     1.0, 0.001, radius=2.0, dimension=10, num_examples=1000, **setting)
       60
     """
-    _validate.positive("radius", radius)
+    validate.positive("radius", radius)
     steps = np.unique(np.geomspace(1, _MOST_STEPS, 2000).astype(np.int64))
     sensitivity = iteration.gradient_descent_sensitivity(
         num_steps=steps, num_examples=num_examples, **setting

@@ -15,13 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._typing import ArrayLike
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting.iteration import Setting
-
-# Sixteen roundings to float32: those of a guarantee on its way through an accountant
-# and back are at most four, of the noise, of μ, of ε and of δ.
-MARGIN = 1 + 1e-6
 
 # Below it, processors may take a float32 for zero.
 _LEAST = float(np.finfo(np.float32).tiny)
@@ -63,7 +59,7 @@ def stddev(
 ) -> float | np.ndarray:
     """At least noise_multiplier · bound / divisor, in float32."""
     value = up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
-    _validate.nonnegative("noise_multiplier times the bound on a gradient", value)
+    validate.nonnegative("noise_multiplier times the bound on a gradient", value)
     return value
 
 

@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import default_float
-from dpjax._keys import stream
-from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax._core import validate
+from dpjax._core.float64 import default_float
+from dpjax._core.keys import stream
+from dpjax._core.outward import MARGIN
+from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting
-from dpjax.noise import gamma_norm_like, gaussian_like
+from dpjax.accounting.profiles import Gaussian, Guarantee, Pure
+from dpjax.noise._gaussian import gamma_norm_like, gaussian_like
 from dpjax.solvers import (
     _assumptions,
     _calibration,
@@ -21,11 +23,12 @@ from dpjax.solvers import (
     _descent,
     _numbers,
     _precision,
-    printed,
+)
+from dpjax.solvers import (
+    published as printed,
 )
 from dpjax.solvers._num_steps import choose_num_steps
 from dpjax.solvers._results import Curve, Result
-from dpjax.solvers.guarantee import Gaussian, Guarantee, Pure
 from dpjax.solvers.prox import Prox, none
 
 Noise = Literal["exact", "printed"]
@@ -62,7 +65,7 @@ def output_perturbation(
       radius: D, a guess of the distance from params to the best parameters; it is
         needed where num_steps is not given, and costs no privacy if it is wrong.
       noise: "exact" for the least noise that gives (ε, δ); "printed" for the paper's
-        constants (`printed.output_perturbation_scale`), to compare with.
+        constants (`published.output_perturbation_scale`), to compare with.
       prox: see `dpjax.solvers.prox`. The noise comes after it, so that the result may
         leave its set; to project once more costs nothing.
       microbatch_size: see `clipped_grad`.
@@ -103,7 +106,7 @@ def output_perturbation(
       >>> print(f"{result.guarantee.epsilon(0.0):.4f} {result.sensitivity:.4f}")
       1.0000 0.0400
     """
-    _validate.one_of("noise", noise, ("exact", "printed"))
+    validate.one_of("noise", noise, ("exact", "printed"))
     num_examples, given = _validated(loss_fn, data, epsilon, delta, prox, key, setting)
     prox, examples = none if prox is None else prox, _data.prepare(data)
     start = jax.tree.map(jnp.asarray, params)
@@ -120,7 +123,7 @@ def output_perturbation(
             setting=given,
         )
         if noise == "exact":
-            scale = _calibration.one_draw(epsilon, delta) * _numbers.MARGIN
+            scale = _calibration.one_draw(epsilon, delta) * MARGIN
             scale *= sensitivity
         else:
             scale = printed.output_perturbation_scale(
@@ -168,7 +171,7 @@ def _validated(
     setting: Setting,
 ) -> tuple[int, Setting]:
     """The number of examples, and the setting in the numbers that run."""
-    _validate.positive("epsilon", epsilon)
+    validate.positive("epsilon", epsilon)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
     _checks.names(setting)
@@ -205,7 +208,7 @@ def _steps(
             num_examples=num_examples,
             **setting,
         )
-    return _validate.static_int("num_steps", num_steps, minimum=1)
+    return validate.static_int("num_steps", num_steps, minimum=1)
 
 
 def _train(

@@ -5,7 +5,7 @@ it adds to the distance in every step, and noise that is calibrated to the dista
 real arithmetic hides too little where that distance is not far above a rounding of the
 iterate. It is 2ηC/n a step, so in float32 an n of 1e5 is too many.
 
-**Model.** As in `dpjax._rounding`, with unit roundoff u and γ_k = k u / (1 − k u). In a
+**Model.** As in `_core.rounding`, with unit roundoff u and γ_k = k u / (1 − k u). In a
 step x ↦ prox(x − η(Σ g / n + λx)) with gradients bounded by C, curvature by M, and
 iterates by R, these are the errors at most:
   an example's gradient: γ_k (C + M R), as if parameters and result were off by γ_k,
@@ -31,9 +31,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._dtypes import widen
-from dpjax._float64 import scoped
-from dpjax._typing import DTypeLike, LossFn, Params, Tree
+from dpjax._core.dtypes import widen
+from dpjax._core.float64 import scoped
+from dpjax._core.typing import DTypeLike, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting
 from dpjax.solvers import _data

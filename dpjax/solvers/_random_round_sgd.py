@@ -9,16 +9,17 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from dpjax import _validate, sampling
-from dpjax._dtypes import widen
-from dpjax._keys import stream
-from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax import sampling
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.dtypes import widen
+from dpjax._core.keys import stream
+from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import random_rounds
-from dpjax.adjacency import Adjacency
-from dpjax.noise import gaussian_like
+from dpjax.accounting.profiles import Guarantee, RoundsProfile
+from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _assumptions, _calibration, _checks, _data, _descent, _numbers
 from dpjax.solvers._results import Curve, Result
-from dpjax.solvers.guarantee import Guarantee, RoundsProfile
 
 
 def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:
@@ -40,8 +41,8 @@ def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray
       >>> print(round_probabilities(np.array([0.5, 1.0]), 1.0).round(4))
       [0.4286 0.5714]
     """
-    _validate.positive("smoothness", smoothness)
-    _validate.positive("step_size", step_sizes)
+    validate.positive("smoothness", smoothness)
+    validate.positive("step_size", step_sizes)
     step_sizes = np.asarray(step_sizes, np.float64)
     if np.any(step_sizes >= 2 / smoothness):
         raise ValueError(
@@ -151,7 +152,7 @@ def random_round_sgd(
       delta: the target δ, in (0, 1).
       noise_multiplier: in their place standard deviation of the noise on a batch's sum
         of gradients over clip_norm, positive. The paper's, for batches of one and n²
-        rounds, is `printed.random_round_noise_multiplier`.
+        rounds, is `published.random_round_noise_multiplier`.
       adjacency: `REPLACE`.
       max_rounds: N, at least 1; the paper has n².
       batch_size: b, from 1 to n; the paper has 1.
@@ -189,10 +190,10 @@ def random_round_sgd(
       (True, True)
     """
     noise = _checks.noise(noise_multiplier, epsilon, delta)
-    _validate.replaced_example(adjacency)
-    max_rounds = _validate.static_int("max_rounds", max_rounds, minimum=1)
+    validate.replaced_example(adjacency)
+    max_rounds = validate.static_int("max_rounds", max_rounds, minimum=1)
     clip_norm = _numbers.up(clip_norm)
-    _validate.positive("clip_norm", clip_norm)
+    validate.positive("clip_norm", clip_norm)
     num_examples = _checks.examples(loss_fn, data, key)
     size = _checks.size(batch_size, num_examples)
     step_sizes = _data.schedule("step_size", step_size, max_rounds)
@@ -203,7 +204,7 @@ def random_round_sgd(
     rounds, rate = random_rounds.group(realised), size / num_examples
     if isinstance(noise, _checks.Target):
         noise = _calibrated(rounds, rate, noise)
-    _validate.positive("noise_multiplier", noise)
+    validate.positive("noise_multiplier", noise)
 
     key = stream(key, "solvers.random_round_sgd")
     bits = jax.random.bits(stream(key, "rounds"), (), jnp.uint32)

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from dpjax import reduced_momentum, sampling
-from dpjax._dtypes import widen
-from dpjax._typing import Key, LossFn, Params, Tree
-from dpjax.clipping import clip
-from dpjax.reduced_momentum import ReducedMomentumState, Terms
+from dpjax import sampling
+from dpjax._core.dtypes import widen
+from dpjax._core.typing import Key, LossFn, Params, Tree
+from dpjax.clipping._clip import clip
+from dpjax.noise import reduced_momentum
+from dpjax.noise.reduced_momentum import ReducedMomentumState, Terms
 from dpjax.solvers import _data
 from dpjax.solvers._descent import narrow
 from dpjax.solvers._results import Curve
@@ -58,7 +59,7 @@ def _example(
     here, anchor, before = (clip(g, bounds.anchor, keep)[0] for g in gradients)
     change, change_norm = clip(anchor - before, bounds.change, keep)
     drift, drift_norm = clip(here - anchor, bounds.drift, keep)
-    # F^Δ and F^G in one tree from the third epoch on: see `dpjax.reduced_momentum`.
+    # F^Δ and F^G in one tree from the third epoch on: see `noise.reduced_momentum`.
     mixed = (1 - refresh) * change + refresh * anchor
     return _Example(
         terms=Terms(anchor, mixed, drift),

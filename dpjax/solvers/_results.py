@@ -4,8 +4,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import jax
 
-from dpjax._typing import Params
-from dpjax.solvers.guarantee import Guarantee
+from dpjax._core.typing import Params
+from dpjax.accounting.profiles import Guarantee
 
 
 class Curve(NamedTuple):
@@ -51,7 +51,7 @@ class Result(NamedTuple, Generic[Params, Noise]):
       sensitivity: in `output_perturbation` how far one example can move the last
         iterate, rounding included.
       scale: in `output_perturbation` that of the noise: the standard deviation per
-        coordinate, or for δ = 0 the scale of `dpjax.noise.gamma_norm_like`.
+        coordinate, or for δ = 0 the scale of `dpjax.noise._gaussian.gamma_norm_like`.
     """
 
     params: Params

@@ -7,13 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import _validate, reduced_momentum
-from dpjax._keys import stream
-from dpjax._typing import Key, LossFn, Params, Tree
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.keys import stream
+from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp
+from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.accounting.tree import reduced_momentum_mu
-from dpjax.adjacency import Adjacency
-from dpjax.reduced_momentum import Terms
+from dpjax.noise import reduced_momentum
+from dpjax.noise.reduced_momentum import Terms
 from dpjax.solvers import (
     _assumptions,
     _calibration,
@@ -24,7 +26,6 @@ from dpjax.solvers import (
 )
 from dpjax.solvers._allot_noise import allot_noise
 from dpjax.solvers._results import Result
-from dpjax.solvers.guarantee import Gaussian, Guarantee
 
 
 def sensitivity_reduced_nsgd(
@@ -98,12 +99,12 @@ def sensitivity_reduced_nsgd(
       ((3,), True)
     """
     target = _checks.reached(epsilon, delta)
-    _validate.decay("decay", decay)
-    _validate.closed_unit("refresh", refresh)
+    validate.decay("decay", decay)
+    validate.closed_unit("refresh", refresh)
     decay, refresh = _numbers.down(decay), _numbers.down(refresh)
     clips = _clip_norms(clip_norm, change_clip_norm, drift_clip_norm)
     if not callable(learning_rate):
-        _validate.positive("learning_rate", learning_rate)
+        validate.positive("learning_rate", learning_rate)
     run = _checks.epochs(
         loss_fn,
         data,
@@ -171,9 +172,9 @@ def _noise_norm(
 def _clip_norms(anchor: float, change: float, drift: float) -> Terms[float]:
     """The clip norms as they run."""
     clips = Terms(*(_numbers.up(x) for x in (anchor, change, drift)))
-    _validate.positive("clip_norm", clips.anchor)
-    _validate.positive("change_clip_norm", clips.change)
-    _validate.positive("drift_clip_norm", clips.drift)
+    validate.positive("clip_norm", clips.anchor)
+    validate.positive("change_clip_norm", clips.change)
+    validate.positive("drift_clip_norm", clips.drift)
     return clips
 
 

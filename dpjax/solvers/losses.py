@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import _validate
-from dpjax._rounding import HIGHEST, square_sum
+from dpjax._core import validate
+from dpjax._core.rounding import HIGHEST, square_sum
 
 _SLACK = 2.0**-20  # sixteen roundings, as in clipping; the norm is rounded up
 
@@ -129,7 +129,7 @@ def logistic(*, feature_norm: float) -> Loss:
       >>> print(f"{loss(w, (x, 1.0)):.4f}")  # that of the score 2 · 0.6
       0.2633
     """
-    _validate.positive("feature_norm", feature_norm)
+    validate.positive("feature_norm", feature_norm)
     return Loss(
         feature_norm=feature_norm,
         gradient_norm=feature_norm,
@@ -174,8 +174,8 @@ def huber(threshold: float, *, feature_norm: float) -> Loss:
       >>> print(f"{value:.3f}")  # 0.5 (2 − 0.25)
       0.875
     """
-    _validate.positive("threshold", threshold)
-    _validate.positive("feature_norm", feature_norm)
+    validate.positive("threshold", threshold)
+    validate.positive("feature_norm", feature_norm)
     return Loss(
         feature_norm=feature_norm,
         gradient_norm=threshold * feature_norm,
@@ -222,8 +222,8 @@ def softmax(num_classes: int, *, feature_norm: float) -> Loss:
       >>> print(f"{loss(jnp.zeros((2, 3)), (jnp.ones(2), jnp.array(1))):.4f}")
       1.0986
     """
-    num_classes = _validate.static_int("num_classes", num_classes, minimum=2)
-    _validate.positive("feature_norm", feature_norm)
+    num_classes = validate.static_int("num_classes", num_classes, minimum=2)
+    validate.positive("feature_norm", feature_norm)
     return Loss(
         feature_norm=feature_norm,
         gradient_norm=math.sqrt(2) * feature_norm,

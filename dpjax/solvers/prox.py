@@ -13,8 +13,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._typing import Tree
+from dpjax._core import validate
+from dpjax._core.typing import Tree
 
 Prox = Callable[..., Tree]  # of parameters and the step size, as for `LossFn`
 
@@ -84,8 +84,8 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
       >>> print(elastic_net(2.0, 2.0)(jnp.array([3.0, -0.5]), 0.5))
       [1. 0.]
     """
-    _validate.nonnegative("l1_weight", l1_weight)
-    _validate.nonnegative("l2_weight", l2_weight)
+    validate.nonnegative("l1_weight", l1_weight)
+    validate.nonnegative("l2_weight", l2_weight)
 
     def shrink(x: jax.Array, step_size: jax.Array) -> jax.Array:
         step_size = jnp.asarray(step_size, x.dtype)

@@ -14,13 +14,13 @@ white, which is as private as releasing C x + z. So privacy depends on C alone
 3. `scheduled` finds how much of that noise each step should have.
 4. `amplified` finds what is best where batches are drawn at random.
 
-What a strategy is, training and accounting read from `_strategy` and `_toeplitz`. The
+What a strategy is, training and accounting read from `_matrices`. The
 searches go through the accountants, and so nothing of training imports this folder.
 """
 
-from dpjax._strategy import Scaled as Scaled
-from dpjax._strategy import Tree as Tree
-from dpjax._toeplitz import Toeplitz as Toeplitz
+from dpjax._matrices.strategy import Scaled as Scaled
+from dpjax._matrices.strategy import Tree as Tree
+from dpjax._matrices.toeplitz import Toeplitz as Toeplitz
 from dpjax.strategies._amplified import Amplified as Amplified
 from dpjax.strategies._amplified import amplified as amplified
 from dpjax.strategies._making import banded as banded

@@ -12,14 +12,14 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import TINY
-from dpjax._toeplitz import Toeplitz
-from dpjax._workload import Workload, fits
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import TINY
+from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.workload import Workload, fits
 from dpjax.accounting import calibrate
 from dpjax.accounting.correlated import epsilon as epsilon_of
 from dpjax.accounting.correlated import error
-from dpjax.adjacency import Adjacency
 from dpjax.strategies import _making, _optimize
 
 Sampling = Literal["cyclic_poisson", "random_bins", "fresh_bins"]
@@ -88,16 +88,16 @@ def amplified(
       >>> 1 + best.strategy.numerator.size
       4
     """
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    _validate.one_of("sampling", sampling, get_args(Sampling))
-    epsilon = _validate.known_positive("epsilon", epsilon)
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    validate.one_of("sampling", sampling, get_args(Sampling))
+    epsilon = validate.known_positive("epsilon", epsilon)
     workload = fits(workload, num_steps)
     asked = {
         "num_steps": num_steps,
         "steps_per_epoch": n_b,
         "sampling": sampling,
-        "adjacency": _validate.adjacency(adjacency),
+        "adjacency": validate.adjacency(adjacency),
     }
     numbers = workload, epsilon, delta, asked
     at = functools.partial(_about, *numbers)

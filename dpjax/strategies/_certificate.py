@@ -11,7 +11,7 @@ for every C, lower-triangular or not. Orders with more patterns are no better of
 
 import numpy as np
 
-from dpjax._workload import Workload
+from dpjax._matrices.workload import Workload
 
 # Nuclear norms of matrices of this size are computed; of larger ones bounded.
 _DENSE = 1024

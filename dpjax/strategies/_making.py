@@ -7,10 +7,10 @@ known are rounded to float32 here, once, and both see the same.
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._strategy import LEAST, MOST, Scaled, Tree
-from dpjax._toeplitz import Toeplitz, product
-from dpjax._typing import ArrayLike
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike
+from dpjax._matrices.strategy import LEAST, MOST, Scaled, Tree
+from dpjax._matrices.toeplitz import Toeplitz, product
 
 
 def independent() -> Toeplitz:
@@ -40,9 +40,9 @@ def geometric(decay: ArrayLike) -> Toeplitz:
       >>> print(geometric(0.5).inverse_coefficients(4))
       [ 1.  -0.5  0.   0. ]
     """
-    _validate.scalar("decay", decay)
-    _validate.decay("decay", decay)
-    known = _validate.concrete(decay)
+    validate.scalar("decay", decay)
+    validate.decay("decay", decay)
+    known = validate.concrete(decay)
     pole = jnp.asarray(decay)[None] if known is None else known[None]
     return Toeplitz(np.zeros(0), _polynomial("decay", pole))
 
@@ -131,7 +131,7 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
     """
     if not isinstance(strategy, Toeplitz):
         raise ValueError(f"strategy must be a Toeplitz strategy; got {strategy!r}.")
-    known = _validate.real_vector("factors", factors)
+    known = validate.real_vector("factors", factors)
     if known is None:
         return Scaled(strategy, jnp.asarray(factors))
     rounded = _rounded(known)
@@ -162,9 +162,9 @@ def tree(decay: ArrayLike) -> Tree:
        [0.    0.    1.    0.   ]
        [0.125 0.25  0.5   1.   ]]
     """
-    _validate.scalar("decay", decay)
-    _validate.decay("decay", decay)
-    known = _validate.concrete(decay)
+    validate.scalar("decay", decay)
+    validate.decay("decay", decay)
+    known = validate.concrete(decay)
     if known is None:
         return Tree(jnp.asarray(decay))
     rounded = _rounded(known)
@@ -175,7 +175,7 @@ def tree(decay: ArrayLike) -> Tree:
 
 def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
     """What follows the leading 1."""
-    known = _validate.real_vector(name, coefficients)
+    known = validate.real_vector(name, coefficients)
     if known is None:
         return jnp.asarray(coefficients)[1:]
     rounded = _rounded(known)
@@ -188,7 +188,7 @@ def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
 
 def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     """Π_k (1 − r_k L) without its leading 1."""
-    known = _validate.real_vector(name, roots)
+    known = validate.real_vector(name, roots)
     if known is None:
         return product(jnp.asarray(roots))
     if known.size == 0 or not np.all(np.abs(known) < 1):

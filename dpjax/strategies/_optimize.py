@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import scope
-from dpjax._toeplitz import Toeplitz, product
-from dpjax._workload import Workload, fits
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import scope
+from dpjax._matrices.toeplitz import Toeplitz, product
+from dpjax._matrices.workload import Workload, fits
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import error, square_error
 from dpjax.accounting.correlated._mu import WORST, Order, mu
-from dpjax.adjacency import Adjacency
 from dpjax.strategies import _certificate, _making
 from dpjax.strategies._descent import least
 
@@ -172,12 +172,12 @@ def optimize(
       >>> print(f"{-best.denominator[0]:.3f}, at most {best.gap:.3f} of the best")
       0.626, at most 1.043 of the best
     """
-    _validate.one_of("kind", kind, get_args(Kind))
-    _validate.one_of("order", order, get_args(Order))
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    size = _validate.static_int("num_vectors", num_vectors, minimum=1)
-    if any(_validate.concrete(x) is None for x in fits(workload, num_steps)):
+    validate.one_of("kind", kind, get_args(Kind))
+    validate.one_of("order", order, get_args(Order))
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    size = validate.static_int("num_vectors", num_vectors, minimum=1)
+    if any(validate.concrete(x) is None for x in fits(workload, num_steps)):
         raise ValueError(f"workload must be known, not traced; got {workload!r}.")
     if not np.any(np.asarray(workload.rates)):
         raise ValueError(f"workload must have a rate above 0; got {workload!r}.")

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import scope
-from dpjax._strategy import Scaled, checked
-from dpjax._toeplitz import Toeplitz
-from dpjax._workload import Workload, fits
+from dpjax._core import validate
+from dpjax._core.float64 import scope
+from dpjax._matrices.strategy import Scaled, checked
+from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.workload import Workload, fits
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import square_error
 from dpjax.strategies import _making
@@ -121,13 +121,13 @@ def scheduled(
       >>> print(best.factors[[0, 500, 900]].round(2))
       [0.74 1.05 4.91]
     """
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    _validate.one_of("order", order, get_args(Order))
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    validate.one_of("order", order, get_args(Order))
     if not isinstance(checked(strategy, num_steps), Toeplitz):
         raise ValueError(f"strategy must be a Toeplitz strategy; got {strategy!r}.")
     fits(workload, num_steps)
-    if any(_validate.concrete(x) is None for x in (*strategy, *workload)):
+    if any(validate.concrete(x) is None for x in (*strategy, *workload)):
         raise ValueError(
             "strategy and workload must be known, not traced; got "
             f"{strategy!r} and {workload!r}."

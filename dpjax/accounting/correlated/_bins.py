@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._float64 import ULP, float64
-from dpjax._toeplitz import Toeplitz
-from dpjax.accounting import _gaussian
-from dpjax.accounting._convex_order import spread
-from dpjax.accounting._pld.composition import epsilon_of
-from dpjax.accounting._pld.pairs import log_mixture
+from dpjax._core.float64 import ULP, float64
+from dpjax._matrices.toeplitz import Toeplitz
+from dpjax.accounting._numerics import gaussian
+from dpjax.accounting._numerics.convex_order import spread
+from dpjax.accounting._numerics.pld.composition import epsilon_of
+from dpjax.accounting._numerics.pld.pairs import log_mixture
 from dpjax.accounting.correlated import _chain, _covariances, _trees
 from dpjax.accounting.correlated._mu import Order, mu_of
 
@@ -122,7 +122,7 @@ def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Ar
     asked = delta / run.rate * (1 - 4 * ULP)
     hidden = _hidden(run, asked, few=few, replace=replace)
     # Divergences are jointly convex: no more than if the attacker were told the steps.
-    value = jnp.minimum(hidden, _gaussian.epsilon_of(run.told, asked))
+    value = jnp.minimum(hidden, gaussian.epsilon_of(run.told, asked))
     # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
     # joint convexity: if it is (ε, δ)-DP to take part, it is (log(1 + q(e^ε − 1)),
     # qδ)-DP to do so with probability q.

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._float64 import SMALL, ULP
-from dpjax.accounting._convex_order.grid import NODES, OFF, Grid, normal
-from dpjax.accounting._pld.composition import epsilon_of
-from dpjax.accounting._pld.pairs import Losses, reach
+from dpjax._core.float64 import SMALL, ULP
+from dpjax.accounting._numerics.convex_order.grid import NODES, OFF, Grid, normal
+from dpjax.accounting._numerics.pld.composition import epsilon_of
+from dpjax.accounting._numerics.pld.pairs import Losses, reach
 
 _STATES = 64  # they add 1/3 % to the variance of independent places
 _SUMS = 2048

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._float64 import ULP
-from dpjax._toeplitz import Toeplitz, series_error
+from dpjax._core.float64 import ULP
+from dpjax._matrices.toeplitz import Toeplitz, series_error
 
 
 class Covariances(NamedTuple):

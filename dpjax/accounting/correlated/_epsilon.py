@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import ULP, float64
-from dpjax._strategy import Strategy, Tree, checked, toeplitz_and_factors
-from dpjax._toeplitz import Toeplitz
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import ULP, float64
+from dpjax._matrices.strategy import Strategy, Tree, checked, toeplitz_and_factors
+from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import gdp, pld
 from dpjax.accounting.correlated import _bins
 from dpjax.accounting.correlated._mu import mu
-from dpjax.adjacency import Adjacency
 
 Sampling = Literal[
     "fixed",
@@ -141,15 +141,15 @@ def epsilon(
       3.9
       0.8
     """
-    _validate.positive("noise_multiplier", noise_multiplier)
-    _validate.open_unit("delta", delta)
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    _validate.one_of("sampling", sampling, get_args(Sampling))
+    validate.positive("noise_multiplier", noise_multiplier)
+    validate.open_unit("delta", delta)
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    validate.one_of("sampling", sampling, get_args(Sampling))
     sizes = {
         "num_steps": num_steps,
         "steps_per_epoch": n_b,
-        "adjacency": _validate.adjacency(adjacency),
+        "adjacency": validate.adjacency(adjacency),
     }
     strategy = checked(strategy, num_steps)
     if sampling == "cyclic_poisson":

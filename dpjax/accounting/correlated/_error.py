@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import float64
-from dpjax._strategy import Strategy, Tree, checked, toeplitz_and_factors
-from dpjax._toeplitz import Toeplitz, series, times
-from dpjax._workload import Workload, fits
+from dpjax._core import validate
+from dpjax._core.float64 import float64
+from dpjax._matrices.strategy import Strategy, Tree, checked, toeplitz_and_factors
+from dpjax._matrices.toeplitz import Toeplitz, series, times
+from dpjax._matrices.workload import Workload, fits
 
 
 def square_error(
@@ -149,7 +149,7 @@ def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
       0.2289
       0.1356
     """
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     strategy, workload = checked(strategy, num_steps), fits(workload, num_steps)
     if isinstance(strategy, Tree):
         if any(np.shape(x)[-1] > 1 for x in (workload.rates, workload.keep)):

@@ -5,13 +5,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._float64 import TINY, ULP, float64
-from dpjax._strategy import Strategy, Tree, checked, toeplitz_and_factors
-from dpjax._toeplitz import Toeplitz, series_error
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._matrices.strategy import Strategy, Tree, checked, toeplitz_and_factors
+from dpjax._matrices.toeplitz import Toeplitz, series_error
 from dpjax.accounting import tree
 from dpjax.accounting.correlated import _patterns
-from dpjax.adjacency import Adjacency
 
 Order = Literal["fixed", "reshuffled", "separated"]
 WORST = {
@@ -112,10 +112,10 @@ def mu(
       0.791
       0.913
     """
-    _validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    _validate.one_of("order", order, tuple(WORST))
+    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    validate.one_of("order", order, tuple(WORST))
     strategy = checked(strategy, num_steps)
     if isinstance(strategy, Tree):
         if order == "separated":
@@ -138,5 +138,5 @@ def mu(
         num_steps=num_steps,
         steps_per_epoch=min(n_b, num_steps),
         order=order,
-        factor=_validate.adjacency(adjacency).sensitivity_factor,
+        factor=validate.adjacency(adjacency).sensitivity_factor,
     )

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._float64 import ULP
-from dpjax._toeplitz import Toeplitz
+from dpjax._core.float64 import ULP
+from dpjax._matrices.toeplitz import Toeplitz
 
 # Points of a filter's state. Between them the value is bounded by its chords.
 _GRID = 129

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.accounting._convex_order import spread
-from dpjax.accounting._roots import bisect
+from dpjax._core.searches import bisect
+from dpjax.accounting._numerics.convex_order import spread
 
 # How the covariance falls from one join to the next, after so many without a gap.
 _FALLS = (0.2, 0.3, 0.4, 0.5, 0.65, 0.8)

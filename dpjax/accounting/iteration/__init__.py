@@ -18,12 +18,12 @@ composition, the published closed forms, and everything between them.
    batches; `_langevin` its limits in continuous time; `_stability` descent without
    noise.
 5. `_random_assignment`: δ averaged over the places an example can have.
-6. `printed`: closed forms as the papers print them, for comparison.
+6. `published`: closed forms as the papers print them, for comparison.
 
 Which assumption allows which bound is in docs/iteration.md.
 """
 
-from dpjax.accounting.iteration import printed as printed
+from dpjax.accounting.iteration import published as published
 from dpjax.accounting.iteration._cyclic_gd import last_iterate_rdp as last_iterate_rdp
 from dpjax.accounting.iteration._cyclic_gd import (
     noisy_cyclic_gd_bounds as noisy_cyclic_gd_bounds,

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import TINY, ULP, float64
+from dpjax._core import validate
+from dpjax._core.float64 import TINY, ULP, float64
 from dpjax.accounting.iteration import _periodic, _setting
 from dpjax.accounting.iteration._minorant import HUGE
 from dpjax.accounting.iteration._periodic import Cycle
@@ -136,10 +136,10 @@ def check(
     **setting: Unpack[Setting],
 ) -> tuple[Numbers, Cycle, Assumed]:
     """What the bounds take, or a ValueError that says what is wrong."""
-    epochs = _validate.static_int("num_epochs", num_epochs, minimum=1)
-    period = _validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
-    _validate.positive("batch_size", batch_size)
-    _validate.one_of("order", order, ("fixed", "reshuffled"))
+    epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
+    period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
+    validate.positive("batch_size", batch_size)
+    validate.one_of("order", order, ("fixed", "reshuffled"))
     numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
     cycle = Cycle(epochs, period, order == "reshuffled", assumed.convex)
     return numbers, cycle, assumed

@@ -5,7 +5,7 @@ from typing import Unpack
 import jax
 import numpy as np
 
-from dpjax import _validate
+from dpjax._core import validate
 from dpjax.accounting.iteration import _cyclic_core
 from dpjax.accounting.iteration._cyclic_core import WORST_TAIL
 from dpjax.accounting.iteration._setting import Bounds, Setting
@@ -203,8 +203,8 @@ def noisy_gd_bounds(
       ...     diameter=0.001, adjacency=Adjacency.REPLACE).winner
       'diameter'
     """
-    steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    _validate.positive("num_examples", num_examples)
+    steps = validate.static_int("num_steps", num_steps, minimum=1)
+    validate.positive("num_examples", num_examples)
     return noisy_cyclic_gd_bounds(
         noise_multiplier,
         num_epochs=steps,
@@ -256,8 +256,8 @@ def noisy_gd_mu(
       >>> print(f"{mu:.4f}")  # composition has 1.2649
       0.6243
     """
-    steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    _validate.positive("num_examples", num_examples)
+    steps = validate.static_int("num_steps", num_steps, minimum=1)
+    validate.positive("num_examples", num_examples)
     return noisy_cyclic_gd_mu(
         noise_multiplier,
         num_epochs=steps,
@@ -311,7 +311,7 @@ def last_iterate_rdp(
       >>> print(f"{rdp:.2f}")  # composition has 40
       7.37
     """
-    if (given := _validate.concrete(orders)) is not None and not np.all(given > 1):
+    if (given := validate.concrete(orders)) is not None and not np.all(given > 1):
         raise ValueError(f"orders must be above 1; got {orders!r}.")
     numbers, cycle, assumed = _cyclic_core.check(
         noise_multiplier,

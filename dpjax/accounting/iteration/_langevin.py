@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import TINY, ULP, float64
+from dpjax._core import validate
+from dpjax._core.float64 import TINY, ULP, float64
 from dpjax.accounting.iteration._lipschitz import check_curvature, excess
 from dpjax.accounting.iteration._periodic import geometric
 
@@ -129,16 +129,16 @@ def langevin_mu(
       >>> print(f"{mu:.4f}")  # sqrt((2 - 0.4)/2) / sqrt(4)
       0.4472
     """
-    _validate.nonnegative("lipschitz", lipschitz)
-    _validate.positive("step_size", step_size)
+    validate.nonnegative("lipschitz", lipschitz)
+    validate.positive("step_size", step_size)
     check_curvature(smoothness, 0.0, strong_convexity)
-    _validate.diameter(diameter)
-    steps = _validate.concrete(num_steps)
+    validate.diameter(diameter)
+    steps = validate.concrete(num_steps)
     if steps is None or steps.ndim or not (steps == np.inf or steps == int(steps) >= 1):
         raise ValueError(
             f"num_steps must be a positive integer or inf; got {num_steps!r}."
         )
-    eta, M = _validate.concrete(step_size), _validate.concrete(smoothness)
+    eta, M = validate.concrete(step_size), validate.concrete(smoothness)
     if eta is not None and M is not None and np.any(eta * M > 2 * (1 + 4 * ULP)):
         raise ValueError(
             "step_size must be at most 2 / smoothness, beyond which a step is not a "
@@ -180,7 +180,7 @@ def exponential_mechanism_mu(
       >>> print(f"{mu:.4f}")  # 2 sqrt(G D) for G = 1
       1.4142
     """
-    _validate.nonnegative("lipschitz", lipschitz)
-    _validate.nonnegative("strong_convexity", strong_convexity)
-    _validate.diameter(diameter)
+    validate.nonnegative("lipschitz", lipschitz)
+    validate.nonnegative("strong_convexity", strong_convexity)
+    validate.diameter(diameter)
     return _exponential64(lipschitz, strong_convexity, diameter)

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import ULP, float64
+from dpjax._core import validate
+from dpjax._core.float64 import ULP, float64
 
 
 def excess(
@@ -83,11 +83,11 @@ def _clipped_step64(step_size, weak, smoothness):
 
 def check_curvature(smoothness, weak_convexity, strong_convexity) -> None:
     """Raise where the curvatures of a loss contradict each other."""
-    _validate.nonnegative("smoothness", smoothness, finite=False)
-    _validate.nonnegative("weak_convexity", weak_convexity)
-    _validate.nonnegative("strong_convexity", strong_convexity)
+    validate.nonnegative("smoothness", smoothness, finite=False)
+    validate.nonnegative("weak_convexity", weak_convexity)
+    validate.nonnegative("strong_convexity", strong_convexity)
     values = [
-        _validate.concrete(x) for x in (smoothness, weak_convexity, strong_convexity)
+        validate.concrete(x) for x in (smoothness, weak_convexity, strong_convexity)
     ]
     M, weak, strong = values
     if strong is not None and weak is not None and np.any((strong > 0) & (weak > 0)):
@@ -131,7 +131,7 @@ def step_lipschitz(
       >>> print(f"{step_lipschitz(0.1, smoothness=4.0, strong_convexity=1.0):.2f}")
       0.90
     """
-    _validate.positive("step_size", step_size)
+    validate.positive("step_size", step_size)
     check_curvature(smoothness, weak_convexity, strong_convexity)
     return _step64(step_size, smoothness, weak_convexity, strong_convexity)
 
@@ -169,6 +169,6 @@ def clipped_step_lipschitz(
       >>> print(f"{c:.6f}")
       1.069045
     """
-    _validate.positive("step_size", step_size)
+    validate.positive("step_size", step_size)
     check_curvature(smoothness, weak_convexity, 0.0)
     return _clipped_step64(step_size, weak_convexity, smoothness)

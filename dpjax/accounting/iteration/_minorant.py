@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._float64 import TINY, ULP
+from dpjax._core.float64 import TINY, ULP
 from dpjax.accounting.iteration import _blocks
 from dpjax.accounting.iteration._blocks import Block, Nodes
 

@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import ULP, float64
+from dpjax._core import validate
+from dpjax._core.float64 import ULP, float64
 from dpjax.accounting import pld
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._periodic import geometric
@@ -233,17 +233,17 @@ def noisy_sgd_bounds(
       ...     regularization=0.0, diameter=0.01, adjacency=Adjacency.REPLACE).winner
       'diameter'
     """
-    steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    _validate.open_unit("delta", delta)
+    steps = validate.static_int("num_steps", num_steps, minimum=1)
+    validate.open_unit("delta", delta)
     for name, value in (("batch_size", batch_size), ("num_examples", num_examples)):
-        _validate.positive(name, value)
-    size, examples = _validate.concrete(batch_size), _validate.concrete(num_examples)
+        validate.positive(name, value)
+    size, examples = validate.concrete(batch_size), validate.concrete(num_examples)
     if size is not None and examples is not None and np.any(size > examples):
         raise ValueError(
             f"batch_size must be at most num_examples; got {batch_size!r}."
         )
     numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
-    _validate.replaced_example(setting["adjacency"])
+    validate.replaced_example(setting["adjacency"])
     run = _Run(numbers, assumed, batch_size / num_examples, delta, steps)
     composed = _composition(run)
     never = jnp.full_like(composed, jnp.inf)

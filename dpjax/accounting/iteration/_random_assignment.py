@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._float64 import TINY, ULP, float64
-from dpjax.accounting._gaussian import delta_of
-from dpjax.accounting._roots import bisect, with_derivative
+from dpjax._core import validate
+from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.searches import bisect, with_derivative
+from dpjax.accounting._numerics.gaussian import delta_of
 
 _HALVINGS = 80
 
@@ -45,7 +45,7 @@ def _epsilon64(mus: jax.Array, delta: jax.Array) -> jax.Array:
 def _check(mus: jax.typing.ArrayLike) -> None:
     if jnp.ndim(mus) == 0 or jnp.shape(mus)[-1] == 0:
         raise ValueError(f"mus must have a non-empty last axis; got {mus!r}.")
-    _validate.nonnegative("mus", mus, finite=False)
+    validate.nonnegative("mus", mus, finite=False)
 
 
 def random_assignment_delta(
@@ -72,7 +72,7 @@ def random_assignment_delta(
       0.0427
     """
     _check(mus)
-    _validate.nonnegative("epsilon", epsilon, finite=False)
+    validate.nonnegative("epsilon", epsilon, finite=False)
     return _delta64(mus, epsilon)
 
 
@@ -98,5 +98,5 @@ def random_assignment_epsilon(
       4.113
     """
     _check(mus)
-    _validate.open_unit("delta", delta)
+    validate.open_unit("delta", delta)
     return _epsilon64(mus, delta)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import ULP, float64
+from dpjax._core import validate
+from dpjax._core.float64 import ULP, float64
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._minorant import schedule_mu
 from dpjax.accounting.iteration._setting import Setting
@@ -92,8 +92,8 @@ def scheduled_cyclic_gd_mu(
       >>> print(f"{mu:.3f}")  # composition has 3.162
       1.396
     """
-    period = _validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
-    _validate.positive("batch_size", batch_size)
+    period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
+    validate.positive("batch_size", batch_size)
     numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
     lengths = {jnp.shape(x) for x in numbers if jnp.ndim(x) > 0}
     if len(lengths) != 1 or any(len(shape) != 1 or shape == (0,) for shape in lengths):

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax import _validate
-from dpjax._float64 import TINY, ULP
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import TINY, ULP
 from dpjax.accounting.iteration._lipschitz import (
     check_curvature,
     clipped_excess,
     excess,
 )
-from dpjax.adjacency import Adjacency
 
 _Number = TypeVar("_Number")
 
@@ -141,8 +141,8 @@ def _fail(name: str, rule: str, value: object) -> None:
 def _check_step_size(
     step_size: ArrayLike, smoothness: ArrayLike, regularization: ArrayLike
 ) -> None:
-    eta, M = _validate.concrete(step_size), _validate.concrete(smoothness)
-    added = _validate.concrete(regularization)
+    eta, M = validate.concrete(step_size), validate.concrete(smoothness)
+    added = validate.concrete(regularization)
     if eta is None or M is None or added is None:
         return
     upper = np.where(np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + added), 0)
@@ -156,7 +156,7 @@ def _check_step_size(
 
 
 def _check_pull(step_size: ArrayLike, regularization: ArrayLike) -> None:
-    eta, added = _validate.concrete(step_size), _validate.concrete(regularization)
+    eta, added = validate.concrete(step_size), validate.concrete(regularization)
     if eta is not None and added is not None and np.any(eta * added >= 1):
         _fail(
             "regularization",
@@ -181,17 +181,17 @@ def check(
     adjacency: Adjacency,
 ) -> Checked:
     """The setting, or a ValueError that says which assumption fails."""
-    _validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    _validate.positive("step_size", step_size)
-    _validate.positive("gradient_norm", gradient_norm)
-    _validate.nonnegative("regularization", regularization)
+    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
+    validate.positive("step_size", step_size)
+    validate.positive("gradient_norm", gradient_norm)
+    validate.nonnegative("regularization", regularization)
     check_curvature(smoothness, weak_convexity, strong_convexity)
-    bounded = _validate.diameter(diameter)
-    adjacency = _validate.adjacency(adjacency)
-    clipped = _validate.flag("clipped", clipped)
-    linear = _validate.flag("generalised_linear", generalised_linear)
+    bounded = validate.diameter(diameter)
+    adjacency = validate.adjacency(adjacency)
+    clipped = validate.flag("clipped", clipped)
+    linear = validate.flag("generalised_linear", generalised_linear)
     keeps = linear or not clipped
-    strong = _validate.concrete(strong_convexity)
+    strong = validate.concrete(strong_convexity)
     # A traced value is one that is meant to vary, so it is not 0.
     if strong is None or np.any(strong > 0):
         if clipped:
@@ -221,7 +221,7 @@ def check(
         regularization=regularization,
         diameter=diameter,
     )
-    weak = _validate.concrete(weak_convexity)
+    weak = validate.concrete(weak_convexity)
     assumed = Assumed(
         keeps=keeps,
         bounded=bounded,

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
-from dpjax._float64 import float64
+from dpjax._core import validate
+from dpjax._core.float64 import float64
 from dpjax.accounting.iteration._minorant import schedule_mu
 
 
@@ -71,7 +71,7 @@ def optimal_shift_mu(
     given = {"lipschitz": lipschitz, "sensitivity": sensitivity, "stddev": stddev}
     lengths = {}
     for name, value in given.items():
-        _validate.nonnegative(name, value)
+        validate.nonnegative(name, value)
         if jnp.ndim(value) > 0:
             lengths[name] = jnp.shape(value)[-1]
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
@@ -79,7 +79,7 @@ def optimal_shift_mu(
             "lipschitz, sensitivity and stddev must have one length, at least 1 (or be "
             f"numbers, but not all of them); got lengths {lengths}."
         )
-    bounded = _validate.diameter(diameter)
+    bounded = validate.diameter(diameter)
     (steps,) = set(lengths.values())
 
     def full(value: jax.typing.ArrayLike) -> jax.typing.ArrayLike:

@@ -5,8 +5,8 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._float64 import ULP, float64
+from dpjax._core import validate
+from dpjax._core.float64 import ULP, float64
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._periodic import geometric
 from dpjax.accounting.iteration._setting import Setting
@@ -74,8 +74,8 @@ def gradient_descent_sensitivity(
       >>> print(f"{distance:.4f}")
       0.0400
     """
-    _validate.positive("num_steps", num_steps)
-    num_steps = _validate.whole_count("num_steps", num_steps)
-    _validate.positive("num_examples", num_examples)
+    validate.positive("num_steps", num_steps)
+    num_steps = validate.whole_count("num_steps", num_steps)
+    validate.positive("num_examples", num_examples)
     numbers, assumed = _setting.check(1.0, num_examples, **setting)
     return _sensitivity64(num_steps, numbers, assumed=assumed)

@@ -17,9 +17,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._float64 import TINY, ULP, float64
-from dpjax.adjacency import Adjacency
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import TINY, ULP, float64
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
@@ -174,16 +174,16 @@ def momentum_mu(
       >>> print(f"{(4.0 * mu) ** 2:.2f}")
       25.02
     """
-    _validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    _validate.decay("decay", decay)
-    n_b = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    _validate.one_of("order", order, ("fixed", "reshuffled"))
+    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    validate.decay("decay", decay)
+    n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    validate.one_of("order", order, ("fixed", "reshuffled"))
     return _momentum_mu64(
         noise_multiplier,
         decay,
         num_steps=num_steps,
         steps_per_epoch=n_b,
         order=order,
-        factor=_validate.adjacency(adjacency).sensitivity_factor,
+        factor=validate.adjacency(adjacency).sensitivity_factor,
     )

@@ -30,10 +30,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from dpjax import _validate
-from dpjax._float64 import TINY, ULP, float64
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import TINY, ULP, float64
 from dpjax.accounting.tree._momentum import fixed_order_totals
-from dpjax.adjacency import Adjacency
 
 
 def window_totals(
@@ -104,7 +104,7 @@ def reduced_momentum_mu(
     steps_per_epoch: int,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """The GDP parameter of all momenta of `dpjax.reduced_momentum` together.
+    """The GDP parameter of all momenta of `dpjax.noise.reduced_momentum` together.
 
     Args:
       noise_multipliers: for anchor terms, change terms and drift terms the noise
@@ -137,10 +137,10 @@ def reduced_momentum_mu(
     """
     anchor, change, drift = noise_multipliers
     for noise in noise_multipliers:
-        _validate.nonnegative("noise_multipliers", noise, finite=False)
-    num_steps = _validate.static_int("num_steps", num_steps, minimum=1)
-    _validate.decay("decay", decay)
-    n = _validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+        validate.nonnegative("noise_multipliers", noise, finite=False)
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    validate.decay("decay", decay)
+    n = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     return _reduced_momentum_mu64(
         anchor,
         change,
@@ -148,5 +148,5 @@ def reduced_momentum_mu(
         decay,
         num_steps=num_steps,
         steps_per_epoch=n,
-        factor=_validate.adjacency(adjacency).sensitivity_factor,
+        factor=validate.adjacency(adjacency).sensitivity_factor,
     )

@@ -1,0 +1,1 @@
+"""`python -m dpjax`: the parser in `commands`, and a file for each longer command."""

@@ -1,0 +1,181 @@
+"""The numbers of private runs for a shell: `python -m dpjax`.
+
+Options have the names of `dpjax.plan`'s arguments, and a plan gives every number. Help
+and errors of the option parser need no JAX: it is imported after parsing.
+"""
+
+import argparse
+import importlib.metadata
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from dpjax._core.adjacency import Adjacency
+
+PROGRAM = "python -m dpjax"
+# The keys of `dpjax._plan.amplified.SAMPLINGS`, which imports JAX.
+_SAMPLINGS = (
+    *("poisson", "fixed_size", "fixed", "reshuffled"),
+    *("cyclic_poisson", "random_bins", "fresh_bins"),
+)
+_COMMANDS = {
+    "epsilon": (
+        "What a run costs: ε from noise, batch size and steps.",
+        "A loader that goes through all examples in each epoch is no Poisson sampler: "
+        "it is 'reshuffled', or 'fixed' if it does not shuffle. Give --num-epochs for "
+        "these: --num-steps counts epochs of n / b steps, rounded up, and a loader "
+        "that drops the last, smaller batch has shorter ones.",
+        ("--num-examples 60000 --batch-size 256 --num-epochs 20",
+         "--noise-multiplier 0.8 --delta 1e-6 --sampling poisson"),
+    ),
+    "noise": (
+        "The least noise multiplier at which a run costs at most ε.",
+        "It is rounded up. See 'epsilon' for what --sampling means.",
+        ("--num-examples 60000 --batch-size 256 --num-steps 5000",
+         "--epsilon 3 --delta 1e-6 --sampling poisson"),
+    ),
+    "plan": (
+        "What dpjax.plan gives: one of ε, noise, steps and batch size from the others.",
+        "With --json it prints what plan.guarantee.to_json() does, which 'report' "
+        "reads. With --sampling auto or --noise auto it takes what leaves the least "
+        "noise in SGD's parameters, and shows what that was compared with.",
+        ("--num-examples 60000 --num-steps 5000 --noise-multiplier 0.9",
+         "--epsilon 3 --delta 1e-6 --clip-norm 1 --sampling poisson"),
+    ),
+    "report": (
+        "The statement for a paper, from what plan.guarantee.to_json() wrote.",
+        "ε is computed again from the record's own numbers, and a record that claims "
+        "less is refused. Whether they are those of the run, no record can tell.",
+        ("guarantee.json",),
+    ),
+}  # fmt: skip
+_HELP = {
+    "num_examples": ("n", "the size of the data set"),
+    "batch_size": ("b", "how many examples a step takes, in expectation"),
+    "num_steps": ("T", "how many steps the run takes"),
+    "num_epochs": ("E", "or how many epochs of n / b steps, rounded up"),
+    "epsilon": ("ε", "at δ, of the whole run"),
+    "noise_multiplier": ("σ", "noise standard deviation of a sum over the clip norm"),
+    "delta": ("δ", "well below 1 / n"),
+    "clip_norm": ("C", "the bound on the L2 norm of one example's gradient"),
+    "max_batch_size": ("m", "the most examples that a batch of random size holds; "),
+    "momentum": ("β", "of SGD, for whose parameters noise is not independent"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with which argument, and end."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+      argv: what stands behind `python -m dpjax`; None for this process's.
+
+    Returns:
+      The exit code: 0, or 2 after a line on standard error. Options that cannot be read
+      end the process with it.
+    """
+    parser = _parser()
+    given = vars(parser.parse_args(argv))
+    command, as_json = given.pop("command"), given.pop("json")
+    from dpjax._cli.plan import show_plan
+    from dpjax._cli.report import report
+
+    try:
+        if command == "report":
+            print(report(given["guarantee"], as_json))
+        else:
+            print(show_plan(command, given, as_json))
+    except (ValueError, ArithmeticError, OSError) as error:
+        message = _in_options(" ".join(str(error).split()))
+        print(f"{PROGRAM} {command}: {message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _in_options(message: str) -> str:
+    """The message with the values of options as a shell has them."""
+    for one in Adjacency:
+        message = message.replace(repr(one), one.name).replace(one.name, one.value)
+    return message
+
+
+def _parser() -> _Parser:
+    """All commands and their options."""
+    parser = _Parser(prog=PROGRAM, description="The numbers of private runs.")
+    version = f"dpjax {importlib.metadata.version('dpjax')}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (does, note, example) in _COMMANDS.items():
+        lines = " \\\n    ".join(example)
+        one = commands.add_parser(
+            name,
+            help=does,
+            description=f"{does}\n\n{textwrap.fill(note, 79)}",
+            epilog=f"example:\n  {PROGRAM} {name} {lines}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if name == "report":
+            one.add_argument("guarantee", help="a file of JSON")
+        else:
+            _add_options(one, name)
+        one.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    """The numbers that the command takes."""
+    planned = command == "plan"
+
+    def add(name: str, kind: type, *, required: bool, to: Any = parser) -> None:
+        symbol, text = _HELP[name]
+        if name == "max_batch_size":
+            text += "by default " + (
+                "the least at which overflow costs 1 %% of δ"
+                if planned
+                else "n for Poisson batches"
+            )
+        option = f"--{name.replace('_', '-')}"
+        to.add_argument(option, type=kind, required=required, metavar=symbol, help=text)
+
+    add("num_examples", int, required=True)
+    add("batch_size", int, required=not planned)
+    steps = parser.add_mutually_exclusive_group(required=not planned)
+    add("num_steps", int, required=False, to=steps)
+    add("num_epochs", int, required=False, to=steps)
+    if command != "epsilon":
+        add("epsilon", float, required=not planned)
+    if command != "noise":
+        add("noise_multiplier", float, required=not planned)
+    add("delta", float, required=True)
+    if planned:
+        add("clip_norm", float, required=True)
+    add("max_batch_size", int, required=False)
+    names = (*_SAMPLINGS, *["auto"] * planned)
+    choices = {
+        "sampling": (names, "how examples are drawn: what really happens"),
+        "adjacency": (tuple(a.value for a in Adjacency), "which data sets compare"),
+        "unit": (("example", "user"), "whose privacy it is"),
+    }
+    defaults = {"adjacency": "add_remove", "unit": "example", "noise": "independent"}
+    if planned:
+        add("momentum", float, required=False)
+        kinds = "independent", "correlated", "auto"
+        choices["noise"] = kinds, "whether later steps take noise back"
+    for name, (values, text) in choices.items():
+        default = defaults.get(name)
+        parser.add_argument(
+            f"--{name}",
+            choices=values,
+            default=default,
+            required=default is None,
+            help=f"{text}; {default} unless said" if default else text,
+        )

@@ -1,0 +1,130 @@
+"""What the commands `epsilon`, `noise` and `plan` print."""
+
+import json
+import math
+from typing import Any
+
+from dpjax import workloads
+from dpjax._core.adjacency import Adjacency
+from dpjax._plan import Plan
+from dpjax._plan.guarantee import up
+from dpjax._plan.solve import plan
+
+# One of them is left out, and solved for.
+_SOLVABLE = ("epsilon", "noise_multiplier", "batch_size", "num_steps")
+_HOLDS = (
+    "It holds where each {unit}'s gradient is clipped, {noise}, what is released is "
+    "computed from these noisy sums alone, and nothing was chosen by looking at the "
+    "data."
+)
+_NOISE = {
+    "independent": "each step's sum gets Gaussian noise of its own",
+    "correlated": "the sums get Gaussian noise that is correlated as said",
+}
+
+
+def show_plan(command: str, given: dict[str, Any], as_json: bool) -> str:
+    """The numbers of the plan that the options give."""
+    found = _planned(command, given)
+    return _as_json(command, found) if as_json else _table(command, found)
+
+
+def _planned(command: str, given: dict[str, Any]) -> Plan:
+    """The plan of what was given."""
+    given = {name: value for name, value in given.items() if value is not None}
+    epochs = given.pop("num_epochs", None)
+    if epochs is not None:
+        given["num_steps"] = _steps(epochs, given)
+    missing = [f"--{x.replace('_', '-')}" for x in _SOLVABLE if x not in given]
+    if len(missing) != 1:
+        raise ValueError(
+            "one of --epsilon, --noise-multiplier, --batch-size and --num-steps must "
+            f"be left out, and is solved for; left out: {', '.join(missing) or 'none'}."
+        )
+    given["adjacency"] = Adjacency(given["adjacency"])
+    momentum = given.pop("momentum", None)
+    if (momentum is None) != (given.get("noise", "independent") == "independent"):
+        raise ValueError("--momentum is for --noise correlated or auto, which need it.")
+    if momentum is not None:
+        given["workload"] = workloads.momentum_sum(momentum)
+    if command != "plan":
+        given["clip_norm"] = 1.0  # ε and the noise multiplier do not depend on it
+        if given["sampling"] == "poisson":
+            given.setdefault("max_batch_size", given["num_examples"])
+    return plan(**given)
+
+
+def _steps(epochs: int, given: dict[str, Any]) -> int:
+    """How many steps so many epochs have."""
+    size, n = given.get("batch_size"), given["num_examples"]
+    if size is None:
+        raise ValueError("--num-epochs needs --batch-size; give --num-steps.")
+    for name, value in (("--num-epochs", epochs), ("--batch-size", size)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}.")
+    return epochs * -(-n // size)
+
+
+def _as_json(command: str, found: Plan) -> str:
+    """The whole record of a plan, or numbers alone."""
+    if command == "plan":
+        return found.guarantee.to_json()
+    return json.dumps(
+        {
+            "epsilon": found.epsilon if math.isfinite(found.epsilon) else None,
+            "delta": found.delta,
+            "mu": found.guarantee.mu,
+            "noise_multiplier": found.noise_multiplier,
+            "num_examples": found.num_examples,
+            "batch_size": found.batch_size,
+            "num_steps": found.num_steps,
+            "max_batch_size": found.max_batch_size,
+            "sampling": found.sampling,
+            "adjacency": found.adjacency.value,
+            "unit": found.unit,
+        },
+        indent=2,
+    )
+
+
+def _table(command: str, found: Plan) -> str:
+    """A line a number, what was asked for first."""
+    record = found.guarantee.record()
+    sampling = record["sampling_means"]
+    if found.max_batch_size == found.num_examples:
+        sampling = sampling.split(";")[0]
+    noise = up(found.noise_multiplier, 6)
+    solved = found.solved_for == "noise_multiplier"
+    rows = {
+        "epsilon": f"{up(found.epsilon, 4)} at delta = {found.delta:g}, rounded up",
+        "noise_multiplier": f"{noise}, rounded up"
+        if solved
+        else found.noise_multiplier,
+        "num_steps": found.num_steps,
+        "batch_size": f"{found.batch_size} of {found.num_examples}",
+    }
+    if found.solved_for != "epsilon":
+        rows = {found.solved_for: rows[found.solved_for]} | rows
+    if command == "plan":
+        rows["max_batch_size"] = found.max_batch_size
+        rows["clip_norm"] = found.clip_norm
+    if record["mu"] is not None:
+        rows["mu"] = (
+            f"{up(record['mu'], 4)} (Gaussian differential privacy), rounded up"
+        )
+    rows["sampling"] = f"{found.sampling}: {sampling}"
+    rows["adjacency"] = f"{found.adjacency.value}: {record['adjacency_means']}"
+    if found.shape is not None:
+        rows["noise"] = f"correlated, C⁻¹z with C {found.shape}"
+    rates = record["attack_true_positive_rate_at_most"]
+    powers = " / ".join(up(power, 4) for power in rates.values())
+    rows["attacks"] = (
+        f"true-positive rate at most {powers} at a false-positive rate of "
+        f"{' / '.join(rates)}"
+    )
+    width = max(map(len, rows)) + 2
+    lines = [f"{name:{width}}{value}" for name, value in rows.items()]
+    holds = _HOLDS.format(unit=found.unit, noise=_NOISE[found.noise])
+    if found.comparison is not None:
+        lines += ["", str(found.comparison)]
+    return "\n".join([*lines, "", holds])

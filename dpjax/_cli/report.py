@@ -1,0 +1,187 @@
+"""From the record of a guarantee back to what it says, computed again."""
+
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core.adjacency import Adjacency
+from dpjax._matrices.spec import Shape
+from dpjax._matrices.strategy import Strategy
+from dpjax._plan import Plan, QuantileClip, RunGuarantee
+from dpjax._plan.amplified import SAMPLINGS
+from dpjax._plan.schedule import Piece
+from dpjax._plan.solve import plan
+
+# A claim may be less than what is computed here by so much of it: what is rounded on
+# another machine. What is printed is computed here, whatever is claimed.
+_ROUNDING = 1e-5
+
+
+def report(path: str, as_json: bool) -> str:
+    """What a paper must state, from a file that `to_json` wrote."""
+    try:
+        record = json.loads(pathlib.Path(path).read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from error
+    try:
+        versions = _versions(record)
+        found = guarantee_of(record)
+        _check(record, found.record())
+    except (ValueError, ArithmeticError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    statement = str(found).rpartition("\n")[0] + f"\n{versions}"
+    if not as_json:
+        return (
+            f"{statement}\n\nε and what attacks can achieve were computed again from "
+            f"the run's numbers in {path}."
+        )
+    epsilon = float(found.epsilon(found.plan.delta))
+    said = {"epsilon": epsilon if math.isfinite(epsilon) else None}
+    said |= {"delta": found.plan.delta, "statement": statement}
+    return json.dumps(said, indent=2, ensure_ascii=False)
+
+
+def guarantee_of(record: Any) -> RunGuarantee:
+    """The guarantee of the run that a record describes, made anew.
+
+    Raises:
+      ValueError: it is no such record, or no plan can have its numbers.
+    """
+    sampling = _field(record, "sampling", str)
+    names = ("num_examples", "batch_size", "num_steps")
+    given: dict[str, Any] = {name: _field(record, name, int) for name in names}
+    given |= {x: _field(record, x, float) for x in ("delta", "noise_multiplier")}
+    if sampling in SAMPLINGS and SAMPLINGS[sampling].overflows:
+        given["max_batch_size"] = _field(record, "max_batch_size", int)
+    adjacency = _field(record, "adjacency", str)
+    if adjacency not in Adjacency.__members__:
+        raise ValueError(f"adjacency must be an Adjacency's name; got {adjacency!r}.")
+    schedule = _pieces(record)
+    given |= {
+        "clip_norm": _clip(record),
+        "sampling": sampling,
+        "noise": _field(record, "noise", str),
+        "adjacency": Adjacency[adjacency],
+        "unit": _field(record, "unit_of_privacy", str).removeprefix("one "),
+    }
+    if record.get("strategy") is not None:
+        given["strategy"] = _strategy(record, given["num_steps"])
+    factors = _factors(schedule, max(given["batch_size"], 1), given["num_steps"])
+    found = plan(**given, **factors)
+    _check_schedule(schedule, found)
+    return found.guarantee
+
+
+def _field(record: Any, name: str, kind: type) -> Any:
+    """A value of a record, which has the type that it should have."""
+    if not isinstance(record, dict) or name not in record:
+        raise ValueError(
+            f"not what plan.guarantee.to_json() writes: {name} is missing."
+        )
+    value = record[name]
+    kinds = (int, float) if kind is float else kind
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise ValueError(f"{name} must be of type {kind.__name__}; got {value!r}.")
+    return value
+
+
+def _clip(record: Any) -> float | QuantileClip:
+    """The clip norm, or how it follows a quantile."""
+    clip_norm = _field(record, "clip_norm", float)
+    if record.get("clip_norm_follows") is None:
+        return clip_norm
+    follows = _field(record, "clip_norm_follows", dict)
+    return QuantileClip(
+        clip_norm,
+        quantile=_field(follows, "quantile", float),
+        learning_rate=_field(follows, "learning_rate", float),
+        noise_multiplier=_field(follows, "noise_multiplier_of_count", float),
+    )
+
+
+def _strategy(record: Any, num_steps: int) -> Strategy:
+    """What correlates the noise of the steps that were released."""
+    said = _field(record, "strategy", dict)
+    names = [x for x in ("numerator", "denominator", "factors") if x in said]
+    rows = {name: tuple(_field(said, name, list)) for name in names}
+    for x in (number for row in rows.values() for number in row):
+        if not isinstance(x, int | float):
+            raise ValueError(f"strategy must have numbers alone; got {x!r}.")
+    decay = _field(said, "tree_decay", float) if "tree_decay" in said else None
+    return Shape(**rows, tree_decay=decay).strategy(max(num_steps, 1))
+
+
+def _pieces(record: Any) -> tuple[Piece, ...]:
+    """The schedule of the steps that were released."""
+    kinds = {"start": int, "noise": float, "clip": float, "batch_size": int}
+    found = [
+        Piece(**{name: _field(piece, name, kind) for name, kind in kinds.items()})
+        for piece in _field(record, "schedule", list)
+    ]
+    starts = [piece.start for piece in found]
+    if starts and (starts[0] != 0 or sorted(set(starts)) != starts):
+        raise ValueError(f"schedule must start at 0 and go on; got {starts!r}.")
+    return tuple(p for p in found if p.start < _field(record, "num_steps", int))
+
+
+def _factors(
+    schedule: tuple[Piece, ...], batch_size: int, num_steps: int
+) -> dict[str, Any]:
+    """The schedule as functions of the step, where something varies."""
+    starts = [piece.start for piece in schedule]
+    lengths = np.diff([*starts, num_steps])
+
+    def factor(values: list[float]) -> Callable[..., jax.Array]:
+        by_step = jnp.asarray(np.repeat(values, lengths))
+        return lambda step: by_step[step]
+
+    columns = {
+        "noise_schedule": [piece.noise for piece in schedule],
+        "clip_schedule": [piece.clip for piece in schedule],
+        "batch_schedule": [piece.batch_size / batch_size for piece in schedule],
+    }
+    return {name: factor(x) for name, x in columns.items() if any(v != 1 for v in x)}
+
+
+def _check_schedule(schedule: tuple[Piece, ...], found: Plan) -> None:
+    """Refuse a schedule that no plan has."""
+    if schedule and (found.schedule or schedule[1:]) and schedule != found.schedule:
+        raise ValueError(
+            f"schedule must be one that dpjax.plan makes; got {schedule!r}."
+        )
+
+
+def _check(record: dict[str, Any], found: dict[str, Any]) -> None:
+    """Refuse a record that claims more privacy than its numbers have."""
+    of_attacks = "attack_true_positive_rate_at_most"
+    claims = {"epsilon": record.get("epsilon"), "mu": record.get("mu")}
+    costs = {"epsilon": found["epsilon"], "mu": found["mu"]}
+    claims |= _field(record, of_attacks, dict)
+    costs |= found[of_attacks]
+    if record.get("clip_norm_follows"):
+        name = "noise_multiplier_of_gradients"
+        claims[name] = _field(record["clip_norm_follows"], name, float)
+        costs[name] = found["clip_norm_follows"][name]
+    for name, claim in claims.items():
+        cost = costs.get(name)
+        claim = math.inf if claim is None else claim
+        cost = math.inf if cost is None else cost
+        if not isinstance(claim, int | float) or isinstance(claim, bool):
+            raise ValueError(f"{name} must be a number; got {claim!r}.")
+        if not claim >= cost - _ROUNDING * (abs(cost) if cost < math.inf else 0):
+            raise ValueError(
+                f"{name} is said to be {claim!r}, but the record's own numbers "
+                f"give {cost!r}: it was changed, or was never a bound."
+            )
+
+
+def _versions(record: Any) -> str:
+    """What ran, as the record says."""
+    versions = _field(record, "versions", dict)
+    return ", ".join(f"{x} {_field(versions, x, str)}" for x in ("dpjax", "jax")) + "."

@@ -1,0 +1,42 @@
+"""Which dtype sums, moments and noise are kept in."""
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.typing import ArrayLike, DTypeLike, Shaped
+
+
+def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
+    """float32 for every narrower float, the dtype itself above."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return jnp.dtype(jnp.float32)  # those of 8 bits and fewer do not promote
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def least_precise(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
+    """The least precise of the floating dtypes, each first widened to at least float32.
+
+    Other dtypes are ignored.
+    """
+    floats = [at_least_float32(d) for d in dtypes if jnp.issubdtype(d, jnp.floating)]
+    return max(floats, key=lambda d: jnp.finfo(d).eps, default=jnp.dtype(jnp.float32))
+
+
+def widen(tree: Shaped) -> Shaped:
+    """The tree with every leaf in float32 at least; it refuses what is not real.
+
+    Noise for the real part alone would leave an imaginary part in the clear.
+    """
+
+    def widen_leaf(leaf: ArrayLike) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"gradients must be real floating-point arrays; got a leaf of dtype "
+                f"{leaf.dtype} and shape {leaf.shape}."
+            )
+        return leaf.astype(at_least_float32(leaf.dtype))
+
+    return jax.tree.map(widen_leaf, tree)

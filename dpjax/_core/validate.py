@@ -1,0 +1,211 @@
+"""Static-argument errors: every message names the argument and its value.
+
+A traced value has nothing to check yet and passes; what a function does with a
+bad traced value is in that function's docstring.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import ArrayLike, Key
+
+
+def concrete(value: object) -> np.ndarray | None:
+    """The value as a NumPy array, or None when it is traced."""
+    if isinstance(value, Tracer):
+        return None
+    array = np.asarray(value)
+    # Integers beyond 64 bits are objects to NumPy, and floats to accountants.
+    return array.astype(np.float64) if array.dtype == object else array
+
+
+def _check(
+    name: str, value: object, rule: str, holds: Callable[[np.ndarray], ArrayLike]
+) -> None:
+    try:
+        array = concrete(value)
+        ok = array is None or np.all(holds(array))
+    except (OverflowError, TypeError):  # no number at all, or none that floats hold
+        ok = False
+    if not ok:
+        raise ValueError(f"{name} must be {rule}; got {value!r}.")
+
+
+def positive(name: str, value: object) -> None:
+    """Raise unless value > 0 and finite."""
+    _check(name, value, "positive and finite", lambda x: (x > 0) & np.isfinite(x))
+
+
+def known_positive(name: str, value: object) -> float:
+    """One positive number that is known, as Python's."""
+    scalar(name, value)
+    array = concrete(value)
+    if array is None:
+        raise ValueError(f"{name} must be a number, not a traced one; got {value!r}.")
+    positive(name, value)
+    return float(array)
+
+
+def nonnegative(name: str, value: object, *, finite: bool = True) -> None:
+    """Raise unless value >= 0 (and finite, unless told otherwise)."""
+    if finite:
+        _check(
+            name, value, "non-negative and finite", lambda x: (x >= 0) & np.isfinite(x)
+        )
+    else:
+        _check(name, value, "non-negative", lambda x: x >= 0)
+
+
+def open_unit(name: str, value: object) -> None:
+    """Raise unless 0 < value < 1."""
+    _check(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
+
+
+def closed_unit(name: str, value: object) -> None:
+    """Raise unless 0 <= value <= 1."""
+    _check(name, value, "between 0 and 1", lambda x: (x >= 0) & (x <= 1))
+
+
+def above_one(name: str, value: object) -> None:
+    """Raise unless value > 1 and finite."""
+    _check(name, value, "above 1 and finite", lambda x: (x > 1) & np.isfinite(x))
+
+
+def whole_count(name: str, value: ArrayLike) -> ArrayLike:
+    """The value, if it is a whole number, 0 or more; a traced one, rounded up.
+
+    More steps cost more privacy, so that the next whole number is on the safe side. It
+    has the derivative one, so that a derivative by the value is one at that number. A
+    traced negative number stays negative; infinity and NaN give NaN.
+
+    Raises:
+      ValueError: a static value is negative or not whole.
+    """
+    _check(
+        name,
+        value,
+        "a whole number, 0 or more",
+        lambda x: (x >= 0) & (x == np.floor(x)) & np.isfinite(x),
+    )
+    if not isinstance(value, Tracer) or not jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    # In the caller's dtype, in which rounding up is exact. −0.5 must not become 0.
+    whole = jnp.where(value < 0, value, jnp.ceil(value))
+    # The difference is zero, with the derivative one.
+    return jax.lax.stop_gradient(whole) + (value - jax.lax.stop_gradient(value))
+
+
+def step(value: object, num_steps: int) -> None:
+    """Raise unless value is the number of one of the steps from 0 to num_steps - 1."""
+    _check(
+        "step",
+        value,
+        f"an integer from 0 to {num_steps - 1}, since num_steps is {num_steps}",
+        lambda x: x.dtype.kind in "iu" and x.ndim == 0 and 0 <= x < num_steps,
+    )
+
+
+def decay(name: str, value: object) -> None:
+    """Raise unless 0 <= value < 1."""
+    _check(name, value, "in [0, 1)", lambda x: (x >= 0) & (x < 1))
+
+
+def scalar(name: str, value: object) -> None:
+    """Raise unless value is one real number; a schedule is told where it belongs."""
+    if callable(value):
+        raise ValueError(
+            f"{name} must be a number, not a schedule; got {value!r}. "
+            "optax.inject_hyperparams takes schedules for the arguments of a factory."
+        )
+    if (
+        not isinstance(value, int | float | np.generic | np.ndarray | jax.Array)
+        or not jnp.issubdtype(jnp.result_type(value), jnp.number)
+        or jnp.iscomplexobj(value)
+        or jnp.ndim(value)
+    ):
+        raise ValueError(f"{name} must be one real number; got {value!r}.")
+
+
+def real_vector(name: str, value: object) -> np.ndarray | None:
+    """A vector of real numbers in float64, or None when it is traced."""
+    if isinstance(value, Tracer):
+        if value.ndim != 1 or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise ValueError(f"{name} must be a vector of floats; got {value!r}.")
+        return None
+    try:
+        array = concrete(value)
+    except (TypeError, ValueError, OverflowError):
+        array = None
+    if array is None or array.ndim != 1 or array.dtype.kind not in "iuf":
+        raise ValueError(f"{name} must be a vector of real numbers; got {value!r}.")
+    return array.astype(np.float64)
+
+
+def static_int(name: str, value: object, *, minimum: int) -> int:
+    """The value as an int, or an error: it shapes the program and can't be traced."""
+    if isinstance(value, jax.Array):
+        raise ValueError(
+            f"{name} must be a static Python integer, not {value!r}; under "
+            f'optax.inject_hyperparams, name it in static_args=("{name}", ...).'
+        )
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name} must be an integer; got {value!r}.")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}; got {value!r}.")
+    return int(value)
+
+
+def one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise unless value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {tuple(choices)}; got {value!r}.")
+
+
+def flag(name: str, value: object) -> bool:
+    """The value as a bool, or an error."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False; got {value!r}.")
+    return bool(value)
+
+
+def diameter(value: object) -> bool:
+    """Raise unless value > 0, where inf is no bounded set; whether it can be finite."""
+    rule = "positive, and inf without a bounded set"
+    _check("diameter", value, rule, lambda x: x > 0)
+    array = concrete(value)
+    return array is None or not np.all(array == np.inf)
+
+
+def adjacency(value: object) -> Adjacency:
+    """The value, or an error if it is not an Adjacency."""
+    if not isinstance(value, Adjacency):
+        raise ValueError(f"adjacency must be a dpjax.Adjacency; got {value!r}.")
+    return value
+
+
+def replaced_example(value: object) -> None:
+    """Raise unless neighbouring data sets differ in one example's values."""
+    if adjacency(value) is not Adjacency.REPLACE:
+        raise ValueError(
+            "adjacency must be REPLACE for random batches of fixed size; "
+            f"got {value!r}."
+        )
+
+
+def typed_key(name: str, value: object) -> Key:
+    """A scalar typed JAX key, or an error that says how to make one."""
+    if (
+        not isinstance(value, jax.Array)
+        or not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        or value.shape != ()
+    ):
+        raise ValueError(
+            f"{name} must be one typed JAX key, as jax.random.key(seed) makes; "
+            f"got {value!r}."
+        )
+    return value

@@ -1,0 +1,84 @@
+"""A strategy as plain numbers, which can be compared, hashed and written down."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax._core.typing import ArrayLike
+from dpjax._matrices import streaming as _correlating
+from dpjax._matrices.strategy import (
+    Scaled,
+    Strategy,
+    Tree,
+    checked,
+    toeplitz_and_factors,
+)
+from dpjax._matrices.toeplitz import Toeplitz
+
+
+class Shape(NamedTuple):
+    """C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f), or that of a tree.
+
+    Attributes:
+      numerator: n_1, n_2, ...
+      denominator: d_1, d_2, ...
+      factors: f, one a step; () where all are 1.
+      tree_decay: β of a tree; None if there is none.
+    """
+
+    numerator: tuple[float, ...] = ()
+    denominator: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()
+    tree_decay: float | None = None
+
+    def strategy(self, num_steps: int) -> Strategy:
+        """As much of it as so many steps can tell."""
+        if self.tree_decay is not None:
+            return Tree(np.float64(self.tree_decay))
+        toeplitz = self.toeplitz(num_steps)
+        factors = np.array(self.factors[:num_steps], np.float64)
+        return Scaled(toeplitz, factors) if factors.size else toeplitz
+
+    def toeplitz(self, num_steps: int) -> Toeplitz:
+        """Its Toeplitz part, of as many coefficients as so many steps can tell."""
+        rows = self.numerator, self.denominator
+        return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
+
+    def record(self) -> dict[str, Any]:
+        """What a report says of it."""
+        said = {name: x for name, x in self._asdict().items() if x not in ((), None)}
+        return {
+            name: list(x) if isinstance(x, tuple) else x for name, x in said.items()
+        }
+
+    def __str__(self) -> str:
+        """The matrix in words."""
+        if self.tree_decay is not None:
+            return f"that of the binary tree for momentum of {self.tree_decay}"
+        top, bottom = (
+            " ".join(["1", *(f"{x:+.9g} L^{k}" for k, x in enumerate(row, 1))])
+            for row in self[:2]
+        )
+        by_step = ", its columns divided by a factor for each step" * bool(self.factors)
+        return f"({top}) / ({bottom}), L being the shift by one step{by_step}"
+
+
+def shape_of(strategy: Strategy, num_steps: int) -> Shape:
+    """A strategy's numbers.
+
+    Raises:
+      ValueError: they are not known, not in float32, or not for so many steps.
+    """
+    _correlating.stored(checked(strategy, num_steps), num_steps)
+    if isinstance(strategy, Tree):
+        return Shape(tree_decay=float(np.asarray(strategy.decay)))
+    (numerator, denominator), factors = toeplitz_and_factors(strategy)
+    return Shape(
+        _numbers(numerator),
+        _numbers(denominator),
+        _numbers(factors) if isinstance(strategy, Scaled) else (),
+    )
+
+
+def _numbers(x: ArrayLike) -> tuple[float, ...]:
+    return tuple(np.asarray(x, np.float64).tolist())

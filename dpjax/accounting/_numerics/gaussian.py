@@ -1,0 +1,207 @@
+"""The trade-off curve of N(0, 1) against N(μ, 1), its δ(ε) and ε(δ): scalar functions.
+
+With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R(x) = Φ(−x)/φ(x), the identity
+e^ε φ(b) = φ(a) turns
+
+    δ(ε) = Φ(−a) − e^ε Φ(−b) = φ(a) (R(a) − R(b))
+
+into a form without cancellation, because R(a) − R(b) is the integral of the positive
+function e^{−at−t²/2} (1 − e^{−μt}) over t > 0. Everything here evaluates that.
+
+These are cores, to be called in the float64 scope. Their derivatives are closed forms
+of their own, or the implicit function theorem's.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr, ndtri
+
+from dpjax._core.float64 import TINY, ULP, scoped
+from dpjax._core.searches import newton, nudge
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
+_NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
+LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
+
+
+def mills(a: jax.Array, mu: jax.typing.ArrayLike | None = None) -> jax.Array:
+    """R(a), or (R(a) − R(a + μ)) / μ given μ, for a >= −1, f[*b]: one quadrature."""
+    # R(a) = ∫ e^{−at−t²/2} dt by Gauss's rule. The integrand is entire, and has fallen
+    # to e^{−40} at the upper end of the interval.
+    a = jnp.expand_dims(a, -1)
+    length = 80.0 / (a + jnp.sqrt(a * a + 80.0))
+    before = tuple(range(a.ndim - 1))
+    t = length * np.expand_dims(_NODES, before)
+    integrand = jnp.exp(-a * t - 0.5 * t * t)
+    if mu is not None:
+        # Its limit, but for what underflows.
+        mu = jnp.broadcast_to(jnp.maximum(mu, 1e-290), a.shape[:-1])[..., None]
+        integrand = integrand * (-jnp.expm1(-mu * t) / mu)
+    return length[..., 0] * jnp.sum(integrand * np.expand_dims(_WEIGHTS, before), -1)
+
+
+def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
+    """Log (R(a) − R(a + μ)); the factor 1 − e^{−μt} is too sharp for nodes if μ >= 1.
+
+    It is divided by a small μ, so that nothing underflows where a is not huge.
+    """
+    small = mu < 1.0
+    below = jnp.where(small, mu, 1.0)
+    difference = jnp.where(small, mills(a, below), mills(a) - mills(a + mu))
+    return jnp.log(jnp.maximum(difference, TINY)) + jnp.log(below)
+
+
+def log_phi(x: jax.Array) -> jax.Array:
+    """Log φ(x)."""
+    return -0.5 * x * x - LOG_SQRT_2PI
+
+
+def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The numbers a and b, whose squares are finite where δ is not 1."""
+    steps = jnp.minimum(epsilon / mu, 1e154)
+    return steps - mu / 2, steps + mu / 2
+
+
+def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """Log δ(ε) for 0 < μ < ∞ and finite ε >= 0, with its rounding error added."""
+    # Balle and Wang (2018), Theorem 8, https://arxiv.org/abs/1805.06530:
+    # δ(ε) = Φ(−a) − e^ε Φ(−b), which is φ(a) (R(a) − R(b)) where a is in the tail and
+    # Φ(−a) − φ(a) R(b) where it is not.
+    a, b = _ends(mu, epsilon)
+    in_tail = a >= -1.0
+    a_tail = jnp.maximum(a, -1.0)
+    log_difference = _log_mills_difference(a_tail, mu)
+    # a is off by b ulps, and log δ has a slope of |a| + 2 at most there.
+    error = 16.0 + jnp.abs(log_difference) + 2 * jnp.abs(jnp.log(jnp.minimum(mu, 1.0)))
+    error = ULP * error + ULP * (2.0 + jnp.abs(a_tail)) * (2.0 + b)
+    tail = log_phi(a_tail) + log_difference + error
+    a_body = jnp.minimum(a, -1.0)
+    b_body = jnp.where(in_tail, 1.0, b)
+    phi = jnp.exp(log_phi(a_body))
+    body = jnp.log(ndtr(-a_body) - phi * mills(b_body)) + ULP * (16 + 2 * phi * b)
+    return jnp.minimum(jnp.where(in_tail, tail, body), 0.0)
+
+
+@jax.custom_jvp
+@scoped
+def delta_of(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """δ(ε) from above, for any numbers."""
+    regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
+    mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
+    value = jnp.maximum(jnp.exp(log_delta(mu_, epsilon_)), TINY)
+    # μ = 0 and ε = ∞ leak nothing; μ = ∞, ε < 0 and NaN promise nothing. Whatever else
+    # leaks something.
+    corner = jnp.where((mu == 0) | (epsilon == jnp.inf), 0.0, 1.0)
+    return jnp.where(regular, value, corner)
+
+
+@delta_of.defjvp
+@scoped
+def _delta_jvp(primals, tangents):
+    (mu, epsilon), (dmu, depsilon) = primals, tangents
+    by_mu, by_epsilon = slopes(mu, epsilon)
+    return delta_of(mu, epsilon), by_mu * dmu + by_epsilon * depsilon
+
+
+def slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """∂δ/∂μ = φ(a) and ∂δ/∂ε = −e^ε Φ(−b) = −φ(a) R(b)."""
+    regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
+    mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
+    a, b = _ends(mu_, epsilon_)
+    phi = jnp.exp(log_phi(a))
+    by_epsilon = -phi * mills(b)
+    return jnp.where(regular, phi, 0.0), jnp.where(regular, by_epsilon, 0.0)
+
+
+@jax.custom_jvp
+@scoped
+def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
+    """ε(δ) from above, for any numbers."""
+    regular = (mu > 0) & (mu < jnp.inf) & (delta > 0) & (delta < 1)
+    mu_, delta_ = jnp.where(regular, mu, 1.0), jnp.where(regular, delta, 0.5)
+    log_target = jnp.log(delta_)
+    # δ(ε) <= Φ(−a), so the ε at which Φ(−a) = δ is on the good side. δ(ε) is
+    # log-concave in ε: it integrates (1 − e^{ε−x})₊ against a Gaussian.
+    start = jnp.maximum(mu_ * (mu_ / 2 - ndtri(delta_)), 0.0)
+    start = jnp.minimum(start, jnp.finfo(jnp.float64).max)
+    root = newton(lambda e: log_delta(mu_, e) - log_target, start)
+    root = jnp.where(delta_of(mu_, jnp.zeros_like(mu_)) <= delta_, 0.0, root)
+    root = nudge(lambda e: delta_of(mu_, e) <= delta_, root, 1.0)
+    free = (mu == 0) | (delta >= 1)
+    return jnp.where(regular, root, jnp.where(free, 0.0, jnp.inf))
+
+
+@epsilon_of.defjvp
+@scoped
+def _epsilon_jvp(primals, tangents):
+    (mu, delta), (dmu, ddelta) = primals, tangents
+    epsilon = epsilon_of(mu, delta)
+    by_mu, by_epsilon = slopes(mu, epsilon)
+    on_curve = (epsilon > 0) & (epsilon < jnp.inf) & (by_epsilon < 0)
+    slope = jnp.where(on_curve, by_epsilon, -1.0)
+    depsilon = (ddelta - by_mu * dmu) / slope
+    return epsilon, jnp.where(on_curve, depsilon, 0.0)
+
+
+@jax.custom_jvp
+@scoped
+def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
+    """The largest μ that is (ε, δ)-DP, from below, for any numbers."""
+    regular = (epsilon >= 0) & (epsilon < jnp.inf) & (delta > 0) & (delta < 1)
+    epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)
+    log_target = jnp.log(delta_)
+    # Φ(μ/2 − ε/μ) = δ is a quadratic in μ whose root is on the good side, except
+    # that at ε = 0 it may vanish; there δ = erf(μ/√8) is solved in closed form.
+    # δ is log-concave in μ: its derivative φ(ε/μ − μ/2) is.
+    z = ndtri(delta_)
+    root = jnp.hypot(z, jnp.sqrt(2.0) * jnp.sqrt(epsilon_))
+    divisor = root - jnp.minimum(z, 0.0)
+    left = 2 * (epsilon_ / jnp.where(divisor > 0, divisor, 1.0))
+    start = jnp.where(z > 0, z + root, left)
+    at_zero = jnp.sqrt(8.0) * jax.scipy.special.erfinv(delta_)
+    start = jnp.maximum(start, at_zero * (1 - 64 * ULP))
+    found = newton(lambda m: log_delta(m, epsilon_) - log_target, start)
+    found = nudge(lambda m: delta_of(m, epsilon_) <= delta_, found, -1.0)
+    anything = (epsilon == jnp.inf) | (delta >= 1)
+    return jnp.where(regular, found, jnp.where(anything, jnp.inf, 0.0))
+
+
+@mu_of.defjvp
+@scoped
+def _mu_jvp(primals, tangents):
+    (epsilon, delta), (depsilon, ddelta) = primals, tangents
+    mu = mu_of(epsilon, delta)
+    by_mu, by_epsilon = slopes(mu, epsilon)
+    inside = by_mu > 0
+    dmu = (ddelta - by_epsilon * depsilon) / jnp.where(inside, by_mu, 1.0)
+    return mu, jnp.where(inside, dmu, 0.0)
+
+
+@jax.custom_jvp
+@scoped
+def tradeoff(mu: jax.Array, alpha: jax.Array) -> jax.Array:
+    """G_μ(α) from below, for any numbers."""
+    inside = (alpha > 0) & (alpha < 1) & (mu >= 0)
+    z = ndtri(jnp.where(inside, alpha, 0.5))
+    # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
+    # G_μ(α) = Φ(Φ⁻¹(1 − α) − μ). An error in what Φ is of counts |z|-fold, in the tail.
+    far = -z - mu - 8 * ULP * (jnp.abs(z) + mu)
+    beta = ndtr(far) * (1 - ULP * (64 + 4 * jnp.minimum(far * far, 1e6)))
+    nothing = (alpha <= 0) & (mu >= 0) & (mu < jnp.inf)
+    return jnp.where(inside, beta, jnp.where(nothing, 1.0, 0.0))
+
+
+@tradeoff.defjvp
+@scoped
+def _tradeoff_jvp(primals, tangents):
+    (mu, alpha), (dmu, dalpha) = primals, tangents
+    inside = (alpha > 0) & (alpha < 1) & (mu >= 0) & (mu < jnp.inf)
+    mu_, z = jnp.where(inside, mu, 1.0), ndtri(jnp.where(inside, alpha, 0.5))
+    # −φ(z + μ), and −φ(z + μ) / φ(z) with the squares cancelled
+    by_mu = -jnp.exp(log_phi(z + mu_))
+    by_alpha = -jnp.exp(-mu_ * (z + mu_ / 2))
+    slope = jnp.where(inside, by_mu, 0.0) * dmu + jnp.where(inside, by_alpha, 0.0) * (
+        dalpha
+    )
+    return tradeoff(mu, alpha), slope

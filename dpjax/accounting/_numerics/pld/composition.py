@@ -1,0 +1,274 @@
+"""δ(ε) and ε(δ) of composed mechanisms, each given by its kind and five numbers.
+
+The numbers are those of `pld.Mechanism`: μ or the noise multiplier, the sampling rate,
+the count, and the sizes of the data set and of a batch that may overflow. What has no
+such numbers comes as discrete losses, to `epsilon_of`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core.float64 import float64
+from dpjax._core.searches import bisect, with_derivative, with_derivative_of
+from dpjax.accounting._numerics import gaussian
+from dpjax.accounting._numerics.batches import one_by_one
+from dpjax.accounting._numerics.convex_order import spread
+from dpjax.accounting._numerics.pld import inversion, overflow, pairs, tilt
+from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
+
+_PAIRS = {
+    "poisson": lambda s, q, tail: pairs.poisson(1 / s, q, tail),
+    "poisson_replace": lambda s, q, tail: pairs.poisson_replace(1 / s, q, tail),
+    "fixed_size": pairs.fixed_size,
+}
+_TRUNCATED = {"truncated": "poisson", "truncated_replace": "poisson_replace"}
+NUMBERS = 5
+_BISECTIONS = 46
+_LOOKS = 6
+_NEGLIGIBLE = 14.0  # in log δ, beyond what is found with a look that is about right
+_NEAR = 0.5  # in log δ
+_LOST = 3e-5  # the share of δ that infinite losses may take
+_SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
+
+
+def _share(
+    delta: jax.Array, all_of_them: Sequence[object], count: jax.Array
+) -> jax.Array:
+    """What one of the mechanisms may lose in each of its runs."""
+    return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
+
+
+def _composed(
+    kinds: Sequence[str], parameters: Sequence[jax.Array], delta: jax.Array
+) -> tuple[Parts, jax.Array]:
+    """Discrete losses with their counts, and the Gaussian variance.
+
+    They are made for a δ of about that size, or larger.
+    """
+    variance, parts = jnp.zeros(()), []
+    for i, kind in enumerate(kinds):
+        x, rate, count, *sizes = parameters[NUMBERS * i : NUMBERS * (i + 1)]
+        if kind == "gaussian":
+            variance += count * x * x
+        else:
+            tail = _share(delta, kinds, count)
+            if kind == "allocation":
+                num_steps, _ = sizes
+                pair = spread.losses(spread.allocation(x, num_steps, tail), num_steps)
+            elif kind == "allocation_replace":
+                num_steps, _ = sizes
+                law = spread.allocation(x, num_steps, spread.narrow(tail))
+                pair = spread.replaced(law, num_steps)
+            else:
+                pair = _PAIRS[_TRUNCATED.get(kind, kind)](x, rate, tail)
+            if kind in _TRUNCATED:
+                pair = overflow.truncated(pair, 1 / x, rate, tail, *sizes)
+            parts.append((pair, count))
+    return parts, variance
+
+
+def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
+    """The larger of a bound on δ or ε with the data sets in one order or the other."""
+    directions = max(losses.lost.size for losses, _ in parts)
+
+    def one(rows: list[tuple[jax.Array, ...]]) -> jax.Array:
+        return bound(
+            [
+                (losses._replace(loss=x, log_mass=m, lost=p), count)
+                for (losses, count), (x, m, p) in zip(parts, rows, strict=True)
+            ]
+        )
+
+    rows = [
+        tuple(
+            jnp.broadcast_to(a, (directions, *a.shape[1:]))
+            for a in (losses.loss, losses.log_mass, losses.lost)
+        )
+        for losses, _ in parts
+    ]
+    return jnp.max(jax.lax.map(one, rows))
+
+
+def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.Array]:
+    """The core for batches, one after the other, with 0 and `worst` where they belong.
+
+    It answers 0 if nothing is released, `worst` if a parameter is out of range.
+    """
+
+    def scalar(asked: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
+        nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
+        for i, kind in enumerate(kinds):
+            x, rate, count, *sizes = parameters[NUMBERS * i : NUMBERS * (i + 1)]
+            silent = x == 0 if kind in ("gaussian", "fixed_size") else x == jnp.inf
+            idle = silent | (rate == 0) | (count == 0)
+            whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
+            valid &= (x >= 0) & (rate >= 0) & (rate <= 1) & whole
+            usable = valid & ~idle & (x > 0) & (x < jnp.inf)
+            nothing &= idle
+            safe += [
+                jnp.where(usable, x, 1.0),
+                jnp.where(usable, rate, 0.5),
+                jnp.where(usable, count, 0.0),
+                *sizes,
+            ]
+            valid &= usable | idle
+        value = core(asked, *safe, kinds=kinds)
+        value = jnp.where(jnp.isnan(value), worst, value)
+        return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
+
+    return one_by_one(scalar)
+
+
+def _log_delta(
+    parts: Parts, variance: jax.Array, where: Tilt
+) -> Callable[[jax.Array], jax.Array]:
+    """Log δ(ε), from above, as a function of ε."""
+    wave = inversion.spectrum(parts, variance, where)
+
+    def of(epsilon: jax.Array) -> jax.Array:
+        apart = inversion.log_delta_apart(parts, variance, epsilon)
+        together = inversion.log_delta(wave, epsilon)
+        return jnp.minimum(jnp.minimum(together, apart), 0.0)
+
+    return of
+
+
+class _Seen(NamedTuple):
+    """What a look where the answer was about has shown.
+
+    Attributes:
+      found: an upper bound on the answer.
+      about: where that was.
+      tilt: that shows it.
+      further: where to look next, or NaN if it was near enough.
+    """
+
+    found: jax.Array
+    about: jax.Array
+    tilt: Tilt
+    further: jax.Array
+
+
+def _search(look: Callable[[jax.Array], _Seen], about: jax.Array) -> _Seen:
+    """The least that is found by looking where it is about, and again where it was."""
+    structure = jax.tree.structure(_Seen(about, about, Tilt(*[about] * 3), about))
+
+    def unsettled(state: tuple[jax.Array, ...]) -> jax.Array:
+        times, further, _ = state
+        return (times < _LOOKS) & ~jnp.isnan(further)
+
+    def again(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        times, further, best = state
+        seen = look(further)
+        row = jnp.stack(jax.tree.leaves(seen))
+        return times + 1, seen.further, jnp.where(seen.found < best[0], row, best)
+
+    nothing = jnp.full(structure.num_leaves, jnp.inf)
+    start = jnp.zeros((), jnp.int32), about, nothing
+    best = jax.lax.while_loop(unsettled, again, start)[-1]
+    return jax.tree.unflatten(structure, list(best))
+
+
+def _trimmed(parts: Parts, log_delta: jax.Array) -> Parts:
+    """Losses too rare to matter for δ made infinite: tilted sums are then smaller."""
+    trimmed = []
+    for losses, count in parts:
+        share = _share(jnp.exp(log_delta), parts, count)
+        mass = jnp.where(losses.loss > 0, jnp.exp(losses.log_mass), 1.0)
+        # The most that can be left out, by halves of the largest mass among it.
+        limits = share * np.exp2(-np.arange(16.0))[:, None]
+        rare = mass[None] < limits
+        out = jnp.sum(jnp.where(rare, mass[None], 0.0), axis=1)
+        level = jnp.max(jnp.where(out <= share, limits[:, 0], 0.0))
+        rare = mass < jax.lax.stop_gradient(level)
+        lost = losses.lost + jnp.sum(jnp.where(rare, mass, 0.0))
+        log_mass = jnp.where(rare, -jnp.inf, losses.log_mass)
+        trimmed.append((losses._replace(log_mass=log_mass, lost=lost), count))
+    return trimmed
+
+
+def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
+    return delta_of(*_composed(kinds, parameters, jnp.asarray(_SMALLEST)), epsilon)
+
+
+def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """δ(ε) of discrete losses, and of a Gaussian mechanism with μ² the variance."""
+    inside = (epsilon >= 0) & (epsilon < jnp.inf)
+    asked = jnp.where(inside, epsilon, 1.0)
+    if not parts:
+        return gaussian.delta_of(jnp.sqrt(variance), epsilon)
+
+    def bound(parts: Parts) -> jax.Array:
+        fixed, fixed_variance, at = jax.lax.stop_gradient((parts, variance, asked))
+
+        def look(about: jax.Array) -> _Seen:
+            usual = _trimmed(fixed, about)
+            cumulants = tilt.cumulants(usual, fixed_variance)
+            where = tilt.choose(cumulants, fixed_variance, at, about)
+            found = _log_delta(usual, fixed_variance, where)(at)
+            found = jnp.maximum(found, np.log(_SMALLEST))
+            # Far above where it was looked for it may be the look that was too low.
+            middle = (found + about) / 2
+            further = jnp.where(found - about > _NEGLIGIBLE, middle, found)
+            settled = jnp.abs(found - about) < _NEAR
+            return _Seen(found, about, where, jnp.where(settled, jnp.nan, further))
+
+        about = tilt.about_log_delta(tilt.cumulants(fixed, fixed_variance), at)
+        seen = _search(look, jnp.maximum(about, np.log(_SMALLEST)))
+        log_delta = _log_delta(_trimmed(parts, seen.about), variance, seen.tilt)
+        return jnp.exp(with_derivative_of(lambda: log_delta(asked), seen.found))
+
+    value = _worst_direction(bound, parts)
+    return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
+
+
+def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
+    asked = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
+    about = jax.lax.stop_gradient(asked)
+    return epsilon_of(*_composed(kinds, parameters, about), delta)
+
+
+def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
+    """ε(δ) of discrete losses, and of a Gaussian mechanism with μ² the variance."""
+    inside = (delta > 0) & (delta < 1)
+    target = jnp.log(jnp.where(inside, delta, 0.5))
+    if not parts:
+        return gaussian.epsilon_of(jnp.sqrt(variance), delta)
+
+    def bound(parts: Parts) -> jax.Array:
+        fixed, fixed_variance, goal = jax.lax.stop_gradient((parts, variance, target))
+        cumulants = tilt.cumulants(fixed, fixed_variance)
+
+        def look(about: jax.Array) -> _Seen:
+            where = tilt.choose(cumulants, fixed_variance, about, goal)
+            log_delta = _log_delta(fixed, fixed_variance, where)
+            found = _least(lambda e: log_delta(e) <= goal, about + where.period / 4)
+            # λ is right for where it was looked; elsewhere δ may fall faster.
+            steepness = jnp.maximum(where.rate, 5 / jnp.maximum(found, 1e-3))
+            settled = steepness * jnp.abs(found - about) < _NEAR
+            markov = tilt.markov_epsilon(cumulants, goal)
+            further = jnp.where(found < jnp.inf, found, markov)
+            return _Seen(found, about, where, jnp.where(settled, jnp.nan, further))
+
+        seen = _search(look, tilt.about_epsilon(cumulants, goal))
+        log_delta = _log_delta(parts, variance, seen.tilt)
+        met = (seen.found > 0) & (seen.found < jnp.inf)
+        return with_derivative(lambda e: log_delta(e) - target, seen.found, met)
+
+    value = _worst_direction(bound, parts)
+    return jnp.where(inside, value, jnp.where(delta >= 1, 0.0, jnp.inf))
+
+
+def _least(met: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
+    """An ε where it is met, by bisection the least; inf if none is, up to 3 top."""
+    # The middle is top, and then 0 or 2 top, to begin with.
+    found = bisect(lambda e: met(jnp.maximum(e, 0.0)), -top, 3 * top, _BISECTIONS)
+    return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
+
+
+delta64 = float64("up", static=("kinds",))(_checked(_delta, 1.0))
+epsilon64 = float64("up", static=("kinds",))(_checked(_epsilon, np.inf))

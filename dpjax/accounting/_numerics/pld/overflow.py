@@ -1,0 +1,141 @@
+"""The pair of a Poisson batch that overflows, and how often it does.
+
+With n examples, rate q and room for b, the other examples alone fill the batch with
+probability p = P[D >= b], D ~ Binomial(n − 1, q), whatever one example is. If they do
+not, the step is a Poisson-sampled one. If they do, the example takes part with
+probability r = q E[b / (D + 1) | D >= b] and another one makes way for it, which moves
+the sum by two clip norms at most. docs/accounting.md has the proof.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+
+from dpjax._core.float64 import SMALL
+from dpjax._core.searches import bisect
+from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
+from dpjax.accounting._numerics.pld import pairs
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+_PANELS = 8
+_NODES = np.ravel((_NODES + 1) / 2 + np.arange(_PANELS)[:, None]) / _PANELS
+_WEIGHTS = np.tile(_WEIGHTS / 2 / _PANELS, _PANELS)
+_VANISHED = 45.0
+_HALVINGS = 60
+# Of a tail above 1e-300: k log(k / nq) is then known to about 1e-16 times n^(1/2) times
+# 40, and all else to a few units in the last place.
+_ERROR = 1e-8
+
+
+def _stirling(n: jax.Array) -> jax.Array:
+    """Log n! less Stirling's formula, for n >= 1."""
+    large = n > 15
+    m = jnp.where(large, n, 16.0)
+    square = 1 / (m * m)
+    series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / m
+    k = jnp.where(large, 1.0, n)
+    direct = gammaln(k + 1) - (k + 0.5) * jnp.log(k) + k - LOG_SQRT_2PI
+    return jnp.where(large, series, direct)
+
+
+def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
+    """Log P[Binomial(n, q) = k], 1 <= k <= n. Reference: Loader (2000)."""
+
+    def deviance(x: jax.Array, mean: jax.Array) -> jax.Array:
+        off = (mean - x) / x
+        near = jnp.abs(off) < 0.5
+        ratio = jnp.log1p(jnp.where(near, off, 0.0))
+        return x * (off - jnp.where(near, ratio, jnp.log(mean / x)))
+
+    rest = n - k
+    inner = rest > 0
+    rest = jnp.where(inner, rest, 1.0)
+    log_pmf = (
+        _stirling(n)
+        - _stirling(k)
+        - _stirling(rest)
+        - deviance(k, n * rate)
+        - deviance(rest, n * (1 - rate))
+        - jnp.log(2 * np.pi * k * rest / n) / 2
+    )
+    return jnp.where(inner, log_pmf, n * jnp.log(rate))
+
+
+def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
+    """P[Binomial(n, q) >= k] for k >= (n + 1) q, to relative precision.
+
+    It is k times the probability of k, times the integral over t > 0 of
+    exp(−kt) ((1 − q e⁻ᵗ) / (1 − q))^(n − k), whose logarithm is concave and falls.
+    """
+    odds = rate / (1 - rate)
+
+    def exponent(t: jax.Array) -> jax.Array:
+        return (n - k) * jnp.log1p(-odds * jnp.expm1(-t)) - k * t
+
+    def gone(t: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(exponent(t)) < -_VANISHED
+
+    top = jax.lax.stop_gradient((_VANISHED - (n - k) * jnp.log1p(-rate)) / k)
+    end = bisect(gone, jnp.zeros_like(top), top, _HALVINGS)
+    area = end * jnp.sum(_WEIGHTS * jnp.exp(exponent(end * _NODES)))
+    return k * area * jnp.exp(_log_pmf(k, n, rate))
+
+
+def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
+    """P[Binomial(n, q) >= k], f[], for whole k and n from 1 on, to _ERROR of itself."""
+    inside = (k <= n) & (rate > 0) & (rate < 1)
+    certain = (k <= n) & (rate >= 1)
+    k, n, rate = (jnp.where(inside, x, y) for x, y in ((k, 1.0), (n, 2.0), (rate, 0.5)))
+    # Fewer than k are what more than n − k of the others are.
+    rare = k >= (n + 1) * rate
+    tail = _small_tail(
+        jnp.where(rare, k, n - k + 1), n, jnp.where(rare, rate, 1 - rate)
+    )
+    return jnp.where(
+        inside, jnp.where(rare, tail, 1 - tail), jnp.where(certain, 1.0, 0.0)
+    )
+
+
+def truncated(
+    pair: pairs.Losses,
+    mu: jax.Array,
+    rate: jax.Array,
+    tail: jax.Array,
+    num_examples: jax.Array,
+    max_batch_size: jax.Array,
+) -> pairs.Losses:
+    """The pair of a step without overflow, and what it becomes if some batches do.
+
+    Whether the others fill the batch may be told, as it does not depend on the example.
+    Let p be the probability that the example is in a batch that overflows. If p is at
+    most tail (the mass that each step may lose), the loss is infinite with probability
+    p. This is an upper bound: a full batch without the example tells an attacker
+    nothing, and a step without overflow tells at least as much. If max_batch_size is at
+    least num_examples, nothing is lost.
+    """
+    n, b = num_examples, max_batch_size
+    full = upper_tail(b, n - 1, rate)
+    both = upper_tail(b + 1, n, rate) * b / n * (1 + 4 * _ERROR)
+    # A probability that has underflowed is not zero unless all examples fit.
+    both = jnp.where(b < n, jnp.maximum(both, SMALL), 0.0)
+    rare = both <= tail
+    taken = jnp.clip(both / jnp.maximum(full, SMALL), SMALL, rate)
+    # Where it has no mass the other pair is made of numbers that cannot overflow.
+    moved = pairs.fixed_size(2 * mu, jnp.where(rare, rate, taken), tail)
+    usual = jnp.where(rare, 1.0, jnp.maximum(1 - full * (1 - _ERROR), SMALL))
+    full = jnp.clip(full * (1 + _ERROR), SMALL, 1.0)
+    log_full = jnp.where(rare, -jnp.inf, jnp.log(full))
+
+    def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.concatenate([x, jnp.broadcast_to(y, (len(x), y.shape[1]))], axis=1)
+
+    # Each mass has its relative error. Inversion weighs masses by e^{λ loss}, which may
+    # favour the pair with less mass, so the larger of both errors is taken.
+    error = jnp.maximum(pair.error, jnp.where(rare, 0.0, moved.error))
+    return pairs.Losses(
+        mixed(pair.loss, moved.loss),
+        mixed(pair.log_mass + jnp.log(usual), moved.log_mass + log_full),
+        usual * pair.lost + jnp.where(rare, both, full * moved.lost),
+        error,
+    )

@@ -1,0 +1,80 @@
+"""Rényi curves for any numbers, from above: what is regular, and what is around it.
+
+The quadrature holds for noise multipliers between two ends. Below them convexity gives
+a looser bound; above them a curve is its first term.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.float64 import SMALL, ULP, float64
+from dpjax.accounting._numerics.rdp import quadrature
+
+_LEAST_NOISE, _MOST_NOISE = 0.1, 1e60  # where the quadrature holds
+_FAR = 1e20  # noise over order beyond which a curve is its first term, to an ulp
+
+
+def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
+    """The value a / (2σ²) from above, for finite positive arguments."""
+    # Mironov (2017), Proposition 7, https://arxiv.org/abs/1702.07476: a / (2σ²).
+    # Not a / σ / σ, which the compiler makes a / σ².
+    root = jnp.sqrt(a) / sigma
+    return 0.5 * root * root * (1 + 4 * ULP) + SMALL
+
+
+@float64("up")
+def gaussian64(sigma: jax.Array, a: jax.Array) -> jax.Array:
+    is_order = (a > 1) & (a < jnp.inf)
+    regular = is_order & (sigma > 0) & (sigma < jnp.inf)
+    value = _gaussian(jnp.where(regular, sigma, 1.0), jnp.where(regular, a, 2.0))
+    silent = is_order & (sigma == jnp.inf)
+    return jnp.where(regular, value, jnp.where(silent, 0.0, jnp.inf))
+
+
+def _subsampled(
+    log_excess_of: Callable[..., jax.Array],
+    sigma: jax.Array,
+    q: jax.Array,
+    a: jax.Array,
+) -> jax.Array:
+    # Each argument is made regular by itself, so that it keeps its shape.
+    inside = (sigma >= _LEAST_NOISE) & (sigma <= _MOST_NOISE)
+    below = (sigma > 0) & (sigma < _LEAST_NOISE)
+    above = (sigma > _MOST_NOISE) & (sigma < jnp.inf)
+    is_rate, is_order = (q >= 0) & (q <= 1), (a > 1) & (a < jnp.inf)
+    nothing = (q == 0) | (sigma == jnp.inf)
+    # The divergence grows with q, so that a larger one is on the safe side.
+    q = jnp.maximum(jnp.where(is_rate & (q > 0), q, 0.5), 1e-60)
+    a = jnp.where(is_order, a, 2.0)
+    log_excess = log_excess_of(jnp.where(inside, sigma, 1.0), q, a)
+    # Below: moments are jointly convex, so that they are at most q parts that of the
+    # Gaussian and 1 − q parts one.
+    log_moment = (a - 1.0) * _gaussian(jnp.where(below, sigma, 1.0), a)
+    log_convex = jnp.log(q) + log_moment + jnp.log(-jnp.expm1(-log_moment))
+    log_convex = log_convex + 64 * ULP * (1 + log_moment)
+    value = jax.nn.softplus(jnp.where(inside, log_excess, log_convex)) / (a - 1.0)
+    # Above: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a, and half of that twice for
+    # batches of fixed size. Where aσ⁻¹ is small E h is a (a − 1)/2 q²σ⁻² to as much.
+    far = jnp.where(above, sigma, 1.0)
+    first_term = _gaussian(far, a) * jnp.where(a * _FAR <= far, q * q, 1.0)
+    value = jnp.where(above, first_term, value) * (1 + 16 * ULP) + SMALL
+    value = jnp.where(inside | below | above, value, jnp.inf)
+    value = jnp.where(nothing & (sigma >= 0), 0.0, value)
+    return jnp.where(is_rate & is_order, value, jnp.inf)
+
+
+@float64("up")
+def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    # Mironov, Talwar and Zhang (2019), Theorems 4 and 5,
+    # https://arxiv.org/abs/1908.10530: the divergence of the mixture from N(0, σ²) is
+    # the larger one, and is log E (1 + y)^a over a − 1.
+    return _subsampled(quadrature.poisson, sigma, q, a)
+
+
+@float64("up")
+def fixed_size_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    # Dong, Roth and Su (2022), Theorem 9, https://arxiv.org/abs/1905.02383: C_q(G_μ).
+    # Under REPLACE one example moves the sum by two clip norms.
+    return _subsampled(quadrature.fixed_size, sigma / 2, q, a)

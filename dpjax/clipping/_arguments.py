@@ -1,0 +1,132 @@
+"""The arguments of a call: which are parameters, which are examples, as leaves."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.meshes import like, varying
+from dpjax._core.typing import ArrayLike, LossOfLeaves
+
+
+class OfLeaves(NamedTuple):
+    """A loss as a function of leaves.
+
+    Attributes:
+      loss_and_aux: of the parameters' leaves and those of one example.
+      parameters: such leaves.
+      example: the types of such leaves.
+    """
+
+    loss_and_aux: LossOfLeaves
+    parameters: list[jax.Array]
+    example: list[jax.ShapeDtypeStruct]
+
+
+class Groups(NamedTuple):
+    """Leaves that are clipped together.
+
+    Attributes:
+      numbers: for each parameter leaf, its group.
+      clip_norms: of the groups.
+    """
+
+    numbers: list[int]
+    clip_norms: list[ArrayLike]
+
+
+class Arguments(NamedTuple):
+    """Which arguments are which, as in `clipped_grad`."""
+
+    argnums: int | tuple[int, ...]
+    batch_argnums: tuple[int, ...]
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The arguments to differentiate by."""
+        return as_tuple(self.argnums)
+
+    def examples(self, args: Sequence[object]) -> tuple[object, ...]:
+        """The batch arguments."""
+        used = max((*self.batch_argnums, *self.wanted))
+        if used >= len(args):
+            raise ValueError(
+                f"argnums {self.argnums} and batch_argnums {self.batch_argnums} name "
+                f"argument {used}, but the call has {len(args)} positional arguments."
+            )
+        return tuple(args[i] for i in self.batch_argnums)
+
+    def parameters(self, args: Sequence[object]) -> object:
+        """The arguments in argnums: one, or a tuple."""
+        if isinstance(self.argnums, int):
+            return args[self.argnums]
+        return tuple(args[i] for i in self.argnums)
+
+    def leaves(self, args: Sequence[object]) -> list[jax.Array]:
+        """The parameters' leaves."""
+        leaves = [jnp.asarray(x) for x in jax.tree.leaves(self.parameters(args))]
+        for x in leaves:
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                raise ValueError(
+                    "the arguments in argnums must be real floating-point arrays; got "
+                    f"a leaf of dtype {x.dtype} and shape {x.shape}."
+                )
+        return leaves
+
+    def of_leaves(
+        self, function: Callable[..., tuple[ArrayLike, object]], args: Sequence[object]
+    ) -> OfLeaves:
+        """A function of all the arguments by its leaves, the others as they are."""
+        treedef = jax.tree.structure(self.parameters(args))
+        batched, example_treedef = jax.tree.flatten(self.examples(args))
+        types = [jax.typeof(jnp.asarray(x)) for x in batched]
+        one = [like(t, t.shape[1:], t.dtype) for t in types]
+
+        def loss_and_aux(
+            leaves: Sequence[jax.Array], example: Sequence[jax.Array]
+        ) -> tuple[ArrayLike, object]:
+            full = list(args)
+            parameters = treedef.unflatten(leaves)
+            if isinstance(self.argnums, int):
+                parameters = (parameters,)
+            for i, value in zip(self.wanted, parameters, strict=True):
+                full[i] = value
+            example = example_treedef.unflatten(example)
+            for i, value in zip(self.batch_argnums, example, strict=True):
+                full[i] = value
+            return function(*full)
+
+        return OfLeaves(loss_and_aux, self.leaves(args), one)
+
+    def groups(self, clip_norm: object, args: Sequence[object]) -> Groups:
+        """Which parameter leaves share which clip norm."""
+        clip_norms, treedef = jax.tree.flatten(clip_norm)
+        numbers = treedef.unflatten(range(len(clip_norms)))
+        parameters = self.parameters(args)
+        try:
+            groups = jax.tree.map(
+                lambda number, part: [number] * len(jax.tree.leaves(part)),
+                numbers,
+                parameters,
+            )
+        except ValueError as error:
+            raise ValueError(
+                "clip_norm must be a number or a prefix of the arguments in argnums; "
+                f"got {clip_norm!r} for {jax.tree.structure(parameters)}."
+            ) from error
+        return Groups(jax.tree.leaves(groups), clip_norms)
+
+    def differing(
+        self, args: Sequence[object], axes: frozenset[str]
+    ) -> tuple[object, ...]:
+        """The arguments, with parameters that differ along these axes too."""
+        full = list(args)
+        for i in self.wanted:
+            full[i] = varying(full[i], axes)
+        return tuple(full)
+
+
+def as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    """One number or several."""
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)

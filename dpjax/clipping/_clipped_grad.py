@@ -1,0 +1,333 @@
+"""From a loss on one example to the sum of clipped per-example gradients."""
+
+import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Concatenate, Generic, Literal, NamedTuple, overload
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.dtypes import widen
+from dpjax._core.meshes import are_concrete, varying_axes
+from dpjax._core.typing import ArrayLike, Engine, Params
+from dpjax.clipping import bookkeeping
+from dpjax.clipping._arguments import Arguments, Groups, as_tuple
+from dpjax.clipping._clip import Summed, batch_size
+from dpjax.clipping._microbatches import in_microbatches
+from dpjax.clipping._vmap import clipped_sum as vmap_sum
+
+ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
+
+
+class PerExample(NamedTuple):
+    """What each example gave. It is not private: keep it from the outputs.
+
+    Attributes:
+      loss: f[b].
+      norm: the gradient's L2 norm before clipping, f[b], rounded up (docs/clipping.md).
+      aux: what the loss returned beside it, with a leading axis b; () without.
+    """
+
+    loss: jax.Array
+    norm: jax.Array
+    aux: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClippedGrad(Generic[Params]):
+    """The function that `clipped_grad` makes; see there."""
+
+    loss_fn: Callable[..., Any]
+    clip_norm: Any
+    argnums: int | tuple[int, ...]
+    batch_argnums: tuple[int, ...]
+    has_aux: bool
+    engine: Engine
+    microbatch_size: int | None
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        name = getattr(self.loss_fn, "__name__", repr(self.loss_fn))
+        others = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if field.name != "loss_fn"
+        ]
+        return f"clipped_grad({name}, {', '.join(others)})"
+
+    def sensitivity(self, adjacency: Adjacency) -> jax.typing.ArrayLike:
+        """The L2 distance that one example can move the sum: C, or 2C for REPLACE.
+
+        With several clip norms, C is the square root of the sum of their squares.
+        """
+        factor = validate.adjacency(adjacency).sensitivity_factor
+        clip_norms = jax.tree.leaves(self.clip_norm)
+        if len(clip_norms) == 1:
+            return factor * clip_norms[0]
+        if all(isinstance(c, int | float) for c in clip_norms):
+            # Two units of its last place are more than it rounds down by.
+            return factor * math.hypot(*clip_norms) * (1 + 2.0**-51)
+        bounds = widen([jnp.asarray(c) for c in clip_norms])
+        largest = functools.reduce(jnp.maximum, bounds)
+        squares = sum(jnp.square(c / largest) for c in bounds)  # which do not underflow
+        # k quotients, squares and their sum lose less than 2⁻²² k / 2, relatively.
+        slack = 1 + 2.0**-22 * (len(clip_norms) + 1)
+        return factor * slack * largest * jnp.sqrt(squares)
+
+    def __call__(
+        self, *args: Any, mask: jax.Array | None = None
+    ) -> tuple[Params, PerExample]:
+        """The sum of clipped gradients and what each example gave."""
+        examples = self._arguments.examples(args)
+        batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
+        size = batch_size(f"the batch arguments {self.batch_argnums}", batched)
+        mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
+        if mask.shape != (size,) or mask.dtype != jnp.bool_:
+            raise ValueError(
+                f"mask must be a boolean array of shape ({size},); got shape "
+                f"{mask.shape} and dtype {mask.dtype}."
+            )
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            args = self._local(args)
+        leaves = self._arguments.leaves(args)
+        closed, aux_tree = self._trace(args)
+        sum_of = self._engine(closed, *self._groups(args))
+
+        def clipped_sum(
+            mask: jax.Array, *batched: jax.Array
+        ) -> tuple[list[jax.Array], PerExample]:
+            grads, loss, norm, aux = sum_of(leaves, batched, mask)
+            return grads, PerExample(loss, norm, aux)
+
+        micro = self.microbatch_size
+        if micro is None or micro >= size:
+            grads, per_example = clipped_sum(mask, *batched)
+        else:
+            grads, per_example = in_microbatches(
+                clipped_sum, micro, leaves, batched, mask
+            )
+        loss, norm, aux = per_example
+        _warn_if_none_contributes(norm, mask)
+        treedef = jax.tree.structure(self.parameters(args))
+        return (
+            treedef.unflatten(grads),
+            PerExample(loss, norm, aux_tree.unflatten(aux)),
+        )
+
+    def _engine(
+        self,
+        closed: jex.ClosedJaxpr,
+        groups: Sequence[int],
+        clip_norms: Sequence[ArrayLike],
+    ) -> Callable[..., Summed]:
+        """The function from leaves, examples and mask to the sum."""
+        by_vmap = partial(vmap_sum, closed, groups, clip_norms)
+        if self.engine == "vmap":
+            return by_vmap
+        twice = self.engine == "ghost"
+        plan = bookkeeping.plan(closed, groups, keep_blocks=twice)
+        if self.engine == "auto" and not plan.automatic:
+            return by_vmap
+        if twice:
+            return partial(bookkeeping.clipped_sum_twice, plan, clip_norms)
+        by_platform = self.engine == "auto"
+        function = partial(bookkeeping.clipped_sum, by_platform=by_platform)
+        return partial(function, plan, clip_norms)
+
+    def _local(self, args: Sequence[object]) -> tuple[object, ...]:
+        """The arguments for one device's part of `jax.shard_map`.
+
+        By a parameter that devices share, a derivative is the sum over the devices:
+        it would be clipped as if it were one example's.
+        """
+        closed, _ = self._trace(args)
+        return self._arguments.differing(args, varying_axes(closed.out_avals[0]))
+
+    def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
+        """The loss's jaxpr and the structure of aux."""
+        return bookkeeping.trace(*self._arguments.of_leaves(self._loss_and_aux, args))
+
+    @property
+    def _arguments(self) -> Arguments:
+        return Arguments(self.argnums, self.batch_argnums)
+
+    def parameters(self, args: Sequence[object]) -> object:
+        """The arguments in argnums: one, or a tuple."""
+        return self._arguments.parameters(args)
+
+    def plan(self, *args: object) -> bookkeeping.Plan:
+        """What the book-keeping engine does with the loss; see `explain`."""
+        closed, _ = self._trace(args)
+        return bookkeeping.plan(closed, self._groups(args).numbers)
+
+    def _groups(self, args: Sequence[object]) -> Groups:
+        return self._arguments.groups(self.clip_norm, args)
+
+    def _loss_and_aux(self, *full: object) -> tuple[jax.Array, object]:
+        out = self.loss_fn(*full)
+        loss, aux = out if self.has_aux else (out, ())
+        _check_scalar(loss)
+        return loss, aux
+
+
+def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
+    """Warn, outside jit, where examples are there and no gradient is finite."""
+    if not are_concrete([norm, mask]):
+        return
+    present, finite = np.asarray(mask), np.isfinite(norm)
+    if np.any(present) and not np.any(present & finite):
+        warnings.warn(
+            "none of the examples of this batch contributes to the sum: no gradient is "
+            "finite, so noise alone moves the parameters. Look for an infinite "
+            "derivative in the loss, as of a norm or a square root at zero, and for "
+            "infinities in the data.",
+            stacklevel=3,
+        )
+
+
+def _check_scalar(loss: Any) -> None:
+    if not hasattr(loss, "shape") and not isinstance(loss, float):
+        raise ValueError(
+            "loss_fn must return one scalar for one example; got "
+            f"{type(loss).__name__} (for a pair (loss, aux), pass has_aux=True)."
+        )
+    if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise ValueError(
+            "loss_fn must return one real scalar for one example (it is not given the "
+            f"batch axis); got shape {jnp.shape(loss)} and dtype "
+            f"{jnp.result_type(loss)}."
+        )
+
+
+@overload
+def clipped_grad(
+    loss_fn: Callable[Concatenate[Params, ...], Any],
+    clip_norm: Any,
+    *,
+    argnums: Literal[0] = 0,
+    batch_argnums: int | Sequence[int] = 1,
+    has_aux: bool = False,
+    engine: Engine = "auto",
+    microbatch_size: int | None = None,
+) -> ClippedGrad[Params]: ...
+
+
+@overload
+def clipped_grad(
+    loss_fn: Callable[..., Any],
+    clip_norm: Any,
+    *,
+    argnums: int | Sequence[int],
+    batch_argnums: int | Sequence[int] = 1,
+    has_aux: bool = False,
+    engine: Engine = "auto",
+    microbatch_size: int | None = None,
+) -> ClippedGrad[Any]: ...
+
+
+def clipped_grad(
+    loss_fn: Callable[..., Any],
+    clip_norm: Any,
+    *,
+    argnums: int | Sequence[int] = 0,
+    batch_argnums: int | Sequence[int] = 1,
+    has_aux: bool = False,
+    engine: Engine = "auto",
+    microbatch_size: int | None = None,
+) -> ClippedGrad[Any]:
+    """Make a function that sums clipped per-example gradients over a batch.
+
+    Args:
+      loss_fn: takes ONE example (no batch axis) in each batch argument and returns a
+        scalar loss, or (loss, aux) with has_aux.
+      clip_norm: the bound C on each example's gradient, in L2 norm over all the
+        arguments in argnums together; positive, may be traced. Or a prefix of those
+        arguments (of the tuple of them, if argnums is one) with a bound for each part,
+        which is then clipped on its own.
+      argnums: the argument or arguments to differentiate by, as in `jax.grad`.
+      batch_argnums: the argument or arguments that hold examples: pytrees whose
+        leaves all have the same leading axis b. A typed key array is fine.
+      has_aux: whether loss_fn returns (loss, aux).
+      engine: they agree up to rounding. "vmap" forms all per-example gradients.
+        "bookkeeping" takes norms and the sum from activations and cotangents of one
+        backward pass, and forms no per-example gradient where it knows how (see
+        `explain`): often many times faster. It gives up rematerialisation
+        (jax.checkpoint). "ghost" is the same in two passes, one for the norms and one
+        for the sum: for losses that rematerialise blocks to save memory, which stay
+        blocks, or whose per-example gradients it must form, and then need not keep; see
+        Privacy. "auto" is "bookkeeping" if that knows how for one
+        parameter at least, else "vmap"; never "ghost". Where it is lowered for a TPU,
+        it forms all per-example gradients.
+      microbatch_size: form at most this many per-example gradients at a time. Any
+        size works with any b; the result is the same up to rounding.
+
+    Returns:
+      A function `fn(*args, mask=None)` returning `(grads, per_example)`: grads is the
+      *sum* of clipped gradients, shaped like the arguments in argnums and in float32
+      at least; per_example is a `PerExample(loss f[b], norm f[b], aux)`. mask is
+      bool[b]: a masked example contributes zero to grads (its loss and norm are
+      reported as they are). An example whose gradient is not finite contributes zero.
+      `fn.sensitivity(adjacency)` is the L2 sensitivity of grads. The function may be
+      jitted, scanned and sharded.
+
+    Raises:
+      ValueError: clip_norm is not positive; argnums and batch_argnums overlap; the
+        engine is unknown; microbatch_size is below 1; when called, batch arguments
+        disagree in their leading axis or are empty, the mask has another shape or
+        dtype, the loss is not a real scalar, or it or its derivative communicates along
+        a named axis, as BatchNorm in training mode does: then it sees other examples.
+
+    Warns:
+      UserWarning: when called outside jit: no example of the batch has a finite
+        gradient. Under jit `dpjax.metrics` counts the examples that contribute.
+
+    Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
+    REPLACE (C² is the sum of the squares where there are several bounds), whatever
+    the loss, as long as loss_fn sees one example at a time (it has no side channel to
+    the others). Rounding in norms is bounded from above (docs/clipping.md), except
+    that "ghost" relies on two evaluations of one function to agree, which a compiler
+    may round differently. per_example is not private.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def loss(w, example):
+      ...     x, y = example
+      ...     return 0.5 * (x @ w - y) ** 2
+      >>> fn = clipped_grad(loss, 1.0)
+      >>> x, y = jnp.array([[3.0, 4.0], [0.5, 0.0]]), jnp.array([-1.0, -1.0])
+      >>> grads, per_example = fn(jnp.zeros(2), (x, y))
+      >>> print(grads.round(3), per_example.norm.round(3))
+      [1.1 0.8] [5.  0.5]
+      >>> float(fn.sensitivity(Adjacency.REPLACE))
+      2.0
+    """
+    for bound in jax.tree.leaves(clip_norm):
+        validate.positive("clip_norm", bound)
+    validate.one_of("engine", engine, ENGINES)
+    if microbatch_size is not None:
+        validate.static_int("microbatch_size", microbatch_size, minimum=1)
+    wanted, batched = as_tuple(argnums), as_tuple(batch_argnums)
+    if not wanted or min(wanted) < 0 or len(set(wanted)) < len(wanted):
+        raise ValueError(f"argnums must be distinct and non-negative; got {argnums!r}.")
+    if not batched or min(batched) < 0 or set(wanted) & set(batched):
+        raise ValueError(
+            "batch_argnums must be non-negative and apart from argnums; got "
+            f"{batch_argnums!r} with argnums {argnums!r}."
+        )
+    return ClippedGrad(
+        loss_fn=loss_fn,
+        clip_norm=clip_norm,
+        argnums=argnums if isinstance(argnums, int) else wanted,
+        batch_argnums=batched,
+        has_aux=has_aux,
+        engine=engine,
+        microbatch_size=microbatch_size,
+    )

@@ -1,0 +1,67 @@
+"""The clipped sum by per-example gradients, formed and clipped."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.extend.core as jex
+
+from dpjax._core.dtypes import widen
+from dpjax._core.meshes import compiler_sharded, leading_axis
+from dpjax.clipping._clip import Summed, clip_scales, group_squares, sum_of_held
+from dpjax.clipping.bookkeeping.jaxpr.equations import evaluate
+
+
+def clipped_sum(
+    closed: jex.ClosedJaxpr,
+    groups: Sequence[int],
+    clip_norms: Sequence[jax.typing.ArrayLike],
+    leaves: Sequence[jax.Array],
+    examples: Sequence[jax.Array],
+    mask: jax.Array,
+) -> Summed:
+    """The sum of clipped gradients; per-example losses, norms and leaves of aux.
+
+    Args:
+      closed: the loss, from the leaves and one example to the loss and aux.
+      groups: for each leaf, the group that it is clipped with.
+      clip_norms: the bound of each group.
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading axis b.
+      mask: b[b]; a masked example contributes zero.
+    """
+
+    def one(
+        *example: jax.Array,
+    ) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
+        def loss_and_aux(
+            leaves: Sequence[jax.Array],
+        ) -> tuple[jax.Array, list[jax.Array]]:
+            loss, *aux = evaluate(closed, [*leaves, *example])
+            return loss, aux
+
+        value_and_grad = jax.value_and_grad(loss_and_aux, has_aux=True)
+        (loss, aux), gradient = value_and_grad(list(leaves))
+        return widen(gradient), loss, aux
+
+    gradients, loss, aux = jax.vmap(one)(*examples)
+
+    def summed(
+        gradients: Sequence[jax.Array],
+        clip_norms: Sequence[jax.typing.ArrayLike],
+        mask: jax.Array,
+    ) -> tuple[list[jax.Array], jax.Array]:
+        def squares_of(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+            return group_squares(leaves, groups, clip_norms)
+
+        squares = jax.vmap(squares_of)(gradients)
+        finite, scales, norm = clip_scales(squares, clip_norms, mask)
+        return [
+            sum_of_held(x, scales[group], finite)
+            for x, group in zip(gradients, groups, strict=True)
+        ], norm
+
+    shardings = [jax.typeof(x).sharding.spec for x in leaves]
+    of_examples = jax.P(leading_axis(examples))
+    summed = compiler_sharded(summed, (leaves, examples), (shardings, of_examples))
+    grads, norm = summed(gradients, clip_norms, mask)
+    return Summed(grads, loss, norm, aux)

@@ -1,0 +1,1 @@
+"""The norms, clipping weights and sums of a batch."""

@@ -1,0 +1,121 @@
+"""What becomes of one site's records and cotangents, for sites that are alike."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from dpjax._core.meshes import like
+from dpjax.clipping.bookkeeping.analysis.sites import RuledSite
+from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
+from dpjax.clipping.bookkeeping.jaxpr.equations import aval, bind
+from dpjax.clipping.bookkeeping.rules import factors as fac
+from dpjax.clipping.bookkeeping.rules.factors import Factors, OneHot
+
+Out = TypeVar("Out")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def settled(
+    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """Records and cotangent as norms and sums are both made of them."""
+    site = alike.part
+    return _mapped(site, site.rule.settled)(records, cotangent)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def factors_of(
+    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+) -> Factors:
+    """The factors of a site, all iterations in f[b, g, t, ...]."""
+    site = alike.part
+    function = _mapped(site, site.rule.factors)
+
+    def merged(rows: jax.Array | OneHot) -> jax.Array | OneHot:
+        if isinstance(rows, OneHot):
+            return OneHot(_merge(site, rows.position[..., None])[..., 0])
+        return _merge(site, rows)
+
+    left, right = function(widened(records), fac.wide(cotangent))
+    return Factors(merged(left), merged(right))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gradient_of(
+    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+) -> jax.Array:
+    """The operand's gradients, for each example and iteration."""
+    site = alike.part
+    function = _mapped(site, site.rule.gradient)
+    return function(widened(records), fac.wide(cotangent))
+
+
+def _mapped(
+    site: RuledSite,
+    function: Callable[[jex.JaxprEqn, int, Sequence[jax.Array], jax.Array], Out],
+) -> Callable[[Sequence[jax.Array], jax.Array], Out]:
+    """A rule's method over iterations and examples."""
+
+    def one(others: Sequence[jax.Array], cotangent: jax.Array) -> Out:
+        return function(site.eqn, site.position, others, cotangent)
+
+    for _ in range(len(site.loops) + 1):
+        one = jax.vmap(one)
+    return one
+
+
+def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
+    """Iterations into rows, or into groups where each has its operand."""
+    for depth in reversed(range(len(site.loops))):
+        axis = 1 + depth
+        if site.loops[depth].shared:
+            x = jnp.moveaxis(x, axis, -3)
+            x = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])
+        else:
+            x = jnp.moveaxis(x, axis, -4)
+            x = x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
+    return x
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def transposed(
+    alike: Alike[RuledSite], others: Sequence[jax.Array], cotangent: jax.Array
+) -> jax.Array:
+    """The operand's gradient, summed over the batch by the equation's transpose.
+
+    All arrays are of one dtype, in which it is taken.
+    """
+    site, dtype = alike.part, cotangent.dtype
+    eqn = site.eqn
+    exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
+    changed = {name: exact[name] for name in exact if name in eqn.params}
+
+    def forward(operand: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+        inputs = list(others)
+        inputs.insert(site.position, operand)
+        return bind(eqn, inputs, **changed)[0]
+
+    lengths = ()
+    for loop in reversed(site.loops):
+        forward = jax.vmap(forward, in_axes=(None if loop.shared else 0, 0))
+        if not loop.shared:
+            lengths = (loop.length, *lengths)
+    forward = jax.vmap(forward, in_axes=(None, 0))
+    operand = aval(site.operand)
+    operand = like(operand, (*lengths, *operand.shape), dtype)
+    transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
+    return transpose(cotangent)[0]
+
+
+def widened(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """The arrays, those of floats in float32 at least."""
+    return tuple(fac.wide(x) if is_real(x) else x for x in xs)
+
+
+def is_real(x: jax.Array) -> bool:
+    """Whether it is an array of floats."""
+    return jnp.issubdtype(x.dtype, jnp.floating)

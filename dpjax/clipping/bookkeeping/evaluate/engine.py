@@ -1,0 +1,260 @@
+"""The clipped sum from one forward and one backward pass."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.dtypes import at_least_float32, least_precise
+from dpjax._core.meshes import compiler_sharded, leading_axis
+from dpjax._core.platforms import on_platform
+from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
+from dpjax._core.typing import ArrayLike
+from dpjax.clipping._clip import Summed, clip_scales, sum_of_held
+from dpjax.clipping.bookkeeping.analysis.components import Component
+from dpjax.clipping.bookkeeping.analysis.plan import Plan, size
+from dpjax.clipping.bookkeeping.analysis.sites import RuledSite
+from dpjax.clipping.bookkeeping.evaluate import at_component as at
+from dpjax.clipping.bookkeeping.evaluate.at_site import factors_of
+from dpjax.clipping.bookkeeping.evaluate.books import Books, Seen, keep_books, settled
+from dpjax.clipping.bookkeeping.evaluate.reach import Reach, reach
+from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
+from dpjax.clipping.bookkeeping.rules import factors as fac
+
+
+class Norms(NamedTuple):
+    """What norms are, and what they are taken of.
+
+    Attributes:
+      squares: for each group at least ‖gradient / clip norm‖², f[b].
+      kept: for each component its leaves' per-example gradients, where they are formed.
+    """
+
+    squares: list[jax.Array]
+    kept: list[list[jax.Array] | None]
+
+
+def clipped_sum(
+    plan: Plan,
+    clip_norms: Sequence[ArrayLike],
+    leaves: Sequence[jax.Array],
+    examples: Sequence[jax.Array],
+    mask: jax.Array,
+    *,
+    by_platform: bool,
+) -> Summed:
+    """The sum from one forward and one backward pass.
+
+    Args:
+      plan: the analysis of the loss.
+      clip_norms: the bound of each group.
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading axis b.
+      mask: b[b]; a masked example contributes zero.
+      by_platform: whether all gradients are formed, and the sum is made of them, where
+        this is lowered for a TPU: products there are outside the model of
+        `dpjax._core.rounding`.
+    """
+    rows = [form.gram for form in plan.forms]
+    rows_on_gpu = [form.gram for form in plan.forms_on_gpu]
+    by_platform = by_platform and any(rows + rows_on_gpu)
+
+    def chosen(
+        books: Books,
+        leaves: Sequence[jax.Array],
+        clip_norms: Sequence[ArrayLike],
+        mask: jax.Array,
+    ) -> tuple[list[jax.Array], jax.Array]:
+        books = settled(plan, books)
+        by_rows = functools.partial(_in_one_pass, plan, rows, clip_norms)
+        if rows_on_gpu != rows:
+            on_gpu = functools.partial(_in_one_pass, plan, rows_on_gpu, clip_norms)
+            by_rows = functools.partial(on_platform, "cuda", on_gpu, by_rows)
+        if not by_platform:
+            return by_rows(books, leaves, mask)
+        formed = [False] * len(rows)
+        directly = functools.partial(_in_one_pass, plan, formed, clip_norms)
+        return on_platform("tpu", directly, by_rows, books, leaves, mask)
+
+    books = keep_books(plan, leaves, examples, mask.shape[0])
+    loss, *aux = books.outputs
+    shardings = [jax.typeof(x).sharding.spec for x in leaves]
+    of_examples = jax.P(leading_axis(examples))
+    arrays = (leaves, examples)
+    summed = compiler_sharded(chosen, arrays, (shardings, of_examples))
+    grads, norm = summed(books.without_aux(), leaves, clip_norms, mask)
+    return Summed(grads, loss, norm, aux)
+
+
+def _in_one_pass(
+    plan: Plan,
+    by_rows: Sequence[bool],
+    clip_norms: Sequence[ArrayLike],
+    books: Books,
+    leaves: Sequence[jax.Array],
+    mask: jax.Array,
+) -> tuple[list[jax.Array], jax.Array]:
+    """The sum and the norms f[b], from rows where by_rows says so.
+
+    Elsewhere the norm is taken of the gradients that the sum is made of.
+    """
+    entering, reaches = plan.inputs(leaves), [None] * len(plan.components)
+    squares, kept = _squares(plan, books, entering, clip_norms, by_rows, reaches)
+    finite, scales, norm = clip_scales(squares, clip_norms, mask)
+    sums = _sums(plan, leaves, by_rows, books, entering, kept, scales, finite)
+    return sums, norm
+
+
+def _squares(
+    plan: Plan,
+    books: Books,
+    entering: Sequence[Sequence[jax.Array]],
+    clip_norms: Sequence[ArrayLike],
+    by_rows: Sequence[bool],
+    reaches: Sequence[Reach | None],
+) -> Norms:
+    """The norms.
+
+    Where a component has a reach the sum is not made of the gradients that are formed:
+    their norm is enlarged by what the terms of either may round.
+    """
+    batch = books.outputs[0].shape[:1]
+    squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
+    kept: list[list[jax.Array] | None] = []
+    for component, inputs, rows, found in zip(
+        plan.components, entering, by_rows, reaches, strict=True
+    ):
+        alike, seen = Alike(component), books.seen_by(component)
+        if component.kept:  # the blocks have made the squares
+            (group,) = component.own_groups
+            for found in seen.cotangents:
+                square, terms = staged_sum(found, kept=1)
+                squares[group].append(square * (1 + margin(terms + 2, square.dtype)))
+            kept.append(None)
+            continue
+        bounds = [clip_norms[group] for group in component.own_groups]
+        if rows:
+            (group,) = component.own_groups
+            squares[group] += at.squares_of_rows(alike, seen, *bounds)
+            kept.append(None)
+            continue
+        formed = at.formed(alike, seen, inputs, bounds)
+        kept.append(formed.gradients)
+        for group, square in zip(component.own_groups, formed.squares, strict=True):
+            if found is not None:
+                sizes = _sizes(component, seen, found, clip_norms[group])
+                arrays = [*seen.cotangents, *(x for xs in seen.records for x in xs)]
+                dtype = least_precise([found.dtype, *(x.dtype for x in arrays)])
+                square = jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
+            squares[group].append(square)
+    return Norms([upper_sum(parts) for parts in squares], kept)
+
+
+def _reaches(plan: Plan, entering: Sequence[Sequence[jax.Array]]) -> list[Reach | None]:
+    """For each component that forms gradients its reach, if its sum may be pulled back.
+
+    In one pass the gradients that were formed for the norm are at hand.
+    """
+    return [
+        None if form.gram else _reach(component, inputs)
+        for component, form, inputs in zip(
+            plan.components, plan.forms, entering, strict=True
+        )
+    ]
+
+
+def _reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
+    """The component's reach, or None where its gradients are to be formed."""
+    ruled = [site for site in component.sites if isinstance(site, RuledSite)]
+    if any(size(site).rows > fac.MOST_ROWS for site in ruled):
+        return None
+    return reach(component, inputs)
+
+
+def _sizes(
+    component: Component, seen: Seen, found: Reach, clip_norm: ArrayLike
+) -> list[fac.Terms]:
+    """Of the terms of a component's gradients, for each operand."""
+    out = []
+    for site, others, cotangent, enlarged in zip(
+        component.sites, *seen, found.norms, strict=True
+    ):
+        if isinstance(site, RuledSite):
+            factors = factors_of(Alike(site), others, cotangent)
+            length, rows = fac.size(factors, clip_norm), factors.rows
+        else:
+            square = square_sum(fac.wide(cotangent), 1, clip_norm)
+            length, rows = jnp.sqrt(square), 1
+        out.append(fac.Terms(enlarged * length, rows + found.terms))
+    return out
+
+
+def _sums(
+    plan: Plan,
+    leaves: Sequence[jax.Array],
+    by_sites: Sequence[bool],
+    books: Books,
+    entering: Sequence[Sequence[jax.Array]],
+    kept: Sequence[list[jax.Array] | None],
+    scales: Sequence[jax.Array],
+    finite: jax.Array,
+) -> list[jax.Array]:
+    """The leaves' scaled sums.
+
+    They are made by one product over the batch for each site, if all that the norm
+    includes is what these round; else of the gradients that were kept or of the same
+    formed anew.
+    """
+    total = {}
+    for component, pulled, inputs, held in zip(
+        plan.components, by_sites, entering, kept, strict=True
+    ):
+        if held is not None and not pulled:
+            sums = [
+                sum_of_held(x, scales[group], finite)
+                for x, group in zip(held, component.groups, strict=True)
+            ]
+        else:
+            function = at.sums_by_sites if pulled else at.sums_of_gradients
+            own = [scales[group] for group in component.own_groups]
+            seen = books.seen_by(component)
+            sums = function(Alike(component), seen, inputs, own, finite)
+        total.update(zip(component.leaves, sums, strict=True))
+    dtypes = [at_least_float32(x.dtype) for x in leaves]
+    return [
+        total[i].astype(dtype) if i in total else jnp.zeros(x.shape, dtype)
+        for i, (x, dtype) in enumerate(zip(leaves, dtypes, strict=True))
+    ]
+
+
+def squares_alone(
+    plan: Plan,
+    books: Books,
+    known: Sequence[jax.Array],
+    clip_norms: Sequence[ArrayLike],
+) -> list[jax.Array]:
+    """The norms' squares in a pass that keeps nothing for the sums."""
+    books, entering = settled(plan, books), plan.inputs(known)
+    rows = [form.gram for form in plan.forms]
+    reaches = _reaches(plan, entering)
+    return _squares(plan, books, entering, clip_norms, rows, reaches).squares
+
+
+def sums_alone(
+    plan: Plan,
+    books: Books,
+    known: Sequence[jax.Array],
+    leaves: Sequence[jax.Array],
+    scales: Sequence[jax.Array],
+    finite: jax.Array,
+) -> list[jax.Array]:
+    """The leaves' scaled sums in another pass."""
+    books, entering = settled(plan, books), plan.inputs(known)
+    by_sites = [
+        form.gram or found is not None
+        for form, found in zip(plan.forms, _reaches(plan, entering), strict=True)
+    ]
+    nothing = [None] * len(plan.components)
+    return _sums(plan, leaves, by_sites, books, entering, nothing, scales, finite)

@@ -1,0 +1,1 @@
+"""From an equation's input and output cotangent to the rows of its gradient."""

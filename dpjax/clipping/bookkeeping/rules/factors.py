@@ -1,0 +1,292 @@
+"""Sums of outer products: the form of a parameter's gradient at a site.
+
+One example's gradient of an operand is, for each of g groups,
+
+    Σ_t a_t ⊗ d_t,
+
+a_t f[n] from the site's input and d_t f[p] from its output's cotangent; t runs over
+the rows: positions, pixels, iterations.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.dtypes import at_least_float32
+from dpjax._core.rounding import HIGHEST, margin, square_sum, staged_sum
+from dpjax._core.typing import DTypeLike
+from dpjax.clipping.bookkeeping.rules.positions import by_position
+
+# Inner products are taken in pieces: at most so many, of at least so many terms.
+_PIECES, _PIECE = 16, 256
+
+# With more rows than this, what sums of them round would be no small part.
+MOST_ROWS = 2**16
+
+# An example's terms are at most 512 times its share of a sum: terms that cancel would
+# else be so large that other examples vanish beside them on the way.
+_CANCELLED = 2.0**-9
+
+
+class OneHot(NamedTuple):
+    """Rows that are unit vectors.
+
+    Attributes:
+      position: i[..., t], within the rows' length.
+    """
+
+    position: jax.Array
+
+
+class Factors(NamedTuple):
+    """The rows of both sides, f[..., g, t, n] and f[..., g, t, p]."""
+
+    left: jax.Array | OneHot
+    right: jax.Array | OneHot
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        one = self.left
+        return one.position.shape[-1] if isinstance(one, OneHot) else one.shape[-2]
+
+
+class Size(NamedTuple):
+    """The sizes of one site's factors, and whether left rows are one-hot."""
+
+    groups: int
+    rows: int
+    left: int
+    right: int
+    one_hot: bool = False
+
+    @property
+    def stored(self) -> int:
+        """The numbers of a pair of rows."""
+        return (1 if self.one_hot else self.left) + self.right
+
+
+def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Array:
+    """At least ‖Σ a_t ⊗ d_t / clip_norm‖², f[b].
+
+    The sum is over the rows of all sites. Its square is Σ_ts α_ts δ_ts with
+    α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩, whose terms may cancel. Computed ones, α̂
+    and δ̂, are off by at most e_α = γ‖a_t‖‖a_s‖ and e_δ = γ'‖d_t‖‖d_s‖
+    (`dpjax._core.rounding`), so that
+
+        α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
+
+    with P the last product, and no term is above P. Among rows that are one-hot, α is
+    0 or 1: they are added up by position instead, in time and memory linear in them.
+
+    What scaling the rows and forming Σ a_t ⊗ d_t itself round is at most
+    γ″ Σ ‖a_t‖‖d_t‖, which the norm includes. Nor is it less than `_CANCELLED` of that
+    sum.
+    """
+    sites = _joined(_scaled(sites, clip_norm))
+    lengths = [(_lengths(f.left), _lengths(f.right)) for f in sites]
+    rows = [a * d for a, d in lengths]
+    dtype = rows[0].dtype
+    if len(sites) == 1 and rows[0].shape[-1] == 1:
+        return _over_groups(jnp.square(rows[0][..., 0]) * (1 + margin(16, dtype)))
+
+    # What the sums over pairs of sites, and a dozen operations on each term, round.
+    others = len(sites) ** 2 + 48
+    total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
+    for i, (one, one_lengths) in enumerate(zip(sites, lengths, strict=True)):
+        if (found := _looked_up(one)) is not None:
+            table = by_position(*found, rows[i], len(sites))
+            size, rounded = table.size, table.rounded
+            total += (1 + margin(others, dtype)) * table.square
+        else:
+            size = jnp.sum(rows[i], axis=-1)
+            rounded = margin(rows[i].shape[-1] + len(sites) + 16, dtype) * size
+            total += _over_pairs(one, one, one_lengths, one_lengths, others)
+        sizes += size
+        forming += rounded
+        for other, other_lengths in zip(sites[:i], lengths[:i], strict=True):
+            total += 2 * _over_pairs(one, other, one_lengths, other_lengths, others)
+    norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
+    return _over_groups(jnp.square(jnp.maximum(norm, _CANCELLED * sizes)))
+
+
+class Terms(NamedTuple):
+    """Terms of a sum.
+
+    Attributes:
+      size: the norm of their absolute values, f[b].
+      rounded: k of γ_k for what they round when the sum is formed.
+    """
+
+    size: jax.Array
+    rounded: int
+
+
+def upper_norm(
+    formed: jax.Array, terms: Sequence[Terms], dtype: DTypeLike
+) -> jax.Array:
+    """At least the norm f[b] of a sum of terms, and of what becomes of it in a batch.
+
+    `formed` is the norm as computed, from terms that were rounded in `dtype`.
+    """
+    # It is formed twice, and may be off in both; the second time after scaling.
+    rounded = sum(2 * margin(k + 4, dtype) * size for size, k in terms)
+    size = sum(size for size, _ in terms)
+    return jnp.maximum(formed + rounded, _CANCELLED * size) * (1 + margin(16, dtype))
+
+
+def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
+    """At least the norm of Σ |a_t| ⊗ |d_t| / clip_norm, f[b]."""
+    (scaled,) = _scaled([factors], clip_norm)
+    lengths = _lengths(scaled.left) * _lengths(scaled.right)
+    if (found := _looked_up(scaled)) is not None:
+        total = by_position(*found, lengths, 1).size
+    else:
+        total = jnp.sum(lengths, axis=-1)
+    total *= 1 + margin(factors.rows + 4, lengths.dtype)
+    return jnp.sqrt(_over_groups(jnp.square(total)))
+
+
+def outer(factors: Factors, left_size: int) -> jax.Array:
+    """The gradient itself, f[..., g, n, p]."""
+    left, right = factors
+    assert not isinstance(right, OneHot)
+    if isinstance(left, OneHot):
+        left = jax.nn.one_hot(left.position, left_size, dtype=right.dtype)
+    return jnp.einsum("...tn,...tp->...np", left, right, precision=HIGHEST)
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """The array in float32 at least."""
+    return x.astype(at_least_float32(x.dtype))
+
+
+def _scaled(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> list[Factors]:
+    """The same gradient in units of the clip norm, left rows at most one.
+
+    Neither side's squares overflow or vanish where their product's does not.
+    """
+    dtype = jnp.result_type(
+        *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
+    )
+    out = []
+    for left, right in sites:
+        if isinstance(left, OneHot):
+            assert not isinstance(right, OneHot)
+            out.append(Factors(left, right.astype(dtype) / clip_norm))
+        elif isinstance(right, OneHot):
+            out.append(Factors(left.astype(dtype) / clip_norm, right))
+        else:
+            left, right = left.astype(dtype), right.astype(dtype)
+            largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=0.0)
+            largest = jnp.where(largest > 0, largest, 1.0)
+            # In this order it overflows only where the gradient does.
+            out.append(Factors(left / largest, right * largest / clip_norm))
+    return out
+
+
+def _over_groups(squares: jax.Array) -> jax.Array:
+    total, terms = staged_sum(squares, kept=1)
+    return total * (1 + margin(terms + 4, squares.dtype))
+
+
+def _lengths(rows: jax.Array | OneHot) -> jax.Array:
+    """At least the rows' norms, f[..., t]."""
+    if isinstance(rows, OneHot):
+        return jnp.ones(rows.position.shape, jnp.float32)
+    squares = square_sum(rows, kept=rows.ndim - 1)
+    return jnp.sqrt(squares) * (1 + margin(4, rows.dtype))
+
+
+def _looked_up(site: Factors) -> tuple[jax.Array, Any] | None:
+    """The positions and the other side's rows, where one side is one-hot."""
+    if isinstance(site.left, OneHot):
+        return site.left.position, site.right
+    if isinstance(site.right, OneHot):
+        return site.right.position, site.left
+    return None
+
+
+def _joined(sites: list[Factors]) -> list[Factors]:
+    """The same rows, those that are one-hot on one side at one site."""
+    dense = [f for f in sites if _looked_up(f) is None]
+    left = [(f.left.position, f.right) for f in sites if isinstance(f.left, OneHot)]
+    right = [(f.right.position, f.left) for f in sites if isinstance(f.right, OneHot)]
+    out = [*dense]
+    if left:
+        out.append(Factors(*_in_a_row(left)))
+    if right:
+        position, rows = _in_a_row(right)
+        out.append(Factors(rows, position))
+    return out
+
+
+def _in_a_row(parts: list[tuple[jax.Array, Any]]) -> tuple[OneHot, jax.Array]:
+    positions, rows = zip(*parts, strict=True)
+    return OneHot(jnp.concatenate(positions, axis=-1)), jnp.concatenate(rows, axis=-2)
+
+
+def _over_pairs(
+    one: Factors,
+    other: Factors,
+    one_lengths: tuple[jax.Array, jax.Array],
+    other_lengths: tuple[jax.Array, jax.Array],
+    others: int,
+) -> jax.Array:
+    """At least Σ_ts α_ts δ_ts over the rows of one and of the other, f[..., g].
+
+    And after so many other operations.
+    """
+    (alpha, of_alpha), (delta, of_delta) = (
+        _inner_and_error(x, y, x_lengths, y_lengths)
+        for x, y, x_lengths, y_lengths in zip(
+            one, other, one_lengths, other_lengths, strict=True
+        )
+    )
+    bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
+    # Two stages, over the rows of either.
+    sum_margin = margin(one.rows + other.rows + others, bound.dtype)
+    terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
+    by_row = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
+    return jnp.sum(by_row, axis=-1)
+
+
+def _inner_and_error(
+    one: jax.Array | OneHot,
+    other: jax.Array | OneHot,
+    one_lengths: jax.Array,
+    other_lengths: jax.Array,
+) -> tuple[jax.Array, jax.Array | float]:
+    """Inner products of all pairs of rows, f[..., t, s], and what they are off by."""
+    products, terms = _inner(one, other)
+    if terms == 0:
+        return products, 0.0
+    error = margin(terms + 4, products.dtype)
+    return products, error * one_lengths[..., :, None] * other_lengths[..., None, :]
+
+
+def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Array, int]:
+    """The inner products of all pairs of rows, and k in their error's bound."""
+    if isinstance(one, OneHot) and isinstance(other, OneHot):
+        same = one.position[..., :, None] == other.position[..., None, :]
+        return same.astype(jnp.float32), 0
+    if isinstance(one, OneHot):
+        return jnp.swapaxes(_inner(other, one)[0], -1, -2), 0
+    if isinstance(other, OneHot):
+        position = other.position[..., None, :]
+        return jnp.take_along_axis(one, position, axis=-1), 0
+    size = one.shape[-1]
+    step = max(_PIECE, math.ceil(size / _PIECES))
+    pieces = [
+        jnp.einsum(
+            "...tn,...sn->...ts",
+            one[..., start : start + step],
+            other[..., start : start + step],
+            precision=HIGHEST,
+        )
+        for start in range(0, size, step)
+    ]
+    return sum(pieces[1:], pieces[0]), min(step, size) + len(pieces)

@@ -1,0 +1,20 @@
+"""Which rule an equation has."""
+
+import math
+
+import jax.extend.core as jex
+
+from dpjax.clipping.bookkeeping.jaxpr.equations import aval
+from dpjax.clipping.bookkeeping.rules.base import Rule
+from dpjax.clipping.bookkeeping.rules.convolution import Convolution
+from dpjax.clipping.bookkeeping.rules.dense import Dense
+from dpjax.clipping.bookkeeping.rules.gather import Gather
+
+
+def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
+    """The first rule that knows the equation; none where something is empty."""
+    for rule in (Dense(), Convolution(), Gather()):
+        if rule.matches(eqn, position):
+            arrays = (*eqn.invars, *eqn.outvars)
+            return rule if all(math.prod(aval(v).shape) for v in arrays) else None
+    return None

@@ -1,0 +1,227 @@
+"""Independent Gaussian noise, and noise for pure differential privacy."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.keys import leaf_keys, stream
+from dpjax._core.outward import upward
+from dpjax._core.placement import normal_like
+from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
+from dpjax.clipping._clipped_grad import ClippedGrad
+from dpjax.noise._limit import at_most
+
+
+class AddGaussianNoiseState(NamedTuple):
+    """The key that the next step's noise comes from.
+
+    Attributes:
+      key: a typed key; each step replaces it. Who has it can remove the noise.
+    """
+
+    key: Key
+
+
+def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
+    """Gaussian noise shaped like the tree, in float32 at least, a key for each leaf.
+
+    The key must be of a stream of its own (`dpjax._core.keys.stream`). The standard
+    deviation is at least the one given: float32 rounds it up.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    scale = upward("stddev", stddev)
+
+    def draw(key: Key, leaf: jax.Array) -> jax.Array:
+        dtype = at_least_float32(leaf.dtype)
+        # Drawn in a wide dtype: a cast down comes after the sum, if at all.
+        return normal_like(key, leaf, dtype) * jnp.asarray(scale, dtype)
+
+    return treedef.unflatten(map(draw, leaf_keys(key, tree), leaves))
+
+
+def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
+    """Noise of density proportional to exp(−‖z‖₂ / scale), one draw over all leaves.
+
+    Its direction is uniform and its norm, which all leaves share, has the distribution
+    Gamma(d, scale), d being the number of coordinates of the tree.
+
+    Args:
+      key: one typed key.
+      tree: a pytree of real arrays, for its structure, shapes and dtypes.
+      scale: f[], at least 0; a sensitivity Δ over ε.
+
+    Returns:
+      Noise shaped like the tree, in float32 at least.
+
+    Raises:
+      ValueError: scale is negative or not finite; key is not a typed key; a leaf is
+        not real.
+
+    Privacy: adding it to a value of L2 sensitivity Δ is (Δ / scale)-DP, δ being 0.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> z = gamma_norm_like(jax.random.key(0), jnp.zeros(10_000), 0.5)
+      >>> print(f"{jnp.linalg.norm(z) / (10_000 * 0.5):.2f}")
+      1.01
+    """
+    validate.scalar("scale", scale)
+    validate.nonnegative("scale", scale)
+    validate.typed_key("key", key)
+    key = stream(key, "noise of gamma norm")
+    direction_key, norm_key = jax.random.split(key)
+    direction = gaussian_like(direction_key, widen(tree), 1.0)
+    leaves = jax.tree.leaves(direction)
+    dimension = sum(x.size for x in leaves)
+    length = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
+    # Zhang et al. (2017), Algorithm 1, line 6, https://arxiv.org/abs/1703.09947: over a
+    # sphere of radius r, exp(−‖z‖ / scale) adds up to r^{d−1} e^{−r / scale}, a Gamma.
+    norm = jax.random.gamma(norm_key, jnp.asarray(dimension, length.dtype))
+    factor = norm * upward("scale", scale) / length
+    return jax.tree.map(lambda x: x * factor.astype(x.dtype), direction)
+
+
+def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransformation:
+    """Add fresh Gaussian noise to every step's updates.
+
+    Put it right after the clipped sum, before anything that depends on the data.
+
+    Args:
+      stddev: the noise's standard deviation per coordinate, f[], in the units of the
+        incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰;
+        may be traced. What runs is float32 and at least that.
+      key: one typed key, as `dpjax.random_key` makes. A stream of its own goes into
+        the state; a key serves one transformation and one run.
+
+    Returns:
+      An optax transformation. It takes real updates of any dtypes; noise is drawn and
+      added in float32 at least and the result cast back to the update's dtype.
+
+    Raises:
+      ValueError: stddev is no such number; key is not a typed key; an update is not
+        real; inside `jax.shard_map`, check_vma is False.
+
+    Privacy: a step whose incoming sum has L2 sensitivity s is (s / stddev)-GDP; steps
+    compose by `accounting.gdp.compose`. The guarantee is for real arithmetic and ideal
+    Gaussian noise. The state holds the key and must be kept as secret as the data: who
+    has the key can subtract the noise.
+
+    Leaves draw by their paths, so that parts of a tree (`optax.masked`,
+    `optax.partition`) share nothing under one key, and inside `jax.shard_map` so do the
+    pieces of a leaf, while what is the same on all devices gets the same noise. Under
+    `jax.vmap` members with one key share their noise: give each its own.
+
+    Reference: Abadi et al. (2016), Algorithm 1; Dong, Roth and Su (2022), Theorem 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = add_gaussian_noise(0.5, key=jax.random.key(0))
+      >>> state = tx.init(jnp.zeros(10_000))
+      >>> noisy, state = tx.update(jnp.zeros(10_000), state)
+      >>> print(f"{noisy.std():.2f}")
+      0.50
+    """
+    validate.scalar("stddev", stddev)
+    validate.nonnegative("stddev", stddev)
+    validate.typed_key("key", key)
+    scale = upward("stddev", stddev)
+
+    def init(params: Tree) -> AddGaussianNoiseState:
+        del params
+        return AddGaussianNoiseState(stream(key, "independent noise"))
+
+    def update(
+        updates: Tree,
+        state: Any,
+        params: Tree | None = None,
+    ) -> tuple[Tree, AddGaussianNoiseState]:
+        del params
+        wide = widen(updates)
+        following, current = jax.random.split(state.key)
+        noise = gaussian_like(current, wide, scale)
+        noisy = jax.tree.map(
+            lambda u, w, z: (w + z).astype(jnp.result_type(u)), updates, wide, noise
+        )
+        return noisy, AddGaussianNoiseState(following)
+
+    return optax.GradientTransformation(init, update)
+
+
+def noisy_mean(
+    *,
+    clip_norm: ArrayLike | ClippedGrad,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+    num_steps: int | None = None,
+) -> optax.GradientTransformation:
+    """From the clipped sum to a private mean: what any optimizer of optax may follow.
+
+    Args:
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made, which knows it (then name clip_norm in static_args of
+        `optax.inject_hyperparams`).
+      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      num_steps: how many steps were accounted for, past which it refuses: a ValueError
+        outside jit, NaN updates inside. None for no end.
+
+    Returns:
+      An optax transformation: independent noise, then the division. Do not put it into
+      `optax.MultiSteps`, which divides the sum of k steps by k and leaves the noise as
+      it is: add up the sums of k parts of a batch, and then take one step.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
+    f the adjacency's sensitivity factor.
+
+    Reference: Abadi et al. (2016), Algorithm 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> tx = optax.chain(
+      ...     noisy_mean(
+      ...         clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...         key=jax.random.key(0)),
+      ...     optax.lion(0.1))
+      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)), jnp.zeros(1))
+      >>> print(updates)
+      [-0.1]
+    """
+    # Abadi et al. (2016), Algorithm 1, https://arxiv.org/abs/1607.00133:
+    # (Σ clipped g + N(0, σ²C² I)) / L, L being the expected size.
+    stddev = stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size)
+    scale = 1.0 / expected_batch_size
+    division = optax.scale(scale) if num_steps is None else at_most(num_steps, scale)
+    return optax.chain(add_gaussian_noise(stddev, key=key), division)
+
+
+def stddev_of_sum(
+    clip_norm: ArrayLike | ClippedGrad,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+) -> ArrayLike:
+    """That of the noise on a clipped sum, for numbers that are in range."""
+    if isinstance(clip_norm, ClippedGrad):
+        clip_norm = clip_norm.sensitivity(Adjacency.ADD_REMOVE)
+    numbers = {
+        "clip_norm": clip_norm,
+        "noise_multiplier": noise_multiplier,
+        "expected_batch_size": expected_batch_size,
+    }
+    for name, value in numbers.items():
+        validate.scalar(name, value)
+    validate.positive("clip_norm", clip_norm)
+    validate.nonnegative("noise_multiplier", noise_multiplier)
+    validate.positive("expected_batch_size", expected_batch_size)
+    return upward("noise_multiplier times clip_norm", noise_multiplier, clip_norm)

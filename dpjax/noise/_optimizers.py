@@ -1,0 +1,245 @@
+"""Whole optimizers for optax users: chains on the clipped sum.
+
+Each takes the sum that `clipped_grad` returns, adds noise of standard deviation
+noise_multiplier · clip_norm, and only then divides by the *expected* batch size: the
+size of the batch at hand would give away who is in it.
+"""
+
+from collections.abc import Callable
+
+import optax
+
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike, Key, Tree
+from dpjax._matrices.strategy import Strategy
+from dpjax.clipping._clipped_grad import ClippedGrad
+from dpjax.noise._correlated import correlated_noise
+from dpjax.noise._gaussian import noisy_mean as noisy_mean
+from dpjax.noise._gaussian import stddev_of_sum
+from dpjax.noise._momentum import Buffer, tree_momentum
+from dpjax.noise._private_mean import in_float32, on_noisy_mean
+
+
+def dp_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    clip_norm: ArrayLike | ClippedGrad,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+    num_steps: int | None = None,
+    momentum: float | None = None,
+    nesterov: bool = False,
+) -> optax.GradientTransformation:
+    """Private SGD on the clipped sum, with independent noise in every step.
+
+    Args:
+      learning_rate: a number or a schedule, as in `optax.sgd`.
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made.
+      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      num_steps: as for `noisy_mean`: past it the run refuses.
+      momentum: as in `optax.sgd`; it acts on the noisy mean.
+      nesterov: as in `optax.sgd`.
+
+    Returns:
+      An optax transformation from the clipped sum to updates.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
+    f the adjacency's sensitivity factor. In a fixed or reshuffled order an example
+    takes part once an epoch, and E epochs are (f sqrt(E) / noise_multiplier)-GDP.
+
+    Reference: Abadi et al. (2016), Algorithm 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = dp_sgd(
+      ...     0.1, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...     key=jax.random.key(0))
+      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)))
+      >>> print(updates)
+      [-0.2]
+    """
+    inner = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
+    return on_noisy_mean(
+        inner, clip_norm, noise_multiplier, expected_batch_size, key, num_steps
+    )
+
+
+def dp_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    clip_norm: ArrayLike | ClippedGrad,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+    num_steps: int | None = None,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+) -> optax.GradientTransformation:
+    """Private Adam on the clipped sum, with independent noise in every step.
+
+    Args:
+      learning_rate: a number or a schedule, as in `optax.adam`.
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made.
+      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      num_steps: as for `noisy_mean`: past it the run refuses.
+      b1: as in `optax.adam`.
+      b2: as in `optax.adam`.
+      eps: as in `optax.adam`.
+
+    Returns:
+      An optax transformation from the clipped sum to updates.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: as for `dp_sgd`; the moments are functions of the noisy means.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = dp_adam(
+      ...     0.1, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...     key=jax.random.key(0))
+      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)))
+      >>> print(updates.round(3))
+      [-0.1]
+    """
+    inner = optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)
+    return on_noisy_mean(
+        inner, clip_norm, noise_multiplier, expected_batch_size, key, num_steps
+    )
+
+
+def dp_adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    clip_norm: ArrayLike | ClippedGrad,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+    num_steps: int | None = None,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Tree | Callable[..., Tree] | None = None,
+) -> optax.GradientTransformation:
+    """Private Adam with decoupled weight decay on the clipped sum.
+
+    Args:
+      learning_rate: a number or a schedule, as in `optax.adamw`.
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made.
+      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      num_steps: as for `noisy_mean`: past it the run refuses.
+      b1: as in `optax.adamw`.
+      b2: as in `optax.adamw`.
+      eps: as in `optax.adamw`.
+      weight_decay: as in `optax.adamw`; it reads the parameters, which are private.
+      mask: as in `optax.adamw`: which parameters decay. It must not read the data.
+
+    Returns:
+      An optax transformation from the clipped sum to updates; `update` needs params.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: as for `dp_sgd`; what decays is private already.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = dp_adamw(
+      ...     0.1, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...     key=jax.random.key(0), weight_decay=0.5)
+      >>> params = jnp.array([10.0])
+      >>> updates, _ = tx.update(jnp.array([8.0]), tx.init(params), params)
+      >>> print(updates.round(3))
+      [-0.6]
+    """
+    inner = optax.adamw(
+        learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask
+    )
+    return on_noisy_mean(
+        inner, clip_norm, noise_multiplier, expected_batch_size, key, num_steps
+    )
+
+
+def dp_nsgd(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    clip_norm: ArrayLike | ClippedGrad,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+    decay: ArrayLike,
+    num_steps: int,
+    buffer: Buffer = "stored",
+    strategy: Strategy | None = None,
+) -> optax.GradientTransformation:
+    """Private normalised SGD with momentum of correlated noise, on the clipped sum.
+
+    Every step has length learning_rate, in the direction of the private momentum.
+
+    Args:
+      learning_rate: the step length, a number or a schedule.
+      clip_norm: the bound C that the sum was clipped with, positive; or the function
+        that `clipped_grad` made.
+      noise_multiplier: the noise standard deviation of a tree's node, or of the
+        strategy's draws, over C, at least 0.
+      expected_batch_size: a positive constant that does not depend on the data.
+      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      decay: the momentum coefficient β, in [0, 1).
+      num_steps: T, the number of steps that the guarantee is for; static.
+      buffer: see `tree_momentum`, or `correlated_noise`.
+      strategy: how the noise is correlated, as `dpjax.strategies` makes it; None for
+        the tree.
+
+    Returns:
+      An optax transformation from the clipped sum to updates.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Privacy: the whole run is μ-GDP for μ = `accounting.tree.momentum_mu(
+    noise_multiplier, ...)`, or `accounting.correlated.mu(strategy, noise_multiplier,
+    ...)`. Past num_steps it refuses.
+
+    Reference: Tran and Cutkosky (2022), Algorithm 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = dp_nsgd(
+      ...     0.5, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=4,
+      ...     key=jax.random.key(0), decay=0.9, num_steps=10)
+      >>> updates, _ = tx.update(jnp.array([3.0, 4.0]), tx.init(jnp.zeros(2)))
+      >>> print(updates.round(3))
+      [-0.3 -0.4]
+    """
+    stddev = stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size)
+    given = {"num_steps": num_steps, "key": key, "buffer": buffer}
+    if strategy is None:
+        momentum = tree_momentum(decay, stddev, **given)
+    else:
+        validate.decay("decay", decay)
+        momentum = optax.chain(
+            correlated_noise(strategy, stddev, **given),
+            in_float32(optax.ema(decay, debias=False)),
+        )
+    return optax.chain(
+        momentum,
+        optax.scale(1.0 / expected_batch_size),
+        optax.normalize_by_update_norm(),
+        optax.scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,240 @@
+"""Momentum of reduced sensitivity: changes between epochs in place of gradients.
+
+A step's sum of gradients is that at the epoch's anchor (the iterate that the epoch
+began with) plus the drift since. With the same batches in every epoch, the weighted sum
+G of a window of n anchor terms changes from epoch to epoch by the window sum Δ of
+changes of anchor terms, so that for any γ
+
+    G_{[t−n+1, t]} = (1 − γ)(Δ_{[t−n+1, t]} + G_{[t−2n+1, t−n]}) + γ G_{[t−n+1, t]}.
+
+The estimates P_t of that window and M_t of all anchor terms follow the recursion
+
+    P_t = (1 − γ) P_{t−n} + Ĥ_{[t−n+1, t]},    M_t = β^n M_{t−n} + P_t,
+    m̂_t = (1 − β)(M_t + r̂_{[1, t]}),
+
+Ĥ being a private window sum of h_i = (1 − γ) δ_i + γ g_i, and r̂ a private prefix sum
+of drifts. While there is no earlier window, for t < 2n, P_t = Ĝ is a private sum of the
+anchor terms g_i themselves. Unrolled, this is the reconstruction of Tran and Cutkosky
+(2022), Algorithm 4: O(log n) node reads a step here, O(t/n log n) there.
+
+One tree for h in place of a tree for δ and one for g loses nothing. Two trees with
+sensitivities a and b and noise variances x and y cost a²/x + b²/y and add x + y to
+every estimate. At best that is (a + b)² for a product of the two, which one tree for
+the sum has as well.
+"""
+
+from typing import Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.keys import stream
+from dpjax._core.typing import DTypeLike, Key
+from dpjax.noise.tree import empty_prefixes, prefix_variance, stored_prefix_noise
+from dpjax.noise.windows import Ring, empty_ring, push, query, window_variance
+
+T = TypeVar("T")
+
+
+class Terms(NamedTuple, Generic[T]):
+    """Something for each of the three trees.
+
+    Attributes:
+      anchor: of gradients at the anchor, while t < 2n.
+      change: of (1 − γ) times their change since the last epoch plus γ times them.
+      drift: of changes since the anchor.
+    """
+
+    anchor: T
+    change: T
+    drift: T
+
+
+class ReducedMomentumState(NamedTuple):
+    """What the momentum carries. It is as secret as the data.
+
+    Attributes:
+      anchor: the ring of anchor terms.
+      change: the ring of changes.
+      drift: the weighted sum of drifts without noise, f[d].
+      prefixes: the prefix noises of drifts, f[levels, d].
+      windows: P of the last n steps, f[n, d].
+      totals: M of the last n steps, f[n, d].
+    """
+
+    anchor: Ring
+    change: Ring
+    drift: jax.Array
+    prefixes: jax.Array
+    windows: jax.Array
+    totals: jax.Array
+
+
+def init(
+    num_steps: int, steps_per_epoch: int, dimension: int, dtype: DTypeLike = float
+) -> ReducedMomentumState:
+    """The state before the first step, for that many steps and vectors f[d]."""
+    dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
+    zero = jnp.zeros(dimension, dtype)
+    many = jnp.zeros((steps_per_epoch, dimension), dtype)
+    return ReducedMomentumState(
+        anchor=empty_ring(steps_per_epoch, dimension, dtype),
+        change=empty_ring(steps_per_epoch, dimension, dtype),
+        drift=zero,
+        prefixes=empty_prefixes(zero, num_steps),
+        windows=many,
+        totals=many,
+    )
+
+
+def tree_keys(key: Key) -> Terms[Key]:
+    """A key for each tree."""
+    return Terms(*(stream(key, f"reduced_momentum.{name}") for name in Terms._fields))
+
+
+def update(
+    state: ReducedMomentumState,
+    step: jax.Array,
+    terms: Terms[jax.Array],
+    *,
+    steps_per_epoch: int,
+    decay: jax.Array,
+    refresh: jax.Array,
+    stddevs: Terms[jax.Array],
+    keys: Terms[Key],
+) -> tuple[jax.Array, ReducedMomentumState]:
+    """m̂_t from the sums of step t, and the state after it.
+
+    Args:
+      state: as `init` makes it.
+      step: t, i[], counted from 1.
+      terms: the step's sums of clipped terms, f[d] each. `change` is not used up to
+        step n, and `anchor` not from step 2n on.
+      steps_per_epoch: n, static.
+      decay: β, f[].
+      refresh: γ, f[].
+      stddevs: of the noise in a node of each tree, f[] each.
+      keys: a typed key for each tree, as `tree_keys` makes them.
+
+    Returns:
+      m̂_t f[d] and the state.
+
+    Privacy: `accounting.tree.reduced_momentum_mu`.
+    """
+    n, dtype = steps_per_epoch, state.drift.dtype
+    step, terms = jnp.asarray(step).astype(jnp.int32), widen(terms)
+    decay, refresh = jnp.asarray(decay, dtype), jnp.asarray(refresh, dtype)
+    # The start of Tran and Cutkosky (2022), (3) and Algorithm 4,
+    # https://arxiv.org/abs/2210.06328: up to step 2n there is no earlier window.
+    first = step < 2 * n
+    anchor = push(
+        state.anchor,
+        step,
+        terms.anchor,
+        stddev=stddevs.anchor,
+        key=keys.anchor,
+        active=first,
+        window=n,
+        decay=decay,
+    )
+    change = push(
+        state.change,
+        step,
+        terms.change,
+        stddev=stddevs.change,
+        key=keys.change,
+        active=step > n,
+        window=n,
+        decay=decay,
+    )
+    from_anchor = query(anchor, step, active=first, window=n, decay=decay)
+    from_change = query(change, step, active=~first, window=n, decay=decay)
+
+    row = (step - 1) % n
+
+    def inherit(
+        rows: jax.Array, factor: jax.Array, new: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        # Read back, not handed on: two uses of the old row make XLA copy all rows.
+        old = jax.lax.dynamic_index_in_dim(rows, row, keepdims=False)
+        rows = jax.lax.dynamic_update_index_in_dim(rows, factor * old + new, row, 0)
+        return jax.lax.dynamic_index_in_dim(rows, row, keepdims=False), rows
+
+    # P_t = (1 − γ) P_{t−n} + Ĥ, but P_t = Ĝ at first, and M_t = β^n M_{t−n} + P_t: the
+    # recursion of the module's docstring, in rows that serve one place of the epoch.
+    keep = jnp.where(first, 0.0, 1 - refresh)
+    estimate, windows = inherit(state.windows, keep, from_anchor + from_change)
+    total, totals = inherit(state.totals, jnp.power(decay, n), estimate)
+
+    drift = decay * state.drift + terms.drift
+    noise, prefixes = stored_prefix_noise(
+        keys.drift, step, state.prefixes, drift, decay=decay, stddev=stddevs.drift
+    )
+    # (2): m̂_t = α Ĝ_{[1, t]} + α r̂_{[1, t]} with α = 1 − β.
+    momentum = (1 - decay) * (total + drift + noise)
+    return momentum, ReducedMomentumState(
+        anchor=anchor,
+        change=change,
+        drift=drift,
+        prefixes=prefixes,
+        windows=windows,
+        totals=totals,
+    )
+
+
+def momentum_variance(
+    num_steps: int, steps_per_epoch: int, *, decay: float, refresh: float
+) -> Terms[np.ndarray]:
+    """How much a node's variance in each tree adds to a coordinate of m̂_t / (1 − β).
+
+    Args:
+      num_steps: T, a whole number of epochs.
+      steps_per_epoch: n, at least 1.
+      decay: β, in [0, 1).
+      refresh: γ, in [0, 1].
+
+    Returns:
+      `Terms` of f64[T]. The windows of t, t − n, t − 2n, … share no node, so that the
+      variances of P and M and their covariance follow a recursion.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> variance = momentum_variance(6, 2, decay=0.5, refresh=0.1)
+      >>> variance.anchor.round(3)
+      array([1.   , 1.   , 1.312, 1.322, 1.657, 1.205])
+    """
+    n = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    validate.closed_unit("refresh", refresh)
+    if num_steps % n:
+        raise ValueError(
+            f"num_steps must be a multiple of steps_per_epoch, {n}; got {num_steps!r}."
+        )
+    fresh = window_variance(num_steps, n, decay).reshape(-1, n)
+    first = (np.arange(1, num_steps + 1) < 2 * n).reshape(-1, n)
+    keep, fade = 1 - refresh, float(decay) ** n
+
+    # Var P, Var M and Cov(M, P) from those of an epoch before: P_{t−n} and M_{t−n}
+    # share no node with the window of t.
+    def variance(fresh_of: np.ndarray) -> np.ndarray:
+        rows, p, m, both = [], np.zeros(n), np.zeros(n), np.zeros(n)
+        for row, base in zip(fresh_of, first, strict=True):
+            inherit = np.where(base, 0.0, keep)
+            p = inherit**2 * p + row
+            # Cov(β^n M, P_t) = β^n (1 − γ) Cov(M, P), M and P those of t − n.
+            m = fade**2 * m + 2 * fade * inherit * both + p
+            both = fade * inherit * both + p
+            rows.append(m)
+        return np.concatenate(rows)
+
+    steps = np.arange(1, num_steps + 1)
+    return Terms(
+        anchor=variance(np.where(first, fresh, 0.0)),
+        change=variance(np.where(first, 0.0, fresh)),
+        drift=np.asarray(prefix_variance(steps, decay), np.float64),
+    )

@@ -1,0 +1,186 @@
+"""Dyadic intervals and the noise of their nodes: stored or regenerated.
+
+Steps count from 1. A node of level k is an interval [(i − 1) 2^k + 1, i 2^k], named
+(k, i). COMPOSE(1, t) holds one node for each bit k set in t: the node (k, t >> k),
+which ends at t − (t mod 2^k). Its noise enters the prefix noise
+
+    N_t = Σ_{(k, i) in COMPOSE(1, t)} β^{t mod 2^k} ζ_{k,i}.
+
+Going from the highest bit down, each node multiplies what came before by β^{2^k}:
+N_t = ζ_new + β^{2^j} N_{t − 2^j}, where j is the lowest bit of t and ζ_new belongs to
+the one node that step t completes. Storing prefix noises rather than node noises
+therefore makes a step cost one draw, one read and one write, whatever log T is.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core import validate
+from dpjax._core.dtypes import at_least_float32
+from dpjax._core.placement import zeros_like
+from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
+from dpjax.noise._gaussian import gaussian_like
+
+
+def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """Split the steps start..end into the fewest dyadic intervals.
+
+    Args:
+      start: the first step, at least 1.
+      end: the last step, at least start.
+
+    Returns:
+      The intervals (first, last) from left to right.
+
+    Raises:
+      ValueError: start is below 1 or end below start.
+
+    Reference: Tran and Cutkosky (2022), Algorithm 3.
+
+    Example:
+      >>> compose(1, 7)
+      ((1, 4), (5, 6), (7, 7))
+      >>> compose(4, 9)
+      ((4, 4), (5, 8), (9, 9))
+    """
+    start = validate.static_int("start", start, minimum=1)
+    end = validate.static_int("end", end, minimum=start)
+    intervals = []
+    # Tran and Cutkosky (2022), Algorithm 3, https://arxiv.org/abs/2210.06328.
+    while start <= end:
+        # The largest 2^k that divides start − 1 and fits before end.
+        fits = 1 << ((end - start + 1).bit_length() - 1)
+        aligned = (start - 1) & -(start - 1) or fits
+        size = min(fits, aligned)
+        intervals.append((start, start + size - 1))
+        start += size
+    return tuple(intervals)
+
+
+def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
+    """The variance of N_t, in units of one node's: Σ_{COMPOSE(1, t)} β^{2(t − z)}.
+
+    Args:
+      step: t, i[*b], at least 1.
+      decay: the momentum coefficient β, f[*b], in [0, 1).
+
+    Returns:
+      f[*b]. The momentum of `tree_momentum` at step t carries noise of variance
+      stddev² (1 − β)² times this in each coordinate.
+
+    Raises:
+      ValueError: a static step is below 1, or a static decay outside [0, 1).
+
+    Example:
+      >>> print(prefix_variance(7, 0.5))  # nodes end at 4, 6 and 7: 1/64 + 1/4 + 1
+      1.265625
+    """
+    validate.positive("step", step)
+    validate.decay("decay", decay)
+    step, decay = jnp.broadcast_arrays(jnp.asarray(step), jnp.asarray(decay, float))
+
+    # The weights β^(t − z) of Algorithm 1 in Tran and Cutkosky (2022), squared,
+    # https://arxiv.org/abs/2210.06328: the node of bit k ends at z = t − (t mod 2^k).
+    def add_level(k: jax.Array, total: jax.Array) -> jax.Array:
+        gap = step & ((1 << k) - 1)
+        weight = jnp.power(decay, 2 * gap.astype(decay.dtype))
+        return total + jnp.where((step >> k) & 1, weight, 0.0)
+
+    return jax.lax.fori_loop(0, 31, add_level, jnp.zeros_like(decay))
+
+
+def num_levels(num_steps: int) -> int:
+    """How many levels the nodes of num_steps steps have: ⌊log₂ T⌋ + 1."""
+    return num_steps.bit_length()
+
+
+def empty_prefixes(tree: Shaped, num_steps: int) -> Shaped:
+    """Room for the prefix noises of each level: leaves f[levels, ...]."""
+    levels = num_levels(num_steps)
+    return jax.tree.map(
+        lambda x: zeros_like(x, at_least_float32(jnp.result_type(x)), (levels,)), tree
+    )
+
+
+def node_noise(
+    key: Key, level: ArrayLike, index: ArrayLike, tree: Shaped, stddev: jax.Array
+) -> Shaped:
+    """ζ_{k,i}: a key folded from the node's middle, and again for each leaf.
+
+    That is (2i − 1) 2^k half steps from the beginning, one number for each node.
+    """
+    level, index = jnp.asarray(level, jnp.uint32), jnp.asarray(index, jnp.uint32)
+    middle = (2 * index - 1) << level
+    return gaussian_like(jax.random.fold_in(key, middle), tree, stddev)
+
+
+def _lowest_bit(step: jax.Array) -> jax.Array:
+    return jax.lax.population_count((step & -step) - 1)
+
+
+def stored_prefix_noise(
+    key: Key,
+    step: jax.Array,
+    prefixes: Shaped,
+    tree: Shaped,
+    *,
+    decay: jax.Array,
+    stddev: jax.Array,
+) -> tuple[Shaped, Shaped]:
+    """N_t and the prefixes with it, from N_{t − 2^j}, which lies at its lowest bit."""
+    level = _lowest_bit(step)
+    before = step & (step - 1)
+    node = node_noise(key, level, step >> level, tree, stddev)
+    weight = jnp.where(before > 0, _fade(decay, level), 0.0)
+
+    # N_t = ζ_new + β^{2^j} N_{t − 2^j}, as in the module's docstring.
+    def extend(node: jax.Array, prefixes: jax.Array) -> jax.Array:
+        stored = _row(prefixes, _lowest_bit(before))
+        return node + weight.astype(node.dtype) * stored
+
+    prefixes = jax.tree.map(
+        lambda p, n: jax.lax.dynamic_update_index_in_dim(p, extend(n, p), level, 0),
+        prefixes,
+        node,
+    )
+    # Read back, not handed on: two uses of the row before it make XLA copy them all.
+    return jax.tree.map(lambda p: _row(p, level), prefixes), prefixes
+
+
+def _row(prefixes: jax.Array, level: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(prefixes, level, keepdims=False)
+
+
+def regenerated_prefix_noise(
+    key: Key,
+    step: jax.Array,
+    tree: Shaped,
+    *,
+    num_steps: int,
+    decay: jax.Array,
+    stddev: jax.Array,
+) -> Shaped:
+    """N_t from the keys of its nodes alone, drawing one node for each bit of t."""
+    levels = num_levels(num_steps)
+
+    # NOISE of Algorithm 1 in Tran and Cutkosky (2022), https://arxiv.org/abs/2210.06328,
+    # from the highest bit down: what came before fades by β^{2^k} with every node.
+    def add_level(i: jax.Array, noise: Tree) -> Tree:
+        level = levels - 1 - i
+
+        def extend(noise: Tree) -> Tree:
+            node = node_noise(key, level, step >> level, tree, stddev)
+            weight = _fade(decay, level)
+            return jax.tree.map(
+                lambda z, n: z + weight.astype(z.dtype) * n, node, noise
+            )
+
+        return jax.lax.cond((step >> level) & 1, extend, lambda noise: noise, noise)
+
+    zeros = jax.tree.map(lambda x: zeros_like(x, at_least_float32(x.dtype)), tree)
+    return jax.lax.fori_loop(0, levels, add_level, zeros)
+
+
+def _fade(decay: jax.Array, level: jax.Array) -> jax.Array:
+    """β^{2^k}."""
+    return jnp.power(jnp.asarray(decay, float), jnp.exp2(level.astype(float)))
