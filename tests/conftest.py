@@ -3,6 +3,7 @@ import gc
 import os
 import pathlib
 import time
+import zlib
 
 import hypothesis
 import jax
@@ -59,6 +60,59 @@ def pytest_configure(config):
         for entry in _CACHE.glob("*"):
             if time.time() - entry.stat().st_mtime > _MONTH:
                 entry.unlink(missing_ok=True)
+
+
+# A test spends its time in building programs, so one of the default suite may compile
+# this many at most, the single operations that run outside of `jax.jit` included.
+_MAX_PROGRAMS = 12
+# What an earlier test of the process has compiled is not compiled again: a test may
+# pass after another one and fail alone. With this variable each test runs as if alone.
+_ALONE = "DPJAX_TESTS_ALONE" in os.environ
+_UNLIMITED = ("slow", "matrix", "whole")
+_compiled: list[str] = []
+
+
+def _record_compilation(event, _, **details):
+    if event == "/jax/core/compile/backend_compile_duration":
+        _compiled.append(str(details.get("fun_name")))
+
+
+jax.monitoring.register_event_duration_secs_listener(_record_compilation)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    if _ALONE:
+        jax.clear_caches()
+    _compiled.clear()
+    result = yield
+    limited = not any(item.get_closest_marker(name) for name in _UNLIMITED)
+    if limited and len(_compiled) > _MAX_PROGRAMS:
+        pytest.fail(
+            f"This test compiled {len(_compiled)} programs, and a test of the default "
+            f"suite may compile {_MAX_PROGRAMS}: {', '.join(_compiled)}",
+            pytrace=False,
+        )
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items):
+    """Keep one case of each test marked `diagonal`, or one for each value of a name.
+
+    All other cases are marked `matrix`. Which case stays depends on the names of the
+    test and of these values alone, and differs from value to value.
+    """
+    groups = {}
+    for item in items:
+        diagonal = item.get_closest_marker("diagonal")
+        if diagonal is not None and item.get_closest_marker("slow") is None:
+            values = tuple(item.callspec.indices[name] for name in diagonal.args)
+            groups.setdefault((item.path, item.originalname, values), []).append(item)
+    for (_, name, values), cases in groups.items():
+        kept = zlib.crc32(f"{name}{values}".encode()) % len(cases)
+        for case in cases[:kept] + cases[kept + 1 :]:
+            case.add_marker(pytest.mark.matrix)
 
 
 # A process maps a program's code in about ten pieces, and Linux allows 65,530 of them:
