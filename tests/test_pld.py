@@ -233,7 +233,7 @@ def test_different_mechanisms_compose(x64):
     )
     assert above <= 1e-6 < below
     mixed = pld.convolve(build("fixed", 1.0, 0.2), pld.compose(pld.gaussian(0.2), 9))
-    swapped = pld.PLD(mixed.mechanisms[::-1])
+    swapped = pld.PLD(mixed.steps[::-1])
     assert pld.epsilon(mixed, 1e-6) == pld.epsilon(swapped, 1e-6)
     assert pld.epsilon(mixed, 1e-6) < gdp.epsilon(np.sqrt(1.36), 1e-6)
 

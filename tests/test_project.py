@@ -302,8 +302,8 @@ def test_records_print_as_what_they_are():
     step = pld.poisson_gaussian(1.1, 0.01, adjacency=dpjax.Adjacency.ADD_REMOVE)
     both = pld.convolve(pld.compose(step, 1000), pld.gaussian(0.3))
     assert repr(both) == (
-        "PLD(\n  1000 x poisson(noise_multiplier=1.1, sampling_rate=0.01),"
-        "\n  1 x gaussian(mu=0.3)\n)"
+        "PLD(\n  1000 x PoissonGaussian(noise_multiplier=1.1, sampling_rate=0.01, "
+        "adjacency=Adjacency.ADD_REMOVE),\n  1 x Gaussian(mu=0.3)\n)"
     )
     assert repr(pld.PLD(())) == "PLD()"
 

@@ -1,5 +1,6 @@
 """Poisson batches that overflow: what it costs that a random subset is kept."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -33,9 +34,9 @@ def _compiled(replace, function):
         step = truncation.poisson_gaussian(
             noise, rate, num_examples=9, max_batch_size=3, adjacency=adjacency
         )
-        (one,) = step.mechanisms
-        one = type(one)(one.parameter, one.sampling_rate, count, one.kind, n, b)
-        return function(pld.PLD((one,)), asked)
+        (one,) = step.steps
+        event = dataclasses.replace(one.event, num_examples=n, max_batch_size=b)
+        return function(pld.compose(pld.of(event), count), asked)
 
     return of
 

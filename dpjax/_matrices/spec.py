@@ -51,6 +51,13 @@ class Shape(NamedTuple):
             name: list(x) if isinstance(x, tuple) else x for name, x in said.items()
         }
 
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "Shape":
+        """The numbers that `record` wrote."""
+        return cls(
+            **{k: tuple(x) if isinstance(x, list) else x for k, x in record.items()}
+        )
+
     def __str__(self) -> str:
         """The matrix in words."""
         if self.tree_decay is not None:

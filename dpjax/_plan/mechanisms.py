@@ -18,8 +18,8 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import Shape
 from dpjax._plan import schedule as schedules
-from dpjax.accounting import correlated, pld
-from dpjax.accounting.profiles import Gaussian, Profile
+from dpjax.accounting import events, profiles
+from dpjax.accounting.profiles import Profile
 
 
 class Numbers(NamedTuple):
@@ -48,24 +48,6 @@ class Numbers(NamedTuple):
             Numbers(self.noise_multiplier * noise, size, count, self.max_batch_size)
             for (noise, size), count in sorted(counts.items())
         ]
-
-
-class Losses(NamedTuple):
-    """The profile of a privacy-loss distribution."""
-
-    pld: pld.PLD
-
-    @property
-    def mu(self) -> None:
-        """No GDP parameter is known."""
-
-    def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
-        return pld.epsilon(self.pld, delta)
-
-    def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
-        return pld.delta(self.pld, epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +92,13 @@ class Mechanism:
         """The examples of a step."""
         raise NotImplementedError
 
+    def event(self, numbers: Numbers) -> events.Event:
+        """What runs, as accountants read it."""
+        raise NotImplementedError
+
     def profile(self, numbers: Numbers) -> Profile:
         """What the run costs, from above."""
-        raise NotImplementedError
+        return profiles.of(self.event(numbers))
 
     def words(self, batch_size: str, max_batch_size: int) -> str:
         """How examples are drawn, so many at a time."""
@@ -152,21 +138,23 @@ class Poisson(Mechanism):
             step=step,
         )
 
-    def profile(self, numbers):
+    def event(self, numbers):
         """As `accounting.truncation.poisson_gaussian`, composed."""
-        replace = self.adjacency is Adjacency.REPLACE
-        steps = tuple(
-            pld.Mechanism(
-                run.noise_multiplier,
-                run.batch_size / self.num_examples,
-                run.num_steps,
-                "truncated_replace" if replace else "truncated",
-                self.num_examples,
-                run.max_batch_size,
+        return events.Composed(
+            tuple(
+                events.Repeated(
+                    events.TruncatedPoissonGaussian(
+                        run.noise_multiplier,
+                        run.batch_size / self.num_examples,
+                        self.num_examples,
+                        run.max_batch_size,
+                        self.adjacency,
+                    ),
+                    run.num_steps,
+                )
+                for run in numbers.runs()
             )
-            for run in numbers.runs()
         )
-        return Losses(pld.PLD(steps))
 
     def words(self, batch_size, max_batch_size):
         """The rate, the room, and what becomes of the rest."""
@@ -188,18 +176,20 @@ class FixedSize(Mechanism):
         """As `sampling.fixed_size`."""
         return sampling.fixed_size(self.num_examples, batch_size, key=key, step=step)
 
-    def profile(self, numbers):
+    def event(self, numbers):
         """As `accounting.pld.subsampled_gdp`, composed."""
-        steps = tuple(
-            pld.Mechanism(
-                self.adjacency.sensitivity_factor / run.noise_multiplier,
-                run.batch_size / self.num_examples,
-                run.num_steps,
-                "fixed_size",
+        return events.Composed(
+            tuple(
+                events.Repeated(
+                    events.FixedSizeGaussian(
+                        self.adjacency.sensitivity_factor / run.noise_multiplier,
+                        run.batch_size / self.num_examples,
+                    ),
+                    run.num_steps,
+                )
+                for run in numbers.runs()
             )
-            for run in numbers.runs()
         )
-        return Losses(pld.PLD(steps))
 
     def words(self, batch_size, max_batch_size):
         """The size."""
@@ -227,7 +217,7 @@ class Cyclic(Mechanism):
             self.num_examples, batch_size, step=jnp.asarray(step) % steps
         )
 
-    def profile(self, numbers):
+    def event(self, numbers):
         """Composition of the steps that an example takes part in, one an epoch.
 
         With correlated noise, as `accounting.correlated.mu`.
@@ -238,15 +228,14 @@ class Cyclic(Mechanism):
         )
         epoch = self.steps_per_epoch(size)
         if self.shape is not None and self.order is not None:
-            mu = correlated.mu(
-                self.shape.strategy(num_steps),
+            return events.CorrelatedGaussian(
                 numbers.noise_multiplier,
-                num_steps=num_steps,
-                steps_per_epoch=epoch,
-                order=self.order,
-                adjacency=self.adjacency,
+                self.shape,
+                num_steps,
+                epoch,
+                self.order,
+                self.adjacency,
             )
-            return Gaussian(mu)
         times = -(-num_steps // epoch)
         if numbers.schedule:
             noises = schedules.noises(numbers.schedule, num_steps)
@@ -256,7 +245,7 @@ class Cyclic(Mechanism):
             )
             times = self._times(padded.reshape(times, epoch) ** -2.0)
         factor = self.adjacency.sensitivity_factor
-        return Gaussian(factor * math.sqrt(times) / numbers.noise_multiplier)
+        return events.Gaussian(factor * math.sqrt(times) / numbers.noise_multiplier)
 
     def _times(self, costs: np.ndarray) -> float:
         """How many steps at the plan's noise an example's cost as much as, from above.

@@ -24,6 +24,7 @@ compute with.
 from dpjax.accounting import allocation as allocation
 from dpjax.accounting import calibrate as calibrate
 from dpjax.accounting import correlated as correlated
+from dpjax.accounting import events as events
 from dpjax.accounting import fdp as fdp
 from dpjax.accounting import gdp as gdp
 from dpjax.accounting import iteration as iteration

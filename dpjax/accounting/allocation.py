@@ -14,7 +14,7 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
 from dpjax._core.searches import bisect, with_derivative
-from dpjax.accounting import gdp
+from dpjax.accounting import events, gdp
 from dpjax.accounting import pld as _pld
 from dpjax.accounting._numerics.batches import one_by_one
 from dpjax.accounting._numerics.convex_order import cells
@@ -64,9 +64,8 @@ def pld(
       1.26
     """
     num_steps, _ = _checked(noise_multiplier, num_steps, 1)
-    replace = validate.adjacency(adjacency) is Adjacency.REPLACE
-    kind = "allocation_replace" if replace else "allocation"
-    return _pld.PLD((_pld.Mechanism(noise_multiplier, 1.0, 1, kind, num_steps),))
+    validate.adjacency(adjacency)
+    return _pld.of(events.RandomAllocation(noise_multiplier, num_steps, adjacency))
 
 
 def _run(

@@ -1,11 +1,11 @@
 """Privacy-loss distributions of Gaussian and subsampled mechanisms, from above.
 
-A PLD here is the recipe, not a grid: which mechanisms, with which parameters, how
-often. Composition therefore costs nothing, and whoever asks for δ(ε) or ε(δ) gets a
-grid made for that question (`_pld.composition`). Two steps lie between, each an upper
-bound, each in its own file: a discrete pair that is easier to tell apart than the
-mechanism (`_pld.pairs`), and the inversion of its composed characteristic function
-(`_pld.inversion`).
+A PLD here is a description, not a grid: which events, and how often. Composition
+therefore costs nothing, and every request for δ(ε) or ε(δ) makes a grid for that
+request (`_numerics.pld.composition`). Two steps lie between, each an upper bound, each
+in its own file of `_numerics.pld`: a discrete pair that is easier to tell apart than
+the mechanism (`pairs`), and the inversion of its composed characteristic function
+(`inversion`).
 """
 
 import dataclasses
@@ -16,32 +16,8 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax.accounting import events
 from dpjax.accounting._numerics.pld import composition
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Mechanism:
-    """One mechanism of a `PLD`, repeated.
-
-    Attributes:
-      parameter: μ for the kinds "gaussian" and "fixed_size", the noise multiplier for
-        the others, f[*b].
-      sampling_rate: the probability that an example takes part, f[*b].
-      count: how many times it runs, f[*b], a whole number.
-      kind: "gaussian", "fixed_size", "poisson", "poisson_replace", "truncated",
-        "truncated_replace", "allocation" or "allocation_replace".
-      num_examples: the size of the larger data set, f[*b], for truncated kinds; for an
-        allocation, the number of steps that an example takes part in one of.
-      max_batch_size: how many examples there is room for, f[*b], for truncated kinds.
-    """
-
-    parameter: jax.typing.ArrayLike
-    sampling_rate: jax.typing.ArrayLike
-    count: jax.typing.ArrayLike
-    kind: str = dataclasses.field(metadata={"static": True})
-    num_examples: jax.typing.ArrayLike = 2
-    max_batch_size: jax.typing.ArrayLike = 1
 
 
 @jax.tree_util.register_dataclass
@@ -52,44 +28,51 @@ class PLD:
     A pytree of parameters, which passes through `jax.jit`, `jax.vmap` and `jax.grad`.
 
     Attributes:
-      mechanisms: what runs on the same data. A mechanism may depend on the outputs of
-        earlier ones; its parameters must be fixed before any output is seen.
+      steps: what runs on the same data. An event may depend on the outputs of earlier
+        ones; its numbers must be fixed before any output is seen.
     """
 
-    mechanisms: tuple[Mechanism, ...]
+    steps: tuple[events.Repeated, ...]
+
+    @property
+    def mu(self) -> None:
+        """No GDP parameter is known."""
+
+    def epsilon(self, delta: jax.typing.ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up."""
+        return epsilon(self, delta)
+
+    def delta(self, epsilon: jax.typing.ArrayLike) -> jax.Array:
+        """The δ for an ε >= 0, rounded up."""
+        return delta(self, epsilon)
 
     def __repr__(self) -> str:
-        """One line a mechanism: how often it runs, and with which numbers."""
-        lines = []
-        for m in self.mechanisms:
-            of_mu = m.kind in ("gaussian", "fixed_size")
-            words = f"{'mu' if of_mu else 'noise_multiplier'}={m.parameter}"
-            if m.kind.startswith("allocation"):
-                words += f", num_steps={m.num_examples}"
-            elif m.kind != "gaussian":
-                words += f", sampling_rate={m.sampling_rate}"
-            if m.kind.startswith("truncated"):
-                words += f", n={m.num_examples}, max_batch_size={m.max_batch_size}"
-            lines.append(f"\n  {m.count} x {m.kind}({words})")
+        """One line an event: how often it runs, and with which numbers."""
+        lines = [f"\n  {step.count} x {step.event}" for step in self.steps]
         return f"PLD({','.join(lines)}\n)" if lines else "PLD()"
 
 
-def _parameters(pld: PLD) -> tuple[list[jax.typing.ArrayLike], tuple[str, ...]]:
-    """What the compiled functions take: all numbers, and the kinds."""
+def _steps(pld: PLD) -> tuple[events.Repeated, ...]:
     if not isinstance(pld, PLD):
         raise ValueError(f"pld must be a dpjax.accounting.pld.PLD; got {pld!r}.")
-    numbers = [
-        x
-        for m in pld.mechanisms
-        for x in (
-            m.parameter,
-            m.sampling_rate,
-            m.count,
-            m.num_examples,
-            m.max_batch_size,
-        )
-    ]
-    return numbers, tuple(m.kind for m in pld.mechanisms)
+    return pld.steps
+
+
+def of(event: events.Step) -> PLD:
+    """The privacy-loss distribution of one event.
+
+    Args:
+      event: what runs, once.
+
+    Returns:
+      A `PLD`.
+
+    Example:
+      >>> from dpjax.accounting import events
+      >>> print(f"{epsilon(of(events.Gaussian(1.0)), 1e-5):.4f}")
+      4.3772
+    """
+    return PLD((events.Repeated(event),))
 
 
 def gaussian(mu: jax.typing.ArrayLike) -> PLD:
@@ -112,7 +95,7 @@ def gaussian(mu: jax.typing.ArrayLike) -> PLD:
       4.3772
     """
     validate.nonnegative("mu", mu, finite=False)
-    return PLD((Mechanism(mu, 1.0, 1, "gaussian"),))
+    return of(events.Gaussian(mu))
 
 
 def poisson_gaussian(
@@ -152,9 +135,8 @@ def poisson_gaussian(
     """
     validate.positive("noise_multiplier", noise_multiplier)
     validate.closed_unit("sampling_rate", sampling_rate)
-    replace = validate.adjacency(adjacency) is Adjacency.REPLACE
-    kind = "poisson_replace" if replace else "poisson"
-    return PLD((Mechanism(noise_multiplier, sampling_rate, 1, kind),))
+    validate.adjacency(adjacency)
+    return of(events.PoissonGaussian(noise_multiplier, sampling_rate, adjacency))
 
 
 def subsampled_gdp(
@@ -184,7 +166,7 @@ def subsampled_gdp(
     """
     validate.nonnegative("mu", mu, finite=False)
     validate.closed_unit("sampling_rate", sampling_rate)
-    return PLD((Mechanism(mu, sampling_rate, 1, "fixed_size"),))
+    return of(events.FixedSizeGaussian(mu, sampling_rate))
 
 
 def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
@@ -209,8 +191,8 @@ def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
     count = validate.whole_count("count", count)
     return PLD(
         tuple(
-            dataclasses.replace(m, count=_multiply_counts(m.count, count))
-            for m in pld.mechanisms
+            dataclasses.replace(step, count=_multiply_counts(step.count, count))
+            for step in _steps(pld)
         )
     )
 
@@ -254,18 +236,14 @@ def convolve(a: PLD, b: PLD) -> PLD:
       >>> print(f"{epsilon(both, 1e-5):.3f}")
       3.505
     """
-    kinds = {m.kind for m in a.mechanisms + b.mechanisms}
-    if kinds & {"poisson", "truncated", "allocation"} and kinds & {
-        "poisson_replace",
-        "fixed_size",
-        "truncated_replace",
-        "allocation_replace",
-    }:
+    steps = _steps(a) + _steps(b)
+    found = {getattr(step.event, "adjacency", None) for step in steps} - {None}
+    if Adjacency.REPLACE in found and len(found) > 1:
         raise ValueError(
             "a and b must be stated for one adjacency; got mechanisms for ADD_REMOVE "
-            f"and for REPLACE: {sorted(kinds)}."
+            f"or ZERO_OUT and for REPLACE: {PLD(steps)}."
         )
-    return PLD(a.mechanisms + b.mechanisms)
+    return PLD(steps)
 
 
 def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
@@ -289,8 +267,7 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
       0.1269
     """
     validate.nonnegative("epsilon", epsilon, finite=False)
-    numbers, kinds = _parameters(pld)
-    return composition.delta64(epsilon, *numbers, kinds=kinds)
+    return composition.delta64(epsilon, _steps(pld))
 
 
 def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
@@ -324,5 +301,4 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
       3.141 -10.79
     """
     validate.open_unit("delta", delta)
-    numbers, kinds = _parameters(pld)
-    return composition.epsilon64(delta, *numbers, kinds=kinds)
+    return composition.epsilon64(delta, _steps(pld))

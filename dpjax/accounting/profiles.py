@@ -1,5 +1,12 @@
-"""Profiles of privacy, ε(δ) and δ(ε), and guarantees with their assumptions."""
+"""Profiles of privacy, ε(δ) and δ(ε), and guarantees with their assumptions.
 
+`of` interprets an event: the profile is that of `gdp` where the event is a Gaussian
+mechanism, a `pld.PLD` where it has a privacy-loss distribution, and one of the records
+below elsewhere.
+"""
+
+import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -9,9 +16,25 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import default_float
 from dpjax._core.outward import MARGIN
 from dpjax._core.typing import ArrayLike
-from dpjax.accounting import gdp, pure, random_rounds
+from dpjax._matrices.spec import Shape
+from dpjax._matrices.toeplitz import Toeplitz
+from dpjax.accounting import (
+    correlated,
+    events,
+    gdp,
+    pld,
+    pure,
+    random_rounds,
+    truncation,
+)
+
+# Of δ, for bins that overflow: the first that is enough.
+_SHARES = (0.01, 0.1, 0.5, 0.9)
+# A search for δ in bins ends at this δ, and after so many halvings.
+_LEAST_DELTA, _HALVINGS = 1e-30, 20
 
 
 class Profile(Protocol):
@@ -137,6 +160,139 @@ class RoundsProfile(NamedTuple):
             rounds=self.rounds,
             sampling_rate=self.sampling_rate,
         )
+
+
+@functools.lru_cache(maxsize=256)  # a search for the capacity asks for the same few
+def _epsilon_without_overflow(
+    noise_multiplier: float,
+    strategy: Shape | None,
+    num_steps: int,
+    steps_per_epoch: int,
+    fresh: bool,
+    adjacency: Adjacency,
+    dtype: np.dtype,
+    delta: float,
+) -> float:
+    """ε where no bin overflows, rounded up to a dtype that is the default one."""
+    # Independent noise is geometric noise of λ = 0, whose program it then shares.
+    toeplitz = Toeplitz(np.zeros(0), np.zeros(1))
+    if strategy is not None and any(strategy[:2]):
+        toeplitz = strategy.toeplitz(num_steps)
+    value = correlated.epsilon(
+        toeplitz,
+        noise_multiplier,
+        delta,
+        num_steps=num_steps,
+        steps_per_epoch=steps_per_epoch,
+        sampling="fresh_bins" if fresh else "random_bins",
+        adjacency=adjacency,
+    )
+    return float(value)
+
+
+class RandomBinsProfile(NamedTuple):
+    """The profile of a run in random bins, from ε by δ where no bin overflows.
+
+    Attributes:
+      event: what ran.
+    """
+
+    event: events.RandomBins
+
+    @property
+    def mu(self) -> None:
+        """No GDP parameter is known."""
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up."""
+        delta = np.asarray(delta, np.float64)
+        least = float(self._overflow(0.0))
+        if least == 0:
+            return self._ideal(delta)
+        for share in _SHARES:
+            if np.any(least > share * delta):
+                continue
+            # (ε, (1 − share) δ) without overflow, and the rest of δ for that.
+            found = self._ideal((1 - share) * delta)
+            if bool(np.all(self._overflow(found) <= share * delta)):
+                return found
+        return jnp.full(delta.shape, jnp.inf)
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """The δ for an ε >= 0, rounded up: the least found whose ε is no larger."""
+        target = np.asarray(epsilon, np.float64)
+        low = np.full(target.shape, math.log(_LEAST_DELTA))
+        high = np.zeros(target.shape)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            found = np.vectorize(lambda x: float(self.epsilon(math.exp(x))))(middle)
+            enough = found <= target
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        found = np.minimum(np.exp(high) * (1 + 1e-6), 1.0)
+        return jnp.asarray(found, default_float())
+
+    def _ideal(self, delta: ArrayLike) -> jax.Array:
+        """ε by δ where no bin overflows."""
+        e = self.event
+        of = functools.partial(
+            _epsilon_without_overflow,
+            e.noise_multiplier,
+            e.strategy,
+            e.num_steps,
+            e.steps_per_epoch,
+            e.fresh,
+            e.adjacency,
+            default_float(),
+        )
+        found = [of(x) for x in np.ravel(delta).tolist()]
+        return jnp.asarray(found).reshape(np.shape(delta))
+
+    def _overflow(self, epsilon: ArrayLike) -> jax.Array:
+        """The δ that bins which overflow take."""
+        e = self.event
+        draws = e.num_steps if e.fresh else min(e.num_steps, e.steps_per_epoch)
+        return truncation.overflow_delta(
+            epsilon,
+            num_examples=e.num_examples,
+            sampling_rate=1 / e.steps_per_epoch,
+            max_batch_size=e.max_batch_size,
+            num_steps=draws,
+        )
+
+
+def of(event: events.Event) -> Profile:
+    """The profile of an event.
+
+    Args:
+      event: what ran.
+
+    Returns:
+      A `Profile`, whose bounds are those of the accountant for such events.
+
+    Example:
+      >>> from dpjax.accounting import events
+      >>> print(f"{of(events.Gaussian(1.0)).epsilon(1e-5):.4f}")
+      4.3772
+    """
+    if isinstance(event, events.Gaussian):
+        return Gaussian(event.mu)
+    if isinstance(event, events.CorrelatedGaussian):
+        mu = correlated.mu(
+            event.strategy.strategy(event.num_steps),
+            event.noise_multiplier,
+            num_steps=event.num_steps,
+            steps_per_epoch=event.steps_per_epoch,
+            order=event.order,
+            adjacency=event.adjacency,
+        )
+        return Gaussian(mu)
+    if isinstance(event, events.RandomBins):
+        return RandomBinsProfile(event)
+    if isinstance(event, events.Composed):
+        return pld.PLD(event.steps)
+    if isinstance(event, events.Repeated):
+        return pld.PLD((event,))
+    return pld.of(event)
 
 
 class Guarantee(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
-from dpjax.accounting import pld
+from dpjax.accounting import events, pld
 
 
 def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -> float:
@@ -81,9 +81,11 @@ def poisson_gaussian(
     usual = pld.poisson_gaussian(noise_multiplier, sampling_rate, adjacency=adjacency)
     if b >= n:
         return usual
-    replace = adjacency is Adjacency.REPLACE
-    kind = "truncated_replace" if replace else "truncated"
-    return pld.PLD((pld.Mechanism(noise_multiplier, sampling_rate, 1, kind, n, b),))
+    return pld.of(
+        events.TruncatedPoissonGaussian(
+            noise_multiplier, sampling_rate, n, b, adjacency
+        )
+    )
 
 
 def overflow_delta(

@@ -11,7 +11,6 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._plan import Plan
-from dpjax._plan.mechanisms import Losses
 from dpjax.accounting import pld
 from dpjax.accounting.profiles import Profile
 from dpjax.checkpoint._fingerprint import from_record
@@ -128,14 +127,14 @@ class Ledger:
         parts, rest = [], []
         for plan, num_steps in self.runs().values():
             profile = plan.mechanism.profile(plan.numbers(num_steps))
-            if isinstance(profile, Losses):
-                parts.append(profile.pld)
+            if isinstance(profile, pld.PLD):
+                parts.append(profile)
             elif profile.mu is not None:
                 parts.append(pld.gaussian(float(np.asarray(profile.mu))))
             else:
                 rest.append(profile)
-        together = pld.PLD(tuple(x for part in parts for x in part.mechanisms))
-        return [*([Losses(together)] if parts else []), *rest]
+        together = pld.PLD(tuple(step for part in parts for step in part.steps))
+        return [*([together] if parts else []), *rest]
 
     def __str__(self) -> str:
         """A line each."""

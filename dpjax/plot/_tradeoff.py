@@ -8,10 +8,8 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._plan.guarantee import RunGuarantee
-from dpjax._plan.mechanisms import Losses
 from dpjax._plan.plan import Plan
 from dpjax.accounting import fdp, gdp
-from dpjax.accounting.pld import PLD
 from dpjax.accounting.profiles import Gaussian, Profile, Pure
 from dpjax.plot._style import GREY, axes, finish, names, strokes, up
 
@@ -147,8 +145,6 @@ def _points(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
 
 def _profile(guarantee: Any) -> Profile:
     """ε(δ) and δ(ε) of what has a trade-off."""
-    if isinstance(guarantee, PLD):
-        return Losses(guarantee)
     if isinstance(guarantee, Plan):
         return guarantee.guarantee.profile
     found = getattr(guarantee, "profile", guarantee)

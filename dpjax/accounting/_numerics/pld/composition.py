@@ -1,32 +1,30 @@
-"""δ(ε) and ε(δ) of composed mechanisms, each given by its kind and five numbers.
+"""δ(ε) and ε(δ) of composed events.
 
-The numbers are those of `pld.Mechanism`: μ or the noise multiplier, the sampling rate,
-the count, and the sizes of the data set and of a batch that may overflow. What has no
-such numbers comes as discrete losses, to `epsilon_of`.
+Events enter the compiled functions as the numbers of a pytree and its structure, which
+is static. A mechanism that no event describes enters as discrete losses, in
+`epsilon_of`.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import float64
 from dpjax._core.searches import bisect, with_derivative, with_derivative_of
+from dpjax._core.typing import ArrayLike
+from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
 from dpjax.accounting._numerics.batches import one_by_one
 from dpjax.accounting._numerics.convex_order import spread
 from dpjax.accounting._numerics.pld import inversion, overflow, pairs, tilt
+from dpjax.accounting._numerics.pld.pairs import Losses
 from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
-_PAIRS = {
-    "poisson": lambda s, q, tail: pairs.poisson(1 / s, q, tail),
-    "poisson_replace": lambda s, q, tail: pairs.poisson_replace(1 / s, q, tail),
-    "fixed_size": pairs.fixed_size,
-}
-_TRUNCATED = {"truncated": "poisson", "truncated_replace": "poisson_replace"}
-NUMBERS = 5
 _BISECTIONS = 46
 _LOOKS = 6
 _NEGLIGIBLE = 14.0  # in log δ, beyond what is found with a look that is about right
@@ -36,38 +34,64 @@ _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
 def _share(
-    delta: jax.Array, all_of_them: Sequence[object], count: jax.Array
+    delta: jax.Array, all_of_them: Sequence[object], count: ArrayLike
 ) -> jax.Array:
     """What one of the mechanisms may lose in each of its runs."""
     return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
 
 
+# In what follows the numbers of events are arrays of float64.
+def _poisson(event: Any, tail: jax.Array) -> Losses:
+    """The losses where every batch holds all of its Poisson sample."""
+    replace = event.adjacency is Adjacency.REPLACE
+    pair = pairs.poisson_replace if replace else pairs.poisson
+    return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
+
+
+def _truncated(event: Any, tail: jax.Array) -> Losses:
+    return overflow.truncated(
+        _poisson(event, tail),
+        1 / event.noise_multiplier,
+        event.sampling_rate,
+        tail,
+        event.num_examples,
+        event.max_batch_size,
+    )
+
+
+def _allocation(event: Any, tail: jax.Array) -> Losses:
+    sigma, num_steps = event.noise_multiplier, event.num_steps
+    if event.adjacency is Adjacency.REPLACE:
+        law = spread.allocation(sigma, num_steps, spread.narrow(tail))
+        return spread.replaced(law, num_steps)
+    return spread.losses(spread.allocation(sigma, num_steps, tail), num_steps)
+
+
+# From an event to its discrete losses, whose infinite ones have about a mass of tail.
+_LOSSES: dict[type, Callable[[Any, jax.Array], Losses]] = {
+    events.PoissonGaussian: _poisson,
+    events.TruncatedPoissonGaussian: _truncated,
+    events.FixedSizeGaussian: lambda event, tail: pairs.fixed_size(
+        event.mu, event.sampling_rate, tail
+    ),
+    events.RandomAllocation: _allocation,
+}
+
+
 def _composed(
-    kinds: Sequence[str], parameters: Sequence[jax.Array], delta: jax.Array
+    steps: Sequence[events.Repeated], delta: jax.Array
 ) -> tuple[Parts, jax.Array]:
     """Discrete losses with their counts, and the Gaussian variance.
 
     They are made for a δ of about that size, or larger.
     """
     variance, parts = jnp.zeros(()), []
-    for i, kind in enumerate(kinds):
-        x, rate, count, *sizes = parameters[NUMBERS * i : NUMBERS * (i + 1)]
-        if kind == "gaussian":
-            variance += count * x * x
+    for event, count in ((step.event, step.count) for step in steps):
+        if isinstance(event, events.Gaussian):
+            variance += count * event.mu * event.mu
         else:
-            tail = _share(delta, kinds, count)
-            if kind == "allocation":
-                num_steps, _ = sizes
-                pair = spread.losses(spread.allocation(x, num_steps, tail), num_steps)
-            elif kind == "allocation_replace":
-                num_steps, _ = sizes
-                law = spread.allocation(x, num_steps, spread.narrow(tail))
-                pair = spread.replaced(law, num_steps)
-            else:
-                pair = _PAIRS[_TRUNCATED.get(kind, kind)](x, rate, tail)
-            if kind in _TRUNCATED:
-                pair = overflow.truncated(pair, 1 / x, rate, tail, *sizes)
-            parts.append((pair, count))
+            losses = _LOSSES[type(event)](event, _share(delta, steps, count))
+            parts.append((losses, count))
     return parts, variance
 
 
@@ -99,24 +123,30 @@ def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.
     It answers 0 if nothing is released, `worst` if a parameter is out of range.
     """
 
-    def scalar(asked: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
+    def scalar(asked: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
         nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
-        for i, kind in enumerate(kinds):
-            x, rate, count, *sizes = parameters[NUMBERS * i : NUMBERS * (i + 1)]
-            silent = x == 0 if kind in ("gaussian", "fixed_size") else x == jnp.inf
-            idle = silent | (rate == 0) | (count == 0)
+        for step in jax.tree.unflatten(structure, numbers):
+            event, count = step.event, step.count
+            # A mechanism releases nothing where μ is 0, or where the noise is infinite.
+            of_mu = hasattr(event, "mu")
+            name, silent = ("mu", 0.0) if of_mu else ("noise_multiplier", jnp.inf)
+            x = getattr(event, name)
+            idle = (x == silent) | (count == 0)
             whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
-            valid &= (x >= 0) & (rate >= 0) & (rate <= 1) & whole
+            valid &= (x >= 0) & whole
+            if sampled := hasattr(event, "sampling_rate"):
+                rate = event.sampling_rate
+                idle |= rate == 0
+                valid &= (rate >= 0) & (rate <= 1)
             usable = valid & ~idle & (x > 0) & (x < jnp.inf)
             nothing &= idle
-            safe += [
-                jnp.where(usable, x, 1.0),
-                jnp.where(usable, rate, 0.5),
-                jnp.where(usable, count, 0.0),
-                *sizes,
-            ]
+            changes = {name: jnp.where(usable, x, 1.0)}
+            if sampled:
+                changes["sampling_rate"] = jnp.where(usable, event.sampling_rate, 0.5)
+            event = dataclasses.replace(event, **changes)
+            safe.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
             valid &= usable | idle
-        value = core(asked, *safe, kinds=kinds)
+        value = core(asked, safe)
         value = jnp.where(jnp.isnan(value), worst, value)
         return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
 
@@ -191,8 +221,8 @@ def _trimmed(parts: Parts, log_delta: jax.Array) -> Parts:
     return trimmed
 
 
-def _delta(epsilon: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
-    return delta_of(*_composed(kinds, parameters, jnp.asarray(_SMALLEST)), epsilon)
+def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
+    return delta_of(*_composed(steps, jnp.asarray(_SMALLEST)), epsilon)
 
 
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -226,10 +256,10 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
     return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
 
 
-def _epsilon(delta: jax.Array, *parameters: jax.Array, kinds: Sequence[str]):
+def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     asked = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
     about = jax.lax.stop_gradient(asked)
-    return epsilon_of(*_composed(kinds, parameters, about), delta)
+    return epsilon_of(*_composed(steps, about), delta)
 
 
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
@@ -270,5 +300,31 @@ def _least(met: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
     return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
 
 
-delta64 = float64("up", static=("kinds",))(_checked(_delta, 1.0))
-epsilon64 = float64("up", static=("kinds",))(_checked(_epsilon, np.inf))
+_delta64 = float64("up", static=("structure",))(_checked(_delta, 1.0))
+_epsilon64 = float64("up", static=("structure",))(_checked(_epsilon, np.inf))
+
+
+def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
+    """The numbers of events, and their structure with one adjacency of each pair.
+
+    ADD_REMOVE and ZERO_OUT have the same losses, and so the same compiled program.
+    """
+    same = []
+    for step in steps:
+        event = step.event
+        if getattr(event, "adjacency", None) is Adjacency.ZERO_OUT:
+            event = dataclasses.replace(event, adjacency=Adjacency.ADD_REMOVE)
+        same.append(dataclasses.replace(step, event=event))
+    return jax.tree.flatten(same)
+
+
+def delta64(epsilon: Any, steps: Sequence[events.Repeated]) -> jax.Array:
+    """δ(ε) of all events together."""
+    numbers, structure = _flat(steps)
+    return _delta64(epsilon, *numbers, structure=structure)
+
+
+def epsilon64(delta: Any, steps: Sequence[events.Repeated]) -> jax.Array:
+    """ε(δ) of all events together."""
+    numbers, structure = _flat(steps)
+    return _epsilon64(delta, *numbers, structure=structure)

@@ -1,0 +1,290 @@
+"""Descriptions of what ran on the data: typed, plain, nested records.
+
+An event says which mechanism was applied, with which numbers, and nothing about what
+that costs: `pld` and `profiles` interpret events. Events are pytrees of their numbers,
+so that they pass through `jax.jit`, `jax.vmap` and `jax.grad`; an event of plain
+numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict`).
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import ArrayLike
+from dpjax._matrices.spec import Shape
+
+Order = Literal["fixed", "reshuffled"]
+
+
+# Fields that are no numbers belong to the structure of the pytree.
+_STATIC = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Gaussian:
+    """A Gaussian mechanism on all of the data.
+
+    Attributes:
+      mu: sensitivity over noise standard deviation, f[*b], at least 0.
+    """
+
+    mu: ArrayLike
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PoissonGaussian:
+    """The Gaussian mechanism on a Poisson sample.
+
+    Attributes:
+      noise_multiplier: noise standard deviation over clip norm, f[*b].
+      sampling_rate: the probability that an example takes part, f[*b].
+      adjacency: which data sets are compared.
+    """
+
+    noise_multiplier: ArrayLike
+    sampling_rate: ArrayLike
+    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoissonGaussian:
+    """The Gaussian mechanism on a Poisson sample that a batch of fixed shape may cut.
+
+    Attributes:
+      noise_multiplier: noise standard deviation over clip norm, f[*b].
+      sampling_rate: the probability that an example takes part, f[*b].
+      num_examples: the size of the larger data set, f[*b].
+      max_batch_size: the capacity of a batch, f[*b]: of more examples, a uniformly
+        random subset of that size takes part.
+      adjacency: which data sets are compared.
+    """
+
+    noise_multiplier: ArrayLike
+    sampling_rate: ArrayLike
+    num_examples: ArrayLike
+    max_batch_size: ArrayLike
+    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FixedSizeGaussian:
+    """A Gaussian mechanism on a random batch of fixed size, under REPLACE.
+
+    Attributes:
+      mu: the GDP parameter of the mechanism on its batch, f[*b], at least 0.
+      sampling_rate: batch size over number of examples, f[*b].
+    """
+
+    mu: ArrayLike
+    sampling_rate: ArrayLike
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The only adjacency under which such batches have a guarantee."""
+        return Adjacency.REPLACE
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RandomAllocation:
+    """The steps of one epoch, of which each example takes part in a random one.
+
+    Attributes:
+      noise_multiplier: noise standard deviation over clip norm, f[*b].
+      num_steps: the number of steps in the epoch, f[*b].
+      adjacency: which data sets are compared.
+    """
+
+    noise_multiplier: ArrayLike
+    num_steps: ArrayLike
+    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CorrelatedGaussian:
+    """A run with correlated noise, and batches in an order known to the attacker.
+
+    Attributes:
+      noise_multiplier: the standard deviation of the noise before it is correlated,
+        over the clip norm, f[*b].
+      strategy: the correlation between steps.
+      num_steps: the number of steps.
+      steps_per_epoch: the number of steps in which every example takes part once.
+      order: whether the order of the batches stays the same from epoch to epoch.
+      adjacency: which data sets are compared.
+    """
+
+    noise_multiplier: ArrayLike
+    strategy: Shape = dataclasses.field(metadata=_STATIC)
+    num_steps: int = dataclasses.field(metadata=_STATIC)
+    steps_per_epoch: int = dataclasses.field(metadata=_STATIC)
+    order: Order = dataclasses.field(metadata=_STATIC)
+    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RandomBins:
+    """A run in which every example picks one step of an epoch at random.
+
+    Attributes:
+      noise_multiplier: the standard deviation of the noise before it is correlated,
+        over the clip norm.
+      strategy: the correlation between steps; None for independent noise.
+      num_steps: the number of steps.
+      steps_per_epoch: the number of bins.
+      num_examples: the size of the larger data set.
+      max_batch_size: the capacity of a batch: of more examples, that many take part.
+      fresh: whether examples pick a step anew in every epoch.
+      adjacency: which data sets are compared.
+    """
+
+    noise_multiplier: float
+    strategy: Shape | None = dataclasses.field(metadata=_STATIC)
+    num_steps: int = dataclasses.field(metadata=_STATIC)
+    steps_per_epoch: int = dataclasses.field(metadata=_STATIC)
+    num_examples: int = dataclasses.field(metadata=_STATIC)
+    max_batch_size: int = dataclasses.field(metadata=_STATIC)
+    fresh: bool = dataclasses.field(metadata=_STATIC)
+    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+
+
+# Events that have a privacy-loss distribution, and may be repeated and composed.
+Step = (
+    Gaussian
+    | PoissonGaussian
+    | TruncatedPoissonGaussian
+    | FixedSizeGaussian
+    | RandomAllocation
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+    """An event several times.
+
+    Attributes:
+      event: what runs.
+      count: how often, f[*b], a whole number.
+    """
+
+    event: Step
+    count: ArrayLike = 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """Events one after the other on the same data.
+
+    An event may depend on the outputs of earlier ones; its numbers must be fixed before
+    any output is seen.
+
+    Attributes:
+      steps: the events, each with its count.
+    """
+
+    steps: tuple[Repeated, ...]
+
+
+Event = Step | Repeated | Composed | CorrelatedGaussian | RandomBins
+
+_TYPES = {
+    event.__name__: event
+    for event in (
+        Gaussian,
+        PoissonGaussian,
+        TruncatedPoissonGaussian,
+        FixedSizeGaussian,
+        RandomAllocation,
+        CorrelatedGaussian,
+        RandomBins,
+        Repeated,
+        Composed,
+    )
+}
+
+
+def to_dict(event: Event) -> dict[str, Any]:
+    """An event as plain values, which JSON holds and `from_dict` reads.
+
+    Args:
+      event: what ran, with one value for each number.
+
+    Returns:
+      The name of the event's type under "type", and its fields; an infinite number is
+      the string "inf".
+
+    Raises:
+      ValueError: a number is traced, or is an array of several numbers.
+
+    Example:
+      >>> to_dict(Repeated(Gaussian(0.5), 3))
+      {'type': 'Repeated', 'event': {'type': 'Gaussian', 'mu': 0.5}, 'count': 3}
+    """
+    fields = dataclasses.fields(event)
+    return {"type": type(event).__name__} | {
+        field.name: _to_plain(field.name, getattr(event, field.name))
+        for field in fields
+    }
+
+
+def from_dict(values: dict[str, Any]) -> Event:
+    """The event that `to_dict` wrote.
+
+    Args:
+      values: what `to_dict` returned, perhaps by way of JSON.
+
+    Raises:
+      ValueError: no event has these values.
+
+    Example:
+      >>> from_dict({"type": "Gaussian", "mu": 0.5})
+      Gaussian(mu=0.5)
+    """
+    try:
+        rest = dict(values)
+        event = _TYPES[rest.pop("type")]
+        return event(**{name: _from_plain(name, x) for name, x in rest.items()})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"no event has these values: {error!r}.") from error
+
+
+def _to_plain(name: str, value: Any) -> Any:
+    if type(value).__name__ in _TYPES:
+        return to_dict(value)
+    if isinstance(value, Adjacency):
+        return value.name
+    if isinstance(value, Shape):
+        return value.record()
+    if isinstance(value, tuple):
+        return [_to_plain(name, x) for x in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    number = validate.concrete(value)
+    if number is None or number.size != 1:
+        raise ValueError(f"{name} must be one number that is known; got {value!r}.")
+    number = number.item()
+    return "inf" if number == math.inf else number
+
+
+def _from_plain(name: str, value: Any) -> Any:
+    if name == "adjacency":
+        return Adjacency[value]
+    if name == "strategy":
+        return None if value is None else Shape.from_record(value)
+    if name == "steps":
+        return tuple(map(from_dict, value))
+    if name == "event":
+        return from_dict(value)
+    return math.inf if value == "inf" else value

@@ -1,0 +1,102 @@
+"""Events: what they are as pytrees and as JSON, and that accountants interpret them."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import Adjacency
+from dpjax._matrices.spec import Shape
+from dpjax.accounting import correlated, events, gdp, pld, profiles
+from dpjax.strategies import geometric
+
+EVENTS = [
+    events.Gaussian(0.7),
+    events.Gaussian(math.inf),
+    events.PoissonGaussian(1.3, 0.02, Adjacency.ADD_REMOVE),
+    events.TruncatedPoissonGaussian(1.3, 0.02, 1000, 40, Adjacency.REPLACE),
+    events.FixedSizeGaussian(0.4, 0.1),
+    events.RandomAllocation(0.9, 25, Adjacency.ZERO_OUT),
+    events.CorrelatedGaussian(
+        3.0, Shape(denominator=(-0.5,)), 40, 10, "fixed", Adjacency.ZERO_OUT
+    ),
+    events.RandomBins(2.0, None, 40, 10, 100, 20, False, Adjacency.ADD_REMOVE),
+    events.RandomBins(
+        2.0, Shape(numerator=(0.5, 0.25)), 40, 10, 100, 20, True, Adjacency.REPLACE
+    ),
+    events.Repeated(events.Gaussian(0.2), 17),
+    events.Composed(
+        (
+            events.Repeated(events.Gaussian(0.2), 17),
+            events.Repeated(events.PoissonGaussian(0.8, 0.5, Adjacency.ADD_REMOVE)),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_json_holds_all_of_an_event(event):
+    text = json.dumps(events.to_dict(event), allow_nan=False)
+    again = events.from_dict(json.loads(text))
+    assert again == event
+    assert hash(again) == hash(event)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_leaves_of_an_event_are_its_numbers(event):
+    leaves, structure = jax.tree.flatten(event)
+    assert all(isinstance(x, int | float) for x in leaves)
+    assert jax.tree.unflatten(structure, leaves) == event
+
+
+def test_numbers_of_numpy_and_jax_are_written_as_plain_numbers():
+    event = events.Repeated(events.Gaussian(np.float32(0.5)), np.int64(3))
+    assert events.from_dict(events.to_dict(event)) == events.Repeated(
+        events.Gaussian(0.5), 3
+    )
+
+
+def test_traced_numbers_and_batches_are_not_written():
+    with pytest.raises(ValueError, match="mu must be one number"):
+        events.to_dict(events.Gaussian(np.ones(2)))
+    with pytest.raises(ValueError, match="mu must be one number"):
+        jax.eval_shape(lambda mu: events.to_dict(events.Gaussian(mu)), 1.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        [],
+        {"type": "Laplace", "scale": 1.0},
+        {"type": "Gaussian"},
+        {"type": "Gaussian", "mu": 1.0, "sigma": 2.0},
+        {"type": "PoissonGaussian", "noise_multiplier": 1.0, "sampling_rate": 0.1}
+        | {"adjacency": "NEITHER"},
+    ],
+)
+def test_values_of_no_event_are_refused(values):
+    with pytest.raises(ValueError, match="no event has these values"):
+        events.from_dict(values)
+
+
+def test_a_profile_is_that_of_the_accountant():
+    assert profiles.of(events.Gaussian(0.7)).epsilon(1e-5) == gdp.epsilon(0.7, 1e-5)
+    event = events.CorrelatedGaussian(
+        3.0, Shape(denominator=(-0.5,)), 40, 10, "fixed", Adjacency.ZERO_OUT
+    )
+    mu = correlated.mu(
+        geometric(0.5),
+        3.0,
+        num_steps=40,
+        steps_per_epoch=10,
+        order="fixed",
+        adjacency=Adjacency.ZERO_OUT,
+    )
+    assert profiles.of(event).mu == mu
+    several = events.Composed((events.Repeated(events.Gaussian(0.2), 17),))
+    for profile in (profiles.of(several), profiles.of(several.steps[0])):
+        assert isinstance(profile, pld.PLD)
+        assert profile.delta(0.3) == gdp.delta(math.sqrt(17) * 0.2, 0.3)
