@@ -15,7 +15,7 @@ import pytest
 import dpjax
 from dpjax import Adjacency
 from dpjax._cli.commands import _COMMANDS, _SAMPLINGS, main
-from dpjax._plan.amplified import SAMPLINGS
+from dpjax._plan.mechanisms import SAMPLINGS
 from dpjax.accounting import gdp
 
 ROOT = pathlib.Path(__file__).parent.parent

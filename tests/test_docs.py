@@ -22,7 +22,7 @@ import jax
 import pytest
 
 from dpjax import Adjacency
-from dpjax._plan.amplified import SAMPLINGS
+from dpjax._plan.mechanisms import SAMPLINGS
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from dpjax._core.adjacency import Adjacency
 
 PROGRAM = "python -m dpjax"
-# The keys of `dpjax._plan.amplified.SAMPLINGS`, which imports JAX.
+# The keys of `dpjax._plan.mechanisms.SAMPLINGS`, which imports JAX.
 _SAMPLINGS = (
     *("poisson", "fixed_size", "fixed", "reshuffled"),
     *("cyclic_poisson", "random_bins", "fresh_bins"),

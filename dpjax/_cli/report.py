@@ -14,7 +14,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._matrices.spec import Shape
 from dpjax._matrices.strategy import Strategy
 from dpjax._plan import Plan, QuantileClip, RunGuarantee
-from dpjax._plan.amplified import SAMPLINGS
+from dpjax._plan.mechanisms import SAMPLINGS
 from dpjax._plan.schedule import Piece
 from dpjax._plan.solve import plan
 

@@ -54,9 +54,10 @@ class Shape(NamedTuple):
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Shape":
         """The numbers that `record` wrote."""
-        return cls(
-            **{k: tuple(x) if isinstance(x, list) else x for k, x in record.items()}
-        )
+        values: dict[str, Any] = {
+            name: tuple(x) if isinstance(x, list) else x for name, x in record.items()
+        }
+        return cls(**values)
 
     def __str__(self) -> str:
         """The matrix in words."""

@@ -7,13 +7,13 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
 
 **In the order of the data**, a file each:
 
-1. `mechanisms`: how examples are drawn, and what a run of so many steps then costs.
-   `amplified` for random batches with noise that is correlated between steps, and
-   `shape` for that correlation; `schedule` for numbers that vary from step to step.
-2. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
-   ε; `capacity` for what a batch holds; `comparison` where mechanisms are left to
-   choose.
-3. `plan`: the `Plan`. It draws batches, and hands out what follows.
+1. `parameters`: all numbers of a run, in one frozen record that the other files read.
+2. `mechanisms`: how examples are drawn, and which event that is for accountants.
+   `shape` for noise that is correlated between steps; `schedule` for numbers that vary
+   from step to step.
+3. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
+   ε; `capacity` for the size of a padded batch; `comparison` where mechanisms are left
+   to choose.
 4. `loader`: the examples of a batch from arrays, files and data sets on the host;
    `users` for data in which a person has several.
 5. `loss`: a script's own loss, turned into clipped sums; `modules` for models that are
@@ -21,6 +21,7 @@ sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
 6. `optimizer`: noise, mean, the user's optimizer, and the refusal of further steps;
    `quantile` for a clip norm that follows what was released.
 7. `guarantee`: what was promised, as a sentence for a paper and a record for a machine.
+8. `plan`: the `Plan`, whose methods are these steps.
 """
 
 from dpjax._plan.accumulation import accumulate as accumulate

@@ -1,17 +1,27 @@
 """The room that a batch of random size needs, beyond what it takes in expectation."""
 
+import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from dpjax._core import validate
-from dpjax._core.float64 import TINY
-from dpjax._plan.mechanisms import Mechanism
+from dpjax._core.float64 import TINY, scope
+from dpjax._plan.mechanisms import Mechanism, mechanism_of
+from dpjax._plan.parameters import RunParameters
 
 # The share of δ that may go to batches which overflow.
 SHARE = 0.01
-# ε by the numbers of a run, the room and δ.
-Cost = Callable[[dict[str, Any], int, float], float]
+
+
+def cost(run: RunParameters) -> float:
+    """The ε of a run at its δ, in float64, whatever ε the run states."""
+    return _cost(run.parameters(epsilon=math.inf))
+
+
+@functools.lru_cache(maxsize=1024)
+def _cost(run: RunParameters) -> float:
+    with scope():
+        return float(mechanism_of(run).profile(run).epsilon(run.delta))
 
 
 def check(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
@@ -34,7 +44,7 @@ def check(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
         )
 
 
-def least(cost: Cost, solved: dict[str, Any], delta: float, n: int, size: int) -> int:
+def least(solved: RunParameters, delta: float, size: int) -> int:
     """The least room, from the largest batch on, at which ε is what was solved for.
 
     That is without overflow, at less than δ. There may be room enough below b too, as a
@@ -45,8 +55,13 @@ def least(cost: Cost, solved: dict[str, Any], delta: float, n: int, size: int) -
     deviations above b. So its logarithm is nearly straight in z², and secants find the
     room in a few steps; halving does if they have not.
     """
+    n = solved.max_batch_size
     deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
-    ideal = cost(solved, n, delta)
+
+    def cost_with(room: int) -> float:
+        return cost(solved.parameters(max_batch_size=room, delta=delta))
+
+    ideal = cost_with(n)
 
     def square(room: int) -> float:
         return ((room - size) / deviation) ** 2
@@ -54,11 +69,11 @@ def least(cost: Cost, solved: dict[str, Any], delta: float, n: int, size: int) -
     low, high = math.ceil(size + 3 * deviation) - 1, n
     if not math.isfinite(ideal):
         return min(low + 1, n)
-    spare = math.log(max(solved["epsilon"] - ideal, TINY))
+    spare = math.log(max(solved.epsilon - ideal, TINY))
     room, slope, last, tries = low + 1, -0.5, None, 0
     while high - low > 1:
-        epsilon = cost(solved, room, delta)
-        low, high = (low, room) if epsilon <= solved["epsilon"] else (room, high)
+        epsilon = cost_with(room)
+        low, high = (low, room) if epsilon <= solved.epsilon else (room, high)
         adds = min(max(epsilon - ideal, TINY), 1 / TINY)
         now = square(room), math.log(adds) - spare
         if last is not None and now[1] != last[1]:

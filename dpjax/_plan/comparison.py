@@ -20,9 +20,8 @@ from dpjax._core import validate
 from dpjax._matrices.spec import Shape
 from dpjax._matrices.strategy import Tree
 from dpjax._matrices.workload import Workload, fits
-from dpjax._plan.amplified import SAMPLINGS
-from dpjax._plan.mechanisms import Mechanism
-from dpjax._plan.plan import Plan
+from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
+from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import QuantileClip
 from dpjax.accounting import correlated
 
@@ -61,7 +60,7 @@ class Candidate(NamedTuple):
     sampling: str
     noise: str
     needs: str
-    plan: Plan | None
+    plan: RunParameters | None
     error: float
     reason: str = ""
 
@@ -106,7 +105,7 @@ class Comparison(NamedTuple):
         )
 
 
-def least(plan: Callable[..., Plan], asked: dict[str, Any]) -> Plan:
+def least(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
     """The plan with the least noise in a workload, and all that it was chosen from.
 
     Args:
@@ -134,11 +133,11 @@ def least(plan: Callable[..., Plan], asked: dict[str, Any]) -> Plan:
     return dataclasses.replace(best, comparison=Comparison(tuple(found)))
 
 
-def error(plan: Plan, workload: Workload) -> float:
+def error(plan: RunParameters, workload: Workload) -> float:
     """σ ‖A C⁻¹‖_F / √T, the noise in a workload, over the examples of a step."""
     strategy = strategies.independent() if plan.strategy is None else plan.strategy
     left = float(correlated.error(strategy, workload, plan.num_steps))
-    return plan.noise_multiplier * left / plan.mechanism.taken(plan.batch_size)
+    return plan.noise_multiplier * left / mechanism_of(plan).taken(plan.batch_size)
 
 
 def _checked(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
@@ -202,7 +201,7 @@ def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
 
 
 def _candidate(
-    plan: Callable[..., Plan],
+    plan: Callable[..., Any],
     asked: dict[str, Any],
     workload: Workload,
     mechanism: Mechanism,

@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,11 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
+from dpjax._plan.mechanisms import mechanism_of
+from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import noise_of
 from dpjax.accounting import fdp, gdp
 from dpjax.accounting.profiles import Profile
-
-if TYPE_CHECKING:
-    from dpjax._plan.plan import Plan
 
 _ADJACENCY = {
     Adjacency.ADD_REMOVE: "one data set has one {unit} more",
@@ -68,13 +67,14 @@ class RunGuarantee:
       1.298
     """
 
-    plan: "Plan"
+    plan: RunParameters
     num_steps: int
 
     @property
     def profile(self) -> Profile:
         """ε(δ) and δ(ε), rounded up."""
-        return self.plan.mechanism.profile(self.plan.numbers(self.num_steps))
+        released = self.plan.parameters(num_steps=self.num_steps)
+        return mechanism_of(self.plan).profile(released)
 
     @property
     def mu(self) -> float | None:
@@ -197,7 +197,7 @@ class RunGuarantee:
         )
 
 
-def _follows(plan: "Plan") -> dict[str, float]:
+def _follows(plan: RunParameters) -> dict[str, float]:
     """The numbers of a clip norm that follows a quantile."""
     assert plan.quantile is not None
     sigma, of_count = noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)
@@ -209,15 +209,15 @@ def _follows(plan: "Plan") -> dict[str, float]:
     }
 
 
-def _sampling(plan: "Plan") -> str:
+def _sampling(plan: RunParameters) -> str:
     """How examples are drawn; b where the schedule says how many."""
     sizes = {piece.batch_size for piece in plan.schedule} or {plan.batch_size}
     size = str(sizes.pop()) if len(sizes) == 1 else "b"
-    words = plan.mechanism.words(size, plan.max_batch_size)
+    words = mechanism_of(plan).words(size, plan.max_batch_size)
     return words.replace("example", plan.unit)
 
 
-def _noise(plan: "Plan") -> str:
+def _noise(plan: RunParameters) -> str:
     """What is added to the sums."""
     if plan.quantile:
         found = _follows(plan)

@@ -7,9 +7,10 @@ all draw the same numbers from the same key, so that no example is read for two 
 
 import collections
 import concurrent.futures
+import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +21,11 @@ from dpjax._core import validate
 from dpjax._core.platforms import host
 from dpjax._core.typing import ArrayLike
 from dpjax._plan.arrays import by_position, is_tree_of_arrays
+from dpjax._plan.mechanisms import mechanism_of
+from dpjax._plan.parameters import RunParameters
+from dpjax._plan.schedule import at
 from dpjax._plan.users import OfUser, Users
 from dpjax.sampling import Batch
-
-if TYPE_CHECKING:
-    from dpjax._plan.plan import Plan
 
 
 class Examples(NamedTuple):
@@ -45,7 +46,7 @@ class Examples(NamedTuple):
     mask: ArrayLike
     step: ArrayLike | None = None
     first: ArrayLike | None = None
-    plan: "Plan | None" = None
+    plan: RunParameters | None = None
 
     def parts(self, size: int) -> "Iterator[Examples]":
         """Parts with a leading axis of this size, filled up with empty places."""
@@ -76,13 +77,13 @@ def rows(data: Any, batch: Batch) -> Examples:
     return Examples(jax.tree.map(taken, data), batch.mask)
 
 
-def attach_plan(plan: "Plan", examples: Examples, step: ArrayLike) -> Examples:
+def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Examples:
     """The examples with their plan, and their step if the clip norm depends on it."""
     varies = any(piece.clip != 1.0 for piece in plan.schedule)
     return examples._replace(plan=plan, step=step if varies else None)
 
 
-def check(data: Any, plan: "Plan") -> None:
+def check(data: Any, plan: RunParameters) -> None:
     """Refuse data of another size than the plan is for, or of other units."""
     if isinstance(data, Users | OfUser) != (plan.unit == "user"):
         raise ValueError(
@@ -109,8 +110,26 @@ def check(data: Any, plan: "Plan") -> None:
         )
 
 
+def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
+    """The positions of a step's examples."""
+    mechanism = mechanism_of(plan)
+
+    def draw(size: int) -> Batch:
+        return mechanism.draw(size, plan.max_batch_size, step, key)
+
+    sizes = sorted({piece.batch_size for piece in plan.schedule})
+    if len(sizes) < 2:
+        return draw(plan.batch_size if not sizes else sizes[0])
+    size = at(plan.schedule, step).batch_size
+    number = jnp.sum(jnp.asarray(sizes) < size)
+    return jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
+
+
+_draw = jax.jit(draw_batch, static_argnums=0)
+
+
 def batches(
-    plan: "Plan",
+    plan: RunParameters,
     data: Any,
     *,
     key: jax.Array,
@@ -133,11 +152,10 @@ def batches(
         data, read = by_position(data), rows
     if sharding is not None:
         read = _laid_out(read, sharding, plan.max_batch_size)
-    draw = jax.jit(plan.batch)
 
     def drawn(step: int) -> Batch:
         with jax.default_device(host()):
-            return jax.device_get(draw(step, jax.device_put(key, host())))
+            return jax.device_get(_draw(plan, step, jax.device_put(key, host())))
 
     def jobs() -> Iterator[Callable[[], Examples]]:
         for step in _shown(range(first, plan.num_steps), progress):

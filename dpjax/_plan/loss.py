@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,13 @@ from dpjax._core.typing import ArrayLike, Engine
 from dpjax._plan import modules
 from dpjax._plan.alerts import Alerts
 from dpjax._plan.loader import Examples
+from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import Bounded, within
 from dpjax._plan.schedule import at
 from dpjax._plan.users import OfUser, of_user
 from dpjax.clipping._clipped_grad import PerExample, clipped_grad
 from dpjax.clipping._metrics import Metrics, masked_mean
 from dpjax.clipping._metrics import metrics as of_examples
-
-if TYPE_CHECKING:
-    from dpjax._plan.plan import Plan
 
 _NOTE = (
     "dpjax: the loss is called on one example at a time, its batch axis "
@@ -30,7 +28,7 @@ _NOTE = (
 
 
 def value_and_grad(
-    loss_fn: Callable[..., Any], plan: "Plan", **options: Any
+    loss_fn: Callable[..., Any], plan: RunParameters, **options: Any
 ) -> Callable[..., Any]:
     """See `Plan.value_and_grad`."""
     has_aux = options["has_aux"]
@@ -57,7 +55,7 @@ def value_and_grad(
 
 
 def metrics(
-    loss_fn: Callable[..., Any], plan: "Plan", **options: Any
+    loss_fn: Callable[..., Any], plan: RunParameters, **options: Any
 ) -> Callable[..., Metrics]:
     """See `Plan.metrics`."""
     gradient = _gradient(loss_fn, plan, **options)
@@ -74,7 +72,9 @@ def metrics(
     return fn
 
 
-def _bound(plan: "Plan", examples: Examples, clip_norm: ArrayLike | None) -> ArrayLike:
+def _bound(
+    plan: RunParameters, examples: Examples, clip_norm: ArrayLike | None
+) -> ArrayLike:
     """The clip norm of a step."""
     if (clip_norm is None) == (plan.quantile is not None):
         raise ValueError(
@@ -95,7 +95,7 @@ def _bound(plan: "Plan", examples: Examples, clip_norm: ArrayLike | None) -> Arr
 
 def _gradient(
     loss_fn: Callable[..., Any],
-    plan: "Plan",
+    plan: RunParameters,
     *,
     has_aux: bool,
     batched: bool,
@@ -180,7 +180,7 @@ def _gradient(
     return fn
 
 
-def _differences(examples: Examples, plan: "Plan") -> str:
+def _differences(examples: Examples, plan: RunParameters) -> str:
     """Where the plan of a batch differs from another one."""
     names = [field.name for field in dataclasses.fields(plan) if field.compare]
     other = [(x, getattr(examples.plan, x), getattr(plan, x)) for x in names]

@@ -1,6 +1,6 @@
 """What is released: noisy means, in the hands of the user's optimizer."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +11,19 @@ from dpjax._core.dtypes import widen
 from dpjax._core.outward import downward
 from dpjax._plan import quantile
 from dpjax._plan.modules import is_trained
+from dpjax._plan.parameters import RunParameters
 from dpjax._plan.schedule import Piece, at
 from dpjax.noise._correlated import Buffer, correlated_noise
 from dpjax.noise._gaussian import add_gaussian_noise, noisy_mean, stddev_of_sum
 from dpjax.noise._limit import at_most
 from dpjax.noise._private_mean import in_float32
 
-if TYPE_CHECKING:
-    from dpjax._plan.plan import Plan
-
 
 def optimizer(
-    plan: "Plan", inner: optax.GradientTransformation, key: jax.Array, buffer: Buffer
+    plan: RunParameters,
+    inner: optax.GradientTransformation,
+    key: jax.Array,
+    buffer: Buffer,
 ) -> optax.GradientTransformationExtraArgs:
     """The end of the run, noise and division by the expected size, and inner."""
     strategy = plan.strategy
@@ -71,7 +72,7 @@ def clip_norm_of(state: Any) -> jax.Array:
     return found[0]
 
 
-def _varying_mean(plan: "Plan", key: jax.Array) -> optax.GradientTransformation:
+def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
     """Private means where noise, clip norm or batch size vary.
 
     What comes in is in units of the plan's clip norm, whatever a step's own is (or of

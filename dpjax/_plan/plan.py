@@ -1,9 +1,8 @@
 """The plan of a run: its numbers, each held once, and what is made from them."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,28 +10,21 @@ import optax
 
 from dpjax import sampling as samplers
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike, Engine
-from dpjax._matrices.spec import Shape
-from dpjax._matrices.strategy import Strategy
 from dpjax._plan import guarantee as promises
 from dpjax._plan import loader, loss
 from dpjax._plan import optimizer as release
-from dpjax._plan.amplified import SAMPLINGS
 from dpjax._plan.arrays import by_position
-from dpjax._plan.mechanisms import Mechanism, Numbers
-from dpjax._plan.quantile import QuantileClip
-from dpjax._plan.schedule import Piece, at
+from dpjax._plan.comparison import Comparison
+from dpjax._plan.mechanisms import Mechanism, mechanism_of
+from dpjax._plan.parameters import RunParameters
 from dpjax.clipping._metrics import Metrics
 from dpjax.noise._correlated import Buffer
-
-if TYPE_CHECKING:
-    from dpjax._plan.comparison import Comparison
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(RunParameters):
     """A private run, as `dpjax.plan` makes it: immutable, and static under jit.
 
     Its numbers belong together. For another number make another plan.
@@ -58,46 +50,21 @@ class Plan:
       comparison: the mechanisms that this one was chosen from; None if it was named.
     """
 
-    num_examples: int
-    batch_size: int
-    num_steps: int
-    noise_multiplier: float
-    clip_norm: float
-    max_batch_size: int
-    epsilon: float
-    delta: float
-    sampling: str
-    noise: str
-    adjacency: Adjacency
-    solved_for: str
-    unit: str = "example"
-    schedule: tuple[Piece, ...] = ()
-    quantile: QuantileClip | None = None
-    shape: Shape | None = None
     # Plans of the same numbers are the same, however they were found.
-    comparison: "Comparison | None" = dataclasses.field(
+    comparison: Comparison | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
 
-    @property
-    def strategy(self) -> Strategy | None:
-        """What correlates the noise, as `dpjax.strategies` made it; None if none."""
-        return None if self.shape is None else self.shape.strategy(self.num_steps)
+    @classmethod
+    def of(cls, run: RunParameters, comparison: Comparison | None = None) -> "Plan":
+        """The plan with these numbers."""
+        names = [field.name for field in dataclasses.fields(RunParameters)]
+        return cls(**{x: getattr(run, x) for x in names}, comparison=comparison)
 
     @property
     def mechanism(self) -> Mechanism:
         """How examples are drawn, and what that costs."""
-        return SAMPLINGS[self.sampling](self.num_examples, self.adjacency, self.shape)
-
-    def numbers(self, num_steps: int) -> Numbers:
-        """What the cost of so many steps depends on."""
-        return Numbers(
-            self.noise_multiplier,
-            self.batch_size,
-            num_steps,
-            self.max_batch_size,
-            self.schedule,
-        )
+        return mechanism_of(self)
 
     @property
     def guarantee(self) -> promises.RunGuarantee:
@@ -120,16 +87,7 @@ class Plan:
           ValueError: step is not traced and is not an integer from 0 to T − 1.
         """
         validate.step(step, self.num_steps)
-
-        def draw(size: int) -> samplers.Batch:
-            return self.mechanism.draw(size, self.max_batch_size, step, key)
-
-        sizes = sorted({piece.batch_size for piece in self.schedule})
-        if len(sizes) < 2:
-            return draw(self.batch_size if not sizes else sizes[0])
-        size = at(self.schedule, step).batch_size
-        number = jnp.sum(jnp.asarray(sizes) < size)
-        return jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
+        return loader.draw_batch(self, step, key)
 
     def load(self, data: Any, step: ArrayLike, key: jax.Array) -> loader.Examples:
         """The examples of a step from arrays in memory, under jit and in a scan too.

@@ -1,6 +1,6 @@
 """How the noise of a plan is correlated: as asked for, or best for a workload."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from dpjax._matrices.spec import Shape, shape_of
 from dpjax._matrices.strategy import Strategy
 from dpjax._matrices.workload import Workload
 from dpjax._plan.mechanisms import Mechanism
+from dpjax._plan.parameters import RunParameters
 
 
 class Asked(NamedTuple):
@@ -24,15 +25,13 @@ class Asked(NamedTuple):
 
 
 def asked(
+    run: RunParameters,
     mechanism: Mechanism,
-    sampling: Any,
-    noise: str,
-    given: dict[str, Any],
     workload: Workload | None,
     strategy: Strategy | None,
 ) -> Asked:
     """What was asked for, or the best for a workload."""
-    if noise == "independent":
+    if run.noise == "independent":
         if workload is not None or strategy is not None:
             raise ValueError(
                 "workload and strategy are for noise='correlated'; got "
@@ -44,38 +43,37 @@ def asked(
             "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
             "whose cost is not known for these."
         )
-    steps, size = given["num_steps"], given["batch_size"]
-    if steps is None or size is None:
+    if run.solved_for in ("num_steps", "batch_size"):
         raise ValueError(
             "num_steps and batch_size must be given with noise='correlated'; what is "
             "solved for is epsilon or noise_multiplier."
         )
     about = None
     if strategy is None and workload is not None:
-        strategy, about = _best(mechanism, sampling, workload, given)
+        strategy, about = _best(run, mechanism, workload)
     elif strategy is None or workload is not None:
         raise ValueError(
             "either workload or strategy must be given with noise='correlated'; got "
             f"{workload!r} and {strategy!r}."
         )
-    shape = shape_of(strategy, steps)
-    mechanism.refuse(shape, size)
+    shape = shape_of(strategy, run.num_steps)
+    mechanism.refuse(shape, run.batch_size)
     return Asked(shape, about)
 
 
 def _best(
-    mechanism: Mechanism, sampling: Any, workload: Workload, given: dict[str, Any]
+    run: RunParameters, mechanism: Mechanism, workload: Workload
 ) -> tuple[Strategy, float | None]:
     """For fixed orders the best with one vector, and else what is best amplified.
 
     And about the noise that it needs, if that is known.
     """
     sizes = {
-        "num_steps": given["num_steps"],
-        "steps_per_epoch": mechanism.steps_per_epoch(given["batch_size"]),
+        "num_steps": run.num_steps,
+        "steps_per_epoch": mechanism.steps_per_epoch(run.batch_size),
     }
     if mechanism.order is None:
-        if given["epsilon"] is None:
+        if run.solved_for == "epsilon":
             raise ValueError(
                 "epsilon, or a strategy, must be given with this sampling: which "
                 "correlation is best for a workload depends on ε."
@@ -83,10 +81,10 @@ def _best(
         best = strategies.amplified(
             workload,
             **sizes,
-            epsilon=given["epsilon"],
-            delta=given["delta"],
-            sampling=sampling,
-            adjacency=mechanism.adjacency,
+            epsilon=run.epsilon,
+            delta=run.delta,
+            sampling=run.sampling,  # pyright: ignore
+            adjacency=run.adjacency,
         )
         return best.strategy, best.noise_multiplier
     found = strategies.optimize("rational", workload, **sizes, order=mechanism.order)

@@ -1,7 +1,5 @@
 """From what a user gives to a whole plan."""
 
-import dataclasses
-import functools
 import math
 from typing import Any, Literal
 
@@ -12,12 +10,11 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import cast, default_float, scope
 from dpjax._matrices.strategy import Strategy
 from dpjax._matrices.workload import Workload
-from dpjax._plan import capacity as rooms
-from dpjax._plan import comparison, quantile
+from dpjax._plan import capacity, comparison, quantile
 from dpjax._plan import shape as shapes
-from dpjax._plan.amplified import SAMPLINGS
-from dpjax._plan.capacity import Cost
-from dpjax._plan.mechanisms import Mechanism, Numbers
+from dpjax._plan.capacity import cost
+from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
+from dpjax._plan.parameters import RunParameters
 from dpjax._plan.plan import Plan
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Factor, Piece, pieces
@@ -154,11 +151,27 @@ def plan(
     validate.one_of("sampling", sampling, tuple(SAMPLINGS))
     validate.one_of("noise", noise, ("independent", "correlated"))
     validate.one_of("unit", unit, ("example", "user"))
-    mechanism = SAMPLINGS[sampling](n, adjacency)
+    # Until it is solved for, the unknown is one that no cost is asked of.
+    run = RunParameters(
+        num_examples=n,
+        batch_size=given["batch_size"] or 1,
+        num_steps=given["num_steps"] or 1,
+        noise_multiplier=given["noise_multiplier"] or 1.0,
+        clip_norm=clip_norm,
+        max_batch_size=max_batch_size or n,
+        epsilon=given["epsilon"] or math.inf,
+        delta=delta,
+        sampling=sampling,
+        noise=noise,
+        adjacency=adjacency,
+        solved_for=unknown,
+        unit=unit,
+        quantile=clip if isinstance(clip, QuantileClip) else None,
+    )
+    mechanism = mechanism_of(run)
     factors = noise_schedule, clip_schedule, batch_schedule
-    given |= {"num_examples": n, "delta": delta}
-    given["schedule"] = _schedule(mechanism, given, factors)
-    if given["schedule"] or isinstance(clip, QuantileClip):
+    run = run.parameters(schedule=_schedule(run, mechanism, factors))
+    if run.schedule or run.quantile:
         if noise == "correlated":
             raise ValueError(
                 "noise must be 'independent' with schedules or a QuantileClip; factors "
@@ -169,41 +182,26 @@ def plan(
                 "sampling must be 'poisson', 'fixed_size', 'fixed' or 'reshuffled' "
                 f"with schedules or a QuantileClip; got {sampling!r}."
             )
-    shape, about = shapes.asked(mechanism, sampling, noise, given, workload, strategy)
-    mechanism = dataclasses.replace(mechanism, shape=shape)
-    sizes = [piece.batch_size for piece in given["schedule"]]
+    shape, guess = shapes.asked(run, mechanism, workload, strategy)
+    run = run.parameters(shape=shape)
+    mechanism = mechanism_of(run)
+    sizes = [piece.batch_size for piece in run.schedule]
     largest = max(sizes, default=given["batch_size"])
-    rooms.check(mechanism, largest, max_batch_size)
+    capacity.check(mechanism, largest, max_batch_size)
 
-    cost = _cost(mechanism, given["schedule"])
     if mechanism.overflows and max_batch_size is None:
-        most = mechanism.population
-        share = (1 - rooms.SHARE) * delta
-        solved = _solved(cost, unknown, given, share, most, about)
-        room = rooms.least(cost, solved, delta, most, largest or solved["batch_size"])
+        ideal = run.parameters(
+            max_batch_size=mechanism.population, delta=(1 - capacity.SHARE) * delta
+        )
+        solved = _solve(ideal, guess)
+        most = capacity.least(solved, delta, largest or solved.batch_size)
     else:
-        solved = _solved(cost, unknown, given, delta, max_batch_size or n, about)
-        room = max_batch_size or solved["batch_size"]
-    if isinstance(clip, QuantileClip):
-        quantile.noise_of(clip, solved["noise_multiplier"], solved["batch_size"])
-    return Plan(
-        num_examples=n,
-        batch_size=solved["batch_size"],
-        num_steps=solved["num_steps"],
-        noise_multiplier=solved["noise_multiplier"],
-        clip_norm=clip_norm,
-        max_batch_size=room,
-        epsilon=_for_callers(cost(solved, room, delta), "up"),
-        delta=delta,
-        sampling=sampling,
-        noise=noise,
-        adjacency=adjacency,
-        solved_for=unknown,
-        unit=unit,
-        schedule=solved["schedule"],
-        quantile=clip if isinstance(clip, QuantileClip) else None,
-        shape=shape,
-    )
+        solved = _solve(run, guess)
+        most = max_batch_size or solved.batch_size
+    if run.quantile:
+        quantile.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
+    solved = solved.parameters(max_batch_size=most, delta=delta)
+    return Plan.of(solved.parameters(epsilon=_for_callers(cost(solved), "up")))
 
 
 def _unknown(given: dict[str, Any]) -> str:
@@ -218,13 +216,12 @@ def _unknown(given: dict[str, Any]) -> str:
 
 
 def _schedule(
-    mechanism: Mechanism, given: dict[str, Any], factors: tuple[Factor | None, ...]
+    run: RunParameters, mechanism: Mechanism, factors: tuple[Factor | None, ...]
 ) -> tuple[Piece, ...]:
     """The pieces, or () where nothing varies."""
     if all(factor is None for factor in factors):
         return ()
-    steps, size = given["num_steps"], given["batch_size"]
-    if steps is None or size is None:
+    if run.solved_for in ("num_steps", "batch_size"):
         raise ValueError(
             "num_steps and batch_size must be given with a schedule; what is solved "
             "for is epsilon or noise_multiplier."
@@ -235,25 +232,7 @@ def _schedule(
             "batch_schedule must be None except with sampling='poisson'; got "
             f"{batch!r}."
         )
-    return pieces(steps, size, *factors)
-
-
-def _cost(mechanism: Mechanism, schedule: tuple[Piece, ...]) -> Cost:
-    """The mechanism's, which remembers what it was asked."""
-
-    @functools.cache
-    def epsilon(
-        noise_multiplier: float, size: float, steps: float, room: int, delta: float
-    ) -> float:
-        numbers = Numbers(noise_multiplier, size, steps, room, schedule)
-        with scope():
-            return float(mechanism.profile(numbers).epsilon(delta))
-
-    def cost(values: dict[str, Any], room: int, delta: float) -> float:
-        names = "noise_multiplier", "batch_size", "num_steps"
-        return epsilon(*(float(values[name]) for name in names), room, delta)
-
-    return cost
+    return pieces(run.num_steps, run.batch_size, *factors)
 
 
 def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
@@ -263,39 +242,37 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
         return float(cast(jnp.asarray(epsilon, jnp.float64), dtype, direction))
 
 
-def _solved(
-    cost: Cost,
-    unknown: str,
-    given: dict[str, Any],
-    delta: float,
-    room: int,
-    about: float | None,
-) -> dict[str, Any]:
-    """All four numbers; ε is what the others cost."""
+def _solve(run: RunParameters, guess: float | None) -> RunParameters:
+    """The run with the number that is solved for; ε is what the others cost.
+
+    Args:
+      run: with the target ε, where another number is solved for.
+      guess: about the noise multiplier, where that is known.
+    """
+    unknown = run.solved_for
     if unknown == "epsilon":
-        return {**given, unknown: cost(given, room, delta)}
+        return run.parameters(epsilon=cost(run))
     whole = unknown != "noise_multiplier"
-    start = 1.0 if whole else about or _about(given, delta)
     found = calibrate.solve(
-        lambda x: jnp.asarray(cost({**given, unknown: x}, room, delta)),
-        _for_callers(given["epsilon"], "down"),
+        lambda x: jnp.asarray(cost(run.parameters(**{unknown: float(x)}))),
+        _for_callers(run.epsilon, "down"),
         increasing=whole,
         integer=whole,
-        start=start,
-        upper=room if unknown == "batch_size" else float("inf"),
+        start=1.0 if whole else guess or _guess(run),
+        upper=run.max_batch_size if unknown == "batch_size" else float("inf"),
     )
-    solved = {**given, unknown: int(found) if whole else float(found)}
-    return {**solved, "epsilon": cost(solved, room, delta)}
+    solved = run.parameters(**{unknown: int(found) if whole else float(found)})
+    return solved.parameters(epsilon=cost(solved))
 
 
-def _about(given: dict[str, Any], delta: float) -> float:
+def _guess(run: RunParameters) -> float:
     """A noise multiplier to begin with, for steps on samples of a large data set.
 
     Many of them are about μ-GDP with μ² = T (b / n)² (e^{1/σ²} − 1), and that is (ε, δ)
     where μ² is about 2 (√(ε + log 1/δ) − √(log 1/δ))².
     """
-    log = -math.log(delta)
-    mu = math.sqrt(2) * (math.sqrt(given["epsilon"] + log) - math.sqrt(log))
-    rate = given["batch_size"] / given["num_examples"]
-    ratio = mu * mu / (given["num_steps"] * rate * rate)
+    log = -math.log(run.delta)
+    mu = math.sqrt(2) * (math.sqrt(run.epsilon + log) - math.sqrt(log))
+    rate = run.batch_size / run.num_examples
+    ratio = mu * mu / (run.num_steps * rate * rate)
     return 1 / math.sqrt(math.log1p(min(max(ratio, 1e-9), 1e9)))

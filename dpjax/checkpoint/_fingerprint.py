@@ -1,10 +1,8 @@
 """What must not change while a run goes on: its plan, and what its key draws."""
 
-import dataclasses
 import functools
 import hashlib
 import json
-import math
 from typing import Any
 
 import jax
@@ -13,77 +11,22 @@ import numpy as np
 import optax
 
 from dpjax._core import keys
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import default_float
 from dpjax._core.typing import Key
-from dpjax._matrices.spec import Shape
-from dpjax._plan import Bounded, Plan, QuantileClip
-from dpjax._plan.schedule import Piece
+from dpjax._plan import Bounded, Plan
 
 # The draws of samplers and noise. Raise it where the same key gives others than before
 # and `_probe` may not see it: it looks at the first steps of a plan on one device.
 DRAWS = 1
 # These follow from the others.
 _DERIVED = ("epsilon", "solved_for")
-# Which Python types are accepted for a field that is declared with a type.
-_KINDS: dict[Any, Any] = {int: int, float: int | float, str: str}
 # As many signs tell two streams apart but for a chance of 2⁻¹²⁸ a step.
 _SIGNS = 64
 
 
-def record(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values; an ε without bound is None."""
-    found = {
-        field.name: getattr(plan, field.name)
-        for field in dataclasses.fields(plan)
-        if field.compare  # two plans are one that differ in how they were found
-    }
-    return found | {
-        "epsilon": plan.epsilon if math.isfinite(plan.epsilon) else None,
-        "adjacency": plan.adjacency.name,
-        "schedule": [list(piece) for piece in plan.schedule],
-        "quantile": plan.quantile and plan.quantile._asdict(),
-        "shape": plan.shape and json.loads(canonical(plan.shape._asdict())),
-    }
-
-
-def from_record(found: dict[str, Any]) -> Plan:
-    """The plan of a record, with the same numbers bit for bit.
-
-    Raises:
-      ValueError: no plan has this record.
-    """
-    try:
-        plan = _plan(found)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"no plan has this record: {error!r}") from error
-    for field in dataclasses.fields(plan):
-        value, kinds = getattr(plan, field.name), _KINDS.get(field.type, object)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise ValueError(f"no plan has {field.name} {value!r}")
-    return plan
-
-
-def _plan(found: dict[str, Any]) -> Plan:
-    """The plan of a record, whatever the types of its numbers."""
-    shape, quantile = found["shape"], found["quantile"]
-    rows: dict[str, Any] = {
-        name: tuple(x) if isinstance(x, list) else x
-        for name, x in (shape or {}).items()
-    }
-    made = {
-        "epsilon": math.inf if found["epsilon"] is None else found["epsilon"],
-        "adjacency": Adjacency[found["adjacency"]],
-        "schedule": tuple(Piece(*piece) for piece in found["schedule"]),
-        "quantile": quantile and QuantileClip(**quantile),
-        "shape": Shape(**rows) if rows else None,
-    }
-    return Plan(**(found | made))
-
-
 def mark(plan: Plan, key: Key) -> str:
     """32 hexadecimal digits for what a run of this plan with this key rests on."""
-    found = {"plan": given(record(plan)), "draws": draws(plan, key)}
+    found = {"plan": given(plan.to_dict()), "draws": draws(plan, key)}
     return hashlib.sha256(canonical(found).encode()).hexdigest()[:32]
 
 

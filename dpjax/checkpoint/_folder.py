@@ -12,9 +12,9 @@ from typing import Any
 
 from dpjax._core import validate
 from dpjax._plan import Plan
+from dpjax._plan.parameters import RunParameters
 from dpjax.checkpoint import _durable
 from dpjax.checkpoint._arrays import read_arrays, write_arrays
-from dpjax.checkpoint._fingerprint import from_record
 from dpjax.checkpoint._processes import by_the_first, everywhere, refuse_unlike, told
 from dpjax.checkpoint._record import (
     check,
@@ -237,7 +237,9 @@ def plan_of(folder: Folder) -> Plan:
     kept = steps(folder)
     if not kept:
         raise ValueError(f"folder must hold a checkpoint; {folder} holds none.")
-    return from_record(_read(pathlib.Path(folder), kept[-1])["plan"])
+    return Plan.of(
+        RunParameters.from_dict(_read(pathlib.Path(folder), kept[-1])["plan"])
+    )
 
 
 def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:

@@ -16,13 +16,12 @@ import jax
 
 from dpjax._core import validate
 from dpjax._plan import Plan
+from dpjax._plan.parameters import RunParameters
 from dpjax.checkpoint._fingerprint import (
     canonical,
     differences,
     draws,
-    from_record,
     given,
-    record,
 )
 from dpjax.checkpoint._run import Run, digest, kind
 
@@ -51,7 +50,7 @@ def written(plan: Plan, run: Run, data: str) -> dict[str, Any]:
         "format": _FORMAT,
         "step": int(run.step),
         "released": run.released,
-        "plan": record(plan),
+        "plan": plan.to_dict(),
         "data": data,
         "draws": draws(plan, run.key),
         "key": digest(run.key),
@@ -106,7 +105,7 @@ def _wrong(found: Any, step: int) -> str:
         return f"its format is {found['format']}, and this version reads {_FORMAT}"
     if found["step"] != step:
         return f"its record is of step {found['step']}"
-    from_record(found["plan"])
+    RunParameters.from_dict(found["plan"])
     return ""
 
 
@@ -141,7 +140,11 @@ def refuse_another(
     folder: pathlib.Path, kept: dict[str, Any], plan: Plan, run: Run, data: str
 ) -> None:
     """Refuse to go on as another run."""
-    here = {"plan": given(record(plan)), "data": data, "leaves": _leaves(tree_of(run))}
+    here = {
+        "plan": given(plan.to_dict()),
+        "data": data,
+        "leaves": _leaves(tree_of(run)),
+    }
     there = {
         "plan": given(kept["plan"]),
         "data": kept["data"],

@@ -13,7 +13,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import Key
 from dpjax._plan import Plan
 from dpjax.checkpoint import Run, digest
-from dpjax.checkpoint._fingerprint import mark, record
+from dpjax.checkpoint._fingerprint import mark
 from dpjax.checkpoint._processes import by_the_first, refuse_unlike
 from dpjax.ledger import _chain
 from dpjax.ledger._chain import Line
@@ -125,12 +125,12 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
             "stop": step,
             "released": found,
             "repeated": bool(wrong),
-            "epsilon": record(plan)["epsilon"],
+            "epsilon": plan.to_dict()["epsilon"],
             "delta": plan.delta,
             "adjacency": plan.adjacency.name,
             "unit": plan.unit,
             "time": _now(),
-        } | ({} if known else {"record": record(plan)})
+        } | ({} if known else {"record": plan.to_dict()})
 
     by_the_first(lambda: _chain.append(pathlib.Path(path), line))
     return run._replace(released=found)

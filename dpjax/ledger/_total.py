@@ -11,9 +11,10 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._plan import Plan
+from dpjax._plan.mechanisms import mechanism_of
+from dpjax._plan.parameters import RunParameters
 from dpjax.accounting import pld
 from dpjax.accounting.profiles import Profile
-from dpjax.checkpoint._fingerprint import from_record
 from dpjax.ledger import _chain
 
 
@@ -126,7 +127,7 @@ class Ledger:
         """The runs, those that compose by their privacy-loss distributions as one."""
         parts, rest = [], []
         for plan, num_steps in self.runs().values():
-            profile = plan.mechanism.profile(plan.numbers(num_steps))
+            profile = mechanism_of(plan).profile(plan.parameters(num_steps=num_steps))
             if isinstance(profile, pld.PLD):
                 parts.append(profile)
             elif profile.mu is not None:
@@ -184,7 +185,11 @@ def read(path: str | os.PathLike[str], *, head: str | None = None) -> Ledger:
         )
         for x in lines
     )
-    plans = {x["plan"]: from_record(x["record"]) for x in lines if "record" in x}
+    plans = {
+        x["plan"]: Plan.of(RunParameters.from_dict(x["record"]))
+        for x in lines
+        if "record" in x
+    }
     return Ledger(entries, plans, lines[-1]["hash"] if lines else _chain.NOTHING)
 
 

@@ -1,0 +1,84 @@
+"""Batches that are drawn anew in every step."""
+
+from dpjax import sampling
+from dpjax._core.adjacency import Adjacency
+from dpjax._plan.mechanisms.base import Mechanism
+from dpjax.accounting import events
+
+
+class Poisson(Mechanism):
+    """Every example takes part with the same probability, in each step anew."""
+
+    overflows = True
+    draws_any_size = True
+    covers = tuple(Adjacency)
+
+    def draw(self, batch_size, max_batch_size, step, key):
+        """As `sampling.poisson`."""
+        return sampling.poisson(
+            self.num_examples,
+            batch_size / self.num_examples,
+            max_batch_size=max_batch_size,
+            key=key,
+            step=step,
+        )
+
+    def event(self, run):
+        """As `accounting.truncation.poisson_gaussian`, composed."""
+        return events.Composed(
+            tuple(
+                events.Repeated(
+                    events.TruncatedPoissonGaussian(
+                        part.noise_multiplier,
+                        part.batch_size / self.num_examples,
+                        self.num_examples,
+                        part.max_batch_size,
+                        self.adjacency,
+                    ),
+                    part.num_steps,
+                )
+                for part in run.constant_runs()
+            )
+        )
+
+    def words(self, batch_size, max_batch_size):
+        """The rate, the room, and what becomes of the rest."""
+        return (
+            "every example takes part in each step independently with probability "
+            f"{batch_size}/{self.num_examples}; of more than {max_batch_size} in one "
+            "step a uniformly random subset of that size is kept, which is accounted "
+            "for"
+        )
+
+
+class FixedSize(Mechanism):
+    """A uniformly random subset of fixed size, in each step anew."""
+
+    covers = (Adjacency.REPLACE,)
+    reason = "with one example fewer, subsets of fixed size are drawn from others"
+
+    def draw(self, batch_size, max_batch_size, step, key):
+        """As `sampling.fixed_size`."""
+        return sampling.fixed_size(self.num_examples, batch_size, key=key, step=step)
+
+    def event(self, run):
+        """As `accounting.pld.subsampled_gdp`, composed."""
+        return events.Composed(
+            tuple(
+                events.Repeated(
+                    events.FixedSizeGaussian(
+                        self.adjacency.sensitivity_factor / part.noise_multiplier,
+                        part.batch_size / self.num_examples,
+                    ),
+                    part.num_steps,
+                )
+                for part in run.constant_runs()
+            )
+        )
+
+    def words(self, batch_size, max_batch_size):
+        """The size."""
+        return (
+            f"each step takes a uniformly random subset of {batch_size} of the "
+            f"{self.num_examples} examples, drawn anew without replacement"
+        )
