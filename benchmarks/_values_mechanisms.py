@@ -20,12 +20,13 @@ import dpjax
 from dpjax import (
     Adjacency,
     auditing,
-    reduced_momentum,
     solvers,
     strategies,
     workloads,
 )
 from dpjax.accounting import correlated
+from dpjax.accounting.profiles import Gaussian, Pure, RoundsProfile
+from dpjax.noise import reduced_momentum
 
 STRATEGIES = {
     "independent": strategies.independent(),
@@ -145,9 +146,9 @@ def of_scores() -> Iterator[Call]:
 def of_solvers() -> Iterator[Call]:
     """What solvers compute before they train, and their guarantees."""
     profiles = {
-        "Gaussian": solvers.Gaussian(1.7),
-        "Pure": solvers.Pure(0.9),
-        "RoundsProfile": solvers.RoundsProfile(3.0, ROUNDS, 0.05),
+        "Gaussian": Gaussian(1.7),
+        "Pure": Pure(0.9),
+        "RoundsProfile": RoundsProfile(3.0, ROUNDS, 0.05),
     }
     for name, profile in profiles.items():
         for delta in (1e-3, 0.1):

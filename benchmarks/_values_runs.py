@@ -11,7 +11,8 @@ import optax
 from _values_accountants import CONVEX, Call
 
 import dpjax
-from dpjax import Adjacency, reduced_momentum, solvers, strategies, windows, workloads
+from dpjax import Adjacency, solvers, strategies, workloads
+from dpjax.noise import reduced_momentum, windows
 
 KEY = jax.random.key(7)
 STEPS = 4
