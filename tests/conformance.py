@@ -438,11 +438,10 @@ ELSEWHERE = {
     "dpjax.solvers": {
         "allot_noise",
         "choose_num_steps",
-        "printed_parameters",
-        "printed_scale",
         "round_probabilities",
     },
     "dpjax.accounting": {
+        "pld.of",
         "allocation.delta_lower",  # derivatives of lower bounds are a few percent off
         "allocation.epsilon_lower",
         "allocation.pld",  # which the others are made of
