@@ -438,9 +438,13 @@ ELSEWHERE = {
     "dpjax.solvers": {
         "allot_noise",
         "choose_num_steps",
-        "printed_parameters",
-        "printed_scale",
         "round_probabilities",
+    },
+    "dpjax.solvers.published": {
+        "dp_nsgd_noise_multiplier",
+        "dp_nsgd_parameters",
+        "output_perturbation_scale",
+        "random_round_noise_multiplier",
     },
     "dpjax.accounting": {
         "allocation.delta_lower",  # derivatives of lower bounds are a few percent off
