@@ -24,10 +24,10 @@ def text(fn, *args, platforms=(GPU, TPU)):
 
 
 PARAMS = {
-    "table": jnp.ones((11, 4)),
-    "kernel": jnp.ones((3, 4, 8)),
-    "dense": jnp.ones((8, 6), jnp.bfloat16),
-    "layers": jnp.ones((2, 6, 6)),
+    "table": np.ones((11, 4), np.float32),
+    "kernel": np.ones((3, 4, 8), np.float32),
+    "dense": np.ones((8, 6), jnp.bfloat16),
+    "layers": np.ones((2, 6, 6), np.float32),
 }
 
 
