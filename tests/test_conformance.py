@@ -15,7 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conformance import ELSEWHERE, ENGINES, SAMPLERS, SOLVERS, TRANSFORMATIONS
+from conformance import (
+    ELSEWHERE,
+    ENGINES,
+    MECHANISMS,
+    SAMPLERS,
+    SOLVERS,
+    TRANSFORMATIONS,
+)
 
 import dpjax
 from dpjax import auditing, clipped_grad, sampling, solvers
@@ -50,16 +57,6 @@ def test_every_public_function_is_in_a_table():
 
 # --- transformations
 
-# One of each way to make noise. The others add it by the same code.
-MECHANISMS = (
-    "add_gaussian_noise",
-    "noisy_mean",
-    "tree_momentum",
-    "tree_momentum, regenerated",
-    "correlated_noise, scaled",
-    "correlated_noise, tree regenerated",
-    "dp_nsgd, correlated",
-)
 BY_MECHANISM = [
     pytest.param(name, marks=[] if name in MECHANISMS else [pytest.mark.matrix])
     for name in TRANSFORMATIONS
