@@ -260,9 +260,9 @@ def weight_standardised() -> Any:
 @pytest.mark.parametrize(
     "model",
     [
-        flax_cnn,
+        pytest.param(flax_cnn, marks=pytest.mark.slow),
         pytest.param(flax_transformer, marks=pytest.mark.slow),
-        flax_scanned_layers,
+        pytest.param(flax_scanned_layers, marks=pytest.mark.slow),
         pytest.param(flax_lstm, marks=pytest.mark.slow),
         nnx_mlp,
         equinox_cnn,

@@ -149,7 +149,7 @@ def assert_the_same_program_in_strict_promotion(fn, *args):
 
 @pytest.mark.diagonal("transformation")
 @pytest.mark.parametrize("name", ["x64", "explicit", "auto"])
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("transformation", BY_MECHANISM)
 def test_updates_are_the_same_in_every_configuration(transformation, name):
     expected = in_the_plainest_setting(transformation)
     with setting(name):
@@ -202,9 +202,9 @@ def test_shards_of_a_manual_mesh_have_noise_of_their_own(transformation):
         jax.eval_shape(jax.shard_map(noisy, **over, check_vma=False), grads)
 
 
-@pytest.mark.diagonal("transformation")
+@pytest.mark.diagonal("impl")
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("transformation", BY_MECHANISM)
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 def test_leaves_and_steps_have_noise_of_their_own(transformation, impl):
     zeros = {k: np.zeros((8, 8), np.float32) for k in ("a", "b")}
     if transformation == "dp_nsgd":  # steps of fixed length: signs carry the noise
@@ -351,13 +351,14 @@ def test_sums_are_the_same_in_every_configuration(engine, size, name):
     assert distance(total, expected) < 1e-5 * 8 * C
 
 
+@pytest.mark.diagonal("engine")
 @pytest.mark.parametrize(("engine", "size"), ENGINES)
 def test_sums_are_the_same_under_strict_promotion(engine, size):
     fn = clipped_grad(network, C, engine=engine, microbatch_size=size)
     assert_the_same_program_in_strict_promotion(fn, weights(), batch(8))
 
 
-@pytest.mark.diagonal("engine")
+@pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
 def test_indices_of_every_width_and_sign(engine, bits):
@@ -610,7 +611,14 @@ def test_streams_of_one_key_never_meet():
 
 
 @pytest.mark.parametrize(
-    "kind", ["transformation", pytest.param("solver", marks=pytest.mark.slow)]
+    "kind",
+    [
+        "transformation add_gaussian_noise",
+        "transformation tree_momentum, regenerated",
+        "transformation correlated_noise, tree regenerated",
+        pytest.param("transformation", marks=pytest.mark.slow),
+        pytest.param("solver", marks=pytest.mark.slow),
+    ],
 )
 def test_children_of_the_key_itself_are_no_stream(kind):
     """A user may split the key, or fold numbers into it, for purposes of his own."""
@@ -619,7 +627,6 @@ def test_children_of_the_key_itself_are_no_stream(kind):
         tuple(map(int, jax.random.key_data(child)))
         for child in [*jax.random.split(key, 64), key]
     }
-    mechanisms = {f"transformation {name}" for name in MECHANISMS}
     for name in consumers():
-        if name in mechanisms or (kind == "solver" and name.startswith(kind)):
+        if kind in (name, name.split(" ")[0]):
             assert not children & set(keys_of(name)), name

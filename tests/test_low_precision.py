@@ -70,7 +70,7 @@ def shapes_for(form: str) -> tuple[int, int]:
     return (4, 40) if form == "rows" else (4, 6)
 
 
-@pytest.mark.diagonal("leaf")
+@pytest.mark.diagonal("form")
 @pytest.mark.parametrize("form", ["rows", "gradients"])
 @pytest.mark.parametrize(
     ("leaf", "inside", "out"),
@@ -152,6 +152,7 @@ def test_networks_of_64_bits(microbatch_size, x64):
     check(loss, params, ids, rtol=1e-4, microbatch_size=microbatch_size)
 
 
+@pytest.mark.slow
 def test_empty_arrays():
     """An axis that is contracted, summed over or looked up may have no length."""
     losses = {

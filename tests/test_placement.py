@@ -333,6 +333,7 @@ def test_two_axes_of_pieces_are_all_different():
         assert np.max(np.abs(correlations)) < 6 / np.sqrt(2000)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", DRAWING)
 def test_each_device_draws_its_own_part_and_asks_nobody(name):
     """Read from the compiled program: the values are those of one device."""

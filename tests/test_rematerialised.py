@@ -141,7 +141,7 @@ LOSSES = {
     "made_before": (made_before, {"in": PARAMS["in"]}, X, 1),
     "waves": (waves, {"out": PARAMS["out"]}, X, 1),
 }
-QUICK = ("unrolled", "embedded")
+QUICK = ("embedded",)
 
 
 @pytest.mark.parametrize(
