@@ -71,6 +71,17 @@ TRANSFORMATIONS = {
     ),
 }
 
+# One of each way to make noise. The others add it by the same code.
+MECHANISMS = (
+    "add_gaussian_noise",
+    "noisy_mean",
+    "tree_momentum",
+    "tree_momentum, regenerated",
+    "correlated_noise, scaled",
+    "correlated_noise, tree regenerated",
+    "dp_nsgd, correlated",
+)
+
 # From a key and a number (a step or an epoch) to a batch of some of 400 examples.
 SAMPLERS = {
     "cyclic": lambda key, step: sampling.cyclic(400, 8),
@@ -439,6 +450,12 @@ ELSEWHERE = {
         "allot_noise",
         "choose_num_steps",
         "round_probabilities",
+    },
+    "dpjax.solvers.published": {
+        "dp_nsgd_noise_multiplier",
+        "dp_nsgd_parameters",
+        "output_perturbation_scale",
+        "random_round_noise_multiplier",
     },
     "dpjax.accounting": {
         "pld.of",

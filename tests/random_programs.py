@@ -16,16 +16,16 @@ class Program:
     """A loss under construction: its parameters and its layers."""
 
     rng: np.random.Generator
-    params: list[jax.Array] = dataclasses.field(default_factory=list)
+    params: list[np.ndarray] = dataclasses.field(default_factory=list)
     layers: list[Any] = dataclasses.field(default_factory=list)
 
     def param(self, *shape: int, dtype: Any = jnp.float32) -> int:
         scale = 1.0 / np.sqrt(shape[-1] if shape else 1)
         value = self.rng.normal(size=shape) * scale
-        self.params.append(jnp.asarray(value, dtype))
+        self.params.append(np.asarray(value, jnp.dtype(dtype)))
         return len(self.params) - 1
 
-    def loss(self, params: list[jax.Array], example: Any) -> jax.Array:
+    def loss(self, params: list[Any], example: Any) -> jax.Array:
         x, ids, target = example
         for layer in self.layers:
             x = layer(params, x, ids)
@@ -297,8 +297,8 @@ def programs(draw: Any, *, batch: int = 3, most: int = 4) -> tuple[Any, Any, Any
         again = draw(st.booleans())
         program.layers.append(rematerialised(layer) if again else layer)
     examples = (
-        jnp.asarray(rng.normal(size=(batch, ROWS, WIDTH)), jnp.float32),
-        jnp.asarray(rng.integers(0, VOCABULARY, size=(batch, ROWS))),
-        jnp.asarray(rng.normal(size=(batch, ROWS, WIDTH)), jnp.float32),
+        rng.normal(size=(batch, ROWS, WIDTH)).astype(np.float32),
+        rng.integers(0, VOCABULARY, size=(batch, ROWS)),
+        rng.normal(size=(batch, ROWS, WIDTH)).astype(np.float32),
     )
     return program.loss, program.params, examples

@@ -15,7 +15,7 @@ PRINTED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_programs_on_the_page_run(name, capsys):
     names = {}

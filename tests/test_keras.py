@@ -10,8 +10,17 @@ import pytest
 
 import dpjax
 
+pytestmark = pytest.mark.whole
+
 os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
-keras = pytest.importorskip("keras")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    """Imported where it is used: that takes seconds."""
+    global keras
+    keras = pytest.importorskip("keras")
+
 
 NUM_FEATURES = 24
 RATE = 0.5

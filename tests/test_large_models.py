@@ -16,7 +16,7 @@ CLIP = 0.3
 
 def normal(seed, *shape):
     drawn = np.random.default_rng(seed).normal(size=shape) / 3
-    return jnp.asarray(drawn, jnp.float32)
+    return drawn.astype(np.float32)
 
 
 BASE = normal(0, LAYERS, WIDTH, WIDTH).astype(jnp.bfloat16)

@@ -21,17 +21,26 @@ import dpjax
 from dpjax import strategies
 from dpjax.noise._private_mean import in_float32
 
-KEY = jax.random.key(17)
 COMMON = {"clip_norm": 2.0, "noise_multiplier": 0.7, "expected_batch_size": 3.0}
-tree = functools.partial(dpjax.tree_momentum, 0.9, 1.3, num_steps=6, key=KEY)
+
+
+def root():
+    """That of `jax.random.key(17)`, which would compile programs."""
+    return jax.random.wrap_key_data(np.array([0, 17], np.uint32))
+
+
+def tree(**options):
+    return dpjax.tree_momentum(0.9, 1.3, num_steps=6, key=root(), **options)
+
+
 MAKE = {
-    "noise": lambda: dpjax.add_gaussian_noise(1.3, key=KEY),
+    "noise": lambda: dpjax.add_gaussian_noise(1.3, key=root()),
     "stored": lambda: tree(buffer="stored"),
     "regenerate": lambda: tree(buffer="regenerate"),
-    "dp_sgd": lambda: dpjax.dp_sgd(0.1, momentum=0.9, key=KEY, **COMMON),
-    "dp_adam": lambda: dpjax.dp_adam(0.1, key=KEY, **COMMON),
-    "dp_adamw": lambda: dpjax.dp_adamw(0.1, key=KEY, **COMMON),
-    "dp_nsgd": lambda: dpjax.dp_nsgd(0.1, decay=0.9, num_steps=6, key=KEY, **COMMON),
+    "dp_sgd": lambda: dpjax.dp_sgd(0.1, momentum=0.9, key=root(), **COMMON),
+    "dp_adam": lambda: dpjax.dp_adam(0.1, key=root(), **COMMON),
+    "dp_adamw": lambda: dpjax.dp_adamw(0.1, key=root(), **COMMON),
+    "dp_nsgd": lambda: dpjax.dp_nsgd(0.1, decay=0.9, num_steps=6, key=root(), **COMMON),
 }
 DRAWING = ["noise", "stored", "regenerate"]
 
@@ -42,9 +51,9 @@ def mesh_of(kind):
 
 def parameters():
     return {
-        "cut": jnp.linspace(-1.0, 1.0, 32).reshape(8, 4),
-        "half": jnp.linspace(0.0, 1.0, 12, dtype=jnp.bfloat16).reshape(4, 3),
-        "whole": jnp.linspace(1.0, 2.0, 5),
+        "cut": np.linspace(-1, 1, 32).reshape(8, 4).astype(np.float32),
+        "half": np.linspace(0, 1, 12).reshape(4, 3).astype(jnp.bfloat16),
+        "whole": np.linspace(1, 2, 5).astype(np.float32),
     }
 
 
@@ -122,6 +131,7 @@ def lies_like(state, params, mesh):
 PLACES = ("eager", "shapes", "mesh set", "jit, mesh set")
 
 
+@pytest.mark.diagonal("how")
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
@@ -145,7 +155,7 @@ def test_the_state_lies_where_the_parameters_lie(kind, how):
     else:
         state = init(params)
     lies_like(state, params, mesh)
-    assert all(not np.any(x) for x in jax.tree.leaves(state.prefixes))
+    assert all(not np.any(np.asarray(x)) for x in jax.tree.leaves(state.prefixes))
 
 
 CORRELATED = {
@@ -157,8 +167,8 @@ CORRELATED = {
 WITH_STATE = {
     **{name: MAKE[name] for name in MAKE if name != "regenerate"},
     **{
-        f"correlated, {name}": functools.partial(
-            dpjax.correlated_noise, strategy, 1.3, num_steps=6, key=KEY
+        f"correlated, {name}": lambda strategy=strategy: dpjax.correlated_noise(
+            strategy, 1.3, num_steps=6, key=root()
         )
         for name, strategy in CORRELATED.items()
     },
@@ -179,7 +189,10 @@ TYPES = {
 }
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.diagonal
+@pytest.mark.parametrize(
+    "compiled", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 @pytest.mark.parametrize("types", TYPES)
 def test_every_state_is_made_in_pieces(types, compiled):
     """Under jit by the program's outputs: nothing is whole first and divided then."""
@@ -216,11 +229,12 @@ def test_every_state_is_made_in_pieces(types, compiled):
     assert count == len(PLACED) * 14
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_clipped_sums_on_a_mesh_are_as_on_one_device(kind):
     mesh, tx = mesh_of(kind), dpjax.clip_and_sum(0.7)
-    gradients = jax.random.normal(KEY, (8, 6))
-    expected, _ = tx.update(gradients, tx.init(None))
+    gradients = np.random.default_rng(17).normal(size=(8, 6)).astype(np.float32)
+    expected, _ = jax.jit(tx.update)(gradients, tx.init(None))
     for spec in (
         jax.P("rows", "columns"),
         jax.P(("rows", "columns")),
@@ -232,6 +246,7 @@ def test_clipped_sums_on_a_mesh_are_as_on_one_device(kind):
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
+@functools.cache
 def manual(name, check_vma=True, steps=3):
     """Noise of some steps inside shard_map, of a leaf in pieces and a whole one."""
     mesh = jax.make_mesh((4,), ("pieces",), (AxisType.Auto,))
@@ -246,7 +261,10 @@ def manual(name, check_vma=True, steps=3):
         state, out = jax.lax.scan(step, tx.init(params), length=steps)
         return state, out
 
-    params = {"cut": jnp.zeros(4 * 2000), "whole": jnp.zeros(2000)}
+    params = {
+        "cut": np.zeros(4 * 2000, np.float32),
+        "whole": np.zeros(2000, np.float32),
+    }
     stacked = {k: jax.P(None, *spec) for k, spec in specs.items()}
     state = jax.eval_shape(tx.init, params)
     state_specs = jax.tree.map(lambda _: jax.P(), state)
@@ -268,13 +286,15 @@ def manual(name, check_vma=True, steps=3):
 def test_inside_shard_map_pieces_differ_and_copies_do_not(name):
     # That "whole" leaves as one value says that the devices hold copies; so does this.
     state, out = manual(name)
-    assert jax.tree.structure(state) == jax.tree.structure(MAKE[name]().init(out))
+    assert jax.tree.structure(state) == jax.tree.structure(
+        jax.eval_shape(lambda out: MAKE[name]().init(out), out)
+    )
     shards = [np.asarray(s.data) for s in out["whole"].addressable_shards]
     assert len(shards) == 4
     assert all(np.array_equal(s, shards[0]) for s in shards)
+    cut, whole = np.asarray(out["cut"]), np.asarray(out["whole"])
     for step in range(3):
-        pieces = np.asarray(out["cut"][step]).reshape(4, 2000)
-        all_of_them = np.stack([*pieces, out["whole"][step]])
+        all_of_them = np.stack([*cut[step].reshape(4, 2000), whole[step]])
         correlations = np.corrcoef(all_of_them)[np.triu_indices(5, 1)]
         assert np.max(np.abs(correlations)) < 6 / np.sqrt(2000)
 
@@ -290,12 +310,12 @@ def test_where_types_do_not_tell_pieces_apart_it_refuses(name):
         manual(name, check_vma=False)
     tx = MAKE[name]()
     with pytest.raises(ValueError, match="^check_vma must be True"):
-        jax.pmap(lambda u: tx.update(u, tx.init(u))[0])(jnp.zeros((4, 3)))
+        jax.pmap(lambda u: tx.update(u, tx.init(u))[0])(np.zeros((4, 3), np.float32))
 
 
 def test_two_axes_of_pieces_are_all_different():
     mesh = jax.make_mesh((2, 2), ("a", "b"), (AxisType.Explicit, AxisType.Explicit))
-    tx = dpjax.add_gaussian_noise(1.0, key=KEY)
+    tx = dpjax.add_gaussian_noise(1.0, key=root())
 
     def body(u):
         return tx.update(u, tx.init(u))[0]
@@ -305,15 +325,15 @@ def test_two_axes_of_pieces_are_all_different():
         run = jax.shard_map(
             body, mesh=mesh, in_specs=spec, out_specs=spec, axis_names=names
         )
-        zeros = jax.device_put(
-            jnp.zeros((2, 4000)), NamedSharding(mesh, jax.P("a", "b"))
-        )
+        zeros = np.zeros((2, 4000), np.float32)
+        zeros = jax.device_put(zeros, NamedSharding(mesh, jax.P("a", "b")))
         with jax.set_mesh(mesh):
             out = np.asarray(jax.jit(run)(zeros)).reshape(4, 2000)
         correlations = np.corrcoef(out)[np.triu_indices(4, 1)]
         assert np.max(np.abs(correlations)) < 6 / np.sqrt(2000)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", DRAWING)
 def test_each_device_draws_its_own_part_and_asks_nobody(name):
     """Read from the compiled program: the values are those of one device."""
@@ -322,7 +342,8 @@ def test_each_device_draws_its_own_part_and_asks_nobody(name):
         mesh = jax.make_mesh(
             (count,), ("rows",), (AxisType.Auto,), devices=jax.devices()[:count]
         )
-        zeros = jax.device_put(jnp.zeros(size), NamedSharding(mesh, jax.P("rows")))
+        zeros = np.zeros(size, np.float32)
+        zeros = jax.device_put(zeros, NamedSharding(mesh, jax.P("rows")))
         tx = MAKE[name]()
         state = jax.jit(tx.init)(zeros)
         program = jax.jit(tx.update).lower(zeros, state).compile()

@@ -15,7 +15,7 @@ from dpjax.clipping import bookkeeping
 DEPTH, ROWS, WIDTH, BATCH = 3, 4, 6, 5
 
 
-def layers(seed: int = 0) -> dict[str, jax.Array]:
+def layers(seed: int = 0) -> dict[str, np.ndarray]:
     return {
         "in": normal(seed, DEPTH, WIDTH, 2 * WIDTH, scale=0.4),
         "bias": normal(seed + 1, DEPTH, 2 * WIDTH),
@@ -33,7 +33,8 @@ def scanned(p: Any, x: Any, body: Any = block, **options: Any) -> jax.Array:
     return jax.lax.scan(lambda x, p: (again(x, p), None), x, p)[0]
 
 
-X = normal(9, BATCH, ROWS, WIDTH) * jnp.array([3.0, 1.0, 0.1, 0.01, 0.5])[:, None, None]
+SIZES = np.array([3.0, 1.0, 0.1, 0.01, 0.5], np.float32)
+X = normal(9, BATCH, ROWS, WIDTH) * SIZES[:, None, None]
 
 
 def squared(x: jax.Array) -> jax.Array:
@@ -58,14 +59,14 @@ def nested(params: Any, x: Any) -> jax.Array:
 
 
 def with_dropout(params: Any, example: Any) -> jax.Array:
-    key, x = example
+    seed, x = example
 
     def body(x: Any, scanned_in: Any) -> Any:
         p, key = scanned_in
         dropped = jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x, 0.0)
         return block(dropped, p)
 
-    keys = jax.random.split(key, DEPTH)
+    keys = jax.random.split(jax.random.key(seed), DEPTH)
     return squared(scanned((params, keys), x, body))
 
 
@@ -124,8 +125,8 @@ TABLES = {
     "table": normal(21, 7, WIDTH),
     "tied": normal(22, WIDTH, WIDTH),
 }
-IDS = jax.random.randint(jax.random.key(23), (BATCH, ROWS), 0, 7)
-KEYS = jax.random.split(jax.random.key(24), BATCH)
+IDS = np.random.default_rng(23).integers(0, 7, (BATCH, ROWS))
+SEEDS = np.arange(BATCH, dtype=np.uint32)
 LIST = [jax.tree.map(lambda a, i=i: a[i], PARAMS) for i in range(DEPTH)]
 # Each with the number of blocks that are kept.
 LOSSES = {
@@ -133,14 +134,14 @@ LOSSES = {
     "unrolled": (unrolled, PARAMS, X, DEPTH),
     "listed": (listed, LIST, X, DEPTH),
     "nested": (nested, PARAMS, X, 1),
-    "with_dropout": (with_dropout, PARAMS, (KEYS, X), 1),
+    "with_dropout": (with_dropout, PARAMS, (SEEDS, X), 1),
     "embedded": (embedded, TABLES, IDS, 2),
     "shared": (shared, WITH_ONE, X, 0),
     "in_several_forms": (in_several_forms, PARAMS, X, 1),
     "made_before": (made_before, {"in": PARAMS["in"]}, X, 1),
     "waves": (waves, {"out": PARAMS["out"]}, X, 1),
 }
-QUICK = ("unrolled", "embedded")
+QUICK = ("embedded",)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,8 @@ def test_an_example_that_is_not_finite_adds_nothing():
     def loss(params: Any, x: Any) -> jax.Array:
         return squared(scanned(params, x))
 
-    x = X.at[1, 2, 3].set(jnp.nan).at[3, 0, 0].set(jnp.inf)
+    x = X.copy()
+    x[1, 2, 3], x[3, 0, 0] = np.nan, np.inf
     assert_same(loss, PARAMS, x, engine="ghost")
 
 
@@ -260,7 +262,7 @@ def test_in_microbatches_and_under_vmap():
         return squared(scanned(params, x))
 
     assert_same(loss, PARAMS, X, engine="ghost", microbatch_size=2)
-    both = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), PARAMS)
+    both = jax.tree.map(lambda a: np.stack([a, 2 * a]), PARAMS)
     fn = dpjax.clipped_grad(loss, 0.7, engine="ghost")
     together = jax.jit(jax.vmap(lambda p: fn(p, X)[0]))(both)
     alone = jax.jit(fn)(jax.tree.map(lambda a: 2 * a, PARAMS), X)[0]
