@@ -27,7 +27,7 @@ from dpjax import Adjacency, checkpoint, ledger, strategies
 from dpjax._plan import Comparison
 from dpjax.checkpoint import _durable, _fingerprint, _folder
 
-KEY = jax.random.key(11)
+KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +97,9 @@ PLANS = {
 def test_every_kind_of_noise_goes_on_bit_for_bit(name, buffer, tmp_path):
     """Past the checkpoint the noise is what it would have been."""
     plan = dpjax.plan(**{**SETTING, **PLANS[name]})
-    w = jnp.linspace(-1, 1, 5)
+    w = jnp.asarray(np.linspace(-1, 1, 5, dtype=np.float32))
     tx = plan.optimizer(optax.adam(0.1), key=KEY, buffer=buffer)
-    sums = dpjax.Bounded(w, jnp.ones(())) if plan.quantile else w
+    sums = dpjax.Bounded(w, np.ones((), np.float32)) if plan.quantile else w
 
     @jax.jit
     def step(w, state):
@@ -112,7 +112,7 @@ def test_every_kind_of_noise_goes_on_bit_for_bit(name, buffer, tmp_path):
             run = checkpoint.Run(run.key, run.step + 1, w, state)
         return run
 
-    first = checkpoint.Run(KEY, 0, w, tx.init(w))
+    first = checkpoint.Run(KEY, 0, w, jax.jit(tx.init)(w))
     middle = go_on(first, 5)
     checkpoint.save(tmp_path, plan, middle)
     assert checkpoint.plan_of(tmp_path) == plan
@@ -121,18 +121,20 @@ def test_every_kind_of_noise_goes_on_bit_for_bit(name, buffer, tmp_path):
 
 
 def test_leaves_of_every_kind_come_back(plan, tmp_path):
-    key = jax.random.key(3, impl="rbg")
+    words = np.arange(8, dtype=np.uint32).reshape(2, 4)
+    key = jax.random.wrap_key_data(words[0], impl="rbg")
     params = {
-        "half": jnp.linspace(-1, 1, 6, dtype=jnp.bfloat16),
+        "half": jnp.asarray(np.linspace(-1, 1, 6).astype(jnp.bfloat16)),
         "none": None,
-        "empty": jnp.zeros((0, 4)),
-        "keys": jax.random.split(key, 2),
+        "empty": jnp.asarray(np.zeros((0, 4), np.float32)),
+        "keys": jax.random.wrap_key_data(words, impl="rbg"),
         "host": np.arange(3, dtype=np.int8),
         "number": 0.25,
         "flag": True,
         "function": jnp.tanh,
     }
-    run = checkpoint.Run(key, 2, params, optax.adam(0.1).init(jnp.ones(2)))
+    state = jax.jit(optax.adam(0.1).init)(np.ones(2, np.float32))
+    run = checkpoint.Run(key, 2, params, state)
     checkpoint.save(tmp_path, plan, run)
     like = {**params, "host": np.zeros(3, np.int8), "number": 0.0, "flag": False}
     found = checkpoint.restore(tmp_path, plan, run._replace(params=like))
@@ -144,14 +146,17 @@ def test_leaves_of_every_kind_come_back(plan, tmp_path):
 
 
 def test_a_digest_is_of_every_bit():
-    tree = {"a": jnp.zeros(3), "b": jnp.ones(2)}
+    zeros, ones = np.zeros(3, np.float32), np.ones(2, np.float32)
+    minus = np.array([0.0, -0.0, 0.0], np.float32)
+    tree = {"a": zeros, "b": ones}
     others = [
-        {"a": jnp.zeros(3).at[1].set(-0.0), "b": jnp.ones(2)},
-        {"a": jnp.zeros(3), "c": jnp.ones(2)},
-        {"a": jnp.zeros(3, jnp.int32), "b": jnp.ones(2)},
-        {"a": jnp.zeros((3, 1)), "b": jnp.ones(2)},
-        {"a": jnp.ones(2), "b": jnp.zeros(3)},
+        {"a": minus, "b": ones},
+        {"a": zeros, "c": ones},
+        {"a": zeros.astype(np.int32), "b": ones},
+        {"a": zeros[:, None], "b": ones},
+        {"a": ones, "b": zeros},
     ]
+    others = jax.tree.map(jnp.asarray, others)
     digests = {checkpoint.digest(x) for x in [tree, *others]}
     assert len(digests) == 6
 
@@ -166,8 +171,9 @@ def test_a_mesh_may_change(plan, whole, tmp_path):
         mesh = jax.make_mesh((count,), ("x",), devices=jax.devices()[:count])
         return jax.NamedSharding(mesh, jax.P("x") if cut else jax.P())
 
-    w = jnp.arange(16.0).reshape(8, 2)
-    state = plan.optimizer(optax.adam(0.1), key=KEY).init(w)
+    zeros = np.zeros((8, 2), np.float32)
+    w = jnp.asarray(np.arange(16, dtype=np.float32).reshape(8, 2))
+    state = jax.jit(plan.optimizer(optax.adam(0.1), key=KEY).init)(w)
     run = checkpoint.Run(KEY, 1, w, state)
     wide = run._replace(
         params=jax.device_put(w, on(4, True)),
@@ -175,9 +181,9 @@ def test_a_mesh_may_change(plan, whole, tmp_path):
     )
     checkpoint.save(tmp_path, plan, wide)
     for like_params in (
-        jax.device_put(jnp.zeros_like(w), on(2, True)),
-        jax.device_put(jnp.zeros_like(w), on(1, True)),
-        jnp.zeros_like(w),
+        jax.device_put(zeros, on(2, True)),
+        jax.device_put(zeros, on(1, True)),
+        jnp.asarray(zeros),
     ):
         found = checkpoint.restore(tmp_path, plan, run._replace(params=like_params))
         assert found.params.sharding == like_params.sharding
@@ -281,7 +287,7 @@ def test_other_arrays_are_refused(kept, plan, whole):
     w = {"w": jnp.zeros(4), "b": jnp.zeros(())}
     with pytest.raises(ValueError, match=r"\['w'\] \(kept 'float32\[3\]'"):
         checkpoint.restore(kept, plan, whole[0]._replace(params=w), data="2026-11")
-    sgd = plan.optimizer(optax.sgd(0.1), key=KEY).init(whole[0].params)
+    sgd = jax.jit(plan.optimizer(optax.sgd(0.1), key=KEY).init)(whole[0].params)
     with pytest.raises(ValueError, match="opt_state"):
         checkpoint.restore(kept, plan, whole[0]._replace(opt_state=sgd), data="2026-11")
 
@@ -631,7 +637,8 @@ def test_dpjax_imports_without_orbax():
 
 def test_a_nan_on_the_way_does_not_tell_a_resumed_run(plan, step, tmp_path):
     """One example is without a value: it counts for nothing, before and after."""
-    taken = [set(np.asarray(plan.batch(t, KEY).indices).tolist()) for t in range(8)]
+    batch = jax.jit(plan.batch)
+    taken = [set(np.asarray(batch(t, KEY).indices).tolist()) for t in range(8)]
     there = sorted(taken[1] & (taken[5] | taken[6]))[0]  # before and after
     data = DATA.copy()
     data[there] = np.nan

@@ -1,15 +1,17 @@
 """The command line says what the library's functions say."""
 
+import functools
 import json
 import math
 import os
 import pathlib
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dpjax
@@ -87,12 +89,19 @@ def test_epsilon_of_poisson_samples_is_that_of_other_libraries(said):
     assert found["mu"] is None
 
 
-def test_noise_is_enough_and_is_not_rounded_down(said):
+@pytest.fixture
+def noise_found(said):
+    """As JSON, as a table, and by the function."""
     line = f"noise {FIXED} --epsilon 2 --num-steps 36"
-    exact = json.loads(said(line + " --json"))["noise_multiplier"]
     plan = dpjax.plan(**SETTING, epsilon=2.0, num_steps=36)
+    return said(line + " --json"), said(line), plan
+
+
+def test_noise_is_enough_and_is_not_rounded_down(said, noise_found):
+    as_json, table, plan = noise_found
+    exact = json.loads(as_json)["noise_multiplier"]
     assert exact == plan.noise_multiplier
-    name, printed, *_ = said(line).split()
+    name, printed, *_ = table.split()
     assert name == "noise_multiplier"
     printed = float(printed.rstrip(","))
     assert exact <= printed <= exact + 2e-6
@@ -111,6 +120,18 @@ def test_the_table_is_rounded_up(said):
     assert lines[-1].startswith("It holds where each example's gradient is clipped")
 
 
+@pytest.fixture
+def solved_for(said, given, solved):
+    """As JSON, as a table, and by the function."""
+    rest = "--num-examples 1000 --delta 1e-5 --sampling fixed --adjacency replace"
+    line = f"plan {given} {rest} --clip-norm 0.7"
+    numbers = {"batch_size": 300, "num_steps": 36, "noise_multiplier": 9.0}
+    numbers |= {"epsilon": 2.0, "noise_multiplier": 4.0 if solved == "epsilon" else 9.0}
+    plan = dpjax.plan(**{**SETTING, **numbers, solved: None})
+    return said(line + " --json"), said(line), plan
+
+
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("given", "solved"),
     [
@@ -120,35 +141,41 @@ def test_the_table_is_rounded_up(said):
         ("--batch-size 300 --num-epochs 9 --noise-multiplier 4", "epsilon"),
     ],
 )
-def test_a_plan_is_the_plan(said, given, solved):
-    rest = "--num-examples 1000 --delta 1e-5 --sampling fixed --adjacency replace"
-    line = f"plan {given} {rest} --clip-norm 0.7"
-    numbers = {"batch_size": 300, "num_steps": 36, "noise_multiplier": 9.0}
-    numbers |= {"epsilon": 2.0, "noise_multiplier": 4.0 if solved == "epsilon" else 9.0}
-    plan = dpjax.plan(**{**SETTING, **numbers, solved: None})
-    assert said(line + " --json") == plan.guarantee.to_json() + "\n"
-    assert said(line).split()[0] == solved
+def test_a_plan_is_the_plan(solved_for, given, solved):
+    as_json, table, plan = solved_for
+    assert as_json == plan.guarantee.to_json() + "\n"
+    assert table.split()[0] == solved
 
 
 # --- report
 
 
-def plans():
+def halved(step):
+    return np.where(np.asarray(step) < 7, 2.0, 0.3)
+
+
+KINDS = {
+    "fixed": {},
+    "users": {"unit": "user"},
+    "varying": {
+        "noise_schedule": halved,
+        "clip_schedule": lambda t: 1.0 / (1 + np.asarray(t)),
+    },
+    "unvaried": {"noise_schedule": lambda t: 1.0},
+    "quantile": {"clip_norm": dpjax.QuantileClip(0.1)},
+    "counted": {
+        "clip_norm": dpjax.QuantileClip(0.1, noise_multiplier=3.0),
+        "noise_schedule": halved,
+    },
+    "nothing": {"noise_multiplier": 1e-200},
+}
+
+
+@functools.cache
+def plan_of(kind):
     """One of each kind of record."""
     fixed = {**SETTING, "num_steps": 36, "noise_multiplier": 4.0}
-    halved = {"noise_schedule": lambda t: jnp.where(t < 7, 2.0, 0.3)}
-    return {
-        "fixed": dpjax.plan(**fixed),
-        "users": dpjax.plan(**fixed, unit="user"),
-        "varying": dpjax.plan(**fixed, **halved, clip_schedule=lambda t: 1.0 / (1 + t)),
-        "unvaried": dpjax.plan(**fixed, noise_schedule=lambda t: 1.0),
-        "quantile": dpjax.plan(**fixed | {"clip_norm": dpjax.QuantileClip(0.1)}),
-        "counted": dpjax.plan(
-            **fixed | {"clip_norm": dpjax.QuantileClip(0.1, noise_multiplier=3.0)},
-            **halved,
-        ),
-        "nothing": dpjax.plan(**fixed | {"noise_multiplier": 1e-200}),
-    }
+    return dpjax.plan(**fixed | KINDS[kind])
 
 
 @pytest.fixture
@@ -164,25 +191,29 @@ def written(tmp_path):
     return write
 
 
+@pytest.fixture
+def found(said, written, kind, steps):
+    return said(written(plan_of(kind).guarantee.at(steps)))
+
+
 @pytest.mark.parametrize("kind", ["fixed", "users", "varying", "unvaried", "nothing"])
 @pytest.mark.parametrize("steps", [36, 9])
-def test_a_report_is_the_guarantees_own_statement(said, written, kind, steps):
-    guarantee = plans()[kind].guarantee.at(steps)
-    found = said(written(guarantee))
+def test_a_report_is_the_guarantees_own_statement(found, kind, steps):
+    guarantee = plan_of(kind).guarantee.at(steps)
     if kind == "varying" and steps == 9:  # of the schedule it has what was released
         starts = [int(x) for x in re.findall(r" from step (\d+)\)", found)]
-        assert starts == [p.start for p in plans()[kind].schedule if p.start < 9]
-        assert len(starts) < len(plans()[kind].schedule)
+        assert starts == [p.start for p in plan_of(kind).schedule if p.start < 9]
+        assert len(starts) < len(plan_of(kind).schedule)
         guarantee = dpjax.plan(
             **SETTING,
             num_steps=9,
             noise_multiplier=4.0,
-            noise_schedule=lambda t: jnp.where(t < 7, 2.0, 0.3),
-            clip_schedule=clips_of(plans()[kind]),
+            noise_schedule=halved,
+            clip_schedule=clips_of(plan_of(kind)),
         ).guarantee
     expected = str(guarantee)
     if kind == "unvaried":
-        expected = str(plans()["fixed"].guarantee.at(steps))
+        expected = str(plan_of("fixed").guarantee.at(steps))
     assert found.startswith(expected)
     assert "computed again" in found
 
@@ -196,9 +227,11 @@ def clips_of(plan):
     return lambda t: clips[t]
 
 
-@pytest.mark.parametrize("kind", ["quantile", "counted"])
+@pytest.mark.parametrize(
+    "kind", ["quantile", pytest.param("counted", marks=pytest.mark.matrix)]
+)
 def test_a_clip_norm_that_follows_a_quantile_is_reported(said, written, kind):
-    guarantee = plans()[kind].guarantee
+    guarantee = plan_of(kind).guarantee
     found = said(written(guarantee) + " --json")
     epsilon = float(guarantee.epsilon(1e-5))
     assert json.loads(found)["epsilon"] == pytest.approx(epsilon, rel=1e-6)
@@ -231,6 +264,23 @@ def test_a_poisson_run_with_batches_that_grow_is_reported(said, written):
     assert said(written(plan.guarantee)).startswith(str(plan.guarantee))
 
 
+def test_correlated_noise_is_reported(said, tmp_path):
+    path = tmp_path / "guarantee.json"
+    tree = dpjax.plan(
+        **SETTING,
+        noise_multiplier=3.0,
+        num_steps=24,
+        noise="correlated",
+        strategy=dpjax.strategies.tree(0.9),
+    )
+    path.write_text(tree.guarantee.at(9).to_json())
+    assert str(tree.guarantee.at(9)).rpartition("\n")[0] in said(f"report {path}")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "strategy": {"numerator": [None]}}))
+    assert main(["report", str(path)]) == 2
+
+
+@pytest.mark.slow  # a strategy and its noise are searched for
 @pytest.mark.parametrize("noise", ["correlated", "auto"])
 def test_correlated_noise_is_planned_compared_and_reported(said, tmp_path, noise):
     line = f"plan {FIXED} --clip-norm 0.7 --epsilon 2 --num-steps 24 --momentum 0.9 "
@@ -248,28 +298,16 @@ def test_correlated_noise_is_planned_compared_and_reported(said, tmp_path, noise
     path = tmp_path / "guarantee.json"
     path.write_text(said(f"{line} --noise {noise} --json"))
     assert said(f"report {path}").startswith(str(run.guarantee).rpartition("\n")[0])
-    tree = dpjax.plan(
-        **SETTING,
-        noise_multiplier=3.0,
-        num_steps=24,
-        noise="correlated",
-        strategy=dpjax.strategies.tree(0.9),
-    )
-    path.write_text(tree.guarantee.at(9).to_json())
-    assert str(tree.guarantee.at(9)).rpartition("\n")[0] in said(f"report {path}")
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "strategy": {"numerator": [None]}}))
-    assert main(["report", str(path)]) == 2
 
 
 def test_the_versions_are_those_of_the_run(said, written):
     versions = {"dpjax": "0.0.7", "jax": "0.9"}
-    found = said(written(plans()["fixed"].guarantee, versions=versions))
+    found = said(written(plan_of("fixed").guarantee, versions=versions))
     assert "\ndpjax 0.0.7, jax 0.9.\n" in found
 
 
 def test_a_claim_that_is_too_large_is_not_repeated(said, written):
-    guarantee = plans()["fixed"].guarantee
+    guarantee = plan_of("fixed").guarantee
     assert said(written(guarantee, epsilon=1000.0)).startswith(str(guarantee))
 
 
@@ -304,8 +342,15 @@ def test_a_claim_that_is_too_large_is_not_repeated(said, written):
     ],
 )
 def test_a_record_that_was_changed_is_refused(refused, written, changed, name):
-    error = refused(written(plans()["fixed"].guarantee, **changed))
+    error = refused(written(plan_of("fixed").guarantee, **changed))
     assert any(part in error for part in name.split("|")), error
+
+
+@pytest.fixture
+def schedule_refused(refused, written, pieces):
+    names = ("start", "noise", "clip", "batch_size")
+    schedule = [dict(zip(names, piece, strict=True)) for piece in pieces]
+    return refused(written(plan_of("fixed").guarantee, schedule=schedule))
 
 
 @pytest.mark.parametrize(
@@ -320,15 +365,12 @@ def test_a_record_that_was_changed_is_refused(refused, written, changed, name):
         [(0, -2.0, 1.0, 300)],
     ],
 )
-def test_a_schedule_that_no_plan_has_is_refused(refused, written, pieces):
-    names = ("start", "noise", "clip", "batch_size")
-    schedule = [dict(zip(names, piece, strict=True)) for piece in pieces]
-    error = refused(written(plans()["fixed"].guarantee, schedule=schedule))
-    assert "schedule" in error
+def test_a_schedule_that_no_plan_has_is_refused(schedule_refused, pieces):
+    assert "schedule" in schedule_refused
 
 
 def test_less_noise_than_a_quantile_needs_is_refused(refused, written):
-    guarantee = plans()["quantile"].guarantee
+    guarantee = plan_of("quantile").guarantee
     follows = guarantee.record()["clip_norm_follows"]
     follows["noise_multiplier_of_gradients"] *= 0.99
     error = refused(written(guarantee, clip_norm_follows=follows))
@@ -413,6 +455,7 @@ def test_the_examples_of_help_run(said, command):
     assert said(f"{command} {' '.join(example)}")
 
 
+@pytest.mark.whole
 def test_the_page_shows_what_is_printed(said, written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/command-line.md").read_text("utf-8")
@@ -429,6 +472,17 @@ def test_the_page_shows_what_is_printed(said, written, tmp_path, monkeypatch):
     assert said(report).startswith("(5.551, 1e-06)-differential privacy (1.1181-GDP)")
 
 
+def test_the_module_of_the_package_is_the_command(capsys, monkeypatch):
+    line = f"epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
+    monkeypatch.setattr(sys, "argv", ["dpjax", *shlex.split(line)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("dpjax", run_name="__main__")
+    assert not ended.value.code
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] == plan_of("fixed").epsilon
+
+
+@pytest.mark.whole
 def test_python_runs_it_as_a_module():
     line = f"-m dpjax epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

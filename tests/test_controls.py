@@ -1,7 +1,8 @@
 """Tests of noise, run against noise that is broken: they must fail.
 
 A test that passes whatever the noise does shows nothing. Each line here breaks one
-thing from outside, and names a test that is there to find it.
+thing from outside, and names a test that is there to find it. The default suite has one
+test for each way of breaking.
 """
 
 import jax
@@ -58,44 +59,58 @@ def added_in_the_dtype_of_the_sum(monkeypatch):
     ("broken", "test"),
     [
         (half_as_much, lambda: test_noise.test_gaussian_noise_has_the_stated_scale(25)),
-        (
+        pytest.param(
             half_as_much,
             lambda: test_noise.test_tree_noise_has_the_stated_variance_at_every_step(
                 stddev=12.0, decay=0.6
             ),
+            marks=pytest.mark.matrix,
         ),
-        (half_as_much, test_noise.test_tree_noise_variance_over_a_thousand_steps),
-        (
+        pytest.param(
+            half_as_much,
+            test_noise.test_tree_noise_variance_over_a_thousand_steps,
+            marks=pytest.mark.matrix,
+        ),
+        pytest.param(
             half_as_much,
             test_plan.test_the_noise_of_an_update_is_what_was_accounted_for,
+            marks=pytest.mark.matrix,
         ),
-        (
+        pytest.param(
             half_as_much,
             test_plan_schedules.test_smooth_schedules_are_rounded_up_to_levels_which_run,
+            marks=pytest.mark.matrix,
         ),
         pytest.param(
             half_as_much,
             test_random_rounds.test_the_noise_of_a_run_is_what_the_guarantee_rests_on,
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             half_as_much,
             test_reduced_momentum.test_the_noise_has_the_stated_variance_and_every_node_its_own,
+            marks=pytest.mark.matrix,
         ),
-        (squared, lambda: test_noise.test_gaussian_noise_has_the_stated_scale(0.3)),
+        pytest.param(
+            squared,
+            lambda: test_noise.test_gaussian_noise_has_the_stated_scale(0.3),
+            marks=pytest.mark.matrix,
+        ),
         (squared, test_plan.test_the_noise_of_an_update_is_what_was_accounted_for),
         (one_key_for_all_leaves, test_noise.test_equal_leaves_get_unequal_noise),
-        (
+        pytest.param(
             one_key_for_all_leaves,
             lambda: test_keys.test_parts_of_a_tree_share_no_noise("masked"),
+            marks=pytest.mark.matrix,
         ),
         (
             the_same_in_every_step,
             test_plan.test_the_noise_of_an_update_is_what_was_accounted_for,
         ),
-        (
+        pytest.param(
             the_same_in_every_step,
             test_plan_schedules.test_smooth_schedules_are_rounded_up_to_levels_which_run,
+            marks=pytest.mark.matrix,
         ),
         (
             none_for_the_count,

@@ -22,8 +22,14 @@ from dpjax import sampling
 from dpjax.noise import _gaussian as noise
 from dpjax.noise import tree
 
-KEY = jax.random.key(7)
+KEY = jax.random.wrap_key_data(np.array([0, 7], np.uint32))
 IMPLS = ["threefry2x32", "rbg", "unsafe_rbg"]
+# The words of a key of any generator.
+WORDS = {
+    "threefry2x32": np.array([0, 5], np.uint32),
+    "rbg": np.array([0, 5, 0, 5], np.uint32),
+    "unsafe_rbg": np.array([0, 5, 0, 5], np.uint32),
+}
 RECORD = {"drawn": [], "derived": []}
 
 
@@ -59,10 +65,12 @@ def recorded():
 
 def steps(tx, number=4):
     params = {"a": jnp.zeros(3), "b": [jnp.zeros(3), jnp.zeros((0,))]}
-    state = tx.init(params)
-    update = jax.jit(tx.update)
-    for _ in range(number):
-        _, state = update(params, state)
+
+    def step(state, _):
+        updates, state = tx.update(params, state)
+        return state, updates
+
+    return jax.lax.scan(step, tx.init(params), length=number)
 
 
 CONSUMERS = {
@@ -83,16 +91,16 @@ CONSUMERS = {
 }
 
 
-@functools.cache
+@pytest.fixture(scope="module")
 def keys_of_all():
     """For every consumer the keys that it draws from, and those it derives from."""
-    key = jax.random.key(11, impl=recorded())
-    root = tuple(np.asarray(jax.random.key_data(key)))
+    words = np.array([0, 11], np.uint32)
+    key, root = jax.random.wrap_key_data(words, impl=recorded()), tuple(words)
     drawn, derived = {}, {}
     for name, consume in CONSUMERS.items():
         for keys in RECORD.values():
             keys.clear()
-        consume(key)
+        jax.jit(consume)(key)
         jax.effects_barrier()
         drawn[name] = list(RECORD["drawn"])
         derived[name] = set(RECORD["derived"]) - {root}
@@ -100,8 +108,8 @@ def keys_of_all():
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_no_consumer_draws_from_a_key_of_another(name):
-    drawn, derived = keys_of_all()
+def test_no_consumer_draws_from_a_key_of_another(keys_of_all, name):
+    drawn, derived = keys_of_all
     own = set(drawn[name])
     assert len(own) == len(drawn[name]) >= 4  # nor twice from one of its own
     for other in drawn:
@@ -117,17 +125,22 @@ def test_the_order_of_an_epoch_is_not_the_order_of_the_noise():
     tx = dpjax.dp_sgd(
         1.0, clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=1, key=KEY
     )
-    zeros = [jnp.zeros(n)] * 2
-    updates, _ = tx.update(zeros, tx.init(zeros))
-    batches = sampling.reshuffled(n, n, key=KEY, epoch=1)
+
+    @jax.jit
+    def drawn():
+        zeros = [jnp.zeros(n)] * 2
+        updates, _ = tx.update(zeros, tx.init(zeros))
+        return updates, sampling.reshuffled(n, n, key=KEY, epoch=1).indices[0]
+
+    updates, order = jax.device_get(drawn())
     # Of independent orders a place agrees with chance 1/50: 10 of 50 with 5e-8.
-    for x in (*updates, *jax.tree.map(jnp.negative, updates)):
-        assert np.sum(np.argsort(x) == batches.indices[0]) < 10
+    for x in (*updates, *(-x for x in updates)):
+        assert np.sum(np.argsort(x) == order) < 10
 
 
 def noises(tx, params, number):
     """The updates of some steps on nothing, [step][leaf]."""
-    state, out = tx.init(params), []
+    state, out = jax.jit(tx.init)(params), []
     update = jax.jit(tx.update)
     for _ in range(number):
         updates, state = update(params, state)
@@ -141,10 +154,11 @@ def assert_unlike(vectors):
     assert np.max(np.abs(correlations)) < 6 / np.sqrt(len(vectors[0]))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("impl", IMPLS)
 def test_steps_leaves_and_mechanisms_are_unlike_for_every_generator(impl):
-    n, key = 2000, jax.random.key(5, impl=impl)
-    params = {"a": jnp.zeros(n), "b": jnp.zeros(n)}
+    n, key = 2000, jax.random.wrap_key_data(WORDS[impl], impl=impl)
+    params = {"a": np.zeros(n, np.float32), "b": np.zeros(n, np.float32)}
     independent = noises(dpjax.add_gaussian_noise(1.0, key=key), params, 3)
     # Without decay a step of the tree has one node, at a coefficient of 1.
     tx = dpjax.tree_momentum(0.0, 1.0, num_steps=12, key=key)
@@ -154,16 +168,23 @@ def test_steps_leaves_and_mechanisms_are_unlike_for_every_generator(impl):
 def test_nodes_of_all_levels_have_numbers_of_their_own():
     level, index = np.mgrid[0:6, 1:65]
     inside = index << level <= 64
-    draw = jax.vmap(lambda k, i: tree.node_noise(KEY, k, i, jnp.zeros(()), 1.0))
+
+    @jax.jit
+    @jax.vmap
+    def draw(k, i):
+        return tree.node_noise(KEY, k, i, jnp.zeros(()), 1.0)
+
     drawn = draw(level[inside], index[inside])
     # 126 normals of 2^23 values that differ: chance of two alike below 2e-3.
     assert len(np.unique(drawn)) == np.sum(inside)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("where", ["masked", "partition", "prefix"])
 def test_parts_of_a_tree_share_no_noise(where):
     n = 2000
-    params = {"a": {"w": jnp.zeros(n)}, "b": {"w": jnp.zeros(n)}}
+    zeros = np.zeros(n, np.float32)
+    params = {"a": {"w": zeros}, "b": {"w": zeros}}
     for make in (
         functools.partial(dpjax.add_gaussian_noise, 1.0, key=KEY),
         functools.partial(dpjax.tree_momentum, 0.0, 1.0, num_steps=4, key=KEY),
@@ -184,11 +205,11 @@ def test_parts_of_a_tree_share_no_noise(where):
 
 def test_noise_belongs_to_a_name_and_not_to_an_order():
     tx = dpjax.add_gaussian_noise(1.0, key=KEY)
-    names, zeros = ["u", "v"], jnp.zeros(5)
+    names, zeros = ["u", "v"], np.zeros(5, np.float32)
+    update = jax.jit(lambda params: tx.update(params, tx.init(params))[0])
     out = []
     for order in (names, names[::-1]):
-        params = collections.OrderedDict((name, zeros) for name in order)
-        out.append(tx.update(params, tx.init(params))[0])
+        out.append(update(collections.OrderedDict((name, zeros) for name in order)))
     for name in names:
         np.testing.assert_array_equal(out[0][name], out[1][name])
 
@@ -221,26 +242,31 @@ class Twins:
 
 
 def test_leaves_of_one_name_share_no_noise():
-    zeros = jnp.zeros(2000)
+    zeros = np.zeros(2000, np.float32)
     tx = dpjax.add_gaussian_noise(1.0, key=KEY)
+
+    def drawn(tx, params):
+        update = jax.jit(lambda params: tx.update(params, tx.init(params))[0])
+        return jax.tree.leaves(update(params))
+
     for params in ({Nameless(0): zeros, Nameless(1): zeros}, Twins(zeros, zeros)):
-        out, _ = tx.update(params, tx.init(params))
-        assert_unlike(jax.tree.leaves(out))
+        assert_unlike(drawn(tx, params))
         masks = jax.tree.map(lambda _: True, params)
         first, second = jax.tree.structure(masks).unflatten([True, False]), None
         second = jax.tree.map(lambda x: not x, first)
         both = optax.chain(optax.masked(tx, first), optax.masked(tx, second))
-        out, _ = both.update(params, both.init(params))
-        assert_unlike(jax.tree.leaves(out))
+        assert_unlike(drawn(both, params))
 
 
 def test_no_leaves_no_noise():
-    for params in ({}, None, {"a": None}, {"a": jnp.zeros((0, 3))}):
-        for tx in (
-            dpjax.add_gaussian_noise(1.0, key=KEY),
-            dpjax.tree_momentum(0.5, 1.0, num_steps=2, key=KEY),
-        ):
-            out, _ = tx.update(params, tx.init(params))
+    empty = np.zeros((0, 3), np.float32)
+    for tx in (
+        dpjax.add_gaussian_noise(1.0, key=KEY),
+        dpjax.tree_momentum(0.5, 1.0, num_steps=2, key=KEY),
+    ):
+        update = jax.jit(lambda params: tx.update(params, tx.init(params))[0])
+        for params in ({}, None, {"a": None}, {"a": empty}):
+            out = update(params)
             assert jax.tree.structure(out) == jax.tree.structure(params)
 
 
@@ -260,21 +286,24 @@ def test_a_random_key_is_no_constant_of_a_program():
         jax.jit(lambda: jax.random.normal(dpjax.random_key()))()
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("impl", IMPLS)
 def test_a_state_comes_back_from_where_it_was_stored(impl):
-    params, key = {"a": jnp.zeros(6)}, jax.random.key(3, impl=impl)
+    params = {"a": np.zeros(6, np.float32)}
+    key = jax.random.wrap_key_data(WORDS[impl], impl=impl)
     for tx in (
         dpjax.add_gaussian_noise(1.0, key=key),
         dpjax.tree_momentum(0.5, 1.0, num_steps=4, key=key),
     ):
-        _, state = tx.update(params, tx.init(params))
+        update = jax.jit(tx.update)
+        _, state = update(params, jax.jit(tx.init)(params))
         words = np.asarray(jax.random.key_data(state.key))
         name = jax.random.key_impl(state.key)
         stored = jax.device_get(state._replace(key=words))
         back = jax.tree.map(jnp.asarray, stored)
         back = back._replace(key=jax.random.wrap_key_data(back.key, impl=name))
         for other in (back, jax.device_get(state)):
-            out, expected = tx.update(params, other), tx.update(params, state)
+            out, expected = update(params, other), update(params, state)
             np.testing.assert_array_equal(out[0]["a"], expected[0]["a"])
 
 
@@ -285,6 +314,6 @@ def test_a_member_of_a_vmap_has_the_noise_of_its_key():
         tx = dpjax.add_gaussian_noise(1.0, key=key)
         return tx.update(jnp.zeros(5), tx.init(None))[0]
 
-    together = jax.vmap(draw)(keys)
-    for key, out in zip(keys, together, strict=True):
-        np.testing.assert_allclose(out, draw(key), rtol=1e-6)
+    together, alone = jax.jit(jax.vmap(draw))(keys), jax.jit(draw)
+    for key, out in zip(keys, np.asarray(together), strict=True):
+        np.testing.assert_allclose(out, alone(key), rtol=1e-6)

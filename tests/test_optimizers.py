@@ -20,7 +20,7 @@ from dpjax import (
     noisy_mean,
 )
 
-KEY = jax.random.key(3)
+KEY = jax.random.wrap_key_data(np.array([0, 3], np.uint32))
 nsgd = functools.partial(dp_nsgd, decay=0.8, num_steps=50)
 FACTORIES = {
     "dp_sgd": dp_sgd,
@@ -30,6 +30,7 @@ FACTORIES = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("clip_norm", [0.2, 5.0])
 @pytest.mark.parametrize("noise_multiplier", [0.7, 3.0])
 def test_the_step_is_a_noisy_mean_of_the_expected_size(clip_norm, noise_multiplier):
@@ -41,11 +42,15 @@ def test_the_step_is_a_noisy_mean_of_the_expected_size(clip_norm, noise_multipli
         "key": KEY,
     }
     tx = dp_sgd(0.5, **common)
-    updates, _ = tx.update(jnp.full(n, 8.0), tx.init(jnp.zeros(n)))
     mean = noisy_mean(**common)
-    np.testing.assert_allclose(
-        -0.5 * mean.update(jnp.full(n, 8.0), mean.init(None))[0], updates, rtol=1e-6
-    )
+
+    @jax.jit
+    def first(sums):
+        updates, _ = tx.update(sums, tx.init(sums))
+        return updates, mean.update(sums, mean.init(None))[0]
+
+    updates, means = jax.device_get(first(np.full(n, 8, np.float32)))
+    np.testing.assert_allclose(-0.5 * means, updates, rtol=1e-6)
     scale = 0.5 * clip_norm * noise_multiplier / 40
     # z = 5 in 8 comparisons: false alarm below 5e-6
     assert abs(np.std(updates) / scale - 1) < 5 / np.sqrt(2 * n)
@@ -54,15 +59,18 @@ def test_the_step_is_a_noisy_mean_of_the_expected_size(clip_norm, noise_multipli
 
 def test_nsgd_steps_have_the_stated_length_and_direction():
     tx = nsgd(0.3, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=10, key=KEY)
-    gradients = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
-    updates, _ = tx.update(gradients, tx.init(gradients))
-    np.testing.assert_allclose(optax.tree.norm(updates), 0.3, rtol=1e-4)
+    gradients = {"a": np.array([3, 0], np.float32), "b": np.array([[4]], np.float32)}
+    update = jax.jit(lambda sums: tx.update(sums, tx.init(sums))[0])
+    updates = jax.device_get(update(gradients))
+    length = np.linalg.norm(np.concatenate([x.ravel() for x in updates.values()]))
+    np.testing.assert_allclose(length, 0.3, rtol=1e-4)
     np.testing.assert_allclose(updates["a"], [-0.18, 0.0], rtol=1e-4)
 
 
 def test_without_noise_they_are_optax():
-    params = {"w": jnp.array([1.0, -2.0]), "b": jnp.array(0.5)}
-    total = jax.tree.map(lambda p: 12.0 * p, params)
+    params = {"w": np.array([1, -2], np.float32), "b": np.float32(0.5)}
+    total = jax.tree.map(lambda p: np.float32(12) * p, params)
+    mean = jax.tree.map(lambda g: g / np.float32(4), total)
     common = {
         "clip_norm": 3.0, "noise_multiplier": 0.0, "expected_batch_size": 4, "key": KEY,
     }  # fmt: skip
@@ -78,20 +86,31 @@ def test_without_noise_they_are_optax():
         ),
         (optax.chain(noisy_mean(**common), optax.lion(0.1)), optax.lion(0.1)),
     ]
+
+    def three_updates(tx, sums):
+        def step(state, _):
+            updates, state = tx.update(sums, state, params)
+            return state, updates
+
+        return jax.lax.scan(step, tx.init(params), length=3)[1]
+
     for private, plain in pairs:
-        state, other = private.init(params), plain.init(params)
-        for _ in range(3):
-            updates, state = private.update(total, state, params)
-            mean = jax.tree.map(lambda g: g / 4, total)
-            expected, other = plain.update(mean, other, params)
-            chex.assert_trees_all_close(updates, expected, rtol=1e-6)
+        both = jax.jit(
+            lambda total, mean, private=private, plain=plain: (
+                three_updates(private, total),
+                three_updates(plain, mean),
+            )
+        )
+        updates, expected = both(total, mean)
+        chex.assert_trees_all_close(updates, expected, rtol=1e-6)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", FACTORIES)
 def test_jit_scan_donation_schedules_and_injection(name):
     params = {
-        "w": jnp.ones((4, 3), jnp.bfloat16),
-        "deep": [jnp.ones(3), {"b": jnp.zeros(())}],
+        "w": np.ones((4, 3), jnp.bfloat16),
+        "deep": [np.ones(3, np.float32), {"b": np.zeros((), np.float32)}],
     }
 
     def loss(params, x):
@@ -113,7 +132,7 @@ def test_jit_scan_donation_schedules_and_injection(name):
         "expected_batch_size": 6,
         "key": KEY,
     }
-    x = jax.random.normal(KEY, (6, 4))
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     outcomes = []
     for tx in (
         factory(schedule, **common),
@@ -132,8 +151,9 @@ def test_jit_scan_donation_schedules_and_injection(name):
             lambda carry, step=step: jax.lax.scan(step, carry, length=5),
             donate_argnums=0,
         )
-        copied = jax.tree.map(jnp.copy, params)
-        (trained, _), losses = run((copied, chain.init(params)))
+        copied = jax.tree.map(jnp.asarray, params)
+        (trained, _), losses = run((copied, jax.jit(chain.init)(params)))
+        trained = jax.device_get(trained)
         assert np.all(np.isfinite(losses))
         assert trained["w"].dtype == jnp.bfloat16
         assert np.any(trained["deep"][0] != params["deep"][0])
@@ -154,44 +174,49 @@ def test_static_mistakes_name_the_argument(name):
         # A schedule, what is no number, and more than one of them.
         *itertools.product(
             ("clip_norm", "noise_multiplier", "expected_batch_size"),
-            (optax.constant_schedule(1.0), None, "1", 1j, True, jnp.ones(2)),
+            (optax.constant_schedule(1.0), None, "1", 1j, True, np.ones(2)),
         ),
     ]:
         with pytest.raises(ValueError, match=f"^{argument} must"):
             FACTORIES[name](0.1, **{**good, argument: bad})
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["dp_sgd", "dp_adam", "dp_adamw"])
 def test_no_step_beyond_those_that_were_accounted_for(name):
     common = {"clip_norm": 2.0, "noise_multiplier": 1.5, "expected_batch_size": 4}
     tx = FACTORIES[name](0.1, **common, key=KEY, num_steps=2)
-    w = jnp.ones(3)
-    state, update = tx.init(w), jax.jit(tx.update)
+    w = np.ones(3, np.float32)
+    state, update = jax.jit(tx.init)(w), jax.jit(tx.update)
     for _ in range(2):
         updates, state = update(w, state, w)
         assert np.isfinite(updates).all()
     assert np.isnan(update(w, state, w)[0]).all()
+    # Nothing is computed before it is refused: the state is an array, and no tracer.
     with pytest.raises(ValueError, match="num_steps"):
-        tx.update(w, state, w)
+        jax.eval_shape(lambda: tx.update(w, state, w))
     with pytest.raises(ValueError, match="num_steps"):
         FACTORIES[name](0.1, **common, key=KEY, num_steps=0)
 
 
+@pytest.mark.diagonal("bounds")
 @pytest.mark.parametrize("name", FACTORIES)
 @pytest.mark.parametrize("bounds", [0.7, (0.3, 2.0)])
 def test_the_clipped_gradient_says_its_clip_norm(name, bounds):
     fn = clipped_grad(lambda a, b, x: jnp.sum(a * b * x), bounds, argnums=(0, 1),
                       batch_argnums=2)  # fmt: skip
-    w = jnp.zeros((30, 40))
+    w = np.zeros((30, 40), np.float32)
     same = np.linalg.norm(bounds) * (1 + 1e-12)
     common = {"noise_multiplier": 1.5, "expected_batch_size": 4, "key": KEY}
-    found, expected = (
-        tx.update(w, tx.init(w), w)[0]
-        for tx in (
-            FACTORIES[name](0.1, clip_norm=clip_norm, **common)
-            for clip_norm in (fn, same)
-        )
-    )
+    found, expected = jax.jit(
+        lambda w: [
+            tx.update(w, tx.init(w), w)[0]
+            for tx in (
+                FACTORIES[name](0.1, clip_norm=clip_norm, **common)
+                for clip_norm in (fn, same)
+            )
+        ]
+    )(w)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert fn.sensitivity(Adjacency.ADD_REMOVE) >= np.linalg.norm(bounds)
 

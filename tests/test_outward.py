@@ -17,7 +17,7 @@ from dpjax.noise._gaussian import gaussian_like
 
 pytestmark = pytest.mark.rounding
 
-KEY = jax.random.key(29)
+KEY = jax.random.wrap_key_data(np.array([0, 29], np.uint32))
 NUMBERS = [0.1, 0.7, 0.99, 0.999, 1 / 3, 0.5, 1 - 2.0**-30, 2.0**-90, 7e-20]
 
 
@@ -31,26 +31,38 @@ def exactly(x):
     return Fraction(float(x))
 
 
+SLACK = 1 + Fraction(4, 2**23)
+
+
+def assert_outside(low, x, high):
+    assert exactly(np.float32(low)) == exactly(low)  # it is float32
+    assert exactly(np.float32(high)) == exactly(high)
+    assert exactly(x) / SLACK <= exactly(low) <= exactly(x)
+    assert exactly(x) <= exactly(high) <= exactly(x) * SLACK
+
+
+def test_an_array_outside_of_jit_is_on_the_safe_side(precision):
+    for x in NUMBERS:
+        high = upward("x", jnp.asarray(np.float32(x)))
+        assert_outside(downward(np.float32(x)), x, high)
+
+
 def test_what_runs_is_on_the_safe_side(precision):
     up = jax.jit(upward, static_argnums=0)
     for x in NUMBERS:
-        slack = 1 + Fraction(4, 2**23)
         for low, high in (
             (downward(x), upward("x", x)),
             (jax.jit(downward)(x), up("x", x)),
-            (downward(np.float32(x)), upward("x", jnp.asarray(x, jnp.float32))),
         ):
-            assert exactly(np.float32(low)) == exactly(low)  # it is float32
-            assert exactly(np.float32(high)) == exactly(high)
-            assert exactly(x) / slack <= exactly(low) <= exactly(x)
-            assert exactly(x) <= exactly(high) <= exactly(x) * slack
+            assert_outside(low, x, high)
         for y in (3, 0.3, 123.4):
             product = exactly(x) * exactly(y)
             for high in (upward("x", x, y), up("x", x, y), up("x", x, 1.0 * y)):
-                assert product <= exactly(high) <= product * slack
+                assert product <= exactly(high) <= product * SLACK
     assert upward("x", 0.5) == downward(0.5) == 0.5
-    assert upward("x", 0.0) == downward(0.0) == up("x", 0.0) == up("x", 3, 0) == 0
-    assert jax.jit(downward)(0.0) == 0
+    assert upward("x", 0.0) == downward(0.0) == upward("x", 3, 0) == 0
+    assert float(up("x", 0.0)) == float(up("x", 0.3, 0)) == 0
+    assert float(jax.jit(downward)(0.0)) == 0
 
 
 def test_what_float32_does_not_hold_is_refused():
@@ -60,28 +72,35 @@ def test_what_float32_does_not_hold_is_refused():
         assert np.isnan(jax.jit(upward, static_argnums=0)("noise", *factors))
 
 
-def test_the_momentum_runs_below_its_decay(precision):
+@pytest.mark.diagonal("precision")
+@pytest.mark.parametrize("decay", [0.1, 0.7, 0.99, 0.999, 1 - 2.0**-26])
+def test_the_momentum_runs_below_its_decay(precision, decay):
     dtypes = [jnp.float32, jnp.float64] if precision else [jnp.float32]
-    for decay in (0.1, 0.7, 0.99, 0.999, 1 - 2.0**-26):
-        tx = dpjax.tree_momentum(decay, 0.0, num_steps=3, key=KEY)
-        params = [jnp.zeros(2, dtype) for dtype in dtypes]
-        state = tx.init(params)
-        _, state = tx.update([jnp.ones(2, d) for d in dtypes], state)
-        _, state = tx.update(params, state)
-        for m in state.momentum:  # β · 1 + 0, without rounding
-            assert exactly(state.decay) == exactly(m[0]) <= exactly(decay)
+    tx = dpjax.tree_momentum(decay, 0.0, num_steps=3, key=KEY)
+
+    @jax.jit
+    def after_two_steps(zeros, ones):
+        _, state = tx.update(ones, tx.init(zeros))
+        return tx.update(zeros, state)[1]
+
+    zeros, ones = ([f(2, d) for d in dtypes] for f in (np.zeros, np.ones))
+    state = jax.device_get(after_two_steps(zeros, ones))
+    for m in state.momentum:  # β · 1 + 0, without rounding
+        assert exactly(state.decay) == exactly(m[0]) <= exactly(decay)
 
 
 def test_the_noise_drawn_is_at_least_that_accounted_for(precision):
-    draw = functools.partial(gaussian_like, KEY, jnp.zeros(1000))
+    zeros = np.zeros(1000, np.float32)
+    draw = functools.partial(gaussian_like, KEY, jnp.asarray(zeros))
     unit = np.asarray(draw(1.0))
     least = np.nextafter(np.float32(0.7), np.float32(1))
     assert Fraction(7, 10) > exactly(np.float32(0.7))
     np.testing.assert_array_equal(draw(0.7), unit * least)
     tx = dpjax.add_gaussian_noise(0.7, key=KEY)
-    out, _ = tx.update(jnp.zeros(1000), tx.init(None))
+    out = jax.jit(lambda sums: tx.update(sums, tx.init(None))[0])(zeros)
     near = dpjax.add_gaussian_noise(float(np.float32(0.7)), key=KEY)
-    less, _ = near.update(jnp.zeros(1000), near.init(None))
+    less = jax.jit(lambda sums: near.update(sums, near.init(None))[0])(zeros)
+    out, less = np.asarray(out), np.asarray(less)
     assert np.all(np.abs(out) >= np.abs(less))
     assert np.any(np.abs(out) > np.abs(less))
 
@@ -113,11 +132,11 @@ def test_the_guarantee_accounted_for_covers_what_runs(order, x64):
 
 
 def test_numbers_that_optax_casts_down_are_on_the_safe_side_too():
-    params = jnp.zeros(3, jnp.bfloat16)
+    params = np.zeros(3, jnp.bfloat16)
     tx = optax.inject_hyperparams(
         dpjax.tree_momentum, static_args=("num_steps", "key", "buffer")
     )(0.991, 0.7, num_steps=3, key=KEY)
-    state = tx.init(params)
+    state = jax.jit(tx.init)(params)
     inner = state.inner_state
     assert 0.98 < float(inner.decay) <= 0.991 < float(jnp.bfloat16(0.991))
     assert 0.7 <= float(inner.stddev) < 0.71

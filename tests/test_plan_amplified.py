@@ -78,10 +78,8 @@ def test_bins_that_overflow_are_paid_for(sampling, optimized):
         np.testing.assert_array_equal(full.guarantee.delta(np.array([3.0])), [1.0])
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [pytest.param("random_bins", marks=pytest.mark.slow), "cyclic_poisson"],
-)
+@pytest.mark.slow  # noise so small makes distributions wide
+@pytest.mark.parametrize("sampling", ["random_bins", "cyclic_poisson"])
 def test_noise_that_hides_nothing_is_no_error(sampling):
     assert make(sampling, noise_multiplier=0.001).epsilon > 1e5
 

@@ -14,7 +14,7 @@ from dpjax import Adjacency
 from dpjax._plan.quantile import noise_of
 from dpjax.accounting import pld, truncation
 
-KEY = jax.random.key(7)
+KEY = jax.random.wrap_key_data(np.array([0, 7], np.uint32))
 N, B, T = 400, 50, 24
 X = np.random.default_rng(0).normal(size=(N, 5)).astype(np.float32)
 W = np.linspace(-1, 1, 5, dtype=np.float32)
@@ -41,13 +41,14 @@ def loss(w, x):
 
 def in_three(first, second, third):
     """A schedule in three stages, of numbers that are known."""
-    return lambda step: (first, second, third)[min(step // 8, 2)]
+    numbers = np.repeat([first, second, third], 8)
+    return lambda step: numbers[step]
 
 
 def released(run, sums):
     """What an optimizer that hands on the means gets, one step after the other."""
     tx = run.optimizer(optax.identity(), key=KEY)
-    state, out = tx.init(jax.tree.map(jnp.zeros_like, sums)), []
+    state, out = jax.jit(tx.init)(sums), []
     update = jax.jit(tx.update)
     for _ in range(run.num_steps):
         mean, state = update(sums, state)
@@ -64,12 +65,14 @@ def test_a_constant_schedule_changes_nothing():
     assert scheduled.epsilon >= plain.epsilon
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
 def test_cost_in_epochs_is_that_of_the_worst_place(order):
     # Eight steps an epoch: place j has the steps j, 8 + j, 16 + j.
     factors = np.where(np.arange(T) % 8 == 3, 1.0, 2.0)
     factors[3] = 4.0
-    run = fixed(sampling=order, noise_schedule=lambda t: jnp.asarray(factors)[t])
+    of_step = jax.jit(lambda t: jnp.asarray(factors)[t])
+    run = fixed(sampling=order, noise_schedule=of_step)
     costs = (factors**-2.0).reshape(3, 8)
     total = costs.sum(0).max() if order == "fixed" else costs.max(1).sum()
     mu = float(run.guarantee.profile.mu)
@@ -133,12 +136,12 @@ def test_batch_sizes_are_those_of_the_schedule():
         counts = masks(step, jax.random.split(KEY, 200)).sum(1)
         # Of 200 draws; z = 5, false alarm below 1e-6 each.
         assert abs(np.mean(counts) - size) < 5 * math.sqrt(size / 200)
-    means = released(run, jnp.full(4, 1e6))
+    means = released(run, np.full(4, 1e6, np.float32))
     np.testing.assert_allclose(means[[0, 8, 16], 0] * [20, 40, 60], 1e6, rtol=1e-4)
 
 
 def test_smooth_schedules_are_rounded_up_to_levels_which_run():
-    run = fixed(noise_schedule=optax.exponential_decay(2.0, T, 0.4))
+    run = fixed(noise_schedule=jax.jit(optax.exponential_decay(2.0, T, 0.4)))
     asked = np.array([2.0 * 0.4 ** (t / T) for t in range(T)])
     starts = [p.start for p in run.schedule]
     held = np.searchsorted(starts, np.arange(T), side="right") - 1
@@ -146,7 +149,7 @@ def test_smooth_schedules_are_rounded_up_to_levels_which_run():
     assert len(set(levels)) <= 8
     assert np.all(levels >= asked * (1 - 1e-6))
     assert np.all(levels <= asked * 0.4 ** (-1 / 8) * 1.001)
-    noise = released(run, jnp.zeros(WIDE)) * B / (1.6 * 0.7)
+    noise = released(run, np.zeros(WIDE, np.float32)) * B / (1.6 * 0.7)
     spread = np.std(noise, axis=1) / levels
     assert np.all(np.abs(spread - 1) < 5 / math.sqrt(2 * WIDE))
     apart = np.corrcoef(noise)[np.triu_indices(T, 1)]
@@ -160,24 +163,22 @@ def test_the_clip_norm_varies_and_its_noise_with_it():
     run = fixed(clip_schedule=in_three(1.0, 0.5, 0.1))
     assert run.epsilon == pytest.approx(fixed().epsilon, rel=1e-6)
     fn = jax.jit(run.value_and_grad(loss))
+    load = jax.jit(lambda step: run.load(X, step, KEY))
+    by_row = jax.jit(jax.vmap(jax.grad(lambda w, x: loss(w, x[None])), (None, 0)))
     for step, clip in [(0, 0.7), (8, 0.35), (23, 0.07)]:
-        examples = run.load(X, step, KEY)
-        _, grads = fn(W, examples)
-        each = jax.vmap(jax.grad(lambda w, x: loss(w, x[None])), (None, 0))(
-            W, examples.data
-        )
+        examples = load(step)
+        grads = np.asarray(fn(W, examples)[1])
+        each = np.asarray(by_row(W, examples.data))
         norms = np.linalg.norm(each, axis=1, keepdims=True)
         wanted = np.sum(each * np.minimum(1, clip / norms), axis=0)
         # It is in units of the plan's clip norm until the noise is there.
         np.testing.assert_allclose(grads * clip / 0.7, wanted, rtol=1e-5, atol=1e-6)
         assert np.linalg.norm(grads) <= 0.7 * B
-    noise = released(run, jnp.zeros(WIDE)) * B / (1.6 * 0.7)
+    noise = released(run, np.zeros(WIDE, np.float32)) * B / (1.6 * 0.7)
     for step, factor in [(0, 1.0), (8, 0.5), (23, 0.1)]:
         assert abs(np.std(noise[step]) / factor - 1) < 5 / math.sqrt(2 * WIDE)
     on_host = next(iter(run.batches(X, key=KEY, start=8)))
-    np.testing.assert_allclose(
-        fn(W, on_host)[1], fn(W, run.load(X, 8, KEY))[1], rtol=1e-6
-    )
+    np.testing.assert_allclose(fn(W, on_host)[1], fn(W, load(8))[1], rtol=1e-6)
     with pytest.raises(ValueError, match="step"):
         run.value_and_grad(loss)(W, on_host._replace(step=None))
 
@@ -190,20 +191,25 @@ def following(**changed):
 def test_a_clip_norm_follows_the_quantile():
     run = following(learning_rate=0.3)
     data = X * np.linspace(0.1, 3, N, dtype=np.float32)[:, None]
-    fn = jax.jit(run.value_and_grad(lambda w, x: jnp.mean(x @ w)))
+    fn = run.value_and_grad(lambda w, x: jnp.mean(x @ w))
     tx = run.optimizer(optax.sgd(0.0), key=KEY)
-    state, update = tx.init(W), jax.jit(tx.update)
+
+    @jax.jit
+    def step(state, examples):
+        _, grads = fn(W, examples, clip_norm=run.clip_norm_of(state))
+        return tx.update(grads, state, W)[1], grads.total
+
+    state = jax.jit(tx.init)(W)
     for examples in run.batches(data, key=KEY):
-        bound = run.clip_norm_of(state)
-        _, grads = fn(W, examples, clip_norm=bound)
-        assert np.linalg.norm(grads.total) <= B
-        _, state = update(grads, state, W)
+        state, total = step(state, examples)
+        assert np.linalg.norm(total) <= B
     norms = np.linalg.norm(data, axis=1)
     share = np.mean(norms <= float(run.clip_norm_of(state)))
     # Steps of 0.3 by counts of noise 6.4 in 50, and batches that differ.
     assert abs(share - 0.6) < 0.15
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("of_count", [None, 1.0, 30.0])
 def test_gradients_and_count_are_one_mechanism_of_the_plans_noise(of_count):
     run = following(noise_multiplier=of_count, learning_rate=0.5)
@@ -216,12 +222,19 @@ def test_gradients_and_count_are_one_mechanism_of_the_plans_noise(of_count):
 
     # The noises as they run: in the mean, in units of C / b, and in log C.
     tx = run.optimizer(optax.identity(), key=KEY)
-    start = tx.init(jnp.zeros(WIDE))
-    sums = dpjax.Bounded(jnp.zeros(WIDE), jnp.asarray(7.0))
-    mean, _ = tx.update(sums, start)
+    wide = np.zeros(WIDE, np.float32)
+    within = np.float32(7)
+
+    @jax.jit
+    def first(total):
+        return tx.update(dpjax.Bounded(total, within), tx.init(total))[0]
+
+    mean = first(wide)
     spread = np.std(np.asarray(mean) * B / 0.01) / sigma
     assert abs(spread - 1) < 5 / math.sqrt(2 * WIDE)
 
+    @jax.jit
+    @jax.vmap
     def count(key):
         tx = run.optimizer(optax.identity(), key=key)
         sums = dpjax.Bounded(jnp.zeros(1), jnp.asarray(7.0))
@@ -229,25 +242,25 @@ def test_gradients_and_count_are_one_mechanism_of_the_plans_noise(of_count):
         share = 0.6 - jnp.log(run.clip_norm_of(state) / 0.01) / 0.5
         return (share - 0.5) * B
 
-    counts = np.asarray(jax.vmap(count)(jax.random.split(KEY, 4000)), np.float64)
+    counts = np.asarray(count(jax.random.split(KEY, 4000)), np.float64)
     assert abs(np.std(counts) / sigma_b - 1) < 5 / math.sqrt(2 * 4000)
     assert abs(np.mean(counts) - 7) < 5 * sigma_b / math.sqrt(4000)
 
 
 def test_an_example_moves_gradients_and_count_by_what_is_accounted_for():
     run = following()
-    fn = run.value_and_grad(lambda w, x: jnp.mean(x @ w))
-    examples = run.load(X, 0, KEY)
+    fn = jax.jit(run.value_and_grad(lambda w, x: jnp.mean(x @ w)))
+    examples = next(run.batches(X, key=KEY))
     mask = np.asarray(examples.mask).copy()
     mask[3] = False
-    bound = jnp.asarray(0.8)
-    _, whole = fn(W, examples, clip_norm=bound)
-    _, less = fn(W, examples._replace(mask=mask), clip_norm=bound)
+    bound = np.float32(0.8)
+    _, whole = jax.device_get(fn(W, examples, clip_norm=bound))
+    _, less = jax.device_get(fn(W, examples._replace(mask=mask), clip_norm=bound))
     assert np.linalg.norm(whole.total - less.total) <= 1 + 1e-6
     assert abs(whole.within - less.within) == 0.5
     spoilt = np.where(np.arange(B)[:, None] == 3, np.nan, examples.data)
     broken = examples._replace(data=spoilt)
-    _, other = fn(W, broken, clip_norm=bound)
+    _, other = jax.device_get(fn(W, broken, clip_norm=bound))
     np.testing.assert_allclose(other.total, less.total, rtol=1e-5)
     assert abs(other.within - less.within) == 0.5
 
@@ -295,10 +308,10 @@ def test_mistakes_are_refused(changed, name):
 def test_a_clip_norm_is_given_where_it_follows_and_only_there():
     run, plain = following(), fixed()
     with pytest.raises(ValueError, match="clip_norm"):
-        run.value_and_grad(loss)(W, run.load(X, 0, KEY))
+        run.value_and_grad(loss)(W, next(run.batches(X, key=KEY)))
     with pytest.raises(ValueError, match="clip_norm"):
-        plain.value_and_grad(loss)(W, plain.load(X, 0, KEY), clip_norm=9.0)
-    state = plain.optimizer(optax.sgd(0.1), key=KEY).init(W)
+        plain.value_and_grad(loss)(W, next(plain.batches(X, key=KEY)), clip_norm=9.0)
+    state = jax.jit(plain.optimizer(optax.sgd(0.1), key=KEY).init)(W)
     with pytest.raises(ValueError, match="QuantileClip"):
         plain.clip_norm_of(state)
     with pytest.raises(ValueError, match="state"):
@@ -337,6 +350,7 @@ def test_clip_norms_that_vary_are_within_what_floats_hold(initial):
         fixed(clip_norm=initial, clip_schedule=lambda t: 0.5)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("number", [np.float16, np.float32, jnp.float32])
 def test_numbers_of_narrow_floats_are_taken_as_they_are(number):
     clip = dpjax.QuantileClip(0.5, quantile=number(0.5), noise_multiplier=number(30.1))
@@ -349,6 +363,7 @@ def test_numbers_of_narrow_floats_are_taken_as_they_are(number):
     assert hash(run) == hash(fixed(clip_norm=clip))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["x64", "strict"])
 def test_a_run_scans_in_every_configuration(name):
     scope = (
@@ -357,7 +372,7 @@ def test_a_run_scans_in_every_configuration(name):
     with scope:
         run = following()
         fn = run.value_and_grad(lambda w, x: jnp.mean(x @ w))
-        tx = run.optimizer(optax.sgd(0.1), key=jax.random.key(7))
+        tx = run.optimizer(optax.sgd(0.1), key=KEY)
 
         def step(carry, number):
             w, state = carry
@@ -366,16 +381,19 @@ def test_a_run_scans_in_every_configuration(name):
             updates, state = tx.update(grads, state, w)
             return (optax.apply_updates(w, updates), state), ()
 
-        w = jnp.asarray(W)
-        start = w, tx.init(w)
-        (w, _), _ = jax.lax.scan(step, start, jnp.arange(3, dtype=jnp.int32))
+        @jax.jit
+        def train(w):
+            numbers = jnp.arange(3, dtype=jnp.int32)
+            return jax.lax.scan(step, (w, tx.init(w)), numbers)[0][0]
+
+        w = train(W)
         assert np.isfinite(w).all()
 
 
 def test_what_is_no_bounded_sum_is_refused():
     tx = following().optimizer(optax.sgd(0.1), key=KEY)
     with pytest.raises(ValueError, match="Bounded"):
-        tx.update(jnp.asarray(W), tx.init(jnp.asarray(W)))
+        jax.eval_shape(lambda w: tx.update(w, tx.init(w)), W)
 
 
 @pytest.mark.parametrize("over", [2.0**-49, 1e-12, 1e-6, 0.1, 10.0])
