@@ -38,16 +38,12 @@ def make(name, buffer="stored", **changed):
 
 
 def run(tx, sums, state=None, length=NUM_STEPS):
-    @jax.jit
-    def steps(sums, state):
-        def step(state, _):
-            updates, state = tx.update(sums, state)
-            return state, updates
+    def step(state, _):
+        updates, state = tx.update(sums, state)
+        return state, updates
 
-        state = tx.init(sums) if state is None else state
-        return jax.lax.scan(step, state, length=length)
-
-    return steps(sums, state)
+    state = jax.jit(tx.init)(sums) if state is None else state
+    return jax.jit(lambda s: jax.lax.scan(step, s, length=length))(state)
 
 
 def ones(*shape):
