@@ -64,6 +64,7 @@ def exact_delta(noise, num_steps, epsilon):
     return above, np.exp(epsilon) * (below + strikes[1] - 1)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("num_steps", [2, 3])
 @pytest.mark.parametrize("noise", [0.6, 1.3, 4.0])
 def test_two_and_three_steps_are_those_of_quadrature(num_steps, noise):
@@ -80,25 +81,29 @@ def test_two_and_three_steps_are_those_of_quadrature(num_steps, noise):
         assert upper - lower <= 5e-3 * exact + 1e-7, (noise, epsilon)
 
 
+@functools.cache
+def laws():
+    """The losses of two steps in both orders from above, and their law from below."""
+
+    @jax.jit
+    def of(noise):
+        v, two, tail = 1 / jnp.square(noise), jnp.asarray(2.0), jnp.asarray(1e-14)
+        above = spread.mean(spread.lognormal(v, tail, 512), two, tail)
+        below = cells.mean(cells.lognormal(v, tail, 512), two, tail)
+        return spread.losses(above, 2.0), below.masses
+
+    return of
+
+
 @pytest.mark.parametrize("order", ["remove", "add"])
 def test_both_directions_come_from_one_law(order):
     """The smaller one too, which the maximum hides."""
-    noise, epsilon, n = 0.8, 0.9, 512
+    noise, epsilon = 0.8, 0.9
     exact = exact_delta(noise, 2, epsilon)[order == "add"]
-
-    @jax.jit
-    def both():
-        v, two, tail = 1 / jnp.square(noise), jnp.asarray(2.0), jnp.asarray(1e-14)
-        above = spread.mean(spread.lognormal(v, tail, n), two, tail)
-        below = cells.mean(cells.lognormal(v, tail, n), two, tail)
-        return above, below
-
-    above, below = both()
-    losses = spread.losses(above, 2.0)
+    losses, (q, p) = jax.tree.map(np.asarray, laws()(noise))
     row = int(order == "add")
     over = -np.expm1(np.minimum(epsilon - losses.loss[row], 0.0))
     upper = np.sum(np.exp(losses.log_mass[row]) * over) + losses.lost[row]
-    q, p = (np.asarray(x) for x in below.masses)
     q, p = (q, p) if order == "remove" else (p, q)
     lower = np.sum(np.maximum(p - np.exp(epsilon) * q, 0.0))
     assert lower <= exact * (1 + 1e-6) <= upper * (1 + 2e-6)
@@ -134,6 +139,7 @@ def simulated(noise, num_steps, num_epochs, epsilon, seed, samples=200_000):
     return [(t.mean(), t.std() / np.sqrt(samples)) for t in terms]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("noise", "num_steps", "num_epochs", "epsilon"),
     [(0.8, 30, 1, 0.5), (1.5, 7, 3, 0.4), (0.5, 50, 2, 3.0)],
@@ -189,12 +195,21 @@ def test_derivatives_are_about_those_of_differences():
         np.testing.assert_allclose(slope, difference, rtol=relative + 0.02)
 
 
-def test_it_composes_with_what_else_runs():
+def with_gaussian():
     epoch = allocation.pld(1.2, num_steps=50)
-    run = pld.convolve(pld.compose(epoch, 3), pld.gaussian(0.2))
+    return pld.convolve(pld.compose(epoch, 3), pld.gaussian(0.2))
+
+
+@pytest.mark.slow
+def test_what_else_runs_adds_to_it():
     alone = compiled("epsilon", 50, 3)(1.2, 1e-6)
-    together = float(pld.epsilon(run, 1e-6))
+    together = float(pld.epsilon(with_gaussian(), 1e-6))
     assert alone < together < alone + float(gdp.epsilon(0.2, 1e-7))
+
+
+def test_it_composes_with_what_else_runs():
+    epoch, run = allocation.pld(1.2, num_steps=50), with_gaussian()
+    assert jax.eval_shape(pld.epsilon, run, 1e-6).dtype == jnp.float64
     assert "3 x allocation(noise_multiplier=1.2, num_steps=50)" in repr(run)
     replaced = pld.poisson_gaussian(1.0, 0.1, adjacency=Adjacency.REPLACE)
     with pytest.raises(ValueError, match="one adjacency"):
@@ -208,6 +223,11 @@ def test_values_out_of_range():
         allocation.delta(1.0, 1.0, num_steps=0)
     with pytest.raises(ValueError, match="num_epochs must be an integer; got 1.5"):
         allocation.epsilon_lower(1.0, 1e-5, num_steps=3, num_epochs=1.5)
-    nan = jnp.asarray(jnp.nan)
-    assert jax.jit(lambda s: allocation.epsilon(s, 1e-5, num_steps=9))(nan) == jnp.inf
-    assert jax.jit(lambda s: allocation.epsilon_lower(s, 1e-5, num_steps=9))(nan) == 0
+
+
+@pytest.mark.slow  # they compile for long
+def test_traced_values_out_of_range_promise_nothing():
+    upper = jax.jit(lambda s: allocation.epsilon(s, 1e-5, num_steps=9))
+    assert float(upper(np.nan)) == np.inf
+    lower = jax.jit(lambda s: allocation.epsilon_lower(s, 1e-5, num_steps=9))
+    assert float(lower(np.nan)) == 0

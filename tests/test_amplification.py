@@ -1,5 +1,6 @@
 """Correlated noise and random places: the theorem, its trees, and the bounds."""
 
+import functools
 import itertools
 
 import jax
@@ -86,6 +87,7 @@ def expectation(k, weights, strikes):
     return np.array([np.sum(mass * np.maximum(ratio - s, 0.0)) for s in strikes])
 
 
+@pytest.mark.slow  # a theorem: none of what is tested here is called
 def test_larger_covariances_are_larger_in_convex_order():
     rng = np.random.default_rng(0)
     strikes = np.array([0.3, 0.8, 1.2, 3.0])
@@ -102,6 +104,7 @@ def test_larger_covariances_are_larger_in_convex_order():
             assert np.any(below < above - 1e-5)
 
 
+@pytest.mark.slow  # a theorem, likewise
 def test_no_adaptive_gradients_exceed_the_aligned_ones():
     """Two steps, three patterns; what is added at the second depends on the first."""
     rng = np.random.default_rng(1)
@@ -132,41 +135,50 @@ def test_no_adaptive_gradients_exceed_the_aligned_ones():
             assert np.all(divergences(first, second, weights) <= aligned + 2e-4)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def on_trees(strategy, num_steps, n_b):
+    """Coefficients, covariances by the gap, and the trees that bound them."""
+    by_gap = _covariances.random_bins(strategy, num_steps, n_b).by_gap
+    return strategy.coefficients(num_steps), by_gap, _trees.candidates(by_gap, n_b)
+
+
 @pytest.mark.parametrize(
     "n_b", [1, 3, 37, *(pytest.param(x, marks=pytest.mark.slow) for x in (2, 8, 100))]
 )
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
-def test_covariances_on_trees_are_above_the_true_ones(n_b, decay):
+def test_covariances_on_trees_are_above_the_true_ones(n_b):
     num_steps = 3 * n_b - 1
-    strategy = strategies.geometric(decay)
-    covariances = _covariances.random_bins(strategy, num_steps, n_b)
-    coefficients = np.asarray(strategy.coefficients(num_steps))[1:]
-    moved = moves(coefficients, bins(num_steps, n_b), num_steps)
-    exact = moved @ moved.T
-    by_gap = np.asarray(covariances.by_gap)
-    gaps = np.abs(np.arange(n_b)[:, None] - np.arange(n_b))
-    gaps = np.minimum(gaps, n_b - gaps)
-    assert np.all(exact <= by_gap[gaps] * (1 + 1e-12))
-    assert np.all(by_gap[0] <= np.max(exact) * (1 + 1e-9))
-    trees = _trees.candidates(covariances.by_gap, n_b)
-    fits = np.flatnonzero(np.asarray(trees.copies))
-    assert fits.size
-    for i in fits:
-        gap, joins, copies, apart = (np.asarray(x[i]) for x in trees)
-        block = np.zeros(1, int)
-        shared = by_gap[:1, None]  # K′ within the block
-        at = lambda g: by_gap[min(int(g), by_gap.size - 1)]  # noqa: E731
-        for g in gap[:joins]:
-            block = np.concatenate([block, block + block[-1] + g])
-            shared = np.kron(np.eye(2), shared - at(g)) + at(g)
-        places = block + (block[-1] + apart) * np.arange(copies)[:, None]
-        places = places.ravel() % n_b
-        assert len(set(places.tolist())) == places.size
-        if copies > 1:
-            shared = np.kron(np.eye(copies), shared - at(apart)) + at(apart)
-        for turn in range(n_b):
-            turned = (places + turn) % n_b
-            assert np.all(exact[np.ix_(turned, turned)] <= shared * (1 + 1e-12))
+    for decay in (0.0, 0.5, 0.9):
+        found = on_trees(strategies.geometric(decay), num_steps, n_b)
+        coefficients, by_gap, trees = jax.tree.map(np.asarray, found)
+        moved = moves(coefficients[1:], bins(num_steps, n_b), num_steps)
+        exact = moved @ moved.T
+        gaps = np.abs(np.arange(n_b)[:, None] - np.arange(n_b))
+        gaps = np.minimum(gaps, n_b - gaps)
+        assert np.all(exact <= by_gap[gaps] * (1 + 1e-12))
+        assert np.all(by_gap[0] <= np.max(exact) * (1 + 1e-9))
+        fits = np.flatnonzero(trees.copies)
+        assert fits.size
+        for i in fits:
+            assert_above(exact, by_gap, *(x[i] for x in trees))
+
+
+def assert_above(exact, by_gap, gap, joins, copies, apart):
+    """The covariances of a tree against the exact ones, at each turn of it."""
+    n_b = len(exact)
+    block = np.zeros(1, int)
+    shared = by_gap[:1, None]  # K′ within the block
+    at = lambda g: by_gap[min(int(g), by_gap.size - 1)]  # noqa: E731
+    for g in gap[:joins]:
+        block = np.concatenate([block, block + block[-1] + g])
+        shared = np.kron(np.eye(2), shared - at(g)) + at(g)
+    places = block + (block[-1] + apart) * np.arange(copies)[:, None]
+    places = places.ravel() % n_b
+    assert len(set(places.tolist())) == places.size
+    if copies > 1:
+        shared = np.kron(np.eye(copies), shared - at(apart)) + at(apart)
+    for turn in range(n_b):
+        turned = (places + turn) % n_b
+        assert np.all(exact[np.ix_(turned, turned)] <= shared * (1 + 1e-12))
 
 
 def random_setting(rng):
@@ -320,7 +332,7 @@ def test_orders_that_are_not_random_are_those_of_mu(order):
     strategy = strategies.geometric(0.6)
     got = correlated.epsilon(strategy, 3.0, 1e-6, sampling=order, **common)
     mu = correlated.mu(strategy, 3.0, order=order, **common)
-    assert got == gdp.epsilon(mu, 1e-6)
+    assert float(got) == float(gdp.epsilon(mu, 1e-6))
 
 
 @pytest.mark.slow
@@ -350,5 +362,11 @@ def test_values_out_of_range():
         of(sampling="poisson")
     with pytest.raises(ValueError, match=r"noise_multiplier must be positive.*-1\.0"):
         of(noise=-1.0)
-    nan = jnp.asarray(jnp.nan)
-    assert jax.jit(epsilon_of("random_bins"))(np.zeros(4), nan, 1e-5) == jnp.inf
+    for how in ("random_bins", "fresh_bins"):
+        promised = jax.eval_shape(epsilon_of(how), np.zeros(4), np.nan, 1e-5)
+        assert (promised.shape, promised.dtype) == ((), jnp.float64)
+
+
+@pytest.mark.slow
+def test_traced_values_out_of_range_give_inf():
+    assert jax.jit(epsilon_of("random_bins"))(np.zeros(4), np.nan, 1e-5) == jnp.inf

@@ -22,6 +22,15 @@ from dpjax.accounting._numerics.pld import pairs
 mp.mp.dps = 40
 
 
+# A program for each kind and each function takes seconds to compile. So the default
+# suite has both functions of one kind, and how runs compose for all of them.
+KINDS = [
+    "poisson",
+    pytest.param("replace", marks=pytest.mark.matrix),
+    pytest.param("fixed", marks=pytest.mark.matrix),
+]
+
+
 def build(kind, mu, q):
     if kind == "fixed":
         return pld.subsampled_gdp(mu, q)
@@ -117,20 +126,32 @@ def test_the_log_likelihood_ratio_is_right_for_all_rates_and_noises(x64):
         assert error <= 8 * ULP * (1 + moved) * abs(exact), (rate, ratio)
 
 
-@pytest.mark.parametrize(("kind", "mu", "q", "count", "delta"), CASES)
-def test_composition_is_within_a_thousandth_of_the_limit(
-    kind, mu, q, count, delta, x64
-):
-    epsilon = compiled_epsilon(kind, mu, q, count, delta)
-    above, below = (
-        max(reference.composed_delta([(k, mu, q, count)], e) for k in directions(kind))
-        for e in (epsilon, epsilon - 1e-3)
-    )
+def exact_delta(kind, mu, q, count, epsilon):
+    parts = ([(k, mu, q, count)] for k in directions(kind))
+    return max(reference.composed_delta(x, epsilon) for x in parts)
+
+
+@pytest.mark.diagonal("kind")
+@pytest.mark.parametrize(("kind", "case"), [(x[0], x) for x in CASES])
+def test_composition_is_within_a_thousandth_of_the_limit(kind, case, x64):
+    *run, delta = case
+    epsilon = compiled_epsilon(*case)
+    above, below = (exact_delta(*run, e) for e in (epsilon, epsilon - 1e-3))
     assert above <= delta < below
-    found = compiled_delta(kind, mu, q, count, epsilon)
-    assert above <= found <= above * (1 + 2e-3)
 
 
+@pytest.mark.parametrize(
+    "case", [CASES[0], *(pytest.param(x, marks=pytest.mark.matrix) for x in CASES[1:])]
+)
+def test_deltas_of_composition_are_above_and_near(case, x64):
+    *run, _ = case
+    epsilon = compiled_epsilon(*case)
+    exact = exact_delta(*run, epsilon)
+    found = compiled_delta(*run, epsilon)
+    assert exact <= found <= exact * (1 + 2e-3)
+
+
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("mu", "q", "count", "delta", "top"),
     [
@@ -157,12 +178,11 @@ def test_runs_that_seldom_touch_an_example(mu, q, count, delta, top, x64):
 def test_without_sampling_it_is_the_gaussian_mechanism(kind, x64):
     for mu, count, delta in [(0.1, 100, 1e-5), (3.0, 1, 1e-9), (0.01, 90_000, 0.2)]:
         distance = 2 * mu if kind == "replace" else mu
-        exact = gdp.epsilon(distance * np.sqrt(count), delta)
+        exact = float(gdp.epsilon(distance * np.sqrt(count), delta))
         epsilon = compiled_epsilon(kind, mu, 1.0, count, delta)
         assert exact <= epsilon <= exact + 1e-3
-    assert pld.epsilon(pld.compose(pld.gaussian(0.3), 25), 1e-6) == gdp.epsilon(
-        1.5, 1e-6
-    )
+    composed = pld.epsilon(pld.compose(pld.gaussian(0.3), 25), 1e-6)
+    assert float(composed) == float(gdp.epsilon(1.5, 1e-6))
 
 
 # A few steps of which one direction has a largest loss, at δ that few reach it with.
@@ -174,6 +194,7 @@ TINY = [  # kind, μ, q, count, δ
 ]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("kind", "mu", "q", "delta"),
     [
@@ -213,9 +234,9 @@ def test_any_delta_has_a_finite_epsilon(x64):
 
 def test_a_little_gaussian_noise_hardly_matters(x64):
     # The other direction's δ is far below what is asked for, and no atom is exact.
-    step = build("poisson", 0.684, 0.0115)
-    both = pld.convolve(step, pld.gaussian(2.58e-5))
-    assert pld.delta(both, 2.77) <= 1.01 * pld.delta(step, 2.77)
+    both = pld.convolve(build("poisson", 0.684, 0.0115), pld.gaussian(2.58e-5))
+    alone = compiled_delta("poisson", 0.684, 0.0115, 1, 2.77)
+    assert alone <= float(pld.delta(both, 2.77)) <= 1.01 * alone
 
 
 @pytest.mark.slow
@@ -238,6 +259,7 @@ def test_different_mechanisms_compose(x64):
     assert pld.epsilon(mixed, 1e-6) < gdp.epsilon(np.sqrt(1.36), 1e-6)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("sigma", "q", "count", "delta"),
     [(0.428, 3.1e-4, 481, 6.7e-5), (1.4, 0.36, 56, 1.7e-7), (2.3, 0.04, 567, 3e-7)],
@@ -259,7 +281,8 @@ def test_agrees_with_dp_accounting(sigma, q, count, delta, x64):
     assert bounds[0] <= epsilon <= bounds[1] + 1e-3
 
 
-def test_opposite_contributions_are_the_worst_under_replace(x64):
+@pytest.mark.slow  # a theorem: none of what is tested here is called
+def test_opposite_contributions_are_the_worst_under_replace():
     # Hockey-stick divergences in the plane, on a grid that is fine for unit Gaussians.
     x = np.linspace(-9, 9, 361)
     plane = np.stack(np.meshgrid(x, x), axis=-1)
@@ -341,6 +364,19 @@ def test_a_pld_is_a_pytree():
         pld.poisson_gaussian(0.8, 0.01, adjacency=Adjacency.ZERO_OUT), 300
     )
     assert jax.tree.leaves(run) == [0.8, 0.01, 300, 2, 1]  # sizes matter on overflow
+    epsilon = jax.eval_shape(pld.epsilon, run, 1e-5)
+    assert (epsilon.shape, epsilon.dtype) == ((), jnp.float32)
+    # The same as a value: of Gaussians alone, whose program is small.
+    run = pld.compose(pld.gaussian(0.3), 25)
+    whole = pld.epsilon(run, 1e-5)
+    np.testing.assert_allclose(jax.jit(pld.epsilon)(run, 1e-5), whole, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_pld_of_sampled_steps_passes_through_jit():
+    run = pld.compose(
+        pld.poisson_gaussian(0.8, 0.01, adjacency=Adjacency.ZERO_OUT), 300
+    )
     whole = pld.epsilon(run, 1e-5)
     np.testing.assert_allclose(jax.jit(pld.epsilon)(run, 1e-5), whole, rtol=1e-6)
 
@@ -414,7 +450,7 @@ def test_running_twice_is_a_count_of_two(x64):
     )
 
 
-@pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_corners_are_finite_and_documented(kind, x64):
     inf = np.inf
     for mu, q, count, delta, expected in [
@@ -444,15 +480,20 @@ def test_corners_are_finite_and_documented(kind, x64):
         assert 0 < compiled_epsilon(kind, 0.01, 1e-3, count, 1e-5) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_traced_counts_round_up_to_whole_numbers(dtype, x64):
-    """In the middle of a sweep as at its ends, and never down."""
+def test_traced_counts_round_up_in_the_middle_of_a_sweep(dtype, x64):
+    """As at its ends, and never down."""
     counts = np.linspace(100, 4700, 20, dtype=dtype)
     counts[:3] = 1e-7, 2**24 - 1, np.nextafter(dtype(4700), dtype(np.inf))
     many = jax.jit(jax.vmap(lambda n: _epsilon("fixed", 0.1, 0.01, n, 1e-5)))
     np.testing.assert_array_equal(many(counts), many(np.ceil(counts)))
     assert np.isfinite(many(counts)).all()
 
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_traced_counts_round_up_to_whole_numbers(dtype, x64):
+    @jax.jit
     def twice(count):
         both = pld.compose(pld.compose(pld.gaussian(0.1), count), 2)
         return pld.epsilon(both, 1e-5)
@@ -461,13 +502,17 @@ def test_traced_counts_round_up_to_whole_numbers(dtype, x64):
     def exact(count):
         return gdp.epsilon(0.1 * jnp.sqrt(2 * count), 1e-5)
 
+    expected, by_count = jax.jit(jax.value_and_grad(exact))(3.0)
     for count in (2.5, 3.0):
         value, slope = jax.jit(jax.value_and_grad(twice))(dtype(count))
-        expected, by_count = jax.value_and_grad(exact)(3.0)
         np.testing.assert_allclose(value, expected, rtol=1e-12)
         np.testing.assert_allclose(slope, by_count, rtol=1e-6)
     for count in (-0.5, -2.0, np.nan, np.inf):
-        assert jax.jit(twice)(dtype(count)) == np.inf
+        assert float(twice(dtype(count))) == np.inf
+    # A sampled step: a little more than a whole number is the next one.
+    for count in (1e-7, 2.5, np.nextafter(4700, np.inf)):
+        up = compiled_epsilon("fixed", 0.1, 0.01, np.ceil(count), 1e-5)
+        assert compiled_epsilon("fixed", 0.1, 0.01, count, 1e-5) == up < np.inf
 
 
 @pytest.mark.parametrize(

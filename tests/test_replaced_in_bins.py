@@ -71,6 +71,7 @@ def in_part(epsilon, q):
     return epsilon if q == 1 else np.logaddexp(np.log1p(-q), np.log(q) + epsilon)
 
 
+@pytest.mark.slow  # a theorem: none of what is tested here is called
 def test_no_adaptive_gradients_exceed_opposite_ones():
     """Two steps, three patterns; what is added at the second depends on the first."""
     rng = np.random.default_rng(1)

@@ -6,7 +6,6 @@ import itertools
 
 import dp_accounting.pld.privacy_loss_distribution as peer
 import jax
-import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
@@ -18,6 +17,12 @@ from dpjax.accounting import pld, truncation
 from dpjax.accounting._numerics.pld.overflow import _ERROR, upper_tail
 
 ALL = tuple(Adjacency)
+# Two programs, which compile for seconds, are for all: the default suite has each in
+# one test.
+ONE_OF_ALL = [
+    pytest.param(x, marks=[pytest.mark.matrix] if x is not Adjacency.ADD_REMOVE else [])
+    for x in ALL
+]
 
 
 def compiled(adjacency, function):
@@ -88,7 +93,7 @@ TAIL = jax.jit(upper_tail)
 
 def test_certain_and_impossible_tails(x64):
     for k, n, q, exact in [(3, 2, 0.5, 0), (2, 2, 1.0, 1), (1, 5, 0.0, 0)]:
-        assert TAIL(float(k), float(n), q) == exact
+        assert float(TAIL(float(k), float(n), q)) == exact
 
 
 @pytest.mark.slow
@@ -205,14 +210,17 @@ def by_peer(noise, q, n, b, count, delta, adjacency):
     ]
 
 
-@pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.REPLACE])
+@pytest.mark.parametrize(
+    "adjacency",
+    [pytest.param(Adjacency.ADD_REMOVE, marks=pytest.mark.matrix), Adjacency.REPLACE],
+)
 @pytest.mark.parametrize(
     ("n", "q", "b", "noise", "count", "delta", "rare"),
     [
         pytest.param(
             *(10_000, 0.01, 150, 1.0, 1000, 1e-5, True), marks=pytest.mark.slow
         ),
-        (100, 0.1, 15, 2.0, 100, 1e-6, False),
+        pytest.param(*(100, 0.1, 15, 2.0, 100, 1e-6, False), marks=pytest.mark.matrix),
         (100, 0.1, 8, 2.0, 100, 1e-6, False),
     ],
 )
@@ -230,7 +238,7 @@ def by_quadrature(noise, q, epsilon, adjacency):
     return max(reference_pld.single_delta(k, 1 / noise, q, epsilon) for k in kinds)
 
 
-@pytest.mark.parametrize("adjacency", ALL)
+@pytest.mark.parametrize("adjacency", ONE_OF_ALL)
 def test_one_step_with_little_noise_and_room_for_all(x64, adjacency):
     epsilon = compiled(adjacency, pld.epsilon)
     # A batch that overflows has another privacy loss, which is large with this noise.
@@ -250,10 +258,13 @@ def test_one_step_with_little_noise_and_room_for_all(x64, adjacency):
         assert by_quadrature(noise, q, found * (1 - tight), adjacency) > delta
 
 
-@pytest.mark.parametrize("adjacency", ALL)
+@pytest.mark.parametrize("adjacency", ONE_OF_ALL)
 @pytest.mark.parametrize(
     ("n", "size", "noise", "count", "interval"),
-    [(1000, 10, 0.2, 100, 1e-3), (60_000, 600, 0.15, 1000, 1e-2)],
+    [
+        (1000, 10, 0.2, 100, 1e-3),
+        pytest.param(60_000, 600, 0.15, 1000, 1e-2, marks=pytest.mark.matrix),
+    ],
 )
 def test_composed_steps_with_little_noise(
     x64, adjacency, n, size, noise, count, interval
@@ -325,11 +336,18 @@ def test_the_union_bound_at_large_epsilon():
     add = functools.partial(
         truncation.overflow_delta, num_examples=100, sampling_rate=0.1, num_steps=9
     )
-    epsilons = jnp.array([0.0, 709.0, 710.0, 1e4, jnp.inf])
+    epsilons = np.array([0.0, 709.0, 710.0, 1e4, np.inf], np.float32)
     np.testing.assert_array_equal(add(epsilons, max_batch_size=100), 0.0)
     at = jax.jit(functools.partial(add, max_batch_size=99))
-    np.testing.assert_array_equal(at(epsilons)[1:], 1.0)
-    assert 0 < float(at(0.0)) <= np.finfo(np.float32).tiny
-    assert at(jnp.nan) == at(-1.0) == 1.0
-    assert jax.grad(at)(1e4) == 0.0
-    assert jax.grad(lambda e: add(e, max_batch_size=100))(1e4) == 0.0
+    found = np.asarray(at(np.append(epsilons, np.float32([np.nan, -1.0]))))
+    np.testing.assert_array_equal(found[1:], 1.0)
+    assert 0 < found[0] <= np.finfo(np.float32).tiny
+
+    @jax.jit
+    def slopes(epsilon):
+        return [
+            jax.grad(lambda e, b=b: add(e, max_batch_size=b))(epsilon)
+            for b in (99, 100)
+        ]
+
+    assert [float(x) for x in slopes(1e4)] == [0.0, 0.0]
