@@ -169,6 +169,7 @@ def test_continuous_integration_tests_the_oldest_versions_too():
     assert oldest == set(constraints)
 
 
+@pytest.mark.whole
 def test_the_program_in_the_readme_runs(capsys):
     readme = (ROOT / "README.md").read_text()
     _, program = readme.split("```python\n")
