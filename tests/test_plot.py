@@ -108,7 +108,7 @@ def test_curves_of_a_profile_are_below_the_truth_and_near_it(curve_of_a_profile,
     assert (missed >= exact - 0.0055).all()
 
 
-RATE, SIGMA = 0.5, 1.6
+RATE, SIGMA = 0.5, 0.8
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,7 @@ def curve_of_a_sample():
     return drawn(plot.tradeoff(step).lines[0])
 
 
+@pytest.mark.slow
 def test_curves_of_a_poisson_sample_are_those_of_its_pair(curve_of_a_sample):
     rate, sigma = RATE, SIGMA
     rates, missed = curve_of_a_sample
@@ -169,6 +170,7 @@ def test_the_key_covers_no_curve():
 # --- runs
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("delta", [None, 1e-3])
 def test_epsilon_by_step_is_that_of_the_guarantee(delta):
     plans = fixed(), fixed(num_steps=20, noise_multiplier=1.0)
@@ -310,15 +312,18 @@ def test_an_explanation_is_its_table():
 # --- all of them
 
 
+ATTACK = np.random.default_rng(0).standard_normal((2, 3000))
+
+
 @pytest.fixture
 def attack():
-    inside, outside = np.random.default_rng(0).standard_normal((2, 3000))
+    inside, outside = ATTACK
     return plot.attack(inside + 1, outside, 1.0, confidence=0.99, labels=["promised"])
 
 
 def test_what_an_attack_reached_is_on_both_sides_of_the_truth(attack):
     """Of a 1-GDP mechanism: seen rates are near its curve, and proven ones above it."""
-    inside, outside = np.random.default_rng(0).standard_normal((2, 3000))
+    inside, outside = ATTACK
     ax = attack
     _, seen, proven = (drawn(line) for line in ax.lines[:3])
     truth = np.asarray(gdp.tradeoff(1.0, seen[0]))
@@ -377,7 +382,7 @@ def pictures(draw):
     "draw",
     [
         lambda ax: plot.tradeoff(1.0, ax=ax),
-        lambda ax: plot.attack(np.ones(9), np.zeros(9), 1.0, confidence=0.9, ax=ax),
+        lambda ax: plot.attack(*ATTACK, 1.0, confidence=0.9, ax=ax),
         lambda ax: plot.epsilon_by_step(fixed(), ax=ax),
         lambda ax: plot.compare([fixed()], ax=ax),
         lambda ax: plot.noise(np.ones(3), ax=ax),
@@ -422,6 +427,7 @@ def test_mistakes_are_refused(draw, name):
     assert plt.get_fignums() == []
 
 
+@pytest.mark.whole
 def test_matplotlib_is_imported_when_something_is_drawn():
     program = """
 import sys

@@ -173,6 +173,7 @@ def of_one_epoch():
     return run(W0, make_data(), num_epochs=1)
 
 
+@pytest.mark.matrix
 def test_one_epoch_has_no_changes(of_one_epoch):
     result = of_one_epoch
     assert result.noise_multipliers.change == np.inf
@@ -211,6 +212,7 @@ def of_two_leaves():
     )
 
 
+@pytest.mark.slow
 def test_it_learns_with_parameters_of_any_shape(of_two_leaves):
     (x, y), result = linear_data(), of_two_leaves
     guess = np.sign(x @ np.asarray(result.params["w"]) + float(result.params["b"]))

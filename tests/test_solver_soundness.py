@@ -72,7 +72,12 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 DIVISORS = {"noisy_gd": N, "random_round_sgd": 1}  # of a sum and its noise
 BOUND = float(np.float32(C))  # the next float32 above C, which is the one that runs
-DTYPES = ["float32", "bfloat16", "float64"]
+# The runs in float32 serve several tests of the default suite.
+DTYPES = [
+    "float32",
+    pytest.param("bfloat16", marks=pytest.mark.matrix),
+    pytest.param("float64", marks=pytest.mark.matrix),
+]
 
 
 def wild(params, example):
@@ -217,7 +222,6 @@ def distances(solver, dtype):
     )
 
 
-@pytest.mark.diagonal("solver")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", ["noisy_gd", "noisy_cyclic_gd", "noisy_sgd"])
 def test_noise_of_every_step_hides_a_replaced_example(steps, solver, dtype):
@@ -233,7 +237,6 @@ def test_noise_of_every_step_hides_a_replaced_example(steps, solver, dtype):
         np.testing.assert_array_equal(moved > 0, np.arange(9) % 3 == 1)
 
 
-@pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_rounds(rounds, dtype):
     moved = distances("random_round_sgd", dtype)
@@ -248,7 +251,6 @@ def test_random_rounds(rounds, dtype):
     assert all(np.any(data != r.keys) for r in run.records)
 
 
-@pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_output_perturbation(outputs, dtype):
     (moved,) = distances("output_perturbation", dtype)
@@ -264,7 +266,6 @@ def test_output_perturbation(outputs, dtype):
     assert result.params.dtype == dtype
 
 
-@pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_momentum(momenta, dtype):
     moved = distances("dp_nsgd", dtype)
@@ -287,7 +288,6 @@ def test_momentum(momenta, dtype):
     assert spent <= float(result.guarantee.mu) <= spent * (1 + 1e-6)
 
 
-@pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_momentum_of_reduced_sensitivity(reduced_momenta, dtype):
     moved = distances("sensitivity_reduced_nsgd", dtype)

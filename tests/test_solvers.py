@@ -23,7 +23,7 @@ def loss(params, example):
     return jnp.logaddexp(0.0, -y * (x @ params["w"] + params["b"]))
 
 
-def make_data(n=600, seed=0):
+def make_data(n=590, seed=0):  # the last of 24 batches has 15
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 4)).astype(np.float32)
     y = np.sign(x @ np.array([1.0, -2.0, 0.5, 0.0]) + 0.3).astype(np.float32)
@@ -64,9 +64,15 @@ def trained(order, adjacency):
     return train(make_data(), order=order, adjacency=adjacency, epsilon=8.0)
 
 
-@pytest.mark.diagonal("order")
-@pytest.mark.parametrize("order", ["fixed", "reshuffled"])
-@pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
+@pytest.mark.parametrize(
+    ("adjacency", "order"),
+    [
+        (Adjacency.ZERO_OUT, "fixed"),
+        (Adjacency.REPLACE, "reshuffled"),
+        pytest.param(Adjacency.ZERO_OUT, "reshuffled", marks=pytest.mark.matrix),
+        pytest.param(Adjacency.REPLACE, "fixed", marks=pytest.mark.matrix),
+    ],
+)
 def test_it_learns_and_keeps_its_word(trained, order, adjacency):
     data, result = make_data(), trained
     assert accuracy(result.params, data) > 0.85
@@ -160,7 +166,7 @@ def damaged(bad):
 def test_it_trains_through_damaged_examples(damaged):
     result, (x, y) = damaged, make_data()
     chex.assert_tree_all_finite((result.params, result.curve.loss))
-    clean = np.arange(600) % 10 != 0
+    clean = np.arange(len(y)) % 10 != 0
     assert accuracy(result.params, (x[clean], y[clean])) > 0.85
 
 
@@ -180,36 +186,33 @@ def test_one_damaged_example_changes_nothing_else(of_one_damaged, plain):
     assert np.any(of_one_damaged[0]["w"] != np.asarray(plain.params["w"]))
 
 
-@pytest.fixture(scope="module")
-def not_full():
-    return train(make_data(103))
+def test_a_last_batch_that_is_not_full(plain):
+    assert plain.curve.loss.shape == (6 * 24,)
+    assert np.all(np.isfinite(plain.curve.loss))
 
 
-def test_a_last_batch_that_is_not_full(not_full):
-    result = not_full
-    assert result.curve.loss.shape == (6 * 5,)
-    assert np.all(np.isfinite(result.curve.loss))
+@pytest.mark.diagonal
+@pytest.mark.parametrize(
+    ("n_b", "epochs", "decay", "exact"),
+    [(100, 10, 0.99, 46.42), (32, 32, 0.99, 207.36), (1000, 8, 0.999, 56.50)],
+)
+def test_printed_parameters_cost_at_least_twice_the_noise(n_b, epochs, decay, exact):
+    printed = paper.dp_nsgd_noise_multiplier(
+        0.7, num_steps=n_b * epochs, steps_per_epoch=n_b
+    )
+    mu = accounting.momentum_mu(
+        1.0,
+        num_steps=n_b * epochs,
+        decay=decay,
+        steps_per_epoch=n_b,
+        order="fixed",
+        adjacency=Adjacency.REPLACE,
+    )
+    np.testing.assert_allclose(mu, 2 * math.sqrt(exact), rtol=1e-4)
+    assert printed > 2 * float(mu) / 0.7
 
 
-def test_printed_parameters_cost_at_least_twice_the_noise():
-    for n_b, epochs, decay, exact in [
-        (100, 10, 0.99, 46.42),
-        (32, 32, 0.99, 207.36),
-        (1000, 8, 0.999, 56.50),
-    ]:
-        printed = paper.dp_nsgd_noise_multiplier(
-            0.7, num_steps=n_b * epochs, steps_per_epoch=n_b
-        )
-        mu = accounting.momentum_mu(
-            1.0,
-            num_steps=n_b * epochs,
-            decay=decay,
-            steps_per_epoch=n_b,
-            order="fixed",
-            adjacency=Adjacency.REPLACE,
-        )
-        np.testing.assert_allclose(mu, 2 * math.sqrt(exact), rtol=1e-4)
-        assert printed > 2 * float(mu) / 0.7
+def test_the_printed_noise_is_that_of_the_table():
     values = {(100, 10): 81, (32, 32): 223, (1000, 8): 91}
     for (n_b, epochs), v in values.items():
         printed = paper.dp_nsgd_noise_multiplier(
