@@ -117,7 +117,7 @@ def gaussian_scores(mu, count, audits=AUDITS, stddev=3.0, seed=0):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("mu", [0.0, 1.3])
 def test_bounds_of_gaussian_scores_seldom_exceed_the_truth(mu):
-    scores = gaussian_scores(mu, 250)
+    scores = gaussian_scores(mu, 400)
     epsilon = 0.0 if mu == 0 else float(gdp.epsilon(mu, 1e-3))
     bounds = {
         "epsilon": (auditing.epsilon_lower(*scores, 1e-3, confidence=0.99), epsilon),
