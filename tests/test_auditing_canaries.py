@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency, auditing, strategies
-from dpjax.accounting import correlated, gdp
+from dpjax.accounting import correlated
 from dpjax.accounting import tree as tree_accounting
 
 CLIP_NORM = 0.7
@@ -20,48 +20,58 @@ def loss(params, example):
     return jnp.sum(jnp.tanh(params["w"] @ example) ** 2) + params["b"] ** 2
 
 
-PARAMS = {"b": jnp.array(0.4), "w": jnp.linspace(-1, 1, 6).reshape(2, 3)}
-CANARY = jnp.array([-1, 3, -1, 0, -1, 4])
+PARAMS = {
+    "b": np.float32(0.4),
+    "w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
+}
+CANARY = np.array([-1, 3, -1, 0, -1, 4], np.int32)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["vmap", "bookkeeping"])
 def test_a_slot_moves_by_the_clip_norm_and_nothing_else_does(engine):
     planted = dpjax.clipped_grad(
         auditing.plant(loss, 5.0), CLIP_NORM, engine=engine, microbatch_size=4
     )
-    total, per_example = planted(
-        auditing.Planted(PARAMS, jnp.zeros(7)), auditing.Marked(X, CANARY)
-    )
+    params = auditing.Planted(PARAMS, np.zeros(7, np.float32))
+    total, per_example = jax.jit(planted)(params, auditing.Marked(X, CANARY))
     expected = CLIP_NORM * np.isin(np.arange(7), [0, 3, 4])
     np.testing.assert_allclose(total.slots, expected, rtol=1e-5)
     assert np.all(np.asarray(total.slots) <= expected)  # just under
     np.testing.assert_allclose(per_example.norm[CANARY >= 0], 5.0, rtol=1e-5)
-    own, _ = dpjax.clipped_grad(loss, CLIP_NORM)(PARAMS, X, mask=CANARY < 0)
+    own, _ = jax.jit(dpjax.clipped_grad(loss, CLIP_NORM))(PARAMS, X, mask=CANARY < 0)
     for ours, theirs in zip(
         jax.tree.leaves(total.params), jax.tree.leaves(own), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["vmap", "bookkeeping"])
 def test_a_direction_is_the_canarys_gradient(engine):
-    directions = auditing.random_directions(PARAMS, 7, norm=2.0, key=jax.random.key(1))
-    planted = dpjax.clipped_grad(
-        auditing.plant_directions(loss, directions), CLIP_NORM, engine=engine
-    )
-    total, _ = planted(PARAMS, auditing.Marked(X, CANARY), mask=CANARY >= 0)
-    found = auditing.along(directions, jax.tree.map(lambda x: x[None], total))[0] / 2
+    @jax.jit
+    def moved():
+        key = jax.random.key(1)
+        directions = auditing.random_directions(PARAMS, 7, norm=2.0, key=key)
+        planted = dpjax.clipped_grad(
+            auditing.plant_directions(loss, directions), CLIP_NORM, engine=engine
+        )
+        total, _ = planted(PARAMS, auditing.Marked(X, CANARY), mask=CANARY >= 0)
+        return auditing.along(directions, jax.tree.map(lambda x: x[None], total))[0]
+
+    found = moved() / 2
     expected = CLIP_NORM * np.isin(np.arange(7), [0, 3, 4])
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_directions_are_orthogonal():
-    found = auditing.random_directions(PARAMS, 5, norm=3.0, key=jax.random.key(0))
+    draw = functools.partial(auditing.random_directions, PARAMS, norm=3.0)
+    found = jax.jit(lambda: draw(5, key=jax.random.key(0)))()
     rows = np.concatenate([np.reshape(x, (5, -1)) for x in jax.tree.leaves(found)], 1)
     np.testing.assert_allclose(rows @ rows.T, 9 * np.eye(5), atol=1e-5)
     for wrong in (0, 8):
         with pytest.raises(ValueError, match="num"):
-            auditing.random_directions(PARAMS, wrong, norm=3.0, key=jax.random.key(0))
+            jax.eval_shape(lambda num=wrong: draw(num, key=jax.random.key(0)))
 
 
 STEPS, EPOCH = 12, 4
@@ -81,11 +91,16 @@ def takes_part(offset):
     return (np.arange(STEPS) % EPOCH == offset).astype(np.float32)[:, None]
 
 
+ALL_OFFSETS = np.stack([takes_part(offset) for offset in range(EPOCH)])
+
+
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_of_correlated_noise_a_matched_filter_has_the_accountants_mu(name):
     """Exactly, at the worst offset: the accountant and the attack meet."""
     white = auditing.white_by_strategy(STRATEGIES[name])
-    lengths = [np.linalg.norm(white(jnp.asarray(takes_part(o)))) for o in range(EPOCH)]
+    seen = jax.jit(lambda: jnp.stack([white(x) for x in jnp.asarray(ALL_OFFSETS)]))()
+    lengths = np.linalg.norm(seen, axis=(1, 2))
     mu = correlated.mu(
         STRATEGIES[name],
         1.0,
@@ -97,14 +112,19 @@ def test_of_correlated_noise_a_matched_filter_has_the_accountants_mu(name):
     np.testing.assert_allclose(max(lengths), mu, rtol=1e-5)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("decay", [0.0, 0.6, 0.95])
 def test_of_tree_noise_a_matched_filter_has_the_accountants_mu(decay):
-    silent = dpjax.tree_momentum(decay, 0.0, num_steps=STEPS, key=jax.random.key(0))
     white = auditing.white_by_tree(decay)
-    lengths = []
-    for offset in range(EPOCH):
-        expected = auditing.released(silent, jnp.asarray(takes_part(offset)))
-        lengths.append(np.linalg.norm(white(expected)) / (1 - decay))
+
+    @jax.jit
+    @jax.vmap
+    def seen(sums):
+        key = jax.random.key(0)
+        silent = dpjax.tree_momentum(decay, 0.0, num_steps=STEPS, key=key)
+        return white(auditing.released(silent, sums))
+
+    lengths = np.linalg.norm(seen(ALL_OFFSETS), axis=(1, 2)) / (1 - decay)
     mu = tree_accounting.momentum_mu(
         1.0,
         num_steps=STEPS,
@@ -126,11 +146,12 @@ def noises(name, key, num):
     return auditing.white_by_strategy(STRATEGIES[name])(auditing.released(tx, zeros))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", [*STRATEGIES, "tree momentum"])
 def test_filters_make_noise_white(name):
     """Within five standard deviations of 4,000 draws: false alarms below 1e-4."""
     num = 4000
-    z = np.asarray(noises(name, jax.random.key(2), num), np.float64)
+    z = np.float64(jax.jit(lambda: noises(name, jax.random.key(2), num))())
     covariance = z @ z.T / num
     np.testing.assert_allclose(covariance, np.eye(STEPS), atol=5 * np.sqrt(2 / num))
 
@@ -139,27 +160,26 @@ def test_of_one_run_of_a_whole_pipeline_the_bound_is_near():
     """Loss, clipping, noise and optimizer as they are, one step, 4,000 canaries."""
     inside, everywhere, mu = 4000, 12_000, 2.0
     gradient = dpjax.clipped_grad(auditing.plant(loss, 2.0), CLIP_NORM)
-    optimizer = dpjax.dp_sgd(
-        0.1,
-        clip_norm=CLIP_NORM,
-        noise_multiplier=1 / mu,
-        expected_batch_size=5,
-        key=jax.random.key(7),
-    )
 
     @jax.jit
     def step(batch):
+        optimizer = dpjax.dp_sgd(
+            0.1,
+            clip_norm=CLIP_NORM,
+            noise_multiplier=1 / mu,
+            expected_batch_size=5,
+            key=jax.random.key(7),
+        )
         params = auditing.Planted(PARAMS, jnp.zeros(everywhere))
         total, _ = gradient(params, batch)
-        return optimizer.update(total, optimizer.init(params), params)[0].slots
+        seen = optimizer.update(total, optimizer.init(params), params)[0].slots
+        scores = auditing.matched_filter(seen[None], jnp.full((1, 1), -1.0))
+        return scores[:inside], scores[inside:]
 
     examples = np.concatenate([X, np.zeros((inside, 3), np.float32)])
     canary = np.concatenate([np.full(6, -1), np.arange(inside)])
-    seen = step(auditing.Marked(examples, canary))
-    scores = auditing.matched_filter(seen[None], jnp.full((1, 1), -1.0))
-    found = auditing.gaussian_mu_lower(
-        scores[:inside], scores[inside:], confidence=0.9999
-    )
+    scores = step(auditing.Marked(examples, canary))
+    found = auditing.gaussian_mu_lower(*scores, confidence=0.9999)
     assert 0.9 * mu < found <= mu
 
 
@@ -169,7 +189,7 @@ def test_scores_are_those_of_the_definition():
     expected[:, 2] = 0
     with np.errstate(invalid="ignore"):
         by_hand = np.sum(seen * expected, axis=0) / np.linalg.norm(expected, axis=0)
-    found = auditing.matched_filter(seen, expected)
+    found = jax.jit(auditing.matched_filter)(seen, expected)
     np.testing.assert_allclose(found, np.nan_to_num(by_hand), rtol=1e-5)
     with pytest.raises(ValueError, match="expected"):
         auditing.matched_filter(seen, expected[:, :3])
@@ -197,15 +217,20 @@ def run(data, key):
 
 def test_many_runs_have_keys_of_their_own_and_are_audited():
     data = np.array([[3.0, 0.0], [-3.0, 0.0]], np.float32)
-    outputs = auditing.train_many(
-        run, data, data[1:], num_runs=1000, key=jax.random.key(0)
-    )
+
+    @jax.jit
+    def train():
+        key = jax.random.key(0)
+        return auditing.train_many(run, data, data[1:], num_runs=1000, key=key)
+
+    outputs = train()
     assert outputs.inside["all"].shape == (1000, 3, 2)
     everything = np.concatenate([outputs.inside["last"], outputs.outside["last"]])
     assert len(np.unique(everything, axis=0)) == 2000
-    mu = float(gdp.compose(np.full(3, 0.5)))
+    mu = 0.5 * np.sqrt(3)  # of three steps
+    linear_scores = jax.jit(auditing.linear_scores)
     for part in ("all", "last"):
-        scores = auditing.linear_scores(auditing.Outputs(*(x[part] for x in outputs)))
+        scores = linear_scores(auditing.Outputs(*(x[part] for x in outputs)))
         assert len(scores.inside) == 500
         # It fails with probability 1e-4; the runs' keys are fixed.
         found = auditing.mu_lower(*scores, confidence=0.9999)
@@ -216,12 +241,13 @@ def test_runs_in_parts_are_the_same():
     def draw(data, key):
         return data + jax.random.normal(key)
 
-    at_once, in_parts = (
-        auditing.train_many(
-            draw, 1.0, 0.0, num_runs=20, key=jax.random.key(0), batch_size=size
+    def many(size):
+        key = jax.random.key(0)
+        return auditing.train_many(
+            draw, 1.0, 0.0, num_runs=20, key=key, batch_size=size
         )
-        for size in (None, 7)
-    )
+
+    at_once, in_parts = jax.jit(lambda: [many(size) for size in (None, 7)])()
     np.testing.assert_array_equal(at_once.inside, in_parts.inside)
     np.testing.assert_array_equal(at_once.outside, in_parts.outside)
 

@@ -52,10 +52,16 @@ def test_every_transformation_is_audited(audits):
     assert names == {name.split(",")[0] for name in TRANSFORMATIONS}
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_a_mechanism_gives_away_what_is_reported_and_no_more(name, audits):
+@pytest.fixture
+def attacked(name, audits):
     mechanism = audits.MECHANISMS[name]
-    scores = audits.white_box(mechanism, MU, **NUM, key=jax.random.key(1))
+    return audits.white_box(mechanism, MU, **NUM, key=jax.random.key(1))
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_mechanism_gives_away_what_is_reported_and_no_more(attacked, name, audits):
+    mechanism, scores = audits.MECHANISMS[name], attacked
     if mechanism.white is None:  # no linear map makes its noise white
         found = auditing.mu_lower(*scores, confidence=CONFIDENCE)
         assert 0.5 * MU < found <= MU
@@ -76,19 +82,26 @@ TWINS = [
 ]
 
 
+@pytest.fixture
+def broken_and_whole(name, audits):
+    twin, at = audits.TWINS[name], {"num": 128, "key": jax.random.key(2)}
+    broken = audits.of_twin(twin, 1.0, **at)
+    return broken, twin.patch and audits.of_twin(twin, 1.0, broken=False, **at)
+
+
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", TWINS)
-def test_what_is_broken_is_found(name, audits):
+def test_what_is_broken_is_found(broken_and_whole, name, audits):
     """At 99 % by 128 canaries, and in a mechanism that is not broken nothing is."""
     assert list(audits.TWINS) == TWINS
-    twin = audits.TWINS[name]
-    at = {"num": 128, "key": jax.random.key(2)}
-    scores = audits.of_twin(twin, 1.0, **at)
-    assert auditing.gaussian_mu_lower(*scores, confidence=0.99) > 1.0
-    if twin.patch:
-        scores = audits.of_twin(twin, 1.0, broken=False, **at)
-        assert auditing.gaussian_mu_lower(*scores, confidence=CONFIDENCE) <= 1.0
+    broken, whole = broken_and_whole
+    assert auditing.gaussian_mu_lower(*broken, confidence=0.99) > 1.0
+    assert bool(whole) == bool(audits.TWINS[name].patch)
+    if whole:
+        assert auditing.gaussian_mu_lower(*whole, confidence=CONFIDENCE) <= 1.0
 
 
+@pytest.mark.matrix
 def test_what_is_broken_without_noise_is_checked(audits):
     for name in audits.CHECKED:
         report, calls = audits.checked(name)

@@ -75,6 +75,7 @@ def all_right(m, r):
     }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("m", "r"), CASES)
 def test_no_mechanism_beats_the_bound_on_epsilon_more_often_than_stated(m, r, x64):
     epsilon, (scores, guesses) = 0.4, all_right(m, r)
@@ -94,6 +95,7 @@ def test_no_mechanism_beats_the_bound_on_epsilon_more_often_than_stated(m, r, x6
             assert bound(p * (1 + 1e-5)) > epsilon - 1e-4
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("m", "r"), CASES[:3])
 def test_no_mechanism_beats_the_bound_on_mu_more_often_than_stated(m, r, x64):
     """The curve is asked for at 24 pairs, which allows more by less than a thousandth.

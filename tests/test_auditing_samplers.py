@@ -47,7 +47,7 @@ def test_scores_are_likelihood_ratios(x64):
         for case in (*cases, np.zeros(3))
     ]
     expected = scipy.special.logsumexp(density[:-1], axis=0, b=rates[:, None])
-    found = auditing.mixture_scores(seen, cases, rates, stddev)
+    found = jax.jit(auditing.mixture_scores)(seen, cases, rates, stddev)
     np.testing.assert_allclose(found, expected - density[-1], rtol=1e-9)
     with pytest.raises(ValueError, match="cases"):
         auditing.mixture_scores(seen, cases.T, rates, stddev)

@@ -271,19 +271,27 @@ def test_an_epsilon_that_was_not_tuned_is_refused(helper):
         train.settings(path, [2.0, 3.0])
 
 
-def test_the_noise_in_a_workload_is_what_the_tree_says_of_its_own(helper):
+@pytest.fixture
+def tree_design(helper):
+    """The tree's design, its noise in the momentum, and what is predicted of it."""
     runs = helper("_workload_runs")
     shape, decay = runs.Shape(num_steps=37, steps_per_epoch=8), 0.9
     workload = workloads.momentum(decay)
     design = runs.of_strategy(strategies.tree(decay), shape)
     noise = runs.weights(workload, shape.num_steps) @ design.matrix
-    known = (1 - decay) ** 2 * prefix_variance(np.arange(1, 38), decay)
+    return shape, decay, noise, runs.predicted(design, workload)
+
+
+def test_the_noise_in_a_workload_is_what_the_tree_says_of_its_own(tree_design):
+    shape, decay, noise, predicted = tree_design
+    variance = jax.jit(prefix_variance)(np.arange(1, 38), decay)
+    known = (1 - decay) ** 2 * np.asarray(variance)
     np.testing.assert_allclose((noise**2).sum(1), known, rtol=1e-5)  # in float32
     spent = momentum_mu(
         1.0, **shape._asdict(), decay=decay, order="fixed", adjacency=Adjacency.REPLACE
     )
     whole = spent * np.sqrt(np.mean(known))
-    assert runs.predicted(design, workload) == pytest.approx(float(whole), rel=1e-5)
+    assert predicted == pytest.approx(float(whole), rel=1e-5)
 
 
 def test_what_ranks_accuracies_as_they_are_has_a_correlation_of_one(helper):

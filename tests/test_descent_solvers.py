@@ -14,7 +14,9 @@ from dpjax._core.keys import stream
 from dpjax.accounting import gdp, iteration, pld, pure
 from dpjax.solvers import losses, prox
 
-KEY = jax.random.key(5)
+# The key of the seed 5, for which nothing is compiled, nor for these parameters.
+KEY = jax.random.wrap_key_data(np.array([0, 5], np.uint32))
+W0 = jax.device_put(np.zeros(4, np.float32))
 HUBER = losses.huber(0.7, feature_norm=2.0)
 OPEN = {"diameter": math.inf, "adjacency": Adjacency.REPLACE}
 SETTING = {**HUBER.setting, **OPEN, "regularization": 0.05, "step_size": 0.2}
@@ -51,25 +53,40 @@ def reference(data, batches, step_sizes, *, added, clip_norm=None, shrink=None):
     return w
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.4])
-def test_without_noise_it_is_descent_on_cyclic_batches(clip_norm):
-    data = make_data()
+DECREASING = 0.3 / np.sqrt(1 + np.arange(15))
+
+
+@pytest.fixture
+def noiseless(clip_norm):
+    """Of constant steps with a proximal one, and of decreasing ones."""
     setting = dict(SETTING)
     if clip_norm is not None:
         setting |= {"clipped": True, "gradient_norm": clip_norm}
-    step_sizes = 0.3 / np.sqrt(1 + np.arange(15))
-    result = solvers.noisy_cyclic_gd(
+    run = functools.partial(
+        solvers.noisy_cyclic_gd,
         HUBER,
-        jnp.zeros(4),
-        data,
+        W0,
+        make_data(),
         num_epochs=3,
         batch_size=5,  # the last batch has 3
         order="fixed",
         key=KEY,
         noise_multiplier=0.0,
-        prox=prox.elastic_net(0.02, 0.3),
-        **setting | {"step_size": optax.polynomial_schedule(0.3, 0.3, 1, 1)},
     )
+    return (
+        run(
+            prox=prox.elastic_net(0.02, 0.3),
+            **setting | {"step_size": optax.polynomial_schedule(0.3, 0.3, 1, 1)},
+        ),
+        run(**setting | {"step_size": DECREASING}),
+    )
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("clip_norm", [None, 0.4])
+def test_without_noise_it_is_descent_on_cyclic_batches(noiseless, clip_norm):
+    data = make_data()
+    result, decreasing = noiseless
     constant = [(np.arange(23)[i : i + 5], 5) for i in range(0, 23, 5)] * 3
     expected = reference(
         data, constant, [0.3] * 15, added=0.05, clip_norm=clip_norm, shrink=(0.02, 0.3)
@@ -80,64 +97,58 @@ def test_without_noise_it_is_descent_on_cyclic_batches(clip_norm):
     assert result.guarantee.mu == np.inf
     np.testing.assert_array_equal(result.curve.left_out, np.zeros(15))
 
-    result = solvers.noisy_cyclic_gd(
-        HUBER,
-        jnp.zeros(4),
-        data,
-        num_epochs=3,
-        batch_size=5,
-        order="fixed",
-        key=KEY,
-        noise_multiplier=0.0,
-        **setting | {"step_size": step_sizes},
+    expected = reference(data, constant, DECREASING, added=0.05, clip_norm=clip_norm)
+    atol = 2e-6 + DECREASING.sum() * short
+    np.testing.assert_allclose(decreasing.params, expected, atol=atol)
+
+
+@pytest.fixture(scope="module")
+def of_full_batches():
+    return solvers.noisy_gd(
+        HUBER, W0, make_data(), num_steps=9, key=KEY, noise_multiplier=0.0, **SETTING
     )
-    expected = reference(data, constant, step_sizes, added=0.05, clip_norm=clip_norm)
-    atol = 2e-6 + step_sizes.sum() * short
-    np.testing.assert_allclose(result.params, expected, atol=atol)
 
 
-def test_full_and_random_batches_without_noise():
-    data = make_data()
-    result = solvers.noisy_gd(
-        HUBER, jnp.zeros(4), data, num_steps=9, key=KEY, noise_multiplier=0.0, **SETTING
-    )
-    everything = [(np.arange(23), 23)] * 9
-    expected = reference(data, everything, [0.2] * 9, added=0.05)
-    np.testing.assert_allclose(result.params, expected, atol=2e-6)
-
-    # Random batches: those of the sampler, from the solver's stream of that name.
-    result = solvers.noisy_sgd(
+@pytest.fixture(scope="module")
+def of_random_batches():
+    return solvers.noisy_sgd(
         HUBER,
-        jnp.zeros(4),
-        data,
+        W0,
+        make_data(),
         num_steps=12,
         batch_size=4,
         key=KEY,
         noise_multiplier=1e-9,
         **SETTING,
     )
-    batch_key = stream(stream(KEY, "solvers.noisy_sgd"), "batches")
-    batches = [
-        (np.asarray(sampling.fixed_size(23, 4, key=batch_key, step=k).indices), 4)
-        for k in range(12)
-    ]
-    expected = reference(data, batches, [0.2] * 12, added=0.05)
+
+
+def test_full_and_random_batches_without_noise(of_full_batches, of_random_batches):
+    data = make_data()
+    result = of_full_batches
+    everything = [(np.arange(23), 23)] * 9
+    expected = reference(data, everything, [0.2] * 9, added=0.05)
     np.testing.assert_allclose(result.params, expected, atol=2e-6)
+
+    # Random batches: those of the sampler, from the solver's stream of that name.
+    @jax.jit
+    @jax.vmap
+    def indices(k):
+        key = stream(stream(KEY, "solvers.noisy_sgd"), "batches")
+        return sampling.fixed_size(23, 4, key=key, step=k).indices
+
+    batches = [(batch, 4) for batch in np.asarray(indices(np.arange(12)))]
+    expected = reference(data, batches, [0.2] * 12, added=0.05)
+    np.testing.assert_allclose(of_random_batches.params, expected, atol=2e-6)
 
 
 def quadratic(w, a):
     return 0.5 * jnp.sum((w["x"] - a) ** 2)
 
 
-@pytest.mark.parametrize("adjacency", [Adjacency.REPLACE, Adjacency.ZERO_OUT])
-@pytest.mark.parametrize("batch_size", [6, 2])
-def test_the_last_iterate_is_as_far_apart_as_promised(batch_size, adjacency):
-    """Quadratics: the last iterate is Gaussian, so its μ is shift over deviation.
-
-    For full batches that is the guarantee exactly; it is at least 1/1.3 of it on cyclic
-    batches, where the bound is not tight. The deviation is estimated from 20,000
-    coordinates of one run: a relative error of 0.5 %, and 5 of those are allowed for.
-    """
+@pytest.fixture
+def far_other_and_noisy(batch_size, adjacency):
+    """Runs on two neighbours without noise, and one with it."""
     n, d, C, sigma, epochs = 6, 20_001, 0.8, 1.7, 8
     a = np.zeros((n, d), np.float32)
     far, other = a.copy(), a.copy()
@@ -146,7 +157,7 @@ def test_the_last_iterate_is_as_far_apart_as_promised(batch_size, adjacency):
     run = functools.partial(
         solvers.noisy_cyclic_gd,
         quadratic,
-        {"x": jnp.zeros(d)},
+        {"x": np.zeros(d, np.float32)},
         num_epochs=epochs,
         batch_size=batch_size,
         order="fixed",
@@ -162,52 +173,95 @@ def test_the_last_iterate_is_as_far_apart_as_promised(batch_size, adjacency):
         diameter=math.inf,
         adjacency=adjacency,
     )
-    means = [run(x, noise_multiplier=0.0).params["x"] for x in (far, other)]
-    noisy = run(a, noise_multiplier=sigma)
-    attained = abs(float(means[0][0] - means[1][0])) / np.std(noisy.params["x"][1:])
-    promised = float(noisy.guarantee.mu)
+    quiet = [run(x, noise_multiplier=0.0) for x in (far, other)]
+    return *quiet, run(a, noise_multiplier=sigma)
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("adjacency", [Adjacency.REPLACE, Adjacency.ZERO_OUT])
+@pytest.mark.parametrize("batch_size", [6, 2])
+def test_the_last_iterate_is_as_far_apart_as_promised(
+    far_other_and_noisy, batch_size, adjacency
+):
+    """Quadratics: the last iterate is Gaussian, so its μ is shift over deviation.
+
+    For full batches that is the guarantee exactly; it is at least 1/1.3 of it on cyclic
+    batches, where the bound is not tight. The deviation is estimated from 20,000
+    coordinates of one run: a relative error of 0.5 %, and 5 of those are allowed for.
+    """
+    far, other, x = (np.asarray(r.params["x"]) for r in far_other_and_noisy)
+    attained = abs(float(far[0]) - float(other[0])) / np.std(x[1:])
+    promised = float(far_other_and_noisy[2].guarantee.mu)
     assert attained <= promised * 1.025
-    assert attained >= promised * 0.975 / (1.0 if batch_size == n else 1.3)
+    assert attained >= promised * 0.975 / (1.0 if batch_size == 6 else 1.3)
 
 
-def test_noise_has_the_scheduled_size_and_is_fresh_in_every_step():
-    # Gradients of zero: x is a sum of the noise of all steps, of known variance.
-    noise = np.array([2.0, 0.5, 1.0])
-    eta = np.array([0.1, 0.4, 0.2])
-    result = solvers.noisy_gd(
+@pytest.fixture(scope="module")
+def noise_of_a_schedule():
+    return solvers.noisy_gd(
         losses.huber(0.3, feature_norm=1.0),
-        jnp.zeros(20_000),
+        np.zeros(20_000, np.float32),
         (np.zeros((7, 20_000), np.float32), np.zeros(7, np.float32)),
         num_steps=3,
         key=KEY,
-        noise_multiplier=noise,
+        noise_multiplier=np.array([2.0, 0.5, 1.0]),
         **losses.huber(0.3, feature_norm=1.0).setting,
         **OPEN,
-        step_size=eta,
+        step_size=np.array([0.1, 0.4, 0.2]),
         regularization=0.5,
     )
-    pull = np.array([(1 - 0.2) * (1 - 0.1), 1 - 0.1, 1.0])
-    std = np.linalg.norm(eta * noise * 0.3 / 7 * pull)
-    # The relative error of a standard deviation of 20,000 draws is 0.5 %.
-    np.testing.assert_allclose(np.std(result.params), std, rtol=0.025)
-    leaves = solvers.noisy_gd(
+
+
+@pytest.fixture(scope="module")
+def noise_of_two_leaves():
+    return solvers.noisy_gd(
         lambda w, x: jnp.sum(w["a"] * x) + jnp.sum(w["b"] * x),
-        {"a": jnp.zeros(50), "b": jnp.zeros(50)},
+        {"a": np.zeros(50, np.float32), "b": np.zeros(50, np.float32)},
         np.zeros((3, 50), np.float32),
         num_steps=1,
         key=KEY,
         noise_multiplier=1.0,
         **SETTING,
     ).params
-    assert np.max(np.abs(leaves["a"] - leaves["b"])) > 0.1 * np.max(np.abs(leaves["a"]))
 
 
-def test_guarantees_are_those_of_the_accountants():
-    data = make_data(24)
-    run = functools.partial(solvers.noisy_cyclic_gd, HUBER, jnp.zeros(4), data, key=KEY)
-    result = run(
-        num_epochs=5, batch_size=6, order="fixed", epsilon=1.5, delta=1e-4, **SETTING
+def test_noise_has_the_scheduled_size_and_is_fresh_in_every_step(
+    noise_of_a_schedule, noise_of_two_leaves
+):
+    # Gradients of zero: x is a sum of the noise of all steps, of known variance.
+    noise = np.array([2.0, 0.5, 1.0])
+    eta = np.array([0.1, 0.4, 0.2])
+    pull = np.array([(1 - 0.2) * (1 - 0.1), 1 - 0.1, 1.0])
+    std = np.linalg.norm(eta * noise * 0.3 / 7 * pull)
+    # The relative error of a standard deviation of 20,000 draws is 0.5 %.
+    found = np.std(np.asarray(noise_of_a_schedule.params))
+    np.testing.assert_allclose(found, std, rtol=0.025)
+    a, b = (np.asarray(noise_of_two_leaves[name]) for name in "ab")
+    assert np.max(np.abs(a - b)) > 0.1 * np.max(np.abs(a))
+
+
+@pytest.fixture(scope="module")
+def accounted():
+    """With a target, with constant noise, and with a schedule of it."""
+    run = functools.partial(
+        solvers.noisy_cyclic_gd,
+        HUBER,
+        W0,
+        make_data(24),
+        key=KEY,
+        num_epochs=5,
+        batch_size=6,
+        **SETTING,
     )
+    return (
+        run(order="fixed", epsilon=1.5, delta=1e-4),
+        run(order="fixed", noise_multiplier=2.0),
+        run(order="reshuffled", noise_multiplier=np.linspace(1, 2, 20)),
+    )
+
+
+def test_guarantees_are_those_of_the_accountants(accounted):
+    result, constant, varied = accounted
     assert 1.5 * (1 - 1e-4) <= result.guarantee.epsilon(1e-4) <= 1.5
     mu = iteration.noisy_cyclic_gd_mu(
         float(result.noise_multiplier),
@@ -220,21 +274,11 @@ def test_guarantees_are_those_of_the_accountants():
     np.testing.assert_allclose(result.guarantee.mu, mu, rtol=1e-6)
 
     # Constant schedules are no schedules; reshuffled ones compose.
-    constant = functools.partial(run, num_epochs=5, batch_size=6, noise_multiplier=2.0)
-    fixed = constant(order="fixed", **SETTING).guarantee.mu
     scheduled = iteration.scheduled_cyclic_gd_mu(
         np.full(20, 2.0), batches_per_epoch=4, batch_size=6, **SETTING
     )
-    np.testing.assert_allclose(fixed, scheduled, rtol=1e-6)
-    noise = np.linspace(1, 2, 20)
-    varied = run(
-        num_epochs=5,
-        batch_size=6,
-        order="reshuffled",
-        noise_multiplier=noise,
-        **SETTING,
-    )
-    composed = gdp.compose(2 / noise[::4])
+    np.testing.assert_allclose(constant.guarantee.mu, scheduled, rtol=1e-6)
+    composed = gdp.compose(2 / np.linspace(1, 2, 20)[::4])
     np.testing.assert_allclose(varied.guarantee.mu, composed, rtol=1e-6)
 
 
@@ -276,7 +320,7 @@ def test_scheduled_noisy_sgd_composes_at_no_more_than_its_noise():
     noise = np.linspace(3, 2, 40)
     result = solvers.noisy_sgd(
         HUBER,
-        jnp.zeros(4),
+        W0,
         make_data(),
         num_steps=40,
         batch_size=2,
@@ -298,7 +342,7 @@ def test_scheduled_noisy_sgd_composes_at_no_more_than_its_noise():
 def test_noisy_sgd_meets_its_target():
     result = solvers.noisy_sgd(
         HUBER,
-        jnp.zeros(4),
+        W0,
         make_data(200),
         num_steps=50,
         batch_size=4,
@@ -331,20 +375,21 @@ def test_batches_of_fixed_size_are_uniform_subsets():
     assert len(subsets) == math.comb(6, 3)
     # χ² with 19 degrees of freedom is below 52 but once in 15,000.
     assert np.sum((counts - 1000) ** 2 / 1000) < 52
-    many = sampling.fixed_size(50, 40, key=KEY, step=1)
+    many = jax.jit(lambda: sampling.fixed_size(50, 40, key=KEY, step=1))()
     assert len(set(many.indices.tolist())) == 40
-    assert bool(many.mask.all())
+    assert np.all(many.mask)
     with pytest.raises(ValueError, match="^batch_size must"):
         sampling.fixed_size(5, 6, key=KEY, step=0)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_damaged_examples_contribute_zero_and_are_counted(bad):
     x, y = make_data(20)
     x[3, 1], y[17] = bad, np.nan
     result = solvers.noisy_cyclic_gd(
         HUBER,
-        jnp.zeros(4),
+        W0,
         (x, y),
         num_epochs=2,
         batch_size=5,
@@ -369,10 +414,11 @@ def test_a_run_compiles_once():
         return HUBER(w, example)
 
     x, y = make_data()
-    for key, shift in ((KEY, 0.0), (jax.random.key(6), 1.0)):
+    other = jax.random.wrap_key_data(np.array([0, 6], np.uint32))
+    for key, shift in ((KEY, 0.0), (other, 1.0)):
         solvers.noisy_gd(
             loss,
-            jnp.zeros(4),
+            W0,
             (x, y + shift),
             num_steps=500,
             key=key,
@@ -409,19 +455,11 @@ def test_losses_have_the_constants_they_state():
         assert largest.max() >= 0.8 * loss.smoothness
 
 
-def test_proximal_steps_minimise_what_they_say():
-    x, eta = np.array([1.3, -0.04, -2.0, 0.3]), 0.4
-    grid = np.linspace(-3, 3, 600_001)
-    for step, h in [
-        (prox.l1(0.6), lambda u: 0.6 * np.abs(u)),
-        (prox.l2(0.6), lambda u: 0.3 * u * u),
-        (prox.elastic_net(0.2, 0.7), lambda u: 0.2 * np.abs(u) + 0.35 * u * u),
-    ]:
-        best = [grid[np.argmin(h(grid) + (grid - z) ** 2 / (2 * eta))] for z in x]
-        np.testing.assert_allclose(step(jnp.asarray(x), eta), best, atol=2e-5)
-    result = solvers.noisy_gd(
+@pytest.fixture(scope="module")
+def projected():
+    return solvers.noisy_gd(
         HUBER,
-        jnp.zeros(4),
+        W0,
         make_data(),
         num_steps=5,
         key=KEY,
@@ -431,7 +469,19 @@ def test_proximal_steps_minimise_what_they_say():
         ),
         **SETTING | {"diameter": 0.2},
     )
-    assert np.linalg.norm(result.params) <= 0.1 * (1 + 1e-5)
+
+
+def test_proximal_steps_minimise_what_they_say(projected):
+    x, eta = np.array([1.3, -0.04, -2.0, 0.3]), 0.4
+    grid = np.linspace(-3, 3, 600_001)
+    for step, h in [
+        (prox.l1(0.6), lambda u: 0.6 * np.abs(u)),
+        (prox.l2(0.6), lambda u: 0.3 * u * u),
+        (prox.elastic_net(0.2, 0.7), lambda u: 0.2 * np.abs(u) + 0.35 * u * u),
+    ]:
+        best = [grid[np.argmin(h(grid) + (grid - z) ** 2 / (2 * eta))] for z in x]
+        np.testing.assert_allclose(jax.jit(step)(x, eta), best, atol=2e-5)
+    assert np.linalg.norm(projected.params) <= 0.1 * (1 + 1e-5)
 
 
 def test_pure_privacy_is_randomised_response(x64):
@@ -443,13 +493,17 @@ def test_pure_privacy_is_randomised_response(x64):
             assert delta >= exact * (1 - 1e-12)
             if 0 < exact < 1:
                 np.testing.assert_allclose(pure.epsilon(p, exact), e, atol=1e-9)
-        assert pure.epsilon(p, 0.0) == p
+        assert float(pure.epsilon(p, 0.0)) == p
         # The Gaussian curve lies below: more δ at every ε, and less is not enough.
         mu = float(pure.mu(p))
         e = np.linspace(0, p, 50)
         slack = 1e-12
-        assert np.all(gdp.delta(mu, e) >= pure.delta(p, e) - slack)
-        assert np.any(gdp.delta(0.99 * mu, e) < pure.delta(p, e))
+        delta, gaussian, less = (
+            np.asarray(x)
+            for x in (pure.delta(p, e), gdp.delta(mu, e), gdp.delta(0.99 * mu, e))
+        )
+        assert np.all(gaussian >= delta - slack)
+        assert np.any(less < delta)
 
 
 def test_bad_input_names_the_argument():
@@ -457,7 +511,7 @@ def test_bad_input_names_the_argument():
     run = functools.partial(
         solvers.noisy_cyclic_gd,
         HUBER,
-        jnp.zeros(4),
+        W0,
         num_epochs=2,
         batch_size=5,
         order="fixed",
@@ -509,7 +563,7 @@ def test_bad_input_names_the_argument():
         with pytest.raises(ValueError, match="^data must have labels"):
             solvers.noisy_gd(
                 loss,
-                jnp.zeros(4),
+                W0,
                 (x, labels),
                 num_steps=1,
                 key=KEY,

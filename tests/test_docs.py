@@ -55,7 +55,6 @@ QUICK = {"pitfalls.md", "map.md"}
 NEEDED = {"howto/keras.md": "keras"}
 # Those whose programs run for longer than they compile.
 OPTIMIZED = {"choosing-a-mechanism.md"}
-WRITTEN = [*PAGES, "releasing.md", "threat-model.md", "../README.md", "../SECURITY.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: [\w. ]+ -->\n\n$")
 
@@ -87,6 +86,7 @@ def written(page):
     return "".join([*parts, text[place:]])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "page",
     [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in PAGES],
@@ -110,24 +110,6 @@ def test_programs_are_found():
     assert (second, nothing) == ("z\n", None)
 
 
-@pytest.mark.parametrize("page", WRITTEN)
-def test_links_lead_somewhere(page):
-    path = DOCS / page
-    text = FENCE.sub("", path.read_text(encoding="utf-8"))
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert links
-    for link in links:
-        if link.startswith("https://"):
-            continue
-        target, _, anchor = link.partition("#")
-        there = (path.parent / target).resolve() if target else path
-        assert there.exists(), link
-        if anchor:
-            assert anchor.isascii(), f"{link}: elsewhere it is another one"
-            headings = re.findall(r"^#+ (.+)$", there.read_text("utf-8"), re.MULTILINE)
-            assert anchor in map(slug, headings), link
-
-
 def test_the_page_of_plans_names_the_adjacencies_of_each_sampling():
     page = (DOCS / "plan.md").read_text(encoding="utf-8")
     named = {}
@@ -138,11 +120,6 @@ def test_the_page_of_plans_names_the_adjacencies_of_each_sampling():
         for sampling in re.findall(r'"(\w+)"', samplings):
             named[sampling] = set(Adjacency) if adjacencies == "any" else covers
     assert named == {name: set(kind.covers) for name, kind in SAMPLINGS.items()}
-
-
-def slug(heading):
-    """The anchor that GitHub gives a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def test_every_question_has_an_answer_and_a_way_on():

@@ -82,6 +82,7 @@ def marked(names):
     return [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in names]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", marked(NAMES))
 def test_both_train(name, monkeypatch, capsys):
     before, plain = run(path(name), monkeypatch, **SIZES)
@@ -104,6 +105,7 @@ def test_both_train(name, monkeypatch, capsys):
     assert 3.9 < used.epsilon <= 4.0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", marked(WITH_DROPOUT))
 def test_a_private_example_has_secret_dropout_keys(name, monkeypatch):
     """Noise and batches stay as they are; another secret key gives other masks."""

@@ -103,20 +103,16 @@ def test_a_place_on_a_machine_is_found(words, found):
 @pytest.fixture(scope="module")
 def execute():
     """The script, with stand-ins for what runs kernels: they are not needed here."""
-    absent = {}
-    for name in ("nbformat", "nbclient"):
-        if importlib.util.find_spec(name) is None:
-            absent[name] = sys.modules[name] = types.ModuleType(name)
-    if "nbclient" in absent:
-        absent["nbclient"].NotebookClient = None
-    spec = importlib.util.spec_from_file_location(
-        "execute", ROOT / "notebooks/execute.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    for name in absent:
-        del sys.modules[name]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("nbformat", "nbclient"):
+            patch.setitem(sys.modules, name, types.ModuleType(name))
+        sys.modules["nbclient"].NotebookClient = None
+        spec = importlib.util.spec_from_file_location(
+            "execute", ROOT / "notebooks/execute.py"
+        )
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
 
 
 @pytest.mark.parametrize(

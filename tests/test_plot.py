@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,21 +91,36 @@ def test_pure_curves_are_exact():
     assert (missed >= np.asarray(gdp.tradeoff(pure.mu(1.3), rates)) - 1e-6).all()
 
 
-@pytest.mark.parametrize("mu", [0.01, 1.0, 4.0])
-def test_curves_of_a_profile_are_below_the_truth_and_near_it(mu):
+@pytest.fixture
+def curve_of_a_profile(mu):
     profile = EpsilonProfile(jax.jit(lambda delta: gdp.epsilon(mu, delta)))
     promise = Guarantee("a sum", profile, Adjacency.REPLACE, ())
-    rates, missed = drawn(plot.tradeoff(promise).lines[0])
+    return drawn(plot.tradeoff(promise).lines[0])
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("mu", [0.01, 1.0, 4.0])
+def test_curves_of_a_profile_are_below_the_truth_and_near_it(curve_of_a_profile, mu):
+    rates, missed = curve_of_a_profile
     exact = stats.norm.cdf(stats.norm.isf(rates) - mu)
     assert (missed <= exact + 1e-6).all()
     # Less than the line's 1.6 points, of the 290 that an axis has at least.
     assert (missed >= exact - 0.0055).all()
 
 
-def test_curves_of_a_poisson_sample_are_those_of_its_pair():
-    rate, sigma = 0.5, 0.8
-    step = pld.poisson_gaussian(sigma, rate, adjacency=Adjacency.ADD_REMOVE)
-    rates, missed = drawn(plot.tradeoff(step).lines[0])
+RATE, SIGMA = 0.5, 0.8
+
+
+@pytest.fixture(scope="module")
+def curve_of_a_sample():
+    step = pld.poisson_gaussian(SIGMA, RATE, adjacency=Adjacency.ADD_REMOVE)
+    return drawn(plot.tradeoff(step).lines[0])
+
+
+@pytest.mark.slow
+def test_curves_of_a_poisson_sample_are_those_of_its_pair(curve_of_a_sample):
+    rate, sigma = RATE, SIGMA
+    rates, missed = curve_of_a_sample
 
     def above(x):  # of N(0, σ²), and of the sample's mixture
         one, other = stats.norm.sf(x, scale=sigma), stats.norm.sf(x, 1, scale=sigma)
@@ -130,9 +146,16 @@ def test_curves_of_a_poisson_sample_are_those_of_its_pair():
 
 def test_without_a_guarantee_the_curve_is_at_zero():
     assert not drawn(plot.tradeoff(math.inf).lines[0])[1].any()
+
+
+@pytest.fixture
+def curve_without_epsilon():
     blank = EpsilonProfile(lambda delta: jnp.asarray(np.inf))
-    ax = plot.tradeoff(Guarantee("all", blank, Adjacency.REPLACE, ()))
-    assert not drawn(ax.lines[0])[1].any()
+    return drawn(plot.tradeoff(Guarantee("all", blank, Adjacency.REPLACE, ())).lines[0])
+
+
+def test_without_any_epsilon_the_curve_is_at_zero(curve_without_epsilon):
+    assert not curve_without_epsilon[1].any()
 
 
 def test_the_key_covers_no_curve():
@@ -147,6 +170,7 @@ def test_the_key_covers_no_curve():
 # --- runs
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("delta", [None, 1e-3])
 def test_epsilon_by_step_is_that_of_the_guarantee(delta):
     plans = fixed(), fixed(num_steps=20, noise_multiplier=1.0)
@@ -288,10 +312,19 @@ def test_an_explanation_is_its_table():
 # --- all of them
 
 
-def test_what_an_attack_reached_is_on_both_sides_of_the_truth():
+ATTACK = np.random.default_rng(0).standard_normal((2, 3000))
+
+
+@pytest.fixture
+def attack():
+    inside, outside = ATTACK
+    return plot.attack(inside + 1, outside, 1.0, confidence=0.99, labels=["promised"])
+
+
+def test_what_an_attack_reached_is_on_both_sides_of_the_truth(attack):
     """Of a 1-GDP mechanism: seen rates are near its curve, and proven ones above it."""
-    inside, outside = np.random.default_rng(0).standard_normal((2, 3000))
-    ax = plot.attack(inside + 1, outside, 1.0, confidence=0.99, labels=["promised"])
+    inside, outside = ATTACK
+    ax = attack
     _, seen, proven = (drawn(line) for line in ax.lines[:3])
     truth = np.asarray(gdp.tradeoff(1.0, seen[0]))
     np.testing.assert_allclose(seen[1][1:-1], truth[1:-1], atol=0.08)
@@ -306,12 +339,20 @@ def test_what_an_attack_reached_is_on_both_sides_of_the_truth():
     assert label.startswith("proven, 99 %: 0.0")
 
 
-def test_an_attack_that_breaks_a_promise_is_below_it():
+@pytest.fixture
+def broken_promise_and_none():
     inside, outside = np.random.default_rng(1).standard_normal((2, 3000))
-    ax = plot.attack(inside + 2, outside, 1.0, confidence=0.99)
+    return (
+        plot.attack(inside + 2, outside, 1.0, confidence=0.99),
+        plot.attack(inside, outside, confidence=0.9),
+    )
+
+
+def test_an_attack_that_breaks_a_promise_is_below_it(broken_promise_and_none):
+    ax, without = broken_promise_and_none
     promised, _, proven = (drawn(line) for line in ax.lines[:3])
     assert (proven[1] < np.interp(proven[0], *promised) - 0.1).any()
-    assert len(plot.attack(inside, outside, confidence=0.9).lines) == 5
+    assert len(without.lines) == 5
 
 
 def test_lines_differ_without_colour_and_are_seen_in_grey():
@@ -322,11 +363,26 @@ def test_lines_differ_without_colour_and_are_seen_in_grey():
         assert 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.5
 
 
+class Pictures(NamedTuple):
+    """On given axes, and then on none."""
+
+    given: plt.Axes
+    handed_back: plt.Axes
+    figures: int
+    other: plt.Axes
+
+
+@pytest.fixture
+def pictures(draw):
+    _, given = plt.subplots()
+    return Pictures(given, draw(given), len(plt.get_fignums()), draw(None))
+
+
 @pytest.mark.parametrize(
     "draw",
     [
         lambda ax: plot.tradeoff(1.0, ax=ax),
-        lambda ax: plot.attack(np.ones(9), np.zeros(9), 1.0, confidence=0.9, ax=ax),
+        lambda ax: plot.attack(*ATTACK, 1.0, confidence=0.9, ax=ax),
         lambda ax: plot.epsilon_by_step(fixed(), ax=ax),
         lambda ax: plot.compare([fixed()], ax=ax),
         lambda ax: plot.noise(np.ones(3), ax=ax),
@@ -336,11 +392,10 @@ def test_lines_differ_without_colour_and_are_seen_in_grey():
         ),
     ],
 )
-def test_given_axes_are_drawn_on_and_handed_back(draw):
-    _, ax = plt.subplots()
-    assert draw(ax) is ax
-    assert len(plt.get_fignums()) == 1
-    assert draw(None) is not ax
+def test_given_axes_are_drawn_on_and_handed_back(pictures):
+    assert pictures.handed_back is pictures.given
+    assert pictures.figures == 1
+    assert pictures.other is not pictures.given
 
 
 @pytest.mark.parametrize(
@@ -372,6 +427,7 @@ def test_mistakes_are_refused(draw, name):
     assert plt.get_fignums() == []
 
 
+@pytest.mark.whole
 def test_matplotlib_is_imported_when_something_is_drawn():
     program = """
 import sys

@@ -1,6 +1,7 @@
 """What holds of the project as a whole."""
 
 import ast
+import functools
 import importlib
 import pathlib
 import re
@@ -103,10 +104,11 @@ except SystemExit as end:
     [
         ("import dpjax; dpjax.Adjacency", {"jax", "numpy", "optax"}),
         (_HELP, {"jax", "numpy", "optax"}),
-        (
+        pytest.param(
             "import dpjax; [getattr(dpjax, name) for name in dpjax.__all__]",
             {f"scipy.{x}" for x in ("linalg", "optimize", "signal", "special", "stats")}
             | {"matplotlib", "orbax", "flax"},
+            marks=pytest.mark.whole,  # which imports JAX once more
         ),
     ],
     ids=["import", "version", "names"],
@@ -116,8 +118,13 @@ def test_imports_wait_until_they_are_needed(program, absent):
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+@functools.cache
+def nodes(path):
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
@@ -169,6 +176,7 @@ def test_continuous_integration_tests_the_oldest_versions_too():
     assert oldest == set(constraints)
 
 
+@pytest.mark.whole
 def test_the_program_in_the_readme_runs(capsys):
     readme = (ROOT / "README.md").read_text()
     _, program = readme.split("```python\n")
@@ -204,7 +212,7 @@ PAPER = r"(?:[A-Z][\w-]+(?:, | and | et al\.)?)+ \(\d{4}\)"
 def references():
     """The text after each "Reference:" of a docstring."""
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 for text in (ast.get_docstring(node) or "").split("Reference: ")[1:]:
                     yield path.name, " ".join(text.split("\n\n")[0].split())

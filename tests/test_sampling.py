@@ -22,7 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dpjax import sampling
 from dpjax.sampling import _binomial, _distinct, _permutation
 
-KEY = jax.random.key(7)
+# The key of the seed 7, for which nothing is compiled.
+KEY = jax.random.wrap_key_data(np.array([0, 7], np.uint32))
 ALARM = 1e-6
 
 
@@ -34,27 +35,33 @@ def uniform(observed, cells):
     return scipy.stats.chisquare(counts).pvalue > ALARM
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "b"), [(12, 4), (13, 4), (5, 8), (1, 1), (7, 1)])
 def test_every_example_once_an_epoch(n, b):
-    cyclic = sampling.cyclic(n, b)
-    for batch, step in (
-        (cyclic, lambda i: sampling.cyclic_step(n, b, step=i)),
-        (
-            sampling.reshuffled(n, b, key=KEY, epoch=3),
-            lambda i: sampling.reshuffled_step(n, b, key=KEY, epoch=3, step=i),
-        ),
-    ):
-        steps = jax.jit(jax.vmap(step))(jnp.arange(len(batch.mask)))
-        chex.assert_trees_all_equal(steps, batch)
-        beyond = jnp.array([len(batch.mask), 2**31, 2**32 - 1], jnp.uint32)
-        assert not jax.vmap(step)(beyond).mask.any()
+    num_steps = -(-n // b)
+    steps = np.array([*range(num_steps), num_steps, 2**31, 2**32 - 1], np.uint32)
+
+    @jax.jit
+    def epochs():
+        cyclic = jax.vmap(lambda i: sampling.cyclic_step(n, b, step=i))
+        draw = {"key": KEY, "epoch": 3}
+        reshuffled = jax.vmap(lambda i: sampling.reshuffled_step(n, b, **draw, step=i))
+        return (
+            (sampling.cyclic(n, b), cyclic(steps)),
+            (sampling.reshuffled(n, b, **draw), reshuffled(steps)),
+        )
+
+    for batch, by_step in jax.device_get(epochs()):
+        alone = jax.tree.map(lambda x: x[:num_steps], by_step)
+        chex.assert_trees_all_equal(alone, batch)
+        assert not by_step.mask[num_steps:].any()
         assert batch.indices.shape == batch.mask.shape == (-(-n // b), b)
         taken = np.sort(np.asarray(batch.indices)[np.asarray(batch.mask)])
         np.testing.assert_array_equal(taken, np.arange(n))
 
 
 def test_cyclic_is_in_order():
-    batch = sampling.cyclic(10, 4)
+    batch = jax.device_get(jax.jit(lambda: sampling.cyclic(10, 4))())
     np.testing.assert_array_equal(batch.indices[0], [0, 1, 2, 3])
     np.testing.assert_array_equal(batch.mask[2], [True, True, False, False])
 
@@ -63,23 +70,31 @@ def test_reshuffled_changes_by_epoch_and_key_alone():
     def order(key, epoch):
         return sampling.reshuffled(50, 10, key=key, epoch=epoch).indices
 
-    first = jax.jit(order)(KEY, 0)
-    np.testing.assert_array_equal(first, order(KEY, 0))
-    assert np.any(first != order(KEY, 1))
-    assert np.any(first != order(jax.random.key(8), 0))
+    @jax.jit
+    def orders(epoch):
+        others = order(KEY, epoch + 1), order(jax.random.key(8), epoch)
+        return order(KEY, 0), order(KEY, epoch), *others
+
+    first, again, *others = jax.device_get(orders(0))
+    np.testing.assert_array_equal(first, again)
+    for other in others:
+        assert np.any(first != other)
     # Each place is uniform: 4000 epochs, 5 values, z = 5 in 25 cells.
-    many = jax.vmap(
-        lambda e: sampling.reshuffled(5, 5, key=KEY, epoch=e).indices.ravel()
-    )(jnp.arange(4000))
-    counts = np.stack([np.bincount(column, minlength=5) for column in many.T])
+    many = jax.jit(
+        jax.vmap(lambda e: sampling.reshuffled(5, 5, key=KEY, epoch=e).indices.ravel())
+    )(np.arange(4000))
+    counts = np.stack(
+        [np.bincount(column, minlength=5) for column in np.asarray(many).T]
+    )
     assert np.max(np.abs(counts - 800)) < 5 * np.sqrt(4000 * 0.2 * 0.8)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("rate", [0.003, 0.2, 0.9])
 def test_poisson_takes_each_example_independently(rate):
     n, steps = 400, 1500
     draw = functools.partial(sampling.poisson, n, rate, max_batch_size=n, key=KEY)
-    batches = jax.jit(jax.vmap(lambda step: draw(step=step)))(jnp.arange(steps))
+    batches = jax.jit(jax.vmap(lambda step: draw(step=step)))(np.arange(steps))
     taken = np.zeros((steps, n), int)
     rows, places = np.nonzero(np.asarray(batches.mask))
     np.add.at(taken, (rows, np.asarray(batches.indices)[rows, places]), 1)
@@ -102,12 +117,13 @@ def test_poisson_rates_are_never_exceeded():
             ).mask.sum()
         )
     )
-    total = int(draw(jnp.arange(20_000)).sum())
+    total = np.asarray(draw(np.arange(20_000))).sum()
     # Poisson with mean 200: both tails together have probability 1e-6 at z = 4.9.
     assert abs(total - 200) < 75
     for rate, everyone in [(0.0, 0), (1.0, 9)]:
-        batch = sampling.poisson(9, rate, max_batch_size=9, key=KEY, step=0)
-        assert batch.mask.sum() == everyone
+        draw = functools.partial(sampling.poisson, 9, rate, max_batch_size=9)
+        batch = jax.jit(lambda draw=draw: draw(key=KEY, step=0))()
+        assert np.sum(batch.mask) == everyone
 
 
 @pytest.mark.parametrize(
@@ -167,20 +183,26 @@ def test_counts_of_very_many_examples():
 def test_bits_are_compared_as_one_number(monkeypatch):
     thresholds = np.array([[0, 0, 0, 5], [0, 7, 0, 0], [3, 0, 0, 1]], np.uint32)
     monkeypatch.setattr(_binomial, "table", lambda *_: _binomial.Table(thresholds, 4))
+
+    @jax.jit
+    def draw(words):
+        monkeypatch.setattr(jax.random, "bits", lambda *_: words)
+        return _binomial.draw(KEY, 0, 0.0, 0)
+
     edges = [sum(int(w) << 32 * i for i, w in enumerate(t[::-1])) for t in thresholds]
     for edge, below in zip(edges, (0, 5, 6), strict=True):
         for u, count in ((edge - 1, below), (edge, 7 - edges[::-1].index(edge))):
             words = np.array([u >> s & 0xFFFFFFFF for s in (96, 64, 32, 0)], np.uint32)
-            monkeypatch.setattr(jax.random, "bits", lambda *_, w=words: jnp.asarray(w))
-            assert _binomial.draw(KEY, 0, 0.0, 0) == count
+            assert draw(words) == count
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "rate", "b"), [(12, 0.4, 12), (48, 0.05, 12)])
 def test_poisson_counts_examples_and_pairs(n, rate, b):
     """All of n are drawn in the first case, first occurrences in the second."""
     steps = 20_000
     draw = functools.partial(sampling.poisson, n, rate, max_batch_size=b, key=KEY)
-    indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(jnp.arange(steps))
+    indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(np.arange(steps))
     counts = np.bincount(np.asarray(mask).sum(1), minlength=b + 1)
     expected = steps * scipy.stats.binom.pmf(np.arange(b + 1), n, rate)
     enough = expected > 20
@@ -197,10 +219,11 @@ def test_poisson_counts_examples_and_pairs(n, rate, b):
     assert np.all(np.abs(together - expected) < 6.5 * np.sqrt(expected))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "rate", "b"), [(8, 0.6, 2), (6, 0.7, 3), (5, 1.0, 4)])
 def test_poisson_overflow_keeps_a_random_subset(n, rate, b):
     draw = functools.partial(sampling.poisson, n, rate, max_batch_size=b, key=KEY)
-    indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(jnp.arange(10_000))
+    indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(np.arange(10_000))
     full = np.asarray(indices)[np.asarray(mask).all(1)]
     expected = scipy.stats.binom.sf(b - 1, n, rate)
     assert scipy.stats.binomtest(len(full), 10_000, expected).pvalue > ALARM
@@ -209,6 +232,7 @@ def test_poisson_overflow_keeps_a_random_subset(n, rate, b):
     assert uniform(kept, len(subsets))
 
 
+@pytest.mark.diagonal("redrawn")
 @pytest.mark.parametrize(("n", "count"), [(9, 2), (5, 3), (4, 4)])
 @pytest.mark.parametrize("redrawn", [False, True])
 def test_distinct_numbers_in_random_order(n, count, redrawn, monkeypatch):
@@ -221,16 +245,22 @@ def test_distinct_numbers_in_random_order(n, count, redrawn, monkeypatch):
 
         monkeypatch.setattr(_distinct, "_draws", lambda *_: count)
         monkeypatch.setattr(jax.random, "bits", poor)
-    draw = jax.jit(jax.vmap(lambda key: _distinct.distinct(key, n, count)))
+    draw = jax.jit(
+        lambda: jax.vmap(lambda key: _distinct.distinct(key, n, count))(
+            jax.random.split(KEY, 8_000)
+        )
+    )
     orders = list(itertools.permutations(range(n), count))
-    drawn = draw(jax.random.split(KEY, 8_000)).tolist()
+    drawn = draw().tolist()
     assert uniform([orders.index(tuple(row)) for row in drawn], len(orders))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("n", [2**31 - 1, 3 * 2**29, 2**30 + 1])
 def test_numbers_are_uniform_up_to_the_largest(n):
     # Without rejection, remainders below 2³² mod n would be up to twice as likely.
-    drawn = np.asarray(_distinct.distinct(KEY, n, 40_000)).astype(np.int64)
+    draw = jax.jit(lambda: _distinct.distinct(KEY, n, 40_000))
+    drawn = np.asarray(draw()).astype(np.int64)
     assert drawn.min() >= 0
     assert drawn.max() < n
     assert len(set(drawn.tolist())) == 40_000
@@ -331,15 +361,24 @@ def test_an_order_is_not_that_of_noise_from_the_same_key():
     def ranks(x):
         return np.argsort(np.argsort(np.asarray(x)))
 
-    drawn = [
-        sampling.reshuffled(n, n, key=KEY, epoch=3).indices[0],
-        sampling.fixed_size(n, n, key=KEY, step=3).indices,
-        sampling.poisson(n, 1.0, max_batch_size=n, key=KEY, step=3).indices,
-    ]
-    keys = [jax.random.fold_in(KEY, 3)]
-    keys += [jax.random.fold_in(keys[0], leaf) for leaf in range(3)]
-    keys += [jax.random.fold_in(key, leaf) for key in keys[1:] for leaf in range(3)]
-    noise = [ranks(jax.random.normal(key, (n,))) for key in keys]
+    @jax.jit
+    def draw():
+        orders = [
+            sampling.reshuffled(n, n, key=KEY, epoch=3).indices[0],
+            sampling.fixed_size(n, n, key=KEY, step=3).indices,
+            sampling.poisson(n, 1.0, max_batch_size=n, key=KEY, step=3).indices,
+        ]
+        fold = jax.vmap(jax.random.fold_in, (None, 0))
+        leaves = jnp.arange(3)
+        step = jax.random.fold_in(KEY, 3)
+        inner = fold(step, leaves)
+        innermost = jax.vmap(fold, (0, None))(inner, leaves).ravel()
+        keys = jnp.concatenate([step[None], inner, innermost])
+        return orders, jax.vmap(lambda key: jax.random.normal(key, (n,)))(keys)
+
+    drawn, noise = jax.device_get(draw())
+    noise = [ranks(line) for line in noise]
+    assert len(noise) == 1 + 3 + 9
     for order in drawn:
         for line in noise:
             for other in (line, np.argsort(line)):
@@ -410,7 +449,7 @@ def test_corners_of_sizes_and_rates():
             sampling.reshuffled_step(2**31 - 1, 1000, key=key, epoch=0, step=last),
         )
 
-    drawn, cyclic, reshuffled = draw(KEY)
+    drawn, cyclic, reshuffled = jax.device_get(draw(KEY))
     for (n, _, b, taken), (indices, mask) in zip(cases, drawn, strict=True):
         assert indices.shape == mask.shape == (b,)
         kept = np.asarray(indices)[np.asarray(mask)]
@@ -425,13 +464,14 @@ def test_corners_of_sizes_and_rates():
     assert cyclic.indices.max() == 2**31 - 2
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "groups"), [(23, 5), (24, 4), (7, 7), (6, 1)])
 def test_cyclic_poisson_takes_each_example_of_its_group_independently(n, groups):
     rate, steps = 0.3, 400 * groups
     draw = functools.partial(
         sampling.cyclic_poisson, n, rate, num_groups=groups, max_batch_size=n, key=KEY
     )
-    indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(jnp.arange(steps))
+    indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(np.arange(steps))
     taken = np.zeros((steps, n))
     rows, places = np.nonzero(np.asarray(mask))
     np.add.at(taken, (rows, np.asarray(indices)[rows, places]), 1)
@@ -446,16 +486,15 @@ def test_cyclic_poisson_takes_each_example_of_its_group_independently(n, groups)
 
 
 def test_cyclic_poisson_of_one_group_and_of_all():
-    one = sampling.cyclic_poisson(
-        9, 1.0, num_groups=4, max_batch_size=3, key=KEY, step=2**32 - 4
-    )
+    draw = functools.partial(sampling.cyclic_poisson, 9, 1.0, num_groups=4, key=KEY)
+    draw = jax.jit(functools.partial(draw, max_batch_size=3))
+    one = jax.device_get(draw(step=np.uint32(2**32 - 4)))
     assert sorted(one.indices[one.mask].tolist()) == [0, 4, 8]
-    last = sampling.cyclic_poisson(
-        9, 1.0, num_groups=4, max_batch_size=3, key=KEY, step=3
-    )
+    last = jax.device_get(draw(step=np.uint32(3)))
     assert sorted(last.indices[last.mask].tolist()) == [3, 7]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "bins"), [(9, 4), (5, 1), (4, 9)])
 def test_everyone_picks_a_bin_independently(n, bins):
     epochs = 4000
@@ -463,7 +502,7 @@ def test_everyone_picks_a_bin_independently(n, bins):
     def epoch(number):
         return sampling.random_bins(n, bins, max_batch_size=n, key=KEY, epoch=number)
 
-    indices, mask = jax.jit(jax.vmap(epoch))(jnp.arange(epochs))
+    indices, mask = jax.jit(jax.vmap(epoch))(np.arange(epochs))
     chosen = np.full((epochs, n), -1)
     rows, steps, places = np.nonzero(np.asarray(mask))
     examples = np.asarray(indices)[rows, steps, places]
@@ -482,18 +521,20 @@ def test_everyone_picks_a_bin_independently(n, bins):
     assert np.all(off <= 6.5 * np.sqrt(expected))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "bins", "b"), [(50, 7, 4), (50, 7, 30), (3, 5, 2)])
 def test_a_bin_alone_is_that_of_the_epoch(n, bins, b):
-    given = {"max_batch_size": b, "key": KEY, "epoch": 3}
-    whole = sampling.random_bins(n, bins, **given)
-    step = functools.partial(sampling.random_bins_step, n, bins, **given)
-    alone = jax.jit(jax.vmap(lambda i: step(step=i)))(jnp.arange(bins))
+    given = {"max_batch_size": b, "key": KEY}
+    epoch = jax.jit(lambda e: sampling.random_bins(n, bins, **given, epoch=e))
+    whole, other = jax.device_get((epoch(3), epoch(4)))
+    step = functools.partial(sampling.random_bins_step, n, bins, **given, epoch=3)
+    by_step = jax.jit(jax.vmap(lambda i: step(step=i)))(np.arange(bins + 1))
+    alone = jax.tree.map(lambda x: np.asarray(x)[:bins], by_step)
     np.testing.assert_array_equal(whole.mask, alone.mask)
     np.testing.assert_array_equal(whole.indices, alone.indices)
-    counts = np.asarray(whole.mask).sum(1)
+    counts = whole.mask.sum(1)
     assert counts.sum() == n if b == 30 else counts.max() <= b
-    assert not step(step=bins).mask.any()
-    other = sampling.random_bins(n, bins, max_batch_size=b, key=KEY, epoch=4)
+    assert not np.asarray(by_step.mask)[bins].any()
     assert np.any(other.mask != whole.mask) or np.any(other.indices != whole.indices)
 
 
@@ -502,7 +543,8 @@ def test_no_bin_is_favoured_by_draws_beyond_the_multiples(monkeypatch):
     top = np.uint32(2**32 - 1)
     draws = np.array([[top, 4, top], [5, top, top], [top, top, top], [7, 7, top]])
     monkeypatch.setattr(jax.random, "bits", lambda *_: jnp.asarray(draws, jnp.uint32))
-    batch = sampling.random_bins(3, 3, max_batch_size=3, key=KEY, epoch=0)
+    draw = functools.partial(sampling.random_bins, 3, 3, max_batch_size=3)
+    batch = jax.device_get(jax.jit(lambda: draw(key=KEY, epoch=0))())
     # 5 mod 3, 4 mod 3, and of the last try 2³² − 1 mod 3 = 0.
     chosen = {int(i): k for k in range(3) for i in batch.indices[k][batch.mask[k]]}
     assert chosen == {0: 2, 1: 1, 2: 0}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_reduced_momentum import algorithm_4
+from test_reduced_momentum import algorithm_4, draws_of_nodes
 
 from dpjax import Adjacency, solvers
 from dpjax._core.keys import stream
@@ -15,7 +15,9 @@ from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.noise.reduced_momentum import Terms, tree_keys
 from dpjax.solvers import allot_noise, losses
 
-KEY = jax.random.key(2)
+# The key of the seed 2, for which nothing is compiled.
+KEY = jax.random.wrap_key_data(np.array([0, 2], np.uint32))
+W0 = jax.device_put(np.zeros(4, np.float32))
 LOSS = losses.huber(0.7, feature_norm=2.0)
 
 
@@ -60,6 +62,8 @@ def by_hand(data, noise, *, left_out=()):
     w, anchor, before, terms = np.zeros(4), np.zeros(4), np.zeros(4), []
     bounds = Terms(0.9, 0.75 * 0.2 + 0.25 * 0.9, 0.1)
     stddevs = Terms(*(float(s) * c for s, c in zip(noise, bounds, strict=True)))
+    keys = jax.jit(lambda: tree_keys(stream(KEY, "solvers.sensitivity_reduced_nsgd")))()
+    draws = draws_of_nodes(T, n, 4, stddevs, keys)
     for t in range(1, T + 1):
         if (t - 1) % n == 0:
             anchor, before = w, anchor
@@ -72,32 +76,48 @@ def by_hand(data, noise, *, left_out=()):
             sums += [at[1], 0.75 * change + 0.25 * at[1], drift]
         terms.append(sums)
         so_far = Terms(*np.array(terms).transpose(1, 0, 2))
-        keys = tree_keys(stream(KEY, "solvers.sensitivity_reduced_nsgd"))
-        momentum = algorithm_4(so_far, t, n, 0.8, gamma, stddevs, keys)[-1]
+        momentum = algorithm_4(so_far, t, n, 0.8, gamma, draws)[-1]
         w = w - 0.3 * momentum / np.linalg.norm(momentum)
     return w
 
 
-def test_it_is_algorithm_2():
-    result = run(jnp.zeros(4), make_data())
+@pytest.fixture(scope="module")
+def plain():
+    return run(W0, make_data())
+
+
+def test_it_is_algorithm_2(plain):
+    result = plain
     expected = by_hand(make_data(), result.noise_multipliers)
     np.testing.assert_allclose(result.params, expected, atol=2e-5)
-    assert 0 < result.curve.drift_clipped.mean() < 1  # both sides of the clip
-    assert 0 < result.curve.change_clipped[5:].mean() < 1
+    curve = jax.device_get(result.curve)
+    assert 0 < curve.drift_clipped.mean() < 1  # both sides of the clip
+    assert 0 < curve.change_clipped[5:].mean() < 1
 
 
-def test_damaged_examples_contribute_zero_and_are_counted():
+@pytest.fixture(scope="module")
+def damaged():
     x, y = make_data()
     x[3, 0], x[11, 1] = np.nan, np.inf
-    result = run(jnp.zeros(4), (x, y))
+    return (x, y), run(W0, (x, y))
+
+
+def test_damaged_examples_contribute_zero_and_are_counted(damaged):
+    (x, y), result = damaged
     expected = by_hand((x, y), result.noise_multipliers, left_out=(3, 11))
     np.testing.assert_allclose(result.params, expected, atol=2e-5)
     np.testing.assert_array_equal(result.curve.left_out, [1, 0, 1, 0, 0] * 4)
 
 
+@pytest.fixture
+def adjacent(adjacency):
+    return run(W0, make_data(), adjacency=adjacency)
+
+
+@pytest.mark.diagonal
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
-def test_it_keeps_its_word(adjacency):
-    result = run(jnp.zeros(4), make_data(), adjacency=adjacency)
+def test_it_keeps_its_word(adjacent, adjacency):
+    result = adjacent
     assert 2.0 * (1 - 1e-4) < result.guarantee.epsilon(1e-5) <= 2.0
     mu = reduced_momentum_mu(
         tuple(float(s) for s in result.noise_multipliers),
@@ -148,27 +168,35 @@ def test_the_allotment_is_the_best():
             assert mean_variance(other)[0] > 0.99 * least
 
 
-def test_one_epoch_has_no_changes():
-    result = run(jnp.zeros(4), make_data(), num_epochs=1)
+@pytest.fixture(scope="module")
+def of_one_epoch():
+    return run(W0, make_data(), num_epochs=1)
+
+
+@pytest.mark.matrix
+def test_one_epoch_has_no_changes(of_one_epoch):
+    result = of_one_epoch
     assert result.noise_multipliers.change == np.inf
     assert np.all(np.isfinite(result.params))
     assert result.guarantee.epsilon(1e-5) <= 2.0
 
 
-def test_it_learns_with_parameters_of_any_shape():
-    rng = np.random.default_rng(4)
-    x = rng.normal(size=(2000, 3)).astype(np.float32)
-    y = np.sign(x @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)
+def linear_data():
+    x = np.random.default_rng(4).normal(size=(2000, 3)).astype(np.float32)
+    return x, np.sign(x @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)
 
+
+@pytest.fixture(scope="module")
+def of_two_leaves():
     def loss(params, example):
         score = example[0] @ params["w"] + params["b"]
         return jnp.logaddexp(0.0, -example[1] * score)
 
-    start = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-    result = solvers.sensitivity_reduced_nsgd(
+    start = {"w": np.zeros(3, np.float32), "b": np.float32(0)}
+    return solvers.sensitivity_reduced_nsgd(
         loss,
         start,
-        (x, y),
+        linear_data(),
         epsilon=4.0,
         delta=1e-5,
         adjacency=Adjacency.ZERO_OUT,
@@ -182,6 +210,11 @@ def test_it_learns_with_parameters_of_any_shape():
         drift_clip_norm=0.3,
         key=KEY,
     )
+
+
+@pytest.mark.slow
+def test_it_learns_with_parameters_of_any_shape(of_two_leaves):
+    (x, y), result = linear_data(), of_two_leaves
     guess = np.sign(x @ np.asarray(result.params["w"]) + float(result.params["b"]))
     assert np.mean(guess == y) > 0.9
     assert result.curve.loss.shape == result.curve.noise_norm.shape == (100,)
@@ -204,7 +237,7 @@ def test_bad_input_names_the_argument():
         ("key", {"key": 0}),
     ]:
         with pytest.raises(ValueError, match=f"^{name} must"):
-            run(jnp.zeros(4), data, **bad)
+            run(W0, data, **bad)
     for bad in ((data[0], data[1][1:]), (data[0], np.full(23, np.inf))):
         with pytest.raises(ValueError, match="^data must"):
-            run(jnp.zeros(4), bad)
+            run(W0, bad)

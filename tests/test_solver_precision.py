@@ -3,6 +3,7 @@
 import functools
 import math
 from fractions import Fraction
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,24 +42,32 @@ def test_numbers_are_rounded_to_the_next_that_float32_holds():
         _numbers.stddev(1e30, 1e10)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_output_noise_is_added_before_the_cast(dtype):
-    # After a step every coordinate is half-way between two numbers of half precision,
-    # and the noise is far less than their distance. So it decides, evenly.
-    gap = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-10}[dtype]
-    n, d = 20_000, 100
+GAPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-10}
+
+
+@pytest.fixture
+def half_way(dtype):
+    """After a step every coordinate is half-way between two numbers of the dtype."""
+    gap, n, d = GAPS[dtype], 20_000, 100
     loss = losses.huber(1.0, feature_norm=1.0)
     data = np.full((n, d), gap / 2, np.float32), np.full(n, 50.0, np.float32)
     setting = {**loss.setting, "regularization": 0.0, "step_size": 1.0}
-    result = solvers.output_perturbation(
+    return solvers.output_perturbation(
         loss,
-        jnp.ones(d, dtype),
+        np.ones(d, jnp.dtype(dtype)),
         data,
         diameter=math.inf,
         adjacency=Adjacency.REPLACE,
         **OUTPUT,
         **setting,
     )
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("dtype", GAPS)
+def test_output_noise_is_added_before_the_cast(half_way, dtype):
+    # The noise is far less than the distance of two numbers. So it decides, evenly.
+    result, gap = half_way, GAPS[dtype]
     assert result.params.dtype == dtype
     assert result.scale < gap / 8
     above = np.sum(np.float64(result.params) > 1 + gap / 2)
@@ -66,30 +75,57 @@ def test_output_noise_is_added_before_the_cast(dtype):
     assert 30 <= above <= 70
 
 
-def test_output_perturbation_is_in_double_precision_throughout():
-    # A step moves 1e5 by 1e-3, of which float32 would have nothing left.
-    data, d = neighbours()[0], 3
-    large = functools.partial(
-        solvers.output_perturbation, LOGISTIC, jnp.full(d, 1e5), data, **OUTPUT
+FAR = SETTING | {"clipped": False, "gradient_norm": 1.1, "step_size": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def far_away():
+    """A step moves 1e5 by 1e-3, of which float32 would have nothing left."""
+    return solvers.output_perturbation(
+        LOGISTIC,
+        np.full(3, 1e5, np.float32),
+        neighbours()[0],
+        **OUTPUT,
+        **FAR | {"regularization": 0.0},
     )
-    setting = SETTING | {"clipped": False, "gradient_norm": 1.1, "step_size": 1e-3}
-    result = large(**setting | {"regularization": 0.0})
+
+
+@pytest.fixture(scope="module")
+def refused_further_away():
+    with pytest.raises(ValueError, match="num_steps") as error:
+        solvers.output_perturbation(
+            LOGISTIC, np.full(3, 1e12, np.float32), neighbours()[0], **OUTPUT, **FAR
+        )
+    return error
+
+
+def test_output_perturbation_is_in_double_precision_throughout(
+    far_away, refused_further_away
+):
+    result = far_away
     assert result.curve.loss.dtype == jnp.float32
     assert result.curve.left_out.dtype == jnp.int32
     assert result.params.dtype == jnp.float32
     assert 1e-4 < result.sensitivity < 1e-3  # it was allowed for rounding of 1e5
     # So large that even float64 rounds two runs apart by more than an example does.
-    with pytest.raises(ValueError, match=r"^num_steps must be fewer"):
-        solvers.output_perturbation(
-            LOGISTIC, jnp.full(d, 1e12), data, **OUTPUT, **setting
-        )
+    assert str(refused_further_away.value).startswith("num_steps must be fewer")
 
 
-@pytest.mark.parametrize("step", [none, prox.elastic_net(0.01, 0.2)])
-def test_rounding_stays_under_its_bound(step):
+class Rounded(NamedTuple):
+    """The last iterates, and what is allowed for their rounding."""
+
+    single: np.ndarray
+    double: np.ndarray
+    in_float32: tuple[float, float]
+    in_float64: tuple[float, float]
+    num_steps: int
+
+
+@pytest.fixture
+def rounded(step):
     # The same descent in float32 and in float64, n large and iterates far from zero.
     rng = np.random.default_rng(1)
-    n, T, start = 4000, 150, jnp.asarray([3.0, -20.0, 40.0], jnp.float32)
+    n, T, start = 4000, 150, np.array([3.0, -20.0, 40.0], np.float32)
     x = rng.normal(size=(n, 3)).astype(np.float32)
     data = _data.prepare((x, np.sign(x[:, 0])))
     setting = SETTING | {"clipped": False, "gradient_norm": 1.1, "step_size": 0.5}
@@ -99,7 +135,7 @@ def test_rounding_stays_under_its_bound(step):
             params,
             data,
             _numbers.array(np.full((T, 1), 0.5)),
-            jnp.zeros((T, 1), jnp.float32),
+            np.zeros((T, 1), np.float32),
             _numbers.array(1.1),
             _numbers.array(_numbers.down(0.1)),
             KEY,
@@ -113,17 +149,27 @@ def test_rounding_stays_under_its_bound(step):
 
     single = np.float64(descend(start))
     with jax.enable_x64(True):
-        double = np.asarray(descend(start.astype(jnp.float64)))
-    share, shift = _precision.rounding(
-        start, step, num_steps=T, num_examples=n, setting=setting, dtype=np.float32
+        double = np.asarray(descend(np.float64(start)))
+    allowed = functools.partial(
+        _precision.rounding,
+        jax.device_put(start),
+        step,
+        num_steps=T,
+        num_examples=n,
+        setting=setting,
     )
-    steps = (1 - 0.95**T) / 0.05
-    apart = np.linalg.norm(single - double)
+    return Rounded(single, double, allowed(dtype=np.float32), allowed(), T)
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("step", [none, prox.elastic_net(0.01, 0.2)])
+def test_rounding_stays_under_its_bound(rounded, step):
+    share, shift = rounded.in_float32
+    steps = (1 - 0.95**rounded.num_steps) / 0.05
+    apart = np.linalg.norm(rounded.single - rounded.double)
     assert 0 < apart <= share / 2 * shift * steps
     assert share > 0.05  # in float32 there would be no guarantee
-    share, _ = _precision.rounding(
-        start, step, num_steps=T, num_examples=n, setting=setting
-    )
+    share, _ = rounded.in_float64
     assert 0 < share < 1e-6
 
 
@@ -144,21 +190,30 @@ def test_a_loss_in_less_than_double_precision_is_refused():
             solvers.output_perturbation(loss, jnp.zeros(3), data, **OUTPUT, **SETTING)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", [jnp.int64, jnp.uint32, jnp.int16, jnp.int8])
 def test_windows_take_steps_of_any_integer_dtype(x64, dtype):
     n, d, beta = 5, 2, 0.8
     values = np.random.default_rng(2).normal(size=(17, d))
-    key, decay = jax.random.key(0), jnp.float64(beta)
-    ring = windows.empty_ring(n, d)
-    push = jax.jit(functools.partial(windows.push, window=n))
-    query = jax.jit(functools.partial(windows.query, window=n))
+
+    @jax.jit
+    def windowed(steps, values):
+        key, decay = jax.random.key(0), jnp.float64(beta)
+
+        def one(ring, given):
+            step, value = given
+            ring = windows.push(
+                ring, step, value, decay=decay, stddev=jnp.float64(0), key=key, window=n
+            )
+            return ring, windows.query(ring, step, decay=decay, window=n)
+
+        return jax.lax.scan(one, windows.empty_ring(n, d), (steps, values))[1]
+
+    found = windowed(np.arange(1, 18, dtype=dtype), values)
     for t in range(1, 18):
-        step = jnp.asarray(t, dtype)
-        value = jnp.asarray(values[t - 1])
-        ring = push(ring, step, value, decay=decay, stddev=jnp.float64(0), key=key)
         first = max(t - n, 0)
         expected = sum(beta ** (t - i - 1) * values[i] for i in range(first, t))
-        np.testing.assert_allclose(query(ring, step, decay=decay), expected, rtol=1e-12)
+        np.testing.assert_allclose(found[t - 1], expected, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -191,18 +246,27 @@ SINGLE = [
 ]
 
 
-@pytest.mark.parametrize(("solver", "changed"), SINGLE)
-def test_one_example_and_one_step(solver, changed):
+@pytest.fixture
+def sound_and_damaged(solver, changed):
     x, y = neighbours()[0]
-    one = call(solver, LOGISTIC, (x[:1], y[:1]), jnp.float32, **changed)
+    bad = np.where(np.arange(8)[:, None] == 0, np.nan, x)
+    return [
+        call(solver, LOGISTIC, (features[:1], y[:1]), jnp.float32, **changed)
+        for features in (x, bad)
+    ]
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize(("solver", "changed"), SINGLE)
+def test_one_example_and_one_step(sound_and_damaged, solver, changed):
+    one, damaged = sound_and_damaged
     assert np.all(np.isfinite(one.params))
     # Damaged, it contributes zero, and the run is as finite.
-    x = np.where(np.arange(8)[:, None] == 0, np.nan, x)
-    damaged = call(solver, LOGISTIC, (x[:1], y[:1]), jnp.float32, **changed)
     assert np.all(np.isfinite(damaged.params))
     assert damaged.guarantee.mu == one.guarantee.mu
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("solver", ["noisy_gd", "noisy_cyclic_gd", "noisy_sgd"])
 def test_missing_and_contradictory_assumptions_are_named(solver):
     data = neighbours()[0]
@@ -250,6 +314,7 @@ def products(fn, *args):
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize(
     ("loss", "shape"),
@@ -275,6 +340,7 @@ def test_every_product_that_a_bound_rests_on_is_exact(loss, shape, dtype):
         assert all(e.params["precision"] == HIGHEST for e in found)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("bound", [1e-30, 0.7, 1e30])
 def test_losses_keep_features_in_a_ball_of_any_size(bound):
     rng = np.random.default_rng(3)

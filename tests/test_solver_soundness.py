@@ -25,7 +25,8 @@ from dpjax.noise import _optimizers as optimizers
 from dpjax.noise import reduced_momentum
 from dpjax.solvers import _descent, losses
 
-KEY = jax.random.key(17)
+# The key of the seed 17, for which nothing is compiled.
+KEY = jax.random.wrap_key_data(np.array([0, 17], np.uint32))
 LOGISTIC = losses.logistic(feature_norm=1.1)
 N, BATCH, C, SIGMA = 8, 3, 0.37, 2.9
 COMMON = {"adjacency": Adjacency.REPLACE, "batch_size": BATCH, "clip_norm": C}
@@ -71,7 +72,12 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 DIVISORS = {"noisy_gd": N, "random_round_sgd": 1}  # of a sum and its noise
 BOUND = float(np.float32(C))  # the next float32 above C, which is the one that runs
-DTYPES = ["float32", "bfloat16", "float64"]
+# The runs in float32 serve several tests of the default suite.
+DTYPES = [
+    "float32",
+    pytest.param("bfloat16", marks=pytest.mark.matrix),
+    pytest.param("float64", marks=pytest.mark.matrix),
+]
 
 
 def wild(params, example):
@@ -154,8 +160,9 @@ def patch(monkeypatch, solver, record):
 
 
 def call(solver, loss, data, dtype, **changed):
+    params = jax.device_put(np.zeros(3, jnp.dtype(dtype)))
     return getattr(solvers, solver)(
-        loss, jnp.zeros(3, dtype), data, key=KEY, **SOLVERS[solver] | changed
+        loss, params, data, key=KEY, **SOLVERS[solver] | changed
     )
 
 
@@ -180,6 +187,32 @@ def runs(solver: str, dtype: str) -> tuple[Run, Run]:
     return out[0], out[1]
 
 
+def before_the_test(solver):
+    """A fixture for both runs: a solver compiles more than what is said of it."""
+
+    @pytest.fixture
+    def recorded(dtype):
+        return runs(solver, dtype)
+
+    return recorded
+
+
+rounds = before_the_test("random_round_sgd")
+outputs = before_the_test("output_perturbation")
+momenta = before_the_test("dp_nsgd")
+reduced_momenta = before_the_test("sensitivity_reduced_nsgd")
+
+
+@pytest.fixture
+def steps(solver, dtype):
+    return runs(solver, dtype)
+
+
+@pytest.fixture(scope="module")
+def in_float32():
+    return {solver: runs(solver, "float32")[0] for solver in SOLVERS}
+
+
 def distances(solver, dtype):
     one, other = runs(solver, dtype)
     assert len(one.records) == len(other.records) > 0
@@ -191,12 +224,12 @@ def distances(solver, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", ["noisy_gd", "noisy_cyclic_gd", "noisy_sgd"])
-def test_noise_of_every_step_hides_a_replaced_example(solver, dtype):
+def test_noise_of_every_step_hides_a_replaced_example(steps, solver, dtype):
     moved = distances(solver, dtype)
     # A sum of eight terms in float32 is off by 8 u of their absolute values at most.
     assert moved.max() <= 2 * BOUND + 2 * N * 2**-24 * N * BOUND
     assert moved.max() >= 2 * C * (1 - 1e-5)
-    for record in runs(solver, dtype)[0].records:
+    for record in steps[0].records:
         assert record.sums.dtype == ("float64" if dtype == "float64" else "float32")
         stddev = np.float64(record.stddevs) * DIVISORS.get(solver, BATCH)
         assert SIGMA * BOUND <= stddev * (1 + 2**-50) <= SIGMA * BOUND * (1 + 2**-22)
@@ -205,39 +238,40 @@ def test_noise_of_every_step_hides_a_replaced_example(solver, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_random_rounds(dtype):
+def test_random_rounds(rounds, dtype):
     moved = distances("random_round_sgd", dtype)
-    run = runs("random_round_sgd", dtype)[0]
+    run = rounds[0]
     assert len(moved) == int(run.result.rounds)
     assert moved.max() <= 2 * C * (1 + 1e-6)
     for record in run.records:
         assert np.float64(record.stddevs) >= SIGMA * BOUND * (1 - 2**-50)
     # R is drawn from a stream that nothing else touches.
     key = stream(stream(KEY, "solvers.random_round_sgd"), "rounds")
-    assert all(np.any(jax.random.key_data(key) != r.keys) for r in run.records)
+    data = np.asarray(jax.random.key_data(key))
+    assert all(np.any(data != r.keys) for r in run.records)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_output_perturbation(dtype):
+def test_output_perturbation(outputs, dtype):
     (moved,) = distances("output_perturbation", dtype)
-    result, (record,) = runs("output_perturbation", dtype)[0]
+    result, (record,) = outputs[0]
     assert record.sums.dtype == np.float64  # before the noise nothing is cast
     real = iteration.gradient_descent_sensitivity(
         num_steps=6, num_examples=N, **SETTING
     )
-    assert 0.5 * real <= moved <= result.sensitivity
+    assert 0.5 * float(real) <= moved <= float(result.sensitivity)
     np.testing.assert_allclose(result.sensitivity, real, rtol=3e-7)
-    spent = result.sensitivity / float(record.stddevs)
+    spent = float(result.sensitivity) / float(record.stddevs)
     assert spent <= float(result.guarantee.mu) <= spent * (1 + 1e-6)
     assert result.params.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_momentum(dtype):
+def test_momentum(momenta, dtype):
     moved = distances("dp_nsgd", dtype)
     assert 2 * C * (1 - 1e-5) <= moved.max() <= 2 * C * (1 + 1e-6)
     np.testing.assert_array_equal(moved > 0, np.arange(9) % 3 == 1)
-    result, records = runs("dp_nsgd", dtype)[0]
+    result, records = momenta[0]
     account = functools.partial(
         momentum_mu, num_steps=9, steps_per_epoch=3, order="fixed"
     )
@@ -255,14 +289,14 @@ def test_momentum(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_momentum_of_reduced_sensitivity(dtype):
+def test_momentum_of_reduced_sensitivity(reduced_momenta, dtype):
     moved = distances("sensitivity_reduced_nsgd", dtype)
     mixed = 0.7 * 0.11 + 0.3 * C
     bounds = np.array([C, mixed, 0.07])
     assert np.all(moved <= 2 * bounds * (1 + 1e-6))
     assert np.all(moved.max(axis=0) >= 2 * bounds * [0.99, 0.3, 0.3])
     np.testing.assert_array_equal(moved[:, 0] > 0, np.arange(9) % 3 == 1)
-    result, records = runs("sensitivity_reduced_nsgd", dtype)[0]
+    result, records = reduced_momenta[0]
     with jax.enable_x64(True):
         spent = float(
             reduced_momentum_mu(
@@ -277,21 +311,27 @@ def test_momentum_of_reduced_sensitivity(dtype):
     assert spent * (1 - 2**-23) <= float(result.guarantee.mu) <= spent * (1 + 1e-6)
 
 
-def test_no_two_draws_share_a_key():
+def test_no_two_draws_share_a_key(in_float32):
     drawn = [
         tuple(key)
-        for solver in SOLVERS
-        for record in runs(solver, "float32")[0].records
+        for run in in_float32.values()
+        for record in run.records
         for key in np.unique(record.keys.reshape(-1, 2), axis=0)
     ]
     # Momentum draws by node from one key a tree, so that its key is there every step.
     trees = [k for k in set(drawn) if drawn.count(k) > 1]
     assert len(trees) == 1 + 3
     # What others make of the user's key: splits and folds, and those of them.
-    made = {tuple(np.asarray(jax.random.key_data(KEY)))}
-    for key in (KEY, *jax.random.split(KEY, 3)):
-        folds = jax.vmap(lambda i, key=key: jax.random.fold_in(key, i))(jnp.arange(64))
-        made |= {tuple(k) for k in np.asarray(jax.random.key_data(folds))}
+
+    @jax.jit
+    def others():
+        keys = jnp.concatenate([KEY[None], jax.random.split(KEY, 3)])
+        fold = jax.vmap(jax.random.fold_in, (None, 0))
+        folds = jax.vmap(fold, (0, None))(keys, jnp.arange(64)).ravel()
+        return jax.random.key_data(jnp.concatenate([KEY[None], folds]))
+
+    made = {tuple(k) for k in np.asarray(others())}
+    assert len(made) == 1 + 4 * 64
     assert not made & set(drawn)
 
 
