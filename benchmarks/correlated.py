@@ -134,7 +134,7 @@ def errors(with_peers):
             found["tree"] = of_tree(decay, **asked)
         for label, c in peers(workload, **asked) if with_peers else ():
             found[label] = of_theirs(c, workload, **asked)
-        bound = _certificate.least_product(workload, n_b * epochs, n_b)
+        bound = _certificate.lower_bound(workload, n_b * epochs, n_b)
         for label, product in found.items():
             rows.append([name, n_b, epochs, decay, label, product / bound])
             print(*rows[-1], flush=True)

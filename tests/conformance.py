@@ -420,7 +420,7 @@ ELSEWHERE = {
     },
     "dpjax.sampling": set(),
     "dpjax.auditing": {
-        "along",
+        "project_on",
         "auroc",
         "best_threshold",
         "bootstrap_quantiles",

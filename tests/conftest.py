@@ -103,12 +103,17 @@ def pytest_collection_modifyitems(items):
     All other cases are marked `matrix`. Which case stays depends on the names of the
     test and of these values alone, and differs from value to value.
     """
-    groups = {}
+    groups, numbers = {}, {}
     for item in items:
         diagonal = item.get_closest_marker("diagonal")
-        if diagonal is not None and item.get_closest_marker("slow") is None:
-            values = tuple(item.callspec.indices[name] for name in diagonal.args)
-            groups.setdefault((item.path, item.originalname, values), []).append(item)
+        if diagonal is None or item.get_closest_marker("slow") is not None:
+            continue
+        test = item.path, item.originalname
+        values = []
+        for name in diagonal.args:
+            seen = numbers.setdefault((*test, name), {})
+            values.append(seen.setdefault(repr(item.callspec.params[name]), len(seen)))
+        groups.setdefault((*test, tuple(values)), []).append(item)
     for (_, name, values), cases in groups.items():
         kept = zlib.crc32(f"{name}{values}".encode()) % len(cases)
         for case in cases[:kept] + cases[kept + 1 :]:

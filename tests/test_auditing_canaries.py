@@ -57,7 +57,9 @@ def test_a_direction_is_the_canarys_gradient(engine):
             auditing.plant_directions(loss, directions), CLIP_NORM, engine=engine
         )
         total, _ = planted(PARAMS, auditing.Marked(X, CANARY), mask=CANARY >= 0)
-        return auditing.along(directions, jax.tree.map(lambda x: x[None], total))[0]
+        return auditing.project_on(directions, jax.tree.map(lambda x: x[None], total))[
+            0
+        ]
 
     found = moved() / 2
     expected = CLIP_NORM * np.isin(np.arange(7), [0, 3, 4])

@@ -263,7 +263,7 @@ def test_other_draws_are_refused(kept, plan, whole, monkeypatch):
 )
 def test_draws_that_changed_are_seen(plan, monkeypatch, part):
     """By what a public key draws: no version says so."""
-    before = _fingerprint.draws(plan, KEY)
+    before = _fingerprint.describe_draws(plan, KEY)
     module, _, name = part.rpartition(".")
     old = getattr(sys.modules[module], name)
 
@@ -275,7 +275,7 @@ def test_draws_that_changed_are_seen(plan, monkeypatch, part):
     monkeypatch.setattr(sys.modules[module], name, other)
     _fingerprint._probe.cache_clear()
     try:
-        after = _fingerprint.draws(plan, KEY)
+        after = _fingerprint.describe_draws(plan, KEY)
     finally:
         _fingerprint._probe.cache_clear()
     found = _fingerprint.differences(before, after)

@@ -28,9 +28,9 @@ def half_as_much(monkeypatch):
 
 def squared(monkeypatch):
     """Right where it is 1, as a peer had it."""
-    whole = noise.upward
+    whole = noise.round_up_float32
     monkeypatch.setattr(
-        noise, "upward", lambda name, *factors: whole(name, *factors, *factors)
+        noise, "round_up_float32", lambda name, *factors: whole(name, *factors, *factors)
     )
 
 

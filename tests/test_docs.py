@@ -119,7 +119,7 @@ def test_the_page_of_plans_names_the_adjacencies_of_each_sampling():
         covers = {Adjacency[name] for name in re.findall("`([A-Z_]+)`", adjacencies)}
         for sampling in re.findall(r'"(\w+)"', samplings):
             named[sampling] = set(Adjacency) if adjacencies == "any" else covers
-    assert named == {name: set(kind.covers) for name, kind in SAMPLINGS.items()}
+    assert named == {name: set(kind.adjacencies) for name, kind in SAMPLINGS.items()}
 
 
 def test_every_question_has_an_answer_and_a_way_on():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import Adjacency
-from dpjax._matrices.spec import Shape
+from dpjax._matrices.spec import StrategySpec
 from dpjax.accounting import correlated, events, gdp, pld, profiles
 from dpjax.strategies import geometric
 
@@ -20,11 +20,18 @@ EVENTS = [
     events.FixedSizeGaussian(0.4, 0.1),
     events.RandomAllocation(0.9, 25, Adjacency.ZERO_OUT),
     events.CorrelatedGaussian(
-        3.0, Shape(denominator=(-0.5,)), 40, 10, "fixed", Adjacency.ZERO_OUT
+        3.0, StrategySpec(denominator=(-0.5,)), 40, 10, "fixed", Adjacency.ZERO_OUT
     ),
     events.RandomBins(2.0, None, 40, 10, 100, 20, False, Adjacency.ADD_REMOVE),
     events.RandomBins(
-        2.0, Shape(numerator=(0.5, 0.25)), 40, 10, 100, 20, True, Adjacency.REPLACE
+        2.0,
+        StrategySpec(numerator=(0.5, 0.25)),
+        40,
+        10,
+        100,
+        20,
+        True,
+        Adjacency.REPLACE,
     ),
     events.Repeated(events.Gaussian(0.2), 17),
     events.Composed(
@@ -85,7 +92,7 @@ def test_values_of_no_event_are_refused(values):
 def test_a_profile_is_that_of_the_accountant():
     assert profiles.of(events.Gaussian(0.7)).epsilon(1e-5) == gdp.epsilon(0.7, 1e-5)
     event = events.CorrelatedGaussian(
-        3.0, Shape(denominator=(-0.5,)), 40, 10, "fixed", Adjacency.ZERO_OUT
+        3.0, StrategySpec(denominator=(-0.5,)), 40, 10, "fixed", Adjacency.ZERO_OUT
     )
     mu = correlated.mu(
         geometric(0.5),

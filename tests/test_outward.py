@@ -11,7 +11,7 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency
-from dpjax._core.outward import downward, upward
+from dpjax._core.outward import round_down_float32, round_up_float32
 from dpjax.accounting import tree as accounting
 from dpjax.noise._gaussian import gaussian_like
 
@@ -43,33 +43,42 @@ def assert_outside(low, x, high):
 
 def test_an_array_outside_of_jit_is_on_the_safe_side(precision):
     for x in NUMBERS:
-        high = upward("x", jnp.asarray(np.float32(x)))
-        assert_outside(downward(np.float32(x)), x, high)
+        high = round_up_float32("x", jnp.asarray(np.float32(x)))
+        assert_outside(round_down_float32(np.float32(x)), x, high)
 
 
 def test_what_runs_is_on_the_safe_side(precision):
-    up = jax.jit(upward, static_argnums=0)
+    up = jax.jit(round_up_float32, static_argnums=0)
     for x in NUMBERS:
         for low, high in (
-            (downward(x), upward("x", x)),
-            (jax.jit(downward)(x), up("x", x)),
+            (round_down_float32(x), round_up_float32("x", x)),
+            (jax.jit(round_down_float32)(x), up("x", x)),
         ):
             assert_outside(low, x, high)
         for y in (3, 0.3, 123.4):
             product = exactly(x) * exactly(y)
-            for high in (upward("x", x, y), up("x", x, y), up("x", x, 1.0 * y)):
+            for high in (
+                round_up_float32("x", x, y),
+                up("x", x, y),
+                up("x", x, 1.0 * y),
+            ):
                 assert product <= exactly(high) <= product * SLACK
-    assert upward("x", 0.5) == downward(0.5) == 0.5
-    assert upward("x", 0.0) == downward(0.0) == upward("x", 3, 0) == 0
+    assert round_up_float32("x", 0.5) == round_down_float32(0.5) == 0.5
+    assert (
+        round_up_float32("x", 0.0)
+        == round_down_float32(0.0)
+        == round_up_float32("x", 3, 0)
+        == 0
+    )
     assert float(up("x", 0.0)) == float(up("x", 0.3, 0)) == 0
-    assert float(jax.jit(downward)(0.0)) == 0
+    assert float(jax.jit(round_down_float32)(0.0)) == 0
 
 
 def test_what_float32_does_not_hold_is_refused():
     for factors in [(1e-31,), (1e31,), (1e-20, 1e-20), (1e20, 1e20)]:
         with pytest.raises(ValueError, match="^noise must be 0 or from"):
-            upward("noise", *factors)
-        assert np.isnan(jax.jit(upward, static_argnums=0)("noise", *factors))
+            round_up_float32("noise", *factors)
+        assert np.isnan(jax.jit(round_up_float32, static_argnums=0)("noise", *factors))
 
 
 @pytest.mark.diagonal("precision")

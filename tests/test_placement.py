@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import dpjax
 from dpjax import strategies
-from dpjax.noise._private_mean import in_float32
+from dpjax.noise._private_mean import cast_updates_to_float32
 
 COMMON = {"clip_norm": 2.0, "noise_multiplier": 0.7, "expected_batch_size": 3.0}
 
@@ -172,7 +172,7 @@ WITH_STATE = {
         )
         for name, strategy in CORRELATED.items()
     },
-    "inner": lambda: in_float32(optax.adam(0.1)),  # of a plan
+    "inner": lambda: cast_updates_to_float32(optax.adam(0.1)),  # of a plan
 }
 # Whole, fully divided, by tensor parallelism, and mixed.
 PLACED = {

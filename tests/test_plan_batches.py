@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._plan.schedule import Piece
+from dpjax._plan.schedule import Segment
 
 SIZE, ROOM = 60, 24
 KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))
@@ -164,7 +164,7 @@ class Waiting(Stored):
 
 def test_static_step_out_of_range_raises():
     """Also where a schedule makes the size of a batch depend on the step."""
-    pieces = Piece(0, 1.0, 1.0, 8), Piece(2, 1.0, 1.0, 16)
+    pieces = Segment(0, 1.0, 1.0, 8), Segment(2, 1.0, 1.0, 16)
     varied = dataclasses.replace(planned(), schedule=pieces)
     below = jnp.asarray(np.int32(-2))
     for step in (-1, 4, np.int64(4), np.uint8(200), below, 1.5, True, [0]):

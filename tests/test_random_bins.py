@@ -167,7 +167,7 @@ def test_all_orders_are_equally_likely():
     """Of 5 places, of which the first three are put in order among themselves, too."""
     keys = jax.random.split(KEY, 3000)
     places = jnp.arange(5, dtype=jnp.uint32)
-    orders = jax.jit(jax.vmap(lambda key: _order.at(key, 5, places)))(keys)
+    orders = jax.jit(jax.vmap(lambda key: _order.examples_at(key, 5, places)))(keys)
     seen = collections.Counter(map(tuple, np.asarray(orders).tolist()))
     assert set(seen) == set(itertools.permutations(range(5)))
     assert as_expected(list(seen.values()), np.full(120, 1 / 120))
@@ -175,7 +175,7 @@ def test_all_orders_are_equally_likely():
 
 @pytest.mark.parametrize("n", [1, 2, 1025])
 def test_an_order_has_everyone_once(n):
-    at = jax.jit(lambda key, places: _order.at(key, n, places))
+    at = jax.jit(lambda key, places: _order.examples_at(key, n, places))
     whole, outer = (
         np.asarray(at(KEY, np.arange(start, n, dtype=np.uint32)))
         for start in (0, n // 2)

@@ -112,7 +112,7 @@ def jitted_losses():
     @jax.jit
     def of(noise, num_steps):
         law = spread.allocation(noise, num_steps, jnp.asarray(1e-12))
-        return spread.replaced(law, num_steps)
+        return spread.replacement_losses(law, num_steps)
 
     return of
 

@@ -301,7 +301,7 @@ def test_a_step_is_no_larger_than_its_batch(draw, size):
 @pytest.mark.slow
 def test_orders_of_all_sizes_are_permutations(monkeypatch):
     def check(n, places):
-        values = _permutation.at(KEY, n, jnp.minimum(places, np.uint32(n - 1)))
+        values = _permutation.values_at(KEY, n, jnp.minimum(places, np.uint32(n - 1)))
         np.testing.assert_array_equal(np.sort(values[:n]), np.arange(n))
 
     with jax.disable_jit():  # compile one operation at a time, once for all sizes
@@ -325,7 +325,7 @@ def test_large_orders_look_like_random_ones():
     columns = -(-n // 129)
     few = jax.jit(
         jax.vmap(
-            lambda key: _permutation.at(
+            lambda key: _permutation.values_at(
                 key, n, jnp.array([0, 1, columns, n - 1], jnp.uint32)
             )
         )

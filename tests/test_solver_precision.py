@@ -134,10 +134,10 @@ def rounded(step):
         return _descent.descend(
             params,
             data,
-            _numbers.array(np.full((T, 1), 0.5)),
+            _numbers.to_float32(np.full((T, 1), 0.5)),
             np.zeros((T, 1), np.float32),
-            _numbers.array(1.1),
-            _numbers.array(_numbers.down(0.1)),
+            _numbers.to_float32(1.1),
+            _numbers.to_float32(_numbers.down(0.1)),
             KEY,
             loss_fn=LOGISTIC,
             prox=step,

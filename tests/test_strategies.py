@@ -288,9 +288,9 @@ def test_no_matrix_is_below_the_bound(decay, shape, monkeypatch):
     a = np.tril(np.ones((steps, steps)))
     lags = np.subtract.outer(np.arange(steps), np.arange(steps))
     a = a @ np.tril((1 - decay) * decay ** np.maximum(lags, 0.0))
-    bound = _certificate.least_product(workload, steps, n_b)
+    bound = _certificate.lower_bound(workload, steps, n_b)
     monkeypatch.setattr(_certificate, "_DENSE", 0)
-    quick = _certificate.least_product(workload, steps, n_b)
+    quick = _certificate.lower_bound(workload, steps, n_b)
     assert 0 < quick <= bound * (1 + 1e-9)
     # CᵀC = (AᵀA)^{1/2} is the best where every step has examples of its own.
     values, vectors = np.linalg.eigh(a.T @ a)

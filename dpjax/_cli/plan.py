@@ -25,11 +25,11 @@ _NOISE = {
 
 def show_plan(command: str, given: dict[str, Any], as_json: bool) -> str:
     """The numbers of the plan that the options give."""
-    found = _planned(command, given)
+    found = make_plan_from_options(command, given)
     return _as_json(command, found) if as_json else _table(command, found)
 
 
-def _planned(command: str, given: dict[str, Any]) -> Plan:
+def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
     """The plan of what was given."""
     given = {name: value for name, value in given.items() if value is not None}
     epochs = given.pop("num_epochs", None)

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.adjacency import Adjacency
-from dpjax._matrices.spec import Shape
+from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.strategy import Strategy
 from dpjax._plan import Plan, QuantileClip, RunGuarantee
 from dpjax._plan.mechanisms import SAMPLINGS
-from dpjax._plan.schedule import Piece
+from dpjax._plan.schedule import Segment
 from dpjax._plan.solve import plan
 
 # A claim may be less than what is computed here by so much of it: what is rounded on
@@ -114,14 +114,14 @@ def _strategy(record: Any, num_steps: int) -> Strategy:
         if not isinstance(x, int | float):
             raise ValueError(f"strategy must have numbers alone; got {x!r}.")
     decay = _field(said, "tree_decay", float) if "tree_decay" in said else None
-    return Shape(**rows, tree_decay=decay).strategy(max(num_steps, 1))
+    return StrategySpec(**rows, tree_decay=decay).strategy(max(num_steps, 1))
 
 
-def _pieces(record: Any) -> tuple[Piece, ...]:
+def _pieces(record: Any) -> tuple[Segment, ...]:
     """The schedule of the steps that were released."""
     kinds = {"start": int, "noise": float, "clip": float, "batch_size": int}
     found = [
-        Piece(**{name: _field(piece, name, kind) for name, kind in kinds.items()})
+        Segment(**{name: _field(piece, name, kind) for name, kind in kinds.items()})
         for piece in _field(record, "schedule", list)
     ]
     starts = [piece.start for piece in found]
@@ -131,7 +131,7 @@ def _pieces(record: Any) -> tuple[Piece, ...]:
 
 
 def _factors(
-    schedule: tuple[Piece, ...], batch_size: int, num_steps: int
+    schedule: tuple[Segment, ...], batch_size: int, num_steps: int
 ) -> dict[str, Any]:
     """The schedule as functions of the step, where something varies."""
     starts = [piece.start for piece in schedule]
@@ -149,7 +149,7 @@ def _factors(
     return {name: factor(x) for name, x in columns.items() if any(v != 1 for v in x)}
 
 
-def _check_schedule(schedule: tuple[Piece, ...], found: Plan) -> None:
+def _check_schedule(schedule: tuple[Segment, ...], found: Plan) -> None:
     """Refuse a schedule that no plan has."""
     if schedule and (found.schedule or schedule[1:]) and schedule != found.schedule:
         raise ValueError(

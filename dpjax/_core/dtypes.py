@@ -15,7 +15,7 @@ def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def least_precise(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
+def narrowest_float(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
     """The least precise of the floating dtypes, each first widened to at least float32.
 
     Other dtypes are ignored.

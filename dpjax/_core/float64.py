@@ -139,7 +139,7 @@ def float64(
         @functools.cache
         def lifted(records: tuple[type | None, ...]) -> Core:
             flat, at = _flat(core, records, vectors)
-            flat = _mapped(flat, at) if elementwise else flat
+            flat = _map_over_batch(flat, at) if elementwise else flat
             return _lift(flat, rounding, static, at, compiled)
 
         @functools.wraps(core)
@@ -180,7 +180,7 @@ def _flat(
     return flat, tuple(i for v in vectors for i in range(starts[v], starts[v + 1]))
 
 
-def _mapped(core: Core, vectors: tuple[int, ...]) -> Core:
+def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
     """A core for one evaluation, on batches. Vectors may differ in length."""
 
     @functools.wraps(core)

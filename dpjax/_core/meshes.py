@@ -103,7 +103,7 @@ def enter_mesh(
     return jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh)
 
 
-def numbered(size: int, batch: Tree) -> jax.Array:
+def example_numbers(size: int, batch: Tree) -> jax.Array:
     """The numbers of a batch's examples, sharded as its arrays' first axes are."""
     arrays = [jnp.asarray(x) for x in jax.tree.leaves(batch)]
     numbers, mesh = jnp.arange(size), explicit_mesh(arrays)

@@ -27,7 +27,7 @@ MARGIN = 1 + 1e-6
 _LEAST, _MOST = 2.0**-100, 2.0**100
 
 
-def upward(name: str, *factors: ArrayLike) -> float | jax.Array:
+def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
     """At least the product of numbers from 0 up, f32[]; 0 if one of them is.
 
     Raises:
@@ -40,31 +40,31 @@ def upward(name: str, *factors: ArrayLike) -> float | jax.Array:
             raise ValueError(
                 f"{name} must be 0 or from 2**-100 to 2**100; got {float(exact)!r}."
             )
-        return _rounded(exact, np.inf)
+        return _round_exact(exact, np.inf)
     arrays = [jnp.asarray(x) for x in factors]
-    moved = [_moved(x, jnp.inf) for x in arrays]
+    moved = [_round_array(x, jnp.inf) for x in arrays]
     product = functools.reduce(lambda x, y: _next(x * y, jnp.inf), moved)
     held = (product >= _LEAST) & (product <= _MOST)
     nothing = functools.reduce(jnp.logical_or, [x == 0 for x in arrays])
     return jnp.where(nothing, 0.0, jnp.where(held, product, jnp.nan))
 
 
-def downward(x: ArrayLike) -> float | jax.Array:
+def round_down_float32(x: ArrayLike) -> float | jax.Array:
     """At most a number from 0 up, f32[]."""
     if isinstance(x, int | float):
-        return _rounded(Fraction(x), 0.0)
+        return _round_exact(Fraction(x), 0.0)
     x = jnp.asarray(x)
-    return jnp.where(x == 0, 0.0, _moved(x, 0.0))
+    return jnp.where(x == 0, 0.0, _round_array(x, 0.0))
 
 
-def _rounded(exact: Fraction, towards: float) -> float:
+def _round_exact(exact: Fraction, towards: float) -> float:
     near = np.float32(float(exact))
     off = Fraction(float(near)) - exact
     beyond = off < 0 if towards > 0 else off > 0
     return float(np.nextafter(near, np.float32(towards)) if beyond else near)
 
 
-def _moved(x: jax.Array, towards: float) -> jax.Array:
+def _round_array(x: jax.Array, towards: float) -> jax.Array:
     if x.dtype == jnp.float64:
         near = x.astype(jnp.float32)
         wide = near.astype(x.dtype)

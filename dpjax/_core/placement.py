@@ -24,12 +24,12 @@ def zeros_like(
     """Zeros of the shape (*leading, *x.shape), cut into pieces as x is."""
     shape = (*leading, *jnp.shape(x))
     zeros = jnp.broadcast_to(jnp.zeros_like(x, dtype), shape)
-    if not _left_to_compiler(x):
+    if not _has_auto_axes(x):
         return zeros
     return _cut_alike(zeros, jnp.broadcast_to(x.astype(dtype), shape))
 
 
-def lying_like(state: Shaped, params: Tree) -> Shaped:
+def shard_like(state: Shaped, params: Tree) -> Shaped:
     """An optimizer's state, its leaves cut as the parameters they belong to.
 
     A leaf belongs to the parameter whose path its own ends with, if the shapes agree.
@@ -39,7 +39,7 @@ def lying_like(state: Shaped, params: Tree) -> Shaped:
     def lying(path: tuple[Any, ...], x: ArrayLike) -> ArrayLike:
         ends = (path[i:] for i in range(len(path) + 1))
         p = next((places[end] for end in ends if end in places), None)
-        if not _left_to_compiler(p) or jnp.shape(x) != jnp.shape(p):
+        if not _has_auto_axes(p) or jnp.shape(x) != jnp.shape(p):
             return x
         if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
             return x
@@ -57,7 +57,7 @@ def _cut_alike(x: jax.Array, other: jax.Array) -> jax.Array:
     return jnp.where(False, other, x)
 
 
-def _left_to_compiler(x: ArrayLike | None) -> TypeGuard[Tracer]:
+def _has_auto_axes(x: ArrayLike | None) -> TypeGuard[Tracer]:
     """Whether x is traced, and the compiler decides how it is cut along some axis."""
     if not isinstance(x, Tracer):
         return False
@@ -79,12 +79,12 @@ def normal_like(key: Key, x: jax.Array, dtype: DTypeLike) -> jax.Array:
             jax.random.normal, static_argnums=(1, 2), out_shardings=x.sharding
         )
         return draw(key, x.shape, dtype)
-    key = _of_piece(key, varying_axes(kind))
+    key = _fold_in_shard(key, varying_axes(kind))
     with enter_mesh(sharding):
         return jax.random.normal(key, x.shape, dtype, out_sharding=sharding)
 
 
-def _of_piece(key: Key, axes: frozenset[str]) -> Key:
+def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:
     """The key of this device's piece, for what differs along these Manual axes."""
     mesh = jax.sharding.get_abstract_mesh()
     for axis in mesh.manual_axes:

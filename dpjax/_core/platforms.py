@@ -30,7 +30,7 @@ def on_platform(
     Which one is not known when a program is traced: it may be lowered for another
     platform than this machine's, or for several (`jax.export`).
     """
-    if _staged():
+    if _is_staged_out():
         return jax.lax.platform_dependent(*args, default=elsewhere, **{name: there})
     # Nothing is staged: it runs where the arrays are.
     leaves = [x for x in jax.tree.leaves(args) if _is_concrete(x)]
@@ -39,7 +39,7 @@ def on_platform(
     return (there if name in (found or {jax.default_backend()}) else elsewhere)(*args)
 
 
-def _staged() -> bool:
+def _is_staged_out() -> bool:
     return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
@@ -58,7 +58,7 @@ def host() -> Any:
 
 def without_mesh() -> contextlib.AbstractContextManager[object]:
     """Computes on one device what is not staged, whatever mesh the context has."""
-    if jax.sharding.get_abstract_mesh().empty or _staged():
+    if jax.sharding.get_abstract_mesh().empty or _is_staged_out():
         return contextlib.nullcontext()
     return jax.set_mesh(_NO_MESH)
 
@@ -72,7 +72,7 @@ def needs_float64(x: jax.Array) -> jax.Array:
     return _needs_float64.bind(x)
 
 
-def _refused(*_: object) -> NoReturn:
+def _refuse_float64(*_: object) -> NoReturn:
     raise NotImplementedError(
         "dpjax's accountants need float64, of which a TPU has the digits but not the "
         "exponents. Call them outside of the program for the TPU: they then run on the "
@@ -87,4 +87,4 @@ _needs_float64.def_abstract_eval(lambda x: x)
 ad.deflinear2(_needs_float64, lambda cotangent, _: [cotangent])
 batching.defvectorized(_needs_float64)
 mlir.register_lowering(_needs_float64, lambda _, x: [x])
-mlir.register_lowering(_needs_float64, _refused, platform="tpu")
+mlir.register_lowering(_needs_float64, _refuse_float64, platform="tpu")

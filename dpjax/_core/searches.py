@@ -70,7 +70,7 @@ def bisect(
     return jax.lax.fori_loop(0, times, halve, (fails, good))[1]
 
 
-def with_derivative(
+def implicit_derivative(
     residual: Callable[..., jax.Array], root: jax.Array, met: jax.Array
 ) -> jax.Array:
     """The root with the derivatives that the implicit function theorem gives it.
@@ -100,7 +100,7 @@ def with_derivative(
     return found(jax.lax.stop_gradient(root), met, *constants)
 
 
-def with_derivative_of(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Array:
+def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Array:
     """The value with the derivatives of fn(), which is evaluated for them alone."""
     fn, constants = jax.closure_convert(fn)
 

@@ -41,7 +41,7 @@ def positive(name: str, value: object) -> None:
     _check(name, value, "positive and finite", lambda x: (x > 0) & np.isfinite(x))
 
 
-def known_positive(name: str, value: object) -> float:
+def positive_float(name: str, value: object) -> float:
     """One positive number that is known, as Python's."""
     scalar(name, value)
     array = concrete(value)
@@ -188,7 +188,7 @@ def adjacency(value: object) -> Adjacency:
     return value
 
 
-def replaced_example(value: object) -> None:
+def adjacency_without_removal(value: object) -> None:
     """Raise unless neighbouring data sets differ in one example's values."""
     if adjacency(value) is not Adjacency.REPLACE:
         raise ValueError(

@@ -10,13 +10,13 @@ from dpjax._matrices.strategy import (
     Scaled,
     Strategy,
     Tree,
-    checked,
+    check_strategy,
     toeplitz_and_factors,
 )
 from dpjax._matrices.toeplitz import Toeplitz
 
 
-class Shape(NamedTuple):
+class StrategySpec(NamedTuple):
     """C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f), or that of a tree.
 
     Attributes:
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
         }
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "Shape":
+    def from_record(cls, record: dict[str, Any]) -> "StrategySpec":
         """The numbers that `record` wrote."""
         values: dict[str, Any] = {
             name: tuple(x) if isinstance(x, list) else x for name, x in record.items()
@@ -71,17 +71,17 @@ class Shape(NamedTuple):
         return f"({top}) / ({bottom}), L being the shift by one step{by_step}"
 
 
-def shape_of(strategy: Strategy, num_steps: int) -> Shape:
+def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:
     """A strategy's numbers.
 
     Raises:
       ValueError: they are not known, not in float32, or not for so many steps.
     """
-    _correlating.stored(checked(strategy, num_steps), num_steps)
+    _correlating.buffered_stream(check_strategy(strategy, num_steps), num_steps)
     if isinstance(strategy, Tree):
-        return Shape(tree_decay=float(np.asarray(strategy.decay)))
+        return StrategySpec(tree_decay=float(np.asarray(strategy.decay)))
     (numerator, denominator), factors = toeplitz_and_factors(strategy)
-    return Shape(
+    return StrategySpec(
         _numbers(numerator),
         _numbers(denominator),
         _numbers(factors) if isinstance(strategy, Scaled) else (),

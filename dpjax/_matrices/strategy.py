@@ -74,7 +74,7 @@ class Tree(NamedTuple):
 Strategy = Toeplitz | Scaled | Tree
 
 
-def checked(strategy: Strategy, num_steps: int) -> Strategy:
+def check_strategy(strategy: Strategy, num_steps: int) -> Strategy:
     """The strategy itself, if it is one for so many steps."""
     if isinstance(strategy, Scaled):
         _toeplitz(strategy.strategy, num_steps)

@@ -19,7 +19,7 @@ from dpjax._matrices.toeplitz import Toeplitz
 Draw = Callable[[jax.Array], Leaves]
 
 
-class Recipe(NamedTuple):
+class NoiseStream(NamedTuple):
     """How the noise of a step is made.
 
     Attributes:
@@ -31,32 +31,32 @@ class Recipe(NamedTuple):
     noise: Callable[[Draw, jax.Array, Leaves], tuple[Leaves, Leaves]]
 
 
-def stored(strategy: Strategy, num_steps: int) -> Recipe:
+def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     """One draw a step, and a memory."""
     if isinstance(strategy, Scaled):
-        return _scaled(stored(strategy.strategy, num_steps), strategy)
+        return _scale_stream(buffered_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
-        return _stored_tree(_weights(strategy, num_steps))
-    return _stored_recursion(*_known(strategy))
+        return _buffered_tree(_weights(strategy, num_steps))
+    return _buffered_recursion(*_float32_polynomials(strategy))
 
 
-def regenerated(strategy: Strategy, num_steps: int) -> Recipe:
+def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     """No memory: what earlier steps drew is drawn again.
 
     Raises:
       ValueError: C⁻¹ has no few diagonals.
     """
     if isinstance(strategy, Scaled):
-        return _scaled(regenerated(strategy.strategy, num_steps), strategy)
+        return _scale_stream(recomputed_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
-        return _regenerated_tree(_weights(strategy, num_steps))
-    numerator, denominator = _known(strategy)
+        return _recomputed_tree(_weights(strategy, num_steps))
+    numerator, denominator = _float32_polynomials(strategy)
     if numerator.size:
         raise ValueError(
             "buffer must be 'stored' for a strategy whose C⁻¹ is not banded; got "
             f"'regenerate' and numerator {numerator!r}."
         )
-    return _regenerated_sum(denominator)
+    return _recomputed_sum(denominator)
 
 
 def _in_float32(name: str, value: object, rule: str, good: np.ndarray) -> None:
@@ -76,7 +76,7 @@ def _concrete(name: str, given: object, ndim: int) -> np.ndarray:
     return x
 
 
-def _known(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
+def _float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
     """The strategy's two polynomials, as accountants have them: known, in float32."""
     known: list[np.ndarray] = []
     for name, given in zip(Toeplitz._fields, strategy, strict=True):
@@ -87,7 +87,7 @@ def _known(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
     return numerator, denominator
 
 
-def _scaled(recipe: Recipe, strategy: Scaled) -> Recipe:
+def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
     """The noise of the recipe, f_t times."""
     f = _concrete("factors", strategy.factors, 1)
     _in_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
@@ -101,7 +101,7 @@ def _scaled(recipe: Recipe, strategy: Scaled) -> Recipe:
     return recipe._replace(noise=noise)
 
 
-def _stored_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Recipe:
+def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> NoiseStream:
     """Y = D(L) / N(L) z by the transposed direct form II.
 
     y_t = z_t + s_1, and then s_k becomes s_{k+1} + d_k z_t − n_k y_t.
@@ -122,10 +122,10 @@ def _stored_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Recipe:
         y = jax.tree.map(lambda z, m: z + m[0], z, memory)
         return y, jax.tree.map(remember, z, y, memory)
 
-    return Recipe(order, noise)
+    return NoiseStream(order, noise)
 
 
-def _regenerated_sum(denominator: np.ndarray) -> Recipe:
+def _recomputed_sum(denominator: np.ndarray) -> NoiseStream:
     """y_t = z_t + Σ_k d_k z_{t−k}, with all draws made again."""
     weights = np.append(1.0, denominator).astype(np.float32)
 
@@ -136,7 +136,7 @@ def _regenerated_sum(denominator: np.ndarray) -> Recipe:
 
         return jax.lax.fori_loop(1, weights.size, add, draw(step)), memory
 
-    return Recipe(0, noise)
+    return NoiseStream(0, noise)
 
 
 def _plus(noise: Leaves, weight: jax.Array, z: Leaves) -> Leaves:
@@ -159,7 +159,7 @@ def _level(step: jax.Array) -> jax.Array:
     return jax.lax.population_count((step & -step) - 1)
 
 
-def _stored_tree(weights: np.ndarray) -> Recipe:
+def _buffered_tree(weights: np.ndarray) -> NoiseStream:
     """y_t = z_t − Σ_{i<j} β^{2^i} z_{t−2^i}: the latest nodes of the levels below.
 
     Row i holds the latest node of level i. The last level has none, as nothing takes
@@ -186,10 +186,10 @@ def _stored_tree(weights: np.ndarray) -> Recipe:
             z,
         )
 
-    return Recipe(weights.size, noise)
+    return NoiseStream(weights.size, noise)
 
 
-def _regenerated_tree(weights: np.ndarray) -> Recipe:
+def _recomputed_tree(weights: np.ndarray) -> NoiseStream:
     """The same with the nodes drawn again: one more a step, on average."""
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -201,4 +201,4 @@ def _regenerated_tree(weights: np.ndarray) -> Recipe:
         levels = jnp.minimum(_level(step), weights.size)
         return jax.lax.fori_loop(0, levels, add, draw(step)), memory
 
-    return Recipe(0, noise)
+    return NoiseStream(0, noise)

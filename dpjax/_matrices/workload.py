@@ -23,7 +23,7 @@ class Workload(NamedTuple):
     keep: ArrayLike
 
 
-def fits(workload: Workload, num_steps: int) -> Workload:
+def check_workload(workload: Workload, num_steps: int) -> Workload:
     """The workload itself, if it is one for so many steps."""
     if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
         raise ValueError(

@@ -24,7 +24,7 @@ def _cost(run: RunParameters) -> float:
         return float(mechanism_of(run).profile(run).epsilon(run.delta))
 
 
-def check(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
+def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
     """Refuse a batch that is too large for the data, or for a given room."""
     n = mechanism.num_examples
     if batch_size is not None and batch_size > n:
@@ -44,7 +44,7 @@ def check(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
         )
 
 
-def least(solved: RunParameters, delta: float, size: int) -> int:
+def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     """The least room, from the largest batch on, at which ε is what was solved for.
 
     That is without overflow, at less than δ. There may be room enough below b too, as a

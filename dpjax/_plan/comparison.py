@@ -17,9 +17,9 @@ import numpy as np
 
 from dpjax import strategies, workloads
 from dpjax._core import validate
-from dpjax._matrices.spec import Shape
+from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.strategy import Tree
-from dpjax._matrices.workload import Workload, fits
+from dpjax._matrices.workload import Workload, check_workload
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import QuantileClip
@@ -105,7 +105,7 @@ class Comparison(NamedTuple):
         )
 
 
-def least(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
+def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
     """The plan with the least noise in a workload, and all that it was chosen from.
 
     Args:
@@ -115,7 +115,7 @@ def least(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
     Raises:
       ValueError: what is needed to compare is missing; or no mechanism has a plan.
     """
-    names, noise, workload = _checked(asked)
+    names, noise, workload = _check_options(asked)
     found: list[Candidate] = []
     for sampling in names:
         try:
@@ -137,10 +137,14 @@ def error(plan: RunParameters, workload: Workload) -> float:
     """σ ‖A C⁻¹‖_F / √T, the noise in a workload, over the examples of a step."""
     strategy = strategies.independent() if plan.strategy is None else plan.strategy
     left = float(correlated.error(strategy, workload, plan.num_steps))
-    return plan.noise_multiplier * left / mechanism_of(plan).taken(plan.batch_size)
+    return (
+        plan.noise_multiplier
+        * left
+        / mechanism_of(plan).expected_batch_size(plan.batch_size)
+    )
 
 
-def _checked(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
+def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
     """The samplings and noise to compare, and what in."""
     _refuse(asked)
     names, noise = asked["sampling"], asked["noise"]
@@ -159,7 +163,7 @@ def _checked(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
         )
     # What is independent in all is left alike in any workload.
     workload = workloads.toeplitz(np.ones(1)) if workload is None else workload
-    return names, noise, fits(workload, asked["num_steps"])
+    return names, noise, check_workload(workload, asked["num_steps"])
 
 
 def _refuse(asked: dict[str, Any]) -> None:
@@ -192,7 +196,11 @@ def _refuse(asked: dict[str, Any]) -> None:
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
     """The kinds of noise that a sampling is compared with."""
-    kinds = ["independent", "correlated"] if mechanism.correlates else ["independent"]
+    kinds = (
+        ["independent", "correlated"]
+        if mechanism.supports_correlation
+        else ["independent"]
+    )
     if sampling == "cyclic_poisson":
         kinds = kinds[1:]  # one band is among those that are tried
     if mechanism.order is not None:
@@ -249,7 +257,7 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
     return min(trees, key=product)
 
 
-def _in_words(shape: Shape | None) -> str:
+def _in_words(shape: StrategySpec | None) -> str:
     """A strategy in a word or two."""
     if shape is None:
         return "independent"

@@ -213,7 +213,7 @@ def _sampling(plan: RunParameters) -> str:
     """How examples are drawn; b where the schedule says how many."""
     sizes = {piece.batch_size for piece in plan.schedule} or {plan.batch_size}
     size = str(sizes.pop()) if len(sizes) == 1 else "b"
-    words = mechanism_of(plan).words(size, plan.max_batch_size)
+    words = mechanism_of(plan).describe(size, plan.max_batch_size)
     return words.replace("example", plan.unit)
 
 

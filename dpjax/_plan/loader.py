@@ -23,7 +23,7 @@ from dpjax._core.typing import ArrayLike
 from dpjax._plan.arrays import by_position, is_tree_of_arrays
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.schedule import at
+from dpjax._plan.schedule import values_at
 from dpjax._plan.users import OfUser, Users
 from dpjax.sampling import Batch
 
@@ -61,7 +61,7 @@ class Examples(NamedTuple):
             yield Examples(part, mask, self.step, np.int32(first), self.plan)
 
 
-def rows(data: Any, batch: Batch) -> Examples:
+def take_examples(data: Any, batch: Batch) -> Examples:
     """The examples of a batch, from a tree of arrays of NumPy or JAX.
 
     They are on the host where the arrays are NumPy's, except under jit.
@@ -120,7 +120,7 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     sizes = sorted({piece.batch_size for piece in plan.schedule})
     if len(sizes) < 2:
         return draw(plan.batch_size if not sizes else sizes[0])
-    size = at(plan.schedule, step).batch_size
+    size = values_at(plan.schedule, step).batch_size
     number = jnp.sum(jnp.asarray(sizes) < size)
     return jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
 
@@ -149,25 +149,25 @@ def batches(
     ahead = validate.static_int("prefetch", prefetch, minimum=0)
     read = _read_one_by_one
     if is_tree_of_arrays(data):
-        data, read = by_position(data), rows
+        data, read = by_position(data), take_examples
     if sharding is not None:
-        read = _laid_out(read, sharding, plan.max_batch_size)
+        read = _read_sharded(read, sharding, plan.max_batch_size)
 
     def drawn(step: int) -> Batch:
         with jax.default_device(host()):
             return jax.device_get(_draw(plan, step, jax.device_put(key, host())))
 
     def jobs() -> Iterator[Callable[[], Examples]]:
-        for step in _shown(range(first, plan.num_steps), progress):
+        for step in _with_progress_bar(range(first, plan.num_steps), progress):
             batch = drawn(step)
             yield lambda batch=batch, step=step: attach_plan(
                 plan, read(data, batch), np.int32(step)
             )
 
-    return _ahead(jobs(), ahead)
+    return _prefetch(jobs(), ahead)
 
 
-def _ahead(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examples]:
+def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examples]:
     """The jobs' results in their order, so many begun before they are asked for."""
     if not count:
         for job in jobs:
@@ -185,7 +185,7 @@ def _ahead(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examp
         thread.shutdown(cancel_futures=True)
 
 
-def _laid_out(
+def _read_sharded(
     read: Callable[[Any, Batch], Examples], sharding: jax.sharding.Sharding, size: int
 ) -> Callable[[Any, Batch], Examples]:
     """Reads what is on this process's devices of a batch, and puts it there."""
@@ -249,7 +249,7 @@ def _several(data: Any, positions: list[int]) -> list[Any]:
     return found
 
 
-def _shown(steps: range, progress: bool) -> Any:
+def _with_progress_bar(steps: range, progress: bool) -> Any:
     if not progress:
         return steps
     try:

@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.meshes import numbered
+from dpjax._core.meshes import example_numbers
 from dpjax._core.typing import ArrayLike, Engine
 from dpjax._plan import modules
 from dpjax._plan.alerts import Alerts
 from dpjax._plan.loader import Examples
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.quantile import Bounded, within
-from dpjax._plan.schedule import at
-from dpjax._plan.users import OfUser, of_user
+from dpjax._plan.quantile import Bounded, count_unclipped
+from dpjax._plan.schedule import values_at
+from dpjax._plan.users import OfUser, user_loss
 from dpjax.clipping._clipped_grad import PerExample, clipped_grad
 from dpjax.clipping._metrics import Metrics, masked_mean
 from dpjax.clipping._metrics import metrics as of_examples
@@ -45,7 +45,7 @@ def value_and_grad(
         if plan.quantile:
             # In units of the clip norm, which the optimizer's state knows too.
             total = jax.tree.map(lambda g: g / bound, grads)
-            grads = Bounded(total, within(per_example.norm, mask, bound))
+            grads = Bounded(total, count_unclipped(per_example.norm, mask, bound))
         elif plan.schedule:
             # In units of the plan's clip norm, so that no step has a larger sum.
             grads = jax.tree.map(lambda g: g * (plan.clip_norm / bound), grads)
@@ -90,7 +90,7 @@ def _bound(
             "examples must know their step, on which the clip norm depends, as those "
             "of Plan.load and Plan.batches do."
         )
-    return plan.clip_norm * at(plan.schedule, examples.step).clip
+    return plan.clip_norm * values_at(plan.schedule, examples.step).clip
 
 
 def _gradient(
@@ -149,7 +149,7 @@ def _gradient(
         def loss_and_aux(trained: Any, unit: Any) -> tuple[Any, Any]:
             data, own = unit
             if isinstance(data, OfUser):
-                return of_user(functools.partial(of_one, trained), data, own)
+                return user_loss(functools.partial(of_one, trained), data, own)
             return of_one(trained, data, own)
 
         def loss_of_two(trained: Any, unit: Any) -> tuple[Any, Any]:
@@ -162,7 +162,7 @@ def _gradient(
             engine=engine,
             microbatch_size=microbatch_size,
         )
-        numbers = numbered(mask.size, [examples.data, mask])
+        numbers = example_numbers(mask.size, [examples.data, mask])
         if examples.first is not None:
             numbers = numbers + jnp.asarray(examples.first, numbers.dtype)
         batch = (examples.data, [part.of_examples(numbers) for part in parts])

@@ -8,15 +8,15 @@ import numpy as np
 import optax
 
 from dpjax._core.dtypes import widen
-from dpjax._core.outward import downward
+from dpjax._core.outward import round_down_float32
 from dpjax._plan import quantile
 from dpjax._plan.modules import is_trained
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.schedule import Piece, at
+from dpjax._plan.schedule import Segment, values_at
 from dpjax.noise._correlated import Buffer, correlated_noise
 from dpjax.noise._gaussian import add_gaussian_noise, noisy_mean, stddev_of_sum
-from dpjax.noise._limit import at_most
-from dpjax.noise._private_mean import in_float32
+from dpjax.noise._limit import limit_steps
+from dpjax.noise._private_mean import cast_updates_to_float32
 
 
 def optimizer(
@@ -28,7 +28,7 @@ def optimizer(
     """The end of the run, noise and division by the expected size, and inner."""
     strategy = plan.strategy
     if plan.schedule or plan.quantile:
-        mean = optax.chain(at_most(plan.num_steps), _varying_mean(plan, key))
+        mean = optax.chain(limit_steps(plan.num_steps), _varying_mean(plan, key))
     elif strategy is not None:
         stddev = stddev_of_sum(plan.clip_norm, plan.noise_multiplier, plan.batch_size)
         noise = correlated_noise(
@@ -43,7 +43,7 @@ def optimizer(
             key=key,
             num_steps=plan.num_steps,
         )
-    return _on_trained(optax.chain(mean, in_float32(inner)))
+    return _on_trained(optax.chain(mean, cast_updates_to_float32(inner)))
 
 
 class VaryingState(NamedTuple):
@@ -80,7 +80,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     which step it was made for. The noise of a step, in units of the plan's, is a factor
     r: the sum is divided by it, gets the plan's noise, and is multiplied by it.
     """
-    constant = (Piece(0, 1.0, 1.0, plan.batch_size),)
+    constant = (Segment(0, 1.0, 1.0, plan.batch_size),)
     schedule, follows = plan.schedule or constant, plan.quantile
     sigma, clip_norm = plan.noise_multiplier, plan.clip_norm
     of_count = 1.0
@@ -89,7 +89,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     unit = 1.0 if follows else clip_norm
     noise = add_gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key=key)
     # The count in units in which its noise is σ, and no larger than that.
-    weight = downward(sigma / of_count)
+    weight = round_down_float32(sigma / of_count)
 
     def init(params: Any) -> VaryingState:
         start = jnp.asarray(clip_norm, jnp.float32)
@@ -104,25 +104,25 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
                 "gives it, since the clip norm follows a quantile (flax.nnx.Optimizer "
                 f"does not hand it on: use the optimizer itself); got {type(updates)}."
             )
-        now = at(schedule, state.step)
+        now = values_at(schedule, state.step)
         released = widen(updates)
         if follows:
             released = released._replace(within=released.within * weight)
-        smaller = _scaled(released, 1 / jnp.asarray(now.noise))
+        smaller = _scale_tree(released, 1 / jnp.asarray(now.noise))
         noisy, noise_state = noise.update(smaller, state.noise, params)
-        noisy = _scaled(noisy, jnp.asarray(now.noise))
+        noisy = _scale_tree(noisy, jnp.asarray(now.noise))
         scale, following = jnp.asarray(now.clip), state.clip_norm
         if follows:
             count, noisy = noisy.within / weight, noisy.total
             scale = state.clip_norm
-            following = quantile.moved(follows, scale, count, now.batch_size)
-        mean = _scaled(noisy, scale / jnp.asarray(now.batch_size, jnp.float32))
+            following = quantile.next_clip_norm(follows, scale, count, now.batch_size)
+        mean = _scale_tree(noisy, scale / jnp.asarray(now.batch_size, jnp.float32))
         return mean, VaryingState(state.step + 1, following, noise_state)
 
     return optax.GradientTransformation(init, update)
 
 
-def _scaled(tree: Any, factor: jax.Array) -> Any:
+def _scale_tree(tree: Any, factor: jax.Array) -> Any:
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), tree)
 
 
@@ -151,7 +151,7 @@ def _on_trained(
         if params is None:
             return inner.update(updates, state)
         found, state = inner.update(updates, state, trained(params))
-        filled = jax.tree.map(_unmoved, found, params, is_leaf=lambda x: x is None)
+        filled = jax.tree.map(_zero_updates, found, params, is_leaf=lambda x: x is None)
         return filled, state
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -170,7 +170,7 @@ def _refuse_masks(name: str, tree: Any) -> None:
         )
 
 
-def _unmoved(update: Any, param: Any) -> Any:
+def _zero_updates(update: Any, param: Any) -> Any:
     """A zero where a number has no update: optax.apply_updates adds without asking."""
     if update is None and isinstance(param, jax.Array | np.ndarray):
         number = jnp.issubdtype(param.dtype, jnp.number)

@@ -5,10 +5,10 @@ import math
 from typing import Any
 
 from dpjax._core.adjacency import Adjacency
-from dpjax._matrices.spec import Shape
+from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.strategy import Strategy
 from dpjax._plan.quantile import QuantileClip
-from dpjax._plan.schedule import Piece, groups
+from dpjax._plan.schedule import Segment, groups
 
 # Which Python types are accepted for a field that is declared with a type.
 _KINDS: dict[Any, Any] = {int: int, float: int | float, str: str}
@@ -31,9 +31,9 @@ class RunParameters:
     adjacency: Adjacency
     solved_for: str
     unit: str = "example"
-    schedule: tuple[Piece, ...] = ()
+    schedule: tuple[Segment, ...] = ()
     quantile: QuantileClip | None = None
-    shape: Shape | None = None
+    shape: StrategySpec | None = None
 
     @property
     def strategy(self) -> Strategy | None:
@@ -97,9 +97,9 @@ def _from_dict(values: dict[str, Any]) -> RunParameters:
     made = {
         "epsilon": math.inf if values["epsilon"] is None else values["epsilon"],
         "adjacency": Adjacency[values["adjacency"]],
-        "schedule": tuple(Piece(*piece) for piece in values["schedule"]),
+        "schedule": tuple(Segment(*piece) for piece in values["schedule"]),
         "quantile": quantile and QuantileClip(**quantile),
-        "shape": Shape.from_record(shape) if shape else None,
+        "shape": StrategySpec.from_record(shape) if shape else None,
     }
     return RunParameters(**(values | made))
 

@@ -105,7 +105,7 @@ class Plan(RunParameters):
           ValueError: data does not have num_examples examples, or as for `batch`.
         """
         loader.check(data, self)
-        examples = loader.rows(by_position(data), self.batch(step, key))
+        examples = loader.take_examples(by_position(data), self.batch(step, key))
         return loader.attach_plan(self, examples, jnp.asarray(step, jnp.int32))
 
     def batches(

@@ -48,10 +48,10 @@ class Bounded(NamedTuple):
     within: jax.Array
 
 
-def checked(clip: QuantileClip) -> QuantileClip:
+def check_quantile_clip(clip: QuantileClip) -> QuantileClip:
     """The same as numbers of Python, which are in range."""
     numbers = {
-        name: validate.known_positive(name, value)
+        name: validate.positive_float(name, value)
         for name, value in clip._asdict().items()
         if value is not None
     }
@@ -81,13 +81,15 @@ def noise_of(
     return noise_multiplier / math.sqrt(left) * (1 + 2.0**-50), of_count
 
 
-def within(norms: jax.Array, mask: jax.Array, clip_norm: ArrayLike) -> jax.Array:
+def count_unclipped(
+    norms: jax.Array, mask: jax.Array, clip_norm: ArrayLike
+) -> jax.Array:
     """What the examples add to the count, 1/2 each way; 0 for an empty place."""
     half = jnp.where(norms <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
     return jnp.sum(jnp.where(mask, half, jnp.float32(0.0)))
 
 
-def moved(
+def next_clip_norm(
     clip: QuantileClip, clip_norm: jax.Array, noisy: jax.Array, batch_size: ArrayLike
 ) -> jax.Array:
     """The next clip norm."""

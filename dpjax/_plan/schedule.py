@@ -22,7 +22,7 @@ _LEVELS = 8
 _PIECES = 1024
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """Steps with the same numbers, which reach to the next piece.
 
     Attributes:
@@ -38,8 +38,8 @@ class Piece(NamedTuple):
     batch_size: int
 
 
-class Now(NamedTuple):
-    """The numbers of one step, as those of a `Piece`."""
+class StepValues(NamedTuple):
+    """The numbers of one step, as those of a `Segment`."""
 
     noise: ArrayLike
     clip: ArrayLike
@@ -49,13 +49,13 @@ class Now(NamedTuple):
 Factor = Callable[..., ArrayLike]  # of a step's number, as optax's schedules are
 
 
-def pieces(
+def make_segments(
     num_steps: int,
     batch_size: int,
     noise: Factor | None,
     clip: Factor | None,
     batch: Factor | None,
-) -> tuple[Piece, ...]:
+) -> tuple[Segment, ...]:
     """The schedules' values, rounded to levels.
 
     Raises:
@@ -74,7 +74,7 @@ def pieces(
             f"{_LEVELS} levels each; got {starts.size} pieces."
         )
     return tuple(
-        Piece(int(start), float(n), float(c), int(b))
+        Segment(int(start), float(n), float(c), int(b))
         for start, (n, c, b) in zip(starts, rows[:, starts].T, strict=True)
     )
 
@@ -111,7 +111,7 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
     return values
 
 
-def groups(schedule: tuple[Piece, ...], num_steps: int) -> Counter[tuple[float, int]]:
+def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float, int]]:
     """How many of the first steps have which noise and batch size."""
     counts: Counter[tuple[float, int]] = Counter()
     ends = [*(piece.start for piece in schedule[1:]), num_steps]
@@ -122,18 +122,18 @@ def groups(schedule: tuple[Piece, ...], num_steps: int) -> Counter[tuple[float, 
     return counts
 
 
-def noises(schedule: tuple[Piece, ...], num_steps: int) -> np.ndarray:
+def noises(schedule: tuple[Segment, ...], num_steps: int) -> np.ndarray:
     """The noise of each of the first steps, in units of the plan's, f64[T]."""
     starts = [piece.start for piece in schedule]
     held = np.searchsorted(starts, np.arange(num_steps), side="right") - 1
     return np.array([piece.noise for piece in schedule])[held]
 
 
-def at(schedule: tuple[Piece, ...], step: ArrayLike) -> Now:
+def values_at(schedule: tuple[Segment, ...], step: ArrayLike) -> StepValues:
     """The numbers of a step, which may be traced; those of the last piece after it."""
     if len(schedule) == 1:
-        return Now(*schedule[0][1:])
+        return StepValues(*schedule[0][1:])
     starts, noises, clips, sizes = map(jnp.asarray, zip(*schedule, strict=True))
     held = jnp.sum(starts <= jnp.asarray(step)) - 1
     noises, clips = noises.astype(jnp.float32), clips.astype(jnp.float32)
-    return Now(noises[held], clips[held], sizes[held])
+    return StepValues(noises[held], clips[held], sizes[held])

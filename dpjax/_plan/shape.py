@@ -5,14 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax import strategies
-from dpjax._matrices.spec import Shape, shape_of
+from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Strategy
 from dpjax._matrices.workload import Workload
 from dpjax._plan.mechanisms import Mechanism
 from dpjax._plan.parameters import RunParameters
 
 
-class Asked(NamedTuple):
+class ResolvedStrategy(NamedTuple):
     """A shape of noise.
 
     Attributes:
@@ -20,16 +20,16 @@ class Asked(NamedTuple):
       about: about the noise multiplier that it needs, where that has been looked for.
     """
 
-    shape: Shape | None
+    shape: StrategySpec | None
     about: float | None = None
 
 
-def asked(
+def resolve_strategy(
     run: RunParameters,
     mechanism: Mechanism,
     workload: Workload | None,
     strategy: Strategy | None,
-) -> Asked:
+) -> ResolvedStrategy:
     """What was asked for, or the best for a workload."""
     if run.noise == "independent":
         if workload is not None or strategy is not None:
@@ -37,8 +37,8 @@ def asked(
                 "workload and strategy are for noise='correlated'; got "
                 f"{workload!r} and {strategy!r}."
             )
-        return Asked(None)
-    if not mechanism.correlates:
+        return ResolvedStrategy(None)
+    if not mechanism.supports_correlation:
         raise ValueError(
             "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
             "whose cost is not known for these."
@@ -56,9 +56,9 @@ def asked(
             "either workload or strategy must be given with noise='correlated'; got "
             f"{workload!r} and {strategy!r}."
         )
-    shape = shape_of(strategy, run.num_steps)
-    mechanism.refuse(shape, run.batch_size)
-    return Asked(shape, about)
+    shape = spec_of(strategy, run.num_steps)
+    mechanism.check_strategy(shape, run.batch_size)
+    return ResolvedStrategy(shape, about)
 
 
 def _best(

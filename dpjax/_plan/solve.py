@@ -17,7 +17,7 @@ from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.plan import Plan
 from dpjax._plan.quantile import QuantileClip
-from dpjax._plan.schedule import Factor, Piece, pieces
+from dpjax._plan.schedule import Factor, Segment, make_segments
 from dpjax.accounting import calibrate
 
 Sampling = Literal[
@@ -118,7 +118,7 @@ def plan(
     """
     asked = dict(locals())
     if noise == "auto" or sampling == "auto" or isinstance(sampling, tuple):
-        return comparison.least(plan, asked)
+        return comparison.best_plan(plan, asked)
     given: dict[str, Any] = {
         "epsilon": epsilon,
         "num_steps": num_steps,
@@ -132,21 +132,21 @@ def plan(
             given[name] = validate.static_int(name, given[name], minimum=1)
     for name in ("epsilon", "noise_multiplier"):
         if given[name] is not None:
-            given[name] = validate.known_positive(name, given[name])
+            given[name] = validate.positive_float(name, given[name])
     clip = clip_norm
     if isinstance(clip, QuantileClip):
-        clip = quantile.checked(clip)
+        clip = quantile.check_quantile_clip(clip)
         if clip_schedule is not None:
             raise ValueError("clip_schedule must be None where a quantile is followed.")
         clip_norm = clip.initial
-    clip_norm = validate.known_positive("clip_norm", clip_norm)
+    clip_norm = validate.positive_float("clip_norm", clip_norm)
     varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
     if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
         raise ValueError(
             "clip_norm must be from 2**-60 to 2**60 where it or the noise varies; got "
             f"{clip_norm!r}."
         )
-    delta = validate.known_positive("delta", delta)
+    delta = validate.positive_float("delta", delta)
     validate.open_unit("delta", delta)
     validate.one_of("sampling", sampling, tuple(SAMPLINGS))
     validate.one_of("noise", noise, ("independent", "correlated"))
@@ -177,24 +177,24 @@ def plan(
                 "noise must be 'independent' with schedules or a QuantileClip; factors "
                 "of correlated noise are the strategy's (dpjax.strategies.scheduled)."
             )
-        if not mechanism.varies:
+        if not mechanism.supports_schedules:
             raise ValueError(
                 "sampling must be 'poisson', 'fixed_size', 'fixed' or 'reshuffled' "
                 f"with schedules or a QuantileClip; got {sampling!r}."
             )
-    shape, guess = shapes.asked(run, mechanism, workload, strategy)
+    shape, guess = shapes.resolve_strategy(run, mechanism, workload, strategy)
     run = run.parameters(shape=shape)
     mechanism = mechanism_of(run)
     sizes = [piece.batch_size for piece in run.schedule]
     largest = max(sizes, default=given["batch_size"])
-    capacity.check(mechanism, largest, max_batch_size)
+    capacity.check_sizes(mechanism, largest, max_batch_size)
 
     if mechanism.overflows and max_batch_size is None:
         ideal = run.parameters(
             max_batch_size=mechanism.population, delta=(1 - capacity.SHARE) * delta
         )
         solved = _solve(ideal, guess)
-        most = capacity.least(solved, delta, largest or solved.batch_size)
+        most = capacity.smallest_capacity(solved, delta, largest or solved.batch_size)
     else:
         solved = _solve(run, guess)
         most = max_batch_size or solved.batch_size
@@ -217,7 +217,7 @@ def _unknown(given: dict[str, Any]) -> str:
 
 def _schedule(
     run: RunParameters, mechanism: Mechanism, factors: tuple[Factor | None, ...]
-) -> tuple[Piece, ...]:
+) -> tuple[Segment, ...]:
     """The pieces, or () where nothing varies."""
     if all(factor is None for factor in factors):
         return ()
@@ -232,7 +232,7 @@ def _schedule(
             "batch_schedule must be None except with sampling='poisson'; got "
             f"{batch!r}."
         )
-    return pieces(run.num_steps, run.batch_size, *factors)
+    return make_segments(run.num_steps, run.batch_size, *factors)
 
 
 def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:

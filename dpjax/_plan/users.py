@@ -154,7 +154,7 @@ def _is_missing(owner: Any) -> bool:
         return True
 
 
-def of_user(
+def user_loss(
     of_one: Callable[[Any, Any], tuple[jax.Array, Any]], user: OfUser, own: Any
 ) -> tuple[jax.Array, Any]:
     """A user's mean loss, and aux with a leading axis k."""

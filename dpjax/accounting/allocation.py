@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
-from dpjax._core.searches import bisect, with_derivative
+from dpjax._core.searches import bisect, implicit_derivative
 from dpjax.accounting import events, gdp
 from dpjax.accounting import pld as _pld
 from dpjax.accounting._numerics.batches import one_by_one
@@ -25,7 +25,9 @@ _BISECTIONS = 50
 _TAIL = 1e-12
 
 
-def _checked(noise_multiplier: jax.typing.ArrayLike, num_steps: int, num_epochs: int):
+def _check_sizes(
+    noise_multiplier: jax.typing.ArrayLike, num_steps: int, num_epochs: int
+):
     validate.positive("noise_multiplier", noise_multiplier)
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     return num_steps, validate.static_int("num_epochs", num_epochs, minimum=1)
@@ -63,7 +65,7 @@ def pld(
       >>> print(f"{pld.epsilon(both, 1e-5):.2f}")
       1.26
     """
-    num_steps, _ = _checked(noise_multiplier, num_steps, 1)
+    num_steps, _ = _check_sizes(noise_multiplier, num_steps, 1)
     validate.adjacency(adjacency)
     return _pld.of(events.RandomAllocation(noise_multiplier, num_steps, adjacency))
 
@@ -75,7 +77,7 @@ def _run(
     adjacency: Adjacency,
 ) -> tuple[_pld.PLD, jax.Array]:
     """All epochs, and μ for one who is told where an example takes part."""
-    num_steps, num_epochs = _checked(noise_multiplier, num_steps, num_epochs)
+    num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
     one = pld(noise_multiplier, num_steps=num_steps, adjacency=adjacency)
     told = _told64(noise_multiplier, num_epochs, adjacency.sensitivity_factor)
     return _pld.compose(one, num_epochs), told
@@ -208,7 +210,9 @@ def _epsilon_lower(
     zero, top = jnp.zeros_like(target), cells.largest_epsilon(law)
     found = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
     found = jnp.where(excess(zero) > 0, found, 0.0)
-    return with_derivative(excess, jnp.where(known, found, 0.0), known & (found > 0))
+    return implicit_derivative(
+        excess, jnp.where(known, found, 0.0), known & (found > 0)
+    )
 
 
 _delta_lower64 = float64("down")(one_by_one(_delta_lower))
@@ -243,7 +247,7 @@ def epsilon_lower(
       >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=1000):.4f}")
       0.1388
     """
-    num_steps, num_epochs = _checked(noise_multiplier, num_steps, num_epochs)
+    num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
     validate.open_unit("delta", delta)
     return _epsilon_lower64(noise_multiplier, delta, num_steps, num_epochs)
 
@@ -276,6 +280,6 @@ def delta_lower(
       >>> print(f"{delta_lower(1.0, 0.62, num_steps=100):.1e}")
       1.0e-05
     """
-    num_steps, num_epochs = _checked(noise_multiplier, num_steps, num_epochs)
+    num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
     validate.nonnegative("epsilon", epsilon, finite=False)
     return _delta_lower64(noise_multiplier, epsilon, num_steps, num_epochs)

@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from dpjax._core import validate
 from dpjax._core.float64 import cast, default_float, scope
-from dpjax._core.searches import with_derivative
+from dpjax._core.searches import implicit_derivative
 from dpjax.accounting._numerics.search import Point, bracket, close, crossing
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
@@ -58,7 +58,7 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _found(
+def _find_parameter(
     crossed: jax.Array, closed: jax.Array, end: Point
 ) -> tuple[jax.Array, jax.Array]:
     """The parameter, and whether it meets the target."""
@@ -148,7 +148,7 @@ def solve(
         first, second = bracket(excess, beginning, increasing, ends)
         crossed, bad, good = crossing(first, second)
         closed = close(excess, bad, good, _CLOSE[dtype.itemsize])
-        found, met = _found(crossed, closed, second)
+        found, met = _find_parameter(crossed, closed, second)
         found = _admissible(jax.lax.stop_gradient(found), dtype, increasing, integer)
         if not isinstance(met, Tracer) and not met:
             raise ValueError(
@@ -159,7 +159,9 @@ def solve(
         if isinstance(met, Tracer):
             found = jnp.where(met, found, 0.0 if increasing else jnp.inf)
         if traced and not integer:
-            found = with_derivative(lambda x: epsilon_at(x) - target, found, crossed)
+            found = implicit_derivative(
+                lambda x: epsilon_at(x) - target, found, crossed
+            )
         return cast(found, dtype, direction)
 
 

@@ -15,7 +15,7 @@ import jax
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
-from dpjax._matrices.spec import Shape
+from dpjax._matrices.spec import StrategySpec
 
 Order = Literal["fixed", "reshuffled"]
 
@@ -124,7 +124,7 @@ class CorrelatedGaussian:
     """
 
     noise_multiplier: ArrayLike
-    strategy: Shape = dataclasses.field(metadata=_STATIC)
+    strategy: StrategySpec = dataclasses.field(metadata=_STATIC)
     num_steps: int = dataclasses.field(metadata=_STATIC)
     steps_per_epoch: int = dataclasses.field(metadata=_STATIC)
     order: Order = dataclasses.field(metadata=_STATIC)
@@ -149,7 +149,7 @@ class RandomBins:
     """
 
     noise_multiplier: float
-    strategy: Shape | None = dataclasses.field(metadata=_STATIC)
+    strategy: StrategySpec | None = dataclasses.field(metadata=_STATIC)
     num_steps: int = dataclasses.field(metadata=_STATIC)
     steps_per_epoch: int = dataclasses.field(metadata=_STATIC)
     num_examples: int = dataclasses.field(metadata=_STATIC)
@@ -265,7 +265,7 @@ def _to_plain(name: str, value: Any) -> Any:
         return to_dict(value)
     if isinstance(value, Adjacency):
         return value.name
-    if isinstance(value, Shape):
+    if isinstance(value, StrategySpec):
         return value.record()
     if isinstance(value, tuple):
         return [_to_plain(name, x) for x in value]
@@ -282,7 +282,7 @@ def _from_plain(name: str, value: Any) -> Any:
     if name == "adjacency":
         return Adjacency[value]
     if name == "strategy":
-        return None if value is None else Shape.from_record(value)
+        return None if value is None else StrategySpec.from_record(value)
     if name == "steps":
         return tuple(map(from_dict, value))
     if name == "event":

@@ -19,7 +19,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import default_float
 from dpjax._core.outward import MARGIN
 from dpjax._core.typing import ArrayLike
-from dpjax._matrices.spec import Shape
+from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import (
     correlated,
@@ -165,7 +165,7 @@ class RoundsProfile(NamedTuple):
 @functools.lru_cache(maxsize=256)  # a search for the capacity asks for the same few
 def _epsilon_without_overflow(
     noise_multiplier: float,
-    strategy: Shape | None,
+    strategy: StrategySpec | None,
     num_steps: int,
     steps_per_epoch: int,
     fresh: bool,

@@ -30,9 +30,9 @@ From scores to a bound:
 
 from dpjax.auditing._canaries import Marked as Marked
 from dpjax.auditing._canaries import Planted as Planted
-from dpjax.auditing._canaries import along as along
 from dpjax.auditing._canaries import plant as plant
 from dpjax.auditing._canaries import plant_directions as plant_directions
+from dpjax.auditing._canaries import project_on as project_on
 from dpjax.auditing._canaries import random_directions as random_directions
 from dpjax.auditing._check import Finding as Finding
 from dpjax.auditing._check import Report as Report

@@ -154,7 +154,7 @@ def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> T
     return treedef.unflatten(parts)
 
 
-def along(directions: Tree, released: Tree) -> jax.Array:
+def project_on(directions: Tree, released: Tree) -> jax.Array:
     """How far each step's release goes along each direction, ⟨u_i, y_t⟩.
 
     Args:

@@ -120,7 +120,7 @@ def check(
       >>> check(mean, x, **claim).passed
       False
     """
-    validate.known_positive("sensitivity", sensitivity)
+    validate.positive_float("sensitivity", sensitivity)
     adjacency = validate.adjacency(adjacency)
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     if len(sizes) != 1 or not next(iter(sizes)) or next(iter(sizes))[0] < 2:
@@ -164,7 +164,7 @@ def _findings(
             whole = fn(data, there)
             less = fn(data, there & ~alone)
             yield finding(f"{name}: left out", whole, less, claimed, i)
-            for what, changed in _changed(data, i):
+            for what, changed in _change_one_example(data, i):
                 now = fn(changed, there)
                 before = whole if adjacency is Adjacency.REPLACE else less
                 yield finding(f"{name}: {what}", now, before, claimed, i)
@@ -179,7 +179,7 @@ def _findings(
     yield finding("masked: two more places", padded, whole, 0.0, size)
 
 
-def _changed(data: Any, i: int) -> Iterator[tuple[str, Any]]:
+def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
     """Batches with something else in place i."""
     leaves, treedef = jax.tree.flatten(data)
     size, floats = (

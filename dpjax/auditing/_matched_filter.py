@@ -17,7 +17,7 @@ from jax.scipy.special import logsumexp
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Tree
-from dpjax._matrices.strategy import Strategy, checked
+from dpjax._matrices.strategy import Strategy, check_strategy
 
 Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
 """From what T steps released, f[T, k], to as much with white noise."""
@@ -75,7 +75,7 @@ def white_by_strategy(strategy: Strategy) -> Whiten:
     """
 
     def white(y: jax.Array) -> jax.Array:
-        matrix = checked(strategy, len(y)).matrix(len(y)).astype(y.dtype)
+        matrix = check_strategy(strategy, len(y)).matrix(len(y)).astype(y.dtype)
         # Denisov et al. (2022), https://arxiv.org/abs/2202.08312: C (x + C⁻¹z) is
         # C x + z.
         return jnp.tensordot(matrix, y, 1, precision="highest")
@@ -126,7 +126,7 @@ def matched_filter(
 
     Args:
       seen: what was released along each canary's direction, f[T, k]: slots of
-        `plant`, or `along` of directions.
+        `plant`, or `project_on` of directions.
       expected: what a canary that takes part adds to it without noise, f[T, k] or
         f[T, 1]: `released` of its sums by the mechanism with a noise of zero.
       whiten: a linear map that makes the mechanism's noise white; None if it is.

@@ -7,7 +7,7 @@ import numpy as np
 
 from dpjax._core.float64 import scoped
 from dpjax._core.typing import ArrayLike
-from dpjax.auditing._thresholds import band, least_favourable
+from dpjax.auditing._thresholds import band, replace_nan_scores
 
 
 class Reached(NamedTuple):
@@ -28,11 +28,13 @@ class Reached(NamedTuple):
 
 
 @scoped
-def reached(scores_in: ArrayLike, scores_out: ArrayLike, confidence: float) -> Reached:
+def achieved_rates(
+    scores_in: ArrayLike, scores_out: ArrayLike, confidence: float
+) -> Reached:
     """What tests by these scores reach, seen and proven: for pictures."""
     inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
     thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
-    inside, outside = map(jnp.sort, least_favourable(inside, outside))
+    inside, outside = map(jnp.sort, replace_nan_scores(inside, outside))
     missed, quiet = (
         jnp.searchsorted(x, thresholds, side="right") / x.size
         for x in (inside, outside)

@@ -50,7 +50,7 @@ def _mu(rates: _Rates) -> jax.Array:
     return jnp.where((a < 1) & (b > 0), jnp.maximum(gap, 0.0), 0.0)
 
 
-def least_favourable(
+def replace_nan_scores(
     scores_in: jax.Array, scores_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The scores, with those that are not numbers counted as the attack's failures."""
@@ -64,7 +64,7 @@ def band(
     scores_in: jax.Array, scores_out: jax.Array, error: jax.Array, *, union: bool
 ) -> tuple[jax.Array, _Rates]:
     """Thresholds, and the rates at each: of all of them at once in a union."""
-    scores_in, scores_out = least_favourable(scores_in, scores_out)
+    scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (
         _binomial.counts(x.size) if union else np.arange(1, x.size + 1)
         for x in (scores_in, scores_out)
@@ -77,7 +77,7 @@ def band(
     )
     false = _binomial.upper(of_out - 1, scores_out.size, shares[1])
     true = _binomial.lower(of_in, scores_in.size, shares[0])
-    # As many of `reached` are above each threshold.
+    # As many of `achieved_rates` are above each threshold.
     above = jnp.searchsorted(-reached, -thresholds)
     true = jnp.where(above > 0, true[jnp.maximum(above, 1) - 1], 0.0)
     return thresholds, _Rates(false, true)
@@ -90,7 +90,7 @@ def _rates_at(
     error: jax.Array,
 ) -> _Rates:
     """The rates at a threshold that does not depend on these scores."""
-    scores_in, scores_out = least_favourable(scores_in, scores_out)
+    scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
     return _Rates(
         _binomial.upper(alarms, scores_out.size, error / 2),

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.checkpoint._run import again, bits, is_apart, is_kept
+from dpjax.checkpoint._run import is_saved, raw_data, restore_leaf, spans_processes
 
 
 def write_arrays(path: pathlib.Path, tree: Any) -> None:
     """All leaves that are numbers; the folder is there once all of it is."""
     leaves = jax.tree.leaves(tree)
-    kept = {str(i): _of_all(x) for i, x in enumerate(leaves) if _stored(x)}
+    kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
     ocp = _orbax()
     try:
         with _checkpointer(ocp) as writer:
@@ -34,7 +34,7 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
       ValueError: they are missing or damaged.
     """
     leaves, structure = jax.tree.flatten(like)
-    wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _stored(x)}
+    wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _nonempty(x)}
     ocp = _orbax()
     try:
         with _checkpointer(ocp) as reader:
@@ -47,7 +47,8 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
             f"{error}"
         ) from error
     return structure.unflatten(
-        again(x, found[str(i)]) if _stored(x) else x for i, x in enumerate(leaves)
+        restore_leaf(x, found[str(i)]) if _nonempty(x) else x
+        for i, x in enumerate(leaves)
     )
 
 
@@ -61,21 +62,21 @@ def _checkpointer(ocp: Any) -> Any:
     return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
-def _of_all(leaf: Any) -> jax.Array | np.ndarray:
+def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
     """An array as orbax takes it: of all processes, or NumPy's and the same in each."""
-    as_array = bits(leaf)
-    alone = jax.process_count() == 1 or is_apart(as_array)
+    as_array = raw_data(leaf)
+    alone = jax.process_count() == 1 or spans_processes(as_array)
     return as_array if alone else np.asarray(as_array)
 
 
-def _stored(leaf: object) -> bool:
+def _nonempty(leaf: object) -> bool:
     """Orbax keeps no arrays without entries, nor need it."""
-    return is_kept(leaf) and np.size(bits(leaf)) > 0
+    return is_saved(leaf) and np.size(raw_data(leaf)) > 0
 
 
 def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
     """Where an array is to lie: on the host, if it is not bound to devices."""
-    as_array = _of_all(leaf)
+    as_array = _as_orbax_array(leaf)
     if isinstance(as_array, jax.Array) and leaf.committed:
         return jax.ShapeDtypeStruct(
             as_array.shape, as_array.dtype, sharding=as_array.sharding

@@ -24,18 +24,18 @@ _DERIVED = ("epsilon", "solved_for")
 _SIGNS = 64
 
 
-def mark(plan: Plan, key: Key) -> str:
+def fingerprint(plan: Plan, key: Key) -> str:
     """32 hexadecimal digits for what a run of this plan with this key rests on."""
-    found = {"plan": given(plan.to_dict()), "draws": draws(plan, key)}
+    found = {"plan": primary_fields(plan.to_dict()), "draws": describe_draws(plan, key)}
     return hashlib.sha256(canonical(found).encode()).hexdigest()[:32]
 
 
-def given(of_plan: dict[str, Any]) -> dict[str, Any]:
+def primary_fields(of_plan: dict[str, Any]) -> dict[str, Any]:
     """What a plan's record holds but for what follows from it."""
     return {name: x for name, x in of_plan.items() if name not in _DERIVED}
 
 
-def draws(plan: Plan, key: Key) -> dict[str, Any]:
+def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
     """What decides which batches and noise such a key draws, as plain values."""
     generator = keys.generator_name(key)
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore

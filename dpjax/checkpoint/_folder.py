@@ -15,14 +15,19 @@ from dpjax._plan import Plan
 from dpjax._plan.parameters import RunParameters
 from dpjax.checkpoint import _durable
 from dpjax.checkpoint._arrays import read_arrays, write_arrays
-from dpjax.checkpoint._processes import by_the_first, everywhere, refuse_unlike, told
+from dpjax.checkpoint._processes import (
+    check_equal_across_processes,
+    everywhere,
+    on_primary_process,
+    told,
+)
 from dpjax.checkpoint._record import (
     check,
-    decoded,
-    encoded,
+    decode_record,
+    encode_record,
+    make_record,
     refuse_another,
     tree_of,
-    written,
 )
 from dpjax.checkpoint._run import Run, digest
 
@@ -79,13 +84,13 @@ def save(
     keep = validate.static_int("keep", keep, minimum=1)
     folder = pathlib.Path(folder).absolute()
     name = digest(run.key)
-    by_the_first(lambda: _refuse_another(folder, plan, run, data, name))
-    found = written(plan, run, data)
-    refuse_unlike(found | {"time": ""})
-    if by_the_first(lambda: _is_kept(folder, run.step, found["arrays"])):
+    on_primary_process(lambda: _refuse_another(folder, plan, run, data, name))
+    found = make_record(plan, run, data)
+    check_equal_across_processes(found | {"time": ""})
+    if on_primary_process(lambda: _is_kept(folder, run.step, found["arrays"])):
         return
     _write(folder, run.step, tree_of(run), found)
-    by_the_first(lambda: _clear(folder, steps(folder)[-keep:], name))
+    on_primary_process(lambda: _clear(folder, steps(folder)[-keep:], name))
 
 
 def restore(
@@ -131,7 +136,7 @@ def restore(
     """
     check(plan, like)
     folder = pathlib.Path(folder).absolute()
-    step = by_the_first(lambda: _chosen(folder, step))
+    step = on_primary_process(lambda: _choose_step(folder, step))
     found = everywhere(lambda: _read(folder, step))
     everywhere(lambda: refuse_another(folder, found, plan, like, data))
     restored = read_arrays(folder / str(step) / _ARRAYS, tree_of(like))
@@ -180,7 +185,7 @@ def resume(
       >>> bool(first.key == again.key)
       True
     """
-    if by_the_first(lambda: bool(steps(folder))):
+    if on_primary_process(lambda: bool(steps(folder))):
         return restore(folder, plan, run, data=data)
     save(folder, plan, run, data=data, keep=keep)
     return run
@@ -244,7 +249,7 @@ def plan_of(folder: Folder) -> Plan:
 
 def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
     where = folder / str(step)
-    return decoded((where / _RECORD).read_bytes(), step, where)
+    return decode_record((where / _RECORD).read_bytes(), step, where)
 
 
 def _refuse_another(
@@ -279,7 +284,7 @@ def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
     return True
 
 
-def _chosen(folder: pathlib.Path, step: int | None) -> int:
+def _choose_step(folder: pathlib.Path, step: int | None) -> int:
     """This step, or the newest that is kept."""
     kept = steps(folder)
     if not kept or (step is not None and step not in kept):
@@ -298,10 +303,10 @@ def _is_step(name: str) -> bool:
 def _write(folder: pathlib.Path, step: int, tree: Any, found: dict[str, Any]) -> None:
     """The arrays and the record, which become a checkpoint by one change of name."""
     target = _unfinished(folder, step)
-    by_the_first(lambda: _make_room(folder, step))
+    on_primary_process(lambda: _make_room(folder, step))
     write_arrays(target / _ARRAYS, tree)
     everywhere(lambda: _durable.sync_all(target))
-    by_the_first(lambda: _finish(folder, step, found))
+    on_primary_process(lambda: _finish(folder, step, found))
 
 
 def _unfinished(folder: pathlib.Path, step: int) -> pathlib.Path:
@@ -339,7 +344,7 @@ def _is_ours(path: pathlib.Path) -> bool:
 def _finish(folder: pathlib.Path, step: int, found: dict[str, Any]) -> None:
     """Write the record, and give the folder the name of a checkpoint."""
     target = _unfinished(folder, step)
-    _durable.write(target / _RECORD, encoded(found))
+    _durable.write(target / _RECORD, encode_record(found))
     os.rename(target, folder / str(step))
     _durable.sync(folder)
 

@@ -46,7 +46,7 @@ def _number(error: Exception) -> int:
     return [*of_these, True].index(True)
 
 
-def by_the_first(do: Callable[[], T]) -> T:
+def on_primary_process(do: Callable[[], T]) -> T:
     """What it gives in the first process, which alone calls it: plain values."""
     if jax.process_count() == 1:
         return do()
@@ -68,7 +68,7 @@ def told(what: Any) -> list[Any]:
     ]
 
 
-def refuse_unlike(found: dict[str, Any]) -> None:
+def check_equal_across_processes(found: dict[str, Any]) -> None:
     """Refuse to be one run where the processes have different ones."""
     marks = {
         name: hashlib.sha256(canonical(x).encode()).hexdigest()

@@ -19,11 +19,11 @@ from dpjax._plan import Plan
 from dpjax._plan.parameters import RunParameters
 from dpjax.checkpoint._fingerprint import (
     canonical,
+    describe_draws,
     differences,
-    draws,
-    given,
+    primary_fields,
 )
-from dpjax.checkpoint._run import Run, digest, kind
+from dpjax.checkpoint._run import Run, digest, leaf_type
 
 _FORMAT = 1
 # The values of a record and their types in JSON.
@@ -43,7 +43,7 @@ _TYPES = {
 }
 
 
-def written(plan: Plan, run: Run, data: str) -> dict[str, Any]:
+def make_record(plan: Plan, run: Run, data: str) -> dict[str, Any]:
     """The record of a run as it stands, but for its digest."""
     tree = tree_of(run)
     return {
@@ -52,7 +52,7 @@ def written(plan: Plan, run: Run, data: str) -> dict[str, Any]:
         "released": run.released,
         "plan": plan.to_dict(),
         "data": data,
-        "draws": draws(plan, run.key),
+        "draws": describe_draws(plan, run.key),
         "key": digest(run.key),
         "leaves": _leaves(tree),
         "arrays": digest(tree),
@@ -61,7 +61,7 @@ def written(plan: Plan, run: Run, data: str) -> dict[str, Any]:
     }
 
 
-def encoded(found: dict[str, Any]) -> bytes:
+def encode_record(found: dict[str, Any]) -> bytes:
     """A record with its digest, as a file has it."""
     sealed = found | {"digest": _digest(found)}
     return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()
@@ -73,7 +73,7 @@ def _digest(found: dict[str, Any]) -> str:
     return hashlib.sha256(canonical(others).encode()).hexdigest()
 
 
-def decoded(content: bytes, step: int, where: pathlib.Path) -> dict[str, Any]:
+def decode_record(content: bytes, step: int, where: pathlib.Path) -> dict[str, Any]:
     """Decode and verify the record of a step; `where` is its folder, for messages.
 
     Raises:
@@ -131,7 +131,7 @@ def _leaves(tree: Any) -> dict[str, str]:
     """From the name of each leaf to its kind."""
     paths, _ = jax.tree.flatten_with_path(tree)
     return {
-        f"{i} {jax.tree_util.keystr(path)}": kind(leaf)
+        f"{i} {jax.tree_util.keystr(path)}": leaf_type(leaf)
         for i, (path, leaf) in enumerate(paths)
     }
 
@@ -141,19 +141,19 @@ def refuse_another(
 ) -> None:
     """Refuse to go on as another run."""
     here = {
-        "plan": given(plan.to_dict()),
+        "plan": primary_fields(plan.to_dict()),
         "data": data,
         "leaves": _leaves(tree_of(run)),
     }
     there = {
-        "plan": given(kept["plan"]),
+        "plan": primary_fields(kept["plan"]),
         "data": kept["data"],
         "leaves": kept["leaves"],
     }
     # As the record says it: what is a tuple here is a list there.
     found = differences(there, json.loads(json.dumps(here)))
     if not found:  # and so there is something to draw by
-        found = differences(kept["draws"], draws(plan, run.key), "draws")
+        found = differences(kept["draws"], describe_draws(plan, run.key), "draws")
     if found:
         more = f", and {len(found) - 8} more" if len(found) > 8 else ""
         raise ValueError(

@@ -66,14 +66,14 @@ def digest(tree: Any) -> str:
     found = hashlib.sha256()
     paths, _ = jax.tree.flatten_with_path(tree)
     for path, leaf in paths:
-        name = f"{jax.tree_util.keystr(path)} {kind(leaf)}\n"
+        name = f"{jax.tree_util.keystr(path)} {leaf_type(leaf)}\n"
         found.update(name.encode())
-        if is_kept(leaf):
-            found.update(np.ascontiguousarray(_whole(bits(leaf))).tobytes())
+        if is_saved(leaf):
+            found.update(np.ascontiguousarray(_gather_array(raw_data(leaf))).tobytes())
     return found.hexdigest()
 
 
-def is_kept(leaf: object) -> bool:
+def is_saved(leaf: object) -> bool:
     """Whether it is a number or an array, and not a function or a name."""
     return isinstance(leaf, _NUMBERS)
 
@@ -84,33 +84,33 @@ def is_key(leaf: object) -> TypeGuard[jax.Array]:
     return typed and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def bits(leaf: Any) -> jax.Array | np.ndarray:
+def raw_data(leaf: Any) -> jax.Array | np.ndarray:
     """A leaf as an array that every library knows."""
     if is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
 
 
-def _whole(leaf: jax.Array | np.ndarray) -> np.ndarray:
+def _gather_array(leaf: jax.Array | np.ndarray) -> np.ndarray:
     """All of an array, also where other processes have parts of it."""
-    if is_apart(leaf) and not leaf.is_fully_replicated:
+    if spans_processes(leaf) and not leaf.is_fully_replicated:
         return multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
 
 
-def is_apart(leaf: object) -> TypeGuard[jax.Array]:
+def spans_processes(leaf: object) -> TypeGuard[jax.Array]:
     """Whether it is one array of several processes."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def kind(leaf: Any) -> str:
+def leaf_type(leaf: Any) -> str:
     """Dtype and shape, or the name of the type."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return type(leaf).__name__
 
 
-def again(leaf: Any, found: np.ndarray | jax.Array) -> Any:
+def restore_leaf(leaf: Any, found: np.ndarray | jax.Array) -> Any:
     """What was kept, as a leaf of the kind that this one is."""
     if isinstance(leaf, jax.Array):
         # What orbax has put on the devices is there already.

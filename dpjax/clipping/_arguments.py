@@ -10,7 +10,7 @@ from dpjax._core.meshes import like, varying
 from dpjax._core.typing import ArrayLike, LossOfLeaves
 
 
-class OfLeaves(NamedTuple):
+class LossByLeaves(NamedTuple):
     """A loss as a function of leaves.
 
     Attributes:
@@ -43,13 +43,13 @@ class Arguments(NamedTuple):
     batch_argnums: tuple[int, ...]
 
     @property
-    def wanted(self) -> tuple[int, ...]:
+    def select_differentiated(self) -> tuple[int, ...]:
         """The arguments to differentiate by."""
         return as_tuple(self.argnums)
 
     def examples(self, args: Sequence[object]) -> tuple[object, ...]:
         """The batch arguments."""
-        used = max((*self.batch_argnums, *self.wanted))
+        used = max((*self.batch_argnums, *self.select_differentiated))
         if used >= len(args):
             raise ValueError(
                 f"argnums {self.argnums} and batch_argnums {self.batch_argnums} name "
@@ -74,9 +74,9 @@ class Arguments(NamedTuple):
                 )
         return leaves
 
-    def of_leaves(
+    def by_leaves(
         self, function: Callable[..., tuple[ArrayLike, object]], args: Sequence[object]
-    ) -> OfLeaves:
+    ) -> LossByLeaves:
         """A function of all the arguments by its leaves, the others as they are."""
         treedef = jax.tree.structure(self.parameters(args))
         batched, example_treedef = jax.tree.flatten(self.examples(args))
@@ -90,14 +90,14 @@ class Arguments(NamedTuple):
             parameters = treedef.unflatten(leaves)
             if isinstance(self.argnums, int):
                 parameters = (parameters,)
-            for i, value in zip(self.wanted, parameters, strict=True):
+            for i, value in zip(self.select_differentiated, parameters, strict=True):
                 full[i] = value
             example = example_treedef.unflatten(example)
             for i, value in zip(self.batch_argnums, example, strict=True):
                 full[i] = value
             return function(*full)
 
-        return OfLeaves(loss_and_aux, self.leaves(args), one)
+        return LossByLeaves(loss_and_aux, self.leaves(args), one)
 
     def groups(self, clip_norm: object, args: Sequence[object]) -> Groups:
         """Which parameter leaves share which clip norm."""
@@ -122,7 +122,7 @@ class Arguments(NamedTuple):
     ) -> tuple[object, ...]:
         """The arguments, with parameters that differ along these axes too."""
         full = list(args)
-        for i in self.wanted:
+        for i in self.select_differentiated:
             full[i] = varying(full[i], axes)
         return tuple(full)
 

@@ -78,7 +78,7 @@ def clip(
     leaves, treedef = jax.tree.flatten(widen(gradient))
     squares = group_squares(leaves, [0] * len(leaves), [clip_norm])
     finite, (scale,), norm = clip_scales(squares, [clip_norm], keep)
-    bounded = [scaled(x, scale, finite) for x in leaves]
+    bounded = [apply_scales(x, scale, finite) for x in leaves]
     return treedef.unflatten(bounded), norm
 
 
@@ -114,35 +114,37 @@ def clip_scales(
     return Scales(finite, scales, jnp.linalg.norm(jnp.stack(norms), axis=0))
 
 
-def scaled(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
+def apply_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
     """Gradients f[...] or f[b, ...] times their scales; zero where not finite."""
     # Not x · 0: that would let a NaN through.
-    return if_finite(x * _along(scale, x).astype(x.dtype), finite)
+    return zero_if_not_finite(x * _broadcast_scales(scale, x).astype(x.dtype), finite)
 
 
-def if_finite(x: jax.Array, finite: jax.Array) -> jax.Array:
+def zero_if_not_finite(x: jax.Array, finite: jax.Array) -> jax.Array:
     """The same but zero where not finite."""
-    return jnp.where(_along(finite, x), x, 0.0)
+    return jnp.where(_broadcast_scales(finite, x), x, 0.0)
 
 
-def scaled_sum(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
+def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
     """The sum of gradients f[b, ...] by their scales f[b]."""
-    return jnp.sum(scaled(x, scale, finite), axis=0)
+    return jnp.sum(apply_scales(x, scale, finite), axis=0)
 
 
 @jax.jit
-def sum_of_held(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-    """`scaled_sum` of gradients that are in memory."""
+def sum_in_memory(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
+    """`sum_with_scales` of gradients that are in memory."""
 
     def product(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
         # XLA on CPUs takes several times longer for a sum over a leading axis.
         ones = jnp.ones(scale.shape, x.dtype)
-        return jnp.tensordot(ones, scaled(x, scale, finite), axes=1, precision=HIGHEST)
+        return jnp.tensordot(
+            ones, apply_scales(x, scale, finite), axes=1, precision=HIGHEST
+        )
 
-    return on_platform("cpu", product, scaled_sum, x, scale, finite)
+    return on_platform("cpu", product, sum_with_scales, x, scale, finite)
 
 
-def _along(per_example: jax.Array, x: jax.Array) -> jax.Array:
+def _broadcast_scales(per_example: jax.Array, x: jax.Array) -> jax.Array:
     return per_example.reshape(per_example.shape + (1,) * (x.ndim - per_example.ndim))
 
 
@@ -183,7 +185,7 @@ def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformatio
         leaves, treedef = jax.tree.flatten(widen(updates))
         squares = group_squares(leaves, [0] * len(leaves), [clip_norm], kept=1)
         finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
-        total = [sum_of_held(x, scale, finite) for x in leaves]
+        total = [sum_in_memory(x, scale, finite) for x in leaves]
         return treedef.unflatten(total), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)

@@ -153,7 +153,7 @@ class ClippedGrad(Generic[Params]):
 
     def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
         """The loss's jaxpr and the structure of aux."""
-        return bookkeeping.trace(*self._arguments.of_leaves(self._loss_and_aux, args))
+        return bookkeeping.trace(*self._arguments.by_leaves(self._loss_and_aux, args))
 
     @property
     def _arguments(self) -> Arguments:

@@ -7,7 +7,7 @@ import jax.extend.core as jex
 
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import compiler_sharded, leading_axis
-from dpjax.clipping._clip import Summed, clip_scales, group_squares, sum_of_held
+from dpjax.clipping._clip import Summed, clip_scales, group_squares, sum_in_memory
 from dpjax.clipping.bookkeeping.jaxpr.equations import evaluate
 
 
@@ -56,7 +56,7 @@ def clipped_sum(
         squares = jax.vmap(squares_of)(gradients)
         finite, scales, norm = clip_scales(squares, clip_norms, mask)
         return [
-            sum_of_held(x, scales[group], finite)
+            sum_in_memory(x, scales[group], finite)
             for x, group in zip(gradients, groups, strict=True)
         ], norm
 

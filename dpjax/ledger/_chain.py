@@ -44,8 +44,8 @@ def read(path: pathlib.Path) -> list[Line]:
     _refuse_missing(path)
     if not path.exists():
         return []
-    with _locked(path, os.O_RDONLY) as opened:
-        return _verified(path, _whole(path, opened))
+    with _open_locked(path, os.O_RDONLY) as opened:
+        return _verify_line(path, _split_lines(path, opened))
 
 
 def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> None:
@@ -55,9 +55,9 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
     """
     _refuse_missing(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-    with _locked(path, flags) as opened:
-        whole = _whole(path, opened)
-        lines = _verified(path, whole)
+    with _open_locked(path, flags) as opened:
+        whole = _split_lines(path, opened)
+        lines = _verify_line(path, whole)
         if _next(path).exists():
             _finish(path, opened)  # what a process that was killed had begun
         line = make(lines)
@@ -92,7 +92,7 @@ def _refuse_missing(path: pathlib.Path) -> None:
         )
 
 
-def _whole(path: pathlib.Path, opened: int) -> bytes:
+def _split_lines(path: pathlib.Path, opened: int) -> bytes:
     """The whole lines and an interrupted one; see the head of this file."""
     content = _content(opened)
     whole = content[: content.rfind(b"\n") + 1]
@@ -136,7 +136,7 @@ def _finish(path: pathlib.Path, opened: int) -> None:
     _next(path).unlink()
 
 
-def _verified(path: pathlib.Path, content: bytes) -> list[Line]:
+def _verify_line(path: pathlib.Path, content: bytes) -> list[Line]:
     lines, last = [], NOTHING
     for number, text in enumerate(content.split(b"\n")[:-1], 1):
         line: Line = {}
@@ -158,7 +158,7 @@ def _verified(path: pathlib.Path, content: bytes) -> list[Line]:
 
 
 @contextlib.contextmanager
-def _locked(path: pathlib.Path, flags: int) -> Iterator[int]:
+def _open_locked(path: pathlib.Path, flags: int) -> Iterator[int]:
     """The open file, for one process at a time, which the owner alone reads."""
     opened = os.open(path, flags, 0o600)
     try:

@@ -13,8 +13,8 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import Key
 from dpjax._plan import Plan
 from dpjax.checkpoint import Run, digest
-from dpjax.checkpoint._fingerprint import mark
-from dpjax.checkpoint._processes import by_the_first, refuse_unlike
+from dpjax.checkpoint._fingerprint import fingerprint
+from dpjax.checkpoint._processes import check_equal_across_processes, on_primary_process
 from dpjax.ledger import _chain
 from dpjax.ledger._chain import Line
 
@@ -99,9 +99,11 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
             f"run.step must be at most the plan's {plan.num_steps}; got {step!r}."
         )
     validate.flag("repeated", repeated)
-    name, of_plan = run_name(run.key), mark(plan, run.key)
+    name, of_plan = run_name(run.key), fingerprint(plan, run.key)
     found = digest(run.params)
-    refuse_unlike({"key": name, "plan": of_plan, "step": step, "params": found})
+    check_equal_across_processes(
+        {"key": name, "plan": of_plan, "step": step, "params": found}
+    )
 
     def line(lines: list[Line]) -> Line | None:
         own = [x for x in lines if x["what"] == "release" and x["run"] == name]
@@ -109,13 +111,13 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
             (x["plan"], x["stop"], x["released"]) == (of_plan, step, found) for x in own
         ):
             return None
-        wrong = _wrong(own, of_plan, step, run.released)
+        wrong = _find_conflict(own, of_plan, step, run.released)
         if wrong and not repeated:
             raise ValueError(
                 f"run must not be released: {wrong}. The same noise would hide two "
                 f"sums, whose difference has none (line {len(lines) + 1} of {path})."
             )
-        _same_neighbours(lines, plan.adjacency, plan.unit)
+        _check_same_adjacency(lines, plan.adjacency, plan.unit)
         known = any(x.get("plan") == of_plan for x in lines)
         return {
             "what": "release",
@@ -132,7 +134,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
             "time": _now(),
         } | ({} if known else {"record": plan.to_dict()})
 
-    by_the_first(lambda: _chain.append(pathlib.Path(path), line))
+    on_primary_process(lambda: _chain.append(pathlib.Path(path), line))
     return run._replace(released=found)
 
 
@@ -178,7 +180,7 @@ def end(path: Path, key: Key, why: str) -> None:
         stop = max(x["stop"] for x in own)
         return {"what": "end", "run": name, "stop": stop, "why": why, "time": _now()}
 
-    by_the_first(lambda: _chain.append(pathlib.Path(path), line))
+    on_primary_process(lambda: _chain.append(pathlib.Path(path), line))
 
 
 def other(
@@ -223,7 +225,7 @@ def other(
     neighbours = validate.adjacency(adjacency)
 
     def line(lines: list[Line]) -> Line:
-        _same_neighbours(lines, neighbours, unit)
+        _check_same_adjacency(lines, neighbours, unit)
         return {
             "what": "other",
             "words": what,
@@ -234,10 +236,10 @@ def other(
             "time": _now(),
         }
 
-    by_the_first(lambda: _chain.append(pathlib.Path(path), line))
+    on_primary_process(lambda: _chain.append(pathlib.Path(path), line))
 
 
-def _wrong(own: list[Line], of_plan: str, step: int, before: str) -> str:
+def _find_conflict(own: list[Line], of_plan: str, step: int, before: str) -> str:
     """Why a run is not what its key has released so far, one step further."""
     if not own:
         return ""
@@ -258,7 +260,7 @@ def _wrong(own: list[Line], of_plan: str, step: int, before: str) -> str:
     return ""
 
 
-def _same_neighbours(lines: list[Line], adjacency: Adjacency, unit: str) -> None:
+def _check_same_adjacency(lines: list[Line], adjacency: Adjacency, unit: str) -> None:
     """Refuse to add up what compares other data sets."""
     given = adjacency.name, unit
     for line in lines:

@@ -9,13 +9,13 @@ import optax
 from dpjax._core import validate
 from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.keys import stream
-from dpjax._core.outward import upward
+from dpjax._core.outward import round_up_float32
 from dpjax._core.placement import zeros_like
 from dpjax._core.typing import ArrayLike, Key, Tree
 from dpjax._matrices import streaming as _correlating
-from dpjax._matrices.strategy import Strategy, checked
+from dpjax._matrices.strategy import Strategy, check_strategy
 from dpjax.noise._gaussian import gaussian_like
-from dpjax.noise._limit import refuse_past_the_end
+from dpjax.noise._limit import check_steps_left
 
 Buffer = Literal["stored", "regenerate"]
 
@@ -110,9 +110,13 @@ def correlated_noise(
     validate.one_of("buffer", buffer, ("stored", "regenerate"))
     if num_steps >= 2**31 - 1:
         raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
-    make = _correlating.stored if buffer == "stored" else _correlating.regenerated
-    recipe = make(checked(strategy, num_steps), num_steps)
-    louder = upward("stddev", stddev)
+    make = (
+        _correlating.buffered_stream
+        if buffer == "stored"
+        else _correlating.recomputed_stream
+    )
+    recipe = make(check_strategy(strategy, num_steps), num_steps)
+    louder = round_up_float32("stddev", stddev)
 
     def init(params: Tree) -> CorrelatedNoiseState:
         def room(p: jax.Array) -> jax.Array:
@@ -130,7 +134,7 @@ def correlated_noise(
         updates: Tree, state: Any, params: Tree | None = None
     ) -> tuple[Tree, CorrelatedNoiseState]:
         del params
-        refuse_past_the_end(state.step, num_steps)
+        check_steps_left(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
         wide = widen(updates)
         if recipe.rows:

@@ -10,11 +10,11 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.keys import leaf_keys, stream
-from dpjax._core.outward import upward
+from dpjax._core.outward import round_up_float32
 from dpjax._core.placement import normal_like
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
 from dpjax.clipping._clipped_grad import ClippedGrad
-from dpjax.noise._limit import at_most
+from dpjax.noise._limit import limit_steps
 
 
 class AddGaussianNoiseState(NamedTuple):
@@ -34,7 +34,7 @@ def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
     deviation is at least the one given: float32 rounds it up.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    scale = upward("stddev", stddev)
+    scale = round_up_float32("stddev", stddev)
 
     def draw(key: Key, leaf: jax.Array) -> jax.Array:
         dtype = at_least_float32(leaf.dtype)
@@ -84,7 +84,7 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     # Zhang et al. (2017), Algorithm 1, line 6, https://arxiv.org/abs/1703.09947: over a
     # sphere of radius r, exp(−‖z‖ / scale) adds up to r^{d−1} e^{−r / scale}, a Gamma.
     norm = jax.random.gamma(norm_key, jnp.asarray(dimension, length.dtype))
-    factor = norm * upward("scale", scale) / length
+    factor = norm * round_up_float32("scale", scale) / length
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), direction)
 
 
@@ -131,7 +131,7 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     validate.scalar("stddev", stddev)
     validate.nonnegative("stddev", stddev)
     validate.typed_key("key", key)
-    scale = upward("stddev", stddev)
+    scale = round_up_float32("stddev", stddev)
 
     def init(params: Tree) -> AddGaussianNoiseState:
         del params
@@ -202,7 +202,9 @@ def noisy_mean(
     # (Σ clipped g + N(0, σ²C² I)) / L, L being the expected size.
     stddev = stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size)
     scale = 1.0 / expected_batch_size
-    division = optax.scale(scale) if num_steps is None else at_most(num_steps, scale)
+    division = (
+        optax.scale(scale) if num_steps is None else limit_steps(num_steps, scale)
+    )
     return optax.chain(add_gaussian_noise(stddev, key=key), division)
 
 
@@ -224,4 +226,6 @@ def stddev_of_sum(
     validate.positive("clip_norm", clip_norm)
     validate.nonnegative("noise_multiplier", noise_multiplier)
     validate.positive("expected_batch_size", expected_batch_size)
-    return upward("noise_multiplier times clip_norm", noise_multiplier, clip_norm)
+    return round_up_float32(
+        "noise_multiplier times clip_norm", noise_multiplier, clip_norm
+    )

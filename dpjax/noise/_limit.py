@@ -11,8 +11,8 @@ from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Tree
 
 
-class AtMostState(NamedTuple):
-    """The state of `at_most`.
+class LimitStepsState(NamedTuple):
+    """The state of `limit_steps`.
 
     Attributes:
       step: how many steps are done, i32[], and no more than one too many.
@@ -21,7 +21,7 @@ class AtMostState(NamedTuple):
     step: jax.Array
 
 
-def at_most(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransformation:
+def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransformation:
     """Scale updates for so many steps, and then refuse.
 
     A further step is a ValueError outside jit, and NaN updates inside.
@@ -33,25 +33,25 @@ def at_most(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransformat
             f"{num_steps!r}."
         )
 
-    def init(params: Tree) -> AtMostState:
+    def init(params: Tree) -> LimitStepsState:
         del params
-        return AtMostState(jnp.zeros((), jnp.int32))
+        return LimitStepsState(jnp.zeros((), jnp.int32))
 
     def update(
         updates: Tree, state: Any, params: Tree | None = None
-    ) -> tuple[Tree, AtMostState]:
+    ) -> tuple[Tree, LimitStepsState]:
         del params
-        refuse_past_the_end(state.step, num_steps)
+        check_steps_left(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
         # One number is chosen, and not each of the updates.
         factor = jnp.where(step <= num_steps, jnp.asarray(scale), jnp.nan)
         passed = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
-        return passed, AtMostState(step)
+        return passed, LimitStepsState(step)
 
     return optax.GradientTransformation(init, update)
 
 
-def refuse_past_the_end(count: jax.Array, num_steps: int) -> None:
+def check_steps_left(count: jax.Array, num_steps: int) -> None:
     """Raise once so many steps are done, where their count is known."""
     if not isinstance(count, Tracer) and int(count) >= num_steps:
         raise ValueError(

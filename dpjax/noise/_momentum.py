@@ -9,10 +9,10 @@ import optax
 from dpjax._core import validate
 from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.keys import stream
-from dpjax._core.outward import downward, upward
+from dpjax._core.outward import round_down_float32, round_up_float32
 from dpjax._core.placement import zeros_like
 from dpjax._core.typing import ArrayLike, Key, Tree
-from dpjax.noise._limit import refuse_past_the_end
+from dpjax.noise._limit import check_steps_left
 from dpjax.noise.tree import (
     empty_prefixes,
     regenerated_prefix_noise,
@@ -114,7 +114,7 @@ def tree_momentum(
     validate.one_of("buffer", buffer, ("stored", "regenerate"))
     if num_steps >= 2**31 - 1:
         raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
-    slower, louder = downward(decay), upward("stddev", stddev)
+    slower, louder = round_down_float32(decay), round_up_float32("stddev", stddev)
 
     def init(params: Tree) -> TreeMomentumState:
         return TreeMomentumState(
@@ -133,7 +133,7 @@ def tree_momentum(
         updates: Tree, state: Any, params: Tree | None = None
     ) -> tuple[Tree, TreeMomentumState]:
         del params
-        refuse_past_the_end(state.step, num_steps)
+        check_steps_left(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
         beta, scale = state.decay, state.stddev
         promised = (step <= num_steps) & (beta == slower) & (scale == louder)

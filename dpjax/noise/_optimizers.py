@@ -17,7 +17,7 @@ from dpjax.noise._correlated import correlated_noise
 from dpjax.noise._gaussian import noisy_mean as noisy_mean
 from dpjax.noise._gaussian import stddev_of_sum
 from dpjax.noise._momentum import Buffer, tree_momentum
-from dpjax.noise._private_mean import in_float32, on_noisy_mean
+from dpjax.noise._private_mean import cast_updates_to_float32, chain_on_noisy_mean
 
 
 def dp_sgd(
@@ -66,7 +66,7 @@ def dp_sgd(
       [-0.2]
     """
     inner = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
-    return on_noisy_mean(
+    return chain_on_noisy_mean(
         inner, clip_norm, noise_multiplier, expected_batch_size, key, num_steps
     )
 
@@ -115,7 +115,7 @@ def dp_adam(
       [-0.1]
     """
     inner = optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)
-    return on_noisy_mean(
+    return chain_on_noisy_mean(
         inner, clip_norm, noise_multiplier, expected_batch_size, key, num_steps
     )
 
@@ -171,7 +171,7 @@ def dp_adamw(
     inner = optax.adamw(
         learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask
     )
-    return on_noisy_mean(
+    return chain_on_noisy_mean(
         inner, clip_norm, noise_multiplier, expected_batch_size, key, num_steps
     )
 
@@ -235,7 +235,7 @@ def dp_nsgd(
         validate.decay("decay", decay)
         momentum = optax.chain(
             correlated_noise(strategy, stddev, **given),
-            in_float32(optax.ema(decay, debias=False)),
+            cast_updates_to_float32(optax.ema(decay, debias=False)),
         )
     return optax.chain(
         momentum,

@@ -3,13 +3,13 @@
 import optax
 
 from dpjax._core.dtypes import widen
-from dpjax._core.placement import lying_like
+from dpjax._core.placement import shard_like
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.clipping._clipped_grad import ClippedGrad
 from dpjax.noise._gaussian import noisy_mean
 
 
-def on_noisy_mean(
+def chain_on_noisy_mean(
     inner: optax.GradientTransformation,
     clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
@@ -25,10 +25,10 @@ def on_noisy_mean(
         key=key,
         num_steps=num_steps,
     )
-    return optax.chain(mean, in_float32(inner))
+    return optax.chain(mean, cast_updates_to_float32(inner))
 
 
-def in_float32(
+def cast_updates_to_float32(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
     """The inner optimizer in float32 at least, as the sums are.
@@ -39,7 +39,7 @@ def in_float32(
 
     def init(params: optax.Params) -> optax.OptState:
         params = widen(params)
-        return lying_like(inner.init(params), params)
+        return shard_like(inner.init(params), params)
 
     def update(
         updates: optax.Updates,

@@ -7,7 +7,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
-from dpjax.auditing._reached import reached
+from dpjax.auditing._reached import achieved_rates
 from dpjax.auditing._thresholds import check_confidence, check_scores
 from dpjax.plot._style import GREY, axes, finish
 from dpjax.plot._tradeoff import Line, framed, promised
@@ -68,7 +68,7 @@ def attack(
     validate.scalar("false_positive_rate", false_positive_rate)
     validate.open_unit("false_positive_rate", false_positive_rate)
     lines = promised(guarantees, labels, false_positive_rate)
-    rates = reached(scores_in, scores_out, confidence)
+    rates = achieved_rates(scores_in, scores_out, confidence)
     seen = _line(
         rates.false_positive,
         rates.false_negative,
@@ -90,8 +90,8 @@ def attack(
     between = np.union1d(seen.false_positive, proven.false_positive)
     ax.fill_between(
         between,
-        _at(seen, between),
-        _at(proven, between),
+        _step_function(seen, between),
+        _step_function(proven, between),
         step="post",
         color=GREY,
         alpha=0.2,
@@ -116,7 +116,7 @@ def _line(
     return Line(x, y, f"{name}: {power:.3f}", marked)
 
 
-def _at(line: Line, rates: np.ndarray) -> np.ndarray:
+def _step_function(line: Line, rates: np.ndarray) -> np.ndarray:
     """The staircase at the rates."""
     places = np.searchsorted(line.false_positive, rates, side="right") - 1
     return line.false_negative[places]

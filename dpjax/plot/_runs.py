@@ -58,7 +58,7 @@ def epsilon_by_step(
     """
     _check(plans)
     if delta is not None:
-        delta = validate.known_positive("delta", delta)
+        delta = validate.positive_float("delta", delta)
         validate.open_unit("delta", delta)
     deltas = [plan.delta if delta is None else delta for plan in plans]
     found = names(labels, [_name(plan) for plan in plans])

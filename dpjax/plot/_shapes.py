@@ -38,7 +38,7 @@ def noise(
       >>> print(f"{ax.lines[0].get_ydata()[-1]:.4f}")  # sqrt(0.1 / 1.9)
       0.2294
     """
-    checked, found = _checked(shapes, labels)
+    checked, found = _check_shapes(shapes, labels)
     ax = axes(ax, (6.0, 4.0))
     for number, (shape, name) in enumerate(zip(checked, found, strict=True)):
         steps = np.arange(1, len(shape) + 1)
@@ -76,7 +76,7 @@ def spectrum(
       >>> print(ax.lines[0].get_ydata())
       [1. 1. 1. 1.]
     """
-    checked, found = _checked(shapes, labels)
+    checked, found = _check_shapes(shapes, labels)
     if any(len(shape) < 2 for shape in checked):
         raise ValueError(f"shapes must have two steps at least; got {shapes!r}.")
     ax = axes(ax, (6.0, 4.0))
@@ -116,7 +116,7 @@ def _sparse(number: int, count: int) -> dict:
     return {**strokes(number), "markevery": (number * every // 5 % every, every)}
 
 
-def _checked(
+def _check_shapes(
     shapes: Sequence[ArrayLike], labels: Sequence[str] | None
 ) -> tuple[list[np.ndarray], list[str]]:
     """Shapes as arrays of float64, and their names."""

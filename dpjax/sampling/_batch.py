@@ -37,7 +37,7 @@ def sizes(
     return n, b
 
 
-def numbered(name: str, value: ArrayLike) -> jax.Array:
+def check_number(name: str, value: ArrayLike) -> jax.Array:
     """The number of a step or epoch as u32[], or an error."""
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
         raise ValueError(f"{name} must be one integer; got {value!r}.")
@@ -49,7 +49,7 @@ def numbered(name: str, value: ArrayLike) -> jax.Array:
     return jnp.asarray(known.astype(np.uint32))
 
 
-def own_key(key: Key, consumer: str, name: str, number: ArrayLike) -> jax.Array:
+def sampler_key(key: Key, consumer: str, name: str, number: ArrayLike) -> jax.Array:
     """The key of one step or epoch of one sampler."""
     validate.typed_key("key", key)
-    return jax.random.fold_in(keys.stream(key, consumer), numbered(name, number))
+    return jax.random.fold_in(keys.stream(key, consumer), check_number(name, number))

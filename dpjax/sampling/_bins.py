@@ -15,7 +15,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _counts, _order
-from dpjax.sampling._batch import Batch, numbered, own_key, sizes
+from dpjax.sampling._batch import Batch, check_number, sampler_key, sizes
 
 # All choices are drawn up to so many examples.
 _ALL = 2**16
@@ -30,7 +30,7 @@ def _choices(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
     All four are with probability (m / 2³²)⁴, and only the last one's remainder is then
     not uniform.
     """
-    key = own_key(key, "sampling.random_bins", "epoch", epoch)
+    key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     draws = jax.random.bits(key, (_TRIES, n), jnp.uint32)
     fair = draws <= np.uint32(m * (2**32 // m) - 1)
     first = jnp.argmax(fair.at[-1].set(True), axis=0)
@@ -42,18 +42,18 @@ def _members(
     n: int, m: int, b: int, key: Key, epoch: ArrayLike, step: ArrayLike
 ) -> Batch:
     """One bin in O(b log n), or b of it."""
-    key = own_key(key, "sampling.random_bins", "epoch", epoch)
+    key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     # Threefry's, as all steps have to see the same draws: others' depend on `jax.vmap`.
     words = jax.random.bits(key, (2, 2), jnp.uint32)
     count_key, order_key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    number = numbered("step", step)
+    number = check_number("step", step)
     there = number < m
     cuts = jnp.where(there, number, 0) + jnp.arange(2, dtype=jnp.uint32)
     first, end = jax.lax.map(lambda cut: _counts.below(count_key, n, cut, m), cuts)
     mask = there & (jnp.arange(b, dtype=jnp.int32) < end - first)
     # The last place costs least.
     places = jnp.where(mask, first + jnp.arange(b, dtype=jnp.int32), n - 1)
-    found = _order.at(order_key, n, places.astype(jnp.uint32))
+    found = _order.examples_at(order_key, n, places.astype(jnp.uint32))
     found = jnp.sort(jnp.where(mask, found, 2**31 - 1))
     return Batch(jnp.where(mask, found, 0), mask)
 
@@ -169,7 +169,7 @@ def random_bins_step(
     n, m, b = _arguments(num_examples, num_bins, max_batch_size)
     if n > _ALL:
         return _members(n, m, b, key, epoch, step)
-    mine = _choices(n, m, key, epoch).astype(jnp.uint32) == numbered("step", step)
+    mine = _choices(n, m, key, epoch).astype(jnp.uint32) == check_number("step", step)
     (found,) = jnp.nonzero(mine, size=b, fill_value=0)
     mask = jnp.arange(b) < jnp.sum(mine, dtype=jnp.int32)
     return Batch(jnp.where(mask, found.astype(jnp.int32), 0), mask)

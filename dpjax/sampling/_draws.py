@@ -7,7 +7,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _distinct
-from dpjax.sampling._batch import Batch, numbered, own_key, sizes
+from dpjax.sampling._batch import Batch, check_number, sampler_key, sizes
 
 
 def fixed_size(
@@ -46,7 +46,7 @@ def fixed_size(
         raise ValueError(
             f"batch_size must be at most num_examples, {n}; got {batch_size!r}."
         )
-    key = own_key(key, "sampling.fixed_size", "step", step)
+    key = sampler_key(key, "sampling.fixed_size", "step", step)
     return Batch(_distinct.distinct(key, n, b), jnp.ones(b, bool))
 
 
@@ -94,7 +94,7 @@ def poisson(
     n, b = sizes(num_examples, max_batch_size, "max_batch_size")
     validate.closed_unit("sampling_rate", sampling_rate)
     return _poisson(
-        n, float(sampling_rate), b, own_key(key, "sampling.poisson", "step", step)
+        n, float(sampling_rate), b, sampler_key(key, "sampling.poisson", "step", step)
     )
 
 
@@ -165,9 +165,9 @@ def cyclic_poisson(
         raise ValueError(
             f"num_groups must be at most num_examples, {n}; got {num_groups!r}."
         )
-    own = own_key(key, "sampling.cyclic_poisson", "step", step)
+    own = sampler_key(key, "sampling.cyclic_poisson", "step", step)
     drawn = _poisson(-(-n // p), float(sampling_rate), b, own)
-    group = numbered("step", step) % np.uint32(p)
+    group = check_number("step", step) % np.uint32(p)
     places = drawn.indices.astype(jnp.uint32) * np.uint32(p) + group
     mask = drawn.mask & (places < n)
     return Batch(jnp.where(mask, places, 0).astype(jnp.int32), mask)

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _permutation
-from dpjax.sampling._batch import Batch, numbered, own_key, sizes
+from dpjax.sampling._batch import Batch, check_number, sampler_key, sizes
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
@@ -18,7 +18,7 @@ def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
 
 def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """The row of `_epoch` at a step; beyond the last one nothing."""
-    number = numbered("step", step)
+    number = check_number("step", step)
     there = number < -(-n // b)
     places = jnp.where(there, number, 0) * np.uint32(b) + jnp.arange(
         b, dtype=jnp.uint32
@@ -119,7 +119,7 @@ def reshuffled(
     """
     n, b = sizes(num_examples, batch_size)
     places, mask = _epoch(n, b)
-    return _reshuffled(n, places, mask, key, epoch)
+    return _permuted_examples(n, places, mask, key, epoch)
 
 
 def reshuffled_step(
@@ -159,10 +159,10 @@ def reshuffled_step(
     """
     n, b = sizes(num_examples, batch_size)
     places, mask = _step(n, b, step)
-    return _reshuffled(n, places, mask, key, epoch)
+    return _permuted_examples(n, places, mask, key, epoch)
 
 
-def _reshuffled(
+def _permuted_examples(
     n: int,
     places: jax.Array,
     mask: jax.Array,
@@ -170,5 +170,5 @@ def _reshuffled(
     epoch: ArrayLike,
 ) -> Batch:
     """The examples that an epoch has at the places."""
-    key = own_key(key, "sampling.reshuffled", "epoch", epoch)
-    return Batch(jnp.where(mask, _permutation.at(key, n, places), 0), mask)
+    key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
+    return Batch(jnp.where(mask, _permutation.values_at(key, n, places), 0), mask)

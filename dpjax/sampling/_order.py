@@ -67,7 +67,7 @@ def _modulo(high: jax.Array, low: jax.Array, n: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, 32, digit, high % n)
 
 
-def _mixed(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
+def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
     """Where so many rounds on n places bring x, u32[b]."""
     words = jax.random.bits(key, (4, times), jnp.uint32)
     centres = _modulo(words[0], words[1], n)
@@ -81,7 +81,7 @@ def _mixed(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
     return jax.lax.scan(swap, x, (centres, words[2], words[3]))[0]
 
 
-def at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
+def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     """The examples at some places of the order, i32[b], for n < 2³¹.
 
     Half of the places cost `rounds(n)` rounds, a quarter twice as many, and so on.
@@ -106,7 +106,7 @@ def at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
         """From the smallest part that has one of the places to all."""
         which = len(halves) - 1 - i
         own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
-        moved = _mixed(own, size, jnp.minimum(x, size - 1), times)
+        moved = _mix(own, size, jnp.minimum(x, size - 1), times)
         return jnp.where(places < size, moved, x)
 
     fits = jnp.min(places) < sizes

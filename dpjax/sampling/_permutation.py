@@ -24,7 +24,7 @@ def _mix(x: jax.Array, key: jax.Array) -> jax.Array:
     return x ^ (x >> np.uint32(16))
 
 
-def at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
+def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     """The values of the permutation at some places, i32, for n < 2³¹.
 
     Beyond a small n it is a Feistel network on the smallest grid of nearly √n by √n

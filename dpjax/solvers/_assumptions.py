@@ -37,12 +37,12 @@ def every_step(batches: Batches) -> tuple[str, ...]:
     return (_BATCHES[batches], *_ALWAYS)
 
 
-def last_iterate(batches: Batches, setting: Setting) -> tuple[str, ...]:
+def assume_last_iterate(batches: Batches, setting: Setting) -> tuple[str, ...]:
     """What a guarantee rests on that counts on how steps contract."""
     return (_BATCHES[batches], *_contracting(setting))
 
 
-def one_draw(setting: Setting) -> tuple[str, ...]:
+def assume_one_draw(setting: Setting) -> tuple[str, ...]:
     """What a guarantee rests on that has one draw of noise, after all steps."""
     return (_PRECISION, *_contracting(setting))
 

@@ -18,7 +18,7 @@ from dpjax.solvers._checks import Target
 now = jax.core.eval_context
 
 
-def solved_noise(
+def solve_noise(
     loss_of: Callable[[jax.Array], jax.Array], goal: float, target: Target
 ) -> float:
     """The least noise multiplier whose ε (or δ) is at most the goal."""
@@ -33,7 +33,7 @@ def solved_noise(
         ) from error
 
 
-def one_draw(epsilon: float, delta: float) -> float:
+def calibrate_one_draw(epsilon: float, delta: float) -> float:
     """The least scale of noise over sensitivity, of one draw and before any margin."""
     # At δ = 0 density ∝ exp(−ε‖z‖/Δ): a distance Δ moves its logarithm by ε at most.
     return 1 / epsilon if delta == 0 else 1 / float(gdp.mu(epsilon, delta))

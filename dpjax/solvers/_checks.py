@@ -95,10 +95,10 @@ def noise(
             "noise_multiplier must be given, or epsilon and delta; got epsilon "
             f"{epsilon!r} and delta {delta!r}."
         )
-    return reached(epsilon, delta)
+    return check_target(epsilon, delta)
 
 
-def reached(epsilon: float, delta: float) -> Target:
+def check_target(epsilon: float, delta: float) -> Target:
     """The target, or an error for one that no Gaussian noise is meant for."""
     validate.positive("epsilon", epsilon)
     validate.open_unit("delta", delta)

@@ -14,7 +14,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.keys import stream
 from dpjax._core.outward import MARGIN
 from dpjax._core.typing import Key, LossFn, Params, Tree
-from dpjax._matrices.spec import Shape, shape_of
+from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Scaled
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import correlated, gdp, tree
@@ -65,7 +65,7 @@ def _train(
     num_epochs: int,
     batch_size: int,
     microbatch_size: int | None,
-    shape: Shape | None,
+    shape: StrategySpec | None,
 ) -> tuple[Tree, Curve]:
     """The last parameters and the curve, compiled once for many runs.
 
@@ -183,7 +183,7 @@ def dp_nsgd(
       >>> result.params.shape, bool(result.guarantee.epsilon(1e-5) <= 5.0)
       ((3,), True)
     """
-    target = _checks.reached(epsilon, delta)
+    target = _checks.check_target(epsilon, delta)
     validate.one_of("order", order, ("fixed", "reshuffled"))
     validate.one_of("noise", noise, ("exact", "printed"))
     validate.decay("decay", decay)
@@ -201,16 +201,16 @@ def dp_nsgd(
     shape = _shape(strategy, noise, run)
     account = _account(shape, decay, order, adjacency, run)
     with _calibration.now():
-        noise_multiplier = _calibrated(noise, account, target, run)
+        noise_multiplier = _calibrate(noise, account, target, run)
         profile = Gaussian(account(noise_multiplier))
 
     scheduled = callable(learning_rate)
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
         stream(key, "solvers.dp_nsgd"),
-        _numbers.array(_numbers.stddev(noise_multiplier, clip_norm)),
-        _numbers.array(decay),
-        _numbers.array(clip_norm),
+        _numbers.to_float32(_numbers.stddev(noise_multiplier, clip_norm)),
+        _numbers.to_float32(decay),
+        _numbers.to_float32(clip_norm),
         0.0 if scheduled else learning_rate,
         loss_fn=loss_fn,
         schedule=learning_rate if scheduled else None,
@@ -235,13 +235,13 @@ def dp_nsgd(
             assumptions=_assumptions.every_step(order),
         ),
         num_steps=run.num_steps,
-        noise_multiplier=_numbers.array(_numbers.down(noise_multiplier)),
+        noise_multiplier=_numbers.to_float32(_numbers.down(noise_multiplier)),
     )
 
 
 def _shape(
     strategy: Toeplitz | Scaled | None, noise: str, run: _checks.Epochs
-) -> Shape | None:
+) -> StrategySpec | None:
     """The strategy's numbers; None for the tree."""
     if strategy is None:
         return None
@@ -250,11 +250,11 @@ def _shape(
             "strategy must be a Toeplitz or scaled strategy, with noise='exact'; got "
             f"{strategy!r} and {noise!r}."
         )
-    return shape_of(strategy, run.num_steps)
+    return spec_of(strategy, run.num_steps)
 
 
 def _account(
-    shape: Shape | None,
+    shape: StrategySpec | None,
     decay: float,
     order: Order,
     adjacency: Adjacency,
@@ -272,7 +272,9 @@ def _account(
     return functools.partial(correlated.mu, shape.strategy(run.num_steps), **asked)
 
 
-def _variance(shape: Shape | None, decay: float, run: _checks.Epochs) -> jax.Array:
+def _variance(
+    shape: StrategySpec | None, decay: float, run: _checks.Epochs
+) -> jax.Array:
     """That of the momentum's noise at each step, for draws of variance 1, f[T]."""
     if shape is None:
         steps = jnp.arange(1, run.num_steps + 1)
@@ -287,7 +289,7 @@ def _variance(shape: Shape | None, decay: float, run: _checks.Epochs) -> jax.Arr
     )
 
 
-def _calibrated(
+def _calibrate(
     noise: Literal["exact", "printed"],
     account: Callable[[float], jax.Array],
     target: _checks.Target,

@@ -67,11 +67,13 @@ def noisy_descent(
 ) -> Result[Params, jax.Array]:
     """The last iterate and its guarantee; full batches are a cycle of one."""
     given = _checks.noise(noise_multiplier, epsilon, delta)
-    run = _validated(loss_fn, data, batches, num_epochs, batch_size, key, prox, setting)
+    run = _validate_run(
+        loss_fn, data, batches, num_epochs, batch_size, key, prox, setting
+    )
     setting, num_steps = run.setting, len(run.step_sizes)
 
     if isinstance(given, _checks.Target):
-        given = _calibrated(run, accountant, given)
+        given = _calibrate(run, accountant, given)
     noise = _data.schedule("noise_multiplier", given, num_steps)
     profile = accountant(run, noise)
 
@@ -79,10 +81,10 @@ def noisy_descent(
     last, curve = _descent.descend(
         jax.tree.map(jnp.asarray, params),
         _data.prepare(data),
-        _numbers.array(run.step_sizes.reshape(-1, run.period)),
-        _numbers.array(np.reshape(stddevs, (-1, run.period))),
-        _numbers.array(setting["gradient_norm"]),
-        _numbers.array(setting["regularization"]),
+        _numbers.to_float32(run.step_sizes.reshape(-1, run.period)),
+        _numbers.to_float32(np.reshape(stddevs, (-1, run.period))),
+        _numbers.to_float32(setting["gradient_norm"]),
+        _numbers.to_float32(setting["regularization"]),
         stream(key, f"solvers.{solver}"),
         loss_fn=loss_fn,
         prox=none if prox is None else prox,
@@ -99,17 +101,17 @@ def noisy_descent(
             mechanism=f"the last of {num_steps} iterates of {solver}",
             profile=profile,
             adjacency=setting["adjacency"],
-            assumptions=_assumptions.last_iterate(batches, setting),
+            assumptions=_assumptions.assume_last_iterate(batches, setting),
         ),
         num_steps=num_steps,
         # As given, rounded down: there was no less.
-        noise_multiplier=_numbers.array(
+        noise_multiplier=_numbers.to_float32(
             _numbers.down(noise[0] if constant(noise) else noise)
         ),
     )
 
 
-def _validated(
+def _validate_run(
     loss_fn: LossFn,
     data: Tree,
     batches: _assumptions.Batches,
@@ -126,7 +128,7 @@ def _validated(
     size = num_examples if batch_size is None else batch_size
     size = _checks.size(size, num_examples)
     if batches == "random":
-        validate.replaced_example(setting["adjacency"])
+        validate.adjacency_without_removal(setting["adjacency"])
     elif num_examples % size and np.any(np.asarray(setting["strong_convexity"]) > 0):
         raise ValueError(
             f"batch_size must divide the number of examples, {num_examples}, where "
@@ -142,11 +144,11 @@ def _validated(
         batch_size=size,
         period=period,
         step_sizes=np.asarray(_numbers.down(step_sizes)),
-        setting=_numbers.as_run(setting),
+        setting=_numbers.as_executed(setting),
     )
 
 
-def _calibrated(run: Run, accountant: Accountant, target: _checks.Target) -> float:
+def _calibrate(run: Run, accountant: Accountant, target: _checks.Target) -> float:
     """The least noise multiplier, the same in all steps, that meets the target."""
 
     def profile(noise: float) -> Profile:
@@ -156,7 +158,7 @@ def _calibrated(run: Run, accountant: Accountant, target: _checks.Target) -> flo
         return profile(float(noise)).epsilon(target.delta)
 
     profile(1.0)  # says what is wrong with the setting
-    return _calibration.solved_noise(epsilon_of, target.epsilon, target)
+    return _calibration.solve_noise(epsilon_of, target.epsilon, target)
 
 
 def constant(values: np.ndarray) -> bool:

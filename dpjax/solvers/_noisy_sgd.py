@@ -42,12 +42,12 @@ def _profile(run: Run, noise: np.ndarray) -> EpsilonProfile:
                 num_examples=run.num_examples,
                 **largest,
             )
-        return pld.epsilon(_composed(noise, run.batch_size / run.num_examples), delta)
+        return pld.epsilon(_compose(noise, run.batch_size / run.num_examples), delta)
 
     return EpsilonProfile(epsilon)
 
 
-def _composed(noise: np.ndarray, rate: float) -> pld.PLD:
+def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
     """Every step accounted for as if it were released, at no more than its noise."""
 
     # C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE: Bok, Su and

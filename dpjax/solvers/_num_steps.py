@@ -55,7 +55,7 @@ def choose_num_steps(
     sensitivity = iteration.gradient_descent_sensitivity(
         num_steps=steps, num_examples=num_examples, **setting
     )
-    scale = np.float64(sensitivity) * _calibration.one_draw(epsilon, delta)
+    scale = np.float64(sensitivity) * _calibration.calibrate_one_draw(epsilon, delta)
     # E‖z‖² is d scale² for a Gaussian, and E Gamma(d)² = d(d + 1) times it for δ = 0.
     copies = dimension * (dimension + 1) if delta == 0 else dimension
     lam, eta = np.max(setting["regularization"]), np.max(setting["step_size"])

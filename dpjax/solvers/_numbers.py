@@ -23,7 +23,7 @@ from dpjax.accounting.iteration import Setting
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
-def _rounded(value: ArrayLike, towards: float) -> float | np.ndarray:
+def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
     """The next float32 in a direction, of numbers above zero; others as they are."""
     array = np.asarray(value, np.float64)
     with np.errstate(over="ignore"):
@@ -42,7 +42,7 @@ def up(value: float) -> float: ...
 def up(value: ArrayLike) -> float | np.ndarray: ...
 def up(value: ArrayLike) -> float | np.ndarray:
     """The least float32 that is not below, as a float or f64[...]; perhaps inf."""
-    return _rounded(value, np.inf)
+    return _round_float32(value, np.inf)
 
 
 @overload
@@ -51,7 +51,7 @@ def down(value: float) -> float: ...
 def down(value: ArrayLike) -> float | np.ndarray: ...
 def down(value: ArrayLike) -> float | np.ndarray:
     """The largest float32 that is not above, as a float or f64[...]."""
-    return _rounded(value, -np.inf)
+    return _round_float32(value, -np.inf)
 
 
 def stddev(
@@ -68,12 +68,12 @@ def number(value: ArrayLike) -> float:
     return float(np.asarray(value))
 
 
-def array(value: ArrayLike) -> jax.Array:
+def to_float32(value: ArrayLike) -> jax.Array:
     """What `up` or `down` gave, for the program."""
     return jnp.asarray(value, jnp.float32)
 
 
-def as_run(setting: Setting) -> Setting:
+def as_executed(setting: Setting) -> Setting:
     """The setting with the numbers that run, but for the step sizes, one a step."""
     return {
         **setting,

@@ -107,7 +107,9 @@ def output_perturbation(
       1.0000 0.0400
     """
     validate.one_of("noise", noise, ("exact", "printed"))
-    num_examples, given = _validated(loss_fn, data, epsilon, delta, prox, key, setting)
+    num_examples, given = _validate_run(
+        loss_fn, data, epsilon, delta, prox, key, setting
+    )
     prox, examples = none if prox is None else prox, _data.prepare(data)
     start = jax.tree.map(jnp.asarray, params)
 
@@ -123,7 +125,7 @@ def output_perturbation(
             setting=given,
         )
         if noise == "exact":
-            scale = _calibration.one_draw(epsilon, delta) * MARGIN
+            scale = _calibration.calibrate_one_draw(epsilon, delta) * MARGIN
             scale *= sensitivity
         else:
             scale = printed.output_perturbation_scale(
@@ -152,7 +154,7 @@ def output_perturbation(
             + ("noise of Gamma norm" if delta == 0 else "Gaussian noise"),
             profile=Pure(spent) if delta == 0 else Gaussian(spent),
             adjacency=given["adjacency"],
-            assumptions=_assumptions.one_draw(given),
+            assumptions=_assumptions.assume_one_draw(given),
         ),
         num_steps=steps,
         noise_multiplier=scale / sensitivity,
@@ -161,7 +163,7 @@ def output_perturbation(
     )
 
 
-def _validated(
+def _validate_run(
     loss_fn: LossFn,
     data: Tree,
     epsilon: float,
@@ -184,7 +186,7 @@ def _validated(
         )
     _checks.loss(loss_fn, setting)
     step_size = _numbers.down(setting["step_size"])
-    return num_examples, {**_numbers.as_run(setting), "step_size": step_size}
+    return num_examples, {**_numbers.as_executed(setting), "step_size": step_size}
 
 
 def _steps(
@@ -232,12 +234,12 @@ def _train(
     with jax.enable_x64(True):
         # Lines 2 to 4: T steps of gradient descent, without noise.
         last, curve = _descent.descend(
-            _precision.doubled(params),
+            _precision.to_float64(params),
             data,
-            _numbers.array(np.full((num_steps, 1), setting["step_size"])),
+            _numbers.to_float32(np.full((num_steps, 1), setting["step_size"])),
             jnp.zeros((num_steps, 1), jnp.float32),
-            _numbers.array(setting["gradient_norm"]),
-            _numbers.array(setting["regularization"]),
+            _numbers.to_float32(setting["gradient_norm"]),
+            _numbers.to_float32(setting["regularization"]),
             stream(key, "no noise"),
             loss_fn=loss_fn,
             prox=prox,

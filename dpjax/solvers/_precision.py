@@ -93,7 +93,7 @@ def rounding(
     return Rounding(2 * error / shift, shift)
 
 
-def doubled(params: Params) -> Params:
+def to_float64(params: Params) -> Params:
     """Real parameters in float64, where that is enabled."""
     return jax.tree.map(lambda x: x.astype(jnp.float64), widen(params))
 
@@ -127,7 +127,7 @@ def narrowing(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
         dtypes = {jnp.dtype(v.aval.dtype) for v in variables}
         return {t for t in dtypes if jnp.issubdtype(t, jnp.floating)}
 
-    gradient = jax.make_jaxpr(jax.grad(loss_fn))(doubled(params), example)
+    gradient = jax.make_jaxpr(jax.grad(loss_fn))(to_float64(params), example)
     for equation in equations(gradient.jaxpr):
         wide = jnp.dtype(jnp.float64) in floats(equation.invars)
         if wide and any(t.itemsize < 8 for t in floats(equation.outvars)):

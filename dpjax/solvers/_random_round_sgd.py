@@ -190,7 +190,7 @@ def random_round_sgd(
       (True, True)
     """
     noise = _checks.noise(noise_multiplier, epsilon, delta)
-    validate.replaced_example(adjacency)
+    validate.adjacency_without_removal(adjacency)
     max_rounds = validate.static_int("max_rounds", max_rounds, minimum=1)
     clip_norm = _numbers.up(clip_norm)
     validate.positive("clip_norm", clip_norm)
@@ -203,7 +203,7 @@ def random_round_sgd(
     realised = np.diff(edges.astype(np.float64), prepend=0.0) / 2.0**32
     rounds, rate = random_rounds.group(realised), size / num_examples
     if isinstance(noise, _checks.Target):
-        noise = _calibrated(rounds, rate, noise)
+        noise = _calibrate(rounds, rate, noise)
     validate.positive("noise_multiplier", noise)
 
     key = stream(key, "solvers.random_round_sgd")
@@ -215,9 +215,9 @@ def random_round_sgd(
         jax.tree.map(jnp.asarray, params),
         _data.prepare(data),
         drawn,
-        _numbers.array(step_sizes),
-        _numbers.array(clip_norm),
-        _numbers.array(_numbers.stddev(noise, clip_norm)),
+        _numbers.to_float32(step_sizes),
+        _numbers.to_float32(clip_norm),
+        _numbers.to_float32(_numbers.stddev(noise, clip_norm)),
         key,
         loss_fn=loss_fn,
         batch_size=size,
@@ -236,11 +236,11 @@ def random_round_sgd(
         ),
         # Under jax.vmap over keys each run has its own.
         num_steps=cast(int, drawn) if isinstance(drawn, Tracer) else int(drawn),
-        noise_multiplier=_numbers.array(_numbers.down(noise)),
+        noise_multiplier=_numbers.to_float32(_numbers.down(noise)),
     )
 
 
-def _calibrated(
+def _calibrate(
     rounds: random_rounds.Rounds, rate: float, target: _checks.Target
 ) -> float:
     """The least noise multiplier that meets the target: δ falls with it as ε does."""
@@ -250,4 +250,4 @@ def _calibrated(
             noise, target.epsilon, rounds=rounds, sampling_rate=rate
         )
 
-    return _calibration.solved_noise(delta_of, target.delta, target)
+    return _calibration.solve_noise(delta_of, target.delta, target)

@@ -98,7 +98,7 @@ def sensitivity_reduced_nsgd(
       >>> result.params.shape, bool(result.guarantee.epsilon(1e-5) <= 5.0)
       ((3,), True)
     """
-    target = _checks.reached(epsilon, delta)
+    target = _checks.check_target(epsilon, delta)
     validate.decay("decay", decay)
     validate.closed_unit("refresh", refresh)
     decay, refresh = _numbers.down(decay), _numbers.down(refresh)
@@ -133,11 +133,11 @@ def sensitivity_reduced_nsgd(
     last, curve = _reduced_descent.descend(
         jax.tree.map(jnp.asarray, params),
         _data.prepare(data),
-        _numbers.array(decay),
-        _numbers.array(refresh),
-        jax.tree.map(_numbers.array, clips),
-        jax.tree.map(_numbers.array, stddevs),
-        _numbers.array(0.0 if scheduled else learning_rate),
+        _numbers.to_float32(decay),
+        _numbers.to_float32(refresh),
+        jax.tree.map(_numbers.to_float32, clips),
+        jax.tree.map(_numbers.to_float32, stddevs),
+        _numbers.to_float32(0.0 if scheduled else learning_rate),
         stream(key, "solvers.sensitivity_reduced_nsgd"),
         loss_fn=loss_fn,
         batch_size=run.batch_size,
@@ -157,7 +157,7 @@ def sensitivity_reduced_nsgd(
             assumptions=_assumptions.every_step("fixed"),
         ),
         num_steps=run.num_steps,
-        noise_multiplier=jax.tree.map(_numbers.array, noise),
+        noise_multiplier=jax.tree.map(_numbers.to_float32, noise),
     )
 
 

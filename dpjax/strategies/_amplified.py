@@ -16,7 +16,7 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax._matrices.workload import Workload, fits
+from dpjax._matrices.workload import Workload, check_workload
 from dpjax.accounting import calibrate
 from dpjax.accounting.correlated import epsilon as epsilon_of
 from dpjax.accounting.correlated import error
@@ -91,8 +91,8 @@ def amplified(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("sampling", sampling, get_args(Sampling))
-    epsilon = validate.known_positive("epsilon", epsilon)
-    workload = fits(workload, num_steps)
+    epsilon = validate.positive_float("epsilon", epsilon)
+    workload = check_workload(workload, num_steps)
     asked = {
         "num_steps": num_steps,
         "steps_per_epoch": n_b,
@@ -100,17 +100,17 @@ def amplified(
         "adjacency": validate.adjacency(adjacency),
     }
     numbers = workload, epsilon, delta, asked
-    at = functools.partial(_about, *numbers)
+    at = functools.partial(_estimate_noise, *numbers)
     if sampling == "cyclic_poisson":
-        best = _least_bands(at, workload, num_steps, n_b)
+        best = _best_bands(at, workload, num_steps, n_b)
     else:
-        best = _least_decay(at)
-    best = _needed(*numbers, best.strategy, best.noise_multiplier)
+        best = _best_decay(at)
+    best = _required_noise(*numbers, best.strategy, best.noise_multiplier)
     known = any(np.any(x) for x in best.strategy)
     return best if known else best._replace(strategy=_making.independent())
 
 
-def _needed(
+def _required_noise(
     workload: Workload,
     epsilon: float,
     delta: float,
@@ -126,7 +126,7 @@ def _needed(
     return Amplified(strategy, float(sigma), float(left))
 
 
-def _about(
+def _estimate_noise(
     workload: Workload,
     epsilon: float,
     delta: float,
@@ -134,7 +134,7 @@ def _about(
     strategy: Toeplitz,
     start: float = 1.0,
 ) -> Amplified:
-    """As `_needed`, with noise that is right to about a part in a thousand.
+    """As `_required_noise`, with noise that is right to about a part in a thousand.
 
     By secants: log ε falls by somewhat more than log σ grows, nearly straight.
     """
@@ -151,10 +151,10 @@ def _about(
             noise = math.exp(log_noise)
             left = noise * float(error(strategy, workload, asked["num_steps"]))
             return Amplified(strategy, noise, left)
-    return _needed(workload, epsilon, delta, asked, strategy, start)
+    return _required_noise(workload, epsilon, delta, asked, strategy, start)
 
 
-def _least_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplified:
+def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplified:
     """Twice as many bands, until the noise has grown twice."""
     best, worse, bands = at(_making.independent()), 0, 2
     while worse < 2 and bands <= min(n_b, num_steps):
@@ -174,7 +174,7 @@ def _least_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Ampli
     return best
 
 
-def _least_decay(at: Any) -> Amplified:
+def _best_decay(at: Any) -> Amplified:
     """λ of geometric noise on a grid, and on a finer one around the best."""
     step = -np.log(_NEAREST) / (_COARSE - 1)
     coarse = {0: at(_geometric(0.0))}

@@ -34,7 +34,7 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
     return np.asarray(lfilter(top, bottom, np.eye(1, n)[0]))
 
 
-def least_product(workload: Workload, num_steps: int, n_b: int) -> float:
+def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
     """A lower bound on μ times error at noise multiplier 1, for any strategy."""
     from scipy.optimize import fminbound
 

@@ -10,7 +10,7 @@ import numpy as np
 _ITERATIONS = 300
 
 
-def least(
+def minimize(
     value_and_grad: Callable[..., tuple[jax.Array, jax.Array]],
     x: np.ndarray,
     *args: Any,

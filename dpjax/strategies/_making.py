@@ -134,7 +134,7 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
     known = validate.real_vector("factors", factors)
     if known is None:
         return Scaled(strategy, jnp.asarray(factors))
-    rounded = _rounded(known)
+    rounded = _round_float32(known)
     if rounded.size == 0 or not np.all((rounded >= LEAST) & (rounded <= MOST)):
         raise ValueError(f"factors must be from 2**-20 to 2**20; got {factors!r}.")
     return Scaled(strategy, rounded)
@@ -167,7 +167,7 @@ def tree(decay: ArrayLike) -> Tree:
     known = validate.concrete(decay)
     if known is None:
         return Tree(jnp.asarray(decay))
-    rounded = _rounded(known)
+    rounded = _round_float32(known)
     if rounded == 1:
         raise ValueError(f"decay must be below 1 in float32, too; got {decay!r}.")
     return Tree(rounded)
@@ -178,7 +178,7 @@ def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
     known = validate.real_vector(name, coefficients)
     if known is None:
         return jnp.asarray(coefficients)[1:]
-    rounded = _rounded(known)
+    rounded = _round_float32(known)
     if rounded.size == 0 or known[0] != 1 or not np.all(np.isfinite(rounded)):
         raise ValueError(
             f"{name} must be finite in float32 and begin with 1; got {coefficients!r}."
@@ -193,7 +193,7 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
         return product(jnp.asarray(roots))
     if known.size == 0 or not np.all(np.abs(known) < 1):
         raise ValueError(f"{name} must be in (-1, 1), one at least; got {roots!r}.")
-    rounded = _rounded(np.poly(known)[1:])
+    rounded = _round_float32(np.poly(known)[1:])
     if not np.all(np.abs(np.roots([1.0, *rounded])) < 1):
         raise ValueError(
             f"{name} must stay in (-1, 1) once their polynomial is in float32, and "
@@ -202,6 +202,6 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     return rounded
 
 
-def _rounded(known: np.ndarray) -> np.ndarray:
+def _round_float32(known: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         return known.astype(np.float32).astype(np.float64)

@@ -17,12 +17,12 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import scope
 from dpjax._matrices.toeplitz import Toeplitz, product
-from dpjax._matrices.workload import Workload, fits
+from dpjax._matrices.workload import Workload, check_workload
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import error, square_error
 from dpjax.accounting.correlated._mu import WORST, Order, mu
 from dpjax.strategies import _certificate, _making
-from dpjax.strategies._descent import least
+from dpjax.strategies._descent import minimize
 
 Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
 
@@ -177,7 +177,7 @@ def optimize(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     size = validate.static_int("num_vectors", num_vectors, minimum=1)
-    if any(validate.concrete(x) is None for x in fits(workload, num_steps)):
+    if any(validate.concrete(x) is None for x in check_workload(workload, num_steps)):
         raise ValueError(f"workload must be known, not traced; got {workload!r}.")
     if not np.any(np.asarray(workload.rates)):
         raise ValueError(f"workload must have a rate above 0; got {workload!r}.")
@@ -191,7 +191,7 @@ def optimize(
         found = _candidates(kind, size, workload, asked)
         best = min(found, key=lambda strategy: strategy.product)
     if all(np.size(x) == 1 for x in workload[2:]):
-        best.bound = _certificate.least_product(workload, num_steps, n_b)
+        best.bound = _certificate.lower_bound(workload, num_steps, n_b)
     return best
 
 
@@ -203,9 +203,9 @@ def _candidates(
     usual = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
     for fewer in range(1 if kind == "rational" else size, size + 1):
         start = _start(kind, fewer, workload, num_steps)
-        x = least(_value_and_grad, start, workload, kind=kind, **asked)
+        x = minimize(_value_and_grad, start, workload, kind=kind, **asked)
         try:
-            strategy = Optimized(*_known(kind, x))
+            strategy = Optimized(*_as_executed(kind, x))
         except ValueError:  # float32 puts roots where none may be
             if fewer == 1:
                 raise
@@ -215,7 +215,7 @@ def _candidates(
         yield strategy
 
 
-def _known(kind: Kind, x: np.ndarray) -> Toeplitz:
+def _as_executed(kind: Kind, x: np.ndarray) -> Toeplitz:
     """The strategy that runs, rounded to float32."""
     if kind == "banded":
         return _making.banded(np.append(1.0, x))

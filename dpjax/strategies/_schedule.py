@@ -19,13 +19,13 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import scope
-from dpjax._matrices.strategy import Scaled, checked
+from dpjax._matrices.strategy import Scaled, check_strategy
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax._matrices.workload import Workload, fits
+from dpjax._matrices.workload import Workload, check_workload
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import square_error
 from dpjax.strategies import _making
-from dpjax.strategies._descent import least
+from dpjax.strategies._descent import minimize
 
 Order = Literal["fixed", "reshuffled"]
 # Of the largest w: a step that moves nothing may have any noise, and gets 1000 times.
@@ -124,9 +124,9 @@ def scheduled(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("order", order, get_args(Order))
-    if not isinstance(checked(strategy, num_steps), Toeplitz):
+    if not isinstance(check_strategy(strategy, num_steps), Toeplitz):
         raise ValueError(f"strategy must be a Toeplitz strategy; got {strategy!r}.")
-    fits(workload, num_steps)
+    check_workload(workload, num_steps)
     if any(validate.concrete(x) is None for x in (*strategy, *workload)):
         raise ValueError(
             "strategy and workload must be known, not traced; got "
@@ -141,7 +141,7 @@ def scheduled(
             s = _in_closed_form(workload, **given)
         else:
             size = num_steps if order == "fixed" else -(-num_steps // given["n_b"])
-            log_s = least(_value_and_grad, np.zeros(size), shape, workload, **given)
+            log_s = minimize(_value_and_grad, np.zeros(size), shape, workload, **given)
             s = _columns(shape, jnp.exp(jnp.asarray(log_s)), **given)
         s = np.asarray(s)
     return _making.scaled(shape, np.sqrt(np.mean(np.square(s))) / s)

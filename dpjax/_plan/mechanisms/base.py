@@ -13,7 +13,7 @@ from dpjax import sampling
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
-from dpjax._matrices.spec import Shape
+from dpjax._matrices.spec import StrategySpec
 from dpjax._plan.parameters import RunParameters
 from dpjax.accounting import events, profiles
 from dpjax.accounting.profiles import Profile
@@ -31,21 +31,24 @@ class Mechanism:
 
     num_examples: int
     adjacency: Adjacency
-    shape: Shape | None = None
+    shape: StrategySpec | None = None
 
     order: ClassVar[Literal["fixed", "reshuffled"] | None] = None
-    correlates: ClassVar[bool] = False
-    varies: ClassVar[bool] = True
+    supports_correlation: ClassVar[bool] = False
+    supports_schedules: ClassVar[bool] = True
     overflows: ClassVar[bool] = False
     draws_any_size: ClassVar[bool] = False
-    covers: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT, Adjacency.REPLACE)
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = (
+        Adjacency.ZERO_OUT,
+        Adjacency.REPLACE,
+    )
     reason: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         """Refuse an adjacency that the sampling does not allow."""
         validate.adjacency(self.adjacency)
-        if self.adjacency not in self.covers:
-            names = " or ".join(a.name for a in self.covers)
+        if self.adjacency not in self.adjacencies:
+            names = " or ".join(a.name for a in self.adjacencies)
             raise ValueError(
                 f"adjacency must be {names} with this sampling; got "
                 f"{self.adjacency!r}: {self.reason}."
@@ -69,7 +72,7 @@ class Mechanism:
         """What the run costs, from above."""
         return profiles.of(self.event(run))
 
-    def words(self, batch_size: str, max_batch_size: int) -> str:
+    def describe(self, batch_size: str, max_batch_size: int) -> str:
         """How examples are drawn, so many at a time."""
         raise NotImplementedError
 
@@ -78,13 +81,13 @@ class Mechanism:
         """Of how many examples a step can take."""
         return self.num_examples
 
-    def refuse(self, shape: Shape, batch_size: int) -> None:
+    def check_strategy(self, shape: StrategySpec, batch_size: int) -> None:
         """Raise where noise of this shape is not accounted for."""
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Steps in which every example takes part once."""
         return -(-self.num_examples // batch_size)
 
-    def taken(self, batch_size: int) -> float:
+    def expected_batch_size(self, batch_size: int) -> float:
         """How many examples a step takes, in expectation: fewer than b by epochs."""
         return float(batch_size)

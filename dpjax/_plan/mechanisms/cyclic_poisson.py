@@ -10,8 +10,8 @@ from dpjax.accounting import events
 class CyclicPoisson(Mechanism):
     """One group of the examples after the other, each with the same probability."""
 
-    correlates = True
-    varies = False
+    supports_correlation = True
+    supports_schedules = False
     overflows = True
     reason = "one example fewer moves all later ones to other groups"
 
@@ -25,7 +25,7 @@ class CyclicPoisson(Mechanism):
         """Those of a group."""
         return -(-self.num_examples // self.groups)
 
-    def refuse(self, shape, batch_size):
+    def check_strategy(self, shape, batch_size):
         """All but bands, and groups that are too small for the batch."""
         if shape.denominator or shape.factors or shape.tree_decay is not None:
             raise ValueError(
@@ -71,7 +71,7 @@ class CyclicPoisson(Mechanism):
         )
         return events.Composed((events.Repeated(step, steps),))
 
-    def words(self, batch_size, max_batch_size):
+    def describe(self, batch_size, max_batch_size):
         """Groups, the rate, the room, and what becomes of the rest."""
         return (
             f"example i is in group i mod {self.groups}, step t takes each example of "

@@ -15,10 +15,10 @@ class Cyclic(Mechanism):
     """Batches in the data's own order, the same in every epoch."""
 
     order = "fixed"
-    correlates = True
+    supports_correlation = True
     reason = "one example fewer moves all later ones to other batches"
 
-    def taken(self, batch_size):
+    def expected_batch_size(self, batch_size):
         """All examples, over the steps of an epoch."""
         return self.num_examples / self.steps_per_epoch(batch_size)
 
@@ -63,7 +63,7 @@ class Cyclic(Mechanism):
         """
         return float(np.max(np.sum(costs, axis=0))) * (1 + 2.0**-40)
 
-    def words(self, batch_size, max_batch_size):
+    def describe(self, batch_size, max_batch_size):
         """The order."""
         return (
             f"batches of {batch_size} are taken in the order of the data, which does "
@@ -92,7 +92,7 @@ class Reshuffled(Cyclic):
         """An example may be wherever it costs most, in every epoch."""
         return float(np.sum(np.max(costs, axis=1))) * (1 + 2.0**-40)
 
-    def words(self, batch_size, max_batch_size):
+    def describe(self, batch_size, max_batch_size):
         """The order."""
         return (
             f"batches of {batch_size} are taken in a random order, another one in "

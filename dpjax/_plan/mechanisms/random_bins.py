@@ -12,12 +12,12 @@ from dpjax.accounting import events
 class RandomBins(Mechanism):
     """Every example picks one step of the epoch for itself, and keeps it."""
 
-    correlates = True
-    varies = False
+    supports_correlation = True
+    supports_schedules = False
     overflows = True
-    covers = tuple(Adjacency)
+    adjacencies = tuple(Adjacency)
 
-    def taken(self, batch_size):
+    def expected_batch_size(self, batch_size):
         """All examples, over the steps of an epoch."""
         return self.num_examples / self.steps_per_epoch(batch_size)
 
@@ -34,7 +34,7 @@ class RandomBins(Mechanism):
             step=step % bins,
         )
 
-    def refuse(self, shape, batch_size):
+    def check_strategy(self, shape, batch_size):
         """All but Toeplitz matrices."""
         if shape.factors or shape.tree_decay is not None:
             raise ValueError(
@@ -60,7 +60,7 @@ class RandomBins(Mechanism):
             self.adjacency,
         )
 
-    def words(self, batch_size, max_batch_size):
+    def describe(self, batch_size, max_batch_size):
         """The bins, the room, and what becomes of the rest."""
         anew = "anew in every epoch" if self._fresh else "the same in every epoch"
         bins = self.steps_per_epoch(int(batch_size))

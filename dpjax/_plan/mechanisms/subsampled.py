@@ -11,7 +11,7 @@ class Poisson(Mechanism):
 
     overflows = True
     draws_any_size = True
-    covers = tuple(Adjacency)
+    adjacencies = tuple(Adjacency)
 
     def draw(self, batch_size, max_batch_size, step, key):
         """As `sampling.poisson`."""
@@ -41,7 +41,7 @@ class Poisson(Mechanism):
             )
         )
 
-    def words(self, batch_size, max_batch_size):
+    def describe(self, batch_size, max_batch_size):
         """The rate, the room, and what becomes of the rest."""
         return (
             "every example takes part in each step independently with probability "
@@ -54,7 +54,7 @@ class Poisson(Mechanism):
 class FixedSize(Mechanism):
     """A uniformly random subset of fixed size, in each step anew."""
 
-    covers = (Adjacency.REPLACE,)
+    adjacencies = (Adjacency.REPLACE,)
     reason = "with one example fewer, subsets of fixed size are drawn from others"
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -76,7 +76,7 @@ class FixedSize(Mechanism):
             )
         )
 
-    def words(self, batch_size, max_batch_size):
+    def describe(self, batch_size, max_batch_size):
         """The size."""
         return (
             f"each step takes a uniformly random subset of {batch_size} of the "

@@ -79,8 +79,8 @@ def bracket(
     """
 
     def body(walk: _Walk) -> _Walk:
-        further = _further(walk, increasing, ends)
-        return _walked(walk, Point(further, excess(further)))
+        further = _next_point(walk, increasing, ends)
+        return _walk(walk, Point(further, excess(further)))
 
     first = Point(start, excess(start))
     stride = jnp.exp(jnp.clip(2 * jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
@@ -94,14 +94,14 @@ def _goes_on(walk: _Walk) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _further(walk: _Walk, increasing: bool, ends: tuple[float, float]) -> jax.Array:
+def _next_point(walk: _Walk, increasing: bool, ends: tuple[float, float]) -> jax.Array:
     x, stride = walk.now.at, walk.stride
     up = (walk.now.excess > 0) != increasing
     return jnp.clip(jnp.where(up, x * stride, x / stride), *ends)
 
 
 @jax.jit
-def _walked(walk: _Walk, reached: Point) -> _Walk:
+def _walk(walk: _Walk, reached: Point) -> _Walk:
     stride, moved = walk.stride * walk.stride, reached.at != walk.now.at
     return _Walk(walk.now, reached, stride, moved)
 
@@ -139,11 +139,11 @@ def close(excess: _Function, bad: Point, good: Point, tolerance: float) -> jax.A
         middle = _aim(bracket, tolerance)
         return _narrower(bracket, Point(middle, excess(middle)))
 
-    return _while(cond, body, _opened(bad, good, tolerance)).good.at
+    return _while(cond, body, _open_bracket(bad, good, tolerance)).good.at
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _opened(bad: Point, good: Point, tolerance: float) -> _Bracket:
+def _open_bracket(bad: Point, good: Point, tolerance: float) -> _Bracket:
     width = jnp.abs(jnp.log(good.at) - jnp.log(bad.at))
     # Their radius ρ: the widest half bracket that bisection would leave before each
     # step, and one more.

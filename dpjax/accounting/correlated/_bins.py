@@ -88,7 +88,9 @@ def _run(
     )
 
 
-def _hidden(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Array:
+def _epsilon_in_bins(
+    run: _Run, delta: jax.Array, *, few: bool, replace: bool
+) -> jax.Array:
     """The theorem of docs/amplification.md, with trees, and a chain of few, for K′."""
     places, epochs = run.places, run.epochs
     known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
@@ -101,7 +103,7 @@ def _hidden(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Arr
     tail = spread.narrow(tail) if replace else tail
     law, variance = _trees.ratio(tree, by_gap, places, tail, spread.POINTS)
     count = jnp.exp2(1.0 * tree.joins) * tree.copies
-    losses = (spread.replaced if replace else spread.losses)(law, 2 * count)
+    losses = (spread.replacement_losses if replace else spread.losses)(law, 2 * count)
     # The factor that all places share is a Gaussian mechanism with that μ², and one of
     # 2μ where it is e^Z in one run and e^{−Z} in the other.
     shared = jnp.where(known, run.shared, 0.0) * scale
@@ -111,7 +113,7 @@ def _hidden(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Arr
         value = epsilon_of(parts, 4 * variance if replace else variance, asked)
     else:
         chain = _chain.best(by_gap, places)
-        value = _chain.least_epsilon(
+        value = _chain.smallest_epsilon(
             losses, variance, chain, shared, asked, tail, epochs
         )
     return jnp.where(known & ~jnp.isnan(value), value, jnp.inf)
@@ -120,7 +122,7 @@ def _hidden(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Arr
 @functools.partial(jax.jit, static_argnames=("few", "replace"))
 def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Array:
     asked = delta / run.rate * (1 - 4 * ULP)
-    hidden = _hidden(run, asked, few=few, replace=replace)
+    hidden = _epsilon_in_bins(run, asked, few=few, replace=replace)
     # Divergences are jointly convex: no more than if the attacker were told the steps.
     value = jnp.minimum(hidden, gaussian.epsilon_of(run.told, asked))
     # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced

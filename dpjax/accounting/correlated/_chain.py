@@ -19,7 +19,7 @@ import numpy as np
 from dpjax._core.float64 import SMALL, ULP
 from dpjax.accounting._numerics.convex_order.grid import NODES, OFF, Grid, normal
 from dpjax.accounting._numerics.pld.composition import epsilon_of
-from dpjax.accounting._numerics.pld.pairs import Losses, reach
+from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
 _STATES = 64  # they add 1/3 % to the variance of independent places
 _SUMS = 2048
@@ -92,7 +92,7 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     return jax.tree.map(lambda x: jnp.sum(jnp.where(apart == first, x, 0.0)), chains)
 
 
-def _rounded(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
+def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
     """To both neighbouring states, the mean kept; beyond the last one to that."""
     start = states.log(1)[0] - centre - variance / 2
     law = normal(variance, start, _STATES - 1, states.spacing)
@@ -106,8 +106,8 @@ def _rounded(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
 def _states(chain: Chain, tail: jax.Array) -> Grid:
     """Points beyond which there is about tail of Q, and of P."""
     deviation = jnp.sqrt(chain.variance)
-    low = deviation * reach(tail / chain.places)
-    high = chain.variance + deviation * reach(tail * (1 - chain.decay))
+    low = deviation * tail_quantile(tail / chain.places)
+    high = chain.variance + deviation * tail_quantile(tail * (1 - chain.decay))
     spacing = (low + high) / (_STATES - 2)
     return jax.lax.stop_gradient(Grid(jnp.floor(-low / spacing), spacing))
 
@@ -134,7 +134,9 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     # The first place, and then the next one from each state.
     centres = jnp.append(0.0, decay * x)
     variances = jnp.append(variance, jnp.broadcast_to(step, x.shape))
-    moves = jax.vmap(lambda c, v: _rounded(c, v, states))(centres, variances)
+    moves = jax.vmap(lambda c, v: _round_to_neighbours(c, v, states))(
+        centres, variances
+    )
     first, move = (
         jax.tree.map(lambda x, i=i: x[i], moves) for i in (0, slice(1, None))
     )
@@ -173,7 +175,7 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     return Law(jnp.sum(mass, axis=0), below, lost)
 
 
-def _losses(chain: Chain, states: Grid, limits: jax.Array) -> Losses:
+def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
     """Of L but for what all share.
 
     The limits are about the largest L to tell in each order of the data sets, f[2].
@@ -188,7 +190,7 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> Losses:
     log_mass = jnp.log(jnp.maximum(law.mass[:, 1:], SMALL))
     # A sum over states for each place, and Gauss's rule.
     error = places * (ULP * (2 * _STATES + 64) + 1e-12)
-    return Losses(
+    return DiscreteLosses(
         jnp.stack([log[0], high - log[1]]) + OFF,
         jnp.stack([log_mass[0] + log[0], log_mass[1]]),
         jnp.stack([law.lost[0], law.mass[1, 0] + law.below[1]]),
@@ -211,8 +213,8 @@ def _limits(
     return jnp.where(num_epochs > 1, of_each, of_one)
 
 
-def least_epsilon(
-    tree: Losses,
+def smallest_epsilon(
+    tree: DiscreteLosses,
     variance: jax.Array,
     chain: Chain,
     shared: jax.Array,
@@ -239,7 +241,7 @@ def least_epsilon(
     # Steps that are looked at apart must have a mean of one.
     usable &= (num_epochs <= 1) | (gaussian > 0)
 
-    def of_chain(found: jax.Array) -> tuple[Losses, jax.Array]:
+    def of_chain(found: jax.Array) -> tuple[DiscreteLosses, jax.Array]:
         losses = _losses(chain, states, _limits(chain, states, found, num_epochs))
         # Rounded states make the mean of L more than one: what an epoch loses is that
         # many times as much beside the others.

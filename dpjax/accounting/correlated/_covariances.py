@@ -37,7 +37,7 @@ def _correlation(c: jax.Array, size: int) -> jax.Array:
     return jnp.pad(g + error, (0, max(size - c.size, 0)))[:size]
 
 
-def _around(g: jax.Array, n_b: int) -> jax.Array:
+def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
     """By the least gap around the circle, from the gap along the line, f[n_b]."""
     gap = np.arange(n_b // 2 + 1)
     either = jnp.maximum(g[gap], jnp.where(gap > 0, g[-gap], 0.0))
@@ -53,7 +53,7 @@ def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     # ⟨u + a, v + b⟩ with |u|, |v| at most the first one's norm.
     norm, off = jnp.linalg.norm(moved), epochs * off
     margin = 2 * norm * off + off**2 + 8 * num_steps * ULP * norm**2
-    by_gap = _around(_correlation(moved, n_b), n_b) + margin
+    by_gap = _by_gap_on_circle(_correlation(moved, n_b), n_b) + margin
     return Covariances(by_gap, jnp.zeros(()))
 
 
@@ -69,7 +69,7 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     least = np.arange(1, epochs) * n_b - (n_b - 1)
     across = jax.lax.cummax(g, reverse=True)[least] if epochs > 1 else jnp.zeros(0)
     pairs = 2.0 * np.arange(epochs - 1, 0, -1)
-    return Covariances(_around(g[:n_b], n_b), jnp.sum(pairs * across))
+    return Covariances(_by_gap_on_circle(g[:n_b], n_b), jnp.sum(pairs * across))
 
 
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:

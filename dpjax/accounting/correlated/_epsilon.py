@@ -9,7 +9,12 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
-from dpjax._matrices.strategy import Strategy, Tree, checked, toeplitz_and_factors
+from dpjax._matrices.strategy import (
+    Strategy,
+    Tree,
+    check_strategy,
+    toeplitz_and_factors,
+)
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import gdp, pld
 from dpjax.accounting.correlated import _bins
@@ -151,7 +156,7 @@ def epsilon(
         "steps_per_epoch": n_b,
         "adjacency": validate.adjacency(adjacency),
     }
-    strategy = checked(strategy, num_steps)
+    strategy = check_strategy(strategy, num_steps)
     if sampling == "cyclic_poisson":
         return _cyclic_poisson(strategy, noise_multiplier, delta, **sizes)
     if sampling == "random_bins" or sampling == "fresh_bins":

@@ -6,9 +6,14 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import float64
-from dpjax._matrices.strategy import Strategy, Tree, checked, toeplitz_and_factors
+from dpjax._matrices.strategy import (
+    Strategy,
+    Tree,
+    check_strategy,
+    toeplitz_and_factors,
+)
 from dpjax._matrices.toeplitz import Toeplitz, series, times
-from dpjax._matrices.workload import Workload, fits
+from dpjax._matrices.workload import Workload, check_workload
 
 
 def square_error(
@@ -150,7 +155,10 @@ def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
       0.1356
     """
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    strategy, workload = checked(strategy, num_steps), fits(workload, num_steps)
+    strategy, workload = (
+        check_strategy(strategy, num_steps),
+        check_workload(workload, num_steps),
+    )
     if isinstance(strategy, Tree):
         if any(np.shape(x)[-1] > 1 for x in (workload.rates, workload.keep)):
             raise ValueError(

@@ -8,7 +8,12 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP, float64
-from dpjax._matrices.strategy import Strategy, Tree, checked, toeplitz_and_factors
+from dpjax._matrices.strategy import (
+    Strategy,
+    Tree,
+    check_strategy,
+    toeplitz_and_factors,
+)
 from dpjax._matrices.toeplitz import Toeplitz, series_error
 from dpjax.accounting import tree
 from dpjax.accounting.correlated import _patterns
@@ -116,7 +121,7 @@ def mu(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("order", order, tuple(WORST))
-    strategy = checked(strategy, num_steps)
+    strategy = check_strategy(strategy, num_steps)
     if isinstance(strategy, Tree):
         if order == "separated":
             raise ValueError(

@@ -121,7 +121,7 @@ def ratio(
     return law, rest + top
 
 
-def _about(
+def _estimate(
     tree: Tree,
     by_gap: jax.Array,
     n_b: jax.Array,
@@ -161,7 +161,7 @@ def best(
     ) -> tuple[tuple[jax.Array, Tree], None]:
         about = jax.lax.cond(
             tree.copies > 0,
-            lambda: _about(tree, by_gap, n_b, delta, num_epochs),
+            lambda: _estimate(tree, by_gap, n_b, delta, num_epochs),
             lambda: jnp.full((), jnp.inf),  # it does not fit
         )
         now = about, tree

@@ -120,7 +120,7 @@ def nothing(x: Block) -> Block:
     )
 
 
-def _last(holds: Callable[[jax.Array], jax.Array], upper: jax.Array) -> jax.Array:
+def _last_index(holds: Callable[[jax.Array], jax.Array], upper: jax.Array) -> jax.Array:
     """The last i in 1..upper with holds(i), true and then false; 0 if there is none."""
     steps = 32 - jax.lax.clz(jnp.max(upper))
 
@@ -151,7 +151,7 @@ def tangent(nodes: Nodes, mid: jax.Array, count: jax.Array, rest: Block) -> Tang
         block = take(nodes.slopes, jnp.minimum(mid + j - 1, n - 1))
         return steeper(slope(pooled(j - 1)), block)
 
-    j = _last(absorbs, count)
+    j = _last_index(absorbs, count)
     return Tangent(j, last(j), pooled(j))
 
 
@@ -176,7 +176,7 @@ def _merge(level: jax.Array, nodes: Nodes) -> Nodes:
     def stays(i: jax.Array) -> jax.Array:
         return ~steeper(take(slopes, left + i - 1), slope(bridge(i).pooled))
 
-    kept = _last(stays, in_left)
+    kept = _last_index(stays, in_left)
     bridged = bridge(kept)
     pools = kept < in_left
     absorbed = jnp.where(pools, bridged.number, 0)

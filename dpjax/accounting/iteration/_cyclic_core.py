@@ -20,7 +20,7 @@ from dpjax.accounting.iteration._periodic import Cycle
 from dpjax.accounting.iteration._setting import Assumed, Numbers, Setting
 
 Order = Literal["fixed", "reshuffled"]
-WORST_TAIL = 1.0
+WORST_POSITION = 1.0
 _Bound = Callable[[_setting.Step, jax.Array, Cycle, Assumed], jax.Array]
 
 
@@ -71,7 +71,7 @@ def _diameter(
     start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
     near = step.bounded & (start < HUGE)
     start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
-    square = _periodic.restarted(step.log_lipschitz, one, start, place, cycle)
+    square = _periodic.restart_variance(step.log_lipschitz, one, start, place, cycle)
     mu = _finish(_slack(cycle) * square, step.shift)
     return jnp.where(near, mu, jnp.inf)
 
@@ -90,7 +90,7 @@ def _place(tail: jax.Array, cycle: Cycle) -> jax.Array:
     return jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
 
 
-def _lifted(bound: _Bound) -> Callable[..., jax.Array]:
+def _for_any_caller(bound: _Bound) -> Callable[..., jax.Array]:
     """A bound for any caller: of tails and numbers, given cycle and assumed."""
 
     def core(
@@ -102,10 +102,10 @@ def _lifted(bound: _Bound) -> Callable[..., jax.Array]:
     return float64("up", static=("cycle", "assumed"), elementwise=True)(core)
 
 
-composition64 = _lifted(_composition)
-contraction64 = _lifted(_contraction)
-diameter64 = _lifted(_diameter)
-best64 = _lifted(_best)
+composition64 = _for_any_caller(_composition)
+contraction64 = _for_any_caller(_contraction)
+diameter64 = _for_any_caller(_diameter)
+best64 = _for_any_caller(_best)
 
 
 @float64("up", static=("cycle", "assumed"), elementwise=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax.accounting.iteration import _cyclic_core
-from dpjax.accounting.iteration._cyclic_core import WORST_TAIL
+from dpjax.accounting.iteration._cyclic_core import WORST_POSITION
 from dpjax.accounting.iteration._setting import Bounds, Setting
 
 
@@ -58,9 +58,9 @@ def noisy_cyclic_gd_bounds(
     )
     static = {"cycle": cycle, "assumed": assumed}
     return Bounds(
-        composition=_cyclic_core.composition64(WORST_TAIL, numbers, **static),
-        contraction=_cyclic_core.contraction64(WORST_TAIL, numbers, **static),
-        diameter=_cyclic_core.diameter64(WORST_TAIL, numbers, **static),
+        composition=_cyclic_core.composition64(WORST_POSITION, numbers, **static),
+        contraction=_cyclic_core.contraction64(WORST_POSITION, numbers, **static),
+        diameter=_cyclic_core.diameter64(WORST_POSITION, numbers, **static),
     )
 
 
@@ -121,7 +121,7 @@ def noisy_cyclic_gd_mu(
         order=order,
         **setting,
     )
-    return _cyclic_core.best64(WORST_TAIL, numbers, cycle=cycle, assumed=assumed)
+    return _cyclic_core.best64(WORST_POSITION, numbers, cycle=cycle, assumed=assumed)
 
 
 def noisy_cyclic_gd_mus(
@@ -322,5 +322,5 @@ def last_iterate_rdp(
         **setting,
     )
     return _cyclic_core.best_rdp64(
-        orders, WORST_TAIL, numbers, cycle=cycle, assumed=assumed
+        orders, WORST_POSITION, numbers, cycle=cycle, assumed=assumed
     )

@@ -243,7 +243,7 @@ def noisy_sgd_bounds(
             f"batch_size must be at most num_examples; got {batch_size!r}."
         )
     numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
-    validate.replaced_example(setting["adjacency"])
+    validate.adjacency_without_removal(setting["adjacency"])
     run = _Run(numbers, assumed, batch_size / num_examples, delta, steps)
     composed = _composition(run)
     never = jnp.full_like(composed, jnp.inf)

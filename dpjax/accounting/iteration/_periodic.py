@@ -105,7 +105,7 @@ def _falling(
     return middle, last
 
 
-def _fallen(y, r, start, m, period: int, epochs: int) -> jax.Array:
+def _best_restart_contracting(y, r, start, m, period: int, epochs: int) -> jax.Array:
     """μ² for c <= 1 from the best restart: after each use but the first."""
     runs = powers(2 * y, period)
     best = _edge((start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)]))
@@ -122,7 +122,7 @@ def _fallen(y, r, start, m, period: int, epochs: int) -> jax.Array:
     return jnp.minimum(best, jnp.min(_three(before, middle, last)))
 
 
-def _risen(y, r, start, m, period: int, epochs: int) -> jax.Array:
+def _best_restart_expanding(y, r, start, m, period: int, epochs: int) -> jax.Array:
     """μ² for c > 1 from the best restart that the minorant pools with all later uses.
 
     A restart before that leaves uses apart that a later one would do without.
@@ -173,7 +173,7 @@ def contraction(
     return jnp.where(y <= 0, falling, r * r * growing)
 
 
-def restarted(
+def restart_variance(
     y: jax.Array,
     r: jax.Array,
     start: jax.Array,
@@ -186,12 +186,14 @@ def restarted(
     the last step alone.
     """
     epochs, period, reshuffled, convex = cycle
-    falling = _fallen(jnp.where(y <= 0, y, 0.0), r, start, m, period, epochs)
+    falling = _best_restart_contracting(
+        jnp.where(y <= 0, y, 0.0), r, start, m, period, epochs
+    )
     if convex:
         return jnp.where(y <= 0, falling, jnp.inf)
     up = jnp.where(y <= 0, 0.0, y)
     if reshuffled:
         growing = jnp.square(jnp.exp(up) * start + r)
     else:
-        growing = _risen(up, r, start, m, period, epochs)
+        growing = _best_restart_expanding(up, r, start, m, period, epochs)
     return jnp.where(y <= 0, falling, growing)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
-from dpjax._core.searches import bisect, with_derivative
+from dpjax._core.searches import bisect, implicit_derivative
 from dpjax.accounting._numerics.gaussian import delta_of
 
 _HALVINGS = 80
@@ -38,7 +38,7 @@ def _epsilon64(mus: jax.Array, delta: jax.Array) -> jax.Array:
     root = bisect(meets, low, jnp.where(finite, high, start), _HALVINGS)
     root = jnp.where(meets(zero), zero, jnp.where(finite, root, jnp.inf))
     on_curve = (root > 0) & finite & (goal > 0)
-    root = with_derivative(lambda e: _mean_delta(mus, e) - delta, root, on_curve)
+    root = implicit_derivative(lambda e: _mean_delta(mus, e) - delta, root, on_curve)
     return jnp.where(delta > 0, root, jnp.inf)
 
 

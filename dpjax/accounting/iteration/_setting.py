@@ -116,7 +116,7 @@ class Assumed(NamedTuple):
     convex: bool
 
 
-class Checked(NamedTuple):
+class ValidatedSetting(NamedTuple):
     """A setting as the cores take it."""
 
     numbers: Numbers[ArrayLike]
@@ -179,7 +179,7 @@ def check(
     regularization: ArrayLike,
     diameter: ArrayLike,
     adjacency: Adjacency,
-) -> Checked:
+) -> ValidatedSetting:
     """The setting, or a ValueError that says which assumption fails."""
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.positive("step_size", step_size)
@@ -228,7 +228,7 @@ def check(
         factor=adjacency.sensitivity_factor,
         convex=keeps and weak is not None and not np.any(weak > 0),
     )
-    return Checked(numbers, assumed)
+    return ValidatedSetting(numbers, assumed)
 
 
 def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:

@@ -13,7 +13,12 @@ import jax.numpy as jnp
 from dpjax._core.float64 import SMALL
 from dpjax.accounting._numerics.convex_order import pairing
 from dpjax.accounting._numerics.convex_order.fold import copies
-from dpjax.accounting._numerics.convex_order.grid import Grid, about, normal, rounding
+from dpjax.accounting._numerics.convex_order.grid import (
+    Grid,
+    make_grid,
+    normal,
+    rounding,
+)
 
 
 class Masses(NamedTuple):
@@ -37,7 +42,7 @@ class Law(NamedTuple):
 
 def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     """L with log L ~ N(−v/2, v): the ratio of N(√v, 1) and N(0, 1)."""
-    grid = about(variance, tail, n)
+    grid = make_grid(variance, tail, n)
     law = normal(variance, grid.log(n)[0] - grid.spacing / 2, n, grid.spacing)
     masses = (
         jnp.sum(inner, axis=0).at[0].add(below).at[-1].add(above)
@@ -74,9 +79,9 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
             own, share = x
             moves = pairing.to_nearest(share, grid.spacing, n)
             left = jnp.stack([share * own.weight, (1 - share) * own.mass])
-            weight = pairing.paired(left, jnp.stack(other), moves)
+            weight = pairing.combine_pairs(left, jnp.stack(other), moves)
             return Masses(
-                pairing.paired(own.mass[None], other.mass[None], moves), weight
+                pairing.combine_pairs(own.mass[None], other.mass[None], moves), weight
             )
 
         fine = Grid(2 * grid.first, grid.spacing / 2)

@@ -12,7 +12,7 @@ from jax.scipy.special import ndtr
 
 from dpjax._core.float64 import ULP
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
-from dpjax.accounting._numerics.pld.pairs import reach
+from dpjax.accounting._numerics.pld.pairs import tail_quantile
 
 _PANELS = 4
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -51,10 +51,10 @@ class Normal(NamedTuple):
     above: tuple[jax.Array, jax.Array]
 
 
-def about(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
+def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
     """Points about log L ~ N(−v/2, v) that leave out about tail of Q and of P."""
     variance = jax.lax.stop_gradient(variance)
-    end = variance / 2 + jnp.sqrt(variance) * reach(tail)
+    end = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
     spacing = 2 * end / (n - 2)
     return Grid(jnp.floor(-end / spacing), spacing)
 

@@ -46,7 +46,7 @@ def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
     return Moves(jnp.floor(point / 2).astype(jnp.int32), shares)
 
 
-def paired(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
+def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
     """Σ_k left[k, i] right[k, j] of all pairs, moved; f[r, n] twice gives f[2n].
 
     A mean is between what it is of, so that nothing leaves the grid.

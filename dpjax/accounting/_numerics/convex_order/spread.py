@@ -17,11 +17,11 @@ from dpjax.accounting._numerics.convex_order.grid import (
     NODES,
     OFF,
     Grid,
-    about,
+    make_grid,
     normal,
     rounding,
 )
-from dpjax.accounting._numerics.pld.pairs import Losses, reach
+from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
 # ε is within 3e-4 of exact at noise 1 and 100 steps; errors fall with the square.
 POINTS = 1024
@@ -69,7 +69,7 @@ def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
 
 def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     """L with log L ~ N(−v/2, v): the ratio of N(√v, 1) and N(0, 1)."""
-    grid = about(variance, tail, n)
+    grid = make_grid(variance, tail, n)
     return Law(grid, _lognormal(variance, grid, n))
 
 
@@ -116,7 +116,7 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
 def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Masses:
     """The mean of two, the first one's share given, on twice as many points."""
     moves = pairing.to_neighbours(share, spacing, own.mass.size)
-    mass = pairing.paired(own.mass[None], other.mass[None], moves)
+    mass = pairing.combine_pairs(own.mass[None], other.mass[None], moves)
     # A mean w x with a zero: to x with probability w, and to 0.
     kept = other.zero * share * own.mass + own.zero * (1 - share) * other.mass
     zero = own.zero * (other.zero + share) + other.zero * (1 - share)
@@ -137,7 +137,7 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     return Law(*copies(combine, law.grid, law.masses, law.masses, count))
 
 
-def _alone(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
+def _in_own_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """One law in its window."""
     grid, masses = _window(grid, jax.tree.map(lambda x: x[None], masses), tail, n)
     return Law(grid, jax.tree.map(lambda x: x[0], masses))
@@ -147,7 +147,7 @@ def double(law: Law, tail: jax.Array) -> Law:
     """The mean of two independent copies."""
     (first, spacing), masses = law
     both = _sum(masses, masses, jnp.asarray(0.5), spacing)
-    return _alone(Grid(2 * first, spacing / 2), both, tail, masses.mass.size)
+    return _in_own_window(Grid(2 * first, spacing / 2), both, tail, masses.mass.size)
 
 
 def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
@@ -155,7 +155,7 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     mass, zero, lost = law.masses
     n = mass.size
     # A grid on which the lognormal has no more than n points.
-    ends = variance / 2 + jnp.sqrt(variance) * reach(tail)
+    ends = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
     doublings = jnp.ceil(jnp.log2(2 * ends / (law.grid.spacing * (n - 2))))
     factor = jax.lax.stop_gradient(jnp.exp2(jnp.maximum(doublings, 0.0)))
     mass, grid = _coarser(mass[None], law.grid, factor)
@@ -163,14 +163,14 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     factors = _lognormal(variance, other, n)
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
     masses = Masses(product, zero + factors.zero, lost + factors.lost)
-    return _alone(Grid(grid.first + other.first, grid.spacing), masses, tail, n)
+    return _in_own_window(Grid(grid.first + other.first, grid.spacing), masses, tail, n)
 
 
-def losses(law: Law, count: jax.Array) -> Losses:
+def losses(law: Law, count: jax.Array) -> DiscreteLosses:
     """As privacy losses, in both directions, after means of count copies in all."""
     (mass, zero, lost), n = law.masses, law.masses.mass.size
     log, log_mass = law.grid.log(n), jnp.log(jnp.maximum(mass, SMALL))
-    return Losses(
+    return DiscreteLosses(
         jnp.stack([log, -log]) + OFF,
         jnp.stack([log_mass + log, log_mass]),
         jnp.stack([lost, zero]),
@@ -178,7 +178,7 @@ def losses(law: Law, count: jax.Array) -> Losses:
     )
 
 
-def replaced(law: Law, count: jax.Array) -> Losses:
+def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     """As losses of two runs, each with this ratio to a third, whatever they share.
 
     For ratios L and L′ and any s, (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊, and there
@@ -203,7 +203,7 @@ def replaced(law: Law, count: jax.Array) -> Losses:
     # Where L′ is 0 the loss is infinite, as it is where L is.
     gone = jnp.sum(jnp.where(there, 0.0, width * jnp.exp(above)))
     log_mass = jnp.stack([log_width + above, log_width + below])
-    return Losses(
+    return DiscreteLosses(
         jnp.stack([apart, -apart]).reshape(1, -1) + 2 * OFF,
         jnp.where(there, log_mass, -jnp.inf).reshape(1, -1),
         (lost + gone)[None],
@@ -220,7 +220,7 @@ def allocation(
 
 
 def narrow(tail: jax.Array) -> jax.Array:
-    """A tail for `replaced`, which pairs what is cut off below with the largest L."""
+    """A tail for `replacement_losses`, which pairs what is cut off below with the largest L."""
     return tail**1.5
 
 

@@ -15,18 +15,18 @@ import numpy as np
 
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import float64
-from dpjax._core.searches import bisect, with_derivative, with_derivative_of
+from dpjax._core.searches import attach_derivative, bisect, implicit_derivative
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
 from dpjax.accounting._numerics.batches import one_by_one
 from dpjax.accounting._numerics.convex_order import spread
 from dpjax.accounting._numerics.pld import inversion, overflow, pairs, tilt
-from dpjax.accounting._numerics.pld.pairs import Losses
+from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
 from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
 _BISECTIONS = 46
-_LOOKS = 6
+_EVALUATIONS = 6
 _NEGLIGIBLE = 14.0  # in log δ, beyond what is found with a look that is about right
 _NEAR = 0.5  # in log δ
 _LOST = 3e-5  # the share of δ that infinite losses may take
@@ -41,15 +41,15 @@ def _share(
 
 
 # In what follows the numbers of events are arrays of float64.
-def _poisson(event: Any, tail: jax.Array) -> Losses:
+def _poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses where every batch holds all of its Poisson sample."""
     replace = event.adjacency is Adjacency.REPLACE
     pair = pairs.poisson_replace if replace else pairs.poisson
     return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
 
 
-def _truncated(event: Any, tail: jax.Array) -> Losses:
-    return overflow.truncated(
+def _truncated(event: Any, tail: jax.Array) -> DiscreteLosses:
+    return overflow.with_overflow(
         _poisson(event, tail),
         1 / event.noise_multiplier,
         event.sampling_rate,
@@ -59,16 +59,16 @@ def _truncated(event: Any, tail: jax.Array) -> Losses:
     )
 
 
-def _allocation(event: Any, tail: jax.Array) -> Losses:
+def _allocation(event: Any, tail: jax.Array) -> DiscreteLosses:
     sigma, num_steps = event.noise_multiplier, event.num_steps
     if event.adjacency is Adjacency.REPLACE:
         law = spread.allocation(sigma, num_steps, spread.narrow(tail))
-        return spread.replaced(law, num_steps)
+        return spread.replacement_losses(law, num_steps)
     return spread.losses(spread.allocation(sigma, num_steps, tail), num_steps)
 
 
 # From an event to its discrete losses, whose infinite ones have about a mass of tail.
-_LOSSES: dict[type, Callable[[Any, jax.Array], Losses]] = {
+_LOSSES: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
     events.PoissonGaussian: _poisson,
     events.TruncatedPoissonGaussian: _truncated,
     events.FixedSizeGaussian: lambda event, tail: pairs.fixed_size(
@@ -78,7 +78,7 @@ _LOSSES: dict[type, Callable[[Any, jax.Array], Losses]] = {
 }
 
 
-def _composed(
+def _compose(
     steps: Sequence[events.Repeated], delta: jax.Array
 ) -> tuple[Parts, jax.Array]:
     """Discrete losses with their counts, and the Gaussian variance.
@@ -117,7 +117,9 @@ def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array
     return jnp.max(jax.lax.map(one, rows))
 
 
-def _checked(core: Callable[..., jax.Array], worst: float) -> Callable[..., jax.Array]:
+def _check_and_map(
+    core: Callable[..., jax.Array], worst: float
+) -> Callable[..., jax.Array]:
     """The core for batches, one after the other, with 0 and `worst` where they belong.
 
     It answers 0 if nothing is released, `worst` if a parameter is out of range.
@@ -160,14 +162,14 @@ def _log_delta(
     wave = inversion.spectrum(parts, variance, where)
 
     def of(epsilon: jax.Array) -> jax.Array:
-        apart = inversion.log_delta_apart(parts, variance, epsilon)
+        apart = inversion.union_bound(parts, variance, epsilon)
         together = inversion.log_delta(wave, epsilon)
         return jnp.minimum(jnp.minimum(together, apart), 0.0)
 
     return of
 
 
-class _Seen(NamedTuple):
+class _Candidate(NamedTuple):
     """What a look where the answer was about has shown.
 
     Attributes:
@@ -183,13 +185,13 @@ class _Seen(NamedTuple):
     further: jax.Array
 
 
-def _search(look: Callable[[jax.Array], _Seen], about: jax.Array) -> _Seen:
+def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candidate:
     """The least that is found by looking where it is about, and again where it was."""
-    structure = jax.tree.structure(_Seen(about, about, Tilt(*[about] * 3), about))
+    structure = jax.tree.structure(_Candidate(about, about, Tilt(*[about] * 3), about))
 
     def unsettled(state: tuple[jax.Array, ...]) -> jax.Array:
         times, further, _ = state
-        return (times < _LOOKS) & ~jnp.isnan(further)
+        return (times < _EVALUATIONS) & ~jnp.isnan(further)
 
     def again(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         times, further, best = state
@@ -203,7 +205,7 @@ def _search(look: Callable[[jax.Array], _Seen], about: jax.Array) -> _Seen:
     return jax.tree.unflatten(structure, list(best))
 
 
-def _trimmed(parts: Parts, log_delta: jax.Array) -> Parts:
+def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     """Losses too rare to matter for δ made infinite: tilted sums are then smaller."""
     trimmed = []
     for losses, count in parts:
@@ -222,7 +224,7 @@ def _trimmed(parts: Parts, log_delta: jax.Array) -> Parts:
 
 
 def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
-    return delta_of(*_composed(steps, jnp.asarray(_SMALLEST)), epsilon)
+    return delta_of(*_compose(steps, jnp.asarray(_SMALLEST)), epsilon)
 
 
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -235,8 +237,8 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
     def bound(parts: Parts) -> jax.Array:
         fixed, fixed_variance, at = jax.lax.stop_gradient((parts, variance, asked))
 
-        def look(about: jax.Array) -> _Seen:
-            usual = _trimmed(fixed, about)
+        def look(about: jax.Array) -> _Candidate:
+            usual = _drop_rare_losses(fixed, about)
             cumulants = tilt.cumulants(usual, fixed_variance)
             where = tilt.choose(cumulants, fixed_variance, at, about)
             found = _log_delta(usual, fixed_variance, where)(at)
@@ -245,12 +247,14 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             middle = (found + about) / 2
             further = jnp.where(found - about > _NEGLIGIBLE, middle, found)
             settled = jnp.abs(found - about) < _NEAR
-            return _Seen(found, about, where, jnp.where(settled, jnp.nan, further))
+            return _Candidate(found, about, where, jnp.where(settled, jnp.nan, further))
 
-        about = tilt.about_log_delta(tilt.cumulants(fixed, fixed_variance), at)
+        about = tilt.estimate_log_delta(tilt.cumulants(fixed, fixed_variance), at)
         seen = _search(look, jnp.maximum(about, np.log(_SMALLEST)))
-        log_delta = _log_delta(_trimmed(parts, seen.about), variance, seen.tilt)
-        return jnp.exp(with_derivative_of(lambda: log_delta(asked), seen.found))
+        log_delta = _log_delta(
+            _drop_rare_losses(parts, seen.about), variance, seen.tilt
+        )
+        return jnp.exp(attach_derivative(lambda: log_delta(asked), seen.found))
 
     value = _worst_direction(bound, parts)
     return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
@@ -259,7 +263,7 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
 def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     asked = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
     about = jax.lax.stop_gradient(asked)
-    return epsilon_of(*_composed(steps, about), delta)
+    return epsilon_of(*_compose(steps, about), delta)
 
 
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
@@ -273,35 +277,39 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
         fixed, fixed_variance, goal = jax.lax.stop_gradient((parts, variance, target))
         cumulants = tilt.cumulants(fixed, fixed_variance)
 
-        def look(about: jax.Array) -> _Seen:
+        def look(about: jax.Array) -> _Candidate:
             where = tilt.choose(cumulants, fixed_variance, about, goal)
             log_delta = _log_delta(fixed, fixed_variance, where)
-            found = _least(lambda e: log_delta(e) <= goal, about + where.period / 4)
+            found = _smallest_epsilon(
+                lambda e: log_delta(e) <= goal, about + where.period / 4
+            )
             # λ is right for where it was looked; elsewhere δ may fall faster.
             steepness = jnp.maximum(where.rate, 5 / jnp.maximum(found, 1e-3))
             settled = steepness * jnp.abs(found - about) < _NEAR
             markov = tilt.markov_epsilon(cumulants, goal)
             further = jnp.where(found < jnp.inf, found, markov)
-            return _Seen(found, about, where, jnp.where(settled, jnp.nan, further))
+            return _Candidate(found, about, where, jnp.where(settled, jnp.nan, further))
 
-        seen = _search(look, tilt.about_epsilon(cumulants, goal))
+        seen = _search(look, tilt.estimate_epsilon(cumulants, goal))
         log_delta = _log_delta(parts, variance, seen.tilt)
         met = (seen.found > 0) & (seen.found < jnp.inf)
-        return with_derivative(lambda e: log_delta(e) - target, seen.found, met)
+        return implicit_derivative(lambda e: log_delta(e) - target, seen.found, met)
 
     value = _worst_direction(bound, parts)
     return jnp.where(inside, value, jnp.where(delta >= 1, 0.0, jnp.inf))
 
 
-def _least(met: Callable[[jax.Array], jax.Array], top: jax.Array) -> jax.Array:
+def _smallest_epsilon(
+    met: Callable[[jax.Array], jax.Array], top: jax.Array
+) -> jax.Array:
     """An ε where it is met, by bisection the least; inf if none is, up to 3 top."""
     # The middle is top, and then 0 or 2 top, to begin with.
     found = bisect(lambda e: met(jnp.maximum(e, 0.0)), -top, 3 * top, _BISECTIONS)
     return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
 
 
-_delta64 = float64("up", static=("structure",))(_checked(_delta, 1.0))
-_epsilon64 = float64("up", static=("structure",))(_checked(_epsilon, np.inf))
+_delta64 = float64("up", static=("structure",))(_check_and_map(_delta, 1.0))
+_epsilon64 = float64("up", static=("structure",))(_check_and_map(_epsilon, np.inf))
 
 
 def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:

@@ -26,7 +26,7 @@ import numpy as np
 
 from dpjax._core.float64 import SMALL, ULP
 from dpjax.accounting._numerics import gaussian
-from dpjax.accounting._numerics.pld.pairs import Losses
+from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
 from dpjax.accounting._numerics.pld.tilt import (
     FREQUENCIES,
     SIDE,
@@ -89,7 +89,7 @@ def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return jax.lax.scan(turn, start, length=count)[1]
 
 
-def _wave(losses: Losses, rate: jax.Array, step: jax.Array) -> _Wave:
+def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     """The characteristic function of one mechanism.
 
     By the addition theorem φ − 1 is one product of matrices, for the differences of
@@ -240,7 +240,7 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     )
 
 
-def log_delta_apart(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
+def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """Log of Σ_i T_i δ_i(ε / Σ_i T_i): each step on its own, where none is Gaussian.
 
     Exact for one step, and not far off at ε = 0 for many that seldom lose anything,

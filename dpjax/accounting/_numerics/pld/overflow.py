@@ -97,14 +97,14 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     )
 
 
-def truncated(
-    pair: pairs.Losses,
+def with_overflow(
+    pair: pairs.DiscreteLosses,
     mu: jax.Array,
     rate: jax.Array,
     tail: jax.Array,
     num_examples: jax.Array,
     max_batch_size: jax.Array,
-) -> pairs.Losses:
+) -> pairs.DiscreteLosses:
     """The pair of a step without overflow, and what it becomes if some batches do.
 
     Whether the others fill the batch may be told, as it does not depend on the example.
@@ -133,7 +133,7 @@ def truncated(
     # Each mass has its relative error. Inversion weighs masses by e^{λ loss}, which may
     # favour the pair with less mass, so the larger of both errors is taken.
     error = jnp.maximum(pair.error, jnp.where(rare, 0.0, moved.error))
-    return pairs.Losses(
+    return pairs.DiscreteLosses(
         mixed(pair.loss, moved.loss),
         mixed(pair.log_mass + jnp.log(usual), moved.log_mass + log_full),
         usual * pair.lost + jnp.where(rare, both, full * moved.lost),

@@ -28,7 +28,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _NODES, _WEIGHTS = (_NODES[:, None] + 1) / 2, _WEIGHTS[:, None] / 2
 
 
-class Losses(NamedTuple):
+class DiscreteLosses(NamedTuple):
     """Privacy losses of one mechanism, in one direction or two.
 
     Attributes:
@@ -113,7 +113,7 @@ def _split(
     return loss, masses, jax.lax.stop_gradient(error)
 
 
-def reach(tail: jax.Array) -> jax.Array:
+def tail_quantile(tail: jax.Array) -> jax.Array:
     """How far from its mean a unit Gaussian has less than tail beyond, at least 1."""
     return jax.lax.stop_gradient(jnp.maximum(-ndtri(jnp.minimum(tail, 0.5)), 1.0))
 
@@ -124,7 +124,7 @@ def _ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
     The first is below, the second above.
     """
     mu, rate = jax.lax.stop_gradient((mu, rate))
-    idle, touched = reach(tail / jnp.stack([jnp.ones_like(rate), rate]))
+    idle, touched = tail_quantile(tail / jnp.stack([jnp.ones_like(rate), rate]))
     return jnp.stack([-idle, jnp.maximum(idle, mu + touched)])
 
 
@@ -138,7 +138,7 @@ def _beyond(mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array):
     return mixed[0], mixed[1], masses[0], masses[2]
 
 
-def _at(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
+def _only_at(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
     """The value at one of count places, and the rest elsewhere."""
     return jnp.where(jnp.arange(count) == index, value, rest)
 
@@ -147,7 +147,7 @@ def _log(mass: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(mass, SMALL))
 
 
-def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
+def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     """(1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), and the other way round."""
     rate = _positive(rate)
     start, stop = _ends(mu, rate, tail)
@@ -156,9 +156,9 @@ def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the
     # pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), asked for in both orders.
     above, below, idle_above, idle_below = _beyond(mu, rate, start, stop)
-    removed = _log(mass + _at(0, below, 0.0, loss.size))
-    last = _at(INTERVALS, _log(idle_above), -jnp.inf, loss.size)
-    return Losses(
+    removed = _log(mass + _only_at(0, below, 0.0, loss.size))
+    last = _only_at(INTERVALS, _log(idle_above), -jnp.inf, loss.size)
+    return DiscreteLosses(
         jnp.stack([loss, -loss]),
         jnp.stack([removed, jnp.logaddexp(_log(mass) - loss, last)]),
         jnp.stack([above, idle_below]),
@@ -166,17 +166,17 @@ def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     )
 
 
-def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
+def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     """(1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1)."""
     rate = _positive(rate)
     _, stop = _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
     above, below, _, _ = _beyond(mu, rate, -stop, stop)
-    mass = mass + _at(0, below, 0.0, loss.size)
-    return Losses(loss[None], _log(mass)[None], above[None], error)
+    mass = mass + _only_at(0, below, 0.0, loss.size)
+    return DiscreteLosses(loss[None], _log(mass)[None], above[None], error)
 
 
-def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
+def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     """The pair whose trade-off curve is C_q(G_μ), which is its own mirror image.
 
     Above zero its losses are those of `poisson`; below, their mirror image with the
@@ -190,11 +190,11 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Losses:
     above, _, idle_above, _ = _beyond(mu, rate, -stop, stop)
     # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
     # the mixture's losses x above zero; below, their mirror image, masses times e^{−x}.
-    last = _at(half, _log(idle_above), -jnp.inf, loss.size)
+    last = _only_at(half, _log(idle_above), -jnp.inf, loss.size)
     mirrored = jnp.logaddexp(_log(mass) - loss, last)
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))
-    mass = mass + _at(0, at_zero, 0.0, loss.size)
-    return Losses(
+    mass = mass + _only_at(0, at_zero, 0.0, loss.size)
+    return DiscreteLosses(
         jnp.concatenate([loss, -loss])[None],
         jnp.concatenate([_log(mass), mirrored])[None],
         above[None],

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax._core.float64 import SMALL
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
-from dpjax.accounting._numerics.pld.pairs import Losses
+from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
 
 _TILTS = 1.5 ** np.arange(-14.0, 66.0)
 _GAPS = _TILTS[None] - _TILTS[:, None]
@@ -22,7 +22,9 @@ _ROUNDING = 2e-11  # about (1 + λ) times the bound on rounding, where not in th
 SIDE = 80  # of the square in which frequencies are
 FREQUENCIES = SIDE**2
 
-Parts = Sequence[tuple[Losses, jax.Array]]  # mechanisms in one direction, and counts
+Parts = Sequence[
+    tuple[DiscreteLosses, jax.Array]
+]  # mechanisms in one direction, and counts
 
 
 class Tilt(NamedTuple):
@@ -55,7 +57,7 @@ class Cumulants(NamedTuple):
     log_touched: jax.Array
 
 
-def log_sum(losses: Losses, rate: jax.Array) -> jax.Array:
+def log_sum(losses: DiscreteLosses, rate: jax.Array) -> jax.Array:
     """Log Σ mass e^{λ loss} over the last axis."""
     exponent = losses.log_mass + rate * losses.loss
     top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
@@ -74,7 +76,7 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
     spread, touched = jnp.full_like(rates, variance), jnp.zeros_like(rates)
     for losses, count in parts:
 
-        def one(rate: jax.Array, x: Losses = losses) -> jax.Array:
+        def one(rate: jax.Array, x: DiscreteLosses = losses) -> jax.Array:
             total = log_sum(x, rate)
             weight = jnp.exp(x.log_mass + rate * x.loss - total)
             middle = jnp.sum(weight * x.loss)
@@ -99,26 +101,26 @@ def _log_share(cumulants: Cumulants) -> jax.Array:
     return jnp.log(deviation) - jnp.log(share) - LOG_SQRT_2PI
 
 
-def _least(values: jax.Array) -> jax.Array:
+def _minimum(values: jax.Array) -> jax.Array:
     """The least at any rate: two axes, as XLA makes two programs of a long one."""
     return jnp.min(values.reshape(8, -1))
 
 
-def _at_least(key: jax.Array, *values: jax.Array) -> jax.Array:
+def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
     """The values where the key is least, the largest of them if it is in two places."""
-    best = (key <= _least(key))[None]
+    best = (key <= _minimum(key))[None]
     chosen = jnp.where(best, jnp.stack(values), -jnp.inf)
     return jnp.max(chosen.reshape(len(values), 8, -1), axis=(1, 2))
 
 
-def about_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
+def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """About ε(δ), by the parabola of K at the rate that suits best."""
     log_mass, mean, variance, _ = cumulants
     rates, variance = jnp.asarray(_TILTS), variance + SMALL
     excess = log_mass - rates * mean + _log_share(cumulants) - log_delta
     # Of u²/2K″ + λu = excess, with u the distance from the mean.
     root = jnp.sqrt(jnp.maximum(rates * rates + 2 * excess / variance, 0.0))
-    (about,) = _at_least(jnp.abs(excess), mean + 2 * excess / (rates + root))
+    (about,) = _values_at_minimum(jnp.abs(excess), mean + 2 * excess / (rates + root))
     return jnp.clip(about, 0.0, markov_epsilon(cumulants, log_delta))
 
 
@@ -126,17 +128,17 @@ def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """ε(δ) by Markov's inequality, where no loss is infinite."""
     rates = jnp.asarray(_TILTS)
     exponent = cumulants.log_mass + log_markov(rates) - log_delta
-    return jnp.maximum(_least(exponent / rates), 0.0)
+    return jnp.maximum(_minimum(exponent / rates), 0.0)
 
 
-def about_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
+def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
     """About log δ(ε), by the parabola of K at the rate that suits best."""
     log_mass, mean, variance, _ = cumulants
     rates = jnp.asarray(_TILTS)
     far = (epsilon - mean) ** 2 / (2 * (variance + SMALL))
     about = log_mass - rates * epsilon - far + _log_share(cumulants)
-    markov = _least(log_mass + log_markov(rates) - rates * epsilon)
-    (about,) = _at_least(far, about)
+    markov = _minimum(log_mass + log_markov(rates) - rates * epsilon)
+    (about,) = _values_at_minimum(far, about)
     return jnp.minimum(about, jnp.minimum(markov, 0.0))
 
 
@@ -163,10 +165,10 @@ def choose(
     # felt where δ is decided: at λ, or where Markov's inequality is best (or enough).
     needed = small * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
-    enough = exponent <= jnp.maximum(_least(exponent), log_delta)
-    steepest = jnp.maximum(rates, _least(jnp.where(enough, rates, jnp.inf)))
+    enough = exponent <= jnp.maximum(_minimum(exponent), log_delta)
+    steepest = jnp.maximum(rates, _minimum(jnp.where(enough, rates, jnp.inf)))
     touched = jnp.exp(cumulants.log_touched - rates * epsilon - log_delta)
     rounding = _ROUNDING / (1 + rates) * touched
     cost = steepest * (1 + steepest) * needed + rounding
-    rate, period, needed = _at_least(cost, rates, period, needed)
+    rate, period, needed = _values_at_minimum(cost, rates, period, needed)
     return Tilt(rate, period, jnp.maximum(needed - variance, 0.0))

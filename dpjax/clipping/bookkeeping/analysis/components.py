@@ -95,7 +95,9 @@ def components(
             sources.update(dict.fromkeys(eqn.outvars, reached))
 
     found = []
-    for leaves, members in _connected([_sources(v, sources) for v in jaxpr.outvars]):
+    for leaves, members in _connected_components(
+        [_sources(v, sources) for v in jaxpr.outvars]
+    ):
         operands = tuple(jaxpr.outvars[i] for i in members)
         its_sites = tuple(sites[i] for i in members)
         its_groups = tuple(groups[i] for i in leaves)
@@ -111,7 +113,7 @@ def components(
     return found
 
 
-def _connected(
+def _connected_components(
     reached: Sequence[frozenset[int]],
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Leaves and operands that belong together, from the leaves of each operand."""
@@ -174,7 +176,7 @@ def _isometry(
             var = cast(jex.Var, eqn.invars[0])  # what is of a leaf is no literal
             eqn = maker(var)
         # The same part taken twice is one root.
-        name = var if eqn is None else _taken(eqn, var)
+        name = var if eqn is None else _name_of_part(eqn, var)
         _, operands, all_axes = roots.setdefault(name, (var, [], []))
         operands.append(i)
         all_axes.append(axes)
@@ -216,7 +218,7 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
     return None
 
 
-def _taken(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
+def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
     """A name for an output, which other equations that take the same part share."""
     if (part := _part(eqn, out)) is None:
         return out

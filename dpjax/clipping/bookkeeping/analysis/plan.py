@@ -242,16 +242,16 @@ class Matched(NamedTuple):
     swapped: bool
 
 
-def matched(component: Component) -> list[list[Matched]] | None:
+def match_sites(component: Component) -> list[list[Matched]] | None:
     """The sites of each root, or None where some cannot be matched."""
     if component.roots is None:
         return None
-    found = [_matched(component, root) for root in component.roots]
+    found = [_match_root(component, root) for root in component.roots]
     whole = [sites for sites in found if sites is not None]
     return whole if len(whole) == len(found) else None
 
 
-def _matched(component: Component, root: Root) -> list[Matched] | None:
+def _match_root(component: Component, root: Root) -> list[Matched] | None:
     first, found = None, []
     for member, axes in zip(root.members, root.axes, strict=True):
         site = component.sites[member]
@@ -285,9 +285,9 @@ def _form(component: Component, leaf_sizes: list[int], traffic: int) -> Form:
     products = sum(_products(s, traffic) for s in ruled)
     # A gradient is written, and read for the norm and the sum.
     gradients = products + 3 * traffic * numbers
-    if (roots := matched(component)) is None:
+    if (roots := match_sites(component)) is None:
         return Form(False, gradients, gradients)
-    stored = sum(s.groups * s.rows * s.stored for s in ruled)
+    stored = sum(s.groups * s.rows * s.num_stored for s in ruled)
     sizes = [[size(m.site) for m in root] for root in roots]
     pairs = products + sum(_pairs(root, traffic) for root in sizes)
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
@@ -308,6 +308,12 @@ def _pairs(sizes: Sequence[Size], traffic: int) -> int:
         for j, other in enumerate(sizes):
             both = one.one_hot and other.one_hot
             alone = 2 * _products(one, traffic) if i == j else 0
-            pairs = one.groups * one.rows * other.rows * min(one.stored, other.stored)
+            shared = min(one.num_stored, other.num_stored)
+            pairs = one.groups * one.rows * other.rows * shared
+                one.groups
+                * one.rows
+                * other.rows
+                * min(one.num_stored, other.num_stored)
+            )
             total += alone if both else pairs
     return total

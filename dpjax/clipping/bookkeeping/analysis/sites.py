@@ -243,7 +243,7 @@ def analyse(
             return TappedSite(operand, loops(operand), eqn.primitive.name)
         return RuledSite(eqn, position, rule, operand, loops(operand))
 
-    def applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
+    def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
         """Whether a custom derivative stands in a scan in which its input is fixed.
 
         A custom derivative need not be linear in the cotangent. JAX applies it in each
@@ -254,7 +254,7 @@ def analyse(
 
     for index, eqn in enumerate(jaxpr.eqns):
         around = scope.steps_of(*eqn.invars)
-        if around is not None and not applied_in_each_iteration(eqn, around):
+        if around is not None and not is_applied_in_each_iteration(eqn, around):
             through = eqn.primitive.name != "stop_gradient"
             reached = frozenset().union(*map(depends, eqn.invars))
             for var in eqn.outvars:

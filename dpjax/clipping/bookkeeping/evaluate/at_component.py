@@ -12,15 +12,15 @@ import jax.numpy as jnp
 
 from dpjax._core.rounding import square_sum, upper_sum
 from dpjax._core.typing import ArrayLike
-from dpjax.clipping._clip import if_finite, scaled, scaled_sum
+from dpjax.clipping._clip import apply_scales, sum_with_scales, zero_if_not_finite
 from dpjax.clipping.bookkeeping.analysis.components import Component
-from dpjax.clipping.bookkeeping.analysis.plan import matched
+from dpjax.clipping.bookkeeping.analysis.plan import match_sites
 from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite
 from dpjax.clipping.bookkeeping.evaluate.at_site import (
     factors_of,
     gradient_of,
     is_real,
-    transposed,
+    transpose_sum,
 )
 from dpjax.clipping.bookkeeping.evaluate.books import Seen
 from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
@@ -28,7 +28,7 @@ from dpjax.clipping.bookkeeping.rules import factors as fac
 from dpjax.clipping.bookkeeping.rules.factors import Factors
 
 
-class Formed(NamedTuple):
+class PerExampleGradients(NamedTuple):
     """Per-example gradients of a component's leaves.
 
     Attributes:
@@ -46,7 +46,7 @@ def squares_of_rows(
 ) -> list[jax.Array]:
     """At least the squared norms, f[b], of the roots of a component that has some."""
     squares = []
-    for root in matched(alike.part) or ():
+    for root in match_sites(alike.part) or ():
         rows = []
         for i, site, swapped in root:
             left, right = factors_of(Alike(site), seen.records[i], seen.cotangents[i])
@@ -56,15 +56,15 @@ def squares_of_rows(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def formed(
+def form_gradients(
     alike: Alike[Component],
     seen: Seen,
     inputs: Sequence[jax.Array],
     clip_norms: Sequence[ArrayLike],
-) -> Formed:
+) -> PerExampleGradients:
     """The gradients, and their norms; clip_norms are of the component's groups."""
     component = alike.part
-    gradients = per_example(alike, seen, inputs)
+    gradients = per_example_gradients(alike, seen, inputs)
     squares = []
     for group, clip_norm in zip(component.own_groups, clip_norms, strict=True):
         together = [
@@ -73,11 +73,11 @@ def formed(
             if i == group
         ]
         squares.append(upper_sum(together))
-    return Formed(gradients, squares)
+    return PerExampleGradients(gradients, squares)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def per_example(
+def per_example_gradients(
     alike: Alike[Component], seen: Seen, inputs: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """Per-example gradients of a component's leaves, f[b, ...]."""
@@ -109,9 +109,9 @@ def sums_of_gradients(
     """
     component = alike.part
     of_group = dict(zip(component.own_groups, scales, strict=True))
-    gradients = per_example(alike, seen, inputs)
+    gradients = per_example_gradients(alike, seen, inputs)
     return [
-        scaled_sum(x, of_group[group], finite)
+        sum_with_scales(x, of_group[group], finite)
         for x, group in zip(gradients, component.groups, strict=True)
     ]
 
@@ -139,7 +139,7 @@ def _sums_by_sites(
 ) -> list[jax.Array]:
     """All leaves' sums by one scale."""
     records = [
-        [if_finite(x, finite) if is_real(x) else x for x in others]
+        [zero_if_not_finite(x, finite) if is_real(x) else x for x in others]
         for others in seen.records
     ]
     # The norm's own.
@@ -153,10 +153,10 @@ def _sums_by_sites(
         if isinstance(site, KeptSite):  # whose block has made the sum
             sums.append(cotangent)
             continue
-        share = scaled(cotangent.astype(dtype), scale, finite)
+        share = apply_scales(cotangent.astype(dtype), scale, finite)
         if isinstance(site, RuledSite):
             others = [x.astype(dtype) if is_real(x) else x for x in others]
-            sums.append(transposed(Alike(site), others, share))
+            sums.append(transpose_sum(Alike(site), others, share))
         else:
             sums.append(jnp.sum(share, axis=0))
     moves = component.roots is not None

@@ -19,12 +19,12 @@ Out = TypeVar("Out")
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def settled(
+def canonicalize(
     alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """Records and cotangent as norms and sums are both made of them."""
     site = alike.part
-    return _mapped(site, site.rule.settled)(records, cotangent)
+    return _map_rule(site, site.rule.canonicalize)(records, cotangent)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -33,14 +33,14 @@ def factors_of(
 ) -> Factors:
     """The factors of a site, all iterations in f[b, g, t, ...]."""
     site = alike.part
-    function = _mapped(site, site.rule.factors)
+    function = _map_rule(site, site.rule.factors)
 
     def merged(rows: jax.Array | OneHot) -> jax.Array | OneHot:
         if isinstance(rows, OneHot):
             return OneHot(_merge(site, rows.position[..., None])[..., 0])
         return _merge(site, rows)
 
-    left, right = function(widened(records), fac.wide(cotangent))
+    left, right = function(widen_floats(records), fac.wide(cotangent))
     return Factors(merged(left), merged(right))
 
 
@@ -50,11 +50,11 @@ def gradient_of(
 ) -> jax.Array:
     """The operand's gradients, for each example and iteration."""
     site = alike.part
-    function = _mapped(site, site.rule.gradient)
-    return function(widened(records), fac.wide(cotangent))
+    function = _map_rule(site, site.rule.gradient)
+    return function(widen_floats(records), fac.wide(cotangent))
 
 
-def _mapped(
+def _map_rule(
     site: RuledSite,
     function: Callable[[jex.JaxprEqn, int, Sequence[jax.Array], jax.Array], Out],
 ) -> Callable[[Sequence[jax.Array], jax.Array], Out]:
@@ -82,7 +82,7 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def transposed(
+def transpose_sum(
     alike: Alike[RuledSite], others: Sequence[jax.Array], cotangent: jax.Array
 ) -> jax.Array:
     """The operand's gradient, summed over the batch by the equation's transpose.
@@ -111,7 +111,7 @@ def transposed(
     return transpose(cotangent)[0]
 
 
-def widened(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+def widen_floats(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """The arrays, those of floats in float32 at least."""
     return tuple(fac.wide(x) if is_real(x) else x for x in xs)
 

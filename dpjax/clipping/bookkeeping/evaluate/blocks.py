@@ -23,7 +23,7 @@ from dpjax.clipping.bookkeeping.analysis.plan import Block
 from dpjax.clipping.bookkeeping.analysis.sites import KeptSite
 from dpjax.clipping.bookkeeping.evaluate.books import (
     AtBlocks,
-    Books,
+    SiteRecords,
     books_of_block,
     is_inexact,
 )
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
     finite: Sequence[jax.Array] = ()
 
 
-def at_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
+def process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
     """What becomes of kept blocks, for the batch's norms or sums."""
 
     def outputs(each: tuple[Sequence[jax.Array], Sequence[jax.Array]]) -> AtBlock:
@@ -60,14 +60,16 @@ def at_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
             inputs: Sequence[jax.Array],
             taps: Sequence[jax.Array],
         ) -> list[jax.Array]:
-            return _one(blocks[sites[0]], sites[0], inputs, taps, of_one)
+            return _outputs_of_one_example(
+                blocks[sites[0]], sites[0], inputs, taps, of_one
+            )
 
         return at_block
 
     return AtBlocks(bool(wanted.scales), (wanted.scales, wanted.finite), outputs)
 
 
-def _one(
+def _outputs_of_one_example(
     block: Block,
     site: KeptSite,
     inputs: Sequence[jax.Array],
@@ -93,7 +95,7 @@ def _one(
     def outputs(
         known: _Arrays, example: _Arrays, taps: _Arrays, wanted: Wanted
     ) -> _Arrays:
-        return _evaluated(block, known, example)
+        return _evaluate_block(block, known, example)
 
     @outputs.def_vmap
     def of_batch(
@@ -114,7 +116,7 @@ def _one(
     return outputs(known, example, list(taps), own)
 
 
-def _evaluated(block: Block, known: _Arrays, example: _Arrays) -> _Arrays:
+def _evaluate_block(block: Block, known: _Arrays, example: _Arrays) -> _Arrays:
     return evaluate(block.plan.scope.closed, [*known, *example])
 
 
@@ -123,7 +125,7 @@ def _batch(
     block: Block, known: _Arrays, examples: _Arrays, taps: _Arrays, wanted: Wanted
 ) -> _Arrays:
     """The outputs of a batch, f[b, ...]."""
-    return jax.vmap(functools.partial(_evaluated, block, known))(examples)
+    return jax.vmap(functools.partial(_evaluate_block, block, known))(examples)
 
 
 def _forward(
@@ -163,7 +165,7 @@ def _share(
     """The cotangents of the examples, and what is wanted of each leaf."""
     block, (known, examples, wanted) = alike.part, saved
     leaves = known[: len(block.of_leaves)]
-    inner = at_blocks(block.plan.blocks, wanted)
+    inner = process_blocks(block.plan.blocks, wanted)
     books, of_examples = books_of_block(
         block.plan, known, examples, used, cotangents, inner
     )
@@ -176,19 +178,19 @@ def _share(
 
 
 def _squares(
-    block: Block, books: Books, known: Sequence[jax.Array], wanted: Wanted
+    block: Block, books: SiteRecords, known: Sequence[jax.Array], wanted: Wanted
 ) -> list[jax.Array]:
     """The squares of each group, at its first leaf."""
     squares = squares_alone(block.plan, books, known, wanted.clip_norms)
     out = []
     for i, group in enumerate(block.of_leaves):
-        square = _rounded_up(squares[group], at_least_float32(known[i].dtype))
+        square = _round_up(squares[group], at_least_float32(known[i].dtype))
         is_first = block.of_leaves.index(group) == i
         out.append(square if is_first else jnp.zeros_like(square))
     return out
 
 
-def _rounded_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _round_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """At least numbers that are not negative, in what may be narrower."""
     if jnp.promote_types(x.dtype, dtype) == dtype:
         return x.astype(dtype)
@@ -196,7 +198,7 @@ def _rounded_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def _sums(
-    block: Block, books: Books, known: Sequence[jax.Array], wanted: Wanted
+    block: Block, books: SiteRecords, known: Sequence[jax.Array], wanted: Wanted
 ) -> list[jax.Array]:
     """The leaves' scaled sums."""
     leaves, (finite,) = known[: len(block.of_leaves)], wanted.finite

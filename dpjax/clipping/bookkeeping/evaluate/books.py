@@ -19,7 +19,7 @@ from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
 from dpjax.clipping.bookkeeping.jaxpr.equations import aval
 
 
-class Books(NamedTuple):
+class SiteRecords(NamedTuple):
     """What one forward and one backward pass leave, each with a leading axis b.
 
     Attributes:
@@ -39,7 +39,7 @@ class Books(NamedTuple):
             [self.cotangents[i] for i in component.operands],
         )
 
-    def without_aux(self) -> "Books":
+    def without_aux(self) -> "SiteRecords":
         """The same with the loss as only output."""
         return self._replace(outputs=self.outputs[:1])
 
@@ -72,10 +72,10 @@ def keep_books(
     examples: Sequence[jax.Array],
     batch: int,
     at_blocks: AtBlocks | None = None,
-) -> Books:
+) -> SiteRecords:
     """Run the loss on the batch and back to the taps."""
     axes = varying_axes(plan.scope.closed.out_avals[0])
-    taps, forward = _tapped(plan, leaves, examples, batch, axes, at_blocks)
+    taps, forward = _run_with_taps(plan, leaves, examples, batch, axes, at_blocks)
 
     def loss_first(taps: Sequence[jax.Array]) -> tuple[jax.Array, Ran]:
         outputs, records = forward(taps, examples)
@@ -83,7 +83,7 @@ def keep_books(
 
     loss, vjp, (outputs, records) = jax.vjp(loss_first, taps, has_aux=True)
     (cotangents,) = vjp(jnp.ones_like(loss))
-    return Books(outputs, records, cotangents)
+    return SiteRecords(outputs, records, cotangents)
 
 
 def books_of_block(
@@ -93,7 +93,7 @@ def books_of_block(
     used: Sequence[bool],
     cotangents: Sequence[jax.Array],
     at_blocks: AtBlocks | None = None,
-) -> tuple[Books, list[jax.Array | None]]:
+) -> tuple[SiteRecords, list[jax.Array | None]]:
     """Run a block on the batch and back, from the cotangents of what is used.
 
     Returns:
@@ -101,7 +101,7 @@ def books_of_block(
     """
     batch = examples[0].shape[0]
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
-    taps, forward = _tapped(plan, known, examples, batch, axes, at_blocks)
+    taps, forward = _run_with_taps(plan, known, examples, batch, axes, at_blocks)
     real = [is_inexact(x) for x in examples]
 
     def real_outputs(
@@ -118,12 +118,12 @@ def books_of_block(
     of_taps, of_reals = vjp(list(cotangents))
     given = iter(of_reals)
     return (
-        Books(outputs, records, of_taps),
+        SiteRecords(outputs, records, of_taps),
         [next(given) if on else None for on in real],
     )
 
 
-def _tapped(
+def _run_with_taps(
     plan: Plan,
     known: Sequence[jax.Array],
     examples: Sequence[jax.Array],
@@ -179,12 +179,12 @@ def _tapped(
     return taps, forward
 
 
-def settled(plan: Plan, books: Books) -> Books:
+def canonicalize_records(plan: Plan, books: SiteRecords) -> SiteRecords:
     """The books with what sites saw settled, for norms and sums alike."""
     records, cotangents = dict(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if isinstance(site, RuledSite):
-            seen = at_site.settled(Alike(site), records[i], cotangents[i])
+            seen = at_site.canonicalize(Alike(site), records[i], cotangents[i])
             records[i], cotangents[i] = seen
     return books._replace(records=records, cotangents=cotangents)
 

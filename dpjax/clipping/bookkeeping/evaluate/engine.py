@@ -7,18 +7,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.dtypes import at_least_float32, least_precise
+from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.meshes import compiler_sharded, leading_axis
 from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike
-from dpjax.clipping._clip import Summed, clip_scales, sum_of_held
+from dpjax.clipping._clip import Summed, clip_scales, sum_in_memory
 from dpjax.clipping.bookkeeping.analysis.components import Component
 from dpjax.clipping.bookkeeping.analysis.plan import Plan, size
 from dpjax.clipping.bookkeeping.analysis.sites import RuledSite
 from dpjax.clipping.bookkeeping.evaluate import at_component as at
 from dpjax.clipping.bookkeeping.evaluate.at_site import factors_of
-from dpjax.clipping.bookkeeping.evaluate.books import Books, Seen, keep_books, settled
+from dpjax.clipping.bookkeeping.evaluate.books import (
+    Seen,
+    SiteRecords,
+    canonicalize_records,
+    keep_books,
+)
 from dpjax.clipping.bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
 from dpjax.clipping.bookkeeping.rules import factors as fac
@@ -62,12 +67,12 @@ def clipped_sum(
     by_platform = by_platform and any(rows + rows_on_gpu)
 
     def chosen(
-        books: Books,
+        books: SiteRecords,
         leaves: Sequence[jax.Array],
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
-        books = settled(plan, books)
+        books = canonicalize_records(plan, books)
         by_rows = functools.partial(_in_one_pass, plan, rows, clip_norms)
         if rows_on_gpu != rows:
             on_gpu = functools.partial(_in_one_pass, plan, rows_on_gpu, clip_norms)
@@ -92,7 +97,7 @@ def _in_one_pass(
     plan: Plan,
     by_rows: Sequence[bool],
     clip_norms: Sequence[ArrayLike],
-    books: Books,
+    books: SiteRecords,
     leaves: Sequence[jax.Array],
     mask: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
@@ -109,7 +114,7 @@ def _in_one_pass(
 
 def _squares(
     plan: Plan,
-    books: Books,
+    books: SiteRecords,
     entering: Sequence[Sequence[jax.Array]],
     clip_norms: Sequence[ArrayLike],
     by_rows: Sequence[bool],
@@ -140,13 +145,13 @@ def _squares(
             squares[group] += at.squares_of_rows(alike, seen, *bounds)
             kept.append(None)
             continue
-        formed = at.formed(alike, seen, inputs, bounds)
+        formed = at.form_gradients(alike, seen, inputs, bounds)
         kept.append(formed.gradients)
         for group, square in zip(component.own_groups, formed.squares, strict=True):
             if found is not None:
                 sizes = _sizes(component, seen, found, clip_norms[group])
                 arrays = [*seen.cotangents, *(x for xs in seen.records for x in xs)]
-                dtype = least_precise([found.dtype, *(x.dtype for x in arrays)])
+                dtype = narrowest_float([found.dtype, *(x.dtype for x in arrays)])
                 square = jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
             squares[group].append(square)
     return Norms([upper_sum(parts) for parts in squares], kept)
@@ -195,7 +200,7 @@ def _sums(
     plan: Plan,
     leaves: Sequence[jax.Array],
     by_sites: Sequence[bool],
-    books: Books,
+    books: SiteRecords,
     entering: Sequence[Sequence[jax.Array]],
     kept: Sequence[list[jax.Array] | None],
     scales: Sequence[jax.Array],
@@ -213,7 +218,7 @@ def _sums(
     ):
         if held is not None and not pulled:
             sums = [
-                sum_of_held(x, scales[group], finite)
+                sum_in_memory(x, scales[group], finite)
                 for x, group in zip(held, component.groups, strict=True)
             ]
         else:
@@ -231,12 +236,12 @@ def _sums(
 
 def squares_alone(
     plan: Plan,
-    books: Books,
+    books: SiteRecords,
     known: Sequence[jax.Array],
     clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
     """The norms' squares in a pass that keeps nothing for the sums."""
-    books, entering = settled(plan, books), plan.inputs(known)
+    books, entering = canonicalize_records(plan, books), plan.inputs(known)
     rows = [form.gram for form in plan.forms]
     reaches = _reaches(plan, entering)
     return _squares(plan, books, entering, clip_norms, rows, reaches).squares
@@ -244,14 +249,14 @@ def squares_alone(
 
 def sums_alone(
     plan: Plan,
-    books: Books,
+    books: SiteRecords,
     known: Sequence[jax.Array],
     leaves: Sequence[jax.Array],
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
     """The leaves' scaled sums in another pass."""
-    books, entering = settled(plan, books), plan.inputs(known)
+    books, entering = canonicalize_records(plan, books), plan.inputs(known)
     by_sites = [
         form.gram or found is not None
         for form, found in zip(plan.forms, _reaches(plan, entering), strict=True)

@@ -17,7 +17,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpjax._core.dtypes import at_least_float32, least_precise
+from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.typing import Atom
 from dpjax.clipping.bookkeeping.analysis.components import Component
 from dpjax.clipping.bookkeeping.jaxpr.collectives import uses
@@ -53,7 +53,7 @@ def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
     if not component.leaves:
         return None
     if component.roots is not None:
-        dtype = least_precise(x.dtype for x in inputs)
+        dtype = narrowest_float(x.dtype for x in inputs)
         return Reach([1.0] * len(component.operands), len(component.operands), dtype)
     path, count = component.path, len(component.leaves)
     if uses(path.eqns, "custom_vjp"):  # whose derivatives need not be linear
@@ -81,7 +81,7 @@ def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
     jaxpr = linear.jaxpr
     atoms = [*jaxpr.invars, *jaxpr.constvars]
     atoms += [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
-    return Reach(norms, terms, least_precise(aval(v).dtype for v in atoms))
+    return Reach(norms, terms, narrowest_float(aval(v).dtype for v in atoms))
 
 
 def _is_known(eqn: jex.JaxprEqn) -> bool:

@@ -12,9 +12,9 @@ from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite, Scope
 from dpjax.clipping.bookkeeping.evaluate.segments import passes, stretches
 from dpjax.clipping.bookkeeping.jaxpr.equations import (
     bind,
-    needed,
     read,
     scan_sizes,
+    select_needed,
 )
 
 
@@ -42,7 +42,7 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
     for var, value in zip(jaxpr.invars, inputs, strict=True):
         if value is not None:
             values[var] = value
-    for eqn in needed(jaxpr.eqns, wanted):
+    for eqn in select_needed(jaxpr.eqns, wanted):
         out = _in_all_iterations(scope, eqn)(*(read(v, values) for v in eqn.invars))
         values.update(zip(eqn.outvars, out, strict=True))
 

@@ -8,8 +8,8 @@ from dpjax._core.meshes import compiler_sharded, leading_axis
 from dpjax._core.typing import ArrayLike
 from dpjax.clipping._clip import Scales, Summed, clip_scales
 from dpjax.clipping.bookkeeping.analysis.plan import Plan
-from dpjax.clipping.bookkeeping.evaluate.blocks import Wanted, at_blocks
-from dpjax.clipping.bookkeeping.evaluate.books import Books, keep_books
+from dpjax.clipping.bookkeeping.evaluate.blocks import Wanted, process_blocks
+from dpjax.clipping.bookkeeping.evaluate.books import SiteRecords, keep_books
 from dpjax.clipping.bookkeeping.evaluate.engine import squares_alone, sums_alone
 
 
@@ -24,7 +24,7 @@ def clipped_sum_twice(
     batch = mask.shape[0]
 
     def weigh(
-        books: Books,
+        books: SiteRecords,
         leaves: Sequence[jax.Array],
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
@@ -33,14 +33,14 @@ def clipped_sum_twice(
         return clip_scales(squares, clip_norms, mask)
 
     def add_up(
-        books: Books,
+        books: SiteRecords,
         leaves: Sequence[jax.Array],
         scales: Sequence[jax.Array],
         finite: jax.Array,
     ) -> list[jax.Array]:
         return sums_alone(plan, books, leaves, leaves, scales, finite)
 
-    in_blocks = at_blocks(plan.blocks, Wanted(clip_norms))
+    in_blocks = process_blocks(plan.blocks, Wanted(clip_norms))
     books = keep_books(plan, leaves, examples, batch, in_blocks)
     loss, *aux = books.outputs
     arrays = (leaves, examples)
@@ -48,7 +48,7 @@ def clipped_sum_twice(
     finite, scales, norm = weighed(books.without_aux(), leaves, clip_norms, mask)
     # Behind the barrier XLA takes it for another computation.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
-    in_blocks = at_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
+    in_blocks = process_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
     books = keep_books(plan, leaves, examples, batch, in_blocks).without_aux()
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
     summed = compiler_sharded(add_up, arrays, shardings)

@@ -34,7 +34,7 @@ class Alike(Generic[PartT]):
     part: PartT
 
     @functools.cached_property
-    def _compared(self) -> tuple[int, Hashable]:
+    def _hashed(self) -> tuple[int, Hashable]:
         """The features, after their hash."""
         try:
             features = self.part.features()
@@ -46,11 +46,11 @@ class Alike(Generic[PartT]):
         """Whether all but variables agree."""
         if self is other:
             return True
-        return isinstance(other, Alike) and self._compared == other._compared
+        return isinstance(other, Alike) and self._hashed == other._hashed
 
     def __hash__(self) -> int:
         """Of what is compared."""
-        return self._compared[0]
+        return self._hashed[0]
 
 
 def of_equation(eqn: jex.JaxprEqn) -> Hashable:

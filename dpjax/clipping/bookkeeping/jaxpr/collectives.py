@@ -42,7 +42,7 @@ def uses(eqns: Sequence[jex.JaxprEqn], primitive: str) -> bool:
     """Whether a primitive of such a name stands anywhere in equations."""
     return any(
         eqn.primitive.name.startswith(primitive)
-        or any(uses(inner.eqns, primitive) for inner in _within(eqn))
+        or any(uses(inner.eqns, primitive) for inner in _inner_jaxprs(eqn))
         for eqn in eqns
     )
 
@@ -75,7 +75,7 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
         if custom and any(flags):
             _search_derivative(eqn, flags, seen)
         if name != "shard_map":  # it binds the names it uses
-            for inner in _within(eqn):
+            for inner in _inner_jaxprs(eqn):
                 # A custom derivative takes its body's place.
                 if name in _CALLS and len(inner.invars) == len(flags):
                     _search(inner, flags, seen)
@@ -119,7 +119,7 @@ def _refuse_names(eqn: jex.JaxprEqn) -> None:
             raise mixes_examples(f"{eqn.primitive.name} over {named}")
 
 
-def _within(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
+def _inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
     """The jaxprs of an equation's bodies and branches."""
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):

@@ -71,7 +71,9 @@ def scan_sizes(eqn: jex.JaxprEqn) -> tuple[int, int]:
     return eqn.params["num_consts"], eqn.params["num_carry"]
 
 
-def needed(eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]) -> list[jex.JaxprEqn]:
+def select_needed(
+    eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
+) -> list[jex.JaxprEqn]:
     """The equations that some variables depend on, in order."""
     wanted = {v for v in outs if isinstance(v, jex.Var)}
     found = []

@@ -41,7 +41,7 @@ class Rule(Protocol):
         """The operand's axes."""
         ...
 
-    def settled(
+    def canonicalize(
         self,
         eqn: jex.JaxprEqn,
         position: int,

@@ -50,7 +50,7 @@ class Convolution:
         rows = math.prod(out) // out[spec.out_spec[1]]
         return Size(groups, rows, left, right)
 
-    def settled(
+    def canonicalize(
         self,
         eqn: jex.JaxprEqn,
         position: int,

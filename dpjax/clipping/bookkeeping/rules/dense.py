@@ -43,7 +43,7 @@ class Dense:
         rows = aval(eqn.invars[1 - position]).size // (groups * left)
         return Size(groups, rows, left, right)
 
-    def settled(
+    def canonicalize(
         self,
         eqn: jex.JaxprEqn,
         position: int,

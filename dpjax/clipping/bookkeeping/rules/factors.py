@@ -64,7 +64,7 @@ class Size(NamedTuple):
     one_hot: bool = False
 
     @property
-    def stored(self) -> int:
+    def num_stored(self) -> int:
         """The numbers of a pair of rows."""
         return (1 if self.one_hot else self.left) + self.right
 
@@ -86,7 +86,7 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
     γ″ Σ ‖a_t‖‖d_t‖, which the norm includes. Nor is it less than `_CANCELLED` of that
     sum.
     """
-    sites = _joined(_scaled(sites, clip_norm))
+    sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     lengths = [(_lengths(f.left), _lengths(f.right)) for f in sites]
     rows = [a * d for a, d in lengths]
     dtype = rows[0].dtype
@@ -97,7 +97,7 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
     others = len(sites) ** 2 + 48
     total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
     for i, (one, one_lengths) in enumerate(zip(sites, lengths, strict=True)):
-        if (found := _looked_up(one)) is not None:
+        if (found := _one_hot_positions(one)) is not None:
             table = by_position(*found, rows[i], len(sites))
             size, rounded = table.size, table.rounded
             total += (1 + margin(others, dtype)) * table.square
@@ -140,9 +140,9 @@ def upper_norm(
 
 def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
     """At least the norm of Σ |a_t| ⊗ |d_t| / clip_norm, f[b]."""
-    (scaled,) = _scaled([factors], clip_norm)
+    (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
     lengths = _lengths(scaled.left) * _lengths(scaled.right)
-    if (found := _looked_up(scaled)) is not None:
+    if (found := _one_hot_positions(scaled)) is not None:
         total = by_position(*found, lengths, 1).size
     else:
         total = jnp.sum(lengths, axis=-1)
@@ -164,7 +164,9 @@ def wide(x: jax.Array) -> jax.Array:
     return x.astype(at_least_float32(x.dtype))
 
 
-def _scaled(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> list[Factors]:
+def _in_units_of_clip_norm(
+    sites: list[Factors], clip_norm: jax.typing.ArrayLike
+) -> list[Factors]:
     """The same gradient in units of the clip norm, left rows at most one.
 
     Neither side's squares overflow or vanish where their product's does not.
@@ -201,7 +203,7 @@ def _lengths(rows: jax.Array | OneHot) -> jax.Array:
     return jnp.sqrt(squares) * (1 + margin(4, rows.dtype))
 
 
-def _looked_up(site: Factors) -> tuple[jax.Array, Any] | None:
+def _one_hot_positions(site: Factors) -> tuple[jax.Array, Any] | None:
     """The positions and the other side's rows, where one side is one-hot."""
     if isinstance(site.left, OneHot):
         return site.left.position, site.right
@@ -210,9 +212,9 @@ def _looked_up(site: Factors) -> tuple[jax.Array, Any] | None:
     return None
 
 
-def _joined(sites: list[Factors]) -> list[Factors]:
+def _join_rows(sites: list[Factors]) -> list[Factors]:
     """The same rows, those that are one-hot on one side at one site."""
-    dense = [f for f in sites if _looked_up(f) is None]
+    dense = [f for f in sites if _one_hot_positions(f) is None]
     left = [(f.left.position, f.right) for f in sites if isinstance(f.left, OneHot)]
     right = [(f.right.position, f.left) for f in sites if isinstance(f.right, OneHot)]
     out = [*dense]

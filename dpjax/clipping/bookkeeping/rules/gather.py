@@ -63,7 +63,7 @@ class Gather:
         rows = aval(eqn.outvars[0]).size // right
         return Size(1, rows, shape[axis], right, one_hot=True)
 
-    def settled(
+    def canonicalize(
         self,
         eqn: jex.JaxprEqn,
         position: int,
@@ -78,12 +78,12 @@ class Gather:
         shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
         if eqn.primitive.name == "dynamic_slice":
             index = jnp.stack(others)
-            index, _ = _clamped(
+            index, _ = _clamp_indices(
                 index, [n - m for n, m in zip(shape, sizes, strict=True)]
             )
             return tuple(index), cotangent
         numbers, (index,) = eqn.params["dimension_numbers"], others
-        index, inside = _clamped(
+        index, inside = _clamp_indices(
             index, [shape[i] - sizes[i] for i in numbers.start_index_map]
         )
         if eqn.params["mode"] == GatherScatterMode.CLIP:
@@ -133,7 +133,9 @@ class Gather:
         return jnp.moveaxis(table, 0, axis)
 
 
-def _clamped(index: jax.Array, tops: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+def _clamp_indices(
+    index: jax.Array, tops: Sequence[int]
+) -> tuple[jax.Array, jax.Array]:
     """Index vectors i[..., k] within 0 and tops, in int32, and whether they were so.
 
     They are compared in their own dtype, which need not hold the tops, as int32 need
