@@ -183,7 +183,8 @@ def test_updates_are_the_same_step_by_step(transformation):
     close(one_by_one(tx, gradients()), expected)
 
 
-@pytest.mark.parametrize("transformation", BY_MECHANISM)
+@pytest.mark.diagonal  # test_placement has one of each way to draw
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 def test_shards_of_a_manual_mesh_have_noise_of_their_own(transformation):
     make = TRANSFORMATIONS[transformation]
     mesh, rows = mesh_of(jax.sharding.AxisType.Auto), jax.P("x")
