@@ -183,7 +183,8 @@ def test_updates_are_the_same_step_by_step(transformation):
     close(one_by_one(tx, gradients()), expected)
 
 
-@pytest.mark.parametrize("transformation", BY_MECHANISM)
+@pytest.mark.diagonal  # test_placement has one of each way to draw
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 def test_shards_of_a_manual_mesh_have_noise_of_their_own(transformation):
     make = TRANSFORMATIONS[transformation]
     mesh, rows = mesh_of(jax.sharding.AxisType.Auto), jax.P("x")
@@ -228,12 +229,14 @@ def test_noise_is_added_before_a_cast(transformation, dtype):
     got, expected = jax.device_get(both(low, wide))
     for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert np.isfinite(np.asarray(g, np.float32)).all()
-        if transformation.startswith("dp_nsgd"):
-            # The cast is before the division by the norm: either rounds by half of eps.
-            eps = float(jnp.finfo(dtype).eps)
-            np.testing.assert_allclose(g, e, rtol=1.001 * eps)
-        else:
+        if not transformation.startswith("dp_"):
             np.testing.assert_array_equal(g, e.astype(g.dtype))
+        elif jnp.finfo(dtype).bits == 16:
+            # These go on in float32 from the cast: each number, and the norm or the
+            # root that it is divided by, was rounded by half of eps.
+            np.testing.assert_allclose(g, e, rtol=1.001 * float(jnp.finfo(dtype).eps))
+        else:  # of eight bits, small numbers are rounded by more than that
+            np.testing.assert_array_equal(np.sign(g), np.sign(e) * (g != 0))
         if transformation.startswith(("add_gaussian_noise", "tree_momentum")):
             assert g.dtype == dtype
 
