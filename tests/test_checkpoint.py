@@ -87,7 +87,7 @@ PLANS = {
     ("name", "buffer"),
     [
         ("tree", "regenerate"),
-        ("quantile", "stored"),
+        pytest.param("quantile", "stored", marks=pytest.mark.matrix),
         *(
             pytest.param(name, "stored", marks=pytest.mark.slow)
             for name in ("tree", "correlated", "schedule")

@@ -322,7 +322,7 @@ def test_a_claim_that_is_too_large_is_not_repeated(said, written):
         ({"num_steps": 37}, "epsilon"),
         ({"batch_size": 334, "num_steps": 36}, "epsilon"),
         ({"delta": 1e-6}, "epsilon"),
-        ({"sampling": "fixed_size"}, "mu"),
+        pytest.param({"sampling": "fixed_size"}, "mu", marks=pytest.mark.matrix),
         ({"attack_true_positive_rate_at_most": {"0.01": 0.02}}, "0.01"),
         ({"attack_true_positive_rate_at_most": {"0.5": 0.5}}, "0.5"),
         ({"attack_true_positive_rate_at_most": None}, "attack_true_positive_rate"),

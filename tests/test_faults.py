@@ -19,7 +19,7 @@ from jax.sharding import AxisType
 import dpjax
 from dpjax import sampling
 
-KEY = jax.random.key(23)
+KEY = jax.random.wrap_key_data(np.array([0, 23], np.uint32))
 CLIP_NORM = 0.7
 W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -82,6 +82,20 @@ def test_nan_in_a_shard_counts_for_nothing(engine, mesh):
             expected = run(np.where(there[:, None], 0, X), ~there)
             np.testing.assert_array_equal(found, expected)
             assert np.isfinite(found).all()
+
+
+def normalised(w, x):
+    return jnp.sum(x @ (w * jax.lax.rsqrt(jnp.sum(w**2, axis=0, keepdims=True))))
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
+def test_gradients_that_no_parameter_has_leave_the_sum_alone(engine):
+    """Parameters at which a map has no derivative: no example is finite."""
+    fn = jax.jit(dpjax.clipped_grad(normalised, CLIP_NORM, engine=engine))
+    total, per_example = fn(np.zeros_like(W), X)
+    assert not np.any(np.isfinite(per_example.norm))
+    np.testing.assert_array_equal(total, 0.0)
 
 
 @pytest.mark.slow

@@ -486,6 +486,7 @@ def choice_delta(epsilon, *branches):
     return float(np.sum(density * np.max(deltas, axis=0)) * (y[1] - y[0]))
 
 
+@pytest.mark.slow  # by privacy-loss distributions
 def test_total_does_not_bound_a_choice_of_plan_by_outputs(plan):
     """Two plans each keep the total below 1.1251; the choice by an output does not.
 

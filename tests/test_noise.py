@@ -145,9 +145,14 @@ def test_tree_noise_has_the_covariance_of_shared_nodes():
     assert np.max(np.abs(error)) < 6 * np.sqrt(2 / n)
 
 
-@pytest.mark.diagonal
 @pytest.mark.parametrize(
-    ("num_steps", "decay"), [(1, 0.5), (2, 0.0), (37, 0.9), (64, 0.99)]
+    ("num_steps", "decay"),
+    [
+        pytest.param(1, 0.5, marks=pytest.mark.matrix),
+        pytest.param(2, 0.0, marks=pytest.mark.matrix),
+        (37, 0.9),
+        pytest.param(64, 0.99, marks=pytest.mark.matrix),
+    ],
 )
 def test_both_buffers_give_the_same_noise(num_steps, decay):
     params = {
@@ -199,6 +204,7 @@ def test_equal_leaves_get_unequal_noise():
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(1000)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("buffer", ["stored", "regenerate"])
 def test_past_the_end_it_refuses(buffer):
     tx = tree_momentum(0.5, 1.0, num_steps=3, key=KEY, buffer=buffer)
@@ -214,6 +220,7 @@ def test_past_the_end_it_refuses(buffer):
         jax.eval_shape(lambda: tx.update(ones, state))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("buffer", ["stored", "regenerate"])
 def test_a_changed_mechanism_refuses(buffer):
     factory = optax.inject_hyperparams(
@@ -234,6 +241,7 @@ def test_a_changed_mechanism_refuses(buffer):
         assert np.all(np.isnan(out))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("buffer", ["stored", "regenerate"])
 def test_noise_does_not_depend_on_where_the_parameters_lie(buffer):
     mesh = jax.make_mesh((2,), ("model",), (jax.sharding.AxisType.Auto,))

@@ -67,25 +67,30 @@ def test_nsgd_steps_have_the_stated_length_and_direction():
     np.testing.assert_allclose(updates["a"], [-0.18, 0.0], rtol=1e-4)
 
 
-def test_without_noise_they_are_optax():
+@pytest.mark.diagonal
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion"])
+def test_without_noise_they_are_optax(name):
     params = {"w": np.array([1, -2], np.float32), "b": np.float32(0.5)}
     total = jax.tree.map(lambda p: np.float32(12) * p, params)
     mean = jax.tree.map(lambda g: g / np.float32(4), total)
     common = {
         "clip_norm": 3.0, "noise_multiplier": 0.0, "expected_batch_size": 4, "key": KEY,
     }  # fmt: skip
-    pairs = [
-        (
+    pairs = {
+        "sgd": (
             dp_sgd(0.1, momentum=0.9, nesterov=True, **common),
             optax.sgd(0.1, 0.9, nesterov=True),
         ),
-        (dp_adam(0.1, b1=0.8, **common), optax.adam(0.1, b1=0.8)),
-        (
+        "adam": (dp_adam(0.1, b1=0.8, **common), optax.adam(0.1, b1=0.8)),
+        "adamw": (
             dp_adamw(0.1, b2=0.9, weight_decay=0.3, **common),
             optax.adamw(0.1, b2=0.9, weight_decay=0.3),
         ),
-        (optax.chain(noisy_mean(**common), optax.lion(0.1)), optax.lion(0.1)),
-    ]
+        "lion": (
+            optax.chain(noisy_mean(**common), optax.lion(0.1)),
+            optax.lion(0.1),
+        ),
+    }
 
     def three_updates(tx, sums):
         def step(state, _):
@@ -94,15 +99,9 @@ def test_without_noise_they_are_optax():
 
         return jax.lax.scan(step, tx.init(params), length=3)[1]
 
-    for private, plain in pairs:
-        both = jax.jit(
-            lambda total, mean, private=private, plain=plain: (
-                three_updates(private, total),
-                three_updates(plain, mean),
-            )
-        )
-        updates, expected = both(total, mean)
-        chex.assert_trees_all_close(updates, expected, rtol=1e-6)
+    private, plain = pairs[name]
+    both = jax.jit(lambda: (three_updates(private, total), three_updates(plain, mean)))
+    chex.assert_trees_all_close(*both(), rtol=1e-6)
 
 
 @pytest.mark.diagonal

@@ -114,6 +114,7 @@ def test_the_noise_drawn_is_at_least_that_accounted_for(precision):
     assert np.any(np.abs(out) > np.abs(less))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
 def test_the_guarantee_accounted_for_covers_what_runs(order, x64):
     mu = functools.partial(

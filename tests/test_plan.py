@@ -87,6 +87,7 @@ def test_room_is_the_least(poisson):
         return pld.epsilon(pld.compose(step, 500), 1e-5)
 
     assert poisson.epsilon == epsilon(poisson.max_batch_size)
+    assert poisson.max_batch_size >= 100 + 3 * np.sqrt(100 * 0.99)
     assert epsilon(poisson.max_batch_size - 1) > 2.0
 
 
@@ -116,7 +117,7 @@ def test_a_huge_target_is_met_and_not_wasted():
     assert 0.999e4 < run.epsilon <= 1e4
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix  # as the test above in its last line
 @pytest.mark.parametrize(
     "changed",
     [
@@ -610,32 +611,43 @@ def test_running_averages_are_refused():
 # --- guarantees
 
 
-@pytest.fixture(scope="module")
-def shown_by_poisson(poisson):
-    return str(poisson.guarantee)
-
-
-def test_a_guarantee_says_what_ran(poisson, shown_by_poisson):
-    promise = poisson.guarantee
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fixed", ("(1.761, 1e-05)", "-GDP)", "of 100", "ZERO_OUT")),
+        pytest.param(
+            "poisson",
+            ("(2.000, 1e-05)", "100/10000", "ADD_REMOVE"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_guarantee_says_what_ran(name, words, request):
+    if name == "poisson":
+        run = request.getfixturevalue("poisson")
+    else:
+        size = {"num_examples": 10_000, "batch_size": 100, "num_steps": 500}
+        run = fixed(**size, noise_multiplier=5.0, clip_norm=0.3)
+    promise = run.guarantee
     found = json.loads(promise.to_json())
-    assert found["epsilon"] == poisson.epsilon
-    assert found["adjacency"] == "ADD_REMOVE"
-    assert found["noise_multiplier"] == poisson.noise_multiplier
+    assert found["epsilon"] == run.epsilon
+    assert found["adjacency"] == run.adjacency.name
+    assert found["noise_multiplier"] == run.noise_multiplier
     assert found["num_steps"] == 500
-    text = shown_by_poisson
-    for words in ("(2.000, 1e-05)", "100/10000", "ADD_REMOVE", "500 steps", "0.3"):
-        assert words in text
-    assert "GDP" not in text  # there is no μ
+    text = str(promise)
+    for word in (*words, "500 steps", "0.3"):
+        assert word in text
+    assert ("GDP" in text) == (promise.mu is not None)
     shown = re.findall(r"([0-9.]+) at a false-positive rate", text)
     proven = found["attack_true_positive_rate_at_most"].values()
     for rounded, power in zip(map(float, shown), proven, strict=True):
         assert power <= rounded <= power + 1e-4
     noise = float(re.search(r"deviation ([0-9.]+) times", text)[1])
-    assert 0.999 * poisson.noise_multiplier < noise <= poisson.noise_multiplier
+    assert 0.999 * run.noise_multiplier < noise <= run.noise_multiplier
     powers = found["attack_true_positive_rate_at_most"]
     for alpha, power in powers.items():
         # (ε, δ) alone says so much; the whole profile says more.
-        allowed = np.exp(poisson.epsilon) * float(alpha) + 1e-5
+        allowed = np.exp(run.epsilon) * float(alpha) + 1e-5
         assert float(alpha) < power <= min(allowed * (1 + 1e-6), 1)
 
 

@@ -41,7 +41,7 @@ def assert_same(found, expected):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.diagonal("spec")
+@pytest.mark.diagonal
 @pytest.mark.parametrize("prefetch", [0, 1, 9])
 @pytest.mark.parametrize("spec", [None, "data", ("data", "model")])
 def test_the_same_in_every_way(prefetch, spec):

@@ -42,7 +42,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.diagonal("name")
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("sampling", ["fixed", "reshuffled"])
 def test_a_plan_with_correlated_noise_costs_what_the_accountant_says(name, sampling):
