@@ -114,7 +114,7 @@ def gaussian_scores(mu, count, audits=AUDITS, stddev=3.0, seed=0):
     return stddev * (noise[0] + mu), stddev * noise[1]
 
 
-@pytest.mark.diagonal
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.0, 1.3])
 def test_bounds_of_gaussian_scores_seldom_exceed_the_truth(mu):
     scores = gaussian_scores(mu, 400)

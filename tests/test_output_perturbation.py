@@ -229,6 +229,7 @@ def damaged():
     return (x, y), result
 
 
+@pytest.mark.slow
 def test_it_comes_close_to_the_minimiser_and_counts_damage(damaged):
     from sklearn.linear_model import LogisticRegression
 

@@ -107,12 +107,14 @@ def draws_of_nodes(num_steps, n, d, stddevs, keys):
     trees = [sorted(nodes) for nodes in released(num_steps, n)]
 
     def draws(key, nodes, stddev):
+        if not nodes:
+            return ()
         levels = np.array([(z - y + 1).bit_length() - 1 for y, z in nodes])
         index = np.array([z for _, z in nodes]) >> levels
         draw = jax.vmap(
             lambda level, i: tree.node_noise(key, level, i, jnp.zeros(d), stddev)
         )
-        return draw(levels, index) if nodes else ()
+        return draw(levels, index)
 
     @jax.jit
     def all_draws(keys):
