@@ -30,7 +30,9 @@ def squared(monkeypatch):
     """Right where it is 1, as a peer had it."""
     whole = noise.round_up_float32
     monkeypatch.setattr(
-        noise, "round_up_float32", lambda name, *factors: whole(name, *factors, *factors)
+        noise,
+        "round_up_float32",
+        lambda name, *factors: whole(name, *factors, *factors),
     )
 
 

@@ -310,10 +310,5 @@ def _pairs(sizes: Sequence[Size], traffic: int) -> int:
             alone = 2 * _products(one, traffic) if i == j else 0
             shared = min(one.num_stored, other.num_stored)
             pairs = one.groups * one.rows * other.rows * shared
-                one.groups
-                * one.rows
-                * other.rows
-                * min(one.num_stored, other.num_stored)
-            )
             total += alone if both else pairs
     return total
