@@ -220,7 +220,7 @@ def allocation(
 
 
 def narrow(tail: jax.Array) -> jax.Array:
-    """A tail for `replacement_losses`, which pairs the part cut off below with the top."""
+    """A tail for `replacement_losses`, which pairs what is cut off with the top."""
     return tail**1.5
 
 
