@@ -105,6 +105,9 @@ def pytest_collection_modifyitems(items):
     """
     groups, numbers = {}, {}
     for item in items:
+        if isinstance(item, pytest.DoctestItem):
+            item.add_marker(pytest.mark.whole)  # each function has tests of its own
+            continue
         diagonal = item.get_closest_marker("diagonal")
         if diagonal is None or item.get_closest_marker("slow") is not None:
             continue
