@@ -58,6 +58,26 @@ def test_leaves_of_an_event_are_its_numbers(event):
     assert jax.tree.unflatten(structure, leaves) == event
 
 
+def test_structures_of_different_events_differ():
+    structures = [jax.tree.structure(event) for event in EVENTS]
+    structures.append(jax.tree.structure(pld.PLD(EVENTS[-1].steps)))
+    types = [type(event) for event in EVENTS] + [pld.PLD]
+    for i, one in enumerate(structures):
+        for j, other in enumerate(structures):
+            if types[i] is not types[j]:
+                assert one != other, (types[i], types[j])
+
+
+def test_a_compiled_function_tells_mechanisms_with_equal_numbers_apart():
+    epsilon = jax.jit(lambda x: pld.epsilon(x, 1e-5))
+    poisson = events.PoissonGaussian(1.7, 0.1, Adjacency.ADD_REMOVE)
+    allocation = events.RandomAllocation(1.7, 9, Adjacency.ADD_REMOVE)
+    ratios = [
+        epsilon(pld.of(x)) / pld.epsilon(pld.of(x), 1e-5) for x in (poisson, allocation)
+    ]
+    np.testing.assert_allclose(ratios, 1.0, rtol=1e-6)
+
+
 def test_numbers_of_numpy_and_jax_are_written_as_plain_numbers():
     event = events.Repeated(events.Gaussian(np.float32(0.5)), np.int64(3))
     assert events.from_dict(events.to_dict(event)) == events.Repeated(

@@ -8,7 +8,7 @@ numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict`).
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 
@@ -17,6 +17,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
 
+T = TypeVar("T")
 Order = Literal["fixed", "reshuffled"]
 
 
@@ -24,7 +25,33 @@ Order = Literal["fixed", "reshuffled"]
 _STATIC = {"static": True}
 
 
-@jax.tree_util.register_dataclass
+def pytree(cls: type[T]) -> type[T]:
+    """Register a frozen dataclass as a pytree of the fields that are not static.
+
+    `jax.tree_util.register_dataclass` is not used: structures of two classes that it
+    registered are equal where the static fields are (JAX 0.10 to 0.12), and a compiled
+    function would take one mechanism for another one. Here the class is part of the
+    structure.
+    """
+    fields = dataclasses.fields(cls)  # pyright: ignore
+    static = [x.name for x in fields if x.metadata.get("static")]
+    names = [x.name for x in fields if x.name not in static]
+
+    def flatten(event: T) -> tuple[list[Any], Any]:
+        children = [(jax.tree_util.GetAttrKey(x), getattr(event, x)) for x in names]
+        return children, (cls, tuple(getattr(event, x) for x in static))
+
+    def unflatten(structure: Any, children: Any) -> T:
+        event = object.__new__(cls)
+        for name, value in zip(names + static, (*children, *structure[1]), strict=True):
+            object.__setattr__(event, name, value)
+        return event
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls
+
+
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
     """A Gaussian mechanism on all of the data.
@@ -36,7 +63,7 @@ class Gaussian:
     mu: ArrayLike
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class PoissonGaussian:
     """The Gaussian mechanism on a Poisson sample.
@@ -52,7 +79,7 @@ class PoissonGaussian:
     adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonGaussian:
     """The Gaussian mechanism on a Poisson sample that a batch of fixed shape may cut.
@@ -73,7 +100,7 @@ class TruncatedPoissonGaussian:
     adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class FixedSizeGaussian:
     """A Gaussian mechanism on a random batch of fixed size, under REPLACE.
@@ -92,7 +119,7 @@ class FixedSizeGaussian:
         return Adjacency.REPLACE
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation:
     """The steps of one epoch, of which each example takes part in a random one.
@@ -108,7 +135,7 @@ class RandomAllocation:
     adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class CorrelatedGaussian:
     """A run with correlated noise, and batches in an order known to the attacker.
@@ -131,7 +158,7 @@ class CorrelatedGaussian:
     adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class RandomBins:
     """A run in which every example picks one step of an epoch at random.
@@ -168,7 +195,7 @@ Step = (
 )
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Repeated:
     """An event several times.
@@ -182,7 +209,7 @@ class Repeated:
     count: ArrayLike = 1
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Composed:
     """Events one after the other on the same data.

@@ -20,7 +20,7 @@ from dpjax.accounting import events
 from dpjax.accounting._numerics.pld import composition
 
 
-@jax.tree_util.register_dataclass
+@events.pytree
 @dataclasses.dataclass(frozen=True)
 class PLD:
     """The privacy-loss distribution of mechanisms run one after the other.
