@@ -23,7 +23,7 @@ WINGS = (
     "pure",
     "random_rounds",
 )
-WINGS += ("rdp", "tree", "truncation")
+WINGS += ("profiles", "rdp", "tree", "truncation")
 
 
 def test_every_public_accountant_is_in_the_table():
@@ -52,9 +52,11 @@ SEARCHED = (
     "truncation.poisson",
     "iteration.noisy_sgd",
 )
-# They compile for long. The others of a wing stay with the quick tests.
+# They compile for long, or many operations outside `jax.jit`.
 HEAVY = {
     "allocation.delta",
+    "allocation.epsilon",
+    "calibrate.solve",
     "correlated.epsilon",
     "iteration.noisy_sgd_epsilon",
     "iteration.optimal_shift_mu",
@@ -63,72 +65,107 @@ HEAVY = {
     "pld.compose",
     "pld.convolve",
     "pld.delta",
+    "pld.epsilon",
     "pld.poisson_gaussian",
     "pld.subsampled_gdp",
     "random_rounds.delta",
+    "rdp.best_order",
     "truncation.poisson_gaussian",
 }
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=[pytest.mark.slow] if name in HEAVY else [])
+BY_NAME = pytest.mark.parametrize(
+    ("wing", "name"),
+    [
+        pytest.param(
+            name.split(".")[0],
+            name,
+            marks=[pytest.mark.slow] if name in HEAVY else [],
+            id=name,
+        )
         for name in ACCOUNTANTS
     ],
 )
-def accountant(request):
-    """A function of one number, where, its value there and its slope."""
-    fn, x = ACCOUNTANTS[request.param]
+
+
+def exact(fn, x):
+    """The value in float64."""
     with jax.enable_x64(True):
-        value = np.asarray(fn(x))
-        slope = np.asarray(jax.jvp(fn, (jnp.asarray(x),), (jnp.ones(()),))[1])
-    return request.param, fn, x, value, slope
+        return np.asarray(fn(float(x)))
 
 
-def test_results_do_not_depend_on_the_configuration(accountant):
-    name, fn, x, value, _ = accountant
+def single(x):
+    return jax.device_put(np.float32(x))
+
+
+def strict(fn):
+    def call(x):
+        with jax.numpy_dtype_promotion("strict"):
+            return fn(x)
+
+    return call
+
+
+# How a caller may ask for it, and whether the number asked for is a float32.
+WAYS = {
+    "of a number": (lambda fn: fn, float),
+    "of an array": (lambda fn: fn, single),
+    "compiled": (jax.jit, single),
+    "compiled of a number": (jax.jit, float),
+    "strict": (strict, single),
+}
+
+
+@pytest.mark.diagonal("name")
+@BY_NAME
+@pytest.mark.parametrize("way", WAYS)
+def test_results_do_not_depend_on_the_configuration(wing, name, way):
+    fn, x = ACCOUNTANTS[name]
+    transform, number = WAYS[way]
+    x = np.float32(x)
+    value = exact(fn, x)
     assert value.dtype == np.float64
     assert np.isfinite(value).all()
+    with jax.enable_x64(True):
+        for wide in (np.float64(x), jax.device_put(np.float64(x))):
+            np.testing.assert_array_equal(np.asarray(fn(wide)), value)
+    found = transform(fn)(number(x))
+    assert found.dtype == np.float32
     # One rounding to float32, in the direction of more privacy loss: two at most apart.
     # (A sum of five numbers that float32 holds adds 24 for itself.)
-    near = {"rtol": 2.0**-18 if "random_rounds" in name else 2.0**-22, "atol": 0}
-    single = fn(x)
-    assert single.dtype == np.float32
-    np.testing.assert_allclose(single, value, **near)
-    np.testing.assert_array_equal(np.asarray(fn(np.float64(x))), single)
+    rtol = 2.0**-18 if wing == "random_rounds" else 2.0**-22
+    np.testing.assert_allclose(np.asarray(found), value, rtol=rtol, atol=0)
+    # A strict caller's is of this dtype, whatever the way: nothing of it is computed.
+    assert jax.eval_shape(strict(fn), single(x)).dtype == np.float32
+
+
+@pytest.mark.diagonal("wing")
+@BY_NAME
+def test_slopes_are_those_of_the_values(wing, name):
+    fn, x = ACCOUNTANTS[name]
+    value, searched = exact(fn, x), name.startswith(SEARCHED)
+
+    @jax.jit
+    def slope_at(x):
+        return jax.jvp(fn, (x,), (jnp.ones_like(x),))[1]
+
     with jax.enable_x64(True):
-        np.testing.assert_array_equal(np.asarray(fn(jnp.asarray(x))), value)
-    # From here on x is a float32, and the function's value there.
-    x32 = jnp.asarray(x, jnp.float32)
-    eager = np.asarray(fn(x32))
-    np.testing.assert_allclose(np.asarray(jax.jit(fn)(x32)), eager, **near)
-    np.testing.assert_allclose(np.asarray(jax.jit(fn)(float(x32))), eager, **near)
-    with jax.numpy_dtype_promotion("strict"):
-        np.testing.assert_allclose(np.asarray(fn(x32)), eager, **near)
-
-
-def test_slopes_are_those_of_the_values(accountant):
-    name, fn, x, value, slope = accountant
-    searched = name.startswith(SEARCHED)
+        slope = np.asarray(slope_at(np.float64(x)))
     step = (1e-2 if searched else 1e-4) * x
-    with jax.enable_x64(True):
-        difference = (np.asarray(fn(x + step)) - np.asarray(fn(x - step))) / (2 * step)
+    difference = (exact(fn, x + step) - exact(fn, x - step)) / (2 * step)
     scale = np.abs(value) / x + np.abs(difference)
     # The third derivative over the second scale is at most about a hundred here, and
     # values are exact to 1e-9 or so: (1e-4)² 100 + 1e-9 / 1e-4, or (1e-2)² 100 + 1e-3.
     limit = 1.1e-2 if searched else 2e-5
     assert np.all(np.abs(slope - difference) <= limit * scale)
-    with jax.numpy_dtype_promotion("strict"):
-        single = jax.jvp(fn, (jnp.asarray(x, jnp.float32),), (jnp.ones(()),))[1]
-    np.testing.assert_allclose(np.asarray(single), slope, rtol=1e-3, atol=1e-30)
+    found = strict(slope_at)(single(x))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(np.asarray(found), slope, rtol=1e-3, atol=1e-30)
 
 
-def test_batches_are_element_by_element(accountant):
-    name, fn, x, _, _ = accountant
-    xs = jnp.asarray([0.9 * x, x], jnp.float32)
+@pytest.mark.diagonal
+@BY_NAME
+def test_batches_are_element_by_element(wing, name):
+    fn, x = ACCOUNTANTS[name]
+    xs = np.asarray([0.9 * x, x], np.float32)
     got = np.asarray(jax.jit(jax.vmap(fn))(xs))
     for one, each in zip(got, xs, strict=True):
-        np.testing.assert_allclose(
-            one, np.asarray(fn(each)), rtol=2.0**-22, err_msg=name
-        )
+        np.testing.assert_allclose(one, exact(fn, each), rtol=2.0**-22)

@@ -19,8 +19,8 @@ def test_gaussian_profile_gives_the_gaussian_curve_from_below(mu, x64):
     assert np.all(curve <= exact)
     np.testing.assert_allclose(curve, exact, atol=2e-3)
     fine = np.geomspace(1e-3, 100, 4000)
-    finer = fdp.tradeoff(lambda e: gdp.delta(mu, e), ALPHA, epsilons=fine)
-    assert np.all(np.asarray(finer) <= exact)
+    finer = np.asarray(fdp.tradeoff(lambda e: gdp.delta(mu, e), ALPHA, epsilons=fine))
+    assert np.all(finer <= exact)
     np.testing.assert_allclose(finer, exact, atol=1e-5 + 1e-3 * (mu < 0.1))
 
 
@@ -68,9 +68,9 @@ def test_derivatives_in_float32_code():
     def beta(mu):
         return fdp.tradeoff(lambda e: gdp.delta(mu, e), 0.05)
 
-    exact = jax.grad(lambda mu: gdp.tradeoff(mu, 0.05))(1.0)
+    exact = jax.jit(jax.grad(lambda mu: gdp.tradeoff(mu, 0.05)))(1.0)
     np.testing.assert_allclose(jax.jit(jax.grad(beta))(1.0), exact, rtol=0.05)
-    assert beta(1.0).dtype == jnp.float32
+    assert jax.eval_shape(beta, 1.0).dtype == jnp.float32
 
 
 def test_bad_input():
@@ -83,5 +83,5 @@ def test_bad_input():
         with pytest.raises(ValueError, match=f"^{name} must"):
             call()
     traced = jax.jit(lambda a: fdp.tradeoff(lambda e: gdp.delta(1.0, e), a))
-    assert traced(2.0) == 0
-    assert traced(jnp.nan) == 0
+    assert float(traced(2.0)) == 0
+    assert float(traced(np.nan)) == 0

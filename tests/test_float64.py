@@ -1,6 +1,7 @@
 """One program for all ways to write a number, and no larger than it needs to be."""
 
 import contextlib
+import functools
 import logging
 import re
 from typing import NamedTuple
@@ -38,11 +39,16 @@ def compilations(name):
         logger.removeHandler(handler)
 
 
+def array(x, dtype=None):
+    """As `jnp.asarray`, but that NumPy makes it, which compiles nothing."""
+    return jax.device_put(np.asarray(x, dtype))
+
+
 def numbers():
     """Two in every guise that differs by type, NumPy's and weak ones among them."""
     with jax.enable_x64(True):
-        doubles = jnp.float64(2), jnp.asarray(2.0)
-    singles = jnp.float32(2), jnp.asarray(2.0), jnp.bfloat16(2), jnp.asarray(2)
+        doubles = array(2.0), jnp.asarray(2.0)
+    singles = array(2, np.float32), jnp.asarray(2.0), array(2, jnp.bfloat16), array(2)
     return (2.0, 2, np.float64(2), np.float32(2), np.array(2), *singles, *doubles)
 
 
@@ -55,11 +61,11 @@ def test_a_core_is_compiled_once_for_all_types_and_settings():
         for x64 in (False, True):
             with jax.enable_x64(x64):
                 for x in numbers():
-                    for y in (1.5, jnp.float32(1.5)):
-                        assert doubled_here(x, y) == 6
+                    for y in (1.5, array(1.5, np.float32)):
+                        assert float(doubled_here(x, y)) == 6
         assert len(found) == 1
         with jax.numpy_dtype_promotion("strict"):
-            assert doubled_here(jnp.float32(2), 1.5) == 6
+            assert float(doubled_here(array(2, np.float32), 1.5)) == 6
 
 
 def test_a_derivative_is_compiled_for_what_varies_alone():
@@ -67,13 +73,21 @@ def test_a_derivative_is_compiled_for_what_varies_alone():
     def product_here(a, b, c):
         return a * b * c
 
-    args = jnp.float32(2), jnp.float32(3), jnp.float32(5)
+    args = [array(x, np.float32) for x in (2, 3, 5)]
     with compilations("derivative") as found:
-        for x in (2.0, jnp.float32(2), jnp.asarray(2.0)):
-            assert jax.grad(product_here)(x, *args[1:]) == 15
+        for x in (2.0, args[0], jax.device_put(2.0)):  # the last one's type is weak
+            assert float(jax.grad(product_here)(x, *args[1:])) == 15
         assert len(found) == 1
+
+
+def test_each_derivative_is_a_program_of_its_own():
+    @float64("up")
+    def product_here(a, b, c):
+        return a * b * c
+
+    args = [array(x, np.float32) for x in (2, 3, 5)]
     with compilations("derivative") as found:
-        assert jax.grad(product_here, (1, 2))(*args) == (10, 6)
+        assert [float(x) for x in jax.grad(product_here, (1, 2))(*args)] == [10, 6]
         assert len(found) == 2
 
 
@@ -89,6 +103,7 @@ def by_pld(sigma, kind="poisson"):
     return pld.epsilon(subsampled(sigma, kind), 1e-5)
 
 
+@pytest.mark.matrix  # outside `jax.jit` a search is some twenty small programs
 def test_calibration_compiles_what_it_calls_once():
     @jax.jit
     def epsilon_here(sigma):
@@ -133,33 +148,41 @@ def by_rdp(sigma):
     return rdp.epsilon(rdp.compose(curve, count=1000), rdp.ORDERS, 1e-5)
 
 
-@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
+FUNCTIONS = {
+    "gdp": lambda sigma: gdp.epsilon(1 / sigma, 1e-5),
+    "pld": by_pld,
+    "rdp": by_rdp,
+    "mu": lambda sigma: gdp.mu(sigma, 1e-5),
+    "compose": lambda sigma: gdp.compose(jnp.stack([sigma, sigma])),
+    "fdp": lambda sigma: fdp.advantage(lambda e: gdp.delta(1 / sigma, e)),
+    "delta": lambda sigma: pld.delta(subsampled(sigma), 1.0),
+    "fixed": lambda s: rdp.fixed_size_gaussian(s, 0.01, rdp.ORDERS[:5]).sum(),
+}
+
+
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(
-    "f",
-    [
-        by_pld,
-        pytest.param(
-            lambda sigma: pld.delta(subsampled(sigma), 1.0), marks=pytest.mark.slow
-        ),
-        by_rdp,
-        pytest.param(
-            lambda sigma: rdp.fixed_size_gaussian(sigma, 0.01, rdp.ORDERS[:5]).sum(),
-            marks=pytest.mark.slow,
-        ),
-        lambda sigma: gdp.epsilon(1 / sigma, 1e-5),
-        lambda sigma: gdp.mu(sigma, 1e-5),
-        lambda sigma: gdp.compose(jnp.stack([sigma, sigma])),
-        lambda sigma: fdp.advantage(lambda e: gdp.delta(1 / sigma, e)),
-    ],
-    ids=["pld", "delta", "rdp", "fixed", "gdp", "mu", "compose", "fdp"],
+    "name",
+    ["gdp", *(pytest.param(x, marks=pytest.mark.matrix) for x in [*FUNCTIONS][1:])],
 )
-def test_strict_promotion(f, x64):
+def test_strict_promotion(name, x64):
+    f = FUNCTIONS[name]
     sigma = jnp.float32(1.1)  # in float64 code too: NumPy rules would promote it
     with jax.enable_x64(x64), jax.numpy_dtype_promotion("strict"):
         value, slope = jax.jit(jax.value_and_grad(f))(sigma)
     with jax.enable_x64(x64):
         expected = jax.jit(jax.value_and_grad(f))(sigma)
     np.testing.assert_allclose((value, slope), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("name", ["pld", "rdp", "fdp"])
+def test_strict_promotion_allows_what_is_not_compiled_here(name, x64):
+    sigma = jax.ShapeDtypeStruct((), np.float32)
+    with jax.enable_x64(x64), jax.numpy_dtype_promotion("strict"):
+        value, slope = jax.eval_shape(jax.value_and_grad(FUNCTIONS[name]), sigma)
+    assert value.dtype == (np.float64 if x64 else np.float32)
+    assert slope.dtype == np.float32
 
 
 class Pair(NamedTuple):
@@ -174,10 +197,16 @@ def weighted(pair, x):
 
 
 def test_a_core_for_one_evaluation_takes_records_and_batches():
-    base, x = jnp.array([[2.0], [3.0]]), jnp.arange(6.0).reshape(3, 2)
+    base = np.array([[2.0], [3.0]], np.float32)
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
     expected = np.array([[4.0], [9.0]]) * np.array([1.0, 5.0, 9.0])
     np.testing.assert_allclose(weighted(Pair(base, 2), x), expected)
-    slope = jax.grad(lambda base: jnp.sum(weighted(Pair(base, 2), x)))(base)
-    np.testing.assert_allclose(slope, [[60.0], [90.0]])
-    by_x = jax.grad(lambda x: jnp.sum(weighted(Pair(base, 2), x)))(x)
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def slopes(base, x):
+        return jnp.sum(weighted(Pair(base, 2), x))
+
+    by_base, by_x = slopes(base, x)
+    np.testing.assert_allclose(by_base, [[60.0], [90.0]])
     np.testing.assert_allclose(by_x, np.full((3, 2), 13.0))

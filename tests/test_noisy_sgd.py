@@ -93,22 +93,25 @@ def test_quadratics_with_random_batches_are_below_the_bound():
     powers = c ** np.arange(steps)[::-1]
     centres = used @ powers / noise_multiplier
     variance = np.sum(powers**2)
-    epsilon = float(
-        iteration.noisy_sgd_epsilon(
+    setting = SETTING | {
+        "gradient_norm": 1.0,
+        "clipped": False,
+        "smoothness": 4.0,
+        "strong_convexity": 4.0,
+    }
+
+    @jax.jit
+    def bound(noise_multiplier):
+        return iteration.noisy_sgd_epsilon(
             noise_multiplier,
             1e-2,
             num_steps=steps,
             batch_size=1,
             num_examples=3,
-            **SETTING
-            | {
-                "gradient_norm": 1.0,
-                "clipped": False,
-                "smoothness": 4.0,
-                "strong_convexity": 4.0,
-            },
+            **setting,
         )
-    )
+
+    epsilon = float(bound(noise_multiplier))
     truth = delta_of_means(centres, weights, -centres, weights, variance, epsilon)
     assert 0 < truth <= 1e-2
 
@@ -123,6 +126,7 @@ def test_derivatives_match_differences(x64):
     assert jax.grad(epsilon)(3.0) == pytest.approx(float(difference), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_one_step_is_composition():
     one = bounds(1, diameter=1e-6)
     assert one.best <= one.composition

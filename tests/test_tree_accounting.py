@@ -42,24 +42,38 @@ def brute_reshuffled(num_steps, n_b, decay):
 
 
 SHAPES = [(1, 1), (1, 5), (7, 3), (8, 4), (10, 3), (13, 5), (16, 2), (12, 1), (5, 8)]
+# A program for each shape: the default suite has these, even and odd, several epochs
+# and less than one.
+FEW = [(13, 5), (16, 2), (5, 8)]
+
+
+def mostly_matrix(shapes):
+    return [
+        x if x in FEW else pytest.param(*x, marks=pytest.mark.matrix) for x in shapes
+    ]
+
+
 DECAYS = np.array([0.0, 0.5, 0.9, 0.999, 1 - 1e-9])
 
 
-@pytest.mark.parametrize(("num_steps", "n_b"), [*SHAPES, (100, 7), (64, 16), (37, 37)])
+@pytest.mark.parametrize(
+    ("num_steps", "n_b"), mostly_matrix([*SHAPES, (100, 7), (64, 16), (37, 37)])
+)
 def test_fixed_order_is_exact(num_steps, n_b, x64):
     mu = mu_of(
         2.5, num_steps=num_steps, decay=DECAYS, steps_per_epoch=n_b, order="fixed"
     )
     brute = np.sqrt([brute_fixed(num_steps, n_b, beta) for beta in DECAYS]) / 2.5
     np.testing.assert_allclose(mu, brute, rtol=1e-12)
-    assert np.all(mu >= brute * (1 - 1e-15))
+    assert np.all(np.asarray(mu) >= brute * (1 - 1e-15))
 
 
-@pytest.mark.parametrize(("num_steps", "n_b"), SHAPES)
+@pytest.mark.parametrize(("num_steps", "n_b"), mostly_matrix(SHAPES))
 def test_reshuffled_is_an_upper_bound(num_steps, n_b, x64):
     mu = mu_of(
         0.5, num_steps=num_steps, decay=DECAYS, steps_per_epoch=n_b, order="reshuffled"
     )
+    mu = np.asarray(mu)
     brute = np.sqrt([brute_reshuffled(num_steps, n_b, b) for b in DECAYS]) / 0.5
     assert np.all(mu >= brute * (1 - 1e-15))
     assert np.all(mu <= brute * 1.1)  # it is not vacuous: at most 10 % above here
@@ -82,6 +96,7 @@ def test_reshuffled_bounds_larger_trees_too(num_steps, n_b, x64):
         assert brute * (1 - 1e-15) <= mu <= 1.1 * brute
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("n_b", "epochs", "decay", "square"),
     [
@@ -96,16 +111,18 @@ def test_reshuffled_bounds_larger_trees_too(num_steps, n_b, x64):
 )
 def test_known_values(n_b, epochs, decay, square):
     kwargs = {"num_steps": n_b * epochs, "decay": decay, "steps_per_epoch": n_b}
-    mu = mu_of(3.0, order="fixed", **kwargs)
+    mu = float(mu_of(3.0, order="fixed", **kwargs))
     np.testing.assert_allclose((3 * mu) ** 2, square, atol=0.005)
-    assert mu_of(3.0, order="reshuffled", **kwargs) >= mu
+    assert float(mu_of(3.0, order="reshuffled", **kwargs)) >= mu
 
 
 def test_adjacency_doubles_for_replace():
     kwargs = {
         "num_steps": 50, "decay": 0.8, "steps_per_epoch": 10, "order": "fixed",
     }  # fmt: skip
-    mu = {a: accounting.momentum_mu(1.5, adjacency=a, **kwargs) for a in Adjacency}
+    mu = {
+        a: float(accounting.momentum_mu(1.5, adjacency=a, **kwargs)) for a in Adjacency
+    }
     np.testing.assert_allclose(
         mu[Adjacency.REPLACE], 2 * mu[Adjacency.ZERO_OUT], rtol=2e-7
     )
@@ -139,9 +156,10 @@ def test_derivatives_match_differences(order):
 
 def test_corners_and_mistakes():
     kwargs = {"num_steps": 8, "steps_per_epoch": 4, "order": "fixed"}
-    assert mu_of(0.0, decay=0.5, **kwargs) == np.inf
-    assert mu_of(np.inf, decay=0.5, **kwargs) == 0
-    assert jax.jit(lambda b: mu_of(1.0, decay=b, **kwargs))(1.5) == np.inf
+    assert float(mu_of(0.0, decay=0.5, **kwargs)) == np.inf
+    assert float(mu_of(np.inf, decay=0.5, **kwargs)) == 0
+    traced = jax.jit(lambda b: mu_of(1.0, decay=b, **kwargs))
+    assert float(traced(1.5)) == np.inf
     for name, bad in [
         ("noise_multiplier", {"noise_multiplier": -1.0}),
         ("decay", {"decay": 1.0}),
