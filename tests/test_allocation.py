@@ -110,6 +110,7 @@ def test_both_directions_come_from_one_law(order):
     assert upper - lower <= 1e-2 * exact
 
 
+@pytest.mark.slow  # they compile for long
 def test_known_values():
     """Brackets that were found with other programs, in MATH and by Monte Carlo."""
     for num_steps, low, high in ((100, 0.6206, 0.6220), (1000, 0.13882 - 1e-4, 0.1392)):
@@ -154,6 +155,7 @@ def test_simulations_agree(noise, num_steps, num_epochs, epsilon):
     assert lower <= upper <= 1.05 * lower
 
 
+@pytest.mark.slow
 def test_one_step_is_the_gaussian_mechanism():
     for noise, delta in ((0.7, 1e-5), (3.0, 1e-9), (20.0, 1e-3)):
         exact = float(gdp.epsilon(1 / noise, delta))
@@ -209,7 +211,12 @@ def test_what_else_runs_adds_to_it():
 
 def test_it_composes_with_what_else_runs():
     epoch, run = allocation.pld(1.2, num_steps=50), with_gaussian()
-    assert jax.eval_shape(pld.epsilon, run, 1e-6).dtype == jnp.float64
+    for epsilon in (
+        jax.eval_shape(pld.epsilon, run, 1e-6),
+        jax.eval_shape(lambda x: allocation.epsilon(x, 1e-6, num_steps=9), 1.2),
+        jax.eval_shape(lambda x: allocation.epsilon_lower(x, 1e-6, num_steps=9), 1.2),
+    ):
+        assert (epsilon.shape, epsilon.dtype) == ((), jnp.float64)
     assert "3 x allocation(noise_multiplier=1.2, num_steps=50)" in repr(run)
     replaced = pld.poisson_gaussian(1.0, 0.1, adjacency=Adjacency.REPLACE)
     with pytest.raises(ValueError, match="one adjacency"):

@@ -575,6 +575,7 @@ def test_counts_of_any_size():
             )
 
 
+@pytest.mark.slow
 def test_mixtures_do_not_underflow():
     """Sixteen rounds, the first of them as likely as the others."""
     rounds = random_rounds.uniform(16, groups=4)

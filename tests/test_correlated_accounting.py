@@ -98,7 +98,7 @@ OF_ONE = [x for x, (made, _) in STRATEGIES.items() if made.num_vectors <= 1]
 OF_MORE = [x for x in STRATEGIES if x not in OF_ONE]
 
 
-@pytest.mark.diagonal("order", "names")
+@pytest.mark.diagonal("order")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
 @pytest.mark.parametrize("names", [OF_ONE, OF_MORE], ids=["one", "more"])

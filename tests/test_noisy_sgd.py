@@ -84,6 +84,7 @@ def delta_of_means(centres_p, weights_p, centres_q, weights_q, variance, epsilon
     return step * max(sides)
 
 
+@pytest.mark.slow  # a program that searches is large
 def test_quadratics_with_random_batches_are_below_the_bound():
     """Three examples, batches of one: the last iterate mixes 2^t Gaussians."""
     c, steps, noise_multiplier = 0.8, 8, 2.0
@@ -134,6 +135,18 @@ def test_one_step_is_composition():
         3.0, 1e-5, num_steps=1, batch_size=10, num_examples=10, **SETTING
     )
     np.testing.assert_allclose(alone, gdp.epsilon(2 / 3, 1e-5), rtol=1e-5)
+
+
+def test_it_is_one_number_of_the_default_dtype():
+    found = jax.eval_shape(lambda x: bounds(4000, x), 3.0)
+    best = jax.eval_shape(
+        lambda x: iteration.noisy_sgd_epsilon(
+            x, 1e-5, num_steps=9, batch_size=2, num_examples=9, **SETTING
+        ),
+        3.0,
+    )
+    for x in (best, *found):
+        assert (x.shape, x.dtype) == ((), np.float32)
 
 
 @pytest.mark.parametrize(
