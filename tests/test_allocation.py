@@ -95,6 +95,7 @@ def laws():
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["remove", "add"])
 def test_both_directions_come_from_one_law(order):
     """The smaller one too, which the maximum hides."""

@@ -137,7 +137,7 @@ def test_results_do_not_depend_on_the_configuration(wing, name, way):
     assert jax.eval_shape(strict(fn), single(x)).dtype == np.float32
 
 
-@pytest.mark.diagonal("wing")
+@pytest.mark.diagonal
 @BY_NAME
 def test_slopes_are_those_of_the_values(wing, name):
     fn, x = ACCOUNTANTS[name]

@@ -175,6 +175,7 @@ def test_strict_promotion(name, x64):
     np.testing.assert_allclose((value, slope), expected, rtol=1e-6)
 
 
+@pytest.mark.diagonal("name")
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("name", ["pld", "rdp", "fdp"])
 def test_strict_promotion_allows_what_is_not_compiled_here(name, x64):
