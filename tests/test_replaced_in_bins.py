@@ -244,4 +244,4 @@ def test_allocation_of_examples_that_are_replaced():
     both = allocation.pld(1.0, num_steps=10, adjacency=Adjacency.REPLACE)
     with pytest.raises(ValueError, match="a and b must be stated for one adjacency"):
         pld.convolve(both, allocation.pld(1.0, num_steps=10))
-    assert "allocation_replace" in repr(both)
+    assert "RandomAllocation" in repr(both)
