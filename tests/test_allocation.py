@@ -218,11 +218,7 @@ def test_it_composes_with_what_else_runs():
         jax.eval_shape(lambda x: allocation.epsilon_lower(x, 1e-6, num_steps=9), 1.2),
     ):
         assert (epsilon.shape, epsilon.dtype) == ((), jnp.float64)
-<<<<<<< HEAD
     assert "3 x RandomAllocation(noise_multiplier=1.2, num_steps=50, " in repr(run)
-=======
-    assert "3 x allocation(noise_multiplier=1.2, num_steps=50)" in repr(run)
->>>>>>> tests-c
     replaced = pld.poisson_gaussian(1.0, 0.1, adjacency=Adjacency.REPLACE)
     with pytest.raises(ValueError, match="one adjacency"):
         pld.convolve(epoch, replaced)

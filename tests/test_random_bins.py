@@ -175,11 +175,7 @@ def test_all_orders_are_equally_likely():
 
 @pytest.mark.parametrize("n", [1, 2, 1025])
 def test_an_order_has_everyone_once(n):
-<<<<<<< HEAD
     at = jax.jit(lambda key, places: _order.examples_at(key, n, places))
-=======
-    at = jax.jit(lambda key, places: _order.at(key, n, places))
->>>>>>> tests-c
     whole, outer = (
         np.asarray(at(KEY, np.arange(start, n, dtype=np.uint32)))
         for start in (0, n // 2)
