@@ -5,7 +5,8 @@
 3. `dtypes`, `rounding`, `outward`: precisions, bounds on what float32 rounds, and
    numbers rounded to the safe side. `float64`: functions that compute in float64.
 4. `keys`: typed random keys, and a stream of its own for every consumer of a key.
-5. `platforms`, `meshes`, `placement`: backends, and arrays that devices share.
+5. `records`: frozen dataclasses as pytrees. `platforms`, `meshes`, `placement`:
+   backends, and arrays that devices share.
 6. `searches`: roots of scalar functions, with derivatives.
 
 This file imports nothing: the command line reads `adjacency` without JAX.

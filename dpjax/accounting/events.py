@@ -8,50 +8,18 @@ numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict`).
 
 import dataclasses
 import math
-from typing import Any, Literal, TypeVar
-
-import jax
+from typing import Any, Literal
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.records import STATIC, register_record
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
 
-T = TypeVar("T")
 Order = Literal["fixed", "reshuffled"]
 
 
-# Fields that are no numbers belong to the structure of the pytree.
-_STATIC = {"static": True}
-
-
-def pytree(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a pytree of the fields that are not static.
-
-    `jax.tree_util.register_dataclass` is not used: structures of two classes that it
-    registered are equal where the static fields are (JAX 0.10 to 0.12), and a compiled
-    function would take one mechanism for another one. Here the class is part of the
-    structure.
-    """
-    fields = dataclasses.fields(cls)  # pyright: ignore
-    static = [x.name for x in fields if x.metadata.get("static")]
-    names = [x.name for x in fields if x.name not in static]
-
-    def flatten(event: T) -> tuple[list[Any], Any]:
-        children = [(jax.tree_util.GetAttrKey(x), getattr(event, x)) for x in names]
-        return children, (cls, tuple(getattr(event, x) for x in static))
-
-    def unflatten(structure: Any, children: Any) -> T:
-        event = object.__new__(cls)
-        for name, value in zip(names + static, (*children, *structure[1]), strict=True):
-            object.__setattr__(event, name, value)
-        return event
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
-    return cls
-
-
-@pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
     """A Gaussian mechanism on all of the data.
@@ -63,7 +31,7 @@ class Gaussian:
     mu: ArrayLike
 
 
-@pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class PoissonGaussian:
     """The Gaussian mechanism on a Poisson sample.
@@ -76,10 +44,10 @@ class PoissonGaussian:
 
     noise_multiplier: ArrayLike
     sampling_rate: ArrayLike
-    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+    adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonGaussian:
     """The Gaussian mechanism on a Poisson sample that a batch of fixed shape may cut.
@@ -97,10 +65,10 @@ class TruncatedPoissonGaussian:
     sampling_rate: ArrayLike
     num_examples: ArrayLike
     max_batch_size: ArrayLike
-    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+    adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class FixedSizeGaussian:
     """A Gaussian mechanism on a random batch of fixed size, under REPLACE.
@@ -119,7 +87,7 @@ class FixedSizeGaussian:
         return Adjacency.REPLACE
 
 
-@pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation:
     """The steps of one epoch, of which each example takes part in a random one.
@@ -132,10 +100,10 @@ class RandomAllocation:
 
     noise_multiplier: ArrayLike
     num_steps: ArrayLike
-    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+    adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class CorrelatedGaussian:
     """A run with correlated noise, and batches in an order known to the attacker.
@@ -151,14 +119,14 @@ class CorrelatedGaussian:
     """
 
     noise_multiplier: ArrayLike
-    strategy: StrategySpec = dataclasses.field(metadata=_STATIC)
-    num_steps: int = dataclasses.field(metadata=_STATIC)
-    steps_per_epoch: int = dataclasses.field(metadata=_STATIC)
-    order: Order = dataclasses.field(metadata=_STATIC)
-    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+    strategy: StrategySpec = dataclasses.field(metadata=STATIC)
+    num_steps: int = dataclasses.field(metadata=STATIC)
+    steps_per_epoch: int = dataclasses.field(metadata=STATIC)
+    order: Order = dataclasses.field(metadata=STATIC)
+    adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class RandomBins:
     """A run in which every example picks one step of an epoch at random.
@@ -176,13 +144,13 @@ class RandomBins:
     """
 
     noise_multiplier: float
-    strategy: StrategySpec | None = dataclasses.field(metadata=_STATIC)
-    num_steps: int = dataclasses.field(metadata=_STATIC)
-    steps_per_epoch: int = dataclasses.field(metadata=_STATIC)
-    num_examples: int = dataclasses.field(metadata=_STATIC)
-    max_batch_size: int = dataclasses.field(metadata=_STATIC)
-    fresh: bool = dataclasses.field(metadata=_STATIC)
-    adjacency: Adjacency = dataclasses.field(metadata=_STATIC)
+    strategy: StrategySpec | None = dataclasses.field(metadata=STATIC)
+    num_steps: int = dataclasses.field(metadata=STATIC)
+    steps_per_epoch: int = dataclasses.field(metadata=STATIC)
+    num_examples: int = dataclasses.field(metadata=STATIC)
+    max_batch_size: int = dataclasses.field(metadata=STATIC)
+    fresh: bool = dataclasses.field(metadata=STATIC)
+    adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
 # Events that have a privacy-loss distribution, and may be repeated and composed.
@@ -195,7 +163,7 @@ Step = (
 )
 
 
-@pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class Repeated:
     """An event several times.
@@ -209,7 +177,7 @@ class Repeated:
     count: ArrayLike = 1
 
 
-@pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class Composed:
     """Events one after the other on the same data.

@@ -16,11 +16,12 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.records import register_record
 from dpjax.accounting import events
 from dpjax.accounting._numerics.pld import composition
 
 
-@events.pytree
+@register_record
 @dataclasses.dataclass(frozen=True)
 class PLD:
     """The privacy-loss distribution of mechanisms run one after the other.
@@ -68,7 +69,8 @@ def of(event: events.Step) -> PLD:
       A `PLD`.
 
     Example:
-      >>> from dpjax.accounting import events
+      >>> from dpjax._core.records import register_record
+    from dpjax.accounting import events
       >>> print(f"{epsilon(of(events.Gaussian(1.0)), 1e-5):.4f}")
       4.3772
     """

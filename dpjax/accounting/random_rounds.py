@@ -171,8 +171,3 @@ def epsilon(
     if bool(delta_of(0.0) <= delta):
         return jnp.zeros(())
     return calibrate.solve(delta_of, delta)
-
-
-# Former names, which go in the next release.
-group_rounds, uniform_rounds = group, uniform
-random_rounds_delta, random_rounds_epsilon = delta, epsilon

@@ -12,9 +12,6 @@ The entries are `dpjax.clipped_grad`, `dpjax.clip_and_sum`, `dpjax.explain` and
 """
 
 from dpjax.clipping import bookkeeping as bookkeeping
-from dpjax.clipping._clip import Scales as Scales
-from dpjax.clipping._clip import Summed as Summed
 from dpjax.clipping._clip import clip as clip
-from dpjax.clipping._clip import clip_scales as clip_scales
 from dpjax.clipping._clipped_grad import ENGINES as ENGINES
 from dpjax.clipping._clipped_grad import ClippedGrad as ClippedGrad

@@ -1,0 +1,37 @@
+"""Frozen dataclasses as pytrees whose structure tells classes apart."""
+
+import dataclasses
+from typing import Any, TypeVar
+
+import jax
+
+T = TypeVar("T")
+
+# The metadata of a field that is no number, and belongs to the structure.
+STATIC = {"static": True}
+
+
+def register_record(cls: type[T]) -> type[T]:
+    """Register a frozen dataclass as a pytree of the fields that are not static.
+
+    `jax.tree_util.register_dataclass` is not used: structures of two classes that it
+    registered are equal where the static fields are (JAX 0.10 to 0.12), and a compiled
+    function would take one mechanism for another one. Here the class is part of the
+    structure.
+    """
+    fields = dataclasses.fields(cls)  # pyright: ignore
+    static = [x.name for x in fields if x.metadata.get("static")]
+    names = [x.name for x in fields if x.name not in static]
+
+    def flatten(event: T) -> tuple[list[Any], Any]:
+        children = [(jax.tree_util.GetAttrKey(x), getattr(event, x)) for x in names]
+        return children, (cls, tuple(getattr(event, x) for x in static))
+
+    def unflatten(structure: Any, children: Any) -> T:
+        event = object.__new__(cls)
+        for name, value in zip(names + static, (*children, *structure[1]), strict=True):
+            object.__setattr__(event, name, value)
+        return event
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls
