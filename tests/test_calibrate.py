@@ -24,10 +24,11 @@ def of_power(sensitivity, noise_multiplier):
     return (sensitivity / noise_multiplier) ** 1.5
 
 
-# ε as a function of both, and the μ at which it is a target.
+# ε as a function of both, the μ at which it is a target, and by how much its value may
+# be off here: NumPy's powers and compiled ones each round, by an ulp or two.
 PROFILES = {
-    "power": (of_power, lambda target: target ** (2 / 3)),
-    "Gaussian": (of_gaussian, lambda target: np.asarray(gdp.mu(target, 1e-5))),
+    "power": (of_power, lambda target: target ** (2 / 3), 1e-15),
+    "Gaussian": (of_gaussian, lambda target: np.asarray(gdp.mu(target, 1e-5)), 0.0),
 }
 
 
@@ -36,7 +37,7 @@ PROFILES = {
 )
 @JITTED
 def test_smallest_noise_multiplier(jitted, profile, x64):
-    epsilon, mu = PROFILES[profile]
+    epsilon, mu, off = PROFILES[profile]
     grid = np.meshgrid([0.02, 7.0, 4000.0], [1e-6, 0.01, 2.0, 300.0])
     sensitivity, target = (x.ravel() for x in grid)
 
@@ -48,8 +49,7 @@ def test_smallest_noise_multiplier(jitted, profile, x64):
     else:
         pairs = zip(sensitivity.tolist(), target.tolist(), strict=True)
         found = np.array([float(solve(*pair)) for pair in pairs])
-    # Powers may round in another way here than in a compiled search.
-    assert np.all(np.asarray(epsilon(sensitivity, found)) <= target * (1 + 1e-15))
+    assert np.all(np.asarray(epsilon(sensitivity, found)) <= target * (1 + off))
     less = np.asarray(epsilon(sensitivity, found * (1 - 1e-9)))
     assert np.all(less > target)
     np.testing.assert_allclose(found, sensitivity / mu(target), rtol=1e-10)
