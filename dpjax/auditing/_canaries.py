@@ -166,7 +166,7 @@ def project_on(directions: Tree, released: Tree) -> jax.Array:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> print(along(jnp.eye(3)[:2], jnp.arange(6.0).reshape(2, 3)))
+      >>> print(project_on(jnp.eye(3)[:2], jnp.arange(6.0).reshape(2, 3)))
       [[0. 1.]
        [3. 4.]]
     """
