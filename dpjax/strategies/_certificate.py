@@ -51,7 +51,7 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
 
     n_b = min(n_b, num_steps)
     # The construction of W needs whole epochs. Where the last epoch is cut short, only
-    # the steps before it are bounded. Later steps can only raise μ and the summed error.
+    # the steps before it are bounded. Later steps can only add to μ and to the errors.
     a = coefficients(workload, num_steps // n_b * n_b)
     sums = _diagonals(a, n_b)
 

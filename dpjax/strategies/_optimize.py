@@ -124,8 +124,8 @@ def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndar
             return root[1:]
         return _free_bands(_certificate.ratio(np.ones(1), root, size + 1)[1:])
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
-    # The slowest decay of the workload. A run of T steps does not resolve poles that are
-    # nearer to 1 than 1 / T.
+    # The slowest decay of the workload. A run of T steps does not resolve poles that
+    # are nearer to 1 than 1 / T.
     slowest = np.max(np.append(poles, np.mean(np.asarray(workload.keep))))
     nearest = max(1 - float(slowest), 1 / num_steps)
     if kind == "geometric":

@@ -39,8 +39,8 @@ def _columns(
 ) -> jax.Array:
     """The column weights s, rescaled so that the sensitivity is 1, f[T].
 
-    s is f[T] for the order "fixed". For "reshuffled" s is f[E], one weight for all steps
-    of an epoch.
+    s is f[T] for the order "fixed". For "reshuffled" s is f[E], with one weight for all
+    steps of an epoch.
     """
     if order == "fixed":
         c = strategy.coefficients(num_steps)
@@ -145,7 +145,7 @@ def scheduled(
         )
     if not np.any(np.asarray(workload.rates)):
         raise ValueError(f"workload must have a rate above 0; got {workload!r}.")
-    # A plain Toeplitz: an `Optimized` one also has a bound, which holds unscaled only.
+    # A plain Toeplitz: the product and bound of an `Optimized` one hold unscaled only.
     shape = Toeplitz(*strategy)
     given = {"num_steps": num_steps, "n_b": min(n_b, num_steps), "order": order}
     with scope():
