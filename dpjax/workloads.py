@@ -142,7 +142,7 @@ def _decay(decay: ArrayLike) -> np.ndarray | jax.Array:
 
 def _vector(name: str, x: ArrayLike) -> np.ndarray | jax.Array:
     """A number or vector as a vector, in float64 where it is concrete."""
-    # A scalar becomes a vector of one: workloads broadcast such a vector over all steps.
+    # A scalar becomes a vector of size 1, which a workload broadcasts over all steps.
     row = jnp.asarray(x)[None] if isinstance(x, jax.Array) and not x.ndim else x
     row = [x] if isinstance(x, int | float | np.number) else row
     known = validate.real_vector(name, row)

@@ -24,7 +24,7 @@ class NoiseStream(NamedTuple):
     """How the noise of a step is generated.
 
     Attributes:
-      rows: the number of vectors of the parameters' size in the memory; 0 for no memory.
+      rows: how many vectors of the parameters' size the memory holds; 0 without memory.
       noise: a function of `draw`, the step and the memory. It returns the step's noise
         and the memory for the next step.
     """
@@ -106,7 +106,7 @@ def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
 
 
 def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> NoiseStream:
-    """The stream y = D(L) / N(L) z, by the filter structure "transposed direct form II".
+    """The stream y = D(L) / N(L) z, as a filter in transposed direct form II.
 
     The noise is y_t = z_t + s_1. Then row k of the memory, s_k, becomes
     s_{k+1} + d_k z_t − n_k y_t.

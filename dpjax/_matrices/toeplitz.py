@@ -69,7 +69,7 @@ def times(p: ArrayLike, q: ArrayLike) -> jax.Array:
 
 
 def product(roots: ArrayLike) -> jax.Array:
-    """The coefficients of Π_k (1 − r_k L) after the leading 1, f[k], from roots f[k]."""
+    """The coefficients of Π_k (1 − r_k L) after the leading 1, f[k], from roots r."""
     factors = [-r[None] for r in jnp.asarray(roots)]
     return functools.reduce(times, factors, jnp.zeros(0))
 
@@ -107,8 +107,8 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     if not bottom.size:
         return jnp.zeros((), h.dtype)
     g = series(jnp.zeros(0), bottom, n)
-    # A step of the recursion has at most bottom.size + 4 roundings, and each is relative
-    # to sums of terms, which the following norms bound.
+    # A step of the recursion has at most bottom.size + 4 roundings. They are relative
+    # to the sizes of its terms, which the norms below bound.
     unit = (bottom.size + 4) * jnp.finfo(h.dtype).eps
     taps = 2 + jnp.sum(jnp.abs(bottom))
     top = jnp.linalg.norm(jnp.asarray(strategy.numerator, h.dtype)) + 1
@@ -116,5 +116,5 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     s = unit * (taps * jnp.sum(jnp.abs(g)) + 1)
     inverse = jnp.sum(jnp.abs(g)) / (1 - s)
     # The factor 1.1 covers the rounding of the sums in this bound itself. The geometric
-    # series 1 / (1 − s) needs s < 1; from 1/2 on the bound is of no use.
+    # series 1 / (1 − s) needs s < 1; from s = 1/2 on no bound is given.
     return jnp.where(s < 0.5, 1.1 * inverse * r, jnp.inf)

@@ -10,7 +10,7 @@ from dpjax._core.typing import ArrayLike
 class Workload(NamedTuple):
     """x_t = keep_t x_{t−1} + rates_t h_t, h = N(L) / D(L) g, L the shift by one step.
 
-    g_t is the sum of gradients of step t, and x_t the output of the workload.
+    g_t is the gradient sum of step t, and x_t the output of the workload.
 
     Attributes:
       numerator: N without its leading 1, f[k].
