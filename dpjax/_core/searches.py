@@ -34,7 +34,7 @@ def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
         steps, x, _ = state
         value, slope = jax.jvp(fn, (x,), (jnp.ones_like(x),))
         moved = x - value / slope
-        # A zero slope gives no step. x then stays, which also ends the loop.
+        # A step that is not finite, or leads below 0, is not taken. This ends the loop.
         return steps + 1, jnp.where(jnp.isfinite(moved) & (moved >= 0), moved, x), x
 
     _, x, _ = jax.lax.while_loop(cond, body, (0, start, jnp.full_like(start, jnp.inf)))
