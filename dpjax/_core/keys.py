@@ -100,6 +100,7 @@ def generator_name(key: Key) -> str:
 
 
 def _fold(key: Key, pair: ArrayLike) -> Key:
+    # fold_in takes 32 bits, too few for hashes of names that must not collide.
     high, low = jnp.asarray(pair)
     return jax.random.fold_in(jax.random.fold_in(key, high), low)
 

@@ -67,6 +67,7 @@ def like(
         explicit, mesh = False, jax.sharding.get_abstract_mesh()
     if not axes.varying and not explicit:
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    # The last axes are sharded as the variable's last axes, all others are not.
     spec: list[_Entry] = [None] * len(shape)
     if explicit:
         of_aval = tuple(aval.sharding.spec)[-len(shape) :] if shape else ()
@@ -98,6 +99,7 @@ def zeros_like(
     if sharding is None or not sharding.mesh.explicit_axes:
         spec = [leading, *[None] * (len(shape) - 1)]
         sharding = mesh and jax.NamedSharding(mesh, jax.P(*spec))
+    # With a sharding of None JAX's default applies, as for any array outside a mesh.
     with enter_mesh(sharding):
         return jnp.zeros(wanted.shape, wanted.dtype, out_sharding=sharding)
 
@@ -117,6 +119,7 @@ def enter_mesh(
 def example_numbers(size: int, batch: Tree) -> jax.Array:
     """The indices of a batch's examples, sharded as the first axis of its arrays."""
     arrays = [jnp.asarray(x) for x in jax.tree.leaves(batch)]
+    # On explicit axes the types of operands must agree, so the indices are resharded.
     numbers, mesh = jnp.arange(size), explicit_mesh(arrays)
     if mesh is None:
         return numbers
@@ -131,6 +134,7 @@ def plus(x: jax.Array, more: jax.Array) -> jax.Array:
     mesh = jax.typeof(x).sharding.mesh
     if mesh.empty or mesh == jax.typeof(more).sharding.mesh:
         return jax.lax.add(x, more)
+    # The two types name different meshes, which an addition would refuse.
     with jax.sharding.use_abstract_mesh(mesh):
         return x + jax.reshard(more, jax.typeof(x).sharding.spec)
 
@@ -144,6 +148,7 @@ def varying(tree: Shaped, axes: frozenset[str]) -> Shaped:
     """The same values, with types that vary along these axes, too."""
 
     def cast(x: jax.Array) -> jax.Array:
+        # pcast accepts only axes along which x does not vary yet.
         missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
         return jax.lax.pcast(x, missing, to="varying")
 

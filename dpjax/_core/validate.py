@@ -42,7 +42,7 @@ def positive(name: str, value: object) -> None:
 
 
 def positive_float(name: str, value: object) -> float:
-    """A positive finite number as a Python float, or an error if it is traced."""
+    """A concrete, positive and finite number as a Python float, or an error."""
     scalar(name, value)
     array = concrete(value)
     if array is None:

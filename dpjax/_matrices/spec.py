@@ -57,6 +57,7 @@ class StrategySpec(NamedTuple):
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "StrategySpec":
         """The specification from which `record` made this dictionary."""
+        # JSON has lists in place of tuples, and fields must be hashable.
         values: dict[str, Any] = {
             name: tuple(x) if isinstance(x, list) else x for name, x in record.items()
         }
@@ -83,6 +84,7 @@ def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:
     """
     # The noise stream is not used; building it makes the checks that training makes.
     _correlating.buffered_stream(check_strategy(strategy, num_steps), num_steps)
+    # The numbers are exact in float32, so they are exact as Python floats, too.
     if isinstance(strategy, Tree):
         return StrategySpec(tree_decay=float(np.asarray(strategy.decay)))
     (numerator, denominator), factors = toeplitz_and_factors(strategy)
