@@ -1,9 +1,9 @@
-"""What an optimizer makes of the sums that it is given, and so which noise matters.
+"""Workloads: what an optimizer computes from gradient sums, and so which noise matters.
 
-A workload is a linear map of the sums g_1, g_2, ... of all steps. Its error is what
-comes out of it when the noise goes in. Momentum is m_t = β m_{t−1} + (1 − β) g_t; the
-parameters of SGD are sums of it. `accounting.correlated.error` measures the one or the
-other, and `strategies.optimize` makes it small.
+A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. Its error is
+its output when the input is the noise alone. Momentum is m_t = β m_{t−1} + (1 − β) g_t,
+and the parameters of SGD are sums of the momentum. `accounting.correlated.error`
+measures the error of either workload, and `strategies.optimize` minimizes the error.
 """
 
 import jax
@@ -22,8 +22,8 @@ def prefix_sum(
 
     Args:
       learning_rates: η, f[], or f[T] for one a step; non-negative.
-      weight_decay: the share of the parameters that each step takes off, in units of
-        its learning rate, f[], non-negative and at most 1 / η.
+      weight_decay: the share of the parameters that each step removes, in units of the
+        step's learning rate, f[], non-negative and at most 1 / η.
 
     Raises:
       ValueError: an argument is out of range.
@@ -36,7 +36,7 @@ def prefix_sum(
 
 
 def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
-    """The momentum itself, η_t (1 − β) Σ_{s<=t} β^{t−s} g_s.
+    """The momentum itself: η_t (1 − β) Σ_{s<=t} β^{t−s} g_s.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
@@ -65,8 +65,8 @@ def momentum_sum(
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
       learning_rates: η, f[], or f[T] for one a step; non-negative.
-      weight_decay: the share of the parameters that each step takes off, in units of
-        its learning rate, f[], non-negative and at most 1 / η.
+      weight_decay: the share of the parameters that each step removes, in units of the
+        step's learning rate, f[], non-negative and at most 1 / η.
 
     Raises:
       ValueError: an argument is out of range.
@@ -78,6 +78,7 @@ def momentum_sum(
     usual = momentum(decay, learning_rates=learning_rates)
     validate.scalar("weight_decay", weight_decay)
     validate.nonnegative("weight_decay", weight_decay)
+    # The share of the parameters that remains after a step.
     keep = 1 - weight_decay * _vector("learning_rates", learning_rates)
     validate.nonnegative("1 - weight_decay * learning_rates", keep)
     return usual._replace(keep=keep)
@@ -112,7 +113,7 @@ def nesterov(
 
 
 def toeplitz(coefficients: ArrayLike) -> Workload:
-    """Any filter of the sums: Σ_j a_j g_{t−j}.
+    """Any linear time-invariant filter of the gradient sums: Σ_j a_j g_{t−j}.
 
     Args:
       coefficients: a_0, a_1, ..., f[k], finite, a_0 positive.
@@ -128,6 +129,7 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
     a = jnp.asarray(coefficients) if known is None else known
     if a.size == 0 or (known is not None and not np.all(np.isfinite(known))):
         raise ValueError(f"coefficients must be finite; got {coefficients!r}.")
+    # A workload stores its filter with a leading 1, so a_0 becomes the rate.
     validate.positive("coefficients[0]", a[0])
     return Workload(a[1:] / a[0], np.zeros(0), a[:1], np.zeros(1))
 
@@ -139,7 +141,8 @@ def _decay(decay: ArrayLike) -> np.ndarray | jax.Array:
 
 
 def _vector(name: str, x: ArrayLike) -> np.ndarray | jax.Array:
-    """One axis, in float64 where it is known."""
+    """A number or vector as a vector, in float64 where it is concrete."""
+    # A scalar becomes a vector of size 1, which a workload broadcasts over all steps.
     row = jnp.asarray(x)[None] if isinstance(x, jax.Array) and not x.ndim else x
     row = [x] if isinstance(x, int | float | np.number) else row
     known = validate.real_vector(name, row)

@@ -6,15 +6,16 @@ import enum
 class Adjacency(enum.Enum):
     """The neighbouring relation that a guarantee is stated for.
 
-    A guarantee that does not name its relation means little: without random sampling
-    the same run has twice the μ under `REPLACE` that it has under `ZERO_OUT`.
+    A guarantee that does not name its relation means little. For instance, without
+    random sampling a run's μ under `REPLACE` is twice the same run's μ under
+    `ZERO_OUT`.
 
     Attributes:
-      ADD_REMOVE: one data set has one example more. The batch that any other
-        example falls into must not depend on it.
+      ADD_REMOVE: one data set has one example more than the other. No other example's
+        batch may depend on whether this example is in the data set.
       ZERO_OUT: one example's contribution is replaced by zero; sizes, order and
-        batches stay what they are.
-      REPLACE: one example is replaced by another one.
+        batches stay the same.
+      REPLACE: one example is replaced by another example.
 
     Example:
       >>> Adjacency.REPLACE.sensitivity_factor
@@ -28,10 +29,11 @@ class Adjacency(enum.Enum):
     REPLACE = "replace"
 
     def __repr__(self) -> str:
-        """What one writes in a program."""
+        """The member as a Python expression."""
         return f"Adjacency.{self.name}"
 
     @property
     def sensitivity_factor(self) -> float:
-        """How far one example moves a sum, in units of the clip norm."""
+        """How far one example moves a sum of clipped gradients, in clip norms."""
+        # Under REPLACE one clipped gradient leaves the sum and another one enters it.
         return 2.0 if self is Adjacency.REPLACE else 1.0

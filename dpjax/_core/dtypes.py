@@ -1,4 +1,4 @@
-"""Which dtype sums, moments and noise are kept in."""
+"""The dtypes of sums, moments and noise."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ from dpjax._core.typing import ArrayLike, DTypeLike, Shaped
 
 
 def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
-    """float32 for every narrower float, the dtype itself above."""
+    """float32 for any narrower float, and the dtype itself for a wider one."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
-        return jnp.dtype(jnp.float32)  # those of 8 bits and fewer do not promote
+        return jnp.dtype(jnp.float32)  # JAX promotes no float of 8 bits or fewer
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -25,9 +25,9 @@ def narrowest_float(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
 
 
 def widen(tree: Shaped) -> Shaped:
-    """The tree with every leaf in float32 at least; it refuses what is not real.
+    """The tree with every leaf in at least float32, or an error for a non-real leaf.
 
-    Noise for the real part alone would leave an imaginary part in the clear.
+    Real noise would leave the imaginary part of a complex leaf without noise.
     """
 
     def widen_leaf(leaf: ArrayLike) -> jax.Array:

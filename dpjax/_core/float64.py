@@ -1,24 +1,26 @@
-"""Run an accountant in float64 and hand back the caller's default dtype.
+"""Run an accountant in float64 and return the result in the caller's default dtype.
 
-Accountants need float64 (δ reaches 1e-30), notebooks run in float32, and global
-configuration is not ours to change. The decorator `float64` opens a float64 scope
-around one jitted call and rounds what comes out towards more privacy loss. The scope
-promotes dtypes as usual, too: a strict caller has no say in what is not its code.
+Accountants need float64, since δ reaches 1e-30. But JAX's default is float32, and a
+library must not change the global configuration. So the decorator `float64` opens a
+float64 scope around one jitted call, and rounds the result towards more privacy loss.
+The scope also sets standard dtype promotion, so that a caller's setting of strict
+promotion does not apply to the accountant's own code.
 
-Processors flush numbers below the least normal one, `TINY`, to zero in what is compiled
-here. So arguments below it count as zero, and what has to be positive is at least TINY.
+Compiled programs flush subnormal numbers, which are below the least normal number
+`TINY`, to zero. So an argument below TINY counts as zero, and a number that must be
+positive is at least TINY.
 
-Called by itself an accountant runs on the CPU, whatever JAX's default device is or the
-context's mesh: accelerators are slow in float64 or do not have it, and one number is
-not worth their start. Within a program it runs where that runs, but not on a TPU
-(`_platforms.needs_float64`).
+Outside of jit an accountant runs on the CPU, whatever JAX's default device or the
+context's mesh is. Accelerators are slow in float64 or lack it, and starting one takes
+longer than computing a single number. Inside a compiled program an accountant runs on
+the program's device, but not on a TPU (`platforms.needs_float64`).
 
-JAX traces, transposes and lowers derivatives long after that scope has closed, and
-what then makes a float64 array fails. So the derivative is a function of its own:
-for a core with one number out per batch element, a partial derivative comes from one
-push-forward or pull-back of ones inside the scope, and only Σ_i (partial_i · tangent_i)
-is left for the caller's transformations. Partials are decorated the same way, so second
-derivatives work alike. The rule for custom derivatives inside a core: `scoped`.
+JAX traces, transposes and lowers derivatives after the scope has closed, where code
+that makes a float64 array fails. So derivatives are separate functions. A core returns
+one number per batch element. One JVP or VJP with ones, inside the scope, computes each
+partial derivative. Only Σ_i (partial_i · tangent_i) is left for the caller's
+transformations. Partial derivatives are decorated in the same way, so second
+derivatives work, too. A custom derivative rule inside a core must use `scoped`.
 """
 
 import contextlib
@@ -39,17 +41,19 @@ from dpjax._core.typing import ArrayLike
 P = ParamSpec("P")
 Out = TypeVar("Out")
 Direction = Literal["up", "down", "nearest"]
-# A core of float64 arrays, or what callers get of it, with one number out.
+# A core function of float64 arrays, or its decorated form for callers. Either returns
+# one number per batch element.
 Core = Callable[..., jax.Array]
 
-# Twice the most that one operation rounds by, relatively. Margins are multiples of it:
-# k operations on numbers of one sign err by k ULP / 2 to first order, half of a margin
-# of k ULP. Where numbers cancel or a function errs by more, that stands beside it.
+# Twice the maximum relative rounding error of one operation. Margins are multiples of
+# ULP: k operations on numbers of one sign err by k ULP / 2 to first order, half of a
+# margin of k ULP. Where terms cancel, or a function has a larger error, a comment
+# beside the margin says so.
 ULP = float(np.finfo(np.float64).eps)
-# The least normal number: what is positive, however small, is at least that.
+# The least normal number: any number that is known to be positive is at least TINY.
 TINY = float(np.finfo(np.float64).tiny)
-# What stands for nothing inside a computation, in a logarithm or below a line. Products
-# with anything above 1e-7 stay normal, and no δ, rate or mass that matters is near it.
+# A replacement for 0 in logarithms and denominators. Its products with numbers above
+# 1e-7 are normal, and no δ, rate or probability mass that matters is close to it.
 SMALL = 1e-300
 
 
@@ -60,7 +64,7 @@ def default_float() -> np.dtype:
 
 @contextlib.contextmanager
 def scope() -> Iterator[None]:
-    """The configuration in which accountants are traced and run."""
+    """The context in which accountants are traced and run."""
     promotion = jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), promotion, jax.default_device(host()), without_mesh():
         yield
@@ -81,12 +85,13 @@ def scoped(fn: Callable[P, Out]) -> Callable[P, Out]:
 @scoped
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
-    """The value in dtype, rounded in the given direction, with derivative one."""
+    """The value x in another dtype, rounded in a direction, with derivative one."""
     y = x.astype(dtype)
     if dtype == x.dtype or direction == "nearest":
         return y
     back, least = y.astype(x.dtype), float(jnp.finfo(dtype).tiny)
-    # What lies between 0 and the least normal number may have become 0.
+    # A compiled program may have flushed a value between 0 and the least normal number
+    # to 0, and then y would be rounded in the wrong direction.
     if direction == "up":
         y = jnp.where(back < x, jnp.nextafter(y, jnp.full_like(y, jnp.inf)), y)
         return jnp.where((x > 0) & (x < least), least, y)
@@ -121,18 +126,18 @@ def float64(
         with privacy loss.
       static: names of keyword arguments that are not arrays.
       vectors: the positions of arguments whose last axis belongs to one evaluation.
-        All other axes are batch axes, over which the core works element by element
-        and broadcasts; its result has the batch axes alone.
-      elementwise: whether the core is written for one evaluation only, scalars but for
-        its vectors, and is to be mapped over batch axes.
-      compiled: whether to compile the core as one program. One that takes long to
-        compile is better made of a few compiled functions, of which several calls then
-        share some.
+        All other axes are batch axes. The core broadcasts over batch axes and works on
+        them element by element. Its result has only the batch axes.
+      elementwise: whether the core is written for one evaluation, with scalar arguments
+        except for its vectors. The decorator then maps it over batch axes.
+      compiled: whether to compile the core as one program. A core that takes long to
+        compile should consist of a few compiled functions instead, so that several
+        calls can share compiled functions.
 
     Returns:
-      A decorator. Positional arguments of the result may be Python numbers (taken
-      exactly), NumPy or JAX arrays of any real dtype, or tracers; or records, named
-      tuples of these, and the core gets such a record.
+      A decorator. Positional arguments of the decorated function may be Python numbers
+      (taken exactly), NumPy or JAX arrays of any real dtype, or tracers. An argument
+      may also be a record, a named tuple of these; the core then gets such a record.
     """
 
     def decorate(core: Core) -> Core:
@@ -156,13 +161,17 @@ def float64(
 
 
 def _is_record(x: object) -> TypeGuard[tuple[ArrayLike, ...]]:
+    # Named tuples have no common base class; `_fields` tells them from other tuples.
     return isinstance(x, tuple) and hasattr(x, "_fields")
 
 
 def _flat(
     core: Core, records: tuple[type | None, ...], vectors: tuple[int, ...]
 ) -> tuple[Core, tuple[int, ...]]:
-    """The core as a function of its records' fields, and where its vectors are then."""
+    """The core with records replaced by their fields, and its vectors' new positions.
+
+    Where an argument is a vector and a record, every field of the record is a vector.
+    """
     sizes = [len(record._fields) if record else 1 for record in records]
     starts = np.cumsum([0, *sizes]).tolist()
 
@@ -181,14 +190,15 @@ def _flat(
 
 
 def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
-    """A core for one evaluation, on batches. Vectors may differ in length."""
+    """The core for one evaluation, mapped over batches; vectors' lengths may differ."""
 
     @functools.wraps(core)
     def mapped(*args: jax.Array, **kwargs: object) -> jax.Array:
+        # A separate name for each vector's axis, so that the lengths may differ.
         axes = [f"(k{i})" if i in vectors else "()" for i in range(len(args))]
         one = functools.partial(core, **kwargs)
-        # What has fewer axes is computed once for all, whatever the caller thinks of
-        # implicit ranks.
+        # Arguments of lower rank get leading axes of size 1 here, so that a caller's
+        # setting of jax_numpy_rank_promotion does not refuse them.
         ranks = [x.ndim - (i in vectors) for i, x in enumerate(args)]
         args = tuple(
             x.reshape((1,) * (max(ranks) - rank) + x.shape)
@@ -206,11 +216,12 @@ def _lift(
     vectors: tuple[int, ...],
     compiled: bool = True,
 ) -> Core:
+    # One core as a function for callers in any dtype: cast in, run, round the result.
     jitted = jax.jit(core, static_argnames=static) if compiled else core
 
     @functools.cache
     def partial(position: int) -> Core:
-        """The lifted partial derivative by one argument, in that argument's shape."""
+        """The decorated partial derivative by one argument, in the argument's shape."""
 
         def derivative(*args: jax.Array, **kwargs: object) -> jax.Array:
             args = broadcast_batch(args, vectors)
@@ -219,11 +230,15 @@ def _lift(
             def by(x: jax.Array) -> jax.Array:
                 return core(*before, x, *after, **kwargs)
 
+            # Batch elements are independent, so one JVP or VJP with ones gives the
+            # partial derivatives of all of them.
             if position not in vectors:
                 return jax.jvp(by, (x,), (jnp.ones_like(x),))[1]
             out, pull_back = jax.vjp(by, x)
             return pull_back(jnp.ones_like(out))[0]
 
+        # A derivative by a vector is itself a vector, which `_lift` does not support.
+        # So a core with vectors has its partial derivatives scoped and compiled only.
         if vectors:
             return scoped(jax.jit(derivative, static_argnames=static))
         return _lift(derivative, "nearest", static, vectors)
@@ -231,7 +246,8 @@ def _lift(
     @functools.wraps(core)
     def wrapper(*args: ArrayLike, **kwargs: object) -> jax.Array:
         dtype = default_float()
-        # What is not a JAX array is a constant, and stays as precise as it is.
+        # An argument that is not a JAX array is a constant. It is not an input of the
+        # custom derivative, since JAX would round it to the caller's dtype.
         places = [i for i, x in enumerate(args) if isinstance(x, jax.Array)]
 
         def fill(arrays: Sequence[jax.Array]) -> list[ArrayLike]:
@@ -241,7 +257,7 @@ def _lift(
             return filled
 
         def merge(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-            # NumPy takes integers of any size, and what it holds is on no device yet.
+            # NumPy converts integers of any size, and its arrays are on no device yet.
             return [
                 needs_float64(
                     jnp.asarray(x, jnp.float64)
@@ -263,10 +279,12 @@ def _lift(
             total = jnp.zeros_like(out)
             with scope():
                 inputs = merge(primals)
-                if not vectors:  # a constant is one for second derivatives too
+                # The partial derivative is decorated, so constants are passed as they
+                # are: second derivatives treat them as constants, too.
+                if not vectors:
                     inputs = fill([inputs[place] for place in places])
             for place, primal, tangent in zip(places, primals, tangents, strict=True):
-                # What is not differentiated by has no derivative compiled either.
+                # No derivative is compiled for an argument with a zero tangent.
                 floating = jnp.issubdtype(jnp.result_type(primal), jnp.floating)
                 if isinstance(tangent, SymbolicZero) or not floating:
                     continue

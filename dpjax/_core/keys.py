@@ -1,12 +1,13 @@
-"""Random streams that never meet, and where a key comes from.
+"""Separate random streams for the consumers of one key, and new keys.
 
-In JAX `split(key)[i]` and `fold_in(key, i)` are one key (Threefry), so that consumers
-which number their draws share them as soon as they share a key: a sampler's order was
-once the order of the noise. So each consumer first goes to a stream of its own, named
-by a string; its steps, leaves and levels are numbered within it. A consumer opens its
-stream once, where it is given the user's key: in a transformation's `init`, or at the
-head of a function. It serves one use: two transformations of one kind, on the same
-tree and with the same key, draw the same noise.
+In JAX `split(key)[i]` and `fold_in(key, i)` are the same key (Threefry). So two
+consumers that number their draws draw the same numbers if they get the same key: a
+sampler's order could equal the order of the noise. So each consumer first derives a
+stream of its own, named by a string, and numbers its steps, leaves and levels within
+this stream. A consumer derives its stream once, where it gets the user's key: in a
+transformation's `init`, or at the beginning of a function. A stream separates kinds of
+consumers only: two transformations of one kind, on the same tree and with the same key,
+draw the same noise.
 """
 
 import collections
@@ -25,21 +26,23 @@ from dpjax._core.typing import ArrayLike, Key
 def random_key(impl: str | None = None) -> Key:
     """A new typed key from the operating system's entropy, of the full width.
 
-    The key is the secret of a private run: who has it, or guesses it, draws the same
-    noise and subtracts it. `jax.random.key(seed)` keeps 32 bits of its seed without
-    `jax_enable_x64` (the key's high word is 0): few enough to try them all. Use it for
-    what must be repeated, and this for what is to be released.
+    The key is the secret of a private run: anyone who has or guesses the key can draw
+    the same noise and subtract it. `jax.random.key(seed)` uses only 32 bits of its seed
+    without `jax_enable_x64` (the key's high word is 0), few enough to try all of them.
+    Use `jax.random.key` for runs that must be reproducible, and `random_key` for runs
+    whose results are to be released.
 
     Args:
       impl: one of JAX's generators, as for `jax.random.key`; JAX's default if None.
 
     Returns:
-      A key. Store it as secretly as the data, or not at all; a program compiled with it
-      inside holds it (so call `init` outside jit). Of several processes let one make it
-      and send it to the others.
+      A key. Store the key as secretly as the data, or not at all. A compiled program
+      that has the key as a constant contains the key, so call `init` outside of jit.
+      Where there are several processes, let one process make the key and send it to the
+      others.
 
     Raises:
-      ValueError: it is called under `jax.jit` or another trace, where one key would
+      ValueError: the call is under `jax.jit` or another trace, where one key would
         become a constant of the compiled function.
 
     Example:
@@ -47,6 +50,7 @@ def random_key(impl: str | None = None) -> Key:
       >>> key.shape, bool((jax.random.key_data(key) == 0).all())
       ((), False)
     """
+    # The key's shape and dtype differ between generators, and are found without a draw.
     like = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
     entropy = os.urandom(like.size * like.dtype.itemsize)
     words = np.frombuffer(entropy, like.dtype).reshape(like.shape)
@@ -60,22 +64,26 @@ def random_key(impl: str | None = None) -> Key:
 
 
 def words(name: str) -> tuple[int, int]:
-    """64 bits of a name, as two 32-bit numbers that nobody counts up to."""
+    """A hash of a name, as two 32-bit numbers of which each is at least 2³¹.
+
+    The highest bits are set, so that no counter of steps or leaves gives such numbers.
+    """
     digest = hashlib.sha256(name.encode()).digest()
     high, low = (int.from_bytes(digest[i : i + 4], "big") for i in (0, 4))
     return high | 1 << 31, low | 1 << 31
 
 
 def stream(key: Key, consumer: str) -> Key:
-    """The key from which this consumer, and no other, draws."""
+    """The key for one kind of consumer, derived from the user's key."""
     return _fold(_ordered(key), np.array(words(f"dpjax {consumer}"), np.uint32))
 
 
 def _ordered(key: Key) -> Key:
-    """The same key, folding numbers so that their order matters.
+    """The same key, with a generator whose `fold_in` depends on the order of its calls.
 
-    unsafe_rbg folds by exclusive or: 1 and 2 is 2 and 1, and 1 and 1 is nothing. The
-    generator rbg draws the same from the same key, and folds by Threefry.
+    unsafe_rbg folds numbers in by exclusive or: folding in 1 and 2 equals folding in 2
+    and 1, and folding in 1 twice changes nothing. The generator rbg draws the same
+    numbers from the same key data, and folds numbers in by Threefry.
     """
     if jax.random.key_impl(key) != "unsafe_rbg":
         return key
@@ -83,35 +91,38 @@ def _ordered(key: Key) -> Key:
 
 
 def generator_name(key: Key) -> str:
-    """The name of the generator that a key's streams are drawn with.
+    """The name of the generator that a key's streams draw with.
 
-    Keys with equal data and equal generator names draw the same in all of dpjax.
+    Keys with equal data and equal generator names draw the same numbers throughout
+    dpjax.
     """
     return str(jax.random.key_impl(_ordered(key)))
 
 
 def _fold(key: Key, pair: ArrayLike) -> Key:
+    # fold_in takes 32 bits, too few for hashes of names that must not collide.
     high, low = jnp.asarray(pair)
     return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
 
 def leaf_keys(key: Key, tree: object) -> list[Key]:
-    """A key for each leaf, from its path in the whole tree: 64 bits of a hash of it.
+    """A key for each leaf, derived from a hash of the leaf's path in the whole tree.
 
-    `optax.masked` and the like take leaves away, and the others keep their paths: parts
-    of a tree share no noise, nor does the order of a dictionary change any.
+    `optax.masked` and similar wrappers remove leaves, and the remaining leaves keep
+    their paths. So disjoint parts of a tree share no noise, and the order of a
+    dictionary's entries does not change the noise.
     """
     paths, _ = jax.tree.flatten_with_path(tree, is_leaf=_is_masked)
     seen: collections.Counter[str] = collections.Counter()
     pairs = []
     for path, leaf in paths:
         name = jax.tree_util.keystr(path)
-        seen[name] += 1  # a node of one's own may give two leaves one name
+        seen[name] += 1  # a user-defined pytree node may give two leaves one path
         if not _is_masked(leaf):
             pairs.append(words(f"leaf {seen[name]} {name}"))
     if not pairs:
         return []
-    # All at once: a program that folds leaf by leaf takes long to compile.
+    # One vmap over all leaves: a program that folds leaf by leaf takes long to compile.
     keys = jax.vmap(_fold, (None, 0))(key, np.array(pairs, np.uint32))
     return [keys[i] for i in range(len(pairs))]
 

@@ -1,10 +1,11 @@
-"""Arrays over meshes: types that say how, and code that need not say it.
+"""Shardings of arrays over meshes, and code that works for every kind of mesh axis.
 
-JAX's meshes have three kinds of axes. Along *explicit* ones, its default, a type says
-how an array is sharded, and operations refuse what they cannot decide; along *auto*
-ones the compiler decides; along *manual* ones (`jax.shard_map`) code sees one device's
-part. A loss runs as `vmap(grad(loss))` would, whatever the axes. What the engines
-compute around it is for the compiler to lay out.
+JAX's meshes have three kinds of axes. Along *explicit* axes, JAX's default, an array's
+type says how the array is sharded, and an operation raises an error where the types
+leave its output's sharding undecided. Along *auto* axes the compiler decides the
+sharding. Along *manual* axes (`jax.shard_map`) code sees one device's shard. The
+engines run a loss as `vmap(grad(loss))` would, for every kind of axis. They leave the
+sharding of their own computations around the loss to the compiler.
 """
 
 import contextlib
@@ -21,17 +22,21 @@ from dpjax._core.typing import DTypeLike, Shaped, Tree
 
 Out = TypeVar("Out")
 
-_Entry = str | tuple[str, ...] | None  # of a partition spec
+# An entry of a partition spec: the mesh axes over which one array axis is sharded.
+_Entry = str | tuple[str, ...] | None
 
 
 def leading_axis(arrays: Sequence[Tree]) -> _Entry:
-    """How the first axis of a batch is sharded: an entry of a partition spec."""
+    """How the first axis of a batch is sharded, as an entry of a partition spec.
+
+    The first array whose leading axis is sharded decides; None where there is none.
+    """
     specs = [jax.typeof(x).sharding.spec for x in arrays]
     return next((s[0] for s in specs if len(s) and s[0] is not None), None)
 
 
 def num_shards(arrays: Sequence[Tree]) -> int:
-    """Into how many parts the first axis of a batch is sharded."""
+    """The number of shards along the first axis of a batch; 1 without explicit axes."""
     mesh, names = explicit_mesh(arrays), leading_axis(arrays)
     if mesh is None or names is None:
         return 1
@@ -46,20 +51,23 @@ def like(
     *,
     leading: _Entry = None,
 ) -> jax.ShapeDtypeStruct:
-    """Another shape and dtype on the same mesh, and as a variable in its last axes.
+    """A type with another shape and dtype, sharded as a variable in its last axes.
 
     Args:
       aval: the variable's type.
-      shape: its shape, with more axes before it or fewer.
-      dtype: any.
-      leading: how the first of several more axes is sharded.
+      shape: the variable's shape, with leading axes added or removed.
+      dtype: any dtype.
+      leading: how the first added axis is sharded; other added axes are not sharded.
     """
     axes, mesh = aval.manual_axis_type, aval.sharding.mesh
     explicit = bool(mesh.explicit_axes)
+    # The type was made on an explicit mesh, but the code now runs where the compiler
+    # decides (`compiler_sharded`), and types must be on the mesh of the context.
     if explicit and lets_compiler_decide():
         explicit, mesh = False, jax.sharding.get_abstract_mesh()
     if not axes.varying and not explicit:
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    # The last axes are sharded as the variable's last axes, all others are not.
     spec: list[_Entry] = [None] * len(shape)
     if explicit:
         of_aval = tuple(aval.sharding.spec)[-len(shape) :] if shape else ()
@@ -81,12 +89,17 @@ def zeros_like(
     leading: _Entry = None,
     mesh: AbstractMesh | None = None,
 ) -> jax.Array:
-    """Zeros of another shape, sharded as in `like`, or whole on the mesh."""
+    """Zeros of another shape, sharded as in `like`.
+
+    Where `like` gives no explicit sharding, the zeros are on `mesh` if it is given,
+    sharded along their first axis alone, by `leading`.
+    """
     wanted = like(aval, shape, aval.dtype, leading=leading)
     sharding = wanted.sharding
     if sharding is None or not sharding.mesh.explicit_axes:
         spec = [leading, *[None] * (len(shape) - 1)]
         sharding = mesh and jax.NamedSharding(mesh, jax.P(*spec))
+    # With a sharding of None JAX's default applies, as for any array outside a mesh.
     with enter_mesh(sharding):
         return jnp.zeros(wanted.shape, wanted.dtype, out_sharding=sharding)
 
@@ -94,9 +107,9 @@ def zeros_like(
 def enter_mesh(
     sharding: jax.NamedSharding | None,
 ) -> contextlib.AbstractContextManager[object]:
-    """The context of a sharding's mesh, where no mesh is in the context.
+    """A context manager for a sharding's mesh; it does nothing where a mesh is set.
 
-    Without one, JAX 0.12 makes arrays without the sharding that they are asked to have.
+    Without a mesh in the context, JAX 0.12 ignores a requested `out_sharding`.
     """
     if sharding is None or not jax.sharding.get_abstract_mesh().empty:
         return contextlib.nullcontext()
@@ -104,8 +117,9 @@ def enter_mesh(
 
 
 def example_numbers(size: int, batch: Tree) -> jax.Array:
-    """The numbers of a batch's examples, sharded as its arrays' first axes are."""
+    """The indices of a batch's examples, sharded as the first axis of its arrays."""
     arrays = [jnp.asarray(x) for x in jax.tree.leaves(batch)]
+    # On explicit axes the types of operands must agree, so the indices are resharded.
     numbers, mesh = jnp.arange(size), explicit_mesh(arrays)
     if mesh is None:
         return numbers
@@ -113,23 +127,28 @@ def example_numbers(size: int, batch: Tree) -> jax.Array:
 
 
 def plus(x: jax.Array, more: jax.Array) -> jax.Array:
-    """The sum, where x is: a loss may leave some of its axes to the compiler."""
+    """The sum of two arrays, on the mesh and with the sharding of x.
+
+    The meshes may differ, because a loss may leave some axes to the compiler.
+    """
     mesh = jax.typeof(x).sharding.mesh
     if mesh.empty or mesh == jax.typeof(more).sharding.mesh:
         return jax.lax.add(x, more)
+    # The two types name different meshes, which an addition would refuse.
     with jax.sharding.use_abstract_mesh(mesh):
         return x + jax.reshard(more, jax.typeof(x).sharding.spec)
 
 
 def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:
-    """The axes of `jax.shard_map` along which a value of this type differs."""
+    """The manual axes of `jax.shard_map` along which a value of this type varies."""
     return of.manual_axis_type.varying
 
 
 def varying(tree: Shaped, axes: frozenset[str]) -> Shaped:
-    """Values that differ along these axes too, if only for the type."""
+    """The same values, with types that vary along these axes, too."""
 
     def cast(x: jax.Array) -> jax.Array:
+        # pcast accepts only axes along which x does not vary yet.
         missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
         return jax.lax.pcast(x, missing, to="varying")
 
@@ -139,12 +158,12 @@ def varying(tree: Shaped, axes: frozenset[str]) -> Shaped:
 def compiler_sharded(
     function: Callable[..., Out], arrays: Tree, outputs: object
 ) -> Callable[..., Out]:
-    """The function with all explicit axes left to the compiler.
+    """The function, with the sharding along all explicit axes left to the compiler.
 
     Args:
-      function: of arrays.
-      arrays: a tree with one at least from the mesh.
-      outputs: a prefix of the function's outputs, of partition specs.
+      function: a function of arrays.
+      arrays: a tree of arrays, at least one of which is on the mesh.
+      outputs: partition specs, in a tree that is a prefix of the function's outputs.
     """
     mesh = explicit_mesh(arrays)
     if mesh is None:
@@ -157,11 +176,11 @@ def compiler_sharded(
     sharded = jax.sharding.auto_axes(
         function, axes=mesh.explicit_axes, out_sharding=shardings
     )
-    return cast(Callable[..., Out], sharded)  # JAX does not say so
+    return cast(Callable[..., Out], sharded)  # JAX's annotations lose the result's type
 
 
 def explicit_mesh(arrays: Tree) -> AbstractMesh | None:
-    """The mesh with explicit axes that arrays are on, or None."""
+    """The first mesh with explicit axes among the arrays' types, or None."""
     if not lets_compiler_decide():
         for x in jax.tree.leaves(arrays):
             mesh = jax.typeof(x).sharding.mesh
@@ -171,13 +190,16 @@ def explicit_mesh(arrays: Tree) -> AbstractMesh | None:
 
 
 def lets_compiler_decide() -> bool:
-    """Whether the mesh of the context has no explicit axis."""
+    """Whether the context has a mesh, and this mesh has no explicit axis."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and not mesh.explicit_axes
 
 
 def are_concrete(arrays: Sequence[Tree]) -> bool:
-    """Whether this process can read all of some arrays now."""
+    """Whether this process can read the values of all these arrays now.
+
+    It cannot where an array is traced, or has shards on other processes' devices.
+    """
     return not any(
         isinstance(x, jax.core.Tracer)
         or (isinstance(x, jax.Array) and not x.is_fully_addressable)

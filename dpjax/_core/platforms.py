@@ -1,4 +1,4 @@
-"""Code that depends on the platform that a program is lowered for."""
+"""Functions whose behaviour depends on the platform that a program is lowered for."""
 
 import contextlib
 import functools
@@ -16,6 +16,7 @@ from dpjax._core.typing import Tree
 
 Out = TypeVar("Out")
 
+# An empty mesh, with which `jax.set_mesh` unsets the mesh of the context.
 _NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 
@@ -27,12 +28,13 @@ def on_platform(
 ) -> Out:
     """`there(*args)` on one platform, `elsewhere(*args)` on all others.
 
-    Which one is not known when a program is traced: it may be lowered for another
-    platform than this machine's, or for several (`jax.export`).
+    The choice is made when a program is lowered, not when it is traced: the program may
+    be lowered for another platform than this machine's, or for several (`jax.export`).
     """
     if _is_staged_out():
         return jax.lax.platform_dependent(*args, default=elsewhere, **{name: there})
-    # Nothing is staged: it runs where the arrays are.
+    # Without staging, the function runs on the devices of its arrays, or on the default
+    # backend where no argument is an array.
     leaves = [x for x in jax.tree.leaves(args) if _is_concrete(x)]
     found = {d.platform for x in leaves for d in x.devices()}
     name = "gpu" if name == "cuda" else name  # as devices and backends call it
@@ -40,6 +42,7 @@ def on_platform(
 
 
 def _is_staged_out() -> bool:
+    # Inside of a trace that stages operations out, even a constant is a tracer.
     return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
@@ -57,17 +60,20 @@ def host() -> Any:
 
 
 def without_mesh() -> contextlib.AbstractContextManager[object]:
-    """Computes on one device what is not staged, whatever mesh the context has."""
+    """A context manager under which operations that are not staged ignore any mesh.
+
+    Such an operation then runs on one device.
+    """
     if jax.sharding.get_abstract_mesh().empty or _is_staged_out():
         return contextlib.nullcontext()
     return jax.set_mesh(_NO_MESH)
 
 
 def needs_float64(x: jax.Array) -> jax.Array:
-    """The same number, in programs that cannot be lowered for a TPU.
+    """The identity, which raises an error where a program is lowered for a TPU.
 
-    TPUs put a float64 together from two float32, whose exponents end at 1e-38: a δ or a
-    tail below that would count as zero.
+    TPUs represent a float64 by two float32 numbers, whose exponents end at 1e-38. A δ
+    or a tail probability below 1e-38 would count as zero.
     """
     return _needs_float64.bind(x)
 

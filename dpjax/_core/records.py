@@ -1,4 +1,4 @@
-"""Frozen dataclasses as pytrees whose structure tells classes apart."""
+"""Frozen dataclasses as pytrees, where different classes have different structures."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -7,16 +7,16 @@ import jax
 
 T = TypeVar("T")
 
-# The metadata of a field that is no number, and belongs to the structure.
+# The metadata of a field that is not a number and is part of the pytree's structure.
 STATIC = {"static": True}
 
 
 def register_record(cls: type[T]) -> type[T]:
     """Register a frozen dataclass as a pytree of the fields that are not static.
 
-    `jax.tree_util.register_dataclass` is not used: structures of two classes that it
-    registered are equal where the static fields are (JAX 0.10 to 0.12), and a compiled
-    function would take one mechanism for another one. Here the class is part of the
+    `jax.tree_util.register_dataclass` is not used: the structures of two classes that
+    it registered are equal if their static fields are equal (JAX 0.10 to 0.12), so that
+    a compiled function would confuse two mechanisms. Here the class is part of the
     structure.
     """
     fields = dataclasses.fields(cls)  # pyright: ignore
@@ -28,6 +28,8 @@ def register_record(cls: type[T]) -> type[T]:
         return children, (cls, tuple(getattr(event, x) for x in static))
 
     def unflatten(structure: Any, children: Any) -> T:
+        # JAX unflattens placeholders, too, which the checks of __init__ would refuse. A
+        # frozen dataclass allows no assignment but by object.__setattr__.
         event = object.__new__(cls)
         for name, value in zip(names + static, (*children, *structure[1]), strict=True):
             object.__setattr__(event, name, value)

@@ -1,10 +1,10 @@
-"""What signatures speak of, each in one word.
+"""Type aliases for the signatures of dpjax.
 
-A pytree is optax's: a static checker takes nested containers of arrays and numbers for
-one (chex's would leave the numbers out). A loss has annotations of its own, for
-parameters and examples that only its author knows, so that nothing is said of its
-arguments here. `Any` is left for what comes out of a user's function and for arguments
-that are passed on to it; `object` says that a value is not looked into.
+The alias for a pytree is optax's, with which a static checker accepts nested containers
+of arrays and numbers (chex's alias excludes numbers). Only the author of a loss knows
+the types of its parameters and examples, so the alias `LossFn` does not restrict the
+arguments. Signatures use `Any` for results of a user's function and for arguments that
+are passed on to such a function. They use `object` for values that are not inspected.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,16 +18,18 @@ import optax
 
 ArrayLike: TypeAlias = jax.typing.ArrayLike
 DTypeLike: TypeAlias = jax.typing.DTypeLike
-Key: TypeAlias = chex.PRNGKey  # a typed one; checked where it is given
+Key: TypeAlias = chex.PRNGKey  # a typed key, which validate.typed_key checks
 Tree: TypeAlias = optax.Params
-LossFn: TypeAlias = Callable[..., jax.Array]  # of parameters and ONE example
-LossOfLeaves: TypeAlias = Callable[  # of the parameters' and the example's, and aux
+LossFn: TypeAlias = Callable[..., jax.Array]  # from parameters and ONE example
+# From the leaves of the parameters and of the example to the loss and auxiliary output.
+LossOfLeaves: TypeAlias = Callable[
     [Sequence[jax.Array], Sequence[jax.Array]], tuple[ArrayLike, object]
 ]
-Atom: TypeAlias = jax.core.Atom  # of a jaxpr: a variable, or a literal in its place
+Atom: TypeAlias = jax.core.Atom  # an input of a jaxpr's equation: variable or literal
 Engine: TypeAlias = Literal["auto", "bookkeeping", "ghost", "vmap"]
 
-# Where one of these comes twice, what comes out has the structure of what goes in. They
-# may be trees of classes of one's own, as modules are, which a checker cannot know.
+# Where a signature has one of these variables twice, the output has the input's tree
+# structure. The trees may have user-defined nodes, such as modules, which a static
+# checker cannot know. So the variables have no bound.
 Shaped = TypeVar("Shaped")
 Params = TypeVar("Params")

@@ -1,7 +1,7 @@
-"""Static-argument errors: every message names the argument and its value.
+"""Checks of static arguments; every error message names the argument and its value.
 
-A traced value has nothing to check yet and passes; what a function does with a
-bad traced value is in that function's docstring.
+A traced value cannot be checked, so it passes. The docstring of a function says how the
+function treats an invalid traced value.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ def concrete(value: object) -> np.ndarray | None:
     if isinstance(value, Tracer):
         return None
     array = np.asarray(value)
-    # Integers beyond 64 bits are objects to NumPy, and floats to accountants.
+    # NumPy gives integers beyond 64 bits the dtype object; accountants use floats.
     return array.astype(np.float64) if array.dtype == object else array
 
 
@@ -30,19 +30,19 @@ def _check(
     try:
         array = concrete(value)
         ok = array is None or np.all(holds(array))
-    except (OverflowError, TypeError):  # no number at all, or none that floats hold
+    except (OverflowError, TypeError):  # not a number, or beyond the range of floats
         ok = False
     if not ok:
         raise ValueError(f"{name} must be {rule}; got {value!r}.")
 
 
 def positive(name: str, value: object) -> None:
-    """Raise unless value > 0 and finite."""
+    """Raise unless value > 0 and value is finite."""
     _check(name, value, "positive and finite", lambda x: (x > 0) & np.isfinite(x))
 
 
 def positive_float(name: str, value: object) -> float:
-    """One positive number that is known, as Python's."""
+    """A concrete, positive and finite number as a Python float, or an error."""
     scalar(name, value)
     array = concrete(value)
     if array is None:
@@ -52,7 +52,7 @@ def positive_float(name: str, value: object) -> float:
 
 
 def nonnegative(name: str, value: object, *, finite: bool = True) -> None:
-    """Raise unless value >= 0 (and finite, unless told otherwise)."""
+    """Raise unless value >= 0 (and value is finite, unless `finite` is False)."""
     if finite:
         _check(
             name, value, "non-negative and finite", lambda x: (x >= 0) & np.isfinite(x)
@@ -72,19 +72,20 @@ def closed_unit(name: str, value: object) -> None:
 
 
 def above_one(name: str, value: object) -> None:
-    """Raise unless value > 1 and finite."""
+    """Raise unless value > 1 and value is finite."""
     _check(name, value, "above 1 and finite", lambda x: (x > 1) & np.isfinite(x))
 
 
 def whole_count(name: str, value: ArrayLike) -> ArrayLike:
-    """The value, if it is a whole number, 0 or more; a traced one, rounded up.
+    """The value, if it is a non-negative whole number; a traced value is rounded up.
 
-    More steps cost more privacy, so that the next whole number is on the safe side. It
-    has the derivative one, so that a derivative by the value is one at that number. A
-    traced negative number stays negative; infinity and NaN give NaN.
+    More steps cost more privacy, so the next whole number is on the safe side. The
+    rounded value has the derivative one by the original value, so that a derivative by
+    the value is the derivative at the whole number. A traced negative number stays
+    negative; infinity and NaN give NaN.
 
     Raises:
-      ValueError: a static value is negative or not whole.
+      ValueError: a static value is negative, not whole or not finite.
     """
     _check(
         name,
@@ -94,9 +95,10 @@ def whole_count(name: str, value: ArrayLike) -> ArrayLike:
     )
     if not isinstance(value, Tracer) or not jnp.issubdtype(value.dtype, jnp.floating):
         return value
-    # In the caller's dtype, in which rounding up is exact. −0.5 must not become 0.
+    # In the caller's dtype, in which rounding up is exact. A negative value is not
+    # rounded: −0.5 must stay invalid, and would become 0.
     whole = jnp.where(value < 0, value, jnp.ceil(value))
-    # The difference is zero, with the derivative one.
+    # The second term is zero (NaN for an infinite value), with the derivative one.
     return jax.lax.stop_gradient(whole) + (value - jax.lax.stop_gradient(value))
 
 
@@ -116,7 +118,10 @@ def decay(name: str, value: object) -> None:
 
 
 def scalar(name: str, value: object) -> None:
-    """Raise unless value is one real number; a schedule is told where it belongs."""
+    """Raise unless value is one real number.
+
+    For a schedule the message says how `optax.inject_hyperparams` takes it.
+    """
     if callable(value):
         raise ValueError(
             f"{name} must be a number, not a schedule; got {value!r}. "
@@ -132,8 +137,9 @@ def scalar(name: str, value: object) -> None:
 
 
 def real_vector(name: str, value: object) -> np.ndarray | None:
-    """A vector of real numbers in float64, or None when it is traced."""
+    """A vector of real numbers in float64, None for a traced vector, or an error."""
     if isinstance(value, Tracer):
+        # The shape and dtype of a traced value are known, and are checked.
         if value.ndim != 1 or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ValueError(f"{name} must be a vector of floats; got {value!r}.")
         return None
@@ -147,12 +153,16 @@ def real_vector(name: str, value: object) -> np.ndarray | None:
 
 
 def static_int(name: str, value: object, *, minimum: int) -> int:
-    """The value as an int, or an error: it shapes the program and can't be traced."""
+    """The value as an int, or an error.
+
+    A static integer determines shapes of the program, so it cannot be an array.
+    """
     if isinstance(value, jax.Array):
         raise ValueError(
             f"{name} must be a static Python integer, not {value!r}; under "
             f'optax.inject_hyperparams, name it in static_args=("{name}", ...).'
         )
+    # bool is a subclass of int, but True is no count.
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{name} must be an integer; got {value!r}.")
     if value < minimum:
@@ -174,7 +184,10 @@ def flag(name: str, value: object) -> bool:
 
 
 def diameter(value: object) -> bool:
-    """Raise unless value > 0, where inf is no bounded set; whether it can be finite."""
+    """Whether the diameter of a set can be finite, or an error unless value > 0.
+
+    An infinite diameter means that there is no bounded set.
+    """
     rule = "positive, and inf without a bounded set"
     _check("diameter", value, rule, lambda x: x > 0)
     array = concrete(value)
@@ -189,7 +202,7 @@ def adjacency(value: object) -> Adjacency:
 
 
 def adjacency_without_removal(value: object) -> None:
-    """Raise unless neighbouring data sets differ in one example's values."""
+    """Raise unless value is `Adjacency.REPLACE`, where data sets have the same size."""
     if adjacency(value) is not Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be REPLACE for random batches of fixed size; "

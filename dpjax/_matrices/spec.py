@@ -1,4 +1,4 @@
-"""A strategy as plain numbers, which can be compared, hashed and written down."""
+"""A strategy as plain Python numbers, which can be compared, hashed and serialized."""
 
 from typing import Any, NamedTuple
 
@@ -17,13 +17,13 @@ from dpjax._matrices.toeplitz import Toeplitz
 
 
 class StrategySpec(NamedTuple):
-    """C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f), or that of a tree.
+    """C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f), or the matrix of a tree.
 
     Attributes:
       numerator: n_1, n_2, ...
       denominator: d_1, d_2, ...
-      factors: f, one a step; () where all are 1.
-      tree_decay: β of a tree; None if there is none.
+      factors: f, one a step; () where all factors are 1.
+      tree_decay: β of a tree; None where the strategy is not a tree.
     """
 
     numerator: tuple[float, ...] = ()
@@ -32,7 +32,7 @@ class StrategySpec(NamedTuple):
     tree_decay: float | None = None
 
     def strategy(self, num_steps: int) -> Strategy:
-        """As much of it as so many steps can tell."""
+        """The strategy, with only the coefficients and factors that the steps use."""
         if self.tree_decay is not None:
             return Tree(np.float64(self.tree_decay))
         toeplitz = self.toeplitz(num_steps)
@@ -40,12 +40,15 @@ class StrategySpec(NamedTuple):
         return Scaled(toeplitz, factors) if factors.size else toeplitz
 
     def toeplitz(self, num_steps: int) -> Toeplitz:
-        """Its Toeplitz part, of as many coefficients as so many steps can tell."""
+        """The Toeplitz part T, with at most num_steps coefficients a polynomial.
+
+        Later coefficients have no influence on the first num_steps rows of C.
+        """
         rows = self.numerator, self.denominator
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
 
     def record(self) -> dict[str, Any]:
-        """What a report says of it."""
+        """The fields that are not empty, as a dictionary that JSON can hold."""
         said = {name: x for name, x in self._asdict().items() if x not in ((), None)}
         return {
             name: list(x) if isinstance(x, tuple) else x for name, x in said.items()
@@ -53,14 +56,15 @@ class StrategySpec(NamedTuple):
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "StrategySpec":
-        """The numbers that `record` wrote."""
+        """The specification from which `record` made this dictionary."""
+        # JSON has lists in place of tuples, and fields must be hashable.
         values: dict[str, Any] = {
             name: tuple(x) if isinstance(x, list) else x for name, x in record.items()
         }
         return cls(**values)
 
     def __str__(self) -> str:
-        """The matrix in words."""
+        """The matrix as a phrase, with its polynomials of the shift L."""
         if self.tree_decay is not None:
             return f"that of the binary tree for momentum of {self.tree_decay}"
         top, bottom = (
@@ -72,12 +76,15 @@ class StrategySpec(NamedTuple):
 
 
 def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:
-    """A strategy's numbers.
+    """The specification of a strategy for a run of num_steps steps.
 
     Raises:
-      ValueError: they are not known, not in float32, or not for so many steps.
+      ValueError: a number is traced or not held by float32, or the strategy is not one
+        for num_steps steps.
     """
+    # The noise stream is not used; building it makes the checks that training makes.
     _correlating.buffered_stream(check_strategy(strategy, num_steps), num_steps)
+    # The numbers are exact in float32, so they are exact as Python floats, too.
     if isinstance(strategy, Tree):
         return StrategySpec(tree_decay=float(np.asarray(strategy.decay)))
     (numerator, denominator), factors = toeplitz_and_factors(strategy)

@@ -1,7 +1,7 @@
-"""A strategy as data, which what makes noise and what accounts for it both read.
+"""A strategy as data, which both the noise of training and the accountants read.
 
-It is a lower-triangular matrix C: a `Toeplitz` one; such a one with columns of other
-lengths, `Scaled`; or that of the binary `Tree`.
+A strategy is a lower-triangular matrix C. C is a `Toeplitz` matrix, a `Scaled` one,
+which is Toeplitz with rescaled columns, or the matrix of the binary `Tree`.
 """
 
 from typing import NamedTuple
@@ -14,14 +14,14 @@ from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.toeplitz import Toeplitz
 
-# Of the noise of one step to that of another.
+# The range of the factors by which `Scaled` multiplies the noise of a step.
 LEAST, MOST = 2.0**-20, 2.0**20
 
 
 class Scaled(NamedTuple):
-    """The noise of a Toeplitz strategy, in each step some factor times as much.
+    """The noise of a Toeplitz strategy, multiplied by a factor in each step.
 
-    That is C = T diag(1 / f), T being the strategy and f the factors.
+    The matrix is C = T diag(1 / f), where T is the strategy and f the factors.
 
     Attributes:
       strategy: T.
@@ -42,12 +42,13 @@ class Scaled(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The binary tree's noise, for momentum that fades by decay.
+    """The noise of the binary tree mechanism, for momentum with a decay.
 
-    Step t, from 1 on, completes the node of the steps t − 2^j < s <= t, j being the
-    lowest bit of t. Row t of C holds β^{t−s} at its steps, and C⁻¹ has −β^{2^i} in
-    column t − 2^i for all i < j: with z_t for the noise of a node, and N_t for that of
-    the momentum, N_t = z_t + β^{2^j} N_{t−2^j}, and N_t − β N_{t−1} comes out.
+    Steps count from 1. Step t completes the tree node of the steps t − 2^j < s <= t,
+    where j is the index of the lowest set bit of t. Row t of C holds β^{t−s} at the
+    steps s of this node. Row t of C⁻¹ has 1 in column t, and −β^{2^i} in column t − 2^i
+    for all i < j. Let z_t be the noise of the node and N_t the noise of the momentum.
+    Then N_t = z_t + β^{2^j} N_{t−2^j}, and the noise of step t is N_t − β N_{t−1}.
 
     Attributes:
       decay: β, f[].
@@ -56,15 +57,19 @@ class Tree(NamedTuple):
     decay: ArrayLike
 
     def matrix(self, n: int) -> jax.Array:
-        """C over n steps, f[n, n]."""
+        """C over the first n steps, f[n, n]."""
         ends, steps = np.ogrid[1 : n + 1, 1 : n + 1]
+        # t & −t is the lowest set bit of t, 2^j: the number of steps of t's node.
         within = (steps <= ends) & (steps > ends - (ends & -ends))
+        # Exponents outside of the node are set to 0, since β = 0 has no finite negative
+        # powers, and their gradient would be NaN.
         gap = np.where(within, ends - steps, 0)
         return jnp.where(within, jnp.power(jnp.asarray(self.decay), gap), 0.0)
 
     def inverse_matrix(self, n: int) -> jax.Array:
-        """C⁻¹ over n steps, f[n, n]."""
+        """C⁻¹ over the first n steps, f[n, n]."""
         ends, steps = np.ogrid[1 : n + 1, 1 : n + 1]
+        # Column s is used in row s + 2^i, where 2^i is the size of the node of step s.
         gap = ends - steps
         follows = (gap > 0) & (gap == (steps & -steps))
         taken = jnp.power(jnp.asarray(self.decay), np.where(follows, gap, 0))
@@ -75,7 +80,7 @@ Strategy = Toeplitz | Scaled | Tree
 
 
 def check_strategy(strategy: Strategy, num_steps: int) -> Strategy:
-    """The strategy itself, if it is one for so many steps."""
+    """The strategy itself, or an error if it is not one for num_steps steps."""
     if isinstance(strategy, Scaled):
         _toeplitz(strategy.strategy, num_steps)
         if np.shape(strategy.factors)[-1:] != (num_steps,):
@@ -106,7 +111,7 @@ def _toeplitz(strategy: Toeplitz, num_steps: int) -> None:
 
 
 def toeplitz_and_factors(strategy: Toeplitz | Scaled) -> tuple[Toeplitz, ArrayLike]:
-    """T and f of either, f being one number where nothing is scaled."""
+    """T and f of a strategy; f is f[1], a single 1, where the noise is not scaled."""
     if isinstance(strategy, Scaled):
         return strategy.strategy, strategy.factors
     return strategy, np.ones(1)

@@ -1,7 +1,8 @@
-"""(C⁻¹z)_t step by step, for each kind of strategy: with a memory, or by drawing again.
+"""The noise (C⁻¹z)_t step by step, from a buffer or by recomputing earlier draws.
 
-Steps count from 1. `draw` gives z_t of any step, always the same; a memory has a row
-more than once the parameters' size for each of a number of rows.
+Steps count from 1. `draw` gives z_t of any step t, and always the same z_t for the same
+t. The memory (buffer) of a stream is a pytree like the parameters, whose leaves have
+one more leading axis: the rows.
 """
 
 from collections.abc import Callable
@@ -20,11 +21,12 @@ Draw = Callable[[jax.Array], Leaves]
 
 
 class NoiseStream(NamedTuple):
-    """How the noise of a step is made.
+    """How the noise of a step is generated.
 
     Attributes:
-      rows: how many vectors the memory has; 0 if there is none.
-      noise: from `draw`, the step and the memory to the noise and the memory after it.
+      rows: how many vectors of the parameters' size the memory holds; 0 without memory.
+      noise: a function of `draw`, the step and the memory. It returns the step's noise
+        and the memory for the next step.
     """
 
     rows: int
@@ -32,7 +34,7 @@ class NoiseStream(NamedTuple):
 
 
 def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """One draw a step, and a memory."""
+    """The stream with buffered noise: one draw a step, and a memory."""
     if isinstance(strategy, Scaled):
         return _scale_stream(buffered_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
@@ -41,10 +43,10 @@ def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """No memory: what earlier steps drew is drawn again.
+    """The stream with recomputed noise: no memory, and earlier draws are made again.
 
     Raises:
-      ValueError: C⁻¹ has no few diagonals.
+      ValueError: C⁻¹ is not banded.
     """
     if isinstance(strategy, Scaled):
         return _scale_stream(recomputed_stream(strategy.strategy, num_steps), strategy)
@@ -60,6 +62,8 @@ def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def _in_float32(name: str, value: object, rule: str, good: np.ndarray) -> None:
+    # Training uses float32. A number that it would round is not the number that the
+    # accountants read, so it is refused.
     held = np.asarray(value).astype(np.float32) == value
     if not np.all(good & held):
         raise ValueError(
@@ -77,7 +81,7 @@ def _concrete(name: str, given: object, ndim: int) -> np.ndarray:
 
 
 def _float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
-    """The strategy's two polynomials, as accountants have them: known, in float32."""
+    """The numerator and denominator, concrete and exactly held by float32."""
     known: list[np.ndarray] = []
     for name, given in zip(Toeplitz._fields, strategy, strict=True):
         x = _concrete(name, given, 1)
@@ -88,7 +92,7 @@ def _float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """The noise of the recipe, f_t times."""
+    """The stream whose noise in step t is f_t times that of the given stream."""
     f = _concrete("factors", strategy.factors, 1)
     _in_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
     factors = f.astype(np.float32)
@@ -102,14 +106,17 @@ def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
 
 
 def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> NoiseStream:
-    """Y = D(L) / N(L) z by the transposed direct form II.
+    """The stream y = D(L) / N(L) z, as a filter in transposed direct form II.
 
-    y_t = z_t + s_1, and then s_k becomes s_{k+1} + d_k z_t − n_k y_t.
+    The noise is y_t = z_t + s_1. Then row k of the memory, s_k, becomes
+    s_{k+1} + d_k z_t − n_k y_t.
     """
     order = max(numerator.size, denominator.size)
+    # Both polynomials get the longer length, so that one row update serves both.
     n, d = (np.pad(x, (0, order - x.size)) for x in (numerator, denominator))
 
     def remember(z: jax.Array, y: jax.Array, memory: jax.Array) -> jax.Array:
+        # Coefficients vary along the rows' axis and broadcast over the leaf's own axes.
         column = (order,) + (1,) * z.ndim
         d_k, n_k = (x.reshape(column).astype(z.dtype) for x in (d, n))
         moved = jnp.concatenate([memory[1:], jnp.zeros_like(memory[:1])])
@@ -126,11 +133,12 @@ def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Noise
 
 
 def _recomputed_sum(denominator: np.ndarray) -> NoiseStream:
-    """y_t = z_t + Σ_k d_k z_{t−k}, with all draws made again."""
+    """The stream y_t = z_t + Σ_k d_k z_{t−k}, which recomputes all earlier draws."""
     weights = np.append(1.0, denominator).astype(np.float32)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         def add(k: jax.Array, noise: Leaves) -> Leaves:
+            # There are no draws before step 1. The loop still makes one, with weight 0.
             weight = jnp.where(k < step, jnp.asarray(weights)[k], 0.0)
             return _plus(noise, weight, draw(step - k))
 
@@ -147,23 +155,26 @@ def _plus(noise: Leaves, weight: jax.Array, z: Leaves) -> Leaves:
 
 
 def _weights(strategy: Tree, num_steps: int) -> np.ndarray:
-    """−β^{2^i} for the levels whose nodes are taken back before the run ends."""
+    """−β^{2^i} for each level i whose nodes a later step of the run subtracts."""
     beta = _concrete("decay", strategy.decay, 0)
     _in_float32("decay", beta, "in [0, 1), a number", (beta >= 0) & (beta < 1))
+    # Level ⌊log₂ T⌋ has one node, and no step of the run subtracts it.
     sizes = 2.0 ** np.arange(num_steps.bit_length() - 1)
     return -np.power(np.float64(beta), sizes).astype(np.float32)
 
 
 def _level(step: jax.Array) -> jax.Array:
-    """The lowest bit of a step, which is the level of the node that it completes."""
+    """The index of the lowest set bit of a step: the level of the node it completes."""
     return jax.lax.population_count((step & -step) - 1)
 
 
 def _buffered_tree(weights: np.ndarray) -> NoiseStream:
-    """y_t = z_t − Σ_{i<j} β^{2^i} z_{t−2^i}: the latest nodes of the levels below.
+    """The stream y_t = z_t − Σ_{i<j} β^{2^i} z_{t−2^i}, with a memory of nodes.
 
-    Row i holds the latest node of level i. The last level has none, as nothing takes
-    its nodes back; it overwrites the row before, which has been read for the last time.
+    The sum is over the latest nodes of the levels below j, the level of step t. Row i
+    of the memory holds the latest node of level i. The last level has no row, because
+    no step subtracts its node. This node overwrites the row of the level below, which
+    has been read for the last time.
     """
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -178,6 +189,8 @@ def _buffered_tree(weights: np.ndarray) -> NoiseStream:
             return _plus(noise, jnp.asarray(weights)[i], row)
 
         y = jax.lax.fori_loop(0, jnp.minimum(level, weights.size), add, z)
+        # For the last level this index is out of range, and JAX clamps it to the last
+        # row.
         return y, jax.tree.map(
             lambda m, z: jax.lax.dynamic_update_index_in_dim(
                 m, z.astype(m.dtype), level, 0
@@ -190,7 +203,10 @@ def _buffered_tree(weights: np.ndarray) -> NoiseStream:
 
 
 def _recomputed_tree(weights: np.ndarray) -> NoiseStream:
-    """The same with the nodes drawn again: one more a step, on average."""
+    """The stream of `_buffered_tree` without a memory: it draws earlier nodes again.
+
+    A step makes one additional draw on average.
+    """
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         def add(i: jax.Array, noise: Leaves) -> Leaves:

@@ -1,21 +1,21 @@
-"""Strategies: how the noise of a step is correlated with the noise of those before.
+"""Strategies: how the noise of a step is correlated with the noise of earlier steps.
 
-A strategy is a lower-triangular matrix C. It has ones on its diagonal, unless `scaled`
-gave each step noise of another size. The sums x_t are released with noise C⁻¹z, z being
-white, which is as private as releasing C x + z. So privacy depends on C alone
-(`accounting.correlated.mu`) and what the optimizer sees on C⁻¹ alone
-(`accounting.correlated.error`).
+A strategy is a lower-triangular matrix C. Its diagonal is 1, unless `scaled` gave each
+step noise of another size. The sums x_t are released as x + C⁻¹z, where z is white
+Gaussian noise. This release is as private as releasing C x + z, because each can be
+computed from the other. So privacy depends on C alone (`accounting.correlated.mu`), and
+the noise that the optimizer sees depends on C⁻¹ alone (`accounting.correlated.error`).
 
-1. `independent`, `geometric`, `rational`, `banded`, `banded_inverse` make a `Toeplitz`
-   one, the same from step to step; `scaled` one whose noise varies, and `tree` that of
-   the binary tree.
-2. `optimize` finds the Toeplitz one of a kind with the least error in a workload
-   (`dpjax.workloads`), and says how far from the best of all it is.
-3. `scheduled` finds how much of that noise each step should have.
-4. `amplified` finds what is best where batches are drawn at random.
+1. `independent`, `geometric`, `rational`, `banded` and `banded_inverse` make a
+   `Toeplitz` strategy, which is the same from step to step. `scaled` makes a strategy
+   whose noise varies with the step, and `tree` makes the strategy of the binary tree.
+2. `optimize` finds the Toeplitz strategy of a given kind that has the least error in a
+   workload (`dpjax.workloads`), and says how far that strategy is from the best of all.
+3. `scheduled` finds how much of a strategy's noise each step should have.
+4. `amplified` finds the best strategy where batches are drawn at random.
 
-What a strategy is, training and accounting read from `_matrices`. The
-searches go through the accountants, and so nothing of training imports this folder.
+The data types of strategies are in `_matrices`, which training and accounting import.
+The searches in this package call the accountants, so training never imports it.
 """
 
 from dpjax._matrices.strategy import Scaled as Scaled

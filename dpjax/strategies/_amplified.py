@@ -1,9 +1,10 @@
 """How much correlation is worth giving up for amplification by sampling.
 
-Correlation lowers the noise in a workload, but ties an example's steps to each other,
-so that drawing them at random hides less. Which of the two is worth more depends on ε:
-so strategies are compared by the noise that is left in the workload at an ε, each with
-about as much noise as it then needs. What that is exactly is found for the best alone.
+Correlated noise has a smaller error in a workload than independent noise. But it ties
+the steps of an example to each other, so that drawing those steps at random hides less.
+Which effect is worth more depends on ε. So the search compares strategies by their
+error in the workload at the target ε, each with approximately the noise multiplier that
+it needs for this ε. Only the best strategy's noise multiplier is then solved exactly.
 """
 
 import functools
@@ -23,9 +24,11 @@ from dpjax.accounting.correlated import error
 from dpjax.strategies import _making, _optimize
 
 Sampling = Literal["cyclic_poisson", "random_bins", "fresh_bins"]
-# Distances of λ from 1 that are tried, evenly in logarithms, and how much finer then.
+# The coarse grid has _COARSE values of λ. Their distances 1 − λ are spaced evenly in
+# the logarithm, from 1 down to _NEAREST. The second grid is _FINER times as fine.
 _COARSE, _NEAREST, _FINER = 6, 0.02, 2
-# Strategies are compared once ε is as near as this, in so many looks.
+# Strategies are compared once |log ε − log target| is below _NEAR. Each evaluation of ε
+# runs an accountant, so the secant method gets at most _LOOKS evaluations.
 _NEAR, _LOOKS = 1e-3, 10
 
 
@@ -33,7 +36,8 @@ class Amplified(NamedTuple):
     """A strategy for batches that are drawn at random.
 
     Attributes:
-      strategy: C; its number of bands is that of groups for cyclic Poisson sampling.
+      strategy: C. For cyclic Poisson sampling its number of bands is also the number of
+        groups that the examples are divided into.
       noise_multiplier: the least standard deviation of z over the clip norm at the ε
         that was asked for.
       error: the root mean square of the noise in the workload, in units of the clip
@@ -63,14 +67,16 @@ def amplified(
       steps_per_epoch: n_b, static, at least 1.
       epsilon: ε of the whole run, positive.
       delta: δ, strictly between 0 and 1.
-      sampling: as for `accounting.correlated.epsilon`. For "cyclic_poisson" banded
-        strategies of 1, 2, 4, ... bands are compared; for bins geometric ones.
-      adjacency: which data sets are compared.
+      sampling: as for `accounting.correlated.epsilon`. For "cyclic_poisson" the search
+        compares banded strategies of 1, 2, 4, ... bands. For the two kinds of bins it
+        compares geometric strategies.
+      adjacency: which pairs of data sets are compared.
 
     Returns:
-      The best of what was tried, to a part in a thousand, independent noise among it: a
-      heuristic, but for its noise multiplier, which is enough for ε (of groups that are
-      sampled at the rate p / n_b).
+      The best of the strategies that were tried, to a part in a thousand; independent
+      noise is one of them. The choice of the strategy is a heuristic. The noise
+      multiplier is not: it is enough for ε (for cyclic Poisson sampling with p bands,
+      where a group is sampled at the rate p / n_b).
 
     Raises:
       ValueError: an argument is out of range; the sampling does not allow the
@@ -118,7 +124,10 @@ def _required_noise(
     strategy: Toeplitz,
     start: float = 1.0,
 ) -> Amplified:
-    """A strategy with the noise that it needs, which is looked for from a start on."""
+    """A strategy with the noise multiplier that it needs for ε.
+
+    The search for the noise multiplier begins at `start`.
+    """
     sigma = calibrate.solve(
         lambda noise: epsilon_of(strategy, noise, delta, **asked), epsilon, start=start
     )
@@ -136,14 +145,18 @@ def _estimate_noise(
 ) -> Amplified:
     """As `_required_noise`, with noise that is right to about a part in a thousand.
 
-    By secants: log ε falls by somewhat more than log σ grows, nearly straight.
+    The secant method solves for log σ, in which log ε is almost linear. If the method
+    does not converge, `_required_noise` computes the result instead.
     """
+    # log ε falls by somewhat more than log σ grows, so the slope starts at −1.2.
     log_noise, slope, before = math.log(start), -1.2, None
     for _ in range(_LOOKS):
         found = float(epsilon_of(strategy, math.exp(log_noise), delta, **asked))
+        # ε may be 0 or infinite: the clamps keep the logarithm finite and limit steps.
         excess = float(np.clip(math.log(max(found, TINY) / epsilon), -2, 2))
         if before is not None and log_noise != before[0]:
             slope = (excess - before[1]) / (log_noise - before[0])
+            # Rounding, or a clamped excess, may make the secant flat or of wrong sign.
             slope = float(np.clip(slope, -4, -0.25))
         before = log_noise, excess
         log_noise -= excess / slope
@@ -155,11 +168,15 @@ def _estimate_noise(
 
 
 def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplified:
-    """Twice as many bands, until the noise has grown twice."""
+    """The best banded strategy, among those of 1, 2, 4, ... bands.
+
+    The search stops once two numbers of bands in a row did not lower the error.
+    """
     best, worse, bands = at(_making.independent()), 0, 2
     while worse < 2 and bands <= min(n_b, num_steps):
-        # Steps of one example that are p apart move different rows of C x: what counts
-        # is the norm of a column, as if every example took part once.
+        # Two steps of one example that are p or more apart move different rows of C x.
+        # So the sensitivity of one step is the norm of a column of C, as if every
+        # example took part once: steps_per_epoch is num_steps.
         strategy = _optimize.optimize(
             "banded",
             workload,
@@ -175,8 +192,9 @@ def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplif
 
 
 def _best_decay(at: Any) -> Amplified:
-    """λ of geometric noise on a grid, and on a finer one around the best."""
+    """The best geometric strategy: λ on a grid, then on a finer one around the best."""
     step = -np.log(_NEAREST) / (_COARSE - 1)
+    # Each search starts from the noise of the neighbour on the grid, which is close.
     coarse = {0: at(_geometric(0.0))}
     for k in range(1, _COARSE):
         coarse[k] = at(_geometric(k * step), start=coarse[k - 1].noise_multiplier)
@@ -188,5 +206,8 @@ def _best_decay(at: Any) -> Amplified:
 
 
 def _geometric(x: float) -> Toeplitz:
-    """Of λ = 1 − e^{−x}; of 0 too, so that all share a program."""
+    """The geometric strategy of λ = 1 − e^{−x}.
+
+    λ = 0 has the same array shapes as the others, so that all share a compiled program.
+    """
     return _making.geometric(-np.expm1(-x))

@@ -1,4 +1,4 @@
-"""Least values of functions that JAX computes with their derivatives, in float64."""
+"""Minimize functions whose values and gradients JAX computes, in float64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# A cap on the iterations, in case a descent does not converge.
 _ITERATIONS = 300
 
 
@@ -16,12 +17,16 @@ def minimize(
     *args: Any,
     **kwargs: Any,
 ) -> np.ndarray:
-    """Where the least value near a start is, f64[k], by L-BFGS-B."""
+    """The minimizer that L-BFGS-B finds from a start x, f64[k].
+
+    The further arguments are passed on to `value_and_grad`.
+    """
     from scipy.optimize import minimize
 
     def usable(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = map(np.asarray, value_and_grad(jnp.asarray(x), *args, **kwargs))
-        # Beyond what floats hold the line search turns back.
+        # Where a value or a gradient overflows, an infinite value makes the line search
+        # take a shorter step. The zero gradient keeps NaN out of scipy's updates.
         known = np.isfinite(value) and np.isfinite(slope).all()
         return (float(value), slope) if known else (np.inf, np.zeros_like(slope))
 

@@ -1,7 +1,8 @@
-"""Strategies by their parameters.
+"""Functions that make strategies from their parameters.
 
-Noise is made in float32, and accountants compute in float64. So coefficients that are
-known are rounded to float32 here, once, and both see the same.
+Training makes noise in float32, and accountants compute in float64. So these functions
+round concrete coefficients to float32 once, and training and accounting both read the
+same rounded numbers. Traced coefficients are not rounded.
 """
 
 import jax.numpy as jnp
@@ -43,6 +44,7 @@ def geometric(decay: ArrayLike) -> Toeplitz:
     validate.scalar("decay", decay)
     validate.decay("decay", decay)
     known = validate.concrete(decay)
+    # A traced decay is neither checked nor rounded; [None] makes it a vector of roots.
     pole = jnp.asarray(decay)[None] if known is None else known[None]
     return Toeplitz(np.zeros(0), _polynomial("decay", pole))
 
@@ -51,13 +53,14 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
     """C = Π_k (1 − a_k L) / Π_k (1 − b_k L), with as many stored vectors as poles.
 
     Args:
-      zeros: a, f[d], in (−1, 1); what the noise remembers fades as they do.
-      poles: b, f[d], in (−1, 1); above the zeros, so that the noise of a step takes
-        back some of what came before.
+      zeros: a, f[d], in (−1, 1). The influence of an earlier draw on the noise fades as
+        the powers of the zeros.
+      poles: b, f[d], in (−1, 1). Choose the poles above the zeros, so that the noise of
+        a step cancels some of the noise of earlier steps.
 
     Raises:
-      ValueError: a zero or a pole is outside (−1, 1), also once the polynomials are
-        rounded to float32; or they are not as many.
+      ValueError: a zero or a pole is outside (−1, 1), before or after the polynomials
+        are rounded to float32; or the numbers of zeros and poles differ.
 
     Reference: the buffered linear Toeplitz matrices of McMahan, Xu and Zhang (2024),
     https://arxiv.org/abs/2408.08868, which are given by partial fractions there.
@@ -75,15 +78,16 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
 
 
 def banded(coefficients: ArrayLike) -> Toeplitz:
-    """C with p bands: one example moves what is released for p steps, and no longer.
+    """C with p bands: an example's contribution in one step moves p rows of C x.
 
     Args:
-      coefficients: c_0, ..., c_{p−1}, f[p], finite, c_0 being 1. Noise is a recursion
-        over them, and grows from step to step unless Σ c_k x^k has no zero within the
-        unit circle, which is for the caller to see to.
+      coefficients: c_0, ..., c_{p−1}, f[p], finite, with c_0 = 1. The noise is a
+        recursion over these coefficients. It grows from step to step unless Σ c_k x^k
+        has no zero within the unit circle. The caller must ensure this; it is not
+        checked.
 
     Raises:
-      ValueError: they are not such a vector.
+      ValueError: the coefficients are not a finite vector that begins with 1.
 
     Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153.
 
@@ -95,13 +99,13 @@ def banded(coefficients: ArrayLike) -> Toeplitz:
 
 
 def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
-    """C⁻¹ with p bands: noise from the draws of the last p steps.
+    """C⁻¹ with p bands: each step's noise is a sum over the draws of the last p steps.
 
     Args:
-      coefficients: those of C⁻¹, f[p], finite, the first being 1.
+      coefficients: the coefficients of C⁻¹, f[p], finite, the first being 1.
 
     Raises:
-      ValueError: they are not such a vector.
+      ValueError: the coefficients are not a finite vector that begins with 1.
 
     Reference: https://arxiv.org/abs/2505.12128.
 
@@ -113,12 +117,12 @@ def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
 
 
 def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
-    """The noise of a Toeplitz strategy, in step t factors[t] times as much.
+    """The noise of a Toeplitz strategy, multiplied by factors[t] in step t.
 
     Args:
       strategy: a Toeplitz strategy.
       factors: f[T], from 2**-20 to 2**20, one for each step of the run. `scheduled`
-        finds the best for a workload.
+        finds the best factors for a workload.
 
     Raises:
       ValueError: an argument is out of range.
@@ -141,11 +145,12 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
 
 
 def tree(decay: ArrayLike) -> Tree:
-    """The binary tree's noise, for momentum that fades by decay.
+    """The noise of the binary tree mechanism, for momentum with this decay.
 
-    `optax.trace` or any other momentum of that decay behind it carries the noise that
-    `dpjax.tree_momentum` adds; ⌊log₂ T⌋ vectors are stored, or none and on average one
-    more is drawn in each step.
+    Put `optax.trace`, or any other momentum of the same decay, after this noise: the
+    momentum then carries the noise that `dpjax.tree_momentum` adds. Buffered noise
+    stores ⌊log₂ T⌋ vectors. Recomputed noise stores none and makes one more draw a
+    step, on average.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
@@ -168,13 +173,14 @@ def tree(decay: ArrayLike) -> Tree:
     if known is None:
         return Tree(jnp.asarray(decay))
     rounded = _round_float32(known)
+    # A decay below 1 in float64 may round up to 1, for which the tree is not defined.
     if rounded == 1:
         raise ValueError(f"decay must be below 1 in float32, too; got {decay!r}.")
     return Tree(rounded)
 
 
 def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
-    """What follows the leading 1."""
+    """The coefficients after the leading 1, rounded to float32 where concrete."""
     known = validate.real_vector(name, coefficients)
     if known is None:
         return jnp.asarray(coefficients)[1:]
@@ -187,13 +193,17 @@ def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
 
 
 def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
-    """Π_k (1 − r_k L) without its leading 1."""
+    """The coefficients of Π_k (1 − r_k L) after its leading 1, f[k], from the roots r.
+
+    Concrete coefficients are rounded to float32; traced ones are not checked either.
+    """
     known = validate.real_vector(name, roots)
     if known is None:
         return product(jnp.asarray(roots))
     if known.size == 0 or not np.all(np.abs(known) < 1):
         raise ValueError(f"{name} must be in (-1, 1), one at least; got {roots!r}.")
     rounded = _round_float32(np.poly(known)[1:])
+    # Roots that are close together are sensitive to rounding, and may leave (−1, 1).
     if not np.all(np.abs(np.roots([1.0, *rounded])) < 1):
         raise ValueError(
             f"{name} must stay in (-1, 1) once their polynomial is in float32, and "
@@ -203,5 +213,6 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
 
 
 def _round_float32(known: np.ndarray) -> np.ndarray:
+    # A number beyond float32 becomes infinite; the callers' checks refuse it by name.
     with np.errstate(over="ignore"):
         return known.astype(np.float32).astype(np.float64)

@@ -1,7 +1,7 @@
-"""The strategy of a kind whose noise hurts a workload least, at the same privacy.
+"""Search for the strategy of a given kind with the least error at the same privacy.
 
-What is made small is the error at noise multiplier 1 times μ there, which scaling the
-noise leaves as it is.
+The search minimizes the product of the error and μ, both at noise multiplier 1. Scaling
+the noise leaves this product unchanged.
 """
 
 import functools
@@ -28,20 +28,29 @@ Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
 
 
 def _roots(x: jax.Array) -> jax.Array:
-    """Free numbers as roots in (0, 1), by the logarithms of their distances from 1."""
+    """Roots in (0, 1), f[k], from unconstrained parameters f[k].
+
+    The distance of a root from 1 is e^{−softplus(x)}.
+    """
     return -jnp.expm1(-jax.nn.softplus(x))
 
 
 def _free(distance: np.ndarray) -> np.ndarray:
-    """The free numbers of roots at these distances from 1."""
+    """The unconstrained parameters of roots at these distances from 1, f[k].
+
+    This is the inverse of `_roots`.
+    """
+    # The distances 0 and 1 would have infinite parameters.
     p = -np.log(np.clip(distance, 1e-9, 1 - 1e-9))
     return p + np.log(-np.expm1(-p))
 
 
 def _bands(x: jax.Array) -> jax.Array:
-    """Free numbers as the coefficients of a polynomial whose inverse dies away.
+    """Coefficients after the leading 1, f[k], from unconstrained parameters f[k].
 
-    By the Levinson recursion from its reflection coefficients, which are tanh x.
+    The polynomial's zeros are outside of the unit circle, so the coefficients of its
+    inverse decay. The Levinson recursion computes the polynomial from its reflection
+    coefficients, which are tanh x.
     """
     a = jnp.zeros(0)
     for k in jnp.tanh(x):
@@ -50,9 +59,13 @@ def _bands(x: jax.Array) -> jax.Array:
 
 
 def _free_bands(a: np.ndarray) -> np.ndarray:
-    """The free numbers of such coefficients, or of some near them."""
+    """The unconstrained parameters of such coefficients, or of some near them.
+
+    This is the inverse of `_bands`.
+    """
     x = []
     while a.size:
+        # A reflection coefficient of ±1 or beyond belongs to no decaying inverse.
         k = np.clip(a[-1], -0.9999, 0.9999)
         x.append(np.arctanh(k))
         a = (a[:-1] - k * a[-2::-1]) / (1 - k * k) if a.size > 1 else a[:0]
@@ -60,7 +73,7 @@ def _free_bands(a: np.ndarray) -> np.ndarray:
 
 
 def _strategy(kind: Kind, x: jax.Array) -> Toeplitz:
-    """The strategy of a kind with free parameters f[k]."""
+    """The strategy of a kind from its unconstrained parameters, f[k]."""
     nothing = jnp.zeros(0)
     if kind == "banded":
         return Toeplitz(x, nothing)
@@ -80,12 +93,12 @@ def _value_and_grad(
     n_b: int,
     order: Order,
 ) -> tuple[jax.Array, jax.Array]:
-    """The logarithm of μ times error, f[], and its derivative, f[k]."""
+    """The logarithm of μ times error, f[], and its gradient by x, f[k]."""
 
     def value(x: jax.Array) -> jax.Array:
         strategy = _strategy(kind, x)
         one = jnp.ones(1)
-        if order == "fixed":  # the same, or above it, and simpler to differentiate
+        if order == "fixed":  # the exact value for C >= 0, else an upper bound
             square = _patterns.fixed_bound(strategy, num_steps, n_b)
         else:
             square = WORST[order](strategy, one, num_steps, n_b)
@@ -96,31 +109,40 @@ def _value_and_grad(
 
 
 def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndarray:
-    """Where the descent begins: near A^{1/2}, the best where no example comes twice."""
+    """The parameters at which the descent starts, f[k].
+
+    The strategy there is close to A^{1/2}, the square root of the workload's matrix,
+    which is the best strategy where no example takes part twice.
+    """
     if kind in ("banded", "banded_inverse"):
         a = _certificate.coefficients(workload, size + 1)
-        root = np.eye(1, size + 1)[0]  # of 1 + a_1 / a_0 L + ..., term by term
+        # The power series of the square root of 1 + a_1 / a_0 L + ..., term by term.
+        root = np.eye(1, size + 1)[0]
         for k in range(1, size + 1):
             root[k] = (a[k] / a[0] - root[1:k] @ root[k - 1 : 0 : -1]) / 2
         if kind == "banded":
             return root[1:]
         return _free_bands(_certificate.ratio(np.ones(1), root, size + 1)[1:])
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
+    # The slowest decay of the workload. A run of T steps does not resolve poles that
+    # are nearer to 1 than 1 / T.
     slowest = np.max(np.append(poles, np.mean(np.asarray(workload.keep))))
     nearest = max(1 - float(slowest), 1 / num_steps)
     if kind == "geometric":
         return _free(np.array([math.sqrt(nearest)]))
-    # Poles and zeros by turns, evenly on the scale of distances from 1.
+    # Poles and zeros alternate. Their distances from 1 are spaced evenly in logarithms,
+    # as in rational approximations of a square root.
     distances = nearest ** (1 - np.arange(2 * size) / (2 * size))
     return np.concatenate([_free(distances[1::2]), _free(distances[::2])])
 
 
 class Optimized(Toeplitz):
-    """A `Toeplitz` strategy that knows how near to the best it is.
+    """A `Toeplitz` strategy with a bound on how far it is from the best.
 
     Attributes:
-      product: the error in its workload at noise multiplier 1, times μ there.
-      bound: what no strategy's product is below; NaN where that is not known.
+      product: the error in the strategy's workload at noise multiplier 1, times μ at
+        noise multiplier 1.
+      bound: a lower bound on the product of any strategy; NaN where none is known.
     """
 
     product: float = math.nan
@@ -128,7 +150,7 @@ class Optimized(Toeplitz):
 
     @property
     def gap(self) -> float:
-        """How many times the least error at the same privacy it has, at most."""
+        """An upper bound on the ratio of its error to the least at the same privacy."""
         return self.product / self.bound
 
 
@@ -151,14 +173,14 @@ def optimize(
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.
       num_vectors: how many vectors of the parameters' size the noise may carry from
-        step to step, at least 1; 1 for "geometric". Fewer poles come out where float32
-        does not tell so many apart.
+        step to step, at least 1; 1 for "geometric". The result has fewer poles where
+        float32 does not distinguish so many.
 
     Returns:
-      A strategy, its coefficients rounded to float32. Its `gap` is proven: no strategy
-      at all, of whatever kind and memory, has less than 1 / gap of its error at the
-      same μ, for examples at a fixed place or in orders that allow more, up to what
-      `accounting.correlated.error` rounds by.
+      A strategy, with coefficients rounded to float32. Its `gap` is proven: no strategy
+      of any kind and any memory has less than 1 / gap of this strategy's error at the
+      same μ. This holds for examples at a fixed position in every epoch, and for orders
+      that allow more patterns, up to the rounding of `accounting.correlated.error`.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
@@ -190,6 +212,7 @@ def optimize(
     with scope():
         found = _candidates(kind, size, workload, asked)
         best = min(found, key=lambda strategy: strategy.product)
+    # The lower bound is proven for workloads whose numbers are the same in every step.
     if all(np.size(x) == 1 for x in workload[2:]):
         best.bound = _certificate.lower_bound(workload, num_steps, n_b)
     return best
@@ -198,7 +221,11 @@ def optimize(
 def _candidates(
     kind: Kind, size: int, workload: Workload, asked: dict[str, Any]
 ) -> Iterator[Optimized]:
-    """Where the descents end, from one pole on: in float32 more may be worse."""
+    """The strategies at which the descents end, rounded to float32.
+
+    For "rational" there is one descent for each number of poles up to `size`, since
+    more poles may be worse once the coefficients are rounded.
+    """
     num_steps, n_b, order = (asked[name] for name in ("num_steps", "n_b", "order"))
     usual = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
     for fewer in range(1 if kind == "rational" else size, size + 1):
@@ -206,17 +233,18 @@ def _candidates(
         x = minimize(_value_and_grad, start, workload, kind=kind, **asked)
         try:
             strategy = Optimized(*_as_executed(kind, x))
-        except ValueError:  # float32 puts roots where none may be
+        except ValueError:  # rounding to float32 moved a root out of (−1, 1)
             if fewer == 1:
                 raise
             continue
+        # The product is that of the rounded strategy, with μ from the accountant.
         cost = mu(strategy, 1.0, **usual, adjacency=Adjacency.ZERO_OUT)
         strategy.product = float(cost * error(strategy, workload, num_steps))
         yield strategy
 
 
 def _as_executed(kind: Kind, x: np.ndarray) -> Toeplitz:
-    """The strategy that runs, rounded to float32."""
+    """The strategy that training runs: rounded to float32, from the parameters x."""
     if kind == "banded":
         return _making.banded(np.append(1.0, x))
     if kind == "banded_inverse":

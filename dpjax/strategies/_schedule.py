@@ -1,13 +1,14 @@
 """How much noise each step should have, where steps do not matter equally.
 
-With factors f_t = 1 / s_t on the noise of a Toeplitz matrix T, C = T diag(s). The error
-is ‖A diag(f) T⁻¹‖_F, and an example at the steps π moves C x by the root of sᵀG_π s, G
-the entries of |TᵀT| in π × π. At the best s no place in the epoch is moved less than
-another, so s is divided by that root for its own place, and what is left is to make the
-error small.
+The noise of a Toeplitz matrix T gets the factors f_t = 1 / s_t, so that C = T diag(s).
+The error is ‖A diag(f) T⁻¹‖_F. An example that takes part at the steps π moves C x by
+at most the root of sᵀG_π s, where G_π holds the entries of |TᵀT| in π × π. At the best
+s this sensitivity is the same for every position in the epoch. So each s_t is divided
+by the sensitivity of its own position, and the search then minimizes the error alone.
 
-For independent noise the error is Σ_t w_t / s_t², w_t the square of A's column t, and
-an example moves Σ_{t∈π} s_t². By Lagrange's multiplier s_t⁴ is proportional to w_t.
+For independent noise the squared error is Σ_t w_t / s_t², where w_t is the squared norm
+of A's column t. An example's squared sensitivity is Σ_{t∈π} s_t². By Lagrange's
+multiplier s_t⁴ is proportional to w_t.
 """
 
 import functools
@@ -28,14 +29,19 @@ from dpjax.strategies import _making
 from dpjax.strategies._descent import minimize
 
 Order = Literal["fixed", "reshuffled"]
-# Of the largest w: a step that moves nothing may have any noise, and gets 1000 times.
+# The least w, relative to the largest. A step with w = 0 may have any noise. This clamp
+# gives such a step 1000 times the least noise, since s is w to the power 1/4.
 _LEAST = 1e-12
 
 
 def _columns(
     strategy: Toeplitz, s: jax.Array, num_steps: int, n_b: int, order: Order
 ) -> jax.Array:
-    """s, f[T] or f[E] for all steps of an epoch, at the sensitivity 1, f[T]."""
+    """The column weights s, rescaled so that the sensitivity is 1, f[T].
+
+    s is f[T] for the order "fixed". For "reshuffled" s is f[E], with one weight for all
+    steps of an epoch.
+    """
     if order == "fixed":
         c = strategy.coefficients(num_steps)
         moved = _patterns.by_place(c, s, n_b)
@@ -48,13 +54,15 @@ def _columns(
 def _in_closed_form(
     workload: Workload, *, num_steps: int, n_b: int, order: Order
 ) -> jax.Array:
-    """The best columns for independent noise, f[T]."""
+    """The best column weights s for independent noise, f[T], at the sensitivity 1."""
     nothing = Toeplitz(jnp.zeros(0), jnp.zeros(0))
-    # Σ_t w_t f_t², and so its derivative at f = 1 is 2 w.
+    # The squared error is Σ_t w_t f_t², so its derivative at f = 1 is 2 w. The factor 2
+    # cancels in _columns.
     w = jax.grad(lambda f: square_error(nothing, f, workload, num_steps))(
         jnp.ones(num_steps)
     )
     if order == "reshuffled":
+        # All steps of an epoch share one s, so their w add up.
         w = jnp.sum(jnp.pad(w, (0, -num_steps % n_b)).reshape(-1, n_b), axis=1)
     s = jnp.power(jnp.maximum(w, _LEAST * jnp.max(w)), 0.25)
     return _columns(nothing, s, num_steps, n_b, order)
@@ -70,7 +78,10 @@ def _value_and_grad(
     n_b: int,
     order: Order,
 ) -> tuple[jax.Array, jax.Array]:
-    """The logarithm of the error at sensitivity 1, f[], and its derivative."""
+    """The logarithm of the error at sensitivity 1, f[], and its gradient by log s.
+
+    The logarithm of s is the free parameter, which keeps s positive.
+    """
 
     def value(log_s: jax.Array) -> jax.Array:
         s = _columns(strategy, jnp.exp(log_s), num_steps, n_b, order)
@@ -87,23 +98,23 @@ def scheduled(
     steps_per_epoch: int,
     order: Order = "fixed",
 ) -> Scaled:
-    """The same noise, in each step as much of it as is best for a workload.
+    """A strategy whose noise is scaled in each step as is best for a workload.
 
-    Where learning rates fall, later steps may have more noise, so that earlier ones
-    have less of it at the same privacy.
+    Where learning rates fall, later steps may have more noise, so that earlier steps
+    have less noise at the same privacy.
 
     Args:
       strategy: a Toeplitz strategy, as `optimize` finds it.
       workload: what the sums are used for, of known numbers.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
-      order: "fixed" or "reshuffled", as for `accounting.correlated.mu`. For the latter
-        the noise is the same throughout an epoch.
+      order: "fixed" or "reshuffled", as for `accounting.correlated.mu`. For
+        "reshuffled" the noise has the same factor throughout an epoch.
 
     Returns:
-      The strategy with factors that have 1 for the root of the mean of their f⁻². For
-      independent noise no factors are better; for others they are found by descent, and
-      no worse than none.
+      The strategy with factors f, where the mean of f⁻² is 1. For independent noise no
+      factors are better. For other strategies a descent finds the factors, which are no
+      worse than none.
 
     Raises:
       ValueError: an argument is out of range; a number is traced.
@@ -134,6 +145,7 @@ def scheduled(
         )
     if not np.any(np.asarray(workload.rates)):
         raise ValueError(f"workload must have a rate above 0; got {workload!r}.")
+    # A plain Toeplitz: the product and bound of an `Optimized` one hold unscaled only.
     shape = Toeplitz(*strategy)
     given = {"num_steps": num_steps, "n_b": min(n_b, num_steps), "order": order}
     with scope():
@@ -144,4 +156,5 @@ def scheduled(
             log_s = minimize(_value_and_grad, np.zeros(size), shape, workload, **given)
             s = _columns(shape, jnp.exp(jnp.asarray(log_s)), **given)
         s = np.asarray(s)
+    # Only ratios of factors matter, since the noise multiplier sets the scale of noise.
     return _making.scaled(shape, np.sqrt(np.mean(np.square(s))) / s)
