@@ -273,8 +273,8 @@ def _over_pairs(
         )
     )
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
-    # The sum has two stages, one for each site's rows, so the number of roundings is the
-    # sum of the numbers of rows and not their product. The barrier keeps XLA from
+    # The sum has two stages, one for each site's rows. The number of roundings is then
+    # the sum of the numbers of rows and not their product. The barrier keeps XLA from
     # merging the stages.
     sum_margin = margin(one.rows + other.rows + others, bound.dtype)
     terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
