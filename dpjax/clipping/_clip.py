@@ -120,6 +120,7 @@ def clip_scales(
     # A NaN or an infinity in any entry reaches the sum of the squares.
     finite = jnp.isfinite(sum(squares))
     roots = [jnp.sqrt(square) for square in squares]
+    # A root of zero gives a quotient of infinity, and so a factor of one.
     scales = [
         jnp.where(finite & keep, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
         for root in roots

@@ -112,6 +112,7 @@ class ClippedGrad(Generic[Params]):
             return grads, PerExample(loss, norm, aux)
 
         micro = self.microbatch_size
+        # One microbatch that holds the whole batch needs no scan.
         if micro is None or micro >= size:
             grads, per_example = clipped_sum(mask, *batched)
         else:
@@ -148,6 +149,7 @@ class ClippedGrad(Generic[Params]):
             return by_vmap
         if twice:
             return partial(bookkeeping.clipped_sum_twice, plan, clip_norms)
+        # Only "auto" may replace rows by gradients on TPUs.
         by_platform = self.engine == "auto"
         function = partial(bookkeeping.clipped_sum, by_platform=by_platform)
         return partial(function, plan, clip_norms)

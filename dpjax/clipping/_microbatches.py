@@ -59,12 +59,14 @@ def in_microbatches(
             inputs = tuple(x[places] for x in inputs)
         mask, *examples = inputs
         mask = mask & (jnp.arange(parts * size) < batch)
+        # Microbatch j gets the examples j, j + parts, j + 2 parts, and so on.
         return [
             x.reshape(size, parts, *x.shape[1:]).swapaxes(0, 1)
             for x in (mask, *examples)
         ]
 
     def gather(*outputs: jax.Array) -> list[jax.Array]:
+        # The inverse of `deal`, without the padding.
         return [
             x.swapaxes(0, 1).reshape(parts * size, *x.shape[2:])[:batch]
             for x in outputs
@@ -85,6 +87,7 @@ def in_microbatches(
         zeros_like(jax.typeof(x.astype(at_least_float32(x.dtype))), x.shape)
         for x in leaves
     ]
+    # In `jax.shard_map` a scan's carry must vary over the same axes in every iteration.
     sums, outputs = jax.lax.scan(step, varying(zeros, axes), dealt)
     outputs, treedef = jax.tree.flatten(outputs)
     shardings = [jax.P(spread, *_spec(x)[2:]) for x in outputs]

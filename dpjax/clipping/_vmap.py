@@ -41,6 +41,7 @@ def clipped_sum(
 
         value_and_grad = jax.value_and_grad(loss_and_aux, has_aux=True)
         (loss, aux), gradient = value_and_grad(list(leaves))
+        # In float32 at least, so that norms and sums do not round to a narrower dtype.
         return widen(gradient), loss, aux
 
     gradients, loss, aux = jax.vmap(one)(*examples)

@@ -105,6 +105,7 @@ def components(
     sources = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars[: len(groups)])}
     for eqn in jaxpr.eqns:
         reached = frozenset().union(*(_sources(v, sources) for v in eqn.invars))
+        # Behind stop_gradient an operand depends on no leaf by a derivative.
         if reached and eqn.primitive.name != "stop_gradient":
             sources.update(dict.fromkeys(eqn.outvars, reached))
 
@@ -141,6 +142,7 @@ def _connected_components(
 
     def find(leaf: int) -> int:
         while (before := first.setdefault(leaf, leaf)) != leaf:
+            # Halve the chain to the representative, so that later calls are short.
             first[leaf] = first[before]
             leaf = before
         return leaf
@@ -222,6 +224,7 @@ def _isometry(
             return None, "used in several forms"
         uses.setdefault(var, []).append(part)
         eqn = maker(var)
+        # A variable's equation is visited once, at the variable's first use.
         if eqn is None or len(uses[var]) > 1:
             continue
         if not _moves_entries(eqn) or not all(_sources(v, sources) for v in eqn.invars):
@@ -263,6 +266,7 @@ def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
 
 
 def _overlap(one: Part | None, other: Part | None) -> bool:
+    # None is the whole array, which overlaps with every part.
     if one is None or other is None:
         return True
     return all(

@@ -235,6 +235,7 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
 
 def operand_values(scope: Scope, *known: jax.Array) -> list[jax.Array]:
     """The operands of all sites, from the batch-invariant inputs of the scope."""
+    # Operands do not depend on the inputs that an example enters: None stands for them.
     unused = len(scope.closed.jaxpr.invars) - len(known)
     return operands(scope, (*known, *[None] * unused))
 
@@ -341,6 +342,8 @@ def _pairs(sizes: Sequence[Size], traffic: int) -> int:
     total = 0
     for i, one in enumerate(sizes):
         for j, other in enumerate(sizes):
+            # Between two sites with one-hot rows there is nothing to compute: all their
+            # rows are added to one table.
             both = one.one_hot and other.one_hot
             alone = 2 * _products(one, traffic) if i == j else 0
             shared = min(one.num_stored, other.num_stored)

@@ -349,6 +349,7 @@ def _analyse_scan(
             around = outer.steps_of(atom)
             entering = i in outside or i in carried
             if around is not None and not entering:
+                # Scanned inputs differ between iterations of this scan.
                 steps[i] = around if i < consts else around | {depth}
         scope, origins = analyse(
             body,

@@ -114,6 +114,7 @@ def transpose_sum(
 
     def forward(operand: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
         inputs = list(others)
+        # The equation is linear in the operand, with the other inputs fixed.
         inputs.insert(site.position, operand)
         return bind(eqn, inputs, **changed)[0]
 

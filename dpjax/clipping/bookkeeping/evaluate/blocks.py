@@ -103,6 +103,8 @@ def _outputs_of_one_example(
     # the values that depend on the example.
     ordered = [inputs[i] for i in block.order]
     known, example = ordered[: block.num_known], ordered[block.num_known :]
+    # Inside the block, groups are numbered by first use, so that equal blocks of
+    # different groups share one trace.
     own = Wanted(
         [wanted.clip_norms[group] for group in block.groups],
         [wanted.scales[group] for group in block.groups if wanted.scales],

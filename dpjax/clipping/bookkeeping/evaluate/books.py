@@ -123,6 +123,7 @@ def books_of_block(
     batch = examples[0].shape[0]
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
     taps, forward = _run_with_taps(plan, known, examples, batch, axes, at_blocks)
+    # Only floating-point and complex inputs have cotangents.
     real = [is_inexact(x) for x in examples]
 
     def real_outputs(

@@ -159,6 +159,7 @@ def _squares(
         kept.append(formed.gradients)
         for group, square in zip(component.own_groups, formed.squares, strict=True):
             if found is not None:
+                # The bound on rounding assumes the least precise dtype involved.
                 sizes = _sizes(component, seen, found, clip_norms[group])
                 arrays = [*seen.cotangents, *(x for xs in seen.records for x in xs)]
                 dtype = narrowest_float([found.dtype, *(x.dtype for x in arrays)])
@@ -238,6 +239,7 @@ def _sums(
     for component, pulled, inputs, held in zip(
         plan.components, by_sites, entering, kept, strict=True
     ):
+        # The same gradients as for the norms, so the sum needs no further bound.
         if held is not None and not pulled:
             sums = [
                 sum_in_memory(x, scales[group], finite)
@@ -250,6 +252,7 @@ def _sums(
             sums = function(Alike(component), seen, inputs, own, finite)
         total.update(zip(component.leaves, sums, strict=True))
     dtypes = [at_least_float32(x.dtype) for x in leaves]
+    # A leaf that no component contains does not enter the loss: its sum is zero.
     return [
         total[i].astype(dtype) if i in total else jnp.zeros(x.shape, dtype)
         for i, (x, dtype) in enumerate(zip(leaves, dtypes, strict=True))

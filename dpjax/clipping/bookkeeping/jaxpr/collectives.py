@@ -126,6 +126,7 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
             full = list(inputs)
             for i, x in zip(by, some, strict=True):
                 full[i] = x
+            # Integer outputs have no derivative.
             outs = bind(eqn, full)
             return [x for x in outs if jnp.issubdtype(x.dtype, jnp.inexact)]
 
@@ -141,6 +142,7 @@ def _refuse_names(eqn: jex.JaxprEqn) -> None:
     for param in ("axes", "axis_name"):
         names = eqn.params.get(param, ())
         names = names if isinstance(names, tuple | list) else (names,)
+        # Integers are axes of the array itself; names are axes of a mesh or a vmap.
         named = [name for name in names if isinstance(name, str)]
         if named:
             raise mixes_examples(f"{eqn.primitive.name} over {named}")

@@ -54,6 +54,7 @@ class Path(NamedTuple):
             values = dict(zip(self.inputs, (*leaves, *others), strict=True))
             for eqn in self.eqns:
                 args = [read(v, values) for v in eqn.invars]
+                # A cast to bfloat16 would round its cotangents to bfloat16 as well.
                 if widen_casts and eqn.primitive.name == "convert_element_type":
                     dtype = at_least_float32(aval(eqn.outvars[0]).dtype)
                     out = [args[0].astype(dtype)]

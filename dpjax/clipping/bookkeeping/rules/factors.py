@@ -117,6 +117,7 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
         sizes += size
         forming += rounded
         for other, other_lengths in zip(sites[:i], lengths[:i], strict=True):
+            # The double sum is symmetric, so each pair of sites is computed once.
             total += 2 * _over_pairs(one, other, one_lengths, other_lengths, others)
     norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
     return _over_groups(jnp.square(jnp.maximum(norm, _CANCELLED * sizes)))
@@ -199,6 +200,7 @@ def _in_units_of_clip_norm(
         else:
             left, right = left.astype(dtype), right.astype(dtype)
             largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=0.0)
+            # A row of zeros is left as it is: 0 / 0 would be NaN.
             largest = jnp.where(largest > 0, largest, 1.0)
             # The multiplication comes first, so that the right side overflows only
             # where the gradient does.
@@ -207,12 +209,14 @@ def _in_units_of_clip_norm(
 
 
 def _over_groups(squares: jax.Array) -> jax.Array:
+    # Groups are separate blocks of the gradient, so their squared norms add up.
     total, terms = staged_sum(squares, kept=1)
     return total * (1 + margin(terms + 4, squares.dtype))
 
 
 def _lengths(rows: jax.Array | OneHot) -> jax.Array:
     """Upper bounds f[..., t] of the rows' norms."""
+    # A unit vector has norm one exactly.
     if isinstance(rows, OneHot):
         return jnp.ones(rows.position.shape, jnp.float32)
     squares = square_sum(rows, kept=rows.ndim - 1)
@@ -305,6 +309,7 @@ def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Arra
     if isinstance(one, OneHot):
         return jnp.swapaxes(_inner(other, one)[0], -1, -2), 0
     if isinstance(other, OneHot):
+        # The inner product with a unit vector is the entry at its position.
         position = other.position[..., None, :]
         return jnp.take_along_axis(one, position, axis=-1), 0
     size = one.shape[-1]

@@ -52,6 +52,7 @@ def by_position(
     dtype = rows.dtype
     # This call only checks that the bound holds for so many terms: it raises if not.
     margin(position.shape[-1] + sites + 16, dtype)
+    # γ_count times the lengths, where count is the number of rows in a slot.
     error = (count + (sites + 16)) * margin(1, dtype) * size
 
     def norm(x: jax.Array) -> jax.Array:
@@ -70,6 +71,7 @@ def _slots(position: jax.Array) -> jax.Array:
     order = jnp.argsort(position)
     ordered = position[order]
     places = jnp.arange(position.shape[0], dtype=order.dtype)
-    # jnp.searchsorted, which would say this, refuses to run in `jax.shard_map`.
+    # The running maximum carries the first index of each run of equal positions.
+    # jnp.searchsorted would compute the same, but does not run in `jax.shard_map`.
     first = jax.lax.cummax(jnp.where(ordered != jnp.roll(ordered, 1), places, 0))
     return jnp.zeros_like(order).at[order].set(first)
