@@ -1,4 +1,4 @@
-"""The arguments of a call: which are parameters, which are examples, as leaves."""
+"""Split the arguments of a loss into parameters and examples, and both into leaves."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,9 +14,10 @@ class LossByLeaves(NamedTuple):
     """A loss as a function of leaves.
 
     Attributes:
-      loss_and_aux: of the parameters' leaves and those of one example.
-      parameters: such leaves.
-      example: the types of such leaves.
+      loss_and_aux: the loss and aux, from the parameters' leaves and the leaves of one
+        example.
+      parameters: the parameters' leaves.
+      example: the types of the leaves of one example.
     """
 
     loss_and_aux: LossOfLeaves
@@ -25,11 +26,11 @@ class LossByLeaves(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Leaves that are clipped together.
+    """The groups of parameter leaves that are clipped together.
 
     Attributes:
-      numbers: for each parameter leaf, its group.
-      clip_norms: of the groups.
+      numbers: for each parameter leaf, the number of its group.
+      clip_norms: for each group, its clip norm.
     """
 
     numbers: list[int]
@@ -37,14 +38,14 @@ class Groups(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """Which arguments are which, as in `clipped_grad`."""
+    """Which arguments are parameters and which hold examples, as in `clipped_grad`."""
 
     argnums: int | tuple[int, ...]
     batch_argnums: tuple[int, ...]
 
     @property
     def select_differentiated(self) -> tuple[int, ...]:
-        """The arguments to differentiate by."""
+        """The indices of the arguments to differentiate by."""
         return as_tuple(self.argnums)
 
     def examples(self, args: Sequence[object]) -> tuple[object, ...]:
@@ -64,7 +65,7 @@ class Arguments(NamedTuple):
         return tuple(args[i] for i in self.argnums)
 
     def leaves(self, args: Sequence[object]) -> list[jax.Array]:
-        """The parameters' leaves."""
+        """The parameters' leaves as arrays, checked to be real."""
         leaves = [jnp.asarray(x) for x in jax.tree.leaves(self.parameters(args))]
         for x in leaves:
             if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -77,7 +78,14 @@ class Arguments(NamedTuple):
     def by_leaves(
         self, function: Callable[..., tuple[ArrayLike, object]], args: Sequence[object]
     ) -> LossByLeaves:
-        """A function of all the arguments by its leaves, the others as they are."""
+        """A function of all arguments, as one of parameter leaves and example leaves.
+
+        Args:
+          function: takes all arguments, with one example in each batch argument, and
+            returns the loss and aux.
+          args: the arguments of a call. Arguments that are neither parameters nor
+            batches are passed to the function unchanged.
+        """
         treedef = jax.tree.structure(self.parameters(args))
         batched, example_treedef = jax.tree.flatten(self.examples(args))
         types = [jax.typeof(jnp.asarray(x)) for x in batched]
@@ -100,7 +108,12 @@ class Arguments(NamedTuple):
         return LossByLeaves(loss_and_aux, self.leaves(args), one)
 
     def groups(self, clip_norm: object, args: Sequence[object]) -> Groups:
-        """Which parameter leaves share which clip norm."""
+        """The group of each parameter leaf, and the clip norm of each group.
+
+        Args:
+          clip_norm: one number, or a prefix tree of the arguments in argnums.
+          args: the arguments of a call.
+        """
         clip_norms, treedef = jax.tree.flatten(clip_norm)
         numbers = treedef.unflatten(range(len(clip_norms)))
         parameters = self.parameters(args)
@@ -120,7 +133,7 @@ class Arguments(NamedTuple):
     def differing(
         self, args: Sequence[object], axes: frozenset[str]
     ) -> tuple[object, ...]:
-        """The arguments, with parameters that differ along these axes too."""
+        """The arguments, with parameters marked as varying along these mesh axes."""
         full = list(args)
         for i in self.select_differentiated:
             full[i] = varying(full[i], axes)
@@ -128,5 +141,5 @@ class Arguments(NamedTuple):
 
 
 def as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """One number or several."""
+    """The argument numbers as a tuple."""
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)

@@ -1,4 +1,4 @@
-"""From one gradient to a bounded one, and from a batch of them to their sum."""
+"""Clip one gradient, or sum up a batch of clipped gradients."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,18 +13,20 @@ from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import HIGHEST, square_sum, upper_sum
 from dpjax._core.typing import Shaped, Tree
 
-# Clipping aims this far under the bound: sixteen roundings of float32, for the root,
-# the quotient and the product. What sums round is in the squares already.
+# Clipping scales a gradient to C (1 − 2⁻²⁰). The slack is sixteen roundings of float32,
+# and covers the root, the quotient and the product. The squares are upper bounds and so
+# already include the rounding of sums.
 _SLACK = 2.0**-20
 
 
 class Scales(NamedTuple):
-    """What clipping does to a gradient, or to a batch of them.
+    """The clipping factors of one gradient (shape []) or of a batch (shape [b]).
 
     Attributes:
-      finite: whether it is finite, b[...].
-      factors: each group's factor, f[...]: zero if it is not, or not to be kept.
-      norm: of all groups, f[...].
+      finite: whether the gradient is finite, b[...].
+      factors: for each group the factor f[...] in [0, 1]; zero for a gradient that is
+        not finite or that the mask excludes.
+      norm: the norm f[...] over all groups, before clipping.
     """
 
     finite: jax.Array
@@ -33,13 +35,13 @@ class Scales(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """The sum of clipped gradients and what each example gave.
+    """The sum of clipped gradients and the per-example results.
 
     Attributes:
-      grads: for each leaf, f[...].
-      loss: f[b].
-      norm: f[b].
-      aux: its leaves, with a leading axis b.
+      grads: for each parameter leaf, the sum f[...].
+      loss: the loss of each example, f[b].
+      norm: the norm of each example's gradient before clipping, f[b].
+      aux: the leaves of aux, with a leading axis b.
     """
 
     grads: list[jax.Array]
@@ -56,7 +58,7 @@ def clip(
     Args:
       gradient: a pytree of real arrays of any floating dtypes, taken as one vector.
       clip_norm: the bound C, f[], positive, in the units of the gradient.
-      keep: bool[]; a gradient that is not kept contributes zero.
+      keep: bool[]; where it is false, the result is zero.
 
     Returns:
       The bounded gradient, its leaves in float32 at least, and the norm f[] before
@@ -66,7 +68,7 @@ def clip(
     Raises:
       ValueError: clip_norm is not positive, or a leaf is not real.
 
-    Privacy: the result's L2 norm is at most C, rounding included, whatever goes in.
+    Privacy: the result's L2 norm is at most C for every input, rounding included.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,7 +90,14 @@ def group_squares(
     clip_norms: Sequence[jax.typing.ArrayLike],
     kept: int = 0,
 ) -> list[jax.Array]:
-    """For each group of leaves at least ‖gradient / C‖²; the first axes are kept."""
+    """For each group of leaves an upper bound of ‖gradient / C‖².
+
+    Args:
+      leaves: the leaves of the gradient, or of a batch of gradients.
+      groups: for each leaf, the number of its group.
+      clip_norms: for each group, its bound C.
+      kept: the number of leading axes that are not summed over: 1 for a batch.
+    """
     squares: list[list[jax.Array]] = [[] for _ in clip_norms]
     for x, group in zip(leaves, groups, strict=True):
         # In units of C neither a small C underflows nor a large one overflows.
@@ -101,9 +110,17 @@ def clip_scales(
     clip_norms: Sequence[jax.typing.ArrayLike],
     keep: jax.typing.ArrayLike,
 ) -> Scales:
-    """From an upper bound of each group's ‖gradient / C‖²: what clipping does."""
+    """The clipping factors, from an upper bound of each group's ‖gradient / C‖².
+
+    Args:
+      squares: for each group, the upper bounds f[...].
+      clip_norms: for each group, its bound C.
+      keep: b[...]; the factors are zero where it is false.
+    """
+    # A NaN or an infinity in any entry reaches the sum of the squares.
     finite = jnp.isfinite(sum(squares))
     roots = [jnp.sqrt(square) for square in squares]
+    # A root of zero gives a quotient of infinity, and so a factor of one.
     scales = [
         jnp.where(finite & keep, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
         for root in roots
@@ -115,27 +132,28 @@ def clip_scales(
 
 
 def apply_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-    """Gradients f[...] or f[b, ...] times their scales; zero where not finite."""
-    # Not x · 0: that would let a NaN through.
+    """Gradients f[...] or f[b, ...] times their factors; zero where not finite."""
+    # A factor of zero alone is not enough: NaN · 0 is NaN.
     return zero_if_not_finite(x * _broadcast_scales(scale, x).astype(x.dtype), finite)
 
 
 def zero_if_not_finite(x: jax.Array, finite: jax.Array) -> jax.Array:
-    """The same but zero where not finite."""
+    """The array x, with zeros for the examples whose gradient is not finite."""
     return jnp.where(_broadcast_scales(finite, x), x, 0.0)
 
 
 def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-    """The sum of gradients f[b, ...] by their scales f[b]."""
+    """The sum over the batch of gradients f[b, ...] times their factors f[b]."""
     return jnp.sum(apply_scales(x, scale, finite), axis=0)
 
 
 @jax.jit
 def sum_in_memory(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-    """`sum_with_scales` of gradients that are in memory."""
+    """The sum of `sum_with_scales`, for gradients that are stored in memory."""
 
     def product(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-        # XLA on CPUs takes several times longer for a sum over a leading axis.
+        # A product with ones, because XLA on CPUs takes several times longer for a sum
+        # over a leading axis.
         ones = jnp.ones(scale.shape, x.dtype)
         return jnp.tensordot(
             ones, apply_scales(x, scale, finite), axes=1, precision=HIGHEST
@@ -151,15 +169,16 @@ def _broadcast_scales(per_example: jax.Array, x: jax.Array) -> jax.Array:
 def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Turn per-example gradients into the sum of their clipped versions.
 
-    For users who have per-example gradients already; `clipped_grad` makes the sum
-    from a loss.
+    This transformation is for users who have per-example gradients already.
+    `clipped_grad` makes the sum from a loss.
 
     Args:
       clip_norm: the bound C on each example's L2 norm over all leaves, positive.
 
     Returns:
-      An optax transformation. Updates have shape f[b, ...] going in, with the same b
-      on every leaf, and f[...], in float32 at least, coming out. It has no state.
+      An optax transformation without state. The incoming updates have shape f[b, ...],
+      with the same b on every leaf. The outgoing updates have shape f[...] and are in
+      float32 at least.
 
     Raises:
       ValueError: clip_norm is not positive; the leading axes of the updates disagree
@@ -192,7 +211,11 @@ def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformatio
 
 
 def batch_size(name: str, batched: Tree) -> int:
-    """The common leading axis of the leaves, or an error naming the argument."""
+    """The size of the leading axis that all leaves share.
+
+    Raises:
+      ValueError: the leading axes disagree or are empty; the message has `name`.
+    """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batched)]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:
         raise ValueError(

@@ -28,12 +28,12 @@ ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
 
 class PerExample(NamedTuple):
-    """What each example gave. It is not private: keep it from the outputs.
+    """The results for each example. They are not private: do not release them.
 
     Attributes:
-      loss: f[b].
+      loss: the loss of each example, f[b].
       norm: the gradient's L2 norm before clipping, f[b], rounded up (docs/clipping.md).
-      aux: what the loss returned beside it, with a leading axis b; () without.
+      aux: the second result of the loss, with a leading axis b; () without has_aux.
     """
 
     loss: jax.Array
@@ -43,7 +43,7 @@ class PerExample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad(Generic[Params]):
-    """The function that `clipped_grad` makes; see there."""
+    """The function that `clipped_grad` returns; its docstring describes the fields."""
 
     loss_fn: Callable[..., Any]
     clip_norm: Any
@@ -54,7 +54,7 @@ class ClippedGrad(Generic[Params]):
     microbatch_size: int | None
 
     def __repr__(self) -> str:
-        """The call that makes it."""
+        """The call of `clipped_grad` that makes this function."""
         name = getattr(self.loss_fn, "__name__", repr(self.loss_fn))
         others = [
             f"{field.name}={getattr(self, field.name)!r}"
@@ -64,7 +64,7 @@ class ClippedGrad(Generic[Params]):
         return f"clipped_grad({name}, {', '.join(others)})"
 
     def sensitivity(self, adjacency: Adjacency) -> jax.typing.ArrayLike:
-        """The L2 distance that one example can move the sum: C, or 2C for REPLACE.
+        """The L2 sensitivity of the sum: C, or 2C under REPLACE.
 
         With several clip norms, C is the square root of the sum of their squares.
         """
@@ -73,19 +73,23 @@ class ClippedGrad(Generic[Params]):
         if len(clip_norms) == 1:
             return factor * clip_norms[0]
         if all(isinstance(c, int | float) for c in clip_norms):
-            # Two units of its last place are more than it rounds down by.
+            # A factor of two units in the last place exceeds what math.hypot and the
+            # products can round down by.
             return factor * math.hypot(*clip_norms) * (1 + 2.0**-51)
         bounds = widen([jnp.asarray(c) for c in clip_norms])
         largest = functools.reduce(jnp.maximum, bounds)
-        squares = sum(jnp.square(c / largest) for c in bounds)  # which do not underflow
-        # k quotients, squares and their sum lose less than 2⁻²² k / 2, relatively.
+        # In units of the largest bound, the sum of squares neither overflows nor
+        # underflows.
+        squares = sum(jnp.square(c / largest) for c in bounds)
+        # The relative rounding error of k quotients, their squares and the sum is less
+        # than 2⁻²² k / 2.
         slack = 1 + 2.0**-22 * (len(clip_norms) + 1)
         return factor * slack * largest * jnp.sqrt(squares)
 
     def __call__(
         self, *args: Any, mask: jax.Array | None = None
     ) -> tuple[Params, PerExample]:
-        """The sum of clipped gradients and what each example gave."""
+        """The sum of clipped gradients, and the results for each example."""
         examples = self._arguments.examples(args)
         batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
         size = batch_size(f"the batch arguments {self.batch_argnums}", batched)
@@ -108,6 +112,7 @@ class ClippedGrad(Generic[Params]):
             return grads, PerExample(loss, norm, aux)
 
         micro = self.microbatch_size
+        # One microbatch that holds the whole batch needs no scan.
         if micro is None or micro >= size:
             grads, per_example = clipped_sum(mask, *batched)
         else:
@@ -128,7 +133,13 @@ class ClippedGrad(Generic[Params]):
         groups: Sequence[int],
         clip_norms: Sequence[ArrayLike],
     ) -> Callable[..., Summed]:
-        """The function from leaves, examples and mask to the sum."""
+        """The function from leaves, examples and mask to the sum, by the chosen engine.
+
+        Args:
+          closed: the loss's jaxpr.
+          groups: for each parameter leaf, the group that it is clipped with.
+          clip_norms: the bound of each group.
+        """
         by_vmap = partial(vmap_sum, closed, groups, clip_norms)
         if self.engine == "vmap":
             return by_vmap
@@ -138,6 +149,7 @@ class ClippedGrad(Generic[Params]):
             return by_vmap
         if twice:
             return partial(bookkeeping.clipped_sum_twice, plan, clip_norms)
+        # Only "auto" may replace rows by gradients on TPUs.
         by_platform = self.engine == "auto"
         function = partial(bookkeeping.clipped_sum, by_platform=by_platform)
         return partial(function, plan, clip_norms)
@@ -145,8 +157,9 @@ class ClippedGrad(Generic[Params]):
     def _local(self, args: Sequence[object]) -> tuple[object, ...]:
         """The arguments for one device's part of `jax.shard_map`.
 
-        By a parameter that devices share, a derivative is the sum over the devices:
-        it would be clipped as if it were one example's.
+        Parameters are marked as varying over the devices. The derivative by a parameter
+        that devices share is a sum over the devices, which would be clipped as if it
+        were the gradient of one example.
         """
         closed, _ = self._trace(args)
         return self._arguments.differing(args, varying_axes(closed.out_avals[0]))
@@ -164,7 +177,7 @@ class ClippedGrad(Generic[Params]):
         return self._arguments.parameters(args)
 
     def plan(self, *args: object) -> bookkeeping.Plan:
-        """What the book-keeping engine does with the loss; see `explain`."""
+        """The book-keeping engine's plan for the loss; `explain` prints it."""
         closed, _ = self._trace(args)
         return bookkeeping.plan(closed, self._groups(args).numbers)
 
@@ -179,7 +192,7 @@ class ClippedGrad(Generic[Params]):
 
 
 def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
-    """Warn, outside jit, where examples are there and no gradient is finite."""
+    """Warn, outside jit, if there are valid examples but no gradient is finite."""
     if not are_concrete([norm, mask]):
         return
     present, finite = np.asarray(mask), np.isfinite(norm)
@@ -246,55 +259,61 @@ def clipped_grad(
     """Make a function that sums clipped per-example gradients over a batch.
 
     Args:
-      loss_fn: takes ONE example (no batch axis) in each batch argument and returns a
-        scalar loss, or (loss, aux) with has_aux.
+      loss_fn: a function that takes ONE example (no batch axis) in each batch argument
+        and returns a scalar loss, or (loss, aux) with has_aux.
       clip_norm: the bound C on each example's gradient, in L2 norm over all the
-        arguments in argnums together; positive, may be traced. Or a prefix of those
-        arguments (of the tuple of them, if argnums is one) with a bound for each part,
-        which is then clipped on its own.
+        arguments in argnums together. It is positive and may be traced. A prefix tree
+        of those arguments (of the tuple of them, if argnums is a tuple) gives a bound
+        for each part, and each part is then clipped on its own.
       argnums: the argument or arguments to differentiate by, as in `jax.grad`.
-      batch_argnums: the argument or arguments that hold examples: pytrees whose
-        leaves all have the same leading axis b. A typed key array is fine.
+      batch_argnums: the argument or arguments that hold examples. They are pytrees
+        whose leaves all have the same leading axis b. A leaf may be an array of typed
+        keys.
       has_aux: whether loss_fn returns (loss, aux).
-      engine: they agree up to rounding. "vmap" forms all per-example gradients.
-        "bookkeeping" takes norms and the sum from activations and cotangents of one
-        backward pass, and forms no per-example gradient where it knows how (see
-        `explain`): often many times faster. It gives up rematerialisation
-        (jax.checkpoint). "ghost" is the same in two passes, one for the norms and one
-        for the sum: for losses that rematerialise blocks to save memory, which stay
-        blocks, or whose per-example gradients it must form, and then need not keep; see
-        Privacy. "auto" is "bookkeeping" if that knows how for one
-        parameter at least, else "vmap"; never "ghost". Where it is lowered for a TPU,
-        it forms all per-example gradients.
+      engine: the method of computation. All engines agree up to rounding. "vmap" forms
+        all per-example gradients. "bookkeeping" takes norms and the sum from
+        activations and cotangents of one backward pass, and forms per-example gradients
+        only where it has no other way or where they are cheaper (see `explain`). It is
+        often many times faster. It gives up rematerialisation (jax.checkpoint). "ghost"
+        works like "bookkeeping" but in two passes, one for the norms and one for the
+        sum. It is for losses that rematerialise blocks to save memory, because it
+        retains the rematerialisation. It is also for losses whose per-example gradients
+        it must form, because it need not store them until the sum; see Privacy. "auto"
+        is "bookkeeping" if rules cover at least one parameter, and "vmap" otherwise; it
+        is never "ghost". In code lowered for a TPU, "auto" forms all per-example
+        gradients.
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 
     Returns:
-      A function `fn(*args, mask=None)` returning `(grads, per_example)`: grads is the
+      A function `fn(*args, mask=None)` returning `(grads, per_example)`. grads is the
       *sum* of clipped gradients, shaped like the arguments in argnums and in float32
-      at least; per_example is a `PerExample(loss f[b], norm f[b], aux)`. mask is
-      bool[b]: a masked example contributes zero to grads (its loss and norm are
-      reported as they are). An example whose gradient is not finite contributes zero.
+      at least. per_example is a `PerExample(loss f[b], norm f[b], aux)`. mask is
+      bool[b]: a masked example contributes zero to grads, but its loss and norm are
+      reported unchanged. An example whose gradient is not finite contributes zero.
       `fn.sensitivity(adjacency)` is the L2 sensitivity of grads. The function may be
       jitted, scanned and sharded.
 
     Raises:
-      ValueError: clip_norm is not positive; argnums and batch_argnums overlap; the
-        engine is unknown; microbatch_size is below 1; when called, batch arguments
-        disagree in their leading axis or are empty, the mask has another shape or
-        dtype, the loss is not a real scalar, or it or its derivative communicates along
-        a named axis, as BatchNorm in training mode does: then it sees other examples.
+      ValueError: clip_norm is not positive; argnums and batch_argnums overlap or are
+        otherwise invalid; the engine is unknown; microbatch_size is below 1. When the
+        function is called: batch arguments disagree in their leading axis or are empty;
+        the mask has another shape or dtype; clip_norm is no prefix of the arguments in
+        argnums; those arguments are not real; the loss is not a real scalar; or the
+        loss or its derivative communicates along a named axis, as BatchNorm in training
+        mode does, and so sees other examples.
 
     Warns:
-      UserWarning: when called outside jit: no example of the batch has a finite
-        gradient. Under jit `dpjax.metrics` counts the examples that contribute.
+      UserWarning: no example of the batch has a finite gradient, in a call outside jit.
+        Under jit `dpjax.metrics` counts the examples that contribute.
 
-    Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, 2C under
-    REPLACE (C² is the sum of the squares where there are several bounds), whatever
-    the loss, as long as loss_fn sees one example at a time (it has no side channel to
-    the others). Rounding in norms is bounded from above (docs/clipping.md), except
-    that "ghost" relies on two evaluations of one function to agree, which a compiler
-    may round differently. per_example is not private.
+    Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, and 2C under
+    REPLACE. Where there are several bounds, C² is the sum of their squares. This holds
+    for every loss, as long as loss_fn sees one example at a time (it has no side
+    channel to the others). Rounding in norms is bounded from above
+    (docs/clipping.md), with one exception: "ghost" relies on two evaluations of one
+    function to agree, which a compiler may round differently. per_example is not
+    private.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Ask what the book-keeping engine does with a loss."""
+"""Show how the book-keeping engine treats each parameter of a loss."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,28 +18,30 @@ def explain(
     batch_argnums: int | Sequence[int] = 1,
     has_aux: bool = False,
 ) -> bookkeeping.Explanation:
-    """Show what engine="bookkeeping" does with each parameter of a loss.
+    """Show how engine="bookkeeping" treats each parameter of a loss.
 
-    Where it is lowered for CUDA memory costs more, and rows may be taken there alone:
-    shown is the choice for the default backend of JAX.
+    The engine weighs memory traffic against arithmetic differently in code lowered for
+    CUDA, and may use rows only there. The table shows the choice for JAX's default
+    backend.
 
     Args:
       loss_fn: as for `clipped_grad`.
-      *args: the arguments of a call: parameters and a batch. Shapes and dtypes matter,
-        values do not.
+      *args: the arguments of a call, with parameters and a batch. Their shapes and
+        dtypes matter, and their values do not.
       argnums: as for `clipped_grad`.
       batch_argnums: as for `clipped_grad`.
       has_aux: as for `clipped_grad`.
 
     Returns:
-      An `Explanation`: rows with a parameter's path and shape, the equations where it
-      meets the example, what its norm is taken from, estimated costs an example of
-      this engine and of the vmap engine, and why gradients are formed for each
-      example where they are. It prints as a table; `.auto` is the engine that
+      An `Explanation` with one row for each parameter. A row has the parameter's path
+      and shape, the equations where the parameter meets the example, and whether its
+      norm comes from rows or gradients. It also has the estimated costs an example of
+      this engine and of the vmap engine, and the reason where per-example gradients are
+      formed. The explanation prints as a table; `.auto` is the engine that
       engine="auto" takes.
 
     Raises:
-      ValueError: as `clipped_grad` and its call.
+      ValueError: as for `clipped_grad` and for a call of its result.
 
     Example:
       >>> import jax.numpy as jnp

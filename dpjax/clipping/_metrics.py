@@ -1,4 +1,7 @@
-"""What a person wants to watch while a run goes on. None of it is private."""
+"""Summaries of a batch, to watch during training. They are not differentially private.
+
+The summaries are for people who may see the data.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,17 +15,22 @@ from dpjax.clipping._clipped_grad import PerExample
 
 
 class Metrics(NamedTuple):
-    """Of the examples of a batch that are there. Not private: for the curator's eyes.
+    """Summaries over the valid examples of a batch. They are not private.
+
+    Only the curator, who may see the data, may see these values.
 
     Attributes:
-      num_examples: how many there are, i[].
-      loss: their mean loss, f[]; 0 if there is none.
-      fraction_clipped: how many of them are longer than the clip norm, or not finite
-        (these count for nothing in the sum), f[]; 0 if there is none.
-      norm_quantiles: of the finite norms of their gradients, f[q]; NaN without any.
-      num_contributing: how many examples have a finite gradient, i[]. The others add
-        nothing to the sum. If no example contributes, noise alone moves the parameters.
-      zero_sums: a tree of bool[], for each leaf of the gradient whether the
+      num_examples: the number of valid examples, i[].
+      loss: the mean loss of the valid examples, f[]; 0 if there are no valid examples.
+      fraction_clipped: the fraction f[] of valid examples whose norm is above the clip
+        norm or not finite; 0 if there are no valid examples. An example whose norm is
+        not finite adds nothing to the sum.
+      norm_quantiles: quantiles f[q] of the finite gradient norms of valid examples; NaN
+        if there are no finite norms.
+      num_contributing: the number i[] of valid examples with a finite gradient. The
+        other examples add nothing to the sum. If no example contributes, noise alone
+        moves the parameters.
+      zero_sums: a tree of bool[] that says, for each leaf of the gradient, whether the
         clipped sum is exactly zero; None where no sum was given.
     """
 
@@ -42,23 +50,26 @@ def metrics(
     quantiles: Sequence[float] = (0.1, 0.5, 0.9),
     grads: Tree | None = None,
 ) -> Metrics:
-    """Sum up what `clipped_grad` says of each example, without the empty places.
+    """Summarise the losses and norms from `clipped_grad` over the valid examples.
 
     Args:
-      per_example: what the function that `clipped_grad` made returns second.
+      per_example: the second result of the function that `clipped_grad` makes.
       clip_norm: the bound C, f[].
-      mask: bool[b], as the function was given it; None where all are there.
-      quantiles: which of the norms' quantiles, each in [0, 1].
-      grads: the clipped sum, which that function returns first, for `zero_sums`.
+      mask: bool[b], the mask that the function was given; None if all examples are
+        valid.
+      quantiles: the quantiles of the norms to compute, each in [0, 1].
+      grads: the clipped sum, which is the first result of that function; only for
+        `zero_sums`.
 
     Returns:
       `Metrics`.
 
     Raises:
-      ValueError: clip_norm is not one positive number; mask has another shape.
+      ValueError: clip_norm is not one positive number; mask has another shape or is not
+        boolean.
 
-    Privacy: none. It may be looked at by who may look at the data; to choose by it what
-    is released, as a clip norm or when to stop, is not covered by any guarantee.
+    Privacy: none. Anyone who may look at the data may look at the metrics. No guarantee
+    covers a release that was chosen by them, such as a clip norm or a time to stop.
 
     Example:
       >>> import dpjax, jax.numpy as jnp
@@ -83,6 +94,7 @@ def metrics(
     return Metrics(
         num_examples=jnp.sum(mask),
         loss=masked_mean(losses, mask),
+        # The negation counts NaN norms as clipped; norms > clip_norm would not.
         fraction_clipped=masked_mean(~(norms <= clip_norm), mask),
         norm_quantiles=jnp.nanquantile(
             jnp.where(finite, norms, jnp.nan), jnp.asarray(quantiles, norms.dtype)
@@ -93,7 +105,8 @@ def metrics(
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of those that are there; 0 if none is."""
+    """The mean f[] of the values where the mask is true; 0 if it is nowhere true."""
     dtype = jnp.promote_types(values.dtype, jnp.float32)
     total = jnp.sum(jnp.where(mask, values.astype(dtype), jnp.zeros((), dtype)))
+    # The maximum avoids 0 / 0 for a batch of padding.
     return total / jnp.maximum(jnp.sum(mask), 1).astype(dtype)

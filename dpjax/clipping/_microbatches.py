@@ -1,8 +1,9 @@
-"""A batch in parts, one after the other.
+"""Process a batch in microbatches, one after the other.
 
-Examples are dealt out like cards, so that each part is spread over the devices that
-the batch is spread over. `optax.microbatching` does so too, but neither for typed keys
-nor for sizes that do not divide.
+Consecutive examples go to different microbatches, as cards are dealt to players. Each
+microbatch is then sharded over the same devices as the batch. `optax.microbatching`
+does the same, but it supports neither typed keys nor a batch size that the microbatch
+size does not divide.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,15 +32,19 @@ def in_microbatches(
     examples: Sequence[jax.Array],
     mask: jax.Array,
 ) -> tuple[list[jax.Array], Out]:
-    """The sums of a batch by those of its parts, and what each example gave.
+    """The sums over a batch, added up over microbatches, and the per-example results.
 
     Args:
-      clipped_sum: from a part's mask and examples to its sums, shaped like the leaves,
-        and a tree of arrays with a leading axis of examples.
-      size: the number of examples in a part.
+      clipped_sum: a function from a microbatch's mask and examples to its sums, shaped
+        like the leaves, and a tree of per-example results with a leading axis of
+        examples.
+      size: the number of examples in a microbatch.
       leaves: the parameters' leaves.
       examples: arrays with a leading axis b.
-      mask: b[b].
+      mask: b[b]; a masked example contributes zero.
+
+    Returns:
+      The sums, in float32 at least, and the per-example results in the batch's order.
     """
     batch, parts = mask.shape[0], -(-mask.shape[0] // size)
     inputs = [mask, *examples]
@@ -47,18 +52,21 @@ def in_microbatches(
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in (*leaves, *inputs)))
 
     def deal(*inputs: jax.Array) -> list[jax.Array]:
-        # A repeated example is no example: its mask is off.
+        # The last microbatch is padded with copies of the last example, and the mask is
+        # false for the copies.
         places = jnp.minimum(jnp.arange(parts * size), batch - 1)
         if parts * size > batch:
             inputs = tuple(x[places] for x in inputs)
         mask, *examples = inputs
         mask = mask & (jnp.arange(parts * size) < batch)
+        # Microbatch j gets the examples j, j + parts, j + 2 parts, and so on.
         return [
             x.reshape(size, parts, *x.shape[1:]).swapaxes(0, 1)
             for x in (mask, *examples)
         ]
 
     def gather(*outputs: jax.Array) -> list[jax.Array]:
+        # The inverse of `deal`, without the padding.
         return [
             x.swapaxes(0, 1).reshape(parts * size, *x.shape[2:])[:batch]
             for x in outputs
@@ -71,6 +79,7 @@ def in_microbatches(
         added = [a + b for a, b in zip(sums, varying(more, axes), strict=True)]
         return added, per_example
 
+    # A microbatch can be sharded only if the number of devices divides its size.
     across = spread if size % num_shards(examples) == 0 else None
     shardings = [jax.P(None, across, *_spec(x)[1:]) for x in inputs]
     dealt = compiler_sharded(deal, inputs, shardings)(*inputs)
@@ -78,6 +87,7 @@ def in_microbatches(
         zeros_like(jax.typeof(x.astype(at_least_float32(x.dtype))), x.shape)
         for x in leaves
     ]
+    # In `jax.shard_map` a scan's carry must vary over the same axes in every iteration.
     sums, outputs = jax.lax.scan(step, varying(zeros, axes), dealt)
     outputs, treedef = jax.tree.flatten(outputs)
     shardings = [jax.P(spread, *_spec(x)[2:]) for x in outputs]

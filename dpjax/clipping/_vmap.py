@@ -1,4 +1,4 @@
-"""The clipped sum by per-example gradients, formed and clipped."""
+"""The vmap engine, which forms all per-example gradients and clips them."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,10 @@ def clipped_sum(
     examples: Sequence[jax.Array],
     mask: jax.Array,
 ) -> Summed:
-    """The sum of clipped gradients; per-example losses, norms and leaves of aux.
+    """The sum of clipped gradients, with each example's loss, norm and aux.
 
     Args:
-      closed: the loss, from the leaves and one example to the loss and aux.
+      closed: the loss's jaxpr, from the leaves and one example to the loss and aux.
       groups: for each leaf, the group that it is clipped with.
       clip_norms: the bound of each group.
       leaves: the parameters' leaves.
@@ -41,6 +41,7 @@ def clipped_sum(
 
         value_and_grad = jax.value_and_grad(loss_and_aux, has_aux=True)
         (loss, aux), gradient = value_and_grad(list(leaves))
+        # In float32 at least, so that norms and sums do not round to a narrower dtype.
         return widen(gradient), loss, aux
 
     gradients, loss, aux = jax.vmap(one)(*examples)
@@ -60,6 +61,7 @@ def clipped_sum(
             for x, group in zip(gradients, groups, strict=True)
         ], norm
 
+    # The sums are sharded like the parameters, and the norms like the batch.
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
     of_examples = jax.P(leading_axis(examples))
     summed = compiler_sharded(summed, (leaves, examples), (shardings, of_examples))

@@ -1,11 +1,15 @@
-"""Which parameters belong together, and when norms at the sites are norms of leaves.
+"""Group parameters into components, and decide where norms at sites suffice.
 
-Between a leaf and a site's operand lie computations of parameters alone: transposes,
-casts, weight normalisation. Leaves and operands that they connect form a component.
-Operands that are one array up to the order of axes have it as their root. Where the
-leaves only move their entries into the roots', each entry to one place at most, the
-gradient's square over the leaves is the sum of its squares at the roots. Elsewhere the
-roots' gradients say too little, and each example's is pulled back to the leaves.
+A site's operand is computed from parameter leaves alone, for example by a transpose, a
+cast or weight normalisation. Leaves and operands that such computations connect form a
+component. Operands that are the same array up to the order of axes share that array as
+their root.
+
+In some components the computations only move the entries of the leaves into the roots,
+each entry to one position at most. The squared norm of the gradient over the leaves is
+then the sum of the squared norms at the roots. In other components the norms at the
+roots do not determine the norm over the leaves, and each example's gradient is pulled
+back to the leaves.
 """
 
 import math
@@ -24,12 +28,12 @@ Sources = Mapping[jex.Var, frozenset[int]]
 
 
 class Root(NamedTuple):
-    """Operands that are one array up to the order of axes.
+    """An array that several operands equal up to the order of axes.
 
     Attributes:
-      members: which of the component's operands.
-      axes: for each of them, the root's axis that each of its axes is (-1 for an axis
-        of size one).
+      members: the positions of these operands among the component's operands.
+      axes: for each of these operands, the root's axis for each of the operand's axes;
+        -1 for an axis of size one.
     """
 
     members: tuple[int, ...]
@@ -37,16 +41,17 @@ class Root(NamedTuple):
 
 
 class Component(NamedTuple):
-    """Connected leaves and operands.
+    """Parameter leaves and operands that batch-invariant computations connect.
 
     Attributes:
       leaves: the indices of the leaves.
-      operands: the indices of the operands.
-      sites: of the operands.
-      path: from the leaves to the operands.
+      operands: the indices of the operands, which are also the numbers of their sites.
+      sites: the sites of the operands.
+      path: the computation from the leaves to the operands.
       groups: for each leaf, the group that it is clipped with.
-      roots: of the operands, or None where their norms are not the leaves'.
-      reason: why not.
+      roots: the roots of the operands, or None where the norms at the operands do not
+        give the norms of the leaves.
+      reason: why there are no roots; empty where there are.
     """
 
     leaves: tuple[int, ...]
@@ -59,7 +64,12 @@ class Component(NamedTuple):
 
     @property
     def kept(self) -> bool:
-        """Whether each of its sites is a kept block's, which alone has its entries."""
+        """Whether checkpointed blocks compute all of this component's norms and sums.
+
+        That requires that each site is an input of a checkpointed block, and that no
+        entry of a leaf enters a second block or a second iteration. The squared norms
+        from the blocks then add up to the squared norm over the leaves.
+        """
         return (
             self.roots is not None
             and all(len(root.members) == 1 for root in self.roots)
@@ -69,11 +79,11 @@ class Component(NamedTuple):
 
     @property
     def own_groups(self) -> tuple[int, ...]:
-        """The groups of its leaves, once each."""
+        """The distinct groups of the component's leaves, in order."""
         return tuple(dict.fromkeys(self.groups))
 
     def features(self) -> Hashable:
-        """All that does not depend on where in the loss it is."""
+        """A description that is equal for equal components elsewhere in the loss."""
         groups = tuple(map(self.own_groups.index, self.groups))
         sites = tuple(site.features() for site in self.sites)
         return sites, self.path.features(), groups, self.roots
@@ -82,15 +92,20 @@ class Component(NamedTuple):
 def components(
     closed: jex.ClosedJaxpr, sites: Sequence[Site], groups: Sequence[int]
 ) -> list[Component]:
-    """Split the jaxpr from leaves (its first inputs) to the sites' operands.
+    """Split the computation from leaves to operands into components.
 
-    Leaves of one group are clipped together.
+    Args:
+      closed: the jaxpr whose first inputs are the leaves, and whose outputs are the
+        operands.
+      sites: the site of each operand.
+      groups: for each leaf, the group that it is clipped with.
     """
     jaxpr = closed.jaxpr
     made_by = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     sources = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars[: len(groups)])}
     for eqn in jaxpr.eqns:
         reached = frozenset().union(*(_sources(v, sources) for v in eqn.invars))
+        # Behind stop_gradient an operand depends on no leaf by a derivative.
         if reached and eqn.primitive.name != "stop_gradient":
             sources.update(dict.fromkeys(eqn.outvars, reached))
 
@@ -104,6 +119,8 @@ def components(
         roots, reason = None, "tapped itself"
         if all(isinstance(site, RuledSite | KeptSite) for site in its_sites):
             roots, reason = _isometry(jaxpr, made_by, operands, sources)
+        # A norm at a root adds up entries of all leaves, so it cannot give one norm for
+        # each of several groups.
         if roots is not None and len(set(its_groups)) > 1:
             roots, reason = None, "leaves of several groups"
         path = _path(jaxpr, made_by, tuple(jaxpr.invars[i] for i in leaves), operands)
@@ -116,11 +133,16 @@ def components(
 def _connected_components(
     reached: Sequence[frozenset[int]],
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Leaves and operands that belong together, from the leaves of each operand."""
-    first: dict[int, int] = {}  # some leaf that a leaf belongs with, or itself
+    """The connected components, each as its leaves and its operands.
+
+    `reached` gives for each operand the leaves that it depends on.
+    """
+    # Union-find: each leaf points to a leaf of the same component, or to itself.
+    first: dict[int, int] = {}
 
     def find(leaf: int) -> int:
         while (before := first.setdefault(leaf, leaf)) != leaf:
+            # Halve the chain to the representative, so that later calls are short.
             first[leaf] = first[before]
             leaf = before
         return leaf
@@ -130,6 +152,8 @@ def _connected_components(
             first[find(leaf)] = find(min(leaves))
     together: dict[int | tuple[int], tuple[set[int], list[int]]] = {}
     for number, leaves in enumerate(reached):
+        # An operand that depends on no leaf is a component of its own. Its name is a
+        # tuple, which cannot equal the number of a leaf.
         name = find(min(leaves)) if leaves else (number,)
         all_leaves, members = together.setdefault(name, (set(), []))
         all_leaves |= leaves
@@ -143,7 +167,14 @@ def _path(
     leaves: tuple[jex.Var, ...],
     operands: tuple[jex.Var, ...],
 ) -> Path:
-    """The equations between them."""
+    """The computation from the leaves to the operands.
+
+    Args:
+      jaxpr: the jaxpr from all leaves to all operands.
+      made_by: for each computed variable, the index of its equation.
+      leaves: the variables of the component's leaves.
+      operands: the variables of the component's operands.
+    """
     pending, entering, numbers = list(operands), dict.fromkeys(leaves), set()
     while pending:
         var = pending.pop()
@@ -163,6 +194,9 @@ def _isometry(
     members: Sequence[jex.Var],
     sources: Sources,
 ) -> tuple[tuple[Root, ...] | None, str]:
+    # First find each operand's root: walk back through changes of layout. Then walk on
+    # from the roots to the leaves, to check that equations only move entries and that
+    # no entry is used twice.
     def maker(var: jex.Var) -> jex.JaxprEqn | None:
         return jaxpr.eqns[made_by[var]] if var in made_by else None
 
@@ -173,9 +207,10 @@ def _isometry(
         eqn = maker(var)
         while eqn is not None and (back := _relabelling(eqn)) is not None:
             axes = tuple(back[a] if a >= 0 else -1 for a in axes)
-            var = cast(jex.Var, eqn.invars[0])  # what is of a leaf is no literal
+            # The input depends on a leaf, so it is no literal.
+            var = cast(jex.Var, eqn.invars[0])
             eqn = maker(var)
-        # The same part taken twice is one root.
+        # Two equations that take the same part of an array give one root.
         name = var if eqn is None else _name_of_part(eqn, var)
         _, operands, all_axes = roots.setdefault(name, (var, [], []))
         operands.append(i)
@@ -189,6 +224,7 @@ def _isometry(
             return None, "used in several forms"
         uses.setdefault(var, []).append(part)
         eqn = maker(var)
+        # A variable's equation is visited once, at the variable's first use.
         if eqn is None or len(uses[var]) > 1:
             continue
         if not _moves_entries(eqn) or not all(_sources(v, sources) for v in eqn.invars):
@@ -198,12 +234,15 @@ def _isometry(
     return tuple(found), ""
 
 
-# For each axis where a part of an array begins and ends.
+# For each axis of an array, the start and the end of a part of the array.
 Part = tuple[tuple[int, int], ...]
 
 
 def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
-    """The part of its input that an output is, or lies in; None for the whole."""
+    """The part of an equation's input that contains the output's entries.
+
+    The part is None where it is the whole input.
+    """
     shape = aval(eqn.invars[0]).shape if eqn.invars else ()
     if eqn.primitive.name == "slice":
         starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
@@ -219,7 +258,7 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
 
 
 def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
-    """A name for an output, which other equations that take the same part share."""
+    """A name for an output, the same for equations that take the same part."""
     if (part := _part(eqn, out)) is None:
         return out
     strides = eqn.params.get("strides") or (1,) * len(part)
@@ -227,6 +266,7 @@ def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
 
 
 def _overlap(one: Part | None, other: Part | None) -> bool:
+    # None is the whole array, which overlaps with every part.
     if one is None or other is None:
         return True
     return all(
@@ -235,13 +275,17 @@ def _overlap(one: Part | None, other: Part | None) -> bool:
 
 
 def _moves_entries(eqn: jex.JaxprEqn) -> bool:
-    """Whether each output entry is one input entry, none of them twice."""
+    """Whether each output entry is an input entry, and no input entry occurs twice."""
     moving = {"reshape", "rev", "concatenate", "slice", "split"}
     return eqn.primitive.name in moving or _relabelling(eqn) is not None
 
 
 def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
-    """For a change of layout, the input's axis of each output axis, else None."""
+    """For a change of layout, the input's axis for each output axis; otherwise None.
+
+    A change of layout permutes axes, casts real numbers, or adds and removes axes of
+    size one, for which the result holds -1.
+    """
     name = eqn.primitive.name
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:
         return None
@@ -257,6 +301,8 @@ def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     if name in {"reshape", "squeeze"}:
         if name == "reshape" and eqn.params.get("dimensions") is not None:
             return None
+        # A reshape that only adds or removes axes of size one changes no order of
+        # entries along the other axes.
         kept = [i for i, n in enumerate(before.shape) if n != 1]
         if [before.shape[i] for i in kept] != [n for n in after.shape if n != 1]:
             return None

@@ -1,4 +1,4 @@
-"""A table of what the engine does for each parameter, and why."""
+"""A table that explains how the engine computes the norms for each parameter."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,18 +10,19 @@ from dpjax.clipping.bookkeeping.analysis.plan import Plan
 
 
 class Row(NamedTuple):
-    """What happens to one parameter.
+    """How the engine computes the norms and the sum for one parameter.
 
     Attributes:
-      parameter: its path in the parameters.
-      shape: its shape.
-      sites: where it meets the example: primitives, each with its rule if it has one.
-      norm: what the norms are taken from: "rows" of activations and cotangents,
-        "gradients" of each example, or "none" where the loss does not depend on it.
-      cost: of the norms and the sum, in multiplications an example; leaves that share
-        a computation share the cost.
-      vmap_cost: the same for the vmap engine.
-      why: why gradients are formed for each example, if they are.
+      parameter: the parameter's path in the tree of parameters.
+      shape: the parameter's shape.
+      sites: the primitives in which the parameter meets the example, each with the name
+        of its rule if it has one.
+      norm: the source of the norms: "rows" of activations and cotangents, "gradients"
+        of each example, or "none" where the loss does not depend on the parameter.
+      cost: the estimated cost of the norms and the sum, in multiplications an example.
+        Parameters that share a computation all show its whole cost.
+      vmap_cost: the estimated cost of the vmap engine, in the same unit.
+      why: the reason for forming per-example gradients; empty where rows are used.
     """
 
     parameter: str
@@ -35,13 +36,16 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The rows, and the engine that engine="auto" takes; it prints as a table."""
+    """The rows of a table, and the engine that engine="auto" takes.
+
+    The explanation prints as a table.
+    """
 
     rows: tuple[Row, ...]
     auto: str
 
     def __repr__(self) -> str:
-        """The table."""
+        """The table as text."""
         head = ("parameter", "shape", "sites", "norm from", "cost", "vmap", "why")
         cells: list[tuple[str, ...]] = [head]
         for row in self.rows:
@@ -59,11 +63,19 @@ class Explanation:
 def explanation(
     plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> Explanation:
-    """The plan as a table, one row for each leaf."""
+    """The plan as a table with one row for each parameter leaf.
+
+    Args:
+      plan: the plan.
+      paths: the path of each leaf in the tree of parameters.
+      shapes: the shape of each leaf.
+    """
     rows = [
         Row(path, tuple(shape), "", "none", 0.0, 0.0, "")
         for path, shape in zip(paths, shapes, strict=True)
     ]
+    # The engine chooses a form by the platform that the code is lowered for. The table
+    # shows the choice for JAX's default backend.
     forms = plan.forms_on_gpu if jax.default_backend() == "gpu" else plan.forms
     for component, form in zip(plan.components, forms, strict=True):
         for i in component.leaves:

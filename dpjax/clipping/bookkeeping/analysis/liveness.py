@@ -1,9 +1,10 @@
-"""Which values of a jaxpr the loss is differentiated through.
+"""Find the values of a jaxpr through which the loss is differentiated.
 
-A value is *live* when its tangent may enter the loss. A loss often computes more than
-that: quantities for logging, outputs of a scan that nothing reads, values behind
-`stop_gradient`. JAX does not differentiate those, and they must not be tapped: a tap's
-cotangent would be zero, and zero times an infinite derivative is NaN.
+A value is *live* when its tangent may enter the loss. A loss often computes other
+values too: quantities for logging, outputs of a scan that nothing reads, values behind
+`stop_gradient`. JAX does not differentiate such values. The engine must not add taps to
+them either: the tap's cotangent would be zero, and zero times an infinite derivative is
+NaN.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ _FLAT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
     """The variables whose tangents may enter some outputs of a jaxpr.
 
-    Every output of an equation other than a scan is taken to depend on all inputs.
+    For an equation other than a scan, every output counts as depending on all inputs.
 
     Args:
       jaxpr: the jaxpr.
@@ -51,12 +52,13 @@ def live_outputs(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
 def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
     """The indices of the live outputs of a scan's body.
 
-    They are the scan's own live outputs, and the carried values that a later iteration
-    needs for these.
+    The live outputs are those of the scan itself, and the carried values that a later
+    iteration needs for them.
     """
     consts, carry = scan_sizes(eqn)
     body = eqn.params["jaxpr"].jaxpr
     outputs = set(live_outputs(eqn, live))
+    # A carried value may become live only through another one, hence a fixed point.
     while True:
         within = live_variables(body, outputs)
         carried = {i for i in range(carry) if body.invars[consts + i] in within}
@@ -66,7 +68,7 @@ def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ..
 
 
 def _add_real(live: set[jex.Var], atoms: Iterable[Atom]) -> None:
-    """Add the variables that can have a tangent."""
+    """Add to `live` those atoms that are variables of a dtype with tangents."""
     live.update(
         v
         for v in atoms

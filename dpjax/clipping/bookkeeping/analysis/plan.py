@@ -1,4 +1,4 @@
-"""What to do for one loss and one batch: sites, components, forms and costs."""
+"""The plan for one loss and one batch: sites, components, forms and costs."""
 
 import dataclasses
 import functools
@@ -24,22 +24,26 @@ from dpjax.clipping.bookkeeping.jaxpr.trace import inline
 from dpjax.clipping.bookkeeping.rules.base import Layout
 from dpjax.clipping.bookkeeping.rules.factors import MOST_ROWS, Size
 
-# Reading or writing a number takes as long as this many multiplications: on CPUs, as
-# measured, and on GPUs of NVIDIA, where it is not. Data sheets say 20 for A100 (19.5
-# TFLOP/s in float32 outside of tensor cores, two a multiplication and sum; 2.0 TB/s),
-# 28 for H200 (67; 4.8) and 40 for H100 SXM (67; 3.35).
+# Reading or writing a number takes as long as this many multiplications. The value for
+# CPUs was measured. The value for NVIDIA GPUs was not: data sheets imply 20 for
+# A100 (19.5 TFLOP/s in float32 outside of tensor cores, where a multiplication and an
+# addition count as two; 2.0 TB/s), 28 for H200 (67 TFLOP/s; 4.8 TB/s) and 40 for H100
+# SXM (67 TFLOP/s; 3.35 TB/s).
 _TRAFFIC, _TRAFFIC_ON_GPU = 16, 28
-# Where gradients are cheaper than rows, they may take this many times the rows' memory.
+# Where per-example gradients are cheaper to compute than rows, they may take up to this
+# many times the memory of the rows.
 _ROOM = 2
 
 
 class Form(NamedTuple):
-    """How a component's norm is taken.
+    """How a component's norms are computed.
 
     Attributes:
-      gram: from inner products of rows; otherwise from per-example gradients.
-      cost: multiplications an example, with memory traffic in the same unit.
-      vmap_cost: of the vmap engine for the same leaves.
+      gram: whether the norms come from inner products of rows (the Gram form); if not,
+        they come from per-example gradients (the direct form).
+      cost: the estimated number of multiplications an example, with memory traffic
+        converted to multiplications.
+      vmap_cost: the estimated cost of the vmap engine for the same leaves.
     """
 
     gram: bool
@@ -48,16 +52,17 @@ class Form(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The analysis of a loss, or of a block in it that is kept.
+    """The analysis of a loss, or of a checkpointed block in a loss.
 
     Attributes:
       scope: the jaxpr and its sites.
       sites: all sites, by number.
-      from_leaves: the jaxpr from parameter leaves to the sites' operands.
-      components: leaves and operands that belong together.
-      forms: of each component.
-      forms_on_gpu: the same where it is lowered for CUDA.
-      blocks: those that are kept, by the first of their sites.
+      from_leaves: the jaxpr from the batch-invariant inputs, parameter leaves first, to
+        the sites' operands.
+      components: the components of leaves and operands.
+      forms: the form of each component.
+      forms_on_gpu: the form of each component in code lowered for CUDA.
+      blocks: the blocks that stay checkpointed, by the first of their sites.
     """
 
     scope: Scope
@@ -70,9 +75,10 @@ class Plan(NamedTuple):
 
     @property
     def automatic(self) -> bool:
-        """Whether engine="auto" takes this engine.
+        """Whether engine="auto" chooses this engine.
 
-        Where a rule knows a parameter: else it does what the vmap engine does.
+        It does where rules cover all sites of at least one component. Without any such
+        component, this engine computes what the vmap engine computes.
         """
         return any(
             all(isinstance(site, RuledSite) for site in c.sites)
@@ -80,9 +86,11 @@ class Plan(NamedTuple):
         )
 
     def inputs(self, known: Sequence[jax.Array]) -> list[list[jax.Array]]:
-        """For each component, what enters its path, from the leaves and what is known.
+        """For each component, the values that enter its path.
 
-        Of a loss the leaves are all that is known.
+        Args:
+          known: the batch-invariant inputs, parameter leaves first. A loss has only the
+            leaves.
         """
         jaxpr, consts = self.from_leaves.jaxpr, self.from_leaves.consts
         values = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -92,15 +100,16 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """A rematerialised block that is kept, as a function of its own.
+    """A block that stays checkpointed, analysed as a function of its own.
 
     Attributes:
-      plan: its analysis; its inputs are the leaves, what else is known, the examples.
-      order: these inputs among the block's own.
-      num_known: how many are known, leaves or not.
-      of_leaves: for each leaf its group among the block's own.
-      groups: for each of these, which it is around the block.
-      outputs: which of its outputs are differentiated.
+      plan: the analysis of the block. The analysed function takes the leaves, then the
+        other batch-invariant inputs, then the inputs that depend on the example.
+      order: for each input of that function, its index among the equation's inputs.
+      num_known: how many inputs are batch-invariant, leaves included.
+      of_leaves: for each leaf its group, as an index into `groups`.
+      groups: the groups of the block's leaves, as numbered in the surrounding plan.
+      outputs: the indices of the block's outputs that are differentiated.
     """
 
     plan: Plan
@@ -111,7 +120,7 @@ class Block:
     outputs: tuple[int, ...]
 
     def features(self) -> Hashable:
-        """What it computes, and of what; where it is in the loss does not matter."""
+        """A description that is equal for equal blocks elsewhere in the loss."""
         jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
         inputs = (*jaxpr.constvars, *jaxpr.invars)
         computed = of_function(inputs, jaxpr.eqns, jaxpr.outvars)
@@ -127,15 +136,17 @@ def plan(
     outputs: Sequence[int] = (0,),
     keep_blocks: bool = False,
 ) -> Plan:
-    """Analyse a loss of parameter leaves and one example's, as `trace` gives it.
+    """Analyse a loss of parameter leaves and the leaves of one example.
 
     Args:
-      closed: its jaxpr.
-      groups: for each of its first inputs, the leaves, what it is clipped with.
-      num_known: how many inputs no example enters, the leaves and those after them.
+      closed: the loss's jaxpr, as `trace` gives it.
+      groups: for each parameter leaf, the group that it is clipped with. The leaves are
+        the jaxpr's first inputs.
+      num_known: how many inputs are batch-invariant: the leaves and those after them.
+        None for the leaves alone.
       outputs: which outputs are differentiated, and so must depend on the example.
-      keep_blocks: whether a rematerialised block stays one, where the leaves that enter
-        it enter nothing else.
+      keep_blocks: whether a rematerialised block stays checkpointed, where the leaves
+        that enter it enter nothing else.
     """
     num_known = len(groups) if num_known is None else num_known
     inputs = range(len(closed.in_avals))
@@ -148,6 +159,9 @@ def plan(
     def kept(eqn: jex.JaxprEqn) -> bool:
         return keep_blocks and id(eqn.params["jaxpr"]) not in opened
 
+    # A block whose leaves also enter something else is opened, that is inlined, because
+    # its squared norms alone would miss cross terms. Opening it may show that another
+    # block shares leaves, hence the loop.
     while True:
         flat = inline(closed, known, parametric, kept)
         scope, _ = analyse(flat, steps, parametric, outputs=outputs, kept=kept)
@@ -174,7 +188,10 @@ def plan(
 
 
 def _blocks(sites: Sequence[Site], found: Sequence[Component]) -> dict[KeptSite, Block]:
-    """The kept blocks, by the first of their sites; those that are alike are one."""
+    """The checkpointed blocks, by the first of their sites.
+
+    Blocks that are equal up to the names of variables share one analysis.
+    """
     group = {site: c.groups[0] for c in found for site in c.sites}
     kept = [site for site in sites if isinstance(site, KeptSite)]
     blocks: dict[KeptSite, Block] = {}
@@ -190,7 +207,12 @@ def _blocks(sites: Sequence[Site], found: Sequence[Component]) -> dict[KeptSite,
 
 
 def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
-    """The block that some sites enter, which are clipped with some groups."""
+    """The checkpointed block that has these sites.
+
+    Args:
+      sites: the sites at the block, all of one equation.
+      groups: for each site, the group that its leaf is clipped with.
+    """
     eqn, known = sites[0].eqn, sites[0].known
     leaves = [site.position for site in sites]
     places = range(len(known))
@@ -212,13 +234,18 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
 
 
 def operand_values(scope: Scope, *known: jax.Array) -> list[jax.Array]:
-    """The operands of all sites."""
+    """The operands of all sites, from the batch-invariant inputs of the scope."""
+    # Operands do not depend on the inputs that an example enters: None stands for them.
     unused = len(scope.closed.jaxpr.invars) - len(known)
     return operands(scope, (*known, *[None] * unused))
 
 
 def size(site: RuledSite) -> Size:
-    """The sizes of a site's factors over all iterations of its loops."""
+    """The sizes of a site's factors over all iterations of the scans around it.
+
+    Iterations that share one operand add rows. Iterations that have an operand each add
+    groups.
+    """
     size = site.rule.size(site.eqn, site.position)
     for loop in site.loops:
         if loop.shared:
@@ -229,12 +256,13 @@ def size(site: RuledSite) -> Size:
 
 
 class Matched(NamedTuple):
-    """A site of a root.
+    """A site whose rows can be combined with those of other sites of the same root.
 
     Attributes:
-      member: which of the component's sites.
+      member: the index of the site in its component.
       site: the site.
-      swapped: whether its sides are to be exchanged to match the first one's.
+      swapped: whether its left and right sides must be exchanged to match the sides of
+        the root's first site.
     """
 
     member: int
@@ -243,7 +271,7 @@ class Matched(NamedTuple):
 
 
 def match_sites(component: Component) -> list[list[Matched]] | None:
-    """The sites of each root, or None where some cannot be matched."""
+    """The sites of each root, or None where rows of some sites cannot be combined."""
     if component.roots is None:
         return None
     found = [_match_root(component, root) for root in component.roots]
@@ -269,7 +297,8 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
 
 
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
-    """The root's axes that are groups, left and right."""
+    """Which of the root's axes are groups, left and right, by one site's rule."""
+    # An operand that differs between iterations has their axes first.
     stacked = sum(not loop.shared for loop in site.loops)
     shape = aval(site.operand).shape
     groups, left, right = (
@@ -290,22 +319,31 @@ def _form(component: Component, leaf_sizes: list[int], traffic: int) -> Form:
     stored = sum(s.groups * s.rows * s.num_stored for s in ruled)
     sizes = [[size(m.site) for m in root] for root in roots]
     pairs = products + sum(_pairs(root, traffic) for root in sizes)
+    # Rows need less memory than gradients, and are cheaper or save a lot of memory.
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
+    # With too many rows, the bound on rounding would inflate the norm.
     gram = gram and sum(s.rows for s in ruled) <= MOST_ROWS
     return Form(gram, pairs if gram else gradients, gradients)
 
 
 def _products(size: Size, traffic: int) -> int:
-    """Multiplications for the gradient at a site."""
+    """The cost in multiplications of one example's gradient at a site."""
+    # For one-hot rows nothing is multiplied: each row is added to one row of a table,
+    # which costs memory traffic.
     added = traffic if size.one_hot else size.left
     return size.groups * size.rows * size.right * added
 
 
 def _pairs(sizes: Sequence[Size], traffic: int) -> int:
-    """Multiplications for a root's norm from rows, in pairs or added by position."""
+    """The cost in multiplications of a root's norm from rows.
+
+    One-hot rows are added up by position; other rows are taken in pairs.
+    """
     total = 0
     for i, one in enumerate(sizes):
         for j, other in enumerate(sizes):
+            # Between two sites with one-hot rows there is nothing to compute: all their
+            # rows are added to one table.
             both = one.one_hot and other.one_hot
             alone = 2 * _products(one, traffic) if i == j else 0
             shared = min(one.num_stored, other.num_stored)

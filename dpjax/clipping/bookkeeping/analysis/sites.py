@@ -1,12 +1,14 @@
-"""Where parameters meet examples: the analysis of a flat jaxpr.
+"""Find the sites of a flat jaxpr: the equations in which parameters meet examples.
 
-A value is *known* when no example enters it; inside scans it may differ between the
-iterations of some of them. A site is an equation in which a known value that depends on
-a parameter, the operand, meets a value that depends on the example. Where a rule knows
-the equation, a zero is added to its output (a tap); the tap's cotangent and the
-equation's other input determine the gradient of the operand. Elsewhere the operand
-itself is tapped: the cotangent then *is* its per-example gradient, as the vmap engine
-would form it.
+A value is *batch-invariant* when no example enters it; the code calls such values
+known. Inside scans a batch-invariant value may still differ between iterations. A
+*site* is an equation in which a batch-invariant value that depends on a parameter, the
+*operand*, meets a value that depends on the example.
+
+Where a rule covers the equation, a zero, called a *tap*, is added to the equation's
+output. The tap's cotangent and the equation's other input determine the gradient of the
+operand. Elsewhere the tap is added to the operand itself. Its cotangent is then the
+operand's per-example gradient, as the vmap engine would form it.
 """
 
 import dataclasses
@@ -35,7 +37,7 @@ from dpjax.clipping.bookkeeping.rules.select import rule_for
 
 
 class Loop(NamedTuple):
-    """A scan around a site; shared says that all iterations have one operand."""
+    """A scan around a site, and whether all of its iterations share one operand."""
 
     length: int
     shared: bool
@@ -43,11 +45,11 @@ class Loop(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class RuledSite:
-    """An equation that a rule knows: something is added to its output.
+    """An equation that a rule covers: the tap is added to the equation's output.
 
     Attributes:
       eqn: the equation.
-      position: which of its inputs the operand is.
+      position: the operand's index among the equation's inputs.
       rule: the rule.
       operand: the operand's variable.
       loops: the scans around it, the outermost first.
@@ -61,11 +63,11 @@ class RuledSite:
 
     @property
     def tapped(self) -> jex.Var:
-        """The variable that something is added to."""
+        """The variable to which the tap is added."""
         return self.eqn.outvars[0]
 
     def features(self) -> Hashable:
-        """All that does not depend on where in the loss it is."""
+        """A description that is equal for equal sites elsewhere in the loss."""
         return self.position, self.loops, self.rule.name, of_equation(self.eqn)
 
     @property
@@ -76,12 +78,13 @@ class RuledSite:
 
 @dataclasses.dataclass(eq=False)
 class TappedSite:
-    """An operand that is tapped itself.
+    """An operand to which the tap is added directly.
 
     Attributes:
-      operand: its variable.
+      operand: the operand's variable.
       loops: the scans around it, the outermost first.
-      name: the primitive of the equation that takes it, or what else does.
+      name: the primitive of the equation that takes the operand, or "carry" where the
+        operand is an output of the jaxpr.
     """
 
     operand: jex.Var
@@ -90,24 +93,24 @@ class TappedSite:
 
     @property
     def tapped(self) -> jex.Var:
-        """The variable that something is added to."""
+        """The variable to which the tap is added."""
         return self.operand
 
     def features(self) -> Hashable:
-        """All that does not depend on where in the loss it is."""
+        """A description that is equal for equal sites elsewhere in the loss."""
         return self.loops, aval(self.operand)
 
 
 @dataclasses.dataclass(eq=False)
 class KeptSite:
-    """An operand that enters a rematerialised block, which is kept as it is.
+    """An operand that enters a rematerialised block which stays checkpointed.
 
-    What the block's own sites give is accounted for inside.
+    The block has sites of its own inside, and computes their norms and sums itself.
 
     Attributes:
-      eqn: the block.
-      known: which of its inputs no example enters.
-      position: which of them the operand is.
+      eqn: the block's equation.
+      known: for each of the equation's inputs, whether it is batch-invariant.
+      position: the operand's index among the equation's inputs.
       operand: the operand's variable.
       loops: the scans around it, the outermost first.
       outputs: which of the block's outputs are differentiated.
@@ -122,11 +125,11 @@ class KeptSite:
 
     @property
     def tapped(self) -> jex.Var:
-        """The variable that is accounted for."""
+        """The operand's variable: the tap's cotangent holds the block's result."""
         return self.operand
 
     def features(self) -> Hashable:
-        """All that does not depend on where in the loss it is."""
+        """A description that is equal for equal sites elsewhere in the loss."""
         block = of_equation(self.eqn)
         return self.position, self.known, self.loops, self.outputs, block
 
@@ -137,21 +140,23 @@ class KeptSite:
 
 
 Site = RuledSite | TappedSite | KeptSite
-# Which rematerialised blocks are kept.
+# A function that says whether a rematerialised block stays checkpointed.
 Kept = Callable[[jex.JaxprEqn], bool]
 
 
 @dataclasses.dataclass(eq=False)
 class Scope:
-    """A jaxpr (the loss's or a scan body's) and what the analysis says of it.
+    """The jaxpr of a loss or of a scan's body, with its sites.
 
     Attributes:
-      depth: how many scans are around it.
-      steps: for every known variable, the scans (by depth, the outermost 0) between
-        whose iterations it differs.
-      sites: for an equation's index, its sites by position.
-      scans: for an equation's index, the scope of the scan's body.
-      outputs: sites at outputs that must be an example's.
+      closed: the jaxpr.
+      depth: the number of scans around the jaxpr.
+      steps: for every batch-invariant variable, the scans between whose iterations it
+        differs. Scans are given by depth, and the outermost scan has depth 0.
+      sites: for an equation's index, its sites by the operand's position.
+      scans: for the index of a scan that parameters enter, the scope of its body.
+      outputs: for the index of an output that must depend on the example but is
+        batch-invariant, its site.
     """
 
     closed: jex.ClosedJaxpr
@@ -162,7 +167,10 @@ class Scope:
     outputs: dict[int, Site] = dataclasses.field(default_factory=dict)
 
     def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
-        """The scans between whose iterations any of them differs; None: not known."""
+        """The scans between whose iterations any of the atoms differs.
+
+        The result is None where an example enters one of the atoms.
+        """
         found: frozenset[int] = frozenset()
         for atom in atoms:
             if not isinstance(atom, jex.Literal):
@@ -172,12 +180,12 @@ class Scope:
         return found
 
     def kept(self, index: int) -> list[KeptSite]:
-        """The sites of a block that is kept, if an equation is one."""
+        """The sites of the checkpointed block at an index; none for other equations."""
         found = self.sites.get(index, {}).values()
         return [site for site in found if isinstance(site, KeptSite)]
 
     def all_sites(self) -> list[Site]:
-        """The sites of this scope and of those within, in a fixed order."""
+        """The sites of this scope and of the scans inside it, in a fixed order."""
         found: list[Site] = []
         for index in range(len(self.closed.jaxpr.eqns)):
             found.extend(self.sites.get(index, {}).values())
@@ -201,15 +209,17 @@ def analyse(
       closed: the jaxpr.
       steps: for each input the scans between whose iterations it differs, or None where
         an example enters it.
-      differentiable: whether each input depends on a parameter, by a derivative.
-      lengths: of the scans around the jaxpr, the outermost first.
+      differentiable: for each input, whether it depends on a parameter through a
+        derivative.
+      lengths: the lengths of the scans around the jaxpr, the outermost first.
       outputs: which outputs are differentiated; they must depend on the example, as the
-        loss must. Where nothing differentiated depends on an equation, it has no site.
-      kept: which rematerialised blocks in scans are kept; others are none by now.
+        loss must. An equation has no site where no differentiated output depends on it.
+      kept: which rematerialised blocks inside scans stay checkpointed. Blocks outside
+        scans that do not have been inlined before.
 
     Returns:
-      The scope, and for each site, those within scans too, the differentiable inputs
-      that its operand depends on.
+      The scope, and for each site, including sites in scans, the indices of the
+      differentiable inputs that its operand depends on.
     """
     jaxpr = closed.jaxpr
     live = live_variables(jaxpr, outputs)
@@ -244,10 +254,11 @@ def analyse(
         return RuledSite(eqn, position, rule, operand, loops(operand))
 
     def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
-        """Whether a custom derivative stands in a scan in which its input is fixed.
+        """Whether a custom_vjp has the same input in all iterations of some scan.
 
         A custom derivative need not be linear in the cotangent. JAX applies it in each
-        iteration; here it must not be applied once to the sum of all cotangents.
+        iteration. The engine must therefore not apply it once, to the sum of the
+        cotangents of all iterations.
         """
         fixed = len(around) < len(lengths) and any(map(depends, eqn.invars))
         return fixed and uses([eqn], "custom_vjp")
@@ -255,6 +266,8 @@ def analyse(
     for index, eqn in enumerate(jaxpr.eqns):
         around = scope.steps_of(*eqn.invars)
         if around is not None and not is_applied_in_each_iteration(eqn, around):
+            # The outputs stay batch-invariant. They depend on parameters unless the
+            # equation stops the derivative.
             through = eqn.primitive.name != "stop_gradient"
             reached = frozenset().union(*map(depends, eqn.invars))
             for var in eqn.outvars:
@@ -273,11 +286,15 @@ def analyse(
                 origins[inner] = frozenset().union(
                     *(depends(eqn.invars[i]) for i in entered)
                 )
+        # Rules need an equation linear in its operand. Where a parameter enters twice,
+        # as in a product of two functions of it, the operands are tapped themselves.
         rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
         found = {i: site(eqn, i, rule) for i in operands if i in lifted}
         origins.update((one, depends(one.operand)) for one in found.values())
         scope.sites[index] = found
 
+    # A differentiated output that no example enters is tapped too, so that its
+    # derivative is taken for each example, as the vmap engine does.
     for i in outputs:
         operand = jaxpr.outvars[i]
         if isinstance(operand, jex.Var) and (reached := depends(operand)):
@@ -294,13 +311,25 @@ def _analyse_scan(
     outputs: Sequence[int],
     kept: Kept,
 ) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
-    """The scope of a scan's body, the operands that are tapped before it, and origins.
+    """Find the sites in a scan's body, and the operands to tap before the scan.
 
-    `outputs` are the body's outputs that are differentiated.
-    A scan's constants stay parameters inside where rules take all their uses, and its
-    scanned inputs do. What enters the carry is an example's from there on. A constant
-    without a rule is tapped outside, where its cotangent is summed over the
-    iterations already.
+    A constant of the scan remains an operand inside the body if rules cover all of its
+    uses there. Otherwise the constant is tapped before the scan, where its cotangent is
+    already summed over the iterations. Scanned inputs remain operands inside the body.
+    A value that enters the carry is tapped before the scan, and inside it counts as
+    dependent on the example.
+
+    Args:
+      outer: the scope around the scan.
+      eqn: the scan's equation.
+      operands: the indices of the equation's inputs that are operands.
+      lengths: the lengths of the scans around this scan, the outermost first.
+      outputs: the indices of the body's outputs that are differentiated.
+      kept: which rematerialised blocks in the body stay checkpointed.
+
+    Returns:
+      The scope of the body, the operands to tap before the scan, and for each site in
+      the body the differentiable inputs that its operand depends on.
     """
     consts, carry = scan_sizes(eqn)
     carried = range(consts, consts + carry)
@@ -312,12 +341,15 @@ def _analyse_scan(
     body = inline(eqn.params["jaxpr"], known, parametric, kept)
     depth = len(lengths)
     outside = {i for i in operands if i in carried}
+    # An operand that is moved outside can turn other equations into sites without a
+    # rule, so the analysis repeats until no constant is left without rules.
     while True:
         steps: list[frozenset[int] | None] = [None] * len(eqn.invars)
         for i, atom in enumerate(eqn.invars):
             around = outer.steps_of(atom)
             entering = i in outside or i in carried
             if around is not None and not entering:
+                # Scanned inputs differ between iterations of this scan.
                 steps[i] = around if i < consts else around | {depth}
         scope, origins = analyse(
             body,

@@ -1,6 +1,9 @@
-"""What becomes of a component's records and cotangents, for those that are alike.
+"""Norms, gradients and scaled sums of one component, traced once per kind.
 
-`Seen` is what its operands left in the books, and inputs are what enters its path.
+Each function takes the component, wrapped in `Alike` so that JAX traces identical
+components once, and `Seen`: the recorded inputs and the cotangents at the component's
+sites, with a leading batch axis. Arguments named `inputs` are the values that enter the
+component's path, the parameter leaves first.
 """
 
 import functools
@@ -32,8 +35,9 @@ class PerExampleGradients(NamedTuple):
     """Per-example gradients of a component's leaves.
 
     Attributes:
-      gradients: for each leaf, f[b, ...].
-      squares: for each of the component's groups at least ‖gradient / C‖², f[b].
+      gradients: for each leaf, its per-example gradients f[b, ...].
+      squares: for each of the component's groups, an upper bound f[b] of
+        ‖gradient / C‖².
     """
 
     gradients: list[jax.Array]
@@ -44,12 +48,17 @@ class PerExampleGradients(NamedTuple):
 def squares_of_rows(
     alike: Alike[Component], seen: Seen, clip_norm: ArrayLike
 ) -> list[jax.Array]:
-    """At least the squared norms, f[b], of the roots of a component that has some."""
+    """Upper bounds f[b] of the squared norms at the component's roots, from rows.
+
+    The list has one entry per root, and is empty where the sites cannot be matched.
+    """
     squares = []
     for root in match_sites(alike.part) or ():
         rows = []
         for i, site, swapped in root:
             left, right = factors_of(Alike(site), seen.records[i], seen.cotangents[i])
+            # A site may use the transposed matrix. Exchanging its two sides gives rows
+            # that can be added to those of the root's first site.
             rows.append(Factors(right, left) if swapped else Factors(left, right))
         squares.append(fac.square_norm(rows, clip_norm))
     return squares
@@ -62,7 +71,10 @@ def form_gradients(
     inputs: Sequence[jax.Array],
     clip_norms: Sequence[ArrayLike],
 ) -> PerExampleGradients:
-    """The gradients, and their norms; clip_norms are of the component's groups."""
+    """Per-example gradients of the leaves, and upper bounds of their squared norms.
+
+    `clip_norms` has one bound for each of the component's groups.
+    """
     component = alike.part
     gradients = per_example_gradients(alike, seen, inputs)
     squares = []
@@ -83,8 +95,10 @@ def per_example_gradients(
     """Per-example gradients of a component's leaves, f[b, ...]."""
     component, at_operands = alike.part, []
     for site, others, gradient in zip(component.sites, *seen, strict=True):
+        # At a tapped site the cotangent is the operand's gradient already.
         if isinstance(site, RuledSite):
             gradient = gradient_of(Alike(site), others, gradient)
+        # All iterations of a shared loop use one operand: its gradient is their sum.
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
 
@@ -103,9 +117,9 @@ def sums_of_gradients(
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
-    """The leaves' scaled sums, by gradients that nothing else needs.
+    """The scaled sum for each leaf, from per-example gradients formed only for it.
 
-    The scales are those of the component's groups.
+    `scales` has one array f[b] for each of the component's groups.
     """
     component = alike.part
     of_group = dict(zip(component.own_groups, scales, strict=True))
@@ -124,8 +138,9 @@ def sums_by_sites(
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
-    """The leaves' scaled sums, by one product over the batch for each site."""
+    """The scaled sum for each leaf, by one product over the batch for each site."""
     groups, own = alike.part.groups, alike.part.own_groups
+    # One pull-back serves all leaves but only one scale, so there is one per group.
     sums = [_sums_by_sites(alike.part, seen, inputs, s, finite) for s in scales]
     return [sums[own.index(group)][k] for k, group in enumerate(groups)]
 
@@ -137,12 +152,12 @@ def _sums_by_sites(
     scale: jax.Array,
     finite: jax.Array,
 ) -> list[jax.Array]:
-    """All leaves' sums by one scale."""
+    """The sums for all leaves, with the per-example factors f[b] in `scale`."""
     records = [
         [zero_if_not_finite(x, finite) if is_real(x) else x for x in others]
         for others in seen.records
     ]
-    # The norm's own.
+    # The dtype in which the norms were taken, which is float32 at least.
     dtype = jnp.result_type(
         jnp.float32, *map(fac.wide, filter(is_real, sum(records, seen.cotangents)))
     )
@@ -150,7 +165,8 @@ def _sums_by_sites(
     for site, others, cotangent in zip(
         component.sites, records, seen.cotangents, strict=True
     ):
-        if isinstance(site, KeptSite):  # whose block has made the sum
+        # The backward pass of a checkpointed block has scaled and summed already.
+        if isinstance(site, KeptSite):
             sums.append(cotangent)
             continue
         share = apply_scales(cotangent.astype(dtype), scale, finite)
@@ -161,6 +177,6 @@ def _sums_by_sites(
             sums.append(jnp.sum(share, axis=0))
     moves = component.roots is not None
     pulled = component.path.pull_back(inputs, sums, moves=moves)
-    # Without examples there is nothing to pull back, through parameters that may be
-    # why no gradient is finite.
+    # If no example has a finite gradient, the sum is zero by definition. The pull-back
+    # of zeros can still be NaN, because the parameters on the path may be infinite.
     return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]

@@ -1,11 +1,13 @@
-"""Rematerialised blocks, whose books are kept only while something is made of them.
+"""Checkpointed blocks, whose records exist only during their own backward pass.
 
-Of a block of `jax.checkpoint` only the inputs are stored; what is within is computed
-again on the way back. So it is here: the block is one function with a derivative of its
-own, which from the cotangent of its outputs keeps the block's books, makes of them what
-is `Wanted`, and drops them. What is wanted travels as the cotangent of what is tapped
-at the block's sites: in the pass for the norms the squares f[b], in that for the sums
-the sums themselves, which a scan over blocks stacks as it does any cotangent.
+For a block of `jax.checkpoint` JAX stores only the inputs, and computes the values
+inside again in the backward pass. The engine saves memory in the same way. The block
+becomes one function with a custom derivative. From the cotangents of the block's
+outputs, that derivative records the inputs and cotangents at the sites inside, computes
+the result that `Wanted` describes, and drops the records. The result is returned as the
+cotangent of the taps at the block's sites. In the pass for the norms the result is the
+squared norms f[b]; in the pass for the sums it is the sums themselves. A scan over
+blocks stacks these results as it stacks any cotangent.
 """
 
 import functools
@@ -36,12 +38,17 @@ _Arrays = list[jax.Array]
 
 
 class Wanted(NamedTuple):
-    """What is made of a block's books: the norms' squares, or with scales the sums.
+    """Which result a block's backward pass computes from its records.
+
+    The result is the squared norms where `scales` is empty, and the scaled sums
+    otherwise.
 
     Attributes:
       clip_norms: the bound of each group.
-      scales: for each group f[b], or of one example f[]; none for the squares.
-      finite: b[b] or b[] with the scales, else none.
+      scales: for each group the factors f[b], or f[] for one example; empty for the
+        squared norms.
+      finite: with scales, one array b[b], or b[] for one example, that says whether the
+        gradient is finite; empty for the squared norms.
     """
 
     clip_norms: Sequence[ArrayLike]
@@ -50,7 +57,12 @@ class Wanted(NamedTuple):
 
 
 def process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
-    """What becomes of kept blocks, for the batch's norms or sums."""
+    """How to evaluate checkpointed blocks in the pass for norms or the pass for sums.
+
+    Args:
+      blocks: each block, by the first of its sites.
+      wanted: which of the two results the blocks compute for the batch.
+    """
 
     def outputs(each: tuple[Sequence[jax.Array], Sequence[jax.Array]]) -> AtBlock:
         of_one = Wanted(wanted.clip_norms, *each)
@@ -76,15 +88,23 @@ def _outputs_of_one_example(
     taps: Sequence[jax.Array],
     wanted: Wanted,
 ) -> list[jax.Array]:
-    """The block's outputs for one example; a batch of them has the derivative."""
-    # Literals are NumPy's.
+    """The block's outputs for one example, with the custom derivative under vmap.
+
+    The derivative is that of the whole batch, because one vmap rule replaces the
+    mapped function by `_batch`.
+    """
+    # Literals are NumPy values of any dtype; custom_vmap and custom_vjp expect arrays.
     types = [aval(v) for v in site.eqn.invars]
     inputs = [
         x if isinstance(x, jax.Array) else jnp.asarray(x, t.dtype)
         for x, t in zip(inputs, types, strict=True)
     ]
+    # The block's own inputs are reordered: leaves, other batch-invariant values, then
+    # the values that depend on the example.
     ordered = [inputs[i] for i in block.order]
     known, example = ordered[: block.num_known], ordered[block.num_known :]
+    # Inside the block, groups are numbered by first use, so that equal blocks of
+    # different groups share one trace.
     own = Wanted(
         [wanted.clip_norms[group] for group in block.groups],
         [wanted.scales[group] for group in block.groups if wanted.scales],
@@ -106,6 +126,7 @@ def _outputs_of_one_example(
         taps: _Arrays,
         wanted: Wanted,
     ) -> tuple[_Arrays, list[bool]]:
+        # `_batch` maps over all of these inputs, so unmapped ones get a batch axis.
         examples = [
             x if on else jnp.broadcast_to(x, (size, *x.shape))
             for x, on in zip(example, mapped[1], strict=True)
@@ -124,13 +145,18 @@ def _evaluate_block(block: Block, known: _Arrays, example: _Arrays) -> _Arrays:
 def _batch(
     block: Block, known: _Arrays, examples: _Arrays, taps: _Arrays, wanted: Wanted
 ) -> _Arrays:
-    """The outputs of a batch, f[b, ...]."""
+    """The block's outputs f[b, ...] for a batch.
+
+    `taps` and `wanted` do not enter the outputs. They are arguments because `_backward`
+    reads `wanted` and returns its result as the cotangent of `taps`.
+    """
     return jax.vmap(functools.partial(_evaluate_block, block, known))(examples)
 
 
 def _forward(
     block: Block, *given: Any
 ) -> tuple[_Arrays, tuple[_Arrays, _Arrays, Wanted]]:
+    # With symbolic_zeros, each argument is a pair of its value and a perturbed flag.
     values = jax.tree.map(lambda x: x.value, given)
     known, examples, _, wanted = values
     return _batch(block, *values), (known, examples, wanted)
@@ -139,14 +165,17 @@ def _forward(
 def _backward(
     block: Block, saved: tuple[_Arrays, _Arrays, Wanted], cotangents: Sequence[Any]
 ) -> tuple[None, list[jax.Array | None], _Arrays, None]:
-    # What nothing uses is not differentiated: zero times infinity would be no zero. (In
-    # a scan, an unused output has a cotangent of zeros instead of none.)
+    # Outputs that the loss does not use are left out: their zero cotangent times an
+    # infinite derivative would be NaN. Symbolic zeros are not arrays. In a scan an
+    # unused output has an array of zeros instead, so block.outputs is needed too.
     used = tuple(
         i in block.outputs and isinstance(c, jax.Array) and is_inexact(c)
         for i, c in enumerate(cotangents)
     )
     real = [c for c, on in zip(cotangents, used, strict=True) if on]
-    # As in jax.checkpoint: not before the cotangents are there, and not once for both.
+    # As in jax.checkpoint, the barrier stops XLA from starting the recomputation before
+    # the cotangents exist, and from merging it with the forward pass, which would store
+    # all values inside the block.
     saved, real = jax.lax.optimization_barrier((saved, real))
     of_examples, of_taps = _share(Alike(block), used, saved, real)
     return None, of_examples, of_taps, None
@@ -162,7 +191,14 @@ def _share(
     saved: tuple[_Arrays, _Arrays, Wanted],
     cotangents: _Arrays,
 ) -> tuple[list[jax.Array | None], _Arrays]:
-    """The cotangents of the examples, and what is wanted of each leaf."""
+    """The cotangents of the examples, and the wanted result for each leaf.
+
+    Args:
+      alike: the block.
+      used: which of the block's outputs have a cotangent.
+      saved: batch-invariant values, examples, and which result is wanted.
+      cotangents: the cotangents of the used outputs, with a leading batch axis.
+    """
     block, (known, examples, wanted) = alike.part, saved
     leaves = known[: len(block.of_leaves)]
     inner = process_blocks(block.plan.blocks, wanted)
@@ -180,10 +216,15 @@ def _share(
 def _squares(
     block: Block, books: SiteRecords, known: Sequence[jax.Array], wanted: Wanted
 ) -> list[jax.Array]:
-    """The squares of each group, at its first leaf."""
+    """For each leaf f[b]: its group's squared norms at the group's first leaf, else 0.
+
+    The caller adds the leaves' squares, so each group must be counted once.
+    """
     squares = squares_alone(block.plan, books, known, wanted.clip_norms)
     out = []
     for i, group in enumerate(block.of_leaves):
+        # A cotangent has the dtype of its tap, which is at least float32 but may be
+        # narrower than the dtype of the square.
         square = _round_up(squares[group], at_least_float32(known[i].dtype))
         is_first = block.of_leaves.index(group) == i
         out.append(square if is_first else jnp.zeros_like(square))
@@ -191,7 +232,7 @@ def _squares(
 
 
 def _round_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """At least numbers that are not negative, in what may be narrower."""
+    """Upper bounds, in a dtype that may be narrower, of non-negative numbers x."""
     if jnp.promote_types(x.dtype, dtype) == dtype:
         return x.astype(dtype)
     return (x * (1 + margin(4, dtype))).astype(dtype)
@@ -200,6 +241,6 @@ def _round_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def _sums(
     block: Block, books: SiteRecords, known: Sequence[jax.Array], wanted: Wanted
 ) -> list[jax.Array]:
-    """The leaves' scaled sums."""
+    """The scaled sum of the examples' gradients for each of the block's leaves."""
     leaves, (finite,) = known[: len(block.of_leaves)], wanted.finite
     return sums_alone(block.plan, books, known, leaves, wanted.scales, finite)

@@ -1,4 +1,4 @@
-"""The books of a batch: what one forward and one backward pass leave at the sites."""
+"""Run the loss forward and backward once, and record inputs and cotangents at sites."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -20,12 +20,13 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import aval
 
 
 class SiteRecords(NamedTuple):
-    """What one forward and one backward pass leave, each with a leading axis b.
+    """The results of one forward and one backward pass, with a leading batch axis b.
 
     Attributes:
       outputs: the loss and the leaves of aux.
-      records: by site number, the other inputs of the site's equation.
-      cotangents: by site number, of what was tapped.
+      records: by site number, the values of the equation's inputs except the operand;
+        only for sites with a rule.
+      cotangents: by site number, the cotangent of the site's tap.
     """
 
     outputs: list[jax.Array]
@@ -33,32 +34,33 @@ class SiteRecords(NamedTuple):
     cotangents: list[jax.Array]
 
     def seen_by(self, component: Component) -> "Seen":
-        """What a component's operands left."""
+        """The records and cotangents at the sites of one component."""
         return Seen(
             [self.records.get(i, ()) for i in component.operands],
             [self.cotangents[i] for i in component.operands],
         )
 
     def without_aux(self) -> "SiteRecords":
-        """The same with the loss as only output."""
+        """The same records with the loss as the only output."""
         return self._replace(outputs=self.outputs[:1])
 
 
 class Seen(NamedTuple):
-    """The part of the books that is of some sites, in their order."""
+    """The records and cotangents of some sites, in the order of the sites."""
 
     records: list[tuple[jax.Array, ...]]
     cotangents: list[jax.Array]
 
 
 class AtBlocks(NamedTuple):
-    """What becomes of kept blocks.
+    """How checkpointed blocks are evaluated.
 
     Attributes:
-      sums: whether sums are wanted, in the shapes of what enters a block, and else the
-        squares f[b].
-      each: what the blocks need of every example, a tree with a leading axis b.
-      outputs: from `each` of one example, what to do at a block.
+      sums: whether the blocks return sums, in the shapes of their parameters. Otherwise
+        the blocks return squared norms f[b].
+      each: the per-example values that the blocks need, a tree with a leading axis b.
+      outputs: a function from one example's entry of `each` to the function that
+        evaluates a block for that example.
     """
 
     sums: bool
@@ -73,7 +75,15 @@ def keep_books(
     batch: int,
     at_blocks: AtBlocks | None = None,
 ) -> SiteRecords:
-    """Run the loss on the batch and back to the taps."""
+    """Run the loss on the batch, and differentiate it by the taps.
+
+    Args:
+      plan: the analysis of the loss.
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading batch axis.
+      batch: the batch size b.
+      at_blocks: how checkpointed blocks are evaluated, where the plan has any.
+    """
     axes = varying_axes(plan.scope.closed.out_avals[0])
     taps, forward = _run_with_taps(plan, leaves, examples, batch, axes, at_blocks)
 
@@ -82,6 +92,8 @@ def keep_books(
         return outputs[0], (outputs, records)
 
     loss, vjp, (outputs, records) = jax.vjp(loss_first, taps, has_aux=True)
+    # One example's loss depends on its own taps alone, so a cotangent of ones gives
+    # the cotangents of all examples in one backward pass.
     (cotangents,) = vjp(jnp.ones_like(loss))
     return SiteRecords(outputs, records, cotangents)
 
@@ -94,14 +106,24 @@ def books_of_block(
     cotangents: Sequence[jax.Array],
     at_blocks: AtBlocks | None = None,
 ) -> tuple[SiteRecords, list[jax.Array | None]]:
-    """Run a block on the batch and back, from the cotangents of what is used.
+    """Run a block on the batch and back, from the cotangents of the used outputs.
+
+    Args:
+      plan: the analysis of the block.
+      known: the block's batch-invariant inputs, parameter leaves first.
+      examples: the block's other inputs, with a leading batch axis.
+      used: which of the block's outputs have a cotangent.
+      cotangents: the cotangents of those outputs.
+      at_blocks: how checkpointed blocks inside this block are evaluated.
 
     Returns:
-      The books, and the cotangents of the examples, None where these have none.
+      The records, and for each array of examples its cotangent, or None for an array of
+      integers or booleans.
     """
     batch = examples[0].shape[0]
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
     taps, forward = _run_with_taps(plan, known, examples, batch, axes, at_blocks)
+    # Only floating-point and complex inputs have cotangents.
     real = [is_inexact(x) for x in examples]
 
     def real_outputs(
@@ -131,11 +153,14 @@ def _run_with_taps(
     axes: frozenset[str],
     at_blocks: AtBlocks | None,
 ) -> tuple[list[jax.Array], Callable[..., Ran]]:
-    """Zeros for all sites, and what a batch of examples leaves with them."""
+    """Zero taps for all sites, and the function from taps and examples to outputs.
+
+    The function also returns the records of the sites with a rule.
+    """
     numbers = {site: i for i, site in enumerate(plan.sites)}
     leading, mesh = leading_axis(examples), explicit_mesh((known, examples))
 
-    @functools.cache  # many taps are of one type
+    @functools.cache  # Many taps have the same type: they share one array of zeros.
     def zeros(kind: jax.core.ShapedArray, lengths: tuple[int, ...]) -> jax.Array:
         shape = (batch, *lengths, *kind.shape)
         return zeros_like(kind, shape, leading=leading, mesh=mesh)
@@ -146,6 +171,8 @@ def _run_with_taps(
     for site, summed in zip(plan.sites, in_sum, strict=True):
         kind, lengths = aval(site.tapped), tuple(loop.length for loop in site.loops)
         if isinstance(site, KeptSite):
+            # A block's result comes back as the cotangent of this tap, so the tap has
+            # the result's type: one number per example, or an operand-shaped sum.
             kind = kind.update(dtype=at_least_float32(kind.dtype))
             one = jax.core.ShapedArray((), kind.dtype)
             taps.append(
@@ -155,7 +182,8 @@ def _run_with_taps(
             )
         else:
             taps.append(zeros(kind, lengths))
-    # Each device's own, or derivatives by them would be sums over devices.
+    # In `jax.shard_map` the taps must vary over the devices. The derivative by a value
+    # that devices share would be a sum over the devices.
     taps = jax.lax.pcast(taps, tuple(sorted(axes)), to="varying")
     each = () if at_blocks is None else at_blocks.each
 
@@ -165,7 +193,8 @@ def _run_with_taps(
         ) -> Ran:
             at_block = None if at_blocks is None else at_blocks.outputs(each)
             given = iter(own)
-            # Closed over, what is one for all may be sharded as the examples are.
+            # Taps for sums have no batch axis. They are closed over instead of passed
+            # to vmap, so that they may be sharded along the same mesh axes as examples.
             tapped = [
                 tap if summed else next(given)
                 for tap, summed in zip(taps, in_sum, strict=True)
@@ -180,7 +209,7 @@ def _run_with_taps(
 
 
 def canonicalize_records(plan: Plan, books: SiteRecords) -> SiteRecords:
-    """The books with what sites saw settled, for norms and sums alike."""
+    """The records and cotangents in canonical form, as norms and sums both use them."""
     records, cotangents = dict(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if isinstance(site, RuledSite):
@@ -190,5 +219,5 @@ def canonicalize_records(plan: Plan, books: SiteRecords) -> SiteRecords:
 
 
 def is_inexact(x: jax.Array) -> bool:
-    """Whether it may have a cotangent."""
+    """Whether x has a floating-point or complex dtype, and so may have a cotangent."""
     return jnp.issubdtype(x.dtype, jnp.inexact)

@@ -30,11 +30,12 @@ from dpjax.clipping.bookkeeping.rules import factors as fac
 
 
 class Norms(NamedTuple):
-    """What norms are, and what they are taken of.
+    """Bounds of the examples' squared norms, and the gradients formed for them.
 
     Attributes:
-      squares: for each group at least ‖gradient / clip norm‖², f[b].
-      kept: for each component its leaves' per-example gradients, where they are formed.
+      squares: for each group an upper bound f[b] of ‖gradient / clip norm‖².
+      kept: for each component its leaves' per-example gradients, or None where they
+        are not formed.
     """
 
     squares: list[jax.Array]
@@ -50,7 +51,7 @@ def clipped_sum(
     *,
     by_platform: bool,
 ) -> Summed:
-    """The sum from one forward and one backward pass.
+    """The sum of clipped gradients from one forward and one backward pass.
 
     Args:
       plan: the analysis of the loss.
@@ -58,12 +59,13 @@ def clipped_sum(
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
       mask: b[b]; a masked example contributes zero.
-      by_platform: whether all gradients are formed, and the sum is made of them, where
-        this is lowered for a TPU: products there are outside the model of
+      by_platform: whether code lowered for a TPU forms all per-example gradients, and
+        makes the sum of them. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
     """
     rows = [form.gram for form in plan.forms]
     rows_on_gpu = [form.gram for form in plan.forms_on_gpu]
+    # Without any component that uses rows, the TPU's branch would be the same code.
     by_platform = by_platform and any(rows + rows_on_gpu)
 
     def chosen(
@@ -74,6 +76,7 @@ def clipped_sum(
     ) -> tuple[list[jax.Array], jax.Array]:
         books = canonicalize_records(plan, books)
         by_rows = functools.partial(_in_one_pass, plan, rows, clip_norms)
+        # The platform is chosen at lowering: one trace may serve several platforms.
         if rows_on_gpu != rows:
             on_gpu = functools.partial(_in_one_pass, plan, rows_on_gpu, clip_norms)
             by_rows = functools.partial(on_platform, "cuda", on_gpu, by_rows)
@@ -101,10 +104,13 @@ def _in_one_pass(
     leaves: Sequence[jax.Array],
     mask: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
-    """The sum and the norms f[b], from rows where by_rows says so.
+    """The sum of clipped gradients, and the norms f[b].
 
-    Elsewhere the norm is taken of the gradients that the sum is made of.
+    Where `by_rows` is true for a component, its norms come from rows, and its sum from
+    one product over the batch. Elsewhere the norms are taken of per-example gradients,
+    and the sum is made of the same gradients.
     """
+    # No component needs a reach: its sum uses the very gradients whose norms are taken.
     entering, reaches = plan.inputs(leaves), [None] * len(plan.components)
     squares, kept = _squares(plan, books, entering, clip_norms, by_rows, reaches)
     finite, scales, norm = clip_scales(squares, clip_norms, mask)
@@ -120,19 +126,23 @@ def _squares(
     by_rows: Sequence[bool],
     reaches: Sequence[Reach | None],
 ) -> Norms:
-    """The norms.
+    """Upper bounds of the squared norms, and the per-example gradients formed for them.
 
-    Where a component has a reach the sum is not made of the gradients that are formed:
-    their norm is enlarged by what the terms of either may round.
+    Where a component has a reach, its sum is pulled back once for the whole batch, and
+    not made of the per-example gradients formed here. The norm of those gradients is
+    then enlarged by a bound on the rounding of both computations.
     """
     batch = books.outputs[0].shape[:1]
+    # Zeros give a group without a component a norm of zero.
     squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
     kept: list[list[jax.Array] | None] = []
     for component, inputs, rows, found in zip(
         plan.components, entering, by_rows, reaches, strict=True
     ):
         alike, seen = Alike(component), books.seen_by(component)
-        if component.kept:  # the blocks have made the squares
+        if component.kept:
+            # The cotangents of a checkpointed block's taps are its squared norms, with
+            # an axis for each scan around the block. Only their sum is left to do.
             (group,) = component.own_groups
             for found in seen.cotangents:
                 square, terms = staged_sum(found, kept=1)
@@ -149,6 +159,7 @@ def _squares(
         kept.append(formed.gradients)
         for group, square in zip(component.own_groups, formed.squares, strict=True):
             if found is not None:
+                # The bound on rounding assumes the least precise dtype involved.
                 sizes = _sizes(component, seen, found, clip_norms[group])
                 arrays = [*seen.cotangents, *(x for xs in seen.records for x in xs)]
                 dtype = narrowest_float([found.dtype, *(x.dtype for x in arrays)])
@@ -158,9 +169,11 @@ def _squares(
 
 
 def _reaches(plan: Plan, entering: Sequence[Sequence[jax.Array]]) -> list[Reach | None]:
-    """For each component that forms gradients its reach, if its sum may be pulled back.
+    """For each component that forms gradients its reach, or None.
 
-    In one pass the gradients that were formed for the norm are at hand.
+    Such a component has a reach if its sum may be pulled back once for the whole batch.
+    Only the engine with two passes needs this: in one pass the gradients formed for the
+    norms are still in memory for the sum.
     """
     return [
         None if form.gram else _reach(component, inputs)
@@ -171,8 +184,9 @@ def _reaches(plan: Plan, entering: Sequence[Sequence[jax.Array]]) -> list[Reach 
 
 
 def _reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
-    """The component's reach, or None where its gradients are to be formed."""
+    """The component's reach, or None where its sum needs per-example gradients."""
     ruled = [site for site in component.sites if isinstance(site, RuledSite)]
+    # With more rows, the bound on the rounding of their sum would inflate the norm.
     if any(size(site).rows > fac.MOST_ROWS for site in ruled):
         return None
     return reach(component, inputs)
@@ -181,7 +195,14 @@ def _reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
 def _sizes(
     component: Component, seen: Seen, found: Reach, clip_norm: ArrayLike
 ) -> list[fac.Terms]:
-    """Of the terms of a component's gradients, for each operand."""
+    """For each operand, a bound of the terms that the component's gradients sum up.
+
+    Args:
+      component: the component.
+      seen: the records and cotangents at its sites.
+      found: how much the pull-back can enlarge absolute values.
+      clip_norm: the unit of the sizes.
+    """
     out = []
     for site, others, cotangent, enlarged in zip(
         component.sites, *seen, found.norms, strict=True
@@ -190,6 +211,7 @@ def _sizes(
             factors = factors_of(Alike(site), others, cotangent)
             length, rows = fac.size(factors, clip_norm), factors.rows
         else:
+            # A tapped operand's cotangent is its gradient: a sum of one term.
             square = square_sum(fac.wide(cotangent), 1, clip_norm)
             length, rows = jnp.sqrt(square), 1
         out.append(fac.Terms(enlarged * length, rows + found.terms))
@@ -206,16 +228,18 @@ def _sums(
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
-    """The leaves' scaled sums.
+    """The scaled sum of the examples' gradients for each leaf.
 
-    They are made by one product over the batch for each site, if all that the norm
-    includes is what these round; else of the gradients that were kept or of the same
-    formed anew.
+    A component's sum comes from one product over the batch for each site where
+    `by_sites` is true: its norms must then include a bound on the rounding of these
+    products. Elsewhere the sum comes from per-example gradients: those in `kept`, or
+    the same gradients formed again.
     """
     total = {}
     for component, pulled, inputs, held in zip(
         plan.components, by_sites, entering, kept, strict=True
     ):
+        # The same gradients as for the norms, so the sum needs no further bound.
         if held is not None and not pulled:
             sums = [
                 sum_in_memory(x, scales[group], finite)
@@ -228,6 +252,7 @@ def _sums(
             sums = function(Alike(component), seen, inputs, own, finite)
         total.update(zip(component.leaves, sums, strict=True))
     dtypes = [at_least_float32(x.dtype) for x in leaves]
+    # A leaf that no component contains does not enter the loss: its sum is zero.
     return [
         total[i].astype(dtype) if i in total else jnp.zeros(x.shape, dtype)
         for i, (x, dtype) in enumerate(zip(leaves, dtypes, strict=True))
@@ -240,7 +265,7 @@ def squares_alone(
     known: Sequence[jax.Array],
     clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
-    """The norms' squares in a pass that keeps nothing for the sums."""
+    """Upper bounds f[b] of the squared norms, in a pass that makes no sums."""
     books, entering = canonicalize_records(plan, books), plan.inputs(known)
     rows = [form.gram for form in plan.forms]
     reaches = _reaches(plan, entering)
@@ -255,7 +280,7 @@ def sums_alone(
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
-    """The leaves' scaled sums in another pass."""
+    """The scaled sum for each leaf, in a pass that knows the scales already."""
     books, entering = canonicalize_records(plan, books), plan.inputs(known)
     by_sites = [
         form.gram or found is not None

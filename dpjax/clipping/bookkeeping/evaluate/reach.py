@@ -1,13 +1,16 @@
-"""How large the terms are of which a pull-back makes a gradient.
+"""A bound on the terms that a pull-back adds up to make a gradient.
 
-A sum over the batch that is pulled back from operands to leaves has for each example
-the terms J_k g_k, g_k its gradient at operand k and J_k the transposed Jacobian. Where
-they cancel, the example's gradient says little of what they round, or of what they
-push out of the sum on the way. With |J| of absolute values, taken over all paths,
-‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both. Here is a bound of ‖|J|‖, the root of the largest row
-sum times the largest column sum, for maps whose primitives are known to do no more than
-multiply, add and move real numbers of float32 at least: these round by the model in
-`_core.rounding`. Through any other, each example's gradient is pulled back on its own.
+A sum over the batch can be pulled back from operands to leaves once. Each example then
+contributes the terms J_k g_k, where g_k is its gradient at operand k and J_k is the
+transposed Jacobian. Where these terms cancel, the norm of the example's gradient bounds
+neither their rounding errors nor how far large terms displace other examples in a
+partial sum. Let |J| hold the absolute values of the coefficients, summed over all paths
+through the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both effects.
+
+This module bounds ‖|J|‖ by the square root of the largest row sum times the largest
+column sum. It does so for maps whose primitives only multiply, add and move real
+numbers in float32 or wider: these primitives round by the model in `_core.rounding`.
+Through any other map, each example's gradient is pulled back on its own.
 """
 
 from collections.abc import Sequence
@@ -25,6 +28,7 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import aval, bind
 from dpjax.clipping.bookkeeping.jaxpr.trace import inline
 from dpjax.clipping.bookkeeping.rules.factors import MOST_ROWS
 
+# Primitives that only multiply, add or move numbers, once the map is linear.
 _KNOWN = frozenset(
     {
         *("add", "add_any", "sub", "neg", "mul", "div", "reduce_sum", "select_n"),
@@ -35,12 +39,13 @@ _KNOWN = frozenset(
 
 
 class Reach(NamedTuple):
-    """What a pull-back does to absolute values.
+    """How far a pull-back can enlarge absolute values, and how it rounds.
 
     Attributes:
-      norms: for each operand, how much it enlarges their norm at most, f[].
-      terms: of the sums that it takes, and its products.
-      dtype: the least precise dtype of its computation.
+      norms: for each operand, an upper bound f[] of ‖|J_k|‖, the factor by which the
+        pull-back enlarges the norm of absolute values.
+      terms: the number of additions and products in the pull-back, all paths together.
+      dtype: the least precise dtype of the pull-back's computation.
     """
 
     norms: list[jax.Array | float]
@@ -49,14 +54,25 @@ class Reach(NamedTuple):
 
 
 def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
-    """The reach of its path's `pull_back`, or None where its rounding is not known."""
+    """The reach of the pull-back along the component's path.
+
+    Args:
+      component: the component.
+      inputs: the values that enter its path, the leaves first.
+
+    Returns:
+      The reach, or None where the rounding of the pull-back has no known bound.
+    """
     if not component.leaves:
         return None
+    # With roots the path only moves entries, so every factor is one. The terms are one
+    # for each operand, because several operands may add to one entry.
     if component.roots is not None:
         dtype = narrowest_float(x.dtype for x in inputs)
         return Reach([1.0] * len(component.operands), len(component.operands), dtype)
     path, count = component.path, len(component.leaves)
-    if uses(path.eqns, "custom_vjp"):  # whose derivatives need not be linear
+    # The derivative rule of a custom_vjp need not be linear in the cotangent.
+    if uses(path.eqns, "custom_vjp"):
         return None
     inputs, others = inputs[:count], inputs[count:]
     _, tangents = jax.linearize(path.forward(others, widen_casts=False), *inputs)
@@ -70,13 +86,14 @@ def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
     if terms > MOST_ROWS:
         return None
 
+    # |J| applied to ones gives the row sums; its transpose gives the column sums.
     by_column = _absolute(linear, [jnp.ones_like(x) for x in inputs])
     norms = []
     for k, row_sums in enumerate(by_column):
         transpose = jax.linear_transpose(lambda *xs: _absolute(linear, xs)[k], *inputs)
         column_sums = transpose(jnp.ones_like(row_sums))
         largest = [jnp.max(x, initial=0.0) for x in (row_sums, *column_sums)]
-        # A few percent for what these sums round.
+        # The factor 1.05 covers the rounding of these sums themselves.
         norms.append(1.05 * jnp.sqrt(largest[0]) * jnp.sqrt(sum(largest[1:])))
     jaxpr = linear.jaxpr
     atoms = [*jaxpr.invars, *jaxpr.constvars]
@@ -94,26 +111,38 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
 
 
 def _terms(linear: jex.Jaxpr) -> int:
-    """Of the transposed map's sums, and its products, all paths together."""
+    """The number of additions and products in the transpose of a linear map.
+
+    The number counts all paths together, so it bounds the number along each path.
+    """
     uses = [v for eqn in linear.eqns for v in eqn.invars if isinstance(v, jex.Var)]
-    # What is used several times has its uses' cotangents added.
+    # The transpose adds the cotangents of all uses of a variable: one addition for each
+    # use after the first.
     total = len(uses) - len(set(uses))
     for eqn in linear.eqns:
         if eqn.primitive.name in {"mul", "div"}:
             total += 1
         elif eqn.primitive.name == "broadcast_in_dim":
+            # The transpose of a broadcast is a sum over the copies of each entry.
             total += aval(eqn.outvars[0]).size // max(aval(eqn.invars[0]).size, 1) - 1
     return total
 
 
 def _absolute(linear: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """A linear map with all its coefficients' absolute values."""
+    """Apply a linear map in which each coefficient is replaced by its absolute value.
+
+    Args:
+      linear: the map's jaxpr.
+      inputs: the values to apply it to.
+    """
     jaxpr = linear.jaxpr
     values = dict(zip(jaxpr.constvars, linear.consts, strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
     linear_in = set(jaxpr.invars)
 
     def read(atom: Atom) -> jax.Array:
+        # Coefficients are the values that do not depend on the map's inputs. Integers
+        # and booleans, as the predicates of select_n, are no coefficients.
         value = atom.val if isinstance(atom, jex.Literal) else values[atom]
         known = isinstance(atom, jex.Literal) or atom not in linear_in
         real = known and jnp.issubdtype(aval(atom).dtype, jnp.floating)
@@ -121,6 +150,7 @@ def _absolute(linear: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.
 
     for eqn in jaxpr.eqns:
         inputs = [read(v) for v in eqn.invars]
+        # A sign is a coefficient of -1, whose absolute value is 1.
         if eqn.primitive.name == "neg":
             out = inputs
         elif eqn.primitive.name == "sub":

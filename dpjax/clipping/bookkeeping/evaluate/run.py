@@ -1,4 +1,4 @@
-"""Evaluate a loss with taps, and its operands without."""
+"""Evaluate a loss with taps added at its sites, and evaluate the sites' operands."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -21,14 +21,17 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import (
 def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
     """The values of the sites' operands, in the order of `scope.all_sites()`.
 
-    Those of a scan's body are those of all its iterations, with a leading axis for
-    each scan, the outermost first, between whose iterations they differ.
+    An operand in a scan's body may differ between iterations. Its value then holds all
+    iterations: it has one leading axis for each scan between whose iterations the
+    operand differs, the outermost scan first.
 
     Args:
-      scope: from the analysis.
-      inputs: the scope's inputs, the known ones with such axes; None for the others.
+      scope: the jaxpr and its sites, from the analysis.
+      inputs: for each input of the scope that is batch-invariant its value, with the
+        same leading axes; None for the other inputs.
     """
     jaxpr = scope.closed.jaxpr
+    # All operands, and the batch-invariant inputs of scans that have sites inside.
     wanted: list[Atom] = []
     for index, eqn in enumerate(jaxpr.eqns):
         wanted += [site.operand for site in scope.sites.get(index, {}).values()]
@@ -65,25 +68,28 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
 def _in_all_iterations(
     scope: Scope, eqn: jex.JaxprEqn
 ) -> Callable[..., list[jax.Array]]:
-    """A known equation, mapped over the scans between whose iterations it differs."""
+    """A batch-invariant equation, mapped over the scans in which its inputs vary."""
 
     def function(*inputs: jax.Array) -> list[jax.Array]:
         return bind(eqn, inputs)
 
+    # The innermost scan is mapped first, so the outermost scan's axis ends up leading.
     steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
     for depth in sorted(frozenset().union(*steps), reverse=True):
         function = jax.vmap(function, [0 if depth in s else None for s in steps])
     return function
 
 
-# The outputs and, by a site's number, the other inputs of its equation.
+# The outputs, and by a site's number the values of its equation's inputs except the
+# operand.
 Ran = tuple[list[jax.Array], dict[int, tuple[jax.Array, ...]]]
 
 
 class AtBlock(Protocol):
-    """The outputs of a kept block for one example.
+    """A function that evaluates a checkpointed block for one example.
 
-    Its sites, the values of its inputs, and what is tapped at each site.
+    It takes the block's sites, the values of the block's inputs, and the tap at each
+    site. It returns the block's outputs.
     """
 
     def __call__(
@@ -92,7 +98,7 @@ class AtBlock(Protocol):
         inputs: Sequence[jax.Array],
         taps: Sequence[jax.Array],
     ) -> list[jax.Array]:
-        """The outputs."""
+        """The block's outputs for one example."""
         ...
 
 
@@ -105,19 +111,19 @@ def run(
 ) -> Ran:
     """Evaluate a scope for one example.
 
-    What no example enters is the same for all of them and is not mapped over; in a
-    scan it is computed in the iteration that needs it, as in the loss itself.
+    Under vmap, batch-invariant values stay unmapped. In a scan, a batch-invariant value
+    is computed in the iteration that needs it, as in the loss itself.
 
     Args:
-      scope: from the analysis.
-      inputs: of its jaxpr, in this iteration of the scans around it.
-      taps: by a site's number, what to add there.
+      scope: the jaxpr and its sites, from the analysis.
+      inputs: the values of the jaxpr's inputs, in one iteration of the scans around it.
+      taps: by a site's number, the array to add at the site.
       numbers: the number of each site.
-      at_block: what to do at blocks that are kept, where there are some.
+      at_block: the function that evaluates checkpointed blocks; None without any.
 
     Returns:
       The outputs, and for each site with a rule, by its number, the values of the
-      equation's other inputs.
+      equation's inputs except the operand.
     """
     jaxpr = scope.closed.jaxpr
     values: dict[jex.Var, jax.Array] = dict(
@@ -131,6 +137,7 @@ def run(
         if body is not None and body.all_sites():
             (eqn,), (sites,) = stretch.eqns, stretch.sites
             inputs = [read(v, values) for v in eqn.invars]
+            # Some inputs of the scan are tapped before it (analysis.sites).
             for position, site in sites.items():
                 inputs[position] = plus(inputs[position], taps[numbers[site]])
             out, inner = _scan(eqn, inputs, body, taps, numbers, at_block)
@@ -168,7 +175,11 @@ def _scan(
     numbers: Mapping[Site, int],
     at_block: AtBlock | None,
 ) -> Ran:
-    """A scan with taps inside: they are scanned over, and the records stacked."""
+    """Evaluate a scan with taps inside its body, for one example.
+
+    The taps have a leading axis of iterations, over which they are scanned. The scan
+    stacks the records of all iterations.
+    """
     consts, carry = scan_sizes(eqn)
     here = [numbers[site] for site in body.all_sites()]
 

@@ -1,9 +1,10 @@
-"""Stretches of a loss that repeat.
+"""Segments of a loss that repeat, each traced once.
 
 A deep network repeats its blocks, and JAX would batch, differentiate and transpose the
-equations of each anew. From one site with a rule to the next, blocks are alike (in
-`alike`): such a stretch is a jitted function, for which JAX does all this once. The
-compiler sees through its calls.
+equations of each block separately. The loss is therefore cut at every site with a rule.
+Segments that are identical up to variable names (`jaxpr.alike`) share one jitted
+function, which JAX batches, differentiates and transposes once. The compiler still
+optimises across the calls.
 """
 
 import collections
@@ -23,14 +24,14 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import bind, read
 
 
 class Stretch(NamedTuple):
-    """Some consecutive equations of a scope.
+    """A segment: some consecutive equations of a scope.
 
     Attributes:
-      start: the index of the first.
+      start: the index of the first equation.
       eqns: the equations.
-      sites: of each equation, by position.
-      inputs: the variables that enter.
-      outs: those of its results that are used elsewhere.
+      sites: for each equation its sites, by the position of the operand.
+      inputs: the variables that the segment reads but does not compute.
+      outs: the computed variables that are used after the segment.
     """
 
     start: int
@@ -41,11 +42,11 @@ class Stretch(NamedTuple):
 
     @property
     def all_sites(self) -> list[Site]:
-        """The sites, in a fixed order."""
+        """The segment's sites, by equation and then by position."""
         return [site for found in self.sites for site in found.values()]
 
     def features(self) -> Hashable:
-        """What it computes, and where something is added."""
+        """The function that the segment computes, and where taps are added."""
         taps = tuple(
             tuple((i, isinstance(site, RuledSite)) for i, site in found.items())
             for found in self.sites
@@ -54,12 +55,12 @@ class Stretch(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What a stretch leaves.
+    """The results of evaluating a segment.
 
     Attributes:
-      outs: the values of its results.
-      records: for each of its sites with a rule, in order, the values of the equation's
-        other inputs.
+      outs: the values of the segment's `outs`.
+      records: for each of the segment's sites with a rule, in order, the values of the
+        equation's inputs except the operand.
     """
 
     outs: list[jax.Array]
@@ -67,7 +68,11 @@ class Passed(NamedTuple):
 
 
 def stretches(scope: Scope) -> list[Stretch]:
-    """The scope's equations in stretches; scans and kept blocks are alone."""
+    """The scope's equations in segments.
+
+    A scan that parameters enter and a checkpointed block are segments of their own,
+    because `run` evaluates them in other ways.
+    """
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
     for index in range(len(eqns)):
@@ -76,6 +81,7 @@ def stretches(scope: Scope) -> list[Stretch]:
             starts.add(index)
         if index in scope.scans or scope.kept(index):
             starts |= {index, index + 1}
+    # The last use of each variable; the scope's outputs are used after all equations.
     last: dict[jex.Var, int] = {}
     for index, eqn in enumerate(eqns):
         last.update((v, index) for v in eqn.invars if _is_variable(v))
@@ -91,7 +97,12 @@ def stretches(scope: Scope) -> list[Stretch]:
 def _stretch(
     scope: Scope, start: int, stop: int, last: Mapping[jex.Var, int]
 ) -> Stretch:
-    """The equations between two indices; last is where variables are last used."""
+    """The segment from index `start` to `stop`.
+
+    `last` gives for each variable the index of the last equation that uses it.
+    """
+    # Dicts without values are ordered sets: the order of variables is part of a
+    # segment's features.
     eqns = tuple(scope.closed.jaxpr.eqns[start:stop])
     made = dict.fromkeys(v for eqn in eqns for v in eqn.outvars)
     used = dict.fromkeys(v for eqn in eqns for v in eqn.invars if _is_variable(v))
@@ -111,9 +122,10 @@ def _is_variable(atom: Atom) -> TypeGuard[jex.Var]:
 def passes(
     found: Sequence[Stretch],
 ) -> list[Callable[[Sequence[jax.Array], Sequence[jax.Array]], Passed]]:
-    """For each stretch, from its inputs and what is added at its sites, what it leaves.
+    """For each segment, a function from its inputs and taps to its results.
 
-    What does not repeat is traced as it is.
+    Segments that occur several times use a jitted function. A segment that occurs once
+    is traced in place.
     """
     alike = [Alike(stretch) for stretch in found]
     counts = collections.Counter(alike)
@@ -133,6 +145,8 @@ def _pass(
         args = [read(v, values) for v in eqn.invars]
         ruled = None
         for position, site in sites.items():
+            # A tapped operand gets its tap before the equation; a rule's site gets its
+            # tap on the equation's output.
             if isinstance(site, TappedSite):
                 args[position] = plus(args[position], next(pending))
             else:

@@ -1,4 +1,7 @@
-"""The clipped sum from two passes, of which the first leaves nothing but the norms."""
+"""The clipped sum from two passes: one for the norms, and one for the scaled sum.
+
+The first pass retains the loss, aux and the norms, but no records of the sites.
+"""
 
 from collections.abc import Sequence
 
@@ -20,7 +23,11 @@ def clipped_sum_twice(
     examples: Sequence[jax.Array],
     mask: jax.Array,
 ) -> Summed:
-    """The sum as in `engine.clipped_sum`, in two passes; kept blocks stay blocks."""
+    """The sum of clipped gradients from two passes, with checkpointed blocks.
+
+    The arguments are those of `engine.clipped_sum`. Rematerialised blocks whose
+    parameters enter nothing else stay checkpointed.
+    """
     batch = mask.shape[0]
 
     def weigh(
@@ -46,7 +53,8 @@ def clipped_sum_twice(
     arrays = (leaves, examples)
     weighed = compiler_sharded(weigh, arrays, jax.P(leading_axis(examples)))
     finite, scales, norm = weighed(books.without_aux(), leaves, clip_norms, mask)
-    # Behind the barrier XLA takes it for another computation.
+    # The barrier makes the second pass another computation to XLA. Otherwise XLA could
+    # reuse values of the first pass, and so would have to store them.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
     in_blocks = process_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
     books = keep_books(plan, leaves, examples, batch, in_blocks).without_aux()

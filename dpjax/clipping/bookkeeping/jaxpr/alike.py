@@ -1,8 +1,9 @@
-"""What is alike: what is traced for one serves the others.
+"""Compare parts of a loss up to the names of variables, so that JAX traces each once.
 
-A deep network repeats its layers, so that equations repeat with other variables. What
-the engine makes of a site or a component is jitted, with that as static argument: JAX
-traces it once for all that compare equal here, and lowers it once.
+A deep network repeats its layers, so the same equations occur with other variables. The
+engine's functions of a site or a component are jitted, with the site or component as a
+static argument. JAX traces and lowers such a function once for all static arguments
+that compare equal, and `Alike` defines that comparison.
 """
 
 import dataclasses
@@ -17,10 +18,14 @@ from dpjax._core.typing import Atom
 
 
 class HasFeatures(Protocol):
-    """A part of a loss."""
+    """A part of a loss that can be compared with other parts."""
 
     def features(self) -> Hashable:
-        """All of it but its variables; no hash where it is like no other."""
+        """A description without variables, equal for parts that compute the same.
+
+        The description has no hash where a parameter of an equation has none. The part
+        then equals only itself.
+        """
         ...
 
 
@@ -29,41 +34,44 @@ PartT = TypeVar("PartT", bound=HasFeatures)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alike(Generic[PartT]):
-    """A part of a loss, equal to others that differ in their variables at most."""
+    """A part of a loss that equals other parts with the same features."""
 
     part: PartT
 
     @functools.cached_property
     def _hashed(self) -> tuple[int, Hashable]:
-        """The features, after their hash."""
+        """The hash of the features, and the features."""
         try:
             features = self.part.features()
             return hash(features), features
-        except TypeError:  # something has no hash
+        except TypeError:  # A parameter of an equation has no hash.
             return id(self.part), id(self.part)
 
     def __eq__(self, other: object) -> bool:
-        """Whether all but variables agree."""
+        """Whether the other part has the same features."""
         if self is other:
             return True
         return isinstance(other, Alike) and self._hashed == other._hashed
 
     def __hash__(self) -> int:
-        """Of what is compared."""
+        """The hash of the features."""
         return self._hashed[0]
 
 
 def of_equation(eqn: jex.JaxprEqn) -> Hashable:
-    """An equation's features."""
+    """A description of an equation without its variables: primitive, types, parameters.
+
+    The description includes the equation's context, such as the mesh that it runs on.
+    """
     types = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     params = [(name, _told_apart(x)) for name, x in sorted(eqn.params.items())]
     return (eqn.primitive, eqn.ctx, *types, *params)
 
 
 def _told_apart(param: object) -> Hashable:
-    """What is equal only where the parameters are the same.
+    """A value that is equal for two parameters only if they are the same.
 
-    To Python 0.0 is −0.0, and 1 is True.
+    Python's own comparison is too coarse: 0.0 equals −0.0, and 1 equals True.
     """
     if isinstance(param, tuple):
         return type(param), tuple(map(_told_apart, param))
@@ -75,12 +83,19 @@ def _told_apart(param: object) -> Hashable:
 def of_function(
     inputs: Sequence[jex.Var], eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
 ) -> Hashable:
-    """The features of the function that equations compute."""
+    """A description of the function that equations compute, without its variables.
+
+    Args:
+      inputs: the variables that enter.
+      eqns: the equations, in order.
+      outs: the outputs, variables or literals.
+    """
+    # Variables are numbered in the order in which they appear.
     names = {v: i for i, v in enumerate(inputs)}
 
     def name(atom: Atom) -> Hashable:
         if isinstance(atom, jex.Literal):
-            # As bytes: zeros differ in their signs.
+            # Compare bytes, because 0.0 == −0.0 and NaN != NaN.
             return atom.aval, np.asarray(atom.val).tobytes()
         return names[atom]
 

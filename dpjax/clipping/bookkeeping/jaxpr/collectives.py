@@ -1,9 +1,11 @@
-"""Refuse losses that see other examples: what they, or their derivatives, bind.
+"""Refuse losses in which an example's gradient depends on other examples.
 
-A collective over a named axis mixes what lies along it. It may stand in the loss, or
-only in a derivative that the loss brings along (custom_jvp, custom_vjp): that is
-nowhere in the loss's jaxpr, so each such equation is differentiated here and its
-derivative searched. Primitives' own derivatives communicate only where they do.
+A collective over a named axis mixes the values along that axis. The collective may be
+an equation of the loss. It may also be part of a custom derivative (custom_jvp,
+custom_vjp) only, and then it is nowhere in the loss's jaxpr. Each equation with a
+custom derivative is therefore differentiated here, and the jaxpr of the derivative is
+searched too. The derivative of a built-in primitive communicates only if the primitive
+does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,21 +17,28 @@ import jax.numpy as jnp
 from dpjax._core.typing import Atom
 from dpjax.clipping.bookkeeping.jaxpr.equations import aval, bind
 
-# What was searched already, by its identity, which lasts as long as it is held here.
+# The jaxprs and equations searched already, by id. Storing the object keeps its id from
+# being used again.
 _Seen = dict[tuple[int, ...], jex.Jaxpr | jex.JaxprEqn]
-# They read an axis name without mixing what lies along it.
+# These primitives name an axis but do not mix the values along it.
 _NOT_MIXING = frozenset({"axis_index", "pvary", "pcast"})
-# Their bodies have their inputs, one for one.
+# The inputs of these calls are the inputs of their bodies, one for one.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})
 
 
 def refuse_collectives(jaxpr: jex.Jaxpr, num_parameters: int) -> None:
-    """Refuse a loss's jaxpr, the first inputs of which are differentiated by.
+    """Refuse a loss that communicates along a named axis, itself or in a derivative.
+
+    Args:
+      jaxpr: the jaxpr of the loss.
+      num_parameters: how many of its inputs, the first ones, are parameters.
 
     Raises:
-      ValueError: it or its derivative communicates along a named axis.
+      ValueError: the loss or its derivative communicates along a named axis.
     """
     active = [i < num_parameters for i in range(len(jaxpr.invars))]
+    # Tracing a derivative fails with this NameError if it names an axis that no
+    # surrounding transformation binds.
     try:
         _search(jaxpr, active, {})
     except NameError as error:
@@ -39,7 +48,12 @@ def refuse_collectives(jaxpr: jex.Jaxpr, num_parameters: int) -> None:
 
 
 def uses(eqns: Sequence[jex.JaxprEqn], primitive: str) -> bool:
-    """Whether a primitive of such a name stands anywhere in equations."""
+    """Whether the equations, or the jaxprs inside them, use a primitive.
+
+    Args:
+      eqns: the equations.
+      primitive: the beginning of the primitive's name.
+    """
     return any(
         eqn.primitive.name.startswith(primitive)
         or any(uses(inner.eqns, primitive) for inner in _inner_jaxprs(eqn))
@@ -48,7 +62,7 @@ def uses(eqns: Sequence[jex.JaxprEqn], primitive: str) -> bool:
 
 
 def mixes_examples(what: str) -> ValueError:
-    """The refusal."""
+    """The error for a loss that mixes examples; `what` names the collective."""
     return ValueError(
         "loss_fn must see one example at a time, but it communicates along a named "
         f"axis ({what}), as BatchNorm in training mode does: then no bound on one "
@@ -58,9 +72,13 @@ def mixes_examples(what: str) -> ValueError:
 
 
 def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
-    """Refuse collectives in a jaxpr and its derivative by the active inputs.
+    """Refuse collectives in a jaxpr and in its derivative by the active inputs.
 
-    `seen` holds what was searched already: calls of one function share their body.
+    Args:
+      jaxpr: the jaxpr to search.
+      active: for each input, whether it depends on a parameter.
+      seen: the jaxprs and equations searched already. Calls of one function share a
+        body, which is searched once.
     """
     if (id(jaxpr), *active) in seen:
         return
@@ -74,9 +92,12 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
         custom = name.startswith("custom_")
         if custom and any(flags):
             _search_derivative(eqn, flags, seen)
-        if name != "shard_map":  # it binds the names it uses
+        # A shard_map binds the axis names that its body uses.
+        if name != "shard_map":
             for inner in _inner_jaxprs(eqn):
-                # A custom derivative takes its body's place.
+                # For other primitives the inputs of the bodies are matched loosely: all
+                # are active, or none in a custom derivative's body, which JAX does not
+                # differentiate because the custom rule replaces its derivative.
                 if name in _CALLS and len(inner.invars) == len(flags):
                     _search(inner, flags, seen)
                 else:
@@ -87,7 +108,13 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
 
 
 def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) -> None:
-    """Refuse collectives in an equation's derivative by some of its inputs."""
+    """Refuse collectives in the derivative of an equation with a custom derivative.
+
+    Args:
+      eqn: the equation.
+      flags: for each input, whether it depends on a parameter.
+      seen: the jaxprs and equations searched already.
+    """
     by = [i for i, v in enumerate(eqn.invars) if flags[i] and _is_inexact(v)]
     derived = (id(eqn), *by)
     if not by or derived in seen:
@@ -99,6 +126,7 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
             full = list(inputs)
             for i, x in zip(by, some, strict=True):
                 full[i] = x
+            # Integer outputs have no derivative.
             outs = bind(eqn, full)
             return [x for x in outs if jnp.issubdtype(x.dtype, jnp.inexact)]
 
@@ -106,7 +134,7 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
         return list(vjp([jnp.ones_like(x) for x in outs]))
 
     closed = jax.make_jaxpr(derivative)(*(v.aval for v in eqn.invars))
-    # Nobody differentiates it once more.
+    # The engine takes no second derivatives, so no input is active here.
     _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), seen)
 
 
@@ -114,13 +142,14 @@ def _refuse_names(eqn: jex.JaxprEqn) -> None:
     for param in ("axes", "axis_name"):
         names = eqn.params.get(param, ())
         names = names if isinstance(names, tuple | list) else (names,)
+        # Integers are axes of the array itself; names are axes of a mesh or a vmap.
         named = [name for name in names if isinstance(name, str)]
         if named:
             raise mixes_examples(f"{eqn.primitive.name} over {named}")
 
 
 def _inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
-    """The jaxprs of an equation's bodies and branches."""
+    """The jaxprs in an equation's parameters, such as bodies and branches."""
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
             if isinstance(inner, jex.ClosedJaxpr):

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from dpjax._core.meshes import lets_compiler_decide
 from dpjax._core.typing import ArrayLike, Atom
 
-# Blocks that are rematerialised. They are inlined too where their books are kept with
-# all others: what their sites need is recorded, and the recomputation is given up.
+# The primitives of rematerialised blocks. A block is inlined too, unless it stays
+# checkpointed: the values at its sites are then recorded, and not computed again.
 _REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
-# Parameters of equations that say how their output is sharded along explicit axes.
+# The parameters of equations that fix the sharding of their output on explicit axes.
 _LAYOUT = ("sharding", "out_sharding")
 
 
@@ -24,10 +24,12 @@ def bind(
 ) -> list[jax.Array]:
     """The outputs of one equation, with some parameters changed.
 
-    Where the compiler lays out what the loss laid out itself, its layout is dropped.
+    The loss may fix shardings along explicit mesh axes. Where the engine lets the
+    compiler choose shardings instead, the loss's own shardings are dropped.
     """
     if eqn.primitive.name.startswith("custom_"):
-        values = as_arrays(values)  # rules may do with them what NumPy's cannot
+        # A user's derivative rule may call methods that NumPy's arrays lack.
+        values = as_arrays(values)
     context = contextlib.nullcontext()
     if lets_compiler_decide() and eqn.ctx.cur_abstract_mesh.explicit_axes:
         if eqn.primitive.name == "reshard":
@@ -43,17 +45,17 @@ def bind(
 
 
 def aval(atom: Atom) -> jax.core.ShapedArray:
-    """The shape and dtype of a variable or literal."""
+    """The abstract value of a variable or literal: its shape, dtype and sharding."""
     return cast(jax.core.ShapedArray, atom.aval)
 
 
 def as_arrays(values: Sequence[ArrayLike]) -> list[jax.Array]:
-    """Constants as JAX's arrays, where NumPy or Python hold them."""
+    """The values as JAX arrays, converted from NumPy arrays or Python numbers."""
     return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
 
 
 def evaluate(closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """The outputs of a jaxpr."""
+    """The outputs of a jaxpr for some inputs."""
     jaxpr = closed.jaxpr
     values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
@@ -64,8 +66,8 @@ def evaluate(closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.A
 
 
 def scan_sizes(eqn: jex.JaxprEqn) -> tuple[int, int]:
-    """How many constants a scan has, and how many values it carries."""
-    if "ft_in" in eqn.params:  # since JAX 0.11
+    """The number of constants of a scan, and the number of values that it carries."""
+    if "ft_in" in eqn.params:  # JAX 0.11 and later.
         consts, carried, _ = eqn.params["ft_in"].unpack()
         return len(list(consts)), len(list(carried))
     return eqn.params["num_consts"], eqn.params["num_carry"]
@@ -74,7 +76,7 @@ def scan_sizes(eqn: jex.JaxprEqn) -> tuple[int, int]:
 def select_needed(
     eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
 ) -> list[jex.JaxprEqn]:
-    """The equations that some variables depend on, in order."""
+    """The equations that the variables in `outs` depend on, in order."""
     wanted = {v for v in outs if isinstance(v, jex.Var)}
     found = []
     for eqn in reversed(eqns):
@@ -85,10 +87,10 @@ def select_needed(
 
 
 def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
-    """The value of a variable or literal; a literal's is NumPy's, as JAX holds it."""
+    """The value of a variable or literal; JAX holds a literal's value in NumPy."""
     return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
 def is_rematerialised(eqn: jex.JaxprEqn) -> bool:
-    """Whether it is a block of `jax.checkpoint`."""
+    """Whether the equation is a block of `jax.checkpoint`."""
     return eqn.primitive.name in _REMATERIALISED

@@ -1,4 +1,4 @@
-"""From a component's leaves to its operands, and back."""
+"""The computation from a component's leaves to its operands, and its transpose."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
@@ -16,11 +16,11 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import (
 
 
 class Path(NamedTuple):
-    """Equations of parameters alone.
+    """The batch-invariant computation from parameter leaves to the sites' operands.
 
     Attributes:
       leaves: the variables of the leaves.
-      others: those of what enters besides, without a derivative.
+      others: the variables of the other inputs, by which nothing is differentiated.
       eqns: the equations, in order.
       operands: the variables of the operands.
     """
@@ -32,11 +32,11 @@ class Path(NamedTuple):
 
     @property
     def inputs(self) -> tuple[jex.Var, ...]:
-        """All that enters."""
+        """The variables of all inputs, the leaves first."""
         return (*self.leaves, *self.others)
 
     def features(self) -> Hashable:
-        """What it computes."""
+        """A description of the computation without its variables."""
         computed = of_function(self.inputs, self.eqns, self.operands)
         return len(self.leaves), computed
 
@@ -46,14 +46,15 @@ class Path(NamedTuple):
         """The function from leaves to operands.
 
         Args:
-          others: the values of what enters besides.
-          widen_casts: whether casts are to float32 at least.
+          others: the values of the other inputs.
+          widen_casts: whether a cast to a narrower dtype becomes a cast to float32.
         """
 
         def operands(*leaves: jax.Array) -> list[jax.Array]:
             values = dict(zip(self.inputs, (*leaves, *others), strict=True))
             for eqn in self.eqns:
                 args = [read(v, values) for v in eqn.invars]
+                # A cast to bfloat16 would round its cotangents to bfloat16 as well.
                 if widen_casts and eqn.primitive.name == "convert_element_type":
                     dtype = at_least_float32(aval(eqn.outvars[0]).dtype)
                     out = [args[0].astype(dtype)]
@@ -71,18 +72,19 @@ class Path(NamedTuple):
         *,
         moves: bool,
     ) -> list[jax.Array]:
-        """Gradients of the leaves from those of the operands.
+        """Gradients of the leaves from the gradients of the operands.
 
         Args:
-          inputs: the values of all that enters.
-          cotangents: of the operands.
-          moves: whether entries only move: then in float32 at least, whatever the
-            casts between.
+          inputs: the values of all inputs, the leaves first.
+          cotangents: the gradients of the operands.
+          moves: whether the path only moves entries. The pull-back is then computed in
+            float32 at least, whatever casts are on the path.
         """
         leaves, others = inputs[: len(self.leaves)], inputs[len(self.leaves) :]
         if moves:
             leaves = [x.astype(at_least_float32(x.dtype)) for x in leaves]
         outs, vjp = jax.vjp(self.forward(others, widen_casts=moves), *leaves)
+        # The vjp expects each cotangent in the dtype and shape of its output.
         matched = [
             c.astype(o.dtype).reshape(o.shape)
             for c, o in zip(cotangents, outs, strict=True)

@@ -1,4 +1,4 @@
-"""From a loss to one flat jaxpr: calls inlined, cross-example layers refused."""
+"""Trace a loss to one flat jaxpr, and refuse losses that mix examples."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +18,8 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import (
     is_rematerialised,
 )
 
-# Calls that mean no more than their body. custom_jvp and custom_vjp calls are not:
-# their derivative is not their body's.
+# Calls that may be replaced by their body. Calls of custom_jvp and custom_vjp may not:
+# the derivative of such a call is not the derivative of its body.
 _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
 
 
@@ -28,7 +28,12 @@ def trace(
     parameters: Sequence[jax.Array],
     example: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jex.ClosedJaxpr, Any]:
-    """Trace `loss_and_aux(parameters, example)`, both of them lists of leaves.
+    """Trace `loss_and_aux(parameters, example)`, where both are lists of leaves.
+
+    Args:
+      loss_and_aux: the loss of one example.
+      parameters: the parameters' leaves.
+      example: the types of the leaves of one example.
 
     Returns:
       A jaxpr from the parameters and the example to the loss and the leaves of aux,
@@ -64,16 +69,17 @@ def inline(
     parametric: Sequence[bool],
     kept: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
 ) -> jex.ClosedJaxpr:
-    """The same jaxpr without the calls in which a parameter may meet an example.
+    """The same jaxpr, with calls that a parameter enters replaced by their bodies.
 
-    Other calls stay: JAX differentiates, batches and lowers a body that several share
-    once.
+    Other calls stay, because JAX differentiates, batches and lowers a body once for all
+    calls that share it.
 
     Args:
       closed: the jaxpr.
-      known: whether no example enters an input.
-      parametric: whether an input is known and a parameter enters it.
-      kept: which rematerialised blocks that an example enters stay too.
+      known: for each input, whether it is batch-invariant: no example enters it.
+      parametric: for each input, whether it is batch-invariant and depends on a
+        parameter.
+      kept: which of the rematerialised blocks that an example enters stay checkpointed.
     """
     outer = closed.jaxpr
     constants = dict(zip(outer.constvars, closed.consts, strict=True))
@@ -92,6 +98,7 @@ def inline(
             entered = not parameters.isdisjoint(variables)
             body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             call = eqn.primitive.name in _INLINED
+            # A block that no example enters has no sites inside, and is inlined.
             if is_rematerialised(eqn):
                 call = knowns.issuperset(variables) or not kept(eqn)
             if entered and call and body is not None:
@@ -104,7 +111,9 @@ def inline(
                 outs = flatten(inner, dict(zip(inner.invars, inputs, strict=True)))
                 names.update(zip(eqn.outvars, outs, strict=True))
                 continue
-            if jaxpr is not outer:  # which may be called again
+            # Several calls may share one body. Each inlined copy needs variables of its
+            # own.
+            if jaxpr is not outer:
                 fresh = [jex.Var(v.aval) for v in eqn.outvars]
                 names.update(zip(eqn.outvars, fresh, strict=True))
                 eqn = eqn.replace(outvars=fresh)

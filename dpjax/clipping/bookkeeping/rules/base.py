@@ -1,4 +1,4 @@
-"""What a rule is: from an equation to the rows of its gradient."""
+"""The interface of a rule, which factors an operand's gradient at one equation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -10,7 +10,11 @@ from dpjax.clipping.bookkeeping.rules.factors import Factors, Size
 
 
 class Layout(NamedTuple):
-    """Which of an operand's axes are groups, left and right, each in row order."""
+    """Which of an operand's axes are groups, left and right.
+
+    A gradient is, for each group, a matrix with a left and a right side. Each tuple
+    lists its axes in row-major order of the flattened side.
+    """
 
     groups: tuple[int, ...]
     left: tuple[int, ...]
@@ -18,27 +22,28 @@ class Layout(NamedTuple):
 
 
 class Rule(Protocol):
-    """How one family of equations, linear in an operand, makes its gradient.
+    """How to form the gradient of an operand in which an equation is linear.
 
-    All methods are for one example and one iteration; cotangent is the output's, and
-    others are the equation's inputs without the operand.
+    Each rule covers one family of equations. All methods are for one example and one
+    iteration. `position` is the operand's index among the equation's inputs, `others`
+    holds the values of the other inputs, and `cotangent` is that of the output.
     """
 
     @property
     def name(self) -> str:
-        """What `explain` calls it."""
+        """The rule's name in the table that `explain` prints."""
         ...
 
     def matches(self, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the rule knows this equation's gradient by this input."""
+        """Whether the rule covers this equation's gradient by this input."""
         ...
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
-        """The sizes of its factors."""
+        """The sizes of the gradient's factors."""
         ...
 
     def layout(self, eqn: jex.JaxprEqn, position: int) -> Layout:
-        """The operand's axes."""
+        """Which of the operand's axes are groups, left and right."""
         ...
 
     def canonicalize(
@@ -48,7 +53,7 @@ class Rule(Protocol):
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """The other inputs and the cotangent that norms and sums are both made of."""
+        """The other inputs and the cotangent, in the form that norms and sums use."""
         ...
 
     def factors(

@@ -1,4 +1,4 @@
-"""conv_general_dilated: stride, padding, dilation, feature groups."""
+"""The rule for convolutions, with any stride, padding, dilation and feature groups."""
 
 import itertools
 import math
@@ -15,16 +15,20 @@ from dpjax.clipping.bookkeeping.rules.factors import HIGHEST, Factors, Size
 
 
 class Convolution:
-    """The kernel is the operand: a dense layer on the patches of the input.
+    """A convolution by its kernel: a dense layer on the patches of the input.
 
-    Feature groups are groups; a row is an output pixel; left are the kernel's input
-    features and offsets, right its output features.
+    The kernel is the operand. Feature groups are groups, and each output pixel is a
+    row. The left side is the kernel's offsets and input features, and the right side is
+    its output features.
     """
 
     name = "convolution"
 
     def matches(self, eqn: jex.JaxprEqn, position: int) -> bool:
-        """A real kernel; batch groups are vmaps of what is not one example."""
+        """Whether the operand is a real kernel, in a convolution without batch groups.
+
+        Batch groups come from a vmap over something other than one example.
+        """
         return (
             eqn.primitive.name == "conv_general_dilated"
             and position == 1
@@ -36,12 +40,15 @@ class Convolution:
         )
 
     def layout(self, eqn: jex.JaxprEqn, position: int) -> Layout:
-        """Without feature groups the axes are the kernel's own."""
+        """The kernel's offsets and input features are left, its output features right.
+
+        Feature groups have no axis of their own in the kernel.
+        """
         out, inside, *window = eqn.params["dimension_numbers"].rhs_spec
         return Layout((), (*window, inside), (out,))
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
-        """Rows are the output's pixels, of all its images."""
+        """The factors' sizes: the rows are the output's pixels, of all its images."""
         spec = eqn.params["dimension_numbers"]
         groups = eqn.params["feature_group_count"]
         kernel, out = aval(eqn.invars[1]).shape, aval(eqn.outvars[0]).shape
@@ -57,7 +64,7 @@ class Convolution:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """They are as they were."""
+        """Return the inputs unchanged: a convolution needs no canonical form."""
         return tuple(others), cotangent
 
     def factors(
@@ -67,7 +74,7 @@ class Convolution:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> Factors:
-        """The patches and the cotangent's pixels."""
+        """The input's patches f[g, t, n] and the cotangent's pixels f[g, t, p]."""
         read = _reader(eqn, others[0])
         patches = jnp.concatenate([read(start) for start in _starts(eqn)], axis=-1)
         return Factors(patches, _pixels(eqn, cotangent))
@@ -79,9 +86,10 @@ class Convolution:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> jax.Array:
-        """One product for each offset in the window, one after the other.
+        """The kernel's gradient, by one product for each offset in the window.
 
-        So the patches are never stored together.
+        The products are computed one after the other, so the patches for all offsets
+        are never stored together.
         """
         spec = eqn.params["dimension_numbers"].rhs_spec
         shape = aval(eqn.invars[1]).shape
@@ -91,14 +99,15 @@ class Convolution:
             return jnp.einsum("gtc,gtp->gcp", read(start), pixels, precision=HIGHEST)
 
         products = jax.lax.map(product, _starts(eqn))
-        # Now f[offset, g, c, p], and the output features are (g, p).
+        # The products are f[offset, g, c, p]. A kernel's output features are (g, p).
         features = products.transpose(1, 3, 2, 0)
         ordered = features.reshape([shape[i] for i in spec])
+        # Sorting the axes by their place in spec gives the inverse permutation.
         return ordered.transpose(sorted(range(len(spec)), key=spec.__getitem__))
 
 
 def _pixels(eqn: jex.JaxprEqn, cotangent: jax.Array) -> jax.Array:
-    """The output's cotangent as f[g, pixels, features of a group]."""
+    """The output's cotangent as f[g, pixels, output features of a group]."""
     batch, feature, *space = eqn.params["dimension_numbers"].out_spec
     groups = eqn.params["feature_group_count"]
     last = cotangent.transpose(batch, *space, feature)
@@ -106,7 +115,10 @@ def _pixels(eqn: jex.JaxprEqn, cotangent: jax.Array) -> jax.Array:
 
 
 def _starts(eqn: jex.JaxprEqn) -> np.ndarray:
-    """For each offset in the window, where in the padded input its reading begins."""
+    """For each offset in the window, the first position read in the padded input.
+
+    The result is i[offset, spatial axis].
+    """
     spec = eqn.params["dimension_numbers"].rhs_spec
     window = [range(aval(eqn.invars[1]).shape[i]) for i in spec[2:]]
     offsets = np.array(list(itertools.product(*window)), np.int32)
@@ -114,7 +126,10 @@ def _starts(eqn: jex.JaxprEqn) -> np.ndarray:
 
 
 def _reader(eqn: jex.JaxprEqn, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """From such a start, what the output's pixels read: f[g, pixels, features]."""
+    """A function from a start of `_starts` to the values that the output's pixels read.
+
+    The function returns f[g, pixels, input features of a group].
+    """
     params = eqn.params
     spec = params["dimension_numbers"]
     groups = params["feature_group_count"]
@@ -122,6 +137,7 @@ def _reader(eqn: jex.JaxprEqn, x: jax.Array) -> Callable[[jax.Array], jax.Array]
     x = x.transpose(batch, *space, feature)
     low_high = params["padding"]
     zero = jnp.zeros((), x.dtype)
+    # lax.pad also accepts negative padding and inserts the zeros of input dilation.
     interior = [dilation - 1 for dilation in params["lhs_dilation"]]
     edges = [(lo, hi, mid) for (lo, hi), mid in zip(low_high, interior, strict=True)]
     x = jax.lax.pad(x, zero, [(0, 0, 0), *edges, (0, 0, 0)])
@@ -131,7 +147,8 @@ def _reader(eqn: jex.JaxprEqn, x: jax.Array) -> Callable[[jax.Array], jax.Array]
     spans = [(n - 1) * stride + 1 for n, stride in zip(out, strides, strict=True)]
 
     def read(start: jax.Array) -> jax.Array:
-        begin = (np.int32(0), *start, np.int32(0))  # of one dtype, in x64 too
+        # dynamic_slice needs indices of one dtype; Python's 0 is int64 under x64.
+        begin = (np.int32(0), *start, np.int32(0))
         found = jax.lax.dynamic_slice(x, begin, (x.shape[0], *spans, x.shape[-1]))
         found = found[(slice(None), *(slice(None, None, s) for s in strides))]
         rows = found.reshape(-1, groups, x.shape[-1] // groups)

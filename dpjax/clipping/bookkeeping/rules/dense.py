@@ -1,4 +1,4 @@
-"""dot_general in every layout: dense layers, einsum, attention projections."""
+"""The rule for dot_general: dense layers, einsum, attention projections."""
 
 import math
 from collections.abc import Sequence
@@ -13,29 +13,30 @@ from dpjax.clipping.bookkeeping.rules.factors import Factors, Size, outer
 
 
 class Dense:
-    """The operand's contracted axes are left, its free axes right.
+    """A product of arrays, in every layout.
 
-    Its batch axes are groups: each has a matrix, an input and an output of its own.
+    The operand's contracted axes are left, and its free axes are right. Its batch axes
+    are groups: each group has a matrix, an input and an output of its own.
     """
 
     name = "dense"
 
     def matches(self, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Any product of real matrices."""
+        """Whether the equation is a product of real arrays."""
         return eqn.primitive.name == "dot_general" and all(
             jnp.issubdtype(aval(v).dtype, jnp.floating)
             for v in (*eqn.invars, *eqn.outvars)
         )
 
     def layout(self, eqn: jex.JaxprEqn, position: int) -> Layout:
-        """Batch, contracted and free axes."""
+        """The operand's batch axes, contracted axes and free axes."""
         contracted, batch = eqn.params["dimension_numbers"]
         rank = aval(eqn.invars[position]).ndim
         free = _free(rank, contracted[position], batch[position])
         return Layout(tuple(batch[position]), tuple(contracted[position]), free)
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
-        """Rows are the positions of the other input's free axes."""
+        """The factors' sizes: the rows are the positions on the other's free axes."""
         shape = aval(eqn.invars[position]).shape
         groups, left, right = (
             math.prod(shape[i] for i in axes) for axes in self.layout(eqn, position)
@@ -50,7 +51,7 @@ class Dense:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """They are as they were."""
+        """Return the inputs unchanged: a dense product needs no canonical form."""
         return tuple(others), cotangent
 
     def factors(
@@ -60,7 +61,7 @@ class Dense:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> Factors:
-        """The other input's rows and the cotangent's."""
+        """The other input's rows f[g, t, n] and the cotangent's rows f[g, t, p]."""
         (x,) = others
         size = self.size(eqn, position)
         contracted, batch = eqn.params["dimension_numbers"]
@@ -69,6 +70,7 @@ class Dense:
         left = x.transpose(*batch[other], *free, *contracted[other])
         # The output's axes: batch, then the free ones of the first and second input.
         groups = len(batch[0])
+        # The operand's free axes must come last in the cotangent, as its right side.
         if position == 0:
             mine = cotangent.ndim - groups - len(free)
             cotangent = jnp.moveaxis(
@@ -86,7 +88,7 @@ class Dense:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> jax.Array:
-        """The factors' product, its axes put back."""
+        """The product of the factors, with its axes in the operand's order."""
         factors = self.factors(eqn, position, others, cotangent)
         axes = [i for part in self.layout(eqn, position) for i in part]
         shape = aval(eqn.invars[position]).shape

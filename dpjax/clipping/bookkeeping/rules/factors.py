@@ -1,11 +1,12 @@
-"""Sums of outer products: the form of a parameter's gradient at a site.
+"""Sums of outer products: the form of an operand's gradient at a site with a rule.
 
 One example's gradient of an operand is, for each of g groups,
 
     Σ_t a_t ⊗ d_t,
 
-a_t f[n] from the site's input and d_t f[p] from its output's cotangent; t runs over
-the rows: positions, pixels, iterations.
+where a_t is a row f[n] from the site's input, and d_t is a row f[p] from the cotangent
+of the site's output. The index t runs over the rows, which are sequence positions,
+pixels or iterations. A row's length is its Euclidean norm.
 """
 
 import math
@@ -20,42 +21,47 @@ from dpjax._core.rounding import HIGHEST, margin, square_sum, staged_sum
 from dpjax._core.typing import DTypeLike
 from dpjax.clipping.bookkeeping.rules.positions import by_position
 
-# Inner products are taken in pieces: at most so many, of at least so many terms.
+# An inner product is split into at most 16 segments of at least 256 terms. Its rounding
+# error then grows with the terms of one segment plus the number of segments.
 _PIECES, _PIECE = 16, 256
 
-# With more rows than this, what sums of them round would be no small part.
+# With more rows than this, the bound on the rounding of their sum would inflate norms.
 MOST_ROWS = 2**16
 
-# An example's terms are at most 512 times its share of a sum: terms that cancel would
-# else be so large that other examples vanish beside them on the way.
+# A norm is at least 1/512 of the size of its terms, so an example's terms in a clipped
+# sum are at most 512 times as large as the clipped gradient. Larger terms that cancel
+# would make a partial sum so large that other examples are lost to rounding.
 _CANCELLED = 2.0**-9
 
 
 class OneHot(NamedTuple):
-    """Rows that are unit vectors.
+    """Rows that are unit vectors, stored as the positions of their ones.
 
     Attributes:
-      position: i[..., t], within the rows' length.
+      position: i[..., t], each within the number of entries in a row.
     """
 
     position: jax.Array
 
 
 class Factors(NamedTuple):
-    """The rows of both sides, f[..., g, t, n] and f[..., g, t, p]."""
+    """The rows of the two sides, f[..., g, t, n] and f[..., g, t, p]."""
 
     left: jax.Array | OneHot
     right: jax.Array | OneHot
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows t."""
         one = self.left
         return one.position.shape[-1] if isinstance(one, OneHot) else one.shape[-2]
 
 
 class Size(NamedTuple):
-    """The sizes of one site's factors, and whether left rows are one-hot."""
+    """The sizes of one site's factors, and whether its left rows are one-hot.
+
+    `groups` is g, `rows` is t, `left` is n and `right` is p, as in `Factors`.
+    """
 
     groups: int
     rows: int
@@ -65,35 +71,38 @@ class Size(NamedTuple):
 
     @property
     def num_stored(self) -> int:
-        """The numbers of a pair of rows."""
+        """How many numbers are stored for one pair of rows."""
         return (1 if self.one_hot else self.left) + self.right
 
 
 def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Array:
-    """At least ‖Σ a_t ⊗ d_t / clip_norm‖², f[b].
+    """An upper bound f[b] of ‖Σ a_t ⊗ d_t / clip_norm‖², from the rows alone.
 
-    The sum is over the rows of all sites. Its square is Σ_ts α_ts δ_ts with
-    α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩, whose terms may cancel. Computed ones, α̂
-    and δ̂, are off by at most e_α = γ‖a_t‖‖a_s‖ and e_δ = γ'‖d_t‖‖d_s‖
+    The sum is over the rows of all sites. Its squared norm is Σ_ts α_ts δ_ts with
+    α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩. These terms may cancel. The computed inner
+    products α̂ and δ̂ are off by at most e_α = γ‖a_t‖‖a_s‖ and e_δ = γ'‖d_t‖‖d_s‖
     (`dpjax._core.rounding`), so that
 
         α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
 
-    with P the last product, and no term is above P. Among rows that are one-hot, α is
-    0 or 1: they are added up by position instead, in time and memory linear in them.
+    where P is the last product, and no term is above P. Between one-hot
+    rows α is 0 or 1. One-hot rows are therefore added up by position instead of in
+    pairs, which takes time and memory linear in the number of rows.
 
-    What scaling the rows and forming Σ a_t ⊗ d_t itself round is at most
-    γ″ Σ ‖a_t‖‖d_t‖, which the norm includes. Nor is it less than `_CANCELLED` of that
-    sum.
+    Scaling the rows, and forming Σ a_t ⊗ d_t for the clipped sum, round by at most
+    γ″ Σ ‖a_t‖‖d_t‖. The returned norm includes this bound. It is also at least
+    `_CANCELLED` times Σ ‖a_t‖‖d_t‖.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     lengths = [(_lengths(f.left), _lengths(f.right)) for f in sites]
     rows = [a * d for a, d in lengths]
     dtype = rows[0].dtype
+    # With a single row there is no sum: the norm is the product of the two lengths.
     if len(sites) == 1 and rows[0].shape[-1] == 1:
         return _over_groups(jnp.square(rows[0][..., 0]) * (1 + margin(16, dtype)))
 
-    # What the sums over pairs of sites, and a dozen operations on each term, round.
+    # The number of roundings in the sums over pairs of sites, and in about a dozen
+    # operations on each term.
     others = len(sites) ** 2 + 48
     total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
     for i, (one, one_lengths) in enumerate(zip(sites, lengths, strict=True)):
@@ -108,17 +117,18 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
         sizes += size
         forming += rounded
         for other, other_lengths in zip(sites[:i], lengths[:i], strict=True):
+            # The double sum is symmetric, so each pair of sites is computed once.
             total += 2 * _over_pairs(one, other, one_lengths, other_lengths, others)
     norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
     return _over_groups(jnp.square(jnp.maximum(norm, _CANCELLED * sizes)))
 
 
 class Terms(NamedTuple):
-    """Terms of a sum.
+    """The size of the terms of a sum, and how the sum rounds.
 
     Attributes:
-      size: the norm of their absolute values, f[b].
-      rounded: k of γ_k for what they round when the sum is formed.
+      size: the norm f[b] of the terms' absolute values, added up.
+      rounded: the k for which forming the sum rounds by at most γ_k times that size.
     """
 
     size: jax.Array
@@ -128,18 +138,22 @@ class Terms(NamedTuple):
 def upper_norm(
     formed: jax.Array, terms: Sequence[Terms], dtype: DTypeLike
 ) -> jax.Array:
-    """At least the norm f[b] of a sum of terms, and of what becomes of it in a batch.
+    """An upper bound f[b] of the norm of a sum of terms, and of its share of a batch.
 
-    `formed` is the norm as computed, from terms that were rounded in `dtype`.
+    Args:
+      formed: the norm f[b] as computed for each example, from terms in `dtype`.
+      terms: the terms whose sum the norm is taken of.
+      dtype: the least precise dtype in which the terms were rounded.
     """
-    # It is formed twice, and may be off in both; the second time after scaling.
+    # The sum is formed twice, once for the norm and once within the scaled sum over the
+    # batch. Both computations round, hence the factor 2.
     rounded = sum(2 * margin(k + 4, dtype) * size for size, k in terms)
     size = sum(size for size, _ in terms)
     return jnp.maximum(formed + rounded, _CANCELLED * size) * (1 + margin(16, dtype))
 
 
 def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
-    """At least the norm of Σ |a_t| ⊗ |d_t| / clip_norm, f[b]."""
+    """An upper bound f[b] of the norm of Σ |a_t| ⊗ |d_t| / clip_norm."""
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
     lengths = _lengths(scaled.left) * _lengths(scaled.right)
     if (found := _one_hot_positions(scaled)) is not None:
@@ -151,7 +165,7 @@ def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
 
 
 def outer(factors: Factors, left_size: int) -> jax.Array:
-    """The gradient itself, f[..., g, n, p]."""
+    """The gradient f[..., g, n, p] that the factors represent; `left_size` is n."""
     left, right = factors
     assert not isinstance(right, OneHot)
     if isinstance(left, OneHot):
@@ -160,16 +174,18 @@ def outer(factors: Factors, left_size: int) -> jax.Array:
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """The array in float32 at least."""
+    """The array, widened to float32 at least."""
     return x.astype(at_least_float32(x.dtype))
 
 
 def _in_units_of_clip_norm(
     sites: list[Factors], clip_norm: jax.typing.ArrayLike
 ) -> list[Factors]:
-    """The same gradient in units of the clip norm, left rows at most one.
+    """Factors of the same gradient, divided by the clip norm and scaled row by row.
 
-    Neither side's squares overflow or vanish where their product's does not.
+    Where no side is one-hot, each left row is divided by its largest absolute entry,
+    and its right row multiplied by it. The squares of either side then overflow or
+    vanish only where the squares of their product do.
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
@@ -184,19 +200,23 @@ def _in_units_of_clip_norm(
         else:
             left, right = left.astype(dtype), right.astype(dtype)
             largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=0.0)
+            # A row of zeros is left as it is: 0 / 0 would be NaN.
             largest = jnp.where(largest > 0, largest, 1.0)
-            # In this order it overflows only where the gradient does.
+            # The multiplication comes first, so that the right side overflows only
+            # where the gradient does.
             out.append(Factors(left / largest, right * largest / clip_norm))
     return out
 
 
 def _over_groups(squares: jax.Array) -> jax.Array:
+    # Groups are separate blocks of the gradient, so their squared norms add up.
     total, terms = staged_sum(squares, kept=1)
     return total * (1 + margin(terms + 4, squares.dtype))
 
 
 def _lengths(rows: jax.Array | OneHot) -> jax.Array:
-    """At least the rows' norms, f[..., t]."""
+    """Upper bounds f[..., t] of the rows' norms."""
+    # A unit vector has norm one exactly.
     if isinstance(rows, OneHot):
         return jnp.ones(rows.position.shape, jnp.float32)
     squares = square_sum(rows, kept=rows.ndim - 1)
@@ -204,7 +224,7 @@ def _lengths(rows: jax.Array | OneHot) -> jax.Array:
 
 
 def _one_hot_positions(site: Factors) -> tuple[jax.Array, Any] | None:
-    """The positions and the other side's rows, where one side is one-hot."""
+    """The positions and the other side's rows where one side is one-hot, else None."""
     if isinstance(site.left, OneHot):
         return site.left.position, site.right
     if isinstance(site.right, OneHot):
@@ -213,7 +233,10 @@ def _one_hot_positions(site: Factors) -> tuple[jax.Array, Any] | None:
 
 
 def _join_rows(sites: list[Factors]) -> list[Factors]:
-    """The same rows, those that are one-hot on one side at one site."""
+    """The same rows, with all one-hot rows of one side joined into one site.
+
+    Adding up by position then covers them all, without pairs of sites.
+    """
     dense = [f for f in sites if _one_hot_positions(f) is None]
     left = [(f.left.position, f.right) for f in sites if isinstance(f.left, OneHot)]
     right = [(f.right.position, f.left) for f in sites if isinstance(f.right, OneHot)]
@@ -238,9 +261,14 @@ def _over_pairs(
     other_lengths: tuple[jax.Array, jax.Array],
     others: int,
 ) -> jax.Array:
-    """At least Σ_ts α_ts δ_ts over the rows of one and of the other, f[..., g].
+    """An upper bound f[..., g] of Σ_ts α_ts δ_ts over pairs of rows of two sites.
 
-    And after so many other operations.
+    Args:
+      one: the factors whose rows are indexed by t.
+      other: the factors whose rows are indexed by s.
+      one_lengths: bounds of the norms of one's rows, left and right.
+      other_lengths: bounds of the norms of other's rows, left and right.
+      others: the number of further roundings that the bound must cover.
     """
     (alpha, of_alpha), (delta, of_delta) = (
         _inner_and_error(x, y, x_lengths, y_lengths)
@@ -249,7 +277,9 @@ def _over_pairs(
         )
     )
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
-    # Two stages, over the rows of either.
+    # The sum has two stages, one for each site's rows. The number of roundings is then
+    # the sum of the numbers of rows and not their product. The barrier keeps XLA from
+    # merging the stages.
     sum_margin = margin(one.rows + other.rows + others, bound.dtype)
     terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
     by_row = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
@@ -262,8 +292,9 @@ def _inner_and_error(
     one_lengths: jax.Array,
     other_lengths: jax.Array,
 ) -> tuple[jax.Array, jax.Array | float]:
-    """Inner products of all pairs of rows, f[..., t, s], and what they are off by."""
+    """Inner products f[..., t, s] of all pairs of rows, and a bound of their errors."""
     products, terms = _inner(one, other)
+    # Inner products with a one-hot row are exact.
     if terms == 0:
         return products, 0.0
     error = margin(terms + 4, products.dtype)
@@ -271,13 +302,14 @@ def _inner_and_error(
 
 
 def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Array, int]:
-    """The inner products of all pairs of rows, and k in their error's bound."""
+    """The inner products of all pairs of rows, and the k in their error bound γ_k."""
     if isinstance(one, OneHot) and isinstance(other, OneHot):
         same = one.position[..., :, None] == other.position[..., None, :]
         return same.astype(jnp.float32), 0
     if isinstance(one, OneHot):
         return jnp.swapaxes(_inner(other, one)[0], -1, -2), 0
     if isinstance(other, OneHot):
+        # The inner product with a unit vector is the entry at its position.
         position = other.position[..., None, :]
         return jnp.take_along_axis(one, position, axis=-1), 0
     size = one.shape[-1]

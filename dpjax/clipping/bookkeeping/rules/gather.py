@@ -1,4 +1,4 @@
-"""Rows of a table: embeddings."""
+"""The rule for looking up slices of a table, as embeddings do."""
 
 import math
 from collections.abc import Sequence
@@ -21,15 +21,16 @@ _MODES = {
 
 
 class Gather:
-    """Whole slices along one axis: a product with one-hot rows.
+    """A lookup of whole slices along one axis: a product with one-hot rows.
 
-    It covers gather, as indexing makes it, and dynamic_slice of one slice.
+    The rule covers gather, the primitive of array indexing, and dynamic_slice where it
+    takes one slice.
     """
 
     name = "gather"
 
     def matches(self, eqn: jex.JaxprEqn, position: int) -> bool:
-        """One index a row, everything else whole."""
+        """Whether each row takes one index on one axis, and all of the other axes."""
         if eqn.primitive.name not in {"gather", "dynamic_slice"} or position != 0:
             return False
         shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
@@ -38,6 +39,7 @@ class Gather:
             return False
         if not jnp.issubdtype(aval(eqn.outvars[0]).dtype, jnp.floating):
             return False
+        # Positions are held in int32.
         if max(shape) > np.iinfo(np.int32).max:
             return False
         if eqn.primitive.name == "dynamic_slice":
@@ -50,13 +52,13 @@ class Gather:
         )
 
     def layout(self, eqn: jex.JaxprEqn, position: int) -> Layout:
-        """The indexed axis is left."""
+        """The indexed axis is left, and the other axes are right."""
         shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
         (axis,) = (i for i, n in enumerate(shape) if sizes[i] != n)
         return Layout((), (axis,), tuple(i for i in range(len(shape)) if i != axis))
 
     def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
-        """Rows are the looked-up positions."""
+        """The factors' sizes: the rows are the lookups."""
         _, (axis,), right_axes = self.layout(eqn, position)
         shape = aval(eqn.invars[0]).shape
         right = math.prod(shape[i] for i in right_axes)
@@ -70,10 +72,12 @@ class Gather:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """Indices within the table; what read no row of it has no cotangent.
+        """The indices clamped to the table, and zero cotangents for dropped lookups.
 
-        So norms and sums put it in one row, whatever a compiler makes of an index that
-        is out of bounds. The equation's transpose drops those that are not clipped.
+        A lookup that is out of bounds and not clipped reads no row of the table, and
+        the equation's transpose drops it: its cotangent is set to zero. After that,
+        norms and sums use the same row for every lookup, however a compiler treats an
+        index out of bounds.
         """
         shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
         if eqn.primitive.name == "dynamic_slice":
@@ -86,6 +90,7 @@ class Gather:
         index, inside = _clamp_indices(
             index, [shape[i] - sizes[i] for i in numbers.start_index_map]
         )
+        # In this mode the loss itself reads the nearest row.
         if eqn.params["mode"] == GatherScatterMode.CLIP:
             return (index,), cotangent
         inside = jnp.expand_dims(inside, numbers.offset_dims)
@@ -98,7 +103,7 @@ class Gather:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> Factors:
-        """The indices and the cotangent's rows."""
+        """The indices as one-hot rows, and the cotangent's rows f[1, t, p]."""
         size = self.size(eqn, position)
         _, (axis,), _ = self.layout(eqn, position)
         if eqn.primitive.name == "dynamic_slice":
@@ -121,7 +126,7 @@ class Gather:
         others: Sequence[jax.Array],
         cotangent: jax.Array,
     ) -> jax.Array:
-        """The rows added up in a table."""
+        """The table's gradient: the cotangent's rows, added up by their index."""
         (one_hot, right) = self.factors(eqn, position, others, cotangent)
         assert isinstance(one_hot, OneHot)
         assert not isinstance(right, OneHot)
@@ -136,10 +141,13 @@ class Gather:
 def _clamp_indices(
     index: jax.Array, tops: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Index vectors i[..., k] within 0 and tops, in int32, and whether they were so.
+    """Clamp index vectors i[..., k] to [0, tops].
 
-    They are compared in their own dtype, which need not hold the tops, as int32 need
-    not hold them.
+    The comparison is in the dtype of the indices. Neither can be converted first: that
+    dtype may be too narrow for `tops`, and int32 may be too narrow for the indices.
+
+    Returns:
+      The clamped indices in int32, and b[...], whether a vector was within the bounds.
     """
     most = int(jnp.iinfo(index.dtype).max)
     highest = np.array([min(top, most) for top in tops], index.dtype)

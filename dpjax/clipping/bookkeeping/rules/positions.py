@@ -1,4 +1,8 @@
-"""Rows that are added up by their position in a table, as one-hot rows are."""
+"""The norm of a gradient whose rows are one-hot, by adding up rows per position.
+
+A one-hot row on one side selects a position in a table. The rows of the other side are
+added up by these positions, in a table with one slot for each distinct position.
+"""
 
 from typing import NamedTuple
 
@@ -9,12 +13,12 @@ from dpjax._core.rounding import margin, square_sum
 
 
 class Table(NamedTuple):
-    """A sum of rows by position.
+    """Bounds for a table in which rows are added up by their position.
 
     Attributes:
-      square: at least its squared norm, f[...].
-      size: the norm of a table of the rows' lengths, f[...].
-      rounded: what forming the sum rounds, f[...].
+      square: an upper bound f[...] of the table's squared norm.
+      size: the norm f[...] of the table that adds up the rows' lengths instead.
+      rounded: a bound f[...] on the rounding error of adding up the rows.
     """
 
     square: jax.Array
@@ -25,10 +29,17 @@ class Table(NamedTuple):
 def by_position(
     position: jax.Array, rows: jax.Array, lengths: jax.Array, sites: int
 ) -> Table:
-    """The table of the rows at i[..., t] of all these sites.
+    """Bounds for the table of rows f[..., t, p] at the positions i[..., t].
 
-    Where k rows share a position, their sum rounds by γ_k times their lengths, which is
-    next to nothing where they share none.
+    Where k rows share a position, the rounding error of their sum is at most γ_k times
+    the sum of their lengths. Where no rows share a position, nothing is added and the
+    error is close to zero.
+
+    Args:
+      position: the position of each row.
+      rows: the rows.
+      lengths: upper bounds f[..., t] of the rows' norms.
+      sites: the number of sites over which the caller adds gradients.
     """
     slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
     add = jnp.vectorize(
@@ -39,7 +50,9 @@ def by_position(
     count = add(slot, jnp.ones_like(lengths)[..., None])
 
     dtype = rows.dtype
-    margin(position.shape[-1] + sites + 16, dtype)  # there are not too many
+    # This call only checks that the bound holds for so many terms: it raises if not.
+    margin(position.shape[-1] + sites + 16, dtype)
+    # γ_count times the lengths, where count is the number of rows in a slot.
     error = (count + (sites + 16)) * margin(1, dtype) * size
 
     def norm(x: jax.Array) -> jax.Array:
@@ -50,10 +63,15 @@ def by_position(
 
 
 def _slots(position: jax.Array) -> jax.Array:
-    """For each position a slot of its own, below their number: its first, in order."""
+    """For each position a slot below the number of rows, the same for equal positions.
+
+    The slot is the first index of the position in sorted order. A table then needs only
+    as many slots as there are rows, however large the vocabulary is.
+    """
     order = jnp.argsort(position)
     ordered = position[order]
     places = jnp.arange(position.shape[0], dtype=order.dtype)
-    # jnp.searchsorted, which would say this, refuses to run in `jax.shard_map`.
+    # The running maximum carries the first index of each run of equal positions.
+    # jnp.searchsorted would compute the same, but does not run in `jax.shard_map`.
     first = jax.lax.cummax(jnp.where(ordered != jnp.roll(ordered, 1), places, 0))
     return jnp.zeros_like(order).at[order].set(first)

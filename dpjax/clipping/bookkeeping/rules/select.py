@@ -1,4 +1,4 @@
-"""Which rule an equation has."""
+"""Choose the rule for an equation."""
 
 import math
 
@@ -12,7 +12,10 @@ from dpjax.clipping.bookkeeping.rules.gather import Gather
 
 
 def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
-    """The first rule that knows the equation; none where something is empty."""
+    """The first rule that covers the equation, or None.
+
+    There is no rule for an equation with an array of size zero.
+    """
     for rule in (Dense(), Convolution(), Gather()):
         if rule.matches(eqn, position):
             arrays = (*eqn.invars, *eqn.outvars)
