@@ -78,6 +78,7 @@ def guarantee_of(record: Any) -> RunGuarantee:
     }
     if record.get("strategy") is not None:
         given["strategy"] = _strategy(record, given["num_steps"])
+    # The maximum avoids a division by zero here; `plan` then refuses a size of 0.
     factors = _factors(schedule, max(given["batch_size"], 1), given["num_steps"])
     found = plan(**given, **factors)
     _check_schedule(schedule, found)
@@ -156,6 +157,7 @@ def _factors(
     lengths = np.diff([*starts, num_steps])
 
     def factor(values: list[float]) -> Callable[..., jax.Array]:
+        # A traced step can index an array.
         by_step = jnp.asarray(np.repeat(values, lengths))
         return lambda step: by_step[step]
 

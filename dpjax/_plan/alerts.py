@@ -72,6 +72,7 @@ class Alerts:
                 zero_in_two = zero
             if zero_in_two != zero:
                 reason = _BATCH_OF_ONE
+        # Level 4 is the caller of the function that `Plan.value_and_grad` returned.
         warnings.warn(
             f"the gradient of the loss with respect to {self._zero} of the model is "
             f"zero whatever the data, and noise is added to it in every step. {reason}",

@@ -58,7 +58,8 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     finds the capacity in a few steps. If eight steps are not enough, bisection does.
 
     Args:
-      solved: the run without overflow, with capacity n and its ε at less than δ.
+      solved: the run without overflow, with the capacity n of all examples that a step
+        draws from, and with its ε at less than δ.
       delta: the whole δ, at which the result must cost at most solved.epsilon.
       size: the largest batch size b of the run.
 
@@ -66,6 +67,7 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
       The capacity, at most n.
     """
     n = solved.max_batch_size
+    # The standard deviation of a binomial size; at least 1, as it divides below.
     deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
 
     def cost_with(room: int) -> float:
@@ -83,6 +85,7 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         return min(low + 1, n)
     # TINY in place of 0 or less, and 1 / TINY in place of inf, keep logarithms finite.
     spare = math.log(max(solved.epsilon - ideal, TINY))
+    # −1/2 is the slope of −z²/2 in z².
     room, slope, last, tries = low + 1, -0.5, None, 0
     while high - low > 1:
         epsilon = cost_with(room)
@@ -96,5 +99,6 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         aim = (
             math.ceil(min(size + z * deviation, n)) if tries < 8 else (low + high) // 2
         )
+        # Strictly inside the bracket, so that the bracket shrinks in every step.
         room, last, tries = min(max(aim, low + 1), high - 1), now, tries + 1
     return min(high, n)

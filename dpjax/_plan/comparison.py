@@ -130,6 +130,7 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
             continue
         for kind in _kinds(mechanism, sampling, noise):
             found.append(_candidate(plan, asked, workload, mechanism, sampling, kind))
+    # The sort is stable: among equal errors, the first candidate is chosen.
     found.sort(key=lambda one: one.error)
     best = found[0].plan
     if best is None:
@@ -226,6 +227,7 @@ def _candidate(
     kind: str,
 ) -> Candidate:
     """The candidate of one mechanism, from the plan with its sampling and noise."""
+    # Batches of one size take no capacity.
     room = asked["max_batch_size"] if mechanism.overflows else None
     correlates = "independent" if kind == "independent" else "correlated"
     by_name = {"sampling": sampling, "noise": correlates, "max_batch_size": room}
@@ -245,9 +247,9 @@ def _none(sampling: str, noise: str, reason: str) -> Candidate:
 
 
 def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:
-    """The tree strategy with the least noise in the workload, over a few decays.
+    """The tree strategy with the least noise in the workload at the same privacy.
 
-    The decays are those of the workload's momentum and of its sums.
+    The compared decays are those of the workload's momentum and of its sums.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
     # of the sums: 1 if the workload sums its steps, 0 if it does not.

@@ -134,6 +134,7 @@ class RunGuarantee:
     def record(self) -> dict[str, Any]:
         """All facts that a report of a private run must state, as plain values."""
         plan = self.plan
+        # An attack's power, its true-positive rate, is 1 minus its false-negative rate.
         powers = 1 - np.asarray(self.tradeoff(np.array(_FALSE_POSITIVES)), np.float64)
         return {
             "epsilon": float(self.epsilon(plan.delta)),

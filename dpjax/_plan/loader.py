@@ -127,6 +127,7 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     return jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
 
 
+# A plan is hashable, and one program draws all of its steps.
 _draw = jax.jit(draw_batch, static_argnums=0)
 
 
@@ -140,7 +141,10 @@ def batches(
     sharding: jax.sharding.Sharding | None,
     prefetch: int,
 ) -> Iterator[Examples]:
-    """See `Plan.batches`. Errors in the arguments are raised before the first batch."""
+    """See `Plan.batches`. Errors in the arguments are raised at the call.
+
+    This function is not a generator itself, which would raise them at the first batch.
+    """
     check(data, plan)
     validate.typed_key("key", key)
     first = validate.static_int("start", start, minimum=0)
@@ -151,6 +155,7 @@ def batches(
     ahead = validate.static_int("prefetch", prefetch, minimum=0)
     read = _read_one_by_one
     if is_tree_of_arrays(data):
+        # Arrays of other libraries are converted once, and not in every step.
         data, read = by_position(data), take_examples
     if sharding is not None:
         read = _read_sharded(read, sharding, plan.max_batch_size)

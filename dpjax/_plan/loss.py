@@ -124,6 +124,7 @@ def _gradient(
                 "examples must be dpjax.Examples, as Plan.load and Plan.batches give "
                 f"them, which know which places are empty; got {type(examples)}."
             )
+        # A batch that was put together by hand has no plan, and is accepted.
         if examples.plan not in (None, plan):
             raise ValueError(
                 "examples must be a batch of the plan whose gradient is taken, since "
@@ -144,6 +145,7 @@ def _gradient(
             try:
                 out = loss_fn(whole, data, *treedef.unflatten(given))
             except Exception as error:
+                # An error of shapes is easier to read with a note on the batch axis.
                 error.add_note(_NOTE.format(axis="is 1" if batched else "taken away"))
                 raise
             # A state that the loss changes would carry one example to another.
@@ -154,6 +156,7 @@ def _gradient(
         def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
             if not batched:
                 return of_batch(trained, data, own)
+            # The loss expects a batch axis: one example is a batch of one.
             data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
             value, aux = of_batch(trained, data, own)
             return value, jax.tree.map(_row, aux)

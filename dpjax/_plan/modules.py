@@ -122,6 +122,8 @@ def keys_of_examples(keys: jax.Array, numbers: jax.Array) -> jax.Array:
     Returns:
       Typed keys of the shape of keys, with a leading axis m.
     """
+    # fold_in takes one key and one number: map it over each axis of the keys, and then
+    # over the examples.
     fold = jax.random.fold_in
     for axis in range(keys.ndim):
         fold = jax.vmap(fold, (axis, None), axis)
@@ -136,6 +138,7 @@ def _of_tree(model: Any) -> Parts:
 
     def merge(trained: Any, of_example: Any) -> tuple[Any, Callable[[], None]]:
         del of_example
+        # None marks the leaves that are not trained.
         full = [
             x if new is None else new for x, new in zip(leaves, trained, strict=True)
         ]

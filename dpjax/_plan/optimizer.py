@@ -30,6 +30,7 @@ def optimizer(
     See `Plan.optimizer` for the arguments. What enters is a sum of clipped gradients.
     """
     strategy = plan.strategy
+    # Each branch refuses steps past num_steps, and ends with a division by b.
     if plan.schedule or plan.quantile:
         mean = optax.chain(limit_steps(plan.num_steps), _varying_mean(plan, key))
     elif strategy is not None:
@@ -163,6 +164,7 @@ def _on_trained(
                 "the data, such as the loss for reduce_on_plateau or polyak_sgd, would "
                 f"enter the update without noise; got {sorted(extra_args)}."
             )
+        # Without the parameters, it is unknown which missing updates need zeros.
         if params is None:
             return inner.update(updates, state)
         found, state = inner.update(updates, state, trained(params))

@@ -74,6 +74,7 @@ def make_segments(
     noises = _levels("noise_schedule", noise, num_steps)
     clips = _levels("clip_schedule", clip, num_steps)
     sizes = batch_size * _levels("batch_schedule", batch, num_steps)
+    # Batch sizes are whole numbers, and at least 1.
     rows = np.stack([noises, clips, np.maximum(np.rint(sizes), 1)])
     # A segment starts wherever one of the three numbers changes.
     new = np.any(rows[:, 1:] != rows[:, :-1], axis=0)

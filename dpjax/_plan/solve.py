@@ -122,6 +122,7 @@ def plan(
       >>> print(f"{run.noise_multiplier:.3f} {run.max_batch_size}")
       0.811 347
     """
+    # Taken first, while the local variables are the arguments alone.
     asked = dict(locals())
     if noise == "auto" or sampling == "auto" or isinstance(sampling, tuple):
         return comparison.best_plan(plan, asked)
@@ -146,6 +147,7 @@ def plan(
             raise ValueError("clip_schedule must be None where a quantile is followed.")
         clip_norm = clip.initial
     clip_norm = validate.positive_float("clip_norm", clip_norm)
+    # Numbers that vary are float32 in the jitted step.
     varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
     if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
         raise ValueError(
@@ -190,7 +192,9 @@ def plan(
             )
     shape, guess = shapes.resolve_strategy(run, mechanism, workload, strategy)
     run = run.parameters(shape=shape)
+    # The mechanism depends on the strategy: cyclic Poisson has a group for each band.
     mechanism = mechanism_of(run)
+    # A capacity must hold the largest batch of a schedule.
     sizes = [piece.batch_size for piece in run.schedule]
     largest = max(sizes, default=given["batch_size"])
     capacity.check_sizes(mechanism, largest, max_batch_size)
@@ -205,6 +209,7 @@ def plan(
         most = capacity.smallest_capacity(solved, delta, largest or solved.batch_size)
     else:
         solved = _solve(run, guess)
+        # Without a random size, every batch has exactly b slots.
         most = max_batch_size or solved.batch_size
     if run.quantile:
         # Raises where the noise of the count is too small for the noise of the sum.
@@ -276,6 +281,7 @@ def _solve(run: RunParameters, guess: float | None) -> RunParameters:
         start=1.0 if whole else guess or _guess(run),
         upper=run.max_batch_size if unknown == "batch_size" else float("inf"),
     )
+    # The solver stops at a tolerance, and on the safe side: compute ε at its result.
     solved = run.parameters(**{unknown: int(found) if whole else float(found)})
     return solved.parameters(epsilon=cost(solved))
 

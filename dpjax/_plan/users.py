@@ -127,6 +127,7 @@ def _owners(users: Any) -> np.ndarray:
     owner = np.asarray(users)
     if owner.dtype.names is not None or (owner.ndim > 1 and isinstance(users, list)):
         names = owner.tolist() if owner.dtype.names is not None else users
+        # Filled item by item: np.asarray would make rows of a matrix out of tuples.
         owner = np.empty(len(names), object)
         owner[:] = names
     return owner

@@ -146,6 +146,7 @@ class _Terms:
         name = eqn.primitive.name
         if name in _CALLS or name.startswith("custom_jvp"):
             body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            # A call of jit has a closed jaxpr, a checkpoint one without constants.
             if not isinstance(body, jex.ClosedJaxpr):
                 body = jex.ClosedJaxpr(body, ())
             return self.evaluate(body, inputs)
@@ -172,6 +173,8 @@ class _Terms:
         """
         consts, carry = scan_sizes(eqn)
         fixed = inputs[:consts]
+        # An unknown carry or scanned input differs from iteration to iteration, so that
+        # it must not share the name of its initial value or of its whole array.
         varying = [
             x if isinstance(x, Constant) else self.new() for x in inputs[consts:]
         ]
@@ -225,6 +228,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     name, dtype = eqn.primitive.name, aval(eqn.outvars[0]).dtype
     if name in _LAYOUTS:
         return _lay_out(eqn, inputs)
+    # 0 · x = 0, as unknown entries are assumed to be finite.
     if name in _PRODUCTS and ZERO in inputs[:2]:
         return ZERO
     if name in _INEXACT and not jnp.issubdtype(dtype, jnp.floating):
@@ -254,6 +258,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         return Constant(1.0)
     if name == "integer_pow" and values:
         return _constant(dtype, operator.pow, values[0], eqn.params["y"])
+    # Positions along an axis of size one are 0.
     if name == "iota" and aval(eqn.outvars[0]).size == 1:
         return ZERO
     if name == "select_n":
@@ -261,6 +266,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         if isinstance(which, Constant):
             return cases[int(which.value)]
         return cases[0] if len(set(cases)) == 1 else None
+    # Constants only: an unknown array would be repeated along the axis.
     if name == "concatenate" and len(set(inputs)) == 1 and values:
         return inputs[0]
     if name.startswith("scatter-add"):  # the gradient of indexing
@@ -268,6 +274,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         if updates == ZERO:
             return array
         sizes = aval(eqn.invars[0]).size, aval(eqn.invars[2]).size
+        # An update at index 0 of a zero array with one entry becomes the array.
         alone = array == indices == ZERO and sizes == (1, 1)
         return updates if alone else None
     return None
@@ -313,6 +320,7 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
     if name in {"max", "min"}:
         neutral = Constant(-math.inf if name == "max" else math.inf)
         return y if x in (neutral, y) else x if y == neutral else None
+    # x compares with itself as 0 does with 0, since no entry is NaN.
     if name in _COMPARISONS and x == y:
         return Constant(float(_COMPARISONS[name](0, 0)))
     if name in {"pad", "dynamic_update_slice"} and x == y == ZERO:
@@ -332,6 +340,7 @@ def _lay_out(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if name == "convert_element_type":
         return _convert(before.dtype, after.dtype, x)
     if isinstance(x, Constant):
+        # How many equal entries each sum or product has.
         count = before.size // max(after.size, 1)
         if name == "reduce_sum":
             return _constant(after.dtype, operator.mul, x.value, count)

@@ -56,6 +56,7 @@ class Cyclic(Mechanism):
             )
             # A step with noise multiplier r σ costs as much as r⁻² steps with σ.
             times = self._times(padded.reshape(times, epoch) ** -2.0)
+        # k Gaussian steps of sensitivity s are one Gaussian mechanism, μ = s √k / σ.
         factor = self.adjacency.sensitivity_factor
         return events.Gaussian(factor * math.sqrt(times) / run.noise_multiplier)
 
