@@ -1,1 +1,6 @@
-"""`python -m dpjax`: the parser in `commands`, and a file for each longer command."""
+"""The command line `python -m dpjax`.
+
+1. `commands`: the parser and the options of all commands.
+2. `plan`: the output of the commands `epsilon`, `noise` and `plan`.
+3. `report`: the command `report`.
+"""

@@ -1,7 +1,8 @@
-"""The numbers of private runs for a shell: `python -m dpjax`.
+"""The parser of `python -m dpjax`, which computes the numbers of private runs.
 
-Options have the names of `dpjax.plan`'s arguments, and a plan gives every number. Help
-and errors of the option parser need no JAX: it is imported after parsing.
+Options have the names of the arguments of `dpjax.plan`, and every number is computed by
+a plan. JAX is imported after parsing, so that help texts and errors of the option
+parser appear without the delay of that import.
 """
 
 import argparse
@@ -14,7 +15,8 @@ from typing import Any, NoReturn
 from dpjax._core.adjacency import Adjacency
 
 PROGRAM = "python -m dpjax"
-# The keys of `dpjax._plan.mechanisms.SAMPLINGS`, which imports JAX.
+# A copy of the keys of `dpjax._plan.mechanisms.SAMPLINGS`, because that module imports
+# JAX.
 _SAMPLINGS = (
     *("poisson", "fixed_size", "fixed", "reshuffled"),
     *("cyclic_poisson", "random_bins", "fresh_bins"),
@@ -65,10 +67,10 @@ _HELP = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose errors are one line."""
+    """A parser that reports an error in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with which argument, and end."""
+        """Print the error in one line, and end the process with exit code 2."""
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
@@ -76,11 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-      argv: what stands behind `python -m dpjax`; None for this process's.
+      argv: the arguments after `python -m dpjax`; None for those of this process.
 
     Returns:
-      The exit code: 0, or 2 after a line on standard error. Options that cannot be read
-      end the process with it.
+      The exit code: 0, or 2 after a line on standard error. Options that cannot be
+      parsed end the process with exit code 2.
     """
     parser = _parser()
     given = vars(parser.parse_args(argv))
@@ -101,14 +103,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_options(message: str) -> str:
-    """The message with the values of options as a shell has them."""
+    """An error message of the library, with option values as the shell spells them."""
+    # "add_remove" in place of both Adjacency.ADD_REMOVE and ADD_REMOVE.
     for one in Adjacency:
         message = message.replace(repr(one), one.name).replace(one.name, one.value)
     return message
 
 
 def _parser() -> _Parser:
-    """All commands and their options."""
+    """The parser with all commands and their options."""
     parser = _Parser(prog=PROGRAM, description="The numbers of private runs.")
     version = f"dpjax {importlib.metadata.version('dpjax')}"
     parser.add_argument("--version", action="version", version=version)
@@ -132,9 +135,10 @@ def _parser() -> _Parser:
 
 
 def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """The numbers that the command takes."""
+    """Add the options of a command to its parser."""
     planned = command == "plan"
 
+    # argparse formats help texts with %, so that a literal % is written %%.
     def add(name: str, kind: type, *, required: bool, to: Any = parser) -> None:
         symbol, text = _HELP[name]
         if name == "max_batch_size":

@@ -1,4 +1,4 @@
-"""What the commands `epsilon`, `noise` and `plan` print."""
+"""The output of the commands `epsilon`, `noise` and `plan`."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from dpjax._plan import Plan
 from dpjax._plan.guarantee import up
 from dpjax._plan.solve import plan
 
-# One of them is left out, and solved for.
+# Exactly one of these is left out, and is solved for.
 _SOLVABLE = ("epsilon", "noise_multiplier", "batch_size", "num_steps")
 _HOLDS = (
     "It holds where each {unit}'s gradient is clipped, {noise}, what is released is "
@@ -24,13 +24,18 @@ _NOISE = {
 
 
 def show_plan(command: str, given: dict[str, Any], as_json: bool) -> str:
-    """The numbers of the plan that the options give."""
+    """The text or JSON with the numbers of the plan for the given options."""
     found = make_plan_from_options(command, given)
     return _as_json(command, found) if as_json else _table(command, found)
 
 
 def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
-    """The plan of what was given."""
+    """The plan for the given options.
+
+    Raises:
+      ValueError: not exactly one number is left out; momentum does not fit the noise;
+        or as for `dpjax.plan`.
+    """
     given = {name: value for name, value in given.items() if value is not None}
     epochs = given.pop("num_epochs", None)
     if epochs is not None:
@@ -48,14 +53,15 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
     if momentum is not None:
         given["workload"] = workloads.momentum_sum(momentum)
     if command != "plan":
-        given["clip_norm"] = 1.0  # ε and the noise multiplier do not depend on it
+        given["clip_norm"] = 1.0  # ε and the noise multiplier are the same for any
+        # Without overflow, as other accountants of Poisson sampling assume.
         if given["sampling"] == "poisson":
             given.setdefault("max_batch_size", given["num_examples"])
     return plan(**given)
 
 
 def _steps(epochs: int, given: dict[str, Any]) -> int:
-    """How many steps so many epochs have."""
+    """The number of steps in some epochs of n / b steps, rounded up."""
     size, n = given.get("batch_size"), given["num_examples"]
     if size is None:
         raise ValueError("--num-epochs needs --batch-size; give --num-steps.")
@@ -66,7 +72,7 @@ def _steps(epochs: int, given: dict[str, Any]) -> int:
 
 
 def _as_json(command: str, found: Plan) -> str:
-    """The whole record of a plan, or numbers alone."""
+    """The JSON of a plan: its guarantee's record for `plan`, else numbers alone."""
     if command == "plan":
         return found.guarantee.to_json()
     return json.dumps(
@@ -88,9 +94,10 @@ def _as_json(command: str, found: Plan) -> str:
 
 
 def _table(command: str, found: Plan) -> str:
-    """A line a number, what was asked for first."""
+    """The text of a plan, with one number per line and the solved number first."""
     record = found.guarantee.record()
     sampling = record["sampling_means"]
+    # Without overflow, the description of what overflow does is left out.
     if found.max_batch_size == found.num_examples:
         sampling = sampling.split(";")[0]
     noise = up(found.noise_multiplier, 6)

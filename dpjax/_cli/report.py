@@ -1,4 +1,4 @@
-"""From the record of a guarantee back to what it says, computed again."""
+"""The command `report`: a statement for a paper, computed anew from a record."""
 
 import json
 import math
@@ -18,13 +18,18 @@ from dpjax._plan.mechanisms import SAMPLINGS
 from dpjax._plan.schedule import Segment
 from dpjax._plan.solve import plan
 
-# A claim may be less than what is computed here by so much of it: what is rounded on
-# another machine. What is printed is computed here, whatever is claimed.
+# The relative tolerance by which a record may claim less than the value computed here,
+# as machines round differently. The printed value is always the one computed here.
 _ROUNDING = 1e-5
 
 
 def report(path: str, as_json: bool) -> str:
-    """What a paper must state, from a file that `to_json` wrote."""
+    """The statement for a paper, as text or JSON, from a file that `to_json` wrote.
+
+    Raises:
+      ValueError: the file is not JSON or not such a record, no plan has its numbers, or
+        it claims more privacy than its numbers give.
+    """
     try:
         record = json.loads(pathlib.Path(path).read_text("utf-8"))
     except ValueError as error:
@@ -35,6 +40,7 @@ def report(path: str, as_json: bool) -> str:
         _check(record, found.record())
     except (ValueError, ArithmeticError) as error:
         raise ValueError(f"{path}: {error}") from error
+    # The last line names the versions. They must be those that ran, not those of today.
     statement = str(found).rpartition("\n")[0] + f"\n{versions}"
     if not as_json:
         return (
@@ -48,10 +54,10 @@ def report(path: str, as_json: bool) -> str:
 
 
 def guarantee_of(record: Any) -> RunGuarantee:
-    """The guarantee of the run that a record describes, made anew.
+    """The guarantee of the run that a record describes, from a new plan.
 
     Raises:
-      ValueError: it is no such record, or no plan can have its numbers.
+      ValueError: the value is not such a record, or no plan can have its numbers.
     """
     sampling = _field(record, "sampling", str)
     names = ("num_examples", "batch_size", "num_steps")
@@ -72,6 +78,7 @@ def guarantee_of(record: Any) -> RunGuarantee:
     }
     if record.get("strategy") is not None:
         given["strategy"] = _strategy(record, given["num_steps"])
+    # The maximum avoids a division by zero here; `plan` then refuses a size of 0.
     factors = _factors(schedule, max(given["batch_size"], 1), given["num_steps"])
     found = plan(**given, **factors)
     _check_schedule(schedule, found)
@@ -79,12 +86,17 @@ def guarantee_of(record: Any) -> RunGuarantee:
 
 
 def _field(record: Any, name: str, kind: type) -> Any:
-    """A value of a record, which has the type that it should have."""
+    """The value of one field of a record.
+
+    Raises:
+      ValueError: the field is missing or has another type.
+    """
     if not isinstance(record, dict) or name not in record:
         raise ValueError(
             f"not what plan.guarantee.to_json() writes: {name} is missing."
         )
     value = record[name]
+    # JSON may write 1.0 as 1; and a bool is an int in Python.
     kinds = (int, float) if kind is float else kind
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise ValueError(f"{name} must be of type {kind.__name__}; got {value!r}.")
@@ -92,7 +104,7 @@ def _field(record: Any, name: str, kind: type) -> Any:
 
 
 def _clip(record: Any) -> float | QuantileClip:
-    """The clip norm, or how it follows a quantile."""
+    """The clip norm of a record: a number, or a `QuantileClip`."""
     clip_norm = _field(record, "clip_norm", float)
     if record.get("clip_norm_follows") is None:
         return clip_norm
@@ -106,7 +118,7 @@ def _clip(record: Any) -> float | QuantileClip:
 
 
 def _strategy(record: Any, num_steps: int) -> Strategy:
-    """What correlates the noise of the steps that were released."""
+    """The strategy of a record, which correlates the noise of the released steps."""
     said = _field(record, "strategy", dict)
     names = [x for x in ("numerator", "denominator", "factors") if x in said]
     rows = {name: tuple(_field(said, name, list)) for name in names}
@@ -118,7 +130,11 @@ def _strategy(record: Any, num_steps: int) -> Strategy:
 
 
 def _pieces(record: Any) -> tuple[Segment, ...]:
-    """The schedule of the steps that were released."""
+    """The segments of a record's schedule that begin within the released steps.
+
+    Raises:
+      ValueError: the segments do not start at step 0, or are not in increasing order.
+    """
     kinds = {"start": int, "noise": float, "clip": float, "batch_size": int}
     found = [
         Segment(**{name: _field(piece, name, kind) for name, kind in kinds.items()})
@@ -133,11 +149,15 @@ def _pieces(record: Any) -> tuple[Segment, ...]:
 def _factors(
     schedule: tuple[Segment, ...], batch_size: int, num_steps: int
 ) -> dict[str, Any]:
-    """The schedule as functions of the step, where something varies."""
+    """The arguments of `dpjax.plan` for a schedule, as functions of the step.
+
+    A column that is 1 in all segments gets no argument.
+    """
     starts = [piece.start for piece in schedule]
     lengths = np.diff([*starts, num_steps])
 
     def factor(values: list[float]) -> Callable[..., jax.Array]:
+        # A traced step can index an array.
         by_step = jnp.asarray(np.repeat(values, lengths))
         return lambda step: by_step[step]
 
@@ -150,7 +170,7 @@ def _factors(
 
 
 def _check_schedule(schedule: tuple[Segment, ...], found: Plan) -> None:
-    """Refuse a schedule that no plan has."""
+    """Raise for a schedule that differs from the one `dpjax.plan` makes of it."""
     if schedule and (found.schedule or schedule[1:]) and schedule != found.schedule:
         raise ValueError(
             f"schedule must be one that dpjax.plan makes; got {schedule!r}."
@@ -158,7 +178,12 @@ def _check_schedule(schedule: tuple[Segment, ...], found: Plan) -> None:
 
 
 def _check(record: dict[str, Any], found: dict[str, Any]) -> None:
-    """Refuse a record that claims more privacy than its numbers have."""
+    """Raise for a record that claims more privacy than its numbers give.
+
+    Args:
+      record: the record with its claims.
+      found: the record of the guarantee that was computed anew.
+    """
     of_attacks = "attack_true_positive_rate_at_most"
     claims = {"epsilon": record.get("epsilon"), "mu": record.get("mu")}
     costs = {"epsilon": found["epsilon"], "mu": found["mu"]}
@@ -170,10 +195,12 @@ def _check(record: dict[str, Any], found: dict[str, Any]) -> None:
         costs[name] = found["clip_norm_follows"][name]
     for name, claim in claims.items():
         cost = costs.get(name)
+        # None stands for a value without bound, which claims nothing.
         claim = math.inf if claim is None else claim
         cost = math.inf if cost is None else cost
         if not isinstance(claim, int | float) or isinstance(claim, bool):
             raise ValueError(f"{name} must be a number; got {claim!r}.")
+        # Written with "not", so that a NaN is refused.
         if not claim >= cost - _ROUNDING * (abs(cost) if cost < math.inf else 0):
             raise ValueError(
                 f"{name} is said to be {claim!r}, but the record's own numbers "
@@ -182,6 +209,6 @@ def _check(record: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 def _versions(record: Any) -> str:
-    """What ran, as the record says."""
+    """The versions of dpjax and JAX that ran, according to the record, as text."""
     versions = _field(record, "versions", dict)
     return ", ".join(f"{x} {_field(versions, x, str)}" for x in ("dpjax", "jax")) + "."

@@ -1,27 +1,29 @@
-"""One value from which a private run is made, so that its parts cannot disagree.
+"""One object from which a private run is made, so that its parts cannot disagree.
 
 **Idea.** The guarantee of a private run rests on numbers that several parts share: the
 sampler's rate, the clip norm of the gradient, the noise and the divisor of the
-optimizer, the number of steps. A `Plan` holds each of them once. Whoever asks for a
-sampler, a gradient, an optimizer or a guarantee gets one that was made from it.
+optimizer, the number of steps. A `Plan` holds each of these numbers once, and makes the
+sampler, the gradient, the optimizer and the guarantee from them.
 
-**In the order of the data**, a file each:
+**Files**, in the order in which a run uses them:
 
 1. `parameters`: all numbers of a run, in one frozen record that the other files read.
-2. `mechanisms`: how examples are drawn, and which event that is for accountants.
-   `shape` for noise that is correlated between steps; `schedule` for numbers that vary
-   from step to step.
-3. `solve`: `dpjax.plan`, from what is given to what is not: noise, steps, batch size or
-   ε; `capacity` for the size of a padded batch; `comparison` where mechanisms are left
-   to choose.
-4. `loader`: the examples of a batch from arrays, files and data sets on the host;
-   `users` for data in which a person has several.
-5. `loss`: a script's own loss, turned into clipped sums; `modules` for models that are
-   not trees of parameters alone; `accumulation` for batches taken in parts.
-6. `optimizer`: noise, mean, the user's optimizer, and the refusal of further steps;
-   `quantile` for a clip norm that follows what was released.
-7. `guarantee`: what was promised, as a sentence for a paper and a record for a machine.
-8. `plan`: the `Plan`, whose methods are these steps.
+2. `mechanisms`: how examples are drawn, and the matching privacy event for accountants.
+   `shape`: noise that is correlated between steps. `schedule`: numbers that vary from
+   step to step.
+3. `solve`: `dpjax.plan`, which solves for the number that is not given: noise, steps,
+   batch size or ε. `capacity`: the size of a padded batch. `comparison`: the choice of
+   a mechanism where the caller leaves it open.
+4. `loader`: the examples of a batch from arrays, files and data sets on the host.
+   `arrays`: the arrays of other libraries. `users`: data in which one person has
+   several examples.
+5. `loss`: the caller's loss, transformed into clipped sums. `modules`: models that hold
+   more than parameters. `alerts` and `zero_gradients`: warnings about parameters that
+   the loss does not train. `accumulation`: batches that are processed in parts.
+6. `optimizer`: the noise, the mean, the user's optimizer, and the step limit.
+   `quantile`: a clip norm that follows a released quantile.
+7. `guarantee`: the guarantee, as a sentence for a paper and as a record for a machine.
+8. `plan`: the class `Plan`, whose methods are these steps.
 """
 
 from dpjax._plan.accumulation import accumulate as accumulate

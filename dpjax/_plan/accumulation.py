@@ -1,4 +1,4 @@
-"""Batches that a device cannot hold at once: the sum of the sums of their parts."""
+"""Gradient accumulation for batches that do not fit on a device at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,27 +13,28 @@ from dpjax._plan.loader import Examples
 
 
 def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., Any]:
-    """Take the sum of a large batch in parts, one after the other from the host.
+    """Compute the clipped sum of a large batch in parts, one part at a time.
 
-    It is what `optax.MultiSteps` does for plain gradients. That would divide the sum
-    by the number of parts and leave the noise as it is; here the noise is added once,
-    to the sum. Inside one jitted call, `microbatch_size` of `Plan.value_and_grad` does
-    the same.
+    A loop on the host adds the sums of the parts, and the optimizer then adds noise
+    once to the total. `optax.MultiSteps` accumulates ordinary gradients, but is not
+    suitable here: it would divide the sum by the number of parts and leave the noise
+    as it is. Inside one jitted call, `microbatch_size` of `Plan.value_and_grad` has the
+    same effect.
 
     Args:
-      loss_and_grad: what `Plan.value_and_grad` made, under `jax.jit` if you like: it is
-        called with parts of one size.
-      size: how many examples go to the device at a time.
+      loss_and_grad: the function that `Plan.value_and_grad` returns, with or without
+        `jax.jit`. All parts have one size, so that it compiles once.
+      size: how many examples are sent to the device at a time.
 
     Returns:
-      `fn(model, examples, *others)`, not for jit, with the same results up to rounding.
-      (The counters of a flax.nnx model move on with each part, and with them its
-      dropout.)
+      `fn(model, examples, *others)`, which is not for jit, with the results of
+      loss_and_grad up to rounding. The counters of a flax.nnx model are incremented for
+      each part, so that dropout with them differs from a call with the whole batch.
 
     Raises:
       ValueError: size is below 1.
 
-    Privacy: that of loss_and_grad.
+    Privacy: the results have the sensitivity of those of loss_and_grad.
 
     Example:
       >>> import dpjax, jax, jax.numpy as jnp, numpy as np
@@ -60,10 +61,12 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
             values.append(value)
             auxes.append(aux)
             total = grads if total is None else optax.tree.add(total, grads)
+        # The batch's mean weighs each part's mean by its number of valid examples.
         weights = np.array(counts) / max(sum(counts), 1)
         value = sum(w * v for w, v in zip(weights, values, strict=True))
         if not auxes[0]:
             return value, total
+        # The last part may have padding beyond the end of the batch, which is cut off.
         rows = np.size(examples.mask)
         aux = jax.tree.map(
             lambda *xs: jnp.concatenate(xs)[:rows], *(aux for (aux,) in auxes)

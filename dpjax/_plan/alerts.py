@@ -1,4 +1,4 @@
-"""Warnings about parameters that noise moves and no gradient trains."""
+"""Warnings about parameters with zero gradients, which only the noise would change."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ _BATCH_OF_ONE = (
 
 
 class Alerts:
-    """The warnings of one function of `Plan.value_and_grad`, each given once."""
+    """The warnings of one function from `Plan.value_and_grad`, each issued once."""
 
     def __init__(self) -> None:
-        """No warning was given yet."""
+        """Start without any issued warning."""
         self._saw_loss = False
         self._saw_sum = False
         self._zero: list[str] = []
@@ -40,18 +40,19 @@ class Alerts:
         parts: Parts,
         batch: Any,
     ) -> None:
-        """Warn of gradients that are zero whatever the data.
+        """Warn of parameters whose gradients are zero for all data.
 
         Args:
-          loss_and_aux: of the trained parameters and one example.
-          loss_of_two: the same for a batch of two examples, and the random keys of one;
-            None where the loss takes no batch.
-          parts: the model.
-          batch: the examples, with a leading axis.
+          loss_and_aux: the loss, a function of the trained parameters and one example.
+          loss_of_two: the loss for a batch of two examples, with the random keys of one
+            example; None where the loss takes no batch axis.
+          parts: the parts of the model.
+          batch: the examples and their random keys, with a leading axis.
         """
         if self._saw_loss:
             return
         self._saw_loss = True
+        # Shapes and dtypes suffice: the analysis traces the loss and runs nothing.
         kinds = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
         one = jax.tree.map(lambda kind: like(kind, kind.shape[1:], kind.dtype), kinds)
         zero = _are_gradients_zero(loss_and_aux, parts.trained, one)
@@ -59,6 +60,7 @@ class Alerts:
         if not self._zero:
             return
         reason = _FROZEN
+        # If the gradients are not zero in a batch of two, the loss compares examples.
         if loss_of_two is not None:
             try:
                 data = kinds[0]
@@ -66,10 +68,11 @@ class Alerts:
                 zero_in_two = _are_gradients_zero(
                     loss_of_two, parts.trained, (two, one[1])
                 )
-            except Exception:  # a loss may be for batches of one alone
+            except Exception:  # a loss may work for batches of one only
                 zero_in_two = zero
             if zero_in_two != zero:
                 reason = _BATCH_OF_ONE
+        # Level 4 is the caller of the function that `Plan.value_and_grad` returned.
         warnings.warn(
             f"the gradient of the loss with respect to {self._zero} of the model is "
             f"zero whatever the data, and noise is added to it in every step. {reason}",
@@ -79,7 +82,16 @@ class Alerts:
     def warn_of_sum(
         self, sums: Any, norms: jax.Array, mask: jax.Array, names: Sequence[str]
     ) -> None:
-        """Warn of zero sums in the first batch with contributions, outside jit."""
+        """Warn of zero clipped sums in the first batch with a finite gradient.
+
+        Under jit the values are unknown, and there is no warning.
+
+        Args:
+          sums: the clipped sum, a tree shaped like the trained parameters.
+          norms: the norm of each example's gradient, f[m].
+          mask: the mask of valid examples, bool[m].
+          names: the paths of the parameters.
+        """
         arrays = [*jax.tree.leaves(sums), norms, mask]
         if self._saw_sum or not are_concrete(arrays):
             return
@@ -87,6 +99,7 @@ class Alerts:
             return
         self._saw_sum = True
         pairs = zip(names, jax.tree.leaves(sums), strict=True)
+        # Parameters of which `warn_of_loss` has warned are left out.
         zero = [x for x, total in pairs if x not in self._zero and not jnp.any(total)]
         if zero:
             warnings.warn(
@@ -100,7 +113,7 @@ class Alerts:
 def _are_gradients_zero(
     loss_and_aux: Callable[..., Any], trained: Any, examples: Any
 ) -> list[bool]:
-    """Whether the gradient with respect to each leaf is zero whatever the data."""
+    """For each trained leaf, whether its gradient is known to be zero for all data."""
     gradient = jax.grad(loss_and_aux, has_aux=True)
     closed = jax.make_jaxpr(lambda *args: gradient(*args)[0])(trained, examples)
     return are_outputs_zero(closed)

@@ -1,7 +1,8 @@
-"""Users' arrays, indexed by position.
+"""Arrays of the caller, converted so that indexing is by position.
 
-A `pandas.Series` is indexed by labels, and shuffling a table moves the labels too:
-label i is then not row i. So arrays of other libraries become NumPy arrays first.
+A `pandas.Series` is indexed by labels, and shuffling a table moves the labels with the
+rows, so that label i is no longer in row i. So arrays of libraries other than NumPy and
+JAX are converted to NumPy arrays first.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ import numpy as np
 
 
 def is_tree_of_arrays(data: Any) -> bool:
-    """Whether all leaves are arrays with a leading axis; a list holds examples."""
+    """Whether data is a tree whose leaves are all arrays with a leading axis.
+
+    A list at the top is taken as a list of examples, not as a tree of arrays.
+    """
     if isinstance(data, list | Iterator):
         return False
     leaves = jax.tree.leaves(data)
@@ -21,11 +25,11 @@ def is_tree_of_arrays(data: Any) -> bool:
 
 
 def by_position(data: Any) -> Any:
-    """A tree of arrays whose leaves are NumPy's or JAX's.
+    """Convert the leaves of a tree of arrays to NumPy or JAX arrays.
 
     Raises:
-      ValueError: a leaf of another library does not hold numbers or booleans; entries
-        of a NumPy array are masked.
+      ValueError: a leaf of another library does not hold numbers or booleans; a NumPy
+        array has masked entries.
     """
     leaves, treedef = jax.tree.flatten_with_path(data)
     return treedef.unflatten([_array(path, x) for path, x in leaves])
@@ -44,6 +48,7 @@ def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
     if isinstance(x, np.ndarray | jax.Array):
         return x
     array = np.asarray(x)
+    # jnp.issubdtype knows bfloat16. Time spans, of kind "m", count as numbers in NumPy.
     numbers = jnp.issubdtype(array.dtype, np.number) and array.dtype.kind != "m"
     if not (numbers or array.dtype == np.bool_):
         raise ValueError(

@@ -1,11 +1,13 @@
-"""Which mechanism: of all that a pipeline can do, the one that leaves the least noise.
+"""Choose the mechanism, among those a data loader can run, that leaves the least noise.
 
-Random batches hide who took part, and so need less noise. Correlated noise takes back
-in later steps some of what earlier ones added, and so leaves less of it in what an
-optimizer adds up; but the longer its memory, the less random batches hide. Which of the
-two is worth more depends on ε, on the number of epochs and on the optimizer. So each
-mechanism is planned as it would be by its name, at the same ε, and what each leaves is
-compared. Only public numbers enter, so that the choice costs no privacy.
+Random batches hide which examples took part, and so need less noise (amplification).
+Correlated noise cancels in later steps some of the noise of earlier steps, and so
+leaves less noise in the sums that an optimizer computes. But the longer the
+correlation, the smaller the amplification by random batches. Which of the two effects
+is worth more depends on ε, on the number of epochs and on the optimizer. So `best_plan`
+makes a plan for each mechanism at the same ε, and compares the noise that each plan
+leaves in the workload. The comparison uses public numbers only, so that the choice
+costs no privacy.
 """
 
 import dataclasses
@@ -25,7 +27,7 @@ from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import QuantileClip
 from dpjax.accounting import correlated
 
-# Sums that nothing fades are those of a momentum that nearly nothing does.
+# The decay for prefix sums: `strategies.tree` needs a decay below 1, also in float32.
 _NEARLY_ONE = 1 - 2.0**-20
 _NOISES = {
     "auto": ("independent", "correlated", "tree"),
@@ -48,13 +50,14 @@ class Candidate(NamedTuple):
 
     Attributes:
       sampling: as for `dpjax.plan`.
-      noise: "independent"; "correlated", as is best for the workload; or "tree", the
-        correlation of `strategies.tree`.
-      needs: what it asks of who loads the data.
-      plan: its plan, as `dpjax.plan` makes it by name; None if there is none.
-      error: the root mean square, over steps, of the noise in the workload, in units of
-        the clip norm of a mean gradient; inf if there is no plan.
-      reason: why there is no plan.
+      noise: "independent"; "correlated", with the best strategy for the workload; or
+        "tree", with the correlation of `strategies.tree`.
+      needs: what the mechanism requires of the data loader.
+      plan: the mechanism's plan, as `dpjax.plan` makes it when the mechanism is named;
+        None if there is no such plan.
+      error: the root mean square, over steps, of the noise that mean gradients leave in
+        the workload, in units of the clip norm; inf if there is no plan.
+      reason: why there is no plan; empty if there is one.
     """
 
     sampling: str
@@ -66,21 +69,21 @@ class Candidate(NamedTuple):
 
     @property
     def strategy(self) -> str:
-        """The correlation of the noise in a word or two."""
+        """A short name of the noise's correlation, for the table."""
         return self.noise if self.plan is None else _in_words(self.plan.shape)
 
 
 class Comparison(NamedTuple):
-    """All mechanisms that a plan was chosen from; it prints as a table.
+    """All mechanisms that a plan was chosen from. A comparison prints as a table.
 
     Attributes:
-      candidates: that with the least error first, those without a plan last.
+      candidates: the mechanisms by increasing error, those without a plan last.
     """
 
     candidates: tuple[Candidate, ...]
 
     def __repr__(self) -> str:
-        """A row for each mechanism, and below them those without a plan."""
+        """The table: a row for each mechanism, those without a plan last."""
         head = (
             "noise left",
             "sampling",
@@ -106,25 +109,28 @@ class Comparison(NamedTuple):
 
 
 def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
-    """The plan with the least noise in a workload, and all that it was chosen from.
+    """The plan with the least noise in a workload, with its `comparison`.
 
     Args:
-      plan: `dpjax.plan`, for one mechanism.
-      asked: its arguments, of which sampling or noise leave a choice.
+      plan: `dpjax.plan`, which is called with one named mechanism at a time.
+      asked: the caller's arguments of `dpjax.plan`, in which sampling or noise leaves a
+        choice.
 
     Raises:
-      ValueError: what is needed to compare is missing; or no mechanism has a plan.
+      ValueError: an argument that the comparison needs is missing; or no mechanism has
+        a plan.
     """
     names, noise, workload = _check_options(asked)
     found: list[Candidate] = []
     for sampling in names:
         try:
             mechanism = SAMPLINGS[sampling](asked["num_examples"], asked["adjacency"])
-        except ValueError as error:
+        except ValueError as error:  # the sampling does not allow the adjacency
             found.append(_none(sampling, "any", str(error)))
             continue
         for kind in _kinds(mechanism, sampling, noise):
             found.append(_candidate(plan, asked, workload, mechanism, sampling, kind))
+    # The sort is stable: among equal errors, the first candidate is chosen.
     found.sort(key=lambda one: one.error)
     best = found[0].plan
     if best is None:
@@ -134,7 +140,7 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
 
 
 def error(plan: RunParameters, workload: Workload) -> float:
-    """σ ‖A C⁻¹‖_F / √T, the noise in a workload, over the examples of a step."""
+    """σ ‖A C⁻¹‖_F / √T over the expected batch size: the RMS noise in a workload."""
     strategy = strategies.independent() if plan.strategy is None else plan.strategy
     left = float(correlated.error(strategy, workload, plan.num_steps))
     return (
@@ -145,7 +151,7 @@ def error(plan: RunParameters, workload: Workload) -> float:
 
 
 def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
-    """The samplings and noise to compare, and what in."""
+    """The samplings and the noise to compare, and the workload to compare them in."""
     _refuse(asked)
     names, noise = asked["sampling"], asked["noise"]
     names = tuple(SAMPLINGS) if names == "auto" else names
@@ -161,13 +167,14 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workloa
             "workload must be given where noise is compared: which is least depends on "
             "what the optimizer makes of it (dpjax.workloads); got None."
         )
-    # What is independent in all is left alike in any workload.
+    # If all candidates have independent noise, every workload ranks them in one order,
+    # and the identity will do.
     workload = workloads.toeplitz(np.ones(1)) if workload is None else workload
     return names, noise, check_workload(workload, asked["num_steps"])
 
 
 def _refuse(asked: dict[str, Any]) -> None:
-    """What is missing, or is for one mechanism alone."""
+    """Raise where a needed argument is missing, or one fits a single mechanism only."""
     given = {name: asked[name] for name in ("epsilon", "num_steps", "batch_size")}
     sigma = asked["noise_multiplier"]
     if None in given.values() or sigma is not None:
@@ -195,16 +202,19 @@ def _refuse(asked: dict[str, Any]) -> None:
 
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
-    """The kinds of noise that a sampling is compared with."""
+    """The kinds of noise with which a sampling is planned."""
     kinds = (
         ["independent", "correlated"]
         if mechanism.supports_correlation
         else ["independent"]
     )
     if sampling == "cyclic_poisson":
-        kinds = kinds[1:]  # one band is among those that are tried
+        # "correlated" includes independent noise here, as a strategy with one band.
+        kinds = kinds[1:]
     if mechanism.order is not None:
         kinds.append("tree")
+    # Where no kind is left, `plan` gets the noise as the caller named it, and where it
+    # refuses, its message becomes the candidate's reason.
     return [kind for kind in kinds if kind in _NOISES[noise]] or [noise]
 
 
@@ -216,7 +226,8 @@ def _candidate(
     sampling: str,
     kind: str,
 ) -> Candidate:
-    """One mechanism, planned by its name."""
+    """The candidate of one mechanism, from the plan with its sampling and noise."""
+    # Batches of one size take no capacity.
     room = asked["max_batch_size"] if mechanism.overflows else None
     correlates = "independent" if kind == "independent" else "correlated"
     by_name = {"sampling": sampling, "noise": correlates, "max_batch_size": room}
@@ -236,13 +247,18 @@ def _none(sampling: str, noise: str, reason: str) -> Candidate:
 
 
 def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:
-    """That for the workload's momentum or for its sums, whichever leaves less."""
+    """The tree strategy with the least noise in the workload at the same privacy.
+
+    The compared decays are those of the workload's momentum and of its sums.
+    """
+    # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
+    # of the sums: 1 if the workload sums its steps, 0 if it does not.
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
     poles = np.append(poles, np.mean(np.asarray(workload.keep)))
     steps, size = asked["num_steps"], asked["batch_size"]
 
     def product(tree: Tree) -> float:
-        # The error at μ = 1.
+        # μ at σ = 1 times the error at σ = 1: the error of the noise that gives μ = 1.
         mu = correlated.mu(
             tree,
             1.0,
@@ -258,11 +274,11 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
 
 
 def _in_words(shape: StrategySpec | None) -> str:
-    """A strategy in a word or two."""
+    """A short name of a strategy, for the table."""
     if shape is None:
         return "independent"
     if not any(shape[:3]) and shape.tree_decay is None:
-        return "no correlation"  # is the best that was tried
+        return "no correlation"  # the search for correlated noise found none better
     by_step = " by step" if shape.factors else ""
     if shape.tree_decay is not None:
         return f"tree {shape.tree_decay:.3g}"

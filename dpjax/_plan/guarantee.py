@@ -1,4 +1,4 @@
-"""What a run promises: a sentence for a paper, a record for a machine."""
+"""The guarantee of a run, as a statement for a paper and as a record for a machine."""
 
 import dataclasses
 import importlib.metadata
@@ -45,17 +45,18 @@ _ASSUMPTIONS = (
     "real arithmetic, ideal Gaussian noise and uniform bits",
 )
 _FALSE_POSITIVES = (0.001, 0.01, 0.1)
-# Where the profile is asked for what it says about attacks: each point is a bound.
+# The δ at which the profile is evaluated to bound the power of attacks. Each point
+# (ε, δ) gives a valid bound by itself.
 _DELTAS = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunGuarantee:
-    """What the parameters of a planned run promise after some of its steps.
+    """The privacy guarantee of a planned run after some of its steps.
 
     Attributes:
-      plan: the run.
-      num_steps: how many of its steps are released.
+      plan: the numbers of the run.
+      num_steps: how many steps of the run are released.
 
     Example:
       >>> import dpjax
@@ -72,13 +73,13 @@ class RunGuarantee:
 
     @property
     def profile(self) -> Profile:
-        """ε(δ) and δ(ε), rounded up."""
+        """The privacy profile ε(δ) and δ(ε), rounded up."""
         released = self.plan.parameters(num_steps=self.num_steps)
         return mechanism_of(self.plan).profile(released)
 
     @property
     def mu(self) -> float | None:
-        """The GDP parameter, where the run is a Gaussian mechanism; else None."""
+        """The parameter μ of GDP, if the run is a Gaussian mechanism; else None."""
         mu = self.profile.mu
         return None if mu is None else float(np.asarray(mu))
 
@@ -91,19 +92,21 @@ class RunGuarantee:
         return self.profile.delta(epsilon)
 
     def tradeoff(self, alpha: ArrayLike) -> jax.Array:
-        """The least false-negative rate of any attack that is proven.
+        """A proven lower bound on the false-negative rate of every attack.
 
         Args:
           alpha: the attack's false-positive rate, f[*b], in [0, 1].
 
         Returns:
-          f[*b], rounded down. Where μ is known it is that of a Gaussian mechanism, else
-          from ε at a handful of δ: more of them give no less.
+          f[*b], rounded down. If μ is known, it is the tradeoff function of a Gaussian
+          mechanism. Otherwise it is computed from ε at a few values of δ; with more
+          values, the bound would be at least as large.
         """
         if self.mu is not None:
             return gdp.tradeoff(self.mu, alpha)
         deltas = np.array([self.plan.delta, *_DELTAS])
         epsilons = np.array([float(self.epsilon(delta)) for delta in deltas])
+        # A point with infinite ε bounds nothing, and without others the bound is 0.
         known = epsilons < np.inf
         if not known.any():
             return jnp.zeros_like(jnp.asarray(alpha, jnp.result_type(float)))
@@ -115,9 +118,10 @@ class RunGuarantee:
         """The guarantee of a run that stops early.
 
         Args:
-          num_steps: how many steps were taken, from 1 to those of the plan, as was
-            settled before the run. Of a step that was chosen by looking at the run, be
-            it at its private outputs alone, only the whole plan's guarantee holds.
+          num_steps: how many steps were taken, from 1 to the plan's num_steps. The
+            number must be fixed before the run. If the last step was chosen by looking
+            at the run, even at its private outputs alone, only the whole plan's
+            guarantee holds.
         """
         steps = validate.static_int("num_steps", num_steps, minimum=1)
         if steps > self.plan.num_steps:
@@ -128,8 +132,9 @@ class RunGuarantee:
         return dataclasses.replace(self, num_steps=steps)
 
     def record(self) -> dict[str, Any]:
-        """All that a report of a private run must state, as plain values."""
+        """All facts that a report of a private run must state, as plain values."""
         plan = self.plan
+        # An attack's power, its true-positive rate, is 1 minus its false-negative rate.
         powers = 1 - np.asarray(self.tradeoff(np.array(_FALSE_POSITIVES)), np.float64)
         return {
             "epsilon": float(self.epsilon(plan.delta)),
@@ -164,18 +169,20 @@ class RunGuarantee:
         }
 
     def to_json(self) -> str:
-        """The record as JSON; an ε without bound is null."""
+        """The record as JSON, in which an infinite ε is null."""
+        # JSON has no infinity.
         found = self.record()
         if found["epsilon"] == math.inf:
             found["epsilon"] = None
         return json.dumps(found, indent=2, ensure_ascii=False)
 
     def _repr_markdown_(self) -> str:
-        """The same in a notebook."""
+        """The statement in Markdown, for notebooks."""
+        # Markdown needs an empty line between paragraphs.
         return str(self).replace("\n", "\n\n")
 
     def __str__(self) -> str:
-        """What a paper must state."""
+        """The statement for a paper."""
         found = self.record()
         gdp = "" if found["mu"] is None else f" ({up(found['mu'], 4)}-GDP)"
         rates = ", ".join(
@@ -198,7 +205,7 @@ class RunGuarantee:
 
 
 def _follows(plan: RunParameters) -> dict[str, float]:
-    """The numbers of a clip norm that follows a quantile."""
+    """The record of a clip norm that follows a quantile, with its noise multipliers."""
     assert plan.quantile is not None
     sigma, of_count = noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)
     return {
@@ -210,7 +217,7 @@ def _follows(plan: RunParameters) -> dict[str, float]:
 
 
 def _sampling(plan: RunParameters) -> str:
-    """How examples are drawn; b where the schedule says how many."""
+    """The description of the sampling, with "b" for a batch size that varies."""
     sizes = {piece.batch_size for piece in plan.schedule} or {plan.batch_size}
     size = str(sizes.pop()) if len(sizes) == 1 else "b"
     words = mechanism_of(plan).describe(size, plan.max_batch_size)
@@ -218,7 +225,7 @@ def _sampling(plan: RunParameters) -> str:
 
 
 def _noise(plan: RunParameters) -> str:
-    """What is added to the sums."""
+    """The description of the noise that is added to the sums of clipped gradients."""
     if plan.quantile:
         found = _follows(plan)
         words = (
@@ -249,12 +256,12 @@ def _noise(plan: RunParameters) -> str:
 
 
 def up(x: float, decimals: int = 3) -> str:
-    """So many decimals, rounded up."""
+    """A number as text with some decimals, rounded up: for ε, μ and powers."""
     if x == math.inf:
         return "∞"
     return f"{math.ceil(x * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
 def _down(x: float, decimals: int) -> str:
-    """So many decimals, rounded down."""
+    """A number as text with some decimals, rounded down: for noise multipliers."""
     return f"{math.floor(x * 10**decimals) / 10**decimals:.{decimals}f}"

@@ -1,8 +1,8 @@
-"""The examples of a batch, from wherever they are to wherever they go.
+"""The examples of a batch, read from arrays or data sets and placed on devices.
 
-Batches are drawn on the CPU, so that nothing waits for the accelerator's last step, and
-read ahead by a thread. On a mesh a process reads what its own devices hold of a batch:
-all draw the same numbers from the same key, so that no example is read for two places.
+Batches are drawn on the CPU, so that drawing does not wait for the accelerator's last
+step, and a thread can read them ahead. On a mesh, all processes draw the same positions
+from the same key, and each process reads the examples for its own devices only.
 """
 
 import collections
@@ -29,15 +29,15 @@ from dpjax.sampling import Batch
 
 
 class Examples(NamedTuple):
-    """The examples of a step, and which of them are there.
+    """The examples of a step, padded to the capacity, and the mask of the valid ones.
 
     Attributes:
-      data: a tree of arrays with a leading axis m. An empty place holds another
-        example's data, for the shape alone.
-      mask: bool[m], False where a place is empty. `Plan.value_and_grad` leaves these
-        places out of the gradient and of the mean loss, but aux has a row for each.
-      step: the step's number, i32[], where the clip norm has a schedule.
-      first: in a part of a batch, the number of its first place, i32[].
+      data: a tree of arrays with a leading axis m. A padding slot holds the data of
+        some example, only so that the shapes are constant.
+      mask: bool[m], False for padding. `Plan.value_and_grad` leaves padding out of the
+        gradient and of the mean loss, but aux has a row for every slot.
+      step: the step's number, i32[], where the clip norm has a schedule; else None.
+      first: in a part of a batch, the position of its first slot in the batch, i32[].
       plan: the plan that drew the batch, static under jit; None for a batch that was
         put together by hand. The gradient of another plan refuses it.
     """
@@ -49,11 +49,11 @@ class Examples(NamedTuple):
     plan: RunParameters | None = None
 
     def parts(self, size: int) -> "Iterator[Examples]":
-        """Parts with a leading axis of this size, filled up with empty places."""
+        """The batch in parts with a leading axis of this size, the last one padded."""
         size = validate.static_int("size", size, minimum=1)
         total = np.size(self.mask)
         for first in range(0, total, size):
-            # A place beyond the last holds the last one's data.
+            # Padding beyond the end of the batch repeats the data of its last slot.
             rows = np.arange(first, first + size)
             held = np.minimum(rows, total - 1)
             mask = np.asarray(self.mask)[held] & (rows < total)
@@ -62,15 +62,16 @@ class Examples(NamedTuple):
 
 
 def take_examples(data: Any, batch: Batch) -> Examples:
-    """The examples of a batch, from a tree of arrays of NumPy or JAX.
+    """The examples at a batch's positions, from a tree of NumPy or JAX arrays.
 
-    They are on the host where the arrays are NumPy's, except under jit.
+    The examples of NumPy arrays are on the host, except under jit.
     """
     traced = isinstance(batch.indices, Tracer)
 
     def taken(x: Any) -> Any:
         if traced or isinstance(x, jax.Array):
             indices = jnp.asarray(batch.indices)
+            # Positions are in range: the default mode's check for others is not needed.
             return jnp.take(jnp.asarray(x), indices, axis=0, mode="clip")
         return x[np.asarray(batch.indices)]
 
@@ -78,13 +79,13 @@ def take_examples(data: Any, batch: Batch) -> Examples:
 
 
 def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Examples:
-    """The examples with their plan, and their step if the clip norm depends on it."""
+    """The examples with their plan, and with their step if the clip norm varies."""
     varies = any(piece.clip != 1.0 for piece in plan.schedule)
     return examples._replace(plan=plan, step=step if varies else None)
 
 
 def check(data: Any, plan: RunParameters) -> None:
-    """Refuse data of another size than the plan is for, or of other units."""
+    """Raise for data whose size or unit of privacy differs from the plan's."""
     if isinstance(data, Users | OfUser) != (plan.unit == "user"):
         raise ValueError(
             f"the plan protects one {plan.unit}, so data must be "
@@ -111,7 +112,7 @@ def check(data: Any, plan: RunParameters) -> None:
 
 
 def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
-    """The positions of a step's examples."""
+    """The positions of a step's examples, and the mask of the valid ones."""
     mechanism = mechanism_of(plan)
 
     def draw(size: int) -> Batch:
@@ -121,10 +122,12 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     if len(sizes) < 2:
         return draw(plan.batch_size if not sizes else sizes[0])
     size = values_at(plan.schedule, step).batch_size
+    # A sampler needs a static batch size, so a traced step selects one of them.
     number = jnp.sum(jnp.asarray(sizes) < size)
     return jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
 
 
+# A plan is hashable, and one program draws all of its steps.
 _draw = jax.jit(draw_batch, static_argnums=0)
 
 
@@ -138,7 +141,10 @@ def batches(
     sharding: jax.sharding.Sharding | None,
     prefetch: int,
 ) -> Iterator[Examples]:
-    """See `Plan.batches`. What is wrong with the arguments is said at once."""
+    """See `Plan.batches`. Errors in the arguments are raised at the call.
+
+    This function is not a generator itself, which would raise them at the first batch.
+    """
     check(data, plan)
     validate.typed_key("key", key)
     first = validate.static_int("start", start, minimum=0)
@@ -149,6 +155,7 @@ def batches(
     ahead = validate.static_int("prefetch", prefetch, minimum=0)
     read = _read_one_by_one
     if is_tree_of_arrays(data):
+        # Arrays of other libraries are converted once, and not in every step.
         data, read = by_position(data), take_examples
     if sharding is not None:
         read = _read_sharded(read, sharding, plan.max_batch_size)
@@ -160,6 +167,7 @@ def batches(
     def jobs() -> Iterator[Callable[[], Examples]]:
         for step in _with_progress_bar(range(first, plan.num_steps), progress):
             batch = drawn(step)
+            # The default arguments bind this step's values, and not the last step's.
             yield lambda batch=batch, step=step: attach_plan(
                 plan, read(data, batch), np.int32(step)
             )
@@ -168,7 +176,7 @@ def batches(
 
 
 def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examples]:
-    """The jobs' results in their order, so many begun before they are asked for."""
+    """The jobs' results in order, with up to count jobs queued ahead on a thread."""
     if not count:
         for job in jobs:
             yield job()
@@ -181,14 +189,20 @@ def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Ex
         while begun:
             begun.extend(thread.submit(job) for job in itertools.islice(jobs, 1))
             yield begun.popleft().result()
-    finally:  # who asks no more, or has seen one fail, waits for none of the others
+    finally:  # a caller that stops early, or a read that fails, cancels queued reads
         thread.shutdown(cancel_futures=True)
 
 
 def _read_sharded(
     read: Callable[[Any, Batch], Examples], sharding: jax.sharding.Sharding, size: int
 ) -> Callable[[Any, Batch], Examples]:
-    """Reads what is on this process's devices of a batch, and puts it there."""
+    """A function that reads a batch's shards for this process's devices onto them.
+
+    Args:
+      read: reads the examples of a batch, or of a part of it, to the host.
+      sharding: the sharding of the leading axis.
+      size: m, the size of the leading axis.
+    """
     try:
         found = sharding.addressable_devices_indices_map((size,))
     except (ValueError, IndexError) as error:
@@ -203,7 +217,7 @@ def _read_sharded(
         return jax.tree.map(np.asarray, read(data, mine))
 
     def whole(data: Any, batch: Batch) -> Examples:
-        # Devices that hold the same places share what is read.
+        # Devices with the same slots (replicas) share one read.
         parts = {ends: part(data, batch, *ends) for ends in set(held.values())}
 
         def joined(*leaves: np.ndarray) -> jax.Array:
@@ -218,16 +232,19 @@ def _read_sharded(
 
 
 def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
-    """Of the places that a device holds; None stands for all."""
+    """The first slot of a device's shard, and the slot after its last one.
+
+    Where index is None, the shard is the whole axis.
+    """
     places = slice(None) if index is None else index[0]
     return places.indices(size)[:2]
 
 
 def _read_one_by_one(data: Any, batch: Batch) -> Examples:
-    """From anything that gives one example for one position, or all of a batch."""
+    """The examples of a batch from a data set with integer indexing, stacked."""
     mask = np.asarray(batch.mask)
     present = _several(data, np.asarray(batch.indices)[mask].tolist())
-    # An empty place needs some example's shape.
+    # Padding needs the shapes of some example.
     spare = present[0] if present else data[0]
     filled = [*present, *[spare] * (mask.size - len(present))]
     stacked = jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *filled)
@@ -235,13 +252,13 @@ def _read_one_by_one(data: Any, batch: Batch) -> Examples:
 
 
 def _several(data: Any, positions: list[int]) -> list[Any]:
-    """In one call, where a data set has the one that data loaders ask for."""
+    """The examples at some positions, by one call of `__getitems__` if data has it."""
     if positions and hasattr(data, "__getitems__"):
         found = list(data.__getitems__(positions))
     else:
         found = [data[i] for i in positions]
     there = sum(x is not None for x in found)
-    if there != len(positions):  # such as of a data set that was filtered
+    if there != len(positions):  # such as a data set that filters its examples
         raise ValueError(
             f"data must give {len(positions)} examples for as many positions; got "
             f"{there}."

@@ -1,4 +1,4 @@
-"""A script's own loss, as the clipped sum of its gradients."""
+"""From the loss of a training script to the sum of its clipped gradients."""
 
 import dataclasses
 import functools
@@ -43,11 +43,13 @@ def value_and_grad(
         grads, per_example, mask, bound = gradient(model, examples, others, clip_norm)
         value = masked_mean(per_example.loss, mask)
         if plan.quantile:
-            # In units of the clip norm, which the optimizer's state knows too.
+            # Sum over clip norm. The optimizer multiplies by the clip norm after the
+            # noise, from its own state.
             total = jax.tree.map(lambda g: g / bound, grads)
             grads = Bounded(total, count_unclipped(per_example.norm, mask, bound))
         elif plan.schedule:
-            # In units of the plan's clip norm, so that no step has a larger sum.
+            # Rescaled to the plan's clip norm, so that every step's sum has the same
+            # sensitivity. The optimizer undoes the factor after the noise.
             grads = jax.tree.map(lambda g: g * (plan.clip_norm / bound), grads)
         return ((value, per_example.aux) if has_aux else value), grads
 
@@ -75,7 +77,12 @@ def metrics(
 def _bound(
     plan: RunParameters, examples: Examples, clip_norm: ArrayLike | None
 ) -> ArrayLike:
-    """The clip norm of a step."""
+    """The clip norm of a step, from the argument, the plan, or the plan's schedule.
+
+    Raises:
+      ValueError: clip_norm is missing where it follows a quantile, or is given where it
+        does not; or a schedule needs the step and the examples do not have it.
+    """
     if (clip_norm is None) == (plan.quantile is not None):
         raise ValueError(
             "clip_norm must be plan.clip_norm_of(state) where it follows a quantile, "
@@ -102,7 +109,11 @@ def _gradient(
     engine: Engine,
     microbatch_size: int | None,
 ) -> Callable[..., tuple[Any, PerExample, jax.Array, ArrayLike]]:
-    """The clipped sum, what each example gave, which are there, and the clip norm."""
+    """A function for the clipped sum, the per-example results, the mask and clip norm.
+
+    The function takes the model, the examples, a tuple of the loss's other arguments,
+    and the clip norm or None.
+    """
     alerts = Alerts()
 
     def fn(
@@ -113,6 +124,7 @@ def _gradient(
                 "examples must be dpjax.Examples, as Plan.load and Plan.batches give "
                 f"them, which know which places are empty; got {type(examples)}."
             )
+        # A batch that was put together by hand has no plan, and is accepted.
         if examples.plan not in (None, plan):
             raise ValueError(
                 "examples must be a batch of the plan whose gradient is taken, since "
@@ -133,8 +145,10 @@ def _gradient(
             try:
                 out = loss_fn(whole, data, *treedef.unflatten(given))
             except Exception as error:
+                # An error of shapes is easier to read with a note on the batch axis.
                 error.add_note(_NOTE.format(axis="is 1" if batched else "taken away"))
                 raise
+            # A state that the loss changes would carry one example to another.
             for _, unchanged in merged:
                 unchanged()
             return out if has_aux else (out, None)
@@ -142,6 +156,7 @@ def _gradient(
         def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
             if not batched:
                 return of_batch(trained, data, own)
+            # The loss expects a batch axis: one example is a batch of one.
             data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
             value, aux = of_batch(trained, data, own)
             return value, jax.tree.map(_row, aux)
@@ -163,6 +178,7 @@ def _gradient(
             microbatch_size=microbatch_size,
         )
         numbers = example_numbers(mask.size, [examples.data, mask])
+        # Keys are folded by position in the whole batch, also in a part of it.
         if examples.first is not None:
             numbers = numbers + jnp.asarray(examples.first, numbers.dtype)
         batch = (examples.data, [part.of_examples(numbers) for part in parts])
@@ -181,12 +197,12 @@ def _gradient(
 
 
 def _differences(examples: Examples, plan: RunParameters) -> str:
-    """Where the plan of a batch differs from another one."""
+    """The fields in which the plan of a batch differs from another plan, as text."""
     names = [field.name for field in dataclasses.fields(plan) if field.compare]
     other = [(x, getattr(examples.plan, x), getattr(plan, x)) for x in names]
     return ", ".join(f"{x} ({a!r} and {b!r})" for x, a, b in other if a != b)
 
 
 def _row(x: Any) -> Any:
-    """What a batch of one has as its rows: the one."""
+    """The single row of an array whose leading axis has size one; else the input."""
     return x[0] if jnp.ndim(x) and jnp.shape(x)[0] == 1 else x

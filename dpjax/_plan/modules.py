@@ -1,10 +1,11 @@
-"""Models, split into what is trained and what is not.
+"""Models, split into trained parameters and other leaves.
 
-A model is any tree. Its arrays of floats are trained; what else it holds goes along as
-it is. Modules of flax.nnx are trees too, but of more than parameters: running
-averages, keys and counters lie beside them and change while the loss runs. There the
-`nnx.Param`s alone are trained, each example gets keys of its own, and whatever else
-changes would carry one example to the others, and is refused.
+A model is any tree. Its arrays of floats are trained, and all other leaves are passed
+to the loss unchanged. Modules of flax.nnx are trees too, but hold more than parameters:
+running averages, keys and counters, which change while the loss runs. In these modules
+only the `nnx.Param`s are trained, and each example gets keys of its own. If the loss
+changes any other state, one example's data would reach the others through that state,
+and an error is raised.
 """
 
 import dataclasses
@@ -19,17 +20,18 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A model in parts.
+    """A model, or another argument of the loss, split into parts.
 
     Attributes:
-      trained: the tree that is differentiated by.
-      names: the paths of its leaves in the model.
-      merge: from such a tree and what one example brings along to the model, and to
-        what raises if the loss has changed the model's state.
-      of_examples: from the examples' numbers, i[m], to what they bring along, a
-        leading axis.
-      like_model: from gradients by `trained` to what the model's optimizer takes.
-      advance: moves the model's own counters on, where it has any.
+      trained: the tree of trained parameters, by which the loss is differentiated.
+      names: the paths in the model of the leaves of `trained`.
+      merge: a function from such a tree and one example's random keys to the whole
+        model, and to a function that raises if the loss has changed the model's state.
+      of_examples: a function from the examples' numbers, i[m], to each example's random
+        keys, with a leading axis m.
+      like_model: a function from gradients shaped like `trained` to gradients in the
+        structure that the model's optimizer takes.
+      advance: a function that increments the model's own counters, if it has any.
     """
 
     trained: Any
@@ -44,7 +46,8 @@ def split(model: Any) -> Parts:
     """The parts of a model.
 
     Raises:
-      ValueError: there is nothing to train; modules of flax.nnx lie within a tree.
+      ValueError: the model has no array of floats to train, or is a tree that contains
+        modules of flax.nnx.
     """
     if not is_module(model) and any(
         map(is_module, jax.tree.leaves(model, is_leaf=is_module))
@@ -63,9 +66,10 @@ def split(model: Any) -> Parts:
 
 
 def along(x: Any) -> Parts:
-    """What goes along with the model, nothing of it trained: each example has own keys.
+    """The parts of another argument of the loss: none is trained, keys are per example.
 
-    `x` is a leaf of the loss's other arguments, those of flax.nnx being leaves.
+    `x` is a leaf of the loss's other arguments, where objects of flax.nnx count as
+    leaves.
     """
     if is_nnx(x):
         parts = _of_module(x)
@@ -84,31 +88,42 @@ def along(x: Any) -> Parts:
 
 
 def is_module(x: Any) -> bool:
-    """Whether it is a module of flax.nnx."""
+    """Whether x is a module of flax.nnx."""
+    # If flax was never imported, x cannot be a module, and flax need not be installed.
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(x, nnx.Module)
 
 
 def is_nnx(x: Any) -> bool:
-    """Whether it is of flax.nnx: a module, or what holds keys, as `nnx.Rngs` does."""
+    """Whether x is a flax.nnx object: a module, or a holder of keys like `nnx.Rngs`."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(x, nnx.Pytree)
 
 
 def is_trained(leaf: Any) -> bool:
-    """Whether a leaf of a tree is differentiated by."""
+    """Whether a leaf of a tree is trained: whether it is an array of floats."""
     array = isinstance(leaf, jax.Array | np.ndarray)
     return array and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether it is an array of typed keys."""
+    """Whether a leaf is an array of typed keys."""
     array = isinstance(leaf, jax.Array)
     return array and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def keys_of_examples(keys: jax.Array, numbers: jax.Array) -> jax.Array:
-    """From keys, others of that shape for each example, a leading axis."""
+    """Each example's own keys: the keys with the example's number folded in.
+
+    Args:
+      keys: typed keys of any shape.
+      numbers: the examples' numbers, i[m].
+
+    Returns:
+      Typed keys of the shape of keys, with a leading axis m.
+    """
+    # fold_in takes one key and one number: map it over each axis of the keys, and then
+    # over the examples.
     fold = jax.random.fold_in
     for axis in range(keys.ndim):
         fold = jax.vmap(fold, (axis, None), axis)
@@ -123,6 +138,7 @@ def _of_tree(model: Any) -> Parts:
 
     def merge(trained: Any, of_example: Any) -> tuple[Any, Callable[[], None]]:
         del of_example
+        # None marks the leaves that are not trained.
         full = [
             x if new is None else new for x, new in zip(leaves, trained, strict=True)
         ]
@@ -143,10 +159,12 @@ def _of_module(model: Any) -> Parts:
         return jax.tree.map(lambda key: keys_of_examples(key, numbers), keys)
 
     def merge(trained: Any, of_example: Any) -> tuple[Any, Callable[[], None]]:
+        # A copy, so that the loss cannot change the caller's model.
         whole = nnx.merge(graph, trained, of_example, counts, rest, copy=True)
 
         def unchanged() -> None:
             after = nnx.split(whole, nnx.Param, nnx.RngKey, nnx.RngCount, ...)[-1]
+            # A loss that leaves a leaf alone returns the same array object.
             before = dict(jax.tree.leaves_with_path(rest))
             changed = [
                 jax.tree_util.keystr(path)
@@ -163,6 +181,7 @@ def _of_module(model: Any) -> Parts:
         return whole, unchanged
 
     def advance() -> None:
+        # Else dropout would draw the same masks in the next step.
         if jax.tree.leaves(counts):
             nnx.update(model, jax.tree.map(lambda count: count + 1, counts))
 

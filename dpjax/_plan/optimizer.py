@@ -1,4 +1,4 @@
-"""What is released: noisy means, in the hands of the user's optimizer."""
+"""The private optimizer: noisy means, which the user's optax optimizer processes."""
 
 from typing import Any, NamedTuple
 
@@ -25,8 +25,12 @@ def optimizer(
     key: jax.Array,
     buffer: Buffer,
 ) -> optax.GradientTransformationExtraArgs:
-    """The end of the run, noise and division by the expected size, and inner."""
+    """A chain of the step limit, the noise, the division by b, and inner.
+
+    See `Plan.optimizer` for the arguments. What enters is a sum of clipped gradients.
+    """
     strategy = plan.strategy
+    # Each branch refuses steps past num_steps, and ends with a division by b.
     if plan.schedule or plan.quantile:
         mean = optax.chain(limit_steps(plan.num_steps), _varying_mean(plan, key))
     elif strategy is not None:
@@ -47,11 +51,12 @@ def optimizer(
 
 
 class VaryingState(NamedTuple):
-    """What a run carries whose numbers vary.
+    """The optimizer state of a run whose noise, clip norm or batch size varies.
 
     Attributes:
       step: how many steps are done, i32[].
-      clip_norm: the next step's, f32[].
+      clip_norm: the next step's clip norm where it follows a quantile, else the plan's,
+        f32[].
       noise: the state of the noise, with its key.
     """
 
@@ -61,7 +66,11 @@ class VaryingState(NamedTuple):
 
 
 def clip_norm_of(state: Any) -> jax.Array:
-    """The next step's clip norm, from an optimizer's state, wherever in it it is."""
+    """The next step's clip norm, from an optimizer's state that contains it somewhere.
+
+    Raises:
+      ValueError: the state does not contain exactly one `VaryingState`.
+    """
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, VaryingState))
     found = [x.clip_norm for x in nodes if isinstance(x, VaryingState)]
     if len(found) != 1:
@@ -73,12 +82,12 @@ def clip_norm_of(state: Any) -> jax.Array:
 
 
 def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Private means where noise, clip norm or batch size vary.
+    """From sums of clipped gradients to private means, with numbers that vary by step.
 
-    What comes in is in units of the plan's clip norm, whatever a step's own is (or of
-    the step's, where it follows a quantile): so that its sensitivity does not depend on
-    which step it was made for. The noise of a step, in units of the plan's, is a factor
-    r: the sum is divided by it, gets the plan's noise, and is multiplied by it.
+    An incoming sum was rescaled to the plan's clip norm where a schedule varies the
+    clip norm, and to clip norm 1 where the clip norm follows a quantile. So its
+    sensitivity is the same in every step. A step whose noise multiplier is r times the
+    plan's divides the sum by r, adds the plan's noise, and multiplies the result by r.
     """
     constant = (Segment(0, 1.0, 1.0, plan.batch_size),)
     schedule, follows = plan.schedule or constant, plan.quantile
@@ -88,7 +97,8 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         sigma, of_count = quantile.noise_of(follows, sigma, plan.batch_size)
     unit = 1.0 if follows else clip_norm
     noise = add_gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key=key)
-    # The count in units in which its noise is σ, and no larger than that.
+    # The count is scaled by σ / σ_b, so that noise of σ on it is noise of σ_b on the
+    # count itself. Rounded down, the scaled count is no more sensitive than accounted.
     weight = round_down_float32(sigma / of_count)
 
     def init(params: Any) -> VaryingState:
@@ -107,12 +117,14 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         now = values_at(schedule, state.step)
         released = widen(updates)
         if follows:
+            # Sum and scaled count get their noise together, as one Gaussian mechanism.
             released = released._replace(within=released.within * weight)
         smaller = _scale_tree(released, 1 / jnp.asarray(now.noise))
         noisy, noise_state = noise.update(smaller, state.noise, params)
         noisy = _scale_tree(noisy, jnp.asarray(now.noise))
         scale, following = jnp.asarray(now.clip), state.clip_norm
         if follows:
+            # The mean is scaled by the clip norm that this step's gradients had.
             count, noisy = noisy.within / weight, noisy.total
             scale = state.clip_norm
             following = quantile.next_clip_norm(follows, scale, count, now.batch_size)
@@ -129,7 +141,11 @@ def _scale_tree(tree: Any, factor: jax.Array) -> Any:
 def _on_trained(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """For parameters with leaves that have None for a gradient, as no float has."""
+    """Wrap an optimizer for models that also hold leaves other than arrays of floats.
+
+    Such a leaf has None as its gradient, and inner gets None in place of the parameter.
+    The leaf's update is zero for an array of numbers or booleans, and None otherwise.
+    """
 
     def trained(params: Any) -> Any:
         return jax.tree.map(lambda x: x if is_trained(x) else None, params)
@@ -148,6 +164,7 @@ def _on_trained(
                 "the data, such as the loss for reduce_on_plateau or polyak_sgd, would "
                 f"enter the update without noise; got {sorted(extra_args)}."
             )
+        # Without the parameters, it is unknown which missing updates need zeros.
         if params is None:
             return inner.update(updates, state)
         found, state = inner.update(updates, state, trained(params))
@@ -158,7 +175,7 @@ def _on_trained(
 
 
 def _refuse_masks(name: str, tree: Any) -> None:
-    """Raise where a part of a tree was masked: it would be released without noise."""
+    """Raise where a part of a tree is masked: it would be released without noise."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
     if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(
@@ -171,7 +188,10 @@ def _refuse_masks(name: str, tree: Any) -> None:
 
 
 def _zero_updates(update: Any, param: Any) -> Any:
-    """A zero where a number has no update: optax.apply_updates adds without asking."""
+    """The update of a leaf, with zeros in place of None for a numeric array.
+
+    optax.apply_updates adds the update to each array, and cannot add None.
+    """
     if update is None and isinstance(param, jax.Array | np.ndarray):
         number = jnp.issubdtype(param.dtype, jnp.number)
         if number or param.dtype == jnp.bool_:

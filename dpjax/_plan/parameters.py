@@ -1,4 +1,4 @@
-"""The numbers of a run: one frozen record, which every part of a plan reads."""
+"""The numbers of a run, as one frozen record that every part of a plan reads."""
 
 import dataclasses
 import math
@@ -10,13 +10,13 @@ from dpjax._matrices.strategy import Strategy
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Segment, groups
 
-# Which Python types are accepted for a field that is declared with a type.
+# From the declared type of a field to the Python types that a record may hold for it.
 _KINDS: dict[Any, Any] = {int: int, float: int | float, str: str}
 
 
 @dataclasses.dataclass(frozen=True)
 class RunParameters:
-    """What a run draws, clips, adds and promises; `dpjax.Plan` says what each is."""
+    """The numbers of a run; the attributes of `dpjax.Plan` describe each of them."""
 
     num_examples: int
     batch_size: int
@@ -37,18 +37,22 @@ class RunParameters:
 
     @property
     def strategy(self) -> Strategy | None:
-        """What correlates the noise, as `dpjax.strategies` made it; None if none."""
+        """The strategy that correlates the noise; None for independent noise."""
         return None if self.shape is None else self.shape.strategy(self.num_steps)
 
     def parameters(self, **changes: Any) -> "RunParameters":
-        """These numbers alone, without what a plan holds besides, and some changed."""
+        """The numbers of a run or a plan, without a comparison, with some changed."""
         fields = dataclasses.fields(RunParameters)
         return RunParameters(
             **{x.name: getattr(self, x.name) for x in fields} | changes
         )
 
     def constant_runs(self) -> list["RunParameters"]:
-        """The runs, one after the other, in which noise and batch size are constant."""
+        """Runs with constant noise and batch size that compose to this run.
+
+        Steps with the same numbers form one run, wherever they are in the schedule: the
+        composition does not depend on the order of the steps.
+        """
         if not self.schedule:
             return [self]
         counts = groups(self.schedule, self.num_steps)
@@ -63,7 +67,7 @@ class RunParameters:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values, which JSON holds; an ε without bound is None."""
+        """All fields as plain values for JSON. An infinite ε becomes None."""
         fields = dataclasses.fields(RunParameters)
         return {field.name: getattr(self, field.name) for field in fields} | {
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
@@ -78,7 +82,7 @@ class RunParameters:
         """The parameters that `to_dict` wrote, with the same numbers bit for bit.
 
         Raises:
-          ValueError: no plan has these values.
+          ValueError: the values are not a record of a plan.
         """
         try:
             run = _from_dict(values)
@@ -86,13 +90,14 @@ class RunParameters:
             raise ValueError(f"no plan has this record: {error!r}") from error
         for field in dataclasses.fields(run):
             value, kinds = getattr(run, field.name), _KINDS.get(field.type, object)
+            # A bool is an int in Python, but no field is one.
             if not isinstance(value, kinds) or isinstance(value, bool):
                 raise ValueError(f"no plan has {field.name} {value!r}")
         return run
 
 
 def _from_dict(values: dict[str, Any]) -> RunParameters:
-    """The parameters, whatever the types of the numbers."""
+    """The parameters of a record, without a check of the numbers' types."""
     shape, quantile = values["shape"], values["quantile"]
     made = {
         "epsilon": math.inf if values["epsilon"] is None else values["epsilon"],

@@ -1,4 +1,4 @@
-"""A clip norm that follows a quantile of the gradients' norms, privately."""
+"""A clip norm that privately follows a quantile of the gradients' norms."""
 
 import math
 from typing import NamedTuple
@@ -9,23 +9,24 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Tree
 
-# Where clip norms that vary may be, so that float32 holds what is made of them.
+# The range of clip norms that vary, so that float32 can represent the numbers that are
+# computed from them.
 LEAST, MOST = 2.0**-60, 2.0**60
 
 
 class QuantileClip(NamedTuple):
-    """Clip so that a given share of the examples is not clipped.
+    """Adapt the clip norm so that a given share of the gradients is not clipped.
 
-    In every step it is counted, with noise, how many gradients are within the bound,
-    and the bound is moved by it: C ← C exp(−η (share within − quantile)). The noise of
-    the gradients grows a little, so that both together cost what the plan says.
+    Every step counts, with noise, how many gradients are within the clip norm C, and
+    the count updates C: C ← C exp(−η (share within − quantile)). The noise of the
+    gradients grows a little, so that sum and count together cost what the plan states.
 
     Attributes:
       initial: the first step's clip norm, from 2⁻⁶⁰ to 2⁶⁰.
-      quantile: the share that is to be within, in (0, 1).
+      quantile: the target share of gradients within the clip norm, in (0, 1).
       learning_rate: η, positive.
       noise_multiplier: σ_b, the standard deviation of the noise on the count, above
-        half of the plan's noise multiplier z. None for b / 20, or 4 z if that is more.
+        half of the plan's noise multiplier z. None for the larger of b / 20 and 4 z.
 
     Reference: Andrew, Thakkar, McMahan and Ramaswamy (2021), Algorithm 1.
     """
@@ -37,11 +38,11 @@ class QuantileClip(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """What a step releases where the clip norm follows a quantile.
+    """A step's sum and count, before noise, where the clip norm follows a quantile.
 
     Attributes:
-      total: the sum of gradients clipped to C, over C.
-      within: Σ (1[norm <= C] − 1/2) over the examples that are there, f[].
+      total: the sum of gradients clipped to C, divided by C.
+      within: Σ (1[norm <= C] − 1/2) over the valid examples, f[].
     """
 
     total: Tree
@@ -49,7 +50,11 @@ class Bounded(NamedTuple):
 
 
 def check_quantile_clip(clip: QuantileClip) -> QuantileClip:
-    """The same as numbers of Python, which are in range."""
+    """The same `QuantileClip` with Python floats, checked to be positive.
+
+    Raises:
+      ValueError: a number is not positive, or quantile is not below 1.
+    """
     numbers = {
         name: validate.positive_float(name, value)
         for name, value in clip._asdict().items()
@@ -62,14 +67,21 @@ def check_quantile_clip(clip: QuantileClip) -> QuantileClip:
 def noise_of(
     clip: QuantileClip, noise_multiplier: float, batch_size: int
 ) -> tuple[float, float]:
-    """σ of the gradients' sum over C, and σ_b of the count.
+    """The noise multipliers (σ, σ_b) of the sum and of the count.
 
-    Both are one Gaussian mechanism: an example moves the sum by 1 and the count by 1/2,
-    which is 1 / z in units of the noise if 1 / σ² + (1/2)² / σ_b² = 1 / z².
+    σ is the noise standard deviation of the gradients' sum over C, and σ_b is that of
+    the count. Both releases together are one Gaussian mechanism. An example moves the
+    sum over C by 1 and the count by 1/2. That is a distance of 1 / z in units of the
+    noise, with z the plan's noise multiplier, if 1 / σ² + (1/2)² / σ_b² = 1 / z².
     (Andrew et al. 2021, Theorem 1, https://arxiv.org/abs/1905.03871.)
+
+    Raises:
+      ValueError: σ_b is at most z / 2, so that no σ is large enough.
     """
+    # b / 20 is the choice of the paper. At least 4 z, σ exceeds z by less than 1 %.
     of_count = clip.noise_multiplier or max(batch_size / 20, 4 * noise_multiplier)
-    # Where little is left, it is all rounding: four of them by at most 2⁻⁵³ each.
+    # 1 − share², rounded down: the four roundings err by at most 2⁻⁵³ each. So a
+    # difference that consists of rounding alone is not above 0.
     share = noise_multiplier / (2 * of_count)
     left = (1 - share) * (1 + share) - 2.0**-51
     if left <= 0:
@@ -77,14 +89,19 @@ def noise_of(
             "QuantileClip's noise_multiplier must be above half of the plan's, "
             f"{noise_multiplier!r}; got {of_count!r}."
         )
-    # A unit of its last place for each of the few roundings.
+    # The factor covers the few roundings of this line, so that σ is rounded up.
     return noise_multiplier / math.sqrt(left) * (1 + 2.0**-50), of_count
 
 
 def count_unclipped(
     norms: jax.Array, mask: jax.Array, clip_norm: ArrayLike
 ) -> jax.Array:
-    """What the examples add to the count, 1/2 each way; 0 for an empty place."""
+    """The centered count of gradients within the clip norm, f32[].
+
+    An example adds 1/2 if its norm is at most clip_norm, and −1/2 otherwise, so that
+    one example changes the count by only 1/2. Padding adds 0.
+    """
+    # A NaN norm compares False, and so counts as clipped.
     half = jnp.where(norms <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
     return jnp.sum(jnp.where(mask, half, jnp.float32(0.0)))
 
@@ -92,8 +109,16 @@ def count_unclipped(
 def next_clip_norm(
     clip: QuantileClip, clip_norm: jax.Array, noisy: jax.Array, batch_size: ArrayLike
 ) -> jax.Array:
-    """The next clip norm."""
-    # Andrew et al. (2021), Algorithm 1: C ← C exp(−η (b̃ − γ)).
+    """The next step's clip norm, f32[], from this step's and its noisy count.
+
+    Args:
+      clip: the quantile and the learning rate.
+      clip_norm: this step's clip norm, f32[].
+      noisy: the noisy centered count of `count_unclipped`, f[].
+      batch_size: b, the expected batch size.
+    """
+    # Andrew et al. (2021), Algorithm 1: C ← C exp(−η (b̃ − γ)). The 1/2 undoes the
+    # centering of the count.
     share = noisy / jnp.asarray(batch_size, noisy.dtype) + 0.5
     following = clip_norm * jnp.exp(-clip.learning_rate * (share - clip.quantile))
     return jnp.clip(following, LEAST, MOST).astype(jnp.float32)

@@ -1,8 +1,9 @@
-"""Noise, clip norm and batch size that vary from step to step, in a few pieces.
+"""Noise, clip norm and batch size that vary from step to step, as a few segments.
 
-A run whose numbers vary is the composition of as many mechanisms as there are values,
-and each of them is work for the accountant. So a schedule is rounded to a few levels,
-and *that* is what runs: the guarantee is for it, and not for something near it.
+A run whose numbers vary is the composition of as many mechanisms as there are distinct
+values, and the accountant's work grows with their number. So a schedule is rounded to a
+few levels, and the run itself uses the rounded values: the guarantee is for exactly the
+numbers that run.
 """
 
 import math
@@ -16,17 +17,18 @@ import numpy as np
 
 from dpjax._core.typing import ArrayLike
 
-# Of one schedule. Eight levels over a factor of ten are 33 % apart.
+# The most distinct values of one schedule. Eight levels over a factor of ten are 33 %
+# apart.
 _LEVELS = 8
-# A plan holds its pieces, and a step looks through them.
+# The most segments of a plan. Each step compares its number with the start of each.
 _PIECES = 1024
 
 
 class Segment(NamedTuple):
-    """Steps with the same numbers, which reach to the next piece.
+    """Consecutive steps with the same numbers, up to the start of the next segment.
 
     Attributes:
-      start: the first of the steps.
+      start: the first step of the segment.
       noise: the noise multiplier, in units of the plan's.
       clip: the clip norm, in units of the plan's.
       batch_size: how many examples a step takes, in expectation.
@@ -39,14 +41,14 @@ class Segment(NamedTuple):
 
 
 class StepValues(NamedTuple):
-    """The numbers of one step, as those of a `Segment`."""
+    """The numbers of one step, with the meanings and units of a `Segment`."""
 
     noise: ArrayLike
     clip: ArrayLike
     batch_size: ArrayLike
 
 
-Factor = Callable[..., ArrayLike]  # of a step's number, as optax's schedules are
+Factor = Callable[..., ArrayLike]  # from a step's number, like an optax schedule
 
 
 def make_segments(
@@ -56,16 +58,25 @@ def make_segments(
     clip: Factor | None,
     batch: Factor | None,
 ) -> tuple[Segment, ...]:
-    """The schedules' values, rounded to levels.
+    """The segments of a run, from its schedules rounded to levels.
+
+    Args:
+      num_steps: T, the number of steps.
+      batch_size: b, the factor of the batch schedule.
+      noise: the schedule of the noise multiplier; None for constant noise.
+      clip: the schedule of the clip norm; None for a constant one.
+      batch: the schedule of the batch size; None for a constant one.
 
     Raises:
-      ValueError: a schedule gives something else than one positive number, or jumps to
-        and fro too often.
+      ValueError: a schedule does not give one number from 2⁻²⁰ to 2²⁰ for each step, or
+        the rounded schedules change too often.
     """
     noises = _levels("noise_schedule", noise, num_steps)
     clips = _levels("clip_schedule", clip, num_steps)
     sizes = batch_size * _levels("batch_schedule", batch, num_steps)
+    # Batch sizes are whole numbers, and at least 1.
     rows = np.stack([noises, clips, np.maximum(np.rint(sizes), 1)])
+    # A segment starts wherever one of the three numbers changes.
     new = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
     starts = np.concatenate([[0], 1 + np.flatnonzero(new)])
     if starts.size > _PIECES:
@@ -80,26 +91,32 @@ def make_segments(
 
 
 def _levels(name: str, factor: Factor | None, num_steps: int) -> np.ndarray:
-    """A schedule's values, rounded up to at most so many, which float32 holds."""
+    """A schedule's values f64[T], rounded up to at most _LEVELS levels.
+
+    All of them are float32 numbers, so that the accountant and the jitted step use the
+    same values.
+    """
     if factor is None:
         return np.ones(num_steps)
     values = _values(name, factor, num_steps)
     distinct = np.unique(values)
     if distinct.size > _LEVELS:
         ends = math.log(distinct[0]), math.log(distinct[-1])
+        # Levels at equal ratios. The smallest value itself is none: values round up.
         distinct = np.exp(np.linspace(*ends, _LEVELS + 1)[1:])
+        # exp(log(x)) may fall below x, and then the largest value would have no level.
         distinct[-1] = values.max()
         values = distinct[np.searchsorted(distinct, values)]
     return values.astype(np.float32).astype(np.float64)
 
 
 def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
-    """What the schedule gives for each step, f64[T]."""
+    """The value of the schedule at each step, f64[T], checked for its range."""
     if not callable(factor):
         raise ValueError(f"{name} must be a function of the step; got {factor!r}.")
     try:
         values = np.asarray(jax.vmap(factor)(jnp.arange(num_steps)), np.float64)
-    except TypeError:  # it is for numbers that are known
+    except TypeError:  # a schedule that cannot be traced gets Python integers
         rows = [np.asarray(factor(step)) for step in range(num_steps)]
         values = np.array(rows, np.float64)
     good = (values >= 2.0**-20) & (values <= 2.0**20)
@@ -112,7 +129,10 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
 
 
 def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float, int]]:
-    """How many of the first steps have which noise and batch size."""
+    """The number of steps among the first num_steps, by noise and batch size.
+
+    The clip norm is left out: the noise is scaled with it, so that it costs no privacy.
+    """
     counts: Counter[tuple[float, int]] = Counter()
     ends = [*(piece.start for piece in schedule[1:]), num_steps]
     for piece, end in zip(schedule, ends, strict=True):
@@ -123,14 +143,17 @@ def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float
 
 
 def noises(schedule: tuple[Segment, ...], num_steps: int) -> np.ndarray:
-    """The noise of each of the first steps, in units of the plan's, f64[T]."""
+    """The noise of each step before num_steps, in units of the plan's, f64[T]."""
     starts = [piece.start for piece in schedule]
     held = np.searchsorted(starts, np.arange(num_steps), side="right") - 1
     return np.array([piece.noise for piece in schedule])[held]
 
 
 def values_at(schedule: tuple[Segment, ...], step: ArrayLike) -> StepValues:
-    """The numbers of a step, which may be traced; those of the last piece after it."""
+    """The numbers of a step, which may be traced.
+
+    Steps after the end of the run have the numbers of the last segment.
+    """
     if len(schedule) == 1:
         return StepValues(*schedule[0][1:])
     starts, noises, clips, sizes = map(jnp.asarray, zip(*schedule, strict=True))

@@ -1,4 +1,4 @@
-"""How the noise of a plan is correlated: as asked for, or best for a workload."""
+"""The correlation of a plan's noise: the caller's strategy, or the best one found."""
 
 from typing import NamedTuple
 
@@ -13,11 +13,12 @@ from dpjax._plan.parameters import RunParameters
 
 
 class ResolvedStrategy(NamedTuple):
-    """A shape of noise.
+    """The strategy of a plan, and an estimate of its noise multiplier.
 
     Attributes:
-      shape: None for independent noise.
-      about: about the noise multiplier that it needs, where that has been looked for.
+      shape: the numbers of the strategy; None for independent noise.
+      about: an estimate of the noise multiplier that the plan needs, where the search
+        for the strategy found one; else None. It only starts a solver.
     """
 
     shape: StrategySpec | None
@@ -30,7 +31,11 @@ def resolve_strategy(
     workload: Workload | None,
     strategy: Strategy | None,
 ) -> ResolvedStrategy:
-    """What was asked for, or the best for a workload."""
+    """The strategy that the caller gave, or the best one found for the workload.
+
+    Raises:
+      ValueError: workload and strategy do not fit the noise or the sampling.
+    """
     if run.noise == "independent":
         if workload is not None or strategy is not None:
             raise ValueError(
@@ -64,9 +69,11 @@ def resolve_strategy(
 def _best(
     run: RunParameters, mechanism: Mechanism, workload: Workload
 ) -> tuple[Strategy, float | None]:
-    """For fixed orders the best with one vector, and else what is best amplified.
+    """The best strategy for a workload, and an estimate of its noise multiplier.
 
-    And about the noise that it needs, if that is known.
+    For ordered batches, the strategy is the best with one stored vector, and the
+    estimate is None. For random batches, the strategy is the best that
+    `strategies.amplified` finds.
     """
     sizes = {
         "num_steps": run.num_steps,
@@ -88,6 +95,7 @@ def _best(
         )
         return best.strategy, best.noise_multiplier
     found = strategies.optimize("rational", workload, **sizes, order=mechanism.order)
+    # A workload whose rates or sums vary by step also gets factors that vary by step.
     if all(np.size(x) == 1 for x in workload[2:]):
         return found, None
     found = strategies.scheduled(found, workload, **sizes, order=mechanism.order)

@@ -1,4 +1,4 @@
-"""From what a user gives to a whole plan."""
+"""`dpjax.plan`: from the numbers that a user gives to a complete plan."""
 
 import math
 from typing import Any, Literal
@@ -57,58 +57,64 @@ def plan(
       num_examples: n, the size of the data set (the larger one under ADD_REMOVE). It is
         taken to be public.
       batch_size: b, how many examples a step takes, in expectation; at most n. None for
-        the most that the other numbers allow.
-      num_steps: T, how many steps are released. None for the most that are allowed.
-      epsilon: ε at δ of the whole run, positive. None for what the others cost.
+        the maximum that the other numbers allow.
+      num_steps: T, how many steps are released. None for the maximum that the other
+        numbers allow.
+      epsilon: ε at δ of the whole run, positive. None to compute it from the others.
       delta: δ, strictly between 0 and 1; well below 1 / n.
       clip_norm: the bound C on the L2 norm of one example's gradient, positive; or a
         `dpjax.QuantileClip`, which follows the gradients' norms.
-      noise_multiplier: noise standard deviation over C, positive. None for the least
-        that is enough.
+      noise_multiplier: noise standard deviation over C, positive. None for the minimum
+        that the other numbers need.
       max_batch_size: the most examples that a batch of varying size (Poisson samples or
         bins) may hold, from b to n. If None, it is the smallest value that is at least
         three standard deviations above b and at which overflow costs at most 1 % of δ.
         The other numbers are solved for without overflow, at the rest of δ.
       noise_schedule: from a step's number to its noise multiplier in units of
-        noise_multiplier, as optax's schedules are; rounded up to eight levels, which
-        are what runs. With a schedule num_steps and batch_size must be given.
-      clip_schedule: the same for the clip norm, which costs no privacy: the noise
-        follows it.
+        noise_multiplier, like an optax schedule. It is rounded up to at most eight
+        levels, and the run uses the rounded values. With a schedule num_steps and
+        batch_size must be given.
+      clip_schedule: the same for the clip norm. It costs no privacy, since the noise is
+        scaled with the clip norm.
       batch_schedule: the same for the batch size, for Poisson batches.
       sampling: "poisson", every example independently with probability b / n;
         "fixed_size", a random subset of size b; "fixed", batches in the data's order;
-        "reshuffled", in a new order each epoch; "random_bins", where every example
-        picks a step of the epoch for itself, once, and "fresh_bins", anew in each
-        epoch; "cyclic_poisson", with as many groups as a banded strategy has bands,
-        each example of a step's group independently. "auto", or a tuple of names, for
-        the one of all, or of these, that leaves the least noise in the workload.
-      noise: "independent", fresh in every step; "correlated", where a step takes back
-        some of what earlier ones added, for all but "poisson" and "fixed_size". It
-        needs num_steps, batch_size, and either a strategy or a workload; a workload
-        with cyclic Poisson samples or bins needs epsilon, too. "auto" for
-        what leaves the least in the workload. To choose, whether sampling or noise, a
-        plan needs num_steps, batch_size and epsilon.
-      workload: what the optimizer makes of the sums (`dpjax.workloads`), for which the
-        best noise with one stored vector is found; for random batches, the best that
+        "reshuffled", batches in a new random order each epoch; "random_bins", where
+        every example is assigned once to a random step of all epochs; "fresh_bins",
+        where it is assigned anew in each epoch; "cyclic_poisson", where examples form
+        as many groups as a banded strategy has bands, and a step takes each example of
+        its group independently. "auto" compares all of them, and a tuple of names
+        compares those; the plan has the one that leaves the least noise in the
+        workload.
+      noise: "independent", fresh in every step; "correlated", where a step cancels some
+        of the noise of earlier steps, for all but "poisson" and "fixed_size".
+        "correlated" needs num_steps, batch_size, and either a strategy or a workload; a
+        workload with cyclic Poisson samples or bins needs epsilon, too. "auto" for the
+        noise that leaves the least in the workload. To choose the sampling or the noise
+        a plan needs num_steps, batch_size and epsilon.
+      workload: the linear map that the optimizer applies to the sums of all steps
+        (`dpjax.workloads`). For batches in order, the plan has the best correlation for
+        it with one stored vector; for random batches, the best that
         `strategies.amplified` finds at epsilon.
-      strategy: the correlation itself (`dpjax.strategies`).
-      adjacency: under ADD_REMOVE one data set has one example more; `Adjacency`.
+      strategy: the correlation itself (`dpjax.strategies`), in place of a workload.
+      adjacency: which data sets the guarantee compares, an `Adjacency`; under
+        ADD_REMOVE one data set has one example more.
         "fixed_size" is for REPLACE, "fixed", "reshuffled" and "cyclic_poisson" are for
         ZERO_OUT and REPLACE, and "poisson" and both kinds of bins for all three.
-      unit: "example", or "user" for data of `dpjax.by_user`: what is said here of an
-        example then holds for all examples of one user together.
+      unit: "example", or "user" for data of `dpjax.by_user`: every statement here about
+        an example then holds for all examples of one user together.
 
     Returns:
-      A `Plan`, whose ε is at most the one asked for; with its `comparison` if there
-      was a choice.
+      A `Plan`, whose ε is at most the requested one. The plan has its `comparison` if
+      sampling or noise left a choice.
 
     Raises:
       ValueError: not exactly one of epsilon, num_steps, batch_size and noise_multiplier
         is None; a number is out of range; the sampling does not allow the adjacency; no
         number meets the target.
 
-    Privacy: the plan's `guarantee` says it, for batches, gradient and optimizer of the
-    plan, used once with one key.
+    Privacy: the plan's `guarantee` states it. The guarantee holds for the batches, the
+    gradient and the optimizer of the plan, used once with one key.
 
     Example:
       >>> run = plan(num_examples=60_000, batch_size=256, num_steps=5_000, epsilon=3.0,
@@ -116,6 +122,7 @@ def plan(
       >>> print(f"{run.noise_multiplier:.3f} {run.max_batch_size}")
       0.811 347
     """
+    # Taken first, while the local variables are the arguments alone.
     asked = dict(locals())
     if noise == "auto" or sampling == "auto" or isinstance(sampling, tuple):
         return comparison.best_plan(plan, asked)
@@ -140,6 +147,7 @@ def plan(
             raise ValueError("clip_schedule must be None where a quantile is followed.")
         clip_norm = clip.initial
     clip_norm = validate.positive_float("clip_norm", clip_norm)
+    # Numbers that vary are float32 in the jitted step.
     varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
     if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
         raise ValueError(
@@ -151,7 +159,7 @@ def plan(
     validate.one_of("sampling", sampling, tuple(SAMPLINGS))
     validate.one_of("noise", noise, ("independent", "correlated"))
     validate.one_of("unit", unit, ("example", "user"))
-    # Until it is solved for, the unknown is one that no cost is asked of.
+    # The unknown number has a placeholder here, until it is solved for.
     run = RunParameters(
         num_examples=n,
         batch_size=given["batch_size"] or 1,
@@ -184,11 +192,15 @@ def plan(
             )
     shape, guess = shapes.resolve_strategy(run, mechanism, workload, strategy)
     run = run.parameters(shape=shape)
+    # The mechanism depends on the strategy: cyclic Poisson has a group for each band.
     mechanism = mechanism_of(run)
+    # A capacity must hold the largest batch of a schedule.
     sizes = [piece.batch_size for piece in run.schedule]
     largest = max(sizes, default=given["batch_size"])
     capacity.check_sizes(mechanism, largest, max_batch_size)
 
+    # Without a given capacity, solve as if batches could not overflow, at a little less
+    # than δ; then find a capacity whose overflow costs no more than the rest of δ.
     if mechanism.overflows and max_batch_size is None:
         ideal = run.parameters(
             max_batch_size=mechanism.population, delta=(1 - capacity.SHARE) * delta
@@ -197,15 +209,17 @@ def plan(
         most = capacity.smallest_capacity(solved, delta, largest or solved.batch_size)
     else:
         solved = _solve(run, guess)
+        # Without a random size, every batch has exactly b slots.
         most = max_batch_size or solved.batch_size
     if run.quantile:
+        # Raises where the noise of the count is too small for the noise of the sum.
         quantile.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
     solved = solved.parameters(max_batch_size=most, delta=delta)
     return Plan.of(solved.parameters(epsilon=_for_callers(cost(solved), "up")))
 
 
 def _unknown(given: dict[str, Any]) -> str:
-    """The one that is solved for."""
+    """The name of the one number that is None, and is solved for."""
     unknown = [name for name, value in given.items() if value is None]
     if len(unknown) != 1:
         raise ValueError(
@@ -218,7 +232,7 @@ def _unknown(given: dict[str, Any]) -> str:
 def _schedule(
     run: RunParameters, mechanism: Mechanism, factors: tuple[Factor | None, ...]
 ) -> tuple[Segment, ...]:
-    """The pieces, or () where nothing varies."""
+    """The segments of the schedules, or () where no number varies."""
     if all(factor is None for factor in factors):
         return ()
     if run.solved_for in ("num_steps", "batch_size"):
@@ -236,22 +250,28 @@ def _schedule(
 
 
 def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
-    """Rounded to the dtype in which accountants answer callers."""
+    """ε rounded in a direction to JAX's default float dtype, as accountants return it.
+
+    A cost is rounded up, so that it remains an upper bound. A target is rounded down,
+    so that the cost, once it is rounded up, is at most the target.
+    """
     dtype = default_float()
     with scope():
         return float(cast(jnp.asarray(epsilon, jnp.float64), dtype, direction))
 
 
 def _solve(run: RunParameters, guess: float | None) -> RunParameters:
-    """The run with the number that is solved for; ε is what the others cost.
+    """The run with the unknown number solved for, and with ε as its numbers cost.
 
     Args:
-      run: with the target ε, where another number is solved for.
-      guess: about the noise multiplier, where that is known.
+      run: the run, with a placeholder for the unknown number. Unless ε is the unknown,
+        its epsilon is the target.
+      guess: an estimate of the noise multiplier, or None.
     """
     unknown = run.solved_for
     if unknown == "epsilon":
         return run.parameters(epsilon=cost(run))
+    # Steps and batch size are whole numbers, and ε grows with them; ε falls with noise.
     whole = unknown != "noise_multiplier"
     found = calibrate.solve(
         lambda x: jnp.asarray(cost(run.parameters(**{unknown: float(x)}))),
@@ -261,18 +281,21 @@ def _solve(run: RunParameters, guess: float | None) -> RunParameters:
         start=1.0 if whole else guess or _guess(run),
         upper=run.max_batch_size if unknown == "batch_size" else float("inf"),
     )
+    # The solver stops at a tolerance, and on the safe side: compute ε at its result.
     solved = run.parameters(**{unknown: int(found) if whole else float(found)})
     return solved.parameters(epsilon=cost(solved))
 
 
 def _guess(run: RunParameters) -> float:
-    """A noise multiplier to begin with, for steps on samples of a large data set.
+    """A noise multiplier with which the solver begins.
 
-    Many of them are about μ-GDP with μ² = T (b / n)² (e^{1/σ²} − 1), and that is (ε, δ)
+    By the central limit theorem, T steps on small random samples of the data are about
+    μ-GDP with μ² = T (b / n)² (e^{1/σ²} − 1). That is about (ε, δ)-differential privacy
     where μ² is about 2 (√(ε + log 1/δ) − √(log 1/δ))².
     """
     log = -math.log(run.delta)
     mu = math.sqrt(2) * (math.sqrt(run.epsilon + log) - math.sqrt(log))
     rate = run.batch_size / run.num_examples
     ratio = mu * mu / (run.num_steps * rate * rate)
+    # The clamp keeps extreme targets from a division by zero and from overflow.
     return 1 / math.sqrt(math.log1p(min(max(ratio, 1e-9), 1e9)))

@@ -1,8 +1,8 @@
-"""Examples by the person they belong to, where a person is the unit of privacy.
+"""Examples grouped by user, for user-level privacy.
 
-A user's gradient is that of the mean loss over the examples which are kept of that
-user. It is clipped as one, so that all of a user's examples together move a sum by no
-more than the clip norm; and users are drawn, not examples.
+A user's gradient is the gradient of the mean loss over the user's retained examples.
+This gradient is clipped as a whole, so that all examples of one user together move a
+sum by at most the clip norm. The sampler draws users, not examples.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from dpjax.clipping._metrics import masked_mean
 
 
 class OfUser(NamedTuple):
-    """One user's examples, or those of many users with one leading axis more.
+    """One user's examples, or those of many users with one more leading axis.
 
     Attributes:
-      examples: a tree of arrays with a leading axis k. An empty place holds another of
-        the user's examples, for the shape alone.
-      mask: bool[k], False where a place is empty.
+      examples: a tree of arrays with a leading axis k. A padding slot holds another of
+        the user's examples, only so that the shapes are constant.
+      mask: bool[k], False for padding.
     """
 
     examples: Tree
@@ -34,14 +34,14 @@ class OfUser(NamedTuple):
 
 
 class Users:
-    """A data set of users, as `by_user` makes it: `len`, indexing, and `stacked`."""
+    """A data set of users, from `by_user`, with `len`, indexing and `stacked`."""
 
     def __init__(self, data: Tree, rows: np.ndarray, mask: np.ndarray) -> None:
-        """Rows i[n, k] of the data for each user, and which of them are there."""
+        """Store the data, each user's row numbers, i[n, k], and the mask bool[n, k]."""
         self._data, self._rows, self._mask = data, rows, mask
 
     def __len__(self) -> int:
-        """How many users there are."""
+        """The number of users."""
         return len(self._rows)
 
     def __getitem__(self, user: int) -> OfUser:
@@ -50,39 +50,42 @@ class Users:
         return OfUser(jax.tree.map(lambda x: x[rows], self._data), self._mask[user])
 
     def stacked(self) -> OfUser:
-        """All of them in memory: what `Plan.load` takes, under jit too."""
+        """All users in memory, with a leading axis n: data for `Plan.load`."""
         return OfUser(
             jax.tree.map(lambda x: x[self._rows], self._data), jnp.asarray(self._mask)
         )
 
     def __repr__(self) -> str:
-        """The sizes."""
+        """The number of users, and the maximum number of examples of one user."""
         most = self._rows.shape[1]
         return f"Users({len(self)} users, at most {most} examples of each)"
 
 
 def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
-    """Group examples by user, and keep a bounded number of each.
+    """Group examples by user, and retain a bounded number of examples of each user.
 
     Args:
       data: a tree of arrays with a leading axis n. Arrays of other libraries than NumPy
-        and JAX are read into memory once, by position: a label in a `pandas.Series`
-        means nothing here.
-      users: whose example it is, [n]: numbers, strings or hashable objects.
-      max_examples: how many examples are kept of a user, at least 1: the first ones in
-        the data's order. Shuffle the data before for others.
+        and JAX are read into memory once, by position: the labels of a `pandas.Series`
+        are ignored.
+      users: the user of each example, [n]: numbers, strings or hashable objects.
+      max_examples: the most examples that are retained of a user, at least 1. They are
+        the user's first ones in the data's order; shuffle the data before to get
+        others.
 
     Returns:
-      `Users`, a data set for a plan with `unit="user"` and num_examples = `len` of it.
+      `Users`, a data set for a plan with `unit="user"` and num_examples = `len` of the
+      data set.
 
     Raises:
-      ValueError: users has another length than the data, or is of objects among which
+      ValueError: users has another length than the data, or holds objects of which one
         is NaN; max_examples is below 1.
 
-    Privacy: which examples are kept of a user depends on that user's alone. How many
-    users there are is taken to be public. They are numbered in the order of their
-    names, objects as they first appear; sampling="fixed" takes them in this order, so
-    that there a user who is replaced must leave the others their numbers.
+    Privacy: the choice of the examples that are retained of a user depends on that
+    user's examples alone. The number of users is taken to be public. Users are numbered
+    in the order of their names, and objects in the order of first appearance.
+    sampling="fixed" takes users in the order of these numbers, so that its guarantee
+    assumes that replacing one user leaves the numbers of the others unchanged.
 
     Example:
       >>> import numpy as np
@@ -106,32 +109,36 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
             f"n >= 1; got shape {owner.shape} for data of {sorted(sizes)}."
         )
     number = _numbers(owner)
+    # A stable sort leaves each user's examples in the data's order.
     order = np.argsort(number, kind="stable")
     counts = np.bincount(number)
     starts = np.cumsum(counts) - counts
     places = np.arange(min(most, int(counts.max())))
     mask = places < counts[:, None]
+    # Padding repeats the user's first example.
     rows = order[starts[:, None] + np.where(mask, places, 0)]
     return Users(data, rows, mask)
 
 
 def _owners(users: Any) -> np.ndarray:
-    """The owner of each example, [n]; tuples and records are objects."""
+    """The owner of each example, [n]. Tuples and records become an array of objects."""
     if np.ma.is_masked(users):
         raise ValueError("users must not be masked. Give missing owners a name.")
     owner = np.asarray(users)
     if owner.dtype.names is not None or (owner.ndim > 1 and isinstance(users, list)):
         names = owner.tolist() if owner.dtype.names is not None else users
+        # Filled item by item: np.asarray would make rows of a matrix out of tuples.
         owner = np.empty(len(names), object)
         owner[:] = names
     return owner
 
 
 def _numbers(owner: np.ndarray) -> np.ndarray:
-    """A number for each user, i[n]."""
+    """The number of each example's user, i[n], from 0 on."""
     if owner.dtype != object:
         return np.unique(owner, return_inverse=True)[1]
-    # Sorting objects that have no order would take one user for several.
+    # Objects may have no total order. Sorting them, as np.unique does, could then give
+    # one user several numbers.
     if any(map(_is_missing, owner.tolist())):
         raise ValueError(
             "users must be equal to themselves: among objects, also within tuples, NaN "
@@ -142,7 +149,7 @@ def _numbers(owner: np.ndarray) -> np.ndarray:
 
 
 def _is_missing(owner: Any) -> bool:
-    """Whether an owner is, or holds, what is not equal to itself, as NaN is not."""
+    """Whether an owner is or contains an object that differs from itself, like NaN."""
     if isinstance(owner, tuple | frozenset):
         return any(map(_is_missing, owner))
     if dataclasses.is_dataclass(owner):
@@ -150,17 +157,23 @@ def _is_missing(owner: Any) -> bool:
         return any(_is_missing(getattr(owner, field.name)) for field in fields)
     try:
         return bool(owner != owner)
-    except TypeError:  # as of pandas.NA
+    except TypeError:  # such as pandas.NA, which has no truth value
         return True
 
 
 def user_loss(
     of_one: Callable[[Any, Any], tuple[jax.Array, Any]], user: OfUser, own: Any
 ) -> tuple[jax.Array, Any]:
-    """A user's mean loss, and aux with a leading axis k."""
+    """A user's mean loss over the valid examples, and aux with a leading axis k.
+
+    Args:
+      of_one: from one example and its random keys to the loss and aux.
+      user: the user's examples.
+      own: the user's random keys, from which each example gets keys of its own.
+    """
     mask = jnp.asarray(user.mask)
     numbers = jnp.arange(mask.size)
-    # Each example has random keys of its own.
+    # The k examples of a user must not share one dropout mask.
     keys = jax.tree.map(lambda key: keys_of_examples(key, numbers), own)
     losses, aux = jax.vmap(of_one)(user.examples, keys)
     return masked_mean(losses, mask), aux

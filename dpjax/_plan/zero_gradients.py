@@ -1,11 +1,13 @@
-"""Which outputs of a jaxpr are zero whatever its inputs, read off its equations.
+"""Find the outputs of a jaxpr that are zero for all inputs, from its equations.
 
 A loss that is called on one example at a time may train less than its author believes:
-in a batch of one, x − mean(x) is zero, and so is the log-softmax over the batch. Here
-arrays are evaluated as terms. Equal computations of equal terms have equal names, so
-that x − x is recognized as zero. Unknown entries are taken to be finite: an example
-with others contributes nothing, as its gradient is not finite. Nothing is compiled or
-run.
+in a batch of one, x − mean(x) is zero, and so is the log-softmax over the batch.
+
+This module evaluates a jaxpr symbolically: each array is represented by a term, which
+is a constant or the name of an unknown array. Applying one operation twice to the same
+terms gives the same name, so that x − x is recognized as zero. Unknown entries are
+assumed to be finite: an infinity or NaN makes an example's gradient not finite, and
+such an example contributes nothing to the sum. No program is compiled or run.
 """
 
 import itertools
@@ -23,13 +25,17 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import aval, scan_sizes
 
 
 class Constant(NamedTuple):
-    """An array whose entries all have this value."""
+    """The term of an array whose entries all have this value."""
 
     value: float
 
 
 class Unknown(NamedTuple):
-    """An unknown array. Equal names mean equal entries, up to sign and unit axes."""
+    """The term of an unknown array.
+
+    Two arrays with the same name have the same entries, up to their signs and to axes
+    of size one.
+    """
 
     name: int
     sign: int = 1
@@ -38,8 +44,10 @@ class Unknown(NamedTuple):
 Term = Constant | Unknown
 ZERO = Constant(0.0)
 
+# Primitives that call a jaxpr, whose equations are evaluated in place.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})
-# A constant array stays constant; another stays the same if no entry moves or goes.
+# Primitives that move, repeat or reduce entries. A constant array stays constant. An
+# unknown array is unchanged only if no entry moves or is dropped (see `_lay_out`).
 _LAYOUTS = frozenset(
     {
         *("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "rev"),
@@ -47,11 +55,13 @@ _LAYOUTS = frozenset(
         *("reduce_prod", "copy", "stop_gradient", "reshard", "convert_element_type"),
     }
 )
-# If one of the first two inputs is zero, so is the output.
+# Primitives whose output is zero if one of the first two inputs is zero.
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
-# f(−x) = −f(x) in each input.
+# Primitives with f(−x) = −f(x) in each input, so that a sign can be moved outside.
 _ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice"}
-# Floats have another result than integers, or bits than booleans.
+# Primitives whose Python functions below are right for some dtypes only: these for
+# floats (integer division truncates), and the logical ones for booleans (on integers
+# they act on bits).
 _INEXACT = frozenset({"div", "exp", "pow", "integer_pow", "rsqrt", "sqrt", "tanh"})
 _LOGICAL = frozenset({"and", "not", "or"})
 _OF_CONSTANTS: dict[str, Callable[..., Any]] = {
@@ -85,31 +95,36 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 
 def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
-    """Whether each output is zero whatever the inputs; False if not recognized."""
+    """For each output of a jaxpr, whether it is zero for all finite inputs.
+
+    True is shown by the rules of this module. False means only that they do not show
+    it.
+    """
     terms = _Terms()
     inputs = [terms.new() for _ in closed.in_avals]
     return [term == ZERO for term in terms.evaluate(closed, inputs)]
 
 
 class _Terms:
-    """The terms of one jaxpr and of the jaxprs that it calls."""
+    """A symbolic evaluator: one table of names for a jaxpr and those that it calls."""
 
     def __init__(self) -> None:
         self._names: dict[Hashable, int] = {}
         self._unique = itertools.count()
 
     def new(self) -> Unknown:
-        """An array of which nothing is known."""
+        """The term of an array with unknown entries, under a name never used before."""
         return self._named(("new", next(self._unique)))
 
     def _named(self, made: Hashable) -> Unknown:
         return Unknown(self._names.setdefault(made, len(self._names)))
 
     def evaluate(self, closed: jex.ClosedJaxpr, inputs: Sequence[Term]) -> list[Term]:
-        """The terms of a jaxpr's outputs."""
+        """The terms of a jaxpr's outputs, from the terms of its inputs."""
         jaxpr = closed.jaxpr
         terms: dict[jex.Var, Term] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
+            # The same array object is the same term wherever a jaxpr closes over it.
             terms[var] = self._named(("constant", id(const)))
 
         def read(atom: Atom) -> Term:
@@ -127,16 +142,19 @@ class _Terms:
         return self._named(("literal", id(literal.val)))
 
     def _apply(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
-        """The terms of an equation's outputs."""
+        """The terms of an equation's outputs, from the terms of its inputs."""
         name = eqn.primitive.name
         if name in _CALLS or name.startswith("custom_jvp"):
             body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            # A call of jit has a closed jaxpr, a checkpoint one without constants.
             if not isinstance(body, jex.ClosedJaxpr):
                 body = jex.ClosedJaxpr(body, ())
             return self.evaluate(body, inputs)
         if name == "scan":
             return self._apply_scan(eqn, inputs)
         if name == "cond":
+            # The first input selects the branch. An output is known if all branches
+            # give the same term.
             branches = [self.evaluate(b, inputs[1:]) for b in eqn.params["branches"]]
             cases = zip(*branches, strict=True)
             return [x[0] if len(set(x)) == 1 else self.new() for x in cases]
@@ -147,9 +165,16 @@ class _Terms:
         return self._computed(eqn, inputs)
 
     def _apply_scan(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
-        """The terms of a scan's outputs; constant only if so in every iteration."""
+        """The terms of a scan's outputs, from the terms of its inputs.
+
+        An output is a constant only if it is the same constant in every iteration. The
+        loop starts from the constants among the initial carry, and gives up those that
+        an iteration changes. It ends, as each round gives up at least one of them.
+        """
         consts, carry = scan_sizes(eqn)
         fixed = inputs[:consts]
+        # An unknown carry or scanned input differs from iteration to iteration, so that
+        # it must not share the name of its initial value or of its whole array.
         varying = [
             x if isinstance(x, Constant) else self.new() for x in inputs[consts:]
         ]
@@ -168,9 +193,13 @@ class _Terms:
                 varying[i] = self.new()
 
     def _computed(self, eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> list[Term]:
-        """One name for all equations that apply one operation to the same terms."""
+        """Terms for an equation's outputs, named after the operation and its inputs.
+
+        Two equations that apply one operation to the same terms get the same names.
+        """
         name, sign = eqn.primitive.name, 1
         if name in _ODD:
+            # (−x) · y and x · (−y) get one name and the sign −1.
             sign = math.prod(x.sign for x in inputs if isinstance(x, Unknown))
             inputs = [
                 x._replace(sign=1) if isinstance(x, Unknown) else x for x in inputs
@@ -179,11 +208,12 @@ class _Terms:
             params: Hashable = tuple(sorted(eqn.params.items()))
             hash(params)
         except TypeError:
-            params = id(eqn)
+            params = id(eqn)  # parameters without a hash: equal to no other equation's
+        # A name ignores axes of size one, but an operation depends on them.
         types = [(aval(v).shape, aval(v).dtype) for v in eqn.invars]
         typed = list(zip(inputs, types, strict=True))
         if name in {"mul", "add", "add_any"}:
-            typed.sort(key=repr)
+            typed.sort(key=repr)  # x + y and y + x get one name
         made = (name, params, tuple(typed))
         return [
             self._named((*made, i))._replace(sign=sign) for i in range(len(eqn.outvars))
@@ -191,10 +221,14 @@ class _Terms:
 
 
 def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
-    """The term of an equation's one output, or None where it needs a name."""
+    """The term of an equation's single output by an algebraic rule.
+
+    None where no rule applies; the output then gets a name of its own.
+    """
     name, dtype = eqn.primitive.name, aval(eqn.outvars[0]).dtype
     if name in _LAYOUTS:
         return _lay_out(eqn, inputs)
+    # 0 · x = 0, as unknown entries are assumed to be finite.
     if name in _PRODUCTS and ZERO in inputs[:2]:
         return ZERO
     if name in _INEXACT and not jnp.issubdtype(dtype, jnp.floating):
@@ -207,7 +241,8 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if len(values) == len(inputs) and (name in _OF_CONSTANTS or name in _COMPARISONS):
         return _constant(dtype, (_OF_CONSTANTS | _COMPARISONS)[name], *values)
     if len(inputs) == 2:
-        # x[:, None] − x[None] is no zero: its inputs differ in their axes of size one.
+        # x[:, None] − x[None] is not zero although both inputs have the name of x:
+        # their axes of size one differ. So the shapes must agree.
         shapes = [
             aval(v).shape
             for v, x in zip(eqn.invars, inputs, strict=True)
@@ -219,10 +254,11 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         return None
     if name == "neg" and isinstance(inputs[0], Unknown):
         return inputs[0]._replace(sign=-inputs[0].sign)
-    if name == "is_finite":
+    if name == "is_finite":  # unknown entries are assumed to be finite
         return Constant(1.0)
     if name == "integer_pow" and values:
         return _constant(dtype, operator.pow, values[0], eqn.params["y"])
+    # Positions along an axis of size one are 0.
     if name == "iota" and aval(eqn.outvars[0]).size == 1:
         return ZERO
     if name == "select_n":
@@ -230,13 +266,15 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         if isinstance(which, Constant):
             return cases[int(which.value)]
         return cases[0] if len(set(cases)) == 1 else None
+    # Constants only: an unknown array would be repeated along the axis.
     if name == "concatenate" and len(set(inputs)) == 1 and values:
         return inputs[0]
-    if name.startswith("scatter-add"):
+    if name.startswith("scatter-add"):  # the gradient of indexing
         array, indices, updates = inputs
         if updates == ZERO:
             return array
         sizes = aval(eqn.invars[0]).size, aval(eqn.invars[2]).size
+        # An update at index 0 of a zero array with one entry becomes the array.
         alone = array == indices == ZERO and sizes == (1, 1)
         return updates if alone else None
     return None
@@ -245,13 +283,14 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 def _constant(
     dtype: np.dtype, function: Callable[..., Any], *values: float
 ) -> Constant | None:
-    """A function of numbers, or None where the dtype has another result or none."""
+    """The constant f(values), or None where arithmetic in the dtype may differ."""
     try:
         value = float(function(*values))
     except (ArithmeticError, TypeError, ValueError):
         return None
     if not jnp.issubdtype(dtype, jnp.floating) and dtype != jnp.bool_:
-        # Integers wrap, and those beyond 2⁵³ are no floats of Python.
+        # Integers of the dtype overflow, and a float of Python represents integers
+        # exactly only up to 2⁵³.
         if not (jnp.issubdtype(dtype, jnp.integer) and value.is_integer()):
             return None
         limits = jnp.iinfo(dtype)
@@ -261,7 +300,10 @@ def _constant(
 
 
 def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
-    """The term of a function of two arrays, at least one of them unknown."""
+    """The term of an operation on two arrays, of which at least one is unknown.
+
+    None where no rule applies.
+    """
     negative = (
         y._replace(sign=-y.sign) if isinstance(y, Unknown) else Constant(-y.value)
     )
@@ -278,6 +320,7 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
     if name in {"max", "min"}:
         neutral = Constant(-math.inf if name == "max" else math.inf)
         return y if x in (neutral, y) else x if y == neutral else None
+    # x compares with itself as 0 does with 0, since no entry is NaN.
     if name in _COMPARISONS and x == y:
         return Constant(float(_COMPARISONS[name](0, 0)))
     if name in {"pad", "dynamic_update_slice"} and x == y == ZERO:
@@ -286,14 +329,18 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
 
 
 def _lay_out(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
-    """The term of entries that are moved, repeated, or reduced along some axes."""
+    """The term of an array after its entries are moved, repeated, or reduced.
+
+    None where the result is neither a constant nor the input up to axes of size one.
+    """
     name, x = eqn.primitive.name, inputs[0]
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
     if name == "gather" and inputs[1] != ZERO:
-        return None  # an index out of range may take a value from nowhere
+        return None  # an index out of range may give a fill value
     if name == "convert_element_type":
         return _convert(before.dtype, after.dtype, x)
     if isinstance(x, Constant):
+        # How many equal entries each sum or product has.
         count = before.size // max(after.size, 1)
         if name == "reduce_sum":
             return _constant(after.dtype, operator.mul, x.value, count)
@@ -304,6 +351,7 @@ def _lay_out(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         return None
     if after.size == 1:
         return x
+    # The axes with more than one entry must keep their order and their sizes.
     long = [i for i, n in enumerate(before.shape) if n != 1]
     if name == "transpose":
         order = [i for i in eqn.params["permutation"] if i in long]
@@ -315,10 +363,11 @@ def _lay_out(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 
 
 def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
-    """The term of an array in another dtype, if it has the same values there."""
+    """The term of an array after conversion, or None where its values may change."""
     if isinstance(x, Constant):
         return _constant(
             after, lambda: bool(x.value) if after == jnp.bool_ else x.value
         )
+    # Only a conversion to a wider float keeps unknown values.
     floats = all(jnp.issubdtype(d, jnp.floating) for d in (before, after))
     return x if floats and jnp.promote_types(before, after) == after else None

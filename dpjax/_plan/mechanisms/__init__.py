@@ -1,11 +1,12 @@
 """How a run draws its examples, and what that costs in privacy.
 
-1. `base`: what a way of sampling has to say. `subsampled`: batches drawn anew in every
-   step. `ordered`: batches in a fixed order, or in a new order in every epoch.
+1. `base`: the interface that every way of sampling implements. `subsampled`: batches
+   drawn anew in every step. `ordered`: batches in a fixed order, or in a new order in
+   every epoch.
 2. `cyclic_poisson`, `random_bins`: batches drawn at random for noise that is correlated
    from step to step. An attacker who does not know in which steps an example took part
-   learns less of the example.
-3. `SAMPLINGS`: the name of each in `dpjax.plan`.
+   learns less about the example.
+3. `SAMPLINGS`: the class for each value of the argument `sampling` of `dpjax.plan`.
 """
 
 from dpjax._plan.mechanisms.base import Mechanism as Mechanism
@@ -27,5 +28,5 @@ SAMPLINGS: dict[str, type[Mechanism]] = {
 
 
 def mechanism_of(run: RunParameters) -> Mechanism:
-    """How a run draws its examples, and what that costs."""
+    """The mechanism of a run: how it draws examples, and what that costs in privacy."""
     return SAMPLINGS[run.sampling](run.num_examples, run.adjacency, run.shape)

@@ -1,7 +1,7 @@
-"""A way to draw the examples of a run, with what that costs and what it is called.
+"""The interface of a way of sampling: its draw, its privacy cost and its description.
 
-One class holds the draw, the event for accountants and the words for a paper, so that
-no plan can account for one way of sampling and run another.
+One class holds the draw, the event for accountants and the description for a paper, so
+that no plan can account for one way of sampling and run another.
 """
 
 import dataclasses
@@ -24,24 +24,31 @@ class Mechanism:
     """A way of sampling from a data set of one size, for one adjacency.
 
     Attributes:
-      num_examples: the size of the data set; of the larger one under ADD_REMOVE.
+      num_examples: the size of the data set; under ADD_REMOVE, the size of the larger
+        one of two neighbouring data sets.
       adjacency: which data sets the guarantee compares.
-      shape: how noise is correlated from step to step; None where it is not.
+      shape: the strategy C that correlates the noise from step to step; None for
+        independent noise.
     """
 
     num_examples: int
     adjacency: Adjacency
     shape: StrategySpec | None = None
 
+    # The order of the data where it is deterministic, or uniformly random but not used
+    # for amplification; None for random batches.
     order: ClassVar[Literal["fixed", "reshuffled"] | None] = None
     supports_correlation: ClassVar[bool] = False
     supports_schedules: ClassVar[bool] = True
+    # Whether the batch size is random, so that a batch may exceed max_batch_size.
     overflows: ClassVar[bool] = False
+    # Whether the batch size may vary from step to step, by a batch_schedule.
     draws_any_size: ClassVar[bool] = False
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (
         Adjacency.ZERO_OUT,
         Adjacency.REPLACE,
     )
+    # For the error message: why the other adjacencies are not allowed.
     reason: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -61,33 +68,37 @@ class Mechanism:
         step: ArrayLike,
         key: jax.Array,
     ) -> sampling.Batch:
-        """The examples of a step."""
+        """The positions of a step's examples, and the mask of the valid ones."""
         raise NotImplementedError
 
     def event(self, run: RunParameters) -> events.Event:
-        """What runs, as accountants read it."""
+        """The privacy event of the run, the input of the accountants."""
         raise NotImplementedError
 
     def profile(self, run: RunParameters) -> Profile:
-        """What the run costs, from above."""
+        """The run's privacy profile ε(δ) and δ(ε), an upper bound."""
         return profiles.of(self.event(run))
 
     def describe(self, batch_size: str, max_batch_size: int) -> str:
-        """How examples are drawn, so many at a time."""
+        """A description for a paper of how batches of the given sizes are drawn."""
         raise NotImplementedError
 
     @property
     def population(self) -> int:
-        """Of how many examples a step can take."""
+        """The number of examples from which one step draws."""
         return self.num_examples
 
     def check_strategy(self, shape: StrategySpec, batch_size: int) -> None:
-        """Raise where noise of this shape is not accounted for."""
+        """Raise for a strategy that the accountant of this sampling does not cover."""
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Steps in which every example takes part once."""
+        """The number of steps per epoch, n / b rounded up."""
         return -(-self.num_examples // batch_size)
 
     def expected_batch_size(self, batch_size: int) -> float:
-        """How many examples a step takes, in expectation: fewer than b by epochs."""
+        """The expected number of examples in a step.
+
+        It is b here, and n over the steps per epoch, at most b, where every example
+        takes part once per epoch.
+        """
         return float(batch_size)

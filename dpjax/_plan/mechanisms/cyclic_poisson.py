@@ -1,4 +1,4 @@
-"""Poisson samples from one group of the examples after the other."""
+"""Poisson sampling from fixed groups of the examples, one group per step in turn."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from dpjax.accounting import events
 
 
 class CyclicPoisson(Mechanism):
-    """One group of the examples after the other, each with the same probability."""
+    """Each step takes the examples of one group, each with the same probability."""
 
     supports_correlation = True
     supports_schedules = False
@@ -17,16 +17,20 @@ class CyclicPoisson(Mechanism):
 
     @property
     def groups(self) -> int:
-        """As many as C has bands: then no two steps of an example share a row of it."""
+        """The number of groups p, which is the number of bands of the strategy C.
+
+        The steps of one example are then at least p apart, and the columns of C for
+        these steps have no nonzero row in common.
+        """
         return 1 if self.shape is None else 1 + len(self.shape.numerator)
 
     @property
     def population(self) -> int:
-        """Those of a group."""
+        """The number of examples in the largest group."""
         return -(-self.num_examples // self.groups)
 
     def check_strategy(self, shape, batch_size):
-        """All but bands, and groups that are too small for the batch."""
+        """Raise unless the strategy is banded and a group can fill a batch."""
         if shape.denominator or shape.factors or shape.tree_decay is not None:
             raise ValueError(
                 "strategy must be a banded one with sampling='cyclic_poisson'; got C "
@@ -40,11 +44,11 @@ class CyclicPoisson(Mechanism):
             )
 
     def rate(self, batch_size: int) -> float:
-        """The probability within a group."""
+        """The probability with which a step takes each example of its group."""
         return min(1.0, self.groups * batch_size / self.num_examples)
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """As `sampling.cyclic_poisson`."""
+        """The batch of a step, by `sampling.cyclic_poisson`."""
         return sampling.cyclic_poisson(
             self.num_examples,
             self.rate(batch_size),
@@ -55,12 +59,15 @@ class CyclicPoisson(Mechanism):
         )
 
     def event(self, run):
-        """Poisson-sampled steps of a column's norm, at every p-th step.
+        """The composition of ⌈T / p⌉ truncated Poisson-sampled Gaussian mechanisms.
 
-        As `accounting.correlated.epsilon`, with groups that overflow.
+        Each of them has the L2 norm of a column of C as its sensitivity. This is the
+        accounting of `accounting.correlated.epsilon`, and batches may overflow.
         """
         bands = () if self.shape is None else self.shape.numerator
+        # The factor covers the rounding of the norm: the sensitivity is rounded up.
         norm = np.linalg.norm([1.0, *bands]) * (1 + 2.0**-40)
+        # A group is drawn from at most ⌈T / p⌉ times.
         steps = -(-int(run.num_steps) // self.groups)
         step = events.TruncatedPoissonGaussian(
             run.noise_multiplier / norm,
@@ -72,7 +79,7 @@ class CyclicPoisson(Mechanism):
         return events.Composed((events.Repeated(step, steps),))
 
     def describe(self, batch_size, max_batch_size):
-        """Groups, the rate, the room, and what becomes of the rest."""
+        """The groups, the sampling rate, the capacity, and what overflow does."""
         return (
             f"example i is in group i mod {self.groups}, step t takes each example of "
             f"group t mod {self.groups} independently with probability "

@@ -1,4 +1,4 @@
-"""Batches in an order: the data's own, or a new one in every epoch."""
+"""Batches taken in order: the data's own order, or a new random one in every epoch."""
 
 import math
 
@@ -19,20 +19,21 @@ class Cyclic(Mechanism):
     reason = "one example fewer moves all later ones to other batches"
 
     def expected_batch_size(self, batch_size):
-        """All examples, over the steps of an epoch."""
+        """The mean batch size of an epoch: n over the number of its steps."""
         return self.num_examples / self.steps_per_epoch(batch_size)
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """As `sampling.cyclic_step`."""
+        """The batch of a step, by `sampling.cyclic_step`."""
         steps = self.steps_per_epoch(batch_size)
         return sampling.cyclic_step(
             self.num_examples, batch_size, step=jnp.asarray(step) % steps
         )
 
     def event(self, run):
-        """Composition of the steps that an example takes part in, one an epoch.
+        """The Gaussian mechanism composed of the steps that one example takes part in.
 
-        With correlated noise, as `accounting.correlated.mu`.
+        An example takes part in one step per epoch. With correlated noise, the event
+        is that of `accounting.correlated.mu`.
         """
         num_steps = int(run.num_steps)
         epoch = self.steps_per_epoch(int(run.batch_size))
@@ -48,23 +49,29 @@ class Cyclic(Mechanism):
         times = -(-num_steps // epoch)
         if run.schedule:
             noises = schedules.noises(run.schedule, num_steps)
-            # Steps that are not taken have noise without end.
+            # The last epoch may be incomplete. Its missing steps get infinite noise,
+            # and so cost nothing.
             padded = np.pad(
                 noises, (0, times * epoch - num_steps), constant_values=np.inf
             )
+            # A step with noise multiplier r σ costs as much as r⁻² steps with σ.
             times = self._times(padded.reshape(times, epoch) ** -2.0)
+        # k Gaussian steps of sensitivity s are one Gaussian mechanism, μ = s √k / σ.
         factor = self.adjacency.sensitivity_factor
         return events.Gaussian(factor * math.sqrt(times) / run.noise_multiplier)
 
     def _times(self, costs: np.ndarray) -> float:
-        """How many steps at the plan's noise an example's cost as much as, from above.
+        """An upper bound on one example's cost, in steps at the plan's noise.
 
-        An example is in the same column of costs f64[epochs, epoch] in every epoch.
+        Args:
+          costs: the cost of each step in these units, f64[epochs, steps per epoch]. An
+            example takes part in the same step of every epoch, which is one column.
         """
+        # The factor covers the rounding of the sum.
         return float(np.max(np.sum(costs, axis=0))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
-        """The order."""
+        """The batch size and the order of the data."""
         return (
             f"batches of {batch_size} are taken in the order of the data, which does "
             "not depend on the examples, the same in every epoch"
@@ -77,7 +84,7 @@ class Reshuffled(Cyclic):
     order = "reshuffled"
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """As `sampling.reshuffled_step`."""
+        """The batch of a step, by `sampling.reshuffled_step`."""
         steps = self.steps_per_epoch(batch_size)
         step = jnp.asarray(step)
         return sampling.reshuffled_step(
@@ -89,11 +96,11 @@ class Reshuffled(Cyclic):
         )
 
     def _times(self, costs):
-        """An example may be wherever it costs most, in every epoch."""
+        """As in `Cyclic`, for an example in the most costly step of every epoch."""
         return float(np.sum(np.max(costs, axis=1))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
-        """The order."""
+        """The batch size and the order of the data."""
         return (
             f"batches of {batch_size} are taken in a random order, another one in "
             "every epoch, which nothing in the guarantee relies on"

@@ -1,4 +1,4 @@
-"""Every example picks a step of the epoch at random."""
+"""Balls in bins: every example is assigned to a random step of the epoch."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from dpjax.accounting import events
 
 
 class RandomBins(Mechanism):
-    """Every example picks one step of the epoch for itself, and keeps it."""
+    """Every example is assigned once, at random, to one step of all epochs."""
 
     supports_correlation = True
     supports_schedules = False
@@ -18,11 +18,11 @@ class RandomBins(Mechanism):
     adjacencies = tuple(Adjacency)
 
     def expected_batch_size(self, batch_size):
-        """All examples, over the steps of an epoch."""
+        """The expected batch size: n over the number of steps per epoch."""
         return self.num_examples / self.steps_per_epoch(batch_size)
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """As `sampling.random_bins_step`."""
+        """The batch of a step, by `sampling.random_bins_step`."""
         bins = self.steps_per_epoch(batch_size)
         step = jnp.asarray(step)
         return sampling.random_bins_step(
@@ -35,20 +35,27 @@ class RandomBins(Mechanism):
         )
 
     def check_strategy(self, shape, batch_size):
-        """All but Toeplitz matrices."""
+        """Raise unless the strategy C is a Toeplitz matrix."""
         if shape.factors or shape.tree_decay is not None:
             raise ValueError(
                 f"strategy must be a Toeplitz strategy in random bins; got C {shape}."
             )
 
     def _drawing(self, epoch: jax.Array) -> jax.Array:
-        """The number of the drawing that an epoch goes by."""
+        """The number of the random assignment that an epoch uses.
+
+        It is 0 for every epoch, so that all epochs share one assignment.
+        """
         return epoch * 0
 
     _fresh = False
 
     def event(self, run):
-        """As `accounting.correlated.epsilon`, and `truncation.overflow_delta`."""
+        """The event of the whole run.
+
+        Its cost is that of `accounting.correlated.epsilon`, and the overflow of a batch
+        adds `truncation.overflow_delta`.
+        """
         return events.RandomBins(
             float(run.noise_multiplier),
             self.shape,
@@ -61,7 +68,7 @@ class RandomBins(Mechanism):
         )
 
     def describe(self, batch_size, max_batch_size):
-        """The bins, the room, and what becomes of the rest."""
+        """The number of bins, the capacity, and what overflow does."""
         anew = "anew in every epoch" if self._fresh else "the same in every epoch"
         bins = self.steps_per_epoch(int(batch_size))
         return (
@@ -72,10 +79,10 @@ class RandomBins(Mechanism):
 
 
 class FreshBins(RandomBins):
-    """Every example picks one step of each epoch for itself."""
+    """Every example is assigned anew, at random, to one step of each epoch."""
 
     _fresh = True
 
     def _drawing(self, epoch):
-        """Every epoch has its own."""
+        """The epoch's own number: every epoch has an assignment of its own."""
         return epoch

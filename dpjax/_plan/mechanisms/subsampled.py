@@ -14,7 +14,7 @@ class Poisson(Mechanism):
     adjacencies = tuple(Adjacency)
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """As `sampling.poisson`."""
+        """The batch of a step, by `sampling.poisson`."""
         return sampling.poisson(
             self.num_examples,
             batch_size / self.num_examples,
@@ -24,7 +24,7 @@ class Poisson(Mechanism):
         )
 
     def event(self, run):
-        """As `accounting.truncation.poisson_gaussian`, composed."""
+        """The composition of steps as in `accounting.truncation.poisson_gaussian`."""
         return events.Composed(
             tuple(
                 events.Repeated(
@@ -42,7 +42,7 @@ class Poisson(Mechanism):
         )
 
     def describe(self, batch_size, max_batch_size):
-        """The rate, the room, and what becomes of the rest."""
+        """The sampling rate, the capacity, and what overflow does."""
         return (
             "every example takes part in each step independently with probability "
             f"{batch_size}/{self.num_examples}; of more than {max_batch_size} in one "
@@ -58,11 +58,11 @@ class FixedSize(Mechanism):
     reason = "with one example fewer, subsets of fixed size are drawn from others"
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """As `sampling.fixed_size`."""
+        """The batch of a step, by `sampling.fixed_size`."""
         return sampling.fixed_size(self.num_examples, batch_size, key=key, step=step)
 
     def event(self, run):
-        """As `accounting.pld.subsampled_gdp`, composed."""
+        """The composition of steps as in `accounting.pld.subsampled_gdp`."""
         return events.Composed(
             tuple(
                 events.Repeated(
@@ -77,7 +77,7 @@ class FixedSize(Mechanism):
         )
 
     def describe(self, batch_size, max_batch_size):
-        """The size."""
+        """The size of the subset, and how it is drawn."""
         return (
             f"each step takes a uniformly random subset of {batch_size} of the "
             f"{self.num_examples} examples, drawn anew without replacement"
