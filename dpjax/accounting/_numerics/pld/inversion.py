@@ -134,8 +134,8 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
         jnp.log1p(jnp.where(long, squared, 0.0)),
         jnp.log(jnp.where(long, 1.0, direct)),
     )
-    # |e^{itY} − 1| is at most min(|tY|, 2); reach holds the weighted sums of this bound.
-    # Rounding errors of φ − 1 are relative to those sums.
+    # |e^{itY} − 1| is at most min(|tY|, 2), and reach sums that bound by weight:
+    # rounding errors of φ − 1 are relative to them.
     frequencies = (units[:, None] * np.arange(float(SIDE))[None]).ravel()
     reach = jnp.minimum(jnp.outer(frequencies, jnp.abs(losses.loss)), 2.0) @ weight
     touched = 2 * (reach[None, :SIDE] + reach[SIDE:, None])
@@ -152,7 +152,7 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
 
 def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     """ĝ for mechanisms in one direction, each with a count, and a Gaussian variance."""
-    # The sums of the logs and angles of all characteristic functions, with their errors.
+    # Sums of the logs and angles of all characteristic functions, with their errors.
     rate, step = tilt.rate, 2 * np.pi / tilt.period
     index = np.arange(float(FREQUENCIES)).reshape(SIDE, SIDE)
     frequency = step * index
