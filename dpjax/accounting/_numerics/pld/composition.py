@@ -303,7 +303,7 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
             found = _smallest_epsilon(
                 lambda e: log_delta(e) <= goal, about + where.period / 4
             )
-            # λ is about the slope of −log δ at the estimate; δ may fall faster beyond.
+            # Near the estimate −log δ has about the slope λ, elsewhere perhaps more.
             steepness = jnp.maximum(where.rate, 5 / jnp.maximum(found, 1e-3))
             settled = steepness * jnp.abs(found - about) < _NEAR
             markov = tilt.markov_epsilon(cumulants, goal)
