@@ -1,24 +1,25 @@
 """Privacy accountants: pure, jitted, vmappable and differentiable functions.
 
-**What a guarantee is.** Each currency turns into δ(ε) and ε(δ), and composes:
+**Notions of privacy.** Each notion converts to δ(ε) and ε(δ), and composes:
 
-1. `gdp`: μ, exact for Gaussian noise. `pure`: ε alone.
+1. `gdp`: Gaussian differential privacy with parameter μ, exact for Gaussian noise.
+   `pure`: pure differential privacy, ε alone.
 2. `rdp`: Rényi curves, which add up and are cheap.
 3. `pld`: privacy-loss distributions, nearly exact, of subsampled and mixed mechanisms.
-4. `fdp`: what a profile δ(ε) says about attacks.
-5. `calibrate`: from a target back to the parameter that meets it.
+4. `fdp`: bounds on attacks from a privacy profile δ(ε).
+5. `calibrate`: the parameter that meets a target ε.
 
-**What a run costs**, in one of these:
+**The privacy loss of a run**, expressed in one of these notions:
 
-6. `tree`: noise that a tree correlates. `correlated`: noise of any strategy, and what
-   it leaves in an optimizer's steps.
+6. `tree`: noise that a tree correlates. `correlated`: noise of any strategy, and the
+   error that such noise leaves in an optimizer's steps.
 7. `random_rounds`: runs that stop after a random number of rounds. `truncation`:
-   Poisson batches that overflow their shape. `allocation`: examples that take part once
-   an epoch, at random.
-8. `iteration`: runs that release their last iterate alone.
+   Poisson batches that overflow their capacity. `allocation`: examples that take part
+   in one random step of each epoch.
+8. `iteration`: runs that release only their last iterate.
 
-`profiles` turns any of these into ε(δ) and δ(ε), and `_numerics` holds what all of them
-compute with.
+`profiles` turns any of these results into ε(δ) and δ(ε). `_numerics` holds the numerics
+of all accountants.
 """
 
 from dpjax.accounting import allocation as allocation

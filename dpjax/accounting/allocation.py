@@ -1,10 +1,11 @@
-"""Random allocation: every example takes part in one step of each epoch, at random.
+"""Random allocation: every example takes part in one random step of each epoch.
 
-Each picks its step uniformly and independently of all others, anew in each epoch, as if
-balls were thrown into bins. The ratio of the outputs' distributions with and without an
-example is then at most, in convex order, the mean of as many independent lognormal
-variables as there are steps (docs/amplification.md has the proof). It is bounded from
-above and, to know how close that is, from below; `_numerics.convex_order` says how.
+Each example picks its step uniformly, independently of all others and of other epochs,
+as balls are thrown into bins. Consider the likelihood ratio of the outputs with and
+without one example. In convex order this ratio is at most the mean of independent
+lognormal variables, one for each step (docs/amplification.md has the proof). The mean
+is bounded from above and, to show how tight that bound is, from below;
+`_numerics.convex_order` has both bounds.
 """
 
 import jax
@@ -21,7 +22,8 @@ from dpjax.accounting._numerics.convex_order import cells
 
 _POINTS = 1024
 _BISECTIONS = 50
-# What a law may leave out at each end. From below that is merged and not lost.
+# The mass that the distribution of the likelihood ratio may leave outside its grid at
+# each end. In the lower bound this mass is merged into the end cells, not lost.
 _TAIL = 1e-12
 
 
@@ -43,17 +45,17 @@ def pld(
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
-      num_steps: how many steps the epoch has, at least 1.
-      adjacency: as `epsilon`.
+      num_steps: the number of steps in the epoch, at least 1.
+      adjacency: the relation between the data sets, as for `epsilon`.
 
     Returns:
-      A `pld.PLD` of all steps of the epoch together. `pld.compose` with the number of
-      epochs if examples are allocated anew in each.
+      A `pld.PLD` of all steps of the epoch together. If examples are allocated anew in
+      each epoch, `pld.compose` gives the PLD of several epochs.
 
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: as `epsilon`.
+    Privacy: the assumptions and the guarantee are those of `epsilon`.
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling; Kahane (1986) for the pair.
@@ -76,7 +78,7 @@ def _run(
     num_epochs: int,
     adjacency: Adjacency,
 ) -> tuple[_pld.PLD, jax.Array]:
-    """All epochs, and μ for one who is told where an example takes part."""
+    """The PLD of all epochs, and μ against an attacker who knows an example's steps."""
     num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
     one = pld(noise_multiplier, num_steps=num_steps, adjacency=adjacency)
     told = _told64(noise_multiplier, num_epochs, adjacency.sensitivity_factor)
@@ -100,19 +102,19 @@ def epsilon(
     num_epochs: int = 1,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
 ) -> jax.Array:
-    """An upper bound on the ε of Gaussian steps to which examples are allocated.
+    """An upper bound on the ε of Gaussian steps with random allocation of examples.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
-      num_steps: t, how many steps an epoch has, at least 1.
-      num_epochs: how many epochs, each with an allocation of its own.
+      num_steps: t, the number of steps in an epoch, at least 1.
+      num_epochs: the number of epochs, each with an allocation of its own.
       adjacency: which data sets are compared. Under ADD_REMOVE no other example's step
-        may depend on the one added.
+        may depend on the added example.
 
     Returns:
-      ε, f[*b], rounded up. `epsilon_lower` says how close it is, mostly to 0.2 %.
-      Derivatives are those of the bound, which is made of straight pieces, and a few
+      ε, f[*b], rounded up. `epsilon_lower` shows how tight this bound is: mostly to
+      0.2 %. Derivatives are those of the bound, which is piecewise linear, and a few
       percent off. A traced δ at or below 0, or a NaN, gives inf.
 
     Raises:
@@ -120,9 +122,10 @@ def epsilon(
 
     Privacy: every example takes part in one step of each epoch, uniformly at random and
     independently of all others, and contributes at most one clip norm there, which may
-    depend on all earlier steps. ADD_REMOVE and ZERO_OUT are exact but for what
-    `epsilon_lower` shows. REPLACE is bounded as if the new example's ratio were as
-    small as can be where the old one's is large (docs/amplification.md).
+    depend on all earlier steps. Under ADD_REMOVE and ZERO_OUT the bound is exact up to
+    its distance from `epsilon_lower`. Under REPLACE the bound assumes the worst joint
+    distribution of two likelihood ratios: the new example's ratio is as small as
+    possible where the old example's ratio is large (docs/amplification.md).
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling; Kahane (1986) for the pair.
@@ -145,14 +148,14 @@ def delta(
     num_epochs: int = 1,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
 ) -> jax.Array:
-    """An upper bound on the δ of Gaussian steps to which examples are allocated.
+    """An upper bound on the δ of Gaussian steps with random allocation of examples.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       epsilon: f[*b], at least 0.
-      num_steps: t, how many steps an epoch has, at least 1.
-      num_epochs: how many epochs, each with an allocation of its own.
-      adjacency: as `epsilon`.
+      num_steps: t, the number of steps in an epoch, at least 1.
+      num_epochs: the number of epochs, each with an allocation of its own.
+      adjacency: the relation between the data sets, as for `epsilon`.
 
     Returns:
       δ, f[*b], rounded up. A traced ε below 0, or a NaN, gives 1.
@@ -160,7 +163,7 @@ def delta(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: as `epsilon`.
+    Privacy: the assumptions and the guarantee are those of `epsilon`.
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling; Kahane (1986) for the pair.
@@ -174,7 +177,11 @@ def delta(
 
 
 def _law(noise_multiplier: jax.Array, num_steps: jax.Array, num_epochs: jax.Array):
-    """Of the ratio, from below."""
+    """A lower bound in convex order on the likelihood ratio of all epochs.
+
+    The result is a pair: whether the noise multiplier is positive and finite, and the
+    distribution of the ratio.
+    """
     known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
     variance = 1 / jnp.where(known, noise_multiplier, 1.0) ** 2
     tail = jnp.asarray(_TAIL)
@@ -206,7 +213,7 @@ def _epsilon_lower(
     def excess(epsilon: jax.Array) -> jax.Array:
         return cells.log_delta(law, epsilon, num_steps * num_epochs) - target
 
-    # At the good end δ(ε) is above δ, and there is no ε(δ) below that.
+    # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is not below it.
     zero, top = jnp.zeros_like(target), cells.largest_epsilon(law)
     found = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
     found = jnp.where(excess(zero) > 0, found, 0.0)
@@ -226,13 +233,15 @@ def epsilon_lower(
     num_steps: int,
     num_epochs: int = 1,
 ) -> jax.Array:
-    """A lower bound on what `epsilon` bounds from above: no analysis can report less.
+    """A lower bound on the exact ε that `epsilon` bounds from above.
+
+    No valid analysis can report a smaller ε.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
-      num_steps: t, how many steps an epoch has, at least 1.
-      num_epochs: how many epochs, each with an allocation of its own.
+      num_steps: t, the number of steps in an epoch, at least 1.
+      num_epochs: the number of epochs, each with an allocation of its own.
 
     Returns:
       ε, f[*b], rounded down. Traced values out of range give 0.
@@ -259,13 +268,13 @@ def delta_lower(
     num_steps: int,
     num_epochs: int = 1,
 ) -> jax.Array:
-    """A lower bound on what `delta` bounds from above.
+    """A lower bound on the exact δ that `delta` bounds from above.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       epsilon: f[*b], at least 0.
-      num_steps: t, how many steps an epoch has, at least 1.
-      num_epochs: how many epochs, each with an allocation of its own.
+      num_steps: t, the number of steps in an epoch, at least 1.
+      num_epochs: the number of epochs, each with an allocation of its own.
 
     Returns:
       δ, f[*b], rounded down. Traced values out of range give 0.

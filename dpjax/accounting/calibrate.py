@@ -1,4 +1,4 @@
-"""From a target ε to the parameter that meets it."""
+"""The search for the parameter of a mechanism that meets a target ε."""
 
 import functools
 from collections.abc import Callable
@@ -15,22 +15,23 @@ from dpjax._core.searches import implicit_derivative
 from dpjax.accounting._numerics.search import Point, bracket, close, crossing
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
-_FAR = 2.0  # |log ε − log target| beyond this says no more than its sign
+_FAR = 2.0  # |log ε − log target| is clipped here; beyond, only its sign is used
 
 
 class _Ends(NamedTuple):
-    """The least and the largest parameter that are asked for, both positive."""
+    """The smallest and the largest parameter of the search, both positive."""
 
     least: float
     most: float
 
 
 def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
-    """Those that the result's dtype holds, and whole numbers if need be."""
+    """The ends of the search: representable in the dtype, and whole if `integer`."""
     least = 1.0 if integer else float(np.finfo(dtype).tiny)
     if not upper >= least:
         raise ValueError(f"upper must be at least {least!r}; got {upper!r}.")
     most = dtype.type(min(upper, np.finfo(dtype).max))
+    # The cast to the dtype may round up past upper.
     most = np.nextafter(most, dtype.type(0)) if float(most) > upper else most
     return _Ends(least, float(np.floor(most) if integer else most))
 
@@ -39,18 +40,19 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
 def _admissible(
     x: jax.Array, dtype: np.dtype, increasing: bool, integer: bool
 ) -> jax.Array:
-    """The nearest parameter that could be returned, on the side where ε is less."""
+    """The nearest parameter that could be returned, on the side where ε is smaller."""
     if integer:
         x = jnp.floor(x) if increasing else jnp.ceil(x)
-    # Ends are admissible, so that this does not leave them.
+    # Both ends of the search are admissible, so rounding stays between them.
     return cast(x, dtype, "down" if increasing else "up").astype(jnp.float64)
 
 
 @jax.jit
 def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
-    """By how much log ε is too large, within ±_FAR."""
+    """The excess of log ε over the log of the target, clipped to ±_FAR."""
     ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(target)
-    # The sign is that of ε − target, which the logarithm may round away.
+    # The sign is that of ε − target. The logarithms may round a small difference to 0,
+    # hence the least positive excess of 1e-12.
     meets, misses = jnp.clip(ratio, -_FAR, 0.0), jnp.clip(ratio, 1e-12, _FAR)
     meets = jnp.where(jnp.isnan(ratio), -_FAR, meets)  # 0 for a target of 0
     misses = jnp.where(jnp.isnan(ratio), _FAR, misses)
@@ -61,7 +63,7 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
 def _find_parameter(
     crossed: jax.Array, closed: jax.Array, end: Point
 ) -> tuple[jax.Array, jax.Array]:
-    """The parameter, and whether it meets the target."""
+    """The parameter that the search found, and whether it meets the target."""
     return jnp.where(crossed, closed, end.at), crossed | (end.excess <= 0)
 
 
@@ -76,27 +78,30 @@ def solve(
 ) -> jax.Array:
     """The cheapest parameter whose ε is at most the target.
 
-    That is the smallest one where ε falls with the parameter (a noise multiplier), and
-    the largest one where it grows (steps, sampling rate, batch size). ε is only asked
-    for at parameters that could be returned, and the one returned met the target when
-    it was asked: so it does whatever the function, and where ε is not quite monotone
-    there may be a cheaper one.
+    The cheapest parameter is the smallest one if ε falls with the parameter (a noise
+    multiplier), and the largest one if ε grows with the parameter (steps, sampling
+    rate, batch size). The function is only evaluated at parameters that could be
+    returned, and the parameter returned met the target at its evaluation. The result
+    therefore meets the target for any function. If ε is not quite monotone, a cheaper
+    parameter may exist.
 
     Args:
-      epsilon_fn: ε as a function of the parameter, f[] to f[], monotone; NaN counts as
-        inf. It is called in float64. Compile it (`jax.jit`) if it is slow.
+      epsilon_fn: ε as a function of the parameter, f[] to f[], monotone. A NaN counts
+        as inf. The function is called in float64. Compile a slow function (`jax.jit`).
       target_epsilon: f[], positive; `jax.vmap` solves for several.
       increasing: whether ε grows with the parameter.
       integer: whether epsilon_fn takes whole numbers only (given as float64, from 1).
-      start: where the search begins, positive. It needs no bracket: it walks.
+      start: the first parameter of the search, positive. The search needs no bracket,
+        because it walks from here until ε crosses the target.
       upper: the largest parameter that makes sense, such as 1 for a sampling rate.
 
     Returns:
       The parameter, f[], positive and at most upper, at which ε is at most the target.
-      Outside `integer` it can be differentiated by the target and by whatever
-      epsilon_fn closes over; where every parameter up to upper (or down to the least
-      positive number) meets the target, it is that end, and derivatives are 0. A traced
-      target that no parameter meets gives inf (0 if increasing), and so does NaN.
+      Unless `integer` is true, the parameter can be differentiated by the target and by
+      all values that epsilon_fn closes over. If every parameter up to upper (or down to
+      the least positive number) meets the target, the result is that end, and
+      derivatives are 0. A traced target that no parameter meets gives inf (0 if
+      increasing), and so does a NaN.
 
     Raises:
       ValueError: the target or start is not positive, or upper below the least
@@ -128,7 +133,8 @@ def solve(
             _scalar("epsilon_fn's result", epsilon)
             return epsilon
 
-        known: dict[float, jax.Array] = {}  # near a root few parameters are left
+        # Near a root few admissible parameters are left, so evaluations are reused.
+        known: dict[float, jax.Array] = {}
 
         def epsilon_near(x: jax.Array) -> jax.Array:
             asked = _admissible(x, dtype, increasing, integer)
@@ -140,7 +146,7 @@ def solve(
             return known[at]
 
         def excess(x: jax.Array) -> jax.Array:
-            # The search needs no derivatives: they come from the root alone.
+            # The search is not differentiated: derivatives come from the root alone.
             return _excess(jax.lax.stop_gradient(epsilon_near(x)), goal)
 
         beginning = jnp.clip(jnp.asarray(start, jnp.float64), *ends)

@@ -1,9 +1,9 @@
-"""Descriptions of what ran on the data: typed, plain, nested records.
+"""Descriptions of the mechanisms that ran on the data: typed, plain, nested records.
 
-An event says which mechanism was applied, with which numbers, and nothing about what
-that costs: `pld` and `profiles` interpret events. Events are pytrees of their numbers,
-so that they pass through `jax.jit`, `jax.vmap` and `jax.grad`; an event of plain
-numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict`).
+An event says which mechanism was applied with which parameters, and nothing about its
+privacy loss: `pld` and `profiles` interpret events. Events are pytrees of their
+numbers, so that they pass through `jax.jit`, `jax.vmap` and `jax.grad`. An event of
+plain numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict`).
 """
 
 import dataclasses
@@ -50,14 +50,14 @@ class PoissonGaussian:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonGaussian:
-    """The Gaussian mechanism on a Poisson sample that a batch of fixed shape may cut.
+    """The Gaussian mechanism on a Poisson sample, truncated to a batch of fixed shape.
 
     Attributes:
       noise_multiplier: noise standard deviation over clip norm, f[*b].
       sampling_rate: the probability that an example takes part, f[*b].
       num_examples: the size of the larger data set, f[*b].
-      max_batch_size: the capacity of a batch, f[*b]: of more examples, a uniformly
-        random subset of that size takes part.
+      max_batch_size: the capacity of a batch, f[*b]. If the sample has more examples, a
+        uniformly random subset of that size takes part.
       adjacency: which data sets are compared.
     """
 
@@ -83,14 +83,14 @@ class FixedSizeGaussian:
 
     @property
     def adjacency(self) -> Adjacency:
-        """The only adjacency under which such batches have a guarantee."""
+        """REPLACE: the only adjacency under which batches of fixed size are private."""
         return Adjacency.REPLACE
 
 
 @register_record
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation:
-    """The steps of one epoch, of which each example takes part in a random one.
+    """The steps of one epoch in which each example takes part in one random step.
 
     Attributes:
       noise_multiplier: noise standard deviation over clip norm, f[*b].
@@ -106,7 +106,7 @@ class RandomAllocation:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class CorrelatedGaussian:
-    """A run with correlated noise, and batches in an order known to the attacker.
+    """A run with correlated noise, and an order of batches that the attacker knows.
 
     Attributes:
       noise_multiplier: the standard deviation of the noise before it is correlated,
@@ -129,7 +129,7 @@ class CorrelatedGaussian:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class RandomBins:
-    """A run in which every example picks one step of an epoch at random.
+    """A run with balls in bins: every example picks one step of an epoch at random.
 
     Attributes:
       noise_multiplier: the standard deviation of the noise before it is correlated,
@@ -138,8 +138,9 @@ class RandomBins:
       num_steps: the number of steps.
       steps_per_epoch: the number of bins.
       num_examples: the size of the larger data set.
-      max_batch_size: the capacity of a batch: of more examples, that many take part.
-      fresh: whether examples pick a step anew in every epoch.
+      max_batch_size: the capacity of a batch. If more examples pick a step, that many
+        of them take part.
+      fresh: whether examples pick a new step in every epoch.
       adjacency: which data sets are compared.
     """
 
@@ -153,7 +154,7 @@ class RandomBins:
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-# Events that have a privacy-loss distribution, and may be repeated and composed.
+# The events that have a privacy-loss distribution, and can be repeated and composed.
 Step = (
     Gaussian
     | PoissonGaussian
@@ -166,11 +167,11 @@ Step = (
 @register_record
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """An event several times.
+    """An event that runs several times.
 
     Attributes:
-      event: what runs.
-      count: how often, f[*b], a whole number.
+      event: the event that runs.
+      count: the number of times it runs, f[*b], a whole number.
     """
 
     event: Step
@@ -180,7 +181,7 @@ class Repeated:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class Composed:
-    """Events one after the other on the same data.
+    """Events that run one after the other on the same data.
 
     An event may depend on the outputs of earlier ones; its numbers must be fixed before
     any output is seen.
@@ -211,10 +212,10 @@ _TYPES = {
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """An event as plain values, which JSON holds and `from_dict` reads.
+    """An event as a dictionary of plain values, for JSON and `from_dict`.
 
     Args:
-      event: what ran, with one value for each number.
+      event: the event, with a single value for each number.
 
     Returns:
       The name of the event's type under "type", and its fields; an infinite number is
@@ -238,7 +239,10 @@ def from_dict(values: dict[str, Any]) -> Event:
     """The event that `to_dict` wrote.
 
     Args:
-      values: what `to_dict` returned, perhaps by way of JSON.
+      values: the dictionary that `to_dict` returned, or a copy of it read from JSON.
+
+    Returns:
+      The event.
 
     Raises:
       ValueError: no event has these values.
@@ -270,6 +274,7 @@ def _to_plain(name: str, value: Any) -> Any:
     if number is None or number.size != 1:
         raise ValueError(f"{name} must be one number that is known; got {value!r}.")
     number = number.item()
+    # JSON has no literal for infinity.
     return "inf" if number == math.inf else number
 
 

@@ -1,9 +1,10 @@
-"""What δ(ε) says about attacks: trade-off curve, true-positive rate, advantage.
+"""Bounds on attacks from δ(ε): trade-off curve, true-positive rate, advantage.
 
 Every point of a privacy profile δ(ε) bounds every attack that tells two neighbouring
-data sets apart. Any accountant gives such points, so these functions take one:
-`lambda e: gdp.delta(mu, e)`, `lambda e: rdp.delta(curve, orders, e)` or
-`lambda e: pld.delta(p, e)`. More points make a curve tighter, never wrong.
+data sets apart. Any accountant gives such points, so the functions of this module take
+a profile as a function: `lambda e: gdp.delta(mu, e)`,
+`lambda e: rdp.delta(curve, orders, e)` or `lambda e: pld.delta(p, e)`. The bound holds
+for any choice of points, and more points make it tighter.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,8 @@ Profile = Callable[[jax.typing.ArrayLike], jax.Array]
 def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax.Array:
     alpha, epsilons, deltas = broadcast_batch((alpha, epsilons, deltas), (1, 2))
     alpha = alpha[..., None]
-    # e^ε may be infinite: α = 0 has nothing of it all the same, and e is enough for α.
+    # e^ε may overflow, so e^ε α is computed as e^(ε + log α). At α = 0 this product is
+    # 0. The exponent is capped at 1, because 1 − δ − e is negative already.
     some = alpha > 0
     log_alpha = jnp.log(jnp.where(some, alpha, 1.0))
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501, and Dong,
@@ -46,12 +48,12 @@ def tradeoff(
     *,
     epsilons: jax.typing.ArrayLike = EPSILONS,
 ) -> jax.Array:
-    """The least false-negative rate of any attack, as far as a profile proves it.
+    """A lower bound on the false-negative rate of any attack, from a privacy profile.
 
     Args:
       delta_fn: δ as a function of ε, f[k] to f[k], for both orders of the data sets.
       alpha: the attack's false-positive rate, f[*b], in [0, 1].
-      epsilons: where to ask for δ, f[k], at least 0.
+      epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
 
     Returns:
       The largest of max(0, 1 − δ − e^ε α, e^{−ε} (1 − δ − α)), f[*b], rounded down.
@@ -81,15 +83,15 @@ def true_positive_rate(
     *,
     epsilons: jax.typing.ArrayLike = EPSILONS,
 ) -> jax.Array:
-    """The largest true-positive rate of any attack with a false-positive rate.
+    """An upper bound on the true-positive rate of any attack, from a privacy profile.
 
     Args:
       delta_fn: δ as a function of ε, f[k] to f[k], for both orders of the data sets.
-      false_positive_rate: f[*b], in [0, 1].
-      epsilons: where to ask for δ, f[k], at least 0.
+      false_positive_rate: the attack's false-positive rate, f[*b], in [0, 1].
+      epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
 
     Returns:
-      One less the trade-off curve, f[*b], rounded up.
+      One minus the trade-off curve, f[*b], rounded up.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -111,14 +113,14 @@ def _complement64(x: jax.Array) -> jax.Array:
 
 
 def advantage(delta_fn: Profile) -> jax.Array:
-    """The largest difference of an attack's true- and false-positive rates.
+    """An upper bound on an attack's true-positive rate minus its false-positive rate.
 
     Args:
       delta_fn: δ as a function of ε.
 
     Returns:
-      δ(0), f[*b]: the total variation distance of the outputs on neighbouring data
-      sets, from above.
+      δ(0), f[*b], an upper bound on the total variation distance of the outputs on
+      neighbouring data sets.
 
     Reference: Dong, Roth and Su (2022), Proposition 3, at ε = 0.
 

@@ -1,8 +1,8 @@
 """Gaussian differential privacy: trade-off curves, δ(ε), ε(δ) and composition.
 
-A mechanism is μ-GDP if telling its outputs on neighbouring data sets apart is at
-least as hard as telling N(0, 1) from N(μ, 1) in one draw. The numerics of that pair are
-in `_numerics.gaussian`.
+A mechanism is μ-GDP if it is at least as hard to tell its outputs on neighbouring data
+sets apart as to tell N(0, 1) from N(μ, 1) by a single draw. The numerics of these two
+Gaussians are in `_numerics.gaussian`.
 """
 
 import jax
@@ -24,7 +24,8 @@ def _compose64(mus: jax.Array) -> jax.Array:
     largest = jnp.max(jnp.abs(jax.lax.stop_gradient(mus)), axis=-1, keepdims=True)
     regular = (largest > 0) & (largest < jnp.inf)
     # Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383:
-    # sqrt(Σ μ²), in units of the largest, so that no square overflows or underflows.
+    # sqrt(Σ μ²). All μ are divided by the largest μ first, so that no square overflows.
+    # The factor that is taken out is a constant scale, hence the stop_gradient.
     scaled = jnp.where(regular, mus, 1.0) / jnp.where(regular, largest, 1.0)
     squares = jnp.where(regular[..., 0], jnp.sum(scaled * scaled, axis=-1), 1.0)
     total = largest[..., 0] * jnp.sqrt(squares) * (1 + (4 + mus.shape[-1]) * ULP)
@@ -138,8 +139,8 @@ def compose(mus: jax.typing.ArrayLike) -> jax.Array:
     """The GDP parameter of mechanisms run one after the other, adaptively or not.
 
     Args:
-      mus: the GDP parameters, f[*b, k]: k mechanisms on the same data. A mechanism may
-        depend on the outputs of earlier ones; its parameter must not.
+      mus: the GDP parameters of k mechanisms on the same data, f[*b, k]. A mechanism
+        may depend on the outputs of earlier ones; its parameter must not.
 
     Returns:
       sqrt(Σ μ_i²) over the last axis, f[*b], rounded up.

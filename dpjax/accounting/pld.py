@@ -1,11 +1,11 @@
 """Privacy-loss distributions of Gaussian and subsampled mechanisms, from above.
 
-A PLD here is a description, not a grid: which events, and how often. Composition
-therefore costs nothing, and every request for δ(ε) or ε(δ) makes a grid for that
-request (`_numerics.pld.composition`). Two steps lie between, each an upper bound, each
-in its own file of `_numerics.pld`: a discrete pair that is easier to tell apart than
-the mechanism (`pairs`), and the inversion of its composed characteristic function
-(`inversion`).
+A PLD in this module is a list of events with their counts, not a grid of losses.
+Composition therefore costs nothing, and every request for δ(ε) or ε(δ) makes a grid for
+that request (`_numerics.pld.composition`). A request has two stages. Each stage gives
+an upper bound and has its own file of `_numerics.pld`: a discrete pair of distributions
+that dominates the mechanism (`pairs`), and the inversion of its composed characteristic
+function (`inversion`).
 """
 
 import dataclasses
@@ -26,11 +26,13 @@ from dpjax.accounting._numerics.pld import composition
 class PLD:
     """The privacy-loss distribution of mechanisms run one after the other.
 
-    A pytree of parameters, which passes through `jax.jit`, `jax.vmap` and `jax.grad`.
+    A PLD is a pytree of parameters. It passes through `jax.jit`, `jax.vmap` and
+    `jax.grad`.
 
     Attributes:
-      steps: what runs on the same data. An event may depend on the outputs of earlier
-        ones; its numbers must be fixed before any output is seen.
+      steps: the events that run on the same data, with their counts. An event may
+        depend on the outputs of earlier ones; its numbers must be fixed before any
+        output is seen.
     """
 
     steps: tuple[events.Repeated, ...]
@@ -48,7 +50,7 @@ class PLD:
         return delta(self, epsilon)
 
     def __repr__(self) -> str:
-        """One line an event: how often it runs, and with which numbers."""
+        """One line for each event: its count and its numbers."""
         lines = [f"\n  {step.count} x {step.event}" for step in self.steps]
         return f"PLD({','.join(lines)}\n)" if lines else "PLD()"
 
@@ -63,7 +65,7 @@ def of(event: events.Step) -> PLD:
     """The privacy-loss distribution of one event.
 
     Args:
-      event: what runs, once.
+      event: the event, which runs once.
 
     Returns:
       A `PLD`.
@@ -85,7 +87,8 @@ def gaussian(mu: jax.typing.ArrayLike) -> PLD:
         deviation for a Gaussian mechanism.
 
     Returns:
-      A `PLD`. Composed with its like alone, its δ and ε are those of `gdp`, exactly.
+      A `PLD`. If all events of a PLD are Gaussian mechanisms, its δ and ε are exactly
+      those of `gdp`.
 
     Raises:
       ValueError: a static μ is negative.
@@ -111,8 +114,9 @@ def poisson_gaussian(
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       sampling_rate: the probability that an example takes part, f[*b], in [0, 1].
-      adjacency: under ADD_REMOVE and ZERO_OUT an example is there or its contribution
-        is zero; under REPLACE it is another one.
+      adjacency: under ADD_REMOVE and ZERO_OUT one example is present in one data set,
+        and absent or without any contribution in the other. Under REPLACE it is
+        replaced by another example.
 
     Returns:
       A `PLD` of one step.
@@ -120,12 +124,12 @@ def poisson_gaussian(
     Raises:
       ValueError: a static argument is out of range; adjacency is not an `Adjacency`.
 
-    Privacy: every example takes part independently of all others, in each step anew,
-    and contributes at most one clip norm. ADD_REMOVE and ZERO_OUT: N(0, σ²) against
-    (1 − q) N(0, σ²) + q N(1, σ²), in both directions, the worse one reported. REPLACE:
-    (1 − q) N(0, σ²) + q N(1, σ²) against (1 − q) N(0, σ²) + q N(−1, σ²), which
-    dominates all other contributions in the unit ball (docs/accounting.md has the
-    proof).
+    Privacy: every example takes part independently of all others and of other steps,
+    and contributes at most one clip norm. Under ADD_REMOVE and ZERO_OUT the pair is
+    N(0, σ²) against (1 − q) N(0, σ²) + q N(1, σ²), and the worse of both directions is
+    reported. Under REPLACE the pair is (1 − q) N(0, σ²) + q N(1, σ²) against
+    (1 − q) N(0, σ²) + q N(−1, σ²), which dominates all other contributions in the unit
+    ball (docs/accounting.md has the proof).
 
     Reference: Zhu, Dong and Wang (2022), Theorem 11, for ADD_REMOVE.
 
@@ -172,16 +176,17 @@ def subsampled_gdp(
 
 
 def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
-    """The privacy-loss distribution of running all of it count times.
+    """The privacy-loss distribution of all mechanisms of a PLD, run count times.
 
     Args:
-      pld: what runs.
-      count: how often, f[*b], a whole number, at least 0. It may be traced.
+      pld: the PLD of the mechanisms that are repeated.
+      count: the number of repetitions, f[*b], a whole number, at least 0. The count may
+        be traced.
 
     Returns:
-      A `PLD`. A traced count that is not whole counts as the next whole number, at
-      which derivatives by it are taken; one that is negative or NaN makes ε infinite
-      and δ one.
+      A `PLD`. A traced count that is not whole is rounded up to the next whole number,
+      and derivatives by the count are taken there. A negative or NaN count makes ε
+      infinite and δ one.
 
     Raises:
       ValueError: a static count is negative or not a whole number.
@@ -202,30 +207,32 @@ def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
 def _multiply_counts(
     one: jax.typing.ArrayLike, other: jax.typing.ArrayLike
 ) -> jax.typing.ArrayLike:
-    """The product of two counts, rounded up where floats do not hold it."""
+    """The product of two counts, rounded up where a float cannot represent it."""
     if isinstance(one, int) and isinstance(other, int):
         return one * other
     if not any(isinstance(x, jax.Array) for x in (one, other)):
         return np.asarray(one, np.float64) * np.asarray(other, np.float64)
-    # Not in integers of 32 bits, which could wrap to a smaller count.
+    # A product of 32-bit integers could wrap around to a smaller count.
     doubles = any(getattr(x, "dtype", None) == jnp.float64 for x in (one, other))
     dtype = jnp.float64 if doubles else jnp.float32
     product = jnp.asarray(one, dtype) * jnp.asarray(other, dtype)
-    # Below 1 / eps all of it was exact. Above, three roundings lose half of eps each.
+    # Up to 1 / eps the product is exact. Above, each of three roundings loses at most
+    # half of eps, which the factor makes up for.
     epsilon = jnp.finfo(dtype).eps
     exact = product <= 1 / epsilon
     return product * jnp.where(exact, 1.0, 1 + 4 * epsilon).astype(dtype)
 
 
 def convolve(a: PLD, b: PLD) -> PLD:
-    """The privacy-loss distribution of running both.
+    """The privacy-loss distribution of two mechanisms that run on the same data.
 
     The second mechanism may depend on the output of the first, but both distributions
-    must be fixed before: a choice between distributions by an output is not covered.
+    must be fixed before any output is seen. A choice between distributions that depends
+    on an output is not covered.
 
     Args:
-      a: what runs, in any order.
-      b: what else runs on the same data, under the same adjacency.
+      a: the PLD of one mechanism; the order of the two does not matter.
+      b: the PLD of the other mechanism, on the same data, under the same adjacency.
 
     Returns:
       A `PLD`.
@@ -249,15 +256,15 @@ def convolve(a: PLD, b: PLD) -> PLD:
 
 
 def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
-    """An upper bound on the least δ at which all of it is (ε, δ)-DP.
+    """An upper bound on the least δ at which the composed mechanism is (ε, δ)-DP.
 
     Args:
-      pld: what runs.
+      pld: the PLD of all mechanisms.
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded up, tight to about 1e-3 of itself down to 1e-30 where it is less
-      than a tenth of steps times rate. A traced ε below 0, or a NaN, gives 1.
+      δ, f[*b], rounded up. The relative error is about 1e-3 for δ down to 1e-30, if δ
+      is less than a tenth of steps times rate. A traced ε below 0, or a NaN, gives 1.
 
     Raises:
       ValueError: a static ε is negative.
@@ -273,20 +280,20 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
 
 
 def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
-    """An upper bound on the least ε >= 0 at which all of it is (ε, δ)-DP.
+    """An upper bound on the least ε >= 0 at which the composed mechanism is (ε, δ)-DP.
 
     Args:
-      pld: what runs.
+      pld: the PLD of all mechanisms.
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded up, within 1e-3 of exact below about 40 for δ of 1e-15 and more,
-      or 3e-3 where δ is more than a tenth of steps times rate. Down to 1e-100 it is
-      finite and mostly as close, but up to a tenth off where a run seldom touches an
-      example. For sampled steps with a noise multiplier below 0.03, ε may be several
-      times too large; it is inf below 0.006 (at rate 1, below 0.03), because with so
-      little noise the intervals of the discrete pair are too wide to integrate over. A
-      traced δ at or below 0, or a NaN, gives inf.
+      ε, f[*b], rounded up. For ε below about 40 and δ of 1e-15 and more, ε is within
+      1e-3 of exact, or within 3e-3 if δ is more than a tenth of steps times rate. For δ
+      down to 1e-100, ε is finite and mostly as close, but up to a tenth off if a run
+      seldom touches an example. For sampled steps with a noise multiplier below 0.03, ε
+      may be several times too large. With a noise multiplier below 0.006 (at rate 1,
+      below 0.03) ε is inf, because the intervals of the discrete pair are then too wide
+      to integrate over. A traced δ at or below 0, or a NaN, gives inf.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.

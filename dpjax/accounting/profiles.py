@@ -1,8 +1,8 @@
-"""Profiles of privacy, ε(δ) and δ(ε), and guarantees with their assumptions.
+"""Privacy profiles, ε(δ) and δ(ε), and guarantees with their assumptions.
 
-`of` interprets an event: the profile is that of `gdp` where the event is a Gaussian
-mechanism, a `pld.PLD` where it has a privacy-loss distribution, and one of the records
-below elsewhere.
+`of` returns the profile of an event: a profile by `gdp` if the event amounts to a
+Gaussian mechanism, a `pld.PLD` if the event has a privacy-loss distribution, and
+otherwise one of the other records below.
 """
 
 import functools
@@ -31,9 +31,10 @@ from dpjax.accounting import (
     truncation,
 )
 
-# Of δ, for bins that overflow: the first that is enough.
+# Candidates for the share of δ that pays for bins that overflow. The first sufficient
+# share is used.
 _SHARES = (0.01, 0.1, 0.5, 0.9)
-# A search for δ in bins ends at this δ, and after so many halvings.
+# The smallest δ of the search for δ with random bins, and its number of halvings.
 _LEAST_DELTA, _HALVINGS = 1e-30, 20
 
 
@@ -46,11 +47,11 @@ class Profile(Protocol):
         ...
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """An ε for a δ."""
+        """An ε at which the mechanism is (ε, δ)-DP, for a given δ."""
         ...
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """A δ for an ε."""
+        """A δ at which the mechanism is (ε, δ)-DP, for a given ε."""
         ...
 
 
@@ -58,7 +59,7 @@ class Gaussian(NamedTuple):
     """The profile of Gaussian differential privacy.
 
     Attributes:
-      mu: the GDP parameter, f[]; inf without any privacy.
+      mu: the GDP parameter, f[]; inf if there is no privacy.
     """
 
     mu: ArrayLike
@@ -83,7 +84,7 @@ class Pure(NamedTuple):
 
     @property
     def mu(self) -> jax.Array:
-        """The GDP parameter that it implies, f[]; the profile promises more."""
+        """The GDP parameter that pure DP implies, f[]; the profile is tighter."""
         return pure.mu(self.pure_epsilon)
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
@@ -96,10 +97,10 @@ class Pure(NamedTuple):
 
 
 class EpsilonProfile(NamedTuple):
-    """The profile of a mechanism known by ε as a function of δ.
+    """The profile of a mechanism for which only ε as a function of δ is available.
 
     Attributes:
-      of_delta: the function, rounded up.
+      of_delta: ε as a function of δ, rounded up.
     """
 
     of_delta: Callable[[ArrayLike], jax.Array]
@@ -113,9 +114,10 @@ class EpsilonProfile(NamedTuple):
         return self.of_delta(delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """A δ for an ε >= 0, within 0.1 % of the least, searched down to 1e-30."""
+        """A δ for an ε >= 0, within 0.1 % of the least δ, searched down to 1e-30."""
         validate.nonnegative("epsilon", epsilon, finite=False)
-        # Every δ asked for and met is a bound: bisection keeps one as its upper end.
+        # Each δ whose ε is at most the given one is a valid bound. The upper end of the
+        # bisection on log δ is always such a δ, or 1.
         low, high = np.log(1e-30), 0.0
         if self.of_delta(float(np.exp(low))) <= epsilon:
             return jnp.asarray(np.exp(low))
@@ -130,7 +132,7 @@ class RoundsProfile(NamedTuple):
     """The profile of a run with a random number of rounds.
 
     Attributes:
-      noise_multiplier: as for `accounting.random_rounds.delta`.
+      noise_multiplier: the noise multiplier, as in `accounting.random_rounds.delta`.
       rounds: the distribution of the number of rounds.
       sampling_rate: batch size over number of examples.
     """
@@ -162,7 +164,7 @@ class RoundsProfile(NamedTuple):
         )
 
 
-@functools.lru_cache(maxsize=256)  # a search for the capacity asks for the same few
+@functools.lru_cache(maxsize=256)  # a search for the capacity repeats a few arguments
 def _epsilon_without_overflow(
     noise_multiplier: float,
     strategy: StrategySpec | None,
@@ -173,8 +175,11 @@ def _epsilon_without_overflow(
     dtype: np.dtype,
     delta: float,
 ) -> float:
-    """ε where no bin overflows, rounded up to a dtype that is the default one."""
-    # Independent noise is geometric noise of λ = 0, whose program it then shares.
+    """The ε of random bins without overflow, rounded up to the default float dtype.
+
+    The dtype is an argument only because it belongs to the key of the cache.
+    """
+    # Independent noise is geometric noise with λ = 0, and shares its compiled program.
     toeplitz = Toeplitz(np.zeros(0), np.zeros(1))
     if strategy is not None and any(strategy[:2]):
         toeplitz = strategy.toeplitz(num_steps)
@@ -191,10 +196,10 @@ def _epsilon_without_overflow(
 
 
 class RandomBinsProfile(NamedTuple):
-    """The profile of a run in random bins, from ε by δ where no bin overflows.
+    """The profile of a run with random bins, from ε(δ) of bins that never overflow.
 
     Attributes:
-      event: what ran.
+      event: the run with random bins.
     """
 
     event: events.RandomBins
@@ -212,27 +217,29 @@ class RandomBinsProfile(NamedTuple):
         for share in _SHARES:
             if np.any(least > share * delta):
                 continue
-            # (ε, (1 − share) δ) without overflow, and the rest of δ for that.
+            # (ε, (1 − share) δ) holds without overflow; the rest of δ is for overflow.
             found = self._ideal((1 - share) * delta)
             if bool(np.all(self._overflow(found) <= share * delta)):
                 return found
         return jnp.full(delta.shape, jnp.inf)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up: the least found whose ε is no larger."""
+        """The δ for an ε >= 0, rounded up: the least δ found whose ε is no larger."""
         target = np.asarray(epsilon, np.float64)
         low = np.full(target.shape, math.log(_LEAST_DELTA))
         high = np.zeros(target.shape)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             found = np.vectorize(lambda x: float(self.epsilon(math.exp(x))))(middle)
+            # The upper end starts at δ = 1 and moves only to a δ that meets the target,
+            # so that it is always a valid bound.
             enough = found <= target
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         found = np.minimum(np.exp(high) * (1 + 1e-6), 1.0)
         return jnp.asarray(found, default_float())
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
-        """ε by δ where no bin overflows."""
+        """The ε for each δ if no bin overflows."""
         e = self.event
         of = functools.partial(
             _epsilon_without_overflow,
@@ -248,8 +255,9 @@ class RandomBinsProfile(NamedTuple):
         return jnp.asarray(found).reshape(np.shape(delta))
 
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ that bins which overflow take."""
+        """The part of δ that pays for bins that overflow, for a given ε."""
         e = self.event
+        # Without fresh bins every epoch has the same bins, so they are drawn once.
         draws = e.num_steps if e.fresh else min(e.num_steps, e.steps_per_epoch)
         return truncation.overflow_delta(
             epsilon,
@@ -264,10 +272,10 @@ def of(event: events.Event) -> Profile:
     """The profile of an event.
 
     Args:
-      event: what ran.
+      event: the event, which describes a mechanism or a whole run.
 
     Returns:
-      A `Profile`, whose bounds are those of the accountant for such events.
+      A `Profile` with the bounds of the accountant for this type of event.
 
     Example:
       >>> from dpjax.accounting import events
@@ -296,13 +304,13 @@ def of(event: events.Event) -> Profile:
 
 
 class Guarantee(NamedTuple):
-    """A privacy guarantee with everything it rests on.
+    """A privacy guarantee with its adjacency and all of its assumptions.
 
     Attributes:
-      mechanism: what was released, in words.
-      profile: ε(δ) and δ(ε): a `Gaussian`, or one that says more than any μ.
-      adjacency: which pairs of data sets it compares.
-      assumptions: what must hold beyond the code that ran, in words.
+      mechanism: a description of the released output, in words.
+      profile: ε(δ) and δ(ε): a `Gaussian`, or a profile that no μ describes exactly.
+      adjacency: the relation between the data sets that the guarantee compares.
+      assumptions: conditions that must hold beyond the code that ran, in words.
 
     Example:
       >>> guarantee = Guarantee("a sum", Gaussian(0.5), Adjacency.ZERO_OUT, ())

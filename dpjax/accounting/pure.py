@@ -1,8 +1,9 @@
-"""Pure differential privacy: what (ε, 0) says for other δ, and as Gaussian DP.
+"""Pure differential privacy: (ε, 0)-DP converted to other δ and to Gaussian DP.
 
-Of all ε-DP mechanisms randomised response is the easiest to see through, and its
-trade-off curve has one kink, at (1/(1 + e^ε), 1/(1 + e^ε)). The Gaussian curve through
-that kink lies below it everywhere, because it is convex.
+Of all ε-DP mechanisms randomised response is the one whose outputs are the easiest to
+tell apart. Its trade-off curve has one kink, at (1/(1 + e^ε), 1/(1 + e^ε)). The
+Gaussian trade-off curve through that kink lies below the curve of randomised response
+everywhere, because the Gaussian curve is convex.
 """
 
 import jax
@@ -16,8 +17,9 @@ from dpjax._core.float64 import TINY, ULP, float64
 
 @float64("up")
 def _delta64(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
-    # Kairouz, Oh and Viswanath (2015), Theorem 3.1, https://arxiv.org/abs/1311.0776: of
-    # randomised response, (e^p − e^ε) / (1 + e^p), both divided by e^p.
+    # Kairouz, Oh and Viswanath (2015), Theorem 3.1, https://arxiv.org/abs/1311.0776:
+    # randomised response has δ(ε) = (e^p − e^ε) / (1 + e^p). Numerator and denominator
+    # are divided by e^p, which may overflow.
     gap = jnp.minimum(epsilon - pure, 0.0) - 4 * ULP * pure
     delta = -jnp.expm1(gap) / (1 + jnp.exp(-pure)) * (1 + 8 * ULP)
     delta = jnp.where(epsilon >= pure, 0.0, jnp.maximum(delta, TINY))
@@ -26,7 +28,7 @@ def _delta64(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 @float64("up")
 def _epsilon64(pure: jax.Array, delta: jax.Array) -> jax.Array:
-    # The same solved for ε: ε = p + log(1 − δ (1 + e^{−p})).
+    # The same theorem, solved for ε: ε = p + log(1 − δ (1 + e^{−p})).
     covered = delta * (1 + jnp.exp(-pure)) * (1 - 8 * ULP)
     inside = covered < 1
     saved = jnp.log1p(-jnp.where(inside, covered, 0.0)) * (1 - 8 * ULP)
@@ -37,8 +39,9 @@ def _epsilon64(pure: jax.Array, delta: jax.Array) -> jax.Array:
 
 @float64("up")
 def _mu64(pure: jax.Array) -> jax.Array:
-    # 2 Φ⁻¹(e^ε/(1 + e^ε)) = √8 erf⁻¹(tanh(ε/2)), from the tail where that is close to
-    # its limit, and x²/2 >= ε where that is no number.
+    # 2 Φ⁻¹(e^ε/(1 + e^ε)) = √8 erf⁻¹(tanh(ε/2)). For ε >= 1 tanh nears its limit, and
+    # the quantile comes from the other tail. For ε >= 700 that tail underflows, and the
+    # Gaussian tail bound x²/2 >= ε at the quantile −x gives an upper bound.
     regular = (pure > 0) & (pure < jnp.inf)
     small, near = pure < 1.0, pure < 700.0
     low = np.sqrt(8) * erfinv(jnp.tanh(jnp.where(regular & small, pure, 1.0) / 2))
@@ -59,7 +62,8 @@ def delta(
       epsilon: f[*b], at least 0.
 
     Returns:
-      (e^p − e^ε) / (1 + e^p) where positive, p being pure_epsilon, f[*b], rounded up.
+      The maximum of 0 and (e^p − e^ε) / (1 + e^p), with p = pure_epsilon, f[*b],
+      rounded up.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -1,9 +1,10 @@
 """Runs that stop after a random number of rounds.
 
-If R is drawn independently of the data, releasing R and w_1, …, w_R is a mixture, and
-its δ(ε) is the mean of those of its parts, δ(ε) = E_R δ_R(ε), where δ_R is that of R
-rounds composed. Since δ_R grows with R, rounds may be grouped, each group counted as
-its largest member: an upper bound again.
+Let the number of rounds R be drawn independently of the data. The release of R and of
+the iterates w_1, …, w_R is then a mixture, and its δ(ε) is the mean over its parts:
+δ(ε) = E_R δ_R(ε), where δ_R is the δ(ε) of R composed rounds. Since δ_R grows with R,
+numbers of rounds can be grouped. Counting each group as its largest member gives an
+upper bound.
 """
 
 from typing import NamedTuple
@@ -20,8 +21,8 @@ class Rounds(NamedTuple):
     """A distribution of the number of rounds, in groups.
 
     Attributes:
-      largest: the largest number of rounds of each group, f64[g], growing.
-      probability: of each group, f64[g].
+      largest: the largest number of rounds in each group, f64[g], increasing.
+      probability: the probability of each group, f64[g].
     """
 
     largest: np.ndarray
@@ -29,11 +30,11 @@ class Rounds(NamedTuple):
 
 
 def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
-    """Group the numbers of rounds 1, 2, …, N by about equal probabilities.
+    """Group the numbers of rounds 1, 2, …, N into groups of about equal probability.
 
     Args:
-      probabilities: of 1, 2, …, N rounds, f[N], adding up to 1.
-      groups: how many groups at most.
+      probabilities: the probabilities of 1, 2, …, N rounds, f[N], adding up to 1.
+      groups: the largest number of groups.
 
     Returns:
       `Rounds`, whose probabilities add up to at least 1.
@@ -54,6 +55,7 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
     below = np.cumsum(probabilities) / total
     wanted = np.arange(1, groups + 1) / groups - 1e-9
     last = np.unique(np.minimum(np.searchsorted(below, wanted), len(below) - 1))
+    # The last group ends at the largest number of rounds with positive probability.
     last[-1] = np.max(np.nonzero(probabilities))
     last = np.unique(last)
     starts = np.concatenate([[0], last[:-1] + 1])
@@ -90,14 +92,15 @@ def _mean_delta(
     rounds: Rounds,
     sampling_rate: float,
 ) -> jax.Array:
-    """E_R δ_R(ε), from above."""
+    """An upper bound on δ(ε) = E_R δ_R(ε), f[]."""
     validate.positive("noise_multiplier", noise_multiplier)
     validate.closed_unit("sampling_rate", sampling_rate)
     # Zhang, Zheng, Mou and Wang (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
     # R is drawn first, so that δ(ε) = Σ_R P(R) δ_R(ε).
     step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
     each = pld.delta(pld.compose(step, rounds.largest), epsilon)
-    # Rounding of the weights and of a sum of few positive terms, in float32 at worst.
+    # The slack exceeds the rounding errors of the weights and of a sum of a few
+    # positive terms, in float32 at worst.
     slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
     total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
     least = jnp.where(jnp.max(each) > 0, jnp.finfo(each.dtype).tiny, 0)
@@ -130,8 +133,9 @@ def delta(
     Privacy: the last iterate and the number of rounds together, and all iterates of the
     run too, are (ε, δ)-DP. Each batch is a fresh uniformly random subset.
 
-    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, in place of Theorem 4;
-    each round is C_p(G_μ) of Bok, Su and Altschuler (2024), Proposition D.4.
+    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2; the bound here replaces
+    their Theorem 4. Each round has the trade-off curve C_p(G_μ) of Bok, Su and
+    Altschuler (2024), Proposition D.4.
 
     Example:
       >>> rounds = uniform(1000, groups=8)
@@ -147,13 +151,13 @@ def epsilon(
     """ε of noisy SGD for a random number of rounds: `delta` solved for ε.
 
     Args:
-      noise_multiplier: as for `delta`.
-      delta: in (0, 1).
-      rounds: as for `delta`.
-      sampling_rate: as for `delta`.
+      noise_multiplier: the noise multiplier, as for `delta`.
+      delta: the target δ, in (0, 1).
+      rounds: the distribution of the number of rounds, as for `delta`.
+      sampling_rate: batch size over number of examples, as for `delta`.
 
     Returns:
-      The least ε >= 0 with that δ, f[], rounded up.
+      The least ε >= 0 whose δ(ε) is at most delta, f[], rounded up.
 
     Raises:
       ValueError: an argument is out of range.
@@ -170,4 +174,5 @@ def epsilon(
 
     if bool(delta_of(0.0) <= delta):
         return jnp.zeros(())
+    # δ(ε) falls as ε grows, so ε is the parameter of the search and δ the target.
     return calibrate.solve(delta_of, delta)

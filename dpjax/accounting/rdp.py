@@ -1,12 +1,12 @@
 """Rényi differential privacy: curves over orders, their sum, and conversion.
 
 A curve is an array f[*b, k]: the Rényi divergence between the outputs on neighbouring
-data sets is at most curve[..., i] at order orders[i], in both directions. Curves of
-mechanisms run one after the other add up.
+data sets is at most curve[..., i] at order orders[i], in both directions. The curve of
+mechanisms that run one after the other is the sum of their curves.
 
-Subsampled curves come from a quadrature whose error is measured, not proven: at most
-1e-11 of what it approximates on 200,000 random points, against three times as many
-nodes, and 1e-10 is added. All roundings are bounded.
+Subsampled curves come from a quadrature whose error is measured, not proven. On 200,000
+random points the error is at most 1e-11 of the integral, against three times as many
+nodes. A margin of 1e-10 is added. All rounding errors are bounded.
 """
 
 import jax
@@ -30,10 +30,12 @@ ORDERS = 1.0 + np.concatenate(
 @float64("up")
 def _compose64(*curves_and_count: jax.Array) -> jax.Array:
     *curves, count = curves_and_count
-    # Mironov (2017), Proposition 1, https://arxiv.org/abs/1702.07476: the sum.
+    # Mironov (2017), Proposition 1, https://arxiv.org/abs/1702.07476: the curve of a
+    # composition is the sum of the curves.
     total = sum(curves) * (1 + len(curves) * ULP)
     is_count = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
     finite = total < jnp.inf  # false for NaN
+    # No mechanism runs at count 0, where ∞ · 0 would be NaN; hence the wheres.
     value = jnp.where(finite, total, 0.0) * jnp.where(is_count, count, 1.0)
     value = value * (1 + 2 * ULP)
     value = jnp.where(finite | (count == 0), value, jnp.inf)
@@ -41,14 +43,14 @@ def _compose64(*curves_and_count: jax.Array) -> jax.Array:
 
 
 def _array(value: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
-    """The value as an array, and static if it was."""
+    """The value as an array: a NumPy array unless it is a JAX array already."""
     return value if isinstance(value, jax.Array) else np.asarray(value, np.float64)
 
 
 def _align(
     *scalars: jax.typing.ArrayLike, curves: tuple[jax.typing.ArrayLike, ...]
 ) -> list[jax.Array | np.ndarray]:
-    """Curves and then scalars, which get an axis of orders, all with as many axes."""
+    """The curves, then the scalars with an axis of orders, all of the same rank."""
     arrays = [_array(x) for x in curves] + [_array(x)[..., None] for x in scalars]
     rank = max(x.ndim for x in arrays)
     return [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in arrays]
@@ -90,8 +92,9 @@ def poisson_gaussian(
 ) -> jax.Array:
     """The Rényi curve of the Gaussian mechanism on a Poisson sample.
 
-    Every example takes part independently, with the same probability; its contribution
-    to the sum is at most one clip norm, and is there or not (ADD_REMOVE, ZERO_OUT).
+    Every example takes part independently, with the same probability. The contribution
+    of an example to the sum is at most one clip norm, and is present in only one of the
+    two data sets (ADD_REMOVE, ZERO_OUT).
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], at least 0.
@@ -99,10 +102,10 @@ def poisson_gaussian(
       orders: f[k], above 1, whole numbers or not.
 
     Returns:
-      The curve, f[*b, k], rounded up: for noise multipliers of 0.1 and more it exceeds
-      the exact divergence by at most 2e-10 + 1e-14 / (a − 1) of it before the last
-      cast. Below 0.1 it is the looser bound that convexity gives. A traced argument out
-      of range gives inf.
+      The curve, f[*b, k], rounded up. For noise multipliers of 0.1 and more the curve
+      exceeds the exact divergence at order a by a relative error of at most
+      2e-10 + 1e-14 / (a − 1) before the last cast. Below 0.1 the curve is the looser
+      bound that convexity gives. A traced argument out of range gives inf.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -137,9 +140,10 @@ def fixed_size_gaussian(
       orders: f[k], above 1, whole numbers or not.
 
     Returns:
-      The curve, f[*b, k], rounded up: for noise multipliers of 0.2 and more within
-      2e-10 + 1e-14 / (a − 1) of the exact divergence of the trade-off curve C_q(G_μ),
-      μ = 2 / noise_multiplier. A traced argument out of range gives inf.
+      The curve, f[*b, k], rounded up. For noise multipliers of 0.2 and more the curve
+      is within 2e-10 + 1e-14 / (a − 1) of the exact divergence at order a of the
+      trade-off curve C_q(G_μ), μ = 2 / noise_multiplier. A traced argument out of range
+      gives inf.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -147,8 +151,9 @@ def fixed_size_gaussian(
     Privacy: REPLACE adjacency; each batch is a uniformly random subset of fixed size,
     drawn without replacement and anew in each step.
 
-    Reference: Dong, Roth and Su (2022), Theorem 9, and Rényi divergences do not grow
-    under what maps that curve's pair of distributions to the mechanism's.
+    Reference: Dong, Roth and Su (2022), Theorem 9. Rényi divergences do not grow under
+    the post-processing that maps the pair of distributions of C_q(G_μ) to the pair of
+    the mechanism.
 
     Example:
       >>> import numpy as np
@@ -165,21 +170,23 @@ def fixed_size_gaussian(
 def compose(
     *curves: jax.typing.ArrayLike, count: jax.typing.ArrayLike = 1
 ) -> jax.Array:
-    """The curve of all the mechanisms run one after the other, count times over.
+    """The curve of several mechanisms that run one after the other, count times.
 
     Args:
-      curves: f[*b, k] each, at the same orders, at least 0.
-      count: how often, f[*b], whole numbers from 0 on.
+      curves: the curves of the mechanisms, f[*b, k] each, at the same orders, at least
+        0.
+      count: the number of repetitions, f[*b], whole numbers, at least 0.
 
     Returns:
-      count times the sum, f[*b, k], rounded up. A traced count that is not whole counts
-      as the next whole number, at which derivatives by it are taken; one that is
-      negative, and a NaN, give inf.
+      count times the sum, f[*b, k], rounded up. A traced count that is not whole is
+      rounded up to the next whole number, and derivatives by the count are taken there.
+      A negative count and a NaN give inf.
 
     Raises:
       ValueError: there is no curve, or a static argument is out of range.
 
-    Privacy: adaptive choices included, as long as the curves are fixed beforehand.
+    Privacy: a mechanism may depend on the outputs of earlier ones, as long as all
+    curves are fixed beforehand.
 
     Reference: Mironov (2017), Proposition 1.
 
@@ -206,7 +213,7 @@ def epsilon(
     orders: jax.typing.ArrayLike,
     delta: jax.typing.ArrayLike,
 ) -> jax.Array:
-    """The least ε >= 0 that the curve proves at δ.
+    """The least ε >= 0 at which the curve proves (ε, δ)-DP.
 
     Args:
       curve: Rényi divergences, f[*b, k].
@@ -239,7 +246,10 @@ def best_order(
     orders: jax.typing.ArrayLike,
     delta: jax.typing.ArrayLike,
 ) -> jax.Array:
-    """The order from which `epsilon` comes; an end of the range asks for a wider one.
+    """The order that gives `epsilon`.
+
+    If this order is at an end of the range of orders, a wider range may give a smaller
+    ε.
 
     Args:
       curve: Rényi divergences, f[*b, k].
@@ -247,7 +257,7 @@ def best_order(
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      One of the orders, f[*b], the first of them if several are as good.
+      One of the orders, f[*b], the first of them in a tie.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -269,7 +279,7 @@ def delta(
     orders: jax.typing.ArrayLike,
     epsilon: jax.typing.ArrayLike,
 ) -> jax.Array:
-    """The least δ that the curve proves at ε.
+    """The least δ at which the curve proves (ε, δ)-DP.
 
     Args:
       curve: Rényi divergences, f[*b, k].

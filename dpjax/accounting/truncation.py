@@ -1,8 +1,8 @@
-"""What it costs to leave examples out when a Poisson batch overflows its shape.
+"""The privacy cost of dropping examples when a Poisson batch exceeds its capacity.
 
-`poisson_gaussian` accounts for it in the privacy-loss distribution of a step, at next
-to no cost in ε if it seldom happens. `overflow_delta` is a union bound for any other
-accountant.
+`poisson_gaussian` accounts for dropped examples in the privacy-loss distribution of a
+step, with hardly any increase of ε if batches seldom overflow. `overflow_delta` is a
+union bound for any other accountant.
 """
 
 import jax
@@ -22,14 +22,16 @@ def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -
     from scipy.special import betainc, gammaln
 
     tail = betainc(max_batch_size + 1, num_examples - max_batch_size, rate)
-    # The incomplete beta function has the exponential of log-gammas for a factor.
+    # The incomplete beta function has a factor exp(sum of log-gammas), whose relative
+    # error is the absolute error of that sum.
     error = 16 * ULP * (gammaln(num_examples + 2) + 64)
     return min(float(tail) * (1 + error) + np.finfo(np.float64).tiny, 1.0)
 
 
 @float64("up")
 def _overflow_delta64(epsilon: jax.Array, expected_overflows: jax.Array) -> jax.Array:
-    # What can overflow at all does so more often than e^{-709} times.
+    # The clip at 709 avoids e^ε = ∞. It changes nothing, because a positive probability
+    # of overflow is above e^{−709}, so that δ is 1 there.
     growth = 1 + jnp.exp(jnp.clip(epsilon, 0.0, 709.0))
     delta = jnp.minimum(growth * expected_overflows * (1 + 8 * ULP), 1.0)
     return jnp.where(epsilon >= 0, delta, 1.0)
@@ -49,22 +51,24 @@ def poisson_gaussian(
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       sampling_rate: q, the probability that an example is drawn, f[*b], in [0, 1].
       num_examples: n, the size of the larger of the two data sets, at least 1.
-      max_batch_size: b, the shape of the batch, at least 1.
-      adjacency: any.
+      max_batch_size: b, the capacity of the batch, at least 1.
+      adjacency: the relation between the data sets that are compared; any of them.
 
     Returns:
-      A `pld.PLD` of one step; that of `pld.poisson_gaussian` where b is n or more.
+      A `pld.PLD` of one step. If b is n or more, the result is that of
+      `pld.poisson_gaussian`.
 
     Raises:
       ValueError: a static argument is out of range; adjacency is not an `Adjacency`.
 
-    Privacy: every example is drawn independently of all others, in each step anew. Of
-    more than b examples a uniformly random b are kept, and each contributes at most one
-    clip norm. The pair is that of `pld.poisson_gaussian` where the other examples leave
-    room. Where they do not, an example takes part with probability
-    q E[b / (D + 1) | D >= b], D ~ Binomial(n − 1, q), and moves the sum by up to two
-    clip norms, because another one makes way for it: the pair C_r(G_{2/σ}) of sampling
-    of fixed size (docs/accounting.md has the proof).
+    Privacy: every example is drawn independently of all others and of other steps. If
+    more than b examples are drawn, a uniformly random subset of b examples takes part,
+    and each contributes at most one clip norm. If the other examples do not fill the
+    batch, the pair is that of `pld.poisson_gaussian`. If they do, an example takes part
+    with probability r = q E[b / (D + 1) | D >= b], D ~ Binomial(n − 1, q), and
+    displaces another example, so that the sum moves by up to two clip norms. The pair
+    is then C_r(G_{2/σ}), as for sampling of fixed size (docs/accounting.md has the
+    proof).
 
     Reference: the setting is that of Chua et al. (2024), "Scalable DP-SGD: Shuffling
     vs. Poisson Subsampling".
@@ -96,21 +100,21 @@ def overflow_delta(
     max_batch_size: int,
     num_steps: int,
 ) -> jax.Array:
-    """What to add to δ when `dpjax.sampling.poisson` may leave examples out.
+    """The increase of δ because `dpjax.sampling.poisson` may drop examples.
 
-    With `pld`, `poisson_gaussian` is tighter.
+    For accounting by `pld`, the function `poisson_gaussian` is tighter.
 
-    A step that overflows is another mechanism than the one accounted for. On either
-    data set the run differs from an ideal one with probability at most p = T P[more
-    than b examples are drawn], and an ideal (ε, δ) guarantee becomes one for
-    (ε, δ + p + e^ε p).
+    A step that overflows is not the mechanism that the accountant assumes. On either
+    data set the run differs from an ideal run without overflow with probability at most
+    p = T P[more than b examples are drawn]. An (ε, δ) guarantee of the ideal run
+    becomes a guarantee of (ε, δ + p + e^ε p) for the actual run.
 
     Args:
       epsilon: the ε at which δ is stated, f[*b], at least 0.
       num_examples: n, the size of the larger of the two data sets, at least 1.
-      sampling_rate: q, in [0, 1], static.
-      max_batch_size: b, the shape of the batch, at least 1.
-      num_steps: T, at least 1.
+      sampling_rate: q, the probability that an example is drawn, in [0, 1], static.
+      max_batch_size: b, the capacity of the batch, at least 1.
+      num_steps: T, the number of steps, at least 1.
 
     Returns:
       (1 + e^ε) p, f[*b], rounded up, at most 1.

@@ -1,6 +1,7 @@
 """Batches of evaluations, one after the other.
 
-Loops that end early and slices at places of their own are slower side by side.
+`jax.vmap` would be slower for loops whose trip counts differ between batch elements,
+and for dynamic slices whose positions differ.
 """
 
 import functools
@@ -11,7 +12,10 @@ import jax.numpy as jnp
 
 
 def one_by_one(scalar: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A function of numbers, and of keywords, for arrays that broadcast."""
+    """The function of scalars as a function of arrays, which broadcast.
+
+    Keyword arguments are passed on unchanged. The result has the broadcast shape.
+    """
 
     @functools.wraps(scalar)
     def batched(*args: jax.Array, **kwargs: object) -> jax.Array:

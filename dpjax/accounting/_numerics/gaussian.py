@@ -1,4 +1,4 @@
-"""The trade-off curve of N(0, 1) against N(μ, 1), its δ(ε) and ε(δ): scalar functions.
+"""The trade-off curve, δ(ε) and ε(δ) of N(0, 1) against N(μ, 1): scalar functions.
 
 With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R(x) = Φ(−x)/φ(x), the identity
 e^ε φ(b) = φ(a) turns
@@ -6,10 +6,11 @@ e^ε φ(b) = φ(a) turns
     δ(ε) = Φ(−a) − e^ε Φ(−b) = φ(a) (R(a) − R(b))
 
 into a form without cancellation, because R(a) − R(b) is the integral of the positive
-function e^{−at−t²/2} (1 − e^{−μt}) over t > 0. Everything here evaluates that.
+function e^{−at−t²/2} (1 − e^{−μt}) over t > 0. All functions of δ and ε in this module
+evaluate that form.
 
-These are cores, to be called in the float64 scope. Their derivatives are closed forms
-of their own, or the implicit function theorem's.
+The functions are cores, to be called in the float64 scope. Their derivatives are closed
+forms, or come from the implicit function theorem.
 """
 
 import jax
@@ -20,14 +21,18 @@ from jax.scipy.special import ndtr, ndtri
 from dpjax._core.float64 import TINY, ULP, scoped
 from dpjax._core.searches import newton, nudge
 
+# Gauss-Legendre nodes and weights on [0, 1], for Mills' ratio.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
 LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 
 
 def mills(a: jax.Array, mu: jax.typing.ArrayLike | None = None) -> jax.Array:
-    """R(a), or (R(a) − R(a + μ)) / μ given μ, for a >= −1, f[*b]: one quadrature."""
-    # R(a) = ∫ e^{−at−t²/2} dt by Gauss's rule. The integrand is entire, and has fallen
+    """Mills' ratio R(a), or (R(a) − R(a + μ)) / μ given μ, for a >= −1, f[*b].
+
+    One quadrature gives either value.
+    """
+    # R(a) = ∫ e^{−at−t²/2} dt by Gauss's rule. The integrand is entire, and decreases
     # to e^{−40} at the upper end of the interval.
     a = jnp.expand_dims(a, -1)
     length = 80.0 / (a + jnp.sqrt(a * a + 80.0))
@@ -35,16 +40,18 @@ def mills(a: jax.Array, mu: jax.typing.ArrayLike | None = None) -> jax.Array:
     t = length * np.expand_dims(_NODES, before)
     integrand = jnp.exp(-a * t - 0.5 * t * t)
     if mu is not None:
-        # Its limit, but for what underflows.
+        # The floor on μ gives the limit μ → 0 without 0 / 0.
         mu = jnp.broadcast_to(jnp.maximum(mu, 1e-290), a.shape[:-1])[..., None]
         integrand = integrand * (-jnp.expm1(-mu * t) / mu)
     return length[..., 0] * jnp.sum(integrand * np.expand_dims(_WEIGHTS, before), -1)
 
 
 def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
-    """Log (R(a) − R(a + μ)); the factor 1 − e^{−μt} is too sharp for nodes if μ >= 1.
+    """The log of R(a) − R(a + μ).
 
-    It is divided by a small μ, so that nothing underflows where a is not huge.
+    For μ < 1 one quadrature gives the difference divided by μ, so that nothing
+    underflows unless a is huge. For μ >= 1 the factor 1 − e^{−μt} is too steep for the
+    nodes, and two ratios are subtracted.
     """
     small = mu < 1.0
     below = jnp.where(small, mu, 1.0)
@@ -53,26 +60,30 @@ def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
 
 
 def log_phi(x: jax.Array) -> jax.Array:
-    """Log φ(x)."""
+    """The log of the standard normal density φ(x)."""
     return -0.5 * x * x - LOG_SQRT_2PI
 
 
 def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The numbers a and b, whose squares are finite where δ is not 1."""
+    """The numbers a and b; their squares are finite unless δ is 1."""
+    # The cap of 1e154 keeps the squares below the overflow threshold.
     steps = jnp.minimum(epsilon / mu, 1e154)
     return steps - mu / 2, steps + mu / 2
 
 
 def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """Log δ(ε) for 0 < μ < ∞ and finite ε >= 0, with its rounding error added."""
+    """An upper bound on log δ(ε), for 0 < μ < ∞ and finite ε >= 0.
+
+    The bound is log δ(ε) plus its rounding error.
+    """
     # Balle and Wang (2018), Theorem 8, https://arxiv.org/abs/1805.06530:
-    # δ(ε) = Φ(−a) − e^ε Φ(−b), which is φ(a) (R(a) − R(b)) where a is in the tail and
-    # Φ(−a) − φ(a) R(b) where it is not.
+    # δ(ε) = Φ(−a) − e^ε Φ(−b). This is evaluated as φ(a) (R(a) − R(b)) for a >= −1 and
+    # as Φ(−a) − φ(a) R(b) for a < −1. Each form gets values of a from its own range.
     a, b = _ends(mu, epsilon)
     in_tail = a >= -1.0
     a_tail = jnp.maximum(a, -1.0)
     log_difference = _log_mills_difference(a_tail, mu)
-    # a is off by b ulps, and log δ has a slope of |a| + 2 at most there.
+    # The error of a is b ulps, and log δ has a slope of at most |a| + 2 there.
     error = 16.0 + jnp.abs(log_difference) + 2 * jnp.abs(jnp.log(jnp.minimum(mu, 1.0)))
     error = ULP * error + ULP * (2.0 + jnp.abs(a_tail)) * (2.0 + b)
     tail = log_phi(a_tail) + log_difference + error
@@ -86,12 +97,12 @@ def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
 @jax.custom_jvp
 @scoped
 def delta_of(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """δ(ε) from above, for any numbers."""
+    """An upper bound on δ(ε), for arguments of any value."""
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
     value = jnp.maximum(jnp.exp(log_delta(mu_, epsilon_)), TINY)
-    # μ = 0 and ε = ∞ leak nothing; μ = ∞, ε < 0 and NaN promise nothing. Whatever else
-    # leaks something.
+    # μ = 0 or ε = ∞ gives δ = 0. μ = ∞, ε < 0 or a NaN gives no guarantee, so δ = 1.
+    # All other arguments give a positive δ, at least TINY.
     corner = jnp.where((mu == 0) | (epsilon == jnp.inf), 0.0, 1.0)
     return jnp.where(regular, value, corner)
 
@@ -105,7 +116,7 @@ def _delta_jvp(primals, tangents):
 
 
 def slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """∂δ/∂μ = φ(a) and ∂δ/∂ε = −e^ε Φ(−b) = −φ(a) R(b)."""
+    """The partial derivatives ∂δ/∂μ = φ(a) and ∂δ/∂ε = −e^ε Φ(−b) = −φ(a) R(b)."""
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
     a, b = _ends(mu_, epsilon_)
@@ -117,16 +128,18 @@ def slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
 @jax.custom_jvp
 @scoped
 def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
-    """ε(δ) from above, for any numbers."""
+    """An upper bound on ε(δ), for arguments of any value."""
     regular = (mu > 0) & (mu < jnp.inf) & (delta > 0) & (delta < 1)
     mu_, delta_ = jnp.where(regular, mu, 1.0), jnp.where(regular, delta, 0.5)
     log_target = jnp.log(delta_)
-    # δ(ε) <= Φ(−a), so the ε at which Φ(−a) = δ is on the good side. δ(ε) is
-    # log-concave in ε: it integrates (1 − e^{ε−x})₊ against a Gaussian.
+    # δ(ε) <= Φ(−a), so the ε at which Φ(−a) = δ meets the target. δ(ε) is log-concave
+    # in ε, because it is the integral of (1 − e^{ε−x})₊ against a Gaussian. Newton's
+    # method therefore approaches the root from that side.
     start = jnp.maximum(mu_ * (mu_ / 2 - ndtri(delta_)), 0.0)
     start = jnp.minimum(start, jnp.finfo(jnp.float64).max)
     root = newton(lambda e: log_delta(mu_, e) - log_target, start)
     root = jnp.where(delta_of(mu_, jnp.zeros_like(mu_)) <= delta_, 0.0, root)
+    # Rounding may leave the last iterate on the wrong side by a few ulps.
     root = nudge(lambda e: delta_of(mu_, e) <= delta_, root, 1.0)
     free = (mu == 0) | (delta >= 1)
     return jnp.where(regular, root, jnp.where(free, 0.0, jnp.inf))
@@ -138,6 +151,7 @@ def _epsilon_jvp(primals, tangents):
     (mu, delta), (dmu, ddelta) = primals, tangents
     epsilon = epsilon_of(mu, delta)
     by_mu, by_epsilon = slopes(mu, epsilon)
+    # The implicit function theorem holds where ε is the root of δ(ε) = δ.
     on_curve = (epsilon > 0) & (epsilon < jnp.inf) & (by_epsilon < 0)
     slope = jnp.where(on_curve, by_epsilon, -1.0)
     depsilon = (ddelta - by_mu * dmu) / slope
@@ -147,13 +161,13 @@ def _epsilon_jvp(primals, tangents):
 @jax.custom_jvp
 @scoped
 def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
-    """The largest μ that is (ε, δ)-DP, from below, for any numbers."""
+    """A lower bound on the largest μ that is (ε, δ)-DP, for arguments of any value."""
     regular = (epsilon >= 0) & (epsilon < jnp.inf) & (delta > 0) & (delta < 1)
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)
     log_target = jnp.log(delta_)
-    # Φ(μ/2 − ε/μ) = δ is a quadratic in μ whose root is on the good side, except
-    # that at ε = 0 it may vanish; there δ = erf(μ/√8) is solved in closed form.
-    # δ is log-concave in μ: its derivative φ(ε/μ − μ/2) is.
+    # Φ(μ/2 − ε/μ) = δ is a quadratic equation in μ, and its root meets the target. At
+    # ε = 0 that root may vanish, and δ = erf(μ/√8) is solved in closed form instead.
+    # δ is log-concave in μ, because its derivative φ(ε/μ − μ/2) is.
     z = ndtri(delta_)
     root = jnp.hypot(z, jnp.sqrt(2.0) * jnp.sqrt(epsilon_))
     divisor = root - jnp.minimum(z, 0.0)
@@ -181,11 +195,12 @@ def _mu_jvp(primals, tangents):
 @jax.custom_jvp
 @scoped
 def tradeoff(mu: jax.Array, alpha: jax.Array) -> jax.Array:
-    """G_μ(α) from below, for any numbers."""
+    """A lower bound on G_μ(α), for arguments of any value."""
     inside = (alpha > 0) & (alpha < 1) & (mu >= 0)
     z = ndtri(jnp.where(inside, alpha, 0.5))
     # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
-    # G_μ(α) = Φ(Φ⁻¹(1 − α) − μ). An error in what Φ is of counts |z|-fold, in the tail.
+    # G_μ(α) = Φ(Φ⁻¹(1 − α) − μ). In the tail, an error in the argument z of Φ becomes
+    # |z| times as large in the log of Φ.
     far = -z - mu - 8 * ULP * (jnp.abs(z) + mu)
     beta = ndtr(far) * (1 - ULP * (64 + 4 * jnp.minimum(far * far, 1e6)))
     nothing = (alpha <= 0) & (mu >= 0) & (mu < jnp.inf)
@@ -198,7 +213,8 @@ def _tradeoff_jvp(primals, tangents):
     (mu, alpha), (dmu, dalpha) = primals, tangents
     inside = (alpha > 0) & (alpha < 1) & (mu >= 0) & (mu < jnp.inf)
     mu_, z = jnp.where(inside, mu, 1.0), ndtri(jnp.where(inside, alpha, 0.5))
-    # −φ(z + μ), and −φ(z + μ) / φ(z) with the squares cancelled
+    # The derivatives are −φ(z + μ) by μ, and −φ(z + μ) / φ(z) by α. The squares z² in
+    # the second exponent cancel, so that large |z| causes no overflow.
     by_mu = -jnp.exp(log_phi(z + mu_))
     by_alpha = -jnp.exp(-mu_ * (z + mu_ / 2))
     slope = jnp.where(inside, by_mu, 0.0) * dmu + jnp.where(inside, by_alpha, 0.0) * (

@@ -1,8 +1,9 @@
 """The search for the parameter at which a monotone function crosses zero.
 
-It walks until the function has changed its sign, and then closes in. Over concrete
-numbers it calls the function as it is, which may be compiled; what lies between is
-compiled here, once, and not operation by operation.
+The search walks until the function has changed its sign, and then narrows the bracket.
+With concrete numbers the search calls the function directly, so that a caller may
+compile it. The search's own arithmetic between two calls is compiled once, as one
+program, and not operation by operation.
 """
 
 import functools
@@ -16,18 +17,25 @@ from jax.core import Tracer
 
 _Function = Callable[[jax.Array], jax.Array]
 _State = TypeVar("_State")
-_LEAST_STRIDE = 1e-3  # of the logarithm; ten squares of it are far
+_LEAST_STRIDE = 1e-3  # the least log of a first stride; ten squarings exceed e
 
 
 class Point(NamedTuple):
-    """A parameter, and by how much its ε is too large."""
+    """A parameter, and the excess of log ε over the log of its target there."""
 
     at: jax.Array
     excess: jax.Array
 
 
 class _Walk(NamedTuple):
-    """Two points one after the other, and by which factor to go on."""
+    """The last two points of the walk, and the factor of the next stride.
+
+    Attributes:
+      before: the point before the last one.
+      now: the last point.
+      stride: the factor by which the parameter changes next.
+      moved: whether the last stride changed the parameter.
+    """
 
     before: Point
     now: Point
@@ -39,10 +47,12 @@ class _Bracket(NamedTuple):
     """A point where the excess is positive, and one where it is not.
 
     Attributes:
-      bad: the former.
-      good: the latter.
-      radius: half the width that bisection would have left by now, on the logarithm.
-      curvature: how far from the secant's zero to ask, over the square of the width.
+      bad: the point where the excess is positive.
+      good: the point where the excess is at most zero.
+      radius: half the width, in the log of the parameter, of the bracket that bisection
+        would have after as many steps.
+      curvature: the distance from the secant's zero at which to evaluate, over the
+        square of the width.
     """
 
     bad: Point
@@ -56,7 +66,8 @@ def _while(
     body: Callable[[_State], _State],
     state: _State,
 ) -> _State:
-    """A loop that compiles nothing when its state is concrete."""
+    """A while loop: `jax.lax.while_loop` if the state is traced, else a Python loop."""
+    # A Python loop avoids compiling the function again within a larger program.
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(state)):
         return jax.lax.while_loop(cond, body, state)
     while bool(cond(state)):
@@ -72,10 +83,18 @@ def bracket(
 ) -> tuple[Point, Point]:
     """Walk from start, squaring the stride, until the sign of the excess changes.
 
-    The first stride is by two, or less where little is missing: log ε seldom falls more
-    slowly than the root of the parameter grows.
+    The first stride is at most a factor of two. It is smaller if the first excess is
+    small, because log ε seldom falls more slowly than the log of the square root of the
+    parameter grows.
 
-    Returns the last two points, the last one at an end if the sign never changed.
+    Args:
+      excess: the function, positive where the target is missed.
+      start: the first parameter.
+      increasing: whether the function grows with the parameter.
+      ends: the smallest and the largest parameter to evaluate.
+
+    Returns:
+      The last two points. If the sign never changed, the last one is at an end.
     """
 
     def body(walk: _Walk) -> _Walk:
@@ -90,6 +109,7 @@ def bracket(
 
 @jax.jit
 def _goes_on(walk: _Walk) -> jax.Array:
+    # A stride that changes nothing has reached an end.
     return ((walk.before.excess > 0) == (walk.now.excess > 0)) & walk.moved
 
 
@@ -108,9 +128,10 @@ def _walk(walk: _Walk, reached: Point) -> _Walk:
 
 @jax.jit
 def crossing(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
-    """Whether the excess changed its sign, and the bad and the good end.
+    """Whether the excess changed its sign, and the bad and the good end of the bracket.
 
-    Without a crossing the search ended at an end, and any closed bracket will do.
+    If the excess did not change its sign, the walk stopped at an end of the range. The
+    bracket is then a fixed one of width zero, whose result is not used.
     """
     crossed = (first.excess > 0) != (second.excess > 0)
 
@@ -125,8 +146,9 @@ def crossing(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
 def close(excess: _Function, bad: Point, good: Point, tolerance: float) -> jax.Array:
     """The good end of the bracket once its relative width is at most the tolerance.
 
-    The ITP method on the logarithm, on which most accountants are nearly straight. The
-    good end is always a point at which the excess was asked for, and at most 0.
+    The method is ITP in the log of the parameter, in which most accountants are nearly
+    linear. The good end is always a point where the excess was evaluated and found to
+    be at most 0.
 
     Reference: Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, with
     κ₁ (b − a) = 0.2, κ₂ = 2, n₀ = 1.
@@ -145,8 +167,8 @@ def close(excess: _Function, bad: Point, good: Point, tolerance: float) -> jax.A
 @functools.partial(jax.jit, static_argnums=2)
 def _open_bracket(bad: Point, good: Point, tolerance: float) -> _Bracket:
     width = jnp.abs(jnp.log(good.at) - jnp.log(bad.at))
-    # Their radius ρ: the widest half bracket that bisection would leave before each
-    # step, and one more.
+    # The radius ρ of the reference: the largest half-width that bisection would have
+    # before each step, with one step to spare.
     halvings = jnp.ceil(jnp.log2(jnp.maximum(width / tolerance, 1.0)))
     curvature = 0.2 / jnp.maximum(width, tolerance)
     return _Bracket(bad, good, tolerance * jnp.exp2(halvings), curvature)
@@ -159,12 +181,16 @@ def _is_open(bracket: _Bracket, tolerance: float) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _aim(bracket: _Bracket, tolerance: float) -> jax.Array:
-    """Where to ask: near the secant's zero, and no further off than bisection."""
+    """The next parameter to evaluate: near the secant's zero, clipped by ITP's radius.
+
+    The clip keeps the number of steps within one of bisection's.
+    """
     high, low = bracket.bad.excess, bracket.good.excess
     a, b = jnp.log(bracket.bad.at), jnp.log(bracket.good.at)
     width, half = jnp.abs(b - a), (a + b) / 2
     secant = a + (b - a) * high / (high - low)
-    # Half a tolerance past the secant's zero at least, so that both ends move.
+    # Evaluate at least half a tolerance past the secant's zero, so that both ends of
+    # the bracket move.
     nudge = jnp.maximum(bracket.curvature * width * width, 0.5 * tolerance)
     nudge = jnp.minimum(nudge, jnp.abs(half - secant))
     aim = secant + jnp.sign(half - secant) * nudge

@@ -1,18 +1,19 @@
-"""Laws of likelihood ratios, bounded in convex order.
+"""Distributions of likelihood ratios, bounded in convex order.
 
-With L = dP/dQ under Q, which has mean one, E(L − e^ε)₊ and E(1 − e^ε L)₊ are the δ(ε)
-of one order of the data sets and of the other. Both are means of convex functions of L.
-So a law that is larger in convex order is a bound on both from above, one that is
-smaller is a bound from below, and averages and products of independent ones keep the
-order (Shaked and Shanthikumar, 2007, section 3.A).
+Let L = dP/dQ be the likelihood ratio under Q, where its mean is one. Then E(L − e^ε)₊
+is δ(ε) for one order of the data sets, and E(1 − e^ε L)₊ is δ(ε) for the other. Both
+are means of convex functions of L. A distribution of L that is larger in convex order
+therefore bounds both from above, and one that is smaller bounds both from below.
+Averages and products of independent ratios preserve the order (Shaked and Shanthikumar,
+2007, section 3.A). In this package a "law" is the distribution of a likelihood ratio.
 
-1. `spread`: a law on a grid that is even in log L, from above: what falls between two
-   points goes to both so that the mean stays.
-2. `cells`: the same from below: what falls in a cell is replaced by its mean.
-3. `pairing`: all pairs of two grids at once. The place of the mean of e^{hi} and
-   e^{hj}, beyond hi, depends on j − i alone, so that a sum over pairs is a sum of
-   products of shifted rows.
-4. `fold`: many independent copies, by doubling.
+1. `spread`: a bound from above, on a grid that is evenly spaced in log L. Mass between
+   two points moves to both, such that the mean stays the same.
+2. `cells`: a bound from below. Mass in a cell is replaced by its conditional mean.
+3. `pairing`: the means of all pairs of points of two grids. The distance of the log of
+   the mean of e^{hi} and e^{hj} from hi depends on j − i alone, so that a sum over
+   pairs is a sum of products of shifted rows.
+4. `fold`: the mean or product of many independent copies, by doubling.
 
-All terms are positive, so that rounding is relative to each mass.
+All terms are positive, so that rounding errors are relative to each mass.
 """

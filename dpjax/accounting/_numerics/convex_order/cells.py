@@ -1,8 +1,9 @@
-"""Laws from below: conditional means on cells.
+"""Lower bounds in convex order: conditional means on cells.
 
-A cell is known by a point of the grid, which is about where its mean is. Which pairs go
-to which cell is decided by those points; where the means are follows from the masses
-that P and Q have there, exactly, so that any choice gives a bound (Jensen).
+Each cell is labelled by a grid point, which is about the mean of L in the cell. The
+labels determine which pairs move to which cell. The exact means follow from the masses
+of P and Q in the cells, so that every choice of labels gives a bound (Jensen's
+inequality).
 """
 
 from typing import NamedTuple
@@ -22,11 +23,11 @@ from dpjax.accounting._numerics.convex_order.grid import (
 
 
 class Masses(NamedTuple):
-    """Of one law in cells, or of several.
+    """The masses of one distribution in cells, or of a batch of them.
 
     Attributes:
-      mass: Q's, f[*b, n].
-      weight: P's, f[*b, n]: the mean of L in a cell times its mass.
+      mass: Q's mass in each cell, f[*b, n].
+      weight: P's mass in each cell, f[*b, n]: the mean of L there times Q's mass.
     """
 
     mass: jax.Array
@@ -34,15 +35,19 @@ class Masses(NamedTuple):
 
 
 class Law(NamedTuple):
-    """A law and where its cells are."""
+    """A distribution of the likelihood ratio: labels of the cells, and their masses."""
 
     grid: Grid
     masses: Masses
 
 
 def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
-    """L with log L ~ N(−v/2, v): the ratio of N(√v, 1) and N(0, 1)."""
+    """A lower bound on the likelihood ratio L of N(√v, 1) and N(0, 1).
+
+    Under N(0, 1), log L ~ N(−v/2, v).
+    """
     grid = make_grid(variance, tail, n)
+    # Cells are centred on grid points. The tails belong to the first and last cell.
     law = normal(variance, grid.log(n)[0] - grid.spacing / 2, n, grid.spacing)
     masses = (
         jnp.sum(inner, axis=0).at[0].add(below).at[-1].add(above)
@@ -52,15 +57,20 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 
 
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
-    """The n cells that matter, of about 2n, each two of them made one if need be."""
+    """The distributions on a window of n cells, from about 2n cells.
+
+    The window leaves out about tail at each end. If it would need more than n cells,
+    every two neighbouring cells are merged first.
+    """
     below = jnp.max(jnp.cumsum(masses.mass, axis=-1), axis=0)
     above = jnp.max(jnp.cumsum(masses.weight[..., ::-1], axis=-1), axis=0)
     start = jnp.sum(below <= tail)
     stop = below.size - jnp.sum(above <= tail)
     factor = jnp.where(stop - start > n, 2.0, 1.0)
     first = jnp.floor((grid.first + jnp.minimum(start, stop - 1)) / factor)
-    # What is beyond is in the cells at the ends. (Points fall behind the means of their
-    # cells here, all alike, which moves nothing else.)
+    # Cells outside the window are merged into its first or last cell. (Rounding down
+    # puts labels below the means of merged cells, by the same distance for all cells,
+    # which leaves the differences between labels unchanged.)
     to = jnp.floor((grid.first + jnp.arange(below.size)) / factor) - first
     at = jnp.clip(to, 0, n - 1).astype(jnp.int32)
 
@@ -71,7 +81,7 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """The mean of count independent copies."""
+    """A lower bound on the mean of count independent copies."""
     n = law.masses.mass.shape[-1]
 
     def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
@@ -91,7 +101,7 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
 
 def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """The product of count independent copies."""
+    """A lower bound on the product of count independent copies."""
     n = law.masses.mass.shape[-1]
 
     def combine(grid: Grid, pair: Masses, other: Masses, _: jax.Array):
@@ -103,16 +113,16 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
         wide = Grid(2 * grid.first, grid.spacing)
         return _window(wide, jax.lax.map(one, pair), tail, n)
 
-    # The law of no copies is 1, and its cell the one about there.
+    # The product of no copies is 1, in the cell whose label is nearest to log L = 0.
     at = jnp.clip(-law.grid.first, 0, n - 1)
     one = jnp.where(jnp.arange(n) == at, 1.0, 0.0)
     return Law(*copies(combine, law.grid, Masses(one, one), law.masses, count))
 
 
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
-    """E(L − e^ε)₊ or E(1 − e^ε L)₊, the larger, from below.
+    """A lower bound on the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊.
 
-    The count is of all the copies that have been combined.
+    The count is the number of all copies combined so far, for the bound on rounding.
     """
     q, p = law.masses
     error = rounding(q.size, count)
@@ -123,11 +133,12 @@ def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def log_delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
-    """The logarithm of that."""
+    """The log of `delta`, with SMALL in place of zero."""
     return jnp.log(jnp.maximum(delta(law, epsilon, count), SMALL))
 
 
 def largest_epsilon(law: Law) -> jax.Array:
-    """Beyond which there is nothing."""
+    """An ε beyond which `delta` is zero, f[]."""
+    # Labels may be a few points away from the means of their cells, hence the margin.
     ends = jnp.abs(law.grid.log(law.masses.mass.size))
     return jnp.max(ends) + 100 * law.grid.spacing

@@ -1,4 +1,4 @@
-"""Many independent copies of a law, by doubling."""
+"""The combination of many independent copies of a distribution, by doubling."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -8,21 +8,32 @@ import jax.numpy as jnp
 
 from dpjax.accounting._numerics.convex_order.grid import Grid
 
-# What a law has on a grid, each array with an axis for two such laws in front or not.
+# The masses of a distribution on a grid, or of two distributions, whose arrays then
+# have an axis of length 2 in front.
 _On = TypeVar("_On")
-# From two laws on one grid, another one there, and the two's shares of copies, f[2].
+# The arguments are a grid, a pair of distributions on it, a single distribution on it,
+# and the share of copies that each of the pair has in its combination, f[2].
 Combine = Callable[[Grid, _On, _On, jax.Array], tuple[Grid, _On]]
 
 
 def copies(
     combine: Combine[_On], grid: Grid, none: _On, one: _On, count: jax.Array
 ) -> tuple[Grid, _On]:
-    """What combine makes of count copies, a whole number from 1 on.
+    """The combination of count independent copies, and its grid.
 
-    From those of c and c + 1 copies, on one grid, follow those of 2c + b and of one
-    more, b being the next binary digit of the count.
+    The loop holds the combinations of c and of c + 1 copies on one grid. Those of
+    2c + b and of 2c + b + 1 copies follow from them, with b the next binary digit of
+    the count.
+
+    Args:
+      combine: the combination of a pair of distributions with a third one.
+      grid: the grid of both distributions.
+      none: the distribution of no copies.
+      one: the distribution of one copy.
+      count: the number of copies, a whole number, at least 1.
     """
     count = count.astype(jnp.int64)
+    # The number of binary digits of the count.
     digits = 64 - jax.lax.clz(count)
 
     def at(pair: _On, which: jax.Array | int) -> _On:

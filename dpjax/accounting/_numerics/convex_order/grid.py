@@ -1,6 +1,6 @@
-"""Grids that are even in log L, and the lognormal law in their cells.
+"""Grids that are evenly spaced in log L, and the lognormal distribution in their cells.
 
-Grids are not differentiated: they decide how tight a bound is, not whether it is one.
+Grids are not differentiated: a grid determines how tight a bound is, not its validity.
 """
 
 from typing import NamedTuple
@@ -16,34 +16,37 @@ from dpjax.accounting._numerics.pld.pairs import tail_quantile
 
 _PANELS = 4
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-# Of a cell: every panel's nodes, and their weights, which add up to one.
+# The composite rule for a cell [0, 1]: the nodes of all panels, and their weights,
+# which add up to one.
 NODES = np.ravel((_NODES + 1) / 2 + np.arange(_PANELS)[:, None])[:, None] / _PANELS
 _WEIGHTS = np.tile(_WEIGHTS / 2 / _PANELS, _PANELS)[:, None]
 
 
 class Grid(NamedTuple):
-    """The points e^{h (first + i)}.
+    """The likelihood ratios e^{h (first + i)}, i = 0, 1, ….
 
     Attributes:
-      first: a whole number, f[].
-      spacing: h, f[].
+      first: the index of the first point, a whole number, f[].
+      spacing: h, the spacing in log L, f[].
     """
 
     first: jax.Array
     spacing: jax.Array
 
     def log(self, n: int) -> jax.Array:
-        """Log L at the first n points, f[n]."""
+        """The values of log L at the first n points, f[n]."""
         return self.spacing * (self.first + jnp.arange(n))
 
 
 class Normal(NamedTuple):
-    """Of log L ~ N(−v/2, v), in and around cells, each as (Q's mass, P's mass).
+    """The masses of log L ~ N(−v/2, v) in m cells and outside them.
+
+    Each attribute is a pair: Q's mass, then P's mass.
 
     Attributes:
-      nodes: what Gauss's rule takes for each cell, f[k, m] twice.
-      below: before the first cell, f[].
-      above: after the last one.
+      nodes: the mass at each of the k nodes of Gauss's rule in each cell, f[k, m].
+      below: the mass below the first cell, f[].
+      above: the mass above the last cell, f[].
     """
 
     nodes: tuple[jax.Array, jax.Array]
@@ -52,7 +55,7 @@ class Normal(NamedTuple):
 
 
 def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
-    """Points about log L ~ N(−v/2, v) that leave out about tail of Q and of P."""
+    """A grid of n points for log L ~ N(−v/2, v), with about tail of Q and P outside."""
     variance = jax.lax.stop_gradient(variance)
     end = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
     spacing = 2 * end / (n - 2)
@@ -60,11 +63,12 @@ def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
 
 
 def normal(variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array):
-    """Log L ~ N(−v/2, v) in cells of an even width from start on: a `Normal`.
+    """The masses of log L ~ N(−v/2, v) in cells of equal width from start: a `Normal`.
 
-    Gauss's rule with 8 nodes errs by 1.7e-23 of its panel's width to the power 16 times
-    the 16th derivative, at most 1e-12 of it for the 16 σ that a cell of at most one
-    σ can be away from both means. P has the same law about v/2.
+    The error of Gauss's rule with 8 nodes is 1.7e-23 times the 16th power of the
+    panel's width times the 16th derivative. For a cell of width at most one σ, which is
+    at most 16 σ away from both means, this error is at most 1e-12 of the mass. Under P,
+    log L has mean v/2 and the same variance.
     """
     deviation = jnp.sqrt(variance)
     ends = (start + spacing * jnp.arange(cells + 1) + variance / 2) / deviation
@@ -83,12 +87,13 @@ def normal(variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array
 
 
 def rounding(n: int, count: jax.Array) -> jax.Array:
-    """By how much masses are off, relatively, after means of count copies in all.
+    """A bound on the relative error of masses after means of count copies in total.
 
-    A sum over 2n pairs at each doubling; and the errors of a product's factors add up.
+    Each doubling sums over 2n pairs, and the errors of the factors of a product add up.
     """
+    # At most one half, so that 1 − error stays positive in `cells.delta`.
     return jnp.minimum(ULP * (4.0 * n + 128) * count, 0.5)
 
 
-# How far log L is off after a hundred sums: each is of logarithms below 1e3.
+# A bound on the error of log L after a hundred sums of logarithms below 1e3.
 OFF = 1e-11

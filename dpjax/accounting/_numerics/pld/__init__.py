@@ -1,8 +1,10 @@
-"""What `pld` computes with, each step an upper bound of the one before.
+"""The numerics of `pld`: each stage gives an upper bound on the stage before.
 
-1. `pairs`: the mechanism of a step as discrete losses, easier to tell apart than it is.
-   `overflow`: the same for a Poisson batch that may not fit its shape.
-2. `tilt`: where to look, given about what is asked. It may be wrong, not unsound.
+1. `pairs`: discrete losses of one step, whose two distributions are easier to
+   distinguish than the outputs of the mechanism. `overflow`: such losses for a Poisson
+   batch that may exceed its capacity.
+2. `tilt`: the tilt λ and the grid of frequencies, chosen from an estimate of ε and δ. A
+   poor choice makes a bound loose, never invalid.
 3. `inversion`: δ(ε) of the composed losses from their characteristic function.
 4. `composition`: δ(ε) and ε(δ) with derivatives, in the worse direction.
 """

@@ -1,8 +1,8 @@
-"""δ(ε) and ε(δ) of composed events.
+"""δ(ε) and ε(δ) of composed events, with their derivatives.
 
-Events enter the compiled functions as the numbers of a pytree and its structure, which
-is static. A mechanism that no event describes enters as discrete losses, in
-`epsilon_of`.
+The compiled functions take events as the leaves of a pytree (the numbers) and its
+structure, which is static. `epsilon_of` also takes a mechanism that no event describes,
+as discrete losses.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
 _BISECTIONS = 46
 _EVALUATIONS = 6
-_NEGLIGIBLE = 14.0  # in log δ, beyond what is found with a look that is about right
-_NEAR = 0.5  # in log δ
+_NEGLIGIBLE = 14.0  # a gap in log δ beyond which the estimate was too far off
+_NEAR = 0.5  # a gap in log δ below which the estimate was close enough
 _LOST = 3e-5  # the share of δ that infinite losses may take
 _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
@@ -36,13 +36,13 @@ _SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 def _share(
     delta: jax.Array, all_of_them: Sequence[object], count: ArrayLike
 ) -> jax.Array:
-    """What one of the mechanisms may lose in each of its runs."""
+    """The mass that one mechanism may move to an infinite loss in each of its steps."""
     return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
 
 
-# In what follows the numbers of events are arrays of float64.
+# From here on, the numbers of events are float64 arrays.
 def _poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses where every batch holds all of its Poisson sample."""
+    """The losses of a step whose batch holds its whole Poisson sample."""
     replace = event.adjacency is Adjacency.REPLACE
     pair = pairs.poisson_replace if replace else pairs.poisson
     return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
@@ -62,12 +62,15 @@ def _truncated(event: Any, tail: jax.Array) -> DiscreteLosses:
 def _allocation(event: Any, tail: jax.Array) -> DiscreteLosses:
     sigma, num_steps = event.noise_multiplier, event.num_steps
     if event.adjacency is Adjacency.REPLACE:
+        # replacement_losses pairs the truncated mass with the largest ratios, so the
+        # distribution is truncated at a smaller tail.
         law = spread.allocation(sigma, num_steps, spread.narrow(tail))
         return spread.replacement_losses(law, num_steps)
     return spread.losses(spread.allocation(sigma, num_steps, tail), num_steps)
 
 
-# From an event to its discrete losses, whose infinite ones have about a mass of tail.
+# For each type of event, a function from the event to its discrete losses. The mass of
+# infinite losses is about tail.
 _LOSSES: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
     events.PoissonGaussian: _poisson,
     events.TruncatedPoissonGaussian: _truncated,
@@ -81,13 +84,14 @@ _LOSSES: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
 def _compose(
     steps: Sequence[events.Repeated], delta: jax.Array
 ) -> tuple[Parts, jax.Array]:
-    """Discrete losses with their counts, and the Gaussian variance.
+    """The discrete losses of all events with their counts, and the Gaussian variance.
 
-    They are made for a δ of about that size, or larger.
+    The losses are truncated for a δ of about the given size or larger.
     """
     variance, parts = jnp.zeros(()), []
     for event, count in ((step.event, step.count) for step in steps):
         if isinstance(event, events.Gaussian):
+            # Gaussian mechanisms compose exactly: the squares of their μ add up.
             variance += count * event.mu * event.mu
         else:
             losses = _LOSSES[type(event)](event, _share(delta, steps, count))
@@ -96,7 +100,8 @@ def _compose(
 
 
 def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
-    """The larger of a bound on δ or ε with the data sets in one order or the other."""
+    """The larger of the two bounds on δ or ε, one for each order of the data sets."""
+    # Symmetric losses have one direction; broadcast them to two if others have two.
     directions = max(losses.lost.size for losses, _ in parts)
 
     def one(rows: list[tuple[jax.Array, ...]]) -> jax.Array:
@@ -120,9 +125,10 @@ def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array
 def _check_and_map(
     core: Callable[..., jax.Array], worst: float
 ) -> Callable[..., jax.Array]:
-    """The core for batches, one after the other, with 0 and `worst` where they belong.
+    """The core mapped over a batch of requests, with invalid parameters handled.
 
-    It answers 0 if nothing is released, `worst` if a parameter is out of range.
+    The result is 0 if no event releases anything, and `worst` if a parameter is out of
+    range or the core returns NaN.
     """
 
     def scalar(asked: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
@@ -142,6 +148,8 @@ def _check_and_map(
                 valid &= (rate >= 0) & (rate <= 1)
             usable = valid & ~idle & (x > 0) & (x < jnp.inf)
             nothing &= idle
+            # The core gets harmless numbers in place of unusable ones, because a NaN in
+            # a branch that jnp.where discards would still spoil derivatives.
             changes = {name: jnp.where(usable, x, 1.0)}
             if sampled:
                 changes["sampling_rate"] = jnp.where(usable, event.sampling_rate, 0.5)
@@ -158,7 +166,7 @@ def _check_and_map(
 def _log_delta(
     parts: Parts, variance: jax.Array, where: Tilt
 ) -> Callable[[jax.Array], jax.Array]:
-    """Log δ(ε), from above, as a function of ε."""
+    """An upper bound on log δ(ε), as a function of ε, for one tilt."""
     wave = inversion.spectrum(parts, variance, where)
 
     def of(epsilon: jax.Array) -> jax.Array:
@@ -170,13 +178,15 @@ def _log_delta(
 
 
 class _Candidate(NamedTuple):
-    """What a look where the answer was about has shown.
+    """The bound from one evaluation, with a tilt chosen for an estimate of the answer.
+
+    The answer is log δ for a given ε, or ε for a given δ.
 
     Attributes:
       found: an upper bound on the answer.
-      about: where that was.
-      tilt: that shows it.
-      further: where to look next, or NaN if it was near enough.
+      about: the estimate for which the tilt was chosen.
+      tilt: the tilt that gives the bound.
+      further: the next estimate to try, or NaN if the estimate was near enough.
     """
 
     found: jax.Array
@@ -186,7 +196,11 @@ class _Candidate(NamedTuple):
 
 
 def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candidate:
-    """The least that is found by looking where it is about, and again where it was."""
+    """The smallest bound of several evaluations: each proposes the next estimate.
+
+    The first evaluation uses the estimate `about`. The search ends when an evaluation
+    proposes no further estimate, or after _EVALUATIONS of them.
+    """
     structure = jax.tree.structure(_Candidate(about, about, Tilt(*[about] * 3), about))
 
     def unsettled(state: tuple[jax.Array, ...]) -> jax.Array:
@@ -206,12 +220,17 @@ def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candi
 
 
 def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
-    """Losses too rare to matter for δ made infinite: tilted sums are then smaller."""
+    """The losses with those too rare to matter for δ moved to an infinite loss.
+
+    Moving mass to an infinite loss gives an upper bound, and makes the sums of tilted
+    masses smaller.
+    """
     trimmed = []
     for losses, count in parts:
         share = _share(jnp.exp(log_delta), parts, count)
         mass = jnp.where(losses.loss > 0, jnp.exp(losses.log_mass), 1.0)
-        # The most that can be left out, by halves of the largest mass among it.
+        # Masses below a level are moved. The level is the largest of 16 candidates,
+        # each half of the one before, whose masses add up to at most the share.
         limits = share * np.exp2(-np.arange(16.0))[:, None]
         rare = mass[None] < limits
         out = jnp.sum(jnp.where(rare, mass[None], 0.0), axis=1)
@@ -228,7 +247,7 @@ def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
 
 
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """δ(ε) of discrete losses, and of a Gaussian mechanism with μ² the variance."""
+    """δ(ε) of discrete losses composed with a Gaussian mechanism, μ² = variance."""
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     asked = jnp.where(inside, epsilon, 1.0)
     if not parts:
@@ -243,7 +262,8 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             where = tilt.choose(cumulants, fixed_variance, at, about)
             found = _log_delta(usual, fixed_variance, where)(at)
             found = jnp.maximum(found, np.log(_SMALLEST))
-            # Far above where it was looked for it may be the look that was too low.
+            # A bound far above the estimate may be loose because the estimate was too
+            # low. The next estimate is then half-way between them.
             middle = (found + about) / 2
             further = jnp.where(found - about > _NEGLIGIBLE, middle, found)
             settled = jnp.abs(found - about) < _NEAR
@@ -267,7 +287,7 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
 
 
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
-    """ε(δ) of discrete losses, and of a Gaussian mechanism with μ² the variance."""
+    """ε(δ) of discrete losses composed with a Gaussian mechanism, μ² = variance."""
     inside = (delta > 0) & (delta < 1)
     target = jnp.log(jnp.where(inside, delta, 0.5))
     if not parts:
@@ -283,7 +303,7 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
             found = _smallest_epsilon(
                 lambda e: log_delta(e) <= goal, about + where.period / 4
             )
-            # λ is right for where it was looked; elsewhere δ may fall faster.
+            # Near the estimate −log δ has about the slope λ, elsewhere perhaps more.
             steepness = jnp.maximum(where.rate, 5 / jnp.maximum(found, 1e-3))
             settled = steepness * jnp.abs(found - about) < _NEAR
             markov = tilt.markov_epsilon(cumulants, goal)
@@ -302,8 +322,12 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
 def _smallest_epsilon(
     met: Callable[[jax.Array], jax.Array], top: jax.Array
 ) -> jax.Array:
-    """An ε where it is met, by bisection the least; inf if none is, up to 3 top."""
-    # The middle is top, and then 0 or 2 top, to begin with.
+    """The smallest ε up to 3 top that meets the condition, by bisection; inf if none.
+
+    The condition holds at the ε returned, also where bisection misses the smallest.
+    """
+    # The bracket starts at −top, so that the first midpoint is top and the second is 0
+    # or 2 top.
     found = bisect(lambda e: met(jnp.maximum(e, 0.0)), -top, 3 * top, _BISECTIONS)
     return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
 
@@ -313,9 +337,9 @@ _epsilon64 = float64("up", static=("structure",))(_check_and_map(_epsilon, np.in
 
 
 def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
-    """The numbers of events, and their structure with one adjacency of each pair.
+    """The numbers of events, and their structure with ADD_REMOVE for ZERO_OUT.
 
-    ADD_REMOVE and ZERO_OUT have the same losses, and so the same compiled program.
+    Both adjacencies have the same losses, so that one compiled program serves both.
     """
     same = []
     for step in steps:
@@ -327,12 +351,12 @@ def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
 
 
 def delta64(epsilon: Any, steps: Sequence[events.Repeated]) -> jax.Array:
-    """δ(ε) of all events together."""
+    """An upper bound on δ(ε) of all events composed."""
     numbers, structure = _flat(steps)
     return _delta64(epsilon, *numbers, structure=structure)
 
 
 def epsilon64(delta: Any, steps: Sequence[events.Repeated]) -> jax.Array:
-    """ε(δ) of all events together."""
+    """An upper bound on ε(δ) of all events composed."""
     numbers, structure = _flat(steps)
     return _epsilon64(delta, *numbers, structure=structure)

@@ -1,21 +1,25 @@
 """δ(ε) of composed privacy losses, by Fourier inversion, from above.
 
-With K the cumulant generating function of the sum Y of all losses, each λ > 0 has
+Let Y be the sum of all losses and K its cumulant generating function. For every λ > 0
+the function g and its Fourier transform ĝ are
 
     g(ε) = e^{λε} δ(ε) = e^{λε} E[(1 − e^{ε−Y})₊],   ĝ(t) = e^{K(s)} / (s(s + 1)),
 
-s = λ + it. The trapezoidal rule with step 2π/L for the inverse transform gives not g(ε)
-but Σ_k g(ε + kL) (Poisson's summation), and every term of that is positive: it errs
-upwards only. K is a sum over mechanisms, so a million steps cost what one does. The sum
-over t ends at t_J because a Gaussian mechanism with little μ is composed with the
-others where they have none, which can only lose privacy and makes ĝ vanish beyond t_J.
-What is left are bounds on that tail and on rounding, which are added.
+with s = λ + it. The trapezoidal rule with step 2π/L for the inverse transform gives not
+g(ε) but Σ_k g(ε + kL) (Poisson's summation). Every term of that sum is positive, so the
+rule errs upwards only. K is a sum over mechanisms, so a million steps cost as much as
+one step. The sum over t is truncated at t_J. A Gaussian mechanism with a small μ is
+therefore composed with the other mechanisms if they have too little Gaussian noise of
+their own: that can only lose privacy, and makes ĝ vanish beyond t_J. Bounds on the
+truncated tail and on rounding are added to the sum.
 
-λ is near the saddle point, where e^{K(λ) − λε} is nearly δ(ε), so that all errors are
-relative to δ and not to one. Where a run seldom touches an example no λ does that, as
-nearly all of Y is one atom at 0. What is transformed is therefore the difference from
-such an atom (with the Gaussian mechanism's loss), from φ − 1 and never from φ, so that
-errors are relative to what is not in the atom, whose own sum over k is known.
+The tilt λ is near the saddle point, where e^{K(λ) − λε} is nearly δ(ε), so that all
+errors are relative to δ and not to one. If a run seldom touches an example, no λ has
+this property, because nearly all mass of Y is one atom at 0. The transform is therefore
+that of the difference from such an atom (convolved with the Gaussian mechanism's loss).
+This difference is computed from φ − 1, with φ the characteristic function, and never
+from φ, so that errors are relative to the mass outside the atom. The atom's own sum
+over k is known.
 """
 
 from typing import NamedTuple
@@ -38,18 +42,20 @@ from dpjax.accounting._numerics.pld.tilt import (
 
 
 class Spectrum(NamedTuple):
-    """ĝ on the line without its atom, relative to e^K, and bounds on the errors.
+    """The values ĝ(λ + it_j) e^{−K} without the atom, and bounds on their errors.
 
     Frequency t_j is in row j // side and column j % side.
 
     Attributes:
-      tilt: f[] each.
+      tilt: the tilt, the period and the added Gaussian variance, f[] each.
       log_mass: K(λ).
-      variance: of the Gaussian loss in all of it.
-      discrete: K(λ) of all but that.
-      real, imaginary: of ĝ(t_j) e^{−K}, f[side, side], those but t = 0 twice.
-      error: in all of their sum, f[], and what |ε| adds.
-      scale: of e^K, relatively, f[].
+      variance: the variance of all Gaussian losses, the added one included.
+      discrete: the part of K(λ) that the discrete losses contribute.
+      real, imaginary: the parts of ĝ(t_j) e^{−K}, f[side, side]. Values at t_j > 0 are
+        doubled, to count those at −t_j.
+      error: a bound on the error of the sum of all values, f[], and the factor of |ε|
+        in the part of that bound that grows with |ε|.
+      scale: a bound on the relative error of e^K, f[].
       lost: the probability of an infinite loss, f[].
     """
 
@@ -65,9 +71,15 @@ class Spectrum(NamedTuple):
 
 
 class _Wave(NamedTuple):
-    """Of one mechanism: log E[e^{λY}], and log |φ|, arg φ and the error of φ at t_j.
+    """The tilted characteristic function of one mechanism, at all frequencies t_j.
 
-    φ(t) is E[e^{(λ + it)Y}] relative to E[e^{λY}].
+    φ(t) is E[e^{(λ + it)Y}] relative to E[e^{λY}], with Y the loss of one step.
+
+    Attributes:
+      log_sum: log E[e^{λY}], f[].
+      log_abs: log |φ(t_j)|, f[side, side].
+      angle: arg φ(t_j), f[side, side].
+      error: a bound on the error of φ(t_j), f[side, side].
     """
 
     log_sum: jax.Array
@@ -77,7 +89,8 @@ class _Wave(NamedTuple):
 
 
 def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Real and imaginary part of e^{ikα} − 1 for k < count, to count roundings."""
+    """The real and imaginary parts of e^{ikα} − 1, k < count, to count roundings."""
+    # cos α − 1 as −2 sin²(α/2), which does not cancel for small α.
     half = jnp.sin(angle / 2)
     x, y = -2 * half * half, jnp.sin(angle)
 
@@ -90,13 +103,14 @@ def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
-    """The characteristic function of one mechanism.
+    """The characteristic function of one mechanism, from its losses, λ and the step.
 
-    By the addition theorem φ − 1 is one product of matrices, for the differences of
-    frequencies within a row and between rows, and products of each with a vector.
+    Every frequency is the first frequency of its row plus an offset within the row. By
+    the addition theorem, φ − 1 at all frequencies is therefore one matrix product of
+    the values at row starts and at offsets, plus a matrix-vector product for each.
     """
-    # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for what
-    # is near zero, so that an atom there costs no digits.
+    # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for a
+    # loss near zero, so that an atom at zero costs no digits.
     total = log_sum(losses, rate)
     weight = jnp.exp(losses.log_mass + rate * losses.loss - total)
     units = step * np.array([1.0, SIDE])
@@ -110,7 +124,8 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     far_real, far_imaginary = (x[:, None] for x in jnp.split(far @ weight, 2))
     real = cc - ss + far_real + near_real[None]
     imaginary = sc + cs + far_imaginary + near_imaginary[None]
-    # log |φ| from |φ|² − 1 where φ is near 1, directly where it is not.
+    # log |φ| comes from |φ|² − 1 where φ is near 1, and from |φ|² elsewhere. The floor
+    # of 1e-280 keeps the logarithm finite where φ rounds to zero.
     squared = 2 * real + real * real + imaginary * imaginary  # |φ|² − 1
     long = squared > -0.5
     direct = jnp.maximum((1 + real) ** 2 + imaginary**2, 1e-280)
@@ -119,7 +134,8 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
         jnp.log1p(jnp.where(long, squared, 0.0)),
         jnp.log(jnp.where(long, 1.0, direct)),
     )
-    # Each sum over losses of |e^{itY} − 1| is at most this.
+    # |e^{itY} − 1| is at most min(|tY|, 2), and reach sums that bound by weight:
+    # rounding errors of φ − 1 are relative to them.
     frequencies = (units[:, None] * np.arange(float(SIDE))[None]).ravel()
     reach = jnp.minimum(jnp.outer(frequencies, jnp.abs(losses.loss)), 2.0) @ weight
     touched = 2 * (reach[None, :SIDE] + reach[SIDE:, None])
@@ -127,7 +143,8 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     angles = frequency * jnp.sum(weight * jnp.abs(losses.loss))
     relative = losses.error + ULP * (4 * losses.loss.size + 1024)
     error = touched * relative + 8 * ULP * angles
-    # What has rounded to zero has no angle, and must not have a derivative of one.
+    # Where φ has rounded to zero its angle is undefined. Another argument of arctan2
+    # avoids a derivative that is NaN.
     nothing = (real == -1) & (imaginary == 0)
     angle = jnp.arctan2(imaginary, jnp.where(nothing, 1.0, 1 + real))
     return _Wave(total, log_abs / 2, angle, error)
@@ -135,7 +152,7 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
 
 def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     """ĝ for mechanisms in one direction, each with a count, and a Gaussian variance."""
-    # Logs and angles of all characteristic functions at once, and how far each is off.
+    # Sums of the logs and angles of all characteristic functions, with their errors.
     rate, step = tilt.rate, 2 * np.pi / tilt.period
     index = np.arange(float(FREQUENCIES)).reshape(SIDE, SIDE)
     frequency = step * index
@@ -148,19 +165,21 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
         discrete += count * wave.log_sum
         grow += count * wave.log_abs
         turn += count * wave.angle
-        # A product of powers, each factor off by at most its error.
+        # The error of a product of powers: each factor is off by at most its error.
         upper = jnp.exp(wave.log_abs) + wave.error
         log_upper += count * jnp.log(upper)
         relative += count * wave.error / upper
         lost += count * losses.lost
         scale += count * (losses.error + 2 * losses.loss.size * ULP)
-    # e^{grow + i turn} less the atom's share, which is e^{−K} without the Gaussian's K.
+    # e^{grow + i turn} minus the atom's share. That share is e^{−K}, with K the part of
+    # the discrete losses alone.
     half = jnp.sin(turn / 2)
     others = -jnp.expm1(-discrete)
     real = jnp.expm1(grow) * jnp.cos(turn) - 2 * half * half + others
     imaginary = jnp.exp(grow) * jnp.sin(turn)
     error = jnp.exp(log_upper) * (relative + 8 * ULP * (jnp.abs(grow) + jnp.abs(turn)))
-    # times the Gaussian's, over s (s + 1), and twice for what is also at −t
+    # Multiply by the Gaussian loss's transform, divide by s (s + 1), and double the
+    # values at t > 0 to count those at −t.
     phase = variance * frequency * (2 * rate + 1) / 2
     log_size = (
         -variance * frequency * frequency / 2
@@ -175,11 +194,13 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     cos, sin = size * jnp.cos(angle), size * jnp.sin(angle)
     parts_of = jnp.abs(real) + jnp.abs(imaginary) + jnp.abs(others)
     error += ULP * (64 + 4 * jnp.abs(phase)) * parts_of
-    # Σ_{j ≥ J} 2 e^{−μ²t²/2} / t², with Σ_{j ≥ J} j⁻² <= 1 / (J − 1), and the atom's.
+    # The truncated tail is at most Σ_{j ≥ J} 2 e^{−μ²t²/2} / t², where
+    # Σ_{j ≥ J} j⁻² <= 1 / (J − 1). The factor 4 counts the atom's tail as well.
     last = step * FREQUENCIES
     tail = 4 * jnp.exp(-variance * last**2 / 2) / (step**2 * (FREQUENCIES - 1))
     real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
-    # Of the sum itself, and of its angles tε.
+    # The rounding errors of the sum itself, and below those of its angles tε. Bounds on
+    # errors are not differentiated.
     terms = jax.lax.stop_gradient(jnp.abs(real) + jnp.abs(imaginary))
     rounding = 4 * SIDE * ULP * jnp.sum(terms)
     return Spectrum(
@@ -199,19 +220,21 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
 
 
 def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """Σ_k g(ε + kL) e^{−K} for the Gaussian loss alone, from above."""
+    """An upper bound on Σ_k g(ε + kL) e^{−K} for the atom with the Gaussian loss."""
     rate, period = wave.tilt.rate, wave.tilt.period
     deviation = jnp.sqrt(wave.variance)
     at = epsilon + period * np.arange(3.0)
     log_delta = gaussian.log_delta(deviation, at)
     size = rate * at + jnp.abs(wave.log_mass) + jnp.abs(log_delta)
     here, first, second = rate * at - wave.log_mass + log_delta + 8 * ULP * size
-    # δ is log-concave, so that terms fall faster and faster.
+    # δ is log-concave, so the ratio of successive terms decreases: a geometric series
+    # bounds the terms above ε.
     falls = second < first
     ratio = jnp.where(falls, jnp.exp(jnp.where(falls, second - first, 0.0)), 0.0)
     above = jnp.where(falls, jnp.exp(first) / (1 - ratio), jnp.inf)
-    # Below ε, δ is at most 1; and as g is unimodal, a sum of its values is at most the
-    # largest, which Markov's inequality bounds, and their integral over L.
+    # Two bounds on the terms below ε. First, δ is at most 1. Second, g is unimodal, so
+    # a sum of its values is at most its maximum, which Markov's inequality bounds, plus
+    # the integral of g divided by L.
     geometric = jnp.exp(rate * (epsilon - period) - wave.log_mass)
     geometric = geometric * (1 + 64 * ULP) / -jnp.expm1(-rate * period)
     largest = jnp.exp(log_markov(rate)) + 1 / (period * rate * (rate + 1))
@@ -220,9 +243,9 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """Log of an upper bound on δ(ε), never above what Markov's inequality says."""
+    """The log of an upper bound on δ(ε), at most the bound of Markov's inequality."""
     rate, period = wave.tilt.rate, wave.tilt.period
-    # cos and sin of t_j ε by the addition theorem: 2 side values instead of side².
+    # The addition theorem gives cos and sin of t_j ε from 2 side values, not side².
     near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
     far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
     cos = jnp.cos(far) * jnp.cos(near) - jnp.sin(far) * jnp.sin(near)
@@ -241,10 +264,12 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """Log of Σ_i T_i δ_i(ε / Σ_i T_i): each step on its own, where none is Gaussian.
+    """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for events without a Gaussian mechanism.
 
-    Exact for one step, and not far off at ε = 0 for many that seldom lose anything,
-    which is where the Gaussian part of a spectrum is felt most.
+    The bound treats each of the Σ_i T_i steps on its own. It is exact for one step. At
+    ε = 0 it is nearly exact for many steps that seldom lose privacy, where the Gaussian
+    mechanism that a spectrum adds makes the most difference. Where there is Gaussian
+    variance the bound is infinite.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)

@@ -1,10 +1,12 @@
-"""The pair of a Poisson batch that overflows, and how often it does.
+"""The dominating pair of a Poisson-sampled step whose batch may overflow.
 
-With n examples, rate q and room for b, the other examples alone fill the batch with
-probability p = P[D >= b], D ~ Binomial(n − 1, q), whatever one example is. If they do
-not, the step is a Poisson-sampled one. If they do, the example takes part with
-probability r = q E[b / (D + 1) | D >= b] and another one makes way for it, which moves
-the sum by two clip norms at most. docs/accounting.md has the proof.
+Let n be the number of examples, q the sampling rate and b the capacity of a batch. The
+n − 1 examples other than a given one fill the batch with probability p = P[D >= b],
+D ~ Binomial(n − 1, q), which does not depend on the given example. If they do not fill
+the batch, the step is an ordinary Poisson-sampled step. If they do, the given example
+takes part with probability r = q E[b / (D + 1) | D >= b] and displaces another example,
+so that the sum of gradients moves by at most two clip norms. docs/accounting.md has the
+proof.
 """
 
 import jax
@@ -17,19 +19,23 @@ from dpjax._core.searches import bisect
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
 from dpjax.accounting._numerics.pld import pairs
 
+# A composite Gauss-Legendre rule on [0, 1]: 16 nodes in each of 8 panels.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _PANELS = 8
 _NODES = np.ravel((_NODES + 1) / 2 + np.arange(_PANELS)[:, None]) / _PANELS
 _WEIGHTS = np.tile(_WEIGHTS / 2 / _PANELS, _PANELS)
-_VANISHED = 45.0
+_VANISHED = 45.0  # the integral stops where the integrand is e^{−45} of its maximum
 _HALVINGS = 60
-# Of a tail above 1e-300: k log(k / nq) is then known to about 1e-16 times n^(1/2) times
-# 40, and all else to a few units in the last place.
+# The relative error of a tail probability above 1e-300. For such a tail the error of
+# k log(k / nq) is about 1e-16 times n^(1/2) times 40, and every other factor is known
+# to a few units in the last place.
 _ERROR = 1e-8
 
 
 def _stirling(n: jax.Array) -> jax.Array:
-    """Log n! less Stirling's formula, for n >= 1."""
+    """The log of n! minus Stirling's approximation of it, for n >= 1."""
+    # The series in 1/n is precise only for large n; the direct difference would cancel
+    # there. Each form gets arguments of its own range, so that both stay finite.
     large = n > 15
     m = jnp.where(large, n, 16.0)
     square = 1 / (m * m)
@@ -40,9 +46,10 @@ def _stirling(n: jax.Array) -> jax.Array:
 
 
 def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
-    """Log P[Binomial(n, q) = k], 1 <= k <= n. Reference: Loader (2000)."""
+    """The log of P[Binomial(n, q) = k], 1 <= k <= n. Reference: Loader (2000)."""
 
     def deviance(x: jax.Array, mean: jax.Array) -> jax.Array:
+        # x log(x / mean) + mean − x. Near the mean, log1p avoids the cancellation.
         off = (mean - x) / x
         near = jnp.abs(off) < 0.5
         ratio = jnp.log1p(jnp.where(near, off, 0.0))
@@ -63,10 +70,11 @@ def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 
 
 def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
-    """P[Binomial(n, q) >= k] for k >= (n + 1) q, to relative precision.
+    """P[Binomial(n, q) >= k] for k >= (n + 1) q, with a small relative error.
 
-    It is k times the probability of k, times the integral over t > 0 of
-    exp(−kt) ((1 − q e⁻ᵗ) / (1 − q))^(n − k), whose logarithm is concave and falls.
+    This probability is k P[Binomial(n, q) = k] times the integral over t > 0 of
+    exp(−kt) ((1 − q e⁻ᵗ) / (1 − q))^(n − k). The log of that integrand is concave and
+    decreasing.
     """
     odds = rate / (1 - rate)
 
@@ -76,6 +84,8 @@ def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     def gone(t: jax.Array) -> jax.Array:
         return jax.lax.stop_gradient(exponent(t)) < -_VANISHED
 
+    # The upper limit of the integral only truncates it, so it has no derivative. The
+    # factor ((1 − q e⁻ᵗ) / (1 − q))^(n − k) is at most (1 − q)^(k − n), hence top.
     top = jax.lax.stop_gradient((_VANISHED - (n - k) * jnp.log1p(-rate)) / k)
     end = bisect(gone, jnp.zeros_like(top), top, _HALVINGS)
     area = end * jnp.sum(_WEIGHTS * jnp.exp(exponent(end * _NODES)))
@@ -83,11 +93,12 @@ def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 
 
 def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
-    """P[Binomial(n, q) >= k], f[], for whole k and n from 1 on, to _ERROR of itself."""
+    """P[Binomial(n, q) >= k], f[], for integers k, n >= 1; relative error _ERROR."""
     inside = (k <= n) & (rate > 0) & (rate < 1)
     certain = (k <= n) & (rate >= 1)
     k, n, rate = (jnp.where(inside, x, y) for x, y in ((k, 1.0), (n, 2.0), (rate, 0.5)))
-    # Fewer than k are what more than n − k of the others are.
+    # With X ~ Binomial(n, q), P[X < k] is P[n − X >= n − k + 1], and n − X is
+    # Binomial(n, 1 − q). The integral is taken of the smaller of the two tails.
     rare = k >= (n + 1) * rate
     tail = _small_tail(
         jnp.where(rare, k, n - k + 1), n, jnp.where(rare, rate, 1 - rate)
@@ -105,23 +116,34 @@ def with_overflow(
     num_examples: jax.Array,
     max_batch_size: jax.Array,
 ) -> pairs.DiscreteLosses:
-    """The pair of a step without overflow, and what it becomes if some batches do.
+    """The losses of a step whose batch may overflow, from the losses without overflow.
 
-    Whether the others fill the batch may be told, as it does not depend on the example.
-    Let p be the probability that the example is in a batch that overflows. If p is at
-    most tail (the mass that each step may lose), the loss is infinite with probability
-    p. This is an upper bound: a full batch without the example tells an attacker
-    nothing, and a step without overflow tells at least as much. If max_batch_size is at
-    least num_examples, nothing is lost.
+    The attacker may be told whether the other examples fill the batch, because that
+    does not depend on the example. Let p be the probability that the example is in a
+    batch that overflows. If p is at most tail (the mass that each step may move to an
+    infinite loss), the loss is infinite with probability p. This is an upper bound: a
+    full batch without the example tells an attacker nothing, and a step without
+    overflow tells at least as much. If max_batch_size is at least num_examples, no mass
+    moves to an infinite loss.
+
+    Args:
+      pair: the losses of the Poisson-sampled step without overflow.
+      mu: clip norm over noise standard deviation, f[].
+      rate: the sampling rate, f[].
+      tail: the mass that each step may move to an infinite loss, f[].
+      num_examples: the size of the larger data set, f[].
+      max_batch_size: the capacity of a batch, f[].
     """
     n, b = num_examples, max_batch_size
     full = upper_tail(b, n - 1, rate)
+    # The probability that the example is in a batch that overflows. The margin exceeds
+    # the errors of both tails, so that the ratio both / full errs upwards as well.
     both = upper_tail(b + 1, n, rate) * b / n * (1 + 4 * _ERROR)
-    # A probability that has underflowed is not zero unless all examples fit.
+    # This probability may underflow, but it is zero only if all examples fit.
     both = jnp.where(b < n, jnp.maximum(both, SMALL), 0.0)
     rare = both <= tail
     taken = jnp.clip(both / jnp.maximum(full, SMALL), SMALL, rate)
-    # Where it has no mass the other pair is made of numbers that cannot overflow.
+    # In the rare case the second pair gets no mass; the rate keeps its losses finite.
     moved = pairs.fixed_size(2 * mu, jnp.where(rare, rate, taken), tail)
     usual = jnp.where(rare, 1.0, jnp.maximum(1 - full * (1 - _ERROR), SMALL))
     full = jnp.clip(full * (1 + _ERROR), SMALL, 1.0)
@@ -130,8 +152,8 @@ def with_overflow(
     def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.concatenate([x, jnp.broadcast_to(y, (len(x), y.shape[1]))], axis=1)
 
-    # Each mass has its relative error. Inversion weighs masses by e^{λ loss}, which may
-    # favour the pair with less mass, so the larger of both errors is taken.
+    # Each pair has its own relative error. The inversion weights masses by e^{λ loss},
+    # which may favour the pair with less mass, so the larger error holds for both.
     error = jnp.maximum(pair.error, jnp.where(rare, 0.0, moved.error))
     return pairs.DiscreteLosses(
         mixed(pair.loss, moved.loss),

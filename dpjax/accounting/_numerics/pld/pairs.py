@@ -1,11 +1,12 @@
-"""Discrete pairs of distributions that are easier to tell apart than a mechanism's.
+"""Discrete pairs of distributions that dominate the pair of a mechanism.
 
-Cut the line of outcomes z into intervals. Within one, the likelihood ratio of P and Q
-lies between its values at the two ends, so moving all mass to the ends, such that P and
-Q keep theirs, only helps an attacker: whatever happened within the interval can be
-simulated from what happens at its ends (Doroshenko et al. 2022 do this in the loss;
-here the ends are even in z). That adds h²/6 to the variance of a loss that is spread
-over an interval of length h: relatively (Δz)²/6, for any noise and sampling rate.
+Cut the line of outcomes z into intervals. Within an interval, the likelihood ratio of P
+and Q lies between its values at the two ends. Move all mass of the interval to the
+ends, such that the masses of both P and Q on the interval stay the same. This only
+helps an attacker, because an outcome within the interval can be simulated from outcomes
+at its ends. (Doroshenko et al. 2022 do this on a grid of losses; here the ends are
+evenly spaced in z.) The move adds h²/6 to the variance of a loss that is spread over an
+interval of length h. That is (Δz)²/6 of the variance, for any noise and sampling rate.
 
 All mechanisms here are mixtures of two unit Gaussians, with loss
 
@@ -22,8 +23,9 @@ from jax.scipy.special import erf, ndtr, ndtri
 from dpjax._core.float64 import SMALL, ULP
 
 INTERVALS = 4096
-# e^{2v} is far from overflow up to here.
+# The largest v for which N(v) is computed directly: e^{2v} is far from overflow.
 _DIRECT = 40.0
+# Gauss-Legendre nodes and weights on [0, 1], for the masses within an interval.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _NODES, _WEIGHTS = (_NODES[:, None] + 1) / 2, _WEIGHTS[:, None] / 2
 
@@ -32,9 +34,9 @@ class DiscreteLosses(NamedTuple):
     """Privacy losses of one mechanism, in one direction or two.
 
     Attributes:
-      loss: f[d, m].
-      log_mass: log of the first distribution's mass on each, f[d, m].
-      lost: its mass on an infinite loss, f[d].
+      loss: m losses in each of d directions, f[d, m].
+      log_mass: the log of the first distribution's mass on each loss, f[d, m].
+      lost: the first distribution's mass on an infinite loss, f[d].
       error: a bound on the relative rounding error of each mass, f[].
     """
 
@@ -45,11 +47,12 @@ class DiscreteLosses(NamedTuple):
 
 
 def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
-    """N(v), to rounding for rates and v of all sizes."""
-    # log(1 + q (e^v − 1)) is precise unless its argument is near 0. There, and where
-    # e^v or a derivative could overflow, log((1 − q) + q e^v) is taken by logaddexp:
-    # its sum is far from 1 unless q is tiny, and then the larger term is precise. Each
-    # form gets only its own v, because a clip has half a derivative at its ends.
+    """N(v), precise up to rounding for rates and v of all sizes."""
+    # log(1 + q (e^v − 1)) is precise unless its argument is near 0. Where that is so,
+    # and where e^v or a derivative could overflow, logaddexp gives
+    # log((1 − q) + q e^v). That sum is far from 1 unless q is tiny, and if q is tiny
+    # the larger term is precise. Each form gets values of v from its own range alone,
+    # by jnp.where: jnp.clip has half a derivative at its ends.
     direct = (v > -1) & (v <= _DIRECT)
     near = jnp.log1p(rate * jnp.expm1(jnp.where(direct, v, 1.0)))
     mixed = rate < 1
@@ -63,22 +66,25 @@ def _phi(z: jax.Array) -> jax.Array:
 
 
 def _positive(rate: jax.Array) -> jax.Array:
-    """The rate, with what rounds to nothing rounded up."""
+    """The sampling rate, raised to at least SMALL, so that its log is finite."""
+    # The derivative stays one, also where the rate is raised.
     return rate + jax.lax.stop_gradient(jnp.maximum(rate, SMALL) - rate)
 
 
 def _split(
     mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array, *, count, mirror
 ):
-    """Losses at count + 1 even points, the mass that P gets there, and the error.
+    """The losses at count + 1 evenly spaced points, P's masses there, and their error.
 
-    mirror says whether Q is P reflected, or the single Gaussian N(0, 1).
+    P is (1 − q) N(0, 1) + q N(μ, 1), from start to stop. If mirror is true, Q is the
+    reflection of P at zero; otherwise Q is N(0, 1). The error is a bound on the
+    relative error of each mass.
     """
     width = (stop - start) / count
     ends = start + width * np.arange(count + 1.0)
 
     def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """N(v) at the ends, and N′(v), the second component's share, at lower ends."""
+        """N(v) at all ends, and the second component's share N′(v) at lower ends."""
         log_ratio = log_mixture(v, rate)
         return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
 
@@ -89,16 +95,21 @@ def _split(
         loss = loss - away
 
     def climb(step: jax.Array) -> jax.Array:
-        """How much the loss grows when μz grows by a step from an interval's start."""
+        """The growth of the loss as μz grows by a step from the start of an interval.
+
+        The share and log1p give this difference without cancellation.
+        """
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
 
-    # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of mass at x in
-    # [a, b], the share (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) goes to the upper end, so
-    # that Q's mass, P's times e^{−x}, stays as well. Here from x − a and b − a.
+    # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of the mass at a loss
+    # x in [a, b], the share (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) moves to the upper
+    # end. Q's mass, which is P's times e^{−x}, then stays the same as well. The code
+    # computes this share from x − a and b − a.
     inner, whole = climb(mu * width * _NODES), climb(jnp.reshape(mu * width, (1, 1)))
     moves = whole > 0
     up = jnp.expm1(-inner) / jnp.expm1(-jnp.where(moves, whole, 1.0))
+    # If the loss is constant on an interval, any share will do.
     up = jnp.where(moves, jnp.minimum(up, 1.0), 1.0)
     at = ends[None, :-1] + width * _NODES
     mass = width * _WEIGHTS * ((1 - rate) * _phi(at) + rate * _phi(at - mu))
@@ -106,22 +117,26 @@ def _split(
     masses = jnp.concatenate([zero, jnp.sum(mass * up, axis=0)]) + jnp.concatenate(
         [jnp.sum(mass * (1 - up), axis=0), zero]
     )
-    # Gauss's rule errs by 1.7e-23 (Δz)^16 f^(16), with f^(16) / f about the power 16
-    # of the distance from a mean or of μ.
+    # The error of Gauss's rule is 1.7e-23 (Δz)^16 f^(16), and f^(16) / f is about the
+    # 16th power of the distance from a mean or of μ.
     sharp = width * (jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
     error = 64 * ULP + 1e-21 * sharp**16
     return loss, masses, jax.lax.stop_gradient(error)
 
 
 def tail_quantile(tail: jax.Array) -> jax.Array:
-    """How far from its mean a unit Gaussian has less than tail beyond, at least 1."""
+    """A distance, at least 1, beyond which N(0, 1) has at most the mass tail.
+
+    The value only says where to truncate, so it has no derivative.
+    """
     return jax.lax.stop_gradient(jnp.maximum(-ndtri(jnp.minimum(tail, 0.5)), 1.0))
 
 
 def _ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
-    """Where N(0, 1), and then (1 − q) N(0, 1) + q N(μ, 1), have about the tail beyond.
+    """The two points beyond which about the mass tail may be truncated, f[2].
 
-    The first is below, the second above.
+    N(0, 1) has about this mass below the first point. The mixture
+    (1 − q) N(0, 1) + q N(μ, 1) has about this mass above the second point.
     """
     mu, rate = jax.lax.stop_gradient((mu, rate))
     idle, touched = tail_quantile(tail / jnp.stack([jnp.ones_like(rate), rate]))
@@ -129,17 +144,18 @@ def _ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
 
 
 def _beyond(mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array):
-    """The mass beyond the stop of (1 − q) N(0, 1) + q N(μ, 1), and before the start.
+    """The truncated masses: the mixture's above stop and below start, then N(0, 1)'s.
 
-    Then those of N(0, 1). One call: special functions are slow to compile.
+    The mixture is (1 − q) N(0, 1) + q N(μ, 1).
     """
+    # One call of ndtr for all masses: special functions are slow to compile.
     masses = ndtr(jnp.stack([-stop, mu - stop, start, start - mu]))
     mixed = (1 - rate) * masses[::2] + rate * masses[1::2]
     return mixed[0], mixed[1], masses[0], masses[2]
 
 
 def _only_at(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
-    """The value at one of count places, and the rest elsewhere."""
+    """An array of count entries: value at the index, and rest at every other entry."""
     return jnp.where(jnp.arange(count) == index, value, rest)
 
 
@@ -148,13 +164,14 @@ def _log(mass: jax.Array) -> jax.Array:
 
 
 def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    """(1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), and the other way round."""
+    """The losses of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions."""
     rate = _positive(rate)
     start, stop = _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, start, stop, count=INTERVALS, mirror=False)
-    # What is beyond the ends: an infinite loss, or no less than it is.
+    # The truncated mass at large losses gets an infinite loss. The truncated mass at
+    # small losses gets the smallest loss of the grid, which is at least its own.
     # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the
-    # pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), asked for in both orders.
+    # pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
     above, below, idle_above, idle_below = _beyond(mu, rate, start, stop)
     removed = _log(mass + _only_at(0, below, 0.0, loss.size))
     last = _only_at(INTERVALS, _log(idle_above), -jnp.inf, loss.size)
@@ -167,7 +184,10 @@ def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
 
 
 def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    """(1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1)."""
+    """The losses of (1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1).
+
+    The pair is its own mirror image, so that one direction stands for both.
+    """
     rate = _positive(rate)
     _, stop = _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
@@ -177,19 +197,21 @@ def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Discrete
 
 
 def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    """The pair whose trade-off curve is C_q(G_μ), which is its own mirror image.
+    """The losses of the pair whose trade-off curve is C_q(G_μ), a symmetric pair.
 
-    Above zero its losses are those of `poisson`; below, their mirror image with the
-    masses that Q has; the rest of the mass is on zero.
+    The positive losses are those of `poisson`. The negative losses are their mirror
+    image, with Q's masses. The rest of the mass is at a loss of zero.
 
     Reference: Bok, Su and Altschuler (2024), Proposition D.4.
     """
     rate = _positive(rate)
     half, (_, stop) = INTERVALS // 2, _ends(mu, rate, tail)
+    # The loss of the mixture against N(0, 1) is zero at z = μ/2, and positive above.
     loss, mass, error = _split(mu, rate, mu / 2, stop, count=half, mirror=False)
     above, _, idle_above, _ = _beyond(mu, rate, -stop, stop)
     # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
-    # the mixture's losses x above zero; below, their mirror image, masses times e^{−x}.
+    # the losses above zero are the mixture's losses x. The losses below zero are their
+    # mirror image, with masses times e^{−x}.
     last = _only_at(half, _log(idle_above), -jnp.inf, loss.size)
     mirrored = jnp.logaddexp(_log(mass) - loss, last)
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))

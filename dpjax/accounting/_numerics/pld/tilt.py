@@ -1,7 +1,8 @@
-"""Where to integrate for δ(ε) and ε(δ) of composed losses, and about what they are.
+"""The choice of a tilt for δ(ε) and ε(δ) of composed losses, and rough estimates.
 
-Nothing here has to be right but Markov's inequality: a poor choice makes bounds loose,
-never too small.
+A tilt is the rate λ, the period L and an added Gaussian variance, with which
+`inversion` integrates. Only Markov's inequality must hold here: a poor choice of a tilt
+or a poor estimate makes bounds loose, never too small.
 """
 
 from collections.abc import Sequence
@@ -15,24 +16,24 @@ from dpjax._core.float64 import SMALL
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
 
-_TILTS = 1.5 ** np.arange(-14.0, 66.0)
-_GAPS = _TILTS[None] - _TILTS[:, None]
+_TILTS = 1.5 ** np.arange(-14.0, 66.0)  # the candidates for λ, from 0.003 to 3e11
+_GAPS = _TILTS[None] - _TILTS[:, None]  # λ′ − λ, for λ in rows and λ′ in columns
 _NEGLIGIBLE = 14.0  # −log of a relative error in δ that may be added on purpose
-_ROUNDING = 2e-11  # about (1 + λ) times the bound on rounding, where not in the atom
-SIDE = 80  # of the square in which frequencies are
+_ROUNDING = 2e-11  # about 1 + λ times the relative rounding error outside the atom
+SIDE = 80  # the frequencies form a square of SIDE rows and columns
 FREQUENCIES = SIDE**2
 
 Parts = Sequence[
     tuple[DiscreteLosses, jax.Array]
-]  # mechanisms in one direction, and counts
+]  # the losses of each mechanism in one direction, and its count
 
 
 class Tilt(NamedTuple):
-    """Where to integrate.
+    """The parameters of the inversion integral.
 
     Attributes:
-      rate: λ.
-      period: L.
+      rate: λ, the real part of the integration line.
+      period: L; frequencies are multiples of 2π/L.
       variance: the Gaussian variance to add.
     """
 
@@ -42,13 +43,14 @@ class Tilt(NamedTuple):
 
 
 class Cumulants(NamedTuple):
-    """What decides where to integrate, at each of _TILTS.
+    """The cumulants of the composed loss at each λ in _TILTS, f[80] each.
 
     Attributes:
       log_mass: K(λ).
-      mean: K′(λ), the mean of what is tilted.
-      variance: K″(λ), its variance.
-      log_touched: log of e^K Σ E[min(1, (1 + λ)|loss|)], to which rounding is relative.
+      mean: K′(λ), the mean of the tilted loss.
+      variance: K″(λ), the variance of the tilted loss.
+      log_touched: the log of e^K Σ E[min(1, (1 + λ)|loss|)], to which rounding errors
+        are relative.
     """
 
     log_mass: jax.Array
@@ -58,19 +60,22 @@ class Cumulants(NamedTuple):
 
 
 def log_sum(losses: DiscreteLosses, rate: jax.Array) -> jax.Array:
-    """Log Σ mass e^{λ loss} over the last axis."""
+    """The log of Σ mass e^{λ loss}, summed over the last axis."""
     exponent = losses.log_mass + rate * losses.loss
     top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
     return jnp.log(jnp.sum(jnp.exp(exponent - top), axis=-1)) + top[..., 0]
 
 
 def log_markov(rate: jax.Array) -> jax.Array:
-    """Log of the largest (1 − e^{−y}) e^{−λy} over y, from which E[e^{λ(Y−ε)}] is δ."""
+    """The log of the maximum of (1 − e^{−y}) e^{−λy} over y.
+
+    This maximum times E[e^{λ(Y−ε)}] is an upper bound on δ(ε), by Markov's inequality.
+    """
     return -rate * jnp.log1p(1 / rate) - jnp.log1p(rate)
 
 
 def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
-    """K at each of _TILTS, its derivatives, and how much of e^K is not at zero."""
+    """K and two derivatives at each λ in _TILTS, and the mass of e^K away from zero."""
     rates = jnp.asarray(_TILTS)
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
     spread, touched = jnp.full_like(rates, variance), jnp.zeros_like(rates)
@@ -92,9 +97,9 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
 
 
 def _log_share(cumulants: Cumulants) -> jax.Array:
-    """Log of about E[e^{−λX} (1 − e^{−X})₊], were X Gaussian with mean zero.
+    """An estimate of log E[e^{−λX} (1 − e^{−X})₊] for a Gaussian X with mean zero.
 
-    That is a difference of two of Mills' ratios, each about 1 / (x + 0.8).
+    This expectation is a difference of two Mills' ratios, each about 1 / (x + 0.8).
     """
     rates, deviation = jnp.asarray(_TILTS), jnp.sqrt(cumulants.variance) + SMALL
     share = (rates * deviation + 0.8) * ((1 + rates) * deviation + 0.8)
@@ -102,37 +107,38 @@ def _log_share(cumulants: Cumulants) -> jax.Array:
 
 
 def _minimum(values: jax.Array) -> jax.Array:
-    """The least at any rate: two axes, as XLA makes two programs of a long one."""
+    """The minimum of the values over all rates."""
+    # Two axes, because XLA compiles a reduction over one long axis into two programs.
     return jnp.min(values.reshape(8, -1))
 
 
 def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
-    """The values where the key is least, the largest of them if it is in two places."""
+    """Each of the values at the minimum of the key; the largest of them in a tie."""
     best = (key <= _minimum(key))[None]
     chosen = jnp.where(best, jnp.stack(values), -jnp.inf)
     return jnp.max(chosen.reshape(len(values), 8, -1), axis=(1, 2))
 
 
 def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
-    """About ε(δ), by the parabola of K at the rate that suits best."""
+    """An estimate of ε(δ), from the parabola of K at the most suitable rate."""
     log_mass, mean, variance, _ = cumulants
     rates, variance = jnp.asarray(_TILTS), variance + SMALL
     excess = log_mass - rates * mean + _log_share(cumulants) - log_delta
-    # Of u²/2K″ + λu = excess, with u the distance from the mean.
+    # With u the distance of ε from the tilted mean, solve u²/2K″ + λu = excess.
     root = jnp.sqrt(jnp.maximum(rates * rates + 2 * excess / variance, 0.0))
     (about,) = _values_at_minimum(jnp.abs(excess), mean + 2 * excess / (rates + root))
     return jnp.clip(about, 0.0, markov_epsilon(cumulants, log_delta))
 
 
 def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
-    """ε(δ) by Markov's inequality, where no loss is infinite."""
+    """The bound on ε(δ) of Markov's inequality, if no loss is infinite."""
     rates = jnp.asarray(_TILTS)
     exponent = cumulants.log_mass + log_markov(rates) - log_delta
     return jnp.maximum(_minimum(exponent / rates), 0.0)
 
 
 def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
-    """About log δ(ε), by the parabola of K at the rate that suits best."""
+    """An estimate of log δ(ε), from the parabola of K at the most suitable rate."""
     log_mass, mean, variance, _ = cumulants
     rates = jnp.asarray(_TILTS)
     far = (epsilon - mean) ** 2 / (2 * (variance + SMALL))
@@ -148,12 +154,13 @@ def choose(
     epsilon: jax.Array,
     log_delta: jax.Array,
 ) -> Tilt:
-    """Where to integrate for an ε at which δ(ε) is about δ."""
+    """The tilt of least cost for an ε at which δ(ε) is about δ."""
     rates, total = jnp.asarray(_TILTS), cumulants.log_mass
-    # −log of what is negligible, relative to e^K.
+    # −log of an error that is negligible, relative to e^K.
     small = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)
-    # By Markov's inequality with rate λ', neighbours at distance L are negligible from
-    # (K(λ') − K(λ) + small) / (λ' − λ) on, for λ' on either side.
+    # The terms at ε ± kL of Poisson's summation must be negligible. By Markov's
+    # inequality with rate λ′, they are beyond (K(λ′) − K(λ) + small) / (λ′ − λ), for λ′
+    # on either side of λ. The smallest such distance is used.
     rise = total[None] - total[:, None] + small[:, None]
     reach = rise / np.where(_GAPS == 0, 1.0, np.abs(_GAPS))
     above, below = (
@@ -161,8 +168,9 @@ def choose(
     )
     below = jnp.minimum(below, (small - total) / rates)
     period = jnp.maximum(above - epsilon, below + epsilon) + 2 / rates
-    # The Gaussian part multiplies the last term by e^{-small}, and δ by about e^{cost},
-    # felt where δ is decided: at λ, or where Markov's inequality is best (or enough).
+    # The Gaussian variance that is needed multiplies the last term of the sum by
+    # e^{−small}, and δ by about e^{cost}. The cost counts at the rate that determines
+    # δ: λ, or the rate at which Markov's inequality is tightest (or tight enough).
     needed = small * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
     enough = exponent <= jnp.maximum(_minimum(exponent), log_delta)

@@ -1,7 +1,7 @@
-"""What `rdp` computes with.
+"""The numerics of `rdp`.
 
-1. `integrand`: what a subsampled curve is the integral of. `quadrature`: that integral,
-   at every order.
-2. `curves`: curves for any numbers.
+1. `integrand`: the integrand of a subsampled mechanism's Rényi curve. `quadrature`: its
+   integral at every order.
+2. `curves`: Rényi curves for arguments of any value.
 3. `conversion`: from a curve to δ(ε) and ε(δ).
 """

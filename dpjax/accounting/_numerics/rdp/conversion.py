@@ -1,4 +1,4 @@
-"""From a Rényi curve to δ(ε) and ε(δ), an order at a time, from above."""
+"""From a Rényi curve to upper bounds on δ(ε) and ε(δ), one bound for each order."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from dpjax._core.float64 import TINY, ULP, float64
 def _total_variation(rho: jax.Array) -> jax.Array:
     """An upper bound on the total variation distance, which is δ at ε = 0.
 
-    The divergence of every order above 1 is at least that of Kullback and Leibler, and
-    the bounds are Pinsker's and Bretagnolle and Huber's.
+    The Rényi divergence of every order above 1 is at least the Kullback-Leibler
+    divergence. The bounds are those of Pinsker and of Bretagnolle and Huber.
     """
-    # sqrt(ρ/2) and sqrt(1 − e^{−ρ}).
+    # The two bounds are sqrt(ρ/2) and sqrt(1 − e^{−ρ}).
     some = rho > 0  # the square root has no derivative at 0
     rho = jnp.where(some, rho, 1.0)
     bound = jnp.minimum(np.sqrt(0.5) * jnp.sqrt(rho), jnp.sqrt(-jnp.expm1(-rho)))
@@ -44,11 +44,12 @@ def delta64(rho: jax.Array, a: jax.Array, epsilon: jax.Array) -> jax.Array:
     least = epsilon == jnp.inf
     rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
     epsilon = jnp.where(regular & ~least, epsilon, 1.0)
-    # The same for δ: log δ = (a − 1) (ρ − ε + log(1 − 1/a)) − log a.
+    # The same proposition, solved for δ:
+    # log δ = (a − 1) (ρ − ε + log(1 − 1/a)) − log a.
     discount = jnp.log1p(-1.0 / a)
     gap = rho - epsilon + discount + 8 * ULP * (rho + epsilon - discount)
     log_delta = (a - 1.0) * gap - jnp.log(a) * (1 - 8 * ULP)
-    # What underflows is positive all the same, unless nothing is released.
+    # A δ that underflows is still positive, unless nothing is released.
     value = jnp.maximum(jnp.exp(jnp.minimum(log_delta, 0.0)), TINY)
     value = jnp.minimum(value, _total_variation(rho))
     return jnp.where(regular, jnp.where(least, 0.0, value), 1.0)

@@ -1,7 +1,7 @@
-"""Rényi curves for any numbers, from above: what is regular, and what is around it.
+"""Upper bounds on Rényi curves, for arguments of any value.
 
-The quadrature holds for noise multipliers between two ends. Below them convexity gives
-a looser bound; above them a curve is its first term.
+The quadrature holds for noise multipliers in a range. Below that range convexity gives
+a looser bound. Above it a curve is the first term of its expansion.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,14 @@ from dpjax._core.float64 import SMALL, ULP, float64
 from dpjax.accounting._numerics.rdp import quadrature
 
 _LEAST_NOISE, _MOST_NOISE = 0.1, 1e60  # where the quadrature holds
-_FAR = 1e20  # noise over order beyond which a curve is its first term, to an ulp
+# Noise multiplier over order, above which a curve equals its first term to an ulp.
+_FAR = 1e20
 
 
 def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
-    """The value a / (2σ²) from above, for finite positive arguments."""
+    """An upper bound on a / (2σ²), for finite positive arguments."""
     # Mironov (2017), Proposition 7, https://arxiv.org/abs/1702.07476: a / (2σ²).
-    # Not a / σ / σ, which the compiler makes a / σ².
+    # The compiler would rewrite a / σ / σ as a / σ², and σ² may overflow or underflow.
     root = jnp.sqrt(a) / sigma
     return 0.5 * root * root * (1 + 4 * ULP) + SMALL
 
@@ -39,24 +40,26 @@ def _subsampled(
     q: jax.Array,
     a: jax.Array,
 ) -> jax.Array:
-    # Each argument is made regular by itself, so that it keeps its shape.
+    # Each argument is made regular on its own, so that it keeps its own shape and
+    # nothing is broadcast before the quadrature.
     inside = (sigma >= _LEAST_NOISE) & (sigma <= _MOST_NOISE)
     below = (sigma > 0) & (sigma < _LEAST_NOISE)
     above = (sigma > _MOST_NOISE) & (sigma < jnp.inf)
     is_rate, is_order = (q >= 0) & (q <= 1), (a > 1) & (a < jnp.inf)
     nothing = (q == 0) | (sigma == jnp.inf)
-    # The divergence grows with q, so that a larger one is on the safe side.
+    # The divergence grows with q, so raising a tiny q to 1e-60 gives an upper bound.
     q = jnp.maximum(jnp.where(is_rate & (q > 0), q, 0.5), 1e-60)
     a = jnp.where(is_order, a, 2.0)
     log_excess = log_excess_of(jnp.where(inside, sigma, 1.0), q, a)
-    # Below: moments are jointly convex, so that they are at most q parts that of the
-    # Gaussian and 1 − q parts one.
+    # Below the range: moments are jointly convex, so the moment of the mixture is at
+    # most q times the moment of the Gaussian mechanism plus 1 − q.
     log_moment = (a - 1.0) * _gaussian(jnp.where(below, sigma, 1.0), a)
     log_convex = jnp.log(q) + log_moment + jnp.log(-jnp.expm1(-log_moment))
     log_convex = log_convex + 64 * ULP * (1 + log_moment)
     value = jax.nn.softplus(jnp.where(inside, log_excess, log_convex)) / (a - 1.0)
-    # Above: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a, and half of that twice for
-    # batches of fixed size. Where aσ⁻¹ is small E h is a (a − 1)/2 q²σ⁻² to as much.
+    # Above the range: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a. For batches of
+    # fixed size, half of that bound counts twice. Where aσ⁻¹ is small, E h is
+    # a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹.
     far = jnp.where(above, sigma, 1.0)
     first_term = _gaussian(far, a) * jnp.where(a * _FAR <= far, q * q, 1.0)
     value = jnp.where(above, first_term, value) * (1 + 16 * ULP) + SMALL

@@ -1,10 +1,10 @@
-"""What the Rényi quadrature integrates, without cancellation.
+"""The integrands of the Rényi quadrature, computed without cancellation.
 
-For Poisson batches that is h(y) = (1 + y)^a − 1 − a y, a second difference.
+For Poisson batches the integrand is h(y) = (1 + y)^a − 1 − a y, a second difference.
 
-For batches of fixed size (C_q(G_μ), μ = 1/σ) losses below zero are the mirror image of
-those above, with the masses that N(0, 1) has, and the rest of the mass is on zero. With
-L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
+For batches of fixed size (C_q(G_μ), μ = 1/σ) the losses below zero are the mirror image
+of those above zero, with the masses of N(0, 1). The rest of the mass is at a loss of
+zero. With L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
 
     h = e^{aL} + e^{(1−a)L} − e^L − 1 = e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
 """
@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 
 _SERIES = [1.0 / math.factorial(k) for k in range(2, 14)]
-_SMALLEST_Z, _LARGEST_Z = -36.0, 230.0  # beyond, e^z is lost in 1 or 1 in q e^z
+# Below the first, e^z is rounded away next to 1; above the second, 1 next to q e^z.
+_SMALLEST_Z, _LARGEST_Z = -36.0, 230.0
 
 
 def likelihood(
     u: jax.Array, sigma: jax.Array, q: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Z, y and log(1 + y)."""
+    """The numbers z = (u − 1/(2σ)) / σ, y = q (e^z − 1) and log(1 + y)."""
     z = (u - 0.5 / sigma) / sigma
     clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
     y = q * jnp.expm1(clipped)
@@ -39,14 +40,18 @@ def _second_difference(x: jax.Array) -> jax.Array:
 def poisson(
     y: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """h(y) as (exponent, mantissa): h = mantissa e^exponent, to a few dozen ulps."""
+    """The integrand h(y) of a Poisson batch, precise to a few dozen ulps.
+
+    The result is a pair (exponent, mantissa) with h = mantissa e^exponent, because h
+    itself may overflow at a large order.
+    """
     small = jnp.abs(a * log_ratio) < 0.25
     # With L = log(1 + y) and e^x = 1 + x + x² ψ(x): h = a L² (a ψ(a L) − ψ(L)).
     L = jnp.where(small, log_ratio, 0.0)
     difference = a * _second_difference(a * L) - _second_difference(L)
     near = a * L * L * difference
-    # Elsewhere (1 + y) (e^x − 1) − (a − 1) y with x = (a − 1) L, scaled by (1 + y)^−a
-    # where that is below one.
+    # Elsewhere h = (1 + y) (e^x − 1) − (a − 1) y with x = (a − 1) L. Where (1 + y)^−a
+    # is below one, the mantissa is h times this factor.
     y, L = jnp.where(small, 1.0, y), jnp.where(small, 1.0, log_ratio)
     power = jnp.expm1(-(a - 1.0) * jnp.abs(L))
     share = (a - 1.0) * y / (1.0 + jnp.maximum(y, 0.0))
@@ -59,5 +64,5 @@ def poisson(
 def fixed_size(
     _: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """H for batches of fixed size, in the same form."""
+    """The integrand h of a batch of fixed size, as (exponent, mantissa)."""
     return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
