@@ -106,8 +106,8 @@ def _tree_square_error(
     total = jnp.zeros(())
     for level in range(num_steps.bit_length()):
         size = 1 << level
-        # The number of outputs from each node's last step on. With that many terms,
-        # ‖a_u − β^{2^j} a_{u − 2^j}‖² is the square of the node's noise in the outputs.
+        # The number of outputs from each node's last step on. The variance that a node
+        # adds to them in total is ‖a_u − β^{2^j} a_{u − 2^j}‖² over that many terms.
         left = num_steps + 1 - np.arange(size, num_steps + 1, 2 * size)
         shifted = jnp.append(jnp.zeros(size), a)[:num_steps]
         products = jnp.append(0.0, jnp.cumsum(a * shifted))

@@ -1,4 +1,4 @@
-"""Batches drawn at random once: δ is the mean over the places an example can have."""
+"""Examples assigned to batches at random once: δ is the mean over their positions."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,8 @@ def _epsilon64(mus: jax.Array, delta: jax.Array) -> jax.Array:
     def meets(epsilon: jax.Array) -> jax.Array:
         return _mean_delta(fixed, epsilon) <= goal
 
-    # Double until it is met, and halve what is between.
+    # Double ε until its δ is at most the goal, then bisect. The goal has a derivative
+    # only through the implicit function theorem below.
     high = jax.lax.while_loop(
         lambda high: ~meets(high) & (high < jnp.inf), lambda high: 2 * high, start
     )
@@ -51,20 +52,21 @@ def _check(mus: jax.typing.ArrayLike) -> None:
 def random_assignment_delta(
     mus: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike
 ) -> jax.Array:
-    """δ of a run whose examples were assigned to places at random, once.
+    """δ of a run whose examples were assigned to positions in an epoch at random, once.
 
     Args:
-      mus: the GDP parameter at each place, f[*b, l], as `noisy_cyclic_gd_mus` gives.
-      epsilon: f[*b], at least 0.
+      mus: the GDP parameter at each position, f[*b, l], from `noisy_cyclic_gd_mus`.
+      epsilon: ε, f[*b], at least 0.
 
     Returns:
-      The mean of δ_μ(ε) over the places, f[*b], rounded up.
+      The mean of δ_μ(ε) over the positions, f[*b], rounded up.
 
     Raises:
       ValueError: a static argument is out of range, or mus has no last axis.
 
-    Privacy: every example is equally likely at every place, whatever the data are, and
-    nobody learns the assignment. δ at the worst place would hold without either.
+    Privacy: this δ assumes that every example is equally likely at every position, for
+    any data, and that the assignment stays secret. The δ of the worst position holds
+    without both assumptions.
 
     Example:
       >>> import numpy as np
@@ -79,11 +81,11 @@ def random_assignment_delta(
 def random_assignment_epsilon(
     mus: jax.typing.ArrayLike, delta: jax.typing.ArrayLike
 ) -> jax.Array:
-    """ε of a run whose examples were assigned to places at random, once.
+    """ε of a run whose examples were assigned to positions in an epoch at random, once.
 
     Args:
-      mus: the GDP parameter at each place, f[*b, l], as `noisy_cyclic_gd_mus` gives.
-      delta: f[*b], strictly between 0 and 1.
+      mus: the GDP parameter at each position, f[*b, l], from `noisy_cyclic_gd_mus`.
+      delta: δ, f[*b], strictly between 0 and 1.
 
     Returns:
       The least ε with `random_assignment_delta(mus, ε) <= δ`, f[*b], rounded up. A

@@ -24,7 +24,7 @@ def _scheduled_mu64(
     shift = assumed.factor * norm * eta / batch
     place = jnp.arange(unit.shape[0]) % period
     diameter = jnp.min(numbers.diameter)
-    # What overflows or underflows says nothing, and composition remains.
+    # If a step overflows or underflows, the minorant is not used, only composition.
     known = jnp.all(steps.known) & jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
     largest = jax.lax.stop_gradient(jnp.max(steps.shift))
     largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
@@ -55,8 +55,8 @@ def scheduled_cyclic_gd_mu(
 ) -> jax.Array:
     """The GDP parameter of the last iterate of cyclic descent with schedules.
 
-    It is `noisy_cyclic_gd_mu` for a fixed order, with step sizes and noise that are
-    different in every step.
+    The function is `noisy_cyclic_gd_mu` for a fixed order, with step sizes and noise
+    that may be different in every step.
 
     Args:
       noise_multiplier: standard deviation of the noise on the batch's sum of gradients
@@ -64,11 +64,11 @@ def scheduled_cyclic_gd_mu(
       batches_per_epoch: l, static, at least 1. Step k has batch k mod l.
       batch_size: b, by which sums are divided, positive.
       **setting: the assumptions, all of them, with step_size a number or f[T]: see
-        `Setting`. What is not a number must have length T.
+        `Setting`. Arguments that are not numbers must have length T.
 
     Returns:
-      μ, f[], rounded up: that of the worst place an example can have, each the least
-      of composition and the minorant of `optimal_shift_mu`.
+      μ, f[], rounded up: the maximum over the positions of an example. The μ of a
+      position is the minimum of composition and the minorant of `optimal_shift_mu`.
 
     Raises:
       ValueError: a static argument is out of range, an assumption fails, or lengths

@@ -76,9 +76,9 @@ def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.
 
 
 def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
-    """An upper bound on μ²σ² when an example takes part in any one step of each epoch.
+    """An upper bound when an example takes part in any one step of each epoch.
 
-    Let inner(node) be Σ_{p in P∩node} β^{z−p}. Then
+    It bounds Σ_nodes inner², where inner(node) is Σ_{p in P∩node} β^{z−p}. The sum is
     Σ_nodes inner² = Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). The factor
     inner(node) is at most β^{z−p} plus the largest contributions of the other epochs,
     which are those of their last steps in the node. With that bound the sum splits into
