@@ -105,6 +105,7 @@ def _epsilon_in_bins(
     scale = (1 + 64 * ULP) / jnp.where(known, run.noise_multiplier, 1.0) ** 2
     by_gap = jnp.where(known, run.by_gap, 1.0) * scale
     tree = _trees.best(by_gap, places, asked, epochs)
+    # Grids depend on the tail, and are not differentiated.
     tail = jax.lax.stop_gradient(_LOST * asked / epochs)
     tail = spread.narrow(tail) if replace else tail
     law, variance = _trees.ratio(tree, by_gap, places, tail, spread.POINTS)

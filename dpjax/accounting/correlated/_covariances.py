@@ -1,9 +1,9 @@
 """Covariances of one example's participation patterns, by the distance of their starts.
 
-A pattern is identified by its place, the step at which it begins. Let c_t be the
-largest norm that the pattern adds to (C x)_{place + t}. Two patterns that begin d steps
-apart have the covariance Σ_t c_t c_{t+d}, summed to the end of the run. The sum is
-largest for the patterns that begin first.
+A pattern is identified by the step s at which it begins. Let c_t be the largest norm
+that the pattern adds to (C x)_{s + t}. Two patterns that begin d steps apart have the
+covariance Σ_t c_t c_{t+d}, summed to the end of the run. The sum is largest for the
+patterns that begin first, and their covariances bound all others.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Covariances(NamedTuple):
     """Upper bounds on covariances of patterns, for noise of standard deviation 1.
 
     Attributes:
-      by_gap: entry d bounds the covariance of patterns that begin at least d places
+      by_gap: entry d bounds the covariance of patterns that begin at least d steps
         apart around the circle of an epoch, f[n_b // 2 + 1].
       shared: the covariance that all patterns share in addition, f[].
     """
@@ -52,7 +52,10 @@ def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
 
 
 def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
-    """The covariances of patterns that repeat the same place in every epoch."""
+    """The covariances of patterns that repeat the same position in every epoch.
+
+    The inputs are the strategy, T and the number n_b of steps of an epoch.
+    """
     c, off = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)
     moved = jnp.pad(c, (0, epochs * n_b - num_steps)).reshape(epochs, n_b)
@@ -66,11 +69,11 @@ def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
 
 def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
-    """The covariances of patterns that choose a new place in each epoch.
+    """The covariances of patterns that draw a new position in each epoch.
 
     `by_gap` holds the covariances within one epoch. A covariance across two epochs is
-    bounded by its largest value over places, which all patterns then share. Places of
-    epochs e < f are at least (f − e) n_b − (n_b − 1) steps apart.
+    bounded by its largest value over positions, which all patterns then share.
+    Positions in epochs e < f are at least (f − e) n_b − (n_b − 1) steps apart.
     """
     c, off = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)
@@ -78,6 +81,7 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     g = _correlation(c, max(num_steps, n_b)) + margin
     least = np.arange(1, epochs) * n_b - (n_b - 1)
     across = jax.lax.cummax(g, reverse=True)[least] if epochs > 1 else jnp.zeros(0)
+    # The number of ordered pairs of epochs that are 1, 2, … epochs apart.
     pairs = 2.0 * np.arange(epochs - 1, 0, -1)
     return Covariances(_by_gap_on_circle(g[:n_b], n_b), jnp.sum(pairs * across))
 
@@ -85,5 +89,6 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
     """The |c_t|, f[num_steps], and a bound on the L2 norm of their rounding errors."""
     fixed = jax.lax.stop_gradient(strategy)
+    # A bound on rounding errors needs no derivative.
     off = series_error(fixed, fixed.coefficients(num_steps))
     return jnp.abs(strategy.coefficients(num_steps)), off

@@ -73,6 +73,7 @@ def _cyclic_poisson(
     The sensitivity of a step is the norm of a column of C. A strategy that is not
     banded raises a ValueError.
     """
+    # A strategy with a denominator has coefficients at all lags.
     if not isinstance(strategy, Toeplitz) or np.shape(strategy.denominator)[-1]:
         raise ValueError(
             "strategy must be banded or independent for cyclic Poisson sampling; "
@@ -92,6 +93,8 @@ def _cyclic_poisson(
 
 @float64("down", vectors=(0,), elementwise=True)
 def _per_column64(strategy: Toeplitz, noise_multiplier: jax.Array) -> jax.Array:
+    # Every column of C is (1, n_1, …, n_k). The result is rounded down, which is the
+    # safe direction for a noise multiplier.
     square = 1 + jnp.sum(jnp.square(strategy.numerator))
     return noise_multiplier / jnp.sqrt(square) * (1 - 64 * ULP)
 

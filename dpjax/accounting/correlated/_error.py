@@ -99,6 +99,7 @@ def _tree_square_error(
     The noise of a node of level j, which step t completes, is added to the noise of
     step t. β^{2^j} times the same noise is subtracted at step t + 2^j.
     """
+    # The coefficients of the workload without its rate, a Toeplitz filter.
     bottom = times(workload.denominator, -jnp.asarray(workload.keep))
     a = series(workload.numerator, bottom, num_steps)
     # Σ_{u<m} a_u², for m = 0, …, T.
@@ -111,6 +112,7 @@ def _tree_square_error(
         left = num_steps + 1 - np.arange(size, num_steps + 1, 2 * size)
         shifted = jnp.append(jnp.zeros(size), a)[:num_steps]
         products = jnp.append(0.0, jnp.cumsum(a * shifted))
+        # The square of the difference, expanded so that prefix sums give all nodes.
         taken = jnp.power(decay, size)
         total += jnp.sum(
             squares[left]

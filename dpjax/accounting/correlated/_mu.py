@@ -57,6 +57,7 @@ def mu_of(
     bound = factor * moved * (1 + 8 * ULP)
     noiseless = noise_multiplier <= 0
     mu = bound / jnp.where(noiseless, 1.0, noise_multiplier)
+    # An underflow must not report perfect privacy.
     mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
     valid = (noise_multiplier >= 0) & jnp.isfinite(moved) & jnp.all(factors > 0)
     return jnp.where(valid & ~noiseless, mu, jnp.inf)
@@ -146,6 +147,7 @@ def mu(
         factors,
         noise_multiplier,
         num_steps=num_steps,
+        # A longer epoch than the run is equivalent, and would only pad arrays.
         steps_per_epoch=min(n_b, num_steps),
         order=order,
         factor=validate.adjacency(adjacency).sensitivity_factor,

@@ -71,6 +71,7 @@ def _diameter(
     start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
     near = step.bounded & (start < HUGE)
     start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
+    # A shift of 0 has μ = 0 whatever the start is, so that 1 replaces it above.
     square = _periodic.restart_variance(step.log_lipschitz, one, start, place, cycle)
     mu = _finish(_slack(cycle) * square, step.shift)
     return jnp.where(near, mu, jnp.inf)

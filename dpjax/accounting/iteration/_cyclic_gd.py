@@ -167,6 +167,8 @@ def noisy_cyclic_gd_mus(
         order="fixed",
         **setting,
     )
+    # Batch i of l, counted from 0, is last used l − i steps before the end, the use
+    # included.
     tails = np.arange(cycle.period, 0, -1, dtype=np.float64)
     return _cyclic_core.best64(tails, numbers, cycle=cycle, assumed=assumed)
 

@@ -24,8 +24,10 @@ def _scheduled_mu64(
     shift = assumed.factor * norm * eta / batch
     place = jnp.arange(unit.shape[0]) % period
     diameter = jnp.min(numbers.diameter)
-    # If a step overflows or underflows, the minorant is not used, only composition.
+    # If some step has no Lipschitz constant, overflows or underflows, the minorant is
+    # not used, and only composition remains.
     known = jnp.all(steps.known) & jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
+    # The squares below are of shifts relative to the largest, against overflow.
     largest = jax.lax.stop_gradient(jnp.max(steps.shift))
     largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
     unit, shift = (jnp.where(known, x, 1.0) for x in (unit, shift))
@@ -42,6 +44,7 @@ def _scheduled_mu64(
         mu = schedule_mu(c, moved, unit, diameter, bounded=assumed.bounded)
         return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
 
+    # One position after the other, as each needs the memory of a whole minorant.
     mus = jax.lax.map(one, jnp.arange(min(period, unit.shape[0])))
     return jnp.where(jnp.all(steps.valid), jnp.max(mus), jnp.inf)
 

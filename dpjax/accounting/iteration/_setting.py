@@ -46,7 +46,8 @@ class Setting(TypedDict):
       diameter: the diameter of the set onto which Π projects, f[*b], positive; inf
         without such a set.
       adjacency: which data sets are compared. Under ADD_REMOVE no batch of either data
-        set has more than batch_size examples, and batches do not depend on them.
+        set has more than batch_size examples, and the choice of batches does not depend
+        on the examples.
     """
 
     step_size: ArrayLike

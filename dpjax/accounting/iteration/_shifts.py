@@ -19,6 +19,7 @@ def _schedule_mu64(
 ) -> jax.Array:
     valid = jnp.all((c >= 0) & (c < jnp.inf) & (s >= 0) & (s < jnp.inf))
     valid = valid & jnp.all((tau >= 0) & (tau < jnp.inf)) & (diameter > 0)
+    # Invalid inputs are replaced before use, so that their derivatives are not NaN.
     c, s, tau = (jnp.where(valid, x, 1.0) for x in (c, s, tau))
     # Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts (`_minorant`).
     mu = schedule_mu(c, s, tau, diameter, bounded=bounded)
@@ -92,5 +93,6 @@ def optimal_shift_mu(
             else np.full(steps, value)
         )
 
+    # NumPy numbers stay NumPy: jnp.full would round them to the caller's precision.
     vectors = (full(value) for value in given.values())
     return _schedule_mu64(*vectors, diameter, bounded=bounded)

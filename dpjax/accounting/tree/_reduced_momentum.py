@@ -90,11 +90,13 @@ def _reduced_momentum_mu64(
     unit = jnp.where(unit < jnp.inf, unit, 1.0)
     square = jnp.zeros(n)
     for noise, totals in trees:
+        # A tree that releases no node (totals 0) needs no noise.
         quiet = noise <= 0
         cost = totals * jnp.square(unit / jnp.where(quiet, 1.0, noise))
         square += jnp.where(quiet & (totals > 0), jnp.inf, cost)
     most = jnp.max(square)
     some = most > 0
+    # Rounding errors grow with the number of terms that are added.
     terms = 3 * num_steps.bit_length() * (-(-num_steps // n))
     mu = factor * jnp.sqrt(jnp.where(some, most, 1.0)) / unit
     mu = jnp.maximum(mu * (1 + (128 + terms) * ULP), TINY)
