@@ -1,8 +1,9 @@
-"""ε of examples in random bins, by the theorem of docs/amplification.md.
+"""ε for examples in random bins, by the theorem of docs/amplification.md.
 
-A run's patterns come first, in a small program for each number of steps. What follows
-compiles for long, and is one program for all runs: it takes covariances of gaps up to a
-round number, and all else as numbers.
+A small program, compiled for each number of steps, computes the covariances of the
+run's participation patterns. The second program computes ε and takes long to compile.
+Runs share it: the covariances are padded to a power of two, and all other inputs are
+traced scalars.
 """
 
 import functools
@@ -25,23 +26,23 @@ _COVARIANCES = {
     "random_bins": _covariances.random_bins,
     "fresh_bins": _covariances.fresh_bins,
 }
-# The orders that an attacker who is told an example's steps may see.
+# The order of `mu` that contains every pattern, for an attacker who knows the steps.
 _TOLD: dict[str, Order] = {"random_bins": "fixed", "fresh_bins": "reshuffled"}
-_LOST = 1e-5  # the share of δ that an infinite ratio may take
-_LEAST_GAPS = 128  # a program for up to so many, and one for each doubling
+_LOST = 1e-5  # the share of δ that mass beyond the grids may use
+_LEAST_GAPS = 128  # one program covers all gaps up to this, and one each doubling
 
 
 class _Run(NamedTuple):
-    """What the ε of a run in bins depends on.
+    """The inputs on which the ε of a run in bins depends.
 
     Attributes:
-      noise_multiplier: of the steps with the least noise, f[].
-      by_gap: covariances of patterns, with zeros for the gaps that there are not, f[m].
-      shared: of all patterns, beside that, f[].
-      told: μ of an attacker who knows the steps, f[].
-      places: in how many steps of an epoch an example may be, i[].
-      epochs: how many choose anew, f[].
-      rate: the probability of being in any of these, f[].
+      noise_multiplier: the least noise multiplier of any step, f[].
+      by_gap: the covariances of patterns by gap, padded with zeros, f[m].
+      shared: the covariance that all patterns share in addition, f[].
+      told: μ against an attacker who knows the example's steps, f[].
+      places: the number of steps of an epoch that the run has, i[].
+      epochs: the number of independent draws of a step, f[].
+      rate: the probability that the drawn step is one of `places`, f[].
     """
 
     noise_multiplier: jax.Array
@@ -67,14 +68,15 @@ def _run(
     sampling: Bins,
     factor: float,
 ) -> _Run:
-    # In an epoch that ends early an example is in one of its places with probability q.
+    # If the only epoch ends early, the example's step is one of those that ran with
+    # probability q = places / steps_per_epoch.
     places = min(num_steps, steps_per_epoch)
     by_gap, shared = _COVARIANCES[sampling](strategy, num_steps, places)
     gaps = max(_LEAST_GAPS, 1 << (places // 2 - 1).bit_length())
     by_gap = jnp.pad(by_gap, (0, gaps + 1 - by_gap.size))
     sizes = {"num_steps": num_steps, "steps_per_epoch": places, "factor": factor}
     told = mu_of(strategy, factors, noise_multiplier, order=_TOLD[sampling], **sizes)
-    # Where noise varies by step, as if it were the least throughout.
+    # If the noise varies by step, every step counts as having the least noise.
     usable = jnp.all(factors > 0)
     least = jnp.where(usable, jnp.min(factors), 0.0)
     return _Run(
@@ -91,7 +93,11 @@ def _run(
 def _epsilon_in_bins(
     run: _Run, delta: jax.Array, *, few: bool, replace: bool
 ) -> jax.Array:
-    """The theorem of docs/amplification.md, with trees, and a chain of few, for K′."""
+    """ε by the theorem of docs/amplification.md, f[].
+
+    The covariance K′ of the theorem is that of a tree. With `few` positions, and unless
+    `replace`, it is that of a tree or a chain, whichever gives the lower ε.
+    """
     places, epochs = run.places, run.epochs
     known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
     known &= (delta > 0) & (delta < 1) & jnp.all(jnp.isfinite(run.by_gap))
@@ -99,13 +105,14 @@ def _epsilon_in_bins(
     scale = (1 + 64 * ULP) / jnp.where(known, run.noise_multiplier, 1.0) ** 2
     by_gap = jnp.where(known, run.by_gap, 1.0) * scale
     tree = _trees.best(by_gap, places, asked, epochs)
+    # Grids depend on the tail, and are not differentiated.
     tail = jax.lax.stop_gradient(_LOST * asked / epochs)
     tail = spread.narrow(tail) if replace else tail
     law, variance = _trees.ratio(tree, by_gap, places, tail, spread.POINTS)
     count = jnp.exp2(1.0 * tree.joins) * tree.copies
     losses = (spread.replacement_losses if replace else spread.losses)(law, 2 * count)
-    # The factor that all places share is a Gaussian mechanism with that μ², and one of
-    # 2μ where it is e^Z in one run and e^{−Z} in the other.
+    # The factor that all positions share is a Gaussian mechanism with μ² = variance.
+    # Under REPLACE it is e^Z in one run and e^{−Z} in the other, with 2μ in place of μ.
     shared = jnp.where(known, run.shared, 0.0) * scale
     variance = epochs * variance + shared
     if replace or not few:
@@ -123,11 +130,12 @@ def _epsilon_in_bins(
 def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Array:
     asked = delta / run.rate * (1 - 4 * ULP)
     hidden = _epsilon_in_bins(run, asked, few=few, replace=replace)
-    # Divergences are jointly convex: no more than if the attacker were told the steps.
+    # Divergences are jointly convex, so that ε is at most that against an attacker who
+    # knows the example's steps.
     value = jnp.minimum(hidden, gaussian.epsilon_of(run.told, asked))
     # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
-    # joint convexity: if it is (ε, δ)-DP to take part, it is (log(1 + q(e^ε − 1)),
-    # qδ)-DP to do so with probability q.
+    # joint convexity: if a mechanism is (ε, δ)-DP for an example that takes part, it is
+    # (log(1 + q(e^ε − 1)), qδ)-DP for one that takes part with probability q.
     ends_early = run.rate < 1
     mixed = log_mixture(jnp.where(ends_early, value, 1.0), run.rate) * (1 + 64 * ULP)
     value = jnp.where(ends_early, mixed, value)
@@ -146,7 +154,7 @@ def epsilon64(
     sampling: Bins,
     factor: float,
 ) -> jax.Array:
-    """ε of examples in random bins, rounded up, for a known number of steps."""
+    """ε for examples in random bins, rounded up, for a static number of steps, f[]."""
     run = _run(
         strategy,
         factors,

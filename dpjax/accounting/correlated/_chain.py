@@ -1,13 +1,15 @@
-"""A chain of places, on which neighbours have most in common and others little.
+"""A Gaussian chain whose covariances bound those of an example's random positions.
 
-Places along a line, X_{i+1} = ρ X_i + noise: a Gaussian chain has the covariances
-a ρ^d, which with what all places share are above those by gap (docs/amplification.md).
-The law of its ratio is computed from place to place: of the chain's state, on a few
-points, and of the sum so far, on many. States are rounded at random to the points
-around them, such that their mean stays; so are sums.
+The positions lie on a line. The chain X_{i+1} = ρ X_i + noise has covariance a ρ^d at
+distance d. Together with a part κ that all positions share, these covariances are upper
+bounds on the pattern covariances by gap (docs/amplification.md). The likelihood ratio L
+is a sum over positions. Its distribution is computed position by position, jointly for
+the chain's state, on a coarse grid, and for the partial sum, on a fine grid. States and
+partial sums are rounded at random to the two neighbouring grid points, so that their
+means do not change.
 
-The line is the circle of an epoch but for a few places in one gap, across which what
-all places share is enough.
+The line is the circle of an epoch without a few positions, which form one gap. Across
+that gap the shared part κ alone bounds the covariance.
 """
 
 from typing import NamedTuple
@@ -21,19 +23,21 @@ from dpjax.accounting._numerics.convex_order.grid import NODES, OFF, Grid, norma
 from dpjax.accounting._numerics.pld.composition import epsilon_of
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
-_STATES = 64  # they add 1/3 % to the variance of independent places
-_SUMS = 2048
-MOST_PLACES = 2_000  # the time grows with them
-_LARGEST = 12.0  # the ε beyond which even points of L are too far apart near 1
+# Rounding to this many states adds 1/3 % to the variance of independent positions.
+_STATES = 64
+_SUMS = 2048  # points of the grid for the partial sum of L
+MOST_PLACES = 2_000  # the running time grows with the number of positions
+# Above this ε an evenly spaced grid that reaches e^ε is too coarse near L = 1.
+_LARGEST = 12.0
 
 
 class Chain(NamedTuple):
-    """Covariances κ + a ρ^d of places d apart on a line.
+    """Covariances κ + a ρ^d of positions at distance d on a line.
 
     Attributes:
-      places: how many there are, f[].
-      shared: κ, f[].
-      variance: a, f[].
+      places: the number of positions, f[].
+      shared: κ, the covariance that all positions share, f[].
+      variance: a, the variance of the chain's state, f[].
       decay: ρ, f[].
     """
 
@@ -44,12 +48,12 @@ class Chain(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Where N(centre, variance) goes when it is rounded to the states.
+    """The distribution N(centre, variance) of y after rounding to the grid of states.
 
     Attributes:
-      mass: on each state, f[m].
-      below: what was below the first one, f[].
-      excess: E e^y of what was above the last one, f[].
+      mass: the probability of each state, f[m].
+      below: the probability of a y below the first state, f[].
+      excess: the mean of e^y over the y above the last state, with 0 elsewhere, f[].
     """
 
     mass: jax.Array
@@ -58,7 +62,10 @@ class Moved(NamedTuple):
 
 
 def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
-    """Log E L², the log of the mean of e^{K′} over pairs of at most so many places."""
+    """Log E L², the log of the mean of e^{K′} over pairs of positions.
+
+    `most` is a static upper bound on the number of positions.
+    """
     lag = np.arange(float(most))
     pairs = np.where(lag > 0, 2.0, 1.0) * jnp.maximum(chain.places - lag, 0.0)
     common = chain.shared + chain.variance * chain.decay**lag
@@ -67,19 +74,21 @@ def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
 
 
 def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
-    """The chain with the least E L², of all gaps around the circle of n_b places.
+    """The chain with the least E L², over all sizes r of the gap.
 
-    Of gaps that it does not have, by_gap has zeros.
+    The circle of an epoch has n_b positions. by_gap, f[m], holds the covariances by
+    distance around it, padded with zeros beyond the largest distance.
     """
     apart = np.arange(1, by_gap.size)
-    # Across the gap κ = K_r is enough. Within a line, K_d <= κ + a ρ^d for d < r.
+    # κ = K_r bounds the covariance of positions at distance r or more. Closer ones,
+    # at distance d < r, need K_d <= κ + a ρ^d. The chain has one entry for each r.
     shared, top = by_gap[1:], by_gap[0]
     variance = top - shared
     over = by_gap[None, 1:] - shared[:, None]
     felt = (apart[None] < apart[:, None]) & (over > 0)
     share = jnp.where(felt, over, 1.0) / jnp.where(felt, variance[:, None], 1.0)
     log_decay = jnp.where(felt, jnp.log(share) / apart[None], -jnp.inf)
-    # A ratio, which the noise does not change.
+    # The noise multiplier cancels in this ratio of covariances: no derivative by it.
     decay = jax.lax.stop_gradient(jnp.exp(jnp.max(log_decay, axis=1)))
     decay = decay * (1 + 16 * ULP)
     places = jnp.maximum(n_b - apart + 1.0, 1.0)
@@ -87,13 +96,18 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     fixed = jax.lax.stop_gradient(chains)
     square = jax.vmap(lambda chain: _log_square(chain, 2 * by_gap.size))(fixed)
     square = jnp.where(apart <= n_b // 2, square, jnp.inf)
-    # No argmin: one is lowered by the caller's configuration, to what has no float64.
+    # argmin is not used: JAX lowers it under the caller's configuration, which may have
+    # no float64.
     first = jnp.min(jnp.where(square <= jnp.min(square), apart, by_gap.size))
     return jax.tree.map(lambda x: jnp.sum(jnp.where(apart == first, x, 0.0)), chains)
 
 
 def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
-    """To both neighbouring states, the mean kept; beyond the last one to that."""
+    """N(centre, variance) rounded to its two neighbouring states with the same mean.
+
+    Values beyond the first or last state are rounded to that state.
+    """
+    # `normal` has mean −variance/2, so that the grid is shifted by the difference.
     start = states.log(1)[0] - centre - variance / 2
     law = normal(variance, start, _STATES - 1, states.spacing)
     mass, below, above = (x[0] for x in law)
@@ -104,7 +118,11 @@ def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -
 
 
 def _states(chain: Chain, tail: jax.Array) -> Grid:
-    """Points beyond which there is about tail of Q, and of P."""
+    """The grid of states, which leaves out a mass of about `tail` at either end.
+
+    The lower end counts the mass under Q, the run without the example, and the upper
+    end the mass under P, the run with it.
+    """
     deviation = jnp.sqrt(chain.variance)
     low = deviation * tail_quantile(tail / chain.places)
     high = chain.variance + deviation * tail_quantile(tail * (1 - chain.decay))
@@ -113,12 +131,14 @@ def _states(chain: Chain, tail: jax.Array) -> Grid:
 
 
 class Law(NamedTuple):
-    """Of L on even points from 0 on, from above.
+    """An upper bound on the distribution of L, on evenly spaced points from 0.
+
+    Q is the run without the example, P the run with it, and L their likelihood ratio.
 
     Attributes:
-      mass: Q's at each point, f[n].
-      below: Q's that left the states below, f[].
-      lost: P's beyond the last point or the last state, f[].
+      mass: the mass of each point under Q, f[n].
+      below: the mass under Q of states below the first state, f[].
+      lost: the mass under P beyond the last point or the last state, f[].
     """
 
     mass: jax.Array
@@ -127,11 +147,16 @@ class Law(NamedTuple):
 
 
 def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
-    """From place to place: on the states, f[m], and the sum so far, f[m, n]."""
+    """The distribution of L, computed position by position.
+
+    The loop carries the mass of each state, f[m], and of each pair of a state and a
+    partial sum, f[m, n].
+    """
     places, _, variance, decay = chain
     step = variance * (1 - decay) * (1 + decay)
     x = states.log(_STATES)
-    # The first place, and then the next one from each state.
+    # The first entry is the first position's distribution. Entry i + 1 is that of the
+    # next position, given that this one is in state i.
     centres = jnp.append(0.0, decay * x)
     variances = jnp.append(variance, jnp.broadcast_to(step, x.shape))
     moves = jax.vmap(lambda c, v: _round_to_neighbours(c, v, states))(
@@ -140,7 +165,8 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     first, move = (
         jax.tree.map(lambda x, i=i: x[i], moves) for i in (0, slice(1, None))
     )
-    # What a place adds to L in each state, in points of the sum.
+    # What a position adds to L in each state, in grid spacings of the sum. The mass
+    # moves by a whole number of points and is split linearly between two neighbours.
     jump = jnp.exp(x - variance / 2) / (places * spacing)
     whole = jax.lax.stop_gradient(jnp.clip(jnp.floor(jump), 0, _SUMS).astype(int))
     part = (jnp.minimum(jump, _SUMS) - whole)[:, None]
@@ -148,12 +174,17 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     beyond = jnp.maximum(point - (_SUMS - 1.0) + jump[:, None], 0.0) * spacing
 
     def added(mass: jax.Array) -> jax.Array:
-        """The sum with its next place, on both neighbouring points, up to the last."""
+        """The mass f[m, n] after one more position is added to the partial sum.
+
+        Sums beyond the last point are put at the last point.
+        """
         wide = jnp.pad(mass, ((0, 0), (_SUMS, 0)))
         moved = jax.vmap(
             lambda row, n: jax.lax.dynamic_slice(row, (_SUMS - n,), (_SUMS,))
         )(wide, whole)
         ends = jnp.where(point + whole[:, None] >= _SUMS - 1, mass, 0.0)
+        # `ends` has all mass that reaches the last point. The zero there also stops
+        # the roll from wrapping mass around to the first point.
         moved = moved.at[:, -1].set(0.0)
         moved = (1 - part) * moved + part * jnp.roll(moved, 1, axis=1)
         return moved.at[:, -1].add(jnp.sum(ends, axis=1))
@@ -168,17 +199,19 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     start = jnp.zeros((_STATES, _SUMS)).at[:, 0].set(first.mass)
     now = start, first.mass, first.below, first.excess, jnp.zeros(())
     mass, _, below, excess, lost = jax.lax.fori_loop(0, places.astype(int), place, now)
-    # A state above the last one adds at most θ_j e^{−aθ_j²/2} (e^y − e^top) / n to
-    # place i + j of n, with θ_j = ρ^j.
+    # A state y of position i above the last state, `top`, is replaced by `top`. That
+    # takes at most θ_j e^{−aθ_j²/2} (e^y − e^top) / n from the mean of what position
+    # i + j of n adds, with θ_j = ρ^j.
     theta = decay ** np.arange(float(MOST_PLACES))
     lost = lost + excess * jnp.sum(theta * jnp.exp(-variance * theta**2 / 2)) / places
     return Law(jnp.sum(mass, axis=0), below, lost)
 
 
 def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
-    """Of L but for what all share.
+    """The privacy losses of L, without the factor that all positions share.
 
-    The limits are about the largest L to tell in each order of the data sets, f[2].
+    limits, f[2], has about the largest L that the grid must resolve, for each order of
+    the two data sets.
     """
     places, decay = chain.places, chain.decay
     spacing = jax.lax.stop_gradient(limits) / (_SUMS - 1)
@@ -188,7 +221,8 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
     high = states.spacing**2 / (8 * (1 - decay) * (1 + decay))
     log = jnp.log(spacing[:, None] * np.arange(1.0, _SUMS)[None])
     log_mass = jnp.log(jnp.maximum(law.mass[:, 1:], SMALL))
-    # A sum over states for each place, and Gauss's rule.
+    # Rounding errors: one sum over states for each position. Gauss's rule for the
+    # normal masses errs by at most 1e-12 (`convex_order.grid`).
     error = places * (ULP * (2 * _STATES + 64) + 1e-12)
     return DiscreteLosses(
         jnp.stack([log[0], high - log[1]]) + OFF,
@@ -201,11 +235,13 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
 def _limits(
     chain: Chain, states: Grid, epsilon: jax.Array, num_epochs: jax.Array
 ) -> jax.Array:
-    """About the largest L to tell in each order, f[2].
+    """About the largest L that the grid must resolve in each order, f[2].
 
-    One ratio counts up to e^ε in one order and up to e^{−ε} in the other. A factor of
-    many counts as far as it goes.
+    With a single epoch, L matters up to e^ε in one order and up to e^{−ε} in the other.
+    With several epochs, L is one factor of many, and its whole range matters.
     """
+    # The shared Gaussian factor multiplies L: four of its deviations are added, and
+    # half of −ε is taken in the second order, as a margin.
     of_one = jnp.exp(epsilon * np.array([1, -0.5]) + 4 * jnp.sqrt(chain.shared))
     square = _log_square(chain._replace(shared=jnp.zeros(())))
     top = jnp.exp(states.log(_STATES)[-1] - chain.variance / 2) / chain.places
@@ -222,15 +258,17 @@ def smallest_epsilon(
     tail: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """ε(δ) of a tree's ratio, or of a chain's where that is less.
+    """ε(δ) by the tree of `_trees` or by the chain, whichever is less, f[].
 
-    Both for so many independent epochs, and Gaussian factors: the variance beside the
-    tree's, and what is shared beside the chain's.
+    Either likelihood ratio is composed over num_epochs independent epochs and with a
+    Gaussian mechanism. Its μ² is `variance` beside the tree. Beside the chain it is
+    `shared` plus the chain's own shared part, once for each epoch.
     """
     states = _states(chain, tail)
     step = chain.variance * (1 - chain.decay) * (1 + chain.decay)
-    # Gauss's rule is for cells of at most one standard deviation.
+    # The error of Gauss's rule is bounded for cells of at most one standard deviation.
     usable = (states.spacing > 0) & (states.spacing**2 <= step) & (chain.places > 1)
+    # Both branches of the `cond` below must have the same shape.
     missing = ((0, 0), (0, _SUMS - 1 - tree.loss.shape[1]))
     tree = tree._replace(
         loss=jnp.pad(tree.loss, missing),
@@ -238,19 +276,21 @@ def smallest_epsilon(
     )
 
     gaussian = num_epochs * chain.shared + shared
-    # Steps that are looked at apart must have a mean of one.
+    # Without a Gaussian part, epochs may be combined by a union bound, which assumes
+    # that L has mean one. Rounded states raise that mean.
     usable &= (num_epochs <= 1) | (gaussian > 0)
 
     def of_chain(found: jax.Array) -> tuple[DiscreteLosses, jax.Array]:
         losses = _losses(chain, states, _limits(chain, states, found, num_epochs))
-        # Rounded states make the mean of L more than one: what an epoch loses is that
-        # many times as much beside the others.
+        # Rounding of the states makes the mean of L larger than one, so that the mass
+        # lost in one epoch is multiplied by the means of the others.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
         lost = losses.lost * mean ** (num_epochs - 1)
         return losses._replace(lost=lost), gaussian
 
     def less(found: jax.Array, again: jax.Array) -> tuple[jax.Array, None]:
-        # One program for both: the tree's ε says how far the chain's ratio is needed.
+        # The scan compiles one program for both. The tree's ε comes first, as it
+        # decides up to which L the chain's grid must reach.
         losses, beside = jax.lax.cond(
             again & usable & (found < _LARGEST),
             of_chain,

@@ -1,4 +1,4 @@
-"""ε of a run whose noise a strategy correlates, for each way to sample."""
+"""ε of a run whose noise a strategy correlates, for each sampling scheme."""
 
 from typing import Literal, get_args
 
@@ -40,7 +40,10 @@ def _in_bins(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """What being in random bins hides, or being in some of few, if that is less."""
+    """ε for examples in random bins, f[*b]; a ValueError for a tree.
+
+    It is the lesser of the bound for unknown steps and that for known steps (`_bins`).
+    """
     if isinstance(strategy, Tree):
         raise ValueError(
             f"strategy must be no tree for examples in random bins; got {strategy!r}."
@@ -65,16 +68,22 @@ def _cyclic_poisson(
     steps_per_epoch: int,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """Poisson-sampled steps of the norm of a column, at every p-th step."""
+    """ε for cyclic Poisson sampling, f[*b]: ⌈T / p⌉ Poisson-sampled Gaussian steps.
+
+    The sensitivity of a step is the norm of a column of C. A strategy that is not
+    banded raises a ValueError.
+    """
+    # A strategy with a denominator has coefficients at all lags.
     if not isinstance(strategy, Toeplitz) or np.shape(strategy.denominator)[-1]:
         raise ValueError(
             "strategy must be banded or independent for cyclic Poisson sampling; "
             f"got {strategy!r}."
         )
     bands = 1 + np.shape(strategy.numerator)[-1]
-    # Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Theorem 4: what an
-    # example adds at steps s and s + p of C x are different rows of it, so that the run
-    # is ⌈T / p⌉ Gaussian steps with a column's norm for sensitivity, at rate p / n_b.
+    # Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Theorem 4: an
+    # example that takes part at steps s and s + p moves disjoint rows of C x, so that
+    # the run is ⌈T / p⌉ Gaussian steps with a column's norm for sensitivity, at rate
+    # p / n_b.
     noise = _per_column64(strategy, noise_multiplier)
     step = pld.poisson_gaussian(
         noise, min(1.0, bands / steps_per_epoch), adjacency=adjacency
@@ -84,6 +93,8 @@ def _cyclic_poisson(
 
 @float64("down", vectors=(0,), elementwise=True)
 def _per_column64(strategy: Toeplitz, noise_multiplier: jax.Array) -> jax.Array:
+    # Every column of C is (1, n_1, …, n_k). The result is rounded down, which is the
+    # safe direction for a noise multiplier.
     square = 1 + jnp.sum(jnp.square(strategy.numerator))
     return noise_multiplier / jnp.sqrt(square) * (1 - 64 * ULP)
 
@@ -101,14 +112,15 @@ def epsilon(
     """An upper bound on the ε of all sums that `dpjax.correlated_noise` releases.
 
     Args:
-      strategy: how the noise is correlated, its coefficients f[*b, k]. With bins, no
-        tree; one whose noise varies by step counts as if it had the least throughout.
+      strategy: how the noise is correlated, its coefficients f[*b, k]. With bins it
+        must not be a tree; a strategy whose noise varies by step counts as if every
+        step had the least noise.
       noise_multiplier: the standard deviation of z over the clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
-      sampling: "fixed", "reshuffled" or "separated" for the orders of `mu`, which gain
-        nothing from being random. "random_bins" if every example picks one of the n_b
+      sampling: "fixed", "reshuffled" or "separated" for the orders of `mu`, without
+        amplification. "random_bins" if every example picks one of the n_b
         steps of an epoch, uniformly at random and independently of all others, and
         takes part there in every epoch; "fresh_bins" if it picks anew in each epoch.
         "cyclic_poisson", for a banded strategy with p coefficients, if examples are in
@@ -118,15 +130,15 @@ def epsilon(
         batches may depend on the one added, which groups by position in the data do.
 
     Returns:
-      ε, f[*b], rounded up. Of bins it is a bound by a covariance above the true one
-      (docs/amplification.md says how close it is); of cyclic Poisson sampling, that of
-      `pld`; of the others, that of `mu`. In bins it is never above that of `mu` for
-      steps that are known. Traced values out of range give inf. With bins it has
+      ε, f[*b], rounded up. For bins ε is a bound by a covariance above the true one
+      (docs/amplification.md says how close it is). For cyclic Poisson sampling it is
+      the ε of `pld`, and for the other schemes that of `mu`. For bins it is never above
+      the ε of `mu` for known steps. Traced values out of range give inf. For bins ε has
       derivatives by noise_multiplier and delta, none by the strategy.
 
     Raises:
-      ValueError: a static argument is out of range; the strategy is none, has more
-        coefficients than num_steps, or is not banded where it has to be.
+      ValueError: a static argument is out of range; `strategy` is not a strategy, has
+        more coefficients than num_steps, or is not banded where it has to be.
 
     Privacy: for sums of sensitivity 1 clip norm that depend on all earlier releases,
     for real arithmetic and ideal Gaussian noise. The steps that an example takes part

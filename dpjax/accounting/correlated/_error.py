@@ -1,4 +1,4 @@
-"""The error that a strategy's noise leaves in what an optimizer steps along."""
+"""The error that a strategy's noise causes in the vectors an optimizer steps along."""
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,14 @@ from dpjax._matrices.workload import Workload, check_workload
 def square_error(
     strategy: Toeplitz, factors: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
-    """‖A C⁻¹‖_F² / T, the noise of a Toeplitz strategy times factors f[T] or f[1]."""
+    """‖A C⁻¹‖_F² / T for a Toeplitz strategy C and a workload A, f[].
+
+    The strategy's noise is multiplied by factors, f[T], or f[1] if all are equal.
+    """
     rates, keep = (jnp.asarray(x) for x in (workload.rates, workload.keep))
     if rates.size == keep.size == factors.size == 1:
-        # h = N_A / D_A C⁻¹ z, and one filter more if its sums come out.
+        # Constant rates make A C⁻¹ one Toeplitz filter: h = N_A / D_A C⁻¹ z, followed
+        # by x_t = k x_{t−1} + h_t, which is one more factor of the denominator.
         numerator = times(workload.numerator, strategy.denominator)
         denominator = times(workload.denominator, strategy.numerator)
         w = series(numerator, times(denominator, -keep), num_steps)
@@ -32,7 +36,7 @@ def square_error(
 
 
 def _rows(num_steps: int) -> np.ndarray:
-    """In how many of the outputs each coefficient is, over T."""
+    """The share of the T outputs to which each coefficient contributes, f[T]."""
     return np.arange(num_steps, 0.0, -1.0) / num_steps
 
 
@@ -43,10 +47,10 @@ def variances(
     rates: jax.Array,
     keep: jax.Array,
 ) -> jax.Array:
-    """Var x_t, f[T], by the covariance of all that the filters remember.
+    """Var x_t, f[T], by a recursion for the covariance of the filters' states.
 
-    y = D_C / N_C z is the noise of the strategy, g_t = f_t y_t that of the sums, and
-    h = N_A / D_A g, x_t = k_t x_{t−1} + r_t h_t what the workload makes of it.
+    y = D_C / N_C z is the noise of the strategy, and g_t = f_t y_t the noise of the
+    sums. The workload computes h = N_A / D_A g and x_t = k_t x_{t−1} + r_t h_t from it.
     """
     inner, drive = _state_space(strategy.denominator, strategy.numerator)
     outer, drive_h = _state_space(workload.numerator, workload.denominator)
@@ -59,7 +63,8 @@ def variances(
         covariance: jax.Array, now: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array]:
         factor, rate, k = now
-        # x and the memory of the workload by what f_t (z_t + a₀) does to each.
+        # The state is (a, b, x), with the states a of the strategy's filter and b of
+        # the workload's. y_t = z_t + a₀ times f_t drives b, and x by way of h_t.
         takes = jnp.concatenate([jnp.zeros(p), drive_h, rate[None]])
         matrix = fixed.at[:, 0].add(factor * takes)
         matrix = matrix.at[-1, p].add(rate).at[-1, -1].set(k)
@@ -75,7 +80,8 @@ def _state_space(
 ) -> tuple[jax.Array, jax.Array]:
     """F and g of the filter y_t = u_t + e₀ᵀs_t, s_{t+1} = F s_t + g u_t.
 
-    That is N / D in its transposed direct form II, of one state at least.
+    The filter N / D is in transposed direct form II, with at least one state: an empty
+    state would leave nothing to index.
     """
     order = max(np.shape(numerator)[-1], np.shape(denominator)[-1], 1)
     n, d = (
@@ -88,21 +94,25 @@ def _state_space(
 def _tree_square_error(
     decay: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
-    """‖A C⁻¹‖_F² / T for the tree, by the level of its nodes.
+    """‖A C⁻¹‖_F² / T for the tree strategy, as a sum over the levels of nodes, f[].
 
-    The node of level j that step t completes adds to the noise of t and takes β^{2^j}
-    of itself from that of step t + 2^j.
+    The noise of a node of level j, which step t completes, is added to the noise of
+    step t. β^{2^j} times the same noise is subtracted at step t + 2^j.
     """
+    # The coefficients of the workload without its rate, a Toeplitz filter.
     bottom = times(workload.denominator, -jnp.asarray(workload.keep))
     a = series(workload.numerator, bottom, num_steps)
-    # Σ_{u<m} a_u², for all m.
+    # Σ_{u<m} a_u², for m = 0, …, T.
     squares = jnp.append(0.0, jnp.cumsum(jnp.square(a)))
     total = jnp.zeros(())
     for level in range(num_steps.bit_length()):
         size = 1 << level
+        # The number of outputs from each node's last step on. The variance that a node
+        # adds to them in total is ‖a_u − β^{2^j} a_{u − 2^j}‖² over that many terms.
         left = num_steps + 1 - np.arange(size, num_steps + 1, 2 * size)
         shifted = jnp.append(jnp.zeros(size), a)[:num_steps]
         products = jnp.append(0.0, jnp.cumsum(a * shifted))
+        # The square of the difference, expanded so that prefix sums give all nodes.
         taken = jnp.power(decay, size)
         total += jnp.sum(
             squares[left]
@@ -127,22 +137,22 @@ def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> ja
 def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
     """The root mean square of the noise in a workload, for white noise of variance 1.
 
-    That is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At noise multiplier σ and
-    clip norm C it is σC times as much. To compare strategies at the same privacy take
-    it times `mu` at noise multiplier 1.
+    The error is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At noise multiplier σ
+    and clip norm C, multiply the error by σC. To compare strategies at the same
+    privacy, multiply the error by `mu` at noise multiplier 1.
 
     Args:
-      strategy: what makes the noise, its coefficients f[*b, k].
-      workload: what the sums are used for; rates and keep for one step or for T.
+      strategy: how the noise is correlated, its coefficients f[*b, k].
+      workload: how an optimizer uses the sums; rates and keep for one step or for T.
       num_steps: T, static, at least 1.
 
     Returns:
-      f[*b].
+      The root mean square error per coordinate, f[*b].
 
     Raises:
-      ValueError: num_steps is out of range or not that of the workload; the strategy
-        is none or has more coefficients than num_steps, or is a tree and the workload
-        varies from step to step.
+      ValueError: num_steps is out of range or not that of the workload; `strategy` is
+        not a strategy, has more coefficients than num_steps, or is a tree and the
+        workload varies from step to step.
 
     Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, where A C⁻¹ is
     the decoder B.

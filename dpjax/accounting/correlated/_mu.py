@@ -36,14 +36,19 @@ def mu_of(
     order: Order,
     factor: float,
 ) -> jax.Array:
-    """μ, from above, in the float64 scope."""
+    """An upper bound on μ, f[], computed inside the float64 scope.
+
+    The inputs are the Toeplitz strategy, the noise factors f[T] or f[1] by which each
+    step's noise is scaled, and the noise multiplier. `factor` is the adjacency's
+    sensitivity over the clip norm.
+    """
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ²: releasing x + C⁻¹z is releasing C x + z,
     # Denisov et al. (2022), https://arxiv.org/abs/2202.08312, also where sums depend on
-    # earlier releases: whatever they were, an example moves C x by no more than this.
+    # earlier releases: whatever these were, an example moves C x by no more than this.
     weights = 1 / factors
     square = WORST[order](strategy, weights, num_steps, steps_per_epoch)
-    # Sums have T terms at most. What the coefficients are off by moves an example as a
-    # strategy of its own would: once for each time that the example takes part.
+    # Sums have at most T terms. The rounding errors of the coefficients act like a
+    # strategy of their own: they move C x by `off` for each participation.
     times = -(-num_steps // steps_per_epoch)
     fixed = jax.lax.stop_gradient(strategy)
     off = series_error(fixed, fixed.coefficients(num_steps))
@@ -52,6 +57,7 @@ def mu_of(
     bound = factor * moved * (1 + 8 * ULP)
     noiseless = noise_multiplier <= 0
     mu = bound / jnp.where(noiseless, 1.0, noise_multiplier)
+    # An underflow must not report perfect privacy.
     mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
     valid = (noise_multiplier >= 0) & jnp.isfinite(moved) & jnp.all(factors > 0)
     return jnp.where(valid & ~noiseless, mu, jnp.inf)
@@ -80,16 +86,16 @@ def mu(
       strategy: how the noise is correlated, its coefficients f[*b, k].
       noise_multiplier: the standard deviation of z over the clip norm, f[*b], at least
         0.
-      num_steps: T, static, at least 1. Every step up to it counts.
+      num_steps: T, static, at least 1. All T steps count.
       steps_per_epoch: n_b, static, at least 1.
-      order: "fixed" if an example is at the same place in every epoch (exact for
+      order: "fixed" if an example has the same position in every epoch (exact for
         C >= 0, for others an upper bound by the absolute values of CᵀC); "reshuffled"
         if it takes part in at most one step of each epoch, any one (at most 0.2 % above
         exact for one pole above its zero, an upper bound for others); "separated" if
         its steps are at least n_b apart (exact for C >= 0 with coefficients that do not
-        grow, an upper bound for others). What `strategies.scaled` makes is accounted
-        for exactly under "fixed" alone (for C >= 0); a tree as `tree.momentum_mu` does,
-        which "separated" is not for.
+        grow, an upper bound for others). A strategy from `strategies.scaled` is
+        accounted for exactly under "fixed" alone (for C >= 0). A tree is accounted for
+        by `tree.momentum_mu`, and not available under "separated".
       adjacency: which data sets are compared. Under ADD_REMOVE the batch of any other
         example must not depend on the one added, which batches of fixed size cannot
         give.
@@ -99,8 +105,8 @@ def mu(
       coefficients that overflow.
 
     Raises:
-      ValueError: a static argument is out of range, or the strategy is none, has more
-        coefficients than num_steps, or is not for this order.
+      ValueError: a static argument is out of range, or `strategy` is not a strategy,
+        has more coefficients than num_steps, or does not support this order.
 
     Privacy: the guarantee holds for sums of sensitivity 1 clip norm that depend on all
     earlier releases, for real arithmetic and ideal Gaussian noise.
@@ -141,6 +147,7 @@ def mu(
         factors,
         noise_multiplier,
         num_steps=num_steps,
+        # A longer epoch than the run is equivalent, and would only pad arrays.
         steps_per_epoch=min(n_b, num_steps),
         order=order,
         factor=validate.adjacency(adjacency).sensitivity_factor,

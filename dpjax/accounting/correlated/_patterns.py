@@ -1,9 +1,10 @@
-"""How far one example moves C x, over all patterns of the steps that it takes part in.
+"""How far one example moves C x, over all sets of steps in which it may take part.
 
-An example that takes part at the steps π, each time by at most 1, moves C x by at most
-the root of Σ_{s,t∈π} |(CᵀC)_st|, and by exactly that where CᵀC >= 0 and all its
-contributions align. Here are the squares of those, at the worst of the patterns that an
-order allows. C is a Toeplitz matrix whose columns have weights, f[T], or f[1] for all.
+Consider an example that takes part at the steps π, each time with norm at most 1. It
+moves C x by at most the square root of Σ_{s,t∈π} |(CᵀC)_st|. The bound is attained
+where CᵀC >= 0 and all contributions of the example align. The functions here return the
+squared bound at the worst pattern π that an order allows. C is a Toeplitz matrix whose
+columns are scaled by weights, f[T], or f[1] if all are equal.
 """
 
 from collections.abc import Callable
@@ -15,16 +16,20 @@ import numpy as np
 from dpjax._core.float64 import ULP
 from dpjax._matrices.toeplitz import Toeplitz
 
-# Points of a filter's state. Between them the value is bounded by its chords.
+# Grid points of a filter's state. The value function is convex, so that its chords
+# between grid points are upper bounds.
 _GRID = 129
-# Places within an epoch are told apart up to this many.
+# Steps of an epoch are grouped into at most this many intervals.
 _BUCKETS = 256
 
 
 def fixed(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The same place in every epoch: exact for C >= 0."""
+    """The squared sensitivity for the same position in every epoch: exact for C >= 0.
+
+    The inputs are C, its column weights, T and the number of steps of an epoch.
+    """
     c = strategy.coefficients(num_steps)
     if weights.size > 1:
         return jnp.max(by_place(c, weights, n_b))
@@ -37,18 +42,19 @@ def fixed(
 
 
 def fixed_bound(strategy: Toeplitz, num_steps: int, n_b: int) -> jax.Array:
-    """The same place in every epoch: as `fixed`, for |C| in place of C."""
+    """An upper bound on `fixed` without weights: its value for |C| in place of C."""
     return _comb(jnp.abs(strategy.coefficients(num_steps)), n_b)
 
 
 def separated(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """At least n_b steps apart: exact for coefficients that do not grow, unscaled.
+    """The squared sensitivity for steps at least n_b apart, as an upper bound.
 
-    For C >= 0 with coefficients that do not grow, (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s}
-    grows neither with the gap nor with t, so that nothing is worse than steps 0, n_b,
-    2 n_b, ... Others are below such a matrix.
+    It is exact for C >= 0 with non-increasing coefficients and equal weights. There
+    (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} grows neither with the gap nor with t, so that
+    the worst pattern is the steps 0, n_b, 2 n_b, ... Any other C is bounded entry by
+    entry by such a matrix.
     """
     c = _majorant(strategy.coefficients(num_steps))
     return jnp.square(jnp.max(weights)) * _comb(c, n_b)
@@ -57,7 +63,10 @@ def separated(
 def reshuffled(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """At any one step of each epoch, where the epoch's largest column is everywhere."""
+    """An upper bound on the squared sensitivity for any one step of each epoch.
+
+    Every column counts with the largest weight in its epoch.
+    """
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jnp.max(_by_epoch(columns, n_b), axis=1)
     if strategy.num_vectors <= 1:
@@ -67,29 +76,30 @@ def reshuffled(
 
 
 def _majorant(c: jax.Array) -> jax.Array:
-    """The least coefficients above |c| that do not grow."""
+    """The least non-increasing coefficients that are at least |c|, f[n] to f[n]."""
     return jax.lax.cummax(jnp.abs(c), reverse=True)
 
 
 def _by_epoch(x: jax.Array, n_b: int) -> jax.Array:
-    """f[T] as f[E, n_b], with zeros at the end."""
+    """Reshape f[T] to one row for each epoch, f[E, n_b], padded with zeros."""
     return jnp.pad(x, (0, -x.size % n_b)).reshape(-1, n_b)
 
 
 def _comb(c: jax.Array, n_b: int) -> jax.Array:
-    """Σ_i (Σ_e c_{i−e n_b})²: at the first place, the worst for C >= 0."""
+    """Σ_i (Σ_e c_{i−e n_b})², for steps 0, n_b, 2 n_b, …: the worst for C >= 0."""
     moved = jnp.cumsum(_by_epoch(c, n_b), axis=0).ravel()[: c.size]
     return moved @ moved
 
 
 def by_place(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
-    """Σ_{s,t∈π} |(CᵀC)_st| for each place in the epoch, f[n_b]; weights f[T]."""
+    """Σ_{s,t∈π} |(CᵀC)_st| for each position in the epoch, f[n_b]; weights f[T]."""
     steps = jnp.arange(c.size)
 
     def with_gap(total: jax.Array, k: jax.Array) -> tuple[jax.Array, None]:
         # (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} for t − s = k n_b.
         later = jnp.where(steps < c.size - k * n_b, jnp.roll(c, -k * n_b), 0.0)
-        # Products of any sign cancel, and sums of T err by T roundings of ‖c‖² each.
+        # Products of either sign may cancel, so the error bound is absolute: a sum of T
+        # terms errs by T roundings of at most ‖c‖² each.
         entry = jnp.abs(jnp.cumsum(c * later)[::-1]) + c.size * ULP * (c @ c)
         entry = entry * weights * jnp.roll(weights, k * n_b)
         entry = jnp.where(steps >= k * n_b, entry, 0.0)
@@ -103,15 +113,16 @@ def by_place(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
 def _by_state(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """A dynamic programme over the one number that a filter of first order remembers.
+    """`reshuffled` for a first-order filter, by a dynamic programme over its state v.
 
-    With c_k = ρ b^{k−1} the filter is w_t = u_t + ρ v_{t−1}, v_t = b v_{t−1} + u_t, and
-    u_t is the epoch's weight f[E] at the steps of the pattern. The most that Σ w² can
-    still become is, as a function of v >= 0, a maximum of quadratic functions that
-    grow: it is convex, and its chords are above it.
+    With c_k = ρ b^{k−1} the filter is w_t = u_t + ρ v_{t−1}, v_t = b v_{t−1} + u_t. The
+    input u_t is the epoch's weight, from f[E], at the steps of the pattern and 0
+    elsewhere. The value function is the maximum of Σ w² over the remaining steps. As a
+    function of v >= 0 it is a maximum of increasing convex quadratics. It is therefore
+    convex, and linear interpolation between grid points is an upper bound.
     """
     a, b = (
-        -jnp.sum(jnp.asarray(x, jnp.float64))  # of one or none
+        -jnp.sum(jnp.asarray(x, jnp.float64))  # one coefficient, or none: then 0
         for x in (strategy.numerator, strategy.denominator)
     )
     rho, b = jnp.abs(b - a), jnp.abs(b)
@@ -119,8 +130,8 @@ def _by_state(
     places = jnp.linspace(0.0, 1.0, _GRID)
     powers = jnp.power(b, jnp.arange(n_b + 1))
     sums = jnp.concatenate([jnp.zeros(1), jnp.cumsum(jnp.square(powers))])
-    # The largest v before each epoch, the latest step having been the epoch's last, or
-    # its first where the filter grows.
+    # The largest v before each epoch. The last participation was then at the last step
+    # of the epoch before, or at its first step if the filter's state grows.
     latest = jnp.maximum(powers[n_b - 1], 1.0)
     _, tops = jax.lax.scan(
         lambda top, u: (powers[n_b] * top + u * latest, top),
@@ -131,7 +142,11 @@ def _by_state(
     def epoch(
         value: jax.Array, top: jax.Array, end: jax.Array, u: jax.Array, size: int
     ) -> jax.Array:
-        """The most from the beginning of an epoch on, for v on the grid up to top."""
+        """The value function at the start of an epoch, on the grid from 0 to top.
+
+        `value` is the value function at the end of the epoch, on the grid from 0 to
+        `end`. The epoch has `size` steps and the weight u.
+        """
         r = jnp.arange(size)
         after = sums[size - 1 - r]
         # Σ_{t≠r} (ρ b^t v + [t > r] ρ b^{t−1−r} u)² + (u + ρ b^r v)²
@@ -161,12 +176,14 @@ def _by_state(
 
 
 def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
-    """An upper bound for coefficients that do not grow: neighbouring epochs exactly.
+    """`reshuffled` for non-increasing coefficients, as an upper bound over pairs.
 
-    With g(k) for (CᵀC)_st at gap k, times both epochs' weights f[E], a pair of epochs
-    e < f has the gap (f − e) n_b + r_f − r_e. For neighbours the worst places r are
-    found by a dynamic programme. For others g is at most what either place alone
-    allows, and so at most half of both, which are sums over epochs.
+    Let g(k) be (CᵀC)_st at gap k; it is multiplied by the weights f[E] of both epochs.
+    The steps at positions r_e and r_f of epochs e < f have the gap
+    (f − e) n_b + r_f − r_e. For adjacent epochs a dynamic programme finds the worst
+    positions, up to the width of the intervals of positions. For other pairs g is at
+    most its bound given r_e alone, and at most its bound given r_f alone, and so at
+    most the mean of both. Those bounds are sums over epochs.
     """
     num_steps = c.size
     epochs = jnp.arange(weights.size)
@@ -175,11 +192,12 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     spectrum = jnp.fft.rfft(c, 2 * num_steps)
 
     def gram(f: jax.Array) -> jax.Array:
-        """By the gap, where the later step is in epoch f or after it."""
+        """Bounds on g by gap, f[T + 1], for a later step in epoch f or after it."""
         kept = jnp.where(jnp.arange(num_steps) < num_steps - f * n_b, c, 0.0)
         kept = jnp.conj(jnp.fft.rfft(kept, 2 * num_steps))
         g = jnp.fft.irfft(spectrum * kept, 2 * num_steps)[:num_steps]
-        # What the transforms round by, and gaps beyond the run.
+        # A bound on the rounding errors of the Fourier transforms. The appended 0 is
+        # for gaps beyond the run.
         error = 64 * ULP * jnp.log2(2.0 * num_steps) * jnp.sum(jnp.square(c))
         return jnp.append(g + error, 0.0)
 
@@ -187,7 +205,10 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
         return g[jnp.minimum(gap, num_steps)]
 
     def far(f: jax.Array, by_place: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """For all epochs two or more before f, f[E, places]."""
+        """The bounds for all epochs two or more before epoch f, else 0, f[E, places].
+
+        by_place maps the number of epochs between, f[E, 1], to bounds by position.
+        """
         apart = (f - epochs)[:, None]
         both = (weights[f] * weights)[:, None]
         return jnp.where(apart >= 2, both * by_place(jnp.maximum(apart, 2)), 0.0)
@@ -201,6 +222,8 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     ) -> tuple[jax.Array, None]:
         f, ahead = now
         g = gram(f)
+        # The least gap of two intervals: the later one's first step and the earlier
+        # one's last. g does not increase with the gap.
         gaps = n_b + first[None, :] - last[:, None]
         both = weights[f] * weights[f - 1]
         near = jnp.max(best[:, None] + 2 * both * at(g, gaps), axis=0)

@@ -1,14 +1,15 @@
-"""Trees of places, on which covariances are simple enough to compute with.
+"""Trees of an example's positions, whose covariances bound those of its patterns.
 
-Places are joined two by two, then these pairs, and so on, with gaps between what is
-joined, and what is made in the end is repeated around the circle of an epoch. What is
-in two different parts of a join is at least its gap apart, so that the covariance at
-that gap is a bound (docs/amplification.md). The ratio of a tree is computed from its
-leaves: the mean of two independent copies, times a lognormal that both have in common,
-and so on.
+Two positions are joined into a pair, two pairs into a group of four, and so on. Each
+join leaves a gap between its two parts. The final group is repeated around the circle
+of an epoch. Positions in different parts of a join are at least its gap apart, so that
+the covariance at that gap is an upper bound (docs/amplification.md). The likelihood
+ratio of a tree is computed from the leaves upwards: each join takes the mean of two
+independent copies and multiplies it by a lognormal factor that both share.
 
-Places in gaps are left out: the mean over all places is a mean over the n_b rotations
-of such a tree, and a convex function of it at most the mean over them (Jensen).
+The tree leaves out the positions in the gaps. The mean over all positions is the mean,
+over the n_b rotations of the tree, of the means over the rotated trees. By Jensen's
+inequality a convex function of it is at most the mean of that function over rotations.
 """
 
 from typing import NamedTuple
@@ -20,22 +21,24 @@ import numpy as np
 from dpjax._core.searches import bisect
 from dpjax.accounting._numerics.convex_order import spread
 
-# How the covariance falls from one join to the next, after so many without a gap.
+# The factors by which the covariance may fall from one join to the next.
 _FALLS = (0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
+# The numbers of first joins in which the covariance does not fall yet.
 _CLOSE = (0, 1, 2)
 _MOST_JOINS = 7
-_COARSE = 128  # points of the grid on which trees are compared
+_COARSE = 128  # points of the grid that the comparison of trees uses
 
 
 class Tree(NamedTuple):
-    """How places are joined.
+    """A tree of positions: how they are joined and repeated around an epoch.
 
     Attributes:
-      gaps: how far the parts of each join are apart, i[most], the last ones unused.
-      joins: how many there are, i[].
-      copies: how often all of it is repeated around the circle, i[]; 0 if it does not
-        fit.
-      apart: how far these are apart, i[].
+      gaps: the distance between the two parts of each join, i[most]. Entries from
+        `joins` on are unused.
+      joins: the number of joins, i[].
+      copies: how many copies of the tree are placed around the circle, i[]; 0 if one
+        does not fit.
+      apart: the distance between two copies, i[].
     """
 
     gaps: jax.Array
@@ -45,14 +48,17 @@ class Tree(NamedTuple):
 
 
 def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
-    """Trees whose covariances fall evenly from join to join, with an axis for them.
+    """Trees whose covariances fall by an equal factor from join to join.
 
-    Of gaps that n_b places around a circle do not have, by_gap has zeros.
+    by_gap, f[m], holds the covariances by distance around a circle of n_b positions,
+    padded with zeros beyond the largest distance. The trees are stacked along a new
+    first axis.
     """
     fall, close, joins = (
         np.ravel(x) for x in np.meshgrid(_FALLS, _CLOSE, np.arange(_MOST_JOINS + 1))
     )
-    # What differs in joins that there are not is one tree.
+    # Settings that differ only in unused joins give the same tree. They get the same
+    # row here, and the set below keeps one.
     rows = [
         (fall[i] if j > c + 1 else 0.5, min(c, max(j - 1, 0)), j)
         for i, (c, j) in enumerate(zip(close, joins, strict=True))
@@ -63,7 +69,8 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
         level = jnp.arange(_MOST_JOINS + 1)
         near = by_gap[jnp.minimum(1, n_b // 2)]
         wanted = near * fall ** jnp.maximum(level - close, 0.0)
-        # The least gap of which it is small enough, if there is one.
+        # The least gap whose covariance is at most the wanted one, if there is one.
+        # The tolerance is for rounding: equal covariances must count as met.
         gap = 1 + jnp.sum(by_gap[None, 1:] > wanted[:, None] * (1 + 1e-9), axis=1)
         gaps = gap[:-1]
 
@@ -86,10 +93,11 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
 def ratio(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array, tail: jax.Array, n: int
 ) -> tuple[spread.Law, jax.Array]:
-    """The law of the tree's likelihood ratio, but for a Gaussian factor's variance.
+    """The distribution of a tree's likelihood ratio, and a Gaussian factor's variance.
 
-    by_gap is over σ². Variance that is too small for the grid is left to the next join,
-    where more has it in common.
+    The ratio is the product of both. by_gap holds covariances divided by σ². Variance
+    below the resolution of the grid is passed on to the next join, whose larger group
+    then shares it: that only increases covariances.
     """
     last = n_b // 2
     of = by_gap[jnp.minimum(tree.gaps, last)]
@@ -98,6 +106,7 @@ def ratio(
     level = jnp.arange(of.size)
     of = jnp.where(level < tree.joins, of, top)
     following = jnp.append(of[1:], top)
+    # A leaf without variance would have a grid without spacing. More is a valid bound.
     leaf = jnp.maximum(by_gap[0] - of[0], 1e-9 * by_gap[0])
     law = spread.lognormal(leaf, tail, n)
 
@@ -128,7 +137,11 @@ def _estimate(
     delta: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """About ε(δ), or what adds up over epochs, on a coarse grid."""
+    """An estimate on a coarse grid by which trees are compared, f[].
+
+    It approximates ε(δ) for one epoch. For several epochs it is a sum of two
+    divergences, which adds up over epochs.
+    """
     tail = 1e-4 * delta
     law, variance = ratio(tree, by_gap, n_b, tail, _COARSE)
     felt = variance >= law.grid.spacing**2
@@ -143,7 +156,7 @@ def _estimate(
         return bisect(lambda e: spread.delta(law, e) <= delta, jnp.zeros(()), top, 30)
 
     def of_each() -> jax.Array:
-        # The divergence of P from Q and that of Q from P.
+        # KL(P‖Q) + KL(Q‖P), which is E_Q (L − 1) log L.
         return jnp.sum(law.masses.mass * jnp.expm1(log) * log)
 
     return jax.lax.cond(num_epochs > 1, of_each, of_one)
@@ -152,7 +165,10 @@ def _estimate(
 def best(
     by_gap: jax.Array, n_b: jax.Array, delta: jax.Array, num_epochs: jax.Array
 ) -> Tree:
-    """The tree that is about the best for so many independent epochs."""
+    """The tree with the least estimated privacy loss over num_epochs epochs.
+
+    Any tree gives a valid bound, so that an estimate is enough to choose one.
+    """
     by_gap, delta = jax.lax.stop_gradient((by_gap, delta))
     trees = candidates(by_gap, n_b)
 
@@ -162,14 +178,14 @@ def best(
         about = jax.lax.cond(
             tree.copies > 0,
             lambda: _estimate(tree, by_gap, n_b, delta, num_epochs),
-            lambda: jnp.full((), jnp.inf),  # it does not fit
+            lambda: jnp.full((), jnp.inf),  # the tree does not fit into an epoch
         )
         now = about, tree
         return jax.tree.map(
             lambda x, y: jnp.where(now[0] < best[0], x, y), now, best
         ), None
 
-    # The first has no joins, and fits.
+    # The first tree has no joins and always fits.
     first = jax.tree.map(lambda x: x[0], trees)
     (_, tree), _ = jax.lax.scan(better, (jnp.full((), jnp.inf), first), trees)
     return tree

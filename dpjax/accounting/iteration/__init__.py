@@ -1,24 +1,25 @@
 """Privacy of the last iterate, when the iterates before it are not released.
 
-A step forgets: its noise hides part of what earlier steps leaked, and if it is a
-contraction, it shrinks the rest. Shifted interpolation turns that into a bound: of the
-distance between two coupled runs each step closes some and pays for it in units of its
-noise. The best shifts are a greatest convex minorant (`optimal_shift_mu`). It contains
-composition, the published closed forms, and everything between them.
+The noise of each step hides part of the privacy loss of earlier steps, and a
+contractive step shrinks the rest. Shifted interpolation turns both effects into a
+bound: it couples the runs on two neighbouring data sets, and each step closes part of
+the distance between them, at a cost measured in units of that step's noise. The best
+shifts are given by a greatest convex minorant (`optimal_shift_mu`). The bound contains
+composition, the published closed forms, and all choices of shifts between them.
 
 **Files**, in the order in which a bound is made:
 
 1. `_lipschitz`: by how much a gradient step multiplies a distance, clipped or not.
-2. `_setting`: what is assumed of loss, steps and data, checked in one place; and a step
-   in units of its own noise.
+2. `_setting`: the assumptions on loss, steps and data, checked in one place, and the
+   numbers of a step in units of its own noise.
 3. `_minorant`: the optimal shifts of any schedule, by merging halves. `_periodic`: the
-   same in closed form where all steps are alike and one batch in l differs.
-4. What runs: `_shifts` any maps; `_cyclic_gd` full batches and cycles of batches, with
-   its numerics in `_cyclic_core`; `_scheduled_gd` steps that vary; `_noisy_sgd` random
-   batches; `_langevin` its limits in continuous time; `_stability` descent without
-   noise.
-5. `_random_assignment`: δ averaged over the places an example can have.
-6. `published`: closed forms as the papers print them, for comparison.
+   same in closed form where all steps are identical and one batch in l differs.
+4. Algorithms: `_shifts` for arbitrary maps; `_cyclic_gd` for full batches and cycles of
+   batches, with its numerics in `_cyclic_core`; `_scheduled_gd` for varying steps;
+   `_noisy_sgd` for random batches; `_langevin` for limits in continuous time;
+   `_stability` for gradient descent without noise.
+5. `_random_assignment`: δ averaged over the positions that an example can have.
+6. `published`: closed forms as published, for comparison.
 
 Which assumption allows which bound is in docs/iteration.md.
 """

@@ -1,12 +1,12 @@
-"""Greatest convex minorants of all dyadic parts of a schedule, by merging halves.
+"""Greatest convex minorants of all dyadic segments of a schedule, by merging halves.
 
-Of two adjacent minorants, the last blocks of the left one and the first blocks of the
-right one are pooled into one block, which two nested binary searches find, and the rest
-stays. That is O(T log T) work in O(log³ T) vector operations, where a stack would need
-O(T) operations one after the other.
+To merge two adjacent minorants, the last blocks of the left one and the first blocks of
+the right one are pooled into one block. Two nested binary searches find these blocks,
+and all other blocks are unchanged. The work is O(T log T) in O(log³ T) vector
+operations. The usual algorithm with a stack needs O(T) sequential operations.
 
-The weights w_k span more than the range of a float, so rises and runs carry a power of
-two of their own.
+The weights w_k may span more than the range of a float, so that rises and runs are
+stored with a separate power of two.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_NONE = -(2**29)  # the exponent of nothing, below every other
-_MANY = 4096  # nodes beyond which a few levels get searches of their own width
+_NONE = -(2**29)  # the exponent of an empty block, below every other exponent
+_MANY = 4096  # with more nodes, every one or two levels are compiled for their width
 
 
 class Block(NamedTuple):
-    """Consecutive steps: the rise is 2^exponent rise, the run 4^exponent run."""
+    """Consecutive steps: the rise is 2^exponent · rise, the run 4^exponent · run."""
 
     exponent: jax.Array
     rise: jax.Array
@@ -29,21 +29,21 @@ class Block(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """A block's rise over its run: mantissa / 2^exponent."""
+    """The slope of a block, its rise over its run: mantissa / 2^exponent."""
 
     exponent: jax.Array
     mantissa: jax.Array
 
 
 class Nodes(NamedTuple):
-    """The minorants of all nodes of one size.
+    """The minorants of all nodes of one size, a node being a dyadic segment of steps.
 
-    A node keeps its blocks in its first places.
+    Each node has as many array slots as steps, and stores its blocks in the first ones.
 
     Attributes:
-      ends: the last steps of the blocks, i32[n].
-      slopes: of the blocks, f[n].
-      number: how many blocks each node has, i32[nodes].
+      ends: the last step of each block, i32[n].
+      slopes: the slope of each block, f[n].
+      number: the number of blocks of each node, i32[nodes].
       prefix: the sums from a node's first step to each step.
       suffix: the sums from each step to its node's last step.
     """
@@ -56,12 +56,12 @@ class Nodes(NamedTuple):
 
 
 class Tangent(NamedTuple):
-    """Blocks that a sum before them absorbs.
+    """The blocks of a node that are pooled with a sum of steps before them.
 
     Attributes:
-      number: how many.
-      last: the last step of them.
-      pooled: the sum with them.
+      number: the number of these blocks.
+      last: the last step of these blocks.
+      pooled: the sum together with these blocks.
     """
 
     number: jax.Array
@@ -74,13 +74,14 @@ _Seen = TypeVar("_Seen")
 
 
 def _exp2(k: jax.Array) -> jax.Array:
-    """2^k for an integer k, 0 from −1023 down."""
+    """2^k for an integer k, and 0 for k <= −1023."""
+    # The exponent field of a float64 is k + 1023: exact, unlike `jnp.exp2`.
     bits = (jnp.maximum(k, -1023) + 1023).astype(jnp.int64) << 52
     return jax.lax.bitcast_convert_type(bits, jnp.float64)
 
 
 def pool(x: Block, y: Block) -> Block:
-    """Both blocks as one, in the larger power of two."""
+    """Pool two blocks into one, which has the larger power of two of both."""
     below = x.exponent < y.exponent
     large, small = where(below, y, x), where(below, x, y)
     by = _exp2(-jnp.abs(x.exponent - y.exponent))
@@ -89,7 +90,7 @@ def pool(x: Block, y: Block) -> Block:
 
 
 def slope(x: Block) -> Slope:
-    """Rise over run; infinite without a run."""
+    """The slope of a block, infinite if its run is 0."""
     some = x.run > 0
     return Slope(
         x.exponent, jnp.where(some, x.rise / jnp.where(some, x.run, 1.0), jnp.inf)
@@ -98,30 +99,36 @@ def slope(x: Block) -> Slope:
 
 def steeper(x: Slope, y: Slope) -> jax.Array:
     """Whether x is steeper than y."""
+    # Only the slope with the larger exponent is scaled, and only down, so that nothing
+    # overflows. The clip keeps the factor positive: 0 times an infinite slope is NaN.
     gap = jnp.clip(x.exponent - y.exponent, -1022, 1022)
     mine = x.mantissa * _exp2(jnp.minimum(-gap, 0))
     return mine > y.mantissa * _exp2(jnp.minimum(gap, 0))
 
 
 def take(x: _Record, i: jax.Array) -> _Record:
-    """Those at the places i."""
+    """The entries of every array of x at the indices i."""
     return jax.tree.map(lambda a: a[i], x)
 
 
 def where(mask: jax.Array, x: _Record, y: _Record) -> _Record:
-    """X where the mask is true, else y."""
+    """The record x where the mask is true, else the record y, array by array."""
     return jax.tree.map(lambda a, b: jnp.where(mask, a, b), x, y)
 
 
 def nothing(x: Block) -> Block:
-    """Blocks without a step, as many as x has."""
+    """Empty blocks, as many as x has."""
     return Block(
         jnp.full_like(x.exponent, _NONE), jnp.zeros_like(x.rise), jnp.zeros_like(x.run)
     )
 
 
 def _last_index(holds: Callable[[jax.Array], jax.Array], upper: jax.Array) -> jax.Array:
-    """The last i in 1..upper with holds(i), true and then false; 0 if there is none."""
+    """The last i in 1..upper with holds(i), by binary search; 0 if there is none.
+
+    The condition must be true up to some i and false from there on.
+    """
+    # The bit length of the largest bound: enough halvings for every search.
     steps = 32 - jax.lax.clz(jnp.max(upper))
 
     def body(_: int, ends: tuple[jax.Array, jax.Array]):
@@ -135,9 +142,10 @@ def _last_index(holds: Callable[[jax.Array], jax.Array], upper: jax.Array) -> ja
 
 
 def tangent(nodes: Nodes, mid: jax.Array, count: jax.Array, rest: Block) -> Tangent:
-    """What the sum `rest` absorbs of the node with `count` blocks that begins at mid.
+    """Pool the sum `rest` with the first blocks of the node that begins at step mid.
 
-    It absorbs the next block for as long as its own slope is steeper.
+    The node has `count` blocks. The sum absorbs the next block as long as its own slope
+    is steeper than the slope of that block.
     """
     n = nodes.ends.shape[0]
 
@@ -156,7 +164,7 @@ def tangent(nodes: Nodes, mid: jax.Array, count: jax.Array, rest: Block) -> Tang
 
 
 def _merge(level: jax.Array, nodes: Nodes) -> Nodes:
-    """From the minorants of nodes of 2^level steps to those of twice as many."""
+    """Merge the minorants of nodes of 2^level steps into those of twice as many."""
     ends, slopes, count, prefix, suffix = nodes
     n, half = ends.shape[0], jnp.left_shift(1, level).astype(jnp.int32)
     node = jnp.arange(count.shape[0] // 2, dtype=jnp.int32)
@@ -164,15 +172,16 @@ def _merge(level: jax.Array, nodes: Nodes) -> Nodes:
     mid = jnp.minimum(left + half, n - 1)
     in_left, in_right = count[::2], count[1::2]
 
-    # If the left node keeps its first i blocks, the rest of it is one sum, which
-    # absorbs blocks of the right node for as long as it is steeper.
+    # If the left node retains its first i blocks, its other steps are one sum, which
+    # absorbs blocks of the right node as long as the sum is steeper.
     def bridge(i: jax.Array) -> Tangent:
         start = jnp.where(i > 0, ends[left + i - 1] + 1, left)
         rest = take(suffix, jnp.minimum(start, n - 1))
         rest = where(i < in_left, rest, nothing(rest))
         return tangent(nodes, mid, in_right, rest)
 
-    # It keeps the last block that is no steeper than what comes of the others.
+    # The left node retains its blocks up to the last one that is no steeper than the
+    # bridge, the block pooled from all later ones.
     def stays(i: jax.Array) -> jax.Array:
         return ~steeper(take(slopes, left + i - 1), slope(bridge(i).pooled))
 
@@ -181,20 +190,22 @@ def _merge(level: jax.Array, nodes: Nodes) -> Nodes:
     pools = kept < in_left
     absorbed = jnp.where(pools, bridged.number, 0)
 
-    # Blocks move up: those kept, then the bridge if there is one, then the right ones.
+    # Blocks move to the first slots of the merged node: first the retained blocks, then
+    # the bridge if there is one, then the remaining blocks of the right node.
     place = jnp.arange(n, dtype=jnp.int32)
     mine, offset = place >> (level + 1), place & (2 * half - 1)
     shift = half + absorbed - kept - pools
     moved = jnp.minimum(place + shift[mine], n - 1)
     source = jnp.where(offset < kept[mine], place, moved)
-    here = jnp.where(pools, 2 * half * node + kept, n)
+    here = jnp.where(pools, 2 * half * node + kept, n)  # n is out of range: dropped
 
     def place_blocks(blocks: jax.Array, pooled: jax.Array) -> jax.Array:
         return blocks[source].at[here].set(pooled, mode="drop")
 
     ends = place_blocks(ends, bridged.last)
     slopes = jax.tree.map(place_blocks, slopes, slope(bridged.pooled))
-    # Sums that begin in one half and end in the other have the rest of it added.
+    # A prefix sum that ends in the right half gains the whole left half, and a suffix
+    # sum that begins in the left half gains the whole right half.
     on_left, side = offset < half, place >> level
 
     def across(after: jax.Array, before: jax.Array) -> jax.Array:
@@ -205,12 +216,18 @@ def _merge(level: jax.Array, nodes: Nodes) -> Nodes:
     prefix = where(on_left, prefix, grown)
     suffix = where(on_left, grown, suffix)
     count = kept + pools + in_right - absorbed
-    pad = jnp.ones_like(count)  # nodes that the next level does not have
+    pad = jnp.ones_like(count)  # unused entries: a loop's carry has a fixed shape
     return Nodes(ends, slopes, jnp.concatenate([count, pad]), prefix, suffix)
 
 
 def single(log_w: jax.Array, s: jax.Array, tau: jax.Array, length: int) -> Block:
-    """Each step as a block, padded in front to a power of two >= length."""
+    """Each step as a block, padded with empty blocks in front to a power of two.
+
+    The power of two is the least that is at least length. log_w, s and tau, f[T] each,
+    are the log weights, the sensitivities and the noise standard deviations.
+    """
+    # w_k = 2^e w with 1 <= w < 2, so that no product below overflows or underflows
+    # because of the weight.
     e = jnp.floor(log_w / np.log(2.0))
     w = jnp.exp(log_w - e * np.log(2.0))
     d, v = w * s, jnp.square(w * tau)
@@ -224,7 +241,11 @@ def single(log_w: jax.Array, s: jax.Array, tau: jax.Array, length: int) -> Block
 def climb(
     each: Block, visit: Callable[[jax.Array, Nodes, _Seen], _Seen], seen: _Seen
 ) -> tuple[Nodes, _Seen]:
-    """Merge level by level; visit(level, nodes, seen) looks at each before it does."""
+    """Merge the blocks of single steps level by level up to one node.
+
+    Before each merge, visit(level, nodes, seen) updates the accumulator `seen`. The
+    result is the node of all steps and the final accumulator.
+    """
     n = each.rise.shape[0]
     place = jnp.arange(n, dtype=jnp.int32)
     state = Nodes(place, slope(each), jnp.ones_like(place), each, each)
@@ -233,8 +254,8 @@ def climb(
         state, seen = carry
         return _merge(level, state), visit(level, state, seen)
 
-    # A level has half as many nodes as the one before: each of the first few, which
-    # have most of them, is compiled for its own number.
+    # A level has half as many nodes as the one before. The first levels have most of
+    # the nodes, and are compiled for their own number of nodes.
     level, levels = 0, n.bit_length() - 1
     while level < levels:
         nodes = n >> level

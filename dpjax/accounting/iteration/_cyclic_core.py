@@ -1,8 +1,8 @@
-"""Bounds on the last iterate of noisy descent on cyclic batches, however many.
+"""Bounds on the last iterate of noisy descent on cyclic batches, full batches included.
 
-Each is a function of its own: of the run's numbers and of an example's *tail*, the
-steps from its last use to the end. The last batch of an epoch has the shortest, one
-step, and is the worst place: nothing after it hides the use.
+Each bound is a separate function of the run's numbers and of an example's *tail*, the
+number of steps from its last use to the end of the run. The last batch of an epoch has
+the shortest tail, one step, and is the worst position: no later step hides the use.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from dpjax.accounting.iteration._periodic import Cycle
 from dpjax.accounting.iteration._setting import Assumed, Numbers, Setting
 
 Order = Literal["fixed", "reshuffled"]
-WORST_POSITION = 1.0
+WORST_POSITION = 1.0  # the shortest tail
 _Bound = Callable[[_setting.Step, jax.Array, Cycle, Assumed], jax.Array]
 
 
 def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:
-    """μ from μ² in units of shift, rounded up, and 0 for no shift alone."""
+    """μ from μ² in units of shift², rounded up; 0 only if shift is 0."""
     regular = (square > 0) & (square < jnp.inf)
     root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * ULP)
     root = jnp.where(regular, root, jnp.where(square == 0, 0.0, jnp.inf))  # NaN is inf
@@ -35,7 +35,7 @@ def _finish(square: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def _slack(cycle: Cycle) -> float:
-    """Sums over an epoch and over epochs, each with as many roundings as terms."""
+    """A factor above the rounding errors of sums over one epoch and over epochs."""
     return 1 + (cycle.period + cycle.epochs) * ULP
 
 
@@ -51,8 +51,8 @@ def _contraction(
     step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
 ) -> jax.Array:
     # Theorems 4.2 and 4.5 there, and Kong and Ribero (2024), Proposition 2.2,
-    # https://arxiv.org/abs/2407.05237, at the shifts that are best: `_periodic` has
-    # them. They are homogeneous in shift and diameter, so the shift is 1 there.
+    # https://arxiv.org/abs/2407.05237, at the optimal shifts (`_periodic`). The bounds
+    # are homogeneous in shift and diameter, so that they are computed for a shift of 1.
     one, place = jnp.ones_like(step.shift), _place(tail, cycle)
     square = _periodic.contraction(step.log_lipschitz, one, place, cycle)
     mu = _finish(_slack(cycle) * square, step.shift)
@@ -66,11 +66,12 @@ def _diameter(
         return jnp.full_like(step.shift, jnp.inf)
     one, place = jnp.ones_like(step.shift), _place(tail, cycle)
     # Theorems 4.3 and 4.6 there, and Kong and Ribero's Theorem 4.4, from the best
-    # restart. A diameter is made larger where its square would underflow, and dropped
-    # where it would overflow.
+    # restart. A diameter whose square would underflow is replaced by a larger one, and
+    # a diameter whose square would overflow is ignored.
     start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
     near = step.bounded & (start < HUGE)
     start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
+    # A shift of 0 has μ = 0 whatever the start is, so that 1 replaces it above.
     square = _periodic.restart_variance(step.log_lipschitz, one, start, place, cycle)
     mu = _finish(_slack(cycle) * square, step.shift)
     return jnp.where(near, mu, jnp.inf)
@@ -79,7 +80,8 @@ def _diameter(
 def _best(
     step: _setting.Step, tail: jax.Array, cycle: Cycle, assumed: Assumed
 ) -> jax.Array:
-    # Contraction is composition at its worst, so that a tie has its derivatives.
+    # The contraction bound, where finite, is at most composition. It is taken without
+    # a minimum, so that its derivatives hold where both are equal.
     contracted = _contraction(step, tail, cycle, assumed)
     composed = _composition(step, tail, cycle, assumed)
     least = jnp.where(contracted < jnp.inf, contracted, composed)
@@ -91,7 +93,10 @@ def _place(tail: jax.Array, cycle: Cycle) -> jax.Array:
 
 
 def _for_any_caller(bound: _Bound) -> Callable[..., jax.Array]:
-    """A bound for any caller: of tails and numbers, given cycle and assumed."""
+    """Wrap a bound in the float64 scope, as a function of tails and numbers.
+
+    The static arguments are cycle and assumed. Invalid numbers give inf.
+    """
 
     def core(
         tail: jax.Array, numbers: Numbers, *, cycle: Cycle, assumed: Assumed
@@ -117,7 +122,7 @@ def best_rdp64(
     cycle: Cycle,
     assumed: Assumed,
 ) -> jax.Array:
-    """What the best bound says of the Rényi divergence: a μ²/2."""
+    """The Rényi divergence a μ²/2 of each order a, with μ from the best bound."""
     step = _setting.step(numbers, assumed)
     mu = jnp.where(step.valid, _best(step, tail, cycle, assumed), jnp.inf)
     finite = mu < jnp.inf
@@ -135,7 +140,10 @@ def check(
     order: Order,
     **setting: Unpack[Setting],
 ) -> tuple[Numbers, Cycle, Assumed]:
-    """What the bounds take, or a ValueError that says what is wrong."""
+    """Validate the arguments of a run and convert them to the inputs of the bounds.
+
+    A ValueError says which argument is wrong or which assumption fails.
+    """
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     validate.positive("batch_size", batch_size)

@@ -24,7 +24,7 @@ def noisy_cyclic_gd_bounds(
 
     Args:
       noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
-        This and what follows is as for `noisy_cyclic_gd_mu`.
+        All arguments are as for `noisy_cyclic_gd_mu`.
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[*b], positive.
@@ -32,7 +32,7 @@ def noisy_cyclic_gd_bounds(
       **setting: all of `Setting`.
 
     Returns:
-      `Bounds` on μ, f[*b] each, of which `noisy_cyclic_gd_mu` is the least.
+      `Bounds` on μ, f[*b] each. `noisy_cyclic_gd_mu` is their minimum.
 
     Raises:
       ValueError: as `noisy_cyclic_gd_mu`.
@@ -86,17 +86,17 @@ def noisy_cyclic_gd_mu(
       **setting: the assumptions, all of them: see `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the least of composition, the minorant, and the minorant
-      from the best step at which the distance was the diameter. It is that of the
-      worst place an example can have, the last of an epoch. Traced arguments out of
-      range give inf.
+      μ, f[*b], rounded up: the minimum of composition, the minorant, and the minorant
+      from the best step at which the distance was the diameter. The value holds for the
+      worst position of an example, the last of an epoch. Traced arguments out of range
+      give inf.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Privacy: the last iterate alone is μ-GDP under the adjacency, and whatever is
-    computed from it. Nothing else of the run may be released.
+    Privacy: the last iterate alone, and anything computed from it, is μ-GDP under the
+    adjacency. Nothing else of the run may be released.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.4 to 4.6, with optimal shifts;
     Kong and Ribero (2024), Theorem 4.5, with the constant of `clipped_step_lipschitz`.
@@ -132,7 +132,7 @@ def noisy_cyclic_gd_mus(
     batch_size: jax.typing.ArrayLike,
     **setting: Unpack[Setting],
 ) -> jax.Array:
-    """The GDP parameters of the l places that an example can have in a fixed cycle.
+    """The GDP parameters of the l positions that an example can have in a fixed cycle.
 
     Args:
       noise_multiplier: as for `noisy_cyclic_gd_mu`, f[].
@@ -143,7 +143,7 @@ def noisy_cyclic_gd_mus(
 
     Returns:
       μ for the first to the last batch of an epoch, f[l], rounded up. If examples were
-      assigned to batches at random, `random_assignment_delta` averages over them.
+      assigned to batches at random, `random_assignment_delta` averages over positions.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -167,6 +167,8 @@ def noisy_cyclic_gd_mus(
         order="fixed",
         **setting,
     )
+    # Batch i of l, counted from 0, is last used l − i steps before the end, the use
+    # included.
     tails = np.arange(cycle.period, 0, -1, dtype=np.float64)
     return _cyclic_core.best64(tails, numbers, cycle=cycle, assumed=assumed)
 
@@ -182,13 +184,13 @@ def noisy_gd_bounds(
 
     Args:
       noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
-        This and what follows is as for `noisy_gd_mu`.
+        All arguments are as for `noisy_gd_mu`.
       num_steps: T, static, at least 1.
       num_examples: n, f[*b], positive.
       **setting: all of `Setting`.
 
     Returns:
-      `Bounds` on μ, f[*b] each, of which `noisy_gd_mu` is the least.
+      `Bounds` on μ, f[*b] each. `noisy_gd_mu` is their minimum.
 
     Raises:
       ValueError: as `noisy_gd_mu`.
@@ -232,7 +234,7 @@ def noisy_gd_mu(
       **setting: the assumptions, all of them: see `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the least of composition, the minorant, and the minorant
+      μ, f[*b], rounded up: the minimum of composition, the minorant, and the minorant
       from the best step at which the distance was the diameter. Traced arguments out of
       range give inf.
 
@@ -240,8 +242,8 @@ def noisy_gd_mu(
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Privacy: the last iterate alone is μ-GDP under the adjacency, and whatever is
-    computed from it. For strongly convex losses, steps up to 2 / (M + m) and REPLACE no
+    Privacy: the last iterate alone, and anything computed from it, is μ-GDP under the
+    adjacency. For strongly convex losses, step sizes up to 2 / (M + m) and REPLACE, no
     smaller μ holds.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.1 to 4.3, with optimal shifts.
@@ -280,11 +282,11 @@ def last_iterate_rdp(
 ) -> jax.Array:
     """The Renyi divergence of the last iterate of cyclic DP-SGD with a proximal step.
 
-    Losses may be weakly convex, and gradients clipped.
+    Losses may be weakly convex, and gradients may be clipped.
 
     Args:
       noise_multiplier: as for `noisy_cyclic_gd_mu`, f[*b].
-      orders: a, f[*b], above 1; all arguments broadcast.
+      orders: a, f[*b], above 1. All arguments broadcast.
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[*b], positive.

@@ -1,9 +1,10 @@
 """Langevin Monte Carlo and the exponential mechanism as limits of noisy descent.
 
-Two runs X ↦ Π(X − η∇F(X) + N(0, 2ηI)) with F and F′ are noisy gradient descent on one
-example. With r = L sqrt(η/2) and Δ = D/sqrt(2η), the distance of one differing step and
-the diameter in units of the noise, and c the contraction, the bound over the last n
-steps is (c^n Δ + r(1 − c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
+Two runs X ↦ Π(X − η∇F(X) + N(0, 2ηI)) with the potentials F and F′ are noisy gradient
+descent on data sets of one example. In units of the noise, one step moves the runs
+apart by r = L sqrt(η/2), and the diameter is Δ = D/sqrt(2η). With the contraction
+factor c, the bound on μ² over the last n steps is
+(c^n Δ + r(1 − c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
 """
 
 import jax
@@ -15,11 +16,11 @@ from dpjax._core.float64 import TINY, ULP, float64
 from dpjax.accounting.iteration._lipschitz import check_curvature, excess
 from dpjax.accounting.iteration._periodic import geometric
 
-_LONG = 2.0**40  # steps, more than a restart needs
+_LONG = 2.0**40  # a finite number of steps, more than a restart needs
 
 
 def _finish(mu: jax.Array, lipschitz: jax.Array, valid: jax.Array) -> jax.Array:
-    """μ rounded up; it is 0 for no shift alone, whatever underflowed."""
+    """μ rounded up; 0 only if the Lipschitz constant is 0, even after an underflow."""
     mu = jnp.maximum(mu * (1 + 256 * ULP), jnp.where(lipschitz > 0, TINY, 0.0))
     return jnp.where(valid, mu, jnp.inf)
 
@@ -60,7 +61,8 @@ def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     whole = jnp.where(finite, whole, limit)
 
     # The best real n: with x = c^n, (A + (Δ − A)x)²/(1 − x²) is least at x = 1 − Δ/A,
-    # where A = r/(1 − c).
+    # where A = r/(1 − c). Any n gives a bound, so that n needs no derivative. The best
+    # whole n is one of the two around the real one.
     fixed_y, fixed_r, fixed_start = jax.lax.stop_gradient((y, r, start))
     safe = jnp.where(contracts, fixed_y, -1.0)
     gone = jnp.minimum(-jnp.expm1(safe) * fixed_start / fixed_r, 1.0)
@@ -105,17 +107,19 @@ def langevin_mu(
         f[*b], at least 0 (2G if each potential is G-Lipschitz).
       step_size: η, f[*b], positive, at most 2 / smoothness; a step adds noise of
         variance 2η.
-      num_steps: T, at least 1; inf for the stationary law.
+      num_steps: T, at least 1; inf for the stationary distribution.
       smoothness: M, the largest curvature of each potential, f[*b].
-      strong_convexity: m, their least curvature, f[*b]; 0 for convex potentials.
-      diameter: D of the convex set that iterates are projected onto, f[*b], positive;
-        inf without one.
+      strong_convexity: m, the least curvature of each potential, f[*b]; 0 for convex
+        potentials.
+      diameter: D, of the convex set onto which iterates are projected, f[*b], positive;
+        inf without such a set.
 
     Returns:
       μ, f[*b], rounded up. Without a diameter it is
       L sqrt(η/2) sqrt((1 − c^T)(1 + c) / ((1 + c^T)(1 − c))), attained for η up to
-      2 / (M + m); with one, also the best restart. Traced arguments out of range give
-      inf, and so does a stationary law of convex potentials without a diameter.
+      2 / (M + m). With a diameter, the best restart is taken into account as well.
+      Traced arguments out of range give inf, and so does the stationary distribution of
+      convex potentials without a diameter.
 
     Raises:
       ValueError: a static argument is out of range, or η > 2 / M: no contraction.

@@ -1,18 +1,21 @@
-"""Lipschitz constants of a gradient step, exact for what is assumed of the loss.
+"""Lipschitz constants of a gradient step, exact under the assumptions on the loss.
 
-The loss of one example has curvature between a and M (a = −m for a weakly convex loss),
-the step is x ↦ x − η (mean gradient). Without clipping its constant is
+The loss of one example has curvature between a and M (a = −m for a weakly convex loss).
+The step is x ↦ x − η (mean gradient). Without clipping its Lipschitz constant is
 max(|1 − ηa|, |1 − ηM|).
 
-Clipping breaks that. It is the prox of a convex function, so a difference Δ of
-gradients becomes some point of the ball with diameter [0, Δ], and Δ itself lies in the
-ball around (M − m)/2 · d of radius (M + m)/2 · ‖d‖. With κ = η(M − m)/2 and
-ρ = η(M + m)/2, the farthest that ‖d − ηΔ‖ can get is where an ellipse with foci 0 and
-2d touches that ball: sqrt(1 + ρ²/(κ(2 − κ))), more than 1 for convex losses too.
+With clipping this constant does not hold. Clipping is the prox of a convex function.
+Let two points differ by d, and their gradients before clipping by Δ. After clipping the
+difference is some point of the ball with diameter [0, Δ]. The difference Δ itself is in
+the ball around (M − m)/2 · d of radius (M + m)/2 · ‖d‖. With κ = η(M − m)/2 and
+ρ = η(M + m)/2, the distance ‖d − η (clipped difference)‖ is largest where an ellipse
+with foci 0 and 2d touches the second ball, scaled by η. For ‖d‖ = 1 the largest
+distance is sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for convex losses.
 
-A gradient that keeps its direction, (scalar function of ⟨w, x⟩) · x, is spared:
-clipped, it is the gradient of another loss of the same kind, with curvature between
-min(a, 0) and M. Strong convexity is lost: where the clip is active, curvature is 0.
+A gradient of the form (scalar function of ⟨w, x⟩) · x has a fixed direction, and its
+clipped version is the gradient of another loss of the same form, with curvature between
+min(a, 0) and M. Only strong convexity is lost: where the clip is active, the curvature
+is 0.
 """
 
 import jax
@@ -26,16 +29,18 @@ from dpjax._core.float64 import ULP, float64
 def excess(
     step_size: jax.Array, lower: jax.Array, upper: jax.Array, scale: jax.Array
 ) -> jax.Array:
-    """C − 1 without clipping, curvature between lower and upper, rounded up.
+    """The Lipschitz constant C of a step without clipping, less 1, rounded up.
 
-    Scale bounds the terms that were added to get lower, for their rounding errors.
+    The curvature is between lower and upper. scale is a bound on the terms whose sum is
+    lower, and bounds their rounding errors.
     """
     # Bok, Su and Altschuler (2024), Lemma 2.8, https://arxiv.org/abs/2403.00278:
-    # max(|1 − η lower|, |1 − η upper|), less 1, so that short steps keep their digits.
+    # max(|1 − η lower|, |1 − η upper|), less 1, so that short steps retain precision.
     slack = 4 * ULP * step_size
     low = -step_size * lower + slack * scale
     high = step_size * upper - 2
-    # A step of 2/M is one whose product with M may be rounded to a little more than 2.
+    # For a step size of 2/M the product with M may be rounded to slightly above 2. It
+    # must still count as at most 2.
     past = high > 8 * ULP
     high = jnp.where(past, high + slack * upper, jnp.minimum(high + slack * upper, 0.0))
     return jnp.maximum(low, high)
@@ -44,7 +49,10 @@ def excess(
 def clipped_excess(
     step_size: jax.Array, weak: jax.Array, upper: jax.Array
 ) -> jax.Array:
-    """C − 1 with clipping, curvature between −weak and upper, rounded up."""
+    """The Lipschitz constant C of a step with clipping, less 1, rounded up.
+
+    The curvature is between −weak and upper.
+    """
     # In place of Kong and Ribero (2024), Proposition 3.4(b),
     # https://arxiv.org/abs/2407.05237, whose L_λ(0, M) = 1 does not hold: the ellipse
     # touches the ball at sqrt(1 + ρ²/(κ(2 − κ))), or else max(1 + ηm, ηM − 1).
@@ -52,7 +60,9 @@ def clipped_excess(
     inner = kappa * (2 - kappa)
     touches = (inner > 0) & (jnp.abs(1 - kappa) * rho <= inner)
     square = jnp.where(touches, rho, 0.0) ** 2 / jnp.where(touches, inner, 1.0)
-    # On the border both formulas agree, so that a wrong decision changes little.
+    # At the boundary of the two cases both formulas agree, so that rounding errors in
+    # `touches` change little. x/(1 + sqrt(1 + x)) is sqrt(1 + x) − 1 without
+    # cancellation.
     aside = square * (1 + 16 * ULP) / (1 + jnp.sqrt(1 + square))
     along = jnp.maximum(step_size * weak, step_size * upper - 2)
     along = along + 4 * ULP * step_size * (weak + upper)
@@ -82,7 +92,7 @@ def _clipped_step64(step_size, weak, smoothness):
 
 
 def check_curvature(smoothness, weak_convexity, strong_convexity) -> None:
-    """Raise where the curvatures of a loss contradict each other."""
+    """Raise a ValueError if the curvatures of a loss contradict each other."""
     validate.nonnegative("smoothness", smoothness, finite=False)
     validate.nonnegative("weak_convexity", weak_convexity)
     validate.nonnegative("strong_convexity", strong_convexity)
@@ -115,8 +125,8 @@ def step_lipschitz(
       step_size: η, f[*b], positive.
       smoothness: M, the largest curvature of one example's loss, f[*b], at least 0.
       weak_convexity: m, f[*b], at least 0: curvature is at least −m.
-      strong_convexity: f[*b], at least 0: curvature is at least that. One of the two
-        is 0.
+      strong_convexity: f[*b], at least 0: curvature is at least this value. One of
+        weak_convexity and strong_convexity is 0.
 
     Returns:
       max(|1 − η (strong − weak)|, |1 − ηM|), f[*b], rounded up. Traced arguments out of
@@ -144,9 +154,9 @@ def clipped_step_lipschitz(
 ) -> jax.Array:
     """The Lipschitz constant of a step along the mean of clipped gradients.
 
-    It is never below 1, and above 1 for convex losses too. Losses of one linear score,
-    whose gradients keep their direction, have `step_lipschitz` without strong convexity
-    instead.
+    The constant is never below 1, and it is above 1 even for convex losses. Losses of
+    one linear score, whose gradients have a fixed direction, have the constant of
+    `step_lipschitz` without strong convexity instead.
 
     Args:
       step_size: η, f[*b], positive.

@@ -20,14 +20,19 @@ from dpjax._core.float64 import TINY, ULP
 from dpjax.accounting.iteration import _blocks
 from dpjax.accounting.iteration._blocks import Block, Nodes
 
-# A diameter in units of the largest shift is at most that, or there is none, and at
-# least its inverse: the square of a sum of both neither overflows nor underflows.
+# A diameter in units of the largest shift is dropped above HUGE and raised to 1 / HUGE
+# below that. Then the square of the sum of both neither overflows nor underflows.
 HUGE = 1e120
-_GRID = 65535  # restarts that are compared at most, and one step before them all
+# The largest number of restarts that are compared. One more step before them makes the
+# padded length a power of two.
+_GRID = 65535
 
 
 def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
-    """For each step the number of blocks that end before it, i32[T]."""
+    """The index of each step's block: the number of blocks that end before it, i32[T].
+
+    The inputs are the log weights, sensitivities and noise deviations, f[T] each.
+    """
     each = _blocks.single(log_w, s, tau, s.shape[0])
     whole, _ = _blocks.climb(each, lambda level, nodes, seen: seen, ())
     place = jnp.arange(whole.ends.shape[0], dtype=jnp.int32)
@@ -37,7 +42,7 @@ def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
 
 
 def _log_weights(lipschitz: jax.Array) -> jax.Array:
-    """Log w_k = Σ_{j>k} log c_j, with c_j no less than the least float."""
+    """Log w_k = Σ_{j>k} log c_j, f[T], with c_j at least the least normal float."""
     logs = jnp.log(jnp.maximum(lipschitz, TINY))
     later = jnp.cumsum(logs[1:][::-1])[::-1]
     return jnp.concatenate([later, jnp.zeros_like(logs[:1])])
@@ -46,14 +51,15 @@ def _log_weights(lipschitz: jax.Array) -> jax.Array:
 def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     """μ² of one schedule, and a bound on its relative rounding error.
 
-    Blocks are constant near almost every schedule, and where they change, merging two
-    of them or not makes no difference to first order. So the derivative is that of the
-    sum over fixed blocks.
+    The blocks are locally constant at almost every schedule. Where they change, merging
+    two of them makes no difference to first order. The derivative is therefore that of
+    the sum over fixed blocks, and no derivative is taken through the choice of blocks.
     """
     log_w = _log_weights(lipschitz)
     fixed = jax.lax.stop_gradient((log_w, sensitivity, stddev))
     steps = sensitivity.shape[0]
     block = _block(*fixed)
+    # Weights relative to the largest in their block: rise²/run does not change.
     top = jax.ops.segment_max(fixed[0], block, steps, indices_are_sorted=True)[block]
     w = jnp.exp(log_w - top)
 
@@ -62,14 +68,15 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
 
     # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278:
     # shifts a_k with z_k = c_k z_{k−1} + s_k − a_k >= 0 and z_T = 0 prove
-    # μ² = Σ a_k²/τ_k². In A_k = w_k a_k that is least where A_k/(w_k τ_k)² is constant
-    # on the edges of the minorant: Σ over edges of rise²/run.
+    # μ² = Σ a_k²/τ_k². In terms of A_k = w_k a_k the sum is least where A_k/(w_k τ_k)²
+    # is constant on each edge of the minorant: Σ over edges of rise²/run.
     d, v = total(w * sensitivity), total(jnp.square(w * stddev))
     noisy = v > 0
     each = jnp.where(noisy, d * d / jnp.where(noisy, v, 1.0), 0.0)
     lost = jnp.any(~noisy & (d > 0))
-    # An exponent of size x has x ulps of error. Weights below e^{−40} of the largest in
-    # their block do not count.
+    # A log weight of size x has an absolute error of about x ulps, which is a relative
+    # error of the weight. Weights below e^{−40} of the largest in their block are
+    # negligible, and a weight equal to the largest is exactly 1.
     counts = (fixed[0] - top > -40.0) & (fixed[0] != top)
     reach = jnp.max(
         jnp.where(counts, jnp.maximum(jnp.abs(fixed[0]), jnp.abs(top)), 0.0)
@@ -81,7 +88,8 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
 class _Nearest(NamedTuple):
     """The flattest edge found so far from each step, and the vertex where it ends.
 
-    The first row starts at a distance, the second at none.
+    In the first row the two runs start at a given distance, in the second at distance
+    0.
     """
 
     edge: Block
@@ -89,11 +97,14 @@ class _Nearest(NamedTuple):
 
 
 def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
-    """After which step it is best to start at that distance: a mask, bool[T].
+    """The step after which it is best to restart at distance `start`: a mask, bool[T].
 
-    It is nowhere if it is better not to. All steps are compared, by the tangents from
-    their starting points to the minorant of the steps after them, which are met at each
-    level of the tree. Beyond _GRID steps only every so many steps.
+    The mask is false everywhere if no restart lowers the bound. The cost of a restart
+    is that of the minorant of the later steps, with `start` as a rise without a run
+    before them. The first edge of that minorant is a tangent from its starting point to
+    the minorant of the later steps alone. The merging of nodes visits candidates for
+    the tangent at each level. Up to _GRID steps all restarts are compared, beyond that
+    only every stride-th one.
     """
     steps = s.shape[0]
     # Sums over rows of the grid, each relative to the largest weight in it.
@@ -115,7 +126,8 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     far = Block(jnp.full((2, n), 0), jnp.full((2, n), np.inf), jnp.full((2, n), 1.0))
     none = _Nearest(far, jnp.full((2, n), n - 1, jnp.int32))
 
-    # Tangents to the right neighbours of the nodes, from the steps in the left.
+    # Tangents from the steps of each left node to the minorant of the right node beside
+    # it.
     def visit(level: jax.Array, nodes: Nodes, seen: _Nearest) -> _Nearest:
         half = jnp.left_shift(1, level).astype(jnp.int32)
         on_left = (place & half) == 0
@@ -140,8 +152,8 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     cost = jnp.where(noisy, edge.rise**2 / jnp.where(noisy, edge.run, 1), jnp.inf)
     cost = cost.at[1, n - 1].set(0.0)
 
-    # From each step on, the edges of the minorant without a distance: every step jumps
-    # to where its edge ends, and jumps are composed by doubling.
+    # The cost of the minorant from each step on, at distance 0: every step points to
+    # the vertex where its first edge ends, and pointers are composed by doubling.
 
     def double(_: int, carry: tuple[jax.Array, jax.Array]):
         after, jump = carry
@@ -159,11 +171,14 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
 def schedule_mu(
     lipschitz, sensitivity, stddev, diameter, *, bounded: bool
 ) -> jax.Array:
-    """μ of one schedule, f[T] each and f[], rounded up.
+    """μ of one schedule, f[], rounded up.
 
-    Scales cancel, and are taken out so that no square overflows or underflows. A
-    diameter that is too small or large for that is taken for a larger one.
+    The inputs are f[T], and f[] for the diameter. They are first divided by the largest
+    sensitivity and noise, whose ratio is multiplied back at the end, so that no square
+    overflows or underflows. A diameter outside the range that this allows is replaced
+    by a larger one.
     """
+    # The scales cancel, so that they need no derivative.
     shift, noise = (
         jnp.where(most > 0, most, 1.0)
         for most in jax.lax.stop_gradient((jnp.max(sensitivity), jnp.max(stddev)))
@@ -180,6 +195,8 @@ def schedule_mu(
         start = jnp.where(finite, diameter, 1.0)
         fixed = (_log_weights(lipschitz), sensitivity, stddev, start)
         here = _restart(*jax.lax.stop_gradient(fixed)) & finite
+        # All steps up to the restart are replaced by one shift without noise, of the
+        # size of the diameter.
         before = jnp.cumsum(here[::-1])[::-1] > 0
         stddev = jnp.where(before, 0.0, stddev)
         sensitivity = jnp.where(here, start, jnp.where(before, 0.0, sensitivity))

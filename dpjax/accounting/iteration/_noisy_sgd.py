@@ -1,18 +1,21 @@
 """The last iterate of noisy gradient descent on random batches of fixed size.
 
-Of t steps the last n are accounted for as subsampled releases with more sensitivity
-than composition gives them, and a Gaussian covers what the steps before them leave:
+The bounds treat about the last n of t steps as subsampled releases, with a larger
+sensitivity than under composition. A Gaussian mechanism covers the distance that the
+earlier steps leave. There are two bounds:
 
-- without a set, two interpolated processes follow the two runs. Each step that uses the
-  differing example moves them apart by 2r standard deviations, the steps before the
-  last n leave 2r Σ_{n<i<t} c^i, and the noise of the last step is split into parts of
-  variance 1/α² and 1/β² (Theorem C.13 at its choice for Theorem 4.9, any c);
-- from a distance Δ, n steps before the end, one process interpolates, and the noise of
-  each step is split. The shifts that close the distance are the minorant's:
-  Δ c^n / sqrt(Σ_{i<n} c^{2i}) (Theorem 4.10, there for c = 1).
+- Without a bounded set, two interpolated processes follow the two runs. Each step that
+  uses the differing example moves the processes apart by 2r noise standard deviations.
+  The noise of the last step is split into parts of variance 1/α² and 1/β². That step
+  and the n before it are subsampled releases, and all earlier steps leave the distance
+  2r Σ_{n<i<t} c^i (Theorem C.13 with the choice that gives Theorem 4.9, for any c).
+- From a distance Δ at n steps before the end, one process interpolates, and the noise
+  of each step is split. The shifts that close the distance are those of the minorant,
+  and cost Δ c^n / sqrt(Σ_{i<n} c^{2i}) (Theorem 4.10, there for c = 1).
 
 Every n and every split with 1/α² + 1/β² = 1 gives a valid bound. A Gaussian
-approximation picks the splits. The reported ε never rests on it.
+approximation chooses n and the splits. The validity of the reported ε does not depend
+on the approximation.
 """
 
 from collections.abc import Callable
@@ -29,25 +32,33 @@ from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._periodic import geometric
 from dpjax.accounting.iteration._setting import Assumed, Bounds, Numbers, Setting, Step
 
-_AROUND = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # numbers of steps, relatively
+# Candidates for n, relative to the best n of the Gaussian approximation.
+_AROUND = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)
 _SPLITS = 1 + np.logspace(-3, 1, 200)  # candidates for β
-_MARGIN = 1 + 64 * ULP
+_MARGIN = 1 + 64 * ULP  # rounds up
 
 
 def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """Over α, what the uses before the last n steps leave for the Gaussian to cover."""
+    """The distance left by uses before the last n + 1 steps, in noise deviations.
+
+    A Gaussian mechanism with α times this μ covers the distance.
+    """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
     y, before = step.log_lipschitz, steps - 1 - jnp.minimum(n, steps - 1)
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
-    # Sums of powers of c <= 1 as they are, and of c > 1 from their largest.
+    # For c > 1 the sum starts from its largest power, so that `geometric` gets
+    # decreasing terms. Each branch gets only the y that it is for.
     falling = jnp.exp((n + 1) * down) * geometric(down, before)
     rising = jnp.exp((steps - 1) * up) * geometric(-up, before)
     return 2 * step.shift * jnp.where(y <= 0, falling, rising)
 
 
 def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """Over α, what a distance n steps before the end leaves."""
+    """The cost of closing the distance Δ within the last n steps, in noise deviations.
+
+    A Gaussian mechanism with α times this μ covers the distance.
+    """
     # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
@@ -57,22 +68,24 @@ def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
 
 
 def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
-    """Of the Gaussian that composed C_p(G_μ) tend to, per step."""
+    """The variance per step of the Gaussian limit of composed C_p(G_μ), f[*b]."""
     # Bok, Su and Altschuler (2024), Lemma A.5, https://arxiv.org/abs/2403.00278. A
-    # limit may under-report, so it only picks candidates.
-    square = jnp.minimum(mu * mu, 500.0)
+    # limit may under-report, so that it only chooses candidates.
+    square = jnp.minimum(mu * mu, 500.0)  # exp of more could overflow
     cdf = jax.scipy.special.ndtr
     inside = jnp.exp(square) * cdf(1.5 * mu) + 3 * cdf(-0.5 * mu) - 2
     return 2 * rate * rate * jnp.maximum(inside, 0.0)
 
 
 class _Way(NamedTuple):
-    """One of the two bounds.
+    """The functions that define one of the two bounds.
 
     Attributes:
-      covered: over α, what the Gaussian has to cover, from a step, n and all steps.
-      uses: about the variance of the subsampled releases, from a step, β, n and rate.
-      applies: whether the bound holds, from a step.
+      covered: maps a step, n and the number of all steps to the μ of the Gaussian
+        mechanism, divided by α.
+      uses: maps a step, β, n and the sampling rate to the approximate variance of the
+        subsampled releases.
+      applies: maps a step to whether the bound holds.
     """
 
     covered: Callable[[Step, jax.Array, int], jax.Array]
@@ -94,7 +107,7 @@ _DIAMETER = _Way(_distance, _all_split, lambda step: step.bounded)
 
 
 class _Asked(NamedTuple):
-    """What is static: a bound, the number of steps, and the setting."""
+    """The static inputs: a bound, the number of steps, and the static assumptions."""
 
     way: _Way
     steps: int
@@ -102,7 +115,8 @@ class _Asked(NamedTuple):
 
 
 def _cost(asked: _Asked, step: Step, n: jax.Array, rate: jax.Array) -> jax.Array:
-    """μ² in the Gaussian approximation, for all of _SPLITS."""
+    """μ² in the Gaussian approximation, for every candidate in _SPLITS, f[200]."""
+    # α² = β² / (β² − 1).
     beta, covered = jnp.asarray(_SPLITS), asked.way.covered(step, n, asked.steps)
     gaussian = covered * covered * beta * beta / (beta * beta - 1)
     return gaussian + asked.way.uses(step, beta, n, rate)
@@ -128,7 +142,7 @@ def _best_split64(
 
 @float64("up", static=("assumed",), elementwise=True)
 def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Array:
-    """β times how far one use moves a step, in units of its noise."""
+    """β times the distance by which one use moves a step, in units of its noise."""
     step = _setting.step(numbers, assumed)
     return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
 
@@ -137,7 +151,10 @@ def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Arra
 def _covered64(
     n: jax.Array, beta: jax.Array, numbers: Numbers, *, asked: _Asked
 ) -> jax.Array:
-    """The μ of the Gaussian that covers what is left, for n steps and the split β."""
+    """The μ of the Gaussian mechanism that covers the distance left before n steps.
+
+    The split of the noise is β; inf if the bound does not apply.
+    """
     step = _setting.step(numbers, asked.assumed)
     alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1
     mu = asked.way.covered(step, n, asked.steps) * alpha * _MARGIN
@@ -145,7 +162,7 @@ def _covered64(
 
 
 class _Run(NamedTuple):
-    """What a bound is asked for."""
+    """A run: its numbers, static assumptions, sampling rate, δ and number of steps."""
 
     numbers: Numbers
     assumed: Assumed
@@ -154,7 +171,7 @@ class _Run(NamedTuple):
     steps: int
 
     def candidates(self, way: _Way, most: int) -> tuple[jax.Array, jax.Array]:
-        """Numbers of steps, along a first axis, and their splits."""
+        """Candidates for n, at most `most`, along a new first axis, and splits β."""
         asked = _Asked(way, self.steps, self.assumed)
         axes = max(jnp.ndim(x) for x in (*self.numbers, self.rate, self.delta))
         around = np.array(_AROUND).reshape(-1, *[1] * axes)
@@ -164,12 +181,12 @@ class _Run(NamedTuple):
         return n, jax.lax.stop_gradient(split)
 
     def release(self, beta: jax.typing.ArrayLike) -> pld.PLD:
-        """A subsampled step of β times the sensitivity."""
+        """The PLD of a subsampled step with β times the sensitivity."""
         mu = _shift64(beta, self.numbers, assumed=self.assumed)
         return pld.subsampled_gdp(mu, self.rate)
 
     def gaussian(self, way: _Way, n: jax.Array, beta: jax.Array) -> pld.PLD:
-        """What covers the rest."""
+        """The PLD of the Gaussian mechanism that covers the distance left."""
         asked = _Asked(way, self.steps, self.assumed)
         return pld.gaussian(_covered64(n, beta, self.numbers, asked=asked))
 
@@ -210,7 +227,7 @@ def noisy_sgd_bounds(
 
     Args:
       noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
-        This and what follows is as for `noisy_sgd_epsilon`.
+        All arguments are as for `noisy_sgd_epsilon`.
       delta: δ, f[*b], strictly between 0 and 1.
       num_steps: t, static, at least 1.
       batch_size: b, f[*b], positive.
@@ -218,7 +235,7 @@ def noisy_sgd_bounds(
       **setting: all of `Setting`. Adjacency is REPLACE.
 
     Returns:
-      `Bounds` on ε, f[*b] each, of which `noisy_sgd_epsilon` is the least.
+      `Bounds` on ε, f[*b] each. `noisy_sgd_epsilon` is their minimum.
 
     Raises:
       ValueError: as `noisy_sgd_epsilon`.
@@ -276,16 +293,16 @@ def noisy_sgd_epsilon(
       **setting: the assumptions, all of them: see `Setting`. Adjacency is REPLACE.
 
     Returns:
-      ε, f[*b], rounded up: the least of composition, and of both last-iterate bounds
-      over 9 numbers of last steps, each with a split of the noise, composed numerically
-      (`accounting.pld`).
+      ε, f[*b], rounded up: the minimum of composition and of both last-iterate bounds.
+      Each of the two is the minimum over 9 numbers of last steps, each with a split of
+      the noise, and is composed numerically (`accounting.pld`).
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Privacy: the last iterate alone is (ε, δ)-DP under REPLACE, and whatever is computed
-    from it. Nobody learns the batches.
+    Privacy: the last iterate alone, and anything computed from it, is (ε, δ)-DP under
+    REPLACE. The batches must stay secret.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.8 to 4.10 and C.13.
 

@@ -1,17 +1,18 @@
-"""The minorant in closed form where every step is alike and one batch in l differs.
+"""The minorant in closed form where all steps are identical and one batch in l differs.
 
-One of every l steps uses the differing example: it moves two runs apart by r noise
-standard deviations. All steps are c-Lipschitz, and the last use has m steps from it to
-the end, itself included. Between two uses the points of the minorant rise only once, so
-that the last n uses make n blocks of l steps (the last one of m). Started at distance Δ
-just after an earlier use, there is a block of l − 1 steps before them.
+One of every l steps uses the differing example and moves the two runs apart by r noise
+standard deviations. All steps are c-Lipschitz. From the last use to the end there are m
+steps, the use included. The points of the minorant rise only at uses. The last n uses
+therefore make n blocks of l steps, the last block having m steps. If the runs start at
+distance Δ just after an earlier use, a block of l − 1 steps comes before these.
 
-For c <= 1 the slopes of the blocks between the first and the last fall, so they are
-pooled, and what is left is a minorant of three blocks. For c > 1 they grow: each is a
-block of its own, save those that the distance Δ at the start absorbs.
+For c <= 1 the slopes of the blocks between the first and the last decrease. These
+blocks are pooled, which leaves a minorant of three blocks. For c > 1 the slopes
+increase: each block stays separate, except those that the initial distance Δ absorbs.
 
-Everything is in noise standard deviations of one step, with y = log c. Sums of powers
-of c are summed, so that they and their derivatives are right at c = 1.
+All distances are in noise standard deviations of one step, and y = log c. Geometric
+sums of powers of c are computed without dividing by 1 − c, so that they and their
+derivatives are correct at c = 1.
 """
 
 from typing import NamedTuple
@@ -26,10 +27,11 @@ class Cycle(NamedTuple):
     """The batches of a run, all static.
 
     Attributes:
-      epochs: E, how often each example is used.
-      period: l, the batches of an epoch.
-      reshuffled: whether each epoch has an order of its own.
-      convex: whether losses are known to be convex, so that c > 1 is not expected.
+      epochs: E, the number of times that each example is used.
+      period: l, the number of batches of an epoch.
+      reshuffled: whether the order of batches may differ between epochs.
+      convex: whether losses are known to be convex, so that c > 1 is not expected and
+        not computed.
     """
 
     epochs: int
@@ -40,7 +42,7 @@ class Cycle(NamedTuple):
 
 def _expm1_ratio(t: jax.Array) -> jax.Array:
     """(e^t − 1)/t for t <= 0, with its derivatives at 0."""
-    near = jnp.abs(t) < 1e-2
+    near = jnp.abs(t) < 1e-2  # 8 terms of the series are exact to rounding here
     small, large = jnp.where(near, t, 0.0), jnp.where(near, -1.0, t)
     series = jnp.ones_like(t)
     for i in range(8, 1, -1):
@@ -60,7 +62,7 @@ def powers(y: jax.Array, count: int) -> jax.Array:
 
 
 def _edge(block: _Block) -> jax.Array:
-    """d²/v; a rise without a run costs everything, and nothing costs nothing."""
+    """The cost d²/v of a block; inf for a rise without a run, and 0 if both are 0."""
     d, v = block
     noisy = v > 0
     never = jnp.where(d > 0, jnp.inf, 0.0)
@@ -72,7 +74,8 @@ def _pool(a: _Block, b: _Block) -> _Block:
 
 
 def _steep(a: _Block, b: _Block) -> jax.Array:
-    """Whether a is at least as steep as b, so that they are pooled."""
+    """Whether block a is at least as steep as the next block b, so that both pool."""
+    # Multiplied out, as runs may be 0.
     return a[0] * b[1] >= b[0] * a[1]
 
 
@@ -91,7 +94,10 @@ def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
 def _falling(
     y: jax.Array, r: jax.Array, m: jax.Array, period: int, n: int | range
 ) -> tuple[_Block, _Block]:
-    """For c <= 1 two blocks of the last n >= 1 uses: all but the last, the last."""
+    """For c <= 1 the two blocks of the last n >= 1 uses: all but the last, the last.
+
+    n is a number, or a range from 1 for all its numbers at once along a new axis.
+    """
     runs = powers(2 * y, period)
     count = n[-1] if isinstance(n, range) else n
     rises, widths = powers(period * y, count - 1), powers(2 * period * y, count - 1)
@@ -106,14 +112,15 @@ def _falling(
 
 
 def _best_restart_contracting(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """μ² for c <= 1 from the best restart: after each use but the first."""
+    """μ² for c <= 1 from the best restart right after one of the uses."""
     runs = powers(2 * y, period)
+    # A restart after the last use has the one block of the m − 1 steps after it.
     best = _edge((start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)]))
     if epochs == 1:
         return best
     n = jnp.arange(1, epochs)
-    # Each restart has three blocks: up to the next use, all uses but the last, the
-    # last.
+    # Each other restart has three blocks: the steps before the next use, all later uses
+    # but the last, and the last use.
     middle, last = _falling(y, r, m, period, range(1, epochs))
     before = (
         start * jnp.exp((m - 1 + n * period) * y),
@@ -123,9 +130,10 @@ def _best_restart_contracting(y, r, start, m, period: int, epochs: int) -> jax.A
 
 
 def _best_restart_expanding(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """μ² for c > 1 from the best restart that the minorant pools with all later uses.
+    """μ² for c > 1 from the best restart with all later uses, or all but one, pooled.
 
-    A restart before that leaves uses apart that a later one would do without.
+    An earlier restart, whose block absorbs fewer uses, is not needed: it leaves blocks
+    of uses that a later restart avoids.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)
@@ -134,7 +142,7 @@ def _best_restart_expanding(y, r, start, m, period: int, epochs: int) -> jax.Arr
         return best
     n = jnp.arange(1, epochs)
     weight = jnp.exp(period * n * z)
-    # The distance and the n − 1 uses after it.
+    # The block of the distance and the n − 1 uses after it.
     rise = start + r * jnp.exp(period * z) * powers(period * z, epochs - 2)
     blocks = runs[-1] * powers(2 * period * z, epochs - 2)
     run = jnp.exp(2 * z) * (blocks + jnp.exp(2 * period * (n - 1) * z) * runs[-2])
@@ -153,12 +161,13 @@ def contraction(
     m: jax.Array,
     cycle: Cycle,
 ) -> jax.Array:
-    """μ² of all uses, of one setting; for c > 1 inf if that is not expected (convex).
+    """μ² of all uses in one setting, f[].
 
+    For c > 1 it is inf if losses are known to be convex, where c > 1 is not expected.
     If batches are reshuffled, m has to be 1. For c <= 1 moving a use to a later step
     never lowers the bound, so that the last step of each epoch is the worst. For c > 1
-    a use with g steps to the next one costs r² / Σ_{i<g} c^{−2i}, which is convex in g,
-    so that the worst places alternate between the last and the first of an epoch.
+    a use with g steps to the next one costs r² / Σ_{i<g} c^{−2i}. The cost is convex in
+    g, so that the worst positions alternate between the last and the first of an epoch.
     """
     epochs, period, reshuffled, convex = cycle
     falling = _two(*_falling(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))
@@ -166,7 +175,8 @@ def contraction(
         return jnp.where(y <= 0, falling, jnp.inf)
     up = jnp.where(y <= 0, 0.0, y)
     runs = powers(-2 * up, 2 * period)
-    # Uses with one step to the next (or the end), with 2l − 1, and with l.
+    # Distances from one use to the next: pairs with one step and with 2l − 1 steps
+    # alternate, the rest have l, and the last use has m steps to the end.
     pairs = (epochs - 1) // 2 if reshuffled else 0
     rest = epochs - 1 - 2 * pairs
     growing = pairs + pairs / runs[2 * period - 1] + rest / runs[period] + 1 / runs[m]
@@ -180,10 +190,11 @@ def restart_variance(
     m: jax.Array,
     cycle: Cycle,
 ) -> jax.Array:
-    """μ² from the best step at which the distance is at most `start`, of one setting.
+    """μ² in one setting where the distance of the runs is at most `start`, f[].
 
-    Candidates are the steps right after a use, and for reshuffled batches with c > 1
-    the last step alone.
+    The bound starts at the best step and ignores all uses before it. The candidates are
+    the steps right after a use. For reshuffled batches with c > 1 the last step is the
+    only candidate.
     """
     epochs, period, reshuffled, convex = cycle
     falling = _best_restart_contracting(

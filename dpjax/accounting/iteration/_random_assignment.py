@@ -1,4 +1,4 @@
-"""Batches drawn at random once: δ is the mean over the places an example can have."""
+"""Examples assigned to batches at random once: δ is the mean over their positions."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,12 @@ from dpjax._core.float64 import TINY, ULP, float64
 from dpjax._core.searches import bisect, implicit_derivative
 from dpjax.accounting._numerics.gaussian import delta_of
 
-_HALVINGS = 80
+_HALVINGS = 80  # more than the 53 bits of a float64
 
 
 def _mean_delta(mus: jax.Array, epsilon: jax.Array) -> jax.Array:
     each = jnp.vectorize(delta_of)(mus, epsilon)
+    # Rounded up, and positive even after an underflow if some δ is positive.
     mean = jnp.mean(each) * (1 + (8 + mus.shape[0]) * ULP)
     mean = jnp.maximum(mean, jnp.where(jnp.max(each) > 0, TINY, 0.0))
     return jnp.minimum(mean, 1.0)
@@ -29,7 +30,8 @@ def _epsilon64(mus: jax.Array, delta: jax.Array) -> jax.Array:
     def meets(epsilon: jax.Array) -> jax.Array:
         return _mean_delta(fixed, epsilon) <= goal
 
-    # Double until it is met, and halve what is between.
+    # Double ε until its δ is at most the goal, then bisect. The goal has a derivative
+    # only through the implicit function theorem below.
     high = jax.lax.while_loop(
         lambda high: ~meets(high) & (high < jnp.inf), lambda high: 2 * high, start
     )
@@ -51,20 +53,21 @@ def _check(mus: jax.typing.ArrayLike) -> None:
 def random_assignment_delta(
     mus: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike
 ) -> jax.Array:
-    """δ of a run whose examples were assigned to places at random, once.
+    """δ of a run whose examples were assigned to positions in an epoch at random, once.
 
     Args:
-      mus: the GDP parameter at each place, f[*b, l], as `noisy_cyclic_gd_mus` gives.
-      epsilon: f[*b], at least 0.
+      mus: the GDP parameter at each position, f[*b, l], from `noisy_cyclic_gd_mus`.
+      epsilon: ε, f[*b], at least 0.
 
     Returns:
-      The mean of δ_μ(ε) over the places, f[*b], rounded up.
+      The mean of δ_μ(ε) over the positions, f[*b], rounded up.
 
     Raises:
       ValueError: a static argument is out of range, or mus has no last axis.
 
-    Privacy: every example is equally likely at every place, whatever the data are, and
-    nobody learns the assignment. δ at the worst place would hold without either.
+    Privacy: this δ assumes that every example is equally likely at every position, for
+    any data, and that the assignment stays secret. The δ of the worst position holds
+    without both assumptions.
 
     Example:
       >>> import numpy as np
@@ -79,11 +82,11 @@ def random_assignment_delta(
 def random_assignment_epsilon(
     mus: jax.typing.ArrayLike, delta: jax.typing.ArrayLike
 ) -> jax.Array:
-    """ε of a run whose examples were assigned to places at random, once.
+    """ε of a run whose examples were assigned to positions in an epoch at random, once.
 
     Args:
-      mus: the GDP parameter at each place, f[*b, l], as `noisy_cyclic_gd_mus` gives.
-      delta: f[*b], strictly between 0 and 1.
+      mus: the GDP parameter at each position, f[*b, l], from `noisy_cyclic_gd_mus`.
+      delta: δ, f[*b], strictly between 0 and 1.
 
     Returns:
       The least ε with `random_assignment_delta(mus, ε) <= δ`, f[*b], rounded up. A

@@ -24,8 +24,10 @@ def _scheduled_mu64(
     shift = assumed.factor * norm * eta / batch
     place = jnp.arange(unit.shape[0]) % period
     diameter = jnp.min(numbers.diameter)
-    # What overflows or underflows says nothing, and composition remains.
+    # If some step has no Lipschitz constant, overflows or underflows, the minorant is
+    # not used, and only composition remains.
     known = jnp.all(steps.known) & jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
+    # The squares below are of shifts relative to the largest, against overflow.
     largest = jax.lax.stop_gradient(jnp.max(steps.shift))
     largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
     unit, shift = (jnp.where(known, x, 1.0) for x in (unit, shift))
@@ -42,6 +44,7 @@ def _scheduled_mu64(
         mu = schedule_mu(c, moved, unit, diameter, bounded=assumed.bounded)
         return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
 
+    # One position after the other, as each needs the memory of a whole minorant.
     mus = jax.lax.map(one, jnp.arange(min(period, unit.shape[0])))
     return jnp.where(jnp.all(steps.valid), jnp.max(mus), jnp.inf)
 
@@ -55,8 +58,8 @@ def scheduled_cyclic_gd_mu(
 ) -> jax.Array:
     """The GDP parameter of the last iterate of cyclic descent with schedules.
 
-    It is `noisy_cyclic_gd_mu` for a fixed order, with step sizes and noise that are
-    different in every step.
+    The function is `noisy_cyclic_gd_mu` for a fixed order, with step sizes and noise
+    that may be different in every step.
 
     Args:
       noise_multiplier: standard deviation of the noise on the batch's sum of gradients
@@ -64,11 +67,11 @@ def scheduled_cyclic_gd_mu(
       batches_per_epoch: l, static, at least 1. Step k has batch k mod l.
       batch_size: b, by which sums are divided, positive.
       **setting: the assumptions, all of them, with step_size a number or f[T]: see
-        `Setting`. What is not a number must have length T.
+        `Setting`. Arguments that are not numbers must have length T.
 
     Returns:
-      μ, f[], rounded up: that of the worst place an example can have, each the least
-      of composition and the minorant of `optimal_shift_mu`.
+      μ, f[], rounded up: the maximum over the positions of an example. The μ of a
+      position is the minimum of composition and the minorant of `optimal_shift_mu`.
 
     Raises:
       ValueError: a static argument is out of range, an assumption fails, or lengths

@@ -1,4 +1,4 @@
-"""What the bounds on a last iterate assume, checked in one place."""
+"""The assumptions of the bounds on a last iterate, checked in one place."""
 
 from typing import Generic, NamedTuple, TypedDict, TypeVar
 
@@ -33,18 +33,21 @@ class Setting(TypedDict):
       clipped: whether gradients are clipped to gradient_norm. If not, that bound is an
         assumption on the loss.
       generalised_linear: whether one example's loss is a function of one linear score
-        ⟨w, x⟩, or w has one dimension. It counts where gradients are clipped: without
-        it a clipped step is not a contraction, and the constant used is above 1.
+        ⟨w, x⟩, or w has one dimension. The flag matters where gradients are clipped.
+        If it is false, a clipped step is not a contraction, and its Lipschitz constant
+        is above 1.
       smoothness: the largest curvature of one example's loss without the regulariser,
         f[*b]; inf if unknown.
       weak_convexity: m, f[*b]: the least curvature is −m. 0 for a convex loss.
       strong_convexity: the least curvature of one example's loss, f[*b], if positive.
-        Clipping destroys it, so that it has to be 0 with clipping.
+        Clipping destroys strong convexity: it has to be 0 with clipping.
       regularization: λ, f[*b], at least 0: a regulariser (λ/2)‖x‖² whose gradient is
         added without clipping.
-      diameter: of the set that Π projects onto, f[*b], positive; inf without one.
+      diameter: the diameter of the set onto which Π projects, f[*b], positive; inf
+        without such a set.
       adjacency: which data sets are compared. Under ADD_REMOVE no batch of either data
-        set has more than batch_size examples, and batches do not depend on them.
+        set has more than batch_size examples, and the choice of batches does not depend
+        on the examples.
     """
 
     step_size: ArrayLike
@@ -65,9 +68,10 @@ class Bounds(NamedTuple):
     They are GDP parameters, or ε where the function says so.
 
     Attributes:
-      composition: every step is accounted for as if it were released.
-      contraction: shifts spread over all steps since the first use.
-      diameter: shifts since a later step, where the distance was at most the diameter.
+      composition: the bound that treats every step as released.
+      contraction: the bound with shifts in all steps since the first use.
+      diameter: the bound with shifts since a later step, at which the distance was at
+        most the diameter.
     """
 
     composition: jax.Array
@@ -76,7 +80,7 @@ class Bounds(NamedTuple):
 
     @property
     def best(self) -> jax.Array:
-        """The least of the bounds."""
+        """The minimum of the bounds, f[*b]."""
         return jnp.min(jnp.stack(self), axis=0)
 
     @property
@@ -87,7 +91,7 @@ class Bounds(NamedTuple):
 
 
 class Numbers(NamedTuple, Generic[_Number]):
-    """A run's numbers as the cores take them; those of `Setting` under its names."""
+    """The numbers of a run, with the names of `Setting`, as inputs of the cores."""
 
     noise_multiplier: _Number
     batch_size: _Number
@@ -101,12 +105,13 @@ class Numbers(NamedTuple, Generic[_Number]):
 
 
 class Assumed(NamedTuple):
-    """What is static in a setting.
+    """The static part of a setting.
 
     Attributes:
-      keeps: whether gradients keep their direction when clipped, or are not clipped.
-      bounded: whether there can be a finite diameter.
-      factor: by how many gradient norms one example moves a sum.
+      keeps: whether gradients are not clipped, or each example's gradient has a fixed
+        direction, so that clipping does not destroy contraction.
+      bounded: whether the diameter can be finite.
+      factor: the sensitivity of a sum of gradients, in gradient norms.
       convex: whether losses are known to be convex.
     """
 
@@ -117,7 +122,7 @@ class Assumed(NamedTuple):
 
 
 class ValidatedSetting(NamedTuple):
-    """A setting as the cores take it."""
+    """A checked setting, as inputs of the cores."""
 
     numbers: Numbers[ArrayLike]
     assumed: Assumed
@@ -127,11 +132,11 @@ class Step(NamedTuple):
     """A step in units of its own noise, f64[] each."""
 
     log_lipschitz: jax.Array  # 0 where unknown
-    known: jax.Array  # whether there is a Lipschitz constant
-    shift: jax.Array  # how far one differing example moves it
-    diameter: jax.Array  # 1 where there is none
-    bounded: jax.Array  # whether there is a diameter
-    valid: jax.Array
+    known: jax.Array  # whether the Lipschitz constant is known
+    shift: jax.Array  # the distance by which one differing example moves the step
+    diameter: jax.Array  # 1 where not bounded
+    bounded: jax.Array  # whether the diameter is finite
+    valid: jax.Array  # whether the numbers are in range
 
 
 def _fail(name: str, rule: str, value: object) -> None:
@@ -180,7 +185,10 @@ def check(
     diameter: ArrayLike,
     adjacency: Adjacency,
 ) -> ValidatedSetting:
-    """The setting, or a ValueError that says which assumption fails."""
+    """Check the assumptions of a run and return them as a `ValidatedSetting`.
+
+    A ValueError says which assumption fails.
+    """
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.positive("step_size", step_size)
     validate.positive("gradient_norm", gradient_norm)
@@ -192,7 +200,7 @@ def check(
     linear = validate.flag("generalised_linear", generalised_linear)
     keeps = linear or not clipped
     strong = validate.concrete(strong_convexity)
-    # A traced value is one that is meant to vary, so it is not 0.
+    # A traced value is taken to be positive: its value is not known here.
     if strong is None or np.any(strong > 0):
         if clipped:
             _fail(
@@ -232,7 +240,10 @@ def check(
 
 
 def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
-    """A step in units of its own noise, from scalars; an invalid one costs inf."""
+    """A step in units of its own noise, from scalars and the static assumptions.
+
+    `valid` is False for numbers out of range: callers then return inf.
+    """
     noise, batch = numbers.noise_multiplier, numbers.batch_size
     eta, norm, M = numbers.step_size, numbers.gradient_norm, numbers.smoothness
     weak, strong = numbers.weak_convexity, numbers.strong_convexity
@@ -251,9 +262,10 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
     M, weak, strong, added = (
         jnp.where(known, x, 0.0) for x in (M, weak, strong, added)
     )
-    # c: of a gradient step with curvature between strong + λ − m and M + λ, or of a
-    # clipped one after the regulariser, x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). Prox
-    # and projection have constant 1 (Lemma 2.9).
+    # c is the constant of a gradient step with curvature between strong + λ − m and
+    # M + λ, or of a clipped step with the regulariser,
+    # x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). Prox and projection have constant 1
+    # (Lemma 2.9).
     if assumed.keeps:
         above = excess(eta, strong + added - weak, M + added, strong + added + weak)
         log_c = jnp.log1p(jnp.maximum(above, -1 + ULP))
@@ -261,7 +273,7 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
         pull = 1 - eta * added
         log_c = jnp.log1p(clipped_excess(eta / pull, weak, M)) + jnp.log1p(-eta * added)
         log_c = log_c + 8 * ULP * eta * (added + weak + M)
-    log_c = log_c + 4 * ULP * jnp.abs(log_c)
+    log_c = log_c + 4 * ULP * jnp.abs(log_c)  # rounded up, also where it is negative
     # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278: the noise
     # of a step is ησ' with σ' = noise · norm / batch on the mean gradient; one example
     # moves it by η · factor · norm / batch, which is factor / noise of that.

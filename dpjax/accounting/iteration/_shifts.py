@@ -1,7 +1,7 @@
-"""The least that shifted interpolation proves for the last iterate of any maps.
+"""The smallest μ that shifted interpolation proves for the last iterate of any maps.
 
-Between two coupled runs each step closes some of the distance and pays for it in units
-of its noise. `_minorant` finds the cheapest way.
+Each step closes part of the distance between two coupled runs, at a cost measured in
+units of the step's noise. `_minorant` finds the shifts with the least total cost.
 """
 
 import jax
@@ -19,6 +19,7 @@ def _schedule_mu64(
 ) -> jax.Array:
     valid = jnp.all((c >= 0) & (c < jnp.inf) & (s >= 0) & (s < jnp.inf))
     valid = valid & jnp.all((tau >= 0) & (tau < jnp.inf)) & (diameter > 0)
+    # Invalid inputs are replaced before use, so that their derivatives are not NaN.
     c, s, tau = (jnp.where(valid, x, 1.0) for x in (c, s, tau))
     # Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts (`_minorant`).
     mu = schedule_mu(c, s, tau, diameter, bounded=bounded)
@@ -35,7 +36,7 @@ def optimal_shift_mu(
     """The GDP parameter of the last iterate of a noisy iteration, by optimal shifts.
 
     Step k is X_k = Π_k(φ_k(X_{k−1}) + N(0, τ_k² I)), with Π_k the prox of a convex
-    function. This is the least that shifted interpolation can prove for it.
+    function. The result is the smallest μ that shifted interpolation can prove for X_T.
 
     Args:
       lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] or a number for
@@ -43,18 +44,19 @@ def optimal_shift_mu(
       sensitivity: s_k, how far apart the maps of two neighbouring data sets can be,
         f[*b, T] or a number, at least 0; 0 where the differing example takes no part.
       stddev: τ_k, f[*b, T] or a number, at least 0.
-      diameter: of a set that holds all iterates, f[*b], positive; inf without one.
+      diameter: the diameter of a set that contains all iterates, f[*b], positive; inf
+        without such a set.
 
     Returns:
-      μ, f[*b], rounded up; inf where some distance is never covered by noise. Traced
+      μ, f[*b], rounded up; inf where noise never covers some of the distance. Traced
       arguments out of range give inf. With a diameter and more than 65,535 steps,
-      restarts are compared at that many places only, so that a larger μ is possible.
+      restarts are compared at no more than that many steps, so that μ may be larger.
 
     Raises:
       ValueError: a static argument is negative or not finite, or lengths differ.
 
-    Privacy: the last iterate alone is μ-GDP, for any maps as assumed. Its Renyi
-    divergence of order a is at most a μ²/2.
+    Privacy: the last iterate alone is μ-GDP, for all maps that satisfy the assumptions.
+    Its Renyi divergence of order a is at most a μ²/2.
 
     Reference: Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts: the
     greatest convex minorant of the points (Σ_{i<=k} w_i² τ_i², Σ_{i<=k} w_i s_i), where
@@ -91,5 +93,6 @@ def optimal_shift_mu(
             else np.full(steps, value)
         )
 
+    # NumPy numbers stay NumPy: jnp.full would round them to the caller's precision.
     vectors = (full(value) for value in given.values())
     return _schedule_mu64(*vectors, diameter, bounded=bounded)

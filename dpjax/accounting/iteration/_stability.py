@@ -27,8 +27,8 @@ def _sensitivity64(
     down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
     # Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3,
     # https://arxiv.org/abs/1703.09947, with Δ_{t+1} <= c Δ_t + ηsC/n in place of their
-    # recursion: (ηsC/n) Σ_{k<T} c^k. Sums of powers of c <= 1 as they are, and of c > 1
-    # from their largest.
+    # recursion: (ηsC/n) Σ_{k<T} c^k. For c > 1 the sum starts from its largest power,
+    # so that `geometric` gets decreasing terms.
     rising = jnp.exp((count - 1) * up) * geometric(-up, count)
     total = jnp.where(y <= 0, geometric(down, count), rising)
     total = total * (1 + 64 * ULP) + 8 * ULP * count * jnp.abs(y) * total
@@ -47,15 +47,15 @@ def gradient_descent_sensitivity(
     """How far one example can move the last iterate of full-batch gradient descent.
 
     Args:
-      num_steps: T, f[*b], whole numbers, at least 1. A traced one that is not whole
-        counts as the next whole number, at which derivatives by it are taken.
+      num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
+        is rounded up, and derivatives by it are taken at the whole number.
       num_examples: n, by which sums of gradients are divided, f[*b], positive.
       **setting: the assumptions, all of them: see `Setting`. There is no noise.
 
     Returns:
       An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, with C the gradient
       norm, s = 2 under REPLACE and 1 under ZERO_OUT, and c the Lipschitz constant of a
-      step; at most the diameter. inf where smoothness is.
+      step. The distance is at most the diameter. It is inf where smoothness is inf.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

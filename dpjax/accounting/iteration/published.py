@@ -1,9 +1,10 @@
-"""Closed forms from the literature, beside the bounds that contain them.
+"""Closed forms from the literature, for comparison with the bounds of this package.
 
-They are for comparison: `iteration.noisy_gd_mu` and `iteration.noisy_cyclic_gd_mu` are
-never larger, and check the assumptions. Here r = L/(bσ) is the gradient sensitivity
-over the batch size and the noise standard deviation on the mean gradient, and c the
-Lipschitz constant of a step. Values are rounded to nearest: no guarantee rests on them.
+`iteration.noisy_gd_mu` and `iteration.noisy_cyclic_gd_mu` are never larger than these
+closed forms, and they check the assumptions. Here r = L/(bσ) is the gradient
+sensitivity over the batch size and the noise standard deviation on the mean gradient,
+and c is the Lipschitz constant of a step. Values are rounded to nearest: no guarantee
+depends on them.
 """
 
 import jax
@@ -36,7 +37,7 @@ def _contraction64(r, c, epochs, period):
 @float64("nearest")
 def _diameter64(r, diameter, period):
     # Bok, Su and Altschuler (2024), Theorems 4.3 and 4.6.
-    # A quotient that rounding pushed above an integer is that integer.
+    # The factor corrects a quotient that rounding raised slightly above an integer.
     waits = jnp.ceil(diameter / r * (1 - 1e-14))
     first = jnp.where(period == 1, 0.0, r * r)
     return jnp.sqrt(first + (3 * r * diameter + r * r * waits) / period)
@@ -59,12 +60,12 @@ def contraction_mu(
     num_epochs: jax.typing.ArrayLike,
     batches_per_epoch: jax.typing.ArrayLike,
 ) -> jax.Array:
-    """The GDP parameter by contraction alone: full batches, or a cycle's last batch.
+    """The GDP parameter by contraction alone, for full batches or a cycle's last batch.
 
     Args:
       sensitivity: r, f[*b].
-      lipschitz: c, f[*b], in (0, 1]; more gives inf.
-      num_epochs: E, f[*b], steps for full batches.
+      lipschitz: c, f[*b], in (0, 1]; a larger value gives inf.
+      num_epochs: E, f[*b]; the number of steps for full batches.
       batches_per_epoch: l, f[*b], 1 for full batches.
 
     Returns:
@@ -113,11 +114,11 @@ def expansion_mu(
     num_epochs: jax.typing.ArrayLike,
     batches_per_epoch: jax.typing.ArrayLike,
 ) -> jax.Array:
-    """The GDP parameter of a cycle whose uses are each covered before the next one.
+    """The GDP parameter of a cycle if each use is covered by noise before the next use.
 
     Args:
       sensitivity: r, f[*b].
-      lipschitz: c, f[*b], positive; the best shifts do no better for c >= 1.
+      lipschitz: c, f[*b], positive; optimal shifts do not improve on it for c >= 1.
       num_epochs: E, f[*b].
       batches_per_epoch: l, f[*b].
 

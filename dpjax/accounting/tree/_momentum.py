@@ -1,14 +1,14 @@
 """The exact privacy of tree-aggregated momentum.
 
-Node [y, z] releases Σ_i β^{z−i} g_i plus noise, so that an example which takes part
-at the steps P moves it by at most C Σ_{p in P∩[y,z]} β^{z−p}. All contributions can
-align, and Gaussian noise on adaptive queries composes exactly. The mechanism is
+Node [y, z] releases Σ_i β^{z−i} g_i plus noise. An example that takes part at the steps
+P therefore changes the node by at most C Σ_{p in P∩[y,z]} β^{z−p}. All contributions
+can align, and Gaussian noise on adaptive queries composes exactly. The mechanism is
 therefore μ-GDP with
 
     μ² = (1/σ²) max_P Σ_{released [y,z]} (Σ_{p in P∩[y,z]} β^{z−p})²,
 
-and no smaller μ holds. Released are the left children, which end at the odd multiples
-of their size. This module evaluates the maximum.
+and no smaller μ holds. The released nodes are the left children, which end at the odd
+multiples of their size. This module evaluates the maximum.
 """
 
 import math
@@ -24,6 +24,7 @@ from dpjax._core.float64 import TINY, ULP, float64
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
     """1 + r + … + r^{count−1} by doubling: no cancellation at r = 1, smooth at 0."""
+    # Over the leading bits of count: S_{2k} = S_k (1 + r^k), S_{k+1} = 1 + r S_k.
     total, power = jnp.zeros_like(ratio), jnp.ones_like(ratio)
     for bit in bin(count)[2:]:
         total, power = total * (1 + power), power * power
@@ -33,7 +34,7 @@ def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
 
 
 def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Array:
-    """The sums for counts that are `largest` or one less."""
+    """The geometric sums for an array of counts, each `largest` or one less."""
     few, many = (_geometric_sum(ratio, c) for c in (max(largest - 1, 0), largest))
     return jnp.where(counts == largest, many, few)
 
@@ -41,12 +42,13 @@ def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Ar
 def fixed_order_totals(
     decay: jax.Array, num_steps: int, steps_per_epoch: int
 ) -> jax.Array:
-    """Σ_nodes (Σ_e β^{z − p − e n_b})² for every place p mod n_b.
+    """Σ_nodes (Σ_e β^{z − p − e n_b})² for every position p mod n_b, f[n_b].
 
-    A node that ends at z holds the participations at z − gap, z − gap − n_b, …, where
-    gap = (z − p) mod n_b: a geometric sum, the same for all nodes of a size. So each
-    level is a correlation of that sum, as a function of the gap, with the places
-    z mod n_b where its nodes end, and those repeat with a period.
+    A node that ends at z has the participations at z − gap, z − gap − n_b, …, where
+    gap = (z − p) mod n_b. Their sum is geometric and depends only on the gap and the
+    node's size. Each level of the tree therefore contributes a correlation of these
+    sums, as a function of the gap, with the positions z mod n_b at which nodes end.
+    These positions are periodic.
     """
     n_b = steps_per_epoch
     ratio = jnp.power(decay, n_b)
@@ -76,10 +78,12 @@ def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.
 def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
     """An upper bound when an example takes part in any one step of each epoch.
 
-    Σ_nodes inner² = Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node), and inner(node) is
-    at most β^{z−p} plus what the other epochs could give at best, which is at their
-    last step in the node. The sum then splits by epochs, and each epoch takes its
-    worst step. It is exact where no node holds steps of two epochs.
+    It bounds Σ_nodes inner², where inner(node) is Σ_{p in P∩node} β^{z−p}. The sum is
+    Σ_nodes inner² = Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). The factor
+    inner(node) is at most β^{z−p} plus the largest contributions of the other epochs,
+    which are those of their last steps in the node. With that bound the sum splits into
+    one term for each epoch, and each epoch takes its worst step. The bound is exact
+    where no node contains steps of two epochs.
     """
     n_b = steps_per_epoch
     num_epochs = -(-num_steps // n_b)
@@ -96,7 +100,8 @@ def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.A
 
         own = powers[jnp.clip(end - step, 0, num_steps)]
         own_best = powers[jnp.clip(end - epoch_end, 0, num_steps)]
-        # Earlier epochs give at best β^{z − (their end)}, the epoch of z gives 1.
+        # An earlier epoch contributes at most β^{z − (its last step)}, and the epoch
+        # that contains z at most 1.
         earlier = (end - 1) // n_b - (end - size) // n_b
         latest = powers[jnp.clip((end - 1) % n_b + 1, 0, num_steps)]
         most = -(-(size - 1) // n_b)
@@ -120,11 +125,13 @@ def _momentum_mu64(
     factor: float,
 ) -> jax.Array:
     # Tran and Cutkosky (2022), Theorem 10, https://arxiv.org/abs/2210.06328, says
-    # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own:
+    # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own
+    # sensitivity:
     # μ² = max_P Σ_nodes (Σ_{p in P∩node} β^{z−p})² / σ².
     worst = _fixed_order if order == "fixed" else _reshuffled
     square = worst(decay, num_steps, steps_per_epoch)
-    # Positive terms, each with a few rounding errors, added one after the other.
+    # The terms are positive and added one after the other, so that relative rounding
+    # errors grow with their number. 64 covers the errors within a term.
     terms = num_steps.bit_length() * (-(-num_steps // steps_per_epoch))
     bound = factor * jnp.sqrt(square) * (1 + (64 + terms) * ULP)
     noiseless = noise_multiplier <= 0
@@ -148,11 +155,11 @@ def momentum_mu(
     Args:
       noise_multiplier: noise standard deviation of a node over the clip norm, f[*b],
         at least 0.
-      num_steps: T, static, at least 1. Every step up to it counts.
+      num_steps: T, static, at least 1. All T steps count.
       decay: the momentum coefficient β, f[*b], in [0, 1).
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" if every epoch has the same batches in the same order (exact:
-        the worst of the n_b places an example can have); "reshuffled" if an example
+        the worst of the n_b positions of an example); "reshuffled" if an example
         takes part in at most one step of each epoch, any one (an upper bound).
       adjacency: which data sets are compared. Under ADD_REMOVE the batch of any other
         example must not depend on the one added, which batches of fixed size cannot

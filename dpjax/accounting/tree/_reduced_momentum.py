@@ -1,28 +1,29 @@
 """The exact privacy of momentum with reduced sensitivity.
 
-Three trees release nodes, for n steps an epoch and T steps:
+Three trees release nodes, for T steps with n steps in each epoch:
 
 - *anchor* terms: the nodes that make up the sums of max(t − n, 0) + 1, …, t for t < 2n;
-- *change* terms: those that make up the sums of t − n + 1, …, t for 2n <= t <= T;
-- *drift* terms: those of COMPOSE(1, t) for t <= T, the left children.
+- *change* terms: the nodes that make up the sums of t − n + 1, …, t for 2n <= t <= T;
+- *drift* terms: the nodes of COMPOSE(1, t) for t <= T, which are the left children.
 
-A window is cut into the fewest dyadic nodes: those that lie in it and whose parents
-do not. A node [y + 1, z] of size s is therefore released if some window [t − n + 1, t]
-that is asked for has t − n <= y and z <= t, and
-  a left child: t < z + s, as its parent ends with z + s;
-  a right child: t − n > y − s, as its parent begins after y − s.
+A window is divided into the fewest dyadic nodes: the nodes inside the window whose
+parents are not inside it. A node [y + 1, z] of size s is therefore released if some
+window [t − n + 1, t] in use has t − n <= y and z <= t, and
+  for a left child: t < z + s, as its parent ends with z + s;
+  for a right child: t − n > y − s, as its parent begins after y − s.
 
-An example takes part at p, p + n, p + 2n, …, in every tree at the same steps. With its
-terms bounded by c in norm, it moves a node that ends at z by Σ β^{z − i} c over its
-steps i in the node at most, and all contributions can align. A node of the first two
-trees is no longer than a window, so it holds one step of it at most. Gaussian noise on
-adaptive queries composes exactly: the mechanism is μ-GDP with
+An example takes part at the steps p, p + n, p + 2n, …, which are the same in every
+tree. Its terms have norm at most c. The example changes a node that ends at z by at
+most Σ β^{z − i} c, over its steps i in the node, and all contributions can align. A
+node of the first two trees is no longer than a window, so that it contains at most one
+step of the example. Gaussian noise on adaptive queries composes exactly. The mechanism
+is therefore μ-GDP with
 
     μ² = max_p Σ_trees (c/s)² Σ_{released nodes} (Σ_i β^{z − i})²,
 
-s being the noise's standard deviation. No smaller μ holds for terms that are bounded by
-c and by nothing else. (Changes are differences of bounded gradients and cannot align
-for ever: that is not used.)
+where s is the noise's standard deviation. No smaller μ holds for terms whose only known
+bound is c. (Change terms are differences of bounded gradients and cannot align
+indefinitely. The bound does not use this fact.)
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,11 @@ from dpjax.accounting.tree._momentum import fixed_order_totals
 def window_totals(
     decay: jax.Array, num_steps: int, window: int, first: int, last: int
 ) -> jax.Array:
-    """Σ_{released nodes} β^{2(z − i)} for places i mod n, asked t = first, …, last."""
+    """Σ_{released nodes} β^{2(z − i)} by position i mod n, for windows first to last.
+
+    The windows are the `window` steps up to t, for t = first, …, last. The result is
+    f[window].
+    """
     step = jnp.arange(1, num_steps + 1)
     total = jnp.zeros(window, decay.dtype)
     for level in range(window.bit_length()):
@@ -47,6 +52,7 @@ def window_totals(
         index = (step - 1) >> level
         before, end = index << level, (index + 1) << level
         left = index % 2 == 0
+        # The first and last t whose window releases the node: see the module docstring.
         soonest = jnp.where(left, end, jnp.maximum(end, before - size + window + 1))
         latest = jnp.where(
             left, jnp.minimum(end + size - 1, before + window), before + window
@@ -70,7 +76,8 @@ def _reduced_momentum_mu64(
 ) -> jax.Array:
     n = steps_per_epoch
     # Tran and Cutkosky (2022), Theorem 8, https://arxiv.org/abs/2210.06328, has three
-    # groups of nodes, each at its largest sensitivity; here every node at its own.
+    # groups of nodes, each at its largest sensitivity. Here every node counts with its
+    # own sensitivity.
     trees = (
         (anchor, window_totals(decay, num_steps, n, 1, min(2 * n - 1, num_steps))),
         (change, window_totals(decay, num_steps, n, 2 * n, num_steps)),
@@ -83,11 +90,13 @@ def _reduced_momentum_mu64(
     unit = jnp.where(unit < jnp.inf, unit, 1.0)
     square = jnp.zeros(n)
     for noise, totals in trees:
+        # A tree that releases no node (totals 0) needs no noise.
         quiet = noise <= 0
         cost = totals * jnp.square(unit / jnp.where(quiet, 1.0, noise))
         square += jnp.where(quiet & (totals > 0), jnp.inf, cost)
     most = jnp.max(square)
     some = most > 0
+    # Rounding errors grow with the number of terms that are added.
     terms = 3 * num_steps.bit_length() * (-(-num_steps // n))
     mu = factor * jnp.sqrt(jnp.where(some, most, 1.0)) / unit
     mu = jnp.maximum(mu * (1 + (128 + terms) * ULP), TINY)
@@ -112,8 +121,8 @@ def reduced_momentum_mu(
         at least 0.
       num_steps: T, static, at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
-      steps_per_epoch: n, static, at least 1. Every epoch has the same batches in the
-        same order; otherwise the estimator is not what it says.
+      steps_per_epoch: n, static, at least 1. Every epoch must have the same batches in
+        the same order; otherwise the estimator does not estimate the momentum.
       adjacency: which data sets are compared, as for `momentum_mu`.
 
     Returns:
