@@ -34,7 +34,7 @@ def _redrawn(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
 
 
 def permutation(key: jax.Array, n: int) -> jax.Array:
-    """The numbers of [0, n) in uniformly random order, i32[n]: a sort by random keys."""
+    """The numbers of [0, n) in uniformly random order, i32[n], by sorting."""
 
     def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Sort keys of 64 bits: equal keys, which would bias the order, are rare enough

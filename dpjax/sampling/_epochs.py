@@ -177,6 +177,6 @@ def _permuted_examples(
     key: Key,
     epoch: ArrayLike,
 ) -> Batch:
-    """The examples at the given positions of the epoch's random order, with the mask."""
+    """The batch of examples at the given positions of the epoch's random order."""
     key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
     return Batch(jnp.where(mask, _permutation.values_at(key, n, places), 0), mask)
