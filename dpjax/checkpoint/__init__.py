@@ -17,7 +17,7 @@ the order in which the data passes through them:
    arrays and compared before anything is restored.
 4. `_durable`: atomic writes of files, which survive a loss of power. `_arrays`: saving
    arrays with orbax (the extra `checkpoint`), shard by shard, and restoring them with
-   the sharding that is asked for.
+   the sharding that the caller requests.
 5. `_processes`: actions of several processes that succeed in all of them or in none.
 6. `_folder`: save, restore and resume. A checkpoint is written under a temporary name
    and renamed once it is complete.

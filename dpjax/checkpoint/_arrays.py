@@ -71,8 +71,9 @@ def _checkpointer(ocp: Any) -> Any:
 def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
     """The leaf as orbax accepts it.
 
-    That is a `jax.Array` sharded over all processes, or, where each process holds an
-    equal array, a NumPy array. A single process passes every array unchanged.
+    An array that spans several processes remains a `jax.Array`. An array that each
+    process holds for itself, equal in all, becomes a NumPy array. With one process,
+    every array is passed unchanged.
     """
     as_array = raw_data(leaf)
     alone = jax.process_count() == 1 or spans_processes(as_array)

@@ -16,6 +16,7 @@ def write(path: pathlib.Path, content: bytes) -> None:
         file.flush()
         # The content must be on the disk before the name refers to it.
         os.fsync(file.fileno())
+    # The replacement is atomic: a reader finds the old content or the new.
     os.replace(new, path)
     # The new name is on the disk only once its folder is.
     sync(path.parent)

@@ -90,6 +90,7 @@ def save(
     folder = pathlib.Path(folder).absolute()
     name = digest(run.key)
     on_primary_process(lambda: _refuse_another(folder, plan, run, data, name))
+    # The record includes a digest of all arrays, which every process computes.
     found = make_record(plan, run, data)
     # Each process has its own clock, so that the time is left out of the comparison.
     check_equal_across_processes(found | {"time": ""})
@@ -333,6 +334,7 @@ def _make_room(folder: pathlib.Path, step: int) -> None:
     Raises:
       ValueError: something that `save` did not write has one of the names.
     """
+    # The files hold the run's key: mode 0700 excludes other users.
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _durable.sync(folder.parent)
     target = _unfinished(folder, step)
@@ -363,6 +365,8 @@ def _is_ours(path: pathlib.Path) -> bool:
 def _finish(folder: pathlib.Path, step: int, found: dict[str, Any]) -> None:
     """Write the record, and rename the temporary folder to the checkpoint's name."""
     target = _unfinished(folder, step)
+    # The record is written last, and the rename is atomic: a folder with the name of a
+    # checkpoint is always complete.
     _durable.write(target / _RECORD, encode_record(found))
     os.rename(target, folder / str(step))
     _durable.sync(folder)

@@ -72,6 +72,7 @@ def told(what: Any) -> list[Any]:
     text = np.frombuffer(json.dumps(what).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(text.size))
     # Padded to a power of two: the gather is compiled once for each shape.
+    # The gather needs arrays of equal shape from all processes.
     padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)
     padded[: text.size] = text
     rows = multihost_utils.process_allgather(padded)

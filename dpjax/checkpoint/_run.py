@@ -124,4 +124,5 @@ def restore_leaf(leaf: Any, found: np.ndarray | jax.Array) -> Any:
         return put
     if isinstance(leaf, np.ndarray):
         return np.asarray(found)
+    # A Python or NumPy scalar was saved as an array without axes.
     return type(leaf)(np.asarray(found)[()])

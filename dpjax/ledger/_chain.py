@@ -123,6 +123,7 @@ def _split_lines(path: pathlib.Path, opened: int) -> bytes:
             f"{_next(path)} must be one whole line, as a write to {path} leaves it; it "
             "was cut or changed."
         )
+    # The append was completed, and only the removal of `*.next` is missing.
     if whole.endswith(begun) and not torn:
         return whole
     # After a loss of power, some file systems fill unwritten bytes with zeros.
@@ -138,6 +139,7 @@ def _finish(path: pathlib.Path, opened: int) -> None:
     """Append the line in `*.next`, in place of a partial copy, and remove `*.next`."""
     begun, content = _next(path).read_bytes(), _content(opened)
     whole = content[: content.rfind(b"\n") + 1]
+    # A process that was killed may already have appended the line in whole or in part.
     if not whole.endswith(begun):
         if whole != content:
             os.ftruncate(opened, len(whole))
@@ -176,6 +178,7 @@ def _verify_line(path: pathlib.Path, content: bytes) -> list[Line]:
 @contextlib.contextmanager
 def _open_locked(path: pathlib.Path, flags: int) -> Iterator[int]:
     """Open a file under an exclusive lock; only the owner can access a new file."""
+    # Readers lock as well: a reader must not see a line that is being written.
     opened = os.open(path, flags, 0o600)
     try:
         if fcntl is not None:

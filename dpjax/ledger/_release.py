@@ -48,6 +48,7 @@ def run_name(key: Key) -> str:
     """
     validate.typed_key("key", key)
     bits = np.asarray(jax.random.key_data(key)).tobytes()
+    # The generator is part of the name: other generators draw other noise.
     kind = f"dpjax run {keys.generator_name(key)} ".encode()
     return hashlib.sha256(kind + bits).hexdigest()[:16]
 
@@ -113,6 +114,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
             (x["plan"], x["stop"], x["released"]) == (of_plan, step, found) for x in own
         ):
             return None  # the same release again
+        # Checked while the ledger is locked: no other process can add an entry between
+        # the check and the new line.
         wrong = _find_conflict(own, of_plan, step, run.released)
         if wrong and not repeated:
             raise ValueError(
@@ -254,6 +257,7 @@ def _find_conflict(own: list[Line], of_plan: str, step: int, before: str) -> str
     """
     if not own:
         return ""
+    # Each release was compared with the one before it, so that the last one suffices.
     last = own[-1]
     if last["plan"] != of_plan:
         return "its key is that of a run with another plan, or with other draws"

@@ -110,6 +110,7 @@ class Ledger:
         """
         validate.open_unit("delta", delta)
         others = [x for x in self.entries if x.what == "other"]
+        # The difference of two sums under the same noise has no noise: no ε is finite.
         if any(x.repeated for x in self.entries):
             return math.inf
         # Dwork and Roth (2014), Theorem 3.16, https://doi.org/10.1561/0400000042:
@@ -142,6 +143,7 @@ class Ledger:
                 parts.append(pld.gaussian(float(np.asarray(profile.mu))))
             else:
                 rest.append(profile)
+        # Privacy losses of independent mechanisms add: composition joins their steps.
         together = pld.PLD(tuple(step for part in parts for step in part.steps))
         return [*([together] if parts else []), *rest]
 
@@ -203,6 +205,7 @@ def read(path: str | os.PathLike[str], *, head: str | None = None) -> Ledger:
 
 
 def _bound(epsilon: float | None) -> float:
+    # JSON has no infinity: the ledger stores null.
     return math.inf if epsilon is None else epsilon
 
 

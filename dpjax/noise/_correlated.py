@@ -89,8 +89,8 @@ def correlated_noise(
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.
 
-    Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, who show that
-    the guarantee is no worse for sums that depend on earlier releases.
+    Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, show that the
+    guarantee is no worse for sums that depend on earlier releases.
 
     Example:
       >>> import jax, jax.numpy as jnp

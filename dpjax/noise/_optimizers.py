@@ -39,7 +39,7 @@ def dp_sgd(
         that `clipped_grad` made.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: as for `noisy_mean`: past it the run refuses.
       momentum: as in `optax.sgd`; it acts on the noisy mean.
       nesterov: as in `optax.sgd`.
@@ -91,7 +91,7 @@ def dp_adam(
         that `clipped_grad` made.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: as for `noisy_mean`: past it the run refuses.
       b1: as in `optax.adam`.
       b2: as in `optax.adam`.
@@ -142,7 +142,7 @@ def dp_adamw(
         that `clipped_grad` made.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: as for `noisy_mean`: past it the run refuses.
       b1: as in `optax.adamw`.
       b2: as in `optax.adamw`.
@@ -199,7 +199,7 @@ def dp_nsgd(
       noise_multiplier: the noise standard deviation of a tree's node, or of the
         strategy's draws, over C, at least 0.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       decay: the momentum coefficient β, in [0, 1).
       num_steps: T, the number of steps that the guarantee is for; static.
       buffer: as for `tree_momentum`, or for `correlated_noise` with a strategy.

@@ -1,4 +1,4 @@
-"""Samplers: which examples take part in a step, as batches of fixed shape with a mask.
+"""Samplers of the examples that take part in a step: batches of fixed shape, masked.
 
 Every sampler is a pure function of static sizes, a key and an epoch or step number.
 The same arguments give the same batches under jit, in a scan, and in a run resumed from
