@@ -1,25 +1,28 @@
-"""What a private run is resumed from, so that its guarantee stays that of one run.
+"""Checkpoints of a private run: a resumed run keeps the guarantee of a single run.
 
-**Idea.** The same key gives the same noise. That is what lets a run go on where it was
-interrupted, and what ruins it where it goes on as another one: with other data, another
-plan, or another order of draws, one noise hides two sums, and their difference has
-none. So a checkpoint holds what a run needs to go on bit for bit, and the fingerprint
-of what must not change; to restore it under another one is refused.
+**Idea.** The same key gives the same noise. An interrupted run can therefore be resumed
+exactly. For the same reason, resuming a run with other data, another plan or another
+order of draws breaks its guarantee: the same noise then hides two different sums, and
+their difference has no noise. A checkpoint therefore holds all that a run needs to
+continue bit for bit, and a fingerprint of what must not change. Restoring a checkpoint
+under another fingerprint is refused.
 
-A `Run` is the key, the step, the parameters and the optimizer's state. In the order of
-the data, a file each:
+A `Run` is the key, the step, the parameters and the optimizer's state. The modules, in
+the order in which the data passes through them:
 
-1. `_run`: its arrays as a list with names, and the digest of their bits.
-2. `_fingerprint`: the plan's numbers, and what a public key draws by it here.
-3. `_record`: what is written of both, and compared before anything is restored.
-4. `_durable`: files that are whole or not there, also after a loss of power. `_arrays`:
-   arrays by orbax (the extra `checkpoint`), each in pieces as it is cut and onto the
-   mesh that is asked for.
-5. `_processes`: what several processes do as one, in all of them or in none.
-6. `_folder`: save, restore, resume. A checkpoint is written under a temporary name and
-   renamed once it is whole.
+1. `_run`: the run's arrays by name, and the digest of their bits.
+2. `_fingerprint`: the plan's numbers, and what a public key draws under that plan in
+   this environment.
+3. `_record`: the record of the run and its fingerprint, which is written beside the
+   arrays and compared before anything is restored.
+4. `_durable`: atomic writes of files, which survive a loss of power. `_arrays`: saving
+   arrays with orbax (the extra `checkpoint`), shard by shard, and restoring them with
+   the sharding that the caller requests.
+5. `_processes`: actions of several processes that succeed in all of them or in none.
+6. `_folder`: save, restore and resume. A checkpoint is written under a temporary name
+   and renamed once it is complete.
 
-A checkpoint is as secret as the data. `dpjax.ledger` keeps account of what runs have
+A checkpoint is as secret as the data. `dpjax.ledger` accounts for what runs have
 released.
 """
 

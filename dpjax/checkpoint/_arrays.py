@@ -1,9 +1,10 @@
-"""A tree of arrays on a disk, by orbax: each array in pieces, as it is cut.
+"""Saving and restoring a pytree of arrays with orbax, shard by shard.
 
-What is handed to orbax is a flat dictionary by number, so that it need not know of the
-classes that a tree is made of, nor of typed keys. Of several processes each writes its
-own pieces of an array that lies on all of them. What each has for itself, as the count
-of steps, is the same in all, and the first writes it.
+Orbax receives a flat dictionary from leaf numbers to arrays, so that orbax need not
+know the classes of the pytree, nor typed keys. With several processes, each process
+writes its own shards of an array that is sharded over all of them. An array that each
+process holds for itself, such as the count of steps, is equal in all processes, and the
+first process writes it.
 """
 
 import pathlib
@@ -16,22 +17,23 @@ from dpjax.checkpoint._run import is_saved, raw_data, restore_leaf, spans_proces
 
 
 def write_arrays(path: pathlib.Path, tree: Any) -> None:
-    """All leaves that are numbers; the folder is there once all of it is."""
+    """Write all numeric leaves; the folder appears only once every leaf is written."""
     leaves = jax.tree.leaves(tree)
     kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
     ocp = _orbax()
     try:
         with _checkpointer(ocp) as writer:
             writer.save(path, args=ocp.args.StandardSave(kept))
-    except Exception as error:  # of many kinds, and groups of them
+    # Orbax raises exceptions of many types, and exception groups.
+    except Exception as error:
         raise OSError(f"the arrays were not written to {path}: {error}") from error
 
 
 def read_arrays(path: pathlib.Path, like: Any) -> Any:
-    """The arrays, where those of like lie.
+    """Read the arrays at `path`, with the structure and sharding of the tree `like`.
 
     Raises:
-      ValueError: they are missing or damaged.
+      ValueError: the arrays are missing or damaged.
     """
     leaves, structure = jax.tree.flatten(like)
     wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _nonempty(x)}
@@ -39,9 +41,10 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
     try:
         with _checkpointer(ocp) as reader:
             found = reader.restore(path, args=ocp.args.StandardRestore(wanted))
-    except Exception as error:  # of many kinds
+    # Orbax raises exceptions of many types for a damaged checkpoint.
+    except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise  # a disk that fails is not a checkpoint that is damaged
+            raise  # a failing disk does not mean that the checkpoint is damaged
         raise ValueError(
             f"the checkpoint {path.parent} is damaged: its arrays cannot be read: "
             f"{error}"
@@ -53,7 +56,10 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
 
 
 def _checkpointer(ocp: Any) -> Any:
-    """One that waits for other processes for some minutes, and not for ever."""
+    """An orbax checkpointer that waits some minutes for other processes, not for ever.
+
+    Given the set of active processes, orbax synchronises them with a timeout.
+    """
     several = jax.process_count() > 1
     options = ocp.options.MultiprocessingOptions(
         active_processes=set(range(jax.process_count())) if several else None
@@ -63,19 +69,24 @@ def _checkpointer(ocp: Any) -> Any:
 
 
 def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
-    """An array as orbax takes it: of all processes, or NumPy's and the same in each."""
+    """The leaf as orbax accepts it.
+
+    An array that spans several processes remains a `jax.Array`. An array that each
+    process holds for itself, equal in all, becomes a NumPy array. With one process,
+    every array is passed unchanged.
+    """
     as_array = raw_data(leaf)
     alone = jax.process_count() == 1 or spans_processes(as_array)
     return as_array if alone else np.asarray(as_array)
 
 
 def _nonempty(leaf: object) -> bool:
-    """Orbax keeps no arrays without entries, nor need it."""
+    """Whether a leaf is numeric and has entries: orbax does not save empty arrays."""
     return is_saved(leaf) and np.size(raw_data(leaf)) > 0
 
 
 def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
-    """Where an array is to lie: on the host, if it is not bound to devices."""
+    """The restore target of a leaf: its sharding, or the host if it is uncommitted."""
     as_array = _as_orbax_array(leaf)
     if isinstance(as_array, jax.Array) and leaf.committed:
         return jax.ShapeDtypeStruct(
@@ -85,7 +96,7 @@ def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
 
 
 def _orbax() -> Any:
-    """Orbax, which is imported when it is needed: an extra, and slow to import."""
+    """Import orbax only when it is needed: an optional package, slow to import."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:

@@ -1,23 +1,29 @@
-"""Files that are whole or not there, also after a loss of power."""
+"""Atomic file writes: after a loss of power, a file is complete or does not exist."""
 
 import os
 import pathlib
 
 
 def write(path: pathlib.Path, content: bytes) -> None:
-    """Write a file that none but its owner reads; whoever has it open keeps the old."""
+    """Atomically write a file that only its owner can read.
+
+    A process that has the old file open keeps reading the old content.
+    """
     new = path.with_name(f"{path.name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with open(os.open(new, flags, 0o600), "wb") as file:
         file.write(content)
         file.flush()
+        # The content must be on the disk before the name refers to it.
         os.fsync(file.fileno())
+    # The replacement is atomic: a reader finds the old content or the new.
     os.replace(new, path)
+    # The new name is on the disk only once its folder is.
     sync(path.parent)
 
 
 def sync(path: pathlib.Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file's content, or the names in a folder, are on the disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -1,4 +1,4 @@
-"""What must not change while a run goes on: its plan, and what its key draws."""
+"""The fingerprint of what must not change during a run: its plan and its draws."""
 
 import functools
 import hashlib
@@ -15,35 +15,42 @@ from dpjax._core.float64 import default_float
 from dpjax._core.typing import Key
 from dpjax._plan import Bounded, Plan
 
-# The draws of samplers and noise. Raise it where the same key gives others than before
-# and `_probe` may not see it: it looks at the first steps of a plan on one device.
+# The version of the draws of samplers and noise. Raise the version when the same key
+# gives other draws than before and `_probe` may not detect it: `_probe` looks only at
+# the first steps of a plan, on one device.
 DRAWS = 1
-# These follow from the others.
+# Fields of a plan that follow from its other fields.
 _DERIVED = ("epsilon", "solved_for")
-# As many signs tell two streams apart but for a chance of 2⁻¹²⁸ a step.
+# Signs for each of two leaves. Two different streams agree in all 128 signs of a step
+# with probability 2⁻¹²⁸.
 _SIGNS = 64
 
 
 def fingerprint(plan: Plan, key: Key) -> str:
-    """32 hexadecimal digits for what a run of this plan with this key rests on."""
+    """32 hexadecimal digits that identify a plan and the draws of a key under it.
+
+    The generator of the key counts, and its secret bits do not.
+    """
     found = {"plan": primary_fields(plan.to_dict()), "draws": describe_draws(plan, key)}
     return hashlib.sha256(canonical(found).encode()).hexdigest()[:32]
 
 
 def primary_fields(of_plan: dict[str, Any]) -> dict[str, Any]:
-    """What a plan's record holds but for what follows from it."""
+    """The fields of a plan's record, without those that follow from other fields."""
     return {name: x for name, x in of_plan.items() if name not in _DERIVED}
 
 
 def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
-    """What decides which batches and noise such a key draws, as plain values."""
+    """All that determines which batches and noise a key draws, as values for JSON."""
     generator = keys.generator_name(key)
+    # This setting of JAX changes the bits that a threefry key gives.
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
     return {
         "generator": generator,
         "jax_threefry_partitionable": bool(partitionable),
         "version": DRAWS,
-        # With what its draws may depend on besides.
+        # The last three arguments only extend the cache's key: the draws may depend on
+        # those settings as well.
         "of a public key": _probe(
             plan, generator, partitionable, default_float(), jax.default_backend()
         ),
@@ -52,10 +59,10 @@ def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _probe(plan: Plan, generator: str, *_: object) -> str:
-    """The digest of what a key that everybody knows draws in the first two steps.
+    """The digest of what a fixed, public key draws in the first two steps.
 
-    The batches, and the signs of the noise, which no rounding turns: the same on all
-    machines that draw the same.
+    The digest covers the batches and the signs of the noise. Rounding does not change a
+    sign, so that machines with the same draws have the same digest.
     """
     key = jax.random.key(0, impl=generator)
     steps = min(2, plan.num_steps)
@@ -78,7 +85,7 @@ def _probe(plan: Plan, generator: str, *_: object) -> str:
 
 
 def canonical(found: Any) -> str:
-    """JSON that is the same for the same values."""
+    """A canonical JSON text: equal values have equal texts."""
     return json.dumps(
         found,
         sort_keys=True,
@@ -89,7 +96,7 @@ def canonical(found: Any) -> str:
 
 
 def differences(kept: Any, given: Any, name: str = "") -> list[str]:
-    """What differs between two records, by name."""
+    """The names and values of the fields in which two records differ."""
     if isinstance(kept, dict) and isinstance(given, dict):
         return [
             line

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: one folder each, in the folder of the run.
+"""Checkpoints of a run: one folder for each checkpoint, in the folder of the run.
 
-The folder of step 7 is `7.unfinished` while it is written and while it is removed, and
-`7` only while it is whole. So `save` removes folders such as `7.unfinished`, and a
-folder `7` only if it is a checkpoint of this run; everything else stays.
+The folder of step 7 is named `7.unfinished` while `save` writes or removes it, and `7`
+only while it is complete. `save` removes folders such as `7.unfinished`, and removes a
+folder `7` only if that folder is a checkpoint of this run. `save` removes nothing else.
 """
 
 import os
@@ -38,35 +38,40 @@ Folder = str | os.PathLike[str]
 def save(
     folder: Folder, plan: Plan, run: Run, *, data: str = "", keep: int = 2
 ) -> None:
-    """Keep a run as it stands, so that nothing less than all of it is ever restored.
+    """Save a checkpoint of a run atomically: a partial checkpoint is never restored.
 
-    Of several processes all call it, and each writes its own pieces of the arrays.
+    With several processes, all of them call `save`, and each writes its own shards of
+    the arrays.
 
     Args:
-      folder: where this run's checkpoints are, and no other's: on a local or mounted
-        disk, the same for all processes. It is made for its owner alone.
-      plan: the run's.
-      run: what is kept, under the number of its step. Where that step is kept already
-        with the same bits, nothing is done, nor where a later one is kept: a run that
-        went back is compared when it gets there.
-      data: a name for the data set as it is now, such as a digest of it. It is compared
-        on restoring, and stays in the checkpoint.
-      keep: how many of the newest checkpoints stay, at least 1. An older one is of use
-        for going back alone, and holds the key. A folder that holds other names than
-        those of `save` is never removed, nor is an older checkpoint that is damaged.
+      folder: the folder for the checkpoints of this run and of no other run, on a local
+        or mounted disk that all processes share. `save` creates the folder with access
+        for its owner alone.
+      plan: the run's plan.
+      run: the run to save, under the number of its step. Nothing is written if the
+        folder has a checkpoint of that step with the same bits. Nothing is written
+        either if the folder has only a later step: a run that went back is compared
+        once it reaches the later step.
+      data: a name for the data set as it is now, such as its digest. The name is saved
+        in the checkpoint, and `restore` compares it.
+      keep: how many of the newest checkpoints to retain, at least 1. An older
+        checkpoint is of use only for going back, and holds the key. A folder that
+        contains names other than those that `save` writes is never removed, nor is an
+        older checkpoint that is damaged.
 
     Raises:
-      ValueError: the folder is of another run, or holds other bits for this step: the
-        run was resumed from before it and went another way. Or the folder's newest
-        checkpoint is damaged, or something that `save` did not write is where the
-        checkpoint would go. Or the arguments are of other types, or not the same in all
-        processes.
-      OSError: the disk is full, or the like. The checkpoints before stay what they are.
-        Where one process of several cannot write, the others raise it five minutes
-        later, when orbax has waited for it: start them all again.
+      ValueError: the folder belongs to another run, or holds other bits for this step:
+        the run was resumed from an earlier step and took another course. Or the
+        folder's newest checkpoint is damaged, or something that `save` did not write is
+        where the checkpoint would go. Or an argument has the wrong type, or differs
+        between processes.
+      OSError: the disk is full, or a similar failure. Earlier checkpoints remain
+        intact. If one of several processes cannot write, the others raise OSError five
+        minutes later, when orbax has timed out: restart all of them.
       ImportError: orbax is not installed.
 
-    Privacy: none. The files hold the key, the noise's memory, and sums without noise.
+    Privacy: none. The files hold the key, the state of correlated noise, and sums
+    without noise.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, tempfile
@@ -85,7 +90,9 @@ def save(
     folder = pathlib.Path(folder).absolute()
     name = digest(run.key)
     on_primary_process(lambda: _refuse_another(folder, plan, run, data, name))
+    # The record includes a digest of all arrays, which every process computes.
     found = make_record(plan, run, data)
+    # Each process has its own clock, so that the time is left out of the comparison.
     check_equal_across_processes(found | {"time": ""})
     if on_primary_process(lambda: _is_kept(folder, run.step, found["arrays"])):
         return
@@ -96,27 +103,28 @@ def save(
 def restore(
     folder: Folder, plan: Plan, like: Run, *, step: int | None = None, data: str = ""
 ) -> Run:
-    """A run as it was kept, bit for bit.
+    """Restore a run as it was saved, bit for bit.
 
     Args:
-      folder: the run's.
-      plan: the run's. It must be the same to the last digit: where it was solved for
-        something, `plan_of` has it.
-      like: a run of the same structure, as it begins, whose arrays lie as those that
-        are restored shall lie, on a mesh of any shape. Its leaves that are no numbers
-        are taken over.
-      step: which checkpoint; the newest if None. What was released since an older one
-        must be repeated exactly, or the noise has been used twice.
-      data: what `save` was given.
+      folder: the folder of the run's checkpoints.
+      plan: the run's plan, equal to the last digit. `plan_of` returns the plan from the
+        checkpoint, in case one of its numbers was found by a solver.
+      like: a run of the same structure at its beginning. The restored arrays have the
+        sharding of the arrays in `like`, on a mesh of any shape. Leaves that are not
+        numeric are taken from `like`.
+      step: the step of the checkpoint to restore; None for the newest. After restoring
+        an older checkpoint, everything released since must be repeated exactly;
+        otherwise the noise has been used twice.
+      data: the name of the data set that `save` was given.
 
     Returns:
-      The `Run`. Go on at `plan.batches(data, key=run.key, start=run.step)`.
+      The `Run`. Continue with `plan.batches(data, key=run.key, start=run.step)`.
 
     Raises:
-      ValueError: nothing is kept, or of another plan, another size of the data set,
-        other arrays, or with draws that differ here (another generator, or other
-        versions), and it says which; or the checkpoint is damaged, or its folder was
-        renamed.
+      ValueError: the folder holds no such checkpoint. Or the checkpoint has another
+        plan, another size of the data set, other arrays, or draws that differ in this
+        environment (another generator, or other versions); the message says which. Or
+        the checkpoint is damaged, or its folder was renamed.
       ImportError: orbax is not installed.
 
     Example:
@@ -140,6 +148,7 @@ def restore(
     found = everywhere(lambda: _read(folder, step))
     everywhere(lambda: refuse_another(folder, found, plan, like, data))
     restored = read_arrays(folder / str(step) / _ARRAYS, tree_of(like))
+    # The digest is of the values alone: it does not depend on the sharding.
     if set(told(digest(restored))) != {found["arrays"]}:
         raise ValueError(
             f"the checkpoint {folder / str(step)} is damaged: its arrays are not those "
@@ -151,24 +160,25 @@ def restore(
 def resume(
     folder: Folder, plan: Plan, run: Run, *, data: str = "", keep: int = 2
 ) -> Run:
-    """The newest checkpoint of a run, or its beginning, which is kept first.
+    """Restore the newest checkpoint of a run, or save a new run at its beginning.
 
-    So the key is on the disk before anything is drawn from it. Call it at the head of a
-    program that is started as often as it takes.
+    The key is thus on the disk before anything is drawn from it. Call `resume` at the
+    start of a program that may be restarted any number of times.
 
     Args:
       folder: as for `save`.
       plan: as for `restore`.
-      run: the run as it would begin, with a new key.
+      run: the run at its beginning, with a new key.
       data: as for `save`.
       keep: as for `save`.
 
     Returns:
-      What `restore` gives if the folder holds a checkpoint, or run.
+      The run that `restore` returns if the folder holds a checkpoint, and `run`
+      otherwise.
 
     Raises:
-      ValueError: as `restore` and `save`.
-      OSError: as `save`.
+      ValueError: as for `restore` and `save`.
+      OSError: as for `save`.
       ImportError: orbax is not installed.
 
     Example:
@@ -192,15 +202,15 @@ def resume(
 
 
 def steps(folder: Folder) -> tuple[int, ...]:
-    """The steps of which a folder holds a checkpoint, the newest last.
+    """The steps for which a folder holds a checkpoint, the newest last.
 
-    It looks at names alone: `restore` finds out whether a checkpoint is damaged.
+    `steps` reads names alone: `restore` finds out whether a checkpoint is damaged.
 
     Args:
-      folder: a run's; it need not exist.
+      folder: the folder of a run's checkpoints; the folder need not exist.
 
     Returns:
-      Numbers of steps that were done.
+      For each checkpoint, the number of steps that were done.
 
     Example:
       >>> steps("nothing/here")
@@ -212,13 +222,13 @@ def steps(folder: Folder) -> tuple[int, ...]:
 
 
 def plan_of(folder: Folder) -> Plan:
-    """The plan that a folder's run was begun with, to the last digit.
+    """The plan with which a folder's run was begun, to the last digit.
 
-    A noise multiplier that was solved for may have other last digits on another
+    A noise multiplier that was found by a solver may have other last digits on another
     machine.
 
     Args:
-      folder: the run's.
+      folder: the folder of the run's checkpoints.
 
     Returns:
       A `Plan`.
@@ -255,7 +265,7 @@ def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
 def _refuse_another(
     folder: pathlib.Path, plan: Plan, run: Run, data: str, key: str
 ) -> None:
-    """Refuse what is not the run that a folder is of, if it is of any."""
+    """Raise ValueError if a folder has checkpoints of another run, plan or data set."""
     kept = steps(folder)
     if not kept:
         return
@@ -269,10 +279,14 @@ def _refuse_another(
 
 
 def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
-    """Whether there is nothing to keep of a step, nor something else is kept of it."""
+    """Whether a step need not be saved.
+
+    Raises:
+      ValueError: the folder has a checkpoint of this step with other bits.
+    """
     kept = steps(folder)
     if step not in kept:
-        # On the way to what is kept, where it will be compared.
+        # A run that went back repeats steps up to a saved one, where it is compared.
         return bool(kept) and step < kept[-1]
     if _read(folder, step)["arrays"] != bits:
         raise ValueError(
@@ -285,7 +299,7 @@ def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
 
 
 def _choose_step(folder: pathlib.Path, step: int | None) -> int:
-    """This step, or the newest that is kept."""
+    """The given step, or the newest step if None; ValueError without a checkpoint."""
     kept = steps(folder)
     if not kept or (step is not None and step not in kept):
         raise ValueError(
@@ -296,15 +310,16 @@ def _choose_step(folder: pathlib.Path, step: int | None) -> int:
 
 
 def _is_step(name: str) -> bool:
-    """Whether a name is a step as `save` writes it: digits, without a leading zero."""
+    """Whether a name is a step number as `save` writes it, without a leading zero."""
     return name.isdecimal() and name == str(int(name))
 
 
 def _write(folder: pathlib.Path, step: int, tree: Any, found: dict[str, Any]) -> None:
-    """The arrays and the record, which become a checkpoint by one change of name."""
+    """Write arrays and record to a temporary folder, and rename it to a checkpoint."""
     target = _unfinished(folder, step)
     on_primary_process(lambda: _make_room(folder, step))
     write_arrays(target / _ARRAYS, tree)
+    # All arrays are on the disk before the record that makes them a checkpoint.
     everywhere(lambda: _durable.sync_all(target))
     on_primary_process(lambda: _finish(folder, step, found))
 
@@ -314,7 +329,12 @@ def _unfinished(folder: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def _make_room(folder: pathlib.Path, step: int) -> None:
-    """An empty folder in the run's, for their owner alone."""
+    """Create the run's folder and an empty temporary folder, accessible to the owner.
+
+    Raises:
+      ValueError: something that `save` did not write has one of the names.
+    """
+    # The files hold the run's key: mode 0700 excludes other users.
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _durable.sync(folder.parent)
     target = _unfinished(folder, step)
@@ -325,32 +345,35 @@ def _make_room(folder: pathlib.Path, step: int) -> None:
                 "and was not written by save. Move it elsewhere."
             )
     if target.exists():
-        shutil.rmtree(target)  # of a process that was killed meanwhile
+        shutil.rmtree(target)  # left by a process that was killed while it wrote
     os.makedirs(target, mode=0o700)
 
 
 def _is_ours(path: pathlib.Path) -> bool:
     """Whether a folder holds nothing but names that `save` and orbax give."""
+    # `save` makes folders and never symbolic links to folders.
     if path.is_symlink() or not path.is_dir():
         return False
     return all(
         x.name in (_ARRAYS, _RECORD, f"{_RECORD}.new")
-        # The name of arrays that orbax has not finished.
+        # The temporary name of arrays that orbax has not finished writing.
         or x.name.startswith(f"{_ARRAYS}.orbax-checkpoint-tmp")
         for x in path.iterdir()
     )
 
 
 def _finish(folder: pathlib.Path, step: int, found: dict[str, Any]) -> None:
-    """Write the record, and give the folder the name of a checkpoint."""
+    """Write the record, and rename the temporary folder to the checkpoint's name."""
     target = _unfinished(folder, step)
+    # The record is written last, and the rename is atomic: a folder with the name of a
+    # checkpoint is always complete.
     _durable.write(target / _RECORD, encode_record(found))
     os.rename(target, folder / str(step))
     _durable.sync(folder)
 
 
 def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
-    """Remove older checkpoints of the run, and what killed processes left."""
+    """Remove older checkpoints of the run, and folders that killed processes left."""
     for path in list(folder.glob(f"*{_UNFINISHED}")):
         if _is_step(path.stem) and _is_ours(path):
             shutil.rmtree(path)
@@ -358,14 +381,15 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
         path, target = folder / str(step), _unfinished(folder, step)
         if step in kept or os.path.lexists(target) or not _is_of(path, step, key):
             continue
+        # Renamed first: a partly removed folder never has the name of a checkpoint.
         os.rename(path, target)
         _durable.sync(folder)
         shutil.rmtree(target)
 
 
 def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
-    """Whether a folder is a checkpoint of this step and key, and nothing besides."""
+    """Whether a folder is an intact checkpoint of this step and key, and no more."""
     try:
         return _is_ours(path) and _read(path.parent, step)["key"] == key
-    except ValueError:  # it is damaged
+    except ValueError:  # the checkpoint is damaged, and is left for the user
         return False

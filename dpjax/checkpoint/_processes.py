@@ -1,8 +1,9 @@
-"""What several processes do as one: in all of them, or in none.
+"""Actions of several processes that succeed in all of them or fail in all of them.
 
-Each runs the same program and calls the same functions. What one alone may do, such as
-to write a record, the first does, and the others hear what came of it. What one of them
-refuses, all refuse, so that none waits for another that has gone.
+Every process runs the same program and calls the same functions. An action for a single
+process, such as writing a record, runs in the first process, and the other processes
+receive its result. If one process raises an exception, all processes raise one, so that
+no process waits for another that has stopped.
 """
 
 import hashlib
@@ -17,12 +18,17 @@ from jax.experimental import multihost_utils
 from dpjax.checkpoint._fingerprint import canonical
 
 T = TypeVar("T")
-# What is raised elsewhere as what it was; the last stands for all others.
+# Exception types that other processes raise again with the same type. An exception of
+# any other type is raised there as the last type.
 _KINDS = (ValueError, OSError, ImportError, RuntimeError)
 
 
 def everywhere(do: Callable[[], T]) -> T:
-    """What it gives here, if it fails nowhere. The processes do not meet within it."""
+    """The result of `do` in this process, if `do` fails in no process.
+
+    `do` must not communicate with other processes. If `do` fails in this process, its
+    own exception is raised; otherwise that of the first process where `do` failed.
+    """
     if jax.process_count() == 1:
         return do()
     found, failed = None, None
@@ -41,25 +47,32 @@ def everywhere(do: Callable[[], T]) -> T:
 
 
 def _number(error: Exception) -> int:
-    """Of its kind."""
+    """The index in `_KINDS` of the first type that the exception is an instance of."""
     of_these = [isinstance(error, kind) for kind in _KINDS[:-1]]
     return [*of_these, True].index(True)
 
 
 def on_primary_process(do: Callable[[], T]) -> T:
-    """What it gives in the first process, which alone calls it: plain values."""
+    """The result of `do`, which the first process alone calls, in every process.
+
+    The result must consist of values that JSON can represent.
+    """
     if jax.process_count() == 1:
         return do()
     return told(everywhere(lambda: do() if jax.process_index() == 0 else None))[0]
 
 
 def told(what: Any) -> list[Any]:
-    """What each process says, in their order: plain values."""
+    """The values that the processes pass, gathered in the order of the processes.
+
+    The values must be such that JSON can represent them.
+    """
     if jax.process_count() == 1:
         return [what]
     text = np.frombuffer(json.dumps(what).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(text.size))
-    # By powers of two, so that few programs are compiled.
+    # Padded to a power of two: the gather is compiled once for each shape.
+    # The gather needs arrays of equal shape from all processes.
     padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)
     padded[: text.size] = text
     rows = multihost_utils.process_allgather(padded)
@@ -69,7 +82,8 @@ def told(what: Any) -> list[Any]:
 
 
 def check_equal_across_processes(found: dict[str, Any]) -> None:
-    """Refuse to be one run where the processes have different ones."""
+    """Raise ValueError if the named values differ between processes."""
+    # Digests of a fixed length: records may be long, and need only be compared.
     marks = {
         name: hashlib.sha256(canonical(x).encode()).hexdigest()
         for name, x in found.items()

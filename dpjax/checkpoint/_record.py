@@ -1,8 +1,8 @@
-"""What is written beside a checkpoint's arrays, and compared before they are read.
+"""The record beside a checkpoint's arrays, compared before the arrays are read.
 
-A record ends with its digest, which covers all other values in it, the digest of the
-arrays among them. It is computed without a key: it finds damage and mistakes, but not a
-change by somebody who recomputes it.
+A record ends with its digest, which covers all other values in the record, including
+the digest of the arrays. The digest is computed without a secret key: it detects damage
+and mistakes, but not a change by anyone who recomputes the digest.
 """
 
 import datetime
@@ -26,7 +26,7 @@ from dpjax.checkpoint._fingerprint import (
 from dpjax.checkpoint._run import Run, digest, leaf_type
 
 _FORMAT = 1
-# The values of a record and their types in JSON.
+# The fields of a record, and their types in JSON.
 _TYPES = {
     "format": int,
     "step": int,
@@ -44,7 +44,7 @@ _TYPES = {
 
 
 def make_record(plan: Plan, run: Run, data: str) -> dict[str, Any]:
-    """The record of a run as it stands, but for its digest."""
+    """The record of a run at its current step, without the record's own digest."""
     tree = tree_of(run)
     return {
         "format": _FORMAT,
@@ -62,27 +62,33 @@ def make_record(plan: Plan, run: Run, data: str) -> dict[str, Any]:
 
 
 def encode_record(found: dict[str, Any]) -> bytes:
-    """A record with its digest, as a file has it."""
+    """The content of a record's file: the record with its digest, as JSON."""
     sealed = found | {"digest": _digest(found)}
     return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _digest(found: dict[str, Any]) -> str:
-    """The SHA-256 of all values of a record but its digest."""
+    """The SHA-256 of all fields of a record except its digest."""
     others = {name: x for name, x in found.items() if name != "digest"}
     return hashlib.sha256(canonical(others).encode()).hexdigest()
 
 
 def decode_record(content: bytes, step: int, where: pathlib.Path) -> dict[str, Any]:
-    """Decode and verify the record of a step; `where` is its folder, for messages.
+    """Decode and verify the record of a step.
+
+    Args:
+      content: the content of the record's file.
+      step: the step that the record must be of.
+      where: the checkpoint's folder, for error messages.
 
     Raises:
-      ValueError: it is damaged, in another format, or of another step.
+      ValueError: the record is damaged, in another format, or of another step.
     """
     found: Any = None
     try:
         found = json.loads(content)
         wrong = _wrong(found, step)
+    # Deeply nested JSON, as a damaged file may hold, raises RecursionError.
     except (ValueError, RecursionError) as error:
         wrong = f"its record cannot be read: {error}"
     if wrong:
@@ -91,12 +97,13 @@ def decode_record(content: bytes, step: int, where: pathlib.Path) -> dict[str, A
 
 
 def _wrong(found: Any, step: int) -> str:
-    """Why something is not the record of a step; "" where it is."""
+    """The reason why a value is not a valid record of the step; "" if it is valid."""
     if not isinstance(found, dict):
         return f"its record is a {type(found).__name__}, not an object"
     if found.keys() != _TYPES.keys():
         return f"its record lacks or adds {sorted(found.keys() ^ _TYPES.keys())}"
     for name, expected in _TYPES.items():
+        # Compares types exactly: isinstance would accept a bool as an int.
         if type(found[name]) is not expected:
             return f"{name} in its record is {found[name]!r}"
     if found["digest"] != _digest(found):
@@ -105,12 +112,12 @@ def _wrong(found: Any, step: int) -> str:
         return f"its format is {found['format']}, and this version reads {_FORMAT}"
     if found["step"] != step:
         return f"its record is of step {found['step']}"
-    RunParameters.from_dict(found["plan"])
+    RunParameters.from_dict(found["plan"])  # raises ValueError for an invalid plan
     return ""
 
 
 def check(plan: Plan, run: Run) -> None:
-    """Refuse what is no run of the plan."""
+    """Raise ValueError unless `run` is a run of at most as many steps as `plan` has."""
     if not isinstance(plan, Plan):
         raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
     if not isinstance(run, Run):
@@ -123,12 +130,12 @@ def check(plan: Plan, run: Run) -> None:
 
 
 def tree_of(run: Run) -> dict[str, Any]:
-    """What has arrays."""
+    """The parts of a run that hold arrays, as one pytree."""
     return {"key": run.key, "params": run.params, "opt_state": run.opt_state}
 
 
 def _leaves(tree: Any) -> dict[str, str]:
-    """From the name of each leaf to its kind."""
+    """A dictionary from the number and path of each leaf to its dtype and shape."""
     paths, _ = jax.tree.flatten_with_path(tree)
     return {
         f"{i} {jax.tree_util.keystr(path)}": leaf_type(leaf)
@@ -139,7 +146,11 @@ def _leaves(tree: Any) -> dict[str, str]:
 def refuse_another(
     folder: pathlib.Path, kept: dict[str, Any], plan: Plan, run: Run, data: str
 ) -> None:
-    """Refuse to go on as another run."""
+    """Raise ValueError if a run differs from the one in the record `kept`.
+
+    The plan, the name of the data set, the structure of the arrays and the draws are
+    compared. `folder` is for error messages.
+    """
     here = {
         "plan": primary_fields(plan.to_dict()),
         "data": data,
@@ -150,9 +161,9 @@ def refuse_another(
         "data": kept["data"],
         "leaves": kept["leaves"],
     }
-    # As the record says it: what is a tuple here is a list there.
+    # A round trip through JSON turns tuples into lists, as in the record.
     found = differences(there, json.loads(json.dumps(here)))
-    if not found:  # and so there is something to draw by
+    if not found:  # the plans are equal, so that their draws can be compared
         found = differences(kept["draws"], describe_draws(plan, run.key), "draws")
     if found:
         more = f", and {len(found) - 8} more" if len(found) > 8 else ""

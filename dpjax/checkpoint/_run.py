@@ -1,4 +1,4 @@
-"""A run as it stands, its arrays by name, and the digest of their bits."""
+"""The state of a run, its arrays by name, and the digest of their bits."""
 
 import hashlib
 from typing import Any, NamedTuple, TypeGuard
@@ -15,14 +15,15 @@ _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
 class Run(NamedTuple):
-    """All that a private run goes on from. As secret as the data: it holds the key.
+    """The complete state of a private run, as secret as the data: it holds the key.
 
     Attributes:
-      key: the run's typed key, which batches and noise are drawn from.
+      key: the run's typed key, from which batches and noise are drawn.
       step: how many steps are done.
-      params: what is trained.
+      params: the parameters that are trained.
       opt_state: the state of the plan's optimizer.
-      released: what `dpjax.ledger` released of this run last; "" for nothing.
+      released: the digest of the parameters of this run that `dpjax.ledger` released
+        last; "" if none were released.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax
@@ -46,15 +47,16 @@ def digest(tree: Any) -> str:
     """The SHA-256 of a tree's bits: of names, dtypes, shapes and values of its leaves.
 
     Args:
-      tree: a pytree of arrays, keys and numbers. Of other leaves only the types count.
+      tree: a pytree of arrays, keys and numbers. For other leaves only the type counts.
 
     Returns:
-      64 hexadecimal digits, the same wherever and in whatever pieces the arrays lie.
-      Where an array lies on several processes, all of them must call it, and each holds
-      one array after the other as a whole.
+      64 hexadecimal digits, which do not depend on the devices or the sharding of the
+      arrays. If an array is sharded over several processes, all of them must call
+      `digest`, and each process holds one whole array at a time.
 
-    Privacy: none. The digest of private data tells whoever has a guess whether it is
-    right; that of released parameters tells nothing more than they do.
+    Privacy: none. The digest of private data lets anyone who has a guess check whether
+    the guess is right. The digest of released parameters reveals no more than the
+    parameters do.
 
     Example:
       >>> import jax.numpy as jnp
@@ -74,46 +76,47 @@ def digest(tree: Any) -> str:
 
 
 def is_saved(leaf: object) -> bool:
-    """Whether it is a number or an array, and not a function or a name."""
+    """Whether a leaf is a number or an array, and not, say, a function or a string."""
     return isinstance(leaf, _NUMBERS)
 
 
 def is_key(leaf: object) -> TypeGuard[jax.Array]:
-    """Whether it is a typed key, or an array of them."""
+    """Whether a leaf is a typed key, or an array of typed keys."""
     typed = isinstance(leaf, jax.Array)
     return typed and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def raw_data(leaf: Any) -> jax.Array | np.ndarray:
-    """A leaf as an array that every library knows."""
+    """A leaf as an array of an ordinary dtype: typed keys become their key data."""
     if is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
 
 
 def _gather_array(leaf: jax.Array | np.ndarray) -> np.ndarray:
-    """All of an array, also where other processes have parts of it."""
+    """The whole array in host memory, gathered if other processes hold parts of it."""
     if spans_processes(leaf) and not leaf.is_fully_replicated:
         return multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
 
 
 def spans_processes(leaf: object) -> TypeGuard[jax.Array]:
-    """Whether it is one array of several processes."""
+    """Whether a leaf is an array on the devices of several processes."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def leaf_type(leaf: Any) -> str:
-    """Dtype and shape, or the name of the type."""
+    """A leaf's dtype and shape, or the name of its type if it is not an array."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return type(leaf).__name__
 
 
 def restore_leaf(leaf: Any, found: np.ndarray | jax.Array) -> Any:
-    """What was kept, as a leaf of the kind that this one is."""
+    """The restored array `found` as a leaf of the same type as `leaf`."""
     if isinstance(leaf, jax.Array):
-        # What orbax has put on the devices is there already.
+        # Orbax restores a `jax.Array` with the requested sharding; a NumPy array still
+        # has to be transferred.
         there = leaf.sharding if leaf.committed else None
         put = found if isinstance(found, jax.Array) else jax.device_put(found, there)
         if is_key(leaf):
@@ -121,4 +124,5 @@ def restore_leaf(leaf: Any, found: np.ndarray | jax.Array) -> Any:
         return put
     if isinstance(leaf, np.ndarray):
         return np.asarray(found)
+    # A Python or NumPy scalar was saved as an array without axes.
     return type(leaf)(np.asarray(found)[()])

@@ -1,28 +1,30 @@
-"""An account of all that was released from one data set, which does not forget.
+"""An append-only account of all releases from one data set.
 
-**Idea.** What was released stays released: privacy is lost by all of it together, also
-by what was taken back, done twice or done by somebody else. So it is written down
-before it is used, in a file that is only ever added to. Each line holds the hash of the
-one before, so that none can be changed, taken out or moved unnoticed.
+**Idea.** A release cannot be undone. The total privacy loss is that of all releases
+together, including releases that were withdrawn, repeated or made by somebody else. A
+release is therefore recorded before it is used, in an append-only file. Each line holds
+the hash of the line before it, so that no line can be changed, removed or moved without
+detection.
 
-**What a chain cannot show**: that its last lines were cut off, or that somebody wrote
-all of it anew. Keep `Ledger.head` elsewhere, and say it when you `read`: what was
-there then is still there, or the ledger is refused. Nor can it show what was never
-written into it.
+**Limits of the hash chain.** The file alone cannot show that its last lines were cut
+off, or that the whole file was rewritten. Keep `Ledger.head` elsewhere, and pass it to
+`read`: the ledger is refused unless the line with that hash is still in the file. The
+chain cannot show releases that were never recorded.
 
-**One noise, one release.** A run has the name of its key. The same parameters after the
-same steps, as a run has them that was killed and has done its last steps again, are the
-same release. Others are not a further release but a broken one: the same noise has
-hidden two sums, and their difference has none. That is refused, or counted without
-bound.
+**One noise, one release.** A run is named after its key. The same parameters after the
+same steps are the same release, for example those of a run that was killed and then
+repeated its last steps. Other parameters after the same steps are no valid further
+release: the same noise has hidden two different sums, and their difference has no
+noise. Such a release is refused, or counted with infinite ε.
 
-Of several processes all call what writes; the first writes, and the others hear of it.
+With several processes, all of them call the functions that write. The first process
+writes, and the others receive the result.
 
-In the order of the data, a file each:
+The modules, in the order in which the data passes through them:
 
-1. `_chain`: lines of JSON and their hashes; how a line comes to be there whole.
-2. `_release`: what is written down of a run, and what is refused.
-3. `_total`: ε of all of it by composition, which holds where all plans were fixed
+1. `_chain`: lines of JSON with their hashes, and how a line is appended atomically.
+2. `_release`: the entries for releases, and the checks that refuse an entry.
+3. `_total`: the ε of all releases by composition, which holds if all plans were fixed
    before any output was seen.
 """
 

@@ -1,14 +1,15 @@
-"""Lines of JSON, each with the hash of the one before.
+"""A chain of JSON lines, each of which holds the hash of the line before it.
 
-A line is written twice: whole, to a file beside the ledger that appears at once
-(`*.next`), and then at the ledger's end; after that the first copy is removed. So a
-process that is killed in between leaves the whole line, and the next reader counts it
-as written. A crash therefore leaves one of these states, and all others are refused:
+A line is written twice: first atomically to a file beside the ledger (`*.next`), and
+then at the ledger's end. After that, `*.next` is removed. A process that is killed
+between the two writes therefore leaves the complete line in `*.next`, and the next
+reader counts that line as written. A crash leaves one of the following states, and any
+other state is refused:
 
-- there is no `*.next`, and the ledger ends with a whole line or is empty;
-- `*.next` is one whole line, and the ledger ends with that line;
-- `*.next` is one whole line that follows the ledger's last whole line, after which the
-  ledger has a part of it or nothing.
+- `*.next` does not exist, and the ledger is empty or ends with a complete line;
+- `*.next` is one complete line, and the ledger ends with the same line;
+- `*.next` is one complete line that follows the ledger's last complete line, and the
+  ledger has a part of `*.next`, or nothing, after its last complete line.
 """
 
 import contextlib
@@ -24,22 +25,22 @@ from dpjax.checkpoint._fingerprint import canonical
 
 try:
     import fcntl
-except (
-    ImportError
-):  # where there is none, one process at a time is the user's to see to
+except ImportError:
+    # On systems without fcntl there is no lock: the user must make sure that only one
+    # process at a time uses a ledger.
     fcntl = None
 
 Line = dict[str, Any]
-# What stands before the first line.
+# The hash that the first line holds in place of the hash of a line before it.
 NOTHING = "0" * 64
 
 
 def read(path: pathlib.Path) -> list[Line]:
-    """All lines of a chain that is whole; none of a file that is not there.
+    """Read and verify all lines of a chain; a file that does not exist has no lines.
 
     Raises:
-      ValueError: a line was changed, taken out, put in or moved, or the files are not
-        as a completed or an interrupted write leaves them.
+      ValueError: a line was changed, removed, inserted or moved, or the files are in a
+        state that neither a completed nor an interrupted write leaves.
     """
     _refuse_missing(path)
     if not path.exists():
@@ -49,9 +50,14 @@ def read(path: pathlib.Path) -> list[Line]:
 
 
 def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> None:
-    """Add the line that follows from those before, if any does.
+    """Append a line that depends on the lines before it.
 
-    When it returns, the line is on the disk.
+    When `append` returns, the line is on the disk.
+
+    Args:
+      path: the ledger's file.
+      make: a function from the lines so far to the new line, or to None for no line.
+        The file is locked while `make` runs.
     """
     _refuse_missing(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -59,7 +65,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
         whole = _split_lines(path, opened)
         lines = _verify_line(path, whole)
         if _next(path).exists():
-            _finish(path, opened)  # what a process that was killed had begun
+            _finish(path, opened)  # completes the write of a process that was killed
         line = make(lines)
         if line is None:
             return
@@ -83,8 +89,9 @@ def _content(opened: int) -> bytes:
 
 
 def _refuse_missing(path: pathlib.Path) -> None:
-    """Refuse a line that was begun for a ledger that is no longer there."""
-    # In this order: a ledger is there before any line of it is begun.
+    """Raise ValueError if `*.next` exists and the ledger itself does not."""
+    # `*.next` is tested first. The ledger is created before any line is begun, so that
+    # another process at work cannot cause an error here.
     if _next(path).exists() and not path.exists():
         raise ValueError(
             f"{path} is missing, but a line was begun for it ({_next(path)}): the "
@@ -93,8 +100,13 @@ def _refuse_missing(path: pathlib.Path) -> None:
 
 
 def _split_lines(path: pathlib.Path, opened: int) -> bytes:
-    """The whole lines and an interrupted one; see the head of this file."""
+    """The complete lines of the ledger, followed by the line of an interrupted write.
+
+    Raises:
+      ValueError: the files are in a state that the module's docstring does not list.
+    """
     content = _content(opened)
+    # Every complete line ends with a newline; the rest is a partial line.
     whole = content[: content.rfind(b"\n") + 1]
     torn = content[len(whole) :]
     if not _next(path).exists():
@@ -111,9 +123,10 @@ def _split_lines(path: pathlib.Path, opened: int) -> bytes:
             f"{_next(path)} must be one whole line, as a write to {path} leaves it; it "
             "was cut or changed."
         )
+    # The append was completed, and only the removal of `*.next` is missing.
     if whole.endswith(begun) and not torn:
         return whole
-    # After a loss of power some file systems have zeros where bytes are missing.
+    # After a loss of power, some file systems fill unwritten bytes with zeros.
     if not begun.startswith(torn.rstrip(b"\0")) or len(torn) > len(begun):
         raise ValueError(
             f"{path} ends within a line that is not the one in {_next(path)}: it was "
@@ -123,14 +136,18 @@ def _split_lines(path: pathlib.Path, opened: int) -> bytes:
 
 
 def _finish(path: pathlib.Path, opened: int) -> None:
-    """Put the line that was begun at the end, in place of any part of it."""
+    """Append the line in `*.next`, in place of a partial copy, and remove `*.next`."""
     begun, content = _next(path).read_bytes(), _content(opened)
     whole = content[: content.rfind(b"\n") + 1]
+    # A process that was killed may already have appended the line in whole or in part.
     if not whole.endswith(begun):
         if whole != content:
             os.ftruncate(opened, len(whole))
+        # Closing the file object closes its descriptor. The duplicate leaves the locked
+        # descriptor open.
         with open(os.dup(opened), "ab") as file:
             file.write(begun)
+    # `*.next` is removed only after the ledger's copy is on the disk.
     os.fsync(opened)
     _durable.sync(path.parent)
     _next(path).unlink()
@@ -142,6 +159,7 @@ def _verify_line(path: pathlib.Path, content: bytes) -> list[Line]:
         line: Line = {}
         try:
             line = json.loads(text)
+            # The text must be canonical: otherwise two texts could have one hash.
             changed = text != canonical(line).encode() or line["hash"] != _hash(line)
         except (ValueError, KeyError, TypeError, RecursionError):
             changed = True
@@ -159,11 +177,12 @@ def _verify_line(path: pathlib.Path, content: bytes) -> list[Line]:
 
 @contextlib.contextmanager
 def _open_locked(path: pathlib.Path, flags: int) -> Iterator[int]:
-    """The open file, for one process at a time, which the owner alone reads."""
+    """Open a file under an exclusive lock; only the owner can access a new file."""
+    # Readers lock as well: a reader must not see a line that is being written.
     opened = os.open(path, flags, 0o600)
     try:
         if fcntl is not None:
             fcntl.flock(opened, fcntl.LOCK_EX)
         yield opened
     finally:
-        os.close(opened)  # and with it the lock
+        os.close(opened)  # also releases the lock

@@ -1,4 +1,4 @@
-"""What is written down of a run before it is used, and what is refused."""
+"""The entries that a ledger records before a release, and checks that refuse one."""
 
 import datetime
 import hashlib
@@ -22,11 +22,11 @@ Path = str | os.PathLike[str]
 
 
 def run_name(key: Key) -> str:
-    """A run's name in a ledger: 64 bits of a hash of its key.
+    """A run's name in a ledger: 64 bits of a hash of the run's key.
 
-    Runs with one key draw one noise, and so they are one run, whatever else they are.
-    Keys of `rbg` and `unsafe_rbg` with equal data draw the same noise in dpjax, and
-    have one name.
+    Runs with the same key draw the same noise, and therefore count as one run, even if
+    all else about them differs. Keys of `rbg` and `unsafe_rbg` with equal data draw the
+    same noise in dpjax, and have the same name.
 
     Args:
       key: the run's typed key.
@@ -37,8 +37,9 @@ def run_name(key: Key) -> str:
     Raises:
       ValueError: key is not a typed key.
 
-    Privacy: who has the name can tell whether a guess of the key is right, as who has
-    the released parameters can. A key of `dpjax.random_key` is not guessed.
+    Privacy: anyone who has the name can check whether a guess of the key is right. So
+    can anyone who has the released parameters. A key of `dpjax.random_key` is
+    infeasible to guess.
 
     Example:
       >>> import jax
@@ -47,36 +48,38 @@ def run_name(key: Key) -> str:
     """
     validate.typed_key("key", key)
     bits = np.asarray(jax.random.key_data(key)).tobytes()
+    # The generator is part of the name: other generators draw other noise.
     kind = f"dpjax run {keys.generator_name(key)} ".encode()
     return hashlib.sha256(kind + bits).hexdigest()[:16]
 
 
 def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
-    """Write down that a run's parameters are released, before they are.
+    """Record the release of a run's parameters, before the parameters are used.
 
-    Keep the run by `dpjax.checkpoint.save` first, so that it never has to be done
-    again, and release it again after it was resumed: the same parameters are the same
-    release.
+    Save the run by `dpjax.checkpoint.save` first, so that its steps never have to be
+    repeated. Call `release` again after resuming the run: the same parameters are the
+    same release, and add no entry.
 
     Args:
-      path: the ledger's file, one for all that is released from one data set. It is
-        made where it is not there.
-      plan: the run's.
-      run: its parameters after `run.step` steps, at least 1.
-      repeated: whether to write it down although its noise has hidden something else
-        that was released. The ledger's ε is infinite from then on.
+      path: the ledger's file, one for all releases from one data set. The file is
+        created if it does not exist.
+      plan: the run's plan.
+      run: the run whose parameters, after `run.step` steps, are released; `run.step` is
+        at least 1.
+      repeated: whether to record a release whose noise has already hidden something
+        else that was released. The ledger's ε is infinite from then on.
 
     Returns:
-      The run, which remembers that it was released. Use the parameters once you have
-      it.
+      The run, with the digest of the released parameters in `released`. Use the
+      parameters only after `release` has returned.
 
     Raises:
-      ValueError: the run's key has released something else for these steps, or went on
-        from there with another plan, other data or other draws; or the ledger is of
-        another adjacency or unit, or damaged.
-      OSError: it could not be written: then nothing is released.
+      ValueError: the run's key has released other parameters for these steps, or the
+        run continued from there with another plan, other data or other draws; or the
+        ledger has another adjacency or unit, or is damaged.
+      OSError: the entry could not be written: then nothing is released.
 
-    Privacy: the line holds a digest of the parameters, the plan, and `run_name`.
+    Privacy: the entry holds a digest of the parameters, the plan, and `run_name`.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, pathlib, tempfile
@@ -110,7 +113,9 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
         if any(
             (x["plan"], x["stop"], x["released"]) == (of_plan, step, found) for x in own
         ):
-            return None
+            return None  # the same release again
+        # Checked while the ledger is locked: no other process can add an entry between
+        # the check and the new line.
         wrong = _find_conflict(own, of_plan, step, run.released)
         if wrong and not repeated:
             raise ValueError(
@@ -118,6 +123,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
                 f"sums, whose difference has none (line {len(lines) + 1} of {path})."
             )
         _check_same_adjacency(lines, plan.adjacency, plan.unit)
+        # Only the first entry of a plan holds the whole plan; later ones refer to it.
         known = any(x.get("plan") == of_plan for x in lines)
         return {
             "what": "release",
@@ -139,20 +145,21 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 
 
 def end(path: Path, key: Key, why: str) -> None:
-    """Write down that a run ended early, for a reason that is no part of it.
+    """Record that a run ended early, for a reason independent of the run's results.
 
-    A run counts with its whole plan from its first line on, since who stops where the
-    results look good has used them. After this line it counts with the steps it took.
+    From its first entry on, a run counts with all steps of its plan, since stopping
+    when results look good makes the stopping step depend on the results. After the
+    entry of `end`, the run counts with the steps that it has released.
 
     Args:
       path: the ledger's file.
-      key: the run's.
-      why: such as that the machine was taken away. Not that the results were good, nor
-        that they were bad.
+      key: the run's key.
+      why: the reason, such as that the machine was taken away. That the results were
+        good, or bad, is no valid reason.
 
     Raises:
-      ValueError: the ledger has no such run, or is damaged; why says nothing.
-      OSError: it could not be written.
+      ValueError: the ledger has no such run, or is damaged; why is blank.
+      OSError: the entry could not be written.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, pathlib, tempfile
@@ -192,20 +199,20 @@ def other(
     adjacency: Adjacency,
     unit: str = "example",
 ) -> None:
-    """Write down a release that no plan made: a statistic, or a solver's.
+    """Record a release without a plan, such as a statistic or the result of a solver.
 
     Args:
       path: the ledger's file.
-      what: what is released, in words.
-      epsilon: what it costs, at least 0.
-      delta: at this δ, in [0, 1).
-      adjacency: for these neighbours, the ledger's.
-      unit: and for this unit of privacy.
+      what: a description of the release, in words.
+      epsilon: the ε of the release, at least 0.
+      delta: the δ for which epsilon holds, in [0, 1).
+      adjacency: the adjacency for which epsilon holds, equal to the ledger's.
+      unit: the unit of privacy for which epsilon holds, equal to the ledger's.
 
     Raises:
-      ValueError: a number is out of range; what says nothing; the ledger is of another
-        adjacency or unit, or damaged.
-      OSError: it could not be written: then nothing is released.
+      ValueError: a number is out of range; what is blank; the ledger has another
+        adjacency or unit, or is damaged.
+      OSError: the entry could not be written: then nothing is released.
 
     Example:
       >>> import dpjax, pathlib, tempfile
@@ -240,9 +247,17 @@ def other(
 
 
 def _find_conflict(own: list[Line], of_plan: str, step: int, before: str) -> str:
-    """Why a run is not what its key has released so far, one step further."""
+    """The reason why a run does not continue its key's last release; "" if it does.
+
+    Args:
+      own: the ledger's release entries of the run's key.
+      of_plan: the fingerprint of the run's plan and draws.
+      step: how many steps the run has done.
+      before: the digest of the parameters that the run released last.
+    """
     if not own:
         return ""
+    # Each release was compared with the one before it, so that the last one suffices.
     last = own[-1]
     if last["plan"] != of_plan:
         return "its key is that of a run with another plan, or with other draws"
@@ -261,7 +276,10 @@ def _find_conflict(own: list[Line], of_plan: str, step: int, before: str) -> str
 
 
 def _check_same_adjacency(lines: list[Line], adjacency: Adjacency, unit: str) -> None:
-    """Refuse to add up what compares other data sets."""
+    """Raise ValueError if a ledger's entries have another adjacency or unit.
+
+    Costs for different neighbouring relations do not compose.
+    """
     given = adjacency.name, unit
     for line in lines:
         if line["what"] != "end" and (line["adjacency"], line["unit"]) != given:

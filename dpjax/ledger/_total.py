@@ -1,4 +1,4 @@
-"""What all releases of a ledger cost together."""
+"""The total ε of all releases in a ledger."""
 
 import dataclasses
 import math
@@ -23,17 +23,18 @@ class Entry(NamedTuple):
 
     Attributes:
       what: "release", "end" or "other".
-      run: the run's name, "" where there is none.
-      start: the steps that were released before.
-      stop: the steps that are released now.
-      epsilon: what the run's whole plan costs, or the other release; inf without bound.
-      delta: at this δ.
+      run: the run's name; "" for a release without a run.
+      start: how many steps of the run were released before.
+      stop: how many steps of the run are released now.
+      epsilon: the ε of the run's whole plan, or of the other release; inf if there is
+        no bound.
+      delta: the δ for which epsilon holds.
       repeated: whether the run's noise has hidden something else as well.
       words: what was released, or why the run ended.
       released: the digest of the parameters.
       plan: the fingerprint of the plan and its draws.
-      time: when it was written, UTC.
-      hash: of the line, and so of all before.
+      time: when the line was written, UTC.
+      hash: the hash of the line, which covers all lines before it.
     """
 
     what: str
@@ -51,7 +52,7 @@ class Entry(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What is counted of one run: so many steps of a plan."""
+    """The cost of one run: a plan, and the number of its steps that are counted."""
 
     plan: Plan
     num_steps: int
@@ -59,12 +60,12 @@ class Cost(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """A ledger as it was read, and verified.
+    """A ledger that was read from its file and verified.
 
     Attributes:
-      entries: its lines.
-      plans: from a fingerprint to the plan.
-      head: the hash of the last line, which stands for all of them. Keep it elsewhere.
+      entries: the ledger's lines.
+      plans: a dictionary from fingerprints to plans.
+      head: the hash of the last line, which covers all lines. Keep the head elsewhere.
     """
 
     entries: tuple[Entry, ...]
@@ -72,7 +73,7 @@ class Ledger:
     head: str
 
     def runs(self) -> dict[str, Cost]:
-        """What is counted of each run: its whole plan, or its steps if it ended."""
+        """The cost of each run: of its whole plan, or of its steps if the run ended."""
         found: dict[str, Cost] = {}
         for entry in self.entries:
             if entry.what == "release":
@@ -83,37 +84,40 @@ class Ledger:
         return found
 
     def epsilon(self, delta: float) -> float:
-        """ε of all releases together, if all plans were fixed before any release.
+        """The ε of all releases together, if all plans were fixed before any release.
 
         Args:
           delta: δ, in (0, 1).
 
         Returns:
-          ε, rounded up: by privacy-loss distributions where the plans have them, and
-          for the rest by adding up, with equal parts of δ. Infinite where a noise was
-          used twice, or δ is less than what other releases take of it.
+          ε, rounded up. Runs whose plans have privacy-loss distributions are composed
+          by them; the remaining costs are added, with equal parts of δ. The result is
+          infinite if a noise was used twice, or if the δs of other releases exceed δ
+          or, where the ledger has runs, leave no part of δ for them.
 
         Raises:
           ValueError: delta is out of range.
 
-        Privacy: the bound holds where every run has a key of its own, and the plans of
-        all runs and the costs of all other releases were fixed before any output was
-        seen. It is not a privacy filter: it does not hold where a plan was chosen by
-        the outputs of earlier runs, even if the total stayed below a number that was
-        fixed before. There is a first run and two second plans, each with the same
-        total, where choosing between the plans by the first output nearly doubles δ at
-        that ε.
+        Privacy: the bound holds if every run has a key of its own, and the plans of all
+        runs and the costs of all other releases were fixed before any output was seen.
+        The bound is not a privacy filter: it does not hold if a plan was chosen by the
+        outputs of earlier runs, even if the total stayed below a number that was fixed
+        before. For some first run and two alternatives for the second plan, both with
+        the same total, choosing between the alternatives by the first output nearly
+        doubles δ at that ε.
 
-        Reference: Dwork and Roth (2014), Theorem 3.16, for adding up.
+        Reference: Dwork and Roth (2014), Theorem 3.16, for the addition of costs.
         """
         validate.open_unit("delta", delta)
         others = [x for x in self.entries if x.what == "other"]
+        # The difference of two sums under the same noise has no noise: no ε is finite.
         if any(x.repeated for x in self.entries):
             return math.inf
         # Dwork and Roth (2014), Theorem 3.16, https://doi.org/10.1561/0400000042:
-        # (Σ ε_i, Σ δ_i), where δ_i is what another release says, or an equal part of
-        # what is left of δ.
+        # (Σ ε_i, Σ δ_i), where δ_i is the recorded δ for a release without a plan, and
+        # an equal part of the remaining δ for each group of runs.
         total = _up(x.epsilon for x in others)
+        # Rounded down, as is each part below: the δs of all must not exceed delta.
         left = math.nextafter(delta - _up(x.delta for x in others), -math.inf)
         groups = self._groups()
         if not groups:
@@ -124,39 +128,46 @@ class Ledger:
         return _up([total, *(float(group.epsilon(part)) for group in groups)])
 
     def _groups(self) -> list[Profile]:
-        """The runs, those that compose by their privacy-loss distributions as one."""
+        """The privacy profiles to add up.
+
+        All runs that have privacy-loss distributions, or are μ-GDP, are composed into
+        one profile. Each of the other runs has a profile of its own.
+        """
         parts, rest = [], []
         for plan, num_steps in self.runs().values():
             profile = mechanism_of(plan).profile(plan.parameters(num_steps=num_steps))
             if isinstance(profile, pld.PLD):
                 parts.append(profile)
             elif profile.mu is not None:
+                # A μ-GDP run composes like one Gaussian mechanism of that μ.
                 parts.append(pld.gaussian(float(np.asarray(profile.mu))))
             else:
                 rest.append(profile)
+        # Privacy losses of independent mechanisms add: composition joins their steps.
         together = pld.PLD(tuple(step for part in parts for step in part.steps))
         return [*([together] if parts else []), *rest]
 
     def __str__(self) -> str:
-        """A line each."""
+        """The ledger's entries in words, one line for each."""
         return "\n".join(map(_line, self.entries))
 
 
 def read(path: str | os.PathLike[str], *, head: str | None = None) -> Ledger:
-    """A ledger, if nothing in it was changed.
+    """Read a ledger and verify that no line was changed.
 
     Args:
-      path: the ledger's file. One that is not there is empty.
-      head: `Ledger.head` as it was some time ago, kept elsewhere: its line must still
-        be there.
+      path: the ledger's file. A file that does not exist is an empty ledger.
+      head: `Ledger.head` from an earlier reading, kept elsewhere. The line with that
+        hash must still be in the file.
 
     Returns:
       A `Ledger`.
 
     Raises:
-      ValueError: a line was changed, taken out, put in or moved, or the file ends
-        within one; or no line has this head, so that the end was cut off or all of it
-        written anew. Without a head neither of these last two can be seen.
+      ValueError: a line was changed, removed, inserted or moved, or the file ends
+        within a line; or no line has the hash `head`, so that the file's end was cut
+        off or the whole file rewritten. Without `head`, a cut or a rewritten file
+        cannot be detected.
 
     Example:
       >>> read("nothing.jsonl").epsilon(1e-6)
@@ -194,14 +205,15 @@ def read(path: str | os.PathLike[str], *, head: str | None = None) -> Ledger:
 
 
 def _bound(epsilon: float | None) -> float:
+    # JSON has no infinity: the ledger stores null.
     return math.inf if epsilon is None else epsilon
 
 
 def _up(numbers: Iterable[float]) -> float:
-    """Their sum, rounded up."""
+    """The sum of non-negative numbers, rounded up."""
     total = 0.0
     for number in numbers:
-        # What is added exactly stays what it is.
+        # The first addition, to zero, is exact and needs no rounding.
         total = number if total == 0 else math.nextafter(total + number, math.inf)
     return total
 

@@ -1,15 +1,17 @@
-"""From the clipped sum to private updates: transformations of optax.
+"""Optax transformations from clipped sums to private updates.
 
-The entries are `dpjax.add_gaussian_noise`, `dpjax.noisy_mean`,
+The public functions are `dpjax.add_gaussian_noise`, `dpjax.noisy_mean`,
 `dpjax.correlated_noise`, `dpjax.tree_momentum` and the optimizers `dpjax.dp_sgd`,
 `dpjax.dp_adam`, `dpjax.dp_adamw` and `dpjax.dp_nsgd`.
 
-1. `_gaussian`: independent noise. `_correlated`: noise of any strategy.
-2. `tree`: the noise of a binary tree, and `_momentum`, which averages sums under it.
-3. `windows`: the noise of sums over sliding windows, and `reduced_momentum`, which
-   takes differences of gradients under it.
-4. `_limit`: the refusal of further steps. `_private_mean` and `_optimizers`: chains
-   that divide by the expected batch size.
+1. `_gaussian`: independent noise. `_correlated`: noise that is correlated across steps
+   by any strategy.
+2. `tree`: the noise of tree aggregation. `_momentum`: a momentum of the sums with that
+   noise.
+3. `windows`: private sums over sliding windows. `reduced_momentum`: a momentum of
+   differences of gradients, computed from such sums.
+4. `_limit`: the step limit, after which further steps are refused. `_private_mean` and
+   `_optimizers`: chains that divide by the expected batch size.
 """
 
 from dpjax.noise import reduced_momentum as reduced_momentum

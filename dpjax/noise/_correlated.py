@@ -1,4 +1,4 @@
-"""Noise that is correlated from step to step, for any optimizer behind it."""
+"""Noise that is correlated across steps, for any optimizer that follows it."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -21,13 +21,13 @@ Buffer = Literal["stored", "regenerate"]
 
 
 class CorrelatedNoiseState(NamedTuple):
-    """What the noise carries. It is as secret as the data: it holds noise, and its key.
+    """The state of `correlated_noise`. It holds the key: as secret as the data.
 
     Attributes:
-      step: steps done, i[].
-      memory: what the noise to come remembers, f[m, ...] a leaf, in float32 at least;
-        () where it remembers nothing, as for "regenerate".
-      key: the typed key that every step's draw is folded from.
+      step: how many steps are done, i[].
+      memory: the buffers from which later noise is computed, f[m, ...] for each leaf,
+        in float32 or wider; () if there are no buffers, as for "regenerate".
+      key: the typed key from which each step's key is folded.
       stddev: the noise standard deviation, which must not change during a run.
     """
 
@@ -47,48 +47,50 @@ def correlated_noise(
 ) -> optax.GradientTransformation:
     """Add to each step's sum the noise (C⁻¹z)_t, with z fresh Gaussian noise.
 
-    Later steps take back some of the noise of earlier ones, so that what an optimizer
-    adds up carries less of it. Whatever follows in the chain (momentum, Adam,
-    schedules) costs no privacy.
+    The noise of later steps cancels part of the noise of earlier steps. The sum of
+    updates that an optimizer accumulates therefore carries less noise. All that follows
+    in the chain (momentum, Adam, schedules) is post-processing and costs no privacy.
 
     Args:
-      strategy: C, as `dpjax.strategies` makes it.
+      strategy: the matrix C, as `dpjax.strategies` makes it.
       stddev: the standard deviation of z per coordinate, f[], in the units of the
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee is for; static.
-      key: one typed key, as `dpjax.random_key` makes. A stream of its own goes into
-        the state; a key serves one transformation and one run.
-      buffer: "stored" keeps `strategy.num_vectors` vectors (⌊log₂ T⌋ for a tree) and
-        draws one Gaussian a step; "regenerate", for strategies whose C⁻¹ is banded
-        (`geometric`, `banded_inverse`) and the tree, keeps none and draws those of
-        earlier steps again. The same key gives the same noise either way, up to
-        rounding. What is drawn again is what was drawn only if sums keep their dtypes
-        and, inside `jax.shard_map`, their pieces from step to step, which "regenerate"
-        relies on.
+      key: one typed key, as `dpjax.random_key` makes, for one transformation and one
+        run. The state holds a separate stream of this key.
+      buffer: "stored" retains `strategy.num_vectors` vectors (⌊log₂ T⌋ for a tree) and
+        draws one Gaussian vector a step. "regenerate" retains none and draws the
+        Gaussian vectors of earlier steps again. "regenerate" is for strategies whose
+        C⁻¹ is banded (`geometric`, `banded_inverse`) and for the tree. The same key
+        gives the same noise in both modes, up to rounding. "regenerate" relies on
+        drawing the same vectors again, which holds only if sums keep their dtypes and,
+        inside `jax.shard_map`, their sharding from step to step.
 
     Returns:
-      An optax transformation. Sums and noise are kept in float32 at least; the result
-      is cast to the incoming dtype. Past num_steps it refuses: a ValueError outside
-      jit, NaN updates inside. The same NaN answers a stddev that changes during the
-      run (under `optax.inject_hyperparams`), for which no guarantee holds.
+      An optax transformation. Sums and noise are computed in float32 or wider; the
+      result is cast to the incoming dtype. After num_steps steps a further step is
+      refused: with a ValueError outside jit, and with NaN updates inside jit. Updates
+      are NaN as well if stddev changes during the run (under
+      `optax.inject_hyperparams`), since no guarantee holds then.
 
     Raises:
-      ValueError: the strategy has more coefficients than num_steps, some that float32
-        does not hold, or is not to be regenerated; stddev is no such number; num_steps
-        is below 1 or traced; key is not a typed key; buffer is unknown; an update is
-        not real, or of another shape than the parameters; inside `jax.shard_map`,
-        check_vma is False.
+      ValueError: the strategy has more coefficients than num_steps, or coefficients
+        that float32 cannot represent, or does not support "regenerate"; stddev is out
+        of range; num_steps is below 1 or traced; key is not a typed key; buffer is
+        unknown; an update is not real, or its shape differs from the parameter's;
+        inside `jax.shard_map`, check_vma is False.
 
     Privacy: with sums of sensitivity C and stddev = σC, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, also when each sum
     depends on earlier results. The guarantee is for real arithmetic and ideal Gaussian
-    noise, and covers the results, not the state: who has the key can subtract it.
+    noise. The guarantee covers the results and not the state: anyone who has the key
+    can subtract the noise.
 
-    Leaves, masks, meshes and `jax.vmap` are as for `dpjax.add_gaussian_noise`; the
-    state lies where the parameters lie.
+    Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
+    The state has the sharding of the parameters.
 
-    Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, who show that
-    sums which depend on earlier releases are no worse.
+    Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, show that the
+    guarantee is no worse for sums that depend on earlier releases.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -108,6 +110,7 @@ def correlated_noise(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.typed_key("key", key)
     validate.one_of("buffer", buffer, ("stored", "regenerate"))
+    # The step counter is int32, and is at most num_steps + 1.
     if num_steps >= 2**31 - 1:
         raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
     make = (
@@ -116,6 +119,7 @@ def correlated_noise(
         else _correlating.recomputed_stream
     )
     recipe = make(check_strategy(strategy, num_steps), num_steps)
+    # Rounding up to float32 can only increase the noise.
     louder = round_up_float32("stddev", stddev)
 
     def init(params: Tree) -> CorrelatedNoiseState:
@@ -126,7 +130,8 @@ def correlated_noise(
             step=jnp.zeros((), jnp.int32),
             memory=jax.tree.map(room, params) if recipe.rows else (),
             key=stream(key, "correlated noise"),
-            # A copy: the original may be donated with the state around this one.
+            # A copy, since the caller may donate the buffers of the state, and the
+            # closure still needs the original.
             stddev=jnp.array(louder, jnp.float32, copy=True),
         )
 
@@ -135,18 +140,20 @@ def correlated_noise(
     ) -> tuple[Tree, CorrelatedNoiseState]:
         del params
         check_steps_left(state.step, num_steps)
+        # The minimum stops the counter at num_steps + 1: it never overflows.
         step = jnp.minimum(state.step, num_steps) + 1
         wide = widen(updates)
         if recipe.rows:
             jax.tree.map(_same_shape, wide, state.memory)
 
         def draw(step: jax.Array) -> Tree:
-            """z_t times stddev, from a key of the step's own."""
+            """The draw z_t times stddev, from a key into which the step is folded."""
             key = jax.random.fold_in(state.key, step)
             return gaussian_like(key, wide, state.stddev)
 
         noise, memory = recipe.noise(draw, step, state.memory)
         promised = (step <= num_steps) & (state.stddev == louder)
+        # Inside jit no exception can depend on a value: NaN noise refuses the step.
         refusal = jnp.where(promised, 0.0, jnp.nan)
         private = jax.tree.map(
             lambda u, w, n: (w + (n + refusal.astype(n.dtype))).astype(

@@ -18,27 +18,30 @@ from dpjax.noise._limit import limit_steps
 
 
 class AddGaussianNoiseState(NamedTuple):
-    """The key that the next step's noise comes from.
+    """The state of `add_gaussian_noise`: the key of the next step's noise.
 
     Attributes:
-      key: a typed key; each step replaces it. Who has it can remove the noise.
+      key: a typed key, replaced in each step. Anyone who has the key can remove the
+        noise.
     """
 
     key: Key
 
 
 def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
-    """Gaussian noise shaped like the tree, in float32 at least, a key for each leaf.
+    """Gaussian noise with the shapes of the tree's leaves, in float32 or wider.
 
-    The key must be of a stream of its own (`dpjax._core.keys.stream`). The standard
-    deviation is at least the one given: float32 rounds it up.
+    Each leaf has a key of its own, derived from the leaf's path. `key` must belong to a
+    stream for one consumer (`dpjax._core.keys.stream`). `stddev` is rounded up to
+    float32, so that the noise is never smaller than the noise asked for.
     """
     leaves, treedef = jax.tree.flatten(tree)
     scale = round_up_float32("stddev", stddev)
 
     def draw(key: Key, leaf: jax.Array) -> jax.Array:
         dtype = at_least_float32(leaf.dtype)
-        # Drawn in a wide dtype: a cast down comes after the sum, if at all.
+        # Drawn in float32 or wider: casting noise to a narrow dtype before the addition
+        # would change its distribution. A cast after the addition is post-processing.
         return normal_like(key, leaf, dtype) * jnp.asarray(scale, dtype)
 
     return treedef.unflatten(map(draw, leaf_keys(key, tree), leaves))
@@ -47,22 +50,23 @@ def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
 def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     """Noise of density proportional to exp(−‖z‖₂ / scale), one draw over all leaves.
 
-    Its direction is uniform and its norm, which all leaves share, has the distribution
-    Gamma(d, scale), d being the number of coordinates of the tree.
+    The noise has a uniform direction. Its norm over all leaves together has the
+    distribution Gamma(d, scale), where d is the number of coordinates of the tree.
 
     Args:
       key: one typed key.
-      tree: a pytree of real arrays, for its structure, shapes and dtypes.
+      tree: a pytree of real arrays, of which the structure, shapes and dtypes are used.
       scale: f[], at least 0; a sensitivity Δ over ε.
 
     Returns:
-      Noise shaped like the tree, in float32 at least.
+      Noise with the shapes of the tree's leaves, in float32 or wider.
 
     Raises:
       ValueError: scale is negative or not finite; key is not a typed key; a leaf is
         not real.
 
-    Privacy: adding it to a value of L2 sensitivity Δ is (Δ / scale)-DP, δ being 0.
+    Privacy: adding the noise to a value of L2 sensitivity Δ is (Δ / scale)-DP, with
+    δ = 0.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1.
 
@@ -77,12 +81,14 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     validate.typed_key("key", key)
     key = stream(key, "noise of gamma norm")
     direction_key, norm_key = jax.random.split(key)
+    # A standard Gaussian vector divided by its norm has a uniform direction.
     direction = gaussian_like(direction_key, widen(tree), 1.0)
     leaves = jax.tree.leaves(direction)
     dimension = sum(x.size for x in leaves)
     length = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
-    # Zhang et al. (2017), Algorithm 1, line 6, https://arxiv.org/abs/1703.09947: over a
-    # sphere of radius r, exp(−‖z‖ / scale) adds up to r^{d−1} e^{−r / scale}, a Gamma.
+    # Zhang et al. (2017), Algorithm 1, line 6, https://arxiv.org/abs/1703.09947: the
+    # integral of exp(−‖z‖ / scale) over the sphere of radius r is proportional to
+    # r^{d−1} e^{−r / scale}, the density of Gamma(d, scale).
     norm = jax.random.gamma(norm_key, jnp.asarray(dimension, length.dtype))
     factor = norm * round_up_float32("scale", scale) / length
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), direction)
@@ -91,32 +97,34 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
 def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransformation:
     """Add fresh Gaussian noise to every step's updates.
 
-    Put it right after the clipped sum, before anything that depends on the data.
+    Put this transformation directly after the clipped sum, before anything that depends
+    on the data.
 
     Args:
       stddev: the noise's standard deviation per coordinate, f[], in the units of the
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰;
-        may be traced. What runs is float32 and at least that.
-      key: one typed key, as `dpjax.random_key` makes. A stream of its own goes into
-        the state; a key serves one transformation and one run.
+        may be traced. The value used is stddev rounded up to float32.
+      key: one typed key, as `dpjax.random_key` makes, for one transformation and one
+        run. The state holds a separate stream of this key.
 
     Returns:
-      An optax transformation. It takes real updates of any dtypes; noise is drawn and
-      added in float32 at least and the result cast back to the update's dtype.
+      An optax transformation for real updates of any dtypes. Noise is drawn and added
+      in float32 or wider, and the result is cast back to the update's dtype.
 
     Raises:
-      ValueError: stddev is no such number; key is not a typed key; an update is not
-        real; inside `jax.shard_map`, check_vma is False.
+      ValueError: stddev is out of range; key is not a typed key; an update is not real;
+        inside `jax.shard_map`, check_vma is False.
 
     Privacy: a step whose incoming sum has L2 sensitivity s is (s / stddev)-GDP; steps
     compose by `accounting.gdp.compose`. The guarantee is for real arithmetic and ideal
-    Gaussian noise. The state holds the key and must be kept as secret as the data: who
-    has the key can subtract the noise.
+    Gaussian noise. The state holds the key and must be kept as secret as the data:
+    anyone who has the key can subtract the noise.
 
-    Leaves draw by their paths, so that parts of a tree (`optax.masked`,
-    `optax.partition`) share nothing under one key, and inside `jax.shard_map` so do the
-    pieces of a leaf, while what is the same on all devices gets the same noise. Under
-    `jax.vmap` members with one key share their noise: give each its own.
+    The key of a leaf's noise depends on the leaf's path. Parts of a tree
+    (`optax.masked`, `optax.partition`) therefore have independent noise under one key.
+    Inside `jax.shard_map`, the shards of a leaf have independent noise, and a
+    replicated leaf has the same noise on all devices. Under `jax.vmap`, members with
+    the same key have the same noise: give each member its own key.
 
     Reference: Abadi et al. (2016), Algorithm 1; Dong, Roth and Su (2022), Theorem 1.
 
@@ -144,6 +152,7 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     ) -> tuple[Tree, AddGaussianNoiseState]:
         del params
         wide = widen(updates)
+        # The current key is used once and dropped: no later state reveals this noise.
         following, current = jax.random.split(state.key)
         noise = gaussian_like(current, wide, scale)
         noisy = jax.tree.map(
@@ -162,22 +171,23 @@ def noisy_mean(
     key: Key,
     num_steps: int | None = None,
 ) -> optax.GradientTransformation:
-    """From the clipped sum to a private mean: what any optimizer of optax may follow.
+    """From the clipped sum to a private mean, as input for any optimizer of optax.
 
     Args:
       clip_norm: the bound C that the sum was clipped with, positive; or the function
-        that `clipped_grad` made, which knows it (then name clip_norm in static_args of
-        `optax.inject_hyperparams`).
+        that `clipped_grad` made, which holds the bound (then name clip_norm in
+        static_args of `optax.inject_hyperparams`).
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
-      num_steps: how many steps were accounted for, past which it refuses: a ValueError
-        outside jit, NaN updates inside. None for no end.
+      key: one typed key, as `dpjax.random_key` makes, for this transformation alone.
+      num_steps: how many steps were accounted for. A further step is refused: with a
+        ValueError outside jit, and with NaN updates inside jit. None for no limit.
 
     Returns:
-      An optax transformation: independent noise, then the division. Do not put it into
-      `optax.MultiSteps`, which divides the sum of k steps by k and leaves the noise as
-      it is: add up the sums of k parts of a batch, and then take one step.
+      An optax transformation: independent noise, then the division. Do not wrap the
+      transformation in `optax.MultiSteps`, which averages k steps and leaves the noise
+      of each unchanged. Instead, add the clipped sums of k parts of a batch, and then
+      take one step.
 
     Raises:
       ValueError: an argument is out of range.
@@ -213,7 +223,18 @@ def stddev_of_sum(
     noise_multiplier: ArrayLike,
     expected_batch_size: ArrayLike,
 ) -> ArrayLike:
-    """That of the noise on a clipped sum, for numbers that are in range."""
+    """The standard deviation of the noise on a clipped sum, after checks of ranges.
+
+    Args:
+      clip_norm: the bound C, or the function that `clipped_grad` made.
+      noise_multiplier: noise standard deviation over C.
+      expected_batch_size: only checked, to be a positive number.
+
+    Returns:
+      noise_multiplier times clip_norm, rounded up to float32.
+    """
+    # For neighbours that differ by one added or removed example, the sensitivity of the
+    # clipped sum is the clip norm. Other adjacencies have a factor in the accounting.
     if isinstance(clip_norm, ClippedGrad):
         clip_norm = clip_norm.sensitivity(Adjacency.ADD_REMOVE)
     numbers = {

@@ -1,4 +1,4 @@
-"""The end of a run: a mechanism that was accounted for so many steps takes no more."""
+"""The step limit: a mechanism refuses steps beyond those that were accounted for."""
 
 from typing import Any, NamedTuple
 
@@ -15,16 +15,16 @@ class LimitStepsState(NamedTuple):
     """The state of `limit_steps`.
 
     Attributes:
-      step: how many steps are done, i32[], and no more than one too many.
+      step: how many steps are done, i32[]. The count stops at one above the limit.
     """
 
     step: jax.Array
 
 
 def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransformation:
-    """Scale updates for so many steps, and then refuse.
+    """Scale updates by `scale` for at most `num_steps` steps.
 
-    A further step is a ValueError outside jit, and NaN updates inside.
+    A further step raises ValueError outside jit, and gives NaN updates inside jit.
     """
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     if num_steps >= 2**31 - 1:
@@ -43,7 +43,7 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
         del params
         check_steps_left(state.step, num_steps)
         step = jnp.minimum(state.step, num_steps) + 1
-        # One number is chosen, and not each of the updates.
+        # The selection is between two scalars, which is cheaper than between updates.
         factor = jnp.where(step <= num_steps, jnp.asarray(scale), jnp.nan)
         passed = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
         return passed, LimitStepsState(step)
@@ -52,7 +52,7 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
 
 
 def check_steps_left(count: jax.Array, num_steps: int) -> None:
-    """Raise once so many steps are done, where their count is known."""
+    """Raise ValueError if all steps are done. A traced count is not checked here."""
     if not isinstance(count, Tracer) and int(count) >= num_steps:
         raise ValueError(
             f"num_steps is {num_steps} and that many steps are done: a further step "

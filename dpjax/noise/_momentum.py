@@ -1,4 +1,4 @@
-"""Tree-aggregated momentum."""
+"""A private momentum of clipped sums, with the noise of tree aggregation."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -23,15 +23,16 @@ Buffer = Literal["stored", "regenerate"]
 
 
 class TreeMomentumState(NamedTuple):
-    """What the momentum carries. It is as secret as the data: it holds raw sums.
+    """The state of `tree_momentum`. It holds sums without noise: as secret as the data.
 
     Attributes:
-      step: steps done, i[].
-      momentum: Σ_i β^{t−i} g_i without noise, in float32 at least.
+      step: how many steps are done, i[].
+      momentum: Σ_i β^{t−i} g_i without noise, in float32 or wider.
       prefixes: prefix noises by level for buffer="stored", () for "regenerate".
-      key: the typed key that every node's noise is folded from.
-      decay: β as it runs, which must not change during a run.
-      stddev: the nodes' noise standard deviation, which must not change either.
+      key: the typed key from which the key of every node's noise is folded.
+      decay: β rounded down to float32, which must not change during a run.
+      stddev: the standard deviation of each node's noise, rounded up to float32, which
+        must not change during a run.
     """
 
     step: jax.Array
@@ -56,43 +57,46 @@ def tree_momentum(
 
         m̂_t = (1 − β) (Σ_{i<=t} β^{t−i} g_i + N_t),
 
-    where N_t is the noise of the O(log t) tree nodes that make up the steps 1..t. It
-    grows with log t, where noise added to every g_i would grow with 1 / (1 − β).
+    where N_t is the noise of the O(log t) tree nodes that together cover the steps
+    1..t. The noise grows with log t, whereas noise added to every g_i would grow with
+    1 / (1 − β).
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1); the paper's 1 − α.
       stddev: the noise standard deviation of a node per coordinate, f[], in the units
         of the incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee is for; static.
-      key: one typed key, as `dpjax.random_key` makes. A stream of its own goes into
-        the state; a key serves one transformation and one run.
-      buffer: "stored" keeps ⌊log₂ T⌋ + 1 vectors and draws one Gaussian a step;
-        "regenerate" keeps none and draws up to ⌊log₂ T⌋ + 1. The same key gives the
-        same noise either way, up to rounding.
+      key: one typed key, as `dpjax.random_key` makes, for one transformation and one
+        run. The state holds a separate stream of this key.
+      buffer: "stored" retains ⌊log₂ T⌋ + 1 vectors and draws one Gaussian vector a
+        step. "regenerate" retains none and draws up to ⌊log₂ T⌋ + 1 a step. The same
+        key gives the same noise in both modes, up to rounding.
 
     Returns:
-      An optax transformation. Sums and noise are kept in float32 at least; the result
-      is cast to the incoming dtype. Past num_steps it refuses: a ValueError outside
-      jit, NaN updates inside. The same NaN answers a decay or stddev that changes
-      during the run (under `optax.inject_hyperparams`), for which no guarantee holds.
+      An optax transformation. Sums and noise are computed in float32 or wider; the
+      result is cast to the incoming dtype. After num_steps steps a further step is
+      refused: with a ValueError outside jit, and with NaN updates inside jit. Updates
+      are NaN as well if decay or stddev changes during the run (under
+      `optax.inject_hyperparams`), since no guarantee holds then.
 
     Raises:
-      ValueError: decay is outside [0, 1); stddev is no such number; num_steps is below
-        1 or traced; key is not a typed key; buffer is unknown; an update is not real;
+      ValueError: decay is outside [0, 1); stddev is out of range; num_steps is below 1
+        or traced; key is not a typed key; buffer is unknown; an update is not real;
         inside `jax.shard_map`, check_vma is False.
 
     Privacy: with sums of sensitivity C and stddev = σC, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, also when each g_i depends on
-    earlier updates. What runs is float32: the state's decay, at most the one given, and
-    its stddev, at least the one given; μ grows with decay, so that it holds for both.
-    The guarantee is for real arithmetic and ideal Gaussian noise, and covers the
-    updates, not the state: who has the key can subtract the noise.
+    earlier updates. The state holds float32 values: a decay of at most the one given,
+    and a stddev of at least the one given. Since μ grows with decay, the guarantee
+    holds for these values too. The guarantee is for real arithmetic and ideal Gaussian
+    noise. The guarantee covers the updates and not the state: anyone who has the key
+    can subtract the noise.
 
-    Leaves, masks, meshes and `jax.vmap` are as for `dpjax.add_gaussian_noise`; the
-    state lies where the parameters lie.
+    Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
+    The state has the sharding of the parameters.
 
-    Reference: Tran and Cutkosky (2022), Algorithm 1, with noise drawn for left
-    children alone, the only nodes that any prefix uses.
+    Reference: Tran and Cutkosky (2022), Algorithm 1, with noise drawn only for left
+    children, since no prefix uses other nodes.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -114,6 +118,7 @@ def tree_momentum(
     validate.one_of("buffer", buffer, ("stored", "regenerate"))
     if num_steps >= 2**31 - 1:
         raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
+    # Both roundings are in the direction that does not increase μ.
     slower, louder = round_down_float32(decay), round_up_float32("stddev", stddev)
 
     def init(params: Tree) -> TreeMomentumState:
@@ -124,7 +129,8 @@ def tree_momentum(
             ),
             prefixes=empty_prefixes(params, num_steps) if buffer == "stored" else (),
             key=stream(key, "tree noise"),
-            # Copies: the originals may be donated with the state around this one.
+            # Copies, since the caller may donate the buffers of the state, and the
+            # closure still needs the originals.
             decay=jnp.array(slower, jnp.float32, copy=True),
             stddev=jnp.array(louder, jnp.float32, copy=True),
         )
@@ -134,6 +140,7 @@ def tree_momentum(
     ) -> tuple[Tree, TreeMomentumState]:
         del params
         check_steps_left(state.step, num_steps)
+        # The minimum stops the counter at num_steps + 1: it never overflows.
         step = jnp.minimum(state.step, num_steps) + 1
         beta, scale = state.decay, state.stddev
         promised = (step <= num_steps) & (beta == slower) & (scale == louder)
@@ -147,7 +154,8 @@ def tree_momentum(
         )
         # NOISE is the prefix noise N_t, and
         noise, prefixes = _prefix_noise(buffer, state, step, momentum, num_steps)
-        # m̂_t = (1 − β)(m_t + NOISE). A NaN factor makes the refusal as well.
+        # m̂_t = (1 − β)(m_t + NOISE). Inside jit no exception can depend on a value: a
+        # NaN factor refuses the step.
         factor = jnp.where(promised, 1.0 - beta, jnp.nan)
         private = jax.tree.map(
             lambda u, m, n: (factor.astype(m.dtype) * (m + n)).astype(
@@ -169,7 +177,10 @@ def _prefix_noise(
     tree: Tree,
     num_steps: int,
 ) -> tuple[Tree, Tree]:
-    """N_t shaped like the tree, two ways to the same draws, and what is stored."""
+    """The prefix noise N_t with the shapes of the tree, and the new stored prefixes.
+
+    Both buffer modes use the same draws. For "regenerate" nothing is stored: ().
+    """
     given = {"decay": state.decay, "stddev": state.stddev}
     if buffer == "stored":
         return stored_prefix_noise(state.key, step, state.prefixes, tree, **given)

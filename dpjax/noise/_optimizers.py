@@ -1,8 +1,8 @@
-"""Whole optimizers for optax users: chains on the clipped sum.
+"""Complete private optimizers for optax users: chains that take the clipped sum.
 
-Each takes the sum that `clipped_grad` returns, adds noise of standard deviation
-noise_multiplier · clip_norm, and only then divides by the *expected* batch size: the
-size of the batch at hand would give away who is in it.
+Each optimizer takes the sum that `clipped_grad` returns, adds noise of standard
+deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size.
+The actual batch size depends on which examples were sampled, and would leak that.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def dp_sgd(
         that `clipped_grad` made.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: as for `noisy_mean`: past it the run refuses.
       momentum: as in `optax.sgd`; it acts on the noisy mean.
       nesterov: as in `optax.sgd`.
@@ -91,7 +91,7 @@ def dp_adam(
         that `clipped_grad` made.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: as for `noisy_mean`: past it the run refuses.
       b1: as in `optax.adam`.
       b2: as in `optax.adam`.
@@ -142,7 +142,7 @@ def dp_adamw(
         that `clipped_grad` made.
       noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: as for `noisy_mean`: past it the run refuses.
       b1: as in `optax.adamw`.
       b2: as in `optax.adamw`.
@@ -156,7 +156,7 @@ def dp_adamw(
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: as for `dp_sgd`; what decays is private already.
+    Privacy: as for `dp_sgd`; the weights that decay are private already.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -188,9 +188,9 @@ def dp_nsgd(
     buffer: Buffer = "stored",
     strategy: Strategy | None = None,
 ) -> optax.GradientTransformation:
-    """Private normalised SGD with momentum of correlated noise, on the clipped sum.
+    """Private normalised SGD on the clipped sum, with momentum and correlated noise.
 
-    Every step has length learning_rate, in the direction of the private momentum.
+    Every update has norm learning_rate and points against the private momentum.
 
     Args:
       learning_rate: the step length, a number or a schedule.
@@ -199,12 +199,12 @@ def dp_nsgd(
       noise_multiplier: the noise standard deviation of a tree's node, or of the
         strategy's draws, over C, at least 0.
       expected_batch_size: a positive constant that does not depend on the data.
-      key: one typed key, as `dpjax.random_key` makes, for this alone.
+      key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       decay: the momentum coefficient β, in [0, 1).
       num_steps: T, the number of steps that the guarantee is for; static.
-      buffer: see `tree_momentum`, or `correlated_noise`.
-      strategy: how the noise is correlated, as `dpjax.strategies` makes it; None for
-        the tree.
+      buffer: as for `tree_momentum`, or for `correlated_noise` with a strategy.
+      strategy: the strategy that correlates the noise, as `dpjax.strategies` makes it;
+        None for `tree_momentum`.
 
     Returns:
       An optax transformation from the clipped sum to updates.
@@ -214,7 +214,7 @@ def dp_nsgd(
 
     Privacy: the whole run is μ-GDP for μ = `accounting.tree.momentum_mu(
     noise_multiplier, ...)`, or `accounting.correlated.mu(strategy, noise_multiplier,
-    ...)`. Past num_steps it refuses.
+    ...)`. A step after num_steps is refused.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1.
 
@@ -235,6 +235,7 @@ def dp_nsgd(
         validate.decay("decay", decay)
         momentum = optax.chain(
             correlated_noise(strategy, stddev, **given),
+            # Normalisation cancels any scale, so that the bias needs no correction.
             cast_updates_to_float32(optax.ema(decay, debias=False)),
         )
     return optax.chain(

@@ -1,4 +1,4 @@
-"""Any optimizer of optax, on private means of clipped sums."""
+"""Chains of a private mean of clipped sums and any optimizer of optax."""
 
 import optax
 
@@ -17,7 +17,7 @@ def chain_on_noisy_mean(
     key: Key,
     num_steps: int | None,
 ) -> optax.GradientTransformation:
-    """The inner optimizer on the private mean."""
+    """An optax chain: the private mean of `noisy_mean`, then the inner optimizer."""
     mean = noisy_mean(
         clip_norm=clip_norm,
         noise_multiplier=noise_multiplier,
@@ -31,10 +31,11 @@ def chain_on_noisy_mean(
 def cast_updates_to_float32(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """The inner optimizer in float32 at least, as the sums are.
+    """The inner optimizer with parameters and updates cast to float32 or wider.
 
-    Its moments would otherwise begin in bfloat16 and go on in float32. On a mesh they
-    lie where their parameters lie.
+    Without the cast, the moments of bfloat16 parameters would begin in bfloat16 and
+    change to float32 at the first step. On a mesh, the moments have the sharding of
+    their parameters.
     """
 
     def init(params: optax.Params) -> optax.OptState:

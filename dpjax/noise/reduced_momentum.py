@@ -1,26 +1,29 @@
-"""Momentum of reduced sensitivity: changes between epochs in place of gradients.
+"""Momentum with reduced sensitivity: changes between epochs in place of gradients.
 
-A step's sum of gradients is that at the epoch's anchor (the iterate that the epoch
-began with) plus the drift since. With the same batches in every epoch, the weighted sum
-G of a window of n anchor terms changes from epoch to epoch by the window sum Δ of
-changes of anchor terms, so that for any γ
+A step's sum of gradients is the sum at the epoch's anchor (the iterate at which the
+epoch began) plus the drift since the anchor. If every epoch has the same batches, the
+weighted sum G of a window of n anchor terms changes from epoch to epoch by the window
+sum Δ of changes of anchor terms. Therefore, for any γ,
 
     G_{[t−n+1, t]} = (1 − γ)(Δ_{[t−n+1, t]} + G_{[t−2n+1, t−n]}) + γ G_{[t−n+1, t]}.
 
-The estimates P_t of that window and M_t of all anchor terms follow the recursion
+The estimate P_t of that window sum, and the estimate M_t of the sum of all anchor
+terms, follow the recursion
 
     P_t = (1 − γ) P_{t−n} + Ĥ_{[t−n+1, t]},    M_t = β^n M_{t−n} + P_t,
     m̂_t = (1 − β)(M_t + r̂_{[1, t]}),
 
-Ĥ being a private window sum of h_i = (1 − γ) δ_i + γ g_i, and r̂ a private prefix sum
-of drifts. While there is no earlier window, for t < 2n, P_t = Ĝ is a private sum of the
-anchor terms g_i themselves. Unrolled, this is the reconstruction of Tran and Cutkosky
-(2022), Algorithm 4: O(log n) node reads a step here, O(t/n log n) there.
+where Ĥ is a private window sum of h_i = (1 − γ) δ_i + γ g_i, δ_i is the change of the
+anchor term g_i since the epoch before, and r̂ is a private prefix sum of drifts. For
+t < 2n there is no earlier window, and P_t = Ĝ is a private sum of the anchor terms g_i
+themselves. Unrolled, the recursion is the reconstruction of Tran and Cutkosky (2022),
+Algorithm 4. The recursion takes O(log n) node reads a step, and that algorithm
+O(t/n log n).
 
-One tree for h in place of a tree for δ and one for g loses nothing. Two trees with
-sensitivities a and b and noise variances x and y cost a²/x + b²/y and add x + y to
-every estimate. At best that is (a + b)² for a product of the two, which one tree for
-the sum has as well.
+One tree for h is as good as one tree for δ and another for g. Two trees with
+sensitivities a and b and noise variances x and y have a privacy cost of a²/x + b²/y and
+add variance x + y to every estimate. The smallest product of cost and variance is
+(a + b)², and one tree for the sum has the same product.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -40,12 +43,13 @@ T = TypeVar("T")
 
 
 class Terms(NamedTuple, Generic[T]):
-    """Something for each of the three trees.
+    """One value for each of the three trees.
 
     Attributes:
-      anchor: of gradients at the anchor, while t < 2n.
-      change: of (1 − γ) times their change since the last epoch plus γ times them.
-      drift: of changes since the anchor.
+      anchor: for the tree of gradients at the anchor, used while t < 2n.
+      change: for the tree of (1 − γ) times the change of a gradient at the anchor since
+        the last epoch, plus γ times that gradient.
+      drift: for the tree of changes of gradients since the anchor.
     """
 
     anchor: T
@@ -54,15 +58,15 @@ class Terms(NamedTuple, Generic[T]):
 
 
 class ReducedMomentumState(NamedTuple):
-    """What the momentum carries. It is as secret as the data.
+    """The state of the momentum, with sums without noise: as secret as the data.
 
     Attributes:
       anchor: the ring of anchor terms.
       change: the ring of changes.
       drift: the weighted sum of drifts without noise, f[d].
       prefixes: the prefix noises of drifts, f[levels, d].
-      windows: P of the last n steps, f[n, d].
-      totals: M of the last n steps, f[n, d].
+      windows: the estimates P of the last n steps, f[n, d].
+      totals: the estimates M of the last n steps, f[n, d].
     """
 
     anchor: Ring
@@ -76,7 +80,7 @@ class ReducedMomentumState(NamedTuple):
 def init(
     num_steps: int, steps_per_epoch: int, dimension: int, dtype: DTypeLike = float
 ) -> ReducedMomentumState:
-    """The state before the first step, for that many steps and vectors f[d]."""
+    """The state before the first step, for num_steps steps and vectors f[d]."""
     dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
     zero = jnp.zeros(dimension, dtype)
     many = jnp.zeros((steps_per_epoch, dimension), dtype)
@@ -91,7 +95,7 @@ def init(
 
 
 def tree_keys(key: Key) -> Terms[Key]:
-    """A key for each tree."""
+    """An independent key for each of the three trees, derived from one typed key."""
     return Terms(*(stream(key, f"reduced_momentum.{name}") for name in Terms._fields))
 
 
@@ -106,29 +110,29 @@ def update(
     stddevs: Terms[jax.Array],
     keys: Terms[Key],
 ) -> tuple[jax.Array, ReducedMomentumState]:
-    """m̂_t from the sums of step t, and the state after it.
+    """The momentum m̂_t from the sums of step t, and the state after that step.
 
     Args:
-      state: as `init` makes it.
+      state: the state before the step, at first that of `init`.
       step: t, i[], counted from 1.
       terms: the step's sums of clipped terms, f[d] each. `change` is not used up to
         step n, and `anchor` not from step 2n on.
       steps_per_epoch: n, static.
       decay: β, f[].
       refresh: γ, f[].
-      stddevs: of the noise in a node of each tree, f[] each.
+      stddevs: the standard deviation of the noise in a node of each tree, f[] each.
       keys: a typed key for each tree, as `tree_keys` makes them.
 
     Returns:
-      m̂_t f[d] and the state.
+      m̂_t, f[d], and the new state.
 
-    Privacy: `accounting.tree.reduced_momentum_mu`.
+    Privacy: `accounting.tree.reduced_momentum_mu` gives the guarantee of a whole run.
     """
     n, dtype = steps_per_epoch, state.drift.dtype
     step, terms = jnp.asarray(step).astype(jnp.int32), widen(terms)
     decay, refresh = jnp.asarray(decay, dtype), jnp.asarray(refresh, dtype)
-    # The start of Tran and Cutkosky (2022), (3) and Algorithm 4,
-    # https://arxiv.org/abs/2210.06328: up to step 2n there is no earlier window.
+    # The first case of Tran and Cutkosky (2022), (3) and Algorithm 4,
+    # https://arxiv.org/abs/2210.06328: before step 2n there is no earlier window.
     first = step < 2 * n
     anchor = push(
         state.anchor,
@@ -150,21 +154,24 @@ def update(
         window=n,
         decay=decay,
     )
+    # An inactive query is zero, so that the sum of both is the active one.
     from_anchor = query(anchor, step, active=first, window=n, decay=decay)
     from_change = query(change, step, active=~first, window=n, decay=decay)
 
+    # Steps at the same position of successive epochs share a row.
     row = (step - 1) % n
 
     def inherit(
         rows: jax.Array, factor: jax.Array, new: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        # Read back, not handed on: two uses of the old row make XLA copy all rows.
+        # The new row is read back from the updated array. With two uses of the old row,
+        # XLA would copy all rows instead of updating them in place.
         old = jax.lax.dynamic_index_in_dim(rows, row, keepdims=False)
         rows = jax.lax.dynamic_update_index_in_dim(rows, factor * old + new, row, 0)
         return jax.lax.dynamic_index_in_dim(rows, row, keepdims=False), rows
 
-    # P_t = (1 − γ) P_{t−n} + Ĥ, but P_t = Ĝ at first, and M_t = β^n M_{t−n} + P_t: the
-    # recursion of the module's docstring, in rows that serve one place of the epoch.
+    # P_t = (1 − γ) P_{t−n} + Ĥ, but P_t = Ĝ for t < 2n, and M_t = β^n M_{t−n} + P_t:
+    # the recursion of the module's docstring. The row holds the values of step t − n.
     keep = jnp.where(first, 0.0, 1 - refresh)
     estimate, windows = inherit(state.windows, keep, from_anchor + from_change)
     total, totals = inherit(state.totals, jnp.power(decay, n), estimate)
@@ -188,7 +195,10 @@ def update(
 def momentum_variance(
     num_steps: int, steps_per_epoch: int, *, decay: float, refresh: float
 ) -> Terms[np.ndarray]:
-    """How much a node's variance in each tree adds to a coordinate of m̂_t / (1 − β).
+    """The variance of m̂_t / (1 − β) for unit variance in the nodes of each tree.
+
+    The variance of a coordinate is the sum over trees of the result for the tree times
+    the variance of a node of the tree.
 
     Args:
       num_steps: T, a whole number of epochs.
@@ -197,8 +207,9 @@ def momentum_variance(
       refresh: γ, in [0, 1].
 
     Returns:
-      `Terms` of f64[T]. The windows of t, t − n, t − 2n, … share no node, so that the
-      variances of P and M and their covariance follow a recursion.
+      `Terms` of f64[T]. The windows of the steps t, t − n, t − 2n, … have no node in
+      common. The variances of P and M and their covariance therefore follow a
+      recursion.
 
     Raises:
       ValueError: an argument is out of range.
@@ -219,14 +230,14 @@ def momentum_variance(
     first = (np.arange(1, num_steps + 1) < 2 * n).reshape(-1, n)
     keep, fade = 1 - refresh, float(decay) ** n
 
-    # Var P, Var M and Cov(M, P) from those of an epoch before: P_{t−n} and M_{t−n}
-    # share no node with the window of t.
+    # Var P, Var M and Cov(M, P) from their values one epoch before: P_{t−n} and M_{t−n}
+    # have no node in common with the window of step t.
     def variance(fresh_of: np.ndarray) -> np.ndarray:
         rows, p, m, both = [], np.zeros(n), np.zeros(n), np.zeros(n)
         for row, base in zip(fresh_of, first, strict=True):
             inherit = np.where(base, 0.0, keep)
             p = inherit**2 * p + row
-            # Cov(β^n M, P_t) = β^n (1 − γ) Cov(M, P), M and P those of t − n.
+            # Cov(β^n M, P_t) = β^n (1 − γ) Cov(M, P), with M and P of step t − n.
             m = fade**2 * m + 2 * fade * inherit * both + p
             both = fade * inherit * both + p
             rows.append(m)

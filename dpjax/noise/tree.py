@@ -1,15 +1,17 @@
-"""Dyadic intervals and the noise of their nodes: stored or regenerated.
+"""Tree aggregation: dyadic intervals and the noise of their nodes.
 
-Steps count from 1. A node of level k is an interval [(i − 1) 2^k + 1, i 2^k], named
-(k, i). COMPOSE(1, t) holds one node for each bit k set in t: the node (k, t >> k),
-which ends at t − (t mod 2^k). Its noise enters the prefix noise
+The noise of a node is either buffered or recomputed from its key. Steps count from 1. A
+node of level k is an interval [(i − 1) 2^k + 1, i 2^k], named (k, i). COMPOSE(1, t)
+holds one node for each bit k set in t: the node (k, t >> k), which ends at
+t − (t mod 2^k). The noise ζ_{k,i} of such a node enters the prefix noise
 
     N_t = Σ_{(k, i) in COMPOSE(1, t)} β^{t mod 2^k} ζ_{k,i}.
 
-Going from the highest bit down, each node multiplies what came before by β^{2^k}:
-N_t = ζ_new + β^{2^j} N_{t − 2^j}, where j is the lowest bit of t and ζ_new belongs to
-the one node that step t completes. Storing prefix noises rather than node noises
-therefore makes a step cost one draw, one read and one write, whatever log T is.
+From the highest bit down, each node multiplies the sum so far by β^{2^k}:
+N_t = ζ_new + β^{2^j} N_{t − 2^j}. Here j is the lowest bit set in t, and ζ_new is the
+noise of the node (j, t >> j), the only one of COMPOSE(1, t) that ends at step t. With
+prefix noises stored in place of node noises, a step therefore costs one draw, one read
+and one write, whatever log T is.
 """
 
 import jax
@@ -48,7 +50,8 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
     intervals = []
     # Tran and Cutkosky (2022), Algorithm 3, https://arxiv.org/abs/2210.06328.
     while start <= end:
-        # The largest 2^k that divides start − 1 and fits before end.
+        # The largest 2^k that divides start − 1 and does not extend beyond end. Every
+        # power of two divides start − 1 = 0.
         fits = 1 << ((end - start + 1).bit_length() - 1)
         aligned = (start - 1) & -(start - 1) or fits
         size = min(fits, aligned)
@@ -58,15 +61,15 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
 
 
 def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
-    """The variance of N_t, in units of one node's: Σ_{COMPOSE(1, t)} β^{2(t − z)}.
+    """The variance of N_t over that of one node: Σ_{COMPOSE(1, t)} β^{2(t − z)}.
 
     Args:
       step: t, i[*b], at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
 
     Returns:
-      f[*b]. The momentum of `tree_momentum` at step t carries noise of variance
-      stddev² (1 − β)² times this in each coordinate.
+      f[*b], the ratio of variances. The momentum of `tree_momentum` at step t carries
+      noise of variance stddev² (1 − β)² times this ratio in each coordinate.
 
     Raises:
       ValueError: a static step is below 1, or a static decay outside [0, 1).
@@ -79,23 +82,24 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
     validate.decay("decay", decay)
     step, decay = jnp.broadcast_arrays(jnp.asarray(step), jnp.asarray(decay, float))
 
-    # The weights β^(t − z) of Algorithm 1 in Tran and Cutkosky (2022), squared,
+    # The squared weights β^(t − z) of Algorithm 1 in Tran and Cutkosky (2022),
     # https://arxiv.org/abs/2210.06328: the node of bit k ends at z = t − (t mod 2^k).
     def add_level(k: jax.Array, total: jax.Array) -> jax.Array:
         gap = step & ((1 << k) - 1)
         weight = jnp.power(decay, 2 * gap.astype(decay.dtype))
         return total + jnp.where((step >> k) & 1, weight, 0.0)
 
+    # A step below 2³¹ has at most 31 bits.
     return jax.lax.fori_loop(0, 31, add_level, jnp.zeros_like(decay))
 
 
 def num_levels(num_steps: int) -> int:
-    """How many levels the nodes of num_steps steps have: ⌊log₂ T⌋ + 1."""
+    """The number of levels of nodes for num_steps steps: ⌊log₂ T⌋ + 1."""
     return num_steps.bit_length()
 
 
 def empty_prefixes(tree: Shaped, num_steps: int) -> Shaped:
-    """Room for the prefix noises of each level: leaves f[levels, ...]."""
+    """Zeros as the initial prefix noises of all levels: leaves f[levels, ...]."""
     levels = num_levels(num_steps)
     return jax.tree.map(
         lambda x: zeros_like(x, at_least_float32(jnp.result_type(x)), (levels,)), tree
@@ -105,10 +109,20 @@ def empty_prefixes(tree: Shaped, num_steps: int) -> Shaped:
 def node_noise(
     key: Key, level: ArrayLike, index: ArrayLike, tree: Shaped, stddev: jax.Array
 ) -> Shaped:
-    """ζ_{k,i}: a key folded from the node's middle, and again for each leaf.
+    """The noise ζ_{k,i} of a node, with the shapes of the tree's leaves.
 
-    That is (2i − 1) 2^k half steps from the beginning, one number for each node.
+    The node's key is folded from the midpoint of its interval, (2i − 1) 2^k half steps
+    from the beginning. No two nodes have the same midpoint. Each leaf has a key of its
+    own, derived from the node's key.
+
+    Args:
+      key: the typed key of the whole tree.
+      level: k.
+      index: i, counted from 1.
+      tree: a pytree whose shapes and dtypes the noise has.
+      stddev: the standard deviation of each coordinate, f[].
     """
+    # uint32, since (2i − 1) 2^k may be above the largest int32.
     level, index = jnp.asarray(level, jnp.uint32), jnp.asarray(index, jnp.uint32)
     middle = (2 * index - 1) << level
     return gaussian_like(jax.random.fold_in(key, middle), tree, stddev)
@@ -127,10 +141,14 @@ def stored_prefix_noise(
     decay: jax.Array,
     stddev: jax.Array,
 ) -> tuple[Shaped, Shaped]:
-    """N_t and the prefixes with it, from N_{t − 2^j}, which lies at its lowest bit."""
+    """The prefix noise N_t and the updated buffer, from the stored N_{t − 2^j}.
+
+    The buffer stores each prefix noise in the row of the lowest bit of its step.
+    """
     level = _lowest_bit(step)
-    before = step & (step - 1)
+    before = step & (step - 1)  # t − 2^j: the step with its lowest bit cleared
     node = node_noise(key, level, step >> level, tree, stddev)
+    # N_0 is zero: for a power of two there is no earlier prefix to add.
     weight = jnp.where(before > 0, _fade(decay, level), 0.0)
 
     # N_t = ζ_new + β^{2^j} N_{t − 2^j}, as in the module's docstring.
@@ -143,7 +161,8 @@ def stored_prefix_noise(
         prefixes,
         node,
     )
-    # Read back, not handed on: two uses of the row before it make XLA copy them all.
+    # The new row is read back from the buffer. If the value were used both here and in
+    # the update, XLA would copy the whole buffer instead of updating it in place.
     return jax.tree.map(lambda p: _row(p, level), prefixes), prefixes
 
 
@@ -160,11 +179,11 @@ def regenerated_prefix_noise(
     decay: jax.Array,
     stddev: jax.Array,
 ) -> Shaped:
-    """N_t from the keys of its nodes alone, drawing one node for each bit of t."""
+    """The prefix noise N_t without a buffer: one draw for each bit set in t."""
     levels = num_levels(num_steps)
 
     # NOISE of Algorithm 1 in Tran and Cutkosky (2022), https://arxiv.org/abs/2210.06328,
-    # from the highest bit down: what came before fades by β^{2^k} with every node.
+    # from the highest bit down: each node multiplies the noise so far by β^{2^k}.
     def add_level(i: jax.Array, noise: Tree) -> Tree:
         level = levels - 1 - i
 
@@ -175,6 +194,7 @@ def regenerated_prefix_noise(
                 lambda z, n: z + weight.astype(z.dtype) * n, node, noise
             )
 
+        # `cond` skips the draw where the bit is not set.
         return jax.lax.cond((step >> level) & 1, extend, lambda noise: noise, noise)
 
     zeros = jax.tree.map(lambda x: zeros_like(x, at_least_float32(x.dtype)), tree)
@@ -182,5 +202,5 @@ def regenerated_prefix_noise(
 
 
 def _fade(decay: jax.Array, level: jax.Array) -> jax.Array:
-    """β^{2^k}."""
+    """The decay over the length of a node of level k, β^{2^k}."""
     return jnp.power(jnp.asarray(decay, float), jnp.exp2(level.astype(float)))

@@ -1,17 +1,18 @@
-"""Private sums over a sliding window, from a ring of tree nodes.
+"""Private sums over a sliding window, from a ring buffer of tree nodes.
 
 Steps count from 1. Node (k, i) covers the steps (i − 1) 2^k + 1, …, i 2^k, as in
-`dpjax.noise.tree`, and its value is Σ β^{(its end) − j} x_j. It is released once, with
-noise, in the step that completes it. The window of the last n steps is cut into the
-fewest nodes, O(log n) of them, read from left to right: sum ← β^{2^k} sum + node.
+`dpjax.noise.tree`, and has the value Σ β^{i 2^k − j} x_j over the steps j that it
+covers. A node is released once, with noise, in the step that completes it. The window
+of the last n steps is partitioned into the fewest nodes, O(log n) of them. A query
+reads the nodes from left to right: sum ← β^{2^k} sum + node.
 
-Of level k no more than ⌊n / 2^k⌋ nodes are ever needed again, so that the ring has
-less than 2n rows. Without its noise a node is needed only until its parent is complete:
-one row for each level.
+At any time, at most ⌊n / 2^k⌋ nodes of level k can still be needed, so that the ring
+buffer has fewer than 2n rows. A node's sum without noise is needed only until the
+node's parent is complete, which takes one row for each level.
 
-A node is in the cut of a window if it lies in the window and its parent does not. So
-left children are used by a window that ends with them, and right children by one that
-begins with them.
+A node is in the partition of a window if the window contains the node and not the
+node's parent. A left child is therefore used by windows that end with that child, and a
+right child by windows that begin with that child.
 """
 
 from typing import NamedTuple
@@ -30,11 +31,11 @@ _Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Ring(NamedTuple):
-    """Nodes of the last n steps. It holds sums without noise: as secret as the data.
+    """The tree nodes of the last n steps. A ring is as secret as the data.
 
     Attributes:
-      nodes: released nodes, level by level, f[rows, d].
-      open: by level the last node without its noise, f[levels, d].
+      nodes: the released nodes, with noise, level by level, f[rows, d].
+      open: for each level, the last completed node without noise, f[levels, d].
     """
 
     nodes: jax.Array
@@ -42,13 +43,16 @@ class Ring(NamedTuple):
 
 
 def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many rows each level has, and where they begin."""
+    """The number of rows of each level, and the first row of each level."""
     slots = np.array([window >> k for k in range(window.bit_length())], np.int32)
     return slots, np.concatenate([[0], np.cumsum(slots)[:-1]]).astype(np.int32)
 
 
 def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
-    """A ring for windows of that many steps and vectors f[d], float32 at least."""
+    """A ring of zeros for windows of `window` steps and vectors f[d].
+
+    The dtype is widened to float32 at least.
+    """
     slots, _ = _layout(validate.static_int("window", window, minimum=1))
     dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
     nodes = jnp.zeros((slots.sum(), dimension), dtype)
@@ -56,23 +60,25 @@ def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
 
 
 def _sizes(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
-    """β^{2^k} for every level k."""
+    """The decay over the length of a node, β^{2^k}, for every level k."""
     sizes = jnp.exp2(jnp.arange(levels, dtype=dtype))
     return jnp.power(jnp.asarray(decay, dtype), sizes)
 
 
 def _int32(step: ArrayLike) -> jax.Array:
-    """A step's number as the bit tricks below need it, whatever it came as."""
+    """A step number of any integer type as int32, for the bit operations below."""
     return jnp.asarray(step).astype(jnp.int32)
 
 
 def _trailing_zeros(x: jax.Array) -> jax.Array:
-    """Of an int32; 32 for zero."""
+    """The number of trailing zero bits of an int32; 32 for zero."""
+    # x & −x isolates the lowest set bit. Subtracting one from that bit gives a one for
+    # each trailing zero.
     return jax.lax.population_count((x & -x) - 1)
 
 
 def tree_key(key: Key) -> Key:
-    """The key that a ring's nodes are folded from."""
+    """The key from which the keys of a ring's nodes are folded."""
     return stream(key, "windows")
 
 
@@ -87,25 +93,39 @@ def push(
     key: Key,
     active: ArrayLike = True,
 ) -> Ring:
-    """The ring with all nodes that this step completes; as it was if not active."""
+    """The ring with all nodes that a step completes; unchanged if not active.
+
+    Args:
+      ring: the ring after the step before.
+      step: t, i[], counted from 1.
+      value: x_t, f[d].
+      window: n, static.
+      decay: β, f[].
+      stddev: the standard deviation of the noise in a node, f[].
+      key: a typed key, the same in all steps.
+      active: whether the step is pushed.
+    """
     slots, begins = (jnp.asarray(x) for x in _layout(window))
     factors = _sizes(decay, len(slots), ring.nodes.dtype)
     step, value, key = _int32(step), value.astype(ring.nodes.dtype), tree_key(key)
     completed = jnp.minimum(_trailing_zeros(step) + 1, len(slots))
 
-    # The nodes that end at this step are those of levels 0 to ctz(t), from the smallest
-    # up: a right child ends where its parent does, so that the parent's value is the
-    # left sibling's, faded over the right one's length, plus the right one's.
+    # The nodes that end at step t have the levels 0 to ctz(t), the trailing zeros of t.
+    # The loop goes up from level 0. A right child ends where its parent does. The
+    # parent's value is the left child's, times β^{2^k} for the length 2^k of the right
+    # child, plus the right child's.
     def complete(level: jax.Array, carry: _Vectors) -> _Vectors:
         nodes, opened, value = carry
         index = step >> level
         noise = node_noise(key, level, index, value, stddev)
+        # The new node replaces the oldest of its level, which no window needs again.
         row = begins[level] + (index - 1) % slots[level]
         nodes = jax.lax.dynamic_update_index_in_dim(nodes, value + noise, row, 0)
         left = jax.lax.dynamic_index_in_dim(opened, level, keepdims=False)
         opened = jax.lax.dynamic_update_index_in_dim(opened, value, level, 0)
         return nodes, opened, factors[level] * left + value
 
+    # A loop of length zero leaves the ring unchanged and draws no noise.
     count = jnp.where(active, completed, 0)
     nodes, opened, _ = jax.lax.fori_loop(0, count, complete, (*ring, value))
     return Ring(nodes, opened)
@@ -119,21 +139,25 @@ def query(
     decay: jax.Array,
     active: ArrayLike = True,
 ) -> jax.Array:
-    """Σ β^{t − j} x_j with noise over the last n of the steps 1..t; 0 if not active."""
+    """The private window sum Σ β^{t − j} x_j over the last n of the steps 1..t.
+
+    The result is f[d], and zero if not active. A query draws no noise: it adds nodes
+    that were released with noise.
+    """
     slots, begins = (jnp.asarray(x) for x in _layout(window))
     factors = _sizes(decay, len(slots), ring.nodes.dtype)
     step = _int32(step)
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
     # COMPOSE(start + 1, t) from left to right (Tran and Cutkosky (2022), Algorithm 3,
-    # https://arxiv.org/abs/2210.06328): the largest node that begins there and fits.
-    # What is summed so far fades over its length, β^{2^k}.
+    # https://arxiv.org/abs/2210.06328): the largest node that begins at start + 1 and
+    # ends by t. The sum so far is multiplied by β^{2^k}, for the node's length 2^k.
     def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] < step
 
     def read(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, total = carry
-        fits = 31 - jax.lax.clz(step - start)
+        fits = 31 - jax.lax.clz(step - start)  # ⌊log₂(step − start)⌋
         level = jnp.minimum(_trailing_zeros(start), fits)
         row = begins[level] + (start >> level) % slots[level]
         node = jax.lax.dynamic_index_in_dim(ring.nodes, row, keepdims=False)
@@ -144,7 +168,7 @@ def query(
 
 
 def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
-    """The variance of a query at every step, in units of one node's.
+    """The variance of a query at every step, divided by the variance of one node.
 
     Args:
       num_steps: T, at least 1.
@@ -167,8 +191,10 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
     validate.decay("decay", decay)
     step = np.arange(1, num_steps + 1)
     start, total = np.maximum(step - window, 0), np.zeros(num_steps)
-    # `query` at all steps at once: a node that ends at z has weight β^{t − z}.
+    # The loop of `query` for all steps at once: a node that ends at z has weight
+    # β^{t − z}.
     while np.any(start < step):
+        # The exponent of frexp minus one is exactly the floor of the base-2 logarithm.
         fits = np.frexp(np.maximum(step - start, 1))[1] - 1
         aligned = np.where(
             start > 0, np.frexp(np.maximum(start & -start, 1))[1] - 1, 63

@@ -1,17 +1,19 @@
-"""Which examples take part in a step: batches of a fixed shape, with a mask.
+"""Samplers of the examples that take part in a step: batches of fixed shape, masked.
 
-Pure functions of static sizes, a key and an epoch or step number: under jit, in a scan,
-and resumed from any point, the same numbers give the same batches. (Key implementations
-whose bits depend on `jax.vmap`, such as "rbg", give others under it.) For many examples
-a step takes time in proportion to its batch, and somewhat more for bins.
+Every sampler is a pure function of static sizes, a key and an epoch or step number.
+The same arguments give the same batches under jit, in a scan, and in a run resumed from
+any step. (Key implementations whose bits depend on `jax.vmap`, such as "rbg", give
+other batches under `jax.vmap`.) For a large data set, the time of a step is
+proportional to its batch size, and somewhat more for random assignment to bins.
 
-1. `Batch`: the positions of those that take part, and which places are empty.
-2. Once an epoch: `cyclic` in the data's own order, `reshuffled` in a random one (a
-   permutation computed place by place), and a single step of either.
-   `random_bins`, where every example picks a step at random, and a single step of it.
-3. Anew in every step: `fixed_size` without replacement (distinct numbers), `poisson` (a
-   binomial count, then that many distinct numbers), `cyclic_poisson` from one group of
-   the examples after the other.
+1. `Batch`: the indices of the examples that take part, and a mask that marks padding.
+2. Samplers in which every example takes part once an epoch: `cyclic` uses the data's
+   own order, and `reshuffled` a random order (a permutation evaluated only at the
+   positions that a batch needs). In `random_bins` every example picks a step at random.
+   `cyclic_step`, `reshuffled_step` and `random_bins_step` give a single step.
+3. Samplers that draw a new batch in every step: `fixed_size` without replacement
+   (distinct numbers), `poisson` (a binomial count, then that many distinct numbers),
+   and `cyclic_poisson`, which samples from one group of the examples after another.
 """
 
 from dpjax.sampling._batch import Batch as Batch

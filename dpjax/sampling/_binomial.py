@@ -1,7 +1,8 @@
-"""How many of n examples take part: a binomial count, to 128 bits.
+"""The number of examples that take part: a binomial count, to a precision of 128 bits.
 
-The distribution is a table that integer arithmetic makes once for each n, q and b; a
-count is where 128 random bits fall in it. Nothing is left of order n.
+Exact integer arithmetic tabulates the distribution once for each n, q and b. A count is
+drawn by looking up 128 random bits in the table of cumulative probabilities. The cost
+of a draw is not of order n.
 """
 
 import functools
@@ -12,17 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# The weight of the mode is 2²⁵⁶: the weights are too small by less than 2⁶² in all,
+# which is negligible beside the 2⁻¹²⁸ that a threshold resolves.
 _WEIGHT_BITS = 256
-_BITS = 128
+_BITS = 128  # random bits for a count: four 32-bit words
 
 
 class Table(NamedTuple):
-    """Where 128 random bits u pass from one count to the next.
+    """Cumulative probabilities, as thresholds for a random 128-bit integer u.
 
     Attributes:
-      thresholds: u32[r, 4], most significant word first. Count first + i is passed
-        where u is not below row i; counts below first where row 0 is.
-      first: the count that row 0 is about.
+      thresholds: u32[r, 4], ascending, most significant word first. The count that u
+        stands for exceeds first + i exactly if u is at least row i, and exceeds every
+        count below first exactly if u is at least row 0.
+      first: the count whose cumulative probability is in row 0.
     """
 
     thresholds: np.ndarray
@@ -30,19 +34,26 @@ class Table(NamedTuple):
 
 
 def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
-    """The probabilities of Binomial(n, taken / (taken + left)), in proportion.
+    """Integer weights proportional to the probabilities of a binomial distribution.
 
-    They are from the first to the last that is not nothing beside the largest, 2²⁵⁶,
-    each rounded down. A rounding is carried on by ratios below 1, so that each of fewer
-    than 2³¹ weights is too small by less than 2³¹.
+    The distribution is Binomial(n, taken / (taken + left)). The weight of its mode is
+    2²⁵⁶, and every other weight is rounded down. The weights extend on both sides of
+    the mode until a weight rounds to zero. Each weight is its neighbour's times a ratio
+    of at most 1, so that a rounding error does not grow. Each of fewer than 2³¹ weights
+    is therefore too small by less than 2³¹.
+
+    Returns:
+      The count of the first weight, and the weights in the order of their counts.
     """
     mode = min((n + 1) * taken // (taken + left), n)
     below, above = [], []
+    # P(k − 1) / P(k) = k (1 − q) / ((n − k + 1) q), at most 1 for k up to the mode.
     weight, k = 1 << _WEIGHT_BITS, mode
     while weight and k:
         weight = weight * k * left // ((n - k + 1) * taken)
         below.append(weight)
         k -= 1
+    # P(k + 1) / P(k) = (n − k) q / ((k + 1) (1 − q)), at most 1 from the mode on.
     weight, k = 1 << _WEIGHT_BITS, mode
     while weight and k < n:
         weight = weight * (n - k) * taken // ((k + 1) * left)
@@ -53,41 +64,50 @@ def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
 
 @functools.lru_cache(maxsize=256)
 def table(n: int, rate: float, most: int) -> Table:
-    """For min(Binomial(n, rate), most), with n < 2³¹ and most <= n.
+    """The table of min(Binomial(n, rate), most), with n < 2³¹ and most <= n.
 
-    Thresholds are rounded up, by less than 2⁻¹²⁷: a count is never more likely to be
-    above k than it should be. Fewer than 2²⁰ of them lie between 2⁻¹²⁸ and 1 − 2⁻¹²⁸,
-    so that the distance in total variation is below 2⁻¹⁰⁶, which is 1.3e-32.
+    Each cumulative probability is rounded up by less than 2⁻¹²⁷. For every k, the
+    probability that a drawn count exceeds k is therefore never above its exact value.
+    Fewer than 2²⁰ cumulative probabilities are between 2⁻¹²⁸ and 1 − 2⁻¹²⁸, so that the
+    distance from the exact distribution in total variation is below 2⁻¹⁰⁶, which is
+    less than 1.3e-32.
     """
+    # A float is a fraction of two integers: no rounding of the rate enters the table.
     exact = Fraction(rate)
     taken, left = exact.numerator, exact.denominator - exact.numerator
     start, weights = _weights(n, taken, left)
     total = sum(weights)
-    below = 1 << 62 if taken and left else 0  # what the weights may lack, all together
+    # Bounds the total weight lost by rounding down: 2³¹ weights, less than 2³¹ each.
+    # Rates 0 and 1 have one possible count, whose weight is exact.
+    below = 1 << 62 if taken and left else 0
 
+    # The lost weight is assigned to the smallest counts, so that every cumulative
+    # probability is rounded up.
     thresholds, first, passed = [], min(start, most), below
-    if first:  # counts that nothing is left of
+    if first:  # all counts below the first weight share the smallest threshold
         first, thresholds = first - 1, [int(below > 0)]
     for k, weight in enumerate(weights[: max(most - start, 0)], start):
         passed += weight
-        threshold = -(-(passed << _BITS) // total)
+        threshold = -(-(passed << _BITS) // total)  # division that rounds up
         if threshold >= 1 << _BITS:
-            break
+            break  # no 128-bit integer reaches this threshold or a later one
         if threshold <= 1:
-            first, thresholds = k, []
+            first, thresholds = k, []  # equal rows before this one are redundant
         thresholds.append(threshold)
     words = [[t >> s & 0xFFFFFFFF for s in (96, 64, 32, 0)] for t in thresholds]
     rows = np.asarray(words, np.uint32).reshape(-1, 4)
-    rows.flags.writeable = False
+    rows.flags.writeable = False  # the cache returns the same array to every caller
     return Table(rows, first)
 
 
 def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
-    """min(Binomial(n, rate), most), i32[]."""
+    """A draw of min(Binomial(n, rate), most), i32[]."""
     thresholds, first = table(n, rate, most)
     if not len(thresholds):
         return jnp.zeros((), jnp.int32)
     words = jax.random.bits(key, (4,), jnp.uint32)
+    # Compares 128-bit integers word by word, from the least significant word up:
+    # a more significant word overrides the result so far unless the words are equal.
     passed = jnp.ones(len(thresholds), bool)
     for word, column in reversed(list(zip(words, thresholds.T, strict=True))):
         passed = (word > column) | ((word == column) & passed)
@@ -96,16 +116,17 @@ def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
 
 
 def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
-    """So many independent Binomial(n, rate), i32[times], each found by bisection."""
+    """Independent draws of Binomial(n, rate), i32[times], each found by bisection."""
     rows, first = table(n, rate, n)
     thresholds = jnp.asarray(rows)
     words = jax.random.bits(key, (times, 4), jnp.uint32)
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
-        """How many thresholds are passed is from low to high."""
+        """Halve the range low..high of the number of thresholds that u reaches."""
         low, high = ends
         middle = (low + high) // 2
         at = thresholds[middle]
+        # The same comparison of 128-bit integers as in `draw`.
         passed = jnp.ones(times, bool)
         for i in (3, 2, 1, 0):
             word, threshold = words[:, i], at[:, i]
@@ -114,6 +135,8 @@ def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
         low = jnp.where(searched & passed, middle + 1, low)
         return low, jnp.where(searched & ~passed, middle, high)
 
+    # Zeros made of the random words vary over a mesh as the words do, which
+    # `jax.shard_map` requires of a loop's carry.
     zero = words[:, 0].astype(jnp.int32) & 0
     ends = zero, zero + len(rows)
     count, _ = jax.lax.fori_loop(0, len(rows).bit_length(), halve, ends)

@@ -1,11 +1,14 @@
-"""Random bins: every example picks one of the batches of an epoch for itself.
+"""Random assignment: every example independently picks one batch (bin) of an epoch.
 
-Nobody's choice says anything of another's, which a random order of full batches does
-not give: there the places of all others tell that of the last.
+The examples' choices are independent of each other. A random order of full batches does
+not have this property: there the positions of all other examples determine the position
+of the last one.
 
-Up to 2¹⁶ examples all choices are drawn, and a bin is found by looking at them. Beyond,
-how many examples are in the bins before it and in it is drawn first, as sums of coins
-(`_counts`), and then who has these places in a random order (`_order`).
+With at most 2¹⁶ examples, every example's choice is drawn, and a bin is the set of
+examples that chose it. With more examples, two numbers are drawn first, as sums of coin
+flips (`_counts`): how many examples are in the earlier bins, and how many in this bin.
+A random order of all examples (`_order`) then says which examples are at the positions
+of this bin.
 """
 
 import jax
@@ -17,22 +20,25 @@ from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _counts, _order
 from dpjax.sampling._batch import Batch, check_number, sampler_key, sizes
 
-# All choices are drawn up to so many examples.
+# The largest number of examples for which every example's choice is drawn.
 _ALL = 2**16
-# Draws an example has, of which the first is taken that favours no bin.
+# The number of draws for each example. The first one without modulo bias is used.
 _TRIES = 4
 
 
 def _choices(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
-    """Everyone's bin, i32[n].
+    """The bin of every example, i32[n].
 
-    A draw favours small bins beyond the multiples of m, which fewer than m of 2³² are.
-    All four are with probability (m / 2³²)⁴, and only the last one's remainder is then
-    not uniform.
+    A 32-bit draw is reduced modulo m. Draws from the largest multiple of m on, of which
+    there are fewer than m among 2³², would favour small bins. All four draws of an
+    example are of this kind with probability at most (m / 2³²)⁴, and only then is the
+    bin, the remainder of the last draw, not uniform.
     """
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     draws = jax.random.bits(key, (_TRIES, n), jnp.uint32)
+    # The bound is inclusive, since 2³² itself does not fit in a uint32.
     fair = draws <= np.uint32(m * (2**32 // m) - 1)
+    # argmax finds the first True; the last draw is accepted in any case.
     first = jnp.argmax(fair.at[-1].set(True), axis=0)
     taken = jnp.take_along_axis(draws, first[None], axis=0)[0]
     return (taken % np.uint32(m)).astype(jnp.int32)
@@ -41,19 +47,23 @@ def _choices(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
 def _members(
     n: int, m: int, b: int, key: Key, epoch: ArrayLike, step: ArrayLike
 ) -> Batch:
-    """One bin in O(b log n), or b of it."""
+    """The examples of one bin, at most b of them, in time O(b log n)."""
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
-    # Threefry's, as all steps have to see the same draws: others' depend on `jax.vmap`.
+    # All steps of an epoch must see the same counts and the same order. Threefry keys
+    # give the same bits under `jax.vmap`; other implementations may not.
     words = jax.random.bits(key, (2, 2), jnp.uint32)
     count_key, order_key = jax.random.wrap_key_data(words, impl="threefry2x32")
     number = check_number("step", step)
     there = number < m
+    # Bin `step` has the positions from the count below cut `step` to the count below
+    # cut `step + 1`.
     cuts = jnp.where(there, number, 0) + jnp.arange(2, dtype=jnp.uint32)
     first, end = jax.lax.map(lambda cut: _counts.below(count_key, n, cut, m), cuts)
     mask = there & (jnp.arange(b, dtype=jnp.int32) < end - first)
-    # The last place costs least.
+    # Padding asks for position n − 1, which takes the fewest rounds to evaluate.
     places = jnp.where(mask, first + jnp.arange(b, dtype=jnp.int32), n - 1)
     found = _order.examples_at(order_key, n, places.astype(jnp.uint32))
+    # The largest int32 sorts padding behind all examples.
     found = jnp.sort(jnp.where(mask, found, 2**31 - 1))
     return Batch(jnp.where(mask, found, 0), mask)
 
@@ -80,31 +90,33 @@ def random_bins(
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
-      num_bins: m, static, from 1 to 2³¹ − 1: the steps of an epoch.
-      max_batch_size: a batch's fixed shape b, static. Of a bin with more than b
-        examples the first b are kept, beyond 2¹⁶ examples a uniformly random b.
+      num_bins: m, static, from 1 to 2³¹ − 1: the number of steps in an epoch.
+      max_batch_size: b, static, the fixed size of a batch. If a bin has more than b
+        examples, the first b are retained; with n above 2¹⁶, a uniformly random b.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[], from 0 to 2³² − 1; may be traced, and then counts
-        modulo 2³². The same number in all epochs keeps everyone's step.
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³². With the same number in all epochs, every example keeps its step.
 
     Returns:
-      A `Batch` of i32[m, b] and bool[m, b], in the data's order, masked places last.
-      It costs O(n log n); beyond 2¹⁶ examples that of m steps.
+      A `Batch` of i32[m, b] and bool[m, b], in the data's order, with padding last.
+      The cost is O(n log n) for n up to 2¹⁶, and that of m calls of `random_bins_step`
+      for larger n.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
-    Privacy: with no overflow an example is in each step with probability 1 / m, to
-    within (m / 2³²)⁴, whatever is known of all other examples: random allocation, under
-    any adjacency, given uniform random bits that nobody knows. Beyond 2¹⁶ examples the
-    whole epoch is within 2⁻⁸⁹ of that law in total variation, which is below 2e-27 and
-    adds less than (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on
-    overflow is another mechanism: `accounting.truncation.overflow_delta` with sampling
-    rate 1 / m, and m steps for each epoch whose bins are drawn, says what it costs.
+    Privacy: if no bin overflows, an example is in each step with probability 1 / m, to
+    within (m / 2³²)⁴, whatever is known of all other examples. The sampler is random
+    allocation, under any adjacency, provided that the random bits are uniform and
+    secret. With n above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of random
+    allocation in total variation, which is below 2e-27 and adds less than
+    (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is a
+    different mechanism. `accounting.truncation.overflow_delta` gives its cost, for
+    sampling rate 1 / m and m steps for each epoch whose bins are drawn.
 
     Reference: Hoang, Morris and Rogaway (2012), https://arxiv.org/abs/1208.1176, and
-    Morris and Rogaway (2014), https://eprint.iacr.org/2013/560, beyond 2¹⁶ examples.
+    Morris and Rogaway (2014), https://eprint.iacr.org/2013/560, for n above 2¹⁶.
 
     Example:
       >>> import jax
@@ -116,6 +128,7 @@ def random_bins(
     if n > _ALL:
         steps = jnp.arange(m, dtype=jnp.uint32)
         return jax.lax.map(lambda step: _members(n, m, b, key, epoch, step), steps)
+    # A stable sort by bin leaves the examples of a bin in the data's order.
     bins, examples = jax.lax.sort(
         (_choices(n, m, key, epoch), jnp.arange(n, dtype=jnp.int32)), is_stable=True
     )
@@ -134,30 +147,32 @@ def random_bins_step(
     epoch: ArrayLike,
     step: ArrayLike,
 ) -> Batch:
-    """One step of `random_bins`, at a cost that does not grow beyond 2¹⁶ examples.
+    """One step of `random_bins`, with a cost that is nearly independent of n above 2¹⁶.
 
-    Up to there it is O(n). Beyond it is O(b log n) in time and O(b) in memory: a
-    thousand rounds of a hash for each of b places, and log₂ n times as much at worst.
+    For n up to 2¹⁶ the cost is O(n). For larger n a step takes O(b log n) time and O(b)
+    memory: a thousand rounds of a hash for each of b slots, and log₂ n times as many in
+    the worst case.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
       num_bins: m, static, from 1 to 2³¹ − 1.
       max_batch_size: b, static.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[], from 0 to 2³² − 1; may be traced, and then counts
-        modulo 2³².
-      step: the step's number within the epoch, i[], from 0 to m − 1; may be traced.
-        Beyond them the batch is empty.
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
+      step: the step's number within the epoch, i[], from 0 to m − 1; may be traced. For
+        a larger number the batch is all padding.
 
     Returns:
       A `Batch` of i32[b] and bool[b], row `step` of `random_bins`.
 
     Raises:
-      ValueError: as `random_bins`; a static step is out of range.
+      ValueError: as for `random_bins`; a static step is not an integer from 0 to
+        2³² − 1.
 
-    Privacy: that of `random_bins`.
+    Privacy: as for `random_bins`.
 
-    Reference: as `random_bins`.
+    Reference: as for `random_bins`.
 
     Example:
       >>> import jax

@@ -1,9 +1,10 @@
-"""How many of n uniformly random numbers are below a cut, without drawing them.
+"""How many of n uniform random numbers are below a cut, without drawing the numbers.
 
-Of n numbers in [0, 1) those below 1/2 are Binomial(n, 1/2) many, and so on in both
-halves. The way to a cut is its binary digits, one half at each, until no number is left
-that they do not tell from the cut. A half's count is drawn from a key that the digits
-before it lead to: all cuts see the same numbers.
+Of n uniform numbers in [0, 1), the number below 1/2 has the distribution
+Binomial(n, 1/2), and the same holds recursively within each half. The binary digits of
+a cut select one half after another, until no number is left in the selected interval.
+The key of each binomial draw is a function of the digits before it. Different cuts
+under one key therefore count the same implicit numbers.
 """
 
 import jax
@@ -12,18 +13,22 @@ import numpy as np
 
 from dpjax.sampling import _binomial
 
-# Bits of a count that are drawn together: so many coins, or sums of 2⁸, 2¹⁶, 2²⁴ coins.
+# A count n of coins is split into its digits in base 2⁸: single coins, and sums of 2⁸,
+# 2¹⁶ and 2²⁴ coins, fewer than 2⁸ of each kind.
 _DIGIT = 8
 
 
 def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
-    """Binomial(n, 1/2) for n <= most < 2³¹, i32[].
+    """A draw of Binomial(n, 1/2) for n <= most < 2³¹, i32[].
 
-    Up to 2⁸ coins are tossed. Of 2⁸ᵏ the sum is off by less than 2⁻¹²⁸ for each row of
-    its table in total variation, and there are fewer rows than coins but for k = 1,
-    which has one more: altogether by less than n 2⁻¹²⁷.
+    Fewer than 2⁸ coins are flipped singly, which is exact. A sum of 2⁸ᵏ coins is drawn
+    from a table, with an error in total variation of less than 2⁻¹²⁸ for each row of
+    the table. The table has fewer rows than coins, except for k = 1, where it has one
+    row more. The error of the whole draw is therefore less than n 2⁻¹²⁷.
     """
     own, key = jax.random.split(key)
+    # `most` is static and n is not: the shape is the largest digit, and a mask selects
+    # as many coins as the digit of n says.
     times = min(most, 2**_DIGIT - 1)
     coins = jax.random.bits(own, (times,), jnp.uint8) & np.uint8(1)
     first = jnp.arange(times) < n % 2**_DIGIT
@@ -38,24 +43,35 @@ def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
 
 
 def below(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Array:
-    """How many of n numbers are below cut / parts, for cut <= parts < 2³¹, i32[].
+    """How many of n uniform numbers are below cut / parts, i32[].
 
-    All counts of a key are together within 2⁻⁹⁰ of their law in total variation: the
-    numbers that are split at any one digit are at most n < 2³¹, and fewer than 2⁸ are
-    left together after 32 digits, whose coins are exact.
+    The joint distribution of the counts for all cuts under one key is within 2⁻⁹⁰ of
+    the exact one in total variation. At each digit at most n < 2³¹ numbers are split.
+    After 32 digits fewer than 2⁸ numbers share an interval, and their coins are exact.
+
+    Args:
+      key: one typed key, which stands for the n numbers.
+      n: how many numbers, static.
+      cut: u32[], at most parts.
+      parts: static, below 2³¹, so that twice the remainder fits in a uint32.
     """
     nothing = jax.random.key_data(key).ravel()[0] & cut & np.uint32(0)
     zero = nothing.astype(jnp.int32)
-    # All that is carried must vary over a mesh as the key and the cut do.
+    # Inside `jax.shard_map`, all parts of a loop's carry must vary over the mesh as the
+    # key and the cut do. Adding zeros made of both does that.
     start = jax.random.fold_in(key, nothing), zero + n, cut + nothing, zero
 
     def undecided(carry: tuple[jax.Array, ...]) -> jax.Array:
         _, left, rest, _ = carry
+        # Stop once the interval holds no number, or once it begins at the cut.
         return (left > 0) & (rest > 0)
 
     def digit(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         key, left, rest, found = carry
+        # The halves have the keys 0 and 1 of the interval's key, and its count key 2.
         heads = _heads(jax.random.fold_in(key, 2), left, n)
+        # The next binary digit of rest / parts: if it is one, the lower half is below
+        # the cut and counts, and the cut is in the upper half.
         one = 2 * rest >= np.uint32(parts)
         return (
             jax.random.fold_in(key, one.astype(jnp.uint32)),

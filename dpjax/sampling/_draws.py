@@ -1,4 +1,4 @@
-"""Samplers that draw anew in every step."""
+"""Samplers that draw a new random batch in every step."""
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +23,18 @@ def fixed_size(
       num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, from 1 to n.
       key: one typed key for the whole run; the step is folded into it.
-      step: the step's number, i[], from 0 to 2³² − 1; may be traced, and then counts
-        modulo 2³².
+      step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
 
     Returns:
-      A `Batch` of i32[b] and bool[b], all of it True, in uniformly random order.
+      A `Batch` of i32[b] and bool[b], in uniformly random order. The mask is all True.
 
     Raises:
       ValueError: a size is not a positive integer, n is above 2³¹ − 1 or b above n; a
         static step is out of range; key is not a typed key.
 
-    Privacy: sampling of fixed size under `REPLACE`, at the rate b / n.
+    Privacy: sampling without replacement of a fixed size, under `REPLACE`, at sampling
+    rate b / n.
 
     Example:
       >>> import jax
@@ -60,29 +61,31 @@ def poisson(
 ) -> Batch:
     """One step in which every example takes part with the same probability.
 
-    How many do is drawn first, then who they are: in O(b log b) however large n is.
+    The number of examples is drawn first, and then which examples they are. The time is
+    O(b log b), whatever n is.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
       sampling_rate: q, static, in [0, 1].
-      max_batch_size: the batch's fixed shape b, static. When more than b examples are
-        drawn, a uniformly random b of them are kept and the rest left out.
+      max_batch_size: b, static, the fixed size of the batch. When more than b examples
+        are drawn, a uniformly random b of them are retained and the rest left out.
       key: one typed key for the whole run; the step is folded into it.
-      step: the step's number, i[], from 0 to 2³² − 1; may be traced, and then counts
-        modulo 2³².
+      step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
 
     Returns:
-      A `Batch` of i32[b] and bool[b], in uniformly random order, masked places last.
+      A `Batch` of i32[b] and bool[b], in uniformly random order, with padding last.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; sampling_rate
         is outside [0, 1]; a static step is out of range; key is not a typed key.
 
-    Privacy: with no overflow, Poisson sampling at rate q under any adjacency, given
-    uniform random bits. The number of examples is within 1e-31 of its distribution in
-    total variation, and no example's probability is above q. Given their number all
-    subsets are equally likely, exactly. Leaving examples out on overflow is another
-    mechanism: account for it by `accounting.truncation`.
+    Privacy: without overflow, the sampler is Poisson sampling at rate q under any
+    adjacency, provided that the random bits are uniform. The distribution of the number
+    of examples is within 1e-31 of the binomial one in total variation, and no example's
+    probability is above q. Given the number, all subsets of that size are exactly
+    equally likely. Leaving examples out on overflow is a different mechanism: account
+    for it by `accounting.truncation`.
 
     Example:
       >>> import jax
@@ -99,11 +102,12 @@ def poisson(
 
 
 def _poisson(n: int, rate: float, b: int, key: jax.Array) -> Batch:
-    """A Poisson sample of n examples, and b of them at most."""
+    """A Poisson sample of n examples, of which at most b are retained."""
     count_key, order_key = jax.random.split(key)
     most = min(n, b)
     count = _binomial.draw(count_key, n, rate, most)
-    # In random order, so that the first of them are a uniformly random subset.
+    # The order is uniformly random, so that the first `count` numbers of it are a
+    # uniformly random subset. The shape is static; `count` enters by the mask alone.
     order = jnp.pad(_distinct.distinct(order_key, n, most), (0, b - most))
     mask = jnp.arange(b, dtype=jnp.int32) < count
     return Batch(jnp.where(mask, order, 0), mask)
@@ -118,36 +122,38 @@ def cyclic_poisson(
     key: Key,
     step: ArrayLike,
 ) -> Batch:
-    """One step in which those of one group take part, each with the same probability.
+    """One step in which each example of one group takes part with the same probability.
 
-    Example i is in the group i mod p, and step t samples the group t mod p: so nobody
-    takes part in two of p steps that follow each other.
+    Example i is in group i mod p, and step t samples group t mod p. No example
+    therefore takes part in two of any p consecutive steps.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
-      sampling_rate: q, static, in [0, 1]: p / n_b for an account of n_b steps an epoch,
-        which makes batches of n / n_b.
+      sampling_rate: q, static, in [0, 1]. For an account with n_b steps per epoch, q is
+        p / n_b, and the expected batch size is n / n_b.
       num_groups: p, static, from 1 to n.
-      max_batch_size: the batch's fixed shape b, static. When more than b places are
-        drawn, a uniformly random b of them are kept and the rest left out.
+      max_batch_size: b, static, the fixed size of the batch. When more than b slots of
+        a group are drawn, a uniformly random b of them are retained and the rest left
+        out.
       key: one typed key for the whole run; the step is folded into it.
-      step: the step's number, i[], from 0 to 2³² − 1; may be traced, and then counts
-        modulo 2³².
+      step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
 
     Returns:
-      A `Batch` of i32[b] and bool[b]. ⌈n / p⌉ places are sampled, of which a group with
-      one example less has an empty one.
+      A `Batch` of i32[b] and bool[b]. Every group has ⌈n / p⌉ slots that are sampled;
+      in a group with one example fewer, one slot is padding.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; num_groups is
         above n; sampling_rate is outside [0, 1]; a static step is out of range; key is
         not a typed key.
 
-    Privacy: with no overflow, Poisson sampling at rate q of the group, independently in
-    every step, given uniform random bits. An example's group depends on the number of
-    those before it, so a guarantee holds under `ZERO_OUT` or `REPLACE`, not under
-    `ADD_REMOVE` but for p = 1. Leaving examples out on overflow is another mechanism:
-    account for it by `accounting.truncation` with ⌈n / p⌉ examples.
+    Privacy: without overflow, the sampler is Poisson sampling of the group at rate q,
+    independently in every step, provided that the random bits are uniform. An example's
+    group depends on the number of examples before it. A guarantee therefore holds under
+    `ZERO_OUT` or `REPLACE`, and under `ADD_REMOVE` only for p = 1. Leaving examples out
+    on overflow is a different mechanism: account for it by `accounting.truncation` with
+    ⌈n / p⌉ examples.
 
     Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153.
 
@@ -167,6 +173,7 @@ def cyclic_poisson(
         )
     own = sampler_key(key, "sampling.cyclic_poisson", "step", step)
     drawn = _poisson(-(-n // p), float(sampling_rate), b, own)
+    # uint32 holds ⌈n / p⌉ p, which int32 may not.
     group = check_number("step", step) % np.uint32(p)
     places = drawn.indices.astype(jnp.uint32) * np.uint32(p) + group
     mask = drawn.mask & (places < n)

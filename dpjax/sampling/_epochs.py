@@ -1,4 +1,4 @@
-"""Samplers by which every example takes part once in an epoch."""
+"""Samplers in which every example takes part exactly once in an epoch."""
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,23 @@ from dpjax.sampling._batch import Batch, check_number, sampler_key, sizes
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
-    """The places of all steps, u32[k, b], 0 where the mask is False."""
+    """The positions in the epoch's order that each step has, and the mask.
+
+    Returns:
+      u32[k, b], 0 where the mask is False, and bool[k, b].
+    """
     steps = -(-n // b)
+    # uint32, since k b may be above the largest int32.
     places = jnp.arange(steps * b, dtype=jnp.uint32).reshape(steps, b)
     return jnp.where(places < n, places, 0), places < n
 
 
 def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """The row of `_epoch` at a step; beyond the last one nothing."""
+    """The row of `_epoch` for one step; all padding for a step after the last one."""
     number = check_number("step", step)
     there = number < -(-n // b)
+    # Step 0 in place of a step out of range: the product must not wrap around to the
+    # position of an example.
     places = jnp.where(there, number, 0) * np.uint32(b) + jnp.arange(
         b, dtype=jnp.uint32
     )
@@ -28,9 +35,9 @@ def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
 
 
 def cyclic(num_examples: int, batch_size: int) -> Batch:
-    """One epoch in the data's own order; every epoch is the same.
+    """One epoch in the data's own order; every epoch has the same batches.
 
-    Shuffle the data set once beforehand if its order means something.
+    Shuffle the data set once beforehand if its order carries information.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -42,9 +49,9 @@ def cyclic(num_examples: int, batch_size: int) -> Batch:
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1.
 
-    Privacy: an example takes part in the same step of every epoch (order "fixed"). Its
-    place depends on the number of examples before it, so a guarantee holds under
-    `ZERO_OUT` or `REPLACE`, not under `ADD_REMOVE`.
+    Privacy: an example takes part in the same step of every epoch (order "fixed"). An
+    example's step depends on the number of examples before it. A guarantee therefore
+    holds under `ZERO_OUT` or `REPLACE`, and not under `ADD_REMOVE`.
 
     Example:
       >>> batch = cyclic(5, 2)
@@ -56,13 +63,13 @@ def cyclic(num_examples: int, batch_size: int) -> Batch:
 
 
 def cyclic_step(num_examples: int, batch_size: int, *, step: ArrayLike) -> Batch:
-    """One step of `cyclic`, at the cost of a step.
+    """One step of `cyclic`, without computing the rest of the epoch.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, at least 1.
       step: the step's number within its epoch, i[], from 0 to k − 1, k = ⌈n / b⌉; may
-        be traced. Beyond them the batch is empty.
+        be traced. For a larger number the batch is all padding.
 
     Returns:
       A `Batch` of i32[b] and bool[b], row `step` of `cyclic`.
@@ -71,7 +78,7 @@ def cyclic_step(num_examples: int, batch_size: int, *, step: ArrayLike) -> Batch
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static step
         is not an integer from 0 to 2³² − 1.
 
-    Privacy: that of `cyclic`.
+    Privacy: as for `cyclic`.
 
     Example:
       >>> batch = cyclic_step(5, 2, step=2)
@@ -89,14 +96,14 @@ def reshuffled(
     key: Key,
     epoch: ArrayLike,
 ) -> Batch:
-    """One epoch in a random order of its own.
+    """One epoch in a random order, which differs from epoch to epoch.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, at least 1.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[], from 0 to 2³² − 1; may be traced, and then counts
-        modulo 2³².
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
 
     Returns:
       A `Batch` of i32[k, b] and bool[k, b], k = ⌈n / b⌉ steps: every example once.
@@ -105,11 +112,11 @@ def reshuffled(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
-    Privacy: an example takes part in one step of each epoch, any one (order
+    Privacy: an example takes part in one arbitrary step of each epoch (order
     "reshuffled"), under `ZERO_OUT` or `REPLACE`. A guarantee for that order is the
-    worst over all assignments of examples to steps, whatever draws them. So nothing
-    depends on the order being uniformly random, which it is up to 2¹⁴ examples, or that
-    of a pseudo-random permutation, which it is beyond.
+    worst case over all assignments of examples to steps, however they are drawn. The
+    guarantee therefore does not depend on the distribution of the order, which is
+    uniform for n up to 2¹⁴ and that of a pseudo-random permutation for larger n.
 
     Example:
       >>> import jax
@@ -130,16 +137,16 @@ def reshuffled_step(
     epoch: ArrayLike,
     step: ArrayLike,
 ) -> Batch:
-    """One step of `reshuffled`, at the cost of a step.
+    """One step of `reshuffled`, without computing the rest of the epoch.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, at least 1.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[], from 0 to 2³² − 1; may be traced, and then counts
-        modulo 2³².
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
       step: the step's number within the epoch, i[], from 0 to k − 1, k = ⌈n / b⌉; may
-        be traced. Beyond them the batch is empty.
+        be traced. For a larger number the batch is all padding.
 
     Returns:
       A `Batch` of i32[b] and bool[b], row `step` of `reshuffled`.
@@ -148,7 +155,8 @@ def reshuffled_step(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         or step is out of range; key is not a typed key.
 
-    Privacy: that of `reshuffled`, if steps and epochs are taken in turn.
+    Privacy: as for `reshuffled`, if the steps of each epoch are run once each, and the
+    epochs in turn.
 
     Example:
       >>> import jax
@@ -169,6 +177,6 @@ def _permuted_examples(
     key: Key,
     epoch: ArrayLike,
 ) -> Batch:
-    """The examples that an epoch has at the places."""
+    """The batch of examples at the given positions of the epoch's random order."""
     key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
     return Batch(jnp.where(mask, _permutation.values_at(key, n, places), 0), mask)
