@@ -277,7 +277,7 @@ def _account(
 def _variance(
     shape: StrategySpec | None, decay: float, run: _checks.Epochs
 ) -> jax.Array:
-    """The variance f[T] of the momentum's noise at each step, for unit variance."""
+    """The variance f[T] of the momentum's noise per step, for draws of variance 1."""
     if shape is None:
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
