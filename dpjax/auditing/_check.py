@@ -154,10 +154,12 @@ def _findings(
     """A finding for each pair of neighbouring batches and each change of layout."""
     size = len(jax.tree.leaves(data)[0])
     tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))
+    # A fixed seed: a test must give the same result in every run.
     rng = np.random.default_rng(0)
 
     def finding(change: str, one: Tree, other: Tree, claim: float, i: int) -> Finding:
         # Each of the b terms of a sum may be rounded by an ulp of the partial sum.
+        # The smaller norm, so that a result that explodes allows no larger distance.
         length = min(_norm(one), _norm(other))
         length = length if np.isfinite(length) else 0.0
         rounding = 4 * size * _epsilon(one) * (claimed + length)
@@ -177,6 +179,7 @@ def _findings(
                 now = fn(changed, there)
                 before = whole if adjacency is Adjacency.REPLACE else less
                 yield finding(f"{name}: {what}", now, before, claimed, i)
+                # A masked example must not matter, whatever its values are.
                 masked = fn(changed, there & ~alone)
                 yield finding("masked: its values", masked, less, 0.0, i)
     whole = fn(data, jnp.ones(size, bool))

@@ -24,6 +24,7 @@ def _gaussian_mu_lower64(
     rounding: jax.Array,
 ) -> jax.Array:
     n, m = scores_in.size, scores_out.size
+    # Degrees of freedom of the pooled variance.
     freedom = n + m - 2
     # Test for equal scores by comparisons, which are exact. The variance of equal
     # scores may not be zero: a fused multiply-add leaves a rounding error.

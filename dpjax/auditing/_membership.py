@@ -78,6 +78,7 @@ def train_shadows(
     def one(given: tuple[jax.Array, Key]) -> Tree:
         return run(*given)
 
+    # lax.map over batches of models bounds the memory of training.
     train = functools.partial(jax.lax.map, one, batch_size=min(size, num_models))
     outputs = jax.jit(train)((included, jax.random.split(runs, num_models)))
     return Shadows(included, outputs)

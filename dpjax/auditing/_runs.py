@@ -115,6 +115,7 @@ def linear_scores(outputs: Outputs) -> Outputs:
         raise ValueError(
             f"outputs must have 4 runs at least; got {len(inside)} and {len(outside)}."
         )
+    # Fit on the first half and score the second: the scores are then independent.
     known, other = zip(
         *((x[: len(x) // 2], x[len(x) // 2 :]) for x in (inside, outside)), strict=True
     )

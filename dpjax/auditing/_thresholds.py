@@ -75,6 +75,7 @@ def band(
         _binomial.counts(x.size) if union else np.arange(1, x.size + 1)
         for x in (scores_in, scores_out)
     )
+    # Half of the error for each rate, and in a union an equal share for each count.
     shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
     # The kth largest scores, for the counts k above.
     thresholds, reached = (
@@ -99,6 +100,7 @@ def _rates_at(
 ) -> _Rates:
     """Bounds on a test's rates at a threshold that does not depend on these scores."""
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
+    # The threshold is fixed in advance, so that each count is binomial.
     hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
     return _Rates(
         _binomial.upper(alarms, scores_out.size, error / 2),

@@ -71,6 +71,7 @@ def epsilon_by_step(
             steps,
             costs,
             **strokes(number),
+            # Between computed steps the later, larger ε holds.
             drawstyle="steps-pre",
             markevery=[-1],
             label=label,
@@ -198,7 +199,9 @@ def _bars(
     drawn = [value if math.isfinite(value) else 0.0 for value in values]
     bars = panel.barh(places, drawn, height=0.6, color="#c9d7e3", edgecolor="black")
     panel.bar_label(bars, texts, padding=3, fontsize="small")
+    # Leave space for the texts at the ends of the bars.
     panel.set_xlim(0, 1.35 * (max(drawn) or 1.0))
+    # The first plan is on top.
     panel.invert_yaxis()
     panel.set_yticks(places, found)
     panel.set_xticks([])
@@ -212,6 +215,7 @@ def signal_to_noise(plan: Plan) -> float:
     sigma = _gradients_noise(plan)
     if not plan.schedule:
         return math.sqrt(plan.num_steps) * plan.batch_size / sigma
+    # Steps with equal noise and batch size are counted together.
     counts = groups(plan.schedule, plan.num_steps)
     return math.sqrt(
         sum(count * (b / (sigma * r)) ** 2 for (r, b), count in counts.items())

@@ -55,6 +55,7 @@ def explain(explanation: Explanation, *, ax: "Axes | None" = None) -> "Axes":
     _points(ax, of, "D", "vmap", color="#0072b2", **hollow)
     ax.set_xscale("log")
     ax.set_yticks(range(len(rows)), [_label(row.parameter, row.shape) for row in rows])
+    # Inverted, so that the first parameter is on top.
     ax.set_ylim(len(rows) - 0.5, -0.5)
     for place, row in enumerate(rows):
         note = row.why if row.norm in _MARKERS else "the loss does not depend on it"

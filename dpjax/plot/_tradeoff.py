@@ -84,6 +84,7 @@ def promised(
     """The trade-off curves of guarantees, as lines to draw."""
     profiles = [_profile(guarantee) for guarantee in guarantees]
     found = names(labels, [_name(guarantee) for guarantee in guarantees])
+    # The marked rate is one of the points, so that its marker is on the curve.
     rates = np.union1d(_RATES, [false_positive_rate])
     marked = int(np.searchsorted(rates, false_positive_rate))
     lines = []
@@ -127,6 +128,7 @@ def curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
     # Without any finite ε nothing is known but that rates are at least 0.
     if not epsilons.size:
         return np.zeros_like(rates)
+    # The trade-off is taken at these ε alone, whose δ are given.
     found = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
     return np.asarray(found, np.float64)
 

@@ -38,6 +38,7 @@ def gradient_sum(
             losses = jax.vmap(loss_fn, (None, 0))(params, examples)
             return jnp.sum(losses, where=mask), losses
 
+        # Without clipping one backward pass gives the sum: no per-example gradients.
         total, losses = jax.grad(total_loss, has_aux=True)(params)
         used = mask
     else:
@@ -131,6 +132,7 @@ def descend(
             clip_norm=gradient_norm if clipped else None,
             microbatch_size=microbatch_size,
         )
+        # The step number gives each step an independent draw of noise.
         noise = gaussian_like(jax.random.fold_in(noise_key, number), total, stddev)
 
         # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278, with
@@ -147,12 +149,14 @@ def descend(
         params: Tree, inputs: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[Tree, Curve]:
         number, step_sizes, stddevs = inputs
+        # Steps are numbered through all epochs, so that no noise key repeats.
         numbers = number * period + jnp.arange(period)
         return jax.lax.scan(
             step, params, _Step(batches_of(number), step_sizes, stddevs, numbers)
         )
 
     epochs = jnp.arange(step_sizes.shape[0])
+    # Two nested scans: an outer step makes the batches of one epoch only.
     last, curve = jax.lax.scan(epoch, widen(params), (epochs, step_sizes, stddevs))
     return last, jax.tree.map(jnp.ravel, curve)
 

@@ -189,6 +189,7 @@ def dp_nsgd(
     validate.one_of("order", order, ("fixed", "reshuffled"))
     validate.one_of("noise", noise, ("exact", "printed"))
     validate.decay("decay", decay)
+    # Round first: the accountant and the program must use the same float32 numbers.
     decay, clip_norm = _numbers.down(decay), _numbers.up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(
@@ -206,6 +207,8 @@ def dp_nsgd(
         noise_multiplier = _calibrate(noise, account, target, run)
         profile = Gaussian(account(noise_multiplier))
 
+    # A schedule is static, since it is a function; a number is traced, so that other
+    # learning rates need no new compilation.
     scheduled = callable(learning_rate)
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
@@ -225,6 +228,7 @@ def dp_nsgd(
 
     variance = _variance(shape, decay, run)
     dimension = sum(x.size for x in jax.tree.leaves(trained))
+    # The noise of a mean gradient in one coordinate, before the momentum.
     coordinate = clip_norm * noise_multiplier / run.batch_size
     return Result(
         params=trained,
@@ -237,6 +241,7 @@ def dp_nsgd(
             assumptions=_assumptions.every_step(order),
         ),
         num_steps=run.num_steps,
+        # Rounded down, so that the reported noise never exceeds the noise added.
         noise_multiplier=_numbers.to_float32(_numbers.down(noise_multiplier)),
     )
 

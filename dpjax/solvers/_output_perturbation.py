@@ -148,6 +148,7 @@ def output_perturbation(
         setting=given,
     )
 
+    # ε for Gamma-norm noise, μ for Gaussian noise: sensitivity over scale, rounded up.
     spent = jnp.asarray(_numbers.up(sensitivity / scale))  # cast to the default dtype
     return Result(
         params=private,
@@ -233,6 +234,7 @@ def _train(
 
     Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
     """
+    # Taken outside the scope below, in which the default would be float64.
     dtype = default_float()
     with jax.enable_x64(True):
         # Lines 2 to 4: T steps of gradient descent, without noise.

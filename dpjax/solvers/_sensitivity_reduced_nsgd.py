@@ -102,6 +102,7 @@ def sensitivity_reduced_nsgd(
     target = _checks.check_target(epsilon, delta)
     validate.decay("decay", decay)
     validate.closed_unit("refresh", refresh)
+    # Round first: the accountant and the program must use the same float32 numbers.
     decay, refresh = _numbers.down(decay), _numbers.down(refresh)
     clips = _clip_norms(clip_norm, change_clip_norm, drift_clip_norm)
     if not callable(learning_rate):

@@ -65,6 +65,7 @@ class Loss:
         # In units of the bound, squares of small features do not underflow, and squares
         # of large features do not overflow.
         norm = jnp.sqrt(square_sum(features, unit=bound))
+        # Divide by 1 at least: features within the ball are not scaled up.
         features = features / jnp.maximum(norm, 1.0)
         dtype = jnp.promote_types(features.dtype, jnp.result_type(params))
         features, params = features.astype(dtype), params.astype(dtype)
@@ -90,6 +91,7 @@ class Loss:
                 f"{features.shape} and {labels.shape}."
             )
         real = jnp.issubdtype(labels.dtype, jnp.floating)
+        # Integer labels cannot be NaN, and np.isnan does not accept all dtypes.
         known = labels[~np.isnan(labels)] if real else labels
         wrong = known[~np.asarray(self.admits(known), bool)]
         if wrong.size:
