@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# The same for a running program: a test holds that both lists agree.
+# The same names at run time; a test checks that both lists agree.
 _MODULES = (
     *("accounting", "auditing", "checkpoint", "clipping", "ledger", "noise", "plot"),
     *("sampling", "solvers", "strategies", "workloads"),
@@ -69,9 +69,10 @@ _NAMES = {
     "noise._momentum": ("tree_momentum",),
     "noise._optimizers": ("dp_adam", "dp_adamw", "dp_nsgd", "dp_sgd"),
 }
+# From each public name to the module that defines it.
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-# Not `plot`, which `from dpjax import *` could not import without matplotlib.
+# `plot` is left out: `from dpjax import *` would fail to import it without matplotlib.
 __all__ = sorted({*_MODULES, *_HOMES} - {"plot"})  # pyright: ignore
 
 
@@ -86,10 +87,11 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"dpjax.{_HOMES[name]}"), name)
     else:
         raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
+    # Stored in the module, so that the next access does not call this function.
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """The public names, for those who complete names."""
+    """The public names, for `dir` and tab completion."""
     return [*__all__, "plot", "__doc__", "__version__"]

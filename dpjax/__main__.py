@@ -1,4 +1,4 @@
-"""`python -m dpjax`."""
+"""The command-line entry point, `python -m dpjax`."""
 
 import sys
 

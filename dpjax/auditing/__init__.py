@@ -1,30 +1,32 @@
-"""Auditing: attacks on one's own guarantees, and what their success proves.
+"""Auditing: attacks on one's own guarantees, and the bounds that their success proves.
 
-A guarantee bounds every attack from above. An attack that is carried out bounds what is
-true from below, with a stated confidence. Where the lower bound exceeds what was
-reported, the report is wrong; where it is below, nothing is proven.
+A guarantee bounds the success of every attack from above. The success of one attack
+bounds the true privacy loss from below, with a stated confidence. If the lower bound
+exceeds the reported privacy loss, the report is wrong; otherwise nothing is proven.
 
-Without noise, `check` measures how far one example moves what a function of one's own
-returns, against the sensitivity that is claimed for it: a test in three lines.
+Without noise, `check` measures how far one example moves the result of a user's own
+function, against the sensitivity that is claimed for this function: a test in three
+lines.
 
 From a mechanism to scores:
 
 1. `plant`, `plant_directions`, `random_directions`: canaries in a loss, whose gradients
-   are known. `matched_filter` scores them by all that a run `released`, once its noise
-   is white (`white_by_strategy`, `white_by_tree`); `mixture_scores` where chance
-   decided in which steps they took part.
+   are known. `matched_filter` scores canaries by all values that a run `released`, once
+   the noise is white (`white_by_strategy`, `white_by_tree`). `mixture_scores` does so
+   where the steps in which a canary took part were random.
 2. `train_many`, `linear_scores`: thousands of whole runs, on a data set and on its
    neighbour.
-3. `train_shadows`, `log_odds`, `likelihood_ratios`: who was in a model's data, by
-   others that were trained alike.
+3. `train_shadows`, `log_odds`, `likelihood_ratios`: membership inference, which tests
+   whether an example was in a model's training data by means of other models that were
+   trained in the same way.
 
 From scores to a bound:
 
-1. `epsilon_lower`, `mu_lower`: from the scores of independent attacks, at all
-   thresholds; `epsilon_at` with one from `best_threshold`. `gaussian_mu_lower`: of a
-   Gaussian mechanism, where it loses least.
-2. `one_run_epsilon_lower`, `one_run_mu_lower`: from canaries that took part in one run
-   by coins, however their scores depend on each other.
+1. `epsilon_lower`, `mu_lower`: bounds from the scores of independent attacks, at all
+   thresholds. `epsilon_at` uses one threshold, from `best_threshold`.
+   `gaussian_mu_lower` loses least, but needs a Gaussian mechanism.
+2. `one_run_epsilon_lower`, `one_run_mu_lower`: bounds from canaries whose participation
+   in one run was decided by coins, however the scores depend on each other.
 3. `auroc`, `true_positive_rate`, `bootstrap_quantiles`: estimates, which prove nothing.
 """
 

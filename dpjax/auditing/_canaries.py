@@ -1,8 +1,9 @@
-"""Canaries: examples whose gradient is known, so that it is known what to look for.
+"""Canaries: examples with known gradients, so that an attack knows its signal.
 
-A canary's loss is linear in the parameters, and its gradient is a direction of them
-that nothing else moves along. Then an attack that reads one number sees all that the
-mechanism gives away of the canary.
+A canary's loss is linear in the parameters, so its gradient is a fixed direction in
+parameter space. If no other example moves the parameters along this direction, as with
+`plant`, then one number, the release along this direction, contains everything that the
+mechanism reveals about the canary.
 """
 
 from collections.abc import Callable
@@ -17,11 +18,11 @@ from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
 
 
 class Planted(NamedTuple, Generic[Params]):
-    """Parameters, and beside them a coordinate for each canary.
+    """Model parameters, with one extra coordinate for each canary.
 
     Attributes:
-      params: those of the model.
-      slots: f[k], which no example moves but the canary of that number.
+      params: the parameters of the model.
+      slots: f[k]; slot i has a gradient at canary i alone.
     """
 
     params: Params
@@ -29,11 +30,12 @@ class Planted(NamedTuple, Generic[Params]):
 
 
 class Marked(NamedTuple):
-    """Examples, some of which are canaries.
+    """A batch of examples, some of which are marked as canaries.
 
     Attributes:
-      example: what the loss takes; where a canary is, any example that it is finite at.
-      canary: which canary it is, i32[*b], and −1 for none.
+      example: the examples that the loss takes. In the place of a canary this may be
+        any example at which the loss is finite.
+      canary: the number of the canary, i32[*b]; −1 for an ordinary example.
     """
 
     example: Any
@@ -41,19 +43,20 @@ class Marked(NamedTuple):
 
 
 def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
-    """Give a loss canaries in coordinates of their own, so that no model learns them.
+    """Add canaries to a loss, in extra coordinates that the model does not use.
 
-    What comes after the loss is audited as it is: clipping, masks, the sum, noise.
+    Every stage after the loss is audited unchanged: clipping, masks, the sum, noise.
 
     Args:
-      loss_fn: of parameters and ONE example to a scalar.
-      norm: the length of a canary's gradient, f[]: at least the clip norm, so that it
-        is clipped to just that.
+      loss_fn: the loss of ONE example, `loss_fn(params, example)`, a scalar.
+      norm: the L2 norm of a canary's gradient, f[]: at least the clip norm, so that the
+        gradient is clipped to the clip norm exactly.
 
     Returns:
       A loss of `Planted(params, slots)` and one `Marked(example, canary)`. A canary's
-      gradient is norm along its slot and zero elsewhere; that of any other example is
-      its own, and zero along the slots. So slots without a canary show the noise alone.
+      gradient is norm along its slot and zero elsewhere. The gradient of any other
+      example is unchanged, and zero along the slots. So slots without a canary show the
+      noise alone.
 
     Raises:
       ValueError: norm is not positive.
@@ -74,6 +77,7 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
     def loss(planted: Planted, marked: Marked) -> jax.Array:
         own = loss_fn(planted.params, marked.example)
         canary = jnp.asarray(marked.canary)
+        # jnp.where evaluates both branches: −1 must not index from the end.
         slot = planted.slots[jnp.maximum(canary, 0)]
         return jnp.where(canary >= 0, norm * slot, own).astype(own.dtype)
 
@@ -81,14 +85,15 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
 
 
 def plant_directions(loss_fn: LossFn, directions: Tree) -> Callable[..., jax.Array]:
-    """Give a loss canaries along directions of the parameters that it has.
+    """Add canaries to a loss, along directions of its own parameters.
 
-    They audit the noise of these very coordinates, and they move the model.
+    Such canaries audit the noise of the model's own coordinates, and they change the
+    model.
 
     Args:
-      loss_fn: of parameters and ONE example to a scalar.
-      directions: the canaries' gradients, a tree as the parameters with a leading axis
-        k; of a norm that is at least the clip norm. `random_directions` makes some.
+      loss_fn: the loss of ONE example, `loss_fn(params, example)`, a scalar.
+      directions: the canaries' gradients, a tree like the parameters with a leading
+        axis k, whose norms are at least the clip norm. `random_directions` makes some.
 
     Returns:
       A loss of the parameters and one `Marked(example, canary)`.
@@ -106,6 +111,7 @@ def plant_directions(loss_fn: LossFn, directions: Tree) -> Callable[..., jax.Arr
     def loss(params: Tree, marked: Marked) -> jax.Array:
         own = loss_fn(params, marked.example)
         canary = jnp.asarray(marked.canary)
+        # As in `plant`, an ordinary example reads row 0 and discards it.
         row = jnp.maximum(canary, 0)
         parts = jax.tree.map(lambda u, p: jnp.vdot(u[row], p), directions, params)
         linear = jax.tree.reduce(jnp.add, parts)
@@ -115,16 +121,16 @@ def plant_directions(loss_fn: LossFn, directions: Tree) -> Callable[..., jax.Arr
 
 
 def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> Tree:
-    """Orthogonal directions of the parameters, uniformly at random.
+    """Orthogonal directions in parameter space, uniformly at random.
 
     Args:
       params: the parameters, d numbers in all.
-      num: k, how many, static, from 1 to d. They take k d numbers.
-      norm: their length, f[].
-      key: one typed key, for this alone.
+      num: k, the number of directions, static, from 1 to d. The result has k d numbers.
+      norm: the L2 norm of each direction, f[].
+      key: one typed key, used for nothing else.
 
     Returns:
-      A tree as params, with a leading axis k, in float32.
+      A tree like params, with a leading axis k, in float32.
 
     Raises:
       ValueError: an argument is out of range.
@@ -145,7 +151,7 @@ def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> T
         raise ValueError(
             f"num must be at most the {sum(sizes)} coordinates of params; got {num!r}."
         )
-    # Of Gaussian columns, what Gram and Schmidt make is uniform.
+    # Orthonormalised Gaussian columns are uniformly distributed.
     q, _ = jnp.linalg.qr(jax.random.normal(key, (sum(sizes), num), jnp.float32))
     rows, parts, begin = (norm * q.T).astype(jnp.float32), [], 0
     for x, size in zip(leaves, sizes, strict=True):
@@ -155,11 +161,11 @@ def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> T
 
 
 def project_on(directions: Tree, released: Tree) -> jax.Array:
-    """How far each step's release goes along each direction, ⟨u_i, y_t⟩.
+    """The inner products ⟨u_i, y_t⟩ of each direction with each step's release.
 
     Args:
-      directions: a tree of leaves f[k, ...].
-      released: what T steps released, a tree of leaves f[T, ...].
+      directions: u, a tree of leaves f[k, ...].
+      released: y, the released values of T steps, a tree of leaves f[T, ...].
 
     Returns:
       f[T, k].

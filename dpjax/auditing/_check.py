@@ -1,9 +1,10 @@
-"""A grey-box check: how far does one example move what a user's own function returns?
+"""A grey-box check: how far does one example move the result of a user's own function?
 
-Noise is no matter here: the function is deterministic, or has its key inside, so that
-the same noise is in both results and goes away in their difference. What is left is the
-sensitivity, which is measured on neighbouring batches: with an example and without it,
-or with another in its place, ordinary and extreme ones, among others and alone.
+Noise does not affect this check. The function is deterministic, or its key is fixed
+inside, so that both results contain the same noise, which cancels in their difference.
+The difference is then a lower bound on the sensitivity. The check measures differences
+on neighbouring batches: with an example and without the example, or with another
+example in its place, ordinary or extreme, among other examples and alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,20 +18,22 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike, Tree
 
+# The whole batch and random halves; besides, each example is tried alone.
 _BATCHES = 3
-_MOST = 12  # of the batch's examples, spread over it, are tried
-# What an example is replaced by: its floats times these.
+# At most this many examples, evenly spaced over the batch, are tried.
+_MOST = 12
+# Extreme examples: the floats of the original example times these factors.
 _FACTORS = {"huge": 1e6, "huge, negated": -1e6, "zero": 0.0, "not finite": np.nan}
 
 
 class Finding(NamedTuple):
-    """How far one kind of change moves the result, at worst.
+    """The largest distance by which one kind of change moves the result.
 
     Attributes:
-      change: what was changed.
-      distance: the L2 distance between the results.
-      allowed: how far it may be, rounding included.
-      example: of which of the batch's examples.
+      change: a description of the change.
+      distance: the L2 distance between the two results.
+      allowed: the largest distance allowed, rounding included.
+      example: the index in the batch of the changed example.
     """
 
     change: str
@@ -40,17 +43,18 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `check` found; it prints as a table.
+    """The findings of `check`; a report prints as a table.
 
     Attributes:
-      findings: of each kind of change the worst one.
+      findings: the worst finding for each kind of change.
     """
 
     findings: tuple[Finding, ...]
 
     @property
     def worst(self) -> Finding:
-        """The finding that goes farthest beyond what is allowed."""
+        """The finding with the largest ratio of distance to allowed distance."""
+        # Changes that must not matter may be allowed a distance of 0.
         return max(self.findings, key=lambda x: x.distance / max(x.allowed, 1e-300))
 
     @property
@@ -59,7 +63,7 @@ class Report(NamedTuple):
         return self.worst.distance <= self.worst.allowed
 
     def __repr__(self) -> str:
-        """A line for each kind of change."""
+        """A table with a line for each kind of change."""
         width = max(len(x.change) for x in self.findings)
         return "\n".join(
             f"{x.change:{width}}  moves by {x.distance:.6g}, allowed {x.allowed:.6g}"
@@ -77,29 +81,32 @@ def check(
     sensitivity: ArrayLike,
     adjacency: Adjacency,
 ) -> Report:
-    """Measure how far one example moves a function's result, against what is claimed.
+    """Measure how far one example moves a function's result, against a claimed bound.
 
     Args:
-      fn: from a batch and a mask bool[b] of what is there to a tree of arrays: a
-        clipped sum, or a whole step. Two calls with the same arguments must agree, so
-        that a key is fixed inside. Jit it, since it is called some hundred times.
+      fn: a function from a batch and the mask bool[b] of its valid examples to a tree
+        of arrays: a clipped sum, or a whole step. Two calls with the same arguments
+        must agree, so that any key is fixed inside. Jit the function, since `check`
+        calls it some hundred times.
       data: a batch, a tree of arrays with a leading axis b, at least 2.
-      sensitivity: the claim: the L2 distance that one example moves the result by.
-      adjacency: what the claim compares. Under REPLACE the result with one example is
-        compared to that with another one, else to that without it.
+      sensitivity: the claim: the largest L2 distance by which one example moves the
+        result.
+      adjacency: which data sets the claim compares. Under REPLACE a result with a
+        changed example is compared to the result with the original example, and under
+        other adjacencies to the result without it.
 
     Returns:
-      A `Report`: `assert report.passed, report` is a test. Changes are: an example left
-      out, or another or an extreme one in its place, in the whole batch, in halves of
-      it and alone; what stands in masked places, which must not matter, nor must more
-      of them; and the order of the batch, which must not either.
+      A `Report`: `assert report.passed, report` is a test. An example is left out, or
+      replaced by another or by an extreme example, in the whole batch, in halves of the
+      batch and alone. Three other changes must not move the result: changed values at
+      masked positions, more masked positions, and another order of the batch.
 
     Raises:
       ValueError: sensitivity is not positive, or the batch has fewer than 2 examples.
 
-    Privacy: it measures some neighbours, and so bounds the sensitivity from below: what
-    passes is not thereby private. It knows nothing of noise. A sum of b terms may be
-    rounded, and by how much is added to what is allowed.
+    Privacy: `check` measures some neighbours, and so bounds the sensitivity from below:
+    passing is no proof of privacy. The check tests nothing about noise. A sum of b
+    terms may be rounded, and a bound on this rounding is added to the allowed distance.
 
     Reference: the idea of running on neighbours under the same randomness is that of
     "Re:cord-play", https://arxiv.org/abs/2602.17454.
@@ -144,18 +151,21 @@ def _findings(
     claimed: float,
     adjacency: Adjacency,
 ) -> Iterator[Finding]:
-    """Every neighbour's finding."""
+    """A finding for each pair of neighbouring batches and each change of layout."""
     size = len(jax.tree.leaves(data)[0])
     tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))
+    # A fixed seed: a test must give the same result in every run.
     rng = np.random.default_rng(0)
 
     def finding(change: str, one: Tree, other: Tree, claim: float, i: int) -> Finding:
-        # A sum of b terms, each of which may be rounded by an ulp of what is added up.
+        # Each of the b terms of a sum may be rounded by an ulp of the partial sum.
+        # The smaller norm, so that a result that explodes allows no larger distance.
         length = min(_norm(one), _norm(other))
         length = length if np.isfinite(length) else 0.0
         rounding = 4 * size * _epsilon(one) * (claimed + length)
         return Finding(change, _norm(_minus(one, other)), claim + rounding, int(i))
 
+    # Without other examples, or with fewer, a bug of normalisation shows more clearly.
     halves = {f"half {k}": rng.random(size) < 0.5 for k in range(1, _BATCHES)}
     for i in tried:
         alone = np.arange(size) == i
@@ -164,10 +174,12 @@ def _findings(
             whole = fn(data, there)
             less = fn(data, there & ~alone)
             yield finding(f"{name}: left out", whole, less, claimed, i)
+            # Without REPLACE, neighbours differ in whether an example is there at all.
             for what, changed in _change_one_example(data, i):
                 now = fn(changed, there)
                 before = whole if adjacency is Adjacency.REPLACE else less
                 yield finding(f"{name}: {what}", now, before, claimed, i)
+                # A masked example must not matter, whatever its values are.
                 masked = fn(changed, there & ~alone)
                 yield finding("masked: its values", masked, less, 0.0, i)
     whole = fn(data, jnp.ones(size, bool))
@@ -180,7 +192,7 @@ def _findings(
 
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
-    """Batches with something else in place i."""
+    """Names of changes, and the batches with example i changed in this way."""
     leaves, treedef = jax.tree.flatten(data)
     size, floats = (
         len(leaves[0]),
@@ -198,13 +210,14 @@ def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
 
 
 def _minus(one: Tree, other: Tree) -> Tree:
+    # In float64, so that the difference adds no rounding of its own.
     return jax.tree.map(
         lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), one, other
     )
 
 
 def _norm(tree: Tree) -> float:
-    """The L2 norm of all leaves, infinite where something is not finite."""
+    """The L2 norm over all leaves; infinite if any entry is not finite."""
     squares = sum(
         float(np.sum(np.square(np.asarray(x, np.float64))))
         for x in jax.tree.leaves(tree)
@@ -213,7 +226,7 @@ def _norm(tree: Tree) -> float:
 
 
 def _epsilon(tree: Tree) -> float:
-    """The coarsest rounding of all leaves."""
+    """The largest machine epsilon among the floating-point leaves; 0 without any."""
     floats = [jnp.result_type(x) for x in jax.tree.leaves(tree)]
     found = [float(jnp.finfo(x).eps) for x in floats if jnp.issubdtype(x, jnp.floating)]
     return max(found, default=0.0)

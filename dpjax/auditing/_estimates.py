@@ -1,4 +1,4 @@
-"""What an attack achieved on the scores at hand: estimates, without a confidence."""
+"""Estimates of an attack's success on given scores, without a confidence bound."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def _auroc64(scores_in: jax.Array, scores_out: jax.Array) -> jax.Array:
     below, at_most = (
         jnp.searchsorted(ordered, scores_in, side=side) for side in ("left", "right")
     )
-    # Half an integer of 32 bits is a float of 32 bits.
+    # Equal scores count half. Cast before dividing: JAX would divide int32 in float32.
     pairs = (below + at_most).astype(scores_in.dtype) / 2
     return jnp.mean(pairs) / scores_out.size
 
@@ -28,6 +28,7 @@ def _true_positive_rate64(
     scores_in: jax.Array, scores_out: jax.Array, false_positive_rate: jax.Array
 ) -> jax.Array:
     ordered = jnp.sort(scores_out, descending=True)
+    # The factor keeps a product just below an integer, by rounding, from losing it.
     allowed = jnp.floor(false_positive_rate * scores_out.size * (1 + 1e-12))
     at = jnp.minimum(allowed, scores_out.size - 1).astype(jnp.int32)
     above = jnp.mean(scores_in > ordered[at])
@@ -35,15 +36,15 @@ def _true_positive_rate64(
 
 
 def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> jax.Array:
-    """The share of pairs in which the score of what took part is the larger one.
+    """The share of pairs of scores in which the participating example scores higher.
 
     Args:
       scores_in: scores where the example took part, f[*b, n].
-      scores_out: where it did not, f[*b, m].
+      scores_out: scores where the example did not take part, f[*b, m].
 
     Returns:
-      f[*b], in [0, 1], 0.5 for an attack that knows nothing; equal scores count half.
-      An estimate of the area under the receiver's curve.
+      f[*b], in [0, 1], an estimate of the area under the ROC curve. Random guessing has
+      the value 0.5. Equal scores count half.
 
     Raises:
       ValueError: there are no scores.
@@ -60,17 +61,17 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> jax.Array:
 def true_positive_rate(
     scores_in: ArrayLike, scores_out: ArrayLike, false_positive_rate: ArrayLike
 ) -> jax.Array:
-    """The share of what took part above a threshold that few others exceed.
+    """The true-positive rate at the threshold with a given false-positive rate.
 
     Args:
       scores_in: scores where the example took part, f[*b, n].
-      scores_out: where it did not, f[*b, m].
-      false_positive_rate: of these at most this share is above the threshold, f[*b],
-        in [0, 1].
+      scores_out: scores where the example did not take part, f[*b, m].
+      false_positive_rate: at most this share of scores_out is above the threshold,
+        f[*b], in [0, 1].
 
     Returns:
-      f[*b], an estimate. `accounting.fdp.true_positive_rate` says what a guarantee
-      allows.
+      The share of scores_in above the threshold, f[*b], an estimate. The largest rate
+      that a guarantee allows is `accounting.fdp.true_positive_rate`.
 
     Raises:
       ValueError: there are no scores, or the rate is out of range.
@@ -95,21 +96,22 @@ def bootstrap_quantiles(
     num_samples: int,
     key: Key,
 ) -> jax.Array:
-    """Quantiles of a statistic over scores drawn again: a spread, and no bound.
+    """Bootstrap quantiles of a statistic of scores: its spread, and not a bound.
 
-    Nothing is proven by them. Of an ε they are too small where scores are few and in
-    the tails, where no score is, they know nothing.
+    Bootstrap quantiles prove nothing. For a statistic like ε they are too small if
+    there are few scores, and they ignore the tails beyond the observed scores.
 
     Args:
-      statistic: of scores in and out, f[n] and f[m], to a number, as `auroc`.
+      statistic: a function from scores_in f[n] and scores_out f[m] to a number, such as
+        `auroc`.
       scores_in: f[n].
       scores_out: f[m].
-      quantiles: f[*q], in [0, 1].
-      num_samples: how often to draw, static, at least 1.
+      quantiles: the probabilities of the quantiles, f[*q], in [0, 1].
+      num_samples: the number of resamples, static, at least 1.
       key: one typed key.
 
     Returns:
-      f[*q].
+      The quantiles, f[*q].
 
     Raises:
       ValueError: an argument is out of range.

@@ -1,4 +1,4 @@
-"""The separation of two Gaussians, from draws of each."""
+"""A lower confidence bound for the separation of two Gaussians, from draws of each."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,9 @@ from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike
 from dpjax.auditing._thresholds import check_confidence, check_scores
 
-_FEWEST = 32  # draws in all, with which the quadrature below is exact to 1e-14
+# The least number of draws for which the quadrature below is exact to 1e-14.
+_FEWEST = 32
+# Nodes of the quadrature, in standard deviations.
 _NODES = np.linspace(-12.0, 12.0, 193)
 
 
@@ -22,9 +24,10 @@ def _gaussian_mu_lower64(
     rounding: jax.Array,
 ) -> jax.Array:
     n, m = scores_in.size, scores_out.size
+    # Degrees of freedom of the pooled variance.
     freedom = n + m - 2
-    # Comparisons are exact, where means and variances of equal scores are not: a fused
-    # multiply-add leaves a rounding of what should be zero.
+    # Test for equal scores by comparisons, which are exact. The variance of equal
+    # scores may not be zero: a fused multiply-add leaves a rounding error.
     constant = (jnp.min(scores_in) == jnp.max(scores_in)) & (
         jnp.min(scores_out) == jnp.max(scores_out)
     )
@@ -40,21 +43,25 @@ def _gaussian_mu_lower64(
     error = rounding * largest + (n + m + 16) * ULP * reach
     gap, stddev = gap - 2 * error, stddev + 2 * error
     unit = np.sqrt(1 / n + 1 / m)
+    # Without separation or without spread, t is a harmless number that is not used.
     some = (stddev > 0) & (gap > 0)
     t = jnp.where(some, gap, 1.0) / (jnp.where(some, stddev, 1.0) * unit)
 
     # Owen (1968), https://doi.org/10.1080/00401706.1968.10490580: with w² = χ²_ν / ν
     # and θ = μ / √(1/n + 1/m), P((Z + θ) / w >= t) = E Φ(θ − t w). The logarithm x of
     # w has the density exp(ν (x − e^{2x}/2)), up to a factor, and a standard deviation
-    # near 1 / √(2ν): of such a function, the sum over equal steps is the integral.
+    # near 1 / √(2ν). For so smooth and fast-decaying a function, a sum over equal steps
+    # is the integral to within rounding.
     x = _NODES / np.sqrt(2 * freedom)
     weights = np.exp(freedom * (x - np.expm1(2 * x) / 2))
     w, weights = np.exp(x), weights / weights.sum()
 
     def refuted(theta: jax.Array) -> jax.Array:
         tail = jnp.sum(weights * ndtr(theta - t * w))
+        # The factor is far above the rounding error of the tail.
         return tail * (1 + 1e-9) <= 1 - confidence
 
+    # Search θ from 0, which may be refuted, to 2t, where nothing is asked.
     zero = jnp.zeros_like(t)
     theta = bisect(refuted, 2 * t, zero, times=64)
     mu = jnp.where(some & refuted(zero), theta * unit * (1 - (n + m) * ULP), 0.0)
@@ -62,7 +69,7 @@ def _gaussian_mu_lower64(
 
 
 def _machine_epsilon(scores: ArrayLike) -> float:
-    """The spacing of floats at 1 in the scores' dtype; 0 where it is not of floats."""
+    """The spacing of floats at 1 in the scores' dtype; 0 for integer dtypes."""
     dtype = getattr(scores, "dtype", np.dtype(np.float64))
     return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
 
@@ -70,30 +77,31 @@ def _machine_epsilon(scores: ArrayLike) -> float:
 def gaussian_mu_lower(
     scores_in: ArrayLike, scores_out: ArrayLike, *, confidence: ArrayLike
 ) -> jax.Array:
-    """A μ that a Gaussian mechanism exceeds, from an attack's scores.
+    """A lower confidence bound on a Gaussian mechanism's μ, from an attack's scores.
 
     Args:
-      scores_in: scores where the example took part, f[*b, n]: those of a matched
-        filter (`matched_filter`), which loses nothing.
-      scores_out: where it did not, f[*b, m]; 32 with scores_in at least.
-      confidence: with at least this probability the bound holds, f[*b], in (0.5, 1).
+      scores_in: scores where the example took part, f[*b, n]. Scores of a matched
+        filter (`matched_filter`) lose nothing.
+      scores_out: scores where the example did not take part, f[*b, m]. Both together
+        are at least 32 scores.
+      confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      μ, f[*b], rounded down; exact, in that the bound fails with just the probability
-      1 − confidence, but for what scores round: each is taken to be off by two units in
-      the last place of the largest. Without any noise it is inf, if scores where the
-      example took part are larger by more than that, and else 0; so it is where a score
-      is NaN.
+      μ, f[*b], rounded down. The bound is exact: it fails with probability
+      1 − confidence, apart from an allowance for the rounding of scores. Each score may
+      be off by two units in the last place of the largest score. Without any noise the
+      bound is inf if scores_in are larger than scores_out by more than this allowance,
+      and 0 otherwise. The bound is 0 if a score is NaN.
 
     Raises:
       ValueError: an argument is out of range, or there are too few scores.
 
-    Privacy: it bounds the mechanism from below, and is no guarantee. It assumes that
-    all scores are independent and Gaussian, with one variance, which need not be known,
-    one mean where the example took part and one where it did not. What
-    `add_gaussian_noise`, `tree_momentum` and `correlated_noise` release at canaries of
-    one norm gives such scores. Anything else, and any mixture over samples, asks for
-    `mu_lower`.
+    Privacy: the result bounds the mechanism's μ from below, and is no guarantee. It
+    assumes that all scores are independent and Gaussian, with a common variance, which
+    need not be known, with one mean where the example took part and another mean where
+    the example did not. The releases of `add_gaussian_noise`, `tree_momentum` and
+    `correlated_noise` at canaries of one norm give such scores. For all other scores,
+    and for any mixture over samples, use `mu_lower`.
 
     Reference: Owen (1968), on Student's t with a non-centrality.
 
@@ -112,5 +120,6 @@ def gaussian_mu_lower(
             f"scores_in and scores_out must be {_FEWEST} together at least; got "
             f"{count}."
         )
+    # Two units in the last place of the largest score.
     rounding = 2 * max(_machine_epsilon(scores_in), _machine_epsilon(scores_out))
     return _gaussian_mu_lower64(scores_in, scores_out, confidence, rounding)

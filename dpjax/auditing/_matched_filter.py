@@ -1,9 +1,10 @@
-"""Matched filters: the one number in which an attack on Gaussian noise loses nothing.
+"""Matched filters: the sufficient statistic for an attack on Gaussian noise.
 
-Of a signal h in white noise z of standard deviation s, ⟨h, h + z⟩ / ‖h‖ is all that
-there is to know about whether h is there: it is N(0, s²) without it and N(‖h‖, s²) with
-it, which is a Gaussian mechanism of μ = ‖h‖ / s. Noise that a strategy or a tree
-correlates is first made white, by a linear map that depends on the mechanism alone.
+Let y be white noise z of standard deviation s, or h + z with a known signal h. Then
+⟨h, y⟩ / ‖h‖ is a sufficient statistic for whether y contains h. Its distribution is
+N(0, s²) without the signal and N(‖h‖, s²) with the signal, as for a Gaussian mechanism
+of μ = ‖h‖ / s. Noise that a strategy or a tree correlates is whitened first, by a
+linear map that depends on the mechanism alone.
 """
 
 from collections.abc import Callable
@@ -24,14 +25,15 @@ Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
 def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
-    """What a mechanism makes of given sums, step by step.
+    """The values that a mechanism releases for given sums, step by step.
 
     Args:
-      transformation: as `dpjax.add_gaussian_noise` or `dpjax.tree_momentum` make it.
+      transformation: the mechanism, as made by `dpjax.add_gaussian_noise` or
+        `dpjax.tree_momentum`.
       sums: the incoming sums of T steps, a tree of leaves f[T, ...].
 
     Returns:
-      The updates of all steps, likewise.
+      The updates of all T steps, a tree of leaves f[T, ...].
 
     Example:
       >>> import jax, jax.numpy as jnp, dpjax
@@ -43,6 +45,7 @@ def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
     @jax.jit
     def scan(sums: Tree) -> Tree:
         def step(state: optax.OptState, now: Tree) -> tuple[optax.OptState, Tree]:
+            # `start` stands for the parameters, which these mechanisms do not read.
             updates, state = transformation.update(now, state, start)
             return state, updates
 
@@ -53,18 +56,20 @@ def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
 
 
 def white_by_strategy(strategy: Strategy) -> Whiten:
-    """What makes the noise C⁻¹z of `dpjax.correlated_noise` white: y ↦ C y.
+    """The linear map y ↦ C y, which whitens the noise C⁻¹z of `dpjax.correlated_noise`.
 
     Args:
-      strategy: C, as `dpjax.strategies` makes it.
+      strategy: C, as made by `dpjax.strategies`.
 
     Returns:
       A linear map of f[T, k].
 
     Raises:
-      ValueError: when called, the strategy is not one for T steps.
+      ValueError: the map is called with a number T of steps that the strategy does not
+        support.
 
-    Reference: Denisov et al. (2022): releasing x + C⁻¹z is releasing C x + z.
+    Reference: Denisov et al. (2022): releasing x + C⁻¹z is equivalent to releasing
+    C x + z.
 
     Example:
       >>> import jax.numpy as jnp
@@ -84,14 +89,15 @@ def white_by_strategy(strategy: Strategy) -> Whiten:
 
 
 def white_by_tree(decay: ArrayLike) -> Whiten:
-    """What makes the noise of `dpjax.tree_momentum` white: its nodes, one a step.
+    """The linear map that whitens the noise of `dpjax.tree_momentum`.
 
     Args:
       decay: β, f[], in [0, 1).
 
     Returns:
-      A linear map of f[T, k]: from the momentum of each step to the node that the step
-      completed, times 1 − β.
+      A linear map of f[T, k]: from the momentum of each step to the tree node that this
+      step completed, times 1 − β. Each step completes one node, and the noises of nodes
+      are independent.
 
     Raises:
       ValueError: decay is outside [0, 1).
@@ -108,10 +114,11 @@ def white_by_tree(decay: ArrayLike) -> Whiten:
 
     def white(y: jax.Array) -> jax.Array:
         step = np.arange(1, len(y) + 1)
+        # Clearing the lowest bit 2^j of t gives t − 2^j.
         before = step & (step - 1)
         # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328: the
-        # sum of step t is that of its one new node and, faded over the node's length,
-        # that of step t − 2^j, j the lowest bit of t.
+        # sum of step t is the sum of the new node that ends at t, plus the sum of step
+        # t − 2^j times β to the node's length 2^j, where j is the lowest set bit of t.
         fade = jnp.power(jnp.asarray(decay, y.dtype), step - before)
         earlier = jnp.concatenate([jnp.zeros_like(y[:1]), y])[before]
         return y - fade.reshape(-1, *(1,) * (y.ndim - 1)) * earlier
@@ -122,19 +129,21 @@ def white_by_tree(decay: ArrayLike) -> Whiten:
 def matched_filter(
     seen: jax.Array, expected: jax.Array, whiten: Whiten | None = None
 ) -> jax.Array:
-    """Scores of canaries from all that a Gaussian mechanism released.
+    """Scores of canaries from all releases of a Gaussian mechanism.
 
     Args:
-      seen: what was released along each canary's direction, f[T, k]: slots of
-        `plant`, or `project_on` of directions.
-      expected: what a canary that takes part adds to it without noise, f[T, k] or
-        f[T, 1]: `released` of its sums by the mechanism with a noise of zero.
-      whiten: a linear map that makes the mechanism's noise white; None if it is.
+      seen: the released values along each canary's direction, f[T, k]: the slots of
+        `plant`, or the result of `project_on`.
+      expected: the noiseless contribution of a participating canary to seen, f[T, k] or
+        f[T, 1]: `released` for the canary's sums and a mechanism with zero noise.
+      whiten: a linear map that whitens the mechanism's noise; None if the noise is
+        white already.
 
     Returns:
-      f[k]: N(0, s²) where the canary did not take part, and N(μ s, s²) where it did,
-      for a mechanism with white noise of standard deviation s that is μ-GDP at the
-      canary's steps. `gaussian_mu_lower` turns them into a bound.
+      Scores f[k]. For a mechanism with white noise of standard deviation s that is
+      μ-GDP at the canary's steps, a score is N(0, s²) where the canary did not take
+      part, and N(μ s, s²) where the canary did. `gaussian_mu_lower` turns scores into a
+      bound.
 
     Raises:
       ValueError: the shapes do not fit.
@@ -160,6 +169,7 @@ def matched_filter(
     signal, noisy = whiten(jnp.asarray(expected)), whiten(jnp.asarray(seen))
     length = jnp.sqrt(jnp.sum(jnp.square(signal), axis=0))
     product = jnp.sum(signal * noisy, axis=0)
+    # A canary without any signal has the score 0, and not 0 / 0.
     return jnp.where(length > 0, product / jnp.where(length > 0, length, 1.0), 0.0)
 
 
@@ -169,18 +179,19 @@ def mixture_scores(
     probabilities: ArrayLike,
     stddev: ArrayLike,
 ) -> jax.Array:
-    """Scores of canaries that took part in one of several ways, nobody knows which.
+    """Scores of canaries that took part in one of several ways, chosen at random.
 
     Args:
-      seen: what was released along each canary's direction, f[T, k], in white noise.
-      cases: what a canary may add to it, f[c, T]: a row for each way of taking part.
-      probabilities: of the ways, f[c].
-      stddev: s, that of the noise, f[], positive.
+      seen: the released values along each canary's direction, f[T, k], in white noise.
+      cases: the possible contributions of a canary to seen, f[c, T]: a row for each way
+        of taking part.
+      probabilities: the probability of each way, f[c].
+      stddev: s, the standard deviation of the noise, f[], positive.
 
     Returns:
-      f[k]: the logarithm of how much likelier what was seen is with the canary than
-      without it. No attack on these numbers does better. Scores of steps in which the
-      canary takes part independently add up, as those of Poisson samples do.
+      f[k]: the logarithm of the likelihood ratio of the seen values, with the canary
+      against without the canary. No attack on these values does better. Scores of steps
+      in which the canary takes part independently add up, as under Poisson sampling.
 
     Raises:
       ValueError: the shapes do not fit, or stddev is not positive.
@@ -208,8 +219,8 @@ def mixture_scores(
             f"{jnp.shape(cases)}, {jnp.shape(seen)} and {jnp.shape(probabilities)}."
         )
     cases, weights = jnp.asarray(cases), jnp.asarray(probabilities)
-    # log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y: Neyman and Pearson (1933), whose
-    # test by it is the best at each of its rates of false alarms.
+    # log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y: Neyman and Pearson (1933), by
+    # whom a threshold on this ratio is the best test at its false-positive rate.
     products = jnp.matmul(cases, seen, precision="highest")
     squares = jnp.sum(jnp.square(cases), axis=1, keepdims=True)
     exponents = (products - squares / 2) / jnp.square(stddev)

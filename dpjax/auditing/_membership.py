@@ -1,4 +1,4 @@
-"""Who was in the training data of a model, by what others trained alike do."""
+"""Membership inference by shadow models, which are trained in the same way."""
 
 import functools
 from collections.abc import Callable
@@ -11,16 +11,18 @@ from dpjax._core import validate
 from dpjax._core.keys import stream
 from dpjax._core.typing import Key, Tree
 
-_LEAST = 1e-12  # of a variance, so that what never varies decides nothing by rounding
-_LEAST_LOSS = 2.0**-24  # half an ulp of a probability of one in float32
+# A lower bound on variances: a statistic that never varies must not decide by rounding.
+_LEAST = 1e-12
+# A lower bound on losses: half an ulp of the probability 1 in float32.
+_LEAST_LOSS = 2.0**-24
 
 
 class Shadows(NamedTuple):
-    """Models trained alike on random halves of the same examples.
+    """Models trained in the same way, each on a random half of the same examples.
 
     Attributes:
-      included: which examples each was trained on, bool[s, n], by fair coins.
-      outputs: what was kept of each, a tree of arrays with leading axes s.
+      included: whether a model was trained on an example, bool[s, n], by fair coins.
+      outputs: the retained outputs of each model, a tree of arrays with leading axes s.
     """
 
     included: jax.Array
@@ -35,20 +37,21 @@ def train_shadows(
     key: Key,
     batch_size: int | None = None,
 ) -> Shadows:
-    """Train models alike, each on the examples that fair coins of its own chose.
+    """Train models in the same way, each on examples that its own fair coins chose.
 
     Args:
-      run: from a mask bool[n] of the examples to train on and one typed key to what is
-        kept of a model: say, its losses on all n examples. It is vmapped and jitted.
+      run: a function from a mask bool[n] of the examples to train on and one typed key
+        to the retained outputs of a model: say, its losses on all n examples. The
+        function is vmapped and jitted.
       num_examples: n, static, at least 1.
-      num_models: s, static, at least 1. The first may be thought of as the one that is
-        attacked, and all others as the attacker's.
-      key: one typed key, for this alone.
-      batch_size: how many models are trained at once; None for all of them.
+      num_models: s, static, at least 1. One may take the first model as the attacked
+        model, and all others as the attacker's.
+      key: one typed key, used for nothing else.
+      batch_size: how many models are trained at once; None for all models.
 
     Returns:
-      `Shadows`. The coins of a model are independent of those of all others, as
-      `one_run_mu_lower` asks for.
+      `Shadows`. A model's coins are independent of all other models' coins, as
+      `one_run_mu_lower` requires.
 
     Raises:
       ValueError: an argument is out of range.
@@ -75,20 +78,22 @@ def train_shadows(
     def one(given: tuple[jax.Array, Key]) -> Tree:
         return run(*given)
 
+    # lax.map over batches of models bounds the memory of training.
     train = functools.partial(jax.lax.map, one, batch_size=min(size, num_models))
     outputs = jax.jit(train)((included, jax.random.split(runs, num_models)))
     return Shadows(included, outputs)
 
 
 def log_odds(losses: jax.Array) -> jax.Array:
-    """The logarithm of the odds that a model gave to what is true, from its losses.
+    """The log-odds of the probability that a model gave to the true label, from losses.
 
     Args:
       losses: cross-entropies −log p, f[*b], at least 0.
 
     Returns:
-      log(p / (1 − p)), f[*b]: nearer to a Gaussian than the loss, from one training to
-      another, for `likelihood_ratios`. A loss that rounded to 0 counts as 2⁻²⁴.
+      log(p / (1 − p)), f[*b], for `likelihood_ratios`. Over repeated trainings its
+      distribution is closer to a Gaussian than the distribution of the loss. A loss
+      that rounded to 0 counts as 2⁻²⁴.
 
     Reference: Carlini et al. (2022), section V.A.
 
@@ -103,23 +108,25 @@ def log_odds(losses: jax.Array) -> jax.Array:
 
 
 def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
-    """For each model and example, how much likelier the example was in its data.
+    """Log-likelihood ratios of membership, for each model and each example.
 
-    Each model in turn is attacked by all others: of what they say of an example, those
-    with it in their data give one Gaussian, and those without it another.
+    Each model in turn is attacked with the help of all other models. For each example,
+    a Gaussian is fitted to the statistics of the other models that were trained on the
+    example, and another Gaussian to those of the models that were not.
 
     Args:
-      statistic: what each of s models says of each of n examples, f[s, n]: its loss, or
-        the logarithm of its confidence's odds, which is nearer to a Gaussian.
-      included: whether the example was in its training data, bool[s, n].
+      statistic: a statistic of each of s models at each of n examples, f[s, n]: the
+        loss, or `log_odds` of the loss, which is closer to a Gaussian.
+      included: whether the example was in the model's training data, bool[s, n].
 
     Returns:
       Logarithms of likelihood ratios, f[s, n], for `auroc` and `true_positive_rate` of
-      scores[included] and scores[~included]; 0 where fewer than two other models had
-      the example, or had it not. They depend on each other, so that no bound of
-      independent scores is for them. Those of one model, with its coins, are for
-      `one_run_mu_lower` and `one_run_epsilon_lower`, which allow that, if its coins
-      have nothing to do with those of others, as of `train_shadows`.
+      scores[included] and scores[~included]. A ratio's logarithm is 0 where fewer than
+      two other models were trained on the example, or fewer than two without the
+      example. The scores depend on each other, so that no bound for independent scores
+      applies. The scores and coins of one model suit `one_run_mu_lower` and
+      `one_run_epsilon_lower`, which allow dependent scores, if this model's coins are
+      independent of the other models' coins, as in `train_shadows`.
 
     Raises:
       ValueError: the shapes differ.
@@ -146,12 +153,17 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
             f"{jnp.shape(included)} for {jnp.shape(statistic)}."
         )
     x = jnp.asarray(statistic, float)
-    x = x - jnp.mean(x, axis=0, keepdims=True)  # squares of what is left do not cancel
+    x = x - jnp.mean(x, axis=0, keepdims=True)  # so that E x² − (E x)² cancels little
     included = jnp.asarray(included, bool)
 
     def log_density(those: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Of each model's value, by all others of those, and whether these suffice."""
+        """The log-density of each model's value, fitted to the other masked models.
 
+        Returns the log-density up to a constant, and whether at least two other models
+        are in the mask.
+        """
+
+        # Sums over all other models: the whole sum less the model's own value.
         def others(values: jax.Array) -> jax.Array:
             values = jnp.where(those, values, 0.0)
             return jnp.sum(values, axis=0, keepdims=True) - values

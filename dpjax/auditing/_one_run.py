@@ -1,12 +1,16 @@
-"""Lower bounds from one run: guesses which canaries took part, each by a coin.
+"""Lower bounds from one run: guesses of which canaries took part, each by a coin.
 
-Canaries take part independently, with probability 1/2 each. The attack guesses that
-those with the highest scores did and that those with the lowest did not, and abstains
-on the rest. What the number of right guesses proves needs no independence of scores.
+Canaries take part independently, with probability 1/2 each. The attack guesses that the
+canaries with the highest scores took part and that the canaries with the lowest scores
+did not, and abstains on the rest. The bounds from the number of right guesses need no
+independence of scores.
 
-A bound is some parameter that this number refutes, found by bisection. That is sound
-whether or not larger parameters are refuted, too: for each of them, enough right
-guesses refute it, and of the true one's successors the fewest that do decide.
+A bound is some parameter that this number refutes, found by bisection. The bound is
+sound whether or not larger parameters are refuted too. A mechanism that satisfies the
+true parameter satisfies every larger one. Each parameter is refuted by all sufficiently
+large numbers of right guesses. So a bound above the true parameter requires at least
+the smallest number that refutes some larger parameter. For that parameter, this number
+has probability 1 − confidence at most.
 """
 
 from collections.abc import Callable
@@ -22,9 +26,10 @@ from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike
 from dpjax.auditing._thresholds import check_confidence, check_delta, check_scores
 
-# Above what any number of guesses refutes that fits into memory, of ε and of μ.
+# The upper end of the search, for ε and for μ: no number of guesses that fits into
+# memory refutes so large a parameter.
 _LARGEST = 64.0
-# Far above what probabilities below are rounded by, relatively.
+# A relative margin, far above the rounding error of the probabilities below.
 _MARGIN = 1e-9
 _STATIC = ("guess_in", "guess_out")
 
@@ -32,7 +37,7 @@ _STATIC = ("guess_in", "guess_out")
 def _right(
     scores: jax.Array, included: jax.Array, guess_in: int, guess_out: int
 ) -> jax.Array:
-    """How many of the guesses are right, i[]; equal scores keep their places' order."""
+    """The number of right guesses, i[]; equal scores are ordered by their positions."""
     ordered = included[jnp.argsort(scores)]
     right = jnp.sum(ordered[ordered.size - guess_in :] > 0)
     return right + jnp.sum(ordered[:guess_out] == 0)
@@ -52,18 +57,19 @@ def _epsilon64(
 
     m, r = scores.size, guess_in + guess_out
     v, j = _right(scores, included, guess_in, guess_out), np.arange(r + 1)
-    choose = gammaln(r + 1) - gammaln(j + 1) - gammaln(r - j + 1)  # its logarithm
+    choose = gammaln(r + 1) - gammaln(j + 1) - gammaln(r - j + 1)  # log of r choose j
 
     def refuted(epsilon: jax.Array) -> jax.Array:
         right, wrong = jax.nn.log_sigmoid(epsilon), jax.nn.log_sigmoid(-epsilon)
         mass = jnp.exp(choose + j * right + (r - j) * wrong)
-        tail = jnp.cumsum(mass[::-1])[::-1]  # P(B >= j), the small ones first
+        tail = jnp.cumsum(mass[::-1])[::-1]  # P(B >= j), small terms first
         # Steinke, Nasr and Jagielski (2023), appendix D,
         # https://arxiv.org/abs/2305.08846: with B ~ Bin(r, e^ε / (1 + e^ε)),
         # P(W >= v) <= P(B >= v) + 2mδ max_i P(v > B >= v − i) / i.
         i = jnp.maximum(v - j, 1)
         slope = jnp.max(jnp.where(j < v, (tail - tail[v]) / i, 0.0))
         p = tail[v] + 2 * m * delta * slope
+        # TINY covers probabilities that underflowed.
         return p * (1 + _MARGIN) + TINY <= 1 - confidence
 
     return _largest(refuted)
@@ -86,6 +92,7 @@ def _mu64(
         # https://arxiv.org/abs/2410.22235, for two choices and the trade-off curve G_μ,
         # whose (1 − G_μ)⁻¹ is x ↦ Φ(Φ⁻¹(x) − μ): from i = v − 1 down to 0
         # h ← (1 − G_μ)⁻¹(ρ), ρ ← ρ + (i / (r − i)) (h − its last value).
+        # The scan has static length r: steps with i >= v leave the carry unchanged.
         def step(
             carry: tuple[jax.Array, jax.Array], i: jax.Array
         ) -> tuple[tuple[jax.Array, jax.Array], None]:
@@ -103,7 +110,10 @@ def _mu64(
 
 
 def _largest(refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The largest parameter that is refuted, as far as a bisection finds it."""
+    """A refuted parameter, found by bisection; 0 if the parameter 0 is not refuted.
+
+    Takes a function from a parameter to whether the guesses refute it.
+    """
     zero = jnp.zeros(())
     found = bisect(refuted, jnp.asarray(_LARGEST), zero, times=48)
     return jnp.where(refuted(zero), found, 0.0)
@@ -116,7 +126,7 @@ def _check(
     guess_out: int,
     confidence: ArrayLike,
 ) -> dict[str, int]:
-    """The numbers of guesses, or an error for an argument that is out of range."""
+    """Check the arguments, and return the static numbers of guesses by name."""
     check_scores(scores=scores, included=included)
     check_confidence(confidence)
     if jnp.shape(scores)[-1] != jnp.shape(included)[-1]:
@@ -143,28 +153,30 @@ def one_run_epsilon_lower(
     guess_out: int,
     confidence: ArrayLike,
 ) -> jax.Array:
-    """An ε that the mechanism exceeds, from the scores of canaries in one run.
+    """A lower confidence bound on ε, from the scores of canaries in one run.
 
     Args:
       scores: the attack's score of each canary, f[*b, m].
-      included: whether it took part, bool[*b, m]: by independent fair coins, which the
-        attack knows nothing of. They are the run's, and not chosen after it.
+      included: whether a canary took part, bool[*b, m], by independent fair coins of
+        which the attack knows nothing. The coins are those of the run, and are not
+        chosen afterwards.
       delta: δ, f[*b], in [0, 1).
-      guess_in: of how many canaries, those with the largest scores, the attack says
-        that they took part; static, and fixed before the scores are seen.
-      guess_out: of how many, those with the smallest, that they did not; static.
-      confidence: with at least this probability the bound holds, f[*b], in (0.5, 1).
+      guess_in: the number of canaries, with the largest scores, for which the attack
+        guesses that they took part; static, and fixed before the scores are seen.
+      guess_out: the number of canaries, with the smallest scores, for which the attack
+        guesses that they did not take part; static, and fixed likewise.
+      confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      ε, f[*b], rounded down. Of several numbers of guesses the best bound counts if
-      each was computed with its share of 1 − confidence.
+      ε, f[*b], rounded down. To take the best bound over several numbers of guesses,
+      compute each bound with its share of 1 − confidence.
 
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: it bounds the mechanism from below, and is no guarantee. Scores may depend
-    on each other in any way. The guarantee that it refutes is for ADD_REMOVE or
-    ZERO_OUT, as canaries do.
+    Privacy: the result bounds the mechanism's ε from below, and is no guarantee. Scores
+    may depend on each other in any way. The refuted guarantee is for ADD_REMOVE or
+    ZERO_OUT, since a canary is either present or absent.
 
     Reference: Steinke, Nasr and Jagielski (2023), appendix D.
 
@@ -191,18 +203,19 @@ def one_run_mu_lower(
     guess_out: int,
     confidence: ArrayLike,
 ) -> jax.Array:
-    """A μ that the mechanism exceeds, from the scores of canaries in one run.
+    """A lower confidence bound on μ, from the scores of canaries in one run.
 
     Args:
-      scores: as for `one_run_epsilon_lower`, f[*b, m].
-      included: bool[*b, m].
-      guess_in: static.
-      guess_out: static.
+      scores: the attack's score of each canary, f[*b, m]; all arguments are as for
+        `one_run_epsilon_lower`.
+      included: whether a canary took part, bool[*b, m].
+      guess_in: the number of canaries guessed to have taken part, static.
+      guess_out: the number of canaries guessed not to have taken part, static.
       confidence: f[*b], in (0.5, 1).
 
     Returns:
       μ, f[*b], rounded down: with this confidence the mechanism is not μ′-GDP for any
-      smaller μ′. `accounting.gdp.epsilon` turns it into ε for a mechanism whose
+      smaller μ′. `accounting.gdp.epsilon` turns μ into ε for a mechanism whose
       guarantee is stated in GDP.
 
     Raises:

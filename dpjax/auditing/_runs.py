@@ -1,4 +1,4 @@
-"""Many whole runs at once, on a data set and on a neighbour of it."""
+"""Many whole runs at once, on a data set and on a neighbouring data set."""
 
 import functools
 from collections.abc import Callable
@@ -14,11 +14,12 @@ from dpjax._core.typing import Key, Tree
 
 
 class Outputs(NamedTuple):
-    """What runs gave, or scores of them.
+    """The outputs of runs, or the scores of these outputs.
 
     Attributes:
-      inside: of runs on the data set with the example, a leading axis a run.
-      outside: of those on its neighbour.
+      inside: the outputs of runs on the data set with the example, stacked along a
+        leading axis.
+      outside: the outputs of runs on the neighbouring data set, stacked likewise.
     """
 
     inside: Tree
@@ -34,20 +35,22 @@ def train_many(
     key: Key,
     batch_size: int | None = None,
 ) -> Outputs:
-    """The outputs of as many runs on a data set and on its neighbour, each with a key.
+    """The outputs of equally many runs on a data set and on its neighbour.
 
     Args:
-      run: from a data set and one typed key to what is released, a tree of arrays: the
-        last iterate, or all updates of `jax.lax.scan`. It is vmapped over keys alone:
-        the key is a tracer, so that the optimizer is made inside. So may be all of
-        `dpjax.solvers`, which calibrate their noise on the way. Jit what is heavy.
-      data: the data set with the example in question.
-      neighbour: the one without it, or with another in its place. Its shapes may
-        differ.
-      num_runs: of each, static.
-      key: one typed key. Each run gets its own, which no other has.
-      batch_size: how many runs are done at once, in a compiled loop, in which all that
-        a run does is traced, a solver's calibration too, which fails; None for all.
+      run: a function from a data set and one typed key to the released values, a tree
+        of arrays: the last iterate, or all updates of `jax.lax.scan`. The function is
+        vmapped over keys alone. The key is a tracer, so that the optimizer must be made
+        inside the function. Any solver of `dpjax.solvers` may be called inside, and
+        calibrates its noise there. Jit the expensive parts.
+      data: the data set with the audited example.
+      neighbour: the data set without this example, or with another in its place. Its
+        shapes may differ.
+      num_runs: the number of runs on each data set, static.
+      key: one typed key, from which each run gets a key of its own.
+      batch_size: how many runs are done at once, in a compiled loop; None for all. The
+        loop traces everything that a run does, so that a solver's calibration inside
+        fails.
 
     Returns:
       `Outputs`, with leading axes of num_runs.
@@ -72,10 +75,11 @@ def train_many(
     )
 
     def many(data: Tree, keys: jax.Array) -> Tree:
-        # The data is a constant of the program: solvers look at its values.
+        # The data are constants and not tracers: solvers check their values.
         one = functools.partial(run, data)
         if batch_size is None:
-            # Not jitted: only what depends on a key is traced, and no calibration does.
+            # Without jit only values that depend on a key are traced, and calibration
+            # depends on no key.
             return jax.vmap(one)(keys)
         size = min(batch_size, num_runs)
         return jax.jit(functools.partial(jax.lax.map, one, batch_size=size))(keys)
@@ -84,16 +88,16 @@ def train_many(
 
 
 def linear_scores(outputs: Outputs) -> Outputs:
-    """Scores of half of the runs by the best linear test that the others suggest.
+    """Scores of half of the runs, by a linear test that is fitted to the other half.
 
     Args:
       outputs: trees with leading axes n, at least 4.
 
     Returns:
-      Scores f[n − n // 2] of those runs that the test was not fitted to: they are
-      independent, as `epsilon_lower` and `mu_lower` ask for, whatever the outputs are.
-      The test is Fisher's discriminant, the best one for Gaussian outputs of one
-      covariance.
+      Scores f[n − n // 2] of the runs to which the test was not fitted. These scores
+      are independent, as `epsilon_lower` and `mu_lower` require, whatever the outputs
+      are. The test is Fisher's discriminant, the best test for Gaussian outputs with a
+      common covariance.
 
     Raises:
       ValueError: there are fewer than 4 runs.
@@ -111,15 +115,17 @@ def linear_scores(outputs: Outputs) -> Outputs:
         raise ValueError(
             f"outputs must have 4 runs at least; got {len(inside)} and {len(outside)}."
         )
+    # Fit on the first half and score the second: the scores are then independent.
     known, other = zip(
         *((x[: len(x) // 2], x[len(x) // 2 :]) for x in (inside, outside)), strict=True
     )
     means = [x.mean(axis=0) for x in known]
     spread = jnp.concatenate([x - m[None] for x, m in zip(known, means, strict=True)])
     scale = jnp.std(spread, axis=0)
+    # A coordinate that never varies keeps its unit.
     scale = jnp.where(scale > 0, scale, 1.0)
-    # Fisher's discriminant Σ⁻¹(m₁ − m₀), in units of each coordinate's deviation; a
-    # small multiple of I is added to Σ, which few runs leave singular.
+    # Fisher's discriminant Σ⁻¹(m₁ − m₀), in units of each coordinate's standard
+    # deviation. A small multiple of I is added to Σ, which is singular for few runs.
     unit = spread / scale[None]
     covariance = unit.T @ unit / len(unit) + 1e-3 * jnp.eye(len(scale))
     direction = jnp.linalg.solve(covariance, (means[0] - means[1]) / scale) / scale

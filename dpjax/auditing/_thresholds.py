@@ -2,13 +2,14 @@
 
 An attack's false-positive and true-positive rates, a and b, obey b <= e^ε a + δ and
 1 − a <= e^ε (1 − b) + δ if the mechanism is (ε, δ)-DP, and Φ⁻¹(b) − Φ⁻¹(a) <= μ if it
-is μ-GDP. Rates are known up to Clopper and Pearson's intervals, which count each score
-as an independent draw.
+is μ-GDP. The rates are estimated by Clopper and Pearson's confidence intervals, which
+assume that the scores are independent draws.
 
-Where the threshold is one of the scores themselves, the rate of the draws that lie
-above their kth largest is at most what k − 1 successes do not refute, and that of those
-at or above it at least what k successes do not refute. So a band over all thresholds is
-a union over k.
+The threshold may be one of the scores themselves, say the kth largest. Then the
+probability that a draw lies above the threshold is at most the upper bound for k − 1
+successes, and the probability that a draw lies at or above the threshold is at least
+the lower bound for k successes. So a confidence band over all thresholds is a union
+bound over k.
 """
 
 from typing import NamedTuple
@@ -25,27 +26,29 @@ from dpjax.auditing import _binomial
 
 
 class _Rates(NamedTuple):
-    """Of a test: what of false positives is not exceeded, of true ones reached."""
+    """An upper bound on a test's false-positive rate, a lower on its true-positive."""
 
     false_positive: jax.Array
     true_positive: jax.Array
 
 
 def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
-    """The ε that a test's rates refute, whichever of its errors is the rarer."""
+    """The largest ε that a test's rates refute, by either of its two errors."""
     a, b = rates
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:
     # b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ.
     ratios = jnp.stack([(b - delta) / a, (1 - a - delta) / (1 - b)])
     found = jnp.log(jnp.maximum(jnp.max(ratios, axis=0), 1.0))
+    # The margin covers the rounding of the ratio and its logarithm. A NaN δ gives 0.
     return jnp.where(delta >= 0, found * (1 - 16 * ULP), 0.0)
 
 
 def _mu(rates: _Rates) -> jax.Array:
-    """The μ that a test's rates refute."""
+    """The largest μ that a test's rates refute."""
     a, b = rates
     # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
     # 1 − b >= Φ(Φ⁻¹(1 − a) − μ).
+    # The margin covers the rounding of the two quantiles, which may nearly cancel.
     gap = ndtri(b) - ndtri(a) - 64 * ULP * (jnp.abs(ndtri(b)) + jnp.abs(ndtri(a)))
     return jnp.where((a < 1) & (b > 0), jnp.maximum(gap, 0.0), 0.0)
 
@@ -53,7 +56,7 @@ def _mu(rates: _Rates) -> jax.Array:
 def replace_nan_scores(
     scores_in: jax.Array, scores_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The scores, with those that are not numbers counted as the attack's failures."""
+    """The scores, with NaN replaced so that it counts as a failure of the attack."""
     return (
         jnp.where(jnp.isnan(scores_in), -jnp.inf, scores_in),
         jnp.where(jnp.isnan(scores_out), jnp.inf, scores_out),
@@ -63,21 +66,27 @@ def replace_nan_scores(
 def band(
     scores_in: jax.Array, scores_out: jax.Array, error: jax.Array, *, union: bool
 ) -> tuple[jax.Array, _Rates]:
-    """Thresholds, and the rates at each: of all of them at once in a union."""
+    """Thresholds in descending order, and bounds on a test's rates at each threshold.
+
+    With `union` the bounds hold at all thresholds at once, else at each one alone.
+    """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (
         _binomial.counts(x.size) if union else np.arange(1, x.size + 1)
         for x in (scores_in, scores_out)
     )
+    # Half of the error for each rate, and in a union an equal share for each count.
     shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
-    # The kth largest.
+    # The kth largest scores, for the counts k above.
     thresholds, reached = (
         jnp.sort(x, descending=True)[k - 1]
         for x, k in ((scores_out, of_out), (scores_in, of_in))
     )
     false = _binomial.upper(of_out - 1, scores_out.size, shares[1])
     true = _binomial.lower(of_in, scores_in.size, shares[0])
-    # As many of `achieved_rates` are above each threshold.
+    # The true-positive bound at a threshold is that of the lowest score in `reached`
+    # above the threshold. `above` counts the scores of `reached` above each threshold;
+    # the signs turn their descending order into the ascending order that is needed.
     above = jnp.searchsorted(-reached, -thresholds)
     true = jnp.where(above > 0, true[jnp.maximum(above, 1) - 1], 0.0)
     return thresholds, _Rates(false, true)
@@ -89,8 +98,9 @@ def _rates_at(
     threshold: jax.Array,
     error: jax.Array,
 ) -> _Rates:
-    """The rates at a threshold that does not depend on these scores."""
+    """Bounds on a test's rates at a threshold that does not depend on these scores."""
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
+    # The threshold is fixed in advance, so that each count is binomial.
     hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
     return _Rates(
         _binomial.upper(alarms, scores_out.size, error / 2),
@@ -125,7 +135,8 @@ def _epsilon_at64(
     return _epsilon(_rates_at(scores_in, scores_out, threshold, 1 - confidence), delta)
 
 
-# Up: rounded down, it would be below the score that it is, and count that.
+# Rounded up: rounded down, the threshold would lie below the score that it equals, and
+# the test would count that score as above the threshold.
 @float64("up", vectors=(0, 1), elementwise=True)
 def _best_threshold64(
     scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
@@ -135,14 +146,14 @@ def _best_threshold64(
 
 
 def check_scores(**scores: ArrayLike) -> None:
-    """Raise unless each has a last axis with something on it."""
+    """Raise a ValueError unless each array of scores has a non-empty last axis."""
     for name, value in scores.items():
         if jnp.ndim(value) == 0 or jnp.shape(value)[-1] == 0:
             raise ValueError(f"{name} must have a non-empty last axis; got {value!r}.")
 
 
 def check_confidence(value: ArrayLike) -> None:
-    """Raise unless it is between a half and one."""
+    """Raise a ValueError unless the confidence is above 1/2 and below 1."""
     validate.open_unit("confidence", value)
     known = validate.concrete(value)
     if known is not None and not (known > 0.5).all():
@@ -150,7 +161,7 @@ def check_confidence(value: ArrayLike) -> None:
 
 
 def check_delta(delta: ArrayLike) -> None:
-    """Raise unless 0 <= δ < 1."""
+    """Raise a ValueError unless 0 <= δ < 1."""
     validate.closed_unit("delta", delta)
     known = validate.concrete(delta)
     if known is not None and not (known < 1).all():
@@ -164,25 +175,28 @@ def epsilon_lower(
     *,
     confidence: ArrayLike,
 ) -> jax.Array:
-    """An ε that the mechanism exceeds, from an attack's scores at all thresholds.
+    """A lower confidence bound on ε, from an attack's scores at all thresholds.
 
     Args:
-      scores_in: the attack's scores where the example took part, f[*b, n]; larger ones
-        speak for it. NaN counts as the attack's failure, here and there.
-      scores_out: those where it did not, f[*b, m].
+      scores_in: the attack's scores where the example took part, f[*b, n]. Larger
+        scores are evidence of participation. NaN counts as a failure of the attack, in
+        scores_in and in scores_out.
+      scores_out: the scores where the example did not take part, f[*b, m].
       delta: δ, f[*b], in [0, 1).
-      confidence: with at least this probability the bound holds, f[*b], in (0.5, 1).
+      confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      ε, f[*b], rounded down: with this confidence no (ε′, δ) guarantee with ε′ below it
-      holds. All thresholds count, by a union over some 6√n of them on either side.
+      ε, f[*b], rounded down: with this confidence no (ε′, δ) guarantee with ε′ < ε
+      holds. The bound uses all thresholds, by a union bound over some 6√n thresholds
+      for each of the two rates.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
 
-    Privacy: it bounds the mechanism from below, and is no guarantee. It assumes that
-    all scores are independent: of runs with keys of their own, or of canaries in one
-    run whose noises are independent. For others there is `one_run_epsilon_lower`.
+    Privacy: the result bounds the mechanism's ε from below, and is no guarantee. It
+    assumes that all scores are independent: scores of runs with separate keys, or of
+    canaries in one run whose noises are independent. For dependent scores use
+    `one_run_epsilon_lower`.
 
     Reference: Wasserman and Zhou (2010), Theorem 2.4, with rates by Clopper and
     Pearson (1934).
@@ -208,18 +222,18 @@ def epsilon_at(
     threshold: ArrayLike,
     confidence: ArrayLike,
 ) -> jax.Array:
-    """An ε that the mechanism exceeds, from an attack with one threshold.
+    """A lower confidence bound on ε, from an attack with one threshold.
 
     Args:
       scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: f[*b, m].
+      scores_out: as for `epsilon_lower`, f[*b, m].
       delta: δ, f[*b], in [0, 1).
-      threshold: f[*b]. It must not depend on these scores: take it from others, by
-        `best_threshold`.
-      confidence: f[*b], in (0.5, 1).
+      threshold: f[*b]. The threshold must not depend on these scores: choose the
+        threshold on other scores, by `best_threshold`.
+      confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      ε, f[*b], rounded down, as of `epsilon_lower`.
+      ε, f[*b], rounded down, with the meaning of `epsilon_lower`.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -256,10 +270,10 @@ def best_threshold(
       scores_in: as for `epsilon_lower`, f[*b, n].
       scores_out: f[*b, m].
       delta: δ, f[*b], in [0, 1).
-      confidence: that of the bound to come, f[*b], in (0.5, 1).
+      confidence: the confidence of the later bound, f[*b], in (0.5, 1).
 
     Returns:
-      One of scores_out, f[*b].
+      The threshold, one of scores_out, f[*b].
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -279,7 +293,7 @@ def best_threshold(
 def mu_lower(
     scores_in: ArrayLike, scores_out: ArrayLike, *, confidence: ArrayLike
 ) -> jax.Array:
-    """A μ that the mechanism exceeds, from an attack's scores at all thresholds.
+    """A lower confidence bound on μ, from an attack's scores at all thresholds.
 
     Args:
       scores_in: as for `epsilon_lower`, f[*b, n].
@@ -288,7 +302,7 @@ def mu_lower(
 
     Returns:
       μ, f[*b], rounded down: with this confidence the mechanism is not μ′-GDP for any
-      smaller μ′. Whatever the scores' distribution is: they are only assumed to be
+      smaller μ′. The scores may have any distribution, and are assumed only to be
       independent, as for `epsilon_lower`.
 
     Raises:

@@ -1,14 +1,16 @@
-"""Pictures of guarantees, runs and noise. They need the extra `plot`: matplotlib.
+"""Plots of guarantees, runs and noise. They need matplotlib, from the extra `plot`.
 
-Each function draws on the `ax` that it is given, or on a new figure's, and hands it
-back; none shows or saves anything. What is drawn is what the accountants say, point by
-point. Lines differ in their strokes and markers, so that no picture needs its colours.
+Each function draws on the given `ax`, or on the Axes of a new figure, and returns these
+Axes. No function shows or saves a figure. Every point of a curve is a value that an
+accountant computed. Lines differ in strokes and markers, so that every plot is readable
+without colour.
 
-1. `tradeoff`: what an attack can achieve at most; `attack`: what one did achieve.
-2. `epsilon_by_step`: what a run costs that stops early. `compare`: plans side by side.
-   `comparison`: the mechanisms that a plan was chosen from.
-3. `noise` and `spectrum`: how large noise is from step to step, and how it is spread
-   over slow and fast changes.
+1. `tradeoff`: the best trade-off that any attack can achieve. `attack`: the error rates
+   that one attack achieved.
+2. `epsilon_by_step`: the privacy cost of a run that stops early. `compare`: plans side
+   by side. `comparison`: the mechanisms from which a plan was chosen.
+3. `noise` and `spectrum`: the size of noise from step to step, and its distribution
+   over frequencies.
 4. `explain`: the table of `dpjax.explain`.
 """
 

@@ -1,4 +1,4 @@
-"""What was promised, and what an attack reached."""
+"""The error rates that a guarantee permits, and those that an attack achieved."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,30 +25,31 @@ def attack(
     false_positive_rate: float = 0.01,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the error rates that an attack reached beside those that were promised.
+    """Draw the error rates that an attack achieved beside those of guarantees.
 
     Args:
-      scores_in: the attack's scores where the example took part, f[n]; larger ones
-        speak for it.
-      scores_out: those where it did not, f[m].
-      *guarantees: what bounds the attack, as for `tradeoff`.
-      confidence: of the proven rates, in (0.5, 1).
+      scores_in: the attack's scores where the example took part, f[n]. Larger scores
+        are evidence of participation.
+      scores_out: the scores where the example did not take part, f[m].
+      *guarantees: the guarantees that bound the attack, as for `tradeoff`.
+      confidence: the confidence of the proven rates, in (0.5, 1).
       labels: a name for each guarantee.
       false_positive_rate: where true-positive rates are marked, in (0, 1).
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes of `tradeoff`, and besides the rates of all tests "the score is above a
-      threshold": as they were on these scores, an estimate, and as they are proven to
-      be. Between the two is what chance may have done. Where the proven line is below
-      a promised one, the promise is refuted.
+      The Axes of `tradeoff`, with two more lines for the tests "the score is above a
+      threshold": the observed error rates, which are an estimate, and the proven upper
+      bounds on the error rates. The area between the two lines is the uncertainty.
+      Where the proven line is below the line of a guarantee, this guarantee is refuted.
 
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: an argument is out of range, or there are no scores.
 
-    Privacy: what is proven bounds the mechanism from below, with the confidence and if
-    the scores are independent, as for `auditing.epsilon_lower`.
+    Privacy: the proven line bounds the mechanism's privacy loss from below, with the
+    given confidence and if the scores are independent, as for
+    `auditing.epsilon_lower`.
 
     Example:
       >>> import numpy as np
@@ -87,6 +88,7 @@ def attack(
         false_positive_rate,
         "true-positive rate,",
     )
+    # All corners of both staircases: between corners both are constant.
     between = np.union1d(seen.false_positive, proven.false_positive)
     ax.fill_between(
         between,
@@ -103,20 +105,24 @@ def attack(
 def _line(
     false_positive: np.ndarray, false_negative: np.ndarray, name: str, rate: float
 ) -> Line:
-    """A staircase: what a test reaches with no more false alarms than each rate."""
+    """An attack's staircase: the least false-negative rate at each false-positive rate.
+
+    Takes error rates by threshold, a name and the marked false-positive rate. Returns a
+    line with corners from (0, 1) to (1, 0).
+    """
     order = np.argsort(false_positive, kind="stable")
     rates = np.concatenate([[0.0], false_positive[order], [1.0]])
     missed = np.concatenate([[1.0], false_negative[order], [0.0]])
     missed = np.minimum.accumulate(missed)
-    # Corners of the stairs, from the left: down at each rate.
+    # The corners of the staircase from left to right, which steps down at each rate.
     x, y = np.repeat(rates, 2)[1:], np.repeat(missed, 2)[:-1]
     marked = int(np.searchsorted(x, rate, side="right")) - 1
-    # Towards less success: an attack is not better than it was.
+    # Round the true-positive rate down, so that no label overstates the attack.
     power = np.floor((1 - y[marked]) * 1000) / 1000
     return Line(x, y, f"{name}: {power:.3f}", marked)
 
 
 def _step_function(line: Line, rates: np.ndarray) -> np.ndarray:
-    """The staircase at the rates."""
+    """The false-negative rates of a staircase at the given false-positive rates."""
     places = np.searchsorted(line.false_positive, rates, side="right") - 1
     return line.false_negative[places]

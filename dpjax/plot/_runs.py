@@ -1,4 +1,4 @@
-"""What runs cost, step by step and side by side."""
+"""Plots of the privacy cost of runs, step by step and side by side."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from dpjax.plot._style import GREY, axes, finish, names, strokes, up
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# ε is computed at so many steps of a run: of one that is a Gaussian mechanism, or of
-# another, where each takes what it takes `plan` to find ε.
+# The largest numbers of steps at which ε is computed: for a run that is a Gaussian
+# mechanism, and for any other run, where each ε takes as long as in `plan`.
 _POINTS_OF_GAUSSIAN, _POINTS = 400, 30
 
 
@@ -26,12 +26,12 @@ def epsilon_by_step(
     labels: Sequence[str] | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the ε of runs that stop early.
+    """Draw ε against the number of steps, for runs that stop early.
 
     Args:
-      *plans: the runs.
-      delta: δ, strictly between 0 and 1; None for each plan's own.
-      labels: a name for each.
+      *plans: the plans of the runs.
+      delta: δ, strictly between 0 and 1; None for each plan's own δ.
+      labels: a name for each plan.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
@@ -39,13 +39,13 @@ def epsilon_by_step(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no plan, or one is none; labels are not as many; delta is out
-        of range.
+      ValueError: there is no plan, or an argument is not a plan; the number of labels
+        is not the number of plans; delta is out of range.
 
-    Privacy: ε is that of `plan.guarantee.at(t)`, at up to 30 steps, or 400 where μ is
-    known; between two of them the line is at the later one's, which bounds it. It holds
-    for a t that was settled before the run; of one that was chosen by looking at the
-    run only the whole plan's ε holds.
+    Privacy: ε is that of `plan.guarantee.at(t)`, at up to 30 steps, or 400 steps where
+    μ is known. Between two such steps the line has the ε of the later step, which is an
+    upper bound. The ε at t holds for a t that was fixed before the run. If t was chosen
+    by looking at the run, only the ε of the whole plan holds.
 
     Example:
       >>> import dpjax
@@ -71,6 +71,7 @@ def epsilon_by_step(
             steps,
             costs,
             **strokes(number),
+            # Between computed steps the later, larger ε holds.
             drawstyle="steps-pre",
             markevery=[-1],
             label=label,
@@ -87,24 +88,26 @@ def compare(
     labels: Sequence[str] | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw plans side by side: their noise, what they cost, and what is left to learn.
+    """Draw plans side by side: their noise, their ε and their signal-to-noise ratio.
 
     Args:
-      plans: the runs.
-      labels: a name for each.
+      plans: the plans of the runs.
+      labels: a name for each plan.
       ax: the matplotlib Axes that three panels are drawn in; None for those of a new
         figure.
 
     Returns:
-      The Axes that hold the panels, its `child_axes`: the noise multiplier, ε rounded
-      up, and the signal to noise of a run: its largest possible signal, in which all
-      gradients have the clip norm and one direction, over the standard deviation of the
-      noise along it. That is b / σ for a step, and √T b / σ for T of them, each with a
-      noise of its own; sqrt(Σ (b / σ)²) where they vary.
+      The Axes with three panels, its `child_axes`: the noise multiplier, ε rounded up,
+      and the signal-to-noise ratio of a run. The signal is the largest possible signal,
+      in which all gradients have the clip norm and one direction; the noise is the
+      standard deviation of the noise along this direction. The ratio is b / σ for one
+      step, and √T b / σ for T steps with independent noise, or sqrt(Σ (b / σ)²) where
+      b and σ vary from step to step.
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no plan, or one is none; labels are not as many.
+      ValueError: there is no plan, or an argument is not a plan; the number of labels
+        is not the number of plans.
 
     Example:
       >>> import dpjax
@@ -138,20 +141,20 @@ def compare(
 
 
 def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw the noise that each mechanism leaves which a plan was chosen from.
+    """Draw the noise of each mechanism from which a plan was chosen.
 
     Args:
-      run: a plan that had a choice (`sampling="auto"`, say).
+      run: a plan that was chosen among mechanisms (by `sampling="auto"`, say).
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: a bar for each mechanism that has a plan, the noise it leaves in the
-      workload in multiples of the least, with its noise multiplier behind; those that
-      have none stand below.
+      The Axes: a bar for each mechanism that has a plan. The bar's length is the noise
+      of the workload in multiples of the least, with the noise multiplier as a label.
+      Mechanisms without a plan are listed below.
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: run is no plan, or its mechanism was named.
+      ValueError: run is not a plan, or its mechanism was named by the caller.
 
     Example:
       >>> import dpjax
@@ -190,12 +193,15 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
 def _bars(
     panel: "Axes", values: list[float], texts: list[str], found: list[str]
 ) -> None:
-    """One panel: a bar for each plan, with its number at its end."""
+    """Draw one panel: a bar for each value, labelled with its text at the end."""
     places = np.arange(len(values))
+    # An infinite value has no bar, and its text alone says so.
     drawn = [value if math.isfinite(value) else 0.0 for value in values]
     bars = panel.barh(places, drawn, height=0.6, color="#c9d7e3", edgecolor="black")
     panel.bar_label(bars, texts, padding=3, fontsize="small")
+    # Leave space for the texts at the ends of the bars.
     panel.set_xlim(0, 1.35 * (max(drawn) or 1.0))
+    # The first plan is on top.
     panel.invert_yaxis()
     panel.set_yticks(places, found)
     panel.set_xticks([])
@@ -205,10 +211,11 @@ def _bars(
 
 
 def signal_to_noise(plan: Plan) -> float:
-    """The root of the sum of the steps' squares of b / σ."""
+    """The signal-to-noise ratio of a plan: the square root of Σ (b / σ)² over steps."""
     sigma = _gradients_noise(plan)
     if not plan.schedule:
         return math.sqrt(plan.num_steps) * plan.batch_size / sigma
+    # Steps with equal noise and batch size are counted together.
     counts = groups(plan.schedule, plan.num_steps)
     return math.sqrt(
         sum(count * (b / (sigma * r)) ** 2 for (r, b), count in counts.items())
@@ -216,23 +223,24 @@ def signal_to_noise(plan: Plan) -> float:
 
 
 def _gradients_noise(plan: Plan) -> float:
-    """Of the gradients alone, where a count gets noise too."""
+    """The noise multiplier of the gradients, without the noise of quantile counts."""
     if plan.quantile is None:
         return plan.noise_multiplier
     return quantile.noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)[0]
 
 
 def _steps(plan: Plan) -> np.ndarray:
-    """Where ε is asked for: closest together where it grows fast, i64[k]."""
+    """The steps at which ε is computed, i64[k]: densest where ε grows fastest."""
     count = _POINTS if plan.guarantee.mu is None else _POINTS_OF_GAUSSIAN
     if plan.num_steps <= count:
         return np.arange(1, plan.num_steps + 1)
+    # Squares are densest at the start of a run.
     apart = np.linspace(0.0, 1.0, count) ** 2
     return np.unique(np.ceil(1 + (plan.num_steps - 1) * apart).astype(int))
 
 
 def _short(value: float) -> str:
-    """About three digits."""
+    """Format a value with about three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -246,6 +254,6 @@ def _name(plan: Plan) -> str:
 
 
 def _at(deltas: Sequence[float]) -> str:
-    """At which δ, where it is one."""
+    """Say at which δ, if all plans have the same δ."""
     same = len(set(deltas)) == 1
     return f"at δ = {deltas[0]:g}" if same else "at each one's δ"

@@ -1,4 +1,4 @@
-"""How large noise is from step to step, and how it is spread over frequencies."""
+"""Plots of the size of noise from step to step, and of its power by frequency."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,11 +18,12 @@ def noise(
     """Draw the standard deviation of noise from step to step.
 
     Args:
-      *shapes: how the noise of T steps, in what the optimizer steps along, is made of
-        independent standard Gaussians z. A matrix A, f[T, k]: that of step t is
-        Σ_j A[t, j] z_j. Coefficients c, f[T]: it is Σ_{j<=t} c_j z_{t−j}. Both carry
-        the unit, as the noise multiplier times the clip norm over the batch size.
-      labels: a name for each.
+      *shapes: how the noise of T steps, in the update of the optimizer, is composed of
+        independent standard Gaussians z. A shape is either a matrix A, f[T, k], for the
+        noise Σ_j A[t, j] z_j at step t, or coefficients c, f[T], for the noise
+        Σ_{j<=t} c_j z_{t−j}. Both include the unit, for example the noise multiplier
+        times the clip norm over the batch size.
+      labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
@@ -30,8 +31,8 @@ def noise(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no shape, or one is not finite or has other axes; labels are
-        not as many.
+      ValueError: there is no shape, or a shape is not finite or has other axes; the
+        number of labels is not the number of shapes.
 
     Example:
       >>> ax = noise(0.1 * 0.9 ** np.arange(200), labels=["momentum of 0.9"])
@@ -43,7 +44,7 @@ def noise(
     for number, (shape, name) in enumerate(zip(checked, found, strict=True)):
         steps = np.arange(1, len(shape) + 1)
         style = _sparse(number, len(steps))
-        if len(steps) > 300:  # what goes up and down stays legible
+        if len(steps) > 300:  # thin lines keep oscillations legible
             style["linewidth"] = 0.8
         ax.plot(steps, deviations(shape), **style, label=name)
     ax.set_ylim(bottom=0)
@@ -54,22 +55,23 @@ def noise(
 def spectrum(
     *shapes: ArrayLike, labels: Sequence[str] | None = None, ax: "Axes | None" = None
 ) -> "Axes":
-    """Draw the power of noise by frequency: what is slow moves parameters far.
+    """Draw the power of noise by frequency: low frequencies move parameters farthest.
 
     Args:
       *shapes: as for `noise`.
-      labels: a name for each.
+      labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: the expected periodogram E |Σ_t x_t e^{−2πi f t}|² / T of the noise x of
-      T steps at f = 1/T, 2/T, …, up to 1/2 cycles a step, exactly. Its mean over all
-      frequencies, 0 and those above 1/2 too, is the mean of the steps' variances.
+      The Axes: the exact expected periodogram E |Σ_t x_t e^{−2πi f t}|² / T of the
+      noise x of T steps at f = 1/T, 2/T, …, up to 1/2 cycles per step. The mean of the
+      periodogram over all T frequencies, including 0 and those above 1/2, is the mean
+      of the steps' variances.
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no shape, or one is not finite, has other axes, or has one
-        step alone; labels are not as many.
+      ValueError: there is no shape, or a shape is not finite, has other axes, or has a
+        single step; the number of labels is not the number of shapes.
 
     Example:
       >>> ax = spectrum(np.eye(8), labels=["independent noise"])
@@ -90,28 +92,29 @@ def spectrum(
 
 
 def deviations(shape: np.ndarray) -> np.ndarray:
-    """The standard deviation of each step, f64[T]."""
+    """The standard deviation of a shape's noise at each step, f64[T]."""
     if shape.ndim == 1:
         return np.sqrt(np.cumsum(shape**2))
     return np.sqrt(np.sum(shape**2, axis=1))
 
 
 def power(shape: np.ndarray) -> np.ndarray:
-    """The expected periodogram at 0, 1/T, …, (T − 1)/T, f64[T]."""
+    """The expected periodogram of a shape at 0, 1/T, …, (T − 1)/T, f64[T]."""
     count = len(shape)
     if shape.ndim == 2:
         return np.sum(np.abs(np.fft.fft(shape, axis=0)) ** 2, axis=1) / count
-    # Σ_t E[x_t x_{t+l}] = Σ_j c_j (T − j − l) c_{j+l}, a correlation; the periodogram
-    # is the transform of these sums over all l, and those of l and −l are equal.
+    # Σ_t E[x_t x_{t+l}] = Σ_j c_j (T − j − l) c_{j+l} is a correlation. The periodogram
+    # is the Fourier transform of these sums over all lags l, and the sums of l and −l
+    # are equal. Transforms of length 2T avoid circular overlap.
     later = shape * (count - np.arange(count))
     both = np.conj(np.fft.rfft(shape, 2 * count)) * np.fft.rfft(later, 2 * count)
     sums = np.fft.irfft(both, 2 * count)[:count]
     found = (2 * np.fft.fft(sums).real - sums[0]) / count
-    return np.maximum(found, 0.0)  # roundings of what is zero
+    return np.maximum(found, 0.0)  # rounding may make a zero negative
 
 
 def _sparse(number: int, count: int) -> dict:
-    """Strokes with a marker now and then, at other places for each line."""
+    """The style of a line with a few markers, at different points for each line."""
     every = max(1, count // 6)
     return {**strokes(number), "markevery": (number * every // 5 % every, every)}
 
@@ -119,7 +122,7 @@ def _sparse(number: int, count: int) -> dict:
 def _check_shapes(
     shapes: Sequence[ArrayLike], labels: Sequence[str] | None
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Shapes as arrays of float64, and their names."""
+    """Check the shapes, and return them as float64 arrays with a name for each."""
     if not shapes:
         raise ValueError("shapes must be one at least; got none.")
     checked = [np.asarray(shape, np.float64) for shape in shapes]

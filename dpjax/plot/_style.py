@@ -1,4 +1,4 @@
-"""One style for all pictures, which reads in grey as it does in colour."""
+"""One style for all plots, which is as readable in grey as in colour."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GREY", "axes", "finish", "names", "strokes", "up"]
 
-# Dark enough on white each. The numbers of colours, strokes and markers have no common
-# factor, so that no two of the first 210 lines are alike in all three.
+# Each colour is dark enough on white. The numbers of colours, strokes and markers are
+# pairwise coprime, so that no two of the first 210 lines agree in all three.
 _COLOURS = ("#000000", "#0072b2", "#b34700", "#00775a", "#8a4173", "#5c5c00")
 _STROKES = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 3, 4)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -19,9 +19,10 @@ GREY = "#6e6e6e"
 
 
 def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
-    """The axes to draw on: those given, or those of a new figure, in inches."""
+    """The given axes, or those of a new figure of the given size in inches."""
     if ax is not None:
         return ax
+    # Imported here, since matplotlib is an optional dependency.
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -34,7 +35,7 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
 
 
 def strokes(number: int) -> dict[str, Any]:
-    """How to draw the line of this number: strokes, colour and marker."""
+    """The style of the line with this number: stroke, colour and marker."""
     return {
         "linestyle": _STROKES[number % len(_STROKES)],
         "color": _COLOURS[number % len(_COLOURS)],
@@ -45,7 +46,7 @@ def strokes(number: int) -> dict[str, Any]:
 
 
 def names(labels: Sequence[str] | None, otherwise: Sequence[str]) -> list[str]:
-    """The labels, one for each line, or what stands for them."""
+    """The labels, one for each line, or the default names where labels is None."""
     if labels is None:
         return list(otherwise)
     if isinstance(labels, str) or len(labels) != len(otherwise):
@@ -57,7 +58,7 @@ def names(labels: Sequence[str] | None, otherwise: Sequence[str]) -> list[str]:
 
 
 def finish(ax: "Axes", x: str, y: str) -> "Axes":
-    """Names of the axes, and a quiet frame."""
+    """Label the axes, draw a light grid, and remove the top and right of the frame."""
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     ax.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""The table of `dpjax.explain` as a picture."""
+"""The table of `dpjax.explain` as a plot."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,26 +8,27 @@ from dpjax.plot._style import GREY, axes, finish
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What the norms are taken from: how it is drawn.
+# The marker for each source of per-example norms.
 _MARKERS = {"rows": "s", "gradients": "o"}
 
 
 def explain(explanation: Explanation, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw what the book-keeping engine and the vmap engine cost, by parameter.
+    """Draw the cost of the book-keeping engine and of the vmap engine, by parameter.
 
     Args:
-      explanation: what `dpjax.explain` gives.
+      explanation: the result of `dpjax.explain`.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: a row for each parameter, with estimated multiplications an example of
-      the book-keeping engine, filled: a square where norms come from rows of
-      activations and cotangents, a disc where from each example's gradients; and of
-      the vmap engine, a hollow diamond. The key's title says what engine="auto" takes.
+      The Axes: a row for each parameter, with the estimated multiplications per
+      example. A filled marker stands for the book-keeping engine: a square where norms
+      come from rows of activations and cotangents, and a disc where norms come from
+      each example's gradients. A hollow diamond stands for the vmap engine. The
+      legend's title names the engine that engine="auto" takes.
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: explanation is something else, or of no parameter.
+      ValueError: explanation is not an `Explanation`, or has no parameters.
 
     Example:
       >>> import dpjax, jax.numpy as jnp
@@ -54,6 +55,7 @@ def explain(explanation: Explanation, *, ax: "Axes | None" = None) -> "Axes":
     _points(ax, of, "D", "vmap", color="#0072b2", **hollow)
     ax.set_xscale("log")
     ax.set_yticks(range(len(rows)), [_label(row.parameter, row.shape) for row in rows])
+    # Inverted, so that the first parameter is on top.
     ax.set_ylim(len(rows) - 0.5, -0.5)
     for place, row in enumerate(rows):
         note = row.why if row.norm in _MARKERS else "the loss does not depend on it"
@@ -78,7 +80,7 @@ def _points(
     label: str,
     **style: Any,
 ) -> None:
-    """Markers of one kind, named once, if there are any."""
+    """Draw all points with one marker and one legend entry, if there are any points."""
     if points:
         costs, places = zip(*points, strict=True)
         ax.plot(costs, places, linestyle="", marker=marker, label=label, **style)

@@ -1,4 +1,4 @@
-"""What an attack can achieve at most."""
+"""Plots of the trade-off curves that bound every attack."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,9 +16,9 @@ from dpjax.plot._style import GREY, axes, finish, names, strokes, up
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Closest to one another at both ends, where the curves bend most.
+# False-positive rates, densest at both ends, where trade-off curves bend most.
 _RATES = np.sin(np.linspace(0.0, np.pi / 2, 201)) ** 2
-# How many pairs of ε and δ a curve is made of, where it is not known exactly.
+# The number of pairs (ε, δ) from which a curve is computed, if no exact form is known.
 _PAIRS = 24
 
 
@@ -31,26 +31,26 @@ def tradeoff(
     """Draw the trade-off of every attack that tells neighbouring data sets apart.
 
     Args:
-      *guarantees: what bounds the attack: a `dpjax.Plan`, its guarantee, the
-        `solvers.Guarantee` of a solver, a `accounting.pld.PLD`, or the μ of GDP, a
-        number at least 0.
-      labels: a name for each.
+      *guarantees: the guarantees that bound the attack. Each is a `dpjax.Plan`, its
+        guarantee, the `solvers.Guarantee` of a solver, an `accounting.pld.PLD`, or the
+        μ of GDP, a number at least 0.
+      labels: a name for each guarantee.
       false_positive_rate: where the largest true-positive rate is marked, in (0, 1).
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: the least false-negative rate against the false-positive rate, of each
-      guarantee, of perfect privacy and of none. The key says the true-positive rate at
-      the marked false-positive rate, rounded up.
+      The Axes: the least false-negative rate against the false-positive rate, for each
+      guarantee, for perfect privacy and for no privacy. The legend gives the
+      true-positive rate at the marked false-positive rate, rounded up.
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no guarantee, or one is none of these; labels are not as
-        many; false_positive_rate is out of range.
+      ValueError: there is no guarantee, or an argument is not a guarantee; the number
+        of labels is not the number of guarantees; false_positive_rate is out of range.
 
-    Privacy: no attack is below a curve. Those of Gaussian mechanisms and of pure
-    differential privacy are exact. Others are the best of what ε says at two dozen
-    δ, which is proven as well, and loses less than a line's width.
+    Privacy: no attack is below a curve. The curves of Gaussian mechanisms and of pure
+    differential privacy are exact. Any other curve is the best bound from ε at two
+    dozen values of δ, which is proven as well, and loses less than a line's width.
 
     Reference: Dong, Roth and Su (2022), Proposition 3, for profiles.
 
@@ -68,7 +68,7 @@ def tradeoff(
 
 
 class Line(NamedTuple):
-    """The error rates of a curve, f64[k], and what the key says of it."""
+    """A curve's error rates f64[k], its legend entry and the index of its marker."""
 
     false_positive: np.ndarray
     false_negative: np.ndarray
@@ -81,14 +81,16 @@ def promised(
     labels: Sequence[str] | None,
     false_positive_rate: float,
 ) -> list[Line]:
-    """The curves of guarantees."""
+    """The trade-off curves of guarantees, as lines to draw."""
     profiles = [_profile(guarantee) for guarantee in guarantees]
     found = names(labels, [_name(guarantee) for guarantee in guarantees])
+    # The marked rate is one of the points, so that its marker is on the curve.
     rates = np.union1d(_RATES, [false_positive_rate])
     marked = int(np.searchsorted(rates, false_positive_rate))
     lines = []
     for profile, name in zip(profiles, found, strict=True):
         missed = curve(profile, rates)
+        # Rounded up: the label is an upper bound on every attack.
         power = up(1.0 - missed[marked])
         lines.append(Line(rates, missed, f"{name}: {power}", marked))
     return lines
@@ -100,7 +102,7 @@ def framed(
     false_positive_rate: float,
     title: str = "true-positive rate at most,",
 ) -> "Axes":
-    """Draw the lines, and what is best and worst, with a key."""
+    """Draw the lines, perfect privacy and no privacy, with a legend."""
     for number, (rates, missed, label, marked) in enumerate(lines):
         ax.plot(rates, missed, **strokes(number), label=label, markevery=[marked])
     ax.plot([0, 1], [1, 0], ":", color=GREY, linewidth=1, label="perfect privacy")
@@ -116,25 +118,31 @@ def framed(
 
 
 def curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
-    """The least false-negative rates, f64[k], from below."""
+    """Lower bounds on the false-negative rates of every attack, f64[k]."""
     if isinstance(profile, Gaussian):
         return np.asarray(gdp.tradeoff(profile.mu, rates), np.float64)
     if isinstance(profile, Pure):
         epsilons, deltas = np.array([float(np.asarray(profile.pure_epsilon))]), [0.0]
     else:
         epsilons, deltas = _points(profile)
+    # Without any finite ε nothing is known but that rates are at least 0.
     if not epsilons.size:
         return np.zeros_like(rates)
+    # The trade-off is taken at these ε alone, whose δ are given.
     found = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
     return np.asarray(found, np.float64)
 
 
 def _points(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (ε, δ) of a profile. One by one: a program for all of them is compiled."""
+    """Pairs (ε, δ) of a profile, as arrays f64[k].
+
+    ε is computed for one δ at a time, so that one compiled program serves all pairs.
+    """
     most = float(profile.delta(0.0))
     if most == 0.0:
         return np.zeros(1), np.zeros(1)
-    # The δ at which a Gaussian mechanism with that δ(0) has its ε, from step to step.
+    # The values of δ are those of a Gaussian mechanism with the same δ(0), at equally
+    # spaced ε: then the pairs cover the range in which the curve bends.
     mu = float(gdp.mu(0.0, min(most, 1 - 1e-6)))
     steps = mu * np.linspace(0.0, mu / 2 + 4, _PAIRS)[1:]
     deltas = np.asarray(gdp.delta(mu, steps), np.float64)
@@ -144,7 +152,7 @@ def _points(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _profile(guarantee: Any) -> Profile:
-    """ε(δ) and δ(ε) of what has a trade-off."""
+    """The profile of a plan, a guarantee, a PLD or the μ of GDP."""
     if isinstance(guarantee, Plan):
         return guarantee.guarantee.profile
     found = getattr(guarantee, "profile", guarantee)
@@ -162,7 +170,7 @@ def _profile(guarantee: Any) -> Profile:
 
 
 def _name(guarantee: Any) -> str:
-    """What stands for a label."""
+    """The default label of a guarantee."""
     if isinstance(guarantee, Plan):
         guarantee = guarantee.guarantee
     if isinstance(guarantee, RunGuarantee):

@@ -1,28 +1,30 @@
 """The papers' algorithms: data in, private parameters and their guarantee out.
 
-A solver takes a loss, initial parameters, data, and all that its guarantee rests on. It
-checks them, calibrates its noise by the accountant, trains in one compiled program, and
-reports the parameters with their guarantee. In the order of the data:
+A solver takes a loss, initial parameters, data, and all assumptions of its guarantee.
+It checks these arguments, calibrates its noise by the accountant, trains in one
+compiled program, and reports the parameters with their guarantee. In the order of the
+data:
 
-1. `losses`: losses of linear scores, which bring the constants along that an accountant
-   asks for. `prox`: convex terms and sets that depend on no data.
-2. The solvers, a paper's algorithm each. Those that release the last iterate alone need
-   a convex loss or a smooth one: `output_perturbation` (noise once, in the end),
-   `noisy_gd` (full batches), `noisy_cyclic_gd` (a fixed or reshuffled order) and
-   `noisy_sgd` (random batches). `random_round_sgd` stops after a random number of
-   rounds. Those that release every iterate take any loss: `dp_nsgd`, and
-   `sensitivity_reduced_nsgd` where an epoch changes little.
-3. What they decide before they train: `choose_num_steps` for gradient descent,
-   `allot_noise` among three trees, `round_probabilities` for a random number of rounds.
-4. `Result` with its `Curve`; the `Guarantee`, and the profiles of ε and δ it may have.
-5. `published`: what the papers print, to compare with.
+1. `losses`: losses of linear scores, with the constants that an accountant needs.
+   `prox`: convex terms and sets that depend on no data.
+2. The solvers, each of which is a paper's algorithm. Solvers that release the last
+   iterate alone need a convex loss or a smooth loss: `output_perturbation` (one draw of
+   noise, at the end), `noisy_gd` (full batches), `noisy_cyclic_gd` (a fixed or
+   reshuffled order) and `noisy_sgd` (random batches). `random_round_sgd` stops after a
+   random number of rounds. Solvers that release every iterate take any loss: `dp_nsgd`,
+   and `sensitivity_reduced_nsgd` where an epoch changes little.
+3. The choices before training: `choose_num_steps` for gradient descent, `allot_noise`
+   among three trees, `round_probabilities` for a random number of rounds.
+4. The results: `Result` with its `Curve`, and the `Guarantee` with its profile of ε
+   and δ.
+5. `published`: the constants that the papers publish, for comparison.
 
-Behind them: `_checks` refuses what no solver can take, `_numbers` rounds the rest so
-that program and accountant share it to the last bit, and `_data` puts damaged examples
-aside. `_calibration` finds the noise. `_descent` is the scan that descent runs in,
-`_noisy_descent` what three solvers make of it, `_reduced_descent` the scan of momentum
-of reduced sensitivity; `_precision` bounds what rounding does to a descent without
-noise. `_assumptions` puts into words what all of it rests on.
+The private modules: `_checks` refuses invalid arguments, `_numbers` rounds numbers so
+that program and accountant share them to the last bit, and `_data` masks non-finite
+examples. `_calibration` finds the noise. `_descent` is the scan of gradient descent,
+`_noisy_descent` the code that three solvers build on this scan, and `_reduced_descent`
+the scan of momentum of reduced sensitivity. `_precision` bounds the effect of rounding
+on descent without noise. `_assumptions` states the assumptions of guarantees in words.
 """
 
 from dpjax.solvers import losses as losses

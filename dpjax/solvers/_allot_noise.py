@@ -26,12 +26,12 @@ def allot_noise(
 ) -> Terms[float]:
     """The noise multipliers for μ-GDP with the least noise in the mean over all steps.
 
-    With a noise variance s², a tree costs A/s² in μ² and adds V s² to the momentum's
-    variance. For a given sum of costs the variance is least at s² ∝ sqrt(A/V).
+    With a noise variance s², a tree contributes A/s² to μ² and V s² to the momentum's
+    variance. For a given μ² the variance is least at s² ∝ sqrt(A/V).
 
     Args:
       target_mu: μ, positive.
-      bounds: on the norms of one example's terms in the three trees.
+      bounds: the bounds on the norms of one example's terms in the three trees.
       num_steps: T, a multiple of steps_per_epoch.
       steps_per_epoch: n, at least 1.
       decay: β, in [0, 1).
@@ -39,8 +39,8 @@ def allot_noise(
       adjacency: which data sets are compared.
 
     Returns:
-      `Terms` of noise standard deviations over the bounds; inf in a tree that is never
-      used.
+      `Terms` of noise standard deviations divided by the bounds; inf for a tree that is
+      never used.
 
     Raises:
       ValueError: an argument is out of range.
@@ -68,12 +68,14 @@ def allot_noise(
     # Minimise Σ V s² where Σ A/s² is given (Lagrange): s⁴ ∝ A/V, tree by tree.
     shares: list[float] = []
     for k, bound in enumerate(bounds):
+        # Infinite noise in the other two trees leaves this tree's cost alone.
         alone = [math.inf] * 3
         alone[k] = 1.0
         cost = float(mu(alone)) ** 2
         added = float(np.mean(variance[k])) * bound**2
         unused = cost == 0 or added == 0
         shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
-    # μ is inversely proportional to all noise together.
+    # μ is inversely proportional to a common factor of the three noises. MARGIN covers
+    # the roundings on the way.
     scale = float(mu(shares)) / target_mu * MARGIN
     return Terms(*(_numbers.up(share * scale) for share in shares))

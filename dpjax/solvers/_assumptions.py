@@ -1,4 +1,4 @@
-"""What guarantees rest on beyond the code that ran, in words, each said once."""
+"""The assumptions of guarantees that no code checks, in words, each stated once."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from dpjax.accounting.iteration import Setting
 
-Order = Literal["fixed", "reshuffled"]  # of the examples, from epoch to epoch
+Order = Literal["fixed", "reshuffled"]  # the order of the examples in each epoch
 Batches = Literal["full", "fixed", "reshuffled", "random"]
 
 _BATCHES: dict[Batches, str] = {
@@ -16,16 +16,19 @@ _BATCHES: dict[Batches, str] = {
     "nothing to do with the data",
     "random": "each batch is a fresh uniformly random subset that nobody learns",
 }
+# Assumptions of every guarantee.
 _ALWAYS = (
     "n, all shapes, the initial parameters and the hyperparameters are public",
     "arithmetic is real and Gaussian noise ideal",
 )
+# Assumptions of guarantees that hold for the last iterate alone.
 _CONTRACTION = (
     "nothing but the last iterate is released: no other iterate, loss or count",
     "what the setting says of the loss (convexity, smoothness, and the norm of "
     "gradients unless they are clipped) is true of every possible example",
     "prox does not depend on the data and never moves two points apart",
 )
+# The rounding bound of `_precision` assumes this error of gradients and prox.
 _PRECISION = (
     "gradients and prox are as exact as a dot product in float64 (those of "
     "dpjax.solvers are)"
@@ -33,25 +36,26 @@ _PRECISION = (
 
 
 def every_step(batches: Batches) -> tuple[str, ...]:
-    """What a guarantee rests on that bounds what each step adds."""
+    """The assumptions of a guarantee that composes all steps."""
     return (_BATCHES[batches], *_ALWAYS)
 
 
 def assume_last_iterate(batches: Batches, setting: Setting) -> tuple[str, ...]:
-    """What a guarantee rests on that counts on how steps contract."""
+    """The assumptions of a guarantee for the last iterate of contracting steps."""
     return (_BATCHES[batches], *_contracting(setting))
 
 
 def assume_one_draw(setting: Setting) -> tuple[str, ...]:
-    """What a guarantee rests on that has one draw of noise, after all steps."""
+    """The assumptions of a guarantee with one draw of noise, after all steps."""
     return (_PRECISION, *_contracting(setting))
 
 
 def _contracting(setting: Setting) -> tuple[str, ...]:
-    """What steps rest on that contract as the setting says."""
+    """The assumptions under which steps contract as the setting states."""
     more: tuple[str, ...] = ()
     if np.any(np.asarray(setting["diameter"]) < np.inf):
         more += ("prox maps into a set of the stated diameter",)
     if np.any(np.asarray(setting["strong_convexity"]) > 0):
+        # An example that is left out contributes no curvature.
         more += ("every possible example is finite",)
     return more + _CONTRACTION + _ALWAYS

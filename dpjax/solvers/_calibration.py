@@ -1,7 +1,7 @@
 """The least noise that meets a target.
 
-Noise is a number before anything is trained, also where a run is mapped over keys: what
-does not depend on a key is then computed all the same, by `now`.
+The noise multiplier is a concrete number before training begins, also under `jax.vmap`
+over keys: `now` evaluates the calibration at once, since it does not depend on a key.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,22 @@ from dpjax.accounting import calibrate, gdp
 from dpjax.solvers import _numbers
 from dpjax.solvers._checks import Target
 
-# Not jax.ensure_compile_time_eval, under which jax.vmap maps custom derivatives anyway.
+# jax.ensure_compile_time_eval would not do: under it jax.vmap still maps functions with
+# custom derivatives.
 now = jax.core.eval_context
 
 
 def solve_noise(
     loss_of: Callable[[jax.Array], jax.Array], goal: float, target: Target
 ) -> float:
-    """The least noise multiplier whose ε (or δ) is at most the goal."""
+    """The least noise multiplier whose ε (or δ) is at most the goal.
+
+    `loss_of` maps a noise multiplier to the privacy loss that it leaves.
+    """
     try:
         with now():
             found = float(calibrate.solve(loss_of, goal))
+        # The margin covers the roundings to float32 in the accountant and after it.
         return _numbers.up(found * MARGIN)
     except ValueError as error:
         raise ValueError(
@@ -34,6 +39,6 @@ def solve_noise(
 
 
 def calibrate_one_draw(epsilon: float, delta: float) -> float:
-    """The least scale of noise over sensitivity, of one draw and before any margin."""
+    """The least ratio of noise scale to sensitivity for one draw, before any margin."""
     # At δ = 0 density ∝ exp(−ε‖z‖/Δ): a distance Δ moves its logarithm by ε at most.
     return 1 / epsilon if delta == 0 else 1 / float(gdp.mu(epsilon, delta))

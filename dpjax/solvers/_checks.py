@@ -1,4 +1,4 @@
-"""What the solvers refuse, before anything runs: one preamble of checks for all."""
+"""The checks of arguments that all solvers share; they run before any training."""
 
 from typing import NamedTuple, TypeVar
 
@@ -17,14 +17,14 @@ Noise = TypeVar("Noise")
 
 
 class Target(NamedTuple):
-    """What the noise has to reach."""
+    """The (ε, δ) that the noise has to reach."""
 
     epsilon: float
     delta: float
 
 
 class Epochs(NamedTuple):
-    """How often a run goes through its data, and in which steps."""
+    """How many passes a run makes over its data, and how many steps each pass has."""
 
     num_epochs: int
     batch_size: int
@@ -32,18 +32,18 @@ class Epochs(NamedTuple):
 
     @property
     def num_steps(self) -> int:
-        """T."""
+        """The number of steps T of the whole run."""
         return self.num_epochs * self.steps_per_epoch
 
 
 def examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
-    """The number of examples, for data and a key that every solver can take."""
+    """Check the data and the key, and return the number of examples."""
     validate.typed_key("key", key)
     return _data.check(loss_fn, data)
 
 
 def no_added_example(adjacency: Adjacency) -> None:
-    """Raise unless neighbouring data sets have one size."""
+    """Raise a ValueError unless neighbouring data sets have the same size."""
     if validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
         raise ValueError(
             f"adjacency must be ZERO_OUT or REPLACE; got {adjacency!r}: one example "
@@ -53,7 +53,7 @@ def no_added_example(adjacency: Adjacency) -> None:
 
 
 def size(batch_size: int, num_examples: int) -> int:
-    """A batch size of at most all examples."""
+    """Check that a batch size is from 1 to the number of examples, and return it."""
     batch_size = validate.static_int("batch_size", batch_size, minimum=1)
     if batch_size > num_examples:
         raise ValueError(
@@ -71,7 +71,7 @@ def epochs(
     batch_size: int,
     key: Key,
 ) -> Epochs:
-    """The epochs of a momentum solver, whose last batch may be part empty."""
+    """The epochs of a momentum solver; the last batch of an epoch may be padded."""
     no_added_example(adjacency)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     batch_size = validate.static_int("batch_size", batch_size, minimum=1)
@@ -82,7 +82,7 @@ def epochs(
 def noise(
     noise_multiplier: Noise | None, epsilon: float | None, delta: float | None
 ) -> Noise | Target:
-    """The noise if it is given by itself, or what it has to reach."""
+    """The noise multiplier if it is given, or else the target (ε, δ)."""
     if noise_multiplier is not None:
         if epsilon is not None or delta is not None:
             raise ValueError(
@@ -99,18 +99,22 @@ def noise(
 
 
 def check_target(epsilon: float, delta: float) -> Target:
-    """The target, or an error for one that no Gaussian noise is meant for."""
+    """The target; a ValueError unless ε is positive and δ is in (0, 1)."""
     validate.positive("epsilon", epsilon)
     validate.open_unit("delta", delta)
     return Target(float(epsilon), float(delta))
 
 
 class SettingError(TypeError, ValueError):
-    """A call without an argument that has no default, and a mistake in a value."""
+    """An assumption is missing or unknown.
+
+    A missing argument is usually a TypeError and a wrong value a ValueError. Callers
+    may catch this error as either.
+    """
 
 
 def names(setting: Setting) -> None:
-    """Raise unless the setting has all assumptions and nothing else."""
+    """Raise a SettingError unless the setting has all assumptions and no other key."""
     required = Setting.__annotations__.keys()
     missing = [name for name in required if name not in setting]
     if missing:
@@ -127,7 +131,7 @@ def names(setting: Setting) -> None:
 
 
 def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
-    """Raise where the setting contradicts the solvers or the data."""
+    """Raise a ValueError if the setting contradicts the solvers or the data."""
     no_added_example(setting["adjacency"])
     if np.any(np.asarray(setting["diameter"]) < np.inf) and prox is None:
         raise ValueError(
@@ -144,10 +148,12 @@ def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
 
 
 def loss(loss_fn: LossFn, setting: Setting) -> None:
-    """Raise where the setting claims more of a loss than the loss says of itself."""
+    """Raise a ValueError if the setting claims more of a loss than its own bounds."""
+    # Nothing is known of a user's own function: its bounds are assumptions.
     if not isinstance(loss_fn, Loss):
         return
     known = loss_fn.setting
+    # Clipping enforces the bound on gradients, so the setting may then state any.
     least = ["smoothness"] if setting["clipped"] else ["smoothness", "gradient_norm"]
     for name in least:
         if np.any(np.asarray(setting[name]) < known[name]):

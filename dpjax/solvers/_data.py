@@ -1,4 +1,4 @@
-"""Data as the solvers take them: checked, and with damaged examples put aside."""
+"""Data for the solvers: checked, and with non-finite examples masked."""
 
 from typing import NamedTuple
 
@@ -12,11 +12,11 @@ from dpjax.clipping._clip import batch_size as leading_axis
 
 
 class Data(NamedTuple):
-    """Examples that can be computed with.
+    """Finite examples, and a mask of the ones that count.
 
     Attributes:
       examples: the data, with zeros in place of examples that are not finite.
-      finite: bool[n], whether an example is used.
+      finite: bool[n], whether an example was finite, and so is used.
     """
 
     examples: Tree
@@ -34,12 +34,13 @@ def check(loss_fn: LossFn, data: Tree) -> int:
 
 @jax.jit
 def put_aside(data: Tree) -> Data:
-    """The data with every example zeroed that has a NaN or an infinity in it."""
+    """Replace every example that has a NaN or an infinity by zeros, and mask it."""
     finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
     for x in jax.tree.leaves(data):
         if jnp.issubdtype(x.dtype, jnp.inexact):
             finite &= jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
 
+    # Where, not a product: 0 · NaN is NaN.
     def zero(x: jax.Array) -> jax.Array:
         keep = finite.reshape(-1, *[1] * (x.ndim - 1))
         return jnp.where(keep, x, jnp.zeros_like(x))
@@ -48,14 +49,14 @@ def put_aside(data: Tree) -> Data:
 
 
 def prepare(data: Tree) -> Data:
-    """`put_aside` of data that need not be JAX arrays yet."""
+    """Convert the data to JAX arrays, and apply `put_aside`."""
     return put_aside(jax.tree.map(jnp.asarray, data))
 
 
 def schedule(
     name: str, value: ArrayLike | optax.Schedule, num_steps: int
 ) -> np.ndarray:
-    """A number, an array f[T] or an optax schedule, as f64[T]."""
+    """The values f64[T] of a number, an array f[T] or an optax schedule."""
     if callable(value):
         value = jax.vmap(value)(jnp.arange(num_steps))
     array = np.asarray(value, np.float64)

@@ -27,26 +27,32 @@ def gradient_sum(
     clip_norm: ArrayLike | None,
     microbatch_size: int | None = None,
 ) -> tuple[Tree, jax.Array, jax.Array]:
-    """Sum of gradients (clipped unless clip_norm is None), mean loss, how many used."""
+    """The sum of a batch's gradients, the mean loss and the number of used examples.
+
+    Gradients are clipped unless clip_norm is None. The mask is False for padding and
+    for non-finite examples.
+    """
     if clip_norm is None:
 
         def total_loss(params: Tree) -> tuple[jax.Array, jax.Array]:
             losses = jax.vmap(loss_fn, (None, 0))(params, examples)
             return jnp.sum(losses, where=mask), losses
 
+        # Without clipping one backward pass gives the sum: no per-example gradients.
         total, losses = jax.grad(total_loss, has_aux=True)(params)
         used = mask
     else:
         fn = clipped_grad(loss_fn, clip_norm, microbatch_size=microbatch_size)
         total, per_example = fn(params, examples, mask=mask)
         losses, used = per_example.loss, mask & jnp.isfinite(per_example.norm)
+    # A finite gradient may come with an infinite loss, which no mean should include.
     counted = used & jnp.isfinite(losses)
     number = jnp.sum(used, dtype=jnp.int32)
     return widen(total), jnp.mean(losses, where=counted), number
 
 
 class _Step(NamedTuple):
-    """What a step is given: its batch (None for all), η, the noise, its number."""
+    """The inputs of a step: batch (None for all data), η, noise stddev, step number."""
 
     batch: sampling.Batch | None
     step_size: jax.Array
@@ -81,10 +87,13 @@ def descend(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Tree, Curve]:
-    """The last iterate; step sizes and noise have one row for each epoch, f[E, l].
+    """Run noisy descent, and return the last iterate with the curve of all steps.
 
-    Iterates are in float32 at least, and so is what comes out: a cast in every step
-    would not be a contraction, and one before the last noise would be no secret.
+    Step sizes and noise standard deviations have one row for each epoch, f[E, l].
+
+    Iterates are in float32 at least, and so is the last one, which is returned without
+    a cast. A cast in every step would not be a contraction. A cast before the last
+    noise is added would not be hidden by that noise.
     """
     num_examples = data.finite.shape[0]
     noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
@@ -101,6 +110,7 @@ def descend(
             batch = sampling.fixed_size(
                 num_examples, batch_size, key=batch_key, step=epoch
             )
+            # The inner scan takes one step: give the batch a leading axis of 1.
             return jax.tree.map(lambda x: x[None], batch)
         return None
 
@@ -122,10 +132,12 @@ def descend(
             clip_norm=gradient_norm if clipped else None,
             microbatch_size=microbatch_size,
         )
+        # The step number gives each step an independent draw of noise.
         noise = gaussian_like(jax.random.fold_in(noise_key, number), total, stddev)
 
         # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278, with
-        # the regulariser λ/2 ‖x‖² outside the clip: it depends on no data.
+        # the regulariser λ/2 ‖x‖² outside the clip: it depends on no data. The divisor
+        # is b also for a padded batch, as the accountant assumes.
         def move(x: jax.Array, g: jax.Array, z: jax.Array) -> jax.Array:
             eta, added = step_size.astype(x.dtype), regularization.astype(x.dtype)
             return x - eta * (g / batch_size + added * x + z)
@@ -137,17 +149,20 @@ def descend(
         params: Tree, inputs: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[Tree, Curve]:
         number, step_sizes, stddevs = inputs
+        # Steps are numbered through all epochs, so that no noise key repeats.
         numbers = number * period + jnp.arange(period)
         return jax.lax.scan(
             step, params, _Step(batches_of(number), step_sizes, stddevs, numbers)
         )
 
     epochs = jnp.arange(step_sizes.shape[0])
+    # Two nested scans: an outer step makes the batches of one epoch only.
     last, curve = jax.lax.scan(epoch, widen(params), (epochs, step_sizes, stddevs))
     return last, jax.tree.map(jnp.ravel, curve)
 
 
 def narrow(wide: Tree, params: Params) -> Params:
-    """Wide parameters in the dtypes of the given ones."""
-    # Not their result_type: of a weakly typed float32 that depends on the scope.
+    """Cast wide parameters to the dtypes of the given parameters."""
+    # Not jnp.result_type(p): for a weakly typed float32 its result depends on whether
+    # 64-bit types are enabled in this scope.
     return jax.tree.map(lambda x, p: x.astype(jnp.asarray(p).dtype), wide, params)

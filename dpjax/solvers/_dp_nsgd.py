@@ -73,10 +73,12 @@ def _train(
     """
     num_examples = jax.tree.leaves(data)[0].shape[0]
     num_steps = num_epochs * -(-num_examples // batch_size)
-    # Its last three lines: m_t, m̂_t = m_t + NOISE, w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
+    # The last three lines of Algorithm 1: m_t, m̂_t = m_t + NOISE and
+    # w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
     optimizer = optimizers.dp_nsgd(
         learning_rate if schedule is None else schedule,
-        clip_norm=1.0,  # their product was rounded up
+        # stddev is already noise multiplier times clip norm, rounded up once.
+        clip_norm=1.0,
         noise_multiplier=stddev,
         expected_batch_size=batch_size,
         key=stream(key, "noise"),
@@ -152,15 +154,15 @@ def dp_nsgd(
       noise: "exact" calibrates by `accounting.tree.momentum_mu`; "printed" takes the
         paper's constant (more noise), to compare with: see `solvers.published`.
       microbatch_size: see `clipped_grad`.
-      strategy: how the noise is correlated from step to step, as `dpjax.strategies`
-        makes it, but for the tree, which None stands for.
+      strategy: how the noise is correlated from step to step, a strategy that
+        `dpjax.strategies` makes. None stands for the noise of the tree.
 
     Returns:
-      A `Result`: params, curve, guarantee and the noise multiplier that was used.
+      A `Result`: params, curve, guarantee and the noise multiplier of the run.
 
     Raises:
       ValueError: an argument is out of range, before any training; adjacency is
-        ADD_REMOVE, under which one more example would move others to other batches.
+        ADD_REMOVE, under which one added example would move others to other batches.
 
     Privacy: params, and all iterates on the way, are μ-GDP under the adjacency, where
     guarantee.mu is at most `accounting.gdp.mu(epsilon, delta)`, so that
@@ -187,6 +189,7 @@ def dp_nsgd(
     validate.one_of("order", order, ("fixed", "reshuffled"))
     validate.one_of("noise", noise, ("exact", "printed"))
     validate.decay("decay", decay)
+    # Round first: the accountant and the program must use the same float32 numbers.
     decay, clip_norm = _numbers.down(decay), _numbers.up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(
@@ -204,6 +207,8 @@ def dp_nsgd(
         noise_multiplier = _calibrate(noise, account, target, run)
         profile = Gaussian(account(noise_multiplier))
 
+    # A schedule is static, since it is a function; a number is traced, so that other
+    # learning rates need no new compilation.
     scheduled = callable(learning_rate)
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
@@ -223,6 +228,7 @@ def dp_nsgd(
 
     variance = _variance(shape, decay, run)
     dimension = sum(x.size for x in jax.tree.leaves(trained))
+    # The noise of a mean gradient in one coordinate, before the momentum.
     coordinate = clip_norm * noise_multiplier / run.batch_size
     return Result(
         params=trained,
@@ -235,6 +241,7 @@ def dp_nsgd(
             assumptions=_assumptions.every_step(order),
         ),
         num_steps=run.num_steps,
+        # Rounded down, so that the reported noise never exceeds the noise added.
         noise_multiplier=_numbers.to_float32(_numbers.down(noise_multiplier)),
     )
 
@@ -242,7 +249,7 @@ def dp_nsgd(
 def _shape(
     strategy: Toeplitz | Scaled | None, noise: str, run: _checks.Epochs
 ) -> StrategySpec | None:
-    """The strategy's numbers; None for the tree."""
+    """The numbers that define a strategy, as a hashable spec; None for the tree."""
     if strategy is None:
         return None
     if noise == "printed" or not isinstance(strategy, Toeplitz | Scaled):
@@ -260,7 +267,7 @@ def _account(
     adjacency: Adjacency,
     run: _checks.Epochs,
 ) -> Callable[[float], jax.Array]:
-    """μ by the noise multiplier."""
+    """A function from the noise multiplier to the run's GDP parameter μ."""
     asked = {
         "num_steps": run.num_steps,
         "steps_per_epoch": run.steps_per_epoch,
@@ -275,7 +282,7 @@ def _account(
 def _variance(
     shape: StrategySpec | None, decay: float, run: _checks.Epochs
 ) -> jax.Array:
-    """That of the momentum's noise at each step, for draws of variance 1, f[T]."""
+    """The variance f[T] of the momentum's noise per step, for draws of variance 1."""
     if shape is None:
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
@@ -295,11 +302,11 @@ def _calibrate(
     target: _checks.Target,
     run: _checks.Epochs,
 ) -> float:
-    """The noise multiplier of a node."""
+    """The noise multiplier of a node, or of a strategy's draws, for the target."""
     mu = float(gdp.mu(target.epsilon, target.delta))
     if noise == "printed":
         return printed.dp_nsgd_noise_multiplier(
             mu, num_steps=run.num_steps, steps_per_epoch=run.steps_per_epoch
         )
-    # μ is proportional to 1/σ.
+    # μ is proportional to 1/σ, so that one evaluation at σ = 1 gives σ.
     return _numbers.up(float(account(1.0)) / mu * MARGIN)

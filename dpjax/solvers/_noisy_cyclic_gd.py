@@ -18,7 +18,11 @@ from dpjax.solvers.prox import Prox
 
 
 def last_iterate_profile(run: Run, noise: np.ndarray) -> Gaussian:
-    """The accountant for what ran: constant, scheduled, or any order of a schedule."""
+    """The GDP profile of the last iterate of a cyclic run.
+
+    Constant step sizes and noise, schedules in a fixed order, and schedules in a random
+    order each have their own bound.
+    """
     order: Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
     if constant(run.step_sizes) and constant(noise):
         setting: Setting = {**run.setting, "step_size": run.step_sizes[0]}
@@ -37,10 +41,12 @@ def last_iterate_profile(run: Run, noise: np.ndarray) -> Gaussian:
     )
     if order == "fixed":
         return Gaussian(scheduled)
-    # Any order of a schedule: composition, with the least noise of each epoch (Dong,
+    # In a random order an example may be in any step of an epoch: take the least noise
+    # of each epoch, and compose the epochs as if every iterate were released (Dong,
     # Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383).
     worst = noise.reshape(-1, run.period).min(axis=1)
     factor = setting["adjacency"].sensitivity_factor
+    # Divide by 1 where the noise is 0, so that NumPy does not warn; μ is inf there.
     mus = np.where(worst > 0, factor / np.where(worst > 0, worst, 1), np.inf)
     return Gaussian(gdp.compose(mus))
 
@@ -63,12 +69,12 @@ def noisy_cyclic_gd(
 ) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean over the batch + λx + noise)), batch after batch.
 
-    Only the last iterate is released, and accounted for as such.
+    Only the last iterate is released, and the guarantee is for this release alone.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar,
-        without the regulariser (λ/2)‖x‖². One from `dpjax.solvers.losses` brings its
-        part of the setting along and has its labels checked.
+        without the regulariser (λ/2)‖x‖². A loss from `dpjax.solvers.losses` supplies
+        its part of the setting, and its labels are checked.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
         NaN or an infinity in it contributes zero and is counted.
@@ -79,11 +85,11 @@ def noisy_cyclic_gd(
       key: one typed key, for the noise and the order.
       noise_multiplier: standard deviation of the noise on the batch's sum of gradients
         over gradient_norm, at least 0: a number, an optax schedule, or f[E l].
-      epsilon: in place of the noise multiplier the target ε, positive.
-      delta: and the target δ, in (0, 1).
+      epsilon: the target ε, positive; it and delta replace the noise multiplier.
+      delta: the target δ, in (0, 1).
       prox: see `dpjax.solvers.prox`; the step size is its second argument.
       microbatch_size: see `clipped_grad`.
-      **setting: the assumptions, all of them, which are handed to the accountant: see
+      **setting: all assumptions that the accountant needs: see
         `accounting.iteration.Setting`. step_size may be an optax schedule or f[E l].
         With clipped=True gradients are clipped to gradient_norm; if not, that norm is
         an assumption, and so is that a finite example has finite gradients.
@@ -98,7 +104,7 @@ def noisy_cyclic_gd(
 
     Privacy: params alone is μ-GDP under the adjacency, μ by
     `accounting.iteration.noisy_cyclic_gd_mu`; with schedules by
-    `scheduled_cyclic_gd_mu`, or by composition if reshuffled besides.
+    `scheduled_cyclic_gd_mu`, or by composition if the order is reshuffled too.
 
     Reference: Bok, Su and Altschuler (2024), (2.1); Kong and Ribero (2024), Algorithm
     1.

@@ -1,8 +1,8 @@
-"""Noisy descent from data to guarantee: what its three solvers share.
+"""Noisy descent from data to guarantee: the code that its three solvers share.
 
-They differ in their batches and in their accountant, which turns the noise of every
-step into a profile of ε and δ. It is asked for trial noises to calibrate, and once more
-for the noise that ran.
+The solvers differ in their batches and in their accountant, which turns the noise of
+every step into a profile of ε and δ. The accountant is called with trial noises during
+calibration, and once more with the noise that the run uses.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ class Run(NamedTuple):
     """A run of noisy descent as its accountant sees it.
 
     Attributes:
-      batches: how they are made.
+      batches: how the batches are made.
       num_examples: n.
       batch_size: b.
-      period: how many steps an epoch has.
-      step_sizes: those that run, f64[T].
-      setting: with the numbers that run.
+      period: the number of steps in an epoch.
+      step_sizes: the step sizes that the program uses, f64[T].
+      setting: the assumptions, with the numbers that the program uses.
     """
 
     batches: _assumptions.Batches
@@ -43,7 +43,7 @@ class Run(NamedTuple):
     setting: Setting
 
 
-# What a run's noise multipliers f64[T] promise; it raises where the setting is wrong.
+# Maps a run and its noise multipliers f64[T] to a profile; raises for a bad setting.
 Accountant = Callable[[Run, np.ndarray], Profile]
 
 
@@ -65,7 +65,7 @@ def noisy_descent(
     microbatch_size: int | None,
     setting: Setting,
 ) -> Result[Params, jax.Array]:
-    """The last iterate and its guarantee; full batches are a cycle of one."""
+    """The last iterate and its guarantee; full batches are epochs of a single step."""
     given = _checks.noise(noise_multiplier, epsilon, delta)
     run = _validate_run(
         loss_fn, data, batches, num_epochs, batch_size, key, prox, setting
@@ -104,7 +104,8 @@ def noisy_descent(
             assumptions=_assumptions.assume_last_iterate(batches, setting),
         ),
         num_steps=num_steps,
-        # As given, rounded down: there was no less.
+        # The given noise, rounded down to float32, so that the reported number never
+        # exceeds the noise that was added.
         noise_multiplier=_numbers.to_float32(
             _numbers.down(noise[0] if constant(noise) else noise)
         ),
@@ -121,7 +122,7 @@ def _validate_run(
     prox: Prox | None,
     setting: Setting,
 ) -> Run:
-    """The run that is asked for, in the numbers that run."""
+    """Check the arguments, and return the run in the numbers that the program uses."""
     _checks.names(setting)
     num_examples = _checks.examples(loss_fn, data, key)
     _checks.assumptions(data, prox, setting)
@@ -136,6 +137,7 @@ def _validate_run(
             "would have less curvature."
         )
     _checks.loss(loss_fn, setting)
+    # A random batch is drawn afresh in every step, so a step is an epoch of its own.
     period = 1 if batches == "random" else -(-num_examples // size)
     step_sizes = _data.schedule("step_size", setting["step_size"], num_epochs * period)
     return Run(
@@ -143,6 +145,7 @@ def _validate_run(
         num_examples=num_examples,
         batch_size=size,
         period=period,
+        # Rounded down, a step size that meets its upper limit still meets it.
         step_sizes=np.asarray(_numbers.down(step_sizes)),
         setting=_numbers.as_executed(setting),
     )
@@ -157,10 +160,10 @@ def _calibrate(run: Run, accountant: Accountant, target: _checks.Target) -> floa
     def epsilon_of(noise: jax.Array) -> jax.Array:
         return profile(float(noise)).epsilon(target.delta)
 
-    profile(1.0)  # says what is wrong with the setting
+    profile(1.0)  # raises its own error for a bad setting, before the search begins
     return _calibration.solve_noise(epsilon_of, target.epsilon, target)
 
 
 def constant(values: np.ndarray) -> bool:
-    """Whether a schedule is none."""
+    """Whether all values of a schedule are equal."""
     return bool(np.all(values == values[0]))

@@ -31,21 +31,22 @@ def noisy_gd(
 ) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean over all examples + λx + noise)).
 
-    Only the last iterate is released, and accounted for as such.
+    Only the last iterate is released, and the guarantee is for this release alone.
 
     Args:
-      loss_fn: as for `noisy_cyclic_gd`, and so are the arguments that are not here.
+      loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples.
       num_steps: T, at least 1.
       key: one typed key, for the noise.
       noise_multiplier: standard deviation of the noise on the sum of gradients over
         gradient_norm, at least 0: a number, an optax schedule, or f[T].
-      epsilon: in place of the noise multiplier the target ε, positive.
-      delta: and the target δ, in (0, 1).
+      epsilon: the target ε, positive; it and delta replace the noise multiplier.
+      delta: the target δ, in (0, 1).
       prox: see `dpjax.solvers.prox`.
       microbatch_size: see `clipped_grad`.
-      **setting: the assumptions, all of them: see `accounting.iteration.Setting`.
+      **setting: all assumptions, as for `noisy_cyclic_gd`: see
+        `accounting.iteration.Setting`.
 
     Returns:
       A `Result`: params, curve, guarantee and the noise multiplier.
@@ -80,6 +81,7 @@ def noisy_gd(
         data,
         solver="noisy_gd",
         accountant=last_iterate_profile,
+        # A full batch is an epoch of one step.
         batches="full",
         num_epochs=validate.static_int("num_steps", num_steps, minimum=1),
         batch_size=None,

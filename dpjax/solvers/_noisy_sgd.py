@@ -16,14 +16,20 @@ from dpjax.solvers._noisy_descent import Run, constant, noisy_descent
 from dpjax.solvers._results import Result
 from dpjax.solvers.prox import Prox
 
-_LEVELS = 4  # of noise, that a schedule is rounded down to: each is compiled
+# A schedule of noise is rounded down to at most this many levels. Each level needs a
+# privacy loss distribution of its own, which takes a compilation.
+_LEVELS = 4
 
 
 def _profile(run: Run, noise: np.ndarray) -> EpsilonProfile:
-    """The accountant for what ran: of the last iterate, or with schedules of all."""
+    """The profile ε(δ) of a run on random batches.
+
+    It is the last iterate's profile, or with schedules that of all iterates.
+    """
     validate.positive("noise_multiplier", noise)
     largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
-    iteration.noisy_cyclic_gd_mu(  # says what is wrong with the setting
+    # The value is not needed: the call raises for a setting that is out of range.
+    iteration.noisy_cyclic_gd_mu(
         1.0,
         num_epochs=1,
         batches_per_epoch=1,
@@ -48,13 +54,17 @@ def _profile(run: Run, noise: np.ndarray) -> EpsilonProfile:
 
 
 def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
-    """Every step accounted for as if it were released, at no more than its noise."""
+    """The privacy loss distribution of all steps, composed as if each were released.
+
+    Each step counts with at most its own noise, rounded down to a level.
+    """
 
     # C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE: Bok, Su and
     # Altschuler (2024), Theorem 4.8, https://arxiv.org/abs/2403.00278.
     def level(group: np.ndarray) -> pld.PLD:
         return pld.compose(pld.subsampled_gdp(2 / group[0], rate), len(group))
 
+    # Sorted, so that a level's first noise is its least, which bounds all the others.
     groups = np.array_split(np.sort(noise), min(_LEVELS, len(noise)))
     return functools.reduce(pld.convolve, map(level, groups))
 
@@ -77,10 +87,10 @@ def noisy_sgd(
     """Train by x ↦ prox(x − η(mean over a random batch + λx + noise)).
 
     Each step draws a uniformly random batch of fixed size. Only the last iterate is
-    released, and accounted for as such.
+    released, and the guarantee is for this release alone.
 
     Args:
-      loss_fn: as for `noisy_cyclic_gd`, and so are the arguments that are not here.
+      loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples.
       num_steps: T, at least 1.
@@ -88,12 +98,12 @@ def noisy_sgd(
       key: one typed key, for the noise and the batches.
       noise_multiplier: standard deviation of the noise on the batch's sum of gradients
         over gradient_norm, positive: a number, an optax schedule, or f[T].
-      epsilon: in place of the noise multiplier the target ε, positive.
-      delta: and the target δ, in (0, 1).
+      epsilon: the target ε, positive; it and delta replace the noise multiplier.
+      delta: the target δ, in (0, 1).
       prox: see `dpjax.solvers.prox`.
       microbatch_size: see `clipped_grad`.
-      **setting: the assumptions, all of them: see `accounting.iteration.Setting`.
-        Adjacency is REPLACE.
+      **setting: all assumptions, as for `noisy_cyclic_gd`: see
+        `accounting.iteration.Setting`. Adjacency is REPLACE.
 
     Returns:
       A `Result`: params, curve, guarantee and the noise multiplier.
@@ -105,7 +115,8 @@ def noisy_sgd(
 
     Privacy: params alone has the ε(δ) of `accounting.iteration.noisy_sgd_epsilon`; with
     schedules that of composition at 4 levels of noise, which holds for all iterates.
-    Nobody learns the batches. No GDP parameter is known: guarantee.mu is None.
+    The guarantee assumes that nobody learns the batches. No GDP parameter is known:
+    guarantee.mu is None.
 
     Reference: Bok, Su and Altschuler (2024), (2.1) and Theorems 4.8 to 4.10.
 

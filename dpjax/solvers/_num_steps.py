@@ -1,4 +1,4 @@
-"""How many steps of gradient descent are worth their noise."""
+"""The number of steps of gradient descent that balances error against noise."""
 
 from typing import Unpack
 
@@ -8,6 +8,7 @@ from dpjax._core import validate
 from dpjax.accounting import iteration
 from dpjax.solvers import _calibration
 
+# The step limit of the search.
 _MOST_STEPS = 1_000_000
 
 
@@ -22,14 +23,15 @@ def choose_num_steps(
 ) -> int:
     """The least T with the theorems' bound on the excess loss within 1 % of its best.
 
-    That bound is optimisation error plus noise: (β/2) e^{−2ημβT/(μ+β)} D² if the
-    objective is μ-strongly convex, 2D²/(ηT) if it is convex, plus (β/2) E‖z‖², for the
-    noise that will be added. It depends on no data.
+    The bound is the sum of the optimisation error and the error of the noise. The first
+    is (β/2) e^{−2ημβT/(μ+β)} D² if the objective is μ-strongly convex, and 2D²/(ηT) if
+    the objective is convex. The second is (β/2) E‖z‖² for the noise z that will be
+    added. The choice depends on no data.
 
     Args:
       epsilon: positive.
       delta: in [0, 1).
-      radius: D, a guess of the distance from the initial parameters to the best.
+      radius: D, a guess of the distance from the initial to the best parameters.
       dimension: d, the number of parameters.
       num_examples: n.
       **setting: as for `output_perturbation`.
@@ -38,7 +40,7 @@ def choose_num_steps(
       T, at least 1 and at most a million.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Theorems 2 and 3, whose T has the same
-    growth; their proofs have these two terms.
+    growth; their proofs bound the excess loss by these two terms.
 
     Example:
       >>> from dpjax import Adjacency
@@ -51,6 +53,7 @@ def choose_num_steps(
       60
     """
     validate.positive("radius", radius)
+    # Candidates in geometric spacing: T needs a relative precision only.
     steps = np.unique(np.geomspace(1, _MOST_STEPS, 2000).astype(np.int64))
     sensitivity = iteration.gradient_descent_sensitivity(
         num_steps=steps, num_examples=num_examples, **setting
@@ -61,8 +64,8 @@ def choose_num_steps(
     lam, eta = np.max(setting["regularization"]), np.max(setting["step_size"])
     mu = lam + np.max(setting["strong_convexity"])
     beta = lam + np.max(setting["smoothness"])
-    # What T steps leave, Zhang et al. (2017), proofs of Theorems 2 (μ > 0) and 3,
-    # https://arxiv.org/abs/1703.09947: smoothness turns a distance into a loss.
+    # The excess loss after T steps, Zhang et al. (2017), proofs of Theorems 2 (μ > 0)
+    # and 3, https://arxiv.org/abs/1703.09947: smoothness turns a distance into a loss.
     if mu > 0:
         decrease = np.exp(-2 * eta * mu * beta * steps / (mu + beta))
         left = beta / 2 * radius**2 * decrease

@@ -1,12 +1,12 @@
 """Numbers that the program and the accountant share to the last bit.
 
-A program in float32 cannot hold a decay of 0.999: it runs with a number nearby, and the
-privacy of that one is another. So a solver rounds all that its guarantee depends on to
-float32 before anything else, and hands the result to both: the accountant takes it
-exactly, and the program holds it exactly, whatever precision it computes in.
+A program in float32 cannot represent a decay of 0.999: it runs with a number nearby,
+whose guarantee differs. So a solver first rounds every number that its guarantee
+depends on to float32, and hands the result to both the accountant and the program. Both
+then represent this number exactly, whatever precision they compute in.
 
-What bounds or hides a contribution is rounded up, and the rest down: a step size that
-meets its limit goes on to meet it, and a decay below 1 stays there.
+Bounds on contributions and noise are rounded up, and all other numbers down: a step
+size that meets its upper limit still meets it, and a decay below 1 stays below 1.
 """
 
 from typing import overload
@@ -19,17 +19,22 @@ from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting.iteration import Setting
 
-# Below it, processors may take a float32 for zero.
+# The least normal float32. Processors may flush smaller numbers to zero.
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
 def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
-    """The next float32 in a direction, of numbers above zero; others as they are."""
+    """Round positive numbers to float32 in one direction; leave all others unchanged.
+
+    Takes numbers and the direction inf or −inf. Returns a float or f64[...].
+    """
     array = np.asarray(value, np.float64)
     with np.errstate(over="ignore"):
         near = array.astype(np.float32)
+    # Conversion rounds to the nearest float32: step on where it went the wrong way.
     passed = near < array if towards > 0 else near > array
     near = np.where(passed, np.nextafter(near, np.float32(towards)), near)
+    # Subnormal numbers become normal or zero, whatever a processor does with them.
     subnormal = _LEAST if towards > 0 else 0.0
     near = np.where(array < _LEAST, subnormal, near.astype(np.float64))
     rounded = np.where((array > 0) & (array < np.inf), near, array)
@@ -41,7 +46,7 @@ def up(value: float) -> float: ...
 @overload
 def up(value: ArrayLike) -> float | np.ndarray: ...
 def up(value: ArrayLike) -> float | np.ndarray:
-    """The least float32 that is not below, as a float or f64[...]; perhaps inf."""
+    """The least float32 that is not below the value, as a float or f64[...]; or inf."""
     return _round_float32(value, np.inf)
 
 
@@ -50,31 +55,38 @@ def down(value: float) -> float: ...
 @overload
 def down(value: ArrayLike) -> float | np.ndarray: ...
 def down(value: ArrayLike) -> float | np.ndarray:
-    """The largest float32 that is not above, as a float or f64[...]."""
+    """The largest float32 that is not above the value, as a float or f64[...]."""
     return _round_float32(value, -np.inf)
 
 
 def stddev(
     noise_multiplier: ArrayLike, bound: ArrayLike, divisor: float = 1.0
 ) -> float | np.ndarray:
-    """At least noise_multiplier · bound / divisor, in float32."""
+    """The noise's standard deviation, noise_multiplier · bound / divisor, rounded up.
+
+    The result is a float32, as a float or f64[...].
+    """
     value = up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
+    # A product beyond float32 is rounded up to inf, and refused here.
     validate.nonnegative("noise_multiplier times the bound on a gradient", value)
     return value
 
 
 def number(value: ArrayLike) -> float:
-    """One number of a setting, as it is."""
+    """A scalar of a setting as a Python float, without rounding."""
     return float(np.asarray(value))
 
 
 def to_float32(value: ArrayLike) -> jax.Array:
-    """What `up` or `down` gave, for the program."""
+    """A result of `up` or `down` as a float32 array, which represents it exactly."""
     return jnp.asarray(value, jnp.float32)
 
 
 def as_executed(setting: Setting) -> Setting:
-    """The setting with the numbers that run, but for the step sizes, one a step."""
+    """The setting with the float32 numbers that the program uses.
+
+    Step sizes are left unchanged: a `Run` has one for each step.
+    """
     return {
         **setting,
         "gradient_norm": up(setting["gradient_norm"]),

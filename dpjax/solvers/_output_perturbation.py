@@ -52,25 +52,25 @@ def output_perturbation(
     """Train by gradient descent on full batches without noise, and add noise once.
 
     Args:
-      loss_fn: as for `noisy_gd`: the loss of ONE example without the regulariser
+      loss_fn: the loss of ONE example, as for `noisy_gd`, without the regulariser
         (λ/2)‖x‖², which belongs to the setting.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
         NaN or an infinity in it contributes zero and is counted.
       epsilon: the target ε, positive.
-      delta: the target δ, in [0, 1). With 0 the noise has a norm with a Gamma
-        distribution and a uniform direction, else it is Gaussian.
+      delta: the target δ, in [0, 1). For δ = 0 the noise has a Gamma-distributed norm
+        and a uniform direction; for δ > 0 the noise is Gaussian.
       key: one typed key, for the noise.
       num_steps: T. By default `solvers.choose_num_steps`.
-      radius: D, a guess of the distance from params to the best parameters; it is
-        needed where num_steps is not given, and costs no privacy if it is wrong.
+      radius: D, a guess of the distance from params to the best parameters. D is
+        needed where num_steps is not given, and a wrong D costs no privacy.
       noise: "exact" for the least noise that gives (ε, δ); "printed" for the paper's
-        constants (`published.output_perturbation_scale`), to compare with.
-      prox: see `dpjax.solvers.prox`. The noise comes after it, so that the result may
-        leave its set; to project once more costs nothing.
+        constants (`published.output_perturbation_scale`), for comparison.
+      prox: see `dpjax.solvers.prox`. The noise is added after the prox, so that the
+        result may leave a prox's set; another projection costs no privacy.
       microbatch_size: see `clipped_grad`.
-      **setting: the assumptions, all of them: see `accounting.iteration.Setting`. The
-        step size is a number; 1 / (smoothness + regularization) is a good one.
+      **setting: all assumptions: see `accounting.iteration.Setting`. The step size is a
+        number, and 1 / (smoothness + regularization) is a good choice.
 
     Returns:
       A `Result`: params, curve, guarantee, num_steps, noise_multiplier, sensitivity and
@@ -80,15 +80,17 @@ def output_perturbation(
       ValueError: an argument is out of range, an assumption fails, or no noise is
         enough because smoothness is unknown or steps expand without bound; loss_fn
         computes gradients in less than the precision of its parameters; rounding in
-        float64 could still add a twentieth to the sensitivity; before any training.
+        float64 could add more than a twentieth to the sensitivity. All errors are
+        raised before any training.
       TypeError: an assumption is missing (a ValueError too).
 
     Privacy: params alone is (ε, δ)-DP under the adjacency; μ-GDP, or pure ε-DP for
     δ = 0. The sensitivity is `accounting.iteration.gradient_descent_sensitivity`, plus
-    what rounding can add. Descent and noise are in float64, whatever the parameters and
-    the configuration, and are cast to the parameters' dtypes once, at the end: one
-    example of n moves an iterate by 1/n of a step, which in float32 is not much more
-    than a rounding for n = 1e5, and in bfloat16 a thousandth of one.
+    the distance that rounding can add. Descent and noise are in float64, whatever the
+    parameters and the configuration, and are cast to the parameters' dtypes once, at
+    the end. The reason is that one example of n moves an iterate by 1/n of a step: for
+    n = 1e5 this is not much more than a rounding error in float32, and a thousandth of
+    a rounding error in bfloat16.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, with its constants
     replaced by exact ones.
@@ -113,6 +115,7 @@ def output_perturbation(
     prox, examples = none if prox is None else prox, _data.prepare(data)
     start = jax.tree.map(jnp.asarray, params)
 
+    # Calibration yields concrete numbers also where the caller maps over keys.
     with _calibration.now():
         steps = _steps(num_steps, radius, epsilon, delta, start, num_examples, given)
         sensitivity = _precision.sensitivity(
@@ -145,7 +148,8 @@ def output_perturbation(
         setting=given,
     )
 
-    spent = jnp.asarray(_numbers.up(sensitivity / scale))  # in the default dtype
+    # ε for Gamma-norm noise, μ for Gaussian noise: sensitivity over scale, rounded up.
+    spent = jnp.asarray(_numbers.up(sensitivity / scale))  # cast to the default dtype
     return Result(
         params=private,
         curve=curve,
@@ -172,7 +176,7 @@ def _validate_run(
     key: Key,
     setting: Setting,
 ) -> tuple[int, Setting]:
-    """The number of examples, and the setting in the numbers that run."""
+    """Check the arguments; return n and the setting in the numbers of the program."""
     validate.positive("epsilon", epsilon)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
@@ -198,7 +202,7 @@ def _steps(
     num_examples: int,
     setting: Setting,
 ) -> int:
-    """T as given, or else by the radius."""
+    """The number of steps T as given, or else as `choose_num_steps` finds it."""
     if num_steps is None:
         if radius is None:
             raise ValueError("num_steps must be given, or radius to choose it by.")
@@ -226,10 +230,11 @@ def _train(
     microbatch_size: int | None,
     setting: Setting,
 ) -> tuple[Params, Curve]:
-    """The private parameters: descent and noise in float64, and one cast.
+    """The private parameters: descent and noise in float64, then a single cast.
 
     Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
     """
+    # Taken outside the scope below, in which the default would be float64.
     dtype = default_float()
     with jax.enable_x64(True):
         # Lines 2 to 4: T steps of gradient descent, without noise.
@@ -237,6 +242,7 @@ def _train(
             _precision.to_float64(params),
             data,
             _numbers.to_float32(np.full((num_steps, 1), setting["step_size"])),
+            # Noise of standard deviation 0 in every step, whose key does not matter.
             jnp.zeros((num_steps, 1), jnp.float32),
             _numbers.to_float32(setting["gradient_norm"]),
             _numbers.to_float32(setting["regularization"]),
@@ -249,7 +255,8 @@ def _train(
             microbatch_size=microbatch_size,
         )
         # Lines 5 to 10, w_T + z: density ∝ exp(−‖z‖ / scale) for δ = 0, else Gaussian.
-        # Not cast before the noise: neighbouring iterates may be rounded far apart.
+        # The cast comes after the noise: before the noise, it could round neighbouring
+        # iterates further apart than the sensitivity.
         draw = gamma_norm_like if pure else gaussian_like
         private = jax.tree.map(jnp.add, last, draw(stream(key, "noise"), last, scale))
         curve = curve._replace(loss=curve.loss.astype(dtype))

@@ -1,22 +1,24 @@
 """How far floating-point rounding moves two runs of gradient descent apart.
 
-Rounding is not Lipschitz: two iterates as close as one likes may be rounded apart. So
-it adds to the distance in every step, and noise that is calibrated to the distance in
-real arithmetic hides too little where that distance is not far above a rounding of the
-iterate. It is 2ηC/n a step, so in float32 an n of 1e5 is too many.
+Rounding is not Lipschitz: two iterates may be arbitrarily close and still be rounded
+apart. So rounding can add to the distance between two runs in every step. Noise that is
+calibrated to the distance in real arithmetic then hides too little where this distance
+is not far above the rounding error of an iterate. One example moves a step by 2ηC/n, so
+in float32 n = 1e5 examples are too many.
 
 **Model.** As in `_core.rounding`, with unit roundoff u and γ_k = k u / (1 − k u). In a
 step x ↦ prox(x − η(Σ g / n + λx)) with gradients bounded by C, curvature by M, and
-iterates by R, these are the errors at most:
-  an example's gradient: γ_k (C + M R), as if parameters and result were off by γ_k,
-    with k = 2d + 64 for d parameters; for one linear score and a function of it this is
-    the bound for a dot product of length d and sixteen roundings;
-  their sum in any order, divided by n: γ_n C, up to the same γ_k;
-  the step and the prox: γ_k (R + η(C + λR)), of which k is far more than they need.
-So two runs, each off by ε = η γ_{n+k} C + γ_k (R + η(C + (M + λ)R)), move apart by 2ε
-more than the s that one example moves them, and Σ c^k steps of it make the distance
-(1 + 2ε/s) times what it was. The iterates are bounded by what the gradients can add up
-to: with r = |1 − ηλ| and a = ‖prox(x₀) − x₀‖,
+iterates by R, the errors are at most
+  γ_k (C + M R) in an example's gradient, as if the parameters and the result each had
+    the relative error γ_k, with k = 2d + 64 for d parameters; for a function of one
+    linear score this is the bound for a dot product of length d and sixteen roundings;
+  γ_n C in the sum of the gradients in any order, divided by n, up to the same γ_k;
+  γ_k (R + η(C + λR)) in the step and the prox, for which a far smaller k would do.
+Let ε = η γ_{n+k} C + γ_k (R + η(C + (M + λ)R)) be the error of one run in a step, and s
+the distance by which one example moves a step. Then two runs move apart by s + 2ε in
+place of s. Summed over steps with contraction c, the distance Σ c^k s grows by the
+factor 1 + 2ε/s. The iterates are bounded by the sum of all steps: with r = |1 − ηλ| and
+a = ‖prox(x₀) − x₀‖,
 
     ‖x_{t+1} − x₀‖ <= r ‖x_t − x₀‖ + η(C + λ‖x₀‖) + a.
 """
@@ -40,20 +42,22 @@ from dpjax.solvers import _data
 from dpjax.solvers._numbers import number
 from dpjax.solvers.prox import Prox
 
-MOST = 0.05  # that rounding may add to a sensitivity, as a part of it
+# The largest share of a sensitivity that rounding may add before a run is refused.
+MOST = 0.05
 
 
 def _margin(terms: float, dtype: DTypeLike) -> float:
-    """γ_k for k terms."""
+    """The relative error bound γ_k = k u / (1 − k u) of a sum of k terms."""
+    # γ_k is meaningless as k u nears 1; inf makes the caller refuse the run.
     ku = terms * float(jnp.finfo(dtype).eps) / 2
     return ku / (1 - ku) if ku < 1 / 64 else np.inf
 
 
 class Rounding(NamedTuple):
-    """What rounding adds in a step.
+    """The distance that rounding adds between two runs in one step.
 
     Attributes:
-      share: 2ε/s.
+      share: 2ε/s, the added distance relative to the shift.
       shift: s, how far one example moves a step in real arithmetic.
     """
 
@@ -70,7 +74,7 @@ def rounding(
     setting: Setting,
     dtype: DTypeLike = np.float64,
 ) -> Rounding:
-    """How much further rounding in that dtype can move two runs apart in a step."""
+    """How much further rounding in this dtype can move two runs apart in a step."""
     eta, added = number(setting["step_size"]), number(setting["regularization"])
     bound, size = number(setting["gradient_norm"]), num_examples
     curvature = max(number(setting["smoothness"]), number(setting["weak_convexity"]))
@@ -78,14 +82,17 @@ def rounding(
     moved = prox(params, jnp.asarray(eta, jnp.float32))
     jump = float(optax.tree.norm(jax.tree.map(jnp.subtract, moved, params)))
 
-    # The twentieth is for rounding, which adds less than that where it may run.
+    # The bounds on the iterates are themselves computed with rounding error. The factor
+    # 1.05 covers it: in a run that `MOST` permits, rounding adds less than a twentieth.
     pull = abs(1 - eta * added)
     step = 1.05 * (eta * (bound + added * start) + jump)
     steps = num_steps if pull == 1 else (1 - pull**num_steps) / (1 - pull)
     diameter = number(setting["diameter"])
+    # prox(x₀) and all later iterates lie in a set of this diameter.
     radius = start + min(step * steps, 1.05 * (diameter + jump))
 
     dimension = sum(x.size for x in jax.tree.leaves(params))
+    # γ_k for one example, and γ_{n+k} for the sum over all examples.
     few, many = (_margin(2 * dimension + 64 + k, dtype) for k in (0, size))
     update = radius + eta * (bound + (curvature + added) * radius)
     error = eta * many * bound + few * update
@@ -94,12 +101,12 @@ def rounding(
 
 
 def to_float64(params: Params) -> Params:
-    """Real parameters in float64, where that is enabled."""
+    """Real parameters cast to float64; the caller enables 64-bit types."""
     return jax.tree.map(lambda x: x.astype(jnp.float64), widen(params))
 
 
 def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
-    """All equations that hold no others, at any depth."""
+    """All equations of a jaxpr that contain no jaxpr themselves, at any depth."""
     for equation in jaxpr.eqns:
         inner = list(_bodies(equation.params))
         if not inner:
@@ -109,7 +116,7 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
 
 
 def _bodies(params: Mapping[str, object]) -> Iterator[jex.Jaxpr]:
-    """The programs among an equation's parameters."""
+    """The jaxprs among an equation's parameters, also those in lists and tuples."""
     for value in params.values():
         for part in value if isinstance(value, tuple | list) else (value,):
             if isinstance(part, jex.ClosedJaxpr):
@@ -120,7 +127,11 @@ def _bodies(params: Mapping[str, object]) -> Iterator[jex.Jaxpr]:
 
 @scoped
 def narrowing(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
-    """What in the gradient at float64 parameters goes on in less, or None."""
+    """The first primitive that narrows float64 in a loss's gradient, or None.
+
+    The gradient is traced at float64 parameters. A primitive narrows where one input is
+    float64 and one output is a float of fewer bits.
+    """
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data)
 
     def floats(variables: Sequence[Any]) -> set[np.dtype]:
@@ -145,7 +156,10 @@ def sensitivity(
     num_examples: int,
     setting: Setting,
 ) -> float:
-    """How far one example can move the last iterate as it is computed in float64."""
+    """How far one example can move the last iterate that float64 computes.
+
+    Returns the sensitivity in real arithmetic plus the distance that rounding can add.
+    """
     real = float(
         iteration.gradient_descent_sensitivity(
             num_steps=num_steps, num_examples=num_examples, **setting
@@ -178,5 +192,7 @@ def sensitivity(
             f"apart by {share:.0%} of what one example does, and at most {MOST:.0%} is "
             "allowed for."
         )
-    # Of Σ c^k steps as of one, and of a set's diameter that is less than a step.
+    # Rounding adds the same share to a sum Σ c^k of steps as to a single step. Where a
+    # set's diameter makes the sensitivity less than one shift, the shift's share is
+    # added.
     return real + share * max(real, shift)

@@ -55,15 +55,19 @@ def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray
 
 
 def thresholds(probabilities: np.ndarray) -> np.ndarray:
-    """Where 32 random bits pass from one number of rounds to the next, u64[N]."""
+    """The cumulative probabilities in units of 2⁻³², rounded down, u64[N].
+
+    A uniform 32-bit number below the kth edge stands for at most k rounds.
+    """
     below = np.cumsum(probabilities) / np.sum(probabilities)
     edges = np.floor(below * 2.0**32).astype(np.uint64)
+    # A sum that rounded to less than 1 would leave some bits without any number.
     edges[-1] = 2**32
     return edges
 
 
 class _Carry(NamedTuple):
-    """The iterate, the losses of all draws so far, and how many gave none."""
+    """The iterate, the sum of losses so far, and how many examples were left out."""
 
     params: Any
     losses: jax.Array
@@ -86,7 +90,7 @@ def _train(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Params, Curve]:
-    """The iterate after that many rounds, and the curve of all of them together."""
+    """The iterate after the given number of rounds, and the curve of all rounds."""
     noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
 
     def step(k: jax.Array, carry: _Carry) -> _Carry:
@@ -111,10 +115,11 @@ def _train(
             total,
             noise,
         )
+        # The mean over no examples is NaN: count it as 0.
         losses = jnp.where(used > 0, loss * used, 0.0).astype(jnp.float32)
         return _Carry(params, carry.losses + losses, carry.left_out + batch_size - used)
 
-    # Rounds beyond R would be thrown away, so the loop ends there: R is no secret.
+    # The loop ends after R rounds. Its running time may reveal R, which is released.
     start = _Carry(widen(params), jnp.float32(0), jnp.int32(0))
     end = jax.lax.fori_loop(0, rounds, step, start)
     loss = end.losses / (rounds * batch_size - end.left_out)
@@ -140,24 +145,26 @@ def random_round_sgd(
 ) -> Result[Params, jax.Array]:
     """Train by noisy SGD on random batches and stop after a random number of rounds.
 
-    For smooth losses, convex or not, the gradient is small in expectation after R
-    rounds with P(R = k + 1) ∝ 2η_k − βη_k².
+    For smooth losses, convex or not, the gradient is small in expectation after a
+    random number R of rounds with P(R = k + 1) ∝ 2η_k − βη_k².
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
         NaN or an infinity in it contributes zero and is counted.
-      epsilon: the target ε, positive; it and delta set the noise.
+      epsilon: the target ε, positive; epsilon and delta set the noise.
       delta: the target δ, in (0, 1).
-      noise_multiplier: in their place standard deviation of the noise on a batch's sum
-        of gradients over clip_norm, positive. The paper's, for batches of one and n²
-        rounds, is `published.random_round_noise_multiplier`.
+      noise_multiplier: in place of epsilon and delta, the standard deviation of the
+        noise on a batch's sum of gradients over clip_norm, positive. The paper's noise
+        multiplier, for batches of one and n² rounds, is
+        `published.random_round_noise_multiplier`.
       adjacency: `REPLACE`.
       max_rounds: N, at least 1; the paper has n².
       batch_size: b, from 1 to n; the paper has 1.
       step_size: η_k, a number, an optax schedule or f[N], below 2 / smoothness.
-      smoothness: β. It sets the distribution of R and is no assumption of privacy.
+      smoothness: β, which sets the distribution of R. The guarantee does not assume
+        that the loss has this smoothness.
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for R, the batches and the noise.
       microbatch_size: see `clipped_grad`.
@@ -171,9 +178,10 @@ def random_round_sgd(
         any training.
 
     Privacy: all iterates up to params, and num_steps, are together (ε, δ)-DP under
-    REPLACE, by `accounting.random_rounds.delta`: given R it is R rounds composed, and R
-    does not depend on the data. Nobody learns the batches, and the curve is not
-    private. No GDP parameter is known: guarantee.mu is None.
+    REPLACE, by `accounting.random_rounds.delta`: given R, the mechanism is a
+    composition of R rounds, and R does not depend on the data. The guarantee assumes
+    that nobody learns the batches. The curve is not private. No GDP parameter is known:
+    guarantee.mu is None.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, with exact accounting.
 
@@ -199,7 +207,7 @@ def random_round_sgd(
     step_sizes = _data.schedule("step_size", step_size, max_rounds)
     edges = thresholds(round_probabilities(step_sizes, smoothness))
 
-    # What is accounted for is the distribution that the 32 bits draw from.
+    # Account for the distribution that 32 random bits realise, not for the ideal one.
     realised = np.diff(edges.astype(np.float64), prepend=0.0) / 2.0**32
     rounds, rate = random_rounds.group(realised), size / num_examples
     if isinstance(noise, _checks.Target):
@@ -208,7 +216,7 @@ def random_round_sgd(
 
     key = stream(key, "solvers.random_round_sgd")
     bits = jax.random.bits(stream(key, "rounds"), (), jnp.uint32)
-    # No bits are at or above the edges at 2³².
+    # Edges at 2³² exceed every 32-bit number, and do not fit into uint32.
     below = edges[edges < 2**32].astype(np.uint32)
     drawn = 1 + jnp.searchsorted(below, bits, side="right").astype(jnp.int32)
     last, curve = _train(
@@ -234,7 +242,7 @@ def random_round_sgd(
             adjacency=adjacency,
             assumptions=_assumptions.every_step("random"),
         ),
-        # Under jax.vmap over keys each run has its own.
+        # Under jax.vmap over keys the number of rounds is a tracer, one for each run.
         num_steps=cast(int, drawn) if isinstance(drawn, Tracer) else int(drawn),
         noise_multiplier=_numbers.to_float32(_numbers.down(noise)),
     )
@@ -243,7 +251,7 @@ def random_round_sgd(
 def _calibrate(
     rounds: random_rounds.Rounds, rate: float, target: _checks.Target
 ) -> float:
-    """The least noise multiplier that meets the target: δ falls with it as ε does."""
+    """The least noise multiplier whose δ at the target ε is at most the target δ."""
 
     def delta_of(noise: jax.Array) -> jax.Array:
         return random_rounds.delta(

@@ -1,10 +1,11 @@
 """Descent along a momentum of reduced sensitivity, in one scan.
 
-It is Algorithm 2 of Tran and Cutkosky (2022), https://arxiv.org/abs/2210.06328, with n
-steps in an epoch where the paper has N, batches where it has single examples, and two
-differences. The paper draws a permutation in every epoch; its (3), by Lemma 17, needs
-the same order in all of them, so there is one here. And it assumes a Lipschitz and
-smooth loss where here every gradient is clipped, and every difference of two of them.
+The algorithm is Algorithm 2 of Tran and Cutkosky (2022),
+https://arxiv.org/abs/2210.06328, with n steps in an epoch where the paper has N, and
+batches where the paper has single examples. Two more things differ. The paper draws a
+permutation in every epoch; but its equation (3), by Lemma 17, needs the same order in
+all epochs, so this module uses one order. The paper assumes a Lipschitz and smooth
+loss; this module clips every gradient and every difference of two gradients instead.
 """
 
 import functools
@@ -28,7 +29,7 @@ from dpjax.solvers._results import Curve
 
 
 class _Carry(NamedTuple):
-    """Between two steps: w_t, the anchors w_qn and w_(q−1)n, the momentum's state."""
+    """The carry of the scan: w_t, anchors w_qn and w_(q−1)n, the momentum's state."""
 
     w: jax.Array
     anchor: jax.Array
@@ -37,7 +38,7 @@ class _Carry(NamedTuple):
 
 
 class _Example(NamedTuple):
-    """What one example gives to a step."""
+    """The contribution of one example to a step: clipped terms, loss and flags."""
 
     terms: Terms[jax.Array]
     loss: jax.Array
@@ -55,11 +56,13 @@ def _example(
 ) -> _Example:
     """One example's clipped terms, from its gradients at w_t, w_qn and w_(q−1)n."""
     losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
+    # A gradient that is not finite at any of the three points excludes the example.
     keep = keep & jnp.all(jnp.isfinite(gradients))
     here, anchor, before = (clip(g, bounds.anchor, keep)[0] for g in gradients)
     change, change_norm = clip(anchor - before, bounds.change, keep)
     drift, drift_norm = clip(here - anchor, bounds.drift, keep)
-    # F^Δ and F^G in one tree from the third epoch on: see `noise.reduced_momentum`.
+    # One tree serves for F^Δ and F^G from the third epoch on, where the window depends
+    # on both: see `noise.reduced_momentum`.
     mixed = (1 - refresh) * change + refresh * anchor
     return _Example(
         terms=Terms(anchor, mixed, drift),
@@ -120,8 +123,8 @@ def descend(
             jax.tree.map(lambda x: x[batch.indices], data.examples),
             batch.mask & data.finite[batch.indices],
         )
-        # The nodes that end at t, each with a draw of its own, and m̂_t from them: by a
-        # recursion in place of Algorithm 4.
+        # The nodes that end at t, each with its own draw of noise, and the estimate m̂_t
+        # from these nodes, by a recursion in place of Algorithm 4.
         momentum, state = reduced_momentum.update(
             state,
             number,
@@ -132,7 +135,7 @@ def descend(
             stddevs=stddevs,
             keys=keys,
         )
-        # w_t = w_{t−1} − η m̂_t / ‖m̂_t‖.
+        # w_t = w_{t−1} − η m̂_t / ‖m̂_t‖, with no step for a momentum of zero.
         length = jnp.linalg.norm(momentum)
         rate = learning_rate if schedule is None else schedule(number - 1)
         rate = jnp.asarray(rate, w.dtype)

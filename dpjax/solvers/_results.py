@@ -1,4 +1,4 @@
-"""What every solver hands back."""
+"""The result types that all solvers share."""
 
 from typing import Generic, NamedTuple, TypeVar
 
@@ -9,21 +9,23 @@ from dpjax.accounting.profiles import Guarantee
 
 
 class Curve(NamedTuple):
-    """What a run looked like, step by step. It is not private: keep it in house.
+    """The course of a run, step by step. The curve is not private: do not release it.
 
     Attributes:
       loss: the mean loss over the step's batch before the update, f[T], over the
         examples that were used.
       left_out: how many examples of the step's batch contributed zero because they or
         their gradients are not finite, i[T].
-      noise_norm: with a momentum the root mean square L2 norm of the noise in it, in
-        the units of a mean gradient, f[T]. It depends on no data. None without.
+      noise_norm: for solvers with a momentum, the root mean square L2 norm of the noise
+        in the momentum, in the units of a mean gradient, f[T]. This norm depends on no
+        data. None for solvers without a momentum.
       change_clipped: in `sensitivity_reduced_nsgd` the share of the used examples whose
         change since the last epoch was clipped, f[T]; 0 in the first epoch.
-      drift_clipped: the share of them whose drift since the anchor was clipped, f[T].
+      drift_clipped: the share of the used examples whose drift since the anchor was
+        clipped, f[T].
 
-    A random number of rounds has no such rows: `random_round_sgd` gives loss, f[], and
-    left_out, i[], of all its draws together.
+    `random_round_sgd` has no row for each step: it gives the mean loss, f[], and
+    left_out, i[], over all of its rounds together.
     """
 
     loss: jax.Array
@@ -37,20 +39,20 @@ Noise = TypeVar("Noise")
 
 
 class Result(NamedTuple, Generic[Params, Noise]):
-    """Private parameters and what is promised about them.
+    """Private parameters and their guarantee.
 
     Attributes:
-      params: what the solver trained, shaped like the initial parameters.
+      params: the trained parameters, shaped like the initial parameters.
       curve: a `Curve`, which the guarantee does not cover.
-      guarantee: a `Guarantee`; it says for what.
-      num_steps: T, how many steps were taken. It may be released.
-      noise_multiplier: the noise's standard deviation over a bound: on one example's
-        gradient, f[], or f[T] where a schedule was given; in `sensitivity_reduced_nsgd`
-        on its terms in each tree, `Terms` of f[]; in `output_perturbation` its scale
-        over the sensitivity.
+      guarantee: a `Guarantee`, which names the released values that it covers.
+      num_steps: T, the number of steps taken. T may be released.
+      noise_multiplier: the noise's standard deviation over the bound on one example's
+        gradient, f[], or f[T] where a schedule was given. In `sensitivity_reduced_nsgd`
+        the bound is on an example's terms in each tree, `Terms` of f[]. In
+        `output_perturbation` this is the noise's scale over the sensitivity.
       sensitivity: in `output_perturbation` how far one example can move the last
         iterate, rounding included.
-      scale: in `output_perturbation` that of the noise: the standard deviation per
+      scale: in `output_perturbation` the scale of the noise: the standard deviation per
         coordinate, or for δ = 0 the scale of `dpjax.noise._gaussian.gamma_norm_like`.
     """
 
@@ -62,19 +64,19 @@ class Result(NamedTuple, Generic[Params, Noise]):
     sensitivity: float | None = None
     scale: float | None = None
 
-    # What single solvers called these.
+    # Aliases: the names that individual solvers used for these fields.
 
     @property
     def rounds(self) -> int:
-        """`num_steps`, where it was drawn."""
+        """An alias of `num_steps`, for `random_round_sgd`, which draws this number."""
         return self.num_steps
 
     @property
     def left_out(self) -> jax.Array:
-        """`curve.left_out`."""
+        """An alias of `curve.left_out`."""
         return self.curve.left_out
 
     @property
     def noise_multipliers(self) -> Noise:
-        """`noise_multiplier`, where there are three."""
+        """An alias of `noise_multiplier`, for a solver with three of them."""
         return self.noise_multiplier

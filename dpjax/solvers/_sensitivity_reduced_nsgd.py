@@ -48,9 +48,9 @@ def sensitivity_reduced_nsgd(
 ) -> Result[Params, Terms[jax.Array]]:
     """Train by normalised steps along a private momentum of reduced sensitivity.
 
-    It pays where an epoch is short: with steps of length η and an L-smooth loss a
-    gradient changes by at most ηnL from epoch to epoch, so that the last two clip norms
-    may be that small and clip nothing.
+    This solver pays off where an epoch is short: with steps of length η and an L-smooth
+    loss, a gradient changes by at most ηnL from epoch to epoch. Then change_clip_norm
+    and drift_clip_norm may be as small as ηnL and still clip nothing.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
@@ -60,16 +60,17 @@ def sensitivity_reduced_nsgd(
       epsilon: the target ε, positive.
       delta: the target δ, in (0, 1).
       adjacency: `ZERO_OUT` or `REPLACE`.
-      num_epochs: E, at least 1. All have the data's own order.
+      num_epochs: E, at least 1. All epochs use the data's own order.
       batch_size: b, at least 1. An epoch has n = ⌈N / b⌉ steps.
       learning_rate: the length of a step, a number or an optax schedule.
       decay: the momentum coefficient β, in [0, 1).
-      refresh: γ, in [0, 1]: how much of the anchor's gradients, rather than of their
-        changes, goes into each window. The paper has ηn.
+      refresh: γ, in [0, 1]: the weight of the anchor's gradients in each window; their
+        changes have the weight 1 − γ. The paper has γ = ηn.
       clip_norm: the bound C on an example's gradient, positive.
       change_clip_norm: the bound on the change of an example's clipped gradient from
         one epoch's anchor to the next, positive.
-      drift_clip_norm: the bound on its change from the anchor to the iterate, positive.
+      drift_clip_norm: the bound on the change of an example's clipped gradient from the
+        anchor to the iterate, positive.
       key: one typed key, for the noise.
 
     Returns:
@@ -101,6 +102,7 @@ def sensitivity_reduced_nsgd(
     target = _checks.check_target(epsilon, delta)
     validate.decay("decay", decay)
     validate.closed_unit("refresh", refresh)
+    # Round first: the accountant and the program must use the same float32 numbers.
     decay, refresh = _numbers.down(decay), _numbers.down(refresh)
     clips = _clip_norms(clip_norm, change_clip_norm, drift_clip_norm)
     if not callable(learning_rate):
@@ -115,6 +117,7 @@ def sensitivity_reduced_nsgd(
     )
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
 
+    # One tree carries (1 − γ) change + γ anchor: its bound is the mix of the bounds.
     mixed = (1 - refresh) * clips.change + refresh * clips.anchor
     bounds = clips._replace(change=mixed)
     with _calibration.now():
@@ -170,7 +173,7 @@ def _noise_norm(
 
 
 def _clip_norms(anchor: float, change: float, drift: float) -> Terms[float]:
-    """The clip norms as they run."""
+    """Check the three clip norms, and round them up to float32."""
     clips = Terms(*(_numbers.up(x) for x in (anchor, change, drift)))
     validate.positive("clip_norm", clips.anchor)
     validate.positive("change_clip_norm", clips.change)
@@ -179,6 +182,6 @@ def _clip_norms(anchor: float, change: float, drift: float) -> Terms[float]:
 
 
 def _stddev(noise_multiplier: float, bound: float) -> float:
-    """Of a tree's nodes. One that is never used needs no noise, and no infinity."""
+    """The noise's standard deviation in a tree's nodes; 0 for a tree never used."""
     used = math.isfinite(noise_multiplier)
     return float(_numbers.stddev(noise_multiplier, bound)) if used else 0.0

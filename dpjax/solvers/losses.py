@@ -1,7 +1,8 @@
-"""Losses of linear scores, with the constants that accountants ask for.
+"""Losses of linear scores, with the constants that accountants need.
 
 Features are scaled into a ball of radius B inside the loss, so that its constants hold
-for every example that could occur, and nothing has to be clipped or believed.
+for every possible example. Then no gradient needs clipping, and no bound on the data
+has to be assumed.
 """
 
 import dataclasses
@@ -17,11 +18,12 @@ import optax
 from dpjax._core import validate
 from dpjax._core.rounding import HIGHEST, square_sum
 
-_SLACK = 2.0**-20  # sixteen roundings, as in clipping; the norm is rounded up
+# Sixteen float32 roundings, as in clipping: the scaled features stay within the ball.
+_SLACK = 2.0**-20
 
 
 class LossSetting(TypedDict):
-    """What a loss contributes to `accounting.iteration.Setting`."""
+    """The part of `accounting.iteration.Setting` that a loss determines."""
 
     gradient_norm: float
     clipped: bool
@@ -36,13 +38,13 @@ class Loss:
     """A convex loss of ONE example: `loss(params, (features, label))`.
 
     Attributes:
-      feature_norm: B; longer features are scaled down to it.
+      feature_norm: B; features of a larger norm are scaled down to norm B.
       gradient_norm: the largest norm of a gradient.
       smoothness: the largest curvature.
       generalised_linear: whether there is one linear score ⟨w, x⟩.
-      labels: what labels may be, in words.
-      of_scores: the loss of scores and label.
-      admits: which labels of an array are allowed.
+      labels: a description of the allowed labels.
+      of_scores: a function from the scores and the label to the loss.
+      admits: a function from an array of labels to a mask of the allowed ones.
     """
 
     feature_norm: float
@@ -60,19 +62,22 @@ class Loss:
         features, label = example
         features = jnp.asarray(features, jnp.result_type(features, jnp.float32))
         bound = self.feature_norm * (1 - _SLACK)
-        # In its units neither a small bound underflows nor a large one overflows.
+        # In units of the bound, squares of small features do not underflow, and squares
+        # of large features do not overflow.
         norm = jnp.sqrt(square_sum(features, unit=bound))
+        # Divide by 1 at least: features within the ball are not scaled up.
         features = features / jnp.maximum(norm, 1.0)
         dtype = jnp.promote_types(features.dtype, jnp.result_type(params))
         features, params = features.astype(dtype), params.astype(dtype)
-        # The bound rests on this product and, in the gradient, on its transpose.
+        # The bound on gradients needs this product, and its transpose in the gradient,
+        # in full precision.
         scores = jnp.matmul(features, params, precision=HIGHEST)
         return self.of_scores(scores, label)
 
     def check(self, data: object) -> None:
-        """Raise ValueError unless data are (features f[n, d], labels [n]) as stated.
+        """Raise ValueError unless data are (features f[n, d], allowed labels [n]).
 
-        A label that is NaN passes: its example is left out by the solvers.
+        A label that is NaN passes, since the solvers leave out its example.
         """
         if not isinstance(data, tuple | list) or len(data) != 2:
             raise ValueError(
@@ -86,6 +91,7 @@ class Loss:
                 f"{features.shape} and {labels.shape}."
             )
         real = jnp.issubdtype(labels.dtype, jnp.floating)
+        # Integer labels cannot be NaN, and np.isnan does not accept all dtypes.
         known = labels[~np.isnan(labels)] if real else labels
         wrong = known[~np.asarray(self.admits(known), bool)]
         if wrong.size:
@@ -96,7 +102,7 @@ class Loss:
 
     @property
     def setting(self) -> LossSetting:
-        """The loss's part of an accountant's setting: nothing clipped, convex."""
+        """The loss's part of an accountant's setting: convex, without clipping."""
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,
@@ -211,8 +217,8 @@ def softmax(num_classes: int, *, feature_norm: float) -> Loss:
 
     Returns:
       A `Loss` of w f[d, k], with gradients of norm at most √2 B and smoothness B²/2.
-      It has several scores, so that clipping would break its contraction; as it is,
-      nothing is clipped.
+      The loss has several scores, so that a step with clipped gradients would not be a
+      contraction. Its gradients need no clipping.
 
     Raises:
       ValueError: an argument is out of range.

@@ -4,8 +4,8 @@ A prox is a function of the parameters and of the step size η,
 
     prox_{ηh}(x) = argmin_u h(u) + ‖u − x‖² / (2η),
 
-for a convex h that depends on no data. It never moves two points apart, so it costs no
-privacy. Any function with that property may take its place.
+for a convex h that depends on no data. A prox never increases the distance between two
+points, so it costs no privacy. Any other function with this property may be used too.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.typing import Tree
 
-Prox = Callable[..., Tree]  # of parameters and the step size, as for `LossFn`
+# A function of the parameters and the step size; `...` as for `LossFn`.
+Prox = Callable[..., Tree]
 
 
 def none(params: Tree, step_size: jax.Array) -> Tree:
-    """No prox at all: h = 0."""
+    """The identity, which is the prox of h = 0."""
     del step_size
     return params
 
@@ -36,7 +37,7 @@ def l1(weight: float) -> Prox:
       weight: at least 0.
 
     Returns:
-      A prox, which sets every coordinate within weight · η of zero to zero.
+      A prox, which moves each coordinate towards zero by weight · η, and stops at zero.
 
     Raises:
       ValueError: the weight is negative or not finite.
@@ -55,7 +56,7 @@ def l2(weight: float) -> Prox:
       weight: at least 0.
 
     Returns:
-      A prox, which divides by 1 + weight · η.
+      A prox, which divides each coordinate by 1 + weight · η.
 
     Raises:
       ValueError: the weight is negative or not finite.
@@ -75,7 +76,7 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
       l2_weight: at least 0.
 
     Returns:
-      A prox: soft thresholding, then shrinking.
+      A prox: soft thresholding, then division by 1 + l2_weight · η.
 
     Raises:
       ValueError: a weight is negative or not finite.
@@ -89,6 +90,7 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
 
     def shrink(x: jax.Array, step_size: jax.Array) -> jax.Array:
         step_size = jnp.asarray(step_size, x.dtype)
+        # x minus its clipped value is x soft-thresholded.
         inside = jnp.clip(x, -step_size * l1_weight, step_size * l1_weight)
         return (x - inside) / (1 + step_size * l2_weight)
 
@@ -96,14 +98,14 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
 
 
 def projection(project: Callable[..., Tree]) -> Prox:
-    """The prox of the indicator of a convex set: a projection, whatever the step.
+    """The prox of a convex set's indicator: a projection, for every step size.
 
     Args:
-      project: maps parameters to the nearest ones in a convex set, as the functions of
-        `optax.projections` do. If the set is bounded, tell the solver its diameter.
+      project: maps parameters to the nearest point of a convex set, as the functions of
+        `optax.projections` do. If the set is bounded, pass its diameter to the solver.
 
     Returns:
-      A prox.
+      A prox, which applies the projection and ignores the step size.
 
     Example:
       >>> import optax

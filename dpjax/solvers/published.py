@@ -1,8 +1,8 @@
-"""What the papers print: constants and parameters to compare with, never to rely on.
+"""The constants that the papers publish: for comparison, never as a guarantee.
 
-A name begins with the solver whose paper it quotes. Up to ε = 10 all of them ask for
-more noise than is needed; for a larger ε they may ask for too little. The solvers'
-"exact" noise is what is needed.
+A function's name begins with the solver whose paper it quotes. Up to ε = 10 all of
+these functions give more noise than is needed; for a larger ε they may give too little
+noise. The solvers' "exact" noise is the noise that is needed.
 """
 
 import math
@@ -33,11 +33,11 @@ class PrintedParameters(NamedTuple):
 def dp_nsgd_noise_multiplier(
     mu: float, *, num_steps: int, steps_per_epoch: int
 ) -> float:
-    """The node noise that Tran and Cutkosky print for μ-GDP under REPLACE.
+    """The noise multiplier that Tran and Cutkosky publish for μ-GDP under REPLACE.
 
-    Their Algorithm 1 gives each node noise of variance 16 V (αG)² / μ², V being the
-    number of nodes that one example can touch at most. It is here to compare with:
-    `accounting.tree.momentum_mu` allows less than half of it.
+    Their Algorithm 1 gives each node noise of variance 16 V (αG)² / μ², where V is the
+    largest number of nodes that one example can affect. The value is for comparison:
+    `accounting.tree.momentum_mu` allows less than half of this noise.
 
     Args:
       mu: the GDP parameter, positive; the paper's 1/σ.
@@ -60,9 +60,9 @@ def dp_nsgd_noise_multiplier(
     validate.positive("mu", mu)
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    # V of their Algorithm 1, https://arxiv.org/abs/2210.06328: of every level within an
-    # epoch T / N nodes hold the example, and of the others all. Noise of variance
-    # 16 α² G² V / μ² is 4 sqrt(V) / μ in units of αG.
+    # V of their Algorithm 1, https://arxiv.org/abs/2210.06328. At a level whose nodes
+    # are no longer than an epoch, T / N nodes contain the example; at a higher level
+    # all nodes do. Noise of variance 16 α² G² V / μ² is 4 sqrt(V) / μ in units of αG.
     depth, epoch_depth = num_steps.bit_length() - 1, n_b.bit_length() - 1
     below = (min(depth, epoch_depth) + 1) * num_steps / n_b
     above = sum(num_steps >> level for level in range(epoch_depth + 1, depth + 1))
@@ -72,10 +72,10 @@ def dp_nsgd_noise_multiplier(
 def dp_nsgd_parameters(
     epsilon: float, delta: float, *, steps_per_epoch: int, dimension: int
 ) -> PrintedParameters:
-    """The parameters of Tran and Cutkosky's Theorem 6, to compare with.
+    """The parameters of Tran and Cutkosky's Theorem 6, for comparison.
 
     Args:
-      epsilon: positive; the theorem wants δ >= e^{−ε}.
+      epsilon: positive; the theorem assumes δ >= e^{−ε}.
       delta: in (0, 1).
       steps_per_epoch: n_b, at least 1; the paper's N, which has batches of one.
       dimension: d, the number of parameters, at least 1.
@@ -84,8 +84,8 @@ def dp_nsgd_parameters(
       T, η = 1/sqrt(n_b T), β = 1 − α and the noise multiplier 4σ sqrt(V), where
       T log₂ T = ε n_b² / sqrt(d log(1/δ)) rounded down to whole epochs, at least one,
       α = ε n_b / (T log₂ T sqrt(d log(1/δ))), at most 1, and σ = 2 sqrt(log(1/δ)) / ε.
-      Up to ε = 10 log(1/δ) they give (ε, δ) under REPLACE, with more noise than is
-      needed.
+      Up to ε = 10 log(1/δ) these parameters give (ε, δ) under REPLACE, with more noise
+      than is needed.
 
     Raises:
       ValueError: an argument is out of range.
@@ -128,7 +128,7 @@ def output_perturbation_scale(
     num_examples: int,
     **setting: Unpack[iteration.Setting],
 ) -> float:
-    """The scale of the noise that Zhang et al. print, to compare with.
+    """The noise scale that Zhang et al. publish, for comparison.
 
     Args:
       epsilon: positive.
@@ -140,7 +140,7 @@ def output_perturbation_scale(
     Returns:
       Δ/ε for δ = 0 and sqrt(2 log(2/δ)) Δ/ε else, with Δ = 3ηLT/n for a convex and
       5L(μ + β)/(nμβ) for a μ-strongly convex objective of smoothness β. L is the
-      gradient norm without the regulariser, which favours them.
+      gradient norm without the regulariser, which makes the published scale smaller.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, Lemmas 2 and 3.
 
@@ -173,7 +173,7 @@ def output_perturbation_scale(
 def random_round_noise_multiplier(
     epsilon: float, delta: float, *, num_examples: int
 ) -> float:
-    """The noise of the paper's Algorithm 2 over L, to compare with.
+    """The noise multiplier of the paper's Algorithm 2, relative to L, for comparison.
 
     Args:
       epsilon: in (0, 1].
