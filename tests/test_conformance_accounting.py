@@ -23,7 +23,7 @@ WINGS = (
     "pure",
     "random_rounds",
 )
-WINGS += ("profiles", "rdp", "tree", "truncation")
+WINGS += ("rdp", "tree", "truncation")
 
 
 def test_every_public_accountant_is_in_the_table():

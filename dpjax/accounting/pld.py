@@ -71,8 +71,7 @@ def of(event: events.Step) -> PLD:
       A `PLD`.
 
     Example:
-      >>> from dpjax._core.records import register_record
-    from dpjax.accounting import events
+      >>> from dpjax.accounting import events
       >>> print(f"{epsilon(of(events.Gaussian(1.0)), 1e-5):.4f}")
       4.3772
     """
