@@ -138,7 +138,8 @@ def epsilon(
       >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=100):.4f}")
       0.6208
     """
-    # Both are upper bounds; the second is tighter if there is little noise.
+    # Both are upper bounds. The second needs no grid, and may be tighter if there is
+    # little noise.
     run, told = _run(noise_multiplier, num_steps, num_epochs, adjacency)
     return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(told, delta))
 

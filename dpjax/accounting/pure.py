@@ -21,7 +21,7 @@ def _delta64(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
     # randomised response has δ(ε) = (e^p − e^ε) / (1 + e^p). Numerator and denominator
     # are divided by e^p, which may overflow.
     gap = jnp.minimum(epsilon - pure, 0.0) - 4 * ULP * pure
-    # The last factor exceeds the rounding error; the margin on gap, that of ε − p.
+    # The margins on gap and on the quotient exceed their rounding errors.
     delta = -jnp.expm1(gap) / (1 + jnp.exp(-pure)) * (1 + 8 * ULP)
     delta = jnp.where(epsilon >= pure, 0.0, jnp.maximum(delta, TINY))
     return jnp.where((pure >= 0) & (epsilon >= 0), delta, 1.0)

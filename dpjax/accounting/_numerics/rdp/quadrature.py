@@ -192,8 +192,8 @@ def _window_sum(
     """
     sigma, q, a = density
     fixed = jax.lax.stop_gradient
-    # The scale c of the grading is at least the distance to the crossing, so that nodes
-    # far from it are spread evenly.
+    # The scale c of the grading is at least the window's distance to the crossing, so
+    # that the nodes of a distant window are spread almost evenly.
     away = jnp.maximum(jnp.maximum(low - crossing, crossing - high), 0.0)
     c = jnp.sqrt((_GRADING * fixed(sigma)) ** 2 + away**2)
     first, last = (low - crossing) / c, (high - crossing) / c
