@@ -90,6 +90,8 @@ def _told64(
     noise_multiplier: jax.Array, num_epochs: jax.Array, factor: jax.Array
 ) -> jax.Array:
     usable = noise_multiplier > 0
+    # If the steps are known, an epoch is one Gaussian mechanism with μ = factor / σ,
+    # and the squares of μ add up over epochs.
     mu = factor * jnp.sqrt(num_epochs) / jnp.where(usable, noise_multiplier, 1.0)
     return jnp.where(usable, mu * (1 + 8 * ULP), jnp.inf)
 
@@ -136,6 +138,8 @@ def epsilon(
       >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=100):.4f}")
       0.6208
     """
+    # Both are upper bounds. The second needs no grid, and may be tighter if there is
+    # little noise.
     run, told = _run(noise_multiplier, num_steps, num_epochs, adjacency)
     return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(told, delta))
 

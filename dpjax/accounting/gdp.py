@@ -24,8 +24,9 @@ def _compose64(mus: jax.Array) -> jax.Array:
     largest = jnp.max(jnp.abs(jax.lax.stop_gradient(mus)), axis=-1, keepdims=True)
     regular = (largest > 0) & (largest < jnp.inf)
     # Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383:
-    # sqrt(Σ μ²). All μ are divided by the largest μ first, so that no square overflows.
-    # The factor that is taken out is a constant scale, hence the stop_gradient.
+    # sqrt(Σ μ²). All μ are divided by the largest μ first, so that no square overflows
+    # or underflows. The result does not depend on this scale, so the scale needs no
+    # derivative.
     scaled = jnp.where(regular, mus, 1.0) / jnp.where(regular, largest, 1.0)
     squares = jnp.where(regular[..., 0], jnp.sum(scaled * scaled, axis=-1), 1.0)
     total = largest[..., 0] * jnp.sqrt(squares) * (1 + (4 + mus.shape[-1]) * ULP)

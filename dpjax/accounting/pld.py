@@ -245,6 +245,8 @@ def convolve(a: PLD, b: PLD) -> PLD:
       3.505
     """
     steps = _steps(a) + _steps(b)
+    # ADD_REMOVE and ZERO_OUT have the same losses and may be mixed. Gaussian events
+    # state no adjacency and fit either.
     found = {getattr(step.event, "adjacency", None) for step in steps} - {None}
     if Adjacency.REPLACE in found and len(found) > 1:
         raise ValueError(

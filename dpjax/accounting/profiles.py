@@ -31,7 +31,7 @@ from dpjax.accounting import (
     truncation,
 )
 
-# Candidates for the share of δ that pays for bins that overflow. The first sufficient
+# Candidates for the share of δ that covers bins that overflow. The first sufficient
 # share is used.
 _SHARES = (0.01, 0.1, 0.5, 0.9)
 # The smallest δ of the search for δ with random bins, and its number of halvings.
@@ -215,6 +215,7 @@ class RandomBinsProfile(NamedTuple):
         if least == 0:
             return self._ideal(delta)
         for share in _SHARES:
+            # Overflow takes at least its δ at ε = 0, so smaller shares cannot suffice.
             if np.any(least > share * delta):
                 continue
             # (ε, (1 − share) δ) holds without overflow; the rest of δ is for overflow.
@@ -235,6 +236,7 @@ class RandomBinsProfile(NamedTuple):
             # so that it is always a valid bound.
             enough = found <= target
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        # The factor is a margin for rounding in exp, log and the cast to float32.
         found = np.minimum(np.exp(high) * (1 + 1e-6), 1.0)
         return jnp.asarray(found, default_float())
 
@@ -255,7 +257,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.asarray(found).reshape(np.shape(delta))
 
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
-        """The part of δ that pays for bins that overflow, for a given ε."""
+        """The part of δ that covers bins that overflow, for a given ε."""
         e = self.event
         # Without fresh bins every epoch has the same bins, so they are drawn once.
         draws = e.num_steps if e.fresh else min(e.num_steps, e.steps_per_epoch)

@@ -21,6 +21,7 @@ def _delta64(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
     # randomised response has δ(ε) = (e^p − e^ε) / (1 + e^p). Numerator and denominator
     # are divided by e^p, which may overflow.
     gap = jnp.minimum(epsilon - pure, 0.0) - 4 * ULP * pure
+    # The margins on gap and on the quotient exceed their rounding errors.
     delta = -jnp.expm1(gap) / (1 + jnp.exp(-pure)) * (1 + 8 * ULP)
     delta = jnp.where(epsilon >= pure, 0.0, jnp.maximum(delta, TINY))
     return jnp.where((pure >= 0) & (epsilon >= 0), delta, 1.0)
@@ -40,8 +41,9 @@ def _epsilon64(pure: jax.Array, delta: jax.Array) -> jax.Array:
 @float64("up")
 def _mu64(pure: jax.Array) -> jax.Array:
     # 2 Φ⁻¹(e^ε/(1 + e^ε)) = √8 erf⁻¹(tanh(ε/2)). For ε >= 1 tanh nears its limit, and
-    # the quantile comes from the other tail. For ε >= 700 that tail underflows, and the
-    # Gaussian tail bound x²/2 >= ε at the quantile −x gives an upper bound.
+    # the quantile comes from the other tail. For ε >= 700 that tail is about to
+    # underflow. The bound Φ(−x) <= e^{−x²/2} / 2 then gives x²/2 <= ε for the quantile
+    # −x, hence μ = 2x <= √8 √ε.
     regular = (pure > 0) & (pure < jnp.inf)
     small, near = pure < 1.0, pure < 700.0
     low = np.sqrt(8) * erfinv(jnp.tanh(jnp.where(regular & small, pure, 1.0) / 2))

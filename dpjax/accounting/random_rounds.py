@@ -53,6 +53,7 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
     if abs(total - 1) > 1e-6:
         raise ValueError(f"probabilities must add up to 1; got a sum of {total!r}.")
     below = np.cumsum(probabilities) / total
+    # The margin of 1e-9 keeps rounding in the cumulative sum from moving a boundary.
     wanted = np.arange(1, groups + 1) / groups - 1e-9
     last = np.unique(np.minimum(np.searchsorted(below, wanted), len(below) - 1))
     # The last group ends at the largest number of rounds with positive probability.
@@ -60,6 +61,7 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
     last = np.unique(last)
     starts = np.concatenate([[0], last[:-1] + 1])
     mass = np.add.reduceat(probabilities[: last[-1] + 1], starts)
+    # Probabilities are never scaled down: a sum above 1 is an upper bound.
     return Rounds((last + 1).astype(np.float64), mass * max(1.0, 1 / total))
 
 
@@ -67,8 +69,9 @@ def uniform(most: int, groups: int = 16) -> Rounds:
     """Group the numbers of rounds 1, 2, …, most, each equally likely.
 
     Args:
-      most: N, at least 1; it may be far too large to list.
-      groups: how many groups at most.
+      most: N, the largest number of rounds, at least 1. N may be far too large for an
+        array of N probabilities.
+      groups: the largest number of groups.
 
     Returns:
       `Rounds`.
@@ -103,6 +106,7 @@ def _mean_delta(
     # positive terms, in float32 at worst.
     slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
     total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
+    # A product that underflows must not report δ = 0 for a mechanism that releases.
     least = jnp.where(jnp.max(each) > 0, jnp.finfo(each.dtype).tiny, 0)
     return jnp.clip(total, least, 1)
 
@@ -172,6 +176,7 @@ def epsilon(
     def delta_of(epsilon: jax.typing.ArrayLike) -> jax.Array:
         return _mean_delta(noise_multiplier, epsilon, rounds, sampling_rate)
 
+    # ε = 0 lies outside the range of `calibrate.solve`, whose parameters are positive.
     if bool(delta_of(0.0) <= delta):
         return jnp.zeros(())
     # δ(ε) falls as ε grows, so ε is the parameter of the search and δ the target.

@@ -271,6 +271,7 @@ def best_order(
     best = jnp.argmin(
         conversion.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
     )
+    # The order is one of the caller's, so no rounding direction applies to the cast.
     return jnp.asarray(orders, default_float())[best]
 
 

@@ -197,6 +197,7 @@ def _mu_jvp(primals, tangents):
 def tradeoff(mu: jax.Array, alpha: jax.Array) -> jax.Array:
     """A lower bound on G_μ(α), for arguments of any value."""
     inside = (alpha > 0) & (alpha < 1) & (mu >= 0)
+    # Φ⁻¹(1 − α) is computed as −Φ⁻¹(α), which is precise for small α.
     z = ndtri(jnp.where(inside, alpha, 0.5))
     # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
     # G_μ(α) = Φ(Φ⁻¹(1 − α) − μ). In the tail, an error in the argument z of Φ becomes

@@ -101,6 +101,8 @@ def bracket(
         further = _next_point(walk, increasing, ends)
         return _walk(walk, Point(further, excess(further)))
 
+    # The excess is in log ε: if ε fell like the root of the parameter, the log of the
+    # parameter would have to move by twice the excess.
     first = Point(start, excess(start))
     stride = jnp.exp(jnp.clip(2 * jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
     walk = _while(_goes_on, body, _Walk(first, first, stride, stride > 1))
@@ -200,6 +202,7 @@ def _aim(bracket: _Bracket, tolerance: float) -> jax.Array:
 
 @jax.jit
 def _narrower(bracket: _Bracket, middle: Point) -> _Bracket:
+    # The new point replaces the end whose sign it shares, so the bracket stays valid.
     ok = middle.excess <= 0
 
     def better(x: Point, y: Point) -> Point:

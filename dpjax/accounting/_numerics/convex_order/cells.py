@@ -126,6 +126,8 @@ def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     """
     q, p = law.masses
     error = rounding(q.size, count)
+    # The bound on rounding enlarges the subtracted term and shrinks the other term, so
+    # that the result errs downwards.
     e = jnp.exp(epsilon) * (1 + error)
     above = jnp.sum(jnp.maximum(p * (1 - error) - e * q, 0.0))
     below = jnp.sum(jnp.maximum(q * (1 - error) - e * p, 0.0))

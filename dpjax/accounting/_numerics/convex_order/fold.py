@@ -43,6 +43,7 @@ def copies(
         c, grid, pair = state
         digit = (count >> (digits - 1 - k)) & 1
         own, other = c + jnp.arange(2), c + digit
+        # The mean of the combination weights each part by its number of copies.
         share = own / (own + other)
         return c + other, *combine(grid, pair, at(pair, digit), share)
 

@@ -77,6 +77,7 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 
     Under N(0, 1), log L ~ N(−v/2, v).
     """
+    # make_grid has no derivative: masses are differentiated on a fixed grid.
     grid = make_grid(variance, tail, n)
     return Law(grid, _lognormal(variance, grid, n))
 
@@ -105,6 +106,7 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     """
     mass, zero, lost = masses
     x = jnp.exp(grid.log(mass.shape[1]))[None]
+    # Below, truncation costs Q's mass; above, it costs P's mass, which is Q's times L.
     below = jnp.max(jnp.cumsum(mass, axis=1), axis=0)
     above = jnp.max(jnp.cumsum((mass * x)[:, ::-1], axis=1), axis=0)
     start = jnp.sum(below <= tail)
@@ -184,6 +186,7 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     mass, grid = _coarser(mass[None], law.grid, factor)
     other = Grid(jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing)
     factors = _lognormal(variance, other, n)
+    # Both grids have the same spacing, so the logs of products lie on such a grid too.
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
     masses = Masses(product, zero + factors.zero, lost + factors.lost)
     return _in_own_window(Grid(grid.first + other.first, grid.spacing), masses, tail, n)

@@ -33,6 +33,7 @@ def epsilon64(rho: jax.Array, a: jax.Array, delta: jax.Array) -> jax.Array:
     price = (jnp.log(delta) + jnp.log(a)) / (a - 1.0)
     error = 8 * ULP * (rho - discount + (jnp.log(a) - jnp.log(delta)) / (a - 1.0))
     value = jnp.maximum(rho + discount - price + error, 0.0)
+    # δ(0) is at most the total variation, so ε = 0 holds for every δ above it.
     value = jnp.where(_total_variation(rho) <= delta, 0.0, value)
     return jnp.where(regular, value, jnp.inf)
 

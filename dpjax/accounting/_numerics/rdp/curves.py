@@ -30,6 +30,7 @@ def gaussian64(sigma: jax.Array, a: jax.Array) -> jax.Array:
     is_order = (a > 1) & (a < jnp.inf)
     regular = is_order & (sigma > 0) & (sigma < jnp.inf)
     value = _gaussian(jnp.where(regular, sigma, 1.0), jnp.where(regular, a, 2.0))
+    # Infinite noise releases nothing; every other irregular argument gives inf.
     silent = is_order & (sigma == jnp.inf)
     return jnp.where(regular, value, jnp.where(silent, 0.0, jnp.inf))
 

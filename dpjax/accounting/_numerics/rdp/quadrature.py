@@ -192,6 +192,8 @@ def _window_sum(
     """
     sigma, q, a = density
     fixed = jax.lax.stop_gradient
+    # The scale c of the grading is at least the window's distance to the crossing, so
+    # that the nodes of a distant window are spread almost evenly.
     away = jnp.maximum(jnp.maximum(low - crossing, crossing - high), 0.0)
     c = jnp.sqrt((_GRADING * fixed(sigma)) ** 2 + away**2)
     first, last = (low - crossing) / c, (high - crossing) / c
@@ -261,6 +263,7 @@ def _forward_mode(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def _log_excess(
     excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
+    # Windows are not differentiated: their positions do not change the integral.
     fixed = jax.lax.stop_gradient
     at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
 
