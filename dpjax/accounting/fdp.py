@@ -17,7 +17,7 @@ from dpjax._core import validate
 from dpjax._core.float64 import ULP, broadcast_batch, float64
 
 EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 127)])
-"""Where a profile is asked unless told otherwise."""
+"""The values of ε at which a profile is evaluated by default."""
 
 Profile = Callable[[jax.typing.ArrayLike], jax.Array]
 

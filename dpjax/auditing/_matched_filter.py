@@ -21,7 +21,7 @@ from dpjax._core.typing import ArrayLike, Tree
 from dpjax._matrices.strategy import Strategy, check_strategy
 
 Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
-"""From what T steps released, f[T, k], to as much with white noise."""
+"""A linear map from the releases of T steps, f[T, k], to values with white noise."""
 
 
 def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
