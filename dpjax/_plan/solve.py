@@ -68,7 +68,8 @@ def plan(
         that the other numbers need.
       max_batch_size: the most examples that a batch of varying size (Poisson samples or
         bins) may hold, from b to n. If None, it is the smallest value that is at least
-        three standard deviations above b and at which overflow costs at most 1 % of δ.
+        three standard deviations above b, or n if that is less (with cyclic Poisson
+        samples the largest group), and at which overflow costs at most 1 % of δ.
         The other numbers are solved for without overflow, at the rest of δ.
       noise_schedule: from a step's number to its noise multiplier in units of
         noise_multiplier, like an optax schedule. It is rounded up to at most eight

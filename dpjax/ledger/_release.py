@@ -75,8 +75,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 
     Raises:
       ValueError: the run's key has released other parameters for these steps, or the
-        run continued from there with another plan, other data or other draws; or the
-        ledger has another adjacency or unit, or is damaged.
+        run continued from there with another plan or other draws; or the ledger has
+        another adjacency or unit, or is damaged. The ledger does not know the data.
       OSError: the entry could not be written: then nothing is released.
 
     Privacy: the entry holds a digest of the parameters, the plan, and `run_name`.

@@ -22,7 +22,7 @@ def _redrawn(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
     `draw` maps a key to numbers, and to whether the draw is accepted.
     """
 
-    def again(carry: tuple[jax.Array, jax.Array, jax.Array]):
+    def draw_again(carry: tuple[jax.Array, jax.Array, jax.Array]):
         following, now = jax.random.split(carry[0])
         return following, *draw(now)
 
@@ -30,7 +30,7 @@ def _redrawn(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
     # key does. The carry is therefore a key, not a counter, and zeros made of the key.
     zero = jax.random.key_data(key)[0] & np.uint32(0)
     carry = key, jnp.full(size, zero, jnp.int32), zero > 0
-    return jax.lax.while_loop(lambda carry: ~carry[2], again, carry)[1]
+    return jax.lax.while_loop(lambda carry: ~carry[2], draw_again, carry)[1]
 
 
 def permutation(key: jax.Array, n: int) -> jax.Array:

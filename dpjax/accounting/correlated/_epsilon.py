@@ -134,7 +134,8 @@ def epsilon(
       (docs/amplification.md says how close it is). For cyclic Poisson sampling it is
       the ε of `pld`, and for the other schemes that of `mu`. For bins it is never above
       the ε of `mu` for known steps. Traced values out of range give inf. For bins ε has
-      derivatives by noise_multiplier and delta, none by the strategy.
+      derivatives by noise_multiplier and delta. A derivative by the strategy leaves
+      out terms of the bound, and is wrong.
 
     Raises:
       ValueError: a static argument is out of range; `strategy` is not a strategy, has

@@ -203,11 +203,11 @@ def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candi
     """
     structure = jax.tree.structure(_Candidate(about, about, Tilt(*[about] * 3), about))
 
-    def unsettled(state: tuple[jax.Array, ...]) -> jax.Array:
+    def is_unfinished(state: tuple[jax.Array, ...]) -> jax.Array:
         times, further, _ = state
         return (times < _EVALUATIONS) & ~jnp.isnan(further)
 
-    def again(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def evaluate_next(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         times, further, best = state
         seen = look(further)
         row = jnp.stack(jax.tree.leaves(seen))
@@ -215,7 +215,7 @@ def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candi
 
     nothing = jnp.full(structure.num_leaves, jnp.inf)
     start = jnp.zeros((), jnp.int32), about, nothing
-    best = jax.lax.while_loop(unsettled, again, start)[-1]
+    best = jax.lax.while_loop(is_unfinished, evaluate_next, start)[-1]
     return jax.tree.unflatten(structure, list(best))
 
 
