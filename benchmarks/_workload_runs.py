@@ -21,7 +21,7 @@ from scipy.linalg import toeplitz
 
 import dpjax
 from dpjax import Adjacency, accounting, sampling, strategies, workloads
-from dpjax.strategies import _certificate
+from dpjax.strategies import _optimize
 
 DELTA = 1e-5
 # Of a run of plain SGD, for which a tree of sums is one whose decay is nearly 1.
@@ -154,7 +154,7 @@ def workloads_of(decay):
 
 def weights(workload, num_steps):
     """The workload as a matrix, f[T, T]."""
-    row = _certificate.coefficients(workload, num_steps)
+    row = _optimize.coefficients(workload, num_steps)
     return toeplitz(row, np.zeros(num_steps))
 
 

@@ -24,7 +24,7 @@ from dpjax import Adjacency, strategies, workloads
 from dpjax.accounting import correlated
 from dpjax.accounting.tree import momentum_mu
 from dpjax.noise import tree
-from dpjax.strategies import _certificate
+from dpjax.strategies import _optimize
 
 KEY = jax.random.key(0)
 ROUNDS = 21
@@ -77,7 +77,7 @@ def peers(workload, *, num_steps, steps_per_epoch):
         yield "jax_privacy, BLT", np.asarray(blt.toeplitz_coefs(num_steps))
         if num_steps <= DENSE:
             a = toeplitz(
-                _certificate.coefficients(workload, num_steps), np.zeros(num_steps)
+                _optimize.coefficients(workload, num_steps), np.zeros(num_steps)
             )
             # Its search ends at a gradient of 1e-3, so that numbers must not be small.
             c = dense.optimize(
@@ -91,7 +91,7 @@ def peers(workload, *, num_steps, steps_per_epoch):
 
 def of_theirs(c, workload, *, num_steps, steps_per_epoch):
     """μ times error, from coefficients (all c >= 0) or from a matrix."""
-    a = _certificate.coefficients(workload, num_steps)
+    a = _optimize.coefficients(workload, num_steps)
     if c.ndim == 2:
         gram = np.abs(c.T @ c)
         places = (slice(o, None, steps_per_epoch) for o in range(steps_per_epoch))
@@ -100,7 +100,7 @@ def of_theirs(c, workload, *, num_steps, steps_per_epoch):
         return np.sqrt(worst / num_steps) * error
     rows = np.pad(c, (0, -num_steps % steps_per_epoch)).reshape(-1, steps_per_epoch)
     moved = rows.cumsum(axis=0).ravel()[:num_steps]
-    w = np.convolve(a, _certificate.ratio(np.ones(1), c, num_steps))[:num_steps]
+    w = np.convolve(a, _optimize.ratio(np.ones(1), c, num_steps))[:num_steps]
     outputs = np.arange(num_steps, 0, -1) / num_steps
     return np.linalg.norm(moved) * np.sqrt(w**2 @ outputs)
 
@@ -134,7 +134,7 @@ def errors(with_peers):
             found["tree"] = of_tree(decay, **asked)
         for label, c in peers(workload, **asked) if with_peers else ():
             found[label] = of_theirs(c, workload, **asked)
-        bound = _certificate.lower_bound(workload, n_b * epochs, n_b)
+        bound = _optimize.lower_bound(workload, n_b * epochs, n_b)
         for label, product in found.items():
             rows.append([name, n_b, epochs, decay, label, product / bound])
             print(*rows[-1], flush=True)

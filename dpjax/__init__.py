@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dpjax.clipping._clip import clip_and_sum as clip_and_sum
     from dpjax.clipping._clipped_grad import PerExample as PerExample
     from dpjax.clipping._clipped_grad import clipped_grad as clipped_grad
-    from dpjax.clipping._explain import explain as explain
+    from dpjax.clipping._clipped_grad import explain as explain
     from dpjax.clipping._metrics import Metrics as Metrics
     from dpjax.clipping._metrics import metrics as metrics
     from dpjax.noise._correlated import correlated_noise as correlated_noise

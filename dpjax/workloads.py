@@ -12,7 +12,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
-from dpjax._matrices.workload import Workload as Workload
+from dpjax._matrices.strategy import Workload as Workload
 
 
 def prefix_sum(

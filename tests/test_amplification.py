@@ -12,7 +12,7 @@ import scipy.stats
 from dpjax import Adjacency, strategies
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import allocation, correlated, gdp, pld
-from dpjax.accounting.correlated import _bins, _covariances, _trees
+from dpjax.accounting.correlated import _bins, _trees
 
 pytestmark = pytest.mark.optimized  # loops over thousands of rows
 SIZES = {"num_steps": 24, "steps_per_epoch": 8}
@@ -138,7 +138,7 @@ def test_no_adaptive_gradients_exceed_the_aligned_ones():
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def on_trees(strategy, num_steps, n_b):
     """Coefficients, covariances by the gap, and the trees that bound them."""
-    by_gap = _covariances.random_bins(strategy, num_steps, n_b).by_gap
+    by_gap = _bins.random_bins(strategy, num_steps, n_b).by_gap
     return strategy.coefficients(num_steps), by_gap, _trees.candidates(by_gap, n_b)
 
 

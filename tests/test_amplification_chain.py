@@ -11,7 +11,7 @@ import scipy.stats
 
 from dpjax import Adjacency, strategies
 from dpjax.accounting import correlated
-from dpjax.accounting.correlated import _chain, _covariances
+from dpjax.accounting.correlated import _bins, _chain
 
 pytestmark = pytest.mark.optimized  # loops over thousands of rows
 
@@ -42,7 +42,7 @@ def law():
 def best(n_b):
     @jax.jit
     def of(strategy):
-        by_gap = _covariances.random_bins(strategy, 3 * n_b - 1, n_b).by_gap
+        by_gap = _bins.random_bins(strategy, 3 * n_b - 1, n_b).by_gap
         return _chain.best(by_gap, n_b)
 
     return of

@@ -14,7 +14,7 @@ import scipy.stats
 from dpjax import auditing
 from dpjax._core.float64 import scope
 from dpjax.accounting import gdp
-from dpjax.auditing import _binomial
+from dpjax.auditing import _thresholds
 
 AUDITS = 1000
 # If bounds fail with probability 1 % each, as many fail in a thousand with probability
@@ -31,7 +31,9 @@ def failures(bounds, truth):
 def test_probabilities_are_clopper_and_pearsons(trials):
     k = np.unique(np.clip([0, 1, 2, trials // 3, trials - 1, trials], 0, trials))
     both = jax.jit(
-        lambda error: [f(k, trials, error) for f in (_binomial.lower, _binomial.upper)]
+        lambda error: [
+            f(k, trials, error) for f in (_thresholds.lower, _thresholds.upper)
+        ]
     )
     for error in (0.2, 0.01, 1e-7):
         with scope():
@@ -50,7 +52,7 @@ def test_probabilities_are_clopper_and_pearsons(trials):
 
 def test_counts_are_from_one_to_all_and_dense():
     for n in (1, 2, 30, 1000, 10_000):
-        k = _binomial.counts(n)
+        k = _thresholds.counts(n)
         assert k[0] == 1
         assert k[-1] == n
         deviation = np.sqrt(k * (1 - k / n))
@@ -61,7 +63,7 @@ def test_counts_are_from_one_to_all_and_dense():
 def by_definition(scores_in, scores_out, delta, confidence):
     """The best of all thresholds among the scores, one by one."""
     n, m = len(scores_in), len(scores_out)
-    of_in, of_out = _binomial.counts(n), _binomial.counts(m)
+    of_in, of_out = _thresholds.counts(n), _thresholds.counts(m)
     a_in = (1 - confidence) / 2 / len(of_in)
     a_out = (1 - confidence) / 2 / len(of_out)
     best, best_mu = 0.0, 0.0

@@ -25,7 +25,7 @@ from killed_runs import DATA, SETTING, STEPS, N, begin, start, step_of
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
 from dpjax._plan import Comparison
-from dpjax.checkpoint import _durable, _fingerprint, _folder
+from dpjax.checkpoint import _fingerprint, _folder
 
 KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))
 
@@ -584,15 +584,14 @@ def test_a_checkpoint_is_whole_or_not_there(plan, whole, one, tmp_path, monkeypa
 
         with monkeypatch.context() as changed:
             # Orbax has modules of its own, which are left alone.
-            for place in (_folder, _durable):
-                calls = vars(os) | {
-                    name: before(getattr(os, name))
-                    for name in ("makedirs", "rename", "replace", "fsync")
-                }
-                changed.setattr(place, "os", types.SimpleNamespace(**calls))
+            calls = vars(os) | {
+                name: before(getattr(os, name))
+                for name in ("makedirs", "rename", "replace", "fsync")
+            }
+            changed.setattr(_folder, "os", types.SimpleNamespace(**calls))
             changed.setattr(_folder, "shutil", types.SimpleNamespace(rmtree=rmtree))
             changed.setattr(_folder, "write_arrays", before(_folder.write_arrays))
-            changed.setattr(_durable, "sync_all", before(lambda _: None))
+            changed.setattr(_folder, "sync_all", before(lambda _: None))
             try:
                 checkpoint.save(folder, plan, whole[2], keep=1)
                 ended = True

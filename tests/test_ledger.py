@@ -19,7 +19,7 @@ from scipy.special import ndtr
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
 from dpjax.accounting import gdp, pld, truncation
-from dpjax.checkpoint import _durable
+from dpjax.checkpoint import _folder
 from dpjax.ledger import _chain
 
 FIXED = {
@@ -173,7 +173,7 @@ def test_a_line_is_counted_or_was_never_used(path, plan, runs, tmp_path, monkeyp
                 (os, "fsync"),
                 (os, "replace"),
                 (os, "dup"),
-                (_durable, "sync"),
+                (_folder, "sync"),
                 (_chain.pathlib.Path, "unlink"),
             ):
                 changed.setattr(place, name, dying(getattr(place, name), count, calls))
@@ -311,7 +311,7 @@ def test_a_full_disk_releases_nothing(three, plan, runs, monkeypatch):
 
     before = three.read_bytes()
     with monkeypatch.context() as changed:
-        changed.setattr(_durable.os, "fsync", full)
+        changed.setattr(_folder.os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             ledger.release(three, plan, after(runs[6], runs[5]))
     assert three.read_bytes() == before

@@ -11,7 +11,7 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency
-from dpjax._core.outward import round_down_float32, round_up_float32
+from dpjax._core.rounding import round_down_float32, round_up_float32
 from dpjax.accounting import tree as accounting
 from dpjax.noise._gaussian import gaussian_like
 

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import dpjax
 from dpjax import strategies
-from dpjax.noise._private_mean import cast_updates_to_float32
+from dpjax.noise._optimizers import cast_updates_to_float32
 
 COMMON = {"clip_norm": 2.0, "noise_multiplier": 0.7, "expected_batch_size": 3.0}
 

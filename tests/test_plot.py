@@ -283,32 +283,6 @@ def test_the_mean_of_the_power_is_the_mean_variance():
         assert _shapes.power(shape).mean() == pytest.approx(variances.mean())
 
 
-# --- explain
-
-
-def test_an_explanation_is_its_table():
-    def loss(params, x):
-        return jnp.sum(jnp.tanh(x @ params["w"]) * params["scale"])
-
-    params = {"w": jnp.ones((30, 20)), "scale": jnp.ones(20), "unused": jnp.ones(3)}
-    found = dpjax.explain(loss, params, jnp.ones((8, 30)))
-    ax = plot.explain(found)
-    points = {
-        line.get_label(): list(zip(*(x.tolist() for x in drawn(line)), strict=True))
-        for line in ax.lines
-        if not line.get_label().startswith("_")
-    }
-    used = [(i, row) for i, row in enumerate(found.rows) if row.norm != "none"]
-    assert points["vmap"] == [(row.vmap_cost, i) for i, row in used]
-    for norm in ("rows", "gradients"):
-        of_norm = [(row.cost, i) for i, row in used if row.norm == norm]
-        assert points[f"book-keeping by {norm}"] == of_norm
-    labels = [text.get_text() for text in ax.get_yticklabels()]
-    assert labels == ["['scale']  20", "['unused']  3", "['w']  30×20"]
-    notes = [text.get_text().strip() for text in ax.texts]
-    assert notes == ["tapped itself", "the loss does not depend on it", ""]
-
-
 # --- all of them
 
 
@@ -387,9 +361,6 @@ def pictures(draw):
         lambda ax: plot.compare([fixed()], ax=ax),
         lambda ax: plot.noise(np.ones(3), ax=ax),
         lambda ax: plot.spectrum(np.ones(3), ax=ax),
-        lambda ax: plot.explain(
-            dpjax.explain(jnp.dot, jnp.ones(3), jnp.ones((2, 3))), ax=ax
-        ),
     ],
 )
 def test_given_axes_are_drawn_on_and_handed_back(pictures):
@@ -418,7 +389,6 @@ def test_given_axes_are_drawn_on_and_handed_back(pictures):
         (lambda: plot.noise(np.ones((2, 2, 2))), "shapes"),
         (lambda: plot.noise([1.0, math.nan]), "shapes"),
         (lambda: plot.spectrum([1.0]), "shapes"),
-        (lambda: plot.explain("a table"), "explanation"),
     ],
 )
 def test_mistakes_are_refused(draw, name):

@@ -16,7 +16,7 @@ import pytest
 import scipy.stats
 
 from dpjax import sampling
-from dpjax.sampling import _bins, _counts, _order
+from dpjax.sampling import _bins, _order
 
 KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))  # key(11), not compiled
 ALARM = 1e-6
@@ -127,7 +127,7 @@ def test_sums_of_coins(n):
 
 @functools.cache
 def jitted_heads():
-    one = functools.partial(_counts._heads, most=70_000)
+    one = functools.partial(_bins._heads, most=70_000)
     return jax.jit(jax.vmap(one, (0, None)))
 
 
@@ -136,7 +136,7 @@ def test_sizes_are_multinomial():
     keys = split(KEY)
     cuts = np.arange(4, dtype=np.uint32)
     ranks = jax.jit(
-        jax.vmap(lambda key: jax.vmap(lambda c: _counts.below(key, 4, c, 3))(cuts))
+        jax.vmap(lambda key: jax.vmap(lambda c: _bins.below(key, 4, c, 3))(cuts))
     )(keys)
     ranks = np.asarray(ranks)
     assert np.all(ranks[:, 0] == 0)

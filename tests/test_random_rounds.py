@@ -12,7 +12,7 @@ from dpjax import Adjacency, sampling, solvers
 from dpjax._core.keys import stream
 from dpjax.accounting import gdp, pld
 from dpjax.accounting import random_rounds as accounting
-from dpjax.solvers import _data, losses, round_probabilities
+from dpjax.solvers import _checks, losses, round_probabilities
 from dpjax.solvers._random_round_sgd import _train, thresholds
 from dpjax.solvers.published import random_round_noise_multiplier
 
@@ -145,7 +145,7 @@ def test_steps_are_those_of_sgd():
     eta = np.linspace(1.0, 0.2, 60)
     last, curve = _train(
         jnp.zeros(3),
-        _data.prepare((x, y)),
+        _checks.prepare((x, y)),
         jnp.asarray(45),
         jnp.asarray(eta),
         jnp.asarray(0.4),

@@ -20,7 +20,7 @@ import scipy.stats
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dpjax import sampling
-from dpjax.sampling import _binomial, _distinct, _permutation
+from dpjax.sampling import _binomial, _order
 
 # The key of the seed 7, for which nothing is compiled.
 KEY = jax.random.wrap_key_data(np.array([0, 7], np.uint32))
@@ -243,10 +243,10 @@ def test_distinct_numbers_in_random_order(n, count, redrawn, monkeypatch):
             few = np.uint32(3 if len(shape) == 2 else 2**32 - 1)
             return bits(key, shape, dtype) & few
 
-        monkeypatch.setattr(_distinct, "_draws", lambda *_: count)
+        monkeypatch.setattr(_order, "_draws", lambda *_: count)
         monkeypatch.setattr(jax.random, "bits", poor)
     draw = jax.jit(
-        lambda: jax.vmap(lambda key: _distinct.distinct(key, n, count))(
+        lambda: jax.vmap(lambda key: _order.distinct(key, n, count))(
             jax.random.split(KEY, 8_000)
         )
     )
@@ -259,7 +259,7 @@ def test_distinct_numbers_in_random_order(n, count, redrawn, monkeypatch):
 @pytest.mark.parametrize("n", [2**31 - 1, 3 * 2**29, 2**30 + 1])
 def test_numbers_are_uniform_up_to_the_largest(n):
     # Without rejection, remainders below 2³² mod n would be up to twice as likely.
-    draw = jax.jit(lambda: _distinct.distinct(KEY, n, 40_000))
+    draw = jax.jit(lambda: _order.distinct(KEY, n, 40_000))
     drawn = np.asarray(draw()).astype(np.int64)
     assert drawn.min() >= 0
     assert drawn.max() < n
@@ -301,15 +301,15 @@ def test_a_step_is_no_larger_than_its_batch(draw, size):
 @pytest.mark.slow
 def test_orders_of_all_sizes_are_permutations(monkeypatch):
     def check(n, places):
-        values = _permutation.values_at(KEY, n, jnp.minimum(places, np.uint32(n - 1)))
+        values = _order.values_at(KEY, n, jnp.minimum(places, np.uint32(n - 1)))
         np.testing.assert_array_equal(np.sort(values[:n]), np.arange(n))
 
     with jax.disable_jit():  # compile one operation at a time, once for all sizes
         places = jnp.arange(2**17, dtype=jnp.uint32)
         for n in (2**14 + 1, 2**14 + 19, 129**2, 129**2 + 1, 130 * 129, 99_991):
             check(n, places)
-        monkeypatch.setattr(_permutation, "SORTED", 0)
-        monkeypatch.setattr(_permutation, "_ROUNDS", 2)
+        monkeypatch.setattr(_order, "SORTED", 0)
+        monkeypatch.setattr(_order, "_ROUNDS", 2)
         for n in (*range(1, 27), 35, 36, 37, 99, 100, 101):
             check(n, places[:128])
 
@@ -325,7 +325,7 @@ def test_large_orders_look_like_random_ones():
     columns = -(-n // 129)
     few = jax.jit(
         jax.vmap(
-            lambda key: _permutation.values_at(
+            lambda key: _order.values_at(
                 key, n, jnp.array([0, 1, columns, n - 1], jnp.uint32)
             )
         )

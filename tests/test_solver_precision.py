@@ -13,7 +13,7 @@ from test_solver_soundness import KEY, LOGISTIC, SETTING, SOLVERS, call, neighbo
 
 from dpjax import Adjacency, solvers
 from dpjax.noise import windows
-from dpjax.solvers import _data, _descent, _numbers, _precision, losses, prox
+from dpjax.solvers import _checks, _descent, _precision, losses, prox
 from dpjax.solvers.prox import none
 
 pytestmark = pytest.mark.rounding
@@ -24,22 +24,22 @@ OUTPUT = {"epsilon": 10.0, "delta": 1e-3, "num_steps": 1, "key": KEY}
 def test_numbers_are_rounded_to_the_next_that_float32_holds():
     rng = np.random.default_rng(0)
     values = np.exp(rng.uniform(-80, 80, 2000))
-    up, down = _numbers.up(values), _numbers.down(values)
+    up, down = _precision.up(values), _precision.down(values)
     for x, above, below in zip(values, up, down, strict=True):
         assert Fraction(below) <= Fraction(x) <= Fraction(above)
         assert np.float32(above) == above
         assert np.float32(below) == below
         assert np.nextafter(np.float32(below), np.float32(np.inf)) >= above
     for exact in (0.0, 1.0, 0.5, -3.3, math.inf):
-        assert _numbers.up(exact) == _numbers.down(exact) == exact
+        assert _precision.up(exact) == _precision.down(exact) == exact
     # What a processor may flush to zero is no noise, and what overflows no bound.
-    assert _numbers.up(1e-42) == np.finfo(np.float32).tiny
-    assert _numbers.down(1e-42) == 0.0
-    assert _numbers.up(1e39) == math.inf
-    assert _numbers.down(1e39) == np.finfo(np.float32).max
-    assert math.isnan(_numbers.up(math.nan))
+    assert _precision.up(1e-42) == np.finfo(np.float32).tiny
+    assert _precision.down(1e-42) == 0.0
+    assert _precision.up(1e39) == math.inf
+    assert _precision.down(1e39) == np.finfo(np.float32).max
+    assert math.isnan(_precision.up(math.nan))
     with pytest.raises(ValueError, match="^noise_multiplier times"):
-        _numbers.stddev(1e30, 1e10)
+        _precision.stddev(1e30, 1e10)
 
 
 GAPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-10}
@@ -127,17 +127,17 @@ def rounded(step):
     rng = np.random.default_rng(1)
     n, T, start = 4000, 150, np.array([3.0, -20.0, 40.0], np.float32)
     x = rng.normal(size=(n, 3)).astype(np.float32)
-    data = _data.prepare((x, np.sign(x[:, 0])))
+    data = _checks.prepare((x, np.sign(x[:, 0])))
     setting = SETTING | {"clipped": False, "gradient_norm": 1.1, "step_size": 0.5}
 
     def descend(params):
         return _descent.descend(
             params,
             data,
-            _numbers.to_float32(np.full((T, 1), 0.5)),
+            _precision.to_float32(np.full((T, 1), 0.5)),
             np.zeros((T, 1), np.float32),
-            _numbers.to_float32(1.1),
-            _numbers.to_float32(_numbers.down(0.1)),
+            _precision.to_float32(1.1),
+            _precision.to_float32(_precision.down(0.1)),
             KEY,
             loss_fn=LOGISTIC,
             prox=step,

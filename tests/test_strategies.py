@@ -10,7 +10,7 @@ import scipy.signal
 
 from dpjax import Adjacency, strategies, workloads
 from dpjax.accounting import calibrate, correlated
-from dpjax.strategies import _certificate, _optimize
+from dpjax.strategies import _optimize
 
 MADE = {
     "independent": strategies.independent(),
@@ -288,9 +288,9 @@ def test_no_matrix_is_below_the_bound(decay, shape, monkeypatch):
     a = np.tril(np.ones((steps, steps)))
     lags = np.subtract.outer(np.arange(steps), np.arange(steps))
     a = a @ np.tril((1 - decay) * decay ** np.maximum(lags, 0.0))
-    bound = _certificate.lower_bound(workload, steps, n_b)
-    monkeypatch.setattr(_certificate, "_DENSE", 0)
-    quick = _certificate.lower_bound(workload, steps, n_b)
+    bound = _optimize.lower_bound(workload, steps, n_b)
+    monkeypatch.setattr(_optimize, "_DENSE", 0)
+    quick = _optimize.lower_bound(workload, steps, n_b)
     assert 0 < quick <= bound * (1 + 1e-9)
     # CᵀC = (AᵀA)^{1/2} is the best where every step has examples of its own.
     values, vectors = np.linalg.eigh(a.T @ a)
@@ -310,7 +310,7 @@ def test_diagonals_are_summed_as_they_are():
     matrix = sum(np.diag(np.full(12 - k, x), -k) for k, x in enumerate(a))
     average = np.kron(np.full((3, 3), 1 / 3), np.eye(n_b))
     for got, dense in zip(
-        _certificate._diagonals(a, n_b), (matrix, matrix @ average), strict=True
+        _optimize._diagonals(a, n_b), (matrix, matrix @ average), strict=True
     ):
         want = [np.trace(dense, -lag) for lag in range(-11, 12)]
         np.testing.assert_allclose(got, want, atol=1e-12)

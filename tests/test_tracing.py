@@ -19,8 +19,8 @@ from jax.interpreters import ad, batching, mlir
 from test_bookkeeping import MLP, MLP_BATCH, assert_same, mlp, normal
 
 import dpjax
-from dpjax.clipping.bookkeeping.evaluate.segments import stretches
-from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
+from dpjax.clipping.bookkeeping.evaluate.run import stretches
+from dpjax.clipping.bookkeeping.jaxpr.equations import Alike
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 

@@ -313,3 +313,21 @@ def broadcast_batch(
         jnp.broadcast_to(x, (*batch, *core))
         for x, core in zip(args, cores, strict=True)
     )
+
+
+def one_by_one(scalar: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The function of scalars as a function of arrays, which broadcast.
+
+    Keyword arguments are passed on unchanged. The result has the broadcast shape.
+    """
+
+    @functools.wraps(scalar)
+    def batched(*args: jax.Array, **kwargs: object) -> jax.Array:
+        one = functools.partial(scalar, **kwargs)
+        shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in args))
+        if shape == ():
+            return one(*args)
+        flat = [jnp.broadcast_to(x, shape).ravel() for x in args]
+        return jax.lax.map(lambda xs: one(*xs), flat).reshape(shape)
+
+    return batched

@@ -26,11 +26,11 @@ sampler, the gradient, the optimizer and the guarantee from them.
 8. `plan`: the class `Plan`, whose methods are these steps.
 """
 
-from dpjax._plan.accumulation import accumulate as accumulate
 from dpjax._plan.comparison import Candidate as Candidate
 from dpjax._plan.comparison import Comparison as Comparison
 from dpjax._plan.guarantee import RunGuarantee as RunGuarantee
 from dpjax._plan.loader import Examples as Examples
+from dpjax._plan.optimizer import accumulate as accumulate
 from dpjax._plan.plan import Plan as Plan
 from dpjax._plan.quantile import Bounded as Bounded
 from dpjax._plan.quantile import QuantileClip as QuantileClip

@@ -20,8 +20,7 @@ import numpy as np
 from dpjax import strategies, workloads
 from dpjax._core import validate
 from dpjax._matrices.spec import StrategySpec
-from dpjax._matrices.strategy import Tree
-from dpjax._matrices.workload import Workload, check_workload
+from dpjax._matrices.strategy import Tree, Workload, check_workload
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import QuantileClip

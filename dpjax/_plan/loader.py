@@ -20,11 +20,10 @@ from jax.core import Tracer
 from dpjax._core import validate
 from dpjax._core.platforms import host
 from dpjax._core.typing import ArrayLike
-from dpjax._plan.arrays import by_position, is_tree_of_arrays
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.schedule import values_at
-from dpjax._plan.users import OfUser, Users
+from dpjax._plan.users import OfUser, Users, by_position, is_tree_of_arrays
 from dpjax.sampling import Batch
 
 

@@ -14,10 +14,10 @@ from dpjax._core.typing import ArrayLike, Engine
 from dpjax._plan import guarantee as promises
 from dpjax._plan import loader, loss
 from dpjax._plan import optimizer as release
-from dpjax._plan.arrays import by_position
 from dpjax._plan.comparison import Comparison
 from dpjax._plan.mechanisms import Mechanism, mechanism_of
 from dpjax._plan.parameters import RunParameters
+from dpjax._plan.users import by_position
 from dpjax.clipping._metrics import Metrics
 from dpjax.noise._correlated import Buffer
 

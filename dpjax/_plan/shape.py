@@ -6,8 +6,7 @@ import numpy as np
 
 from dpjax import strategies
 from dpjax._matrices.spec import StrategySpec, spec_of
-from dpjax._matrices.strategy import Strategy
-from dpjax._matrices.workload import Workload
+from dpjax._matrices.strategy import Strategy, Workload
 from dpjax._plan.mechanisms import Mechanism
 from dpjax._plan.parameters import RunParameters
 

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.float64 import ULP, float64
+from dpjax._core.float64 import ULP, float64, one_by_one
 from dpjax._core.searches import bisect, implicit_derivative
 from dpjax.accounting import events, gdp
 from dpjax.accounting import pld as _pld
-from dpjax.accounting._numerics.batches import one_by_one
 from dpjax.accounting._numerics.convex_order import cells
 
 _POINTS = 1024

@@ -11,8 +11,7 @@ from jax.core import Tracer
 
 from dpjax._core import validate
 from dpjax._core.float64 import cast, default_float, scope
-from dpjax._core.searches import implicit_derivative
-from dpjax.accounting._numerics.search import Point, bracket, close, crossing
+from dpjax._core.searches import Point, bracket, close, crossing, implicit_derivative
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
 _FAR = 2.0  # |log ε − log target| is clipped here; beyond, only its sign is used

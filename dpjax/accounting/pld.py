@@ -16,9 +16,9 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.records import register_record
 from dpjax.accounting import events
 from dpjax.accounting._numerics.pld import composition
+from dpjax.accounting.events import register_record
 
 
 @register_record

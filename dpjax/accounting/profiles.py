@@ -17,7 +17,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import default_float
-from dpjax._core.outward import MARGIN
+from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.toeplitz import Toeplitz

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, default_float, float64
-from dpjax.accounting._numerics.rdp import conversion, curves
+from dpjax.accounting._numerics.rdp import curves
 
 ORDERS = 1.0 + np.concatenate(
     [
@@ -236,9 +236,7 @@ def epsilon(
     """
     _check_conversion(curve, orders)
     validate.open_unit("delta", delta)
-    return jnp.min(
-        conversion.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
-    )
+    return jnp.min(curves.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1)
 
 
 def best_order(
@@ -268,9 +266,7 @@ def best_order(
     """
     _check_conversion(curve, orders)
     validate.open_unit("delta", delta)
-    best = jnp.argmin(
-        conversion.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
-    )
+    best = jnp.argmin(curves.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1)
     # The order is one of the caller's, so no rounding direction applies to the cast.
     return jnp.asarray(orders, default_float())[best]
 
@@ -302,6 +298,4 @@ def delta(
     """
     _check_conversion(curve, orders)
     validate.nonnegative("epsilon", epsilon, finite=False)
-    return jnp.min(
-        conversion.delta64(*_align(epsilon, curves=(curve, orders))), axis=-1
-    )
+    return jnp.min(curves.delta64(*_align(epsilon, curves=(curve, orders))), axis=-1)

@@ -21,8 +21,53 @@ from jax.scipy.special import ndtri
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
+from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike
-from dpjax.auditing import _binomial
+from dpjax.accounting._numerics.pld.overflow import upper_tail
+
+# The relative error of the binomial tail is less than this.
+_MARGIN = 2e-8
+_tail = jnp.vectorize(upper_tail)
+
+
+def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
+    """A lower confidence bound for the success probability, f64[*b].
+
+    Takes the number of successes among the trials. Whatever the true probability is,
+    the bound exceeds it with probability at most `error`.
+    """
+    k = jnp.asarray(successes, jnp.float64)
+    # Clopper and Pearson (1934), https://doi.org/10.1093/biomet/26.4.404: the largest p
+    # for which P(Bin(n, p) >= k) is at most the error.
+    p = bisect(
+        lambda p: _tail(k, jnp.asarray(trials, k.dtype), p) <= error * (1 - _MARGIN),
+        jnp.ones_like(k),
+        jnp.zeros_like(k),
+        times=64,
+    )
+    # No successes refute no probability.
+    return jnp.where(k > 0, p, 0.0)
+
+
+def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
+    """An upper confidence bound for the success probability, f64[*b].
+
+    The true probability exceeds the bound with probability at most `error`.
+    """
+    # Successes and failures exchanged.
+    return 1 - lower(trials - jnp.asarray(successes, jnp.float64), trials, error)
+
+
+def counts(trials: int) -> np.ndarray:
+    """The counts from 1 to n at which a band over all thresholds is computed, i[k].
+
+    Neighbouring counts differ by one, or by half a standard deviation of the count,
+    √(k (1 − k/n)) / 2. Equal steps of arcsin √(k/n) have this size.
+    """
+    # Few counts keep the union bound over them small, at little loss between them.
+    steps = int(np.ceil(2 * np.pi * np.sqrt(trials)))
+    spaced = trials * np.sin(np.linspace(0, np.pi / 2, steps + 1)) ** 2
+    return np.unique(np.clip(np.rint(spaced), 1, trials)).astype(np.int32)
 
 
 class _Rates(NamedTuple):
@@ -72,7 +117,7 @@ def band(
     """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (
-        _binomial.counts(x.size) if union else np.arange(1, x.size + 1)
+        counts(x.size) if union else np.arange(1, x.size + 1)
         for x in (scores_in, scores_out)
     )
     # Half of the error for each rate, and in a union an equal share for each count.
@@ -82,8 +127,8 @@ def band(
         jnp.sort(x, descending=True)[k - 1]
         for x, k in ((scores_out, of_out), (scores_in, of_in))
     )
-    false = _binomial.upper(of_out - 1, scores_out.size, shares[1])
-    true = _binomial.lower(of_in, scores_in.size, shares[0])
+    false = upper(of_out - 1, scores_out.size, shares[1])
+    true = lower(of_in, scores_in.size, shares[0])
     # The true-positive bound at a threshold is that of the lowest score in `reached`
     # above the threshold. `above` counts the scores of `reached` above each threshold;
     # the signs turn their descending order into the ascending order that is needed.
@@ -103,8 +148,8 @@ def _rates_at(
     # The threshold is fixed in advance, so that each count is binomial.
     hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
     return _Rates(
-        _binomial.upper(alarms, scores_out.size, error / 2),
-        _binomial.lower(hits, scores_in.size, error / 2),
+        upper(alarms, scores_out.size, error / 2),
+        lower(hits, scores_in.size, error / 2),
     )
 
 

@@ -31,5 +31,5 @@ from dpjax.checkpoint._folder import restore as restore
 from dpjax.checkpoint._folder import resume as resume
 from dpjax.checkpoint._folder import save as save
 from dpjax.checkpoint._folder import steps as steps
-from dpjax.checkpoint._run import Run as Run
-from dpjax.checkpoint._run import digest as digest
+from dpjax.checkpoint._record import Run as Run
+from dpjax.checkpoint._record import digest as digest

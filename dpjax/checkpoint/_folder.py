@@ -3,6 +3,13 @@
 The folder of step 7 is named `7.unfinished` while `save` writes or removes it, and `7`
 only while it is complete. `save` removes folders such as `7.unfinished`, and removes a
 folder `7` only if that folder is a checkpoint of this run. `save` removes nothing else.
+
+Files are written atomically: after a loss of power, a file is complete or does not
+exist. Orbax saves and restores the arrays, shard by shard. Orbax receives a flat
+dictionary from leaf numbers to arrays, so that orbax need not know the classes of the
+pytree, nor typed keys. With several processes, each process writes its own shards of an
+array that is sharded over all of them. An array that each process holds for itself,
+such as the count of steps, is equal in all processes, and the first process writes it.
 """
 
 import os
@@ -10,11 +17,12 @@ import pathlib
 import shutil
 from typing import Any
 
+import jax
+import numpy as np
+
 from dpjax._core import validate
 from dpjax._plan import Plan
 from dpjax._plan.parameters import RunParameters
-from dpjax.checkpoint import _durable
-from dpjax.checkpoint._arrays import read_arrays, write_arrays
 from dpjax.checkpoint._processes import (
     check_equal_across_processes,
     everywhere,
@@ -22,14 +30,110 @@ from dpjax.checkpoint._processes import (
     told,
 )
 from dpjax.checkpoint._record import (
+    Run,
     check,
     decode_record,
+    digest,
     encode_record,
+    is_saved,
     make_record,
+    raw_data,
     refuse_another,
+    restore_leaf,
+    spans_processes,
     tree_of,
 )
-from dpjax.checkpoint._run import Run, digest
+
+
+def write_arrays(path: pathlib.Path, tree: Any) -> None:
+    """Write all numeric leaves; the folder appears only once every leaf is written."""
+    leaves = jax.tree.leaves(tree)
+    kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
+    ocp = _orbax()
+    try:
+        with _checkpointer(ocp) as writer:
+            writer.save(path, args=ocp.args.StandardSave(kept))
+    # Orbax raises exceptions of many types, and exception groups.
+    except Exception as error:
+        raise OSError(f"the arrays were not written to {path}: {error}") from error
+
+
+def read_arrays(path: pathlib.Path, like: Any) -> Any:
+    """Read the arrays at `path`, with the structure and sharding of the tree `like`.
+
+    Raises:
+      ValueError: the arrays are missing or damaged.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _nonempty(x)}
+    ocp = _orbax()
+    try:
+        with _checkpointer(ocp) as reader:
+            found = reader.restore(path, args=ocp.args.StandardRestore(wanted))
+    # Orbax raises exceptions of many types for a damaged checkpoint.
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise  # a failing disk does not mean that the checkpoint is damaged
+        raise ValueError(
+            f"the checkpoint {path.parent} is damaged: its arrays cannot be read: "
+            f"{error}"
+        ) from error
+    return structure.unflatten(
+        restore_leaf(x, found[str(i)]) if _nonempty(x) else x
+        for i, x in enumerate(leaves)
+    )
+
+
+def _checkpointer(ocp: Any) -> Any:
+    """An orbax checkpointer that waits some minutes for other processes, not for ever.
+
+    Given the set of active processes, orbax synchronises them with a timeout.
+    """
+    several = jax.process_count() > 1
+    options = ocp.options.MultiprocessingOptions(
+        active_processes=set(range(jax.process_count())) if several else None
+    )
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
+    """The leaf as orbax accepts it.
+
+    An array that spans several processes remains a `jax.Array`. An array that each
+    process holds for itself, equal in all, becomes a NumPy array. With one process,
+    every array is passed unchanged.
+    """
+    as_array = raw_data(leaf)
+    alone = jax.process_count() == 1 or spans_processes(as_array)
+    return as_array if alone else np.asarray(as_array)
+
+
+def _nonempty(leaf: object) -> bool:
+    """Whether a leaf is numeric and has entries: orbax does not save empty arrays."""
+    return is_saved(leaf) and np.size(raw_data(leaf)) > 0
+
+
+def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
+    """The restore target of a leaf: its sharding, or the host if it is uncommitted."""
+    as_array = _as_orbax_array(leaf)
+    if isinstance(as_array, jax.Array) and leaf.committed:
+        return jax.ShapeDtypeStruct(
+            as_array.shape, as_array.dtype, sharding=as_array.sharding
+        )
+    return np.zeros(as_array.shape, as_array.dtype)
+
+
+def _orbax() -> Any:
+    """Import orbax only when it is needed: an optional package, slow to import."""
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise ImportError(
+            "dpjax.checkpoint needs orbax: pip install 'dpjax[checkpoint]'."
+        ) from error
+    return ocp
+
 
 _RECORD, _ARRAYS, _UNFINISHED = "record.json", "arrays", ".unfinished"
 Folder = str | os.PathLike[str]
@@ -320,7 +424,7 @@ def _write(folder: pathlib.Path, step: int, tree: Any, found: dict[str, Any]) ->
     on_primary_process(lambda: _make_room(folder, step))
     write_arrays(target / _ARRAYS, tree)
     # All arrays are on the disk before the record that makes them a checkpoint.
-    everywhere(lambda: _durable.sync_all(target))
+    everywhere(lambda: sync_all(target))
     on_primary_process(lambda: _finish(folder, step, found))
 
 
@@ -336,7 +440,7 @@ def _make_room(folder: pathlib.Path, step: int) -> None:
     """
     # The files hold the run's key: mode 0700 excludes other users.
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    _durable.sync(folder.parent)
+    sync(folder.parent)
     target = _unfinished(folder, step)
     for path in (folder / str(step), target):
         if os.path.lexists(path) and not (path == target and _is_ours(path)):
@@ -367,9 +471,9 @@ def _finish(folder: pathlib.Path, step: int, found: dict[str, Any]) -> None:
     target = _unfinished(folder, step)
     # The record is written last, and the rename is atomic: a folder with the name of a
     # checkpoint is always complete.
-    _durable.write(target / _RECORD, encode_record(found))
+    write(target / _RECORD, encode_record(found))
     os.rename(target, folder / str(step))
-    _durable.sync(folder)
+    sync(folder)
 
 
 def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
@@ -383,7 +487,7 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
             continue
         # Renamed first: a partly removed folder never has the name of a checkpoint.
         os.rename(path, target)
-        _durable.sync(folder)
+        sync(folder)
         shutil.rmtree(target)
 
 
@@ -393,3 +497,38 @@ def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
         return _is_ours(path) and _read(path.parent, step)["key"] == key
     except ValueError:  # the checkpoint is damaged, and is left for the user
         return False
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Atomically write a file that only its owner can read.
+
+    A process that has the old file open keeps reading the old content.
+    """
+    new = path.with_name(f"{path.name}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(new, flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        # The content must be on the disk before the name refers to it.
+        os.fsync(file.fileno())
+    # The replacement is atomic: a reader finds the old content or the new.
+    os.replace(new, path)
+    # The new name is on the disk only once its folder is.
+    sync(path.parent)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def sync_all(folder: pathlib.Path) -> None:
+    """Wait until everything in a folder is on the disk."""
+    for found, _, files in os.walk(folder):
+        for name in files:
+            sync(pathlib.Path(found, name))
+        sync(pathlib.Path(found))

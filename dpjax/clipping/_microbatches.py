@@ -17,9 +17,9 @@ from dpjax._core.meshes import (
     compiler_sharded,
     leading_axis,
     num_shards,
+    sharded_zeros,
     varying,
     varying_axes,
-    zeros_like,
 )
 
 Out = TypeVar("Out")
@@ -84,7 +84,7 @@ def in_microbatches(
     shardings = [jax.P(None, across, *_spec(x)[1:]) for x in inputs]
     dealt = compiler_sharded(deal, inputs, shardings)(*inputs)
     zeros = [
-        zeros_like(jax.typeof(x.astype(at_least_float32(x.dtype))), x.shape)
+        sharded_zeros(jax.typeof(x.astype(at_least_float32(x.dtype))), x.shape)
         for x in leaves
     ]
     # In `jax.shard_map` a scan's carry must vary over the same axes in every iteration.

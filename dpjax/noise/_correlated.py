@@ -9,13 +9,12 @@ import optax
 from dpjax._core import validate
 from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.keys import stream
-from dpjax._core.outward import round_up_float32
-from dpjax._core.placement import zeros_like
+from dpjax._core.meshes import zeros_like
+from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Tree
 from dpjax._matrices import streaming as _correlating
 from dpjax._matrices.strategy import Strategy, check_strategy
-from dpjax.noise._gaussian import gaussian_like
-from dpjax.noise._limit import check_steps_left
+from dpjax.noise._gaussian import check_steps_left, gaussian_like
 
 Buffer = Literal["stored", "regenerate"]
 

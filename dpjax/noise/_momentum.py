@@ -9,10 +9,10 @@ import optax
 from dpjax._core import validate
 from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.keys import stream
-from dpjax._core.outward import round_down_float32, round_up_float32
-from dpjax._core.placement import zeros_like
+from dpjax._core.meshes import zeros_like
+from dpjax._core.rounding import round_down_float32, round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Tree
-from dpjax.noise._limit import check_steps_left
+from dpjax.noise._gaussian import check_steps_left
 from dpjax.noise.tree import (
     empty_prefixes,
     regenerated_prefix_noise,

@@ -3,6 +3,8 @@
 Each optimizer takes the sum that `clipped_grad` returns, adds noise of standard
 deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size.
 The actual batch size depends on which examples were sampled, and would leak that.
+
+Each optimizer is the chain of a private mean of clipped sums and one of optax.
 """
 
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from collections.abc import Callable
 import optax
 
 from dpjax._core import validate
+from dpjax._core.dtypes import widen
+from dpjax._core.meshes import shard_like
 from dpjax._core.typing import ArrayLike, Key, Tree
 from dpjax._matrices.strategy import Strategy
 from dpjax.clipping._clipped_grad import ClippedGrad
@@ -17,7 +21,50 @@ from dpjax.noise._correlated import correlated_noise
 from dpjax.noise._gaussian import noisy_mean as noisy_mean
 from dpjax.noise._gaussian import stddev_of_sum
 from dpjax.noise._momentum import Buffer, tree_momentum
-from dpjax.noise._private_mean import cast_updates_to_float32, chain_on_noisy_mean
+
+
+def chain_on_noisy_mean(
+    inner: optax.GradientTransformation,
+    clip_norm: ArrayLike | ClippedGrad,
+    noise_multiplier: ArrayLike,
+    expected_batch_size: ArrayLike,
+    key: Key,
+    num_steps: int | None,
+) -> optax.GradientTransformation:
+    """An optax chain: the private mean of `noisy_mean`, then the inner optimizer."""
+    mean = noisy_mean(
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=expected_batch_size,
+        key=key,
+        num_steps=num_steps,
+    )
+    return optax.chain(mean, cast_updates_to_float32(inner))
+
+
+def cast_updates_to_float32(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """The inner optimizer with parameters and updates cast to float32 or wider.
+
+    Without the cast, the moments of bfloat16 parameters would begin in bfloat16 and
+    change to float32 at the first step. On a mesh, the moments have the sharding of
+    their parameters.
+    """
+
+    def init(params: optax.Params) -> optax.OptState:
+        params = widen(params)
+        return shard_like(inner.init(params), params)
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        params = None if params is None else widen(params)
+        return inner.update(widen(updates), state, params)
+
+    return optax.GradientTransformation(init, update)
 
 
 def dp_sgd(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from dpjax._core import validate
 from dpjax._core.dtypes import at_least_float32
-from dpjax._core.placement import zeros_like
+from dpjax._core.meshes import zeros_like
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
 from dpjax.noise._gaussian import gaussian_like
 

@@ -11,7 +11,6 @@ without colour.
    by side. `comparison`: the mechanisms from which a plan was chosen.
 3. `noise` and `spectrum`: the size of noise from step to step, and its distribution
    over frequencies.
-4. `explain`: the table of `dpjax.explain`.
 """
 
 from dpjax.plot._attack import attack as attack
@@ -20,5 +19,4 @@ from dpjax.plot._runs import comparison as comparison
 from dpjax.plot._runs import epsilon_by_step as epsilon_by_step
 from dpjax.plot._shapes import noise as noise
 from dpjax.plot._shapes import spectrum as spectrum
-from dpjax.plot._table import explain as explain
 from dpjax.plot._tradeoff import tradeoff as tradeoff

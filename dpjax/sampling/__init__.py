@@ -16,9 +16,9 @@ proportional to its batch size, and somewhat more for random assignment to bins.
    and `cyclic_poisson`, which samples from one group of the examples after another.
 """
 
-from dpjax.sampling._batch import Batch as Batch
 from dpjax.sampling._bins import random_bins as random_bins
 from dpjax.sampling._bins import random_bins_step as random_bins_step
+from dpjax.sampling._draws import Batch as Batch
 from dpjax.sampling._draws import cyclic_poisson as cyclic_poisson
 from dpjax.sampling._draws import fixed_size as fixed_size
 from dpjax.sampling._draws import poisson as poisson

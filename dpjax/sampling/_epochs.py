@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.typing import ArrayLike, Key
-from dpjax.sampling import _permutation
-from dpjax.sampling._batch import Batch, check_number, sampler_key, sizes
+from dpjax.sampling import _order
+from dpjax.sampling._draws import Batch, check_number, sampler_key, sizes
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
@@ -179,4 +179,4 @@ def _permuted_examples(
 ) -> Batch:
     """The batch of examples at the given positions of the epoch's random order."""
     key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
-    return Batch(jnp.where(mask, _permutation.values_at(key, n, places), 0), mask)
+    return Batch(jnp.where(mask, _order.values_at(key, n, places), 0), mask)

@@ -1,8 +1,9 @@
-"""A random order of n positions, within 2⁻⁹⁰ of uniform, evaluated at given positions.
+"""Random orders of n positions, evaluated at given positions.
 
-The permutation in `_permutation` only looks random. The order here is provably close to
-uniform, provided that the random bits are uniform, and costs some hundred rounds. The
-privacy of a sampler depends on the order, and therefore needs the proof.
+**The provable order.** The keyed permutation below only looks random. `rounds` is
+provably close to uniform, provided that the random bits are uniform, and costs some
+hundred rounds. The privacy of a sampler depends on the order, and therefore needs the
+proof.
 
 A round pairs every position x with K − x modulo n for a random K. A random bit for each
 pair decides whether the pair is swapped. Condition on all Ks and on the positions of q
@@ -20,15 +21,107 @@ permuted in the same way, and so on recursively.
 
 Reference: Hoang, Morris and Rogaway (2012) for a round, Morris and Rogaway (2014) for
 halves.
+
+**The keyed permutation** is pseudo-random, and is evaluated at given positions, too.
+
+**Distinct numbers** come in an exactly uniform random order. A draw may fail: two
+random sort keys are equal, or there are too few distinct numbers. A failure is
+detected, and everything is drawn again. Rejection leaves the order exactly uniform.
+Renaming the numbers changes neither the distribution of the draws nor the probability
+of a failure, so that all orders are equally likely in an accepted draw.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.sampling import _distinct
+_Draw = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def _redrawn(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
+    """The numbers of the first accepted draw, i32[size].
+
+    `draw` maps a key to numbers, and to whether the draw is accepted.
+    """
+
+    def draw_again(carry: tuple[jax.Array, jax.Array, jax.Array]):
+        following, now = jax.random.split(carry[0])
+        return following, *draw(now)
+
+    # Inside `jax.shard_map`, all parts of a loop's carry must vary over the mesh as the
+    # key does. The carry is therefore a key, not a counter, and zeros made of the key.
+    zero = jax.random.key_data(key)[0] & np.uint32(0)
+    carry = key, jnp.full(size, zero, jnp.int32), zero > 0
+    return jax.lax.while_loop(lambda carry: ~carry[2], draw_again, carry)[1]
+
+
+def permutation(key: jax.Array, n: int) -> jax.Array:
+    """The numbers of [0, n) in uniformly random order, i32[n], by sorting."""
+
+    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Sort keys of 64 bits: equal keys, which would bias the order, are rare enough
+        # that drawing again costs nearly nothing.
+        high, low = jax.random.bits(key, (2, n), jnp.uint32)
+        places = jnp.arange(n, dtype=jnp.int32)
+        high, low, order = jax.lax.sort((high, low, places), num_keys=2)
+        equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+        return order, ~jnp.any(equal)
+
+    return _redrawn(draw, key, n)
+
+
+def _draws(n: int, count: int, accepted: float) -> int:
+    """How many draws from [0, n) hold `count` distinct numbers.
+
+    They hold fewer about once in 1e9 times, and then `distinct` draws again.
+
+    Args:
+      n: the size of the range that is drawn from.
+      count: how many distinct numbers are needed.
+      accepted: the probability that a draw of 32 bits is accepted.
+    """
+    # The mean of a coupon collector's number of draws, eight standard deviations and a
+    # margin for small counts. The value affects the speed, not the distribution.
+    mean = -n * math.log1p(-count / n) / accepted
+    least = accepted * (1 - count / n)
+    spread = math.sqrt(count * (1 - least)) / least
+    return math.ceil(mean + 8 * spread) + 16
+
+
+def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
+    """Distinct numbers of [0, n), every ordered choice equally likely, i32[count].
+
+    n must be below 2³¹. The time is O(count log count).
+    """
+    # As count nears n, new numbers become rare among the draws. From a quarter of the
+    # range on, a permutation of the whole range costs O(n log n), which is enough.
+    if 4 * count > n:
+        return permutation(key, n)[:count]
+
+    # The largest multiple of n up to 2³². A draw beyond it would favour small numbers
+    # modulo n, and is rejected.
+    multiples = n * (2**32 // n)
+    size = _draws(n, count, multiples / 2**32)
+
+    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        bits = jax.random.bits(key, (size,), jnp.uint32)
+        fair = bits <= np.uint32(multiples - 1)
+        number = jnp.where(fair, bits % np.uint32(n), np.uint32(n))
+        places = jnp.arange(size, dtype=jnp.int32)
+        number, places = jax.lax.sort((number, places), num_keys=1, is_stable=True)
+        new = jnp.concatenate([jnp.ones(1, bool), number[1:] != number[:-1]])
+        new &= number < n  # n marks a rejected draw
+        # Restore the order of the draws, with repeated and rejected ones at the end.
+        places = jnp.where(new, places, size)
+        _, number = jax.lax.sort((places, number), num_keys=1, is_stable=True)
+        enough = jnp.sum(new, dtype=jnp.int32) >= count
+        return number[:count].astype(jnp.int32), enough
+
+    return _redrawn(draw, key, count)
+
 
 _SORTED = 2**10  # up to this size a part is permuted by sorting, exactly uniformly
 _BITS = 90  # the bound on the total variation distance is 2⁻⁹⁰
@@ -111,7 +204,7 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     while halves[-1] > _SORTED:
         halves.append(-(-halves[-1] // 2))
     *halves, last = halves
-    order = _distinct.permutation(jax.random.fold_in(key, len(halves)), last)
+    order = permutation(jax.random.fold_in(key, len(halves)), last)
     # The clamp makes every index valid; its result is used for the smallest part alone.
     inner = order[jnp.minimum(places, np.uint32(last - 1))].astype(jnp.uint32)
     x = jnp.where(places < last, inner, places)
@@ -130,3 +223,61 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     fits = jnp.min(places) < sizes
     outer = len(halves) - jnp.sum(fits, dtype=jnp.int32)
     return jax.lax.fori_loop(outer, len(halves), level, x).astype(jnp.int32)
+
+
+SORTED = 2**14  # up to this size the whole permutation is drawn, exactly uniform
+_ROUNDS = 12  # of the Feistel network, half of them for each coordinate
+
+
+def _hash(x: jax.Array, key: jax.Array) -> jax.Array:
+    """A hash of 32-bit words under a 64-bit key.
+
+    Reference: Wellons (2018), hash prospector; here the key's second word is mixed in
+    half-way.
+    """
+    x = x ^ key[0]
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = x ^ key[1]
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
+    """The values of the permutation at the given positions, i32[...], for n < 2³¹.
+
+    For n above `SORTED`, the permutation is a Feistel network on a grid of nearly √n by
+    √n cells, the smallest that holds n positions. Each round rotates one coordinate by
+    a hash of the other coordinate, which is invertible. A value outside [0, n) passes
+    through the network again until the value is in [0, n), and the result is still a
+    permutation (Black and Rogaway, 2002, sections 3 and 4).
+
+    Args:
+      key: one typed key.
+      n: how many positions there are, static.
+      places: the positions, u32[...], below n.
+    """
+    if n <= SORTED:
+        return permutation(key, n)[places]
+
+    rows = math.isqrt(n - 1) + 1
+    columns = -(-n // rows)
+    keys = jax.random.bits(key, (_ROUNDS, 2), jnp.uint32)
+
+    # Addition modulo `size` without a second division: the sum is below 2 size.
+    def turned(x: jax.Array, by: jax.Array, size: int) -> jax.Array:
+        moved = x + by % np.uint32(size)
+        return jnp.where(moved >= size, moved - np.uint32(size), moved)
+
+    def through(x: jax.Array) -> jax.Array:
+        row, column = x // np.uint32(columns), x % np.uint32(columns)
+        for i in range(0, _ROUNDS, 2):
+            row = turned(row, _hash(column, keys[i]), rows)
+            column = turned(column, _hash(row, keys[i + 1]), columns)
+        return row * np.uint32(columns) + column
+
+    # Cycle walking: the grid has few cells more than n, so that few values repeat.
+    def again(x: jax.Array) -> jax.Array:
+        return jnp.where(x >= n, through(x), x)
+
+    inside = jax.lax.while_loop(lambda x: jnp.any(x >= n), again, through(places))
+    return inside.astype(jnp.int32)

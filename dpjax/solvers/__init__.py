@@ -30,12 +30,11 @@ on descent without noise. `_assumptions` states the assumptions of guarantees in
 from dpjax.solvers import losses as losses
 from dpjax.solvers import prox as prox
 from dpjax.solvers import published as published
-from dpjax.solvers._allot_noise import allot_noise as allot_noise
+from dpjax.solvers._calibration import choose_num_steps as choose_num_steps
 from dpjax.solvers._dp_nsgd import dp_nsgd as dp_nsgd
-from dpjax.solvers._noisy_cyclic_gd import noisy_cyclic_gd as noisy_cyclic_gd
+from dpjax.solvers._noisy_gd import noisy_cyclic_gd as noisy_cyclic_gd
 from dpjax.solvers._noisy_gd import noisy_gd as noisy_gd
-from dpjax.solvers._noisy_sgd import noisy_sgd as noisy_sgd
-from dpjax.solvers._num_steps import choose_num_steps as choose_num_steps
+from dpjax.solvers._noisy_gd import noisy_sgd as noisy_sgd
 from dpjax.solvers._output_perturbation import (
     output_perturbation as output_perturbation,
 )
@@ -43,6 +42,7 @@ from dpjax.solvers._random_round_sgd import random_round_sgd as random_round_sgd
 from dpjax.solvers._random_round_sgd import round_probabilities as round_probabilities
 from dpjax.solvers._results import Curve as Curve
 from dpjax.solvers._results import Result as Result
+from dpjax.solvers._sensitivity_reduced_nsgd import allot_noise as allot_noise
 from dpjax.solvers._sensitivity_reduced_nsgd import (
     sensitivity_reduced_nsgd as sensitivity_reduced_nsgd,
 )

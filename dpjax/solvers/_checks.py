@@ -1,17 +1,136 @@
-"""The checks of arguments that all solvers share; they run before any training."""
+"""The checks of arguments and data that all solvers share, before any training.
 
-from typing import NamedTuple, TypeVar
+Assumptions of guarantees that no code can check are stated here in words, once each.
+Non-finite examples are masked.
+"""
 
+from typing import Literal, NamedTuple, TypeVar
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import Key, LossFn, Tree
+from dpjax._core.typing import ArrayLike, Key, LossFn, Tree
 from dpjax.accounting.iteration import Setting
-from dpjax.solvers import _data
+from dpjax.clipping._clip import batch_size as leading_axis
 from dpjax.solvers.losses import Loss
 from dpjax.solvers.prox import Prox
+
+
+class Data(NamedTuple):
+    """Finite examples, and a mask of the ones that count.
+
+    Attributes:
+      examples: the data, with zeros in place of examples that are not finite.
+      finite: bool[n], whether an example was finite, and so is used.
+    """
+
+    examples: Tree
+    finite: jax.Array
+
+
+def check(loss_fn: LossFn, data: Tree) -> int:
+    """The number of examples, or a ValueError for data that the loss cannot take."""
+    num_examples = leading_axis("data", data)
+    of_loss = getattr(loss_fn, "check", None)
+    if of_loss is not None:
+        of_loss(data)
+    return num_examples
+
+
+@jax.jit
+def put_aside(data: Tree) -> Data:
+    """Replace every example that has a NaN or an infinity by zeros, and mask it."""
+    finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
+    for x in jax.tree.leaves(data):
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            finite &= jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
+
+    # Where, not a product: 0 · NaN is NaN.
+    def zero(x: jax.Array) -> jax.Array:
+        keep = finite.reshape(-1, *[1] * (x.ndim - 1))
+        return jnp.where(keep, x, jnp.zeros_like(x))
+
+    return Data(jax.tree.map(zero, data), finite)
+
+
+def prepare(data: Tree) -> Data:
+    """Convert the data to JAX arrays, and apply `put_aside`."""
+    return put_aside(jax.tree.map(jnp.asarray, data))
+
+
+def schedule(
+    name: str, value: ArrayLike | optax.Schedule, num_steps: int
+) -> np.ndarray:
+    """The values f64[T] of a number, an array f[T] or an optax schedule."""
+    if callable(value):
+        value = jax.vmap(value)(jnp.arange(num_steps))
+    array = np.asarray(value, np.float64)
+    if array.shape not in ((), (num_steps,)):
+        raise ValueError(
+            f"{name} must be a number, a schedule, or an array of one value for each "
+            f"of the {num_steps} steps; got shape {array.shape}."
+        )
+    return np.broadcast_to(array, (num_steps,))
+
+
+Order = Literal["fixed", "reshuffled"]  # the order of the examples in each epoch
+Batches = Literal["full", "fixed", "reshuffled", "random"]
+
+_BATCHES: dict[Batches, str] = {
+    "full": "every step uses all examples",
+    "fixed": "an example is in the same step of every epoch",
+    "reshuffled": "an example is in one step of every epoch, chosen by a key that has "
+    "nothing to do with the data",
+    "random": "each batch is a fresh uniformly random subset that nobody learns",
+}
+# Assumptions of every guarantee.
+_ALWAYS = (
+    "n, all shapes, the initial parameters and the hyperparameters are public",
+    "arithmetic is real and Gaussian noise ideal",
+)
+# Assumptions of guarantees that hold for the last iterate alone.
+_CONTRACTION = (
+    "nothing but the last iterate is released: no other iterate, loss or count",
+    "what the setting says of the loss (convexity, smoothness, and the norm of "
+    "gradients unless they are clipped) is true of every possible example",
+    "prox does not depend on the data and never moves two points apart",
+)
+# The rounding bound of `_precision` assumes this error of gradients and prox.
+_PRECISION = (
+    "gradients and prox are as exact as a dot product in float64 (those of "
+    "dpjax.solvers are)"
+)
+
+
+def every_step(batches: Batches) -> tuple[str, ...]:
+    """The assumptions of a guarantee that composes all steps."""
+    return (_BATCHES[batches], *_ALWAYS)
+
+
+def assume_last_iterate(batches: Batches, setting: Setting) -> tuple[str, ...]:
+    """The assumptions of a guarantee for the last iterate of contracting steps."""
+    return (_BATCHES[batches], *_contracting(setting))
+
+
+def assume_one_draw(setting: Setting) -> tuple[str, ...]:
+    """The assumptions of a guarantee with one draw of noise, after all steps."""
+    return (_PRECISION, *_contracting(setting))
+
+
+def _contracting(setting: Setting) -> tuple[str, ...]:
+    """The assumptions under which steps contract as the setting states."""
+    more: tuple[str, ...] = ()
+    if np.any(np.asarray(setting["diameter"]) < np.inf):
+        more += ("prox maps into a set of the stated diameter",)
+    if np.any(np.asarray(setting["strong_convexity"]) > 0):
+        # An example that is left out contributes no curvature.
+        more += ("every possible example is finite",)
+    return more + _CONTRACTION + _ALWAYS
+
 
 Noise = TypeVar("Noise")
 
@@ -39,7 +158,7 @@ class Epochs(NamedTuple):
 def examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
     """Check the data and the key, and return the number of examples."""
     validate.typed_key("key", key)
-    return _data.check(loss_fn, data)
+    return check(loss_fn, data)
 
 
 def no_added_example(adjacency: Adjacency) -> None:
@@ -139,7 +258,7 @@ def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
             f"{setting['diameter']!r}."
         )
     strong = np.any(np.asarray(setting["strong_convexity"]) > 0)
-    if strong and not bool(jnp.all(_data.prepare(data).finite)):
+    if strong and not bool(jnp.all(prepare(data).finite)):
         raise ValueError(
             "data must be finite where strong_convexity is above 0: an example that is "
             "left out has no curvature (a regulariser of its own is named "

@@ -12,8 +12,8 @@ from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
 from dpjax.clipping._clipped_grad import clipped_grad
 from dpjax.noise._gaussian import gaussian_like
-from dpjax.solvers import _data
-from dpjax.solvers._assumptions import Batches
+from dpjax.solvers import _checks
+from dpjax.solvers._checks import Batches
 from dpjax.solvers._results import Curve
 from dpjax.solvers.prox import Prox
 
@@ -73,7 +73,7 @@ class _Step(NamedTuple):
 )
 def descend(
     params: Tree,
-    data: _data.Data,
+    data: _checks.Data,
     step_sizes: jax.Array,
     stddevs: jax.Array,
     gradient_norm: jax.Array,

@@ -12,7 +12,7 @@ from dpjax import sampling, workloads
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.keys import stream
-from dpjax._core.outward import MARGIN
+from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Scaled
@@ -22,17 +22,11 @@ from dpjax.accounting.correlated._error import variances
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.noise import _optimizers as optimizers
 from dpjax.noise.tree import prefix_variance
-from dpjax.solvers import (
-    _assumptions,
-    _calibration,
-    _checks,
-    _descent,
-    _numbers,
-)
+from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers import (
     published as printed,
 )
-from dpjax.solvers._assumptions import Order
+from dpjax.solvers._checks import Order
 from dpjax.solvers._results import Curve, Result
 
 _Carry = tuple[Tree, optax.OptState]
@@ -190,7 +184,7 @@ def dp_nsgd(
     validate.one_of("noise", noise, ("exact", "printed"))
     validate.decay("decay", decay)
     # Round first: the accountant and the program must use the same float32 numbers.
-    decay, clip_norm = _numbers.down(decay), _numbers.up(clip_norm)
+    decay, clip_norm = _precision.down(decay), _precision.up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(
         loss_fn,
@@ -213,9 +207,9 @@ def dp_nsgd(
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
         stream(key, "solvers.dp_nsgd"),
-        _numbers.to_float32(_numbers.stddev(noise_multiplier, clip_norm)),
-        _numbers.to_float32(decay),
-        _numbers.to_float32(clip_norm),
+        _precision.to_float32(_precision.stddev(noise_multiplier, clip_norm)),
+        _precision.to_float32(decay),
+        _precision.to_float32(clip_norm),
         0.0 if scheduled else learning_rate,
         loss_fn=loss_fn,
         schedule=learning_rate if scheduled else None,
@@ -238,11 +232,11 @@ def dp_nsgd(
             + ("tree-aggregated momentum" if shape is None else f"momentum, C {shape}"),
             profile=profile,
             adjacency=adjacency,
-            assumptions=_assumptions.every_step(order),
+            assumptions=_checks.every_step(order),
         ),
         num_steps=run.num_steps,
         # Rounded down, so that the reported noise never exceeds the noise added.
-        noise_multiplier=_numbers.to_float32(_numbers.down(noise_multiplier)),
+        noise_multiplier=_precision.to_float32(_precision.down(noise_multiplier)),
     )
 
 
@@ -309,4 +303,4 @@ def _calibrate(
             mu, num_steps=run.num_steps, steps_per_epoch=run.steps_per_epoch
         )
     # μ is proportional to 1/σ, so that one evaluation at σ = 1 gives σ.
-    return _numbers.up(float(account(1.0)) / mu * MARGIN)
+    return _precision.up(float(account(1.0)) / mu * MARGIN)

@@ -18,7 +18,7 @@ from dpjax._core.keys import stream
 from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting.iteration import Setting
 from dpjax.accounting.profiles import Guarantee, Profile
-from dpjax.solvers import _assumptions, _calibration, _checks, _data, _descent, _numbers
+from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers._results import Result
 from dpjax.solvers.prox import Prox, none
 
@@ -35,7 +35,7 @@ class Run(NamedTuple):
       setting: the assumptions, with the numbers that the program uses.
     """
 
-    batches: _assumptions.Batches
+    batches: _checks.Batches
     num_examples: int
     batch_size: int
     period: int
@@ -54,7 +54,7 @@ def noisy_descent(
     *,
     solver: str,
     accountant: Accountant,
-    batches: _assumptions.Batches,
+    batches: _checks.Batches,
     num_epochs: int,
     batch_size: int | None,
     key: Key,
@@ -74,17 +74,17 @@ def noisy_descent(
 
     if isinstance(given, _checks.Target):
         given = _calibrate(run, accountant, given)
-    noise = _data.schedule("noise_multiplier", given, num_steps)
+    noise = _checks.schedule("noise_multiplier", given, num_steps)
     profile = accountant(run, noise)
 
-    stddevs = _numbers.stddev(noise, setting["gradient_norm"], run.batch_size)
+    stddevs = _precision.stddev(noise, setting["gradient_norm"], run.batch_size)
     last, curve = _descent.descend(
         jax.tree.map(jnp.asarray, params),
-        _data.prepare(data),
-        _numbers.to_float32(run.step_sizes.reshape(-1, run.period)),
-        _numbers.to_float32(np.reshape(stddevs, (-1, run.period))),
-        _numbers.to_float32(setting["gradient_norm"]),
-        _numbers.to_float32(setting["regularization"]),
+        _checks.prepare(data),
+        _precision.to_float32(run.step_sizes.reshape(-1, run.period)),
+        _precision.to_float32(np.reshape(stddevs, (-1, run.period))),
+        _precision.to_float32(setting["gradient_norm"]),
+        _precision.to_float32(setting["regularization"]),
         stream(key, f"solvers.{solver}"),
         loss_fn=loss_fn,
         prox=none if prox is None else prox,
@@ -101,13 +101,13 @@ def noisy_descent(
             mechanism=f"the last of {num_steps} iterates of {solver}",
             profile=profile,
             adjacency=setting["adjacency"],
-            assumptions=_assumptions.assume_last_iterate(batches, setting),
+            assumptions=_checks.assume_last_iterate(batches, setting),
         ),
         num_steps=num_steps,
         # The given noise, rounded down to float32, so that the reported number never
         # exceeds the noise that was added.
-        noise_multiplier=_numbers.to_float32(
-            _numbers.down(noise[0] if constant(noise) else noise)
+        noise_multiplier=_precision.to_float32(
+            _precision.down(noise[0] if constant(noise) else noise)
         ),
     )
 
@@ -115,7 +115,7 @@ def noisy_descent(
 def _validate_run(
     loss_fn: LossFn,
     data: Tree,
-    batches: _assumptions.Batches,
+    batches: _checks.Batches,
     num_epochs: int,
     batch_size: int | None,
     key: Key,
@@ -139,15 +139,17 @@ def _validate_run(
     _checks.loss(loss_fn, setting)
     # A random batch is drawn afresh in every step, so a step is an epoch of its own.
     period = 1 if batches == "random" else -(-num_examples // size)
-    step_sizes = _data.schedule("step_size", setting["step_size"], num_epochs * period)
+    step_sizes = _checks.schedule(
+        "step_size", setting["step_size"], num_epochs * period
+    )
     return Run(
         batches=batches,
         num_examples=num_examples,
         batch_size=size,
         period=period,
         # Rounded down, a step size that meets its upper limit still meets it.
-        step_sizes=np.asarray(_numbers.down(step_sizes)),
-        setting=_numbers.as_executed(setting),
+        step_sizes=np.asarray(_precision.down(step_sizes)),
+        setting=_precision.as_executed(setting),
     )
 
 

@@ -9,25 +9,17 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.float64 import default_float
 from dpjax._core.keys import stream
-from dpjax._core.outward import MARGIN
+from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting
 from dpjax.accounting.profiles import Gaussian, Guarantee, Pure
 from dpjax.noise._gaussian import gamma_norm_like, gaussian_like
-from dpjax.solvers import (
-    _assumptions,
-    _calibration,
-    _checks,
-    _data,
-    _descent,
-    _numbers,
-    _precision,
-)
+from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers import (
     published as printed,
 )
-from dpjax.solvers._num_steps import choose_num_steps
+from dpjax.solvers._calibration import choose_num_steps
 from dpjax.solvers._results import Curve, Result
 from dpjax.solvers.prox import Prox, none
 
@@ -112,7 +104,7 @@ def output_perturbation(
     num_examples, given = _validate_run(
         loss_fn, data, epsilon, delta, prox, key, setting
     )
-    prox, examples = none if prox is None else prox, _data.prepare(data)
+    prox, examples = none if prox is None else prox, _checks.prepare(data)
     start = jax.tree.map(jnp.asarray, params)
 
     # Calibration yields concrete numbers also where the caller maps over keys.
@@ -149,7 +141,7 @@ def output_perturbation(
     )
 
     # ε for Gamma-norm noise, μ for Gaussian noise: sensitivity over scale, rounded up.
-    spent = jnp.asarray(_numbers.up(sensitivity / scale))  # cast to the default dtype
+    spent = jnp.asarray(_precision.up(sensitivity / scale))  # cast to the default dtype
     return Result(
         params=private,
         curve=curve,
@@ -158,7 +150,7 @@ def output_perturbation(
             + ("noise of Gamma norm" if delta == 0 else "Gaussian noise"),
             profile=Pure(spent) if delta == 0 else Gaussian(spent),
             adjacency=given["adjacency"],
-            assumptions=_assumptions.assume_one_draw(given),
+            assumptions=_checks.assume_one_draw(given),
         ),
         num_steps=steps,
         noise_multiplier=scale / sensitivity,
@@ -189,8 +181,8 @@ def _validate_run(
             "sensitivity for schedules yet."
         )
     _checks.loss(loss_fn, setting)
-    step_size = _numbers.down(setting["step_size"])
-    return num_examples, {**_numbers.as_executed(setting), "step_size": step_size}
+    step_size = _precision.down(setting["step_size"])
+    return num_examples, {**_precision.as_executed(setting), "step_size": step_size}
 
 
 def _steps(
@@ -219,7 +211,7 @@ def _steps(
 
 def _train(
     params: Params,
-    data: _data.Data,
+    data: _checks.Data,
     key: Key,
     *,
     loss_fn: LossFn,
@@ -241,11 +233,11 @@ def _train(
         last, curve = _descent.descend(
             _precision.to_float64(params),
             data,
-            _numbers.to_float32(np.full((num_steps, 1), setting["step_size"])),
+            _precision.to_float32(np.full((num_steps, 1), setting["step_size"])),
             # Noise of standard deviation 0 in every step, whose key does not matter.
             jnp.zeros((num_steps, 1), jnp.float32),
-            _numbers.to_float32(setting["gradient_norm"]),
-            _numbers.to_float32(setting["regularization"]),
+            _precision.to_float32(setting["gradient_norm"]),
+            _precision.to_float32(setting["regularization"]),
             stream(key, "no noise"),
             loss_fn=loss_fn,
             prox=prox,

@@ -1,4 +1,4 @@
-"""How far floating-point rounding moves two runs of gradient descent apart.
+"""How rounding enters a guarantee: rounded settings, and runs that drift apart.
 
 Rounding is not Lipschitz: two iterates may be arbitrarily close and still be rounded
 apart. So rounding can add to the distance between two runs in every step. Noise that is
@@ -21,11 +21,20 @@ factor 1 + 2ε/s. The iterates are bounded by the sum of all steps: with r = |1 
 a = ‖prox(x₀) − x₀‖,
 
     ‖x_{t+1} − x₀‖ <= r ‖x_t − x₀‖ + η(C + λ‖x₀‖) + a.
+
+**Settings** are shared by program and accountant to the last bit. A program in float32
+cannot represent a decay of 0.999: it runs with a number nearby, whose guarantee
+differs. So a solver first rounds every number that its guarantee depends on to float32,
+and hands the result to both the accountant and the program. Both then represent this
+number exactly, whatever precision they compute in.
+
+Bounds on contributions and noise are rounded up, and all other numbers down: a step
+size that meets its upper limit still meets it, and a decay below 1 stays below 1.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.extend.core as jex
@@ -33,14 +42,89 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax._core import validate
 from dpjax._core.dtypes import widen
 from dpjax._core.float64 import scoped
-from dpjax._core.typing import DTypeLike, LossFn, Params, Tree
+from dpjax._core.typing import ArrayLike, DTypeLike, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting
-from dpjax.solvers import _data
-from dpjax.solvers._numbers import number
+from dpjax.solvers import _checks
 from dpjax.solvers.prox import Prox
+
+# The least normal float32. Processors may flush smaller numbers to zero.
+_LEAST = float(np.finfo(np.float32).tiny)
+
+
+def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
+    """Round positive numbers to float32 in one direction; leave all others unchanged.
+
+    Takes numbers and the direction inf or −inf. Returns a float or f64[...].
+    """
+    array = np.asarray(value, np.float64)
+    with np.errstate(over="ignore"):
+        near = array.astype(np.float32)
+    # Conversion rounds to the nearest float32: step on where it went the wrong way.
+    passed = near < array if towards > 0 else near > array
+    near = np.where(passed, np.nextafter(near, np.float32(towards)), near)
+    # Subnormal numbers become normal or zero, whatever a processor does with them.
+    subnormal = _LEAST if towards > 0 else 0.0
+    near = np.where(array < _LEAST, subnormal, near.astype(np.float64))
+    rounded = np.where((array > 0) & (array < np.inf), near, array)
+    return float(rounded) if rounded.ndim == 0 else rounded
+
+
+@overload
+def up(value: float) -> float: ...
+@overload
+def up(value: ArrayLike) -> float | np.ndarray: ...
+def up(value: ArrayLike) -> float | np.ndarray:
+    """The least float32 that is not below the value, as a float or f64[...]; or inf."""
+    return _round_float32(value, np.inf)
+
+
+@overload
+def down(value: float) -> float: ...
+@overload
+def down(value: ArrayLike) -> float | np.ndarray: ...
+def down(value: ArrayLike) -> float | np.ndarray:
+    """The largest float32 that is not above the value, as a float or f64[...]."""
+    return _round_float32(value, -np.inf)
+
+
+def stddev(
+    noise_multiplier: ArrayLike, bound: ArrayLike, divisor: float = 1.0
+) -> float | np.ndarray:
+    """The noise's standard deviation, noise_multiplier · bound / divisor, rounded up.
+
+    The result is a float32, as a float or f64[...].
+    """
+    value = up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
+    # A product beyond float32 is rounded up to inf, and refused here.
+    validate.nonnegative("noise_multiplier times the bound on a gradient", value)
+    return value
+
+
+def number(value: ArrayLike) -> float:
+    """A scalar of a setting as a Python float, without rounding."""
+    return float(np.asarray(value))
+
+
+def to_float32(value: ArrayLike) -> jax.Array:
+    """A result of `up` or `down` as a float32 array, which represents it exactly."""
+    return jnp.asarray(value, jnp.float32)
+
+
+def as_executed(setting: Setting) -> Setting:
+    """The setting with the float32 numbers that the program uses.
+
+    Step sizes are left unchanged: a `Run` has one for each step.
+    """
+    return {
+        **setting,
+        "gradient_norm": up(setting["gradient_norm"]),
+        "regularization": down(setting["regularization"]),
+    }
+
 
 # The largest share of a sensitivity that rounding may add before a run is refused.
 MOST = 0.05
@@ -149,7 +233,7 @@ def narrowing(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
 def sensitivity(
     loss_fn: LossFn,
     params: Tree,
-    data: _data.Data,
+    data: _checks.Data,
     prox: Prox,
     *,
     num_steps: int,

@@ -18,7 +18,7 @@ from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import random_rounds
 from dpjax.accounting.profiles import Guarantee, RoundsProfile
 from dpjax.noise._gaussian import gaussian_like
-from dpjax.solvers import _assumptions, _calibration, _checks, _data, _descent, _numbers
+from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers._results import Curve, Result
 
 
@@ -79,7 +79,7 @@ class _Carry(NamedTuple):
 )
 def _train(
     params: Params,
-    data: _data.Data,
+    data: _checks.Data,
     rounds: jax.Array,
     step_sizes: jax.Array,
     clip_norm: jax.Array,
@@ -200,11 +200,11 @@ def random_round_sgd(
     noise = _checks.noise(noise_multiplier, epsilon, delta)
     validate.adjacency_without_removal(adjacency)
     max_rounds = validate.static_int("max_rounds", max_rounds, minimum=1)
-    clip_norm = _numbers.up(clip_norm)
+    clip_norm = _precision.up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     num_examples = _checks.examples(loss_fn, data, key)
     size = _checks.size(batch_size, num_examples)
-    step_sizes = _data.schedule("step_size", step_size, max_rounds)
+    step_sizes = _checks.schedule("step_size", step_size, max_rounds)
     edges = thresholds(round_probabilities(step_sizes, smoothness))
 
     # Account for the distribution that 32 random bits realise, not for the ideal one.
@@ -221,11 +221,11 @@ def random_round_sgd(
     drawn = 1 + jnp.searchsorted(below, bits, side="right").astype(jnp.int32)
     last, curve = _train(
         jax.tree.map(jnp.asarray, params),
-        _data.prepare(data),
+        _checks.prepare(data),
         drawn,
-        _numbers.to_float32(step_sizes),
-        _numbers.to_float32(clip_norm),
-        _numbers.to_float32(_numbers.stddev(noise, clip_norm)),
+        _precision.to_float32(step_sizes),
+        _precision.to_float32(clip_norm),
+        _precision.to_float32(_precision.stddev(noise, clip_norm)),
         key,
         loss_fn=loss_fn,
         batch_size=size,
@@ -240,11 +240,11 @@ def random_round_sgd(
             f"{max_rounds}, and that number",
             profile=RoundsProfile(noise, rounds, rate),
             adjacency=adjacency,
-            assumptions=_assumptions.every_step("random"),
+            assumptions=_checks.every_step("random"),
         ),
         # Under jax.vmap over keys the number of rounds is a tracer, one for each run.
         num_steps=cast(int, drawn) if isinstance(drawn, Tracer) else int(drawn),
-        noise_multiplier=_numbers.to_float32(_numbers.down(noise)),
+        noise_multiplier=_precision.to_float32(_precision.down(noise)),
     )
 
 

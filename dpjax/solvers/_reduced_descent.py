@@ -23,7 +23,7 @@ from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.clipping._clip import clip
 from dpjax.noise import reduced_momentum
 from dpjax.noise.reduced_momentum import ReducedMomentumState, Terms
-from dpjax.solvers import _data
+from dpjax.solvers import _checks
 from dpjax.solvers._descent import narrow
 from dpjax.solvers._results import Curve
 
@@ -78,7 +78,7 @@ def _example(
 )
 def descend(
     params: Params,
-    data: _data.Data,
+    data: _checks.Data,
     decay: jax.Array,
     refresh: jax.Array,
     bounds: Terms[jax.Array],

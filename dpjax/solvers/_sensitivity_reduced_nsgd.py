@@ -1,5 +1,9 @@
-"""Normalised SGD with momentum of reduced sensitivity (Tran and Cutkosky 2022)."""
+"""Normalised SGD with momentum of reduced sensitivity (Tran and Cutkosky 2022).
 
+`allot_noise` divides one privacy budget among three trees of noise.
+"""
+
+import functools
 import math
 
 import jax
@@ -10,21 +14,14 @@ import optax
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.keys import stream
+from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.noise import reduced_momentum
 from dpjax.noise.reduced_momentum import Terms
-from dpjax.solvers import (
-    _assumptions,
-    _calibration,
-    _checks,
-    _data,
-    _numbers,
-    _reduced_descent,
-)
-from dpjax.solvers._allot_noise import allot_noise
+from dpjax.solvers import _calibration, _checks, _precision, _reduced_descent
 from dpjax.solvers._results import Result
 
 
@@ -103,7 +100,7 @@ def sensitivity_reduced_nsgd(
     validate.decay("decay", decay)
     validate.closed_unit("refresh", refresh)
     # Round first: the accountant and the program must use the same float32 numbers.
-    decay, refresh = _numbers.down(decay), _numbers.down(refresh)
+    decay, refresh = _precision.down(decay), _precision.down(refresh)
     clips = _clip_norms(clip_norm, change_clip_norm, drift_clip_norm)
     if not callable(learning_rate):
         validate.positive("learning_rate", learning_rate)
@@ -135,12 +132,12 @@ def sensitivity_reduced_nsgd(
     scheduled = callable(learning_rate)
     last, curve = _reduced_descent.descend(
         jax.tree.map(jnp.asarray, params),
-        _data.prepare(data),
-        _numbers.to_float32(decay),
-        _numbers.to_float32(refresh),
-        jax.tree.map(_numbers.to_float32, clips),
-        jax.tree.map(_numbers.to_float32, stddevs),
-        _numbers.to_float32(0.0 if scheduled else learning_rate),
+        _checks.prepare(data),
+        _precision.to_float32(decay),
+        _precision.to_float32(refresh),
+        jax.tree.map(_precision.to_float32, clips),
+        jax.tree.map(_precision.to_float32, stddevs),
+        _precision.to_float32(0.0 if scheduled else learning_rate),
         stream(key, "solvers.sensitivity_reduced_nsgd"),
         loss_fn=loss_fn,
         batch_size=run.batch_size,
@@ -157,10 +154,10 @@ def sensitivity_reduced_nsgd(
             mechanism=f"all {run.num_steps} iterates of sensitivity-reduced momentum",
             profile=Gaussian(mu),
             adjacency=adjacency,
-            assumptions=_assumptions.every_step("fixed"),
+            assumptions=_checks.every_step("fixed"),
         ),
         num_steps=run.num_steps,
-        noise_multiplier=jax.tree.map(_numbers.to_float32, noise),
+        noise_multiplier=jax.tree.map(_precision.to_float32, noise),
     )
 
 
@@ -174,7 +171,7 @@ def _noise_norm(
 
 def _clip_norms(anchor: float, change: float, drift: float) -> Terms[float]:
     """Check the three clip norms, and round them up to float32."""
-    clips = Terms(*(_numbers.up(x) for x in (anchor, change, drift)))
+    clips = Terms(*(_precision.up(x) for x in (anchor, change, drift)))
     validate.positive("clip_norm", clips.anchor)
     validate.positive("change_clip_norm", clips.change)
     validate.positive("drift_clip_norm", clips.drift)
@@ -184,4 +181,71 @@ def _clip_norms(anchor: float, change: float, drift: float) -> Terms[float]:
 def _stddev(noise_multiplier: float, bound: float) -> float:
     """The noise's standard deviation in a tree's nodes; 0 for a tree never used."""
     used = math.isfinite(noise_multiplier)
-    return float(_numbers.stddev(noise_multiplier, bound)) if used else 0.0
+    return float(_precision.stddev(noise_multiplier, bound)) if used else 0.0
+
+
+def allot_noise(
+    target_mu: float,
+    *,
+    bounds: Terms[float],
+    num_steps: int,
+    steps_per_epoch: int,
+    decay: float,
+    refresh: float,
+    adjacency: Adjacency,
+) -> Terms[float]:
+    """The noise multipliers for μ-GDP with the least noise in the mean over all steps.
+
+    With a noise variance s², a tree contributes A/s² to μ² and V s² to the momentum's
+    variance. For a given μ² the variance is least at s² ∝ sqrt(A/V).
+
+    Args:
+      target_mu: μ, positive.
+      bounds: the bounds on the norms of one example's terms in the three trees.
+      num_steps: T, a multiple of steps_per_epoch.
+      steps_per_epoch: n, at least 1.
+      decay: β, in [0, 1).
+      refresh: γ, in [0, 1].
+      adjacency: which data sets are compared.
+
+    Returns:
+      `Terms` of noise standard deviations divided by the bounds; inf for a tree that is
+      never used.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> noise = allot_noise(
+      ...     1.0, bounds=Terms(1.0, 0.1, 0.05), num_steps=400, steps_per_epoch=50,
+      ...     decay=0.9, refresh=0.1, adjacency=Adjacency.REPLACE)
+      >>> print([f"{x:.2f}" for x in noise])
+      ['6.51', '20.88', '31.90']
+    """
+    validate.positive("target_mu", target_mu)
+    for name, bound in bounds._asdict().items():
+        validate.positive(f"bounds.{name}", bound)
+    mu = functools.partial(
+        reduced_momentum_mu,
+        num_steps=num_steps,
+        decay=decay,
+        steps_per_epoch=steps_per_epoch,
+        adjacency=adjacency,
+    )
+    variance = reduced_momentum.momentum_variance(
+        num_steps, steps_per_epoch, decay=decay, refresh=refresh
+    )
+    # Minimise Σ V s² where Σ A/s² is given (Lagrange): s⁴ ∝ A/V, tree by tree.
+    shares: list[float] = []
+    for k, bound in enumerate(bounds):
+        # Infinite noise in the other two trees leaves this tree's cost alone.
+        alone = [math.inf] * 3
+        alone[k] = 1.0
+        cost = float(mu(alone)) ** 2
+        added = float(np.mean(variance[k])) * bound**2
+        unused = cost == 0 or added == 0
+        shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
+    # μ is inversely proportional to a common factor of the three noises. MARGIN covers
+    # the roundings on the way.
+    scale = float(mu(shares)) / target_mu * MARGIN
+    return Terms(*(_precision.up(share * scale) for share in shares))

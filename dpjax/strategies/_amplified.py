@@ -16,8 +16,8 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY
+from dpjax._matrices.strategy import Workload, check_workload
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax._matrices.workload import Workload, check_workload
 from dpjax.accounting import calibrate
 from dpjax.accounting.correlated import epsilon as epsilon_of
 from dpjax.accounting.correlated import error

@@ -20,13 +20,12 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import scope
-from dpjax._matrices.strategy import Scaled, check_strategy
+from dpjax._core.searches import minimize
+from dpjax._matrices.strategy import Scaled, Workload, check_strategy, check_workload
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax._matrices.workload import Workload, check_workload
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import square_error
 from dpjax.strategies import _making
-from dpjax.strategies._descent import minimize
 
 Order = Literal["fixed", "reshuffled"]
 # The least w, relative to the largest. A step with w = 0 may have any noise. This clamp

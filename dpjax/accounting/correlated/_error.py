@@ -9,11 +9,12 @@ from dpjax._core.float64 import float64
 from dpjax._matrices.strategy import (
     Strategy,
     Tree,
+    Workload,
     check_strategy,
+    check_workload,
     toeplitz_and_factors,
 )
 from dpjax._matrices.toeplitz import Toeplitz, series, times
-from dpjax._matrices.workload import Workload, check_workload
 
 
 def square_error(

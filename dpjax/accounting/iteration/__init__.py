@@ -37,6 +37,9 @@ from dpjax.accounting.iteration._cyclic_gd import (
 )
 from dpjax.accounting.iteration._cyclic_gd import noisy_gd_bounds as noisy_gd_bounds
 from dpjax.accounting.iteration._cyclic_gd import noisy_gd_mu as noisy_gd_mu
+from dpjax.accounting.iteration._cyclic_gd import (
+    scheduled_cyclic_gd_mu as scheduled_cyclic_gd_mu,
+)
 from dpjax.accounting.iteration._langevin import (
     exponential_mechanism_mu as exponential_mechanism_mu,
 )
@@ -47,18 +50,15 @@ from dpjax.accounting.iteration._lipschitz import (
 from dpjax.accounting.iteration._lipschitz import step_lipschitz as step_lipschitz
 from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_bounds as noisy_sgd_bounds
 from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_epsilon as noisy_sgd_epsilon
-from dpjax.accounting.iteration._random_assignment import (
-    random_assignment_delta as random_assignment_delta,
-)
-from dpjax.accounting.iteration._random_assignment import (
-    random_assignment_epsilon as random_assignment_epsilon,
-)
-from dpjax.accounting.iteration._scheduled_gd import (
-    scheduled_cyclic_gd_mu as scheduled_cyclic_gd_mu,
-)
 from dpjax.accounting.iteration._setting import Bounds as Bounds
 from dpjax.accounting.iteration._setting import Setting as Setting
 from dpjax.accounting.iteration._shifts import optimal_shift_mu as optimal_shift_mu
+from dpjax.accounting.iteration._shifts import (
+    random_assignment_delta as random_assignment_delta,
+)
+from dpjax.accounting.iteration._shifts import (
+    random_assignment_epsilon as random_assignment_epsilon,
+)
 from dpjax.accounting.iteration._stability import (
     gradient_descent_sensitivity as gradient_descent_sensitivity,
 )

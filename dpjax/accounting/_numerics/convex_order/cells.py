@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.float64 import SMALL
-from dpjax.accounting._numerics.convex_order import pairing
-from dpjax.accounting._numerics.convex_order.fold import copies
 from dpjax.accounting._numerics.convex_order.grid import (
     Grid,
+    combine_pairs,
+    copies,
     make_grid,
     normal,
     rounding,
+    to_nearest,
 )
 
 
@@ -87,11 +88,11 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
         def one(x: tuple[Masses, jax.Array]) -> Masses:
             own, share = x
-            moves = pairing.to_nearest(share, grid.spacing, n)
+            moves = to_nearest(share, grid.spacing, n)
             left = jnp.stack([share * own.weight, (1 - share) * own.mass])
-            weight = pairing.combine_pairs(left, jnp.stack(other), moves)
+            weight = combine_pairs(left, jnp.stack(other), moves)
             return Masses(
-                pairing.combine_pairs(own.mass[None], other.mass[None], moves), weight
+                combine_pairs(own.mass[None], other.mass[None], moves), weight
             )
 
         fine = Grid(2 * grid.first, grid.spacing / 2)

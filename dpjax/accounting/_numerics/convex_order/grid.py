@@ -1,9 +1,12 @@
 """Grids that are evenly spaced in log L, and the lognormal distribution in their cells.
 
 Grids are not differentiated: a grid determines how tight a bound is, not its validity.
+
+Distributions on a grid are combined in pairs, and many independent copies by doubling.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -97,3 +100,127 @@ def rounding(n: int, count: jax.Array) -> jax.Array:
 
 # A bound on the error of log L after a hundred sums of logarithms below 1e3.
 OFF = 1e-11
+
+
+# The masses of a distribution on a grid, or of two distributions, whose arrays then
+# have an axis of length 2 in front.
+_On = TypeVar("_On")
+# The arguments are a grid, a pair of distributions on it, a single distribution on it,
+# and the share of copies that each of the pair has in its combination, f[2].
+Combine = Callable[[Grid, _On, _On, jax.Array], tuple[Grid, _On]]
+
+
+def copies(
+    combine: Combine[_On], grid: Grid, none: _On, one: _On, count: jax.Array
+) -> tuple[Grid, _On]:
+    """The combination of count independent copies, and its grid.
+
+    The loop holds the combinations of c and of c + 1 copies on one grid. Those of
+    2c + b and of 2c + b + 1 copies follow from them, with b the next binary digit of
+    the count.
+
+    Args:
+      combine: the combination of a pair of distributions with a third one.
+      grid: the grid of both distributions.
+      none: the distribution of no copies.
+      one: the distribution of one copy.
+      count: the number of copies, a whole number, at least 1.
+    """
+    count = count.astype(jnp.int64)
+    # The number of binary digits of the count.
+    digits = 64 - jax.lax.clz(count)
+
+    def at(pair: _On, which: jax.Array | int) -> _On:
+        return jax.tree.map(lambda x: x[which], pair)
+
+    def following(k: jax.Array, state: tuple[jax.Array, Grid, _On]):
+        c, grid, pair = state
+        digit = (count >> (digits - 1 - k)) & 1
+        own, other = c + jnp.arange(2), c + digit
+        # The mean of the combination weights each part by its number of copies.
+        share = own / (own + other)
+        return c + other, *combine(grid, pair, at(pair, digit), share)
+
+    both = jax.tree.map(lambda x, y: jnp.stack([x, y]), none, one)
+    state = jnp.zeros_like(count), grid, both
+    _, grid, pair = jax.lax.fori_loop(0, digits, following, state)
+    return grid, at(pair, 0)
+
+
+class Moves(NamedTuple):
+    """The targets of the pairs (i, j) with j − i = d, for each |d| < n.
+
+    Pairs move from grids with spacing h to a grid with spacing h/2, whose even points
+    are those of the wider grid.
+
+    Attributes:
+      rows: the offset of the target from i, in points of the wider grid, i32[2n − 1].
+      shares: the shares of the mass that move to the even point at the target, the odd
+        point after it and the next even point, f[2n − 1, 3].
+    """
+
+    rows: jax.Array
+    shares: jax.Array
+
+
+def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
+    """The log of w + (1 − w) e^{hd} in units of half the spacing, f[2n − 1].
+
+    w is the share of the first point of a pair in the mean.
+    """
+    apart = spacing * jnp.arange(-(n - 1.0), n)
+    return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + apart) / (spacing / 2)
+
+
+def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
+    """Moves to both neighbouring points, such that the mean stays the same."""
+    place = _offsets(share, spacing, n)
+    point = jnp.floor(place)
+    half = spacing / 2
+    up = jnp.expm1(half * (place - point)) / jnp.expm1(half)
+    even, zero = point % 2 == 0, jnp.zeros_like(up)
+    shares = jnp.where(
+        even, jnp.stack([1 - up, up, zero]), jnp.stack([zero, 1 - up, up])
+    )
+    return Moves(jnp.floor(point / 2).astype(jnp.int32), shares.T)
+
+
+def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
+    """Moves to the nearest point."""
+    point = jnp.round(_offsets(share, spacing, n))
+    odd = (point % 2).astype(point.dtype)
+    shares = jnp.stack([1 - odd, odd, jnp.zeros_like(odd)], axis=1)
+    return Moves(jnp.floor(point / 2).astype(jnp.int32), shares)
+
+
+def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
+    """The masses Σ_k left[k, i] right[k, j] of all pairs (i, j) at their targets.
+
+    Args:
+      left: factors of the first point's mass, f[r, n].
+      right: factors of the second point's mass, f[r, n].
+      moves: the targets of all pairs.
+
+    Returns:
+      The mass at each point of the grid with half the spacing, f[2n]. A mean lies
+      between the two points of its pair, so that no mass leaves the grid.
+    """
+    n = left.shape[1]
+    left = jnp.pad(left, ((0, 0), (n, n)))
+    right = jnp.pad(right, ((0, 0), (2 * n, 2 * n)))
+
+    def add(
+        total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, None]:
+        apart, row, shares = now
+        i = jax.lax.dynamic_slice_in_dim(left, n - 1 - row, n + 1, axis=1)
+        j = jax.lax.dynamic_slice_in_dim(right, 2 * n - 1 - row + apart, n + 1, axis=1)
+        # Three aligned sums, which are interleaved once, after the loop.
+        return total + shares[:, None] * jnp.sum(i * j, axis=0)[None], None
+
+    apart = jnp.arange(-(n - 1), n, dtype=jnp.int32)
+    total, _ = jax.lax.scan(
+        add, jnp.zeros((3, n + 1)), (apart, moves.rows, moves.shares), unroll=2
+    )
+    even, odd, following = total
+    return jnp.stack([even[1:] + following[:-1], odd[1:]], axis=1).ravel()

@@ -12,15 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.float64 import SMALL, ULP
-from dpjax.accounting._numerics.convex_order import pairing
-from dpjax.accounting._numerics.convex_order.fold import copies
 from dpjax.accounting._numerics.convex_order.grid import (
     NODES,
     OFF,
     Grid,
+    combine_pairs,
+    copies,
     make_grid,
     normal,
     rounding,
+    to_neighbours,
 )
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
@@ -136,8 +137,8 @@ def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Ma
 
     The share is the weight of the first ratio in the mean.
     """
-    moves = pairing.to_neighbours(share, spacing, own.mass.size)
-    mass = pairing.combine_pairs(own.mass[None], other.mass[None], moves)
+    moves = to_neighbours(share, spacing, own.mass.size)
+    mass = combine_pairs(own.mass[None], other.mass[None], moves)
     # If one ratio is 0, the mean is w x. It moves to x with probability w, and to 0
     # otherwise.
     kept = other.zero * share * own.mass + own.zero * (1 - share) * other.mass

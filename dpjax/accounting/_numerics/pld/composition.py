@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.float64 import float64
+from dpjax._core.float64 import float64, one_by_one
 from dpjax._core.searches import attach_derivative, bisect, implicit_derivative
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
-from dpjax.accounting._numerics.batches import one_by_one
 from dpjax.accounting._numerics.convex_order import spread
 from dpjax.accounting._numerics.pld import inversion, overflow, pairs, tilt
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses

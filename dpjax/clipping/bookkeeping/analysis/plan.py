@@ -18,8 +18,7 @@ from dpjax.clipping.bookkeeping.analysis.sites import (
     analyse,
 )
 from dpjax.clipping.bookkeeping.evaluate.run import operands
-from dpjax.clipping.bookkeeping.jaxpr.alike import of_function
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval
+from dpjax.clipping.bookkeeping.jaxpr.equations import aval, of_function
 from dpjax.clipping.bookkeeping.jaxpr.trace import inline
 from dpjax.clipping.bookkeeping.rules.base import Layout
 from dpjax.clipping.bookkeeping.rules.factors import MOST_ROWS, Size

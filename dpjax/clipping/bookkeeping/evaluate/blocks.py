@@ -31,8 +31,7 @@ from dpjax.clipping.bookkeeping.evaluate.books import (
 )
 from dpjax.clipping.bookkeeping.evaluate.engine import squares_alone, sums_alone
 from dpjax.clipping.bookkeeping.evaluate.run import AtBlock
-from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval, evaluate
+from dpjax.clipping.bookkeeping.jaxpr.equations import Alike, aval, evaluate
 
 _Arrays = list[jax.Array]
 

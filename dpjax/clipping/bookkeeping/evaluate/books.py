@@ -9,14 +9,13 @@ import jax.core
 import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
-from dpjax._core.meshes import explicit_mesh, leading_axis, varying_axes, zeros_like
+from dpjax._core.meshes import explicit_mesh, leading_axis, sharded_zeros, varying_axes
 from dpjax.clipping.bookkeeping.analysis.components import Component
 from dpjax.clipping.bookkeeping.analysis.plan import Plan
 from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite
-from dpjax.clipping.bookkeeping.evaluate import at_site
+from dpjax.clipping.bookkeeping.evaluate import at_component
 from dpjax.clipping.bookkeeping.evaluate.run import AtBlock, Ran, run
-from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval
+from dpjax.clipping.bookkeeping.jaxpr.equations import Alike, aval
 
 
 class SiteRecords(NamedTuple):
@@ -163,7 +162,7 @@ def _run_with_taps(
     @functools.cache  # Many taps have the same type: they share one array of zeros.
     def zeros(kind: jax.core.ShapedArray, lengths: tuple[int, ...]) -> jax.Array:
         shape = (batch, *lengths, *kind.shape)
-        return zeros_like(kind, shape, leading=leading, mesh=mesh)
+        return sharded_zeros(kind, shape, leading=leading, mesh=mesh)
 
     sums = at_blocks is not None and at_blocks.sums
     in_sum = [sums and isinstance(site, KeptSite) for site in plan.sites]
@@ -176,7 +175,7 @@ def _run_with_taps(
             kind = kind.update(dtype=at_least_float32(kind.dtype))
             one = jax.core.ShapedArray((), kind.dtype)
             taps.append(
-                zeros_like(kind, (*lengths, *kind.shape), mesh=mesh)
+                sharded_zeros(kind, (*lengths, *kind.shape), mesh=mesh)
                 if summed
                 else zeros(one, lengths)
             )
@@ -213,7 +212,7 @@ def canonicalize_records(plan: Plan, books: SiteRecords) -> SiteRecords:
     records, cotangents = dict(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if isinstance(site, RuledSite):
-            seen = at_site.canonicalize(Alike(site), records[i], cotangents[i])
+            seen = at_component.canonicalize(Alike(site), records[i], cotangents[i])
             records[i], cotangents[i] = seen
     return books._replace(records=records, cotangents=cotangents)
 

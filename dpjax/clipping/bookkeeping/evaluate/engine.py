@@ -17,7 +17,7 @@ from dpjax.clipping.bookkeeping.analysis.components import Component
 from dpjax.clipping.bookkeeping.analysis.plan import Plan, size
 from dpjax.clipping.bookkeeping.analysis.sites import RuledSite
 from dpjax.clipping.bookkeeping.evaluate import at_component as at
-from dpjax.clipping.bookkeeping.evaluate.at_site import factors_of
+from dpjax.clipping.bookkeeping.evaluate.at_component import factors_of
 from dpjax.clipping.bookkeeping.evaluate.books import (
     Seen,
     SiteRecords,
@@ -25,7 +25,7 @@ from dpjax.clipping.bookkeeping.evaluate.books import (
     keep_books,
 )
 from dpjax.clipping.bookkeeping.evaluate.reach import Reach, reach
-from dpjax.clipping.bookkeeping.jaxpr.alike import Alike
+from dpjax.clipping.bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping.bookkeeping.rules import factors as fac
 
 

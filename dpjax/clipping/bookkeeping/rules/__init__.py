@@ -1,1 +1,23 @@
 """From an equation's input and output cotangent to the rows of its gradient."""
+
+import math
+
+import jax.extend.core as jex
+
+from dpjax.clipping.bookkeeping.jaxpr.equations import aval
+from dpjax.clipping.bookkeeping.rules.base import Rule
+from dpjax.clipping.bookkeeping.rules.convolution import Convolution
+from dpjax.clipping.bookkeeping.rules.dense import Dense
+from dpjax.clipping.bookkeeping.rules.gather import Gather
+
+
+def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
+    """The first rule that covers the equation, or None.
+
+    There is no rule for an equation with an array of size zero.
+    """
+    for rule in (Dense(), Convolution(), Gather()):
+        if rule.matches(eqn, position):
+            arrays = (*eqn.invars, *eqn.outvars)
+            return rule if all(math.prod(aval(v).shape) for v in arrays) else None
+    return None

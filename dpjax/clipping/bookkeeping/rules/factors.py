@@ -7,6 +7,10 @@ One example's gradient of an operand is, for each of g groups,
 where a_t is a row f[n] from the site's input, and d_t is a row f[p] from the cotangent
 of the site's output. The index t runs over the rows, which are sequence positions,
 pixels or iterations. A row's length is its Euclidean norm.
+
+**One-hot rows.** A one-hot row on one side selects a position in a table. The rows of
+the other side are added up by these positions, in a table with one slot for each
+distinct position.
 """
 
 import math
@@ -19,7 +23,6 @@ import jax.numpy as jnp
 from dpjax._core.dtypes import at_least_float32
 from dpjax._core.rounding import HIGHEST, margin, square_sum, staged_sum
 from dpjax._core.typing import DTypeLike
-from dpjax.clipping.bookkeeping.rules.positions import by_position
 
 # An inner product is split into at most 16 segments of at least 256 terms. Its rounding
 # error then grows with the terms of one segment plus the number of segments.
@@ -324,3 +327,68 @@ def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Arra
         for start in range(0, size, step)
     ]
     return sum(pieces[1:], pieces[0]), min(step, size) + len(pieces)
+
+
+class Table(NamedTuple):
+    """Bounds for a table in which rows are added up by their position.
+
+    Attributes:
+      square: an upper bound f[...] of the table's squared norm.
+      size: the norm f[...] of the table that adds up the rows' lengths instead.
+      rounded: a bound f[...] on the rounding error of adding up the rows.
+    """
+
+    square: jax.Array
+    size: jax.Array
+    rounded: jax.Array
+
+
+def by_position(
+    position: jax.Array, rows: jax.Array, lengths: jax.Array, sites: int
+) -> Table:
+    """Bounds for the table of rows f[..., t, p] at the positions i[..., t].
+
+    Where k rows share a position, the rounding error of their sum is at most γ_k times
+    the sum of their lengths. Where no rows share a position, nothing is added and the
+    error is close to zero.
+
+    Args:
+      position: the position of each row.
+      rows: the rows.
+      lengths: upper bounds f[..., t] of the rows' norms.
+      sites: the number of sites over which the caller adds gradients.
+    """
+    slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
+    add = jnp.vectorize(
+        lambda slot, x: jnp.zeros_like(x).at[slot].add(x), signature="(t),(t,p)->(t,p)"
+    )
+    table = add(slot, rows)
+    size = add(slot, lengths[..., None])
+    count = add(slot, jnp.ones_like(lengths)[..., None])
+
+    dtype = rows.dtype
+    # This call only checks that the bound holds for so many terms: it raises if not.
+    margin(position.shape[-1] + sites + 16, dtype)
+    # γ_count times the lengths, where count is the number of rows in a slot.
+    error = (count + (sites + 16)) * margin(1, dtype) * size
+
+    def norm(x: jax.Array) -> jax.Array:
+        return jnp.sqrt(square_sum(x, kept=position.ndim - 1))
+
+    rounded = norm(error)
+    return Table(jnp.square(norm(table) + rounded), norm(size), rounded)
+
+
+def _slots(position: jax.Array) -> jax.Array:
+    """For each position a slot below the number of rows, the same for equal positions.
+
+    The slot is the first index of the position in sorted order. A table then needs only
+    as many slots as there are rows, however large the vocabulary is.
+    """
+    order = jnp.argsort(position)
+    ordered = position[order]
+    places = jnp.arange(position.shape[0], dtype=order.dtype)
+    # The running maximum carries the first index of each run of equal positions.
+    # jnp.searchsorted would compute the same, but does not run in `jax.shard_map`.
+    first = jax.lax.cummax(jnp.where(ordered != jnp.roll(ordered, 1), places, 0))
+    return jnp.zeros_like(order).at[order].set(first)
