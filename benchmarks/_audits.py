@@ -16,10 +16,10 @@ import numpy as np
 
 import dpjax
 from dpjax import Adjacency, auditing, strategies
+from dpjax._matrices import streaming
 from dpjax.accounting import correlated, gdp
 from dpjax.accounting.tree import momentum_mu
 from dpjax.noise import _gaussian as noise
-from dpjax.noise import tree
 
 CLIP_NORM, STEPS, EPOCH, DECAY = 0.7, 12, 4, 0.9
 PART = (np.arange(STEPS) % EPOCH == 0).astype(np.float32)
@@ -170,8 +170,15 @@ def _half(whole: Callable[..., Any], *args: Any) -> Any:
     return whole(*args) * jnp.float32(0.5)
 
 
-def _same_in_a_level(whole: Callable[..., Any], key, level, index, *args: Any) -> Any:
-    return whole(key, level, index * 0 + 1, *args)
+def _same_in_a_level(whole: Callable[..., Any], weights: Any) -> Any:
+    """The tree's noise stream in which all nodes of a level are the first one."""
+    stream = whole(weights)
+
+    def noise(draw: Callable[..., Any], step: jax.Array, memory: Any) -> Any:
+        # The first node of a level ends at the step that is the lowest bit alone.
+        return stream.noise(lambda t: draw(t & -t), step, memory)
+
+    return stream._replace(noise=noise)
 
 
 def _independent_scores(factor: float, sums: float = 1.0) -> Callable[..., jax.Array]:
@@ -244,7 +251,11 @@ TWINS = {
     "one key for two nodes of a level": Twin(
         MECHANISMS["tree_momentum"],
         _of_two_nodes,
-        (tree, "node_noise", functools.partial(_same_in_a_level, tree.node_noise)),
+        (
+            streaming,
+            "buffered_tree",
+            functools.partial(_same_in_a_level, streaming.buffered_tree),
+        ),
     ),
     "noise repeated after a resume": Twin(_PLAIN, _of_a_resumed_run),
 }

@@ -19,7 +19,7 @@ from jax.scipy.special import gammaln, logsumexp
 
 import dpjax
 from dpjax import Adjacency, auditing, sampling, solvers
-from dpjax.noise import tree, windows
+from dpjax.noise import _correlated, reduced_momentum, windows
 from dpjax.solvers import _descent, _output_perturbation
 
 CLIP_NORM, SIGMA, DELTA, DECAY = 0.7, 1.6, 1e-2, 0.8
@@ -272,13 +272,16 @@ SOLVERS = {
     "solvers.dp_nsgd": Solver(
         _dp_nsgd,
         *_normalised_data(),
-        parts=(_halved(tree, "node_noise"),),
+        parts=(_halved(_correlated, "gaussian_like"),),
         gaussian=False,
     ),
     "solvers.sensitivity_reduced_nsgd": Solver(
         _reduced,
         *_normalised_data(),
-        parts=(_halved(windows, "node_noise"), _halved(tree, "node_noise")),
+        parts=(
+            _halved(windows, "node_noise"),
+            _halved(reduced_momentum, "gaussian_like"),
+        ),
         gaussian=False,
     ),
 }

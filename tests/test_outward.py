@@ -132,7 +132,7 @@ def test_the_guarantee_accounted_for_covers_what_runs(order, x64):
     ]
     promised = mu(noises, decay=decays)
     runs = mu(
-        np.array([s.stddev for s in running], np.float64),
+        np.array([s.noise.stddev for s in running], np.float64),
         decay=np.array([s.decay for s in running], np.float64),
     )
     assert np.all(runs <= promised)
@@ -149,6 +149,6 @@ def test_numbers_that_optax_casts_down_are_on_the_safe_side_too():
     state = jax.jit(tx.init)(params)
     inner = state.inner_state
     assert 0.98 < float(inner.decay) <= 0.991 < float(jnp.bfloat16(0.991))
-    assert 0.7 <= float(inner.stddev) < 0.71
+    assert 0.7 <= float(inner.noise.stddev) < 0.71
     out, _ = jax.jit(tx.update)(params, state)
     assert np.all(np.isfinite(np.asarray(out, np.float32)))

@@ -121,10 +121,10 @@ def test_without_jit_it_lies_there_too(kind, inside):
 
 
 def lies_like(state, params, mesh):
-    for name in ("momentum", "prefixes"):
+    for tree in (state.momentum, state.noise.memory):
         for leaf, spec in SPECS.items():
-            x = getattr(state, name)[leaf]
-            spec = spec if name == "momentum" else jax.P(None, *spec)
+            x = tree[leaf]
+            spec = spec if tree is state.momentum else jax.P(None, *spec)
             assert x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim)
 
 
@@ -155,7 +155,7 @@ def test_the_state_lies_where_the_parameters_lie(kind, how):
     else:
         state = init(params)
     lies_like(state, params, mesh)
-    assert all(not np.any(np.asarray(x)) for x in jax.tree.leaves(state.prefixes))
+    assert all(not np.any(np.asarray(x)) for x in jax.tree.leaves(state.noise.memory))
 
 
 CORRELATED = {
@@ -270,7 +270,10 @@ def manual(name, check_vma=True, steps=3):
     state_specs = jax.tree.map(lambda _: jax.P(), state)
     if name != "noise":
         state_specs = state_specs._replace(
-            momentum=specs, prefixes=stacked if name == "stored" else ()
+            momentum=specs,
+            noise=state_specs.noise._replace(
+                memory=stacked if name == "stored" else ()
+            ),
         )
     run = jax.shard_map(
         body,

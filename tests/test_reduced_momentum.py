@@ -11,6 +11,7 @@ import pytest
 from dpjax import Adjacency
 from dpjax.accounting import tree as accounting
 from dpjax.noise import reduced_momentum, tree, windows
+from dpjax.noise._gaussian import gaussian_like
 from dpjax.noise.reduced_momentum import Terms
 
 # The key of the seed 21, for which nothing is compiled.
@@ -109,6 +110,12 @@ def draws_of_nodes(num_steps, n, d, stddevs, keys):
     def draws(key, nodes, stddev):
         if not nodes:
             return ()
+        if key is keys.drift:  # the node that ends at a step has the step's key
+            return jax.vmap(
+                lambda end: gaussian_like(
+                    jax.random.fold_in(key, end), jnp.zeros(d), stddev
+                )
+            )(np.array([z for _, z in nodes]))
         levels = np.array([(z - y + 1).bit_length() - 1 for y, z in nodes])
         index = np.array([z for _, z in nodes]) >> levels
         draw = jax.vmap(

@@ -6,7 +6,6 @@ one can be laid beside that of the other.
 """
 
 import functools
-import importlib
 import math
 from typing import Any, NamedTuple
 
@@ -23,7 +22,12 @@ from dpjax.accounting import iteration
 from dpjax.accounting.tree import momentum_mu, reduced_momentum_mu
 from dpjax.noise import _optimizers as optimizers
 from dpjax.noise import reduced_momentum
-from dpjax.solvers import _descent, losses
+from dpjax.solvers import (
+    _descent,
+    _output_perturbation,
+    _random_round_sgd,
+    losses,
+)
 
 # The key of the seed 17, for which nothing is compiled.
 KEY = jax.random.wrap_key_data(np.array([0, 17], np.uint32))
@@ -124,7 +128,6 @@ def recorder(records):
 
 def patch(monkeypatch, solver, record):
     """Put the recorder where the solver draws."""
-    module = importlib.import_module(f"dpjax.solvers._{solver}")
     divisor = DIVISORS.get(solver, BATCH)
 
     def cancel(key, tree, stddev):
@@ -152,9 +155,9 @@ def patch(monkeypatch, solver, record):
     elif solver == "sensitivity_reduced_nsgd":
         monkeypatch.setattr(reduced_momentum, "update", plain_momentum)
     elif solver == "output_perturbation":
-        monkeypatch.setattr(module, "gaussian_like", show)
+        monkeypatch.setattr(_output_perturbation, "gaussian_like", show)
     elif solver == "random_round_sgd":
-        monkeypatch.setattr(module, "gaussian_like", cancel)
+        monkeypatch.setattr(_random_round_sgd, "gaussian_like", cancel)
     else:
         monkeypatch.setattr(_descent, "gaussian_like", cancel)
 

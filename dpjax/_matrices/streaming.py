@@ -11,8 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dpjax._core import validate
+from dpjax._core.typing import ArrayLike
 from dpjax._core.typing import Tree as Leaves
 from dpjax._matrices.strategy import LEAST, MOST, Scaled, Strategy, Tree
 from dpjax._matrices.toeplitz import Toeplitz
@@ -38,7 +40,7 @@ def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     if isinstance(strategy, Scaled):
         return _scale_stream(buffered_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
-        return _buffered_tree(_weights(strategy, num_steps))
+        return buffered_tree(tree_weights(strategy.decay, num_steps))
     return _buffered_recursion(*_float32_polynomials(strategy))
 
 
@@ -51,7 +53,7 @@ def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     if isinstance(strategy, Scaled):
         return _scale_stream(recomputed_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
-        return _recomputed_tree(_weights(strategy, num_steps))
+        return _recomputed_tree(tree_weights(strategy.decay, num_steps))
     numerator, denominator = _float32_polynomials(strategy)
     if numerator.size:
         raise ValueError(
@@ -154,12 +156,18 @@ def _plus(noise: Leaves, weight: jax.Array, z: Leaves) -> Leaves:
     return jax.tree.map(add, noise, z)
 
 
-def _weights(strategy: Tree, num_steps: int) -> np.ndarray:
-    """−β^{2^i} for each level i whose nodes a later step of the run subtracts."""
-    beta = _concrete("decay", strategy.decay, 0)
-    _in_float32("decay", beta, "in [0, 1), a number", (beta >= 0) & (beta < 1))
+def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
+    """−β^{2^i} for each level i whose nodes a later step of the run subtracts, f32[k].
+
+    A traced decay must be a float32. Where it is not in [0, 1), the weights are NaN.
+    """
     # Level ⌊log₂ T⌋ has one node, and no step of the run subtracts it.
     sizes = 2.0 ** np.arange(num_steps.bit_length() - 1)
+    if isinstance(decay, Tracer) and decay.dtype == np.float32:
+        power = jnp.power(decay[None], sizes.astype(np.float32))
+        return jnp.where((decay >= 0) & (decay < 1), -power, jnp.nan)
+    beta = _concrete("decay", decay, 0)
+    _in_float32("decay", beta, "in [0, 1), a number", (beta >= 0) & (beta < 1))
     return -np.power(np.float64(beta), sizes).astype(np.float32)
 
 
@@ -168,7 +176,7 @@ def _level(step: jax.Array) -> jax.Array:
     return jax.lax.population_count((step & -step) - 1)
 
 
-def _buffered_tree(weights: np.ndarray) -> NoiseStream:
+def buffered_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
     """The stream y_t = z_t − Σ_{i<j} β^{2^i} z_{t−2^i}, with a memory of nodes.
 
     The sum is over the latest nodes of the levels below j, the level of step t. Row i
@@ -202,8 +210,8 @@ def _buffered_tree(weights: np.ndarray) -> NoiseStream:
     return NoiseStream(weights.size, noise)
 
 
-def _recomputed_tree(weights: np.ndarray) -> NoiseStream:
-    """The stream of `_buffered_tree` without a memory: it draws earlier nodes again.
+def _recomputed_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
+    """The stream of `buffered_tree` without a memory: it draws earlier nodes again.
 
     A step makes one additional draw on average.
     """

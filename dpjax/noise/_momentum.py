@@ -1,6 +1,6 @@
 """A private momentum of clipped sums, with the noise of tree aggregation."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,37 +10,25 @@ from dpjax._core import validate
 from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.keys import stream
 from dpjax._core.meshes import zeros_like
-from dpjax._core.rounding import round_down_float32, round_up_float32
-from dpjax._core.typing import ArrayLike, Key, Tree
-from dpjax.noise._gaussian import check_steps_left
-from dpjax.noise.tree import (
-    empty_prefixes,
-    regenerated_prefix_noise,
-    stored_prefix_noise,
-)
-
-Buffer = Literal["stored", "regenerate"]
+from dpjax._core.rounding import round_down_float32
+from dpjax._core.typing import ArrayLike, Key
+from dpjax._core.typing import Tree as Leaves
+from dpjax._matrices.strategy import Tree
+from dpjax.noise._correlated import Buffer, CorrelatedNoiseState, correlated_noise
 
 
 class TreeMomentumState(NamedTuple):
-    """The state of `tree_momentum`. It holds sums without noise: as secret as the data.
+    """The state of `tree_momentum`. It holds the noise's key: as secret as the data.
 
     Attributes:
-      step: how many steps are done, i[].
-      momentum: Σ_i β^{t−i} g_i without noise, in float32 or wider.
-      prefixes: prefix noises by level for buffer="stored", () for "regenerate".
-      key: the typed key from which the key of every node's noise is folded.
+      noise: the state of `correlated_noise` with the strategy of the tree.
+      momentum: Σ_i β^{t−i} (g_i + y_i), with noise, in float32 or wider.
       decay: β rounded down to float32, which must not change during a run.
-      stddev: the standard deviation of each node's noise, rounded up to float32, which
-        must not change during a run.
     """
 
-    step: jax.Array
-    momentum: Tree
-    prefixes: Tree
-    key: Key
+    noise: CorrelatedNoiseState
+    momentum: Leaves
     decay: jax.Array
-    stddev: jax.Array
 
 
 def tree_momentum(
@@ -59,7 +47,9 @@ def tree_momentum(
 
     where N_t is the noise of the O(log t) tree nodes that together cover the steps
     1..t. The noise grows with log t, whereas noise added to every g_i would grow with
-    1 / (1 − β).
+    1 / (1 − β). The transformation is `correlated_noise(strategies.tree(decay), ...)`,
+    followed by the momentum m_t = β m_{t−1} + g_t + y_t of the noisy sums: the noise
+    y_t = N_t − β N_{t−1} makes the momentum of all noise so far equal to N_t.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1); the paper's 1 − α.
@@ -68,9 +58,9 @@ def tree_momentum(
       num_steps: T, the number of steps that the guarantee is for; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds a separate stream of this key.
-      buffer: "stored" retains ⌊log₂ T⌋ + 1 vectors and draws one Gaussian vector a
-        step. "regenerate" retains none and draws up to ⌊log₂ T⌋ + 1 a step. The same
-        key gives the same noise in both modes, up to rounding.
+      buffer: "stored" retains ⌊log₂ T⌋ vectors and draws one Gaussian vector a step.
+        "regenerate" retains none and draws two Gaussian vectors a step on average. The
+        same key gives the same noise in both modes, up to rounding.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the
@@ -90,7 +80,7 @@ def tree_momentum(
     and a stddev of at least the one given. Since μ grows with decay, the guarantee
     holds for these values too. The guarantee is for real arithmetic and ideal Gaussian
     noise. The guarantee covers the updates and not the state: anyone who has the key
-    can subtract the noise.
+    or the buffer can subtract the noise.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.
@@ -111,80 +101,49 @@ def tree_momentum(
     """
     validate.scalar("decay", decay)
     validate.decay("decay", decay)
-    validate.scalar("stddev", stddev)
-    validate.nonnegative("stddev", stddev)
-    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.typed_key("key", key)
-    validate.one_of("buffer", buffer, ("stored", "regenerate"))
-    if num_steps >= 2**31 - 1:
-        raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
-    # Both roundings are in the direction that does not increase μ.
-    slower, louder = round_down_float32(decay), round_up_float32("stddev", stddev)
+    # Rounding down does not increase μ, which grows with the decay.
+    slower = round_down_float32(decay)
+    noise = correlated_noise(
+        Tree(slower),
+        stddev,
+        num_steps=num_steps,
+        key=stream(key, "tree noise"),
+        buffer=buffer,
+    )
 
-    def init(params: Tree) -> TreeMomentumState:
+    def init(params: Leaves) -> TreeMomentumState:
         return TreeMomentumState(
-            step=jnp.zeros((), jnp.int32),
+            noise=noise.init(params),
             momentum=jax.tree.map(
                 lambda p: zeros_like(p, at_least_float32(jnp.result_type(p))), params
             ),
-            prefixes=empty_prefixes(params, num_steps) if buffer == "stored" else (),
-            key=stream(key, "tree noise"),
-            # Copies, since the caller may donate the buffers of the state, and the
-            # closure still needs the originals.
+            # A copy, since the caller may donate the buffers of the state, and the
+            # closure still needs the original.
             decay=jnp.array(slower, jnp.float32, copy=True),
-            stddev=jnp.array(louder, jnp.float32, copy=True),
         )
 
     def update(
-        updates: Tree, state: Any, params: Tree | None = None
-    ) -> tuple[Tree, TreeMomentumState]:
+        updates: Leaves, state: Any, params: Leaves | None = None
+    ) -> tuple[Leaves, TreeMomentumState]:
         del params
-        check_steps_left(state.step, num_steps)
-        # The minimum stops the counter at num_steps + 1: it never overflows.
-        step = jnp.minimum(state.step, num_steps) + 1
-        beta, scale = state.decay, state.stddev
-        promised = (step <= num_steps) & (beta == slower) & (scale == louder)
-
+        noisy, noise_state = noise.update(widen(updates), state.noise)
         # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328:
-        # m_t = β m_{t−1} + g_t, here without the factor 1 − β until the end,
+        # m_t = β m_{t−1} + g_t, here without the factor 1 − β until the end. The noise
+        # of the sums g_t adds up to the algorithm's NOISE.
+        beta = state.decay
         momentum = jax.tree.map(
             lambda m, g: beta.astype(m.dtype) * m + g.astype(m.dtype),
             state.momentum,
-            widen(updates),
+            noisy,
         )
-        # NOISE is the prefix noise N_t, and
-        noise, prefixes = _prefix_noise(buffer, state, step, momentum, num_steps)
-        # m̂_t = (1 − β)(m_t + NOISE). Inside jit no exception can depend on a value: a
-        # NaN factor refuses the step.
-        factor = jnp.where(promised, 1.0 - beta, jnp.nan)
+        # Inside jit no exception can depend on a value: a NaN factor refuses the step.
+        factor = jnp.where(beta == slower, 1.0 - beta, jnp.nan)
         private = jax.tree.map(
-            lambda u, m, n: (factor.astype(m.dtype) * (m + n)).astype(
-                jnp.result_type(u)
-            ),
+            lambda u, m: (factor.astype(m.dtype) * m).astype(jnp.result_type(u)),
             updates,
             momentum,
-            noise,
         )
-        return private, state._replace(step=step, momentum=momentum, prefixes=prefixes)
+        return private, TreeMomentumState(noise_state, momentum, beta)
 
     return optax.GradientTransformation(init, update)
-
-
-def _prefix_noise(
-    buffer: Buffer,
-    state: TreeMomentumState,
-    step: jax.Array,
-    tree: Tree,
-    num_steps: int,
-) -> tuple[Tree, Tree]:
-    """The prefix noise N_t with the shapes of the tree, and the new stored prefixes.
-
-    Both buffer modes use the same draws. For "regenerate" nothing is stored: ().
-    """
-    given = {"decay": state.decay, "stddev": state.stddev}
-    if buffer == "stored":
-        return stored_prefix_noise(state.key, step, state.prefixes, tree, **given)
-    noise = regenerated_prefix_noise(
-        state.key, step, tree, num_steps=num_steps, **given
-    )
-    return noise, ()

@@ -36,7 +36,9 @@ from dpjax._core import validate
 from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.keys import stream
 from dpjax._core.typing import DTypeLike, Key
-from dpjax.noise.tree import empty_prefixes, prefix_variance, stored_prefix_noise
+from dpjax._matrices.streaming import buffered_tree, tree_weights
+from dpjax.noise._gaussian import gaussian_like
+from dpjax.noise.tree import prefix_variance
 from dpjax.noise.windows import Ring, empty_ring, push, query, window_variance
 
 T = TypeVar("T")
@@ -63,8 +65,8 @@ class ReducedMomentumState(NamedTuple):
     Attributes:
       anchor: the ring of anchor terms.
       change: the ring of changes.
-      drift: the weighted sum of drifts without noise, f[d].
-      prefixes: the prefix noises of drifts, f[levels, d].
+      drift: the weighted sum of drifts with the noise of their tree, f[d].
+      nodes: the noise of the latest node of each level of that tree, f[levels, d].
       windows: the estimates P of the last n steps, f[n, d].
       totals: the estimates M of the last n steps, f[n, d].
     """
@@ -72,7 +74,7 @@ class ReducedMomentumState(NamedTuple):
     anchor: Ring
     change: Ring
     drift: jax.Array
-    prefixes: jax.Array
+    nodes: jax.Array
     windows: jax.Array
     totals: jax.Array
 
@@ -88,7 +90,8 @@ def init(
         anchor=empty_ring(steps_per_epoch, dimension, dtype),
         change=empty_ring(steps_per_epoch, dimension, dtype),
         drift=zero,
-        prefixes=empty_prefixes(zero, num_steps),
+        # No step subtracts the node of the highest level.
+        nodes=jnp.zeros((num_steps.bit_length() - 1, dimension), dtype),
         windows=many,
         totals=many,
     )
@@ -176,17 +179,21 @@ def update(
     estimate, windows = inherit(state.windows, keep, from_anchor + from_change)
     total, totals = inherit(state.totals, jnp.power(decay, n), estimate)
 
-    drift = decay * state.drift + terms.drift
-    noise, prefixes = stored_prefix_noise(
-        keys.drift, step, state.prefixes, drift, decay=decay, stddev=stddevs.drift
-    )
+    def draw(step: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(keys.drift, step)
+        return gaussian_like(key, state.drift, stddevs.drift)
+
+    # The momentum of the tree's noise in each step is the noise of its prefix.
+    weights = tree_weights(decay.astype(jnp.float32), 1 << state.nodes.shape[0])
+    noise, nodes = buffered_tree(weights).noise(draw, step, state.nodes)
+    drift = decay * state.drift + terms.drift + noise
     # (2): m̂_t = α Ĝ_{[1, t]} + α r̂_{[1, t]} with α = 1 − β.
-    momentum = (1 - decay) * (total + drift + noise)
+    momentum = (1 - decay) * (total + drift)
     return momentum, ReducedMomentumState(
         anchor=anchor,
         change=change,
         drift=drift,
-        prefixes=prefixes,
+        nodes=nodes,
         windows=windows,
         totals=totals,
     )

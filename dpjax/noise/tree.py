@@ -1,26 +1,20 @@
 """Tree aggregation: dyadic intervals and the noise of their nodes.
 
-The noise of a node is either buffered or recomputed from its key. Steps count from 1. A
-node of level k is an interval [(i − 1) 2^k + 1, i 2^k], named (k, i). COMPOSE(1, t)
-holds one node for each bit k set in t: the node (k, t >> k), which ends at
-t − (t mod 2^k). The noise ζ_{k,i} of such a node enters the prefix noise
+Steps count from 1. A node of level k is an interval [(i − 1) 2^k + 1, i 2^k], named (k,
+i). COMPOSE(1, t) holds one node for each bit k set in t: the node (k, t >> k), which
+ends at t − (t mod 2^k). The noise ζ_{k,i} of such a node enters the prefix noise
 
     N_t = Σ_{(k, i) in COMPOSE(1, t)} β^{t mod 2^k} ζ_{k,i}.
 
-From the highest bit down, each node multiplies the sum so far by β^{2^k}:
-N_t = ζ_new + β^{2^j} N_{t − 2^j}. Here j is the lowest bit set in t, and ζ_new is the
-noise of the node (j, t >> j), the only one of COMPOSE(1, t) that ends at step t. With
-prefix noises stored in place of node noises, a step therefore costs one draw, one read
-and one write, whatever log T is.
+Exactly one node of COMPOSE(1, t) ends at step t. So the strategy `strategies.tree`
+names this node by its step, and `correlated_noise` draws one node in each step.
 """
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import validate
-from dpjax._core.dtypes import at_least_float32
-from dpjax._core.meshes import zeros_like
-from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
+from dpjax._core.typing import ArrayLike, Key, Shaped
 from dpjax.noise._gaussian import gaussian_like
 
 
@@ -93,19 +87,6 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
     return jax.lax.fori_loop(0, 31, add_level, jnp.zeros_like(decay))
 
 
-def num_levels(num_steps: int) -> int:
-    """The number of levels of nodes for num_steps steps: ⌊log₂ T⌋ + 1."""
-    return num_steps.bit_length()
-
-
-def empty_prefixes(tree: Shaped, num_steps: int) -> Shaped:
-    """Zeros as the initial prefix noises of all levels: leaves f[levels, ...]."""
-    levels = num_levels(num_steps)
-    return jax.tree.map(
-        lambda x: zeros_like(x, at_least_float32(jnp.result_type(x)), (levels,)), tree
-    )
-
-
 def node_noise(
     key: Key, level: ArrayLike, index: ArrayLike, tree: Shaped, stddev: jax.Array
 ) -> Shaped:
@@ -126,81 +107,3 @@ def node_noise(
     level, index = jnp.asarray(level, jnp.uint32), jnp.asarray(index, jnp.uint32)
     middle = (2 * index - 1) << level
     return gaussian_like(jax.random.fold_in(key, middle), tree, stddev)
-
-
-def _lowest_bit(step: jax.Array) -> jax.Array:
-    return jax.lax.population_count((step & -step) - 1)
-
-
-def stored_prefix_noise(
-    key: Key,
-    step: jax.Array,
-    prefixes: Shaped,
-    tree: Shaped,
-    *,
-    decay: jax.Array,
-    stddev: jax.Array,
-) -> tuple[Shaped, Shaped]:
-    """The prefix noise N_t and the updated buffer, from the stored N_{t − 2^j}.
-
-    The buffer stores each prefix noise in the row of the lowest bit of its step.
-    """
-    level = _lowest_bit(step)
-    before = step & (step - 1)  # t − 2^j: the step with its lowest bit cleared
-    node = node_noise(key, level, step >> level, tree, stddev)
-    # N_0 is zero: for a power of two there is no earlier prefix to add.
-    weight = jnp.where(before > 0, _fade(decay, level), 0.0)
-
-    # N_t = ζ_new + β^{2^j} N_{t − 2^j}, as in the module's docstring.
-    def extend(node: jax.Array, prefixes: jax.Array) -> jax.Array:
-        stored = _row(prefixes, _lowest_bit(before))
-        return node + weight.astype(node.dtype) * stored
-
-    prefixes = jax.tree.map(
-        lambda p, n: jax.lax.dynamic_update_index_in_dim(p, extend(n, p), level, 0),
-        prefixes,
-        node,
-    )
-    # The new row is read back from the buffer. If the value were used both here and in
-    # the update, XLA would copy the whole buffer instead of updating it in place.
-    return jax.tree.map(lambda p: _row(p, level), prefixes), prefixes
-
-
-def _row(prefixes: jax.Array, level: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(prefixes, level, keepdims=False)
-
-
-def regenerated_prefix_noise(
-    key: Key,
-    step: jax.Array,
-    tree: Shaped,
-    *,
-    num_steps: int,
-    decay: jax.Array,
-    stddev: jax.Array,
-) -> Shaped:
-    """The prefix noise N_t without a buffer: one draw for each bit set in t."""
-    levels = num_levels(num_steps)
-
-    # NOISE of Algorithm 1 in Tran and Cutkosky (2022), https://arxiv.org/abs/2210.06328,
-    # from the highest bit down: each node multiplies the noise so far by β^{2^k}.
-    def add_level(i: jax.Array, noise: Tree) -> Tree:
-        level = levels - 1 - i
-
-        def extend(noise: Tree) -> Tree:
-            node = node_noise(key, level, step >> level, tree, stddev)
-            weight = _fade(decay, level)
-            return jax.tree.map(
-                lambda z, n: z + weight.astype(z.dtype) * n, node, noise
-            )
-
-        # `cond` skips the draw where the bit is not set.
-        return jax.lax.cond((step >> level) & 1, extend, lambda noise: noise, noise)
-
-    zeros = jax.tree.map(lambda x: zeros_like(x, at_least_float32(x.dtype)), tree)
-    return jax.lax.fori_loop(0, levels, add_level, zeros)
-
-
-def _fade(decay: jax.Array, level: jax.Array) -> jax.Array:
-    """The decay over the length of a node of level k, β^{2^k}."""
-    return jnp.power(jnp.asarray(decay, float), jnp.exp2(level.astype(float)))
