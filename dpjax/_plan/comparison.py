@@ -88,7 +88,7 @@ class Comparison(NamedTuple):
             "sampling",
             "noise",
             "multiplier",
-            "batch (room)",
+            "batch (capacity)",
             "needs",
         )
         cells: list[tuple[str, ...]] = [head]
