@@ -26,8 +26,9 @@ derivatives work, too. A custom derivative rule inside a core must use `scoped`.
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, ParamSpec, TypeGuard, TypeVar
+from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
+from dpjax._core.interpret import without_compiler
 from dpjax._core.platforms import host, needs_float64, without_mesh
 from dpjax._core.typing import ArrayLike
 
@@ -55,6 +57,10 @@ TINY = float(np.finfo(np.float64).tiny)
 # A replacement for 0 in logarithms and denominators. Its products with numbers above
 # 1e-7 are normal, and no δ, rate or probability mass that matters is close to it.
 SMALL = 1e-300
+# The most evaluations of a batch that NumPy makes without a compiler: where they run in
+# a loop, about as many as take as long as compiling, and where they are vectorized, as
+# many as fit into small arrays.
+_MAX_LOOP, _MAX_BATCH = 16, 2**12
 
 
 def default_float() -> np.dtype:
@@ -81,11 +87,8 @@ def scoped(fn: Callable[P, Out]) -> Callable[P, Out]:
     return wrapper
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-@scoped
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
-    """The value x in another dtype, rounded in a direction, with derivative one."""
+@functools.partial(jax.jit, static_argnames=("dtype", "direction"))
+def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
     y = x.astype(dtype)
     if dtype == x.dtype or direction == "nearest":
         return y
@@ -97,6 +100,16 @@ def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
         return jnp.where((x > 0) & (x < least), least, y)
     y = jnp.where(back > x, jnp.nextafter(y, jnp.full_like(y, -jnp.inf)), y)
     return jnp.where((x < 0) & (x > -least), -least, y)
+
+
+_cast_without_compiler = without_compiler(_cast, static=("dtype", "direction"))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+@scoped
+def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
+    """The value x in another dtype, rounded in a direction, with derivative one."""
+    return jnp.asarray(_cast_without_compiler(x, dtype=dtype, direction=direction))
 
 
 @cast.defjvp
@@ -117,6 +130,7 @@ def float64(
     static: tuple[str, ...] = (),
     vectors: tuple[int, ...] = (),
     elementwise: bool = False,
+    one_by_one: bool = False,
     compiled: bool = True,
 ) -> Callable[[Core], Core]:
     """Decorate a core function of float64 arrays into one for any caller.
@@ -130,6 +144,10 @@ def float64(
         them element by element. Its result has only the batch axes.
       elementwise: whether the core is written for one evaluation, with scalar arguments
         except for its vectors. The decorator then maps it over batch axes.
+      one_by_one: whether the core, for scalar arguments and without vectors, runs in a
+        loop over the batch. `jax.vmap` would be slower for cores whose loops have trip
+        counts that differ between batch elements, or dynamic slices whose positions
+        differ.
       compiled: whether to compile the core as one program. A core that takes long to
         compile should consist of a few compiled functions instead, so that several
         calls can share compiled functions.
@@ -145,7 +163,9 @@ def float64(
         def lifted(records: tuple[type | None, ...]) -> Core:
             flat, at = _flat(core, records, vectors)
             flat = _map_over_batch(flat, at) if elementwise else flat
-            return _lift(flat, rounding, static, at, compiled)
+            flat = _loop_over_batch(flat) if one_by_one else flat
+            limit = _MAX_LOOP if one_by_one else _MAX_BATCH
+            return _lift(flat, rounding, static, at, compiled, limit)
 
         @functools.wraps(core)
         def wrapper(
@@ -209,15 +229,32 @@ def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
     return mapped
 
 
+def _loop_over_batch(scalar: Core) -> Core:
+    """The core of scalars in a loop over a batch, with the batch's broadcast shape."""
+
+    @functools.wraps(scalar)
+    def batched(*args: jax.Array, **kwargs: object) -> jax.Array:
+        one = functools.partial(scalar, **kwargs)
+        shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in args))
+        if shape == ():
+            return one(*args)
+        flat = [jnp.broadcast_to(x, shape).ravel() for x in args]
+        return jax.lax.map(lambda xs: one(*xs), flat).reshape(shape)
+
+    return batched
+
+
 def _lift(
     core: Core,
     rounding: Direction,
     static: tuple[str, ...],
     vectors: tuple[int, ...],
-    compiled: bool = True,
+    compiled: bool,
+    limit: int,
 ) -> Core:
     # One core as a function for callers in any dtype: cast in, run, round the result.
     jitted = jax.jit(core, static_argnames=static) if compiled else core
+    evaluate = without_compiler(jitted)
 
     @functools.cache
     def partial(position: int) -> Core:
@@ -240,8 +277,8 @@ def _lift(
         # A derivative by a vector is itself a vector, which `_lift` does not support.
         # So a core with vectors has its partial derivatives scoped and compiled only.
         if vectors:
-            return scoped(jax.jit(derivative, static_argnames=static))
-        return _lift(derivative, "nearest", static, vectors)
+            return scoped(without_compiler(jax.jit(derivative, static_argnames=static)))
+        return _lift(derivative, "nearest", static, vectors, True, limit)
 
     @functools.wraps(core)
     def wrapper(*args: ArrayLike, **kwargs: object) -> jax.Array:
@@ -256,21 +293,22 @@ def _lift(
                 filled[i] = x
             return filled
 
-        def merge(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        def merge(arrays: Sequence[jax.Array]) -> list[Any]:
             # NumPy converts integers of any size, and its arrays are on no device yet.
             return [
-                needs_float64(
-                    jnp.asarray(x, jnp.float64)
-                    if isinstance(x, Tracer)
-                    else jnp.asarray(np.asarray(x).astype(np.float64))
-                )
+                needs_float64(jnp.asarray(x, jnp.float64))
+                if isinstance(x, Tracer)
+                else np.asarray(x).astype(np.float64)
                 for x in fill(arrays)
             ]
 
         @jax.custom_jvp
         @scoped
         def call(*arrays: jax.Array) -> jax.Array:
-            return cast(jitted(*merge(arrays), **kwargs), dtype, rounding)
+            inputs = merge(arrays)
+            # A compiled program is faster for many evaluations.
+            run = jitted if _batch_size(inputs, vectors) > limit else evaluate
+            return cast(run(*inputs, **kwargs), dtype, rounding)
 
         def call_jvp(
             primals: Sequence[jax.Array], tangents: Sequence[jax.Array | SymbolicZero]
@@ -302,6 +340,12 @@ def _lift(
     return wrapper
 
 
+def _batch_size(args: Sequence[Any], vectors: tuple[int, ...]) -> int:
+    """The number of evaluations in a batch."""
+    shapes = [np.shape(x)[: np.ndim(x) - (i in vectors)] for i, x in enumerate(args)]
+    return math.prod(np.broadcast_shapes(*shapes))
+
+
 def broadcast_batch(
     args: Sequence[jax.Array], vectors: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
@@ -313,21 +357,3 @@ def broadcast_batch(
         jnp.broadcast_to(x, (*batch, *core))
         for x, core in zip(args, cores, strict=True)
     )
-
-
-def one_by_one(scalar: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The function of scalars as a function of arrays, which broadcast.
-
-    Keyword arguments are passed on unchanged. The result has the broadcast shape.
-    """
-
-    @functools.wraps(scalar)
-    def batched(*args: jax.Array, **kwargs: object) -> jax.Array:
-        one = functools.partial(scalar, **kwargs)
-        shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in args))
-        if shape == ():
-            return one(*args)
-        flat = [jnp.broadcast_to(x, shape).ravel() for x in args]
-        return jax.lax.map(lambda xs: one(*xs), flat).reshape(shape)
-
-    return batched

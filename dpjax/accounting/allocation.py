@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.float64 import ULP, float64, one_by_one
+from dpjax._core.float64 import ULP, float64
 from dpjax._core.searches import bisect, implicit_derivative
 from dpjax.accounting import events, gdp
 from dpjax.accounting import pld as _pld
@@ -225,8 +225,8 @@ def _epsilon_lower(
     )
 
 
-_delta_lower64 = float64("down")(one_by_one(_delta_lower))
-_epsilon_lower64 = float64("down")(one_by_one(_epsilon_lower))
+_delta_lower64 = float64("down", one_by_one=True)(_delta_lower)
+_epsilon_lower64 = float64("down", one_by_one=True)(_epsilon_lower)
 
 
 def epsilon_lower(

@@ -114,7 +114,7 @@ def tree_momentum(
 
     def init(params: Leaves) -> TreeMomentumState:
         return TreeMomentumState(
-            noise=noise.init(params),
+            noise=noise.init(params),  # pyright: ignore
             momentum=jax.tree.map(
                 lambda p: zeros_like(p, at_least_float32(jnp.result_type(p))), params
             ),
@@ -144,6 +144,6 @@ def tree_momentum(
             updates,
             momentum,
         )
-        return private, TreeMomentumState(noise_state, momentum, beta)
+        return private, state._replace(noise=noise_state, momentum=momentum)
 
     return optax.GradientTransformation(init, update)

@@ -26,7 +26,7 @@ add variance x + y to every estimate. The smallest product of cost and variance 
 (a + b)², and one tree for the sum has the same product.
 """
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +185,8 @@ def update(
 
     # The momentum of the tree's noise in each step is the noise of its prefix.
     weights = tree_weights(decay.astype(jnp.float32), 1 << state.nodes.shape[0])
+    noise: Any
+    nodes: Any
     noise, nodes = buffered_tree(weights).noise(draw, step, state.nodes)
     drift = decay * state.drift + terms.drift + noise
     # (2): m̂_t = α Ĝ_{[1, t]} + α r̂_{[1, t]} with α = 1 − β.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.float64 import float64, one_by_one
+from dpjax._core.float64 import float64
 from dpjax._core.searches import attach_derivative, bisect, implicit_derivative
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
@@ -121,10 +121,10 @@ def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array
     return jnp.max(jax.lax.map(one, rows))
 
 
-def _check_and_map(
+def _check_parameters(
     core: Callable[..., jax.Array], worst: float
 ) -> Callable[..., jax.Array]:
-    """The core mapped over a batch of requests, with invalid parameters handled.
+    """The core of one request, with invalid parameters handled.
 
     The result is 0 if no event releases anything, and `worst` if a parameter is out of
     range or the core returns NaN.
@@ -159,7 +159,7 @@ def _check_and_map(
         value = jnp.where(jnp.isnan(value), worst, value)
         return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
 
-    return one_by_one(scalar)
+    return scalar
 
 
 def _log_delta(
@@ -331,8 +331,9 @@ def _smallest_epsilon(
     return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
 
 
-_delta64 = float64("up", static=("structure",))(_check_and_map(_delta, 1.0))
-_epsilon64 = float64("up", static=("structure",))(_check_and_map(_epsilon, np.inf))
+_as_float64 = float64("up", static=("structure",), one_by_one=True)
+_delta64 = _as_float64(_check_parameters(_delta, 1.0))
+_epsilon64 = _as_float64(_check_parameters(_epsilon, np.inf))
 
 
 def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:

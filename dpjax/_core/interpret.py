@@ -1,0 +1,480 @@
+"""Evaluate functions of concrete numbers with NumPy, so that nothing is compiled.
+
+XLA takes seconds to compile an accountant, and NumPy takes a tenth of a second to
+evaluate the same operations once. So a function is traced into a jaxpr, as for
+`jax.jit`, and NumPy evaluates the jaxpr's equations one after the other. Accountants
+are thus written once, in `jax.numpy`, and both evaluations follow the same equations.
+NumPy's and SciPy's functions differ from XLA's in the last bits only, within the
+roundings that the accountants' margins cover. NumPy does not flush subnormal numbers.
+
+A jaxpr with an operation that has no rule here is compiled instead.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+from jax.core import Tracer
+
+P = ParamSpec("P")
+Out = TypeVar("Out")
+# A function of NumPy arrays that returns one array, or a sequence of arrays for an
+# operation with several results.
+Function = Callable[..., Any]
+# From an operation's parameters to the function that evaluates it.
+Rule = Callable[[Mapping[str, Any]], Function]
+
+
+class NoRuleError(NotImplementedError):
+    """A jaxpr contains an operation that NumPy cannot evaluate here."""
+
+
+def without_compiler(
+    fn: Callable[P, Out], *, static: tuple[str, ...] = ()
+) -> Callable[P, Out]:
+    """Decorate a function of arrays so that NumPy evaluates concrete arguments.
+
+    Args:
+      fn: a function of pytrees of arrays, written in `jax.numpy` and usually jitted.
+        Its results are a pytree of arrays.
+      static: the names of keyword arguments that are hashable constants. All other
+        arguments are positional.
+
+    Returns:
+      A function that calls fn where an argument is traced, or where an operation has no
+      rule. Elsewhere NumPy evaluates fn, and the results are NumPy arrays.
+    """
+
+    # A function is traced anew where the precision differs, as in the float64 scope.
+    @functools.lru_cache(maxsize=512)
+    def trace(structure: Any, avals: Any, constants: Any, precision: Any) -> Any:
+        del precision
+        leaves = [jax.ShapeDtypeStruct(*aval) for aval in avals]
+        args = jax.tree.unflatten(structure, leaves)
+        call: Any = functools.partial(fn, **dict(constants))
+        closed, shapes = jax.make_jaxpr(call, return_shape=True)(*args)
+        try:
+            return evaluator(closed), jax.tree.structure(shapes)
+        except NoRuleError:
+            return None
+
+    @functools.wraps(fn)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Out:
+        leaves, structure = jax.tree.flatten(args)
+        if any(isinstance(x, Tracer) for x in leaves):
+            return fn(*args, **kwargs)
+        leaves = [np.asarray(x) for x in leaves]
+        avals = tuple((x.shape, x.dtype) for x in leaves)
+        precision = jax.dtypes.canonicalize_dtype(np.float64)
+        made = trace(structure, avals, tuple(sorted(kwargs.items())), precision)
+        if made is None:
+            return fn(*args, **kwargs)
+        evaluate, shape = made
+        return jax.tree.unflatten(shape, evaluate(*leaves))
+
+    return wrapper
+
+
+def evaluator(closed: jex.ClosedJaxpr) -> Function:
+    """The function of NumPy arrays that a jaxpr describes; it returns a list of arrays.
+
+    Raises:
+      NoRuleError: an operation of the jaxpr has no rule.
+    """
+    run = _sequence(closed.jaxpr, closed.consts)
+
+    def evaluate(*args: np.ndarray) -> list[np.ndarray]:
+        # Infinities and NaN are values that the accountants expect and handle.
+        with np.errstate(all="ignore"):
+            return run(*args)
+
+    return evaluate
+
+
+def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Function:
+    """The equations of a jaxpr as one function; every variable has a slot in a list."""
+    slots: dict[Any, int] = {}
+    known: dict[int, Any] = {}
+
+    def slot(v: Any) -> int:
+        if not isinstance(v, jex.Literal):
+            return slots.setdefault(v, len(slots))
+        at = slots.setdefault(id(v), len(slots))
+        known[at] = np.asarray(v.val, v.aval.dtype)  # pyright: ignore
+        return at
+
+    inputs = [slot(v) for v in jaxpr.invars]
+    for v, const in zip(jaxpr.constvars, consts, strict=True):
+        known[slot(v)] = np.asarray(const)
+    steps = []
+    for eqn in jaxpr.eqns:
+        if (rule := _RULES.get(eqn.primitive.name)) is None:
+            raise NoRuleError(eqn.primitive.name)
+        ins, outs = map(slot, eqn.invars), map(slot, eqn.outvars)
+        several = eqn.primitive.multiple_results
+        steps.append((rule(eqn.params), tuple(ins), tuple(outs), several))
+    outputs = [slot(v) for v in jaxpr.outvars]
+    start = [known.get(at) for at in range(len(slots))]
+
+    def run(*args: np.ndarray) -> list[Any]:
+        values = start.copy()
+        for at, x in zip(inputs, args, strict=True):
+            values[at] = x
+        for fn, ins, outs, several in steps:
+            result = fn(*[values[at] for at in ins])
+            for at, x in zip(outs, result if several else (result,), strict=True):
+                values[at] = x
+        return [values[at] for at in outputs]
+
+    return run
+
+
+def _body(jaxpr: Any) -> Function:
+    """A jaxpr inside an operation's parameters, closed or not, as a function."""
+    return _sequence(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()))
+
+
+def _call(params: Mapping[str, Any]) -> Function:
+    return _body(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"])
+
+
+def _while(params: Mapping[str, Any]) -> Function:
+    cond, body = _body(params["cond_jaxpr"]), _body(params["body_jaxpr"])
+    first, second = params["cond_nconsts"], params["body_nconsts"]
+
+    def loop(*args: np.ndarray) -> Sequence[np.ndarray]:
+        for_cond, args = args[:first], args[first:]
+        for_body, state = args[:second], args[second:]
+        while cond(*for_cond, *state)[0]:
+            state = body(*for_body, *state)
+        return state
+
+    return loop
+
+
+def _scan(params: Mapping[str, Any]) -> Function:
+    body, length = _body(params["jaxpr"]), params["length"]
+    first, carried = params["num_consts"], params["num_carry"]
+    order = range(length)[:: -1 if params["reverse"] else 1]
+    made = params["jaxpr"].out_avals[carried:]
+
+    def loop(*args: np.ndarray) -> Sequence[np.ndarray]:
+        consts, state, rows = args[:first], args[first:], args[first + carried :]
+        state = state[:carried]
+        stacks = [np.empty((length, *aval.shape), aval.dtype) for aval in made]
+        for i in order:
+            out = body(*consts, *state, *[x[i] for x in rows])
+            state = out[:carried]
+            for stack, y in zip(stacks, out[carried:], strict=True):
+                stack[i] = y
+        return [*state, *stacks]
+
+    return loop
+
+
+def _cond(params: Mapping[str, Any]) -> Function:
+    branches = [_body(branch) for branch in params["branches"]]
+    last = len(branches) - 1
+    return lambda i, *args: branches[min(max(int(i), 0), last)](*args)
+
+
+def _divide(params: Mapping[str, Any]) -> Function:
+    def divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if np.issubdtype(x.dtype, np.inexact):
+            return np.divide(x, y)
+        return ((x - np.fmod(x, y)) // y).astype(x.dtype)  # XLA rounds towards zero
+
+    return divide
+
+
+def _integer_pow(params: Mapping[str, Any]) -> Function:
+    def power(x: np.ndarray) -> np.ndarray:
+        # By squaring, as XLA does, so that the error is a few roundings.
+        result, base, y = np.ones_like(x), x, abs(params["y"])
+        while y:
+            result, base, y = (result * base if y & 1 else result), base * base, y >> 1
+        return 1 / result if params["y"] < 0 else result
+
+    return power
+
+
+def _select(params: Mapping[str, Any]) -> Function:
+    def select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+        if which.dtype == bool:
+            return np.where(which, cases[1], cases[0])
+        return np.choose(which, cases)
+
+    return select
+
+
+def _broadcast(params: Mapping[str, Any]) -> Function:
+    shape, axes = params["shape"], params["broadcast_dimensions"]
+    sizes = [-1 if axis in axes else 1 for axis in range(len(shape))]
+
+    def broadcast(x: np.ndarray) -> np.ndarray:
+        lengths = iter(x.shape)
+        full = [1 if size == 1 else next(lengths) for size in sizes]
+        return np.broadcast_to(np.reshape(x, full), shape)
+
+    return broadcast
+
+
+def _dot(params: Mapping[str, Any]) -> Function:
+    (left, right), (batch, other) = params["dimension_numbers"]
+
+    def dot(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        # The axes in the order: batch, own, contracted; each kind flattened into one.
+        own = [i for i in range(x.ndim) if i not in (*left, *batch)]
+        its = [i for i in range(y.ndim) if i not in (*right, *other)]
+        shape = [x.shape[i] for i in (*batch, *own)] + [y.shape[i] for i in its]
+        inner, many = _count(x, left), _count(x, batch)
+        x = x.transpose(*batch, *own, *left).reshape(many, -1, inner)
+        y = y.transpose(*other, *right, *its).reshape(many, inner, -1)
+        return np.matmul(x, y).reshape(shape)
+
+    return dot
+
+
+def _count(x: np.ndarray, axes: Iterable[int]) -> int:
+    return math.prod(x.shape[axis] for axis in axes)
+
+
+def _slice(params: Mapping[str, Any]) -> Function:
+    start, stop = params["start_indices"], params["limit_indices"]
+    steps = params["strides"] or [1] * len(start)
+    at = tuple(map(slice, start, stop, steps))
+    return lambda x: x[at]
+
+
+def _window(x: np.ndarray, sizes: Sequence[int], starts: Iterable[Any]) -> Any:
+    # A window that would end beyond the array is moved inside, as XLA does.
+    first = [
+        min(max(int(start), 0), length - size)
+        for start, length, size in zip(starts, x.shape, sizes, strict=True)
+    ]
+    return tuple(slice(i, i + size) for i, size in zip(first, sizes, strict=True))
+
+
+def _dynamic_slice(params: Mapping[str, Any]) -> Function:
+    return lambda x, *starts: x[_window(x, params["slice_sizes"], starts)]
+
+
+def _dynamic_update(params: Mapping[str, Any]) -> Function:
+    def update(x: np.ndarray, part: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+        x = x.copy()
+        x[_window(x, part.shape, starts)] = part
+        return x
+
+    return update
+
+
+def _gather(params: Mapping[str, Any]) -> Function:
+    """`x[index]` by rows of indices, as `jax.numpy` indexing lowers it."""
+    dims, sizes = params["dimension_numbers"], params["slice_sizes"]
+    if dims.operand_batching_dims:
+        raise NoRuleError("gather with batching dimensions")
+    fills = "FILL" in str(params["mode"]).upper()
+
+    def gather(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        *batch, _ = rows.shape
+        kept = [i for i in range(x.ndim) if i not in dims.collapsed_slice_dims]
+        index, inside = [], np.ones(batch, bool)
+        for axis, size in enumerate(sizes):
+            start = np.zeros(batch, np.int64)
+            if axis in dims.start_index_map:
+                start = rows[..., dims.start_index_map.index(axis)].astype(np.int64)
+            inside &= (start >= 0) & (start <= x.shape[axis] - size)
+            start = np.clip(start, 0, x.shape[axis] - size)
+            start = start.reshape(*batch, *[1] * len(kept))
+            index.append(start + _along(axis, kept, size, len(batch)))
+        out = x[tuple(np.broadcast_arrays(*index))]
+        if fills and not inside.all():
+            fill = params["fill_value"]
+            fill = np.nan if fill is None else fill
+            out = np.where(inside.reshape(*batch, *[1] * len(kept)), out, fill)
+        # The window's axes go to the places that the operation asks for.
+        rest = iter(range(len(batch))), iter(range(len(batch), out.ndim))
+        order = [next(rest[i in dims.offset_dims]) for i in range(out.ndim)]
+        return out.astype(x.dtype).transpose(order)
+
+    return gather
+
+
+def _along(axis: int, kept: Sequence[int], size: int, batch: int) -> np.ndarray:
+    """0, ..., size − 1 along the place of an axis among the kept ones; 0 elsewhere."""
+    if axis not in kept:
+        return np.zeros((1,) * (batch + len(kept)), np.int64)
+    shape = [size if other == axis else 1 for other in kept]
+    return np.arange(size).reshape([1] * batch + shape)
+
+
+def _scatter_add(params: Mapping[str, Any]) -> Function:
+    """`x.at[index].add(updates)`; updates outside of the array are dropped."""
+    dims = params["dimension_numbers"]
+    if dims.operand_batching_dims:
+        raise NoRuleError("scatter with batching dimensions")
+
+    def scatter(x: np.ndarray, rows: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        x, (*batch, _) = x.copy(), rows.shape
+        outer = [i for i in range(updates.ndim) if i not in dims.update_window_dims]
+        updates = updates.transpose(*outer, *dims.update_window_dims)
+        kept = [i for i in range(x.ndim) if i not in dims.inserted_window_dims]
+        window = dict(zip(kept, updates.shape[len(batch) :], strict=True))
+        index = []
+        for axis in range(x.ndim):
+            start = np.zeros(batch, np.int64)
+            if axis in dims.scatter_dims_to_operand_dims:
+                place = dims.scatter_dims_to_operand_dims.index(axis)
+                start = rows[..., place].astype(np.int64)
+            start = start.reshape(*batch, *[1] * len(kept))
+            index.append(start + _along(axis, kept, window.get(axis, 1), len(batch)))
+        index = np.broadcast_arrays(*index)
+        inside = np.all(
+            [(i >= 0) & (i < n) for i, n in zip(index, x.shape, strict=True)], axis=0
+        )
+        np.add.at(x, tuple(i[inside] for i in index), updates[inside])
+        return x
+
+    return scatter
+
+
+def _pad(params: Mapping[str, Any]) -> Function:
+    widths = [(low, high) for low, high, _ in params["padding_config"]]
+    if any(min(config) < 0 or config[2] for config in params["padding_config"]):
+        raise NoRuleError("pad with negative or interior widths")
+    return lambda x, value: np.pad(x, widths, constant_values=value)
+
+
+def _sort(params: Mapping[str, Any]) -> Function:
+    axis, keys = params["dimension"], params["num_keys"]
+
+    def sort(*arrays: np.ndarray) -> list[np.ndarray]:
+        order = np.lexsort(arrays[:keys][::-1], axis=axis)
+        return [np.take_along_axis(x, order, axis) for x in arrays]
+
+    return sort
+
+
+def _fft(params: Mapping[str, Any]) -> Function:
+    kind, (length,) = str(params["fft_type"].name).lower(), params["fft_lengths"]
+    return functools.partial(getattr(np.fft, kind), n=length)
+
+
+def _iota(params: Mapping[str, Any]) -> Function:
+    shape, axis = params["shape"], params["dimension"]
+    row = np.arange(shape[axis]).astype(params["dtype"])
+    row = row.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return lambda: np.broadcast_to(row, shape)
+
+
+def _split(params: Mapping[str, Any]) -> Function:
+    at = np.cumsum(params["sizes"])[:-1]
+    return lambda x: np.split(x, at, axis=params["axis"])
+
+
+def _round(params: Mapping[str, Any]) -> Function:
+    if params["rounding_method"] == jax.lax.RoundingMethod.TO_NEAREST_EVEN:
+        return np.rint
+    return lambda x: np.trunc(x + np.copysign(0.5, x))
+
+
+def _elementwise(fn: Function) -> Rule:
+    return lambda params: fn
+
+
+def _scipy(name: str) -> Rule:
+    def rule(params: Mapping[str, Any]) -> Function:
+        import scipy.special  # here, since `import dpjax` need not wait for SciPy
+
+        return getattr(scipy.special, name)
+
+    return rule
+
+
+def _reduction(fn: Function) -> Rule:
+    return lambda params: functools.partial(fn, axis=params["axes"])
+
+
+def _position(fn: Function) -> Rule:
+    def rule(params: Mapping[str, Any]) -> Function:
+        (axis,), dtype = params["axes"], params["index_dtype"]
+        return lambda x: fn(x, axis=axis).astype(dtype)
+
+    return rule
+
+
+def _cumulative(fn: np.ufunc) -> Rule:
+    def rule(params: Mapping[str, Any]) -> Function:
+        axis = params["axis"]
+        if not params["reverse"]:
+            return functools.partial(fn.accumulate, axis=axis)
+        return lambda x: np.flip(fn.accumulate(np.flip(x, axis), axis=axis), axis)
+
+    return rule
+
+
+def _same(params: Mapping[str, Any]) -> Function:
+    return lambda x: x
+
+
+def _all_same(params: Mapping[str, Any]) -> Function:
+    return lambda *arrays: arrays
+
+
+# Operations that are functions of NumPy with the same name, and with another one.
+_SAME_NAMES = (
+    "abs ceil cbrt conj cos cosh exp exp2 expm1 floor imag log log1p nextafter real "
+    "sign sin sinh sqrt square tan tanh"
+)
+_OTHER_NAMES: dict[str, Function] = {
+    **dict(add=np.add, sub=np.subtract, mul=np.multiply, neg=np.negative, rem=np.fmod),
+    **dict(max=np.maximum, min=np.minimum, pow=np.power, atan2=np.arctan2),
+    **dict(eq=np.equal, ne=np.not_equal, lt=np.less, le=np.less_equal),
+    **dict(gt=np.greater, ge=np.greater_equal, is_finite=np.isfinite),
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "shift_right_logical": np.right_shift,
+    "shift_left": np.left_shift,
+    "complex": lambda x, y: x + 1j * y,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+}
+# For each operation, the rule that makes its function.
+_RULES: dict[str, Rule] = {
+    **{name: _elementwise(getattr(np, name)) for name in _SAME_NAMES.split()},
+    **{name: _elementwise(fn) for name, fn in _OTHER_NAMES.items()},
+    **dict(erf=_scipy("erf"), erfc=_scipy("erfc"), erf_inv=_scipy("erfinv")),
+    **dict(lgamma=_scipy("gammaln"), digamma=_scipy("psi"), logistic=_scipy("expit")),
+    **dict(div=_divide, integer_pow=_integer_pow, select_n=_select, round=_round),
+    **dict(iota=_iota, fft=_fft, dot_general=_dot, broadcast_in_dim=_broadcast),
+    "convert_element_type": lambda params: lambda x: x.astype(params["new_dtype"]),
+    "reshape": lambda params: lambda x: np.reshape(x, params["new_sizes"]),
+    "squeeze": lambda params: lambda x: np.squeeze(x, params["dimensions"]),
+    "transpose": lambda params: lambda x: np.transpose(x, params["permutation"]),
+    "rev": lambda params: lambda x: np.flip(x, params["dimensions"]),
+    "concatenate": lambda params: lambda *xs: np.concatenate(xs, params["dimension"]),
+    "stack": lambda params: lambda *xs: np.stack(xs, params["axis"]),
+    "unstack": lambda params: lambda x: np.moveaxis(x, params["axis"], 0),
+    **dict(slice=_slice, split=_split, pad=_pad, sort=_sort, gather=_gather),
+    **dict(dynamic_slice=_dynamic_slice, dynamic_update_slice=_dynamic_update),
+    "scatter-add": _scatter_add,
+    **dict(reduce_sum=_reduction(np.sum), reduce_prod=_reduction(np.prod)),
+    **dict(reduce_max=_reduction(np.max), reduce_min=_reduction(np.min)),
+    **dict(reduce_and=_reduction(np.all), reduce_or=_reduction(np.any)),
+    **dict(argmax=_position(np.argmax), argmin=_position(np.argmin)),
+    **dict(cumsum=_cumulative(np.add), cumprod=_cumulative(np.multiply)),
+    **dict(cummax=_cumulative(np.maximum), cummin=_cumulative(np.minimum)),
+    "cumlogsumexp": _cumulative(np.logaddexp),
+    "while": _while,
+    "scan": _scan,
+    "cond": _cond,
+    **dict(jit=_call, pjit=_call, closed_call=_call, checkpoint=_call),
+    **dict(custom_jvp_call=_call, custom_vjp_call=_call),
+    **dict(stop_gradient=_same, copy=_same, optimization_barrier=_all_same),
+}
