@@ -52,43 +52,54 @@ def numbers():
     return (2.0, 2, np.float64(2), np.float32(2), np.array(2), *singles, *doubles)
 
 
-def test_a_core_is_compiled_once_for_all_types_and_settings():
+def test_a_core_is_traced_once_for_all_types_and_settings():
+    traces = []
+
     @float64("up")
-    def doubled_here(a, b):
+    def double_product(a, b):
+        traces.append(a.dtype)
         return 2 * a * b
 
-    with compilations("doubled_here") as found:
+    with compilations("double_product") as found:
         for x64 in (False, True):
             with jax.enable_x64(x64):
                 for x in numbers():
                     for y in (1.5, array(1.5, np.float32)):
-                        assert float(doubled_here(x, y)) == 6
-        assert len(found) == 1
+                        assert float(double_product(x, y)) == 6
         with jax.numpy_dtype_promotion("strict"):
-            assert float(doubled_here(array(2, np.float32), 1.5)) == 6
+            assert float(double_product(array(2, np.float32), 1.5)) == 6
+    assert traces == [np.float64]
+    assert not found  # NumPy evaluates concrete numbers
 
 
-def test_a_derivative_is_compiled_for_what_varies_alone():
+def test_a_derivative_is_traced_for_varying_arguments_only():
+    traces = []
+
     @float64("up")
-    def product_here(a, b, c):
+    def product(a, b, c):
+        traces.append([isinstance(x.aval, jax.core.ShapedArray) for x in (a, b, c)])
         return a * b * c
 
     args = [array(x, np.float32) for x in (2, 3, 5)]
-    with compilations("derivative") as found:
-        for x in (2.0, args[0], jax.device_put(2.0)):  # the last one's type is weak
-            assert float(jax.grad(product_here)(x, *args[1:])) == 15
-        assert len(found) == 1
+    for x in (2.0, args[0], jax.device_put(2.0)):  # the last one's type is weak
+        assert float(jax.grad(product)(x, *args[1:])) == 15
+    assert len(traces) == 2  # the function and its derivative by the first argument
+    by_others = [float(x) for x in jax.grad(product, (1, 2))(*args)]
+    assert by_others == [10, 6]
+    assert len(traces) == 4  # one derivative by each of the other arguments
 
 
-def test_each_derivative_is_a_program_of_its_own():
-    @float64("up")
-    def product_here(a, b, c):
-        return a * b * c
+def test_many_evaluations_are_compiled():
+    @float64("up", one_by_one=True)
+    def triple(a):
+        return 3 * a
 
-    args = [array(x, np.float32) for x in (2, 3, 5)]
-    with compilations("derivative") as found:
-        assert [float(x) for x in jax.grad(product_here, (1, 2))(*args)] == [10, 6]
-        assert len(found) == 2
+    with compilations("triple") as found:
+        for size in (1, 16, 17):
+            np.testing.assert_array_equal(
+                triple(np.arange(size, dtype=np.float32)), 3 * np.arange(size)
+            )
+    assert len(found) == 1
 
 
 def subsampled(sigma, kind="poisson"):

@@ -109,7 +109,8 @@ _cast_without_compiler = without_compiler(_cast, static=("dtype", "direction"))
 @scoped
 def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
     """The value x in another dtype, rounded in a direction, with derivative one."""
-    return jnp.asarray(_cast_without_compiler(x, dtype=dtype, direction=direction))
+    y = _cast_without_compiler(x, dtype=dtype, direction=direction)
+    return y if isinstance(y, jax.Array) else jax.device_put(y)
 
 
 @cast.defjvp

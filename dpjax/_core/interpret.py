@@ -11,9 +11,10 @@ A jaxpr with an operation that has no rule here is compiled instead.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -95,51 +96,81 @@ def evaluator(closed: jex.ClosedJaxpr) -> Function:
     return evaluate
 
 
+class _Step(NamedTuple):
+    """An equation, with the slots of its inputs and outputs in a list of values."""
+
+    eqn: jex.JaxprEqn
+    inputs: list[int]
+    outputs: list[int]
+
+
 def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Function:
-    """The equations of a jaxpr as one function; every variable has a slot in a list."""
-    slots: dict[Any, int] = {}
-    known: dict[int, Any] = {}
+    """The needed equations of a jaxpr as one function, with calls inlined."""
+    slots, known, steps = itertools.count(), dict[int, Any](), list[_Step]()
 
-    def slot(v: Any) -> int:
-        if not isinstance(v, jex.Literal):
-            return slots.setdefault(v, len(slots))
-        at = slots.setdefault(id(v), len(slots))
-        known[at] = np.asarray(v.val, v.aval.dtype)  # pyright: ignore
-        return at
+    def constant(value: Any) -> int:
+        slot = next(slots)
+        known[slot] = np.asarray(value)
+        return slot
 
-    inputs = [slot(v) for v in jaxpr.invars]
-    for v, const in zip(jaxpr.constvars, consts, strict=True):
-        known[slot(v)] = np.asarray(const)
-    steps = []
-    for eqn in jaxpr.eqns:
-        if (rule := _RULES.get(eqn.primitive.name)) is None:
-            raise NoRuleError(eqn.primitive.name)
-        ins, outs = map(slot, eqn.invars), map(slot, eqn.outvars)
-        several = eqn.primitive.multiple_results
-        steps.append((rule(eqn.params), tuple(ins), tuple(outs), several))
-    outputs = [slot(v) for v in jaxpr.outvars]
-    start = [known.get(at) for at in range(len(slots))]
+    def inline(jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: list[int]) -> list[int]:
+        env: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
+        env |= zip(jaxpr.constvars, map(constant, consts), strict=True)
+
+        def slot(v: Any) -> int:
+            if isinstance(v, jex.Literal):
+                return constant(np.asarray(v.val, v.aval.dtype))  # pyright: ignore
+            return env[v]
+
+        for eqn in jaxpr.eqns:
+            ins = [slot(v) for v in eqn.invars]
+            if eqn.primitive.name in _CALLS:
+                called = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+                outs = inline(*_open(called), ins)
+            else:
+                outs = [next(slots) for _ in eqn.outvars]
+                steps.append(_Step(eqn, ins, outs))
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [slot(v) for v in jaxpr.outvars]
+
+    inputs = [next(slots) for _ in jaxpr.invars]
+    outputs = inline(jaxpr, consts, inputs)
+    # Some equations serve derivatives alone. XLA drops them as well.
+    needed, kept = set(outputs), []
+    for step in reversed(steps):
+        if needed.intersection(step.outputs):
+            needed.update(step.inputs)
+            rule = _RULES.get(step.eqn.primitive.name)
+            if rule is None:
+                raise NoRuleError(step.eqn.primitive.name)
+            several = step.eqn.primitive.multiple_results
+            kept.append((rule(step.eqn.params), step.inputs, step.outputs, several))
+    kept.reverse()
+    start = [known.get(slot) for slot in range(next(slots))]
 
     def run(*args: np.ndarray) -> list[Any]:
         values = start.copy()
-        for at, x in zip(inputs, args, strict=True):
-            values[at] = x
-        for fn, ins, outs, several in steps:
-            result = fn(*[values[at] for at in ins])
-            for at, x in zip(outs, result if several else (result,), strict=True):
-                values[at] = x
-        return [values[at] for at in outputs]
+        for slot, x in zip(inputs, args, strict=True):
+            values[slot] = x
+        for fn, ins, outs, several in kept:
+            result = fn(*[values[slot] for slot in ins])
+            if several:
+                for slot, x in zip(outs, result, strict=True):
+                    values[slot] = x
+            else:
+                values[outs[0]] = result
+        return [values[slot] for slot in outputs]
 
     return run
 
 
+def _open(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
+    """A jaxpr inside an operation's parameters, closed or not, and its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
 def _body(jaxpr: Any) -> Function:
-    """A jaxpr inside an operation's parameters, closed or not, as a function."""
-    return _sequence(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()))
-
-
-def _call(params: Mapping[str, Any]) -> Function:
-    return _body(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"])
+    return _sequence(*_open(jaxpr))
 
 
 def _while(params: Mapping[str, Any]) -> Function:
@@ -431,7 +462,8 @@ _SAME_NAMES = (
     "sign sin sinh sqrt square tan tanh"
 )
 _OTHER_NAMES: dict[str, Function] = {
-    **dict(add=np.add, sub=np.subtract, mul=np.multiply, neg=np.negative, rem=np.fmod),
+    **dict(add=np.add, add_any=np.add, sub=np.subtract, mul=np.multiply),
+    **dict(neg=np.negative, rem=np.fmod),
     **dict(max=np.maximum, min=np.minimum, pow=np.power, atan2=np.arctan2),
     **dict(eq=np.equal, ne=np.not_equal, lt=np.less, le=np.less_equal),
     **dict(gt=np.greater, ge=np.greater_equal, is_finite=np.isfinite),
@@ -445,7 +477,12 @@ _OTHER_NAMES: dict[str, Function] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
 }
-# For each operation, the rule that makes its function.
+# Operations that call a jaxpr.
+_CALLS = (
+    *("jit", "pjit", "closed_call", "checkpoint"),
+    *("custom_jvp_call", "custom_vjp_call"),
+)
+# For every other operation, the rule that makes its function.
 _RULES: dict[str, Rule] = {
     **{name: _elementwise(getattr(np, name)) for name in _SAME_NAMES.split()},
     **{name: _elementwise(fn) for name, fn in _OTHER_NAMES.items()},
@@ -474,7 +511,5 @@ _RULES: dict[str, Rule] = {
     "while": _while,
     "scan": _scan,
     "cond": _cond,
-    **dict(jit=_call, pjit=_call, closed_call=_call, checkpoint=_call),
-    **dict(custom_jvp_call=_call, custom_vjp_call=_call),
     **dict(stop_gradient=_same, copy=_same, optimization_barrier=_all_same),
 }

@@ -8,8 +8,8 @@ gives the derivatives of a root from the function at the root alone.
 `bracket` and `close` find the parameter at which a monotone function crosses zero, and
 `minimize` minimizes a function. The search for a crossing walks until the function has
 changed its sign, and then narrows the bracket. With concrete numbers the search calls
-the function directly, so that a caller may compile it. The search's own arithmetic
-between two calls is compiled once, as one program, and not operation by operation.
+the function directly, so that a caller may compile it, and NumPy evaluates the search's
+own arithmetic.
 """
 
 import functools
@@ -23,6 +23,8 @@ import numpy as np
 from jax.core import Tracer
 
 from dpjax._core.float64 import TINY, ULP, scoped
+from dpjax._core.interpret import without_compiler
+from dpjax._core.typing import ArrayLike
 
 # A cap in case rounding errors prevent convergence, which takes far fewer steps.
 _MAX_NEWTON_STEPS = 100
@@ -211,7 +213,7 @@ class _Bracket(NamedTuple):
       good: the point where the excess is at most zero.
       radius: half the width, in the log of the parameter, of the bracket that bisection
         would have after as many steps.
-      curvature: the distance from the secant's zero at which to evaluate, over the
+      curvature: κ₁, the distance from the secant's zero at which to evaluate, over the
         square of the width.
     """
 
@@ -244,8 +246,8 @@ def bracket(
     """Walk from start, squaring the stride, until the sign of the excess changes.
 
     The first stride is at most a factor of two. It is smaller if the first excess is
-    small, because log ε seldom falls more slowly than the log of the square root of the
-    parameter grows.
+    small, because log ε usually falls at least as fast as the log of the parameter
+    grows.
 
     Args:
       excess: the function, positive where the target is missed.
@@ -261,34 +263,40 @@ def bracket(
         further = _next_point(walk, increasing, ends)
         return _walk(walk, Point(further, excess(further)))
 
-    # The excess is in log ε: if ε fell like the root of the parameter, the log of the
-    # parameter would have to move by twice the excess.
-    first = Point(start, excess(start))
-    stride = jnp.exp(jnp.clip(2 * jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
-    walk = _while(_goes_on, body, _Walk(first, first, stride, stride > 1))
+    walk = _while(_goes_on, body, _begin(Point(start, excess(start))))
     return walk.before, walk.now
 
 
-@jax.jit
+@without_compiler
+def _begin(first: Point) -> _Walk:
+    # The excess is in log ε. If ε fell like one over the parameter, the log of the
+    # parameter would have to move by the excess.
+    stride = jnp.exp(jnp.clip(jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
+    return _Walk(first, first, stride, stride > 1)
+
+
+@without_compiler
 def _goes_on(walk: _Walk) -> jax.Array:
     # A stride that changes nothing has reached an end.
     return ((walk.before.excess > 0) == (walk.now.excess > 0)) & walk.moved
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _next_point(walk: _Walk, increasing: bool, ends: tuple[float, float]) -> jax.Array:
+@without_compiler
+def _next_point(
+    walk: _Walk, increasing: ArrayLike, ends: tuple[ArrayLike, ArrayLike]
+) -> jax.Array:
     x, stride = walk.now.at, walk.stride
     up = (walk.now.excess > 0) != increasing
     return jnp.clip(jnp.where(up, x * stride, x / stride), *ends)
 
 
-@jax.jit
+@without_compiler
 def _walk(walk: _Walk, reached: Point) -> _Walk:
     stride, moved = walk.stride * walk.stride, reached.at != walk.now.at
     return _Walk(walk.now, reached, stride, moved)
 
 
-@jax.jit
+@without_compiler
 def crossing(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
     """Whether the excess changed its sign, and the bad and the good end of the bracket.
 
@@ -305,50 +313,78 @@ def crossing(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
     return crossed, bad, good
 
 
-def close(excess: _Function, bad: Point, good: Point, tolerance: float) -> jax.Array:
-    """The good end of the bracket once its relative width is at most the tolerance.
+def close(
+    excess: _Function,
+    bad: Point,
+    good: Point,
+    tolerance: ArrayLike,
+    *,
+    log: bool = False,
+) -> jax.Array:
+    """The good end of the bracket once its width is at most the tolerance.
 
-    The method is ITP in the log of the parameter, in which most accountants are nearly
-    linear. The good end is always a point where the excess was evaluated and found to
-    be at most 0.
+    The method is ITP, which evaluates near the zero of the secant and needs hardly more
+    steps than bisection for any function. The good end is the given one, or a point
+    where the excess was evaluated and found to be at most 0.
+
+    Args:
+      excess: the function, at most 0 at the good end.
+      bad: an end of the bracket. The excess there may be an estimate, as it only
+        affects the speed; the same holds for the good end.
+      good: the other end.
+      tolerance: the width, relative if `log` is true.
+      log: whether to search in the log of the parameter, in which most accountants are
+        nearly linear.
 
     Reference: Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, with
-    κ₁ (b − a) = 0.2, κ₂ = 2, n₀ = 1.
+    κ₁ (b − a) = 0.01, κ₂ = 2, n₀ = 1.
     """
 
     def cond(bracket: _Bracket) -> jax.Array:
-        return _is_open(bracket, tolerance)
+        return _is_open(bracket, tolerance, log=log)
 
     def body(bracket: _Bracket) -> _Bracket:
-        middle = _aim(bracket, tolerance)
-        return _narrower(bracket, Point(middle, excess(middle)))
+        middle = _aim(bracket, tolerance, log=log)
+        return _narrow(bracket, Point(middle, excess(middle)))
 
-    return _while(cond, body, _open_bracket(bad, good, tolerance)).good.at
+    return _while(cond, body, _open_bracket(bad, good, tolerance, log=log)).good.at
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _open_bracket(bad: Point, good: Point, tolerance: float) -> _Bracket:
-    width = jnp.abs(jnp.log(good.at) - jnp.log(bad.at))
+_with_log = functools.partial(without_compiler, static=("log",))
+
+
+@_with_log
+def _open_bracket(
+    bad: Point, good: Point, tolerance: ArrayLike, *, log: bool
+) -> _Bracket:
+    width = _width(bad, good, log)
     # The radius ρ of the reference: the largest half-width that bisection would have
     # before each step, with one step to spare.
     halvings = jnp.ceil(jnp.log2(jnp.maximum(width / tolerance, 1.0)))
-    curvature = 0.2 / jnp.maximum(width, tolerance)
-    return _Bracket(bad, good, tolerance * jnp.exp2(halvings), curvature)
+    # κ₁ is small, since the excess is smooth: the secant's zero is then near the root.
+    curvature = 0.01 / jnp.maximum(width, tolerance)
+    return _Bracket(bad, good, jnp.exp2(halvings) * tolerance, curvature)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _is_open(bracket: _Bracket, tolerance: float) -> jax.Array:
-    return jnp.abs(jnp.log(bracket.good.at) - jnp.log(bracket.bad.at)) > tolerance
+def _width(bad: Point, good: Point, log: bool) -> jax.Array:
+    to = jnp.log if log else jnp.asarray
+    return jnp.abs(to(good.at) - to(bad.at))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _aim(bracket: _Bracket, tolerance: float) -> jax.Array:
+@_with_log
+def _is_open(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
+    return _width(bracket.bad, bracket.good, log) > tolerance
+
+
+@_with_log
+def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
     """The next parameter to evaluate: near the secant's zero, clipped by ITP's radius.
 
     The clip keeps the number of steps within one of bisection's.
     """
     high, low = bracket.bad.excess, bracket.good.excess
-    a, b = jnp.log(bracket.bad.at), jnp.log(bracket.good.at)
+    ends = bracket.bad.at, bracket.good.at
+    a, b = map(jnp.log, ends) if log else ends
     width, half = jnp.abs(b - a), (a + b) / 2
     secant = a + (b - a) * high / (high - low)
     # Evaluate at least half a tolerance past the secant's zero, so that both ends of
@@ -357,16 +393,17 @@ def _aim(bracket: _Bracket, tolerance: float) -> jax.Array:
     nudge = jnp.minimum(nudge, jnp.abs(half - secant))
     aim = secant + jnp.sign(half - secant) * nudge
     reach = jnp.maximum(bracket.radius - width / 2, 0.0)
-    return jnp.exp(jnp.clip(aim, half - reach, half + reach))
+    middle = jnp.clip(aim, half - reach, half + reach)
+    return jnp.exp(middle) if log else middle
 
 
-@jax.jit
-def _narrower(bracket: _Bracket, middle: Point) -> _Bracket:
+@without_compiler
+def _narrow(bracket: _Bracket, middle: Point) -> _Bracket:
     # The new point replaces the end whose sign it shares, so the bracket stays valid.
     ok = middle.excess <= 0
 
-    def better(x: Point, y: Point) -> Point:
+    def pick(x: Point, y: Point) -> Point:
         return Point(*(jnp.where(ok, *pair) for pair in zip(x, y, strict=True)))
 
-    bad, good = better(bracket.bad, middle), better(middle, bracket.good)
+    bad, good = pick(bracket.bad, middle), pick(middle, bracket.good)
     return _Bracket(bad, good, bracket.radius / 2, bracket.curvature)

@@ -9,6 +9,7 @@ import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
@@ -67,9 +68,9 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     A capacity below b may meet the target, too, since a step on a few of many examples
     costs little; but such a step trains little.
 
-    What overflow adds to ε falls about as e^{−z²/2}, with the capacity z standard
-    deviations above b. So its logarithm is nearly linear in z², and the secant method
-    finds the capacity in a few steps. If eight steps are not enough, bisection does.
+    What overflow adds to ε is about proportional to the probability of an overflow. So
+    the secant method on the logarithms finds the capacity in a few steps. If eight
+    steps are not enough, bisection does.
 
     Args:
       solved: the run without overflow, with the capacity n of all examples that a step
@@ -80,42 +81,48 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     Returns:
       The capacity, at most n.
     """
+    from scipy.special import (
+        bdtrc,
+    )  # here, since `import dpjax` need not wait for SciPy
+
     n = solved.max_batch_size
-    # The standard deviation of a binomial size; at least 1, as it divides below.
+    # The standard deviation of a binomial size; at least 1, so that the range below has
+    # several capacities.
     deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
 
-    def cost_with(room: int) -> float:
-        return cost(solved.parameters(max_batch_size=room, delta=delta))
+    def cost_with(capacity: int) -> float:
+        return cost(solved.parameters(max_batch_size=capacity, delta=delta))
 
     ideal = cost_with(n)
-
-    def square(room: int) -> float:
-        return ((room - size) / deviation) ** 2
-
     # The capacity is in (low, high]: high is known to suffice, and low is excluded.
     low, high = math.ceil(size + 3 * deviation) - 1, n
     # If no capacity has a finite ε, the smallest one is as good as any.
-    if not math.isfinite(ideal):
+    if not math.isfinite(ideal) or high - low <= 1:
         return min(low + 1, n)
+    # log P(overflow) for each capacity; it decreases, and ends at about 1e-300.
+    capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
+    overflow = np.log(np.maximum(bdtrc(capacities, n, size / n), TINY))
     # TINY in place of 0 or less, and 1 / TINY in place of inf, keep logarithms finite.
     spare = math.log(max(solved.epsilon - ideal, TINY))
-    # −1/2 is the slope of −z²/2 in z².
-    room, slope, last, tries = low + 1, -0.5, None, 0
+    # The search begins where T q P(overflow) is a hundred times the rest of δ, which is
+    # near the result in typical runs.
+    aim, slope, last, tries = math.log(SHARE * delta), 1.0, None, 0
+    aim += math.log(100 * n / (solved.num_steps * size))
     while high - low > 1:
-        epsilon = cost_with(room)
-        low, high = (low, room) if epsilon <= solved.epsilon else (room, high)
+        # The first capacity whose overflow is at most as probable as the aim says,
+        # strictly inside the bracket, so that the bracket shrinks in every step.
+        at = int(capacities[0] + np.searchsorted(-overflow, -aim))
+        capacity = at if tries < 8 else (low + high) // 2
+        capacity = min(max(capacity, low + 1), high - 1)
+        epsilon = cost_with(capacity)
+        low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
         adds = min(max(epsilon - ideal, TINY), 1 / TINY)
-        now = square(room), math.log(adds) - spare
-        if last is not None and now[1] != last[1]:
+        place = min(capacity - capacities[0], overflow.size - 1)
+        now = float(overflow[place]), math.log(adds) - spare
+        if last is not None and now[0] != last[0] and now[1] != last[1]:
             slope = (now[1] - last[1]) / (now[0] - last[0])
-        # The z at which the secant through the last two points is 0.
-        z = math.sqrt(max(now[0] - now[1] / slope, 0.0))
-        aim = (
-            math.ceil(min(size + z * deviation, n)) if tries < 8 else (low + high) // 2
-        )
-        # Strictly inside the bracket, so that the bracket shrinks in every step.
-        room, last, tries = min(max(aim, low + 1), high - 1), now, tries + 1
-    return min(high, n)
+        aim, last, tries = now[0] - now[1] / slope, now, tries + 1
+    return high
 
 
 Sampling = Literal[

@@ -11,6 +11,7 @@ from jax.core import Tracer
 
 from dpjax._core import validate
 from dpjax._core.float64 import cast, default_float, scope
+from dpjax._core.interpret import without_compiler
 from dpjax._core.searches import Point, bracket, close, crossing, implicit_derivative
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
@@ -35,9 +36,9 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
     return _Ends(least, float(np.floor(most) if integer else most))
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+@functools.partial(without_compiler, static=("dtype", "increasing", "integer"))
 def _admissible(
-    x: jax.Array, dtype: np.dtype, increasing: bool, integer: bool
+    x: jax.Array, *, dtype: np.dtype, increasing: bool, integer: bool
 ) -> jax.Array:
     """The nearest parameter that could be returned, on the side where ε is smaller."""
     if integer:
@@ -46,7 +47,7 @@ def _admissible(
     return cast(x, dtype, "down" if increasing else "up").astype(jnp.float64)
 
 
-@jax.jit
+@without_compiler
 def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
     """The excess of log ε over the log of the target, clipped to ±_FAR."""
     ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(target)
@@ -58,12 +59,17 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
     return jnp.where(epsilon <= target, meets, misses)
 
 
-@jax.jit
+@without_compiler
 def _find_parameter(
     crossed: jax.Array, closed: jax.Array, end: Point
 ) -> tuple[jax.Array, jax.Array]:
     """The parameter that the search found, and whether it meets the target."""
     return jnp.where(crossed, closed, end.at), crossed | (end.excess <= 0)
+
+
+@without_compiler
+def _clip(x: jax.Array, ends: _Ends) -> jax.Array:
+    return jnp.clip(x, ends.least, ends.most)
 
 
 def solve(
@@ -125,49 +131,61 @@ def solve(
     direction = "down" if increasing else "up"
     with scope():
         target = jnp.asarray(target_epsilon, jnp.float64)
-        goal = jax.lax.stop_gradient(target)
+        goal = jax.lax.stop_gradient(target) if _is_traced(target) else target
 
         def epsilon_at(x: jax.Array) -> jax.Array:
             epsilon = jnp.asarray(epsilon_fn(x), jnp.float64)
             _scalar("epsilon_fn's result", epsilon)
             return epsilon
 
+        round_parameter = functools.partial(
+            _admissible, dtype=dtype, increasing=increasing, integer=integer
+        )
         # Near a root few admissible parameters are left, so evaluations are reused.
         known: dict[float, jax.Array] = {}
 
         def epsilon_near(x: jax.Array) -> jax.Array:
-            asked = _admissible(x, dtype, increasing, integer)
-            if isinstance(asked, Tracer):
+            asked = round_parameter(x)
+            if _is_traced(asked):
                 return epsilon_at(asked)
             at = float(asked)
             if at not in known:
-                known[at] = epsilon_at(asked)
+                known[at] = epsilon_at(jnp.asarray(asked))
             return known[at]
 
         def excess(x: jax.Array) -> jax.Array:
             # The search is not differentiated: derivatives come from the root alone.
-            return _excess(jax.lax.stop_gradient(epsilon_near(x)), goal)
+            epsilon = epsilon_near(x)
+            if _is_traced(epsilon):
+                epsilon = jax.lax.stop_gradient(epsilon)
+            return _excess(epsilon, goal)
 
-        beginning = jnp.clip(jnp.asarray(start, jnp.float64), *ends)
-        traced = any(isinstance(x, Tracer) for x in (epsilon_near(beginning), target))
+        beginning = _clip(jnp.asarray(start, jnp.float64), ends)
+        traced = _is_traced(epsilon_near(beginning)) or _is_traced(target)
         first, second = bracket(excess, beginning, increasing, ends)
         crossed, bad, good = crossing(first, second)
-        closed = close(excess, bad, good, _CLOSE[dtype.itemsize])
+        closed = close(excess, bad, good, _CLOSE[dtype.itemsize], log=True)
         found, met = _find_parameter(crossed, closed, second)
-        found = _admissible(jax.lax.stop_gradient(found), dtype, increasing, integer)
-        if not isinstance(met, Tracer) and not met:
+        found = round_parameter(
+            jax.lax.stop_gradient(found) if _is_traced(found) else found
+        )
+        if not _is_traced(met) and not met:
             raise ValueError(
                 f"target_epsilon {target_epsilon!r} is not met by any parameter"
                 f"{f' up to upper {upper!r}' if upper < np.inf else ''}; the search "
                 f"began at {start!r} and ended at {float(found)!r}."
             )
-        if isinstance(met, Tracer):
+        if _is_traced(met):
             found = jnp.where(met, found, 0.0 if increasing else jnp.inf)
         if traced and not integer:
             found = implicit_derivative(
                 lambda x: epsilon_at(x) - target, found, crossed
             )
         return cast(found, dtype, direction)
+
+
+def _is_traced(x: object) -> bool:
+    return isinstance(x, Tracer)
 
 
 def _scalar(name: str, value: jax.typing.ArrayLike) -> None:

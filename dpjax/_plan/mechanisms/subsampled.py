@@ -25,18 +25,19 @@ class Poisson(Mechanism):
 
     def event(self, run):
         """The composition of steps as in `accounting.truncation.poisson_gaussian`."""
+
+        def step(part):
+            noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
+            # A capacity of all examples never overflows.
+            if part.max_batch_size >= self.num_examples:
+                return events.PoissonGaussian(noise, rate, self.adjacency)
+            return events.TruncatedPoissonGaussian(
+                noise, rate, self.num_examples, part.max_batch_size, self.adjacency
+            )
+
         return events.Composed(
             tuple(
-                events.Repeated(
-                    events.TruncatedPoissonGaussian(
-                        part.noise_multiplier,
-                        part.batch_size / self.num_examples,
-                        self.num_examples,
-                        part.max_batch_size,
-                        self.adjacency,
-                    ),
-                    part.num_steps,
-                )
+                events.Repeated(step(part), part.num_steps)
                 for part in run.constant_runs()
             )
         )

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import float64
-from dpjax._core.searches import attach_derivative, bisect, implicit_derivative
+from dpjax._core.searches import Point, attach_derivative, close, implicit_derivative
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
@@ -24,7 +24,7 @@ from dpjax.accounting._numerics.pld import inversion, overflow, pairs, tilt
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
 from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
-_BISECTIONS = 46
+_TOLERANCE = 2.0**-44  # of ε, relative to its estimate
 _EVALUATIONS = 6
 _NEGLIGIBLE = 14.0  # a gap in log δ beyond which the estimate was too far off
 _NEAR = 0.5  # a gap in log δ below which the estimate was close enough
@@ -300,7 +300,7 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
             where = tilt.choose(cumulants, fixed_variance, about, goal)
             log_delta = _log_delta(fixed, fixed_variance, where)
             found = _smallest_epsilon(
-                lambda e: log_delta(e) <= goal, about + where.period / 4
+                lambda e: log_delta(e) - goal, about + where.period / 4
             )
             # Near the estimate −log δ has about the slope λ, elsewhere perhaps more.
             steepness = jnp.maximum(where.rate, 5 / jnp.maximum(found, 1e-3))
@@ -319,15 +319,21 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
 
 
 def _smallest_epsilon(
-    met: Callable[[jax.Array], jax.Array], top: jax.Array
+    excess: Callable[[jax.Array], jax.Array], top: jax.Array
 ) -> jax.Array:
-    """The smallest ε up to 3 top that meets the condition, by bisection; inf if none.
+    """The smallest ε up to 3 top at which the excess is at most 0; inf if none.
 
-    The condition holds at the ε returned, also where bisection misses the smallest.
+    The excess is at most 0 at the ε returned, also where the search misses the
+    smallest.
     """
-    # The bracket starts at −top, so that the first midpoint is top and the second is 0
-    # or 2 top.
-    found = bisect(lambda e: met(jnp.maximum(e, 0.0)), -top, 3 * top, _BISECTIONS)
+    # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
+    # opposite sign, so that the search evaluates at top first, then between 0 and top
+    # or between top and 3 top.
+    bad, good = (
+        Point(-top, jnp.full_like(top, 30)),
+        Point(3 * top, jnp.full_like(top, -30)),
+    )
+    found = close(lambda e: excess(jnp.maximum(e, 0.0)), bad, good, top * _TOLERANCE)
     return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
 
 
