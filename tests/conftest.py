@@ -52,7 +52,7 @@ gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_collection_finish():
-    gc.freeze()  # what is imported by now stays
+    gc.freeze()  # modules imported by now are never garbage
 
 
 def pytest_configure(config):
@@ -98,7 +98,7 @@ def pytest_runtest_call(item):
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
-    """Keep one case of each test marked `diagonal`, or one for each value of a name.
+    """Keep one case of each test marked `diagonal`, or one per value of an argument.
 
     All other cases are marked `matrix`. Which case stays depends on the names of the
     test and of these values alone, and differs from value to value.
@@ -123,13 +123,13 @@ def pytest_collection_modifyitems(items):
             case.add_marker(pytest.mark.matrix)
 
 
-# A process maps a program's code in about ten pieces, and Linux allows 65,530 of them:
-# one that keeps the programs of all tests crashes on its way.
+# A compiled program takes about ten memory mappings, and Linux allows a process 65,530
+# of them: one that kept the programs of all tests would crash.
 _MANY_PIECES = 20_000
 
 
-def _mapped_pieces():
-    """In how many pieces this process maps memory, where the system says so."""
+def count_mapped_regions():
+    """Number of memory mappings of this process, where the system reports it."""
     try:
         return pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
     except FileNotFoundError:
@@ -137,8 +137,8 @@ def _mapped_pieces():
 
 
 @contextlib.contextmanager
-def _best_programs():
-    """Compiled as XLA's best, and its own."""
+def fully_optimized():
+    """Compile with all of XLA's optimisations, and drop the programs afterwards."""
     if AS_USERS:
         yield
         return
@@ -151,27 +151,27 @@ def _best_programs():
 
 @pytest.fixture(scope="module", autouse=True)
 def programs(request):
-    """Programs stay in memory from file to file, until they are too many.
+    """Keep compiled programs from file to file, until there are too many.
 
-    Those of a file that is marked `optimized`, as its programs run for longer than they
-    compile, are XLA's best.
+    A file marked `optimized`, whose programs take longer to run than to compile, gets
+    all of XLA's optimisations.
     """
     optimized = request.node.get_closest_marker("optimized") is not None
-    with _best_programs() if optimized else contextlib.nullcontext():
+    with fully_optimized() if optimized else contextlib.nullcontext():
         yield
-    if _mapped_pieces() >= _MANY_PIECES:
+    if count_mapped_regions() >= _MANY_PIECES:
         jax.clear_caches()
 
 
 @pytest.fixture
 def optimized():
-    """For one test that is long, in a file whose others are not."""
-    with _best_programs():
+    """All of XLA's optimisations for one long test in a file of short ones."""
+    with fully_optimized():
         yield
 
 
 @pytest.fixture
 def x64():
-    """Accountants hand back float64, so that a test sees their full precision."""
+    """Enable x64, so that accountants return their results in full precision."""
     with jax.enable_x64(True):
         yield
