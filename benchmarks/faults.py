@@ -25,7 +25,7 @@ KINDS = {
         "test_faults.py",
         "nan_between",
     ),
-    "empty batches, and such that overflow": ("test_faults.py", "empty_and_overflowing"),
+    "empty batches, and such that overflow": ("test_faults.py", "empty_and_overflow"),
     "another clock, other seeds": ("test_faults.py", "clocks"),
     "reading that fails": ("test_plan_batches.py", "reading_error"),
     "a full disk": ("test_checkpoint.py", "full_disk"),
