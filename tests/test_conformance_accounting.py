@@ -134,7 +134,7 @@ def test_values_do_not_depend_on_the_configuration(wing, name, way):
     # (A sum of five numbers that float32 holds adds 24 for itself.)
     rtol = 2.0**-18 if wing == "random_rounds" else 2.0**-22
     np.testing.assert_allclose(np.asarray(found), value, rtol=rtol, atol=0)
-    # The dtype under strict promotion, for all ways to call; only the shape is computed.
+    # The dtype under strict promotion, by shapes alone.
     assert jax.eval_shape(under_strict_promotion(fn), as_float32(x)).dtype == np.float32
 
 

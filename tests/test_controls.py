@@ -70,22 +70,22 @@ def add_noise_after_cast(monkeypatch):
         ),
         pytest.param(
             halve_noise,
-            test_noise.test_tree_noise_variance_over_a_thousand_steps,
+            test_noise.test_tree_noise_has_the_stated_variance_over_1025_steps,
             marks=pytest.mark.matrix,
         ),
         pytest.param(
             halve_noise,
-            test_plan.test_the_noise_of_an_update_is_what_was_accounted_for,
+            test_plan.test_update_noise_has_the_accounted_scale,
             marks=pytest.mark.matrix,
         ),
         pytest.param(
             halve_noise,
-            test_plan_schedules.test_smooth_schedules_are_rounded_up_to_levels_which_run,
+            test_plan_schedules.test_smooth_noise_schedule_is_rounded_up_to_levels,
             marks=pytest.mark.matrix,
         ),
         pytest.param(
             halve_noise,
-            test_random_rounds.test_the_noise_of_a_run_is_what_the_guarantee_rests_on,
+            test_random_rounds.test_run_noise_has_the_scale_of_the_guarantee,
             marks=pytest.mark.slow,
         ),
         pytest.param(
@@ -98,8 +98,8 @@ def add_noise_after_cast(monkeypatch):
             lambda: test_noise.test_gaussian_noise_has_the_stated_scale(0.3),
             marks=pytest.mark.matrix,
         ),
-        (square_noise_scale, test_plan.test_the_noise_of_an_update_is_what_was_accounted_for),
-        (share_key_among_leaves, test_noise.test_equal_leaves_get_unequal_noise),
+        (square_noise_scale, test_plan.test_update_noise_has_the_accounted_scale),
+        (share_key_among_leaves, test_noise.test_equal_leaves_get_uncorrelated_noise),
         pytest.param(
             share_key_among_leaves,
             lambda: test_keys.test_masked_and_partitioned_transformations_share_no_noise("masked"),
@@ -107,18 +107,18 @@ def add_noise_after_cast(monkeypatch):
         ),
         (
             repeat_noise_each_step,
-            test_plan.test_the_noise_of_an_update_is_what_was_accounted_for,
+            test_plan.test_update_noise_has_the_accounted_scale,
         ),
         pytest.param(
             repeat_noise_each_step,
-            test_plan_schedules.test_smooth_schedules_are_rounded_up_to_levels_which_run,
+            test_plan_schedules.test_smooth_noise_schedule_is_rounded_up_to_levels,
             marks=pytest.mark.matrix,
         ),
         (
             omit_noise_cost_of_count,
             lambda: (
                 test_plan_schedules
-                .test_gradients_and_count_are_one_mechanism_of_the_plans_noise(30.0)
+                .test_gradient_and_count_noise_compose_to_the_plan_noise(30.0)
             ),
         ),
         (

@@ -45,7 +45,7 @@ def run_example(path, monkeypatch, **sizes):
 
 
 def run_example_with_keys(key_of, path, monkeypatch, **sizes):
-    """The parameters before and after training; `key_of` maps a source line to a key."""
+    """The parameters before and after training; `key_of` maps source lines to keys."""
     if "keras" in path.name and not importlib.util.find_spec("keras"):
         pytest.skip("keras is not installed")
     monkeypatch.setattr(dpjax, "plan", plan)
@@ -96,8 +96,8 @@ def test_plain_and_private_examples_train(name, monkeypatch, capsys):
         np.testing.assert_array_equal(x, other)
         assert np.isfinite(y).all()
         assert np.isfinite(z).all()
-        # A step of adam is at most 5e-3 long, and the first one attains that. With noise
-        # every number moves; without it those of an input that is always zero do not.
+        # A step of adam is at most 5e-3 long, and the first one attains that. With
+        # noise every number moves; without it not where an input is always zero.
         assert 2e-3 < np.abs(y - x).max() < 5.1e-3 * 3
         assert 2e-3 < np.abs(z - x).max() < 5.1e-3 * 3
         assert (z != x).all()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
-from test_minorant import restarts, stack
+from test_minorant import squared_mu, squared_mu_of_best_start
 
 from dpjax import Adjacency
 from dpjax.accounting import gdp, iteration
@@ -110,7 +110,7 @@ def test_clipped_linear_losses_attain_composition(x64):
 
 
 def projected_distribution(drift, noise, diameter, steps, cells=400):
-    """Distribution of iterating x ↦ Π(x + drift + N(0, noise²)) from an interval's middle.
+    """Distribution after steps x ↦ Π(x + drift + N(0, noise²)) from a midpoint.
 
     A transition matrix between cell centres, with the ends as atoms.
     """
@@ -195,8 +195,10 @@ def test_reshuffled_bounds_cover_every_batch_placement(c, epochs, x64):
         s = np.zeros(steps)
         s[[3 * e + p for e, p in enumerate(places)]] = 2.0
         schedule = np.full(steps, c), s, np.full(steps, 3.0)
-        free = max(free, np.sqrt(stack(*schedule)))
-        bounded = max(bounded, np.sqrt(restarts(*schedule, 0.06 / unit)))
+        free = max(free, np.sqrt(squared_mu(*schedule)))
+        bounded = max(
+            bounded, np.sqrt(squared_mu_of_best_start(*schedule, 0.06 / unit))
+        )
     contraction, best = float(bounds.contraction), float(bounds.best)
     assert contraction >= free * (1 - 1e-12)
     assert best >= bounded * (1 - 1e-12)

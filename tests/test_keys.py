@@ -95,7 +95,7 @@ CONSUMERS = {
 
 @pytest.fixture(scope="module")
 def keys_by_consumer():
-    """For every consumer the keys that it draws from, and those it derives from them."""
+    """For every consumer the keys that it draws from, and the keys that it derives."""
     words = np.array([0, 11], np.uint32)
     key, root = (
         jax.random.wrap_key_data(words, impl=recording_prng_impl()),

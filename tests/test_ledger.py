@@ -488,7 +488,7 @@ def test_sampled_runs_compose_by_privacy_loss_distributions(path, runs_by_step):
 
 
 def adaptive_choice_delta(epsilon, *branches):
-    """δ(ε) of a Gaussian mechanism, μ = 1/4, followed by the worst branch for its output.
+    """δ(ε) of a Gaussian mechanism, μ = 1/4, and then the worst branch for its output.
 
     Given the first output y the privacy loss is y / 4 - 1 / 32 so far, and the second
     mechanism adds its δ at what is left of ε. A branch is the probability q with which

@@ -93,7 +93,7 @@ def test_steps_on_quadratics_attain_the_unclipped_constant(x64):
 
 
 def test_clipping_removes_contraction_of_strong_convexity(x64):
-    """Where clipping is active, a step on x²/2 translates: constant 1 instead of 1/2."""
+    """Where clipping is active a step on x²/2 translates: constant 1, not 1/2."""
     x, y, eta = 10.0, 20.0, 0.5
     moved = [v - eta * np.clip(v, -1.0, 1.0) for v in (x, y)]
     assert abs(moved[0] - moved[1]) == abs(x - y)
