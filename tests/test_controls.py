@@ -27,7 +27,7 @@ def halve_noise(monkeypatch):
 
 
 def square_noise_scale(monkeypatch):
-    """Square the noise multiplier, a bug of another library: invisible where it is 1."""
+    """Square the noise multiplier, a bug of another library, invisible at 1."""
     whole = noise.round_up_float32
     monkeypatch.setattr(
         noise,
@@ -90,7 +90,7 @@ def add_noise_after_cast(monkeypatch):
         ),
         pytest.param(
             halve_noise,
-            test_reduced_momentum.test_the_noise_has_the_stated_variance_and_every_node_its_own,
+            test_reduced_momentum.test_noise_has_stated_variance_and_differs_by_node,
             marks=pytest.mark.matrix,
         ),
         pytest.param(
@@ -102,7 +102,7 @@ def add_noise_after_cast(monkeypatch):
         (share_key_among_leaves, test_noise.test_equal_leaves_get_uncorrelated_noise),
         pytest.param(
             share_key_among_leaves,
-            lambda: test_keys.test_masked_and_partitioned_transformations_share_no_noise("masked"),
+            lambda: test_keys.test_masked_transformations_share_no_noise("masked"),
             marks=pytest.mark.matrix,
         ),
         (

@@ -186,7 +186,7 @@ def test_tree_nodes_get_distinct_noise():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("where", ["masked", "partition", "prefix"])
-def test_masked_and_partitioned_transformations_share_no_noise(where):
+def test_masked_transformations_share_no_noise(where):
     n = 2000
     zeros = np.zeros(n, np.float32)
     params = {"a": {"w": zeros}, "b": {"w": zeros}}

@@ -1,4 +1,4 @@
-"""What several processes keep is one run, whoever goes on with it, bit for bit."""
+"""A run saved by several processes resumes bit for bit on any number of them."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def test_runs_saved_by_several_processes_resume_bit_for_bit(tmp_path):
     expected = checkpoint.digest(run.params)
     assert checkpoint.steps(one / "run") == (0, 2, 4, 6)
 
-    # One of two is killed in the middle of a save, and the other then.
+    # One of two is killed in the middle of a save, and then the other.
     run_processes(2, two, dies_at=4)
     assert any("tmp" in x.name for x in (two / "run/4.unfinished").iterdir())
     assert checkpoint.steps(two / "run") == (0, 2)
@@ -28,7 +28,7 @@ def test_runs_saved_by_several_processes_resume_bit_for_bit(tmp_path):
     assert {(two / f"2-{i}").read_text() for i in range(2)} == {expected}
     assert checkpoint.steps(two / "run") == (0, 2, 4, 6)
 
-    # One goes on with what two have kept, and four with what one has.
+    # One process resumes the run of two, and four that of one.
     _, run = train(alone, key)
     assert checkpoint.digest(run.params) == expected
     four = tmp_path / "four"
