@@ -10,14 +10,14 @@ import jax
 import jaxlib
 import pytest
 
-# Programs that run once are compiled with few of XLA's optimisations: two of them are
-# flags (it takes an unknown one for fatal, so only where they are known), and JAX has a
-# name for the others. What rests on how numbers are rounded is marked `rounding`, and
-# CI runs that as the programs of users are compiled, too.
+# Programs that run once are compiled with few of XLA's optimisations: two of these are
+# XLA flags (set only where they are known, as unknown ones are fatal), and JAX has an
+# option for the others. Tests that depend on how numbers are rounded are marked
+# `rounding`; CI runs them with all optimisations, as users compile, too.
 AS_USERS = os.environ.get("DPJAX_TESTS_COMPILER", "quick") == "users"
 if not AS_USERS and jaxlib.__version__.startswith("0.10."):
-    # They are read when the first array is made, and part of what a kept program is
-    # found by: once each, though a worker of xdist has been given them already.
+    # XLA reads them when the first array is made, and they are part of the cache key. So
+    # each is set once, though a worker of xdist inherits them.
     given = os.environ.get("XLA_FLAGS", "").split()
     ours = (
         "--xla_cpu_use_fusion_emitters=false",
@@ -32,8 +32,8 @@ jax.config.update("jax_disable_most_optimizations", not AS_USERS)
 hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("tests")
 
-# Most of a run would go into compiling what an earlier one has compiled. So programs
-# are kept for a month, the small ones too: in a folder that may be deleted at any time.
+# Most of a run would recompile the programs of an earlier one. So compiled programs,
+# small ones included, are cached for a month, in a folder that may be deleted any time.
 _MONTH = 30 * 24 * 3600
 _CACHE = pathlib.Path(
     os.environ.setdefault(
@@ -46,8 +46,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-# Programs of JAX are many small objects, few of them garbage: Python would look through
-# them all, again and again.
+# Programs of JAX are many small objects, few of them garbage: Python would traverse them
+# all, again and again.
 gc.set_threshold(100_000, 50, 100)
 
 
@@ -56,7 +56,7 @@ def pytest_collection_finish():
 
 
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):  # the process that the others work for
+    if not hasattr(config, "workerinput"):  # the controlling process of xdist
         for entry in _CACHE.glob("*"):
             if time.time() - entry.stat().st_mtime > _MONTH:
                 entry.unlink(missing_ok=True)
@@ -65,8 +65,8 @@ def pytest_configure(config):
 # A test spends its time in building programs, so one of the default suite may compile
 # this many at most, the single operations that run outside of `jax.jit` included.
 _MAX_PROGRAMS = 12
-# What an earlier test of the process has compiled is not compiled again: a test may
-# pass after another one and fail alone. With this variable each test runs as if alone.
+# Programs of earlier tests of the process are not compiled again: a test may pass after
+# another one and fail alone. With this variable each test runs as if alone.
 _ALONE = "DPJAX_TESTS_ALONE" in os.environ
 _UNLIMITED = ("slow", "matrix", "whole")
 _compiled: list[str] = []

@@ -121,7 +121,7 @@ def test_epsilon_bounds_bracket_published_values():
         assert upper - lower <= 1e-3
 
 
-def simulated(noise, num_steps, num_epochs, epsilon, seed, samples=200_000):
+def simulate_delta(noise, num_steps, num_epochs, epsilon, seed, samples=200_000):
     """δ(ε) in both orders from samples: means and their standard errors.
 
     E_P(1 − e^ε / L)₊ and E_Q(1 − e^ε L)₊ are means of numbers in [0, 1].
@@ -148,7 +148,7 @@ def simulated(noise, num_steps, num_epochs, epsilon, seed, samples=200_000):
 )
 def test_delta_bounds_bracket_simulation(noise, num_steps, num_epochs, epsilon):
     # Five standard errors: a false alarm in 1e6 for each of twelve comparisons.
-    rows = simulated(noise, num_steps, num_epochs, epsilon, seed=num_steps)
+    rows = simulate_delta(noise, num_steps, num_epochs, epsilon, seed=num_steps)
     upper = allocation_bound("delta", num_steps, num_epochs)(noise, epsilon)
     lower = allocation_bound("delta_lower", num_steps, num_epochs)(noise, epsilon)
     assert all(upper >= mean - 5 * error for mean, error in rows)

@@ -87,7 +87,7 @@ def expectation(k, weights, strikes):
     return np.array([np.sum(mass * np.maximum(ratio - s, 0.0)) for s in strikes])
 
 
-@pytest.mark.slow  # a theorem: none of what is tested here is called
+@pytest.mark.slow  # a theorem: it calls no code of dpjax
 def test_larger_covariances_dominate_in_convex_order():
     rng = np.random.default_rng(0)
     strikes = np.array([0.3, 0.8, 1.2, 3.0])
@@ -106,7 +106,7 @@ def test_larger_covariances_dominate_in_convex_order():
 
 @pytest.mark.slow  # a theorem, likewise
 def test_adaptive_gradients_never_exceed_aligned_ones():
-    """Two steps, three patterns; what is added at the second depends on the first."""
+    """Two steps, three patterns; the second step depends on the first output."""
     rng = np.random.default_rng(1)
     z = np.linspace(-8, 8, 801)
     density = scipy.stats.norm.pdf(z) * (z[1] - z[0])
@@ -235,8 +235,8 @@ def test_epsilon_bound_holds_in_one_simulation():
 @pytest.mark.slow  # a program for each of the two accounts
 def test_independent_noise_equals_random_allocation():
     nothing = np.zeros(4)
-    # Once: one of eight steps. In bins of three epochs: the same, with √3 times less
-    # noise; anew in each: three epochs of allocation.
+    # Fixed bins: one of eight steps in all three epochs, as once with √3 times less noise.
+    # Fresh bins: three epochs of allocation.
     for noise in (0.9, 2.0):
         once = float(allocation.epsilon(noise / np.sqrt(3), 1e-5, num_steps=8))
         got = float(make_epsilon_fn("random_bins")(nothing, noise, 1e-5))

@@ -88,7 +88,7 @@ def test_delta_of_two_states_is_a_tight_upper_bound(variance, decay, epsilon):
     # The reference is a sum over even points, 1e-5 off at its kink.
     assert np.all(bound >= np.multiply(exact, 1 - 1e-5))
     # States are a quarter of a standard deviation apart, and rounding to them adds a
-    # sixth of the square, 1 % of the variance for each of two places, or twice.
+    # sixth of the square, 1 % of the variance for each of two positions, or twice.
     assert np.all(bound <= np.multiply(exact, 1.1))
 
 
@@ -122,7 +122,7 @@ def test_chain_delta_bounds_hold_in_simulations(places, variance, decay, epsilon
     mean, error = simulate_delta(places, variance, decay, epsilon, 200_000, 0)
     bound = chain_delta_fn()(places, variance, decay, epsilon)
     assert np.all(bound >= mean - 6 * error)
-    # And not far above: the states add a few percent to variances.
+    # The bound is tight: the states add a few percent to variances.
     assert np.all(bound <= 1.2 * mean + 6 * error)
 
 

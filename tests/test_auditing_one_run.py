@@ -89,7 +89,7 @@ def test_epsilon_bound_error_rate_holds_for_worst_mechanism(m, r, x64):
             )
 
         assert bound(p * (1 - 1e-6)) <= epsilon
-        if delta == 0:  # attained by randomised response, and by no bound exceeded
+        if delta == 0:  # attained by randomised response, so no bound is larger
             honest = 1 / (1 + np.exp(-epsilon))
             np.testing.assert_allclose(p, honest**r, rtol=1e-6)
             assert bound(p * (1 + 1e-5)) > epsilon - 1e-4

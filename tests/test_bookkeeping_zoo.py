@@ -211,7 +211,7 @@ def lora() -> Any:
     ]
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
-        # Adapters beside the weights, and adapters merged into them.
+        # Adapters applied separately, and adapters merged into the weights.
         for i, (w, p) in enumerate(zip(base, params, strict=True)):
             if i < 2:
                 x = jnp.tanh(x @ w + 0.5 * (x @ p["a"]) @ p["b"])

@@ -427,7 +427,7 @@ def test_unreadable_record_raises(saved_folder, plan, uninterrupted_runs):
     damaged += [content.replace(b'"noise_multiplier": 1.3', b'"noise_multiplier": NaN')]
     odd = [{x: y for x, y in record.items() if x != name} for name in record]
     odd += [{**record, name: None} for name in record]
-    # With a digest that somebody computed again.
+    # With a digest that was recomputed.
     odd += [add_digest(x) for x in odd if x.get("digest")]
     odd += [add_digest({**record, "format": 2}), add_digest({**record, "step": 3})]
     of_plan = record["plan"]
@@ -447,7 +447,7 @@ def test_unreadable_record_raises(saved_folder, plan, uninterrupted_runs):
         path.write_bytes(text)
         if len(text) == 100_000 or text in damaged[:2]:
             assert_every_reader_raises(saved_folder, plan, uninterrupted_runs[0], 2)
-        else:  # they all read it in one way
+        else:  # all functions read it by the same code
             with pytest.raises(
                 ValueError, match=f"{saved_folder}/2 is damaged or was changed"
             ):
@@ -635,7 +635,7 @@ def test_interrupted_save_leaves_a_complete_checkpoint_or_none(
             shutil.rmtree(path)
 
         with monkeypatch.context() as changed:
-            # Orbax has modules of its own, which are left alone.
+            # Only these modules are patched, and not those that Orbax uses.
             for place in (_folder, _durable):
                 calls = vars(os) | {
                     name: die_before(getattr(os, name))
@@ -657,7 +657,7 @@ def test_interrupted_save_leaves_a_complete_checkpoint_or_none(
         found.append(newest)
         checkpoint.save(
             folder, plan, uninterrupted_runs[2], keep=1
-        )  # once more, over what is left
+        )  # again, over the remains
         checkpoint.save(folder, plan, uninterrupted_runs[3], keep=1)
         assert [x.name for x in folder.iterdir()] == ["3"]
     assert found == sorted(found)

@@ -94,14 +94,16 @@ def test_sum_is_invariant_to_microbatch_size(batch, microbatch_size):
 
 
 def test_memory_is_bounded_by_the_microbatch():
-    def big(w, x):
+    def tanh_loss(w, x):
         return jnp.sum(jnp.tanh(x @ w))
 
     shape = (64, 256), (256, 512)
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shape)
 
     def temporaries(microbatch_size):
-        fn = clipped_grad(big, 1.0, microbatch_size=microbatch_size, engine="vmap")
+        fn = clipped_grad(
+            tanh_loss, 1.0, microbatch_size=microbatch_size, engine="vmap"
+        )
         fn = jax.jit(fn)
         analysis = fn.lower(w, x).compile().memory_analysis()
         return analysis.temp_size_in_bytes
@@ -154,10 +156,10 @@ def test_zero_gradients_stay_zero():
 
 def test_half_precision_sums_in_float32():
     # 4096 contributions of 2⁻⁹ would stop growing at 1 in bfloat16.
-    def tiny(w, x):
+    def product_loss(w, x):
         return (w * x).astype(jnp.float32)
 
-    fn = clipped_grad(tiny, 1.0)
+    fn = clipped_grad(product_loss, 1.0)
     one, examples = np.ones((), jnp.bfloat16), np.full(4096, 2.0**-9, jnp.bfloat16)
     total, _ = jax.jit(fn)(one, examples)
     assert total.dtype == jnp.float32

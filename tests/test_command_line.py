@@ -206,7 +206,7 @@ def report_text(run_command, write_record, kind, steps):
 @pytest.mark.parametrize("steps", [36, 9])
 def test_report_equals_the_guarantee_statement(report_text, kind, steps):
     guarantee = make_plan(kind).guarantee.at(steps)
-    if kind == "varying" and steps == 9:  # of the schedule it has what was released
+    if kind == "varying" and steps == 9:  # only the released part of the schedule
         starts = [int(x) for x in re.findall(r" from step (\d+)\)", report_text)]
         assert starts == [p.start for p in make_plan(kind).schedule if p.start < 9]
         assert len(starts) < len(make_plan(kind).schedule)

@@ -255,7 +255,7 @@ def read_by_take(table, ids):
 
 
 def read_by_product(table, ids):
-    """On explicit axes JAX's own gradients refuse a gather."""
+    """A lookup by a product, as JAX has no gradient of a gather on explicit axes."""
     return jax.nn.one_hot(ids, VOCABULARY, dtype=table.dtype) @ table
 
 

@@ -97,7 +97,7 @@ def test_programs_print_the_output_on_the_page(page, tmp_path, monkeypatch, requ
     if page in OPTIMIZED:
         request.getfixturevalue("optimized")
     monkeypatch.chdir(tmp_path)  # a page may write a file
-    with jax.numpy_rank_promotion("allow"):  # as it is for users
+    with jax.numpy_rank_promotion("allow"):  # JAX's default
         assert render_page(page) == (DOCS / page).read_text(encoding="utf-8")
 
 

@@ -67,7 +67,7 @@ def run_example_with_keys(key_of, path, monkeypatch, **sizes):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with jax.numpy_rank_promotion("allow"):  # as it is for users
+    with jax.numpy_rank_promotion("allow"):  # JAX's default
         found.append(copy_leaves(module.main(**sizes)))
     monkeypatch.undo()
     return found

@@ -121,7 +121,7 @@ def test_nan_between_clipping_and_noise_stays_in_its_entry(name, value):
     np.testing.assert_array_equal(broken[elsewhere], clean[elsewhere])
     again, _ = step(sums, after)  # a sum without it
     assert np.isfinite(again[elsewhere]).all()
-    # Momentum of sums remembers it; the memory of noise alone has no place for it.
+    # Momentum of sums keeps the NaN; a state of noise alone does not contain it.
     assert np.isfinite(again[5]) == name.startswith(("add", "noisy", "correlated"))
 
 

@@ -149,7 +149,7 @@ def test_batch_normalization_uses_single_examples_and_keeps_the_model(
     # Nothing before the normalization, and not its scale, can be trained.
     with pytest.warns(UserWarning, match=r"'\[0\]', '\[1\]', '\[2\]'.*batch of one"):
         outputs, state = run_on(x)
-    # A batch of one has no variance: the layer gives its bias, whatever the example.
+    # A batch of one has no variance: the layer returns its bias for every example.
     assert np.ptp(outputs) < 1e-5
     # The averages that come back are those of single examples: one a row.
     dense = x @ np.asarray(params[0]) + np.asarray(params[1])

@@ -116,7 +116,7 @@ def keys_by_consumer():
 def test_consumers_never_share_a_key(keys_by_consumer, name):
     drawn, derived = keys_by_consumer
     own = set(drawn[name])
-    assert len(own) == len(drawn[name]) >= 4  # nor twice from one of its own
+    assert len(own) == len(drawn[name]) >= 4  # and never twice from one key
     for other in drawn:
         if other != name:
             assert not own & set(drawn[other])
@@ -281,7 +281,7 @@ def test_random_key_fills_all_words(impl):
     like = jax.random.key(0, impl=impl)
     assert dpjax.random_key(impl).dtype == like.dtype
     assert keys[0].shape == jax.random.key_data(like).shape
-    # Every word of eight keys alike: chance 2^-224 for each word.
+    # A word is equal in all eight keys with chance 2^-224.
     assert np.all(np.any(np.stack(keys) != keys[0], axis=0))
     dpjax.add_gaussian_noise(1.0, key=dpjax.random_key(impl)).init(None)
 

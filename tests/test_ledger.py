@@ -401,7 +401,7 @@ def test_reusing_a_key_for_another_run_raises(path, plan, runs_by_step):
 
 
 def test_rbg_and_unsafe_rbg_keys_with_equal_data_name_one_run(path, plan, runs_by_step):
-    """They draw the same batches and noise, so that a second release is refused."""
+    """They draw the same batches and noise, so that a second release raises."""
     data = np.array([0, 5, 0, 5], np.uint32)
     keys = [jax.random.wrap_key_data(data, impl=x) for x in ("rbg", "unsafe_rbg")]
 
@@ -454,7 +454,7 @@ def test_unfinished_run_costs_its_whole_plan(path, plan, runs_by_step):
     assert ledger.read(path).epsilon(1e-4) == pytest.approx(once, rel=1e-5)
     ledger.release(
         path, plan, continue_from(runs_by_step[4], runs_by_step[2])
-    )  # it went on, after all
+    )  # the ended run continues all the same
     assert ledger.read(path).epsilon(1e-4) == pytest.approx(whole, rel=1e-5)
     with pytest.raises(ValueError, match="key must be that of a run"):
         ledger.end(path, OTHER, "why")

@@ -159,7 +159,7 @@ def test_sums_without_a_mesh_in_context_equal_one_device(expected_sum):
     ],
 )
 def test_sums_inside_shard_map_equal_one_device(engine, check_vma, other, expected_sum):
-    """One device's part in shard_map, alone or beside an axis of another type."""
+    """Local sums in shard_map, with one axis or with another axis of any type."""
     size = 4 if engine == "ghost" else 3  # microbatches divide the local batch, or not
     shape, names = ((4,), ("data",)) if other is None else ((2, 2), ("data", "model"))
     types = (EXPLICIT, other or EXPLICIT)[: len(shape)]

@@ -71,7 +71,7 @@ def test_sensitivity_equals_sum_of_powers(x64):
 
 @pytest.fixture
 def neighbouring_runs(strong):
-    """Runs with opposite labels of one example on a feature of its own: a bad case."""
+    """Runs with opposite labels of one example whose feature no other one has."""
     x, y = make_data()
     x[:, 2], x[0] = 0.0, [0.0, 0.0, 1.5]
     other = y.copy()

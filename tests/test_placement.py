@@ -87,7 +87,7 @@ def single_device_updates(name):
 
 
 def assert_updates_close(out, expected):
-    # A few roundings, in whatever order the compiler takes them.
+    # A few roundings, in any order that the compiler chooses.
     chex.assert_trees_all_close(out, expected, rtol=32 * 2.0**-23, atol=32 * 2.0**-23)
 
 

@@ -23,8 +23,8 @@ mp.mp.dps = 40
 
 
 # A program for each kind and each function takes seconds to compile. The default suite
-# has both functions of one kind and ε of another; that of the third is part of what
-# `test_truncation` compares.
+# has both functions of one kind and ε of another; `test_truncation` covers that of the
+# third.
 KINDS = [
     "poisson",
     pytest.param("replace", marks=pytest.mark.matrix),
@@ -172,7 +172,7 @@ def test_epsilon_at_tiny_sampling_rates_is_tight(mu, q, count, delta, top, x64):
             reference.convolved_delta(mu, q, count, at, top, points)
             for points in (4_000, 8_000)
         )
-        # The error falls to a quarter; twice what it should be covers the rest.
+        # The error falls to a quarter; the limit below allows for twice as much.
         exact, error = fine - (coarse - fine) / 3, (coarse - fine) / 3
         assert abs(error) < 0.01 * exact
         assert exact - error > delta if least else exact - error <= delta
@@ -287,7 +287,7 @@ def test_epsilon_agrees_with_dp_accounting(sigma, q, count, delta, x64):
     assert bounds[0] <= epsilon <= bounds[1] + 1e-3
 
 
-@pytest.mark.slow  # a theorem: none of what is tested here is called
+@pytest.mark.slow  # a theorem: it calls no code of dpjax
 def test_opposite_contributions_are_worst_under_replace():
     # Hockey-stick divergences in the plane, on a grid that is fine for unit Gaussians.
     x = np.linspace(-9, 9, 361)

@@ -151,15 +151,15 @@ def test_curve_of_infinite_mu_is_zero():
 
 
 @pytest.fixture
-def curve_without_epsilon():
+def infinite_epsilon_curve():
     blank = EpsilonProfile(lambda delta: jnp.asarray(np.inf))
     return line_data(
         plot.tradeoff(Guarantee("all", blank, Adjacency.REPLACE, ())).lines[0]
     )
 
 
-def test_curve_of_infinite_epsilon_is_zero(curve_without_epsilon):
-    assert not curve_without_epsilon[1].any()
+def test_curve_of_infinite_epsilon_is_zero(infinite_epsilon_curve):
+    assert not infinite_epsilon_curve[1].any()
 
 
 def test_legend_covers_no_curve():

@@ -193,7 +193,7 @@ def test_readme_is_short():
 @pytest.mark.slow
 def test_plan_page_programs_run(capsys):
     page, names = (ROOT / "docs/plan.md").read_text(), {}
-    with jax.numpy_rank_promotion("allow"):  # as it is for users
+    with jax.numpy_rank_promotion("allow"):  # JAX's default
         for program in page.split("```python\n")[1:]:
             exec(compile(program.split("```")[0], "plan.md", "exec"), names)
     printed = capsys.readouterr().out

@@ -71,7 +71,7 @@ def subsampled_epsilon(epsilon, q):
     return epsilon if q == 1 else np.logaddexp(np.log1p(-q), np.log(q) + epsilon)
 
 
-@pytest.mark.slow  # a theorem: none of what is tested here is called
+@pytest.mark.slow  # a theorem: it calls no code of dpjax
 def test_adaptive_gradients_never_exceed_opposite_ones():
     """Two steps, three patterns; the second step depends on the first output."""
     rng = np.random.default_rng(1)

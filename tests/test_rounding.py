@@ -109,7 +109,7 @@ def cancelling_rows(kind, rng, b=40, g=2, t=6, n=130, p=90):
         left, right = np.full_like(left, 1.1), np.full_like(right, 0.7)
         right[:, :, 1::2] *= -(1 + small)
         return [Factors(left, right)], (n,)
-    if kind == "looked up":  # at few positions, in two places
+    if kind == "looked up":  # at few positions, by two lookups
         position = rng.integers(0, 3, (b, g, t))
         again = OneHot(np.roll(position, -1, axis=-1))
         rolled = np.roll(right, -1, axis=2) * (1 + small)

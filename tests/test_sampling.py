@@ -78,7 +78,7 @@ def test_reshuffled_order_depends_only_on_epoch_and_key():
     np.testing.assert_array_equal(first, again)
     for other in others:
         assert np.any(first != other)
-    # Each place is uniform: 4000 epochs, 5 values, z = 5 in 25 cells.
+    # Each position is uniform: 4000 epochs, 5 values, z = 5 in 25 cells.
     many = jax.jit(
         jax.vmap(lambda e: sampling.reshuffled(5, 5, key=KEY, epoch=e).indices.ravel())
     )(np.arange(4000))

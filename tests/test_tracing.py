@@ -272,7 +272,7 @@ def test_numpy_constants_match_reference(engine, traced):
         return jnp.sum(y[-1] ** 2)
 
     params = {"w": normal(0, 3, 4), "rate": np.ones(4, np.float32)}
-    if traced:  # which is where it would fail
+    if traced:  # tracing is where it would fail
         fn = dpjax.clipped_grad(loss, 1.0, engine=engine)
         grads, _ = jax.eval_shape(fn, params, normal(1, 2, 3))
         assert {k: x.shape for k, x in grads.items()} == {"w": (3, 4), "rate": (4,)}
