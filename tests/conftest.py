@@ -16,8 +16,8 @@ import pytest
 # `rounding`; CI runs them with all optimisations, as users compile, too.
 AS_USERS = os.environ.get("DPJAX_TESTS_COMPILER", "quick") == "users"
 if not AS_USERS and jaxlib.__version__.startswith("0.10."):
-    # XLA reads them when the first array is made, and they are part of the cache key. So
-    # each is set once, though a worker of xdist inherits them.
+    # XLA reads them when the first array is made, and they are part of the cache key.
+    # So each is set once, though a worker of xdist inherits them.
     given = os.environ.get("XLA_FLAGS", "").split()
     ours = (
         "--xla_cpu_use_fusion_emitters=false",
@@ -46,8 +46,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-# Programs of JAX are many small objects, few of them garbage: Python would traverse them
-# all, again and again.
+# Programs of JAX are many small objects, few of them garbage: Python would traverse
+# them all, again and again.
 gc.set_threshold(100_000, 50, 100)
 
 

@@ -235,8 +235,8 @@ def test_epsilon_bound_holds_in_one_simulation():
 @pytest.mark.slow  # a program for each of the two accounts
 def test_independent_noise_equals_random_allocation():
     nothing = np.zeros(4)
-    # Fixed bins: one of eight steps in all three epochs, as once with √3 times less noise.
-    # Fresh bins: three epochs of allocation.
+    # Fixed bins: one of eight steps in all three epochs, as once with √3 times less
+    # noise. Fresh bins: three epochs of allocation.
     for noise in (0.9, 2.0):
         once = float(allocation.epsilon(noise / np.sqrt(3), 1e-5, num_steps=8))
         got = float(make_epsilon_fn("random_bins")(nothing, noise, 1e-5))
