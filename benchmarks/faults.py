@@ -25,16 +25,16 @@ KINDS = {
         "test_faults.py",
         "nan_between",
     ),
-    "empty batches, and such that overflow": ("test_faults.py", "empty_or_overflow"),
+    "empty batches, and such that overflow": ("test_faults.py", "empty_and_overflow"),
     "another clock, other seeds": ("test_faults.py", "clocks"),
-    "reading that fails": ("test_plan_batches.py", "reading_fails"),
+    "reading that fails": ("test_plan_batches.py", "reading_error"),
     "a full disk": ("test_checkpoint.py", "full_disk"),
-    "a save that ends between its writes": ("test_checkpoint.py", "whole_or_not_there"),
-    "damaged bits": ("test_checkpoint.py", "bits_that_changed"),
-    "another mesh": ("test_checkpoint.py", "mesh_may_change"),
+    "a save that ends between its writes": ("test_checkpoint.py", "checkpoint_or_none"),
+    "damaged bits": ("test_checkpoint.py", "changed_or_missing"),
+    "another mesh": ("test_checkpoint.py", "onto_another_mesh"),
     "a process that is killed": ("test_checkpoint.py", "killed_fifty_times"),
 }
-KILLS = re.compile(r"survive\(tmp_path, plan, random\.Random\(2\), (\d+)\)")
+KILLS = re.compile(r"kill_and_resume\(tmp_path, plan, random\.Random\(2\), (\d+)\)")
 
 
 def counted(file, name):

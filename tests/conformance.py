@@ -26,7 +26,7 @@ from dpjax.accounting import (
 )
 from dpjax.clipping._clipped_grad import ENGINES as NAMES
 
-# An engine with a microbatch size.
+# Pairs of an engine and a microbatch size.
 ENGINES = [(name, size) for name in NAMES for size in (None, 3)]
 
 _MEAN = {"clip_norm": 0.4, "noise_multiplier": 2.5, "expected_batch_size": 8}
@@ -71,7 +71,7 @@ TRANSFORMATIONS = {
     ),
 }
 
-# One of each way to make noise. The others add it by the same code.
+# One transformation for each way to generate noise. The others share that code.
 MECHANISMS = (
     "add_gaussian_noise",
     "noisy_mean",
@@ -204,45 +204,53 @@ _MOMENTUM = {
 }
 
 
-def _times(x, values):
+def as_scaled_array(x, values):
     return x * jnp.asarray(values, jnp.result_type(float))
 
 
-def _sampled(noise_multiplier):
+def composed_poisson_steps(noise_multiplier):
     step = pld.poisson_gaussian(noise_multiplier, 0.1, adjacency=Adjacency.ADD_REMOVE)
     return pld.compose(step, 7)
 
 
-# From a real number to what is accounted for; where; and whether it has a derivative.
+# Each accountant as a function of one real number, and the number to evaluate it at.
 ACCOUNTANTS = {
     "gdp.tradeoff": (lambda x: gdp.tradeoff(x, 0.3), 1.7),
     "gdp.delta": (lambda x: gdp.delta(x, 0.8), 1.7),
     "gdp.epsilon": (lambda x: gdp.epsilon(x, 1e-6), 1.7),
     "gdp.mu": (lambda x: gdp.mu(x, 1e-6), 1.7),
-    "gdp.compose": (lambda x: gdp.compose(_times(x, (1, 2, 3))), 1.7),
+    "gdp.compose": (lambda x: gdp.compose(as_scaled_array(x, (1, 2, 3))), 1.7),
     "rdp.gaussian": (lambda x: rdp.gaussian(x, _ORDERS), 1.7),
     "rdp.poisson_gaussian": (lambda x: rdp.poisson_gaussian(x, 0.1, _ORDERS), 1.7),
     "rdp.fixed_size_gaussian": (
         lambda x: rdp.fixed_size_gaussian(x, 0.1, _ORDERS),
         1.7,
     ),
-    "rdp.compose": (lambda x: rdp.compose(_times(x, _ORDERS), count=3), 0.1),
-    "rdp.epsilon": (lambda x: rdp.epsilon(_times(x, _ORDERS), _ORDERS, 1e-6), 0.1),
-    "rdp.best_order": (
-        lambda x: rdp.best_order(_times(x, _ORDERS), _ORDERS, 1e-6),
+    "rdp.compose": (lambda x: rdp.compose(as_scaled_array(x, _ORDERS), count=3), 0.1),
+    "rdp.epsilon": (
+        lambda x: rdp.epsilon(as_scaled_array(x, _ORDERS), _ORDERS, 1e-6),
         0.1,
     ),
-    "rdp.delta": (lambda x: rdp.delta(_times(x, _ORDERS), _ORDERS, 2.0), 0.1),
-    "pld.poisson_gaussian": (lambda x: pld.epsilon(_sampled(x), 1e-6), 1.7),
+    "rdp.best_order": (
+        lambda x: rdp.best_order(as_scaled_array(x, _ORDERS), _ORDERS, 1e-6),
+        0.1,
+    ),
+    "rdp.delta": (lambda x: rdp.delta(as_scaled_array(x, _ORDERS), _ORDERS, 2.0), 0.1),
+    "pld.poisson_gaussian": (
+        lambda x: pld.epsilon(composed_poisson_steps(x), 1e-6),
+        1.7,
+    ),
     "pld.gaussian": (lambda x: pld.epsilon(pld.gaussian(x), 1e-6), 1.7),
     "pld.subsampled_gdp": (lambda x: pld.delta(pld.subsampled_gdp(x, 0.1), 0.5), 1.7),
-    "pld.compose": (lambda x: pld.delta(_sampled(x), 0.3), 1.7),
+    "pld.compose": (lambda x: pld.delta(composed_poisson_steps(x), 0.3), 1.7),
     "pld.convolve": (
-        lambda x: pld.delta(pld.convolve(_sampled(1.7), pld.gaussian(x)), 0.8),
+        lambda x: pld.delta(
+            pld.convolve(composed_poisson_steps(1.7), pld.gaussian(x)), 0.8
+        ),
         0.6,
     ),
-    "pld.delta": (lambda x: pld.delta(_sampled(1.7), x), 0.8),
-    "pld.epsilon": (lambda x: pld.epsilon(_sampled(1.7), x), 1e-4),
+    "pld.delta": (lambda x: pld.delta(composed_poisson_steps(1.7), x), 0.8),
+    "pld.epsilon": (lambda x: pld.epsilon(composed_poisson_steps(1.7), x), 1e-4),
     "pure.delta": (lambda x: pure.delta(x, 0.8), 1.7),
     "pure.epsilon": (lambda x: pure.epsilon(x, 0.1), 1.7),
     "pure.mu": (lambda x: pure.mu(x), 1.7),
@@ -326,7 +334,10 @@ ACCOUNTANTS = {
     ),
     "iteration.optimal_shift_mu": (
         lambda x: iteration.optimal_shift_mu(
-            np.full(5, 0.9), np.full(5, 0.3), _times(x, np.ones(5)), diameter=2.0
+            np.full(5, 0.9),
+            np.full(5, 0.3),
+            as_scaled_array(x, np.ones(5)),
+            diameter=2.0,
         ),
         1.7,
     ),
@@ -391,11 +402,15 @@ ACCOUNTANTS = {
         0.3,
     ),
     "iteration.random_assignment_delta": (
-        lambda x: iteration.random_assignment_delta(_times(x, (0.2, 1.0)), 0.8),
+        lambda x: iteration.random_assignment_delta(
+            as_scaled_array(x, (0.2, 1.0)), 0.8
+        ),
         1.7,
     ),
     "iteration.random_assignment_epsilon": (
-        lambda x: iteration.random_assignment_epsilon(_times(x, (0.2, 1.0)), 1e-6),
+        lambda x: iteration.random_assignment_epsilon(
+            as_scaled_array(x, (0.2, 1.0)), 1e-6
+        ),
         1.7,
     ),
     "iteration.noisy_sgd_epsilon": (
@@ -406,7 +421,7 @@ ACCOUNTANTS = {
     ),
 }
 
-# Public functions that are none of these; each has tests of its own.
+# Public functions in none of these tables; each has tests of its own.
 ELSEWHERE = {
     "dpjax": {
         "accumulate",
@@ -461,8 +476,8 @@ ELSEWHERE = {
         "pld.of",
         "allocation.delta_lower",  # derivatives of lower bounds are a few percent off
         "allocation.epsilon_lower",
-        "allocation.pld",  # which the others are made of
-        "iteration.noisy_gd_bounds",  # what the μ's are the smallest of
+        "allocation.pld",  # the others are made of it
+        "iteration.noisy_gd_bounds",  # the μ's are the minimum of these
         "iteration.noisy_cyclic_gd_bounds",
         "iteration.noisy_sgd_bounds",
         "random_rounds.group",

@@ -10,14 +10,14 @@ import jax
 import jaxlib
 import pytest
 
-# Programs that run once are compiled with few of XLA's optimisations: two of them are
-# flags (it takes an unknown one for fatal, so only where they are known), and JAX has a
-# name for the others. What rests on how numbers are rounded is marked `rounding`, and
-# CI runs that as the programs of users are compiled, too.
+# Programs that run once are compiled with few of XLA's optimisations: two of these are
+# XLA flags (set only where they are known, as unknown ones are fatal), and JAX has an
+# option for the others. Tests that depend on how numbers are rounded are marked
+# `rounding`; CI runs them with all optimisations, as users compile, too.
 AS_USERS = os.environ.get("DPJAX_TESTS_COMPILER", "quick") == "users"
 if not AS_USERS and jaxlib.__version__.startswith("0.10."):
-    # They are read when the first array is made, and part of what a kept program is
-    # found by: once each, though a worker of xdist has been given them already.
+    # XLA reads them when the first array is made, and they are part of the cache key.
+    # So each is set once, though a worker of xdist inherits them.
     given = os.environ.get("XLA_FLAGS", "").split()
     ours = (
         "--xla_cpu_use_fusion_emitters=false",
@@ -32,8 +32,8 @@ jax.config.update("jax_disable_most_optimizations", not AS_USERS)
 hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("tests")
 
-# Most of a run would go into compiling what an earlier one has compiled. So programs
-# are kept for a month, the small ones too: in a folder that may be deleted at any time.
+# Most of a run would recompile the programs of an earlier one. So compiled programs,
+# small ones included, are cached for a month, in a folder that may be deleted any time.
 _MONTH = 30 * 24 * 3600
 _CACHE = pathlib.Path(
     os.environ.setdefault(
@@ -46,17 +46,17 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-# Programs of JAX are many small objects, few of them garbage: Python would look through
+# Programs of JAX are many small objects, few of them garbage: Python would traverse
 # them all, again and again.
 gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_collection_finish():
-    gc.freeze()  # what is imported by now stays
+    gc.freeze()  # modules imported by now are never garbage
 
 
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):  # the process that the others work for
+    if not hasattr(config, "workerinput"):  # the controlling process of xdist
         for entry in _CACHE.glob("*"):
             if time.time() - entry.stat().st_mtime > _MONTH:
                 entry.unlink(missing_ok=True)
@@ -65,8 +65,8 @@ def pytest_configure(config):
 # A test spends its time in building programs, so one of the default suite may compile
 # this many at most, the single operations that run outside of `jax.jit` included.
 _MAX_PROGRAMS = 12
-# What an earlier test of the process has compiled is not compiled again: a test may
-# pass after another one and fail alone. With this variable each test runs as if alone.
+# Programs of earlier tests of the process are not compiled again: a test may pass after
+# another one and fail alone. With this variable each test runs as if alone.
 _ALONE = "DPJAX_TESTS_ALONE" in os.environ
 _UNLIMITED = ("slow", "matrix", "whole")
 _compiled: list[str] = []
@@ -98,7 +98,7 @@ def pytest_runtest_call(item):
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
-    """Keep one case of each test marked `diagonal`, or one for each value of a name.
+    """Keep one case of each test marked `diagonal`, or one per value of an argument.
 
     All other cases are marked `matrix`. Which case stays depends on the names of the
     test and of these values alone, and differs from value to value.
@@ -123,13 +123,13 @@ def pytest_collection_modifyitems(items):
             case.add_marker(pytest.mark.matrix)
 
 
-# A process maps a program's code in about ten pieces, and Linux allows 65,530 of them:
-# one that keeps the programs of all tests crashes on its way.
+# A compiled program takes about ten memory mappings, and Linux allows a process 65,530
+# of them: one that kept the programs of all tests would crash.
 _MANY_PIECES = 20_000
 
 
-def _mapped_pieces():
-    """In how many pieces this process maps memory, where the system says so."""
+def count_mapped_regions():
+    """Number of memory mappings of this process, where the system reports it."""
     try:
         return pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
     except FileNotFoundError:
@@ -137,8 +137,8 @@ def _mapped_pieces():
 
 
 @contextlib.contextmanager
-def _best_programs():
-    """Compiled as XLA's best, and its own."""
+def fully_optimized():
+    """Compile with all of XLA's optimisations, and drop the programs afterwards."""
     if AS_USERS:
         yield
         return
@@ -151,27 +151,27 @@ def _best_programs():
 
 @pytest.fixture(scope="module", autouse=True)
 def programs(request):
-    """Programs stay in memory from file to file, until they are too many.
+    """Keep compiled programs from file to file, until there are too many.
 
-    Those of a file that is marked `optimized`, as its programs run for longer than they
-    compile, are XLA's best.
+    A file marked `optimized`, whose programs take longer to run than to compile, gets
+    all of XLA's optimisations.
     """
     optimized = request.node.get_closest_marker("optimized") is not None
-    with _best_programs() if optimized else contextlib.nullcontext():
+    with fully_optimized() if optimized else contextlib.nullcontext():
         yield
-    if _mapped_pieces() >= _MANY_PIECES:
+    if count_mapped_regions() >= _MANY_PIECES:
         jax.clear_caches()
 
 
 @pytest.fixture
 def optimized():
-    """For one test that is long, in a file whose others are not."""
-    with _best_programs():
+    """All of XLA's optimisations for one long test in a file of short ones."""
+    with fully_optimized():
         yield
 
 
 @pytest.fixture
 def x64():
-    """Accountants hand back float64, so that a test sees their full precision."""
+    """Enable x64, so that accountants return their results in full precision."""
     with jax.enable_x64(True):
         yield

@@ -1,7 +1,7 @@
-"""A small private run in a process of its own, which is killed at some time.
+"""A small private run in a process of its own, which is killed at a given time.
 
-Processes come from a server that has imported what is slow to import, and started
-nothing of JAX, so that each of them is there in a moment. See `test_checkpoint`.
+Processes are forked from a server that has imported the slow modules but not started
+JAX, so that each of them starts quickly. See `test_checkpoint`.
 """
 
 import functools
@@ -37,13 +37,13 @@ def loss(w, x):
     return jnp.mean((x @ w["w"] - 0.3 + w["b"]) ** 2)
 
 
-def begin(plan, key):
+def initial_run(plan, key):
     w = {"w": jnp.zeros(3), "b": jnp.zeros(())}
     state = plan.optimizer(optax.adam(0.1), key=key).init(w)
     return checkpoint.Run(key, 0, w, state)
 
 
-def step_of(plan):
+def make_step(plan):
     """One step of the run, compiled."""
     tx = plan.optimizer(optax.adam(0.1), key=jax.random.key(0))
 
@@ -53,20 +53,23 @@ def step_of(plan):
         updates, state = tx.update(grads, state, w)
         return optax.apply_updates(w, updates), state
 
-    def fn(run, data=DATA):
+    def advance(run, data=DATA):
         number = np.int32(run.step)
         w, state = step(data, number, run.key, run.params, run.opt_state)
         return run._replace(step=run.step + 1, params=w, opt_state=state)
 
-    return fn
+    return advance
 
 
 def train(folder, done):
-    """To the end from whatever is in the folder, and released as it goes."""
+    """Resume from the newest checkpoint in the folder and train to the end.
+
+    Every second step is saved and released; `done` is called after each step.
+    """
     folder = pathlib.Path(folder)
     plan = checkpoint.plan_of(folder / "run")
-    run = checkpoint.resume(folder / "run", plan, begin(plan, jax.random.key(0)))
-    step = step_of(plan)
+    run = checkpoint.resume(folder / "run", plan, initial_run(plan, jax.random.key(0)))
+    step = make_step(plan)
     if run.step:
         run = ledger.release(folder / "ledger", plan, run)
     while run.step < plan.num_steps:
@@ -80,8 +83,8 @@ def train(folder, done):
     return run
 
 
-def _process(folder, cache, steps, seconds):
-    """`train`, until so many seconds after so many steps the process is killed."""
+def _train_and_die(folder, cache, steps, seconds):
+    """`train`, and kill the process so many seconds after so many steps."""
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -89,22 +92,22 @@ def _process(folder, cache, steps, seconds):
     count = itertools.count(1)
     kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
 
-    def done():
+    def schedule_kill():
         if next(count) == steps:
             end = threading.Timer(seconds, kill)
             end.daemon = True
             end.start()
 
-    train(folder, done)
+    train(folder, schedule_kill)
 
 
-def start(folder, steps=0, seconds=0.0):
-    """How a process ended that was to be killed, or not (0 steps)."""
+def run_in_process(folder, steps=0, seconds=0.0):
+    """Exit code of a process that is killed, or not (`steps` = 0)."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["dpjax", "orbax.checkpoint"])
     cache = jax.config.jax_compilation_cache_dir
     given = str(folder), cache, steps, seconds
-    process = server.Process(target=_process, args=given)
+    process = server.Process(target=_train_and_die, args=given)
     process.start()
     process.join()
     return process.exitcode

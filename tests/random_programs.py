@@ -1,4 +1,4 @@
-"""Random losses: chains of layers that use parameters in every way we know."""
+"""Random losses: chains of layers that use parameters in every known way."""
 
 import dataclasses
 from typing import Any
@@ -37,7 +37,7 @@ def dense(p: Program, draw: Any) -> Any:
     return lambda q, x, ids: x @ q[w] + q[b][None]
 
 
-def reused(p: Program, draw: Any) -> Any:
+def reused_weight(p: Program, draw: Any) -> Any:
     square = [i for i, w in enumerate(p.params) if w.shape == (WIDTH, WIDTH)]
     w = draw(st.sampled_from(square)) if square else p.param(WIDTH, WIDTH)
     if draw(st.booleans()):
@@ -61,7 +61,7 @@ def norm(p: Program, draw: Any) -> Any:
     return layer
 
 
-def heads(p: Program, draw: Any) -> Any:
+def attention(p: Program, draw: Any) -> Any:
     w, o = p.param(WIDTH, 2, 3), p.param(2, 3, WIDTH)
 
     def layer(q: Any, x: Any, ids: Any) -> Any:
@@ -72,7 +72,7 @@ def heads(p: Program, draw: Any) -> Any:
     return layer
 
 
-def grouped(p: Program, draw: Any) -> Any:
+def grouped_matrices(p: Program, draw: Any) -> Any:
     w = p.param(ROWS, WIDTH, WIDTH)
     if draw(st.booleans()):
         return lambda q, x, ids: jnp.einsum("td,tdp->tp", x, q[w])
@@ -132,7 +132,7 @@ def recurrence(p: Program, draw: Any) -> Any:
     return layer
 
 
-def stacked(p: Program, draw: Any) -> Any:
+def stacked_layers(p: Program, draw: Any) -> Any:
     w, s, shared = p.param(3, WIDTH, WIDTH), p.param(3, WIDTH), p.param(WIDTH, WIDTH)
 
     def layer(q: Any, x: Any, ids: Any) -> Any:
@@ -146,7 +146,7 @@ def stacked(p: Program, draw: Any) -> Any:
     return layer
 
 
-def nested(p: Program, draw: Any) -> Any:
+def nested_scans(p: Program, draw: Any) -> Any:
     w, u, b = p.param(2, WIDTH, WIDTH), p.param(WIDTH, WIDTH), p.param(2, WIDTH)
 
     def layer(q: Any, x: Any, ids: Any) -> Any:
@@ -174,7 +174,7 @@ def normalised_weight(p: Program, draw: Any) -> Any:
     return layer
 
 
-def pieces(p: Program, draw: Any) -> Any:
+def matrix_slices(p: Program, draw: Any) -> Any:
     whole, half = p.param(WIDTH, 2 * WIDTH), p.param(WIDTH, WIDTH)
     kind = draw(st.integers(0, 3))
     places = draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
@@ -198,7 +198,7 @@ def pieces(p: Program, draw: Any) -> Any:
     return layer
 
 
-def calls(p: Program, draw: Any) -> Any:
+def called_functions(p: Program, draw: Any) -> Any:
     w, s = p.param(WIDTH, WIDTH), p.param(WIDTH)
     kind = draw(st.integers(0, 3))
 
@@ -206,7 +206,7 @@ def calls(p: Program, draw: Any) -> Any:
     def doubled(w: Any, x: Any) -> Any:
         return x @ w
 
-    # A derivative that is not the function's: inlining would lose it.
+    # A custom derivative that differs from the function's own: inlining would lose it.
     doubled.defvjp(
         lambda w, x: (x @ w, (w, x)),
         lambda residuals, g: (2 * residuals[1].T @ g, g @ residuals[0].T),
@@ -239,7 +239,7 @@ def penalty(p: Program, draw: Any) -> Any:
     return layer
 
 
-def picked(p: Program, draw: Any) -> Any:
+def looked_up_weights(p: Program, draw: Any) -> Any:
     w, scale, table = (
         p.param(VOCABULARY, WIDTH, WIDTH),
         p.param(),
@@ -262,40 +262,40 @@ def picked(p: Program, draw: Any) -> Any:
 
 LAYERS = (
     dense,
-    reused,
+    reused_weight,
     elementwise,
     norm,
-    heads,
-    grouped,
+    attention,
+    grouped_matrices,
     embedding,
     convolution,
     recurrence,
-    stacked,
-    nested,
+    stacked_layers,
+    nested_scans,
     normalised_weight,
-    pieces,
-    calls,
+    matrix_slices,
+    called_functions,
     penalty,
-    picked,
+    looked_up_weights,
 )
 
 
-def rematerialised(layer: Any) -> Any:
-    def again(q: Any, x: Any, ids: Any) -> Any:
+def rematerialise(layer: Any) -> Any:
+    def checkpointed(q: Any, x: Any, ids: Any) -> Any:
         return jax.checkpoint(lambda x, ids: layer(q, x, ids))(x, ids)
 
-    return again
+    return checkpointed
 
 
 @st.composite
 def programs(draw: Any, *, batch: int = 3, most: int = 4) -> tuple[Any, Any, Any]:
-    """A loss, its parameters and a batch."""
+    """Strategy for a random loss, its parameters and a batch."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     program = Program(rng)
     for make in draw(st.lists(st.sampled_from(LAYERS), min_size=1, max_size=most)):
         layer = make(program, draw)
         again = draw(st.booleans())
-        program.layers.append(rematerialised(layer) if again else layer)
+        program.layers.append(rematerialise(layer) if again else layer)
     examples = (
         rng.normal(size=(batch, ROWS, WIDTH)).astype(np.float32),
         rng.integers(0, VOCABULARY, size=(batch, ROWS)),

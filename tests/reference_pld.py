@@ -1,4 +1,4 @@
-"""Composed privacy losses by other means: exact for one step, else to about 1e-10.
+"""δ of composed privacy losses by other means: exact for one step, else to 1e-10.
 
 Nothing here rounds losses or adds noise: the characteristic function of the continuous
 loss is integrated by Gauss's rule, and δ(ε) is the inverse transform, cut off where it
@@ -44,52 +44,54 @@ def single_delta(kind, mu, q, epsilon):
 
 
 def two_step_delta(kind, mu, q, epsilon):
-    """δ(ε) of two steps: that of the one for what the other leaves, by Gauss's rule.
+    """δ(ε) of two steps: E δ₁(ε − L₂) over the loss L₂ of the second, by Gauss's rule.
 
     All terms are positive, so that even tiny δ has relative precision.
     """
     other = {"remove": "add", "add": "remove"}.get(kind, kind)
 
-    def one(e):
+    def delta_of_one_step(e):
         if e >= 0:
             return single_delta(kind, mu, q, e)
         return -mp.expm1(e) + mp.exp(e) * single_delta(other, mu, q, -e)
 
     x, p = losses(kind, mu, q, panels=25, reach=30)
-    return mp.fsum(w * one(epsilon - loss) for loss, w in zip(x, p, strict=True))
+    return mp.fsum(
+        w * delta_of_one_step(epsilon - loss) for loss, w in zip(x, p, strict=True)
+    )
 
 
 def losses(kind, mu, q, panels=60, order=32, reach=14):
-    """Nodes of a rule for the loss distribution: losses and their probabilities."""
+    """Quadrature nodes and weights for the distribution of one step's loss."""
     x, w = np.polynomial.legendre.leggauss(order)
 
-    def rule(a, b):
+    def composite_rule(a, b):
         edges = np.linspace(a, b, panels + 1)
         half = np.diff(edges)[:, None] / 2
         return (edges[:-1, None] + half * (x + 1)).ravel(), (half * w).ravel()
 
-    def mixture(z):
+    def mixture_density(z):
         return (1 - q) * norm.pdf(z) + q * norm.pdf(z - mu)
 
-    def loss(z):
+    def loss_at(z):
         return np.log1p(q * np.expm1(mu * z - mu * mu / 2))
 
     if kind == "fixed":
-        z, w = rule(mu / 2, mu + reach)
+        z, w = composite_rule(mu / 2, mu + reach)
         at_zero = (1 - q) * (2 * norm.cdf(mu / 2) - 1)
-        return np.concatenate([loss(z), -loss(z), [0.0]]), np.concatenate(
-            [w * mixture(z), w * norm.pdf(z), [at_zero]]
+        return np.concatenate([loss_at(z), -loss_at(z), [0.0]]), np.concatenate(
+            [w * mixture_density(z), w * norm.pdf(z), [at_zero]]
         )
-    z, w = rule(-mu - reach, mu + reach)
+    z, w = composite_rule(-mu - reach, mu + reach)
     if kind == "replace":
-        return loss(z) - loss(-z), w * mixture(z)
+        return loss_at(z) - loss_at(-z), w * mixture_density(z)
     if kind == "remove":
-        return loss(z), w * mixture(z)
-    return -loss(z), w * norm.pdf(z)
+        return loss_at(z), w * mixture_density(z)
+    return -loss_at(z), w * norm.pdf(z)
 
 
 def composed_delta(parts, epsilon, variance=0.0, frequencies=1500):
-    """δ(ε) of several (kind, μ, q, count), and a Gaussian of that variance."""
+    """δ(ε) of several (kind, μ, q, count), composed with a Gaussian loss."""
     nodes = [(*losses(kind, mu, q), count) for kind, mu, q, count in parts]
 
     def cumulant(s):
@@ -121,7 +123,7 @@ def composed_delta(parts, epsilon, variance=0.0, frequencies=1500):
 
 
 def convolved_delta(mu, q, count, epsilon, top, points):
-    """δ(ε) of Poisson-sampled steps ("remove"), from above, error falling as h².
+    """An upper bound on δ(ε) of Poisson-sampled steps ("remove"), with an O(h²) error.
 
     Losses are on a grid from log(1 − q) to top, each cell's mass at its ends such that
     both distributions keep theirs, and convolved term by term: a sum of positive terms,
@@ -132,11 +134,11 @@ def convolved_delta(mu, q, count, epsilon, top, points):
     with np.errstate(divide="ignore"):
         z = (np.log(np.exp(least) * np.expm1(x - least) / q) + mu**2 / 2) / mu
 
-    def cells(mean):
+    def cell_masses(mean):
         above, below = norm.sf(z - mean), norm.cdf(z - mean)
         return np.where(z[:-1] > mean, -np.diff(above), np.diff(below))
 
-    idle, touched = cells(0.0), cells(mu)
+    idle, touched = cell_masses(0.0), cell_masses(mu)
     mass = (1 - q) * idle + q * touched
     excess = q * touched - np.exp(least) * np.expm1(x[:-1] - least) * idle
     up = np.clip(excess / -np.expm1(-h), 0, mass)

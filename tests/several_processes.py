@@ -22,13 +22,13 @@ SIZE, STEPS = 200, 6
 SPECS = {
     "up": PartitionSpec(None, "model"),
     "down": PartitionSpec("model", None),
-    "cut": PartitionSpec("data", None),  # fully sharded: in pieces on every device
+    "cut": PartitionSpec("data", None),  # fully sharded over all devices
     "bias": PartitionSpec(),
 }
 
 
-class Rows:
-    """A data set that knows what was read of it."""
+class RecordingDataset:
+    """A data set that records which examples were read."""
 
     def __init__(self):
         x = np.random.default_rng(0).normal(size=(SIZE, 6)).astype(np.float32)
@@ -49,7 +49,7 @@ def loss(params, examples):
 
 
 def main(address, count, number, folder):
-    """Train with independent noise and Adam, and with a tree's."""
+    """Train with Adam and independent noise, and with tree noise; save both results."""
     jax.config.update("jax_num_cpu_devices", 8 // count)
     if count > 1:
         jax.distributed.initialize(address, count, number)
@@ -76,7 +76,7 @@ def main(address, count, number, folder):
     if count > 1:  # the first process makes the key, and sends it to the others
         secret = multihost_utils.broadcast_one_to_all(secret)
     key = jax.random.wrap_key_data(jnp.asarray(np.asarray(secret)))
-    data = Rows()
+    data = RecordingDataset()
 
     results = {}
     for name, tx in {
@@ -92,7 +92,7 @@ def main(address, count, number, folder):
         gradient = jax.jit(plan.value_and_grad(loss))
 
         @jax.jit
-        def update(params, state, grads, tx=tx):
+        def apply_noisy_update(params, state, grads, tx=tx):
             updates, state = tx.update(grads, state, params)
             params = jax.tree.map(lambda p, u: p - 0.01 * u, params, updates)
             return jax.lax.with_sharding_constraint(params, over), state
@@ -100,7 +100,7 @@ def main(address, count, number, folder):
         split = NamedSharding(mesh, PartitionSpec("data"))
         for examples in plan.batches(data, key=key, sharding=split, prefetch=2):
             _, grads = gradient(params, examples)
-            params, state = update(params, state, grads)
+            params, state = apply_noisy_update(params, state, grads)
         whole = multihost_utils.process_allgather(params, tiled=True)
         results |= {f"{name} {leaf}": np.asarray(x) for leaf, x in whole.items()}
         results[f"{name} read"] = np.asarray(data.read)

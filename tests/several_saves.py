@@ -1,4 +1,4 @@
-"""One of several processes that keep one run; `test_several_saves` starts and kills it.
+"""One of several processes that save one run; `test_several_saves` starts and kills it.
 
 Four devices of the CPU are divided among the processes, which come from a server that
 has imported what is slow to import (see `killed_runs`).
@@ -48,7 +48,7 @@ def loss(params, x):
 
 
 def train(folder, key):
-    """To the end from whatever is in the folder, saved and released as it goes."""
+    """Resume from the folder, train to the end, save and release every second step."""
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     over = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
     plan = dpjax.plan(**SETTING)
@@ -81,8 +81,8 @@ def train(folder, key):
     return plan, run
 
 
-def refuse(folder, plan, run, number):
-    """All refuse what one of them must."""
+def assert_invalid_calls_raise(folder, plan, run, number):
+    """Where the call of one process is invalid, all processes raise."""
     other = run._replace(key=jax.random.key(number))
     with pytest.raises(ValueError, match=r"the same in all 2 .* differs: key, arrays"):
         checkpoint.save(folder / "other", plan, other)
@@ -96,12 +96,12 @@ def refuse(folder, plan, run, number):
     with pytest.raises(ValueError, match="must hold a checkpoint"):
         checkpoint.restore(folder / "other", plan, run)
     with pytest.raises(ValueError, match=r"plan\.delta \(kept 0.001, given 0.0001\)"):
-        # Which the second alone must refuse.
+        # Invalid in the second process alone.
         checkpoint.restore(folder / "run", another if number else plan, run)
 
 
-def _process(address, count, number, folder, cache, dies_at):
-    """One of them; the last is killed as it begins to save after so many steps."""
+def _train_in_process(address, count, number, folder, cache, dies_at):
+    """Train in one process; the last is killed as it starts to save step `dies_at`."""
     jax.config.update("jax_num_cpu_devices", 4 // count)
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -109,21 +109,23 @@ def _process(address, count, number, folder, cache, dies_at):
     jax.config.update("jax_disable_most_optimizations", True)
     jax.distributed.initialize(address, count, number)
 
-    def die(handler, folder, *args, save=ocp.StandardCheckpointHandler.save, **named):
+    def save_or_die(
+        handler, folder, *args, save=ocp.StandardCheckpointHandler.save, **named
+    ):
         if f"run/{dies_at}.unfinished/arrays" in str(folder) and number == count - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return save(handler, folder, *args, **named)
 
-    ocp.StandardCheckpointHandler.save = die
+    ocp.StandardCheckpointHandler.save = save_or_die
     plan, run = train(folder, jax.random.key(5))
     found = checkpoint.digest(run.params)
     if count == 2:
-        refuse(folder, plan, run, number)
+        assert_invalid_calls_raise(folder, plan, run, number)
     (folder / f"{count}-{number}").write_text(found)
 
 
-def start(count, folder, dies_at=-1):
-    """Processes that come to the end; or the last is killed, and then the others."""
+def run_processes(count, folder, dies_at=-1):
+    """Run all processes to the end, or until the last is killed, then kill the rest."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["several_saves", "orbax.checkpoint"])
     with socket.socket() as free:
@@ -131,7 +133,7 @@ def start(count, folder, dies_at=-1):
         address = f"127.0.0.1:{free.getsockname()[1]}"
     given = folder, jax.config.jax_compilation_cache_dir, dies_at
     processes = [
-        server.Process(target=_process, args=(address, count, number, *given))
+        server.Process(target=_train_in_process, args=(address, count, number, *given))
         for number in range(count)
     ]
     for process in processes:

@@ -22,15 +22,15 @@ def _x64():
 
 
 @functools.cache
-def compiled(name, num_steps, num_epochs=1):
-    """One program a function: the number of steps is traced in it."""
+def allocation_bound(name, num_steps, num_epochs=1):
+    """One compiled program per function: the number of steps is traced."""
     fn = getattr(allocation, name)
     return lambda noise, asked: float(
         fn(noise, asked, num_steps=num_steps, num_epochs=num_epochs)
     )
 
 
-def call(factor, rest, strike):
+def expected_excess(factor, rest, strike):
     """E(factor e^{sZ − s²/2} + rest − strike)₊ with s in the pair (factor, s)."""
     weight, s = factor
     gap = np.maximum(strike - rest, 1e-300)
@@ -40,7 +40,7 @@ def call(factor, rest, strike):
 
 
 def exact_delta(noise, num_steps, epsilon):
-    """Both δ(ε) of one of two or three steps, by sums over a fine even grid.
+    """δ(ε) in both orders, one of two or three steps taken, by sums over a fine grid.
 
     The last variable is integrated in closed form, so that what is summed is smooth but
     for one place: the trapezoidal rule errs by about the square of its step, 1e-6.
@@ -57,7 +57,7 @@ def exact_delta(noise, num_steps, epsilon):
         pairs, weights = ratio, density
     strikes = np.exp([epsilon, -epsilon])
     above, below = (
-        np.sum(weights * call((1 / num_steps, s), pairs / num_steps, k))
+        np.sum(weights * expected_excess((1 / num_steps, s), pairs / num_steps, k))
         for k in strikes
     )
     # E(1 − e^ε L)₊ = e^ε (E(L − e^{−ε})₊ + e^{−ε} − 1), as E L = 1.
@@ -67,14 +67,14 @@ def exact_delta(noise, num_steps, epsilon):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("num_steps", [2, 3])
 @pytest.mark.parametrize("noise", [0.6, 1.3, 4.0])
-def test_two_and_three_steps_are_those_of_quadrature(num_steps, noise):
+def test_delta_bounds_of_two_and_three_steps_bracket_quadrature(num_steps, noise):
     for epsilon in np.array([0.1, 0.5, 1.5]) / noise:
         above, below = exact_delta(noise, num_steps, epsilon)
         assert above > 1e-6
         assert min(below, above) > 1e-9
         exact = max(above, below)
-        upper = compiled("delta", num_steps)(noise, epsilon)
-        lower = compiled("delta_lower", num_steps)(noise, epsilon)
+        upper = allocation_bound("delta", num_steps)(noise, epsilon)
+        lower = allocation_bound("delta_lower", num_steps)(noise, epsilon)
         assert lower <= exact * (1 + 1e-5), (noise, epsilon)
         assert upper >= exact * (1 - 1e-5), (noise, epsilon)
         # Two of each bound's second-order errors, (Δz)² / 6 with 1024 points.
@@ -82,26 +82,26 @@ def test_two_and_three_steps_are_those_of_quadrature(num_steps, noise):
 
 
 @functools.cache
-def laws():
-    """The losses of two steps in both orders from above, and their law from below."""
+def losses_and_masses():
+    """Losses of two steps in both orders from above, and their masses from below."""
 
     @jax.jit
-    def of(noise):
+    def losses_and_masses_of(noise):
         v, two, tail = 1 / jnp.square(noise), jnp.asarray(2.0), jnp.asarray(1e-14)
         above = spread.mean(spread.lognormal(v, tail, 512), two, tail)
         below = cells.mean(cells.lognormal(v, tail, 512), two, tail)
         return spread.losses(above, 2.0), below.masses
 
-    return of
+    return losses_and_masses_of
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["remove", "add"])
-def test_both_directions_come_from_one_law(order):
-    """The smaller one too, which the maximum hides."""
+def test_delta_of_each_direction_is_bracketed(order):
+    """Also in the direction with the smaller δ, which the maximum hides."""
     noise, epsilon = 0.8, 0.9
     exact = exact_delta(noise, 2, epsilon)[order == "add"]
-    losses, (q, p) = jax.tree.map(np.asarray, laws()(noise))
+    losses, (q, p) = jax.tree.map(np.asarray, losses_and_masses()(noise))
     row = int(order == "add")
     over = -np.expm1(np.minimum(epsilon - losses.loss[row], 0.0))
     upper = np.sum(np.exp(losses.log_mass[row]) * over) + losses.lost[row]
@@ -112,16 +112,16 @@ def test_both_directions_come_from_one_law(order):
 
 
 @pytest.mark.slow  # they compile for long
-def test_known_values():
-    """Brackets that were found with other programs, in MATH and by Monte Carlo."""
+def test_epsilon_bounds_bracket_published_values():
+    """Brackets of other implementations, some of them by Monte Carlo."""
     for num_steps, low, high in ((100, 0.6206, 0.6220), (1000, 0.13882 - 1e-4, 0.1392)):
-        upper = compiled("epsilon", num_steps)(1.0, 1e-5)
-        lower = compiled("epsilon_lower", num_steps)(1.0, 1e-5)
+        upper = allocation_bound("epsilon", num_steps)(1.0, 1e-5)
+        lower = allocation_bound("epsilon_lower", num_steps)(1.0, 1e-5)
         assert low <= lower <= upper <= high
         assert upper - lower <= 1e-3
 
 
-def simulated(noise, num_steps, num_epochs, epsilon, seed, samples=200_000):
+def simulate_delta(noise, num_steps, num_epochs, epsilon, seed, samples=200_000):
     """δ(ε) in both orders from samples: means and their standard errors.
 
     E_P(1 − e^ε / L)₊ and E_Q(1 − e^ε L)₊ are means of numbers in [0, 1].
@@ -146,30 +146,32 @@ def simulated(noise, num_steps, num_epochs, epsilon, seed, samples=200_000):
     ("noise", "num_steps", "num_epochs", "epsilon"),
     [(0.8, 30, 1, 0.5), (1.5, 7, 3, 0.4), (0.5, 50, 2, 3.0)],
 )
-def test_simulations_agree(noise, num_steps, num_epochs, epsilon):
+def test_delta_bounds_bracket_simulation(noise, num_steps, num_epochs, epsilon):
     # Five standard errors: a false alarm in 1e6 for each of twelve comparisons.
-    rows = simulated(noise, num_steps, num_epochs, epsilon, seed=num_steps)
-    upper = compiled("delta", num_steps, num_epochs)(noise, epsilon)
-    lower = compiled("delta_lower", num_steps, num_epochs)(noise, epsilon)
+    rows = simulate_delta(noise, num_steps, num_epochs, epsilon, seed=num_steps)
+    upper = allocation_bound("delta", num_steps, num_epochs)(noise, epsilon)
+    lower = allocation_bound("delta_lower", num_steps, num_epochs)(noise, epsilon)
     assert all(upper >= mean - 5 * error for mean, error in rows)
     assert any(lower <= mean + 5 * error for mean, error in rows)
     assert lower <= upper <= 1.05 * lower
 
 
 @pytest.mark.slow
-def test_one_step_is_the_gaussian_mechanism():
+def test_epsilon_of_one_step_equals_gaussian_mechanism():
     for noise, delta in ((0.7, 1e-5), (3.0, 1e-9), (20.0, 1e-3)):
         exact = float(gdp.epsilon(1 / noise, delta))
-        upper = compiled("epsilon", 1)(noise, delta)
+        upper = allocation_bound("epsilon", 1)(noise, delta)
         assert exact <= upper <= exact * 1.001 + 1e-9
-        assert exact * 0.999 <= compiled("epsilon_lower", 1)(noise, delta) <= exact
+        assert (
+            exact * 0.999 <= allocation_bound("epsilon_lower", 1)(noise, delta) <= exact
+        )
     exact = float(gdp.epsilon(2 / 0.9, 1e-5))
-    assert exact <= compiled("epsilon", 1, 4)(0.9, 1e-5) <= exact * 1.001
-    assert exact * 0.999 <= compiled("epsilon_lower", 1, 4)(0.9, 1e-5) <= exact
+    assert exact <= allocation_bound("epsilon", 1, 4)(0.9, 1e-5) <= exact * 1.001
+    assert exact * 0.999 <= allocation_bound("epsilon_lower", 1, 4)(0.9, 1e-5) <= exact
 
 
 @pytest.mark.slow
-def test_brackets_close_for_all_sizes():
+def test_epsilon_bounds_are_close_for_all_sizes():
     rng = np.random.default_rng(3)
     previous = {}
     for _ in range(30):
@@ -177,20 +179,23 @@ def test_brackets_close_for_all_sizes():
         num_steps = int(10 ** rng.uniform(0, 5))
         num_epochs = int(10 ** rng.uniform(0, 1.5))
         case = noise, num_steps, num_epochs, delta
-        upper = compiled("epsilon", num_steps, num_epochs)(noise, delta)
-        lower = compiled("epsilon_lower", num_steps, num_epochs)(noise, delta)
+        upper = allocation_bound("epsilon", num_steps, num_epochs)(noise, delta)
+        lower = allocation_bound("epsilon_lower", num_steps, num_epochs)(noise, delta)
         assert lower <= upper, case
         assert upper - lower <= 0.015 * upper + 3e-4, case
         previous[case] = upper
     # More steps hide an example better; more noise, too.
     for (noise, num_steps, num_epochs, delta), upper in list(previous.items())[:5]:
-        more = compiled("epsilon", 2 * num_steps + 1, num_epochs)(noise, delta)
+        more = allocation_bound("epsilon", 2 * num_steps + 1, num_epochs)(noise, delta)
         assert more <= upper * 1.02 + 1e-3
-        assert compiled("epsilon", num_steps, num_epochs)(2 * noise, delta) <= upper
+        assert (
+            allocation_bound("epsilon", num_steps, num_epochs)(2 * noise, delta)
+            <= upper
+        )
 
 
 @pytest.mark.slow  # they compile for long
-def test_derivatives_are_about_those_of_differences():
+def test_derivatives_are_close_to_finite_differences():
     for name, relative in (("epsilon", 0.02), ("epsilon_lower", 0.08)):
         fn = functools.partial(getattr(allocation, name), num_steps=100)
         slope = float(jax.grad(lambda s: fn(s, 1e-5))(0.9))
@@ -198,20 +203,20 @@ def test_derivatives_are_about_those_of_differences():
         np.testing.assert_allclose(slope, difference, rtol=relative + 0.02)
 
 
-def with_gaussian():
+def allocation_and_gaussian():
     epoch = allocation.pld(1.2, num_steps=50)
     return pld.convolve(pld.compose(epoch, 3), pld.gaussian(0.2))
 
 
 @pytest.mark.slow
-def test_what_else_runs_adds_to_it():
-    alone = compiled("epsilon", 50, 3)(1.2, 1e-6)
-    together = float(pld.epsilon(with_gaussian(), 1e-6))
+def test_composition_with_gaussian_increases_epsilon():
+    alone = allocation_bound("epsilon", 50, 3)(1.2, 1e-6)
+    together = float(pld.epsilon(allocation_and_gaussian(), 1e-6))
     assert alone < together < alone + float(gdp.epsilon(0.2, 1e-7))
 
 
-def test_it_composes_with_what_else_runs():
-    epoch, run = allocation.pld(1.2, num_steps=50), with_gaussian()
+def test_allocation_pld_composes_with_other_plds():
+    epoch, run = allocation.pld(1.2, num_steps=50), allocation_and_gaussian()
     for epsilon in (
         jax.eval_shape(pld.epsilon, run, 1e-6),
         jax.eval_shape(lambda x: allocation.epsilon(x, 1e-6, num_steps=9), 1.2),
@@ -224,7 +229,7 @@ def test_it_composes_with_what_else_runs():
         pld.convolve(epoch, replaced)
 
 
-def test_values_out_of_range():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match=r"noise_multiplier must be positive.*0\.0"):
         allocation.epsilon(0.0, 1e-5, num_steps=3)
     with pytest.raises(ValueError, match="num_steps must be at least 1; got 0"):
@@ -234,7 +239,7 @@ def test_values_out_of_range():
 
 
 @pytest.mark.slow  # they compile for long
-def test_traced_values_out_of_range_promise_nothing():
+def test_invalid_traced_values_give_vacuous_bounds():
     upper = jax.jit(lambda s: allocation.epsilon(s, 1e-5, num_steps=9))
     assert float(upper(np.nan)) == np.inf
     lower = jax.jit(lambda s: allocation.epsilon_lower(s, 1e-5, num_steps=9))

@@ -1,4 +1,4 @@
-"""Correlated noise and random places: the theorem, its trees, and the bounds."""
+"""Correlated noise amplified by random bins: the theorem, its trees and its bounds."""
 
 import functools
 import itertools
@@ -24,10 +24,10 @@ def _x64():
         yield
 
 
-def epsilon_of(how, num_steps=24, steps_per_epoch=8):
-    """ε for strategies of four coefficients after the 1, by a program of many sizes."""
+def make_epsilon_fn(how, num_steps=24, steps_per_epoch=8):
+    """ε for strategies with four coefficients after the leading 1."""
 
-    def of(coefficients, noise, delta):
+    def epsilon(coefficients, noise, delta):
         return correlated.epsilon(
             Toeplitz(coefficients, jnp.zeros(0)),
             noise,
@@ -38,10 +38,10 @@ def epsilon_of(how, num_steps=24, steps_per_epoch=8):
             adjacency=Adjacency.ZERO_OUT,
         )
 
-    return of
+    return epsilon
 
 
-def moves(coefficients, patterns, num_steps):
+def cumulative_shifts(coefficients, patterns, num_steps):
     """Σ_{s∈π, s<=t} |C_ts| for each pattern, f[k, T], from the dense matrix."""
     c = np.zeros((num_steps, num_steps))
     for lag, value in enumerate([1.0, *coefficients]):
@@ -49,16 +49,16 @@ def moves(coefficients, patterns, num_steps):
     return np.array([c[:, list(p)].sum(axis=1) for p in patterns])
 
 
-def bins(num_steps, n_b):
+def fixed_bin_patterns(num_steps, n_b):
     return [range(place, num_steps, n_b) for place in range(n_b)]
 
 
-def fresh(num_steps, n_b):
+def fresh_bin_patterns(num_steps, n_b):
     starts = range(0, num_steps, n_b)
     return list(itertools.product(*(range(s, s + n_b) for s in starts)))
 
 
-def simulated(moved, noise, epsilon, seed, samples):
+def simulate_delta(moved, noise, epsilon, seed, samples):
     """E(L − e^ε)₊ and E(1 − e^ε L)₊ from samples, with their standard errors.
 
     The former under P, where it is E(1 − e^ε / L)₊: the pattern is drawn first.
@@ -87,8 +87,8 @@ def expectation(k, weights, strikes):
     return np.array([np.sum(mass * np.maximum(ratio - s, 0.0)) for s in strikes])
 
 
-@pytest.mark.slow  # a theorem: none of what is tested here is called
-def test_larger_covariances_are_larger_in_convex_order():
+@pytest.mark.slow  # a theorem: it calls no code of dpjax
+def test_larger_covariances_dominate_in_convex_order():
     rng = np.random.default_rng(0)
     strikes = np.array([0.3, 0.8, 1.2, 3.0])
     for _ in range(25):
@@ -105,8 +105,8 @@ def test_larger_covariances_are_larger_in_convex_order():
 
 
 @pytest.mark.slow  # a theorem, likewise
-def test_no_adaptive_gradients_exceed_the_aligned_ones():
-    """Two steps, three patterns; what is added at the second depends on the first."""
+def test_adaptive_gradients_never_exceed_aligned_ones():
+    """Two steps, three patterns; the second step depends on the first output."""
     rng = np.random.default_rng(1)
     z = np.linspace(-8, 8, 801)
     density = scipy.stats.norm.pdf(z) * (z[1] - z[0])
@@ -136,8 +136,8 @@ def test_no_adaptive_gradients_exceed_the_aligned_ones():
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def on_trees(strategy, num_steps, n_b):
-    """Coefficients, covariances by the gap, and the trees that bound them."""
+def covariances_and_trees(strategy, num_steps, n_b):
+    """Coefficients, covariances by gap, and the trees that bound these covariances."""
     by_gap = _bins.random_bins(strategy, num_steps, n_b).by_gap
     return strategy.coefficients(num_steps), by_gap, _trees.candidates(by_gap, n_b)
 
@@ -145,12 +145,14 @@ def on_trees(strategy, num_steps, n_b):
 @pytest.mark.parametrize(
     "n_b", [1, 3, 37, *(pytest.param(x, marks=pytest.mark.slow) for x in (2, 8, 100))]
 )
-def test_covariances_on_trees_are_above_the_true_ones(n_b):
+def test_tree_covariances_dominate_exact_covariances(n_b):
     num_steps = 3 * n_b - 1
     for decay in (0.0, 0.5, 0.9):
-        found = on_trees(strategies.geometric(decay), num_steps, n_b)
+        found = covariances_and_trees(strategies.geometric(decay), num_steps, n_b)
         coefficients, by_gap, trees = jax.tree.map(np.asarray, found)
-        moved = moves(coefficients[1:], bins(num_steps, n_b), num_steps)
+        moved = cumulative_shifts(
+            coefficients[1:], fixed_bin_patterns(num_steps, n_b), num_steps
+        )
         exact = moved @ moved.T
         gaps = np.abs(np.arange(n_b)[:, None] - np.arange(n_b))
         gaps = np.minimum(gaps, n_b - gaps)
@@ -159,11 +161,11 @@ def test_covariances_on_trees_are_above_the_true_ones(n_b):
         fits = np.flatnonzero(trees.copies)
         assert fits.size
         for i in fits:
-            assert_above(exact, by_gap, *(x[i] for x in trees))
+            assert_tree_dominates(exact, by_gap, *(x[i] for x in trees))
 
 
-def assert_above(exact, by_gap, gap, joins, copies, apart):
-    """The covariances of a tree against the exact ones, at each turn of it."""
+def assert_tree_dominates(exact, by_gap, gap, joins, copies, apart):
+    """A tree's covariances are at least the exact ones, for each rotation of it."""
     n_b = len(exact)
     block = np.zeros(1, int)
     shared = by_gap[:1, None]  # K′ within the block
@@ -190,31 +192,33 @@ def random_setting(rng):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["random_bins", "fresh_bins"])
-def test_no_bound_is_below_a_simulation(how):
+def test_epsilon_bounds_hold_in_simulations(how):
     """160 settings, both orders: at six standard errors a false alarm in 1e6 in all."""
     rng = np.random.default_rng(4)
     sizes = (24, 8) if how == "random_bins" else (12, 4)
-    patterns = (bins if how == "random_bins" else fresh)(*sizes)
+    patterns = (fixed_bin_patterns if how == "random_bins" else fresh_bin_patterns)(
+        *sizes
+    )
     tight = []
     for seed in range(120 if how == "random_bins" else 40):
         coefficients, noise, delta = random_setting(rng)
-        epsilon = float(epsilon_of(how, *sizes)(coefficients, noise, delta))
-        moved = moves(coefficients, patterns, sizes[0])
-        rows = simulated(moved, noise, epsilon, seed, 40_000)
+        epsilon = float(make_epsilon_fn(how, *sizes)(coefficients, noise, delta))
+        moved = cumulative_shifts(coefficients, patterns, sizes[0])
+        rows = simulate_delta(moved, noise, epsilon, seed, 40_000)
         case = coefficients, noise, delta, epsilon, rows
         assert all(mean - 6 * error <= delta for mean, error in rows), case
         tight.append(max(mean for mean, _ in rows) / delta)
-    # They are bounds of something: half of them within so many times the true δ.
+    # The bounds are not vacuous: half of them are within this factor of the true δ.
     assert np.median(tight) > (0.1 if how == "random_bins" else 0.01)
 
 
 @pytest.mark.slow
-def test_one_simulation():
-    """What the slow test does, once, with δ squared or noise halved caught."""
+def test_epsilon_bound_holds_in_one_simulation():
+    """One case of the slow test; it would catch a squared δ or halved noise."""
     coefficients, noise, delta = 0.5 ** np.arange(1, 5), 2.3, 0.01
-    epsilon = float(epsilon_of("random_bins")(coefficients, noise, delta))
-    moved = moves(coefficients, bins(24, 8), 24)
-    rows = simulated(moved, noise, epsilon, 0, 100_000)
+    epsilon = float(make_epsilon_fn("random_bins")(coefficients, noise, delta))
+    moved = cumulative_shifts(coefficients, fixed_bin_patterns(24, 8), 24)
+    rows = simulate_delta(moved, noise, epsilon, 0, 100_000)
     # A false alarm in 1e6 at five standard errors.
     assert all(mean - 5 * error <= delta for mean, error in rows)
     assert max(mean for mean, _ in rows) > 0.2 * delta
@@ -229,21 +233,21 @@ def test_one_simulation():
 
 
 @pytest.mark.slow  # a program for each of the two accounts
-def test_without_correlation_it_is_random_allocation():
+def test_independent_noise_equals_random_allocation():
     nothing = np.zeros(4)
-    # Once: one of eight steps. In bins of three epochs: the same, with √3 times less
-    # noise; anew in each: three epochs of allocation.
+    # Fixed bins: one of eight steps in all three epochs, as once with √3 times less
+    # noise. Fresh bins: three epochs of allocation.
     for noise in (0.9, 2.0):
         once = float(allocation.epsilon(noise / np.sqrt(3), 1e-5, num_steps=8))
-        got = float(epsilon_of("random_bins")(nothing, noise, 1e-5))
+        got = float(make_epsilon_fn("random_bins")(nothing, noise, 1e-5))
         np.testing.assert_allclose(got, once, rtol=3e-3)
         anew = allocation.epsilon(noise, 1e-5, num_steps=8, num_epochs=3)
-        got = float(epsilon_of("fresh_bins")(nothing, noise, 1e-5))
+        got = float(make_epsilon_fn("fresh_bins")(nothing, noise, 1e-5))
         np.testing.assert_allclose(got, float(anew), rtol=3e-3)
 
 
-# Noise multipliers that Monte Carlo says are needed at δ = 1e-5, to about 1 %, with 100
-# places and 10 epochs, and by how much more of it the bound asks at most.
+# Noise multipliers needed at δ = 1e-5 by Monte Carlo, to about 1 %, with 100 steps per
+# epoch and 10 epochs, and the largest excess of the noise that the bound requires.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("decay", "target", "simulated", "excess"),
@@ -256,8 +260,8 @@ def test_without_correlation_it_is_random_allocation():
         (0.7, 4.0, 2.59, 1.05),
     ],
 )
-def test_how_near_to_simulations_it_is(decay, target, simulated, excess):
-    def of(noise):
+def test_epsilon_bound_is_close_to_simulated_noise(decay, target, simulated, excess):
+    def epsilon(noise):
         return correlated.epsilon(
             strategies.geometric(decay),
             noise,
@@ -268,30 +272,31 @@ def test_how_near_to_simulations_it_is(decay, target, simulated, excess):
             adjacency=Adjacency.ADD_REMOVE,
         )
 
-    assert of(excess * simulated) <= target
-    assert of(0.98 * simulated) > target
+    assert epsilon(excess * simulated) <= target
+    assert epsilon(0.98 * simulated) > target
 
 
 @pytest.mark.slow
-def test_runs_of_all_sizes_share_a_program():
-    def of(how, *sizes):
-        return float(epsilon_of(how, *sizes)(np.full(4, 0.1), 2.0, 1e-5))
+def test_runs_of_all_sizes_share_one_compiled_program():
+    def epsilon(how, *sizes):
+        return float(make_epsilon_fn(how, *sizes)(np.full(4, 0.1), 2.0, 1e-5))
 
-    assert 0 < of("random_bins") < 10
+    assert 0 < epsilon("random_bins") < 10
     programs = _bins._epsilon._cache_size()
     for how, sizes in itertools.product(
         ["random_bins", "fresh_bins"], [(24, 8), (9, 3), (5, 1), (5, 7)]
     ):
-        assert 0 < of(how, *sizes) < 10
+        assert 0 < epsilon(how, *sizes) < 10
     assert _bins._epsilon._cache_size() == programs
 
 
 @pytest.mark.slow
-def test_noise_that_varies_counts_as_the_least_unless_the_steps_are_known():
+def test_varying_noise_costs_the_cheaper_of_minimum_noise_and_known_steps():
     sizes = {**SIZES, "adjacency": Adjacency.ZERO_OUT}
     shape = strategies.banded([1.0, 0.5, 0.25, 0.0, 0.0])
-    of_least = float(epsilon_of("random_bins")(shape.numerator, 2.0, 1e-5))
-    # Of little more noise at few steps, and of so much more that to know them is less.
+    of_least = float(make_epsilon_fn("random_bins")(shape.numerator, 2.0, 1e-5))
+    # Slightly more noise at half of the steps; and so much more noise that the bound
+    # for known steps is the smaller one.
     for factors, hidden in (
         ([0.5] * 12 + [0.6] * 12, True),
         ([0.5] + [2.0] * 23, False),
@@ -304,7 +309,7 @@ def test_noise_that_varies_counts_as_the_least_unless_the_steps_are_known():
 
 
 @pytest.mark.slow
-def test_cyclic_poisson_is_poisson_sampling_of_blocks():
+def test_cyclic_poisson_equals_poisson_sampling_of_blocks():
     sizes = {"num_steps": 30, "steps_per_epoch": 10, "sampling": "cyclic_poisson"}
     for adjacency in Adjacency:
         got = correlated.epsilon(
@@ -327,7 +332,7 @@ def test_cyclic_poisson_is_poisson_sampling_of_blocks():
 
 
 @pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
-def test_orders_that_are_not_random_are_those_of_mu(order):
+def test_epsilon_without_amplification_follows_from_mu(order):
     common = {**SIZES, "adjacency": Adjacency.REPLACE}
     strategy = strategies.geometric(0.6)
     got = correlated.epsilon(strategy, 3.0, 1e-6, sampling=order, **common)
@@ -336,16 +341,16 @@ def test_orders_that_are_not_random_are_those_of_mu(order):
 
 
 @pytest.mark.slow
-def test_slopes_by_noise_and_batches():
+def test_derivative_by_noise_matches_finite_differences():
     coefficients = 0.4 ** np.arange(1, 5)
-    of = epsilon_of("random_bins")
+    of = make_epsilon_fn("random_bins")
     slope = jax.jit(jax.grad(of, argnums=1))(coefficients, 1.5, 1e-4)
     difference = (of(coefficients, 1.6, 1e-4) - of(coefficients, 1.4, 1e-4)) / 0.2
     np.testing.assert_allclose(slope, difference, rtol=0.03)
 
 
-def test_values_out_of_range():
-    def of(strategy=strategies.geometric(0.5), noise=1.0, **changes):  # noqa: B008
+def test_invalid_arguments_raise():
+    def epsilon(strategy=strategies.geometric(0.5), noise=1.0, **changes):  # noqa: B008
         common = {
             **SIZES,
             "sampling": "random_bins",
@@ -355,18 +360,18 @@ def test_values_out_of_range():
         return correlated.epsilon(strategy, noise, 1e-5, **common)
 
     with pytest.raises(ValueError, match="strategy must be no tree"):
-        of(strategies.tree(0.9))
+        epsilon(strategies.tree(0.9))
     with pytest.raises(ValueError, match="strategy must be banded"):
-        of(sampling="cyclic_poisson")
+        epsilon(sampling="cyclic_poisson")
     with pytest.raises(ValueError, match=r"sampling must be one of .*'poisson'"):
-        of(sampling="poisson")
+        epsilon(sampling="poisson")
     with pytest.raises(ValueError, match=r"noise_multiplier must be positive.*-1\.0"):
-        of(noise=-1.0)
+        epsilon(noise=-1.0)
     for how in ("random_bins", "fresh_bins"):
-        promised = jax.eval_shape(epsilon_of(how), np.zeros(4), np.nan, 1e-5)
+        promised = jax.eval_shape(make_epsilon_fn(how), np.zeros(4), np.nan, 1e-5)
         assert (promised.shape, promised.dtype) == ((), jnp.float64)
 
 
 @pytest.mark.slow
-def test_traced_values_out_of_range_give_inf():
-    assert jax.jit(epsilon_of("random_bins"))(np.zeros(4), np.nan, 1e-5) == jnp.inf
+def test_invalid_traced_values_give_infinity():
+    assert jax.jit(make_epsilon_fn("random_bins"))(np.zeros(4), np.nan, 1e-5) == jnp.inf

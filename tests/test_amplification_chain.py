@@ -1,4 +1,4 @@
-"""Random places on a chain: its covariances, and the law of its ratio."""
+"""Random bins bounded by a chain: its covariances and its likelihood ratio."""
 
 import functools
 
@@ -23,11 +23,11 @@ def _x64():
 
 
 @functools.cache
-def law():
-    """δ(ε) of a chain in both orders; all numbers traced."""
+def chain_delta_fn():
+    """A function for δ(ε) of a chain in both orders, with all arguments traced."""
 
     @jax.jit
-    def of(places, variance, decay, epsilon):
+    def delta(places, variance, decay, epsilon):
         chain = _chain.Chain(places, jnp.zeros(()), variance, decay)
         states = _chain._states(chain, jnp.asarray(1e-9))
         limits = _chain._limits(chain, states, epsilon, 1)
@@ -35,22 +35,22 @@ def law():
         over = -jnp.expm1(jnp.minimum(epsilon - losses.loss, 0.0))
         return jnp.sum(jnp.exp(losses.log_mass) * over, axis=1) + losses.lost
 
-    return lambda *numbers: np.asarray(of(*map(jnp.float64, numbers)))
+    return lambda *numbers: np.asarray(delta(*map(jnp.float64, numbers)))
 
 
 @functools.cache
-def best(n_b):
+def best_chain_fn(n_b):
     @jax.jit
-    def of(strategy):
+    def best_chain(strategy):
         by_gap = _bins.random_bins(strategy, 3 * n_b - 1, n_b).by_gap
         return _chain.best(by_gap, n_b)
 
-    return of
+    return best_chain
 
 
 @pytest.mark.parametrize("n_b", [2, 37])
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
-def test_covariances_on_chains_are_above_the_true_ones(n_b, decay):
+def test_chain_covariances_dominate_exact_covariances(n_b, decay):
     num_steps = 3 * n_b - 1
     strategy = strategies.geometric(decay)
     c = np.abs(np.asarray(strategy.coefficients(num_steps)))
@@ -59,7 +59,7 @@ def test_covariances_on_chains_are_above_the_true_ones(n_b, decay):
         for step in range(place, num_steps, n_b):
             moved[place, step:] += c[: num_steps - step]
     exact = moved @ moved.T
-    chain = best(n_b)(strategy)
+    chain = best_chain_fn(n_b)(strategy)
     places = np.arange(int(chain.places))
     apart = np.abs(places[:, None] - places)
     above = float(chain.shared) + float(chain.variance) * float(chain.decay) ** apart
@@ -72,7 +72,7 @@ def test_covariances_on_chains_are_above_the_true_ones(n_b, decay):
     ("variance", "decay", "epsilon"),
     [(0.7, 0.6, 0.5), (0.3, 0.9, 0.2), (2.0, 0.1, 1.5)],
 )
-def test_two_places_are_integrated_from_above(variance, decay, epsilon):
+def test_delta_of_two_states_is_a_tight_upper_bound(variance, decay, epsilon):
     z = np.linspace(-9, 9, 2401)
     weight = scipy.stats.norm.pdf(z) * (z[1] - z[0])
     root = np.sqrt(1 - decay**2)
@@ -84,15 +84,15 @@ def test_two_places_are_integrated_from_above(variance, decay, epsilon):
         np.sum(mass * np.maximum(ratio - np.exp(epsilon), 0.0)),
         np.sum(mass * np.maximum(1 - np.exp(epsilon) * ratio, 0.0)),
     ]
-    bound = law()(2, variance, decay, epsilon)
+    bound = chain_delta_fn()(2, variance, decay, epsilon)
     # The reference is a sum over even points, 1e-5 off at its kink.
     assert np.all(bound >= np.multiply(exact, 1 - 1e-5))
     # States are a quarter of a standard deviation apart, and rounding to them adds a
-    # sixth of the square, 1 % of the variance for each of two places, or twice.
+    # sixth of the square, 1 % of the variance for each of two positions, or twice.
     assert np.all(bound <= np.multiply(exact, 1.1))
 
 
-def simulated(places, variance, decay, epsilon, samples, seed):
+def simulate_delta(places, variance, decay, epsilon, samples, seed):
     """E(L − e^ε)₊, under P, and E(1 − e^ε L)₊, and their standard errors."""
     rng = np.random.default_rng(seed)
     apart = np.abs(np.subtract.outer(np.arange(places), np.arange(places)))
@@ -117,21 +117,21 @@ def simulated(places, variance, decay, epsilon, samples, seed):
         (60, 0.1, 0.9, 0.1),
     ],
 )
-def test_chains_beside_simulations(places, variance, decay, epsilon):
+def test_chain_delta_bounds_hold_in_simulations(places, variance, decay, epsilon):
     """A false alarm in 1e8 at six standard errors."""
-    mean, error = simulated(places, variance, decay, epsilon, 200_000, 0)
-    bound = law()(places, variance, decay, epsilon)
+    mean, error = simulate_delta(places, variance, decay, epsilon, 200_000, 0)
+    bound = chain_delta_fn()(places, variance, decay, epsilon)
     assert np.all(bound >= mean - 6 * error)
-    # And not far above: the states add a few percent to variances.
+    # The bound is tight: the states add a few percent to variances.
     assert np.all(bound <= 1.2 * mean + 6 * error)
 
 
 @pytest.mark.slow
-def test_slopes_where_chains_are_best():
+def test_derivatives_are_finite_where_chains_give_the_best_bound():
     """Characteristic functions that round to zero here must not make slopes NaN."""
 
     @jax.jit
-    def of(noise):
+    def epsilon(noise):
         return correlated.epsilon(
             strategies.geometric(0.5),
             noise,
@@ -142,6 +142,6 @@ def test_slopes_where_chains_are_best():
             adjacency=Adjacency.ADD_REMOVE,
         )
 
-    slope = jax.jit(jax.grad(of))(3.43)
-    difference = (of(3.6) - of(3.26)) / 0.34
+    slope = jax.jit(jax.grad(epsilon))(3.43)
+    difference = (epsilon(3.6) - epsilon(3.26)) / 0.34
     np.testing.assert_allclose(slope, difference, rtol=0.05)

@@ -1,4 +1,4 @@
-"""Canaries are what they promise, and matched filters have the accountant's μ."""
+"""Canaries move sums as documented, and matched filters attain the accountant's μ."""
 
 import functools
 
@@ -29,7 +29,7 @@ CANARY = np.array([-1, 3, -1, 0, -1, 4], np.int32)
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["vmap", "bookkeeping"])
-def test_a_slot_moves_by_the_clip_norm_and_nothing_else_does(engine):
+def test_canaries_move_their_own_slots_by_the_clip_norm(engine):
     planted = dpjax.clipped_grad(
         auditing.plant(loss, 5.0), CLIP_NORM, engine=engine, microbatch_size=4
     )
@@ -48,9 +48,9 @@ def test_a_slot_moves_by_the_clip_norm_and_nothing_else_does(engine):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["vmap", "bookkeeping"])
-def test_a_direction_is_the_canarys_gradient(engine):
+def test_canary_gradients_are_their_planted_directions(engine):
     @jax.jit
-    def moved():
+    def projected_sum():
         key = jax.random.key(1)
         directions = auditing.random_directions(PARAMS, 7, norm=2.0, key=key)
         planted = dpjax.clipped_grad(
@@ -61,12 +61,12 @@ def test_a_direction_is_the_canarys_gradient(engine):
             0
         ]
 
-    found = moved() / 2
+    found = projected_sum() / 2
     expected = CLIP_NORM * np.isin(np.arange(7), [0, 3, 4])
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_directions_are_orthogonal():
+def test_random_directions_are_orthogonal():
     draw = functools.partial(auditing.random_directions, PARAMS, norm=3.0)
     found = jax.jit(lambda: draw(5, key=jax.random.key(0)))()
     rows = np.concatenate([np.reshape(x, (5, -1)) for x in jax.tree.leaves(found)], 1)
@@ -89,17 +89,17 @@ STRATEGIES = {
 }
 
 
-def takes_part(offset):
+def participation(offset):
     return (np.arange(STEPS) % EPOCH == offset).astype(np.float32)[:, None]
 
 
-ALL_OFFSETS = np.stack([takes_part(offset) for offset in range(EPOCH)])
+ALL_OFFSETS = np.stack([participation(offset) for offset in range(EPOCH)])
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_of_correlated_noise_a_matched_filter_has_the_accountants_mu(name):
-    """Exactly, at the worst offset: the accountant and the attack meet."""
+def test_matched_filter_on_correlated_noise_attains_accountant_mu(name):
+    """With equality at the worst offset: accountant and attack agree."""
     white = auditing.white_by_strategy(STRATEGIES[name])
     seen = jax.jit(lambda: jnp.stack([white(x) for x in jnp.asarray(ALL_OFFSETS)]))()
     lengths = np.linalg.norm(seen, axis=(1, 2))
@@ -116,17 +116,17 @@ def test_of_correlated_noise_a_matched_filter_has_the_accountants_mu(name):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("decay", [0.0, 0.6, 0.95])
-def test_of_tree_noise_a_matched_filter_has_the_accountants_mu(decay):
+def test_matched_filter_on_tree_noise_attains_accountant_mu(decay):
     white = auditing.white_by_tree(decay)
 
     @jax.jit
     @jax.vmap
-    def seen(sums):
+    def whitened_signal(sums):
         key = jax.random.key(0)
         silent = dpjax.tree_momentum(decay, 0.0, num_steps=STEPS, key=key)
         return white(auditing.released(silent, sums))
 
-    lengths = np.linalg.norm(seen(ALL_OFFSETS), axis=(1, 2)) / (1 - decay)
+    lengths = np.linalg.norm(whitened_signal(ALL_OFFSETS), axis=(1, 2)) / (1 - decay)
     mu = tree_accounting.momentum_mu(
         1.0,
         num_steps=STEPS,
@@ -138,8 +138,8 @@ def test_of_tree_noise_a_matched_filter_has_the_accountants_mu(decay):
     np.testing.assert_allclose(max(lengths), mu, rtol=1e-4)
 
 
-def noises(name, key, num):
-    """White noise, as a filter sees it, of standard deviation 1."""
+def whitened_noise(name, key, num):
+    """A mechanism's noise after its whitening filter, with standard deviation 1."""
     zeros = jnp.zeros((STEPS, num))
     if name == "tree momentum":
         tx = dpjax.tree_momentum(0.6, 1.0, num_steps=STEPS, key=key)
@@ -150,16 +150,16 @@ def noises(name, key, num):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", [*STRATEGIES, "tree momentum"])
-def test_filters_make_noise_white(name):
+def test_whitening_filters_give_white_noise(name):
     """Within five standard deviations of 4,000 draws: false alarms below 1e-4."""
     num = 4000
-    z = np.float64(jax.jit(lambda: noises(name, jax.random.key(2), num))())
+    z = np.float64(jax.jit(lambda: whitened_noise(name, jax.random.key(2), num))())
     covariance = z @ z.T / num
     np.testing.assert_allclose(covariance, np.eye(STEPS), atol=5 * np.sqrt(2 / num))
 
 
-def test_of_one_run_of_a_whole_pipeline_the_bound_is_near():
-    """Loss, clipping, noise and optimizer as they are, one step, 4,000 canaries."""
+def test_audit_of_one_pipeline_run_gives_close_lower_bound():
+    """One step with the real loss, clipping, noise and optimizer; 4,000 canaries."""
     inside, everywhere, mu = 4000, 12_000, 2.0
     gradient = dpjax.clipped_grad(auditing.plant(loss, 2.0), CLIP_NORM)
 
@@ -185,7 +185,7 @@ def test_of_one_run_of_a_whole_pipeline_the_bound_is_near():
     assert 0.9 * mu < found <= mu
 
 
-def test_scores_are_those_of_the_definition():
+def test_matched_filter_scores_match_definition():
     rng = np.random.default_rng(3)
     seen, expected = rng.standard_normal((2, 5, 8)).astype(np.float32)
     expected[:, 2] = 0
@@ -200,8 +200,8 @@ def test_scores_are_those_of_the_definition():
 SILENT = functools.partial(dpjax.dp_sgd, 0.5, clip_norm=1.0, expected_batch_size=2)
 
 
-def run(data, key):
-    """Three steps towards the mean."""
+def train(data, key):
+    """Three DP-SGD steps towards the mean of the data."""
     tx = SILENT(noise_multiplier=2.0, key=key)
 
     def step(carry, _):
@@ -217,15 +217,15 @@ def run(data, key):
     return {"last": w, "all": updates}
 
 
-def test_many_runs_have_keys_of_their_own_and_are_audited():
+def test_train_many_gives_each_run_its_own_key():
     data = np.array([[3.0, 0.0], [-3.0, 0.0]], np.float32)
 
     @jax.jit
-    def train():
+    def train_runs():
         key = jax.random.key(0)
-        return auditing.train_many(run, data, data[1:], num_runs=1000, key=key)
+        return auditing.train_many(train, data, data[1:], num_runs=1000, key=key)
 
-    outputs = train()
+    outputs = train_runs()
     assert outputs.inside["all"].shape == (1000, 3, 2)
     everything = np.concatenate([outputs.inside["last"], outputs.outside["last"]])
     assert len(np.unique(everything, axis=0)) == 2000
@@ -239,23 +239,25 @@ def test_many_runs_have_keys_of_their_own_and_are_audited():
         assert 0.3 * mu < found < mu
 
 
-def test_runs_in_parts_are_the_same():
-    def draw(data, key):
+def test_train_many_is_batch_invariant():
+    def add_noise(data, key):
         return data + jax.random.normal(key)
 
-    def many(size):
+    def train_in_batches(size):
         key = jax.random.key(0)
         return auditing.train_many(
-            draw, 1.0, 0.0, num_runs=20, key=key, batch_size=size
+            add_noise, 1.0, 0.0, num_runs=20, key=key, batch_size=size
         )
 
-    at_once, in_parts = jax.jit(lambda: [many(size) for size in (None, 7)])()
+    at_once, in_parts = jax.jit(
+        lambda: [train_in_batches(size) for size in (None, 7)]
+    )()
     np.testing.assert_array_equal(at_once.inside, in_parts.inside)
     np.testing.assert_array_equal(at_once.outside, in_parts.outside)
 
 
-def test_too_few_runs_are_refused():
+def test_too_few_runs_raise():
     with pytest.raises(ValueError, match="num_runs"):
-        auditing.train_many(run, X, X, num_runs=0, key=jax.random.key(0))
+        auditing.train_many(train, X, X, num_runs=0, key=jax.random.key(0))
     with pytest.raises(ValueError, match="outputs"):
         auditing.linear_scores(auditing.Outputs(X[:3], X))

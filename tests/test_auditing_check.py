@@ -1,4 +1,4 @@
-"""The grey-box check passes what is right, and finds what is broken."""
+"""The grey-box check passes correct sums and fails broken ones."""
 
 import functools
 
@@ -21,11 +21,11 @@ def loss(w, example):
     return jax.nn.softplus(-y * (x @ w)) + 0.05 * jnp.sum((w - x) ** 2)
 
 
-def sums_of(clipped):
+def jit_sum(clipped):
     return jax.jit(lambda data, mask: clipped(W, data, mask=mask)[0])
 
 
-RIGHT = sums_of(dpjax.clipped_grad(loss, CLIP_NORM, engine="vmap"))
+RIGHT = jit_sum(dpjax.clipped_grad(loss, CLIP_NORM, engine="vmap"))
 
 
 def report_of(fn, adjacency=Adjacency.ADD_REMOVE, data=DATA):
@@ -33,24 +33,24 @@ def report_of(fn, adjacency=Adjacency.ADD_REMOVE, data=DATA):
     return auditing.check(fn, data, sensitivity=sensitivity, adjacency=adjacency)
 
 
-# `check` itself compiles some thirty operations on a batch, one by one. So the default
-# suite has its reports from one fixture, and the rest is one configuration more.
+# `check` itself compiles some thirty operations on a batch, one by one. So in the
+# default suite all reports come from one fixture; the other tests are marked `matrix`.
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("engine", "microbatch_size"), [("vmap", 2), ("bookkeeping", None), ("ghost", 4)]
 )
-def test_every_engine_passes(engine, microbatch_size):
+def test_every_engine_passes_the_check(engine, microbatch_size):
     clipped = dpjax.clipped_grad(
         loss, CLIP_NORM, engine=engine, microbatch_size=microbatch_size
     )
-    report = report_of(sums_of(clipped))
+    report = report_of(jit_sum(clipped))
     assert report.passed, report
     # The claim is attained: the check would find anything above it.
     assert report.worst.distance > 0.99 * CLIP_NORM
 
 
 @pytest.mark.matrix
-def test_a_whole_step_passes_under_its_key():
+def test_noisy_step_with_fixed_key_passes_the_check():
     """dp-SGD divides by a constant: one example moves the step by lr · C / size."""
 
     @jax.jit
@@ -74,7 +74,7 @@ def test_a_whole_step_passes_under_its_key():
 
 
 @pytest.mark.matrix
-def test_a_replaced_example_moves_twice_as_far():
+def test_replaced_example_moves_sum_by_two_clip_norms():
     report = report_of(RIGHT, Adjacency.REPLACE)
     assert report.passed, report
     assert not auditing.check(
@@ -86,7 +86,7 @@ def gradients(data):
     return jax.vmap(jax.grad(loss), (None, 0))(W, data)
 
 
-def scaled(data, mask, bound=CLIP_NORM, finite=True):
+def clipped_gradients(data, mask, bound=CLIP_NORM, finite=True):
     g = gradients(data)
     norm = jnp.linalg.norm(g, axis=1, keepdims=True)
     there = mask[:, None] & (jnp.isfinite(norm) | (not finite))
@@ -97,51 +97,55 @@ def no_clipping(data, mask):
     return jnp.sum(gradients(data), axis=0, where=mask[:, None])
 
 
-def as_it_should_be(data, mask):
-    return scaled(data, mask).sum(axis=0)
+def correct_sum(data, mask):
+    return clipped_gradients(data, mask).sum(axis=0)
 
 
-def a_tenth_too_much(data, mask):
-    return scaled(data, mask, 1.1 * CLIP_NORM).sum(axis=0)
+def clip_norm_exceeded_by_a_tenth(data, mask):
+    return clipped_gradients(data, mask, 1.1 * CLIP_NORM).sum(axis=0)
 
 
-def mask_ignored(data, mask):
-    return scaled(data, jnp.ones_like(mask)).sum(axis=0)
+def ignored_mask(data, mask):
+    return clipped_gradients(data, jnp.ones_like(mask)).sum(axis=0)
 
 
-def mean_of_those_there(data, mask):
-    return len(mask) * scaled(data, mask).sum(axis=0) / jnp.maximum(mask.sum(), 1)
+def mean_over_mask(data, mask):
+    return (
+        len(mask)
+        * clipped_gradients(data, mask).sum(axis=0)
+        / jnp.maximum(mask.sum(), 1)
+    )
 
 
-def order_leaked(data, mask):
-    """The first place weighs more, within the clip norm."""
+def order_dependent_sum(data, mask):
+    """The first position has a larger weight, within the clip norm."""
     weights = jnp.where(jnp.arange(len(mask)) == 0, 1.0, 0.5)
-    return weights @ scaled(data, mask)
+    return weights @ clipped_gradients(data, mask)
 
 
-def not_a_number_let_through(data, mask):
-    return scaled(data, mask, finite=False).sum(axis=0)
+def unfiltered_nan(data, mask):
+    return clipped_gradients(data, mask, finite=False).sum(axis=0)
 
 
-def batch_normalised(data, mask):
+def batch_normalised_inputs(data, mask):
     x, y = data
-    return scaled((x - x.mean(axis=0, keepdims=True), y), mask).sum(axis=0)
+    return clipped_gradients((x - x.mean(axis=0, keepdims=True), y), mask).sum(axis=0)
 
 
-def clipped_as_a_whole(data, mask):
+def clipped_total(data, mask):
     total = no_clipping(data, mask)
     return total * jnp.minimum(1, len(mask) * CLIP_NORM / jnp.linalg.norm(total))
 
 
 BROKEN = {
     no_clipping: "huge",
-    a_tenth_too_much: "huge",
-    mask_ignored: "masked",
-    mean_of_those_there: "left out",
-    order_leaked: "order",
-    not_a_number_let_through: "not finite",
-    batch_normalised: "masked",
-    clipped_as_a_whole: "huge",
+    clip_norm_exceeded_by_a_tenth: "huge",
+    ignored_mask: "masked",
+    mean_over_mask: "left out",
+    order_dependent_sum: "order",
+    unfiltered_nan: "not finite",
+    batch_normalised_inputs: "masked",
+    clipped_total: "huge",
 }
 
 
@@ -149,18 +153,18 @@ FEW = 5
 
 
 @functools.cache
-def report_of_few(fn):
+def small_report(fn):
     return report_of(jax.jit(fn), data=(X[:FEW], DATA[1][:FEW]))
 
 
 @pytest.fixture
 def report(broken):
-    return report_of_few(broken)
+    return small_report(broken)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda fn: fn.__name__)
-def test_what_is_broken_is_found(broken, report):
+def test_broken_sum_fails_the_check(broken, report):
     assert not report.passed
     wrong = [x.change for x in report.findings if x.distance > x.allowed]
     assert any(BROKEN[broken] in change for change in wrong), report
@@ -169,23 +173,25 @@ def test_what_is_broken_is_found(broken, report):
 
 @pytest.fixture(scope="module")
 def reports():
-    return {fn: report_of_few(fn) for fn in (as_it_should_be, *ONE_THING)}
+    return {fn: small_report(fn) for fn in (correct_sum, *ONE_THING)}
 
 
-ONE_THING = (a_tenth_too_much, order_leaked)
+ONE_THING = (clip_norm_exceeded_by_a_tenth, order_dependent_sum)
 
 
-def test_one_thing_that_is_broken_is_all_that_is_found(reports):
-    report = reports[as_it_should_be]
+def test_check_reports_only_the_broken_property(reports):
+    report = reports[correct_sum]
     assert report.passed, report
     # The claim is attained: the check would find anything above it.
     assert report.worst.distance > 0.99 * CLIP_NORM
-    assert 1.09 < reports[a_tenth_too_much].worst.distance / CLIP_NORM < 1.11
-    assert reports[order_leaked].worst.change == "the order"
+    assert (
+        1.09 < reports[clip_norm_exceeded_by_a_tenth].worst.distance / CLIP_NORM < 1.11
+    )
+    assert reports[order_dependent_sum].worst.change == "the order"
 
 
 @pytest.mark.matrix
-def test_examples_without_floats_are_replaced_by_others():
+def test_integer_examples_are_replaced_by_other_examples():
     table = np.float32(np.eye(4) * np.arange(4)[:, None])
 
     @jax.jit
@@ -199,7 +205,7 @@ def test_examples_without_floats_are_replaced_by_others():
     assert claim(sensitivity=2.9).worst.distance == 3.0
 
 
-def test_an_argument_out_of_range_is_named():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="sensitivity"):
         auditing.check(RIGHT, DATA, sensitivity=0.0, adjacency=Adjacency.REPLACE)
     with pytest.raises(ValueError, match="adjacency"):

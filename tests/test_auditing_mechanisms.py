@@ -1,7 +1,7 @@
-"""Every mechanism is attacked: none gives away more than is reported, most just that.
+"""Every mechanism is attacked: no audit exceeds the reported μ, most come close to it.
 
 False alarms: a bound here exceeds what is reported with probability 1e-4 at most; keys
-are fixed. What is broken, one thing each, is found.
+are fixed. Mechanisms with one defect each are detected.
 """
 
 import importlib
@@ -19,7 +19,7 @@ NUM = {"num_in": 4000, "num_out": 12_000}
 
 @pytest.fixture(scope="module")
 def audits():
-    """The module that the benchmark has, too; the benchmarks are no package."""
+    """The benchmark's module `_audits`; the benchmarks are not a package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(pathlib.Path(__file__).parents[1] / "benchmarks")
         yield importlib.import_module("_audits")
@@ -53,15 +53,15 @@ def test_every_transformation_is_audited(audits):
 
 
 @pytest.fixture
-def attacked(name, audits):
+def white_box_scores(name, audits):
     mechanism = audits.MECHANISMS[name]
     return audits.white_box(mechanism, MU, **NUM, key=jax.random.key(1))
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_a_mechanism_gives_away_what_is_reported_and_no_more(attacked, name, audits):
-    mechanism, scores = audits.MECHANISMS[name], attacked
+def test_audited_mu_is_close_to_and_at_most_reported_mu(white_box_scores, name, audits):
+    mechanism, scores = audits.MECHANISMS[name], white_box_scores
     if mechanism.white is None:  # no linear map makes its noise white
         found = auditing.mu_lower(*scores, confidence=CONFIDENCE)
         assert 0.5 * MU < found <= MU
@@ -83,7 +83,7 @@ TWINS = [
 
 
 @pytest.fixture
-def broken_and_whole(name, audits):
+def broken_and_intact_scores(name, audits):
     twin, at = audits.TWINS[name], {"num": 128, "key": jax.random.key(2)}
     broken = audits.of_twin(twin, 1.0, **at)
     return broken, twin.patch and audits.of_twin(twin, 1.0, broken=False, **at)
@@ -91,10 +91,10 @@ def broken_and_whole(name, audits):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", TWINS)
-def test_what_is_broken_is_found(broken_and_whole, name, audits):
-    """At 99 % by 128 canaries, and in a mechanism that is not broken nothing is."""
+def test_audit_detects_broken_mechanism(broken_and_intact_scores, name, audits):
+    """With 128 canaries at 99 % confidence; the intact mechanism passes."""
     assert list(audits.TWINS) == TWINS
-    broken, whole = broken_and_whole
+    broken, whole = broken_and_intact_scores
     assert auditing.gaussian_mu_lower(*broken, confidence=0.99) > 1.0
     assert bool(whole) == bool(audits.TWINS[name].patch)
     if whole:
@@ -102,7 +102,7 @@ def test_what_is_broken_is_found(broken_and_whole, name, audits):
 
 
 @pytest.mark.matrix
-def test_what_is_broken_without_noise_is_checked(audits):
+def test_grey_box_check_detects_broken_mechanisms(audits):
     for name in audits.CHECKED:
         report, calls = audits.checked(name)
         assert report.passed == (name == "as it should be"), (name, report)

@@ -1,9 +1,9 @@
-"""Bounds from one run against the worst mechanism that there is, found by brute force.
+"""Bounds from one run against the worst possible mechanism, found by brute force.
 
 With few canaries a mechanism is a table: the probability of each vector of guesses for
-each vector of coins. What privacy asks of it is linear, and so is the probability of v
-right guesses or more: a linear programme has the largest one, p. A bound at any
-confidence above 1 − p must then not exceed what is true.
+each vector of coins. Privacy constraints on it are linear, and so is the probability of
+at least v correct guesses: a linear programme gives its maximum, p. A bound at any
+confidence above 1 − p must then not exceed the true ε or μ.
 """
 
 import itertools
@@ -18,8 +18,8 @@ from dpjax import auditing
 from dpjax.accounting import gdp
 
 
-def most_likely(m, r, v, profile):
-    """The largest P(W >= v) for m canaries, r guesses, where all pairs (ε, δ) hold."""
+def max_success_probability(m, r, v, profile):
+    """Maximum of P(W >= v) for m canaries, r guesses, subject to all pairs (ε, δ)."""
     coins = list(itertools.product((0, 1), repeat=m))
     said = [y for y in itertools.product((-1, 0, 1), repeat=m) if m - y.count(0) == r]
     shape = (len(coins), len(said))
@@ -63,12 +63,12 @@ def most_likely(m, r, v, profile):
     return -found.fun
 
 
-# Canaries, guesses and right ones: all, since a bound asks for p below a half.
+# Canaries and guesses, all of them correct: a bound needs p below a half.
 CASES = [(2, 2), (3, 2), (3, 3), (4, 2), (4, 3)]
 
 
-def all_right(m, r):
-    """Scores and coins of which the r largest are guessed, and rightly."""
+def all_correct_guesses(m, r):
+    """Scores and coins for which the r largest scores are guessed, all correctly."""
     return (np.arange(m, dtype=float), np.arange(m) >= m - r), {
         "guess_in": r,
         "guess_out": 0,
@@ -77,10 +77,10 @@ def all_right(m, r):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("m", "r"), CASES)
-def test_no_mechanism_beats_the_bound_on_epsilon_more_often_than_stated(m, r, x64):
-    epsilon, (scores, guesses) = 0.4, all_right(m, r)
+def test_epsilon_bound_error_rate_holds_for_worst_mechanism(m, r, x64):
+    epsilon, (scores, guesses) = 0.4, all_correct_guesses(m, r)
     for delta in (0.0, 0.03):
-        p = most_likely(m, r, r, [(epsilon, delta)])
+        p = max_success_probability(m, r, r, [(epsilon, delta)])
         assert 0.1 < p < 0.5
 
         def bound(error, delta=delta):
@@ -89,7 +89,7 @@ def test_no_mechanism_beats_the_bound_on_epsilon_more_often_than_stated(m, r, x6
             )
 
         assert bound(p * (1 - 1e-6)) <= epsilon
-        if delta == 0:  # attained by randomised response, and by no bound exceeded
+        if delta == 0:  # attained by randomised response, so no bound is larger
             honest = 1 / (1 + np.exp(-epsilon))
             np.testing.assert_allclose(p, honest**r, rtol=1e-6)
             assert bound(p * (1 + 1e-5)) > epsilon - 1e-4
@@ -97,14 +97,14 @@ def test_no_mechanism_beats_the_bound_on_epsilon_more_often_than_stated(m, r, x6
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("m", "r"), CASES[:3])
-def test_no_mechanism_beats_the_bound_on_mu_more_often_than_stated(m, r, x64):
-    """The curve is asked for at 24 pairs, which allows more by less than a thousandth.
+def test_mu_bound_error_rate_holds_for_worst_mechanism(m, r, x64):
+    """The curve is imposed at 24 pairs, which raises p by less than a thousandth.
 
-    So p comes down to what the bound says: no bound of this kind is better.
+    So p equals the bound's error rate: no bound of this kind is better.
     """
-    mu, (scores, guesses) = 0.5, all_right(m, r)
+    mu, (scores, guesses) = 0.5, all_correct_guesses(m, r)
     profile = [(e, float(gdp.delta(mu, e))) for e in np.linspace(0.0, 1.2, 24)]
-    p = most_likely(m, r, r, profile)
+    p = max_success_probability(m, r, r, profile)
     # More than Gaussian noise on every coin, and guesses by its sign.
     assert scipy.stats.norm.cdf(mu / 2) ** r < p < 0.5
     low, high = (

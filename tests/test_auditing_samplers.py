@@ -1,8 +1,8 @@
-"""Where chance decides who takes part: samplers, a whole plan, and solvers as they are.
+"""Audits of random participation: samplers, a whole plan, and the solvers.
 
-None gives away more than is reported, and where an attack sees all there is, it proves
-most of that. False alarms: a bound here exceeds what is reported with probability 1e-4
-at most; keys are fixed. What is broken, one thing each, is found.
+No lower bound exceeds the reported ε, and where an attack observes everything, it is
+close to it. False alarms: a bound here exceeds the reported ε with probability 1e-4 at
+most; keys are fixed. Mechanisms with one defect each are detected.
 """
 
 import importlib
@@ -21,24 +21,24 @@ CONFIDENCE, DELTA = 0.9999, 1e-2
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    """Imports what the benchmark has, too; the benchmarks are no package."""
+def import_benchmark():
+    """Function that imports a module of the benchmarks, which are not a package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(pathlib.Path(__file__).parents[1] / "benchmarks")
         yield importlib.import_module
 
 
 @pytest.fixture(scope="module")
-def samplers(benchmark):
-    return benchmark("_audits_samplers")
+def sampler_audits(import_benchmark):
+    return import_benchmark("_audits_samplers")
 
 
 @pytest.fixture(scope="module")
-def of_solvers(benchmark):
-    return benchmark("_audits_solvers")
+def solver_audits(import_benchmark):
+    return import_benchmark("_audits_solvers")
 
 
-def test_scores_are_likelihood_ratios(x64):
+def test_mixture_scores_are_log_likelihood_ratios(x64):
     rng = np.random.default_rng(0)
     seen, cases = rng.standard_normal((3, 7)), rng.standard_normal((4, 3))
     rates, stddev = np.array([0.1, 0.2, 0.0, 0.7]), 1.7
@@ -66,27 +66,28 @@ SAMPLED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
-def test_who_takes_part_by_chance_is_hidden_as_well_as_reported(name, samplers):
-    assert list(samplers.SAMPLED) == list(SAMPLED)
-    sampled = samplers.SAMPLED[name]
-    scores = samplers.of_sampled(sampled, num=60_000, key=jax.random.key(4))
+def test_sampler_audit_is_close_to_and_at_most_reported_epsilon(name, sampler_audits):
+    assert list(sampler_audits.SAMPLED) == list(SAMPLED)
+    sampled = sampler_audits.SAMPLED[name]
+    scores = sampler_audits.of_sampled(sampled, num=60_000, key=jax.random.key(4))
     found = auditing.epsilon_lower(*scores, DELTA, confidence=CONFIDENCE)
     said = float(sampled.reported(DELTA))
     assert SAMPLED[name] * said < found <= said
 
 
 @pytest.mark.slow
-def test_a_whole_plan_gives_away_what_it_reports_and_no_more(samplers):
-    scores = samplers.of_plan(num_runs=100, key=jax.random.key(5))
+def test_plan_audit_is_close_to_and_at_most_reported_epsilon(sampler_audits):
+    scores = sampler_audits.of_plan(num_runs=100, key=jax.random.key(5))
     found = auditing.epsilon_lower(*scores, DELTA, confidence=CONFIDENCE)
-    said = samplers.whole_plan().guarantee.epsilon(DELTA)
+    said = sampler_audits.whole_plan().guarantee.epsilon(DELTA)
     assert 0.6 * said < found <= said
-    scores = samplers.of_plan(num_runs=20, key=jax.random.key(6), in_order=True)
+    scores = sampler_audits.of_plan(num_runs=20, key=jax.random.key(6), in_order=True)
     mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
     assert gdp.epsilon(mu, DELTA) > said
 
 
-# How many canaries find each; Poisson samples of all take 8,000, and the benchmark.
+# How many canaries detect each defect. One in Poisson samples of the whole data set
+# takes 8,000, and is in the benchmark.
 BROKEN = {
     "the same Poisson sample in every step": 4000,
     "batches in the data's order, not in bins": 2000,
@@ -97,10 +98,10 @@ BROKEN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
-def test_other_ways_of_taking_part_than_are_claimed_are_found(name, samplers):
-    assert BROKEN.keys() <= samplers.BROKEN.keys()
-    claimed = samplers.SAMPLED[samplers.BROKEN[name][0]].reported(DELTA)
-    scores = samplers.of_broken(name, num=BROKEN[name], key=jax.random.key(7))
+def test_audit_detects_sampling_other_than_claimed(name, sampler_audits):
+    assert BROKEN.keys() <= sampler_audits.BROKEN.keys()
+    claimed = sampler_audits.SAMPLED[sampler_audits.BROKEN[name][0]].reported(DELTA)
+    scores = sampler_audits.of_broken(name, num=BROKEN[name], key=jax.random.key(7))
     if "order" in name:  # of known steps: scores are Gaussians
         mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
         assert gdp.epsilon(mu, DELTA) > claimed
@@ -108,7 +109,7 @@ def test_other_ways_of_taking_part_than_are_claimed_are_found(name, samplers):
         assert auditing.epsilon_lower(*scores, DELTA, confidence=0.99) > claimed
 
 
-# What 4,000 runs prove at least of what is reported: all where scores are Gaussians.
+# The least fraction of the reported ε that 4,000 runs prove.
 SOLVERS = {
     "solvers.noisy_gd": 0.9,
     "solvers.noisy_cyclic_gd": 0.85,
@@ -123,25 +124,25 @@ SOLVERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_solver_gives_away_no_more_than_it_reports(name, of_solvers):
-    """And where its noise is halved, or its batches are not random, that is found."""
-    assert list(of_solvers.SOLVERS) == list(SOLVERS)
-    solver, said = of_solvers.SOLVERS[name], of_solvers.reported(name)
+def test_solver_audit_is_close_to_and_at_most_reported_epsilon(name, solver_audits):
+    """Halved noise or batches that are not random are detected."""
+    assert list(solver_audits.SOLVERS) == list(SOLVERS)
+    solver, said = solver_audits.SOLVERS[name], solver_audits.reported(name)
     at = {"num_runs": 4000, "key": jax.random.key(3)}
 
-    def proven(confidence, **how):
-        scores = of_solvers.of_solver(name, **at, **how)
+    def epsilon_lower_bound(confidence, **how):
+        scores = solver_audits.of_solver(name, **at, **how)
         found = auditing.epsilon_lower(*scores, solver.delta, confidence=confidence)
         if not solver.gaussian:
             return found
         mu = auditing.gaussian_mu_lower(*scores, confidence=confidence)
         return max(found, gdp.epsilon(mu, solver.delta))
 
-    assert SOLVERS[name] * said < proven(CONFIDENCE) <= said
-    assert proven(0.99, broken=True) > said
+    assert SOLVERS[name] * said < epsilon_lower_bound(CONFIDENCE) <= said
+    assert epsilon_lower_bound(0.99, broken=True) > said
 
 
-def test_every_solver_is_attacked(of_solvers):
+def test_every_solver_is_audited(solver_audits):
     names = {name.split(",")[0].removeprefix("solvers.") for name in SOLVERS}
     assert names <= set(dir(solvers))
     of_data = {

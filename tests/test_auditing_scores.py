@@ -1,4 +1,4 @@
-"""Lower bounds from scores: against closed forms, peers, and a thousand audits each."""
+"""Lower bounds from scores against closed forms, jax_privacy and a thousand audits."""
 
 import functools
 import math
@@ -22,13 +22,13 @@ AUDITS = 1000
 TOO_MANY = int(scipy.stats.binom.isf(1e-6, AUDITS, 0.01)) + 1
 
 
-def failures(bounds, truth):
+def count_failures(bounds, truth):
     return int(np.sum(np.asarray(bounds, np.float64) > truth))
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("trials", [1, 7, 400, 20_000])
-def test_probabilities_are_clopper_and_pearsons(trials):
+def test_binomial_bounds_are_clopper_pearson(trials):
     k = np.unique(np.clip([0, 1, 2, trials // 3, trials - 1, trials], 0, trials))
     both = jax.jit(
         lambda error: [
@@ -50,7 +50,7 @@ def test_probabilities_are_clopper_and_pearsons(trials):
         assert np.all(tail[k > 0] <= error)
 
 
-def test_counts_are_from_one_to_all_and_dense():
+def test_threshold_counts_cover_all_scores_densely():
     for n in (1, 2, 30, 1000, 10_000):
         k = _thresholds.counts(n)
         assert k[0] == 1
@@ -60,8 +60,8 @@ def test_counts_are_from_one_to_all_and_dense():
         assert len(k) <= 2 * math.pi * math.sqrt(n) + 3
 
 
-def by_definition(scores_in, scores_out, delta, confidence):
-    """The best of all thresholds among the scores, one by one."""
+def best_threshold_bounds(scores_in, scores_out, delta, confidence):
+    """Bounds on ε and μ at the best threshold, by trying all scores one by one."""
     n, m = len(scores_in), len(scores_out)
     of_in, of_out = _thresholds.counts(n), _thresholds.counts(m)
     a_in = (1 - confidence) / 2 / len(of_in)
@@ -86,11 +86,11 @@ def by_definition(scores_in, scores_out, delta, confidence):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "m"), [(200, 90), (35, 200)])
-def test_all_thresholds_are_those_of_the_definition(n, m, x64):
+def test_bounds_over_all_thresholds_match_definition(n, m, x64):
     rng = np.random.default_rng(0)
     scores_in, scores_out = rng.standard_normal(n) * 2 + 2.5, rng.standard_normal(m)
     scores_in[:5] = scores_out[:5]  # ties
-    epsilon, mu = by_definition(scores_in, scores_out, 1e-3, 0.95)
+    epsilon, mu = best_threshold_bounds(scores_in, scores_out, 1e-3, 0.95)
     assert epsilon > 0.5
     found = auditing.epsilon_lower(scores_in, scores_out, 1e-3, confidence=0.95)
     np.testing.assert_allclose(found, epsilon, rtol=1e-7)
@@ -98,7 +98,7 @@ def test_all_thresholds_are_those_of_the_definition(n, m, x64):
     np.testing.assert_allclose(found, mu, rtol=1e-7)
 
 
-def test_one_threshold_is_that_of_the_definition(x64):
+def test_bound_at_one_threshold_matches_definition(x64):
     rng = np.random.default_rng(1)
     scores_in, scores_out = rng.standard_normal(150) + 2, rng.standard_normal(120)
     b = scipy.stats.beta.ppf(0.01, np.sum(scores_in > 1.5), 151 - sum(scores_in > 1.5))
@@ -118,7 +118,7 @@ def gaussian_scores(mu, count, audits=AUDITS, stddev=3.0, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.0, 1.3])
-def test_bounds_of_gaussian_scores_seldom_exceed_the_truth(mu):
+def test_bounds_on_gaussian_scores_fail_at_most_at_stated_rate(mu):
     scores = gaussian_scores(mu, 400)
     epsilon = 0.0 if mu == 0 else float(gdp.epsilon(mu, 1e-3))
     bounds = {
@@ -127,46 +127,46 @@ def test_bounds_of_gaussian_scores_seldom_exceed_the_truth(mu):
         "gaussian": (auditing.gaussian_mu_lower(*scores, confidence=0.99), mu),
     }
     for name, (bound, truth) in bounds.items():
-        assert failures(bound, truth) < TOO_MANY, name
-    if mu:  # and say something
+        assert count_failures(bound, truth) < TOO_MANY, name
+    if mu:  # and are not vacuous
         assert np.median(bounds["gaussian"][0]) > 0.8 * mu
         assert np.median(bounds["mu"][0]) > 0.6 * mu
 
 
-def test_the_gaussian_bound_fails_just_as_often_as_it_says():
+def test_gaussian_bound_fails_at_exactly_the_stated_rate():
     bounds = auditing.gaussian_mu_lower(*gaussian_scores(0.7, 100), confidence=0.8)
     # Outside with probability 1e-6.
     low, high = scipy.stats.binom.ppf([5e-7, 1 - 5e-7], AUDITS, 0.2)
-    assert low <= failures(bounds, 0.7) <= high
+    assert low <= count_failures(bounds, 0.7) <= high
 
 
-def test_bounds_of_randomised_response_seldom_exceed_the_truth():
+def test_bounds_on_randomised_response_fail_at_most_at_stated_rate():
     """Two values, so that all scores tie, and a mechanism that is tight at δ = 0."""
     rng, epsilon = np.random.default_rng(2), 1.7
     honest = 1 / (1 + math.exp(-epsilon))
     scores_in = (rng.random((AUDITS, 300)) < honest).astype(float)
     scores_out = (rng.random((AUDITS, 300)) > honest).astype(float)
     found = auditing.epsilon_lower(scores_in, scores_out, 0.0, confidence=0.99)
-    assert failures(found, epsilon) < TOO_MANY
+    assert count_failures(found, epsilon) < TOO_MANY
     assert np.median(found) > 0.6 * epsilon
     included = rng.random((AUDITS, 300)) < 0.5
     told = np.where(rng.random((AUDITS, 300)) < honest, included, ~included) * 1.0
     found = auditing.one_run_epsilon_lower(
         told, included, 0.0, guess_in=100, guess_out=100, confidence=0.99
     )
-    assert failures(found, epsilon) < TOO_MANY
+    assert count_failures(found, epsilon) < TOO_MANY
     assert np.median(found) > 0.6 * epsilon
 
 
 @pytest.mark.slow
-def test_a_threshold_from_other_scores_seldom_exceeds_the_truth():
+def test_bound_at_held_out_threshold_fails_at_most_at_stated_rate():
     others = gaussian_scores(1.3, 300, seed=3)
     scores = gaussian_scores(1.3, 300, seed=4)
     at = {"confidence": 0.99}
     threshold = auditing.best_threshold(*others, 1e-3, **at)
     found = auditing.epsilon_at(*scores, 1e-3, threshold=threshold, **at)
-    assert failures(found, float(gdp.epsilon(1.3, 1e-3))) < TOO_MANY
-    # It is what those scores prove most by.
+    assert count_failures(found, float(gdp.epsilon(1.3, 1e-3))) < TOO_MANY
+    # No other threshold gives a larger bound on the same scores.
     there = auditing.epsilon_at(*others, 1e-3, threshold=threshold, **at)
     for other in (-1.0, 2.0, 5.0):
         assert np.all(
@@ -174,7 +174,7 @@ def test_a_threshold_from_other_scores_seldom_exceeds_the_truth():
         )
 
 
-def test_the_gaussian_bound_inverts_students_t(x64):
+def test_gaussian_bound_inverts_noncentral_t(x64):
     for n, m, gap, confidence in ((30, 20, 1.0, 0.99), (400, 900, 0.3, 0.9)):
         rng = np.random.default_rng(n)
         scores_in, scores_out = rng.standard_normal(n) + gap, rng.standard_normal(m)
@@ -191,25 +191,25 @@ def test_the_gaussian_bound_inverts_students_t(x64):
         assert found <= theta * unit * (1 + 1e-9)
 
 
-def guesses(mu, count, audits=AUDITS, seed=5):
+def one_run_scores(mu, count, audits=AUDITS, seed=5):
     rng = np.random.default_rng(seed)
     included = rng.random((audits, count)) < 0.5
     return 2.5 * (rng.standard_normal((audits, count)) + mu * included), included
 
 
-def test_one_run_seldom_exceeds_the_truth():
-    scores, included = guesses(2.0, 300)
+def test_one_run_bounds_fail_at_most_at_stated_rate():
+    scores, included = one_run_scores(2.0, 300)
     at = {"guess_in": 40, "guess_out": 20, "confidence": 0.99}
     epsilon = auditing.one_run_epsilon_lower(scores, included, 1e-5, **at)
-    assert failures(epsilon, float(gdp.epsilon(2.0, 1e-5))) < TOO_MANY
+    assert count_failures(epsilon, float(gdp.epsilon(2.0, 1e-5))) < TOO_MANY
     assert np.median(epsilon) > 2
     mu = auditing.one_run_mu_lower(scores, included, **at)
-    assert failures(mu, 2.0) < TOO_MANY
+    assert count_failures(mu, 2.0) < TOO_MANY
     assert np.median(mu) > 0.6
 
 
-def test_what_tells_all_with_probability_delta_refutes_nothing_at_that_delta():
-    """It is (0, δ)-DP, and its canaries' scores depend on each other."""
+def test_delta_probability_disclosure_is_not_refuted_at_that_delta():
+    """The mechanism is (0, δ)-DP, and its canaries' scores depend on each other."""
     rng, delta = np.random.default_rng(6), 0.05
     included = rng.random((200, 100)) < 0.5
     telling = rng.random((200, 1)) < delta
@@ -251,7 +251,7 @@ def one_run_mu(m, r, v, error):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("m", "right", "wrong"), [(300, 55, 5), (1000, 60, 0)])
-def test_one_run_is_that_of_the_definition(m, right, wrong, x64):
+def test_one_run_bounds_match_published_algorithms(m, right, wrong, x64):
     scores = np.arange(m, dtype=float)
     r = right + wrong
     included = scores >= m - right  # the r largest are guessed, `wrong` of them wrongly
@@ -265,7 +265,7 @@ def test_one_run_is_that_of_the_definition(m, right, wrong, x64):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_both_ends_are_guessed():
+def test_guesses_are_made_at_both_ends_of_the_scores():
     scores = np.arange(100.0)
     included = scores >= 50
     both = functools.partial(
@@ -276,7 +276,7 @@ def test_both_ends_are_guessed():
     assert both(~included, guess_in=20, guess_out=20) == high
 
 
-def test_the_peer_says_the_same():
+def test_bounds_agree_with_jax_privacy():
     """jax_privacy's auditor at one threshold and in one run, on the same scores."""
     peer = pytest.importorskip("jax_privacy.auditing")
     rng = np.random.default_rng(7)
@@ -311,7 +311,7 @@ def test_the_peer_says_the_same():
     np.testing.assert_allclose(gdp.epsilon(found, 1e-5), expected, rtol=1e-4)
 
 
-def test_what_is_not_a_number_counts_against_the_attack():
+def test_nan_scores_never_raise_the_bound():
     scores_in, scores_out = (x[0] for x in gaussian_scores(3.0, 60, audits=1))
     known = auditing.mu_lower(scores_in, scores_out, confidence=0.9)
     for i in range(2):
@@ -323,7 +323,7 @@ def test_what_is_not_a_number_counts_against_the_attack():
     assert auditing.epsilon_lower(*scores, 0.0, confidence=0.9) > 1.5
 
 
-def test_without_noise_no_gaussian_mu_holds():
+def test_gaussian_bound_of_noise_free_scores_is_infinite():
     assert auditing.gaussian_mu_lower(
         np.ones(20), np.zeros(20), confidence=0.9
     ) == float("inf")
@@ -333,8 +333,8 @@ def test_without_noise_no_gaussian_mu_holds():
 @pytest.mark.diagonal
 @pytest.mark.rounding
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_equal_scores_up_to_rounding_are_no_finding(dtype):
-    """Whatever the values, the numbers of scores and the order of summation."""
+def test_scores_equal_up_to_rounding_give_zero_bound(dtype):
+    """For any values, numbers of scores and order of summation."""
     rng = np.random.default_rng(5)
     for n, m in ((20, 20), (17, 30)):
         scores_in, scores_out = [], []
@@ -354,8 +354,8 @@ def test_equal_scores_up_to_rounding_are_no_finding(dtype):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_an_offset_changes_a_gaussian_mu_by_its_rounding(dtype, x64):
-    """The bound of Student's t as SciPy has it, from above and not far off."""
+def test_offset_changes_gaussian_bound_only_by_rounding(dtype, x64):
+    """The bound is at most SciPy's for Student's t, and close to it."""
     for offset in (0.0, 1e8 if dtype is np.float64 else 1e3, -1e3):
         given = [dtype(x[0] + offset) for x in gaussian_scores(1.5, 40, audits=1)]
         found = float(auditing.gaussian_mu_lower(*given, confidence=0.9))
@@ -365,17 +365,17 @@ def test_an_offset_changes_a_gaussian_mu_by_its_rounding(dtype, x64):
         pooled = np.sqrt((n * a.var() + m * b.var()) / (n + m - 2))
         unit = np.sqrt(1 / n + 1 / m)
 
-        def bound(gap, spread, freedom=n + m - 2, unit=unit):
+        def student_t_bound(gap, spread, freedom=n + m - 2, unit=unit):
             t = gap / (spread * unit)
             theta = scipy.optimize.brentq(
                 lambda x: scipy.stats.nct.sf(t, freedom, x) - 0.1, 1e-3, t, xtol=1e-13
             )
             return theta * unit
 
-        exact = bound(a.mean() - b.mean(), pooled)
+        exact = student_t_bound(a.mean() - b.mean(), pooled)
         # Two scores' means and the deviation, each off by four units of the largest.
         error = 4.1 * np.finfo(dtype).eps * max(np.abs(x).max() for x in given)
-        least = bound(a.mean() - b.mean() - error, pooled + error)
+        least = student_t_bound(a.mean() - b.mean() - error, pooled + error)
         assert least * (1 - 1e-8) <= found <= exact * (1 + 1e-9)
 
 
@@ -388,7 +388,7 @@ def test_an_offset_changes_a_gaussian_mu_by_its_rounding(dtype, x64):
         functools.partial(auditing.gaussian_mu_lower, confidence=0.9),
     ],
 )
-def test_bounds_are_transformed_as_accountants_are(bound):
+def test_bounds_work_under_jit_and_vmap(bound):
     scores = [np.float32(x) for x in gaussian_scores(1.0, 40, audits=6)]
     at_once = jax.jit(bound)(*scores)
     assert at_once.shape == (6,)
@@ -396,7 +396,7 @@ def test_bounds_are_transformed_as_accountants_are(bound):
     np.testing.assert_array_equal(at_once, jax.vmap(bound)(*scores))
 
 
-def test_estimates_are_those_of_the_definition():
+def test_estimates_match_definition():
     rng = np.random.default_rng(8)
     scores_in, scores_out = rng.integers(0, 9, (2, 50)).astype(float)
     pairs = np.sign(scores_in[:, None] - scores_out[None]) / 2 + 0.5
@@ -413,7 +413,7 @@ def test_estimates_are_those_of_the_definition():
         np.testing.assert_allclose(found, best, rtol=1e-6)
 
 
-def test_estimates_are_near_what_a_gaussian_attack_has():
+def test_estimates_match_gaussian_closed_forms():
     """Within five standard deviations of a binomial: false alarms below 1e-5."""
     scores_in, scores_out = (x[0] for x in gaussian_scores(1.5, 20_000, audits=1))
     expected = scipy.stats.norm.sf(scipy.stats.norm.isf(0.05) - 1.5)
@@ -424,7 +424,7 @@ def test_estimates_are_near_what_a_gaussian_attack_has():
     assert abs(found - area) < 5 * math.sqrt(2 * 0.25 / 20_000)
 
 
-def test_the_bootstrap_draws_scores_again():
+def test_bootstrap_quantiles_match_standard_error():
     """The spread of a mean over resamples is its standard error, to five of its own."""
     scores = np.random.default_rng(9).standard_normal((2, 400)) * 3
 
@@ -443,7 +443,7 @@ def test_the_bootstrap_draws_scores_again():
     assert abs((high - low) / 2 - expected) < 5 * expected / math.sqrt(2000)
 
 
-def test_likelihood_ratios_are_those_of_the_other_models():
+def test_likelihood_ratios_use_only_the_other_models():
     rng = np.random.default_rng(10)
     included = rng.random((9, 4)) < 0.5
     included[:, 3] = np.arange(9) < 2  # one other model at most has it
@@ -464,21 +464,21 @@ def test_likelihood_ratios_are_those_of_the_other_models():
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_the_area_of_an_attack_that_knows_all_is_one():
+def test_auroc_of_perfect_attack_is_one():
     for m in (15, 30, 45):
         assert auditing.auroc(np.ones(30), np.zeros(m)) == 1
         assert auditing.auroc(np.zeros(30), np.ones(m)) == 0
 
 
-def test_log_odds_are_those_of_the_probability(x64):
+def test_log_odds_match_logit_of_probability(x64):
     p = np.array([1e-9, 0.1, 0.5, 0.99, 1 - 1e-7])
     found = auditing.log_odds(-np.log(p))
     np.testing.assert_allclose(found, scipy.special.logit(p), rtol=1e-7)
     assert np.isfinite(auditing.log_odds(jnp.zeros(2))).all()
 
 
-def test_shadows_are_trained_on_what_their_coins_chose():
-    """Means of what was chosen, and a key for each; coins are fair within 5 deviations.
+def test_shadow_models_are_trained_on_their_included_examples():
+    """Each has a key of its own, and the coins are fair within 5 standard deviations.
 
     A false alarm has probability below 1e-6.
     """
@@ -488,20 +488,20 @@ def test_shadows_are_trained_on_what_their_coins_chose():
         return jnp.sum(x * mask), jax.random.normal(key)
 
     @functools.partial(jax.jit, static_argnums=0)
-    def shadows(batch_size):
+    def train_shadows(batch_size):
         key, count = jax.random.key(0), {"num_models": 40}
         return auditing.train_shadows(run, 50, **count, key=key, batch_size=batch_size)
 
-    included, (sums, noise) = jax.device_get(shadows(None))
+    included, (sums, noise) = jax.device_get(train_shadows(None))
     np.testing.assert_allclose(sums, included @ x, rtol=1e-6)
     assert len(np.unique(noise)) == 40
     assert abs(included.mean() - 0.5) < 5 * 0.5 / np.sqrt(included.size)
     assert len(np.unique(included, axis=0)) == 40
-    np.testing.assert_allclose(shadows(7).outputs[0], sums, rtol=1e-6)
+    np.testing.assert_allclose(train_shadows(7).outputs[0], sums, rtol=1e-6)
 
 
-def test_the_coins_of_one_model_prove_something_whatever_the_others_do():
-    """Models that tell a coin with probability p, judged by each other; 1 % fails."""
+def test_one_model_judged_by_others_gives_valid_bound():
+    """Models reveal a coin with probability p; bounds fail with probability 1 %."""
     rng, n, p = np.random.default_rng(9), 60, 0.75
     included = rng.random((AUDITS, 12, n)) < 0.5
     told = np.where(rng.random(included.shape) < p, included, ~included)
@@ -510,7 +510,7 @@ def test_the_coins_of_one_model_prove_something_whatever_the_others_do():
     found = auditing.one_run_epsilon_lower(
         ratios[:, 0], included[:, 0], 0.0, guess_in=20, guess_out=20, confidence=0.99
     )
-    assert failures(found, math.log(p / (1 - p))) < TOO_MANY
+    assert count_failures(found, math.log(p / (1 - p))) < TOO_MANY
     assert np.median(found) > 0.1
 
 
@@ -538,6 +538,6 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_argument_out_of_range_is_named(name):
+def test_invalid_arguments_raise(name):
     with pytest.raises(ValueError, match=name):
         WRONG[name]()

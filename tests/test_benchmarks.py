@@ -1,4 +1,4 @@
-"""Benchmarks: documents are what the results say, and the timer and tables are right.
+"""Benchmarks: documents show the results, and the timer and tables are correct.
 
 Nothing is measured here.
 """
@@ -33,28 +33,28 @@ DOCUMENTS = [
 
 
 @pytest.fixture
-def helper(monkeypatch):
-    """Imports a module of the benchmarks, which are scripts and no package."""
+def import_benchmark(monkeypatch):
+    """Function that imports a module of the benchmarks, which are not a package."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return importlib.import_module
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_documents_show_the_results(helper, name):
+def test_documents_show_the_results(import_benchmark, name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert "<!-- end -->" in text
-    assert helper("report").rendered(text) == text
+    assert import_benchmark("report").rendered(text) == text
 
 
-def test_no_table_of_numbers_is_pasted(helper):
+def test_benchmark_page_has_no_hand_written_tables(import_benchmark):
     text = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
     measured = text[text.index("## Accuracy") :]
     assert "\n| " in measured
-    assert "\n| " not in helper("report").MARKED.sub("", measured)
+    assert "\n| " not in import_benchmark("report").MARKED.sub("", measured)
 
 
-def test_every_result_is_read_and_names_no_path(helper):
-    results = helper("_results")
+def test_every_result_loads_and_contains_no_path(import_benchmark):
+    results = import_benchmark("_results")
     paths = sorted(results.FOLDER.glob("*.json"))
     assert paths
     for path in paths:
@@ -66,30 +66,30 @@ def test_every_result_is_read_and_names_no_path(helper):
             assert table.markdown().count("\n") == len(table.rows) + 1
 
 
-def one_line(name):
+def read_as_one_line(name):
     """The text of a page without its line breaks."""
     return " ".join((ROOT / name).read_text(encoding="utf-8").split())
 
 
-def rows(helper, result, table):
-    """The rows of a table of results, each from its columns' names."""
+def table_rows(helper, result, table):
+    """The rows of a table of results, as dicts keyed by column name."""
     results = helper("_results")
     found = results.read(results.FOLDER / f"{result}.json")["tables"][table]
     return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
 
-def test_sentences_on_convex_problems_have_the_numbers_of_the_results(helper):
+def test_convex_problem_sentences_match_the_results(import_benchmark):
     claims = {
         row["output perturbation has"]: row["rows"]
-        for row in rows(helper, "erm", "claims")
+        for row in table_rows(import_benchmark, "erm", "claims")
     }
     lower, total = claims["less loss than noisy SGD"]
     sooner, both = claims["less time than noisy SGD"][0], claims["both"][0]
-    text = one_line("benchmarks/README.md")
+    text = read_as_one_line("benchmarks/README.md")
     said = f"lower loss on {lower} of {total} rows and the lower time on {sooner}"
     assert f"{said}, both on {both}." in text
     factors = {True: [], False: []}
-    for row in rows(helper, "erm", "excess"):
+    for row in table_rows(import_benchmark, "erm", "excess"):
         factor = row["noisy SGD"] / row["output perturbation"]
         factors[row["μ"] > 0].append(factor)
     regularised, without = factors[True], factors[False]
@@ -99,8 +99,8 @@ def test_sentences_on_convex_problems_have_the_numbers_of_the_results(helper):
     assert f"{said} {int(min(regularised))} and more, and {wins} without" in text
 
 
-def test_sentences_on_digits_by_cyclic_descent_have_the_numbers_of_the_results(helper):
-    measured = rows(helper, "mnist_noisy_cgd", "accuracy")
+def test_digits_by_cyclic_descent_sentences_match_the_results(import_benchmark):
+    measured = table_rows(import_benchmark, "mnist_noisy_cgd", "accuracy")
     test = {(row["λ"], row["epochs"], row["run"]): row["test"] for row in measured}
     costs = [
         test[decay, epochs, "clipped"][0] - test[decay, epochs, "bounded"][0]
@@ -108,11 +108,11 @@ def test_sentences_on_digits_by_cyclic_descent_have_the_numbers_of_the_results(h
         if run == "bounded"
     ]
     said = f"costs {min(costs):.1f} to {max(costs):.1f} points of test accuracy"
-    assert said in one_line("benchmarks/README.md")
+    assert said in read_as_one_line("benchmarks/README.md")
 
 
-def test_sentences_on_the_last_iterate_have_the_times_of_the_results(helper):
-    times = rows(helper, "iteration.times", "times")
+def test_last_iterate_sentences_match_the_times(import_benchmark):
+    times = table_rows(import_benchmark, "iteration.times", "times")
     ms = {row["call"]: row["ms"] for row in times}
     first = [row["first, s"] for row in times]
     shifts = "optimal_shift_mu, T = 1e6, c = 0.9999"
@@ -124,38 +124,38 @@ def test_sentences_on_the_last_iterate_have_the_times_of_the_results(helper):
         f"{ms['all offsets, with a diameter']:.0f} ms; ε of such a cycle and its "
         f"derivative take {ms['its ε and derivative by step size']:.1f} ms."
     )
-    page = one_line("docs/iteration.md")
+    page = read_as_one_line("docs/iteration.md")
     assert expected in page
     assert 8 <= first[0] < first[2] <= 14
     assert max(*first[3:], first[1]) < 2
-    for text in (page, one_line("benchmarks/README.md")):
+    for text in (page, read_as_one_line("benchmarks/README.md")):
         said = "compiles, takes 8 to 14 s for a million steps and less than 2 s for"
         assert said in text
 
 
-def test_sentences_on_random_bins_have_the_times_of_the_results(helper):
+def test_random_bins_sentences_match_the_times(import_benchmark):
     ms = {
         row["examples"]: row["ms"]
-        for row in rows(helper, "overhead", "batches")
+        for row in table_rows(import_benchmark, "overhead", "batches")
         if row["sampler"] == "random_bins_step"
     }
     expected = (
         f"a thousand examples out of a million take {ms[10**6]:.0f} ms on a CPU, and "
         f"{ms[10**9]:.0f} ms out of a billion"
     )
-    assert expected in one_line("docs/plan.md")
+    assert expected in read_as_one_line("docs/plan.md")
 
 
-def test_a_cell_is_shown_by_its_template(helper):
-    shown = helper("_results").shown
+def test_table_cell_is_formatted_by_its_template(import_benchmark):
+    shown = import_benchmark("_results").shown
     assert shown("{:.2f}", 1.005e-1) == "0.10"
     assert shown("{:.2f} ± {:.1f}", [1, 0.25]) == "1.00 ± 0.2"
     assert shown("{:.2f}", None) == ""
     assert shown("{:.2f}", "the same run") == "the same run"
 
 
-def test_a_result_is_read_as_it_was_written(helper, tmp_path, capsys):
-    results = helper("_results")
+def test_result_round_trips_through_file(import_benchmark, tmp_path, capsys):
+    results = import_benchmark("_results")
     arguments = argparse.Namespace(results=tmp_path, data=tmp_path, seeds=3)
     columns = {"δ": "{}", "ms": "{:.1f} ± {:.1f}"}
     rows = [[1e-5, [1 / 3, 2.0]], [None, None]]
@@ -170,8 +170,8 @@ def test_a_result_is_read_as_it_was_written(helper, tmp_path, capsys):
     assert "name.part.json" in capsys.readouterr().out
 
 
-def test_missing_peers_are_refused(helper):
-    require = helper("_results").require
+def test_missing_peer_libraries_raise(import_benchmark):
+    require = import_benchmark("_results").require
     peers = ["json", "no_such_peer"]
     with pytest.raises(SystemExit, match=r"no_such_peer.*--without-peers"):
         require(peers, without=False)
@@ -180,13 +180,13 @@ def test_missing_peers_are_refused(helper):
 
 
 class Clock:
-    """A time that passes only in the functions that are timed."""
+    """A fake clock that advances only inside the timed functions."""
 
     def __init__(self):
         self.now, self.order = 0.0, []
 
-    def takes(self, name, *seconds):
-        """A function whose calls take so long, the last for ever."""
+    def timed_function(self, name, *seconds):
+        """A function whose calls take these times in turn, the last one repeated."""
         left = list(seconds)
 
         def fn():
@@ -203,8 +203,10 @@ def clock(monkeypatch):
     return clock
 
 
-def test_functions_take_turns_and_the_first_call_is_apart(helper, clock):
-    timing = helper("_timing")
+def test_timed_functions_alternate_and_first_calls_are_separate(
+    import_benchmark, clock
+):
+    timing = import_benchmark("_timing")
     functions = {"a": clock.takes("a", 9, 4, 1, 2), "b": clock.takes("b", 5, 3)}
     times = timing.take_turns(functions, rounds=3)
     assert "".join(clock.order) == "ab" * 4
@@ -212,8 +214,10 @@ def test_functions_take_turns_and_the_first_call_is_apart(helper, clock):
     assert times["b"] == timing.Times(first=5, median=3, least=3, most=3, count=3)
 
 
-def test_turns_last_as_long_for_fast_functions_and_end_for_slow_ones(helper, clock):
-    timing = helper("_timing")
+def test_timing_rounds_repeat_fast_functions_and_stop_slow_ones(
+    import_benchmark, clock
+):
+    timing = import_benchmark("_timing")
     functions = {"fast": clock.takes("f", 1), "slow": clock.takes("s", 11)}
     times = timing.take_turns(functions, rounds=2, seconds=6)
     assert "".join(clock.order) == "fs" + "fffs" + "fff"
@@ -221,11 +225,11 @@ def test_turns_last_as_long_for_fast_functions_and_end_for_slow_ones(helper, clo
     assert times["slow"] == timing.Times(11, 11, 11, 11, count=1)
 
 
-def test_every_way_of_training_is_tuned_alike(helper):
-    ways = helper("_train_methods").WAYS
+def test_every_training_method_is_tuned_over_equally_many_settings(import_benchmark):
+    ways = import_benchmark("_train_methods").WAYS
     sizes = [(way.shapes, way.momenta, way.learning_rates) for way in ways.values()]
     assert len({tuple(map(len, size)) for size in sizes}) == 1
-    results = helper("_results")
+    results = import_benchmark("_results")
     chosen, measured = (
         {
             tuple(row[:2])
@@ -237,25 +241,25 @@ def test_every_way_of_training_is_tuned_alike(helper):
     assert {way for way, _ in chosen} == set(ways)
 
 
-def test_the_best_setting_is_that_of_the_best_mean(helper):
-    way = helper("_train_methods").WAYS["DP-SGD, Poisson"]
+def test_best_setting_has_the_best_mean_over_seeds(import_benchmark):
+    way = import_benchmark("_train_methods").WAYS["DP-SGD, Poisson"]
     shape = len(way.shapes), len(way.momenta), len(way.learning_rates), 2
     found = np.zeros(shape)
     found[3, 1, 2] = 0.5, 0.7
     found[4, 0, 1] = 0.8, 0.3
-    *setting, (mean, spread) = helper("tune").best(way, found)
+    *setting, (mean, spread) = import_benchmark("tune").best(way, found)
     assert setting == [*way.shapes[3], way.momenta[1], way.learning_rates[2]]
     assert mean == pytest.approx(0.6)
     assert spread == pytest.approx(0.2 / 2**0.5)
 
 
-def test_a_search_tries_all_combinations_in_order(helper):
+def test_grid_search_covers_all_combinations_in_order(import_benchmark):
     def score(key, noise, momentum, rate):
         return jax.random.uniform(key) + 10 * noise + 100 * momentum + 1000 * rate
 
     keys = jax.random.split(jax.random.key(0), 2)
     axes = [0.0, 1.0], [2.0, 3.0, 4.0], [5.0, 6.0]
-    found = helper("tune").over_all(score, keys, *axes)
+    found = import_benchmark("tune").over_all(score, keys, *axes)
     assert found.shape == (2, 3, 2, 2)
     for place in np.ndindex(found.shape):
         *numbers, seed = place
@@ -263,8 +267,8 @@ def test_a_search_tries_all_combinations_in_order(helper):
         np.testing.assert_allclose(found[place], score(keys[seed], *values), rtol=1e-6)
 
 
-def test_an_epsilon_that_was_not_tuned_is_refused(helper):
-    train, results = helper("train"), helper("_results")
+def test_epsilon_without_tuning_raises(import_benchmark):
+    train, results = import_benchmark("train"), import_benchmark("_results")
     path = results.FOLDER / "tuned.json"
     assert [row[1] for row in train.settings(path, [2.0])] == [None] + 6 * [2.0]
     with pytest.raises(SystemExit, match=r"--epsilons.*3\.0"):
@@ -272,9 +276,9 @@ def test_an_epsilon_that_was_not_tuned_is_refused(helper):
 
 
 @pytest.fixture
-def tree_design(helper):
-    """The tree's design, its noise in the momentum, and what is predicted of it."""
-    runs = helper("_workload_runs")
+def tree_design(import_benchmark):
+    """The tree's shape and decay, its noise in the momentum, the predicted error."""
+    runs = import_benchmark("_workload_runs")
     shape, decay = runs.Shape(num_steps=37, steps_per_epoch=8), 0.9
     workload = workloads.momentum(decay)
     design = runs.of_strategy(strategies.tree(decay), shape)
@@ -282,7 +286,7 @@ def tree_design(helper):
     return shape, decay, noise, runs.predicted(design, workload)
 
 
-def test_the_noise_in_a_workload_is_what_the_tree_says_of_its_own(tree_design):
+def test_workload_noise_of_a_tree_matches_its_closed_form(tree_design):
     shape, decay, noise, predicted = tree_design
     variance = jax.jit(prefix_variance)(np.arange(1, 38), decay)
     known = (1 - decay) ** 2 * np.asarray(variance)
@@ -294,8 +298,8 @@ def test_the_noise_in_a_workload_is_what_the_tree_says_of_its_own(tree_design):
     assert predicted == pytest.approx(float(whole), rel=1e-5)
 
 
-def test_what_ranks_accuracies_as_they_are_has_a_correlation_of_one(helper):
-    module = helper("workloads")
+def test_perfectly_ranking_workload_has_rank_correlation_one(import_benchmark):
+    module = import_benchmark("workloads")
 
     def run(data, optimizer, decay, design, points, held_out):
         errors = dict.fromkeys(module.workloads_of(decay), 0.0)

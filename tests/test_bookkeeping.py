@@ -1,4 +1,4 @@
-"""The book-keeping engine is the vmap engine's function.
+"""The book-keeping and ghost engines compute the same sums as the vmap engine.
 
 The reference is written out here: per-example gradients by vmap, norms and sums in
 NumPy's float64.
@@ -25,13 +25,15 @@ import dpjax
 RTOL = 1e-4
 
 
-def clipped_by_hand(loss: Any, params: Any, batch: Any, clip_norm: float, keep: Any):
-    """Clipped sum and norms in float64 from float32 per-example gradients."""
+def reference_clipped_sum(
+    loss: Any, params: Any, batch: Any, clip_norm: float, keep: Any
+):
+    """Clipped sum and norms in float64, from float32 per-example gradients."""
     gradients = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, batch)
-    return summed_by_hand(gradients, clip_norm, keep)
+    return clipped_sum_of(gradients, clip_norm, keep)
 
 
-def summed_by_hand(gradients: Any, clip_norm: float, keep: Any):
+def clipped_sum_of(gradients: Any, clip_norm: float, keep: Any):
     leaves = [np.asarray(g, np.float64) for g in jax.tree.leaves(gradients)]
     flat = np.concatenate([g.reshape(len(g), -1) for g in leaves], axis=1)
     norms = np.linalg.norm(flat, axis=1)
@@ -44,7 +46,7 @@ def summed_by_hand(gradients: Any, clip_norm: float, keep: Any):
     return sums, norms
 
 
-def assert_same(
+def assert_matches_reference(
     loss: Any,
     params: Any,
     batch: Any,
@@ -60,12 +62,12 @@ def assert_same(
     fn = dpjax.clipped_grad(loss, clip_norm, engine=engine, **options)
 
     @jax.jit
-    def both(params, batch, mask):
+    def clipped_and_plain_gradients(params, batch, mask):
         plain = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, batch)
         return fn(params, batch, mask=mask), plain
 
-    (grads, per_example), plain = both(params, batch, keep)
-    sums, norms = summed_by_hand(plain, clip_norm, keep)
+    (grads, per_example), plain = clipped_and_plain_gradients(params, batch, keep)
+    sums, norms = clipped_sum_of(plain, clip_norm, keep)
     assert jax.tree.structure(grads) == jax.tree.structure(params)
     finite = np.isfinite(norms)
     found = np.asarray(per_example.norm)
@@ -111,8 +113,8 @@ MLP_BATCH = (normal(7, 6, 12), normal(8, 6, 3))
     suppress_health_check=list(HealthCheck),
 )
 @given(programs(), st.sampled_from(["bookkeeping", "ghost"]))
-def test_random_programs(program, engine):
-    assert_same(*program, engine=engine)
+def test_random_programs_match_reference(program, engine):
+    assert_matches_reference(*program, engine=engine)
 
 
 @pytest.mark.slow
@@ -123,8 +125,8 @@ def test_random_programs(program, engine):
     suppress_health_check=list(HealthCheck),
 )
 @given(programs(), st.sampled_from(["bookkeeping", "ghost"]))
-def test_many_random_programs(program, engine):
-    assert_same(*program, engine=engine)
+def test_many_random_programs_match_reference(program, engine):
+    assert_matches_reference(*program, engine=engine)
 
 
 @pytest.mark.diagonal("engine")
@@ -133,9 +135,11 @@ def test_many_random_programs(program, engine):
     ("microbatch_size", "engine"),
     [(None, "bookkeeping"), (4, "bookkeeping"), (None, "ghost"), (4, "ghost")],
 )
-def test_mlp_at_every_scale(clip_norm, microbatch_size, engine):
+def test_mlp_sum_matches_reference_at_every_clip_norm(
+    clip_norm, microbatch_size, engine
+):
     keep = np.array([True, False, True, True, False, True])
-    assert_same(
+    assert_matches_reference(
         mlp,
         MLP,
         MLP_BATCH,
@@ -155,34 +159,34 @@ def test_mlp_forms_no_per_example_gradient():
     wide = linear_params(256, 512, 512, 10)
     batch = (np.zeros((64, 256), np.float32), np.zeros((64, 10), np.float32))
     # One copy of the parameters for each example would be 64 · 0.4e6 · 4 bytes.
-    assert temporaries(mlp, wide, batch, "auto") < 5e6
+    assert temporary_bytes(mlp, wide, batch, "auto") < 5e6
 
 
-def temporaries(loss: Any, params: Any, batch: Any, engine: str) -> int:
+def temporary_bytes(loss: Any, params: Any, batch: Any, engine: str) -> int:
     fn = jax.jit(dpjax.clipped_grad(loss, 1.0, engine=engine))
     return fn.lower(params, batch).compile().memory_analysis().temp_size_in_bytes
 
 
-def penalised(params: Any, example: Any) -> jax.Array:
-    """A loss of which no rule knows a matrix."""
+def penalised_mlp(params: Any, example: Any) -> jax.Array:
+    """A loss with a penalty, for whose matrices no rule applies."""
     return mlp(params, example) + sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
 
 
-def test_two_passes_keep_no_per_example_gradient():
+def test_ghost_engine_keeps_no_per_example_gradient():
     wide = linear_params(256, 512, 512, 10)
     batch = (np.zeros((64, 256), np.float32), np.zeros((64, 10), np.float32))
     copies = 64 * 4 * sum(x.size for x in jax.tree.leaves(wide))
-    assert temporaries(penalised, wide, batch, "bookkeeping") > copies / 2
-    assert temporaries(penalised, wide, batch, "ghost") < copies / 10
-    assert_same(penalised, MLP, MLP_BATCH, engine="ghost")
+    assert temporary_bytes(penalised_mlp, wide, batch, "bookkeeping") > copies / 2
+    assert temporary_bytes(penalised_mlp, wide, batch, "ghost") < copies / 10
+    assert_matches_reference(penalised_mlp, MLP, MLP_BATCH, engine="ghost")
 
 
-def test_auto_keeps_books_where_a_rule_knows_a_parameter():
+def test_auto_uses_bookkeeping_where_a_rule_covers_a_parameter():
     assert dpjax.explain(mlp, MLP, MLP_BATCH).auto == "bookkeeping"
-    assert dpjax.explain(penalised, MLP, MLP_BATCH).auto == "vmap"
-    for loss, engine in ((mlp, "bookkeeping"), (penalised, "vmap")):
+    assert dpjax.explain(penalised_mlp, MLP, MLP_BATCH).auto == "vmap"
+    for loss, engine in ((mlp, "bookkeeping"), (penalised_mlp, "vmap")):
         found = [
-            operations(
+            count_operations(
                 jax.jit(dpjax.clipped_grad(loss, 1.0, engine=e)).lower(MLP, MLP_BATCH)
             )
             for e in ("auto", engine)
@@ -190,8 +194,8 @@ def test_auto_keeps_books_where_a_rule_knows_a_parameter():
         assert found[0] == found[1]
 
 
-def operations(lowered: Any) -> collections.Counter[str]:
-    """How often each operation stands there, but for the choice by platform."""
+def count_operations(lowered: Any) -> collections.Counter[str]:
+    """Number of each StableHLO operation, without those that choose the platform."""
     found = collections.Counter(re.findall(r"stablehlo\.(\w+)", lowered.as_text()))
     for choosing in ("case", "constant", "return"):
         del found[choosing]
@@ -199,8 +203,8 @@ def operations(lowered: Any) -> collections.Counter[str]:
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
-def test_derivatives_that_are_not_linear(engine):
-    """A sum of gradients may not be pulled back through them."""
+def test_nonlinear_custom_derivatives_match_reference(engine):
+    """Sums of gradients cannot be pulled back through a nonlinear derivative."""
 
     @jax.custom_vjp
     def limited(w):
@@ -211,10 +215,10 @@ def test_derivatives_that_are_not_linear(engine):
     def loss(w, x):
         return jnp.sum(jnp.sin(limited(x @ limited(w))))
 
-    assert_same(loss, normal(0, 12, 16), MLP_BATCH[0], engine=engine)
+    assert_matches_reference(loss, normal(0, 12, 16), MLP_BATCH[0], engine=engine)
 
 
-def test_aux_losses_and_other_arguments():
+def test_aux_and_unbatched_arguments_match_across_engines():
     def loss(frozen, params, x, temperature, y):
         logits = (x @ frozen["w"]) @ params["v"] / temperature
         return -jax.nn.log_softmax(logits)[y], {"logits": logits, "one": 1.0}
@@ -242,41 +246,43 @@ def test_several_argnums_share_one_norm():
     w, b, x = normal(0, 8, 9), normal(1, 9), normal(2, 5, 8)
 
     @jax.jit
-    def both(*args):
+    def sums_by_engine(*args):
         return [
             dpjax.clipped_grad(loss, 0.2, argnums=(0, 2), engine=engine)(*args)
             for engine in ("bookkeeping", "vmap")
         ]
 
-    got, want = both(w, x, b)
+    got, want = sums_by_engine(w, x, b)
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
     assert isinstance(got[0], tuple)
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
-def test_examples_that_are_not_finite_contribute_zero(engine):
+def test_nonfinite_examples_contribute_zero(engine):
     x, y = normal(7, 9, 12), normal(8, 9, 3)
     for i, bad in enumerate((np.nan, np.inf, 3e38)):
         x[i, 1] = bad
         y[3 + i, 0] = bad
     linear = [(w / 100, b) for w, b in MLP]
-    per_example = assert_same(mlp, linear, (x, y), engine=engine)
+    per_example = assert_matches_reference(mlp, linear, (x, y), engine=engine)
     assert np.isfinite(per_example.norm[6:]).all()
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
-def test_squares_neither_overflow_nor_vanish(scale):
+def test_squared_norms_neither_overflow_nor_underflow(scale):
     def loss(w, x):
         return jnp.sum((x * scale) @ w / scale * jnp.arange(1.0, 33.0)[None])
 
-    assert_same(loss, normal(0, 40, 32), normal(1, 3, 4, 40))
+    assert_matches_reference(loss, normal(0, 40, 32), normal(1, 3, 4, 40))
 
 
-def test_keys_as_examples():
+def test_keys_as_examples_match_reference():
     def loss(w, key):
         return jnp.sum(jnp.sin(jax.random.normal(key, (7,)) @ w))
 
-    assert_same(loss, normal(0, 7, 5), jax.random.split(jax.random.key(3), 4))
+    assert_matches_reference(
+        loss, normal(0, 7, 5), jax.random.split(jax.random.key(3), 4)
+    )
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
@@ -284,22 +290,22 @@ def test_half_precision_sums_in_float32(engine):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), MLP)
     batch = jax.tree.map(lambda x: x.astype(jnp.bfloat16), MLP_BATCH)
     # bfloat16 rounds to 2⁻⁹, here in the layers' cotangents.
-    assert_same(mlp, params, batch, rtol=3e-2, engine=engine)
+    assert_matches_reference(mlp, params, batch, rtol=3e-2, engine=engine)
 
 
-def test_mixed_precision():
+def test_mixed_precision_matches_reference():
     def loss(params, example):
         half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
         x, y = example
         return mlp(half, (x.astype(jnp.bfloat16), y)).astype(jnp.float32)
 
-    assert_same(loss, MLP, MLP_BATCH, rtol=3e-2)
+    assert_matches_reference(loss, MLP, MLP_BATCH, rtol=3e-2)
     assert {row.norm for row in dpjax.explain(loss, MLP, MLP_BATCH).rows[::2]} == {
         "rows"
     }
 
 
-def test_sites_without_gradient():
+def test_unused_and_frozen_leaves_match_reference():
     def loss(params, x):
         h = x @ jax.lax.stop_gradient(params["frozen"])
         h = h + jnp.sum(x @ params["w"]) + params["unused"] * 0
@@ -310,26 +316,26 @@ def test_sites_without_gradient():
         "w": normal(1, 5, 4),
         "unused": np.ones(4, np.float32),
     }
-    assert_same(loss, params, normal(2, 3, 5))
+    assert_matches_reference(loss, params, normal(2, 3, 5))
 
 
-def test_losses_without_examples_or_parameters():
-    assert_same(lambda w, x: jnp.sum(w**2), normal(0, 4), normal(1, 3, 5))
-    assert_same(lambda w, x: jnp.sum(x**2), normal(0, 4), normal(1, 3, 5))
+def test_losses_independent_of_one_argument_match_reference():
+    assert_matches_reference(lambda w, x: jnp.sum(w**2), normal(0, 4), normal(1, 3, 5))
+    assert_matches_reference(lambda w, x: jnp.sum(x**2), normal(0, 4), normal(1, 3, 5))
 
 
-def test_loops_that_gradients_do_not_cross():
+def test_while_loops_without_gradients_match_reference():
     def loss(w, x):
         scale = jax.lax.while_loop(
             lambda s: s < jnp.sum(jnp.abs(x)), lambda s: s * 2, jnp.float32(1)
         )
         return jnp.sum(jnp.tanh(x @ w)) / jax.lax.stop_gradient(scale)
 
-    assert_same(loss, normal(0, 5, 4), normal(1, 3, 5))
+    assert_matches_reference(loss, normal(0, 5, 4), normal(1, 3, 5))
 
 
 @pytest.mark.parametrize("engine", ["auto", "bookkeeping", "ghost", "vmap"])
-def test_losses_that_see_other_examples_are_refused(engine):
+def test_losses_using_other_examples_raise(engine):
     def loss(w, x):
         h = x @ w
         return jnp.sum(h - jax.lax.pmean(h, "batch"))
@@ -347,7 +353,7 @@ def test_losses_that_see_other_examples_are_refused(engine):
             jax.eval_shape(mapped, w, x[None])
 
 
-def test_named_axes_within_one_example_are_fine():
+def test_named_axes_within_one_example_match_reference():
     def loss(w, x):
         def centred(row):
             h = row @ w
@@ -355,17 +361,17 @@ def test_named_axes_within_one_example_are_fine():
 
         return jnp.sum(jax.vmap(centred, axis_name="rows")(x) ** 2)
 
-    assert_same(loss, normal(0, 5, 4), normal(1, 3, 6, 5))
+    assert_matches_reference(loss, normal(0, 5, 4), normal(1, 3, 6, 5))
 
 
 @pytest.mark.parametrize("engine", ["auto", "bookkeeping", "ghost", "vmap"])
-def test_leaves_that_have_no_gradient_are_refused(engine):
+def test_integer_parameters_raise(engine):
     fn = dpjax.clipped_grad(lambda w, x: jnp.sum(x * w), 1.0, engine=engine)
     with pytest.raises(ValueError, match="int32"):
         fn(np.arange(3, dtype=np.int32), np.ones((2, 3), np.float32))
 
 
-def test_under_jit_vmap_and_scan():
+def test_sums_agree_under_jit_vmap_and_scan():
     x, y = MLP_BATCH
     fn = dpjax.clipped_grad(mlp, 0.3, engine="bookkeeping")
     models = jax.tree.map(lambda p: np.stack([p, 2 * p]), MLP)
@@ -374,18 +380,18 @@ def test_under_jit_vmap_and_scan():
         return params, fn(params, batch)[0]
 
     @jax.jit
-    def in_three_ways(models, x, y):
+    def plain_mapped_and_scanned(models, x, y):
         mapped, _ = jax.vmap(fn, in_axes=(0, None))(models, (x, y))
         _, scanned = jax.lax.scan(step, MLP, (x[None], y[None]))
         return fn(MLP, (x, y))[0], mapped, scanned
 
-    once, mapped, scanned = jax.device_get(in_three_ways(models, x, y))
+    once, mapped, scanned = jax.device_get(plain_mapped_and_scanned(models, x, y))
     for several in (mapped, scanned):
         first = jax.tree.map(lambda x: x[0], several)
         chex.assert_trees_all_close(first, once, rtol=1e-5, atol=1e-7)
 
 
-def test_traced_clip_norm():
+def test_traced_clip_norm_equals_static():
     @jax.jit
     def totals(clip_norm):
         traced = dpjax.clipped_grad(mlp, clip_norm, engine="bookkeeping")
@@ -397,7 +403,7 @@ def test_traced_clip_norm():
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
-def test_groups_of_leaves_have_clip_norms_of_their_own(engine):
+def test_groups_of_leaves_are_clipped_separately(engine):
     def loss(params, example):
         x, y = example
         # One product for leaves of two groups.
@@ -417,12 +423,12 @@ def test_groups_of_leaves_have_clip_norms_of_their_own(engine):
     fn = dpjax.clipped_grad(loss, bounds, engine=engine)
 
     @jax.jit
-    def both(params, batch, mask):
+    def clipped_and_plain_gradients(params, batch, mask):
         plain = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, batch)
         return fn(params, batch, mask=mask), plain
 
-    (grads, per_example), plain = both(params, (x, y), keep)
-    _, norms = summed_by_hand(plain, 1.0, keep)
+    (grads, per_example), plain = clipped_and_plain_gradients(params, (x, y), keep)
+    _, norms = clipped_sum_of(plain, 1.0, keep)
     good = np.isfinite(norms)
     assert not good.all()
     # Of 12 x 20 squares the margin enlarges a norm by (12 x 20 + 8) / 2 roundings of
@@ -433,7 +439,7 @@ def test_groups_of_leaves_have_clip_norms_of_their_own(engine):
     rtol = (3 if engine == "ghost" else 1) * margin + 2 * 8e-6
     np.testing.assert_allclose(np.asarray(per_example.norm)[good], norms[good], rtol)
     for name, bound in bounds.items():
-        sums, _ = summed_by_hand(plain[name], bound, keep)
+        sums, _ = clipped_sum_of(plain[name], bound, keep)
         for got, want in zip(jax.tree.leaves(grads[name]), sums, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
     expected = np.sqrt(0.3**2 + 0.05**2 + 2.0**2)
@@ -442,7 +448,7 @@ def test_groups_of_leaves_have_clip_norms_of_their_own(engine):
     )
 
 
-def test_clip_norms_must_be_a_positive_prefix():
+def test_invalid_clip_norm_trees_raise():
     with pytest.raises(ValueError, match="clip_norm"):
         dpjax.clipped_grad(mlp, {"a": 1.0, "b": -1.0})
     fn = dpjax.clipped_grad(lambda w, x: jnp.sum(w["a"] * x), {"b": 1.0})
@@ -450,7 +456,7 @@ def test_clip_norms_must_be_a_positive_prefix():
         fn({"a": np.ones(3, np.float32)}, np.ones((2, 3), np.float32))
 
 
-def test_uses_of_one_weight_are_added_before_squaring():
+def test_gradients_of_a_reused_weight_are_summed_before_squaring():
     def tied(params, ids):
         x = params["table"][ids]
         x = x + jnp.tanh(x @ params["tower"]) @ params["tower"].T
@@ -465,13 +471,13 @@ def test_uses_of_one_weight_are_added_before_squaring():
 
     params = {"table": normal(0, 40, 16), "tower": normal(1, 16, 64, scale=0.3)}
     ids = np.random.default_rng(2).integers(0, 6, (5, 4))
-    assert_same(tied, params, ids)
+    assert_matches_reference(tied, params, ids)
     rows = dpjax.explain(tied, params, ids).rows
     assert [row.norm for row in rows] == ["rows", "rows"]
 
     x = normal(3, 5, 4, 20)
-    # Two parts of one matrix have no root in common, but one matrix for both has.
-    assert_same(recurrent, normal(4, 50, 30, scale=0.2), x)
+    # Two slices of one matrix in separate products; then the matrix in one product.
+    assert_matches_reference(recurrent, normal(4, 50, 30, scale=0.2), x)
 
     def joint(w, x):
         def step(h, x):
@@ -481,13 +487,13 @@ def test_uses_of_one_weight_are_added_before_squaring():
         return jnp.sum(jax.lax.scan(step, jnp.zeros(30), x)[1])
 
     w = normal(4, 50, 30, scale=0.2)
-    assert_same(joint, w, x)
+    assert_matches_reference(joint, w, x)
     assert dpjax.explain(joint, w, x).rows[0].norm == "rows"
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("reverse", [False, True])
-def test_scans_within_scans(reverse):
+def test_nested_scans_match_reference(reverse):
     """Layers by one scan, each a recurrence by another.
 
     Weights differ between layers, between times, or are the same everywhere; a matrix
@@ -522,14 +528,16 @@ def test_scans_within_scans(reverse):
         "start": normal(5, width),
     }
     x = normal(6, 4, length, width)
-    assert_same(loss, params, x, engine="ghost" if reverse else "bookkeeping")
+    assert_matches_reference(
+        loss, params, x, engine="ghost" if reverse else "bookkeeping"
+    )
     rows = {row.parameter: row for row in dpjax.explain(loss, params, x).rows}
     assert rows["['w']"].norm == rows["['shared']"].norm == "rows"
     assert rows["['u']"].why == "made by mul"
 
 
-def test_parts_of_one_parameter():
-    """Layers stacked in one array: norms by rows where parts do not overlap."""
+def test_slices_of_one_parameter_match_reference():
+    """Layers stacked in one array: norms by rows where slices do not overlap."""
     w = normal(0, 3, 16, 16, scale=0.25)
     x = normal(1, 5, 2, 16)
 
@@ -559,13 +567,13 @@ def test_parts_of_one_parameter():
     others = (strided, other_strides, overlapping, whole_and_part)
     for loss in (stacked, split, *others):
         rows = loss not in others
-        assert_same(loss, w, x)
+        assert_matches_reference(loss, w, x)
         (row,) = dpjax.explain(loss, w, x).rows
         assert row.norm == ("rows" if rows else "gradients"), loss.__name__
         assert rows or row.why == "used in several forms"
 
 
-def test_parts_of_one_parameter_in_a_scan():
+def test_slices_of_one_parameter_in_a_scan_match_reference():
     w = normal(0, 4, 2, 16, 16, scale=0.25)
 
     def loss(w, x):
@@ -574,6 +582,6 @@ def test_parts_of_one_parameter_in_a_scan():
 
         return jnp.sum(jax.lax.scan(layer, x, w)[0])
 
-    assert_same(loss, w, normal(1, 5, 2, 16))
+    assert_matches_reference(loss, w, normal(1, 5, 2, 16))
     (row,) = dpjax.explain(loss, w, normal(1, 5, 2, 16)).rows
     assert row.norm == "rows"

@@ -1,4 +1,4 @@
-"""Real networks of four libraries and of none: book-keeping is the vmap engine."""
+"""Book-keeping equals the vmap engine on networks of four libraries and of none."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ WIDTH, HEADS, LENGTH, VOCABULARY, BATCH = 16, 4, 7, 40, 4
 
 
 @pytest.fixture(autouse=True)
-def _library_habits():
-    """The libraries promote ranks."""
+def _allow_rank_promotion():
+    """The libraries rely on rank promotion."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
@@ -28,17 +28,19 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def filled(make: Any) -> Any:
-    """What it makes of a key, with numbers of NumPy: nothing is compiled for them."""
+def init_with_numpy(make: Any) -> Any:
+    """The result of `make`, with random numbers from NumPy: nothing is compiled."""
     rng = np.random.default_rng(0)
 
-    def number(x: Any) -> Any:
+    def random_leaf(x: Any) -> Any:
         if not isinstance(x, jax.ShapeDtypeStruct):
             return x
         scale = np.sqrt(np.prod(x.shape[:-1]))
         return (rng.normal(size=x.shape) / scale).astype(x.dtype)
 
-    return jax.tree.map(number, eqx.filter_eval_shape(lambda: make(jax.random.key(0))))
+    return jax.tree.map(
+        random_leaf, eqx.filter_eval_shape(lambda: make(jax.random.key(0)))
+    )
 
 
 def tokens() -> np.ndarray:
@@ -67,7 +69,7 @@ def flax_cnn() -> Any:
 
     net = Net()
     x, y = images()
-    params = filled(lambda key: net.init(key, x[0]))
+    params = init_with_numpy(lambda key: net.init(key, x[0]))
     return lambda p, e: cross_entropy(net.apply(p, e[0]), e[1]), params, (x, y)
 
 
@@ -87,7 +89,7 @@ def flax_transformer() -> Any:
             return embed.attend(x + nn.Dense(WIDTH)(y))
 
     net, ids = Net(), tokens()
-    params = filled(lambda key: net.init(key, ids[0]))
+    params = init_with_numpy(lambda key: net.init(key, ids[0]))
     return lambda p, t: cross_entropy(net.apply(p, t), t), params, ids
 
 
@@ -112,7 +114,7 @@ def flax_scanned_layers() -> Any:
             return embed.attend(layers()(embed(ids), None)[0])
 
     net, ids = Net(), tokens()
-    params = filled(lambda key: net.init(key, ids[0]))
+    params = init_with_numpy(lambda key: net.init(key, ids[0]))
     return lambda p, t: cross_entropy(net.apply(p, t), t), params, ids
 
 
@@ -125,7 +127,7 @@ def flax_lstm() -> Any:
             return nn.Dense(VOCABULARY)(nn.RNN(nn.GRUCell(WIDTH))(x))
 
     net, ids = Net(), tokens()
-    params = filled(lambda key: net.init(key, ids[0]))
+    params = init_with_numpy(lambda key: net.init(key, ids[0]))
     return lambda p, t: cross_entropy(net.apply(p, t), t), params, ids
 
 
@@ -140,7 +142,7 @@ def nnx_mlp() -> Any:
             return self.two(nnx.relu(self.norm(self.one(x))))
 
     graph, shapes = nnx.split(nnx.eval_shape(lambda: Net(nnx.Rngs(0))), nnx.Param)
-    params = filled(lambda key: shapes)
+    params = init_with_numpy(lambda key: shapes)
     x = normal(0, BATCH, 12)
 
     def loss(params: Any, example: Any) -> jax.Array:
@@ -163,7 +165,7 @@ def equinox_cnn() -> Any:
         ]
         return eqx.nn.Sequential(layers)
 
-    params, static = eqx.partition(filled(make), eqx.is_inexact_array)
+    params, static = eqx.partition(init_with_numpy(make), eqx.is_inexact_array)
     x, y = images()
 
     def loss(params: Any, example: Any) -> jax.Array:
@@ -178,7 +180,7 @@ def equinox_attention() -> Any:
         embed = eqx.nn.Embedding(VOCABULARY, WIDTH, key=key)
         return embed, eqx.nn.MultiheadAttention(HEADS, WIDTH, key=key)
 
-    params, static = eqx.partition(filled(make), eqx.is_inexact_array)
+    params, static = eqx.partition(init_with_numpy(make), eqx.is_inexact_array)
 
     def loss(params: Any, ids: jax.Array) -> jax.Array:
         embed, attention = eqx.combine(params, static)
@@ -197,7 +199,7 @@ def haiku_lstm() -> Any:
         return hk.Linear(VOCABULARY)(hk.LayerNorm(-1, True, True)(x))
 
     net, ids = hk.without_apply_rng(hk.transform(forward)), tokens()
-    params = filled(lambda key: net.init(key, ids[0]))
+    params = init_with_numpy(lambda key: net.init(key, ids[0]))
     return lambda p, t: cross_entropy(net.apply(p, t), t), params, ids
 
 
@@ -209,7 +211,7 @@ def lora() -> Any:
     ]
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
-        # Adapters beside the weights, and adapters merged into them.
+        # Adapters applied separately, and adapters merged into the weights.
         for i, (w, p) in enumerate(zip(base, params, strict=True)):
             if i < 2:
                 x = jnp.tanh(x @ w + 0.5 * (x @ p["a"]) @ p["b"])
@@ -274,26 +276,26 @@ def weight_standardised() -> Any:
     ],
     ids=lambda model: model.__name__,
 )
-def test_same_function_as_the_vmap_engine(model):
+def test_bookkeeping_matches_vmap_engine(model):
     loss, params, batch = model()
     mask = np.arange(BATCH) != 2
 
     @jax.jit
-    def run(clip_norm: float) -> Any:
+    def clipped_sums(clip_norm: float) -> Any:
         return [
             dpjax.clipped_grad(loss, clip_norm, engine=engine)(params, batch, mask=mask)
             for engine in ("vmap", "bookkeeping")
         ]
 
-    clip_norm = float(np.median(run(1.0)[0][1].norm))
-    (want, by_hand), (got, per_example) = run(clip_norm)
+    clip_norm = float(np.median(clipped_sums(1.0)[0][1].norm))
+    (want, by_hand), (got, per_example) = clipped_sums(clip_norm)
     # Norms are rounded up (tests/test_rounding.py); sums have 1e3 terms in float32.
     np.testing.assert_allclose(per_example.norm, by_hand.norm, rtol=1e-4)
     np.testing.assert_allclose(per_example.loss, by_hand.loss, rtol=1e-5)
     chex.assert_trees_all_close(got, want, rtol=1e-3, atol=1e-5 * clip_norm)
 
 
-def test_scanned_and_rematerialised_layers_take_rows():
+def test_norms_of_scanned_and_rematerialised_layers_use_rows():
     loss, params, ids = flax_scanned_layers()
     rows = dpjax.explain(loss, params, ids).rows
     matrices = [row for row in rows if "kernel" in row.parameter]
@@ -301,7 +303,7 @@ def test_scanned_and_rematerialised_layers_take_rows():
     assert {row.norm for row in matrices} == {"rows"}
 
 
-def test_tied_embeddings_take_rows():
+def test_norms_of_tied_embeddings_use_rows():
     loss, params, ids = flax_transformer()
     rows = {row.parameter: row for row in dpjax.explain(loss, params, ids).rows}
     embedding = rows["['params']['Embed_0']['embedding']"]

@@ -16,19 +16,23 @@ JITTED = pytest.mark.parametrize(
 )
 
 
-def of_gaussian(sensitivity, noise_multiplier):
+def epsilon_of_gaussian(sensitivity, noise_multiplier):
     return gdp.epsilon(sensitivity / noise_multiplier, 1e-5)
 
 
-def of_power(sensitivity, noise_multiplier):
+def epsilon_of_power(sensitivity, noise_multiplier):
     return (sensitivity / noise_multiplier) ** 1.5
 
 
-# ε as a function of both, the μ at which it is a target, and by how much its value may
-# be off here: NumPy's powers and compiled ones each round, by an ulp or two.
+# ε as a function of sensitivity and noise, its inverse in μ, and the allowed relative
+# error of ε: NumPy's powers and compiled ones each round, by an ulp or two.
 PROFILES = {
-    "power": (of_power, lambda target: target ** (2 / 3), 1e-15),
-    "Gaussian": (of_gaussian, lambda target: np.asarray(gdp.mu(target, 1e-5)), 0.0),
+    "power": (epsilon_of_power, lambda target: target ** (2 / 3), 1e-15),
+    "Gaussian": (
+        epsilon_of_gaussian,
+        lambda target: np.asarray(gdp.mu(target, 1e-5)),
+        0.0,
+    ),
 }
 
 
@@ -36,7 +40,7 @@ PROFILES = {
     "profile", ["power", pytest.param("Gaussian", marks=pytest.mark.slow)]
 )
 @JITTED
-def test_smallest_noise_multiplier(jitted, profile, x64):
+def test_solve_finds_smallest_noise_multiplier(jitted, profile, x64):
     epsilon, mu, off = PROFILES[profile]
     grid = np.meshgrid([0.02, 7.0, 4000.0], [1e-6, 0.01, 2.0, 300.0])
     sensitivity, target = (x.ravel() for x in grid)
@@ -64,7 +68,7 @@ def test_float32_rounds_to_the_safe_side():
 
 
 @pytest.mark.slow
-def test_largest_number_of_steps_is_the_exhaustive_one():
+def test_largest_number_of_steps_matches_exhaustive_search():
     def epsilon(steps):
         return gdp.epsilon(0.2 * jnp.sqrt(steps), 1e-5)
 
@@ -78,7 +82,7 @@ def test_largest_number_of_steps_is_the_exhaustive_one():
 
 
 @JITTED
-def test_upper_stops_the_search(jitted):
+def test_root_above_upper_returns_upper(jitted):
     def solve(target):
         return calibrate.solve(
             lambda q: 5 * q + q * q, target, increasing=True, upper=1.0
@@ -89,35 +93,35 @@ def test_upper_stops_the_search(jitted):
     np.testing.assert_allclose(solve(2.75), 0.5, rtol=1e-6)
 
 
-def gaussian(noise_multiplier):
+def gaussian_epsilon(noise_multiplier):
     return gdp.epsilon(1 / noise_multiplier, 1e-5)
 
 
-def rate(q):
+def epsilon_of_rate(q):
     return gdp.epsilon(q, 1e-5)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kwargs", [{}, {"integer": True}, {"start": 1e6}])
-def test_the_last_parameter_that_makes_sense_is_not_a_root(kwargs):
+def test_target_not_met_below_upper_raises(kwargs):
     # ε is 0.345 at 10, and 0.1 from 27 on.
     for upper in (10.0, 10.7):
         with pytest.raises(ValueError, match=rf"^target_epsilon 0\.1 .* {upper}"):
-            calibrate.solve(gaussian, 0.1, upper=upper, **kwargs)
+            calibrate.solve(gaussian_epsilon, 0.1, upper=upper, **kwargs)
     with pytest.raises(ValueError, match=r"^target_epsilon 0\.1 is not met"):
-        calibrate.solve(rate, 0.1, increasing=True, integer=True, upper=10.0)
+        calibrate.solve(epsilon_of_rate, 0.1, increasing=True, integer=True, upper=10.0)
 
 
-# And two ways to search, which both tell where there is nothing.
+# Two ways to search, both of which return infinity where there is no root.
 
 
-def traced(epsilon, target, wide, **kwargs):
+def solve_traced(epsilon, target, wide, **kwargs):
     with jax.enable_x64(wide):
         solve = jax.jit(lambda t: calibrate.solve(epsilon, t, **kwargs))
         return float(solve(target))
 
 
-def eager(epsilon, target, wide, **kwargs):
+def solve_eagerly(epsilon, target, wide, **kwargs):
     with jax.enable_x64(wide):
         try:
             return float(calibrate.solve(epsilon, target, **kwargs))
@@ -126,7 +130,7 @@ def eager(epsilon, target, wide, **kwargs):
 
 
 BOTH_WAYS = pytest.mark.parametrize(
-    "solve", [traced, pytest.param(eager, marks=pytest.mark.slow)]
+    "solve", [solve_traced, pytest.param(solve_eagerly, marks=pytest.mark.slow)]
 )
 
 
@@ -144,7 +148,7 @@ BOTH_WAYS = pytest.mark.parametrize(
 @pytest.mark.diagonal("integer")
 @pytest.mark.parametrize("integer", [False, True])
 @BOTH_WAYS
-def test_what_is_returned_meets_the_target_as_it_is(solve, epsilon, integer):
+def test_returned_value_meets_the_target_exactly(solve, epsilon, integer):
     epsilon = jax.jit(epsilon)
     kwargs = {"integer": integer, "upper": 33.3, "start": 7.3}
     asked = np.append(np.linspace(29.0, 33.3, 501), 2.0 ** np.arange(-20, 6))
@@ -154,7 +158,7 @@ def test_what_is_returned_meets_the_target_as_it_is(solve, epsilon, integer):
     for wide in (False, True):
         for target in (2.0**-4, 2.0**-7):  # in float32, too
             value = solve(epsilon, target, wide, **kwargs)
-            if value == np.inf:  # what an evaluation may be off by is 4 ulps
+            if value == np.inf:  # an evaluation may be 4 ulps off
                 assert not np.any(reached <= target * (1 - 1e-15))
                 continue
             assert 0 < value <= 33.3
@@ -164,7 +168,7 @@ def test_what_is_returned_meets_the_target_as_it_is(solve, epsilon, integer):
 
 
 @BOTH_WAYS
-def test_upper_is_kept_in_every_dtype(solve):
+def test_result_never_exceeds_upper_in_any_dtype(solve):
     # 0.1 is between two numbers of float32, and so is the root.
     def epsilon(noise_multiplier):
         return 0.1 / noise_multiplier - 1e-10
@@ -179,29 +183,29 @@ def test_upper_is_kept_in_every_dtype(solve):
 
 
 @pytest.mark.slow
-def test_an_end_is_no_root_to_differentiate():
-    def both(target):
-        return calibrate.solve(rate, target, increasing=True, upper=1.0)
+def test_derivative_at_the_end_of_the_range_is_zero():
+    def solve_below_one(target):
+        return calibrate.solve(epsilon_of_rate, target, increasing=True, upper=1.0)
 
     for transform in (lambda f: f, jax.jit):
-        value, slope = transform(jax.value_and_grad(both))(1e4)
+        value, slope = transform(jax.value_and_grad(solve_below_one))(1e4)
         assert (value, slope) == (1.0, 0.0)
     assert calibrate.solve(lambda s: 0 * s, 1.0) <= 1e-37
     assert calibrate.solve(lambda s: 0 * s, 1.0, increasing=True) >= 1e38
 
 
-def only_without_end(noise_multiplier):
+def zero_only_at_infinity(noise_multiplier):
     return jnp.where(jnp.isinf(noise_multiplier), 0.0, 1.0)
 
 
-def test_only_noise_without_end_is_not_an_answer():
+def test_unreachable_target_gives_infinity():
     bad = np.array([0.5, np.nan, -1.0], np.float32)
-    solve = jax.jit(jax.vmap(lambda t: calibrate.solve(only_without_end, t)))
+    solve = jax.jit(jax.vmap(lambda t: calibrate.solve(zero_only_at_infinity, t)))
     assert np.all(np.asarray(solve(bad)) == np.inf)
 
 
 @JITTED
-def test_a_strict_caller_may_close_over_float32(jitted):
+def test_epsilon_fn_may_close_over_float32_under_strict_promotion(jitted):
     def solve(s):
         return calibrate.solve(lambda x: s / x + s, 4.0)
 
@@ -210,10 +214,10 @@ def test_a_strict_caller_may_close_over_float32(jitted):
         np.testing.assert_allclose(solve(jnp.float32(3.0)), 3.0, rtol=3e-7)
 
 
-def test_one_target_at_a_time():
+def test_nonscalar_target_raises():
     for call in (
-        lambda: calibrate.solve(gaussian, np.array([1.0, 2.0])),
-        lambda: jax.jit(lambda t: calibrate.solve(gaussian, t))(np.ones(2)),
+        lambda: calibrate.solve(gaussian_epsilon, np.array([1.0, 2.0])),
+        lambda: jax.jit(lambda t: calibrate.solve(gaussian_epsilon, t))(np.ones(2)),
     ):
         with pytest.raises(ValueError, match=r"^target_epsilon must be a scalar.*vmap"):
             call()
@@ -222,7 +226,7 @@ def test_one_target_at_a_time():
 
 
 @pytest.mark.slow
-def test_implicit_derivatives():
+def test_implicit_derivatives_match_closed_form():
     def sigma(target, sensitivity):
         return calibrate.solve(lambda s: gdp.epsilon(sensitivity / s, 1e-5), target)
 
@@ -237,7 +241,7 @@ def test_implicit_derivatives():
 
 
 @pytest.mark.slow
-def test_epsilon_of_a_run_differentiates_by_noise_and_decay():
+def test_epsilon_derivatives_by_noise_and_decay_match_differences():
     def epsilon(noise_multiplier, decay):
         mu = tree.momentum_mu(
             noise_multiplier,
@@ -249,37 +253,39 @@ def test_epsilon_of_a_run_differentiates_by_noise_and_decay():
         )
         return gdp.epsilon(mu, 1e-6)
 
-    def at(*arguments):
+    def epsilon_at(*arguments):
         return float(epsilon(*arguments))
 
     h = 1e-5
     with jax.enable_x64(True):
-        by_noise = (at(8.0 + h, 0.9) - at(8.0 - h, 0.9)) / (2 * h)
-        by_decay = (at(8.0, 0.9 + h) - at(8.0, 0.9 - h)) / (2 * h)
+        by_noise = (epsilon_at(8.0 + h, 0.9) - epsilon_at(8.0 - h, 0.9)) / (2 * h)
+        by_decay = (epsilon_at(8.0, 0.9 + h) - epsilon_at(8.0, 0.9 - h)) / (2 * h)
     gradient = jax.jit(jax.grad(epsilon, (0, 1)))(8.0, 0.9)
     np.testing.assert_allclose(gradient, (by_noise, by_decay), rtol=1e-5)
 
 
-def floor(noise_multiplier):
+def epsilon_above_one(noise_multiplier):
     return 1 + 1 / noise_multiplier
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("epsilon", [floor, only_without_end])
-def test_what_is_known_and_cannot_be_met_is_an_error(epsilon):
+@pytest.mark.parametrize("epsilon", [epsilon_above_one, zero_only_at_infinity])
+def test_unreachable_concrete_target_raises(epsilon):
     with pytest.raises(ValueError, match=r"^target_epsilon 0\.5 is not met"):
         calibrate.solve(epsilon, 0.5)
 
 
-def test_what_cannot_be_met_is_refused():
-    assert float(jax.jit(lambda t: calibrate.solve(floor, t))(0.5)) == np.inf
+def test_unreachable_traced_target_gives_infinity():
+    assert (
+        float(jax.jit(lambda t: calibrate.solve(epsilon_above_one, t))(0.5)) == np.inf
+    )
     for kwargs in ({"target_epsilon": 0.0}, {"start": -1.0}, {"upper": 0.0}):
         name = next(iter(kwargs))
         with pytest.raises(ValueError, match=f"^{name} must"):
-            calibrate.solve(floor, **{"target_epsilon": 9.0, **kwargs})
+            calibrate.solve(epsilon_above_one, **{"target_epsilon": 9.0, **kwargs})
 
 
-def test_overflow_is_the_binomial_tail():
+def test_overflow_delta_equals_binomial_tail():
     for n, q, b in [(1000, 0.01, 25), (50, 0.3, 30), (20_000, 0.001, 60)]:
         with mp.workdps(40):
             tail = mp.fsum(
@@ -301,8 +307,8 @@ def test_overflow_is_the_binomial_tail():
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("start", [0.01, 1.7, 2.0, 300.0])
-def test_no_parameter_is_asked_for_twice(start):
-    """And a start that is nearly right saves most of the search."""
+def test_solve_evaluates_no_parameter_twice(start):
+    """A start close to the root saves most of the search."""
     asked = []
 
     def epsilon(x):

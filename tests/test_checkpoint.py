@@ -1,4 +1,4 @@
-"""A run that is interrupted is the run that was not, bit for bit, or is refused."""
+"""An interrupted run resumes bit for bit, or an error says why it cannot."""
 
 import dataclasses
 import gc
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from killed_runs import DATA, SETTING, STEPS, N, begin, start, step_of
+from killed_runs import DATA, SETTING, STEPS, N, initial_run, make_step, run_in_process
 
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
@@ -37,19 +37,19 @@ def plan():
 
 @pytest.fixture(scope="module")
 def step(plan):
-    return step_of(plan)
+    return make_step(plan)
 
 
 @pytest.fixture(scope="module")
-def whole(plan, step):
-    """The run at every step, never interrupted."""
-    runs = [begin(plan, KEY)]
+def uninterrupted_runs(plan, step):
+    """The states of an uninterrupted run after each step."""
+    runs = [initial_run(plan, KEY)]
     for _ in range(STEPS):
         runs.append(step(runs[-1]))
     return runs
 
 
-def same(a, b):
+def runs_equal(a, b):
     return checkpoint.digest(a._replace(released="")) == checkpoint.digest(
         b._replace(released="")
     )
@@ -58,15 +58,15 @@ def same(a, b):
 # --- bit for bit
 
 
-def test_a_run_goes_on_bit_for_bit(plan, step, whole, tmp_path):
-    checkpoint.save(tmp_path, plan, whole[3])
-    run = checkpoint.restore(tmp_path, plan, begin(plan, jax.random.key(0)))
-    assert same(run, whole[3])
+def test_restored_run_continues_bit_for_bit(plan, step, uninterrupted_runs, tmp_path):
+    checkpoint.save(tmp_path, plan, uninterrupted_runs[3])
+    run = checkpoint.restore(tmp_path, plan, initial_run(plan, jax.random.key(0)))
+    assert runs_equal(run, uninterrupted_runs[3])
     while run.step < STEPS:
         run = step(run)
-    assert same(run, whole[STEPS])
+    assert runs_equal(run, uninterrupted_runs[STEPS])
     assert run.params["w"].dtype == jnp.float32
-    assert type(run.opt_state) is type(whole[0].opt_state)
+    assert type(run.opt_state) is type(uninterrupted_runs[0].opt_state)
 
 
 PLANS = {
@@ -94,8 +94,8 @@ PLANS = {
         ),
     ],
 )
-def test_every_kind_of_noise_goes_on_bit_for_bit(name, buffer, tmp_path):
-    """Past the checkpoint the noise is what it would have been."""
+def test_every_kind_of_noise_continues_bit_for_bit(name, buffer, tmp_path):
+    """After a checkpoint the noise is that of the uninterrupted run."""
     plan = dpjax.plan(**{**SETTING, **PLANS[name]})
     w = jnp.asarray(np.linspace(-1, 1, 5, dtype=np.float32))
     tx = plan.optimizer(optax.adam(0.1), key=KEY, buffer=buffer)
@@ -106,21 +106,21 @@ def test_every_kind_of_noise_goes_on_bit_for_bit(name, buffer, tmp_path):
         updates, state = tx.update(sums, state, w)
         return w + updates, state
 
-    def go_on(run, stop):
+    def continue_until(run, stop):
         while run.step < stop:
             w, state = step(run.params, run.opt_state)
             run = checkpoint.Run(run.key, run.step + 1, w, state)
         return run
 
     first = checkpoint.Run(KEY, 0, w, jax.jit(tx.init)(w))
-    middle = go_on(first, 5)
+    middle = continue_until(first, 5)
     checkpoint.save(tmp_path, plan, middle)
     assert checkpoint.plan_of(tmp_path) == plan
     found = checkpoint.restore(tmp_path, checkpoint.plan_of(tmp_path), first)
-    assert same(go_on(found, STEPS), go_on(middle, STEPS))
+    assert runs_equal(continue_until(found, STEPS), continue_until(middle, STEPS))
 
 
-def test_leaves_of_every_kind_come_back(plan, tmp_path):
+def test_leaves_of_every_kind_are_restored(plan, tmp_path):
     words = np.arange(8, dtype=np.uint32).reshape(2, 4)
     key = jax.random.wrap_key_data(words[0], impl="rbg")
     params = {
@@ -138,14 +138,14 @@ def test_leaves_of_every_kind_come_back(plan, tmp_path):
     checkpoint.save(tmp_path, plan, run)
     like = {**params, "host": np.zeros(3, np.int8), "number": 0.0, "flag": False}
     found = checkpoint.restore(tmp_path, plan, run._replace(params=like))
-    assert same(found, run)
+    assert runs_equal(found, run)
     assert found.params["number"] == 0.25
     assert found.params["flag"] is True
     assert isinstance(found.params["host"], np.ndarray)
     assert jax.random.key_impl(found.key) == "rbg"
 
 
-def test_a_digest_is_of_every_bit():
+def test_digest_depends_on_every_bit():
     zeros, ones = np.zeros(3, np.float32), np.ones(2, np.float32)
     minus = np.array([0.0, -0.0, 0.0], np.float32)
     tree = {"a": zeros, "b": ones}
@@ -164,10 +164,10 @@ def test_a_digest_is_of_every_bit():
 # --- meshes
 
 
-def test_a_mesh_may_change(plan, whole, tmp_path):
-    """From four devices to two and to one, and back to where nothing was placed."""
+def test_run_is_restored_onto_another_mesh(plan, uninterrupted_runs, tmp_path):
+    """From four devices to two, to one, and to arrays without a sharding."""
 
-    def on(count, cut):
+    def sharding_on(count, cut):
         mesh = jax.make_mesh((count,), ("x",), devices=jax.devices()[:count])
         return jax.NamedSharding(mesh, jax.P("x") if cut else jax.P())
 
@@ -176,27 +176,27 @@ def test_a_mesh_may_change(plan, whole, tmp_path):
     state = jax.jit(plan.optimizer(optax.adam(0.1), key=KEY).init)(w)
     run = checkpoint.Run(KEY, 1, w, state)
     wide = run._replace(
-        params=jax.device_put(w, on(4, True)),
-        opt_state=jax.device_put(state, on(4, False)),
+        params=jax.device_put(w, sharding_on(4, True)),
+        opt_state=jax.device_put(state, sharding_on(4, False)),
     )
     checkpoint.save(tmp_path, plan, wide)
     for like_params in (
-        jax.device_put(zeros, on(2, True)),
-        jax.device_put(zeros, on(1, True)),
+        jax.device_put(zeros, sharding_on(2, True)),
+        jax.device_put(zeros, sharding_on(1, True)),
         jnp.asarray(zeros),
     ):
         found = checkpoint.restore(tmp_path, plan, run._replace(params=like_params))
         assert found.params.sharding == like_params.sharding
         assert found.params.committed == like_params.committed
-        assert same(found, run)
+        assert runs_equal(found, run)
 
 
-# --- what is refused
+# --- invalid changes
 
 
 @pytest.fixture
-def kept(plan, whole, tmp_path):
-    checkpoint.save(tmp_path, plan, whole[2], data="2026-11")
+def saved_folder(plan, uninterrupted_runs, tmp_path):
+    checkpoint.save(tmp_path, plan, uninterrupted_runs[2], data="2026-11")
     return tmp_path
 
 
@@ -213,45 +213,55 @@ def kept(plan, whole, tmp_path):
         ({"quantile": dpjax.QuantileClip(0.6)}, "quantile (kept None, given"),
     ],
 )
-def test_another_plan_is_refused(kept, plan, whole, changed, named):
+def test_restoring_with_another_plan_raises(
+    saved_folder, plan, uninterrupted_runs, changed, named
+):
     other = dataclasses.replace(plan, **changed)
     with pytest.raises(ValueError, match="what differs") as error:
-        checkpoint.restore(kept, other, whole[0], data="2026-11")
+        checkpoint.restore(saved_folder, other, uninterrupted_runs[0], data="2026-11")
     assert f"plan.{named}" in str(error.value)
     with pytest.raises(ValueError, match="what differs"):
-        checkpoint.save(kept, other, whole[3], data="2026-11")
+        checkpoint.save(saved_folder, other, uninterrupted_runs[3], data="2026-11")
 
 
-def test_how_a_plan_was_found_is_no_difference(kept, plan, whole):
+def test_plan_comparison_may_differ_when_restoring(
+    saved_folder, plan, uninterrupted_runs
+):
     chosen = dataclasses.replace(plan, comparison=Comparison(()))
-    found = checkpoint.restore(kept, chosen, whole[0], data="2026-11")
-    assert same(found, whole[2])
-    assert checkpoint.plan_of(kept) == chosen
+    found = checkpoint.restore(
+        saved_folder, chosen, uninterrupted_runs[0], data="2026-11"
+    )
+    assert runs_equal(found, uninterrupted_runs[2])
+    assert checkpoint.plan_of(saved_folder) == chosen
 
 
-def test_other_data_are_refused(kept, plan, whole):
+def test_restoring_with_other_data_raises(saved_folder, plan, uninterrupted_runs):
     with pytest.raises(ValueError, match="data \\(kept '2026-11', given ''\\)"):
-        checkpoint.restore(kept, plan, whole[0])
+        checkpoint.restore(saved_folder, plan, uninterrupted_runs[0])
     with pytest.raises(ValueError, match="num_examples"):
         next(plan.batches(DATA[1:], key=KEY))
 
 
-def test_other_draws_are_refused(kept, plan, whole, monkeypatch):
-    """Whatever draws other batches or noise from the same key, here or in JAX."""
+def test_restoring_with_another_random_generator_raises(
+    saved_folder, plan, uninterrupted_runs, monkeypatch
+):
+    """Any setting that changes the batches or noise of a key, in dpjax or in JAX."""
     again = {"data": "2026-11"}
-    rbg = whole[0]._replace(key=jax.random.key(0, impl="rbg"))
+    rbg = uninterrupted_runs[0]._replace(key=jax.random.key(0, impl="rbg"))
     with pytest.raises(ValueError, match=r"draws\.generator|key<rbg>"):
-        checkpoint.restore(kept, plan, rbg, **again)
+        checkpoint.restore(saved_folder, plan, rbg, **again)
     with (
         jax.threefry_partitionable(False),
         pytest.raises(ValueError, match="jax_threefry_partitionable"),
     ):
-        checkpoint.restore(kept, plan, whole[0], **again)
+        checkpoint.restore(saved_folder, plan, uninterrupted_runs[0], **again)
     with monkeypatch.context() as changed:
         changed.setattr(_fingerprint, "DRAWS", _fingerprint.DRAWS + 1)
         with pytest.raises(ValueError, match=r"draws\.version"):
-            checkpoint.restore(kept, plan, whole[0], **again)
-    assert checkpoint.restore(kept, plan, whole[0], **again).step == 2
+            checkpoint.restore(saved_folder, plan, uninterrupted_runs[0], **again)
+    assert (
+        checkpoint.restore(saved_folder, plan, uninterrupted_runs[0], **again).step == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,8 +271,8 @@ def test_other_draws_are_refused(kept, plan, whole, monkeypatch):
         pytest.param("jax.random.normal", marks=pytest.mark.slow),
     ],
 )
-def test_draws_that_changed_are_seen(plan, monkeypatch, part):
-    """By what a public key draws: no version says so."""
+def test_changed_random_draws_are_detected(plan, monkeypatch, part):
+    """By the draws of a public key, since no version number shows the change."""
     before = _fingerprint.describe_draws(plan, KEY)
     module, _, name = part.rpartition(".")
     old = getattr(sys.modules[module], name)
@@ -283,55 +293,77 @@ def test_draws_that_changed_are_seen(plan, monkeypatch, part):
     assert found[0].startswith("of a public key")
 
 
-def test_other_arrays_are_refused(kept, plan, whole):
+def test_restoring_into_other_array_shapes_raises(
+    saved_folder, plan, uninterrupted_runs
+):
     w = {"w": jnp.zeros(4), "b": jnp.zeros(())}
     with pytest.raises(ValueError, match=r"\['w'\] \(kept 'float32\[3\]'"):
-        checkpoint.restore(kept, plan, whole[0]._replace(params=w), data="2026-11")
-    sgd = jax.jit(plan.optimizer(optax.sgd(0.1), key=KEY).init)(whole[0].params)
+        checkpoint.restore(
+            saved_folder, plan, uninterrupted_runs[0]._replace(params=w), data="2026-11"
+        )
+    sgd = jax.jit(plan.optimizer(optax.sgd(0.1), key=KEY).init)(
+        uninterrupted_runs[0].params
+    )
     with pytest.raises(ValueError, match="opt_state"):
-        checkpoint.restore(kept, plan, whole[0]._replace(opt_state=sgd), data="2026-11")
+        checkpoint.restore(
+            saved_folder,
+            plan,
+            uninterrupted_runs[0]._replace(opt_state=sgd),
+            data="2026-11",
+        )
 
 
-def test_another_way_of_the_same_step_is_refused(kept, plan, whole):
-    other = whole[2]._replace(params=whole[3].params)
+def test_saving_other_values_for_a_saved_step_raises(
+    saved_folder, plan, uninterrupted_runs
+):
+    other = uninterrupted_runs[2]._replace(params=uninterrupted_runs[3].params)
     with pytest.raises(ValueError, match="at most one of them may be released"):
-        checkpoint.save(kept, plan, other, data="2026-11")
-    checkpoint.save(kept, plan, whole[2], data="2026-11")  # the same: nothing to do
-    assert checkpoint.steps(kept) == (2,)
+        checkpoint.save(saved_folder, plan, other, data="2026-11")
+    checkpoint.save(
+        saved_folder, plan, uninterrupted_runs[2], data="2026-11"
+    )  # the same: nothing to do
+    assert checkpoint.steps(saved_folder) == (2,)
 
 
-def test_how_a_plan_was_found_is_no_part_of_it(kept, plan, whole):
+def test_solved_for_and_comparison_may_differ_when_saving(
+    saved_folder, plan, uninterrupted_runs
+):
     chosen = dataclasses.replace(plan, comparison=object(), solved_for="batch_size")
-    assert checkpoint.restore(kept, chosen, whole[0], data="2026-11").step == 2
-    checkpoint.save(kept, chosen, whole[3], data="2026-11")
-    assert checkpoint.plan_of(kept) == dataclasses.replace(
+    assert (
+        checkpoint.restore(
+            saved_folder, chosen, uninterrupted_runs[0], data="2026-11"
+        ).step
+        == 2
+    )
+    checkpoint.save(saved_folder, chosen, uninterrupted_runs[3], data="2026-11")
+    assert checkpoint.plan_of(saved_folder) == dataclasses.replace(
         plan, solved_for="batch_size"
     )
 
 
-def test_another_run_of_the_same_plan_is_refused(kept, plan, whole):
-    other = whole[3]._replace(key=jax.random.key(12))
+def test_saving_a_run_with_another_key_raises(saved_folder, plan, uninterrupted_runs):
+    other = uninterrupted_runs[3]._replace(key=jax.random.key(12))
     with pytest.raises(ValueError, match="it has another key"):
-        checkpoint.save(kept, plan, other, data="2026-11")
+        checkpoint.save(saved_folder, plan, other, data="2026-11")
 
 
-def test_a_run_that_went_back_is_compared_when_it_gets_there(plan, whole, tmp_path):
-    """Two ways never lie in one folder."""
+def test_rewound_run_must_match_later_checkpoints(plan, uninterrupted_runs, tmp_path):
+    """A folder never holds two versions of a run."""
     for i in (1, 4):
-        checkpoint.save(tmp_path, plan, whole[i])
-    other = whole[2].params
-    checkpoint.save(tmp_path, plan, whole[3]._replace(params=other))
+        checkpoint.save(tmp_path, plan, uninterrupted_runs[i])
+    other = uninterrupted_runs[2].params
+    checkpoint.save(tmp_path, plan, uninterrupted_runs[3]._replace(params=other))
     assert checkpoint.steps(tmp_path) == (1, 4)
     with pytest.raises(ValueError, match="something has changed since"):
-        checkpoint.save(tmp_path, plan, whole[4]._replace(params=other))
-    checkpoint.save(tmp_path, plan, whole[4])
+        checkpoint.save(tmp_path, plan, uninterrupted_runs[4]._replace(params=other))
+    checkpoint.save(tmp_path, plan, uninterrupted_runs[4])
 
 
-# --- what is damaged
+# --- damaged checkpoints
 
 
-def with_digest(record):
-    """A record with the digest of its other values, by the definition."""
+def add_digest(record):
+    """A record with the digest of its other values added."""
     others = {name: x for name, x in record.items() if name != "digest"}
     plain = json.dumps(
         others, sort_keys=True, separators=(",", ":"), ensure_ascii=False
@@ -339,8 +371,8 @@ def with_digest(record):
     return {**others, "digest": hashlib.sha256(plain.encode()).hexdigest()}
 
 
-def assert_all_refuse(folder, plan, run, number):
-    """Whatever reads the newest checkpoint refuses it, and names its folder."""
+def assert_every_reader_raises(folder, plan, run, number):
+    """Every function that reads the newest checkpoint raises and names its folder."""
     before = sorted(folder.rglob("*"))
     where = re.escape(str(folder / str(number)))
     for call in (
@@ -356,11 +388,11 @@ def assert_all_refuse(folder, plan, run, number):
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_digest_covers_every_value_of_a_record(kept, plan, whole):
-    """Any number or word that changed is refused, whatever it stands for."""
-    path = kept / "2/record.json"
+def test_any_changed_value_of_a_record_raises(saved_folder, plan, uninterrupted_runs):
+    """Each number, string and dictionary is covered by the digest."""
+    path = saved_folder / "2/record.json"
     record = json.loads(path.read_text())
-    assert with_digest(record) == record
+    assert add_digest(record) == record
     changes = [{name: x + 1} for name, x in record.items() if isinstance(x, int)]
     changes += [{name: x + "0"} for name, x in record.items() if isinstance(x, str)]
     changes += [
@@ -374,14 +406,19 @@ def test_a_digest_covers_every_value_of_a_record(kept, plan, whole):
     ]
     for change in changes:
         path.write_text(json.dumps({**record, **change}))
-        assert_all_refuse(kept, plan, whole[0], 2)
+        assert_every_reader_raises(saved_folder, plan, uninterrupted_runs[0], 2)
     path.write_text(json.dumps(record))  # another layout of the same values
-    assert checkpoint.restore(kept, plan, whole[0], data="2026-11").step == 2
+    assert (
+        checkpoint.restore(
+            saved_folder, plan, uninterrupted_runs[0], data="2026-11"
+        ).step
+        == 2
+    )
 
 
-def test_a_record_that_cannot_be_read_is_refused(kept, plan, whole):
-    """Cut, without a value, of other types or not JSON: one error names the folder."""
-    path = kept / "2/record.json"
+def test_unreadable_record_raises(saved_folder, plan, uninterrupted_runs):
+    """Truncated, incomplete, of other types or not JSON: one error names the folder."""
+    path = saved_folder / "2/record.json"
     content = path.read_bytes()
     record = json.loads(content)
     damaged = [content[:size] for size in (0, 1, len(content) // 2, len(content) - 1)]
@@ -390,12 +427,12 @@ def test_a_record_that_cannot_be_read_is_refused(kept, plan, whole):
     damaged += [content.replace(b'"noise_multiplier": 1.3', b'"noise_multiplier": NaN')]
     odd = [{x: y for x, y in record.items() if x != name} for name in record]
     odd += [{**record, name: None} for name in record]
-    # With a digest that somebody computed again.
-    odd += [with_digest(x) for x in odd if x.get("digest")]
-    odd += [with_digest({**record, "format": 2}), with_digest({**record, "step": 3})]
+    # With a digest that was recomputed.
+    odd += [add_digest(x) for x in odd if x.get("digest")]
+    odd += [add_digest({**record, "format": 2}), add_digest({**record, "step": 3})]
     of_plan = record["plan"]
     odd += [
-        with_digest({**record, "plan": {**of_plan, **change}})
+        add_digest({**record, "plan": {**of_plan, **change}})
         for change in (
             {"noise_multiplier": "1.3"},
             {"num_steps": 8.0},
@@ -409,79 +446,86 @@ def test_a_record_that_cannot_be_read_is_refused(kept, plan, whole):
     for text in damaged + [json.dumps(x).encode() for x in odd]:
         path.write_bytes(text)
         if len(text) == 100_000 or text in damaged[:2]:
-            assert_all_refuse(kept, plan, whole[0], 2)
-        else:  # they all read it in one way
-            with pytest.raises(ValueError, match=f"{kept}/2 is damaged or was changed"):
-                checkpoint.plan_of(kept)
+            assert_every_reader_raises(saved_folder, plan, uninterrupted_runs[0], 2)
+        else:  # all functions read it by the same code
+            with pytest.raises(
+                ValueError, match=f"{saved_folder}/2 is damaged or was changed"
+            ):
+                checkpoint.plan_of(saved_folder)
 
 
-# What orbax leaves behind of tasks that it has not waited for.
+# Orbax leaves tasks behind that it has not awaited.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_arrays_that_changed_or_are_missing_are_refused(kept, plan, whole):
-    path = kept / "2/record.json"
+def test_changed_or_missing_arrays_raise(saved_folder, plan, uninterrupted_runs):
+    path = saved_folder / "2/record.json"
     record = json.loads(path.read_text())
-    path.write_text(json.dumps(with_digest({**record, "arrays": "0" * 64})))
+    path.write_text(json.dumps(add_digest({**record, "arrays": "0" * 64})))
     with pytest.raises(ValueError, match="/2 is damaged: its arrays are not those"):
-        checkpoint.restore(kept, plan, whole[0], data="2026-11")
+        checkpoint.restore(saved_folder, plan, uninterrupted_runs[0], data="2026-11")
     path.write_text(json.dumps(record))
-    cut = next((kept / "2/arrays/d").iterdir())
+    cut = next((saved_folder / "2/arrays/d").iterdir())
     cut.write_bytes(cut.read_bytes()[:-5])
     with pytest.raises(ValueError, match="/2 is damaged: its arrays cannot be read"):
-        checkpoint.restore(kept, plan, whole[0], data="2026-11")
-    shutil.rmtree(kept / "2/arrays")
+        checkpoint.restore(saved_folder, plan, uninterrupted_runs[0], data="2026-11")
+    shutil.rmtree(saved_folder / "2/arrays")
     with pytest.raises(ValueError, match="/2 is damaged: its arrays cannot be read"):
-        checkpoint.restore(kept, plan, whole[0], data="2026-11")
+        checkpoint.restore(saved_folder, plan, uninterrupted_runs[0], data="2026-11")
     gc.collect()
 
 
 @pytest.mark.parametrize("name", ["1", "5"])
-def test_a_folder_that_was_renamed_is_refused(kept, plan, whole, name):
-    """Batches would go on at another step than the noise."""
-    (kept / "2").rename(kept / name)
-    assert_all_refuse(kept, plan, whole[0], int(name))
-    (kept / name).rename(kept / "2")
+def test_renamed_checkpoint_folder_raises(saved_folder, plan, uninterrupted_runs, name):
+    """Batches would continue at another step than the noise."""
+    (saved_folder / "2").rename(saved_folder / name)
+    assert_every_reader_raises(saved_folder, plan, uninterrupted_runs[0], int(name))
+    (saved_folder / name).rename(saved_folder / "2")
     for other in ("02", "２", "²", "2.old"):
-        shutil.copytree(kept / "2", kept / other)
-    assert checkpoint.steps(kept) == (2,)
-    assert checkpoint.restore(kept, plan, whole[0], data="2026-11").step == 2
+        shutil.copytree(saved_folder / "2", saved_folder / other)
+    assert checkpoint.steps(saved_folder) == (2,)
+    assert (
+        checkpoint.restore(
+            saved_folder, plan, uninterrupted_runs[0], data="2026-11"
+        ).step
+        == 2
+    )
 
 
-def test_save_never_removes_what_it_did_not_write(plan, whole, tmp_path):
-    """Whatever lies in a run's folder, with or without a number for a name."""
+def test_save_never_removes_foreign_files(plan, uninterrupted_runs, tmp_path):
+    """Any file or folder in the run's folder, with or without a number as its name."""
     other, run = tmp_path / "other", tmp_path / "run"
-    checkpoint.save(other, plan, whole[1]._replace(key=jax.random.key(12)))
+    checkpoint.save(other, plan, uninterrupted_runs[1]._replace(key=jax.random.key(12)))
     for name in ("0", "7", "007", "notes", "7.unfinished", "x.unfinished"):
         (run / name).mkdir(parents=True)
         (run / name / "mine.txt").write_text(name)
     (run / "9").mkdir()  # empty
     (run / "10").write_text("a file")
-    checkpoint.save(run, plan, whole[2])
+    checkpoint.save(run, plan, uninterrupted_runs[2])
     shutil.copytree(other / "1", run / "1")  # a checkpoint of another key
     shutil.copytree(run / "2", run / "02")
     (run / "2/mine.txt").write_text("2")  # added to a checkpoint
     before = {x.relative_to(run): x.stat().st_mtime for x in run.rglob("*")}
     for t in (3, 4, 5):
-        checkpoint.save(run, plan, whole[t], keep=1)
+        checkpoint.save(run, plan, uninterrupted_runs[t], keep=1)
     after = {x.relative_to(run): x.stat().st_mtime for x in run.rglob("*")}
     assert before.items() <= after.items()
     assert checkpoint.steps(run) == (1, 2, 5)
-    assert checkpoint.restore(run, plan, whole[0]).step == 5
+    assert checkpoint.restore(run, plan, uninterrupted_runs[0]).step == 5
 
 
-def test_save_leaves_a_damaged_older_checkpoint(plan, whole, tmp_path):
-    """It cannot be told from what somebody else wrote."""
+def test_save_keeps_damaged_older_checkpoint(plan, uninterrupted_runs, tmp_path):
+    """It cannot be distinguished from files that something else wrote."""
     for t in (1, 2):
-        checkpoint.save(tmp_path, plan, whole[t])
+        checkpoint.save(tmp_path, plan, uninterrupted_runs[t])
     (tmp_path / "1/record.json").write_text("{}")
     for t in (3, 4):
-        checkpoint.save(tmp_path, plan, whole[t], keep=1)
+        checkpoint.save(tmp_path, plan, uninterrupted_runs[t], keep=1)
     assert checkpoint.steps(tmp_path) == (1, 4)
 
 
 @pytest.mark.parametrize("name", ["3", "3.unfinished"])
-def test_save_refuses_a_place_that_is_taken(plan, whole, tmp_path, name):
-    """By a folder that it did not write, a file or a link; all of them stay."""
-    checkpoint.save(tmp_path / "run", plan, whole[2])
+def test_saving_over_a_foreign_path_raises(plan, uninterrupted_runs, tmp_path, name):
+    """A folder that save did not write, a file or a link; all of them are kept."""
+    checkpoint.save(tmp_path / "run", plan, uninterrupted_runs[2])
     place, aim = tmp_path / "run" / name, tmp_path / "aim"
     aim.mkdir()
     (aim / "mine.txt").write_text("mine")
@@ -493,117 +537,127 @@ def test_save_refuses_a_place_that_is_taken(plan, whole, tmp_path, name):
     ):
         put()
         with pytest.raises(ValueError, match=f"{place} is there and was not written"):
-            checkpoint.save(tmp_path / "run", plan, whole[3])
+            checkpoint.save(tmp_path / "run", plan, uninterrupted_runs[3])
         assert checkpoint.steps(tmp_path / "run") == (2,)
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
         else:
             place.unlink()
     assert (aim / "mine.txt").read_text() == "mine"
-    checkpoint.save(tmp_path / "run", plan, whole[3])
+    checkpoint.save(tmp_path / "run", plan, uninterrupted_runs[3])
 
 
-def test_mistakes_are_named(plan, whole, tmp_path):
+def test_invalid_arguments_raise(plan, uninterrupted_runs, tmp_path):
     with pytest.raises(ValueError, match="must hold a checkpoint"):
-        checkpoint.restore(tmp_path, plan, whole[0])
+        checkpoint.restore(tmp_path, plan, uninterrupted_runs[0])
     with pytest.raises(ValueError, match="must hold a checkpoint"):
         checkpoint.plan_of(tmp_path)
     with pytest.raises(ValueError, match=r"run\.step must be at most"):
-        checkpoint.save(tmp_path, plan, whole[0]._replace(step=STEPS + 1))
+        checkpoint.save(tmp_path, plan, uninterrupted_runs[0]._replace(step=STEPS + 1))
     with pytest.raises(ValueError, match="typed JAX key"):
-        checkpoint.save(tmp_path, plan, whole[0]._replace(key=np.zeros(2)))
+        checkpoint.save(tmp_path, plan, uninterrupted_runs[0]._replace(key=np.zeros(2)))
     with pytest.raises(ValueError, match="plan must be"):
-        checkpoint.save(tmp_path, SETTING, whole[0])
+        checkpoint.save(tmp_path, SETTING, uninterrupted_runs[0])
     with pytest.raises(ValueError, match="keep must be at least 1"):
-        checkpoint.save(tmp_path, plan, whole[0], keep=0)
+        checkpoint.save(tmp_path, plan, uninterrupted_runs[0], keep=0)
 
 
 # --- disks
 
 
-def test_the_newest_stay_and_only_their_owner_reads_them(plan, whole, tmp_path):
+def test_save_keeps_newest_checkpoints_readable_by_owner_only(
+    plan, uninterrupted_runs, tmp_path
+):
     folder = tmp_path / "run"
     for i in range(4):
-        checkpoint.save(folder, plan, whole[i], keep=2)
+        checkpoint.save(folder, plan, uninterrupted_runs[i], keep=2)
     assert checkpoint.steps(folder) == (2, 3)
     assert sorted(x.name for x in folder.iterdir()) == ["2", "3"]
     assert folder.stat().st_mode & 0o077 == 0
-    assert checkpoint.restore(folder, plan, whole[0], step=2).step == 2
+    assert checkpoint.restore(folder, plan, uninterrupted_runs[0], step=2).step == 2
 
 
-# What orbax leaves behind of tasks that it has not waited for.
+# Orbax leaves tasks behind that it has not awaited.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk_leaves_what_was_there(plan, whole, tmp_path):
-    """No file may grow beyond a few bytes, as on a disk with no more room."""
-    checkpoint.save(tmp_path, plan, whole[2])
+def test_full_disk_leaves_earlier_checkpoints_intact(
+    plan, uninterrupted_runs, tmp_path
+):
+    """No file may grow beyond a few bytes, as on a full disk."""
+    checkpoint.save(tmp_path, plan, uninterrupted_runs[2])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         for most in (0, 100, 1_000):  # for one file or another
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
             with pytest.raises(OSError, match="arrays were not written"):
-                checkpoint.save(tmp_path, plan, whole[4])
+                checkpoint.save(tmp_path, plan, uninterrupted_runs[4])
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             assert checkpoint.steps(tmp_path) == (2,)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    assert same(checkpoint.restore(tmp_path, plan, whole[0]), whole[2])
-    checkpoint.save(tmp_path, plan, whole[4])
+    assert runs_equal(
+        checkpoint.restore(tmp_path, plan, uninterrupted_runs[0]), uninterrupted_runs[2]
+    )
+    checkpoint.save(tmp_path, plan, uninterrupted_runs[4])
     assert checkpoint.steps(tmp_path) == (2, 4)
     gc.collect()
 
 
 class Killed(BaseException):
-    """Nothing in a program expects it, as no program expects SIGKILL."""
+    """Stands for SIGKILL: no program catches it."""
 
 
-def test_a_checkpoint_is_whole_or_not_there(plan, whole, one, tmp_path, monkeypatch):
-    """Wherever a process ends: before each call to the disk, and after the last."""
+def test_interrupted_save_leaves_a_complete_checkpoint_or_none(
+    plan, uninterrupted_runs, one_checkpoint, tmp_path, monkeypatch
+):
+    """The process ends before each call that writes to disk, or after the last one."""
     found, ended = [], False
     while not ended:
-        folder = shutil.copytree(one, tmp_path / str(len(found)))
+        folder = shutil.copytree(one_checkpoint, tmp_path / str(len(found)))
         count = itertools.count(-len(found))
 
-        def last(count=count):
+        def die_at_count(count=count):
             if next(count) == 0:
                 raise Killed
 
-        def before(real, last=last):
+        def die_before(real, last=die_at_count):
             def call(*args, **named):
                 last()
                 return real(*args, **named)
 
             return call
 
-        def rmtree(path, last=last):
+        def rmtree(path, last=die_at_count):
             last()
             shutil.rmtree(path / "arrays", ignore_errors=True)
             last()
             shutil.rmtree(path)
 
         with monkeypatch.context() as changed:
-            # Orbax has modules of its own, which are left alone.
+            # Only these modules are patched, and not those that Orbax uses.
             calls = vars(os) | {
-                name: before(getattr(os, name))
+                name: die_before(getattr(os, name))
                 for name in ("makedirs", "rename", "replace", "fsync")
             }
             changed.setattr(_folder, "os", types.SimpleNamespace(**calls))
             changed.setattr(_folder, "shutil", types.SimpleNamespace(rmtree=rmtree))
-            changed.setattr(_folder, "write_arrays", before(_folder.write_arrays))
-            changed.setattr(_folder, "sync_all", before(lambda _: None))
+            changed.setattr(_folder, "write_arrays", die_before(_folder.write_arrays))
+            changed.setattr(_folder, "sync_all", die_before(lambda _: None))
             try:
-                checkpoint.save(folder, plan, whole[2], keep=1)
+                checkpoint.save(folder, plan, uninterrupted_runs[2], keep=1)
                 ended = True
             except Killed:
                 pass
         newest = checkpoint.steps(folder)[-1]
-        run = checkpoint.restore(folder, plan, whole[0])
+        run = checkpoint.restore(folder, plan, uninterrupted_runs[0])
         assert run.step == newest
-        assert same(run, whole[newest])
+        assert runs_equal(run, uninterrupted_runs[newest])
         found.append(newest)
-        checkpoint.save(folder, plan, whole[2], keep=1)  # once more, over what is left
-        checkpoint.save(folder, plan, whole[3], keep=1)
+        checkpoint.save(
+            folder, plan, uninterrupted_runs[2], keep=1
+        )  # again, over the remains
+        checkpoint.save(folder, plan, uninterrupted_runs[3], keep=1)
         assert [x.name for x in folder.iterdir()] == ["3"]
     assert found == sorted(found)
     assert set(found) == {1, 2}
@@ -612,16 +666,18 @@ def test_a_checkpoint_is_whole_or_not_there(plan, whole, one, tmp_path, monkeypa
 
 
 @pytest.fixture(scope="module")
-def one(plan, whole, tmp_path_factory):
+def one_checkpoint(plan, uninterrupted_runs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one") / "run"
-    checkpoint.save(folder, plan, whole[1])
+    checkpoint.save(folder, plan, uninterrupted_runs[1])
     return folder
 
 
-def test_without_orbax_it_says_what_is_missing(plan, whole, tmp_path, monkeypatch):
+def test_saving_without_orbax_names_the_extra(
+    plan, uninterrupted_runs, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(ImportError, match=r"dpjax\[checkpoint\]"):
-        checkpoint.save(tmp_path, plan, whole[0])
+        checkpoint.save(tmp_path, plan, uninterrupted_runs[0])
 
 
 def test_dpjax_imports_without_orbax():
@@ -634,48 +690,50 @@ def test_dpjax_imports_without_orbax():
 # --- killed
 
 
-def test_a_nan_on_the_way_does_not_tell_a_resumed_run(plan, step, tmp_path):
-    """One example is without a value: it counts for nothing, before and after."""
+def test_nan_example_does_not_change_a_resumed_run(plan, step, tmp_path):
+    """One example is NaN: it contributes zero before and after the checkpoint."""
     batch = jax.jit(plan.batch)
     taken = [set(np.asarray(batch(t, KEY).indices).tolist()) for t in range(8)]
     there = sorted(taken[1] & (taken[5] | taken[6]))[0]  # before and after
     data = DATA.copy()
     data[there] = np.nan
-    runs = [begin(plan, KEY)]
+    runs = [initial_run(plan, KEY)]
     for _ in range(STEPS):
         runs.append(step(runs[-1], data))
     checkpoint.save(tmp_path, plan, runs[4])
     run = checkpoint.restore(tmp_path, plan, runs[0])
     while run.step < STEPS:
         run = step(run, data)
-    assert same(run, runs[STEPS])
+    assert runs_equal(run, runs[STEPS])
     assert np.isfinite(run.params["w"]).all()
-    assert not same(run, step(step(step(step(runs[4])))))  # without it there is more
+    assert not runs_equal(
+        run, step(step(step(step(runs[4]))))
+    )  # without it there is more
 
 
-def survive(folder, plan, draws, kills):
-    """Kill runs again and again, and let each come to its end."""
+def kill_and_resume(folder, plan, draws, kills):
+    """Kill runs this many times in all, and resume each until it ends."""
     killed, folders = 0, []
     while killed < kills:
         folders.append(folder / str(len(folders)))
-        checkpoint.save(folders[-1] / "run", plan, begin(plan, KEY))
+        checkpoint.save(folders[-1] / "run", plan, initial_run(plan, KEY))
         code = None
         while code != 0:
             spared = killed >= kills
             # A save takes about as long as the longest of these delays.
             at = (0, 0.0) if spared else (draws.randint(1, 3), draws.uniform(0, 0.2))
-            code = start(folders[-1], *at)
+            code = run_in_process(folders[-1], *at)
             assert code in (0, -signal.SIGKILL)
             killed += code != 0
     return folders
 
 
-def check_survivors(folders, plan, whole):
-    """The parameters of the run that was not killed, and nothing else made public."""
+def assert_resumed_runs_match(folders, plan, whole):
+    """Parameters and everything published equal those of the uninterrupted run."""
     digests = {f"{i} {checkpoint.digest(whole[i].params)}" for i in (2, 4, 6, 8)}
     for folder in folders:
-        run = checkpoint.restore(folder / "run", plan, begin(plan, KEY))
-        assert same(run, whole[STEPS])
+        run = checkpoint.restore(folder / "run", plan, initial_run(plan, KEY))
+        assert runs_equal(run, whole[STEPS])
         assert set((folder / "published").read_text().splitlines()) <= digests
         found = ledger.read(folder / "ledger")
         assert [x.stop for x in found.entries] == [2, 4, 6, 8]
@@ -685,12 +743,16 @@ def check_survivors(folders, plan, whole):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_is_the_run_that_was_not(plan, whole, tmp_path):
-    check_survivors(survive(tmp_path, plan, random.Random(1), 2), plan, whole)
+def test_killed_run_equals_uninterrupted_run(plan, uninterrupted_runs, tmp_path):
+    assert_resumed_runs_match(
+        kill_and_resume(tmp_path, plan, random.Random(1), 2), plan, uninterrupted_runs
+    )
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_fifty_times_is_the_run_that_was_not(
-    plan, whole, tmp_path
+def test_run_killed_fifty_times_equals_uninterrupted_run(
+    plan, uninterrupted_runs, tmp_path
 ):
-    check_survivors(survive(tmp_path, plan, random.Random(2), 50), plan, whole)
+    assert_resumed_runs_match(
+        kill_and_resume(tmp_path, plan, random.Random(2), 50), plan, uninterrupted_runs
+    )

@@ -40,7 +40,7 @@ def gradients_and_losses(params, data):
     return jax.lax.map(one, data)
 
 
-def reference(params, data, clip_norm, keep):
+def reference_clipped_sum(params, data, clip_norm, keep):
     """The clipped sum, one example after the other."""
     total = jax.tree.map(lambda p: np.zeros(p.shape), params)
     gradients = jax.device_get(gradients_and_losses(params, data)[0])
@@ -62,12 +62,12 @@ def assert_close(tree, other, tolerance):
 @pytest.mark.diagonal("microbatch_size")
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3, 7, 50])
 @pytest.mark.parametrize("clip_norm", [0.05, 1.7, 1e4])
-def test_sum_of_clipped_gradients(clip_norm, microbatch_size):
+def test_sum_of_clipped_gradients_matches_reference(clip_norm, microbatch_size):
     params, data = make_problem(7)
     keep = np.array([1, 1, 0, 1, 1, 0, 1], bool)
     fn = jax.jit(clipped_grad(loss, clip_norm, microbatch_size=microbatch_size))
     total, per_example = fn(params, data, mask=keep)
-    expected, norms = reference(params, data, clip_norm, keep)
+    expected, norms = reference_clipped_sum(params, data, clip_norm, keep)
     # float32 rounding of gradients and norms, which are rounded up.
     assert_close(total, expected, 7 * min(clip_norm, norms.max()) * 3e-5)
     np.testing.assert_allclose(per_example.norm, norms, rtol=1e-5)
@@ -79,29 +79,31 @@ def test_sum_of_clipped_gradients(clip_norm, microbatch_size):
 @pytest.mark.diagonal("microbatch_size")
 @pytest.mark.parametrize("batch", [1, 2, 5, 8, 13])
 @pytest.mark.parametrize("microbatch_size", [2, 4])
-def test_microbatches_of_any_size_agree(batch, microbatch_size):
+def test_sum_is_invariant_to_microbatch_size(batch, microbatch_size):
     params, data = make_problem(batch)
 
     @jax.jit
-    def both(params, data):
+    def whole_and_microbatched(params, data):
         return [
             clipped_grad(loss, 0.7, microbatch_size=size)(params, data)
             for size in (None, microbatch_size)
         ]
 
-    whole, parts = both(params, data)
+    whole, parts = whole_and_microbatched(params, data)
     assert_close(whole, parts, 1e-5)
 
 
 def test_memory_is_bounded_by_the_microbatch():
-    def big(w, x):
+    def tanh_loss(w, x):
         return jnp.sum(jnp.tanh(x @ w))
 
     shape = (64, 256), (256, 512)
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shape)
 
     def temporaries(microbatch_size):
-        fn = clipped_grad(big, 1.0, microbatch_size=microbatch_size, engine="vmap")
+        fn = clipped_grad(
+            tanh_loss, 1.0, microbatch_size=microbatch_size, engine="vmap"
+        )
         fn = jax.jit(fn)
         analysis = fn.lower(w, x).compile().memory_analysis()
         return analysis.temp_size_in_bytes
@@ -117,7 +119,7 @@ def test_memory_is_bounded_by_the_microbatch():
     st.integers(-18, 18).map(lambda e: 10.0**e),
     st.integers(0, 2**31),
 )
-def test_a_clipped_norm_never_exceeds_the_bound(clip_norm, scale, seed):
+def test_clipped_norm_never_exceeds_clip_norm(clip_norm, scale, seed):
     rng = np.random.default_rng(seed)
     gradient = [(rng.normal(size=n) * scale).astype(np.float32) for n in (1, 17, 3000)]
     bounded, _ = jax.jit(clip)(gradient, clip_norm)
@@ -128,14 +130,14 @@ def test_a_clipped_norm_never_exceeds_the_bound(clip_norm, scale, seed):
         assert norm >= min(raw, clip_norm) * (1 - 1e-4)
 
 
-def test_a_large_flat_gradient_stays_within_the_bound():
+def test_clipped_norm_of_large_constant_gradient_is_within_bound():
     gradient = np.full(4_000_000, 0.1, np.float32)
     bounded, _ = jax.jit(clip)(gradient, 3.0)
     assert np.linalg.norm(np.asarray(bounded, np.float64)) <= 3.0
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
-def test_a_bad_example_contributes_zero(microbatch_size):
+def test_nonfinite_example_contributes_zero(microbatch_size):
     params, (x, y) = make_problem(5)
     fn = jax.jit(clipped_grad(loss, 1.3, microbatch_size=microbatch_size))
     good, _ = fn(params, (x, y), mask=np.array([True, True, False, True, True]))
@@ -154,17 +156,17 @@ def test_zero_gradients_stay_zero():
 
 def test_half_precision_sums_in_float32():
     # 4096 contributions of 2⁻⁹ would stop growing at 1 in bfloat16.
-    def tiny(w, x):
+    def product_loss(w, x):
         return (w * x).astype(jnp.float32)
 
-    fn = clipped_grad(tiny, 1.0)
+    fn = clipped_grad(product_loss, 1.0)
     one, examples = np.ones((), jnp.bfloat16), np.full(4096, 2.0**-9, jnp.bfloat16)
     total, _ = jax.jit(fn)(one, examples)
     assert total.dtype == jnp.float32
     np.testing.assert_allclose(total, 8.0)
 
 
-def test_several_arguments_share_one_norm_and_aux_comes_along():
+def test_several_arguments_share_one_norm_and_aux_is_returned():
     def pair(a, example, b):
         return jnp.dot(a, example["x"]) + b * example["y"], example["y"] * 2
 
@@ -179,12 +181,12 @@ def test_several_arguments_share_one_norm_and_aux_comes_along():
     np.testing.assert_allclose(per_example.aux, [8.0, 0.0])
 
 
-def test_keys_are_batch_arguments():
+def test_keys_may_be_batch_arguments():
     def noisy(w, x, key):
         return jnp.sum(w * x * jax.random.bernoulli(key, 0.5, x.shape))
 
     @jax.jit
-    def both(w, x):
+    def whole_and_microbatched(w, x):
         keys = jax.random.split(jax.random.key(0), 5)
         return [
             clipped_grad(noisy, 0.9, batch_argnums=(1, 2), microbatch_size=m)(
@@ -193,10 +195,13 @@ def test_keys_are_batch_arguments():
             for m in (None, 2)
         ]
 
-    assert_close(*both(np.ones(3, np.float32), np.ones((5, 3), np.float32)), 1e-6)
+    assert_close(
+        *whole_and_microbatched(np.ones(3, np.float32), np.ones((5, 3), np.float32)),
+        1e-6,
+    )
 
 
-def test_sensitivity_travels_with_the_function():
+def test_clipped_grad_states_its_sensitivity():
     fn = clipped_grad(loss, 2.5)
     assert fn.sensitivity(Adjacency.ADD_REMOVE) == 2.5
     assert fn.sensitivity(Adjacency.ZERO_OUT) == 2.5
@@ -215,17 +220,17 @@ def test_sensitivity_is_attained_and_never_exceeded():
     assert 0.6 * (1 - 1e-4) < distance <= 0.6
 
 
-def test_clip_and_sum_is_the_same_sum_and_composes():
+def test_clip_and_sum_equals_clipped_grad_and_chains():
     params, data = make_problem(6)
     tx = optax.chain(clip_and_sum(0.4), optax.scale(2.0))
 
     @jax.jit
-    def both(params, data):
+    def chained_and_clipped_sums(params, data):
         gradients = jax.vmap(jax.grad(loss), (None, 0))(params, data)
         total, _ = tx.update(gradients, tx.init(params))
         return total, clipped_grad(loss, 0.4)(params, data)[0]
 
-    total, expected = jax.device_get(both(params, data))
+    total, expected = jax.device_get(chained_and_clipped_sums(params, data))
     assert_close(total, jax.tree.map(lambda g: 2 * g, expected), 1e-5)
 
 
@@ -234,13 +239,13 @@ def test_clip_norm_may_be_traced():
     injected = optax.inject_hyperparams(clip_and_sum)(clip_norm=0.6)
 
     @jax.jit
-    def in_three_ways(c):
+    def traced_static_and_injected(c):
         gradients = jax.vmap(jax.grad(loss), (None, 0))(params, data)
         total, _ = injected.update(gradients, injected.init(params), params)
         traced, static = (clipped_grad(loss, x)(params, data)[0] for x in (c, 0.6))
         return traced, static, total
 
-    traced, static, total = in_three_ways(0.6)
+    traced, static, total = traced_static_and_injected(0.6)
     assert_close(traced, static, 1e-6)
     assert_close(total, traced, 1e-6)
 
@@ -257,7 +262,7 @@ def test_clip_norm_may_be_traced():
         ("vmap", 3),
     ],
 )
-def test_a_batch_may_be_spread_over_devices(engine, microbatch_size):
+def test_sharded_batch_gives_the_same_sum(engine, microbatch_size):
     params, data = make_problem(8)
     mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
     spread = jax.NamedSharding(mesh, jax.P("data"))
@@ -279,28 +284,31 @@ def test_a_batch_may_be_spread_over_devices(engine, microbatch_size):
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
-def test_devices_may_sum_their_parts(engine):
-    """In shard_map a derivative by shared parameters would be a sum over devices."""
+def test_local_sums_in_shard_map_add_up_to_the_clipped_sum(engine):
+    """In shard_map a gradient by replicated parameters would be summed over devices."""
     params, data = make_problem(8)
     keep = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
     mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
     fn = clipped_grad(loss, 0.7, engine=engine)
 
-    def part(params, data, mask):
+    def local_sum(params, data, mask):
         total, per_example = fn(params, data, mask=mask)
         return jax.lax.psum(total, "data"), per_example.norm
 
     spread = jax.P("data")
     summed = jax.shard_map(
-        part, mesh=mesh, in_specs=(jax.P(), spread, spread), out_specs=(jax.P(), spread)
+        local_sum,
+        mesh=mesh,
+        in_specs=(jax.P(), spread, spread),
+        out_specs=(jax.P(), spread),
     )
     total, norm = jax.jit(summed)(params, data, keep)
-    expected, norms = reference(params, data, 0.7, keep)
+    expected, norms = reference_clipped_sum(params, data, 0.7, keep)
     assert_close(total, expected, 8 * 0.7 * 3e-5)
     np.testing.assert_allclose(norm, norms, rtol=1e-5)
 
 
-def test_static_mistakes_name_the_argument():
+def test_invalid_arguments_raise():
     params, (x, y) = make_problem(4)
     for bad in (0.0, -1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="^clip_norm must"):

@@ -1,4 +1,4 @@
-"""The command line says what the library's functions say."""
+"""The command line prints the results of the library's functions."""
 
 import functools
 import json
@@ -34,23 +34,23 @@ SETTING = {
 
 
 @pytest.fixture
-def said(capsys):
-    """What a command prints, which must end well."""
+def run_command(capsys):
+    """Function that runs a command, asserts success and returns its output."""
 
-    def run(line):
+    def run_line(line):
         assert main(shlex.split(line)) == 0
         out, error = capsys.readouterr()
         assert error == ""
         return out
 
-    return run
+    return run_line
 
 
 @pytest.fixture
-def refused(capsys):
-    """The one line of a command that must not end well."""
+def run_failing_command(capsys):
+    """Function that runs a failing command and returns its one-line error message."""
 
-    def run(line):
+    def run_failing_line(line):
         try:
             code = main(shlex.split(line))
         except SystemExit as exit_:
@@ -60,25 +60,25 @@ def refused(capsys):
         assert error.count("\n") == 1
         return error
 
-    return run
+    return run_failing_line
 
 
-def test_epsilon_is_that_of_composition(said):
+def test_epsilon_command_matches_composition(run_command):
     found = json.loads(
-        said(f"epsilon {FIXED} --noise-multiplier 4 --num-epochs 9 --json")
+        run_command(f"epsilon {FIXED} --noise-multiplier 4 --num-epochs 9 --json")
     )
     assert found["num_steps"] == 9 * 4
     assert found["mu"] == pytest.approx(2 * math.sqrt(9) / 4, rel=1e-6)
     assert found["epsilon"] == pytest.approx(float(gdp.epsilon(1.5, 1e-5)), rel=1e-6)
     steps = f"epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
-    assert json.loads(said(steps)) == found
+    assert json.loads(run_command(steps)) == found
     plan = dpjax.plan(**SETTING, noise_multiplier=4.0, num_steps=36)
     assert found["epsilon"] == plan.epsilon
 
 
-def test_epsilon_of_poisson_samples_is_that_of_other_libraries(said):
+def test_epsilon_of_poisson_sampling_matches_dp_accounting(run_command):
     # dp-accounting 0.4.4 gives 1.8282 (benchmarks/README.md).
-    found = said(
+    found = run_command(
         "epsilon --num-examples 10000 --batch-size 100 --num-steps 1000 --delta 1e-5 "
         "--noise-multiplier 1.0 --sampling poisson --json"
     )
@@ -90,15 +90,17 @@ def test_epsilon_of_poisson_samples_is_that_of_other_libraries(said):
 
 
 @pytest.fixture
-def noise_found(said):
-    """As JSON, as a table, and by the function."""
+def noise_by_json_table_and_function(run_command):
+    """The noise as JSON, as a table, and from `dpjax.plan`."""
     line = f"noise {FIXED} --epsilon 2 --num-steps 36"
     plan = dpjax.plan(**SETTING, epsilon=2.0, num_steps=36)
-    return said(line + " --json"), said(line), plan
+    return run_command(line + " --json"), run_command(line), plan
 
 
-def test_noise_is_enough_and_is_not_rounded_down(said, noise_found):
-    as_json, table, plan = noise_found
+def test_printed_noise_multiplier_is_rounded_up(
+    run_command, noise_by_json_table_and_function
+):
+    as_json, table, plan = noise_by_json_table_and_function
     exact = json.loads(as_json)["noise_multiplier"]
     assert exact == plan.noise_multiplier
     name, printed, *_ = table.split()
@@ -106,11 +108,13 @@ def test_noise_is_enough_and_is_not_rounded_down(said, noise_found):
     printed = float(printed.rstrip(","))
     assert exact <= printed <= exact + 2e-6
     again = f"epsilon {FIXED} --noise-multiplier {printed} --num-steps 36 --json"
-    assert json.loads(said(again))["epsilon"] <= 2.0
+    assert json.loads(run_command(again))["epsilon"] <= 2.0
 
 
-def test_the_table_is_rounded_up(said):
-    lines = said(f"epsilon {FIXED} --noise-multiplier 4 --num-steps 36").splitlines()
+def test_printed_epsilon_is_rounded_up(run_command):
+    lines = run_command(
+        f"epsilon {FIXED} --noise-multiplier 4 --num-steps 36"
+    ).splitlines()
     rows = dict(line.split(maxsplit=1) for line in lines[: lines.index("")])
     epsilon = float(gdp.epsilon(1.5, 1e-5))
     assert epsilon <= float(rows["epsilon"].split()[0]) <= epsilon + 1e-4
@@ -121,14 +125,14 @@ def test_the_table_is_rounded_up(said):
 
 
 @pytest.fixture
-def solved_for(said, given, solved):
-    """As JSON, as a table, and by the function."""
+def plan_by_json_table_and_function(run_command, given, solved):
+    """The plan as JSON, as a table, and from `dpjax.plan`."""
     rest = "--num-examples 1000 --delta 1e-5 --sampling fixed --adjacency replace"
     line = f"plan {given} {rest} --clip-norm 0.7"
     numbers = {"batch_size": 300, "num_steps": 36, "noise_multiplier": 9.0}
     numbers |= {"epsilon": 2.0, "noise_multiplier": 4.0 if solved == "epsilon" else 9.0}
     plan = dpjax.plan(**{**SETTING, **numbers, solved: None})
-    return said(line + " --json"), said(line), plan
+    return run_command(line + " --json"), run_command(line), plan
 
 
 @pytest.mark.diagonal
@@ -141,8 +145,10 @@ def solved_for(said, given, solved):
         ("--batch-size 300 --num-epochs 9 --noise-multiplier 4", "epsilon"),
     ],
 )
-def test_a_plan_is_the_plan(solved_for, given, solved):
-    as_json, table, plan = solved_for
+def test_plan_command_prints_the_plan_guarantee(
+    plan_by_json_table_and_function, given, solved
+):
+    as_json, table, plan = plan_by_json_table_and_function
     assert as_json == plan.guarantee.to_json() + "\n"
     assert table.split()[0] == solved
 
@@ -150,7 +156,7 @@ def test_a_plan_is_the_plan(solved_for, given, solved):
 # --- report
 
 
-def halved(step):
+def two_level_schedule(step):
     return np.where(np.asarray(step) < 7, 2.0, 0.3)
 
 
@@ -158,29 +164,29 @@ KINDS = {
     "fixed": {},
     "users": {"unit": "user"},
     "varying": {
-        "noise_schedule": halved,
+        "noise_schedule": two_level_schedule,
         "clip_schedule": lambda t: 1.0 / (1 + np.asarray(t)),
     },
     "unvaried": {"noise_schedule": lambda t: 1.0},
     "quantile": {"clip_norm": dpjax.QuantileClip(0.1)},
     "counted": {
         "clip_norm": dpjax.QuantileClip(0.1, noise_multiplier=3.0),
-        "noise_schedule": halved,
+        "noise_schedule": two_level_schedule,
     },
     "nothing": {"noise_multiplier": 1e-200},
 }
 
 
 @functools.cache
-def plan_of(kind):
-    """One of each kind of record."""
+def make_plan(kind):
+    """A plan whose record is of this kind."""
     fixed = {**SETTING, "num_steps": 36, "noise_multiplier": 4.0}
     return dpjax.plan(**fixed | KINDS[kind])
 
 
 @pytest.fixture
-def written(tmp_path):
-    """A record in a file, with changes."""
+def write_record(tmp_path):
+    """Function that writes a changed record and returns the command to report it."""
 
     def write(guarantee, **changed):
         path = tmp_path / "guarantee.json"
@@ -192,34 +198,34 @@ def written(tmp_path):
 
 
 @pytest.fixture
-def found(said, written, kind, steps):
-    return said(written(plan_of(kind).guarantee.at(steps)))
+def report_text(run_command, write_record, kind, steps):
+    return run_command(write_record(make_plan(kind).guarantee.at(steps)))
 
 
 @pytest.mark.parametrize("kind", ["fixed", "users", "varying", "unvaried", "nothing"])
 @pytest.mark.parametrize("steps", [36, 9])
-def test_a_report_is_the_guarantees_own_statement(found, kind, steps):
-    guarantee = plan_of(kind).guarantee.at(steps)
-    if kind == "varying" and steps == 9:  # of the schedule it has what was released
-        starts = [int(x) for x in re.findall(r" from step (\d+)\)", found)]
-        assert starts == [p.start for p in plan_of(kind).schedule if p.start < 9]
-        assert len(starts) < len(plan_of(kind).schedule)
+def test_report_equals_the_guarantee_statement(report_text, kind, steps):
+    guarantee = make_plan(kind).guarantee.at(steps)
+    if kind == "varying" and steps == 9:  # only the released part of the schedule
+        starts = [int(x) for x in re.findall(r" from step (\d+)\)", report_text)]
+        assert starts == [p.start for p in make_plan(kind).schedule if p.start < 9]
+        assert len(starts) < len(make_plan(kind).schedule)
         guarantee = dpjax.plan(
             **SETTING,
             num_steps=9,
             noise_multiplier=4.0,
-            noise_schedule=halved,
-            clip_schedule=clips_of(plan_of(kind)),
+            noise_schedule=two_level_schedule,
+            clip_schedule=clip_schedule_of(make_plan(kind)),
         ).guarantee
     expected = str(guarantee)
     if kind == "unvaried":
-        expected = str(plan_of("fixed").guarantee.at(steps))
-    assert found.startswith(expected)
-    assert "computed again" in found
+        expected = str(make_plan("fixed").guarantee.at(steps))
+    assert report_text.startswith(expected)
+    assert "computed again" in report_text
 
 
-def clips_of(plan):
-    """The clip norms that run, as a schedule."""
+def clip_schedule_of(plan):
+    """The clip norm of each step of a plan, as a schedule."""
     clips = [
         max((p for p in plan.schedule if p.start <= t), key=lambda p: p.start).clip
         for t in range(plan.num_steps)
@@ -230,15 +236,15 @@ def clips_of(plan):
 @pytest.mark.parametrize(
     "kind", ["quantile", pytest.param("counted", marks=pytest.mark.matrix)]
 )
-def test_a_clip_norm_that_follows_a_quantile_is_reported(said, written, kind):
-    guarantee = plan_of(kind).guarantee
-    found = said(written(guarantee) + " --json")
+def test_quantile_clip_norm_is_reported(run_command, write_record, kind):
+    guarantee = make_plan(kind).guarantee
+    found = run_command(write_record(guarantee) + " --json")
     epsilon = float(guarantee.epsilon(1e-5))
     assert json.loads(found)["epsilon"] == pytest.approx(epsilon, rel=1e-6)
     assert "follows a noisy count" in json.loads(found)["statement"]
     follows = guarantee.record()["clip_norm_follows"]
-    line = written(guarantee, clip_norm_follows=follows)
-    assert said(line + " --json") == found
+    line = write_record(guarantee, clip_norm_follows=follows)
+    assert run_command(line + " --json") == found
 
 
 POISSON = {
@@ -253,18 +259,18 @@ POISSON = {
 
 
 @pytest.mark.slow
-def test_a_poisson_run_is_reported(said, written):
+def test_poisson_run_is_reported(run_command, write_record):
     plan = dpjax.plan(**POISSON)
-    assert said(written(plan.guarantee)).startswith(str(plan.guarantee))
+    assert run_command(write_record(plan.guarantee)).startswith(str(plan.guarantee))
 
 
 @pytest.mark.slow
-def test_a_poisson_run_with_batches_that_grow_is_reported(said, written):
+def test_poisson_run_with_growing_batches_is_reported(run_command, write_record):
     plan = dpjax.plan(**POISSON, batch_schedule=lambda t: 0.5 if t < 50 else 1.0)
-    assert said(written(plan.guarantee)).startswith(str(plan.guarantee))
+    assert run_command(write_record(plan.guarantee)).startswith(str(plan.guarantee))
 
 
-def test_correlated_noise_is_reported(said, tmp_path):
+def test_correlated_noise_is_reported(run_command, tmp_path):
     path = tmp_path / "guarantee.json"
     tree = dpjax.plan(
         **SETTING,
@@ -274,7 +280,9 @@ def test_correlated_noise_is_reported(said, tmp_path):
         strategy=dpjax.strategies.tree(0.9),
     )
     path.write_text(tree.guarantee.at(9).to_json())
-    assert str(tree.guarantee.at(9)).rpartition("\n")[0] in said(f"report {path}")
+    assert str(tree.guarantee.at(9)).rpartition("\n")[0] in run_command(
+        f"report {path}"
+    )
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "strategy": {"numerator": [None]}}))
     assert main(["report", str(path)]) == 2
@@ -282,7 +290,9 @@ def test_correlated_noise_is_reported(said, tmp_path):
 
 @pytest.mark.slow  # a strategy and its noise are searched for
 @pytest.mark.parametrize("noise", ["correlated", "auto"])
-def test_correlated_noise_is_planned_compared_and_reported(said, tmp_path, noise):
+def test_correlated_noise_is_planned_compared_and_reported(
+    run_command, tmp_path, noise
+):
     line = f"plan {FIXED} --clip-norm 0.7 --epsilon 2 --num-steps 24 --momentum 0.9 "
     run = dpjax.plan(
         **SETTING,
@@ -291,24 +301,28 @@ def test_correlated_noise_is_planned_compared_and_reported(said, tmp_path, noise
         noise=noise,
         workload=dpjax.workloads.momentum_sum(0.9),
     )
-    found = said(f"{line} --noise {noise}")
+    found = run_command(f"{line} --noise {noise}")
     assert str(run.shape) in found
     assert (str(run.comparison) in found) is (noise == "auto")
     assert "noise that is correlated as said" in found
     path = tmp_path / "guarantee.json"
-    path.write_text(said(f"{line} --noise {noise} --json"))
-    assert said(f"report {path}").startswith(str(run.guarantee).rpartition("\n")[0])
+    path.write_text(run_command(f"{line} --noise {noise} --json"))
+    assert run_command(f"report {path}").startswith(
+        str(run.guarantee).rpartition("\n")[0]
+    )
 
 
-def test_the_versions_are_those_of_the_run(said, written):
+def test_report_shows_the_versions_of_the_record(run_command, write_record):
     versions = {"dpjax": "0.0.7", "jax": "0.9"}
-    found = said(written(plan_of("fixed").guarantee, versions=versions))
+    found = run_command(write_record(make_plan("fixed").guarantee, versions=versions))
     assert "\ndpjax 0.0.7, jax 0.9.\n" in found
 
 
-def test_a_claim_that_is_too_large_is_not_repeated(said, written):
-    guarantee = plan_of("fixed").guarantee
-    assert said(written(guarantee, epsilon=1000.0)).startswith(str(guarantee))
+def test_report_recomputes_an_epsilon_that_is_too_large(run_command, write_record):
+    guarantee = make_plan("fixed").guarantee
+    assert run_command(write_record(guarantee, epsilon=1000.0)).startswith(
+        str(guarantee)
+    )
 
 
 @pytest.mark.parametrize(
@@ -341,16 +355,18 @@ def test_a_claim_that_is_too_large_is_not_repeated(said, written):
         ({"versions": []}, "versions"),
     ],
 )
-def test_a_record_that_was_changed_is_refused(refused, written, changed, name):
-    error = refused(written(plan_of("fixed").guarantee, **changed))
+def test_changed_record_fails(run_failing_command, write_record, changed, name):
+    error = run_failing_command(write_record(make_plan("fixed").guarantee, **changed))
     assert any(part in error for part in name.split("|")), error
 
 
 @pytest.fixture
-def schedule_refused(refused, written, pieces):
+def schedule_error(run_failing_command, write_record, pieces):
     names = ("start", "noise", "clip", "batch_size")
     schedule = [dict(zip(names, piece, strict=True)) for piece in pieces]
-    return refused(written(plan_of("fixed").guarantee, schedule=schedule))
+    return run_failing_command(
+        write_record(make_plan("fixed").guarantee, schedule=schedule)
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,24 +381,26 @@ def schedule_refused(refused, written, pieces):
         [(0, -2.0, 1.0, 300)],
     ],
 )
-def test_a_schedule_that_no_plan_has_is_refused(schedule_refused, pieces):
-    assert "schedule" in schedule_refused
+def test_invalid_schedule_in_record_fails(schedule_error, pieces):
+    assert "schedule" in schedule_error
 
 
-def test_less_noise_than_a_quantile_needs_is_refused(refused, written):
-    guarantee = plan_of("quantile").guarantee
+def test_too_little_noise_for_quantile_clipping_fails(
+    run_failing_command, write_record
+):
+    guarantee = make_plan("quantile").guarantee
     follows = guarantee.record()["clip_norm_follows"]
     follows["noise_multiplier_of_gradients"] *= 0.99
-    error = refused(written(guarantee, clip_norm_follows=follows))
+    error = run_failing_command(write_record(guarantee, clip_norm_follows=follows))
     assert "noise_multiplier_of_gradients" in error
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "3", "not JSON", "\xff\xfe"])
-def test_a_file_that_is_no_record_is_refused(refused, tmp_path, text):
+def test_file_without_a_record_fails(run_failing_command, tmp_path, text):
     path = tmp_path / "other.json"
     path.write_bytes(text.encode("latin-1"))
-    assert "other.json" in refused(f"report {shlex.quote(str(path))}")
-    assert "nowhere.json" in refused("report nowhere.json")
+    assert "other.json" in run_failing_command(f"report {shlex.quote(str(path))}")
+    assert "nowhere.json" in run_failing_command("report nowhere.json")
 
 
 # --- mistakes, help, the process
@@ -435,8 +453,8 @@ def test_a_file_that_is_no_record_is_refused(refused, tmp_path, text):
         ),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it(refused, line, name):
-    assert name in refused(line)
+def test_invalid_option_prints_one_line_naming_it(run_failing_command, line, name):
+    assert name in run_failing_command(line)
 
 
 @pytest.mark.parametrize("command", ["epsilon", "noise", "plan", "report"])
@@ -450,40 +468,44 @@ def test_help_has_an_example(capsys, command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["epsilon", "noise", "plan"])
-def test_the_examples_of_help_run(said, command):
+def test_help_examples_run(run_command, command):
     *_, example = _COMMANDS[command]
-    assert said(f"{command} {' '.join(example)}")
+    assert run_command(f"{command} {' '.join(example)}")
 
 
 @pytest.mark.whole
-def test_the_page_shows_what_is_printed(said, written, tmp_path, monkeypatch):
+def test_page_shows_the_printed_output(
+    run_command, write_record, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/command-line.md").read_text("utf-8")
     *shown, last = (part.split("```")[0] for part in page.split("```console\n")[1:])
     assert len(shown) == 2
     for block in shown:
         command, printed = block.split("\n", 1)
-        assert said(command.removeprefix("$ python -m dpjax ")) == printed
+        assert run_command(command.removeprefix("$ python -m dpjax ")) == printed
     record, report = (
         line.removeprefix("$ python -m dpjax ") for line in last.splitlines()
     )
     line, file = record.split(" > ")
-    (tmp_path / file).write_text(said(line), "utf-8")
-    assert said(report).startswith("(5.551, 1e-06)-differential privacy (1.1181-GDP)")
+    (tmp_path / file).write_text(run_command(line), "utf-8")
+    assert run_command(report).startswith(
+        "(5.551, 1e-06)-differential privacy (1.1181-GDP)"
+    )
 
 
-def test_the_module_of_the_package_is_the_command(capsys, monkeypatch):
+def test_package_main_module_runs_the_command(capsys, monkeypatch):
     line = f"epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
     monkeypatch.setattr(sys, "argv", ["dpjax", *shlex.split(line)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("dpjax", run_name="__main__")
     assert not ended.value.code
     found = json.loads(capsys.readouterr().out)
-    assert found["epsilon"] == plan_of("fixed").epsilon
+    assert found["epsilon"] == make_plan("fixed").epsilon
 
 
 @pytest.mark.whole
-def test_python_runs_it_as_a_module():
+def test_command_runs_with_python_m():
     line = f"-m dpjax epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run(
@@ -498,5 +520,5 @@ def test_python_runs_it_as_a_module():
     assert found.stderr == ""
 
 
-def test_every_sampling_is_an_option():
+def test_every_sampling_is_a_command_line_option():
     assert tuple(SAMPLINGS) == _SAMPLINGS

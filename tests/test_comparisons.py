@@ -1,4 +1,4 @@
-"""The page of comparisons says what was measured, and what is missing is missing."""
+"""The page of comparisons matches the measurements and the names that dpjax has."""
 
 import json
 import operator
@@ -23,45 +23,48 @@ OURS = (
 )
 
 
-def rows(file, table):
-    """The rows of a table, each from its columns' names."""
+def table_rows(file, table):
+    """The rows of a table, as dicts keyed by column name."""
     table = json.loads((RESULTS / f"{file}.json").read_text())["tables"][table]
     return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
 
 
-def contenders(benchmark, network, column):
-    """From each contender to what was measured of it."""
-    measured = rows(f"{benchmark}.{network}", "contenders")
+def measurements_by_contender(benchmark, network, column):
+    """One measured column, by contender."""
+    measured = table_rows(f"{benchmark}.{network}", "contenders")
     return {row[""]: row[column] for row in measured if row[column] is not None}
 
 
-def best(measured, library):
+def minimum_of(measured, library):
     return min(x for name, x in measured.items() if name.startswith(library))
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_time_memory_and_compilation_of_clipped_sums(network):
+def test_claims_on_clipped_sum_costs_match_the_results(network):
     ms, mb, compiling = (
-        contenders("clipping", network, column) for column in ("ms", "MB", "compile, s")
+        measurements_by_contender("clipping", network, column)
+        for column in ("ms", "MB", "compile, s")
     )
     ours, plain = ms["dpjax bookkeeping"], ms["plain gradient"]
     assert 0.85 < ours / plain < 1.25
-    beside_jax_privacy = best(ms, "jax_privacy") / ours
+    beside_jax_privacy = minimum_of(ms, "jax_privacy") / ours
     if network == "transformer":
         assert 0.9 < beside_jax_privacy < 1.1
     else:
         assert beside_jax_privacy > 1.4
-    opacus = contenders("opacus_ghost", network, "ms")["Opacus, ghost clipping"]
+    opacus = measurements_by_contender("opacus_ghost", network, "ms")[
+        "Opacus, ghost clipping"
+    ]
     assert (opacus < ours) == (network == "cnn")
     single = "jax_privacy, microbatches of 1"
     if network != "mlp":
-        assert mb[single] < best(mb, "dpjax")
+        assert mb[single] < minimum_of(mb, "dpjax")
         assert ms[single] > ours
     assert compiling["dpjax bookkeeping"] > compiling["jax_privacy"]
 
 
-def test_epsilon_beside_dp_accounting():
-    *usual, small = rows("accountants", "epsilon")
+def test_claims_on_epsilon_against_dp_accounting_match_the_results():
+    *usual, small = table_rows("accountants", "epsilon")
     assert small["δ"] == 1e-12
     apart = {
         row["σ"]: row["dpjax pld"] - row["dp-accounting pld"]
@@ -79,23 +82,23 @@ def test_epsilon_beside_dp_accounting():
     assert 0.011 < excess <= 0.012
 
 
-def test_noise_in_bins_beside_a_simulation():
-    ratios = [row["ratio"] for row in rows("amplification", "noise")]
+def test_claim_on_random_bin_noise_matches_the_results():
+    ratios = [row["ratio"] for row in table_rows("amplification", "noise")]
     assert 1.05 < max(ratios) <= 1.06
 
 
-def test_convex_problems_beside_diffprivlib():
+def test_claims_against_diffprivlib_match_the_results():
     better = {
         (row["data"], row["μ"], row["ε"])
-        for row in rows("erm", "excess")
+        for row in table_rows("erm", "excess")
         if row["diffprivlib"] is not None
         if row["diffprivlib"] < min(row[name] for name in OURS)
     }
     assert better == {("Bank", 0, 1), ("Bank", 0, 2), ("CreditCard", 0, 2)}
 
 
-# What dpjax would have if a row of the page that says "no" were wrong: a dotted name,
-# or a function with an argument that it must refuse.
+# Names that dpjax would have if a "no" on the page were wrong: a dotted name, or a
+# function with an argument for which it must raise.
 ABSENT = {
     "a cryptographic generator": [(dpjax.random_key, {"impl": "chacha20"})],
     "a central limit theorem": [
@@ -114,7 +117,7 @@ ABSENT = {
         "tune",
     ],
 }
-# What dpjax has where the page does not say "no".
+# Names that dpjax has where the page does not say "no".
 PRESENT = {
     "noise for a target ε": ["plan"],
     "clip norm that follows a quantile": ["QuantileClip"],
@@ -143,8 +146,8 @@ PRESENT = {
 }
 
 
-def cells_of_dpjax(page):
-    """From the label of each row of a comparison to the cell of dpjax."""
+def dpjax_cells(page):
+    """The cell of dpjax in each comparison table, by the label of its row."""
     found, compares = {}, False
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -157,31 +160,31 @@ def cells_of_dpjax(page):
     return found
 
 
-def says_no(cell):
+def is_no(cell):
     return re.match(r"no\b", cell) is not None
 
 
-def exists(name):
+def name_exists(name):
     """Whether dpjax has this name; its module must exist."""
     module, _, last = name.rpartition(".")
     return hasattr(operator.attrgetter(module)(dpjax) if module else dpjax, last)
 
 
 @pytest.fixture(scope="module")
-def cells():
-    return cells_of_dpjax((DOCS / "comparisons.md").read_text("utf-8"))
+def page_cells():
+    return dpjax_cells((DOCS / "comparisons.md").read_text("utf-8"))
 
 
-def test_each_no_of_the_page_is_tested_and_nothing_else_is(cells):
-    assert len(cells) > 25
-    assert {label for label, cell in cells.items() if says_no(cell)} == set(ABSENT)
+def test_every_no_on_the_page_is_in_the_table_of_absent_names(page_cells):
+    assert len(page_cells) > 25
+    assert {label for label, cell in page_cells.items() if is_no(cell)} == set(ABSENT)
 
 
 @pytest.mark.parametrize("label", ABSENT)
-def test_what_the_page_says_is_missing_is_missing(label):
+def test_features_marked_no_are_absent(label):
     for what in ABSENT[label]:
         if isinstance(what, str):
-            assert not exists(what), what
+            assert not name_exists(what), what
         else:
             function, arguments = what
             function()
@@ -197,15 +200,21 @@ def test_what_the_page_says_is_missing_is_missing(label):
         ("threat-model.md", "noise here is no discrete", "add_discrete_gaussian_noise"),
     ],
 )
-def test_what_other_pages_say_is_missing_is_missing(page, sentence, name):
+def test_features_other_pages_call_missing_are_absent(page, sentence, name):
     assert sentence in " ".join((DOCS / page).read_text("utf-8").split())
-    assert not exists(name)
+    assert not name_exists(name)
 
 
-def test_what_the_page_says_exists_exists(cells):
-    assert set(PRESENT) <= {label for label in cells if not says_no(cells[label])}
+def test_features_named_on_the_page_exist(page_cells):
+    assert set(PRESENT) <= {
+        label for label in page_cells if not is_no(page_cells[label])
+    }
     for names in PRESENT.values():
-        assert [name for name in names if not exists(name)] == []
-    named = {name for cell in cells.values() for name in re.findall("`([^`]+)`", cell)}
+        assert [name for name in names if not name_exists(name)] == []
+    named = {
+        name for cell in page_cells.values() for name in re.findall("`([^`]+)`", cell)
+    }
     assert named
-    assert [name for name in named if not exists(name) and not hasattr(jax, name)] == []
+    assert [
+        name for name in named if not name_exists(name) and not hasattr(jax, name)
+    ] == []

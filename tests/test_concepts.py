@@ -17,7 +17,7 @@ PRINTED = {
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", PRINTED)
-def test_the_programs_on_the_page_run(name, capsys):
+def test_programs_on_the_page_print_expected_output(name, capsys):
     names = {}
     for program in (DOCS / f"{name}.md").read_text().split("```python\n")[1:]:
         exec(compile(program.split("```")[0], f"{name}.md", "exec"), names)

@@ -1,7 +1,7 @@
-"""What every transformation, engine, sampler and solver promises, held to all of them.
+"""Properties that every transformation, engine, sampler and solver has.
 
 The tables are in `conformance`. Each test is a class of bugs that this library or a
-peer has shipped.
+another one has shipped.
 """
 
 import contextlib
@@ -34,23 +34,23 @@ HALVES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 def functions_of(module):
     return {
         name
-        for name in dir(module)  # what is loaded at the first use included
+        for name in dir(module)  # including names that are loaded at their first use
         if inspect.isfunction(value := getattr(module, name))
         and not name.startswith("_")
         and (module is dpjax or value.__module__.startswith(module.__name__))
     }
 
 
-def names(table):
+def base_names(table):
     return {name.split(",")[0] for name in table}
 
 
-def test_every_public_function_is_in_a_table():
-    assert functions_of(dpjax) == names(TRANSFORMATIONS) | ELSEWHERE["dpjax"]
-    assert functions_of(sampling) == names(SAMPLERS) | ELSEWHERE["dpjax.sampling"]
+def test_every_public_function_is_in_a_conformance_table():
+    assert functions_of(dpjax) == base_names(TRANSFORMATIONS) | ELSEWHERE["dpjax"]
+    assert functions_of(sampling) == base_names(SAMPLERS) | ELSEWHERE["dpjax.sampling"]
     assert functions_of(auditing) == ELSEWHERE["dpjax.auditing"]
     public = {n for n in dir(solvers) if inspect.isfunction(getattr(solvers, n))}
-    assert public == names(SOLVERS) | ELSEWHERE["dpjax.solvers"]
+    assert public == base_names(SOLVERS) | ELSEWHERE["dpjax.solvers"]
     published = functions_of(solvers.published)
     assert published == ELSEWHERE["dpjax.solvers.published"]
 
@@ -63,7 +63,7 @@ BY_MECHANISM = [
 ]
 
 
-def gradients(dtype="float32"):
+def make_gradients(dtype="float32"):
     """Made by NumPy, which compiles nothing."""
     dtype = jnp.dtype(dtype)
     return {
@@ -77,10 +77,10 @@ def gradients(dtype="float32"):
 SCALES = np.array([1.0, -0.3, 2.0], np.float32)
 
 
-def in_steps(make, impl=None):
-    """A function of gradients: the updates of a step for each scale, by one loop."""
+def make_step_loop(make, impl=None):
+    """A function of gradients: one step's updates for each scale, in one scan."""
 
-    def run(grads, scales):
+    def updates_by_scale(grads, scales):
         tx = make(jax.random.key(3, impl=impl))
         params = jax.tree.map(jnp.zeros_like, grads)
 
@@ -91,11 +91,11 @@ def in_steps(make, impl=None):
 
         return jax.lax.scan(step, tx.init(params), scales)[1]
 
-    return run
+    return updates_by_scale
 
 
-def one_by_one(tx, grads):
-    """The same without `jax.jit` but for the step itself, the state donated."""
+def run_step_by_step(tx, grads):
+    """The same with only the step itself jitted, and the state donated."""
     update = jax.jit(tx.update, donate_argnums=1)
     params = jax.tree.map(lambda x: jnp.asarray(x * 0), grads)
     state, out = tx.init(params), []
@@ -106,7 +106,7 @@ def one_by_one(tx, grads):
     return jax.tree.map(lambda *x: np.stack(x), *out)
 
 
-def close(one, other, rtol=2e-6):
+def assert_close(one, other, rtol=2e-6):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(
             np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=rtol, atol=rtol
@@ -117,8 +117,10 @@ def close(one, other, rtol=2e-6):
 
 
 @functools.cache
-def in_the_plainest_setting(name):
-    return jax.device_get(jax.jit(in_steps(TRANSFORMATIONS[name]))(gradients(), SCALES))
+def default_updates(name):
+    return jax.device_get(
+        jax.jit(make_step_loop(TRANSFORMATIONS[name]))(make_gradients(), SCALES)
+    )
 
 
 def mesh_of(kind):
@@ -126,8 +128,8 @@ def mesh_of(kind):
 
 
 @contextlib.contextmanager
-def setting(name):
-    """A configuration that a caller may have."""
+def configuration(name):
+    """Set a JAX configuration that a caller may use."""
     if name == "x64":
         with jax.enable_x64(True):
             yield
@@ -140,52 +142,52 @@ def setting(name):
             yield
 
 
-def assert_the_same_program_in_strict_promotion(fn, *args):
-    """Traced alone: what computes alike operation by operation computes the same."""
+def assert_same_program_under_strict_promotion(fn, *args):
+    """Compare the traced programs alone: equal operations compute equal values."""
     plain = str(jax.make_jaxpr(fn)(*args))
-    with setting("strict"):
+    with configuration("strict"):
         assert str(jax.make_jaxpr(fn)(*args)) == plain
 
 
 @pytest.mark.diagonal("transformation")
 @pytest.mark.parametrize("name", ["x64", "explicit", "auto"])
 @pytest.mark.parametrize("transformation", BY_MECHANISM)
-def test_updates_are_the_same_in_every_configuration(transformation, name):
-    expected = in_the_plainest_setting(transformation)
-    with setting(name):
-        grads = gradients()
+def test_updates_do_not_depend_on_the_configuration(transformation, name):
+    expected = default_updates(transformation)
+    with configuration(name):
+        grads = make_gradients()
         if name in ("explicit", "auto"):
             rows = jax.sharding.NamedSharding(jax.sharding.get_mesh(), jax.P("x"))
             grads = grads | {k: jax.device_put(grads[k], rows) for k in ("b", "w")}
-        run = jax.jit(in_steps(TRANSFORMATIONS[transformation]))
-        close(run(grads, SCALES), expected)
+        run = jax.jit(make_step_loop(TRANSFORMATIONS[transformation]))
+        assert_close(run(grads, SCALES), expected)
 
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_updates_are_the_same_under_strict_promotion(transformation):
-    run = in_steps(TRANSFORMATIONS[transformation])
+def test_updates_have_the_same_program_under_strict_promotion(transformation):
+    run = make_step_loop(TRANSFORMATIONS[transformation])
     if transformation in ("dp_adam", "dp_adamw"):
         # The day optax's own Adam takes strict promotion ours is to take it too.
-        adam = in_steps(lambda key: optax.adam(0.1))
-        with pytest.raises(jax.dtypes.TypePromotionError), setting("strict"):
-            jax.eval_shape(adam, gradients(), SCALES)
+        adam = make_step_loop(lambda key: optax.adam(0.1))
+        with pytest.raises(jax.dtypes.TypePromotionError), configuration("strict"):
+            jax.eval_shape(adam, make_gradients(), SCALES)
         return
-    assert_the_same_program_in_strict_promotion(run, gradients(), SCALES)
+    assert_same_program_under_strict_promotion(run, make_gradients(), SCALES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_updates_are_the_same_step_by_step(transformation):
+def test_updates_step_by_step_equal_those_of_a_scan(transformation):
     tx = TRANSFORMATIONS[transformation](jax.random.key(3))
-    expected = in_the_plainest_setting(transformation)
-    close(one_by_one(tx, gradients()), expected)
-    # Donation took nothing that is reused.
-    close(one_by_one(tx, gradients()), expected)
+    expected = default_updates(transformation)
+    assert_close(run_step_by_step(tx, make_gradients()), expected)
+    # Donation took no array that is used again.
+    assert_close(run_step_by_step(tx, make_gradients()), expected)
 
 
 @pytest.mark.diagonal  # test_placement has one of each way to draw
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_shards_of_a_manual_mesh_have_noise_of_their_own(transformation):
+def test_shards_of_a_manual_mesh_get_independent_noise(transformation):
     make = TRANSFORMATIONS[transformation]
     mesh, rows = mesh_of(jax.sharding.AxisType.Auto), jax.P("x")
 
@@ -206,11 +208,11 @@ def test_shards_of_a_manual_mesh_have_noise_of_their_own(transformation):
 @pytest.mark.diagonal("impl")
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_leaves_and_steps_have_noise_of_their_own(transformation, impl):
+def test_leaves_and_steps_get_independent_noise(transformation, impl):
     zeros = {k: np.zeros((8, 8), np.float32) for k in ("a", "b")}
     if transformation == "dp_nsgd":  # steps of fixed length: signs carry the noise
         zeros["b"] = zeros["b"] + np.float32(1e-3)
-    run = jax.jit(in_steps(TRANSFORMATIONS[transformation], impl))
+    run = jax.jit(make_step_loop(TRANSFORMATIONS[transformation], impl))
     steps = jax.device_get(run(zeros, SCALES))
     signs = [np.sign(steps[k][0]).ravel() for k in zeros]
     signs.append(np.sign(steps["a"][1] - 0.5 * steps["a"][0]).ravel())
@@ -221,10 +223,10 @@ def test_leaves_and_steps_have_noise_of_their_own(transformation, impl):
 @pytest.mark.diagonal("transformation")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("transformation", BY_MECHANISM)
-def test_noise_is_added_before_a_cast(transformation, dtype):
-    low = gradients(dtype)
+def test_noise_is_added_before_casting_down(transformation, dtype):
+    low = make_gradients(dtype)
     wide = {name: x.astype(np.float32) for name, x in low.items()}
-    run = in_steps(TRANSFORMATIONS[transformation])
+    run = make_step_loop(TRANSFORMATIONS[transformation])
     both = jax.jit(lambda *each: [run(grads, SCALES[:1]) for grads in each])
     got, expected = jax.device_get(both(low, wide))
     for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
@@ -232,7 +234,7 @@ def test_noise_is_added_before_a_cast(transformation, dtype):
         if not transformation.startswith("dp_"):
             np.testing.assert_array_equal(g, e.astype(g.dtype))
         elif jnp.finfo(dtype).bits == 16:
-            # These go on in float32 from the cast: each number, and the norm or the
+            # These continue in float32 after the cast: each number, and the norm or the
             # root that it is divided by, was rounded by half of eps.
             np.testing.assert_allclose(g, e, rtol=1.001 * float(jnp.finfo(dtype).eps))
         else:  # of eight bits, small numbers are rounded by more than that
@@ -248,17 +250,17 @@ C = 0.37
 VOCABULARY, WIDTH = 300, 4
 
 
-def looked_up(table, ids):
+def read_by_take(table, ids):
     return jnp.take(table, ids, axis=0, mode="clip")
 
 
-def multiplied(table, ids):
-    """On explicit axes JAX's own gradients refuse a gather."""
+def read_by_product(table, ids):
+    """A lookup by a product, as JAX has no gradient of a gather on explicit axes."""
     return jax.nn.one_hot(ids, VOCABULARY, dtype=table.dtype) @ table
 
 
-def network(params, example, read=looked_up):
-    """A table, a kernel, a scan and dense layers; all rules of the engines."""
+def network(params, example, read=read_by_take):
+    """A table, a kernel, a scan and dense layers: every rule of the engines applies."""
     ids, x = example
     rows = read(params["table"], ids)
     wide = rows.dtype
@@ -274,32 +276,32 @@ def network(params, example, read=looked_up):
     return jnp.sum((h * low).astype(jnp.float32)) * 50
 
 
-def weights(dtype="float32"):
+def make_weights(dtype="float32"):
     dtype = jnp.dtype(dtype)
 
-    def part(*shape):
+    def cosines(*shape):
         return np.cos(np.arange(np.prod(shape))).reshape(shape).astype(dtype)
 
     return {
-        "kernel": part(1, 1, 3),
-        "scale": part(WIDTH),
-        "table": part(VOCABULARY, WIDTH),
-        "w": part(WIDTH, WIDTH) * dtype.type(0.3),
+        "kernel": cosines(1, 1, 3),
+        "scale": cosines(WIDTH),
+        "table": cosines(VOCABULARY, WIDTH),
+        "w": cosines(WIDTH, WIDTH) * dtype.type(0.3),
     }
 
 
-def batch(size, dtype="int32"):
+def make_batch(size, dtype="int32"):
     ids = (np.arange(size * 5) * 37 % 120).reshape(size, 5)
     return ids.astype(dtype), np.sin(np.arange(size * 6.0)).reshape(size, 6)
 
 
-def reference(loss, params, examples, clip_norm):
-    """Clipped and summed in float64 from plain per-example gradients."""
+def reference_clipped_sum(loss, params, examples, clip_norm):
+    """The clipped sum in float64, from plain per-example gradients."""
     per_example = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, examples)
-    return clipped_and_summed(per_example, clip_norm)
+    return clip_and_sum(per_example, clip_norm)
 
 
-def clipped_and_summed(per_example, clip_norm):
+def clip_and_sum(per_example, clip_norm):
     leaves, treedef = jax.tree.flatten(per_example)
     leaves = [np.asarray(x).astype(np.float64) for x in leaves]
     squares = sum(np.sum(x.reshape(len(x), -1) ** 2, axis=1) for x in leaves)
@@ -308,8 +310,8 @@ def clipped_and_summed(per_example, clip_norm):
 
 
 @functools.cache
-def of_the_network():
-    return reference(network, weights(), batch(8), C)
+def network_clipped_sum():
+    return reference_clipped_sum(network, make_weights(), make_batch(8), C)
 
 
 def distance(one, other):
@@ -328,54 +330,56 @@ def distance(one, other):
     ("engine", "size"),
     [pytest.param(*x, marks=[pytest.mark.slow] if x[1] else []) for x in ENGINES],
 )
-def test_sums_are_the_same_in_every_configuration(engine, size, name):
-    expected = of_the_network()
-    read = multiplied if name == "explicit" else looked_up
+def test_clipped_sums_do_not_depend_on_the_configuration(engine, size, name):
+    expected = network_clipped_sum()
+    read = read_by_product if name == "explicit" else read_by_take
     loss = functools.partial(network, read=read)
     fn = clipped_grad(loss, C, engine=engine, microbatch_size=size)
     if name == "manual":
         mesh = mesh_of(jax.sharding.AxisType.Auto)
         whole, rows = jax.P(), jax.P("x")
 
-        def local(params, examples):
+        def local_sum(params, examples):
             return jax.lax.psum(fn(params, examples)[0], "x")
 
-        run = jax.shard_map(local, mesh=mesh, in_specs=(whole, rows), out_specs=whole)
-        total = jax.jit(run)(weights(), batch(8))
+        run = jax.shard_map(
+            local_sum, mesh=mesh, in_specs=(whole, rows), out_specs=whole
+        )
+        total = jax.jit(run)(make_weights(), make_batch(8))
     else:
-        with setting(name):
-            examples = batch(8)
+        with configuration(name):
+            examples = make_batch(8)
             if name in ("explicit", "auto"):
                 rows = jax.sharding.NamedSharding(jax.sharding.get_mesh(), jax.P("x"))
                 examples = jax.device_put(examples, rows)
             # On explicit axes JAX's own gradients want parameters that are on the mesh.
-            total, _ = jax.jit(fn)(jax.tree.map(jnp.asarray, weights()), examples)
+            total, _ = jax.jit(fn)(jax.tree.map(jnp.asarray, make_weights()), examples)
     # Clipping aims 2⁻²⁰ under C, and sums of eight round by less than that.
     assert distance(total, expected) < 1e-5 * 8 * C
 
 
 @pytest.mark.diagonal("engine")
 @pytest.mark.parametrize(("engine", "size"), ENGINES)
-def test_sums_are_the_same_under_strict_promotion(engine, size):
+def test_clipped_sums_have_the_same_program_under_strict_promotion(engine, size):
     fn = clipped_grad(network, C, engine=engine, microbatch_size=size)
-    assert_the_same_program_in_strict_promotion(fn, weights(), batch(8))
+    assert_same_program_under_strict_promotion(fn, make_weights(), make_batch(8))
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
-def test_indices_of_every_width_and_sign(engine, bits):
-    """Out of range, each mode reads what it reads; the sum must know it."""
+def test_indices_of_every_integer_dtype_match_reference(engine, bits):
+    """The sums follow what each mode reads for indices out of range."""
     rows = 120
     modes = ["clip", "fill", "wrap"]
 
-    def pairs(dtype):
+    def index_pairs(dtype):
         limits = np.iinfo(dtype)
         middle = limits.max // 2 + 6
         values = [0, 5, 119, limits.min, limits.max, limits.max - 4, middle]
         return np.array(list(itertools.permutations(values, 2)), dtype)
 
-    def of_one_width(tables, ids, weight):
+    def loss_of_one_dtype(tables, ids, weight):
         read = [
             jnp.take(tables[mode], ids, axis=0, mode=mode, fill_value=0)
             for mode in modes
@@ -386,9 +390,9 @@ def test_indices_of_every_width_and_sign(engine, bits):
 
     def loss(tables, example):
         ids, weight = example
-        return sum(of_one_width(tables[k], ids[k], weight) for k in ids)
+        return sum(loss_of_one_dtype(tables[k], ids[k], weight) for k in ids)
 
-    ids = {dtype: pairs(dtype) for dtype in (f"int{bits}", f"uint{bits}")}
+    ids = {dtype: index_pairs(dtype) for dtype in (f"int{bits}", f"uint{bits}")}
     tables = {
         dtype: {
             name: np.cos(np.arange(rows * 3.0) + i).reshape(rows, 3).astype(np.float32)
@@ -399,29 +403,31 @@ def test_indices_of_every_width_and_sign(engine, bits):
     size = len(ids[f"int{bits}"])
 
     @jax.jit
-    def both(tables, examples):
+    def clipped_and_plain_gradients(tables, examples):
         plain = jax.vmap(jax.grad(loss), (None, 0))(tables, examples)
         return clipped_grad(loss, C, engine=engine)(tables, examples)[0], plain
 
     with jax.enable_x64(bits == 64):
-        total, plain = both(tables, (ids, np.ones((size, 2), np.float32)))
-    # Neither sign hides behind the other one.
+        total, plain = clipped_and_plain_gradients(
+            tables, (ids, np.ones((size, 2), np.float32))
+        )
+    # Signed and unsigned indices both contribute.
     for dtype in ids:
         squares = [np.sum(np.square(x)) for x in jax.tree.leaves(plain[dtype])]
         assert sum(squares) > 1
-    assert distance(total, clipped_and_summed(plain, C)) < 1e-5 * size * C
+    assert distance(total, clip_and_sum(plain, C)) < 1e-5 * size * C
 
 
 @pytest.mark.rounding
 @pytest.mark.diagonal("engine")
 @pytest.mark.parametrize("dtype", ["float32", *HALVES])
 @pytest.mark.parametrize("engine", ["vmap", "bookkeeping", "ghost"])
-def test_no_example_moves_a_large_sum_by_more_than_the_clip_norm(engine, dtype):
-    """Gradients that align, so that a rounding of the sum would be one of n C."""
+def test_one_example_moves_a_large_sum_by_at_most_the_clip_norm(engine, dtype):
+    """The gradients align, so that a rounding error of the sum is relative to n C."""
     n = 2048
     fn = jax.jit(clipped_grad(network, C, engine=engine))
-    ids, x = (np.broadcast_to(a[:1], (n, *a.shape[1:])) for a in batch(1))
-    params, everyone = weights(dtype), np.ones(n, bool)
+    ids, x = (np.broadcast_to(a[:1], (n, *a.shape[1:])) for a in make_batch(1))
+    params, everyone = make_weights(dtype), np.ones(n, bool)
     full, _ = fn(params, (ids, x), mask=everyone)
     # The sum itself rounds by at most γ_n n C (float32).
     allowed = n * 2.0**-24 * n * C
@@ -437,7 +443,7 @@ def test_no_example_moves_a_large_sum_by_more_than_the_clip_norm(engine, dtype):
 
 @pytest.mark.diagonal("engine")
 @pytest.mark.parametrize(("engine", "size"), ENGINES)
-def test_axes_of_size_zero(engine, size):
+def test_axes_of_size_zero_match_reference(engine, size):
     def loss(params, example):
         x, ids = example
         nothing = x[:0] @ params["no rows"]  # a contraction over nothing
@@ -454,14 +460,16 @@ def test_axes_of_size_zero(engine, size):
     examples = np.sin(np.arange(15.0)).reshape(5, 3) * 9, np.zeros((5, 2), int)
     fn = clipped_grad(loss, C, engine=engine, microbatch_size=size)
     total, _ = jax.jit(fn)(params, examples)
-    assert distance(total, reference(loss, params, examples, C)) < 1e-5 * 5 * C
+    assert (
+        distance(total, reference_clipped_sum(loss, params, examples, C)) < 1e-5 * 5 * C
+    )
 
 
 # --- samplers
 
 
-def by_number(sampler, impl=None):
-    """Batches of some seeds and steps, one after the other."""
+def make_batch_loop(sampler, impl=None):
+    """A function of seeds and steps: their batches, one after the other."""
 
     def run(seeds, steps):
         def one(numbers):
@@ -479,9 +487,9 @@ STEPS = np.array([5, 5], np.uint32), np.array([0, 7], np.int32)
 @pytest.mark.diagonal("sampler")
 @pytest.mark.parametrize("name", ["x64", "explicit"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_batches_are_the_same_in_every_configuration(sampler, name):
-    expected = jax.device_get(jax.jit(by_number(sampler))(*STEPS))
-    with setting(name):
+def test_batches_do_not_depend_on_the_configuration(sampler, name):
+    expected = jax.device_get(jax.jit(make_batch_loop(sampler))(*STEPS))
+    with configuration(name):
         key = jax.random.key(5)
         together = jax.vmap(lambda step: SAMPLERS[sampler](key, step), axis_size=2)
         got = jax.device_get(jax.jit(together)(STEPS[1]))
@@ -491,16 +499,16 @@ def test_batches_are_the_same_in_every_configuration(sampler, name):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_batches_are_the_same_under_strict_promotion(sampler):
-    assert_the_same_program_in_strict_promotion(by_number(sampler), *STEPS)
+def test_batches_have_the_same_program_under_strict_promotion(sampler):
+    assert_same_program_under_strict_promotion(make_batch_loop(sampler), *STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_batches_are_the_same_one_by_one(sampler):
+def test_batches_drawn_one_by_one_equal_those_of_a_map(sampler):
     sample, key = SAMPLERS[sampler], jax.random.key(5)
     jitted = jax.jit(lambda step: sample(key, step))
-    expected = jax.device_get(jax.jit(by_number(sampler))(*STEPS))
+    expected = jax.device_get(jax.jit(make_batch_loop(sampler))(*STEPS))
     for i, step in enumerate(STEPS[1]):
         for got in (sample(key, int(step)), jitted(step)):
             np.testing.assert_array_equal(got.indices, expected.indices[i])
@@ -510,9 +518,9 @@ def test_batches_are_the_same_one_by_one(sampler):
 @pytest.mark.diagonal("sampler")
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("sampler", [s for s in SAMPLERS if not s.startswith("cyclic")])
-def test_batches_depend_on_key_and_step(sampler, impl):
+def test_batches_differ_between_keys_and_steps(sampler, impl):
     seeds, steps = np.array([5, 5, 6, 6], np.uint32), np.array([0, 1, 0, 1], np.int32)
-    together = jax.device_get(jax.jit(by_number(sampler, impl))(seeds, steps))
+    together = jax.device_get(jax.jit(make_batch_loop(sampler, impl))(seeds, steps))
     drawn = [jax.tree.map(lambda x, i=i: x[i], together) for i in range(4)]
     for one, other in itertools.combinations(drawn, 2):
         # Equal by chance with probability below 1e-7 (Poisson: both may be empty).
@@ -553,7 +561,7 @@ RECORDED = jax.extend.random.define_prng_impl(
 
 
 def keys_drawn_from(consumer):
-    """Every key that bits are drawn from, as often as they are."""
+    """Every key that bits are drawn from, once for each draw."""
     DRAWN.clear()
     jax.block_until_ready(jax.tree.leaves(consumer(jax.random.key(9, impl=RECORDED))))
     jax.effects_barrier()
@@ -561,11 +569,14 @@ def keys_drawn_from(consumer):
 
 
 def consumers():
-    """What draws under a key, by name."""
+    """Functions of a key that draw random numbers, by name."""
     return {
-        **{f"transformation {k}": in_noise(v) for k, v in TRANSFORMATIONS.items()},
         **{
-            f"sampler {k}": in_batches(v)
+            f"transformation {k}": make_noise_consumer(v)
+            for k, v in TRANSFORMATIONS.items()
+        },
+        **{
+            f"sampler {k}": make_batch_consumer(v)
             for k, v in SAMPLERS.items()
             if "cyclic" not in k
         },
@@ -574,25 +585,25 @@ def consumers():
 
 
 @functools.cache
-def keys_of(name):
+def consumed_keys(name):
     return keys_drawn_from(consumers()[name])
 
 
-def in_noise(make):
+def make_noise_consumer(make):
     zeros = {"a": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)}
     zeros["c"] = {"a": zeros["a"]}
     # Of the transformation's key alone: the recorded one.
-    return jax.jit(lambda key: in_steps(lambda _: make(key))(zeros, SCALES))
+    return jax.jit(lambda key: make_step_loop(lambda _: make(key))(zeros, SCALES))
 
 
-def in_batches(sample):
+def make_batch_consumer(sample):
     return lambda key: [sample(key, step) for step in range(4)]
 
 
 @pytest.mark.slow
-def test_streams_of_one_key_never_meet():
-    """Samplers, noises and solvers under one key, their first steps and all leaves."""
-    # Two names of one mechanism draw the same: only one of them is in a run.
+def test_consumers_of_one_key_never_share_a_stream():
+    """Samplers, noise and solvers under one key, their first steps and all leaves."""
+    # Variants of one mechanism draw the same numbers: a run contains only one of them.
     same = [
         {"add_gaussian_noise", "noisy_mean", "dp_sgd", "dp_adam", "dp_adamw"},
         {"tree_momentum", "tree_momentum, regenerated", "dp_nsgd"},
@@ -600,7 +611,7 @@ def test_streams_of_one_key_never_meet():
         {"reshuffled", "reshuffled_step"},
         {"random_bins", "random_bins_step"},
     ]
-    drawn = {name: keys_of(name) for name in consumers()}
+    drawn = {name: consumed_keys(name) for name in consumers()}
     root = tuple(map(int, jax.random.key_data(jax.random.key(9))))
     for name, keys in drawn.items():
         assert keys, name
@@ -623,8 +634,8 @@ def test_streams_of_one_key_never_meet():
         pytest.param("solver", marks=pytest.mark.slow),
     ],
 )
-def test_children_of_the_key_itself_are_no_stream(kind):
-    """A user may split the key, or fold numbers into it, for purposes of his own."""
+def test_no_consumer_draws_from_children_of_the_key(kind):
+    """A user may split the key, or fold numbers into it, for other purposes."""
     key = jax.random.key(9, impl=RECORDED)
     children = {
         tuple(map(int, jax.random.key_data(child)))
@@ -632,4 +643,4 @@ def test_children_of_the_key_itself_are_no_stream(kind):
     }
     for name in consumers():
         if kind in (name, name.split(" ")[0]):
-            assert not children & set(keys_of(name)), name
+            assert not children & set(consumed_keys(name)), name

@@ -1,4 +1,4 @@
-"""What every accountant promises; the table is in `conformance`."""
+"""Properties that every accountant has; the table is in `conformance`."""
 
 import importlib
 import inspect
@@ -34,7 +34,7 @@ def test_every_public_accountant_is_in_the_table():
             f"{wing}.{name}"
             for name, value in vars(module).items()
             if inspect.isfunction(value)
-            and value.__name__ == name  # else a former one
+            and value.__name__ == name  # no deprecated alias
             and not name.startswith("_")
             and value.__module__.startswith(module.__name__)
         }
@@ -44,7 +44,7 @@ def test_every_public_accountant_is_in_the_table():
     assert {*WINGS} | interpreted == {x for x in public if not x.startswith("_")}
 
 
-# Found by a search: as a function of a parameter these have jumps of 1e-5.
+# These search for their value: as functions of a parameter they have jumps of 1e-5.
 SEARCHED = (
     "allocation.",
     "correlated.epsilon",
@@ -53,7 +53,7 @@ SEARCHED = (
     "truncation.poisson",
     "iteration.noisy_sgd",
 )
-# They compile for long, or many operations outside `jax.jit`.
+# Slow to compile, or compiling many operations outside `jax.jit`.
 HEAVY = {
     "allocation.delta",
     "allocation.epsilon",
@@ -87,42 +87,42 @@ BY_NAME = pytest.mark.parametrize(
 )
 
 
-def exact(fn, x):
+def value_in_float64(fn, x):
     """The value in float64."""
     with jax.enable_x64(True):
         return np.asarray(fn(float(x)))
 
 
-def single(x):
+def as_float32(x):
     return jax.device_put(np.float32(x))
 
 
-def strict(fn):
-    def call(x):
+def under_strict_promotion(fn):
+    def strict_call(x):
         with jax.numpy_dtype_promotion("strict"):
             return fn(x)
 
-    return call
+    return strict_call
 
 
-# How a caller may ask for it, and whether the number asked for is a float32.
+# Ways to call an accountant, and the type of the number that it is given.
 WAYS = {
     "of a number": (lambda fn: fn, float),
-    "of an array": (lambda fn: fn, single),
-    "compiled": (jax.jit, single),
+    "of an array": (lambda fn: fn, as_float32),
+    "compiled": (jax.jit, as_float32),
     "compiled of a number": (jax.jit, float),
-    "strict": (strict, single),
+    "strict": (under_strict_promotion, as_float32),
 }
 
 
 @pytest.mark.diagonal("name")
 @BY_NAME
 @pytest.mark.parametrize("way", WAYS)
-def test_results_do_not_depend_on_the_configuration(wing, name, way):
+def test_values_do_not_depend_on_the_configuration(wing, name, way):
     fn, x = ACCOUNTANTS[name]
     transform, number = WAYS[way]
     x = np.float32(x)
-    value = exact(fn, x)
+    value = value_in_float64(fn, x)
     assert value.dtype == np.float64
     assert np.isfinite(value).all()
     with jax.enable_x64(True):
@@ -134,15 +134,15 @@ def test_results_do_not_depend_on_the_configuration(wing, name, way):
     # (A sum of five numbers that float32 holds adds 24 for itself.)
     rtol = 2.0**-18 if wing == "random_rounds" else 2.0**-22
     np.testing.assert_allclose(np.asarray(found), value, rtol=rtol, atol=0)
-    # A strict caller's is of this dtype, whatever the way: nothing of it is computed.
-    assert jax.eval_shape(strict(fn), single(x)).dtype == np.float32
+    # The dtype under strict promotion, by shapes alone.
+    assert jax.eval_shape(under_strict_promotion(fn), as_float32(x)).dtype == np.float32
 
 
 @pytest.mark.diagonal
 @BY_NAME
-def test_slopes_are_those_of_the_values(wing, name):
+def test_derivatives_match_finite_differences(wing, name):
     fn, x = ACCOUNTANTS[name]
-    value, searched = exact(fn, x), name.startswith(SEARCHED)
+    value, searched = value_in_float64(fn, x), name.startswith(SEARCHED)
 
     @jax.jit
     def slope_at(x):
@@ -151,23 +151,25 @@ def test_slopes_are_those_of_the_values(wing, name):
     with jax.enable_x64(True):
         slope = np.asarray(slope_at(np.float64(x)))
     step = (1e-2 if searched else 1e-4) * x
-    difference = (exact(fn, x + step) - exact(fn, x - step)) / (2 * step)
+    difference = (value_in_float64(fn, x + step) - value_in_float64(fn, x - step)) / (
+        2 * step
+    )
     scale = np.abs(value) / x + np.abs(difference)
     # The third derivative over the second scale is at most about a hundred here, and
     # values are exact to 1e-9 or so: (1e-4)² 100 + 1e-9 / 1e-4, or (1e-2)² 100 + 1e-3.
     limit = 1.1e-2 if searched else 2e-5
     assert np.all(np.abs(slope - difference) <= limit * scale)
-    found = strict(slope_at)(single(x))
+    found = under_strict_promotion(slope_at)(as_float32(x))
     assert found.dtype == np.float32
     np.testing.assert_allclose(np.asarray(found), slope, rtol=1e-3, atol=1e-30)
 
 
 @pytest.mark.diagonal
 @BY_NAME
-def test_batches_are_element_by_element(wing, name):
+def test_vmapped_values_equal_single_values(wing, name):
     fn, x = ACCOUNTANTS[name]
     xs = np.asarray([0.9 * x, x], np.float32)
     got = np.asarray(jax.jit(jax.vmap(fn))(xs))
     for one, each in zip(got, xs, strict=True):
-        alone = np.asarray(fn(single(each)))
+        alone = np.asarray(fn(as_float32(each)))
         np.testing.assert_allclose(one, alone, rtol=2.0**-22)

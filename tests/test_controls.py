@@ -1,8 +1,8 @@
-"""Tests of noise, run against noise that is broken: they must fail.
+"""Tests of noise, run against deliberately broken noise: they must fail.
 
-A test that passes whatever the noise does shows nothing. Each line here breaks one
-thing from outside, and names a test that is there to find it. The default suite has one
-test for each way of breaking.
+A test that passes for any noise shows nothing. Each line here patches one defect into
+the library and names a test that must detect it. The default suite has one test for
+each defect.
 """
 
 import jax
@@ -19,15 +19,15 @@ from dpjax._plan import quantile
 from dpjax.noise import _gaussian as noise
 
 
-def half_as_much(monkeypatch):
+def halve_noise(monkeypatch):
     whole = noise.normal_like
     monkeypatch.setattr(
         noise, "normal_like", lambda *args: whole(*args) * jnp.float32(0.5)
     )
 
 
-def squared(monkeypatch):
-    """Right where it is 1, as a peer had it."""
+def square_noise_scale(monkeypatch):
+    """Square the noise multiplier, a bug of another library, invisible at 1."""
     whole = noise.round_up_float32
     monkeypatch.setattr(
         noise,
@@ -36,23 +36,23 @@ def squared(monkeypatch):
     )
 
 
-def one_key_for_all_leaves(monkeypatch):
+def share_key_among_leaves(monkeypatch):
     monkeypatch.setattr(
         noise, "leaf_keys", lambda key, tree: [key] * len(jax.tree.leaves(tree))
     )
 
 
-def the_same_in_every_step(monkeypatch):
+def repeat_noise_each_step(monkeypatch):
     monkeypatch.setattr(jax.random, "split", lambda key, num=2: (key,) * num)
 
 
-def none_for_the_count(monkeypatch):
-    """The gradients' noise is as if it cost nothing to count."""
+def omit_noise_cost_of_count(monkeypatch):
+    """Leave the gradients' noise as if the count had no privacy cost."""
     monkeypatch.setattr(quantile, "noise_of", lambda clip, sigma, size: (sigma, 1.0))
 
 
-def added_in_the_dtype_of_the_sum(monkeypatch):
-    """A cast down before the noise is added, and not after."""
+def add_noise_after_cast(monkeypatch):
+    """Cast down before the noise is added, instead of after."""
     monkeypatch.setattr(noise, "widen", lambda tree: tree)
     monkeypatch.setattr(noise, "at_least_float32", lambda dtype: dtype)
 
@@ -60,74 +60,74 @@ def added_in_the_dtype_of_the_sum(monkeypatch):
 @pytest.mark.parametrize(
     ("broken", "test"),
     [
-        (half_as_much, lambda: test_noise.test_gaussian_noise_has_the_stated_scale(25)),
+        (halve_noise, lambda: test_noise.test_gaussian_noise_has_the_stated_scale(25)),
         pytest.param(
-            half_as_much,
+            halve_noise,
             lambda: test_noise.test_tree_noise_has_the_stated_variance_at_every_step(
                 stddev=12.0, decay=0.6
             ),
             marks=pytest.mark.matrix,
         ),
         pytest.param(
-            half_as_much,
-            test_noise.test_tree_noise_variance_over_a_thousand_steps,
+            halve_noise,
+            test_noise.test_tree_noise_has_the_stated_variance_over_1025_steps,
             marks=pytest.mark.matrix,
         ),
         pytest.param(
-            half_as_much,
-            test_plan.test_the_noise_of_an_update_is_what_was_accounted_for,
+            halve_noise,
+            test_plan.test_update_noise_has_the_accounted_scale,
             marks=pytest.mark.matrix,
         ),
         pytest.param(
-            half_as_much,
-            test_plan_schedules.test_smooth_schedules_are_rounded_up_to_levels_which_run,
+            halve_noise,
+            test_plan_schedules.test_smooth_noise_schedule_is_rounded_up_to_levels,
             marks=pytest.mark.matrix,
         ),
         pytest.param(
-            half_as_much,
-            test_random_rounds.test_the_noise_of_a_run_is_what_the_guarantee_rests_on,
+            halve_noise,
+            test_random_rounds.test_run_noise_has_the_scale_of_the_guarantee,
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            half_as_much,
-            test_reduced_momentum.test_the_noise_has_the_stated_variance_and_every_node_its_own,
+            halve_noise,
+            test_reduced_momentum.test_noise_has_stated_variance_and_differs_by_node,
             marks=pytest.mark.matrix,
         ),
         pytest.param(
-            squared,
+            square_noise_scale,
             lambda: test_noise.test_gaussian_noise_has_the_stated_scale(0.3),
             marks=pytest.mark.matrix,
         ),
-        (squared, test_plan.test_the_noise_of_an_update_is_what_was_accounted_for),
-        (one_key_for_all_leaves, test_noise.test_equal_leaves_get_unequal_noise),
+        (square_noise_scale, test_plan.test_update_noise_has_the_accounted_scale),
+        (share_key_among_leaves, test_noise.test_equal_leaves_get_uncorrelated_noise),
         pytest.param(
-            one_key_for_all_leaves,
-            lambda: test_keys.test_parts_of_a_tree_share_no_noise("masked"),
+            share_key_among_leaves,
+            lambda: test_keys.test_masked_transformations_share_no_noise("masked"),
             marks=pytest.mark.matrix,
         ),
         (
-            the_same_in_every_step,
-            test_plan.test_the_noise_of_an_update_is_what_was_accounted_for,
+            repeat_noise_each_step,
+            test_plan.test_update_noise_has_the_accounted_scale,
         ),
         pytest.param(
-            the_same_in_every_step,
-            test_plan_schedules.test_smooth_schedules_are_rounded_up_to_levels_which_run,
+            repeat_noise_each_step,
+            test_plan_schedules.test_smooth_noise_schedule_is_rounded_up_to_levels,
             marks=pytest.mark.matrix,
         ),
         (
-            none_for_the_count,
+            omit_noise_cost_of_count,
             lambda: (
                 test_plan_schedules
-                .test_gradients_and_count_are_one_mechanism_of_the_plans_noise(30.0)
+                .test_gradient_and_count_noise_compose_to_the_plan_noise(30.0)
             ),
         ),
         (
-            added_in_the_dtype_of_the_sum,
+            add_noise_after_cast,
             test_noise.test_noise_is_added_before_casting_down,
         ),
     ],
 )  # fmt: skip
-def test_a_test_finds_what_it_is_for(broken, test, monkeypatch):
+def test_noise_test_fails_on_broken_noise(broken, test, monkeypatch):
     broken(monkeypatch)
     with pytest.raises(AssertionError):
         test()

@@ -1,8 +1,8 @@
 """Every accountant at the corners of its domain, against closed forms in mpmath.
 
-A line of the table is a function of arrays, the corners, and what is known of each
-value: an independent lower bound on an upper bound, or the other way round. All of
-them are values of the definition at hundreds of digits, or of the case of one step.
+A line of the table is a function of arrays, the corners, and a reference for each
+value: an independent lower bound on an upper bound, or the other way round. References
+are the definition at hundreds of digits, or the case of one step.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from dpjax.accounting import (
     truncation,
 )
 
-LEAST = 5e-324  # in float64, where it counts as zero in what is compiled
+LEAST = 5e-324  # the least subnormal float64, which compiled code flushes to zero
 ALMOST_ONE = 1 - 2.0**-53
 MUS = [0, 1e-300, 1e-160, 1e-20, 1e-5, 0.1, 1, 3, 30, 300, 1e5, 1e10, 1e100, 1e300]
 EPSILONS = [0, 1e-300, 1e-20, 1e-5, 0.1, 1, 3.75, 30, 100, 700, 1e5, 1e20, 1e308]
@@ -50,8 +50,8 @@ SETTING: Any = {
 }
 
 
-def delta_of_gaussian(mu, epsilon):
-    """At least any δ that is above the truth, and at most the truth."""
+def gaussian_delta(mu, epsilon):
+    """The exact δ, or a close lower bound on it where digits do not suffice."""
     with mp.workdps(700):
         mu, epsilon = mp.mpf(float(mu)), mp.mpf(float(epsilon))
         if mu == 0:
@@ -64,7 +64,7 @@ def delta_of_gaussian(mu, epsilon):
         return mp.ncdf(-a) - mp.exp(epsilon) * mp.ncdf(-b)
 
 
-def quantile(p):
+def normal_quantile(p):
     """Φ⁻¹(p)."""
     with mp.workdps(60):
         tail = min(mp.mpf(p), 1 - mp.mpf(p))
@@ -75,7 +75,7 @@ def quantile(p):
         return z if p < 0.5 else -z
 
 
-QUANTILES = {p: quantile(p) for p in ALPHAS if 0 < p < 1}
+QUANTILES = {p: normal_quantile(p) for p in ALPHAS if 0 < p < 1}
 
 
 def gaussian_tradeoff(mu, alpha):
@@ -102,12 +102,12 @@ def pure_mu(p):
         )
 
 
-def one_step(noise):
-    """Of two clip norms."""
+def one_step_mu(noise):
+    """μ of one step with a sensitivity of two clip norms."""
     return mp.mpf(2) / mp.mpf(float(noise)) if noise < np.inf else mp.mpf(0)
 
 
-def second_moment(noise, rate):
+def poisson_rdp_of_order_2(noise, rate):
     """The divergence of order 2: log (1 + q² (e^{1/σ²} − 1))."""
     with mp.workdps(700):
         if noise == np.inf:
@@ -119,8 +119,8 @@ def second_moment(noise, rate):
         return mp.log1p(q * q * mp.expm1(v))
 
 
-def second_moment_of_batches(noise, rate):
-    """The same for batches of fixed size from below, by partial lognormal moments.
+def fixed_size_rdp_of_order_2(noise, rate):
+    """A lower bound on it for batches of fixed size, by partial lognormal moments.
 
     With x = 1 + y and y = q (e^z − 1), x² + 1/x − x − 1 is at least (2 − y) y² and at
     least x² − x − 1, and z > 0 for N(−v/2, v), v = 4/σ².
@@ -132,11 +132,11 @@ def second_moment_of_batches(noise, rate):
         if v > 1e6:  # of x² − x − 1 at least q² e^{2z} − 2
             return v + 2 * mp.log(q) - 1
 
-        def moment(s):
+        def partial_moment(s):
             half = mp.mpf(2 * s - 1) / 2
             return mp.exp(s * (s - 1) * v / 2) * mp.ncdf(half * mp.sqrt(v))
 
-        one, z1, z2, z3 = (moment(s) for s in range(4))
+        one, z1, z2, z3 = (partial_moment(s) for s in range(4))
         y1, y2 = q * (z1 - one), q * q * (z2 - 2 * z1 + one)
         y3 = q**3 * (z3 - 3 * z2 + 3 * z1 - one)
         return mp.log1p(max(2 * y2 - y3, y2 + y1 - one))
@@ -161,10 +161,10 @@ def tree_mu(noise, decay):
     b = mp.mpf(float(decay))
     odd = 3 + b**2 + (b**3 + b) ** 2
     even = 1 + (1 + b**2) ** 2
-    return mp.sqrt(max(odd, even)) * one_step(noise)
+    return mp.sqrt(max(odd, even)) * one_step_mu(noise)
 
 
-def exponential_mechanism(lipschitz, strong, diameter):
+def exponential_mechanism_mu(lipschitz, strong, diameter):
     L, m, D = (mp.mpf(float(x)) for x in (lipschitz, strong, diameter))
     if L == 0:
         return L
@@ -173,12 +173,12 @@ def exponential_mechanism(lipschitz, strong, diameter):
     return mp.inf if mp.isinf(D) else mp.sqrt(D * (2 * L - m * D))
 
 
-def step_constant(eta, smoothness):
+def step_lipschitz(eta, smoothness):
     eta, M = mp.mpf(float(eta)), mp.mpf(float(smoothness))
     return max(mp.mpf(1), eta * M - 1)
 
 
-def clipped_constant(eta, smoothness):
+def clipped_step_lipschitz(eta, smoothness):
     half = mp.mpf(float(eta)) * mp.mpf(float(smoothness)) / 2
     inner = half * (2 - half)
     if inner > 0 and abs(1 - half) * half <= inner:
@@ -186,7 +186,7 @@ def clipped_constant(eta, smoothness):
     return max(mp.mpf(1), 2 * half - 1)
 
 
-def momentum(noise, decay, order):
+def momentum_mu(noise, decay, order):
     return tree.momentum_mu(
         noise,
         num_steps=5,
@@ -197,7 +197,7 @@ def momentum(noise, decay, order):
     )
 
 
-def reduced(anchor, change, drift):
+def reduced_momentum_mu(anchor, change, drift):
     return tree.reduced_momentum_mu(
         (anchor, change, drift),
         num_steps=5,
@@ -207,8 +207,8 @@ def reduced(anchor, change, drift):
     )
 
 
-def descent(name, noise, diameter=np.inf, norm=2.0):
-    """One step on one batch."""
+def one_step_descent_mu(name, noise, diameter=np.inf, norm=2.0):
+    """An accountant of noisy descent for one step on one batch."""
     setting = SETTING | {"diameter": diameter, "gradient_norm": norm}
     shape = {"num_epochs": 1, "batches_per_epoch": 1, "batch_size": 5.0}
     if name == "gd":
@@ -221,156 +221,162 @@ def descent(name, noise, diameter=np.inf, norm=2.0):
         )
     setting = setting | {"step_size": np.array([0.3])}
 
-    def scheduled(noise):
+    def scheduled_mu(noise):
         return iteration.scheduled_cyclic_gd_mu(
             noise, batches_per_epoch=1, batch_size=5.0, **setting
         )
 
     if isinstance(noise, np.ndarray):
-        return np.stack([scheduled(x) for x in noise])
-    return jax.vmap(scheduled)(noise) if noise.ndim else scheduled(noise)
+        return np.stack([scheduled_mu(x) for x in noise])
+    return jax.vmap(scheduled_mu)(noise) if noise.ndim else scheduled_mu(noise)
 
 
-def sensitivity(norm, count):
+def descent_sensitivity(norm, count):
     return iteration.gradient_descent_sensitivity(
         num_steps=count, num_examples=7.0, **SETTING | {"gradient_norm": norm}
     )
 
 
 class Line(NamedTuple):
-    """One accountant: is its value on the safe side of the truth?"""
+    """One accountant, the corners, and a check that its values are on the safe side."""
 
     fn: Any
     grid: tuple[list, ...]
-    safe: Any  # of the value and the arguments
+    safe: Any  # a predicate of the value and the arguments
 
 
-def above(truth):
+def is_at_least(truth):
     return lambda value, *args: value >= truth(*args)
 
 
-def below(truth):
+def is_at_most(truth):
     return lambda value, *args: value <= truth(*args)
 
 
-def meets(delta_fn):
+def meets_delta(delta_fn):
     """Whether δ at ε = value is at most the last argument."""
     return lambda value, *args: (
         value == mp.inf or delta_fn(*args[:-1], value) <= mp.mpf(float(args[-1]))
     )
 
 
-def pair(x, y):
+def stack_pair(x, y):
     stack = jnp.stack if isinstance(x, jax.Array) else np.stack
     return stack([x, y], axis=-1)
 
 
 TABLE = {
-    "gdp.delta": Line(gdp.delta, (MUS, EPSILONS), above(delta_of_gaussian)),
-    "gdp.epsilon": Line(gdp.epsilon, (MUS, DELTAS), meets(delta_of_gaussian)),
+    "gdp.delta": Line(gdp.delta, (MUS, EPSILONS), is_at_least(gaussian_delta)),
+    "gdp.epsilon": Line(gdp.epsilon, (MUS, DELTAS), meets_delta(gaussian_delta)),
     "gdp.mu": Line(
         gdp.mu,
         (EPSILONS, DELTAS),
-        lambda value, e, d: delta_of_gaussian(value, e) <= mp.mpf(float(d)),
+        lambda value, e, d: gaussian_delta(value, e) <= mp.mpf(float(d)),
     ),
-    "gdp.tradeoff": Line(gdp.tradeoff, (MUS, ALPHAS), below(gaussian_tradeoff)),
+    "gdp.tradeoff": Line(gdp.tradeoff, (MUS, ALPHAS), is_at_most(gaussian_tradeoff)),
     "gdp.compose": Line(
-        lambda x, y: gdp.compose(pair(x, y)),
+        lambda x, y: gdp.compose(stack_pair(x, y)),
         (MUS, MUS),
-        above(lambda x, y: mp.sqrt(mp.mpf(float(x)) ** 2 + mp.mpf(float(y)) ** 2)),
+        is_at_least(
+            lambda x, y: mp.sqrt(mp.mpf(float(x)) ** 2 + mp.mpf(float(y)) ** 2)
+        ),
     ),
-    "pure.delta": Line(pure.delta, (EPSILONS, EPSILONS), above(pure_delta)),
-    "pure.epsilon": Line(pure.epsilon, (EPSILONS, [0, *DELTAS, 1]), meets(pure_delta)),
-    "pure.mu": Line(pure.mu, (EPSILONS,), above(pure_mu)),
+    "pure.delta": Line(pure.delta, (EPSILONS, EPSILONS), is_at_least(pure_delta)),
+    "pure.epsilon": Line(
+        pure.epsilon, (EPSILONS, [0, *DELTAS, 1]), meets_delta(pure_delta)
+    ),
+    "pure.mu": Line(pure.mu, (EPSILONS,), is_at_least(pure_mu)),
     "rdp.gaussian": Line(
         lambda s, a: rdp.gaussian(s, a[..., None])[..., 0],
         (NOISES, [1 + 1e-6, 2.0, 1e6, 1e300]),
-        above(lambda s, a: mp.mpf(float(a)) / 8 * one_step(s) ** 2),
+        is_at_least(lambda s, a: mp.mpf(float(a)) / 8 * one_step_mu(s) ** 2),
     ),
     "rdp.poisson_gaussian": Line(
         lambda s, q: rdp.poisson_gaussian(s, q, np.array([2.0]))[..., 0],
         (NOISES, [0, 1e-300, 1e-12, 0.5, ALMOST_ONE, 1]),
-        above(second_moment),
+        is_at_least(poisson_rdp_of_order_2),
     ),
     "rdp.fixed_size_gaussian": Line(
         lambda s, q: rdp.fixed_size_gaussian(s, q, np.array([2.0]))[..., 0],
         (NOISES, [0, 1e-300, 1e-12, 0.5, ALMOST_ONE, 1]),
-        above(second_moment_of_batches),
+        is_at_least(fixed_size_rdp_of_order_2),
     ),
     "rdp.compose": Line(
         lambda x, n: rdp.compose(x[..., None], count=n)[..., 0],
         ([0, 1e-300, 1.0, 1e300], [0, 1, 1e6, 1e36, 1e300]),
-        above(lambda x, n: mp.mpf(float(x)) * mp.mpf(float(n))),
+        is_at_least(lambda x, n: mp.mpf(float(x)) * mp.mpf(float(n))),
     ),
     "rdp.epsilon": Line(
         lambda x, a, d: rdp.epsilon(x[..., None], a[..., None], d),
         ([0, 1e-300, 1.0, 1e300], [1 + 1e-9, 2.0, 1e6], DELTAS),
-        above(converted_epsilon),
+        is_at_least(converted_epsilon),
     ),
     "rdp.delta": Line(
         lambda x, a, e: rdp.delta(x[..., None], a[..., None], e),
         ([0, 1e-300, 1.0, 1e300], [1 + 1e-9, 2.0, 1e6, 1e300], EPSILONS),
-        above(converted_delta),
+        is_at_least(converted_delta),
     ),
     "fdp.tradeoff": Line(
         lambda alpha: fdp.tradeoff(
             lambda e: gdp.delta(1.0, e), alpha, epsilons=np.array([0, 1, 800, 1e300])
         ),
         (ALPHAS,),
-        below(lambda alpha: gaussian_tradeoff(1.0, alpha)),
+        is_at_most(lambda alpha: gaussian_tradeoff(1.0, alpha)),
     ),
     "fdp.true_positive_rate": Line(
         lambda alpha: fdp.true_positive_rate(lambda e: gdp.delta(1.0, e), alpha),
         (ALPHAS,),
-        above(lambda alpha: 1 - gaussian_tradeoff(1.0, alpha)),
+        is_at_least(lambda alpha: 1 - gaussian_tradeoff(1.0, alpha)),
     ),
     "fdp.advantage": Line(
         lambda mu: fdp.advantage(lambda e: gdp.delta(mu, e)),
         (MUS,),
-        above(lambda mu: delta_of_gaussian(mu, 0)),
+        is_at_least(lambda mu: gaussian_delta(mu, 0)),
     ),
     "tree.momentum_mu, fixed": Line(
-        lambda s, b: momentum(s, b, "fixed"),
+        lambda s, b: momentum_mu(s, b, "fixed"),
         (NOISES, [0, 1e-300, 0.9, ALMOST_ONE]),
-        above(tree_mu),
+        is_at_least(tree_mu),
     ),
     "tree.momentum_mu, reshuffled": Line(
-        lambda s, b: momentum(s, b, "reshuffled"),
+        lambda s, b: momentum_mu(s, b, "reshuffled"),
         (NOISES, [0, 1e-300, 0.9, ALMOST_ONE]),
-        above(tree_mu),
+        is_at_least(tree_mu),
     ),
     "reduced_momentum_mu": Line(
-        reduced,
+        reduced_momentum_mu,
         (NOISES, NOISES, NOISES),
-        above(lambda a, _, d: max(one_step(a), one_step(d))),
+        is_at_least(lambda a, _, d: max(one_step_mu(a), one_step_mu(d))),
     ),
     "pld.delta of Gaussians": Line(
         lambda mu, e: pld.delta(pld.gaussian(mu), e),
         ([mu for mu in MUS if mu == 0 or 1e-150 < mu < 1e150], EPSILONS),
-        above(lambda mu, e: delta_of_gaussian(mu, e) * (1 - mp.mpf(1e-12))),
+        is_at_least(lambda mu, e: gaussian_delta(mu, e) * (1 - mp.mpf(1e-12))),
     ),
     "iteration.optimal_shift_mu": Line(
         lambda s, tau: iteration.optimal_shift_mu(
             0.5, s[..., None], tau[..., None], diameter=np.inf
         ),
         ([0, 1e-300, 1e-20, 1.0, 1e300], [1e-300, 1e-20, 1.0, 1e300]),
-        above(lambda s, tau: mp.mpf(float(s)) / mp.mpf(float(tau))),
+        is_at_least(lambda s, tau: mp.mpf(float(s)) / mp.mpf(float(tau))),
     ),
     "iteration.noisy_gd_mu": Line(
-        lambda s: descent("gd", s), (NOISES,), above(one_step)
+        lambda s: one_step_descent_mu("gd", s), (NOISES,), is_at_least(one_step_mu)
     ),
     "iteration.noisy_cyclic_gd_mu": Line(
-        lambda s, norm: descent("cyclic", s, 1e300, norm),
+        lambda s, norm: one_step_descent_mu("cyclic", s, 1e300, norm),
         (NOISES, [1e-300, 1.0, 1e300]),
-        above(lambda s, _: one_step(s)),
+        is_at_least(lambda s, _: one_step_mu(s)),
     ),
     "iteration.scheduled_cyclic_gd_mu": Line(
-        lambda s: descent("scheduled", s), (NOISES,), above(one_step)
+        lambda s: one_step_descent_mu("scheduled", s),
+        (NOISES,),
+        is_at_least(one_step_mu),
     ),
     "iteration.last_iterate_rdp": Line(
-        lambda s: descent("rdp", s),
+        lambda s: one_step_descent_mu("rdp", s),
         (NOISES,),
-        above(lambda s: mp.mpf(1.5) * one_step(s) ** 2),
+        is_at_least(lambda s: mp.mpf(1.5) * one_step_mu(s) ** 2),
     ),
     "iteration.langevin_mu": Line(
         lambda L, eta: iteration.langevin_mu(
@@ -382,7 +388,7 @@ TABLE = {
             diameter=np.inf,
         ),
         ([0, 1e-300, 1.0, 1e300], [1e-300, 1.0, 1e300]),
-        above(lambda L, eta: mp.mpf(float(L)) * mp.sqrt(mp.mpf(float(eta)) / 2)),
+        is_at_least(lambda L, eta: mp.mpf(float(L)) * mp.sqrt(mp.mpf(float(eta)) / 2)),
     ),
     "iteration.exponential_mechanism_mu": Line(
         lambda L, m, D: iteration.exponential_mechanism_mu(
@@ -393,46 +399,50 @@ TABLE = {
             [0, 1e-300, 1.0, 1e300],
             [1e-300, 1.0, 1e300, np.inf],
         ),
-        above(exponential_mechanism),
+        is_at_least(exponential_mechanism_mu),
     ),
     "iteration.step_lipschitz": Line(
         lambda eta, M: iteration.step_lipschitz(eta, smoothness=M),
         ([1e-300, 1.0, 2.0, 1e300], [0, 1e-300, 1.0, ALMOST_ONE, 1e300]),
-        above(step_constant),
+        is_at_least(step_lipschitz),
     ),
     "iteration.clipped_step_lipschitz": Line(
         lambda eta, M: iteration.clipped_step_lipschitz(
             eta, weak_convexity=0.0, smoothness=M
         ),
         ([1e-300, 1.0, 2.0, 1e300], [0, 1e-300, 1.0, ALMOST_ONE, 1e300]),
-        above(clipped_constant),
+        is_at_least(clipped_step_lipschitz),
     ),
     "iteration.gradient_descent_sensitivity": Line(
-        sensitivity,
+        descent_sensitivity,
         ([1e-300, 1.0, 1e300], [1, 1e6, 1e15]),
-        above(lambda norm, n: mp.mpf("0.6") * mp.mpf(float(norm)) * mp.mpf(n) / 7),
+        is_at_least(
+            lambda norm, n: mp.mpf("0.6") * mp.mpf(float(norm)) * mp.mpf(n) / 7
+        ),
     ),
     "iteration.random_assignment_delta": Line(
-        lambda x, e: iteration.random_assignment_delta(pair(x, 0 * x), e),
+        lambda x, e: iteration.random_assignment_delta(stack_pair(x, 0 * x), e),
         ([0, 1e-300, 0.1, 1.0, 30.0], EPSILONS),
-        above(lambda x, e: delta_of_gaussian(x, e) / 2),
+        is_at_least(lambda x, e: gaussian_delta(x, e) / 2),
     ),
     "iteration.random_assignment_epsilon": Line(
-        lambda x, d: iteration.random_assignment_epsilon(pair(x, x), d),
+        lambda x, d: iteration.random_assignment_epsilon(stack_pair(x, x), d),
         ([0, 1e-300, 0.1, 1.0, 30.0], DELTAS),
-        meets(delta_of_gaussian),
+        meets_delta(gaussian_delta),
     ),
     "truncation.overflow_delta": Line(
         lambda e: truncation.overflow_delta(
             e, num_examples=2, sampling_rate=1e-100, max_batch_size=1, num_steps=3
         ),
         ([0, 1e-300, 1.0, 700.0],),
-        above(lambda e: min(mp.mpf(1), 3 * (1 + mp.exp(e)) * mp.mpf(1e-100) ** 2)),
+        is_at_least(
+            lambda e: min(mp.mpf(1), 3 * (1 + mp.exp(e)) * mp.mpf(1e-100) ** 2)
+        ),
     ),
 }
 
 
-def corners(line):
+def grid_points(line):
     points = list(itertools.product(*line.grid))
     return [np.array(column, np.float64) for column in zip(*points, strict=True)]
 
@@ -440,9 +450,9 @@ def corners(line):
 @pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize("name", TABLE)
-def test_values_are_on_the_safe_side(name):
+def test_values_bound_exact_values_from_the_safe_side(name):
     line = TABLE[name]
-    args = corners(line)
+    args = grid_points(line)
     for wide in (True, False):
         with jax.enable_x64(wide):
             arrays = [jnp.asarray(x) for x in args] if wide else args
@@ -458,10 +468,10 @@ def test_values_are_on_the_safe_side(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
-def test_nothing_is_nan_in_float32_code(name):
+def test_float32_values_and_derivatives_are_never_nan(name):
     line = TABLE[name]
     with np.errstate(over="ignore", under="ignore"):
-        args = [jnp.asarray(x.astype(np.float32)) for x in corners(line)]
+        args = [jnp.asarray(x.astype(np.float32)) for x in grid_points(line)]
     positions = tuple(range(len(args)))
 
     def total(*args):
@@ -472,7 +482,7 @@ def test_nothing_is_nan_in_float32_code(name):
         assert not np.any(np.isnan(slope))
 
 
-# Calls whose value is known.
+# Calls with a known value.
 LIMITS = {
     0.0: {  # nothing is released
         "gdp.delta": lambda: gdp.delta(0.0, 0.0),
@@ -489,8 +499,8 @@ LIMITS = {
             np.inf, 1.0, np.array([2.0])
         )[0],
         "no rate": lambda: rdp.poisson_gaussian(1e-300, 0.0, np.array([2.0]))[0],
-        "momentum": lambda: momentum(np.inf, 0.5, "fixed"),
-        "reduced": lambda: reduced(np.inf, np.inf, np.inf),
+        "momentum": lambda: momentum_mu(np.inf, 0.5, "fixed"),
+        "reduced": lambda: reduced_momentum_mu(np.inf, np.inf, np.inf),
         "assignment": lambda: iteration.random_assignment_delta(np.zeros(3), 0.0),
     },
     np.inf: {  # nothing is promised
@@ -498,9 +508,11 @@ LIMITS = {
         "gdp.mu": lambda: gdp.mu(np.inf, 0.5),
         "pure.mu": lambda: pure.mu(np.inf),
         "rdp.gaussian": lambda: rdp.gaussian(0.0, np.array([2.0]))[0],
-        "momentum": lambda: momentum(0.0, 0.5, "fixed"),
-        "reduced": lambda: reduced(1.0, 0.0, 1.0),
-        "traced noise": lambda: jax.jit(descent, static_argnums=0)("gd", -1.0),
+        "momentum": lambda: momentum_mu(0.0, 0.5, "fixed"),
+        "reduced": lambda: reduced_momentum_mu(1.0, 0.0, 1.0),
+        "traced noise": lambda: jax.jit(one_step_descent_mu, static_argnums=0)(
+            "gd", -1.0
+        ),
         "traced delta": lambda: jax.jit(gdp.epsilon)(1.0, 0.0),
         "traced stddev": lambda: jax.jit(iteration.optimal_shift_mu)(
             np.ones(2), np.ones(2), np.zeros(2)
@@ -519,7 +531,7 @@ LIMITS = {
         for name, call in calls.items()
     ],
 )
-def test_limits_are_exact(call, value, wide):
+def test_values_at_limits_are_exact(call, value, wide):
     with jax.enable_x64(wide):
         assert float(call()) == value
 
@@ -534,23 +546,23 @@ def test_limits_are_exact(call, value, wide):
         (lambda: rdp.compose(np.ones(2), count=10**400), "count"),
         (lambda: rdp.compose(np.ones(2), count="three"), "count"),
         (lambda: rdp.gaussian(1.0, np.array([np.inf])), "orders"),
-        (lambda: momentum(1.0, 1.0, "fixed"), "decay"),
-        (lambda: reduced(1.0, -1.0, 1.0), "noise_multipliers"),
-        (lambda: descent("gd", np.nan), "noise_multiplier"),
-        (lambda: descent("cyclic", 1.0, 0.0), "diameter"),
-        (lambda: sensitivity(np.inf, 1), "gradient_norm"),
-        (lambda: sensitivity(1.0, 0.5), "num_steps"),
+        (lambda: momentum_mu(1.0, 1.0, "fixed"), "decay"),
+        (lambda: reduced_momentum_mu(1.0, -1.0, 1.0), "noise_multipliers"),
+        (lambda: one_step_descent_mu("gd", np.nan), "noise_multiplier"),
+        (lambda: one_step_descent_mu("cyclic", 1.0, 0.0), "diameter"),
+        (lambda: descent_sensitivity(np.inf, 1), "gradient_norm"),
+        (lambda: descent_sensitivity(1.0, 0.5), "num_steps"),
         (lambda: iteration.random_assignment_delta(np.array([-1.0]), 1.0), "mus"),
         (lambda: iteration.step_lipschitz(0.0, smoothness=1.0), "step_size"),
     ],
 )
-def test_what_is_outside_is_named(call, name):
+def test_arguments_outside_the_domain_raise(call, name):
     with pytest.raises(ValueError, match=f"^{name} must"):
         call()
 
 
-def test_casts_keep_their_side():
-    """Above what float32 holds, and below its least normal number, which is flushed."""
+def test_directed_casts_round_to_their_side():
+    """Also beyond the range of float32, and below its least normal number."""
     least, most = (float(getattr(np.finfo(np.float32), x)) for x in ("tiny", "max"))
     values = np.array([1e-300, 1e-46, 1e-40, 0.3, 16777217.0, most * (1 + 1e-9), 1e300])
     values = np.concatenate([-values, values])
@@ -565,7 +577,7 @@ def test_casts_keep_their_side():
     assert down[-1] == -up[6] == most
 
 
-def test_counts_of_any_size():
+def test_huge_counts_compose_without_overflow():
     with jax.enable_x64(True):
         for count in (10**18, 10**36, 10**300):
             total = rdp.compose(np.array([1.0, 0.3]), count=count)
@@ -576,8 +588,8 @@ def test_counts_of_any_size():
 
 
 @pytest.mark.slow
-def test_mixtures_do_not_underflow():
-    """Sixteen rounds, the first of them as likely as the others."""
+def test_mixture_delta_does_not_underflow():
+    """Sixteen rounds that are equally likely."""
     rounds = random_rounds.uniform(16, groups=4)
     delta = random_rounds.delta(1e3, 50.0, rounds=rounds, sampling_rate=0.01)
     delta = float(delta)

@@ -1,4 +1,4 @@
-"""Correlated noise: sensitivities against a brute force, errors against matrices."""
+"""Correlated noise: sensitivities against brute force, errors against matrices."""
 
 import functools
 import itertools
@@ -13,7 +13,7 @@ from scipy.linalg import toeplitz
 from dpjax import Adjacency, strategies, workloads
 from dpjax.accounting import correlated, gdp
 
-# The strategy, and how far above the brute force a reshuffled bound may be.
+# Strategies, and the allowed ratio of a reshuffled bound to the brute force.
 STRATEGIES = {
     "independent": (strategies.independent(), 1.002),
     "geometric": (strategies.geometric(0.5), 1.002),
@@ -30,11 +30,11 @@ STRATEGIES = {
 SHAPES = [(5, 1), (7, 9), (13, 4), (24, 8), (38, 8)]
 
 
-def matrix(coefficients):
+def toeplitz_matrix(coefficients):
     return np.tril(toeplitz(np.asarray(coefficients, np.float64)))
 
 
-def patterns(order, num_steps, n_b):
+def participation_patterns(order, num_steps, n_b):
     if order == "fixed":
         return [range(o, num_steps, n_b) for o in range(min(n_b, num_steps))]
     if order == "reshuffled":
@@ -42,21 +42,23 @@ def patterns(order, num_steps, n_b):
         epochs = [range(s, min(s + n_b, num_steps)) for s in starts]
         return list(itertools.product(*epochs))
 
-    def apart(start):
+    def separated_patterns(start):
         """Patterns to which no further step can be added at the end."""
         for first in range(start, min(start + n_b, num_steps)):
-            for others in apart(first + n_b) if first + n_b < num_steps else [()]:
+            for others in (
+                separated_patterns(first + n_b) if first + n_b < num_steps else [()]
+            ):
                 yield (first, *others)
 
-    return list(apart(0))
+    return list(separated_patterns(0))
 
 
-def brute_force(c, order, num_steps, n_b):
-    """max_π Σ |(CᵀC)_st|, C being a matrix, or a Toeplitz one's coefficients."""
-    c = matrix(c) if c.ndim == 1 else np.asarray(c)
+def brute_force_sensitivity(c, order, num_steps, n_b):
+    """max_π Σ |(CᵀC)_st| for a matrix C, or for the coefficients of a Toeplitz one."""
+    c = toeplitz_matrix(c) if c.ndim == 1 else np.asarray(c)
     gram = np.abs(c.T @ c)
     groups = {}
-    for pattern in patterns(order, num_steps, n_b):
+    for pattern in participation_patterns(order, num_steps, n_b):
         groups.setdefault(len(pattern), []).append(tuple(pattern))
     best = 0.0
     for group in map(np.array, groups.values()):
@@ -76,24 +78,24 @@ def mu(strategy, noise_multiplier=1.0, *, order="fixed", num_steps, n_b, **kwarg
     )
 
 
-def padded(shapes, length):
-    """Strategies in one record, with zeros behind their coefficients, f[b, length]."""
+def stack_strategies(shapes, length):
+    """One batched strategy, its coefficients padded with zeros to f[b, length]."""
 
-    def rows(field):
+    def padded_field(field):
         made = [np.asarray(getattr(x, field)) for x in shapes]
         return np.array([np.pad(x, (0, length - x.size)) for x in made])
 
-    return strategies.Toeplitz(rows("numerator"), rows("denominator"))
+    return strategies.Toeplitz(padded_field("numerator"), padded_field("denominator"))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def every(strategy, method, num_steps):
-    """What a method of each strategy of a record gives, in one program."""
+def map_over_strategies(strategy, method, num_steps):
+    """The results of a method for each strategy of a batch, in one program."""
     return jax.vmap(lambda one: getattr(one, method)(num_steps))(strategy)
 
 
-# Those that one number remembers are accounted for in another way, so that the others
-# are longer by more than zeros.
+# Strategies whose state is at most one vector are accounted for by separate code, so
+# the others are not padded together with them.
 OF_ONE = [x for x, (made, _) in STRATEGIES.items() if made.num_vectors <= 1]
 OF_MORE = [x for x in STRATEGIES if x not in OF_ONE]
 
@@ -102,14 +104,18 @@ OF_MORE = [x for x in STRATEGIES if x not in OF_ONE]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
 @pytest.mark.parametrize("names", [OF_ONE, OF_MORE], ids=["one", "more"])
-def test_no_pattern_moves_more_and_the_bounds_are_close(names, order, shape, x64):
+def test_sensitivity_bounds_hold_for_all_patterns_and_are_close(
+    names, order, shape, x64
+):
     num_steps, n_b = shape
-    asked = padded([STRATEGIES[x][0] for x in names], 1 if names is OF_ONE else 3)
+    asked = stack_strategies(
+        [STRATEGIES[x][0] for x in names], 1 if names is OF_ONE else 3
+    )
     bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
-    coefficients = np.asarray(every(asked, "coefficients", num_steps))
+    coefficients = np.asarray(map_over_strategies(asked, "coefficients", num_steps))
     for name, c, bound in zip(names, coefficients, bounds, strict=True):
         slack = STRATEGIES[name][1]
-        exact = brute_force(c, order, num_steps, n_b) / 2.5
+        exact = brute_force_sensitivity(c, order, num_steps, n_b) / 2.5
         assert bound >= exact * (1 - 1e-15), name
         monotone = np.all(np.diff(c) <= 0) and np.all(c >= 0)
         tight = order == "fixed" or (order == "separated" and monotone)
@@ -117,8 +123,7 @@ def test_no_pattern_moves_more_and_the_bounds_are_close(names, order, shape, x64
         assert bound <= exact * most, name
 
 
-# And how far above the brute force a bound may be, where an epoch has one column's
-# length, and where columns have any.
+# Column factors, constant in each epoch or arbitrary.
 FACTORS = np.exp(np.random.default_rng(5).normal(size=38))
 SCALED = {
     "independent": strategies.independent(),
@@ -134,7 +139,7 @@ SCALED = {
 @pytest.mark.parametrize(
     "names", [("independent", "geometric"), ("two poles", "signed")]
 )
-def test_no_pattern_moves_scaled_columns_more(names, order, shape, x64):
+def test_scaled_strategy_bounds_hold_for_all_patterns(names, order, shape, x64):
     num_steps, n_b = shape
     factors = FACTORS[:num_steps]
     by_epoch = np.repeat(factors, n_b)[:num_steps]
@@ -143,18 +148,20 @@ def test_no_pattern_moves_scaled_columns_more(names, order, shape, x64):
         for name in names
         for columns in (factors, by_epoch)
     ]
-    shapes = padded([x.strategy for x in made], 1 if "geometric" in names else 3)
+    shapes = stack_strategies(
+        [x.strategy for x in made], 1 if "geometric" in names else 3
+    )
     asked = strategies.Scaled(shapes, np.array([x.factors for x in made]))
-    matrices = np.asarray(every(asked, "matrix", num_steps))
+    matrices = np.asarray(map_over_strategies(asked, "matrix", num_steps))
     np.testing.assert_allclose(
-        matrices @ np.asarray(every(asked, "inverse_matrix", num_steps)),
+        matrices @ np.asarray(map_over_strategies(asked, "inverse_matrix", num_steps)),
         np.broadcast_to(np.eye(num_steps), matrices.shape),
         atol=1e-12,
     )
     bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
     slacks = [1e-9, 0.1] * len(names)
     for c, bound, slack in zip(matrices, bounds, slacks, strict=True):
-        exact = brute_force(c, order, num_steps, n_b) / 2.5
+        exact = brute_force_sensitivity(c, order, num_steps, n_b) / 2.5
         assert bound >= exact * (1 - 1e-15)
         tight = order == "fixed" or (order == "reshuffled" and slack == 0.1)
         assert not tight or bound <= exact * (1 + slack)
@@ -163,39 +170,39 @@ def test_no_pattern_moves_scaled_columns_more(names, order, shape, x64):
 @pytest.mark.diagonal("order")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("order", "slack"), [("fixed", 1e-12), ("reshuffled", 0.1)])
-def test_no_pattern_moves_a_tree_more(order, slack, shape, x64):
+def test_tree_bounds_hold_for_all_patterns(order, slack, shape, x64):
     num_steps, n_b = shape
     decays = [strategies.tree(x).decay for x in (0.0, 0.75, 0.984375)]
     asked = strategies.Tree(np.array(decays))
-    matrices = np.asarray(every(asked, "matrix", num_steps))
+    matrices = np.asarray(map_over_strategies(asked, "matrix", num_steps))
     np.testing.assert_allclose(
-        matrices @ np.asarray(every(asked, "inverse_matrix", num_steps)),
+        matrices @ np.asarray(map_over_strategies(asked, "inverse_matrix", num_steps)),
         np.broadcast_to(np.eye(num_steps), matrices.shape),
         atol=1e-12,
     )
     bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
     for c, bound in zip(matrices, bounds, strict=True):
-        exact = brute_force(c, order, num_steps, n_b) / 2.5
+        exact = brute_force_sensitivity(c, order, num_steps, n_b) / 2.5
         assert exact * (1 - 1e-15) <= bound <= exact * (1 + slack)
     with pytest.raises(ValueError, match="order"):
         mu(strategies.tree(0.75), order="separated", num_steps=num_steps, n_b=n_b)
 
 
-def test_without_correlation_it_is_composition(x64):
+def test_mu_of_independent_noise_equals_composition(x64):
     composed = gdp.compose(np.full(10, 1 / 0.7))
     for order in ("fixed", "reshuffled", "separated"):
         value = mu(strategies.independent(), 0.7, order=order, num_steps=95, n_b=10)
         np.testing.assert_allclose(value, composed, rtol=1e-9)
 
 
-def test_replacing_an_example_moves_twice_as_much(x64):
+def test_mu_doubles_under_replace_adjacency(x64):
     asked = {"num_steps": 50, "n_b": 7}
     one = mu(strategies.geometric(0.6), 3.0, **asked)
     two = mu(strategies.geometric(0.6), 3.0, adjacency=Adjacency.REPLACE, **asked)
     np.testing.assert_allclose(two, 2 * float(one), rtol=1e-12)
 
 
-# The strategy, and how far above the truth it may be for what its series rounds by.
+# Strategies, and the allowed relative excess that rounding of their series causes.
 ROUNDED = {
     "one pole": (strategies.geometric(0.98), 1e-11),
     "three poles": (strategies.rational([0.2, 0.5, 0.9], [0.4, 0.8, 0.998]), 1e-8),
@@ -208,8 +215,8 @@ ROUNDED = {
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", ROUNDED)
-def test_it_is_rounded_upwards(name, x64):
-    """Against the recursion in 60 digits."""
+def test_mu_is_rounded_up(name, x64):
+    """Compared with the recursion in 60 digits."""
     strategy, slack = ROUNDED[name]
     num_steps, n_b = 300, 30
     n, d = ([0, *map(mpmath.mpf, map(float, x))] for x in strategy)
@@ -234,17 +241,19 @@ GROWING = [
 @pytest.mark.diagonal("order")
 @pytest.mark.parametrize("shape", [(9, 3), (7, 3), (10, 4), (5, 5)])
 @pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
-def test_strategies_that_grow(order, shape, x64):
-    """The first step of an epoch is then the worst."""
+def test_bounds_hold_for_growing_strategies(order, shape, x64):
+    """Coefficients grow, so the first step of an epoch is the worst."""
     num_steps, n_b = shape
-    asked = padded(GROWING, 1)
+    asked = stack_strategies(GROWING, 1)
     bounds = np.asarray(mu(asked, order=order, num_steps=num_steps, n_b=n_b))
-    coefficients = np.asarray(every(asked, "coefficients", num_steps))
+    coefficients = np.asarray(map_over_strategies(asked, "coefficients", num_steps))
     for strategy, c, bound in zip(GROWING, coefficients, bounds, strict=True):
-        assert bound >= brute_force(c, order, num_steps, n_b) * (1 - 1e-15), strategy
+        assert bound >= brute_force_sensitivity(c, order, num_steps, n_b) * (
+            1 - 1e-15
+        ), strategy
 
 
-def test_it_is_rounded_upwards_to_float32_too():
+def test_float32_mu_is_rounded_up():
     strategy, _ = STRATEGIES["three poles"]
     with jax.enable_x64(True):
         wide = mu(strategy, 3.0, num_steps=300, n_b=30)
@@ -261,11 +270,11 @@ def test_it_is_rounded_upwards_to_float32_too():
         pytest.param("separated", marks=pytest.mark.slow),
     ],
 )
-def test_it_can_be_differentiated_by_every_coefficient(order, x64):
+def test_derivatives_by_all_coefficients_match_differences(order, x64):
     num_steps, n_b = 29, 6
     workload = workloads.momentum_sum(0.8)
 
-    def product(decay, zeros, poles, noise_multiplier):
+    def mu_plus_product(decay, zeros, poles, noise_multiplier):
         strategy = strategies.rational(zeros, poles)
         first = mu(
             strategies.geometric(decay),
@@ -277,19 +286,21 @@ def test_it_can_be_differentiated_by_every_coefficient(order, x64):
         second = mu(strategy, 1.0, order=order, num_steps=num_steps, n_b=n_b)
         return first + second * correlated.error(strategy, workload, num_steps)
 
-    # What is traced is not rounded to float32.
+    # Traced numbers are not rounded to float32.
     at = [np.array(x) for x in (0.7, [0.3, 0.6], [0.5, 0.9], 2.0)]
-    slopes = jax.jit(jax.grad(product, argnums=(0, 1, 2, 3)))(*at)
-    product = jax.jit(product)
+    slopes = jax.jit(jax.grad(mu_plus_product, argnums=(0, 1, 2, 3)))(*at)
+    mu_plus_product = jax.jit(mu_plus_product)
     for i, slope in enumerate(slopes):
         for j in np.ndindex(slope.shape):
             step = 1e-5 * np.eye(1, max(slope.size, 1), sum(j)).reshape(slope.shape)
             up, down = ([*at[:i], at[i] + s, *at[i + 1 :]] for s in (step, -step))
-            centred = (float(product(*up)) - float(product(*down))) / 2e-5
+            centred = (
+                float(mu_plus_product(*up)) - float(mu_plus_product(*down))
+            ) / 2e-5
             np.testing.assert_allclose(np.asarray(slope)[j], centred, rtol=2e-4)
 
 
-def test_many_strategies_at_once(x64):
+def test_mu_of_batched_strategies_equals_single_values(x64):
     decays = np.array([0.0, 0.5, 0.875, 1 - 2.0**-10])  # exact in float32
     asked = {"num_steps": 40, "n_b": 8, "order": "reshuffled"}
     batch = jax.jit(jax.vmap(strategies.geometric))(decays)
@@ -299,7 +310,7 @@ def test_many_strategies_at_once(x64):
     np.testing.assert_allclose(mu(batch, noises, **asked), each, rtol=1e-9)
 
 
-def test_what_is_out_of_range():
+def test_invalid_arguments_raise():
     usual = {"num_steps": 10, "n_b": 5}
     geometric = strategies.geometric(0.5)
     for changed in ({"num_steps": 0}, {"n_b": 0}, {"order": "poisson"}):
@@ -335,67 +346,73 @@ def test_what_is_out_of_range():
 RATES = np.random.default_rng(0).uniform(0.1, 1.0, 37)
 
 
-def momenta(decay, num_steps=37):
-    return (1 - decay) * matrix(decay ** np.arange(num_steps))
+def momentum_matrix(decay, num_steps=37):
+    return (1 - decay) * toeplitz_matrix(decay ** np.arange(num_steps))
 
 
-def decayed(decay, rates, weight_decay):
+def decayed_matrix(decay, rates, weight_decay):
     rows, now = [], np.zeros(37)
-    for row, rate in zip(momenta(decay), rates, strict=True):
+    for row, rate in zip(momentum_matrix(decay), rates, strict=True):
         now = (1 - weight_decay * rate) * now + rate * row
         rows.append(now)
     return np.array(rows)
 
 
 WORKLOADS = {
-    "momentum": (workloads.momentum(0.9), momenta(0.9)),
-    "sums": (workloads.momentum_sum(0.9), matrix(np.ones(37)) @ momenta(0.9)),
-    "prefix": (workloads.prefix_sum(), matrix(np.ones(37))),
+    "momentum": (workloads.momentum(0.9), momentum_matrix(0.9)),
+    "sums": (
+        workloads.momentum_sum(0.9),
+        toeplitz_matrix(np.ones(37)) @ momentum_matrix(0.9),
+    ),
+    "prefix": (workloads.prefix_sum(), toeplitz_matrix(np.ones(37))),
     "nesterov": (
         workloads.nesterov(0.8),
-        matrix(np.ones(37)) @ (0.8 * momenta(0.8) + 0.2 * np.eye(37)),
+        toeplitz_matrix(np.ones(37)) @ (0.8 * momentum_matrix(0.8) + 0.2 * np.eye(37)),
     ),
-    "filter": (workloads.toeplitz([2.0, 1.0, 0.5]), matrix([2, 1, 0.5] + [0] * 34)),
+    "filter": (
+        workloads.toeplitz([2.0, 1.0, 0.5]),
+        toeplitz_matrix([2, 1, 0.5] + [0] * 34),
+    ),
     "schedule": (
         workloads.momentum(0.9, learning_rates=RATES),
-        RATES[:, None] * momenta(0.9),
+        RATES[:, None] * momentum_matrix(0.9),
     ),
     "weight decay": (
         workloads.momentum_sum(0.9, learning_rates=0.5, weight_decay=0.2),
-        decayed(0.9, np.full(37, 0.5), 0.2),
+        decayed_matrix(0.9, np.full(37, 0.5), 0.2),
     ),
     "both": (
         workloads.momentum_sum(0.9, learning_rates=RATES, weight_decay=0.2),
-        decayed(0.9, RATES, 0.2),
+        decayed_matrix(0.9, RATES, 0.2),
     ),
 }
 
 
-# Where rates or factors vary errors are found in another way.
+# Varying learning rates are handled by separate code.
 VARYING = {x: any(np.size(y) > 1 for y in w[2:]) for x, (w, _) in WORKLOADS.items()}
 BY_NAME = pytest.mark.parametrize(("name", "varying"), VARYING.items())
 
 
 @pytest.mark.diagonal("varying")
 @BY_NAME
-def test_the_error_is_that_of_the_matrices(name, varying, x64):
+def test_error_of_toeplitz_strategies_matches_dense_matrices(name, varying, x64):
     workload, dense = WORKLOADS[name]
     made = [STRATEGIES[x][0] for x in ("slow", "two poles", "signed")]
-    errors = correlated.error(padded(made, 3), workload, 37)
-    coefficients = every(padded(made, 3), "coefficients", 37)
+    errors = correlated.error(stack_strategies(made, 3), workload, 37)
+    coefficients = map_over_strategies(stack_strategies(made, 3), "coefficients", 37)
     for c, got in zip(np.asarray(coefficients), np.asarray(errors), strict=True):
-        want = np.linalg.norm(dense @ np.linalg.inv(matrix(c))) / np.sqrt(37)
+        want = np.linalg.norm(dense @ np.linalg.inv(toeplitz_matrix(c))) / np.sqrt(37)
         np.testing.assert_allclose(got, want, rtol=1e-9)
 
 
 @pytest.mark.diagonal("varying")
 @BY_NAME
-def test_the_error_of_others_is_that_of_the_matrices(name, varying, x64):
+def test_error_of_scaled_and_tree_strategies_matches_dense_matrices(name, varying, x64):
     workload, dense = WORKLOADS[name]
     factors = np.array(
         [strategies.scaled(x, FACTORS[:37]).factors for x in SCALED.values()]
     )
-    made = [strategies.Scaled(padded(SCALED.values(), 3), factors)]
+    made = [strategies.Scaled(stack_strategies(SCALED.values(), 3), factors)]
     if varying:
         with pytest.raises(ValueError, match="workload"):
             correlated.error(strategies.tree(0.875), workload, 37)
@@ -403,7 +420,7 @@ def test_the_error_of_others_is_that_of_the_matrices(name, varying, x64):
         decays = [strategies.tree(x).decay for x in (0.0, 0.875)]
         made.append(strategies.Tree(np.array(decays)))
     for batch in made:
-        inverses = np.asarray(every(batch, "inverse_matrix", 37))
+        inverses = np.asarray(map_over_strategies(batch, "inverse_matrix", 37))
         want = np.linalg.norm(dense @ inverses, axis=(1, 2)) / np.sqrt(37)
         got = correlated.error(batch, workload, 37)
         np.testing.assert_allclose(got, want, rtol=1e-9)
@@ -430,12 +447,12 @@ def test_the_error_of_others_is_that_of_the_matrices(name, varying, x64):
         (lambda: workloads.toeplitz("ab"), "coefficients"),
     ],
 )
-def test_what_is_no_workload(make, match):
+def test_invalid_workload_raises(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 
 
-def test_a_schedule_is_for_as_many_steps():
+def test_schedule_of_another_length_raises():
     workload = workloads.momentum(0.9, learning_rates=RATES)
     with pytest.raises(ValueError, match="num_steps"):
         correlated.error(strategies.independent(), workload, 36)

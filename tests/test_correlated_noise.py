@@ -1,4 +1,4 @@
-"""Noise that a strategy correlates, as a transformation."""
+"""The transformation that adds noise correlated by a strategy."""
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,14 @@ REGENERATED = ("independent", "geometric", "inverse", "scaled", "tree")
 KEY = jax.random.wrap_key_data(np.array([0, 3], np.uint32))  # key(3), not compiled
 
 
-def few(default, names):
-    """A program for each: the default suite has some."""
+def mark_others_as_matrix(default, names):
+    """Each name compiles a program: names not in `default` are marked `matrix`."""
     return [
         x if x in default else pytest.param(x, marks=pytest.mark.matrix) for x in names
     ]
 
 
-def make(name, buffer="stored", **changed):
+def make_transformation(name, buffer="stored", **changed):
     given = {"stddev": STDDEV, "num_steps": NUM_STEPS, "key": KEY, **changed}
     return dpjax.correlated_noise(STRATEGIES[name], buffer=buffer, **given)
 
@@ -50,14 +50,16 @@ def ones(*shape):
     return np.ones(shape, np.float32)
 
 
-@pytest.mark.parametrize("name", few(("two poles", "scaled", "tree"), STRATEGIES))
-def test_its_covariance_is_that_of_the_inverse(name):
+@pytest.mark.parametrize(
+    "name", mark_others_as_matrix(("two poles", "scaled", "tree"), STRATEGIES)
+)
+def test_noise_covariance_equals_that_of_the_inverse_matrix(name):
     """Each of 78 entries is normal with deviation sqrt(1 + ρ²) / sqrt(n) of its scale.
 
     Six deviations: false alarms in 1e-6 of the keys.
     """
     draws = 40_000
-    _, noise = run(make(name), {"a": ones(draws), "b": ones(draws)})
+    _, noise = run(make_transformation(name), {"a": ones(draws), "b": ones(draws)})
     dense = jax.jit(lambda: STRATEGIES[name].matrix(NUM_STEPS))()
     inverse = np.linalg.inv(np.asarray(dense, np.float64))
     want = STDDEV**2 * inverse @ inverse.T
@@ -65,15 +67,17 @@ def test_its_covariance_is_that_of_the_inverse(name):
     scale = np.sqrt(np.outer(np.diag(want), np.diag(want)) * 2 / draws)
     assert np.all(np.abs(a @ a.T / draws - want) < 6 * scale)
     assert np.all(np.abs(b @ b.T / draws - want) < 6 * scale)
-    # No noise is shared by leaves, at no two steps.
+    # Leaves share no noise, at any two steps.
     assert np.all(np.abs(a @ b.T / draws) < 6 * scale)
 
 
-@pytest.mark.parametrize("name", few(("geometric", "tree"), REGENERATED))
-def test_stored_and_regenerated_noise_are_the_same(name):
+@pytest.mark.parametrize(
+    "name", mark_others_as_matrix(("geometric", "tree"), REGENERATED)
+)
+def test_buffered_and_recomputed_noise_are_equal(name):
     sums = {"a": ones(3, 5), "b": 0 * ones(7)}
-    state, stored = run(make(name), sums)
-    again, drawn = run(make(name, "regenerate"), sums)
+    state, stored = run(make_transformation(name), sums)
+    again, drawn = run(make_transformation(name, "regenerate"), sums)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-5), stored, drawn
     )
@@ -84,48 +88,51 @@ def test_stored_and_regenerated_noise_are_the_same(name):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("num_steps", [1, 2, 7, 16])
-def test_the_tree_at_any_length(num_steps):
-    """Stored noise against the draws z and C⁻¹, for one key."""
+def test_tree_noise_matches_inverse_matrix_at_any_length(num_steps):
+    """Buffered noise equals C⁻¹ z for the draws z of the same key."""
 
-    def noise_of(*how):
-        tx = make(*how, num_steps=num_steps)
+    def run_on_zeros(*how):
+        tx = make_transformation(*how, num_steps=num_steps)
         return np.asarray(run(tx, 0 * ones(5), length=num_steps)[1])
 
-    noise, z = noise_of("tree"), noise_of("independent")  # whose noise is the draws
+    noise, z = (
+        run_on_zeros("tree"),
+        run_on_zeros("independent"),
+    )  # whose noise is the draws
     inverse = jax.jit(lambda: STRATEGIES["tree"].inverse_matrix(num_steps))()
     np.testing.assert_allclose(noise, np.asarray(inverse) @ z, atol=1e-5)
-    np.testing.assert_allclose(noise_of("tree", "regenerate"), noise, atol=1e-5)
+    np.testing.assert_allclose(run_on_zeros("tree", "regenerate"), noise, atol=1e-5)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["geometric", "two poles", "scaled", "tree"])
-def test_a_run_in_two_parts_is_the_run(name):
-    tx, sums = make(name), ones(9)
+def test_run_in_two_parts_equals_uninterrupted_run(name):
+    tx, sums = make_transformation(name), ones(9)
     _, whole = run(tx, sums)
     state, first = run(tx, sums, length=5)
     _, second = run(tx, sums, state, length=NUM_STEPS - 5)
     np.testing.assert_array_equal(whole, np.concatenate([first, second]))
 
 
-def test_a_workload_that_takes_noise_back_has_less_of_it():
+def test_noise_in_sums_cancels_to_closed_form_variance():
     """Sums over all steps: λ = .7 leaves the last draw and .3 of those before."""
-    _, noise = run(make("geometric"), 0 * ones(20_000))
+    _, noise = run(make_transformation("geometric"), 0 * ones(20_000))
     variance = STDDEV**2 * (1 + 0.3**2 * (NUM_STEPS - 1))
     np.testing.assert_allclose(
         np.var(np.asarray(noise).sum(0)), variance, rtol=6 * 0.01
     )
 
 
-def test_narrow_sums_get_noise_before_they_are_narrow():
+def test_noise_is_added_before_casting_down():
     sums = 256 * ones(5_000)
-    _, noisy = run(make("two poles"), sums.astype(jnp.bfloat16))
-    _, wide = run(make("two poles"), sums)
+    _, noisy = run(make_transformation("two poles"), sums.astype(jnp.bfloat16))
+    _, wide = run(make_transformation("two poles"), sums)
     assert noisy.dtype == jnp.bfloat16
     np.testing.assert_array_equal(noisy, np.asarray(wide).astype(jnp.bfloat16))
 
 
-def test_it_ends_where_the_guarantee_ends():
-    tx, sums = make("geometric"), ones(3)
+def test_updates_beyond_num_steps_raise_or_are_nan():
+    tx, sums = make_transformation("geometric"), ones(3)
     update = jax.jit(tx.update)
     state, _ = run(tx, sums)
     with pytest.raises(ValueError, match="num_steps is 12"):
@@ -138,15 +145,15 @@ def test_it_ends_where_the_guarantee_ends():
 
 
 @pytest.mark.parametrize("name", ["geometric", "tree"])
-def test_updates_have_the_shapes_of_the_parameters(name):
-    tx = make(name)
+def test_updates_of_other_shapes_raise(name):
+    tx = make_transformation(name)
     state = jax.jit(tx.init)(ones(3))
     with pytest.raises(ValueError, match="shapes"):
         tx.update(ones(2, 3), state)
 
 
-def test_wider_updates_leave_the_state_as_it_was(x64):
-    tx = make("two poles")
+def test_float64_updates_do_not_change_the_state_dtypes(x64):
+    tx = make_transformation("two poles")
     state = jax.eval_shape(tx.init, ones(3))
     wide, narrow = (
         jax.eval_shape(tx.update, ones(3).astype(dtype), state)
@@ -181,7 +188,7 @@ def test_wider_updates_leave_the_state_as_it_was(x64):
         ),
     ],
 )
-def test_what_is_refused(strategy, changed, named):
+def test_invalid_arguments_raise(strategy, changed, named):
     given = {"stddev": 1.0, "num_steps": NUM_STEPS, "key": KEY, **changed}
     with pytest.raises(ValueError, match=named):
         dpjax.correlated_noise(strategy, **given)

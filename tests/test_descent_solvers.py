@@ -1,4 +1,4 @@
-"""Noisy descent: against NumPy, exact Gaussian last iterates, and bad input."""
+"""Noisy descent against NumPy and exact Gaussian last iterates, and its errors."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from dpjax._core.keys import stream
 from dpjax.accounting import gdp, iteration, pld, pure
 from dpjax.solvers import losses, prox
 
-# The key of the seed 5, for which nothing is compiled, nor for these parameters.
+# The key of seed 5 and parameters, made without compiling anything.
 KEY = jax.random.wrap_key_data(np.array([0, 5], np.uint32))
 W0 = jax.device_put(np.zeros(4, np.float32))
 HUBER = losses.huber(0.7, feature_norm=2.0)
@@ -33,19 +33,19 @@ def huber_gradient(w, x, y, *, threshold=0.7, norm=2.0):
     return np.clip(x @ w - y, -threshold, threshold)[:, None] * x
 
 
-def clip(gradients, bound):
+def clip_rows(gradients, bound):
     norms = np.linalg.norm(gradients, axis=-1, keepdims=True)
     return gradients * np.minimum(1, bound / norms)
 
 
-def reference(data, batches, step_sizes, *, added, clip_norm=None, shrink=None):
-    """NumPy, without noise: sums over a batch, divided by its nominal size."""
+def reference_descent(data, batches, step_sizes, *, added, clip_norm=None, shrink=None):
+    """Noiseless descent in NumPy: sums over a batch, divided by its nominal size."""
     x, y = (np.float64(a) for a in data)
     w = np.zeros(x.shape[1])
     for (indices, size), eta in zip(batches, step_sizes, strict=True):
         gradients = huber_gradient(w, x[indices], y[indices])
         if clip_norm is not None:
-            gradients = clip(gradients, clip_norm)
+            gradients = clip_rows(gradients, clip_norm)
         w = w - eta * (gradients.sum(axis=0) / size + added * w)
         if shrink is not None:
             l1, l2 = shrink
@@ -57,8 +57,8 @@ DECREASING = 0.3 / np.sqrt(1 + np.arange(15))
 
 
 @pytest.fixture
-def noiseless(clip_norm):
-    """Of constant steps with a proximal one, and of decreasing ones."""
+def noiseless_runs(clip_norm):
+    """Noiseless runs: constant step sizes with a proximal step, and decreasing ones."""
     setting = dict(SETTING)
     if clip_norm is not None:
         setting |= {"clipped": True, "gradient_norm": clip_norm}
@@ -84,33 +84,35 @@ def noiseless(clip_norm):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("clip_norm", [None, 0.4])
-def test_without_noise_it_is_descent_on_cyclic_batches(noiseless, clip_norm):
+def test_noiseless_cyclic_descent_matches_reference(noiseless_runs, clip_norm):
     data = make_data()
-    result, decreasing = noiseless
+    result, decreasing = noiseless_runs
     constant = [(np.arange(23)[i : i + 5], 5) for i in range(0, 23, 5)] * 3
-    expected = reference(
+    expected = reference_descent(
         data, constant, [0.3] * 15, added=0.05, clip_norm=clip_norm, shrink=(0.02, 0.3)
     )
-    # Clipping stays under its bound by less than a hundred roundings, in every step.
+    # Clipped norms are below the bound by less than a hundred roundings in every step.
     short = 100 * 2**-24 * (clip_norm or 0.0)
     np.testing.assert_allclose(result.params, expected, atol=2e-6 + 15 * 0.3 * short)
     assert result.guarantee.mu == np.inf
     np.testing.assert_array_equal(result.curve.left_out, np.zeros(15))
 
-    expected = reference(data, constant, DECREASING, added=0.05, clip_norm=clip_norm)
+    expected = reference_descent(
+        data, constant, DECREASING, added=0.05, clip_norm=clip_norm
+    )
     atol = 2e-6 + DECREASING.sum() * short
     np.testing.assert_allclose(decreasing.params, expected, atol=atol)
 
 
 @pytest.fixture(scope="module")
-def of_full_batches():
+def full_batch_run():
     return solvers.noisy_gd(
         HUBER, W0, make_data(), num_steps=9, key=KEY, noise_multiplier=0.0, **SETTING
     )
 
 
 @pytest.fixture(scope="module")
-def of_random_batches():
+def random_batch_run():
     return solvers.noisy_sgd(
         HUBER,
         W0,
@@ -123,14 +125,16 @@ def of_random_batches():
     )
 
 
-def test_full_and_random_batches_without_noise(of_full_batches, of_random_batches):
+def test_noiseless_full_and_random_batch_descent_matches_reference(
+    full_batch_run, random_batch_run
+):
     data = make_data()
-    result = of_full_batches
+    result = full_batch_run
     everything = [(np.arange(23), 23)] * 9
-    expected = reference(data, everything, [0.2] * 9, added=0.05)
+    expected = reference_descent(data, everything, [0.2] * 9, added=0.05)
     np.testing.assert_allclose(result.params, expected, atol=2e-6)
 
-    # Random batches: those of the sampler, from the solver's stream of that name.
+    # Random batches are the sampler's, from the solver's stream of that name.
     @jax.jit
     @jax.vmap
     def indices(k):
@@ -138,17 +142,17 @@ def test_full_and_random_batches_without_noise(of_full_batches, of_random_batche
         return sampling.fixed_size(23, 4, key=key, step=k).indices
 
     batches = [(batch, 4) for batch in np.asarray(indices(np.arange(12)))]
-    expected = reference(data, batches, [0.2] * 12, added=0.05)
-    np.testing.assert_allclose(of_random_batches.params, expected, atol=2e-6)
+    expected = reference_descent(data, batches, [0.2] * 12, added=0.05)
+    np.testing.assert_allclose(random_batch_run.params, expected, atol=2e-6)
 
 
-def quadratic(w, a):
+def quadratic_loss(w, a):
     return 0.5 * jnp.sum((w["x"] - a) ** 2)
 
 
 @pytest.fixture
-def far_other_and_noisy(batch_size, adjacency):
-    """Runs on two neighbours without noise, and one with it."""
+def neighbouring_and_noisy_runs(batch_size, adjacency):
+    """Noiseless runs on two neighbouring data sets, and one run with noise."""
     n, d, C, sigma, epochs = 6, 20_001, 0.8, 1.7, 8
     a = np.zeros((n, d), np.float32)
     far, other = a.copy(), a.copy()
@@ -156,7 +160,7 @@ def far_other_and_noisy(batch_size, adjacency):
     other[-1, 0] = -C if adjacency is Adjacency.REPLACE else 0.0
     run = functools.partial(
         solvers.noisy_cyclic_gd,
-        quadratic,
+        quadratic_loss,
         {"x": np.zeros(d, np.float32)},
         num_epochs=epochs,
         batch_size=batch_size,
@@ -180,8 +184,8 @@ def far_other_and_noisy(batch_size, adjacency):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("adjacency", [Adjacency.REPLACE, Adjacency.ZERO_OUT])
 @pytest.mark.parametrize("batch_size", [6, 2])
-def test_the_last_iterate_is_as_far_apart_as_promised(
-    far_other_and_noisy, batch_size, adjacency
+def test_attained_mu_of_last_iterate_is_at_most_the_guarantee(
+    neighbouring_and_noisy_runs, batch_size, adjacency
 ):
     """Quadratics: the last iterate is Gaussian, so its μ is shift over deviation.
 
@@ -189,15 +193,15 @@ def test_the_last_iterate_is_as_far_apart_as_promised(
     batches, where the bound is not tight. The deviation is estimated from 20,000
     coordinates of one run: a relative error of 0.5 %, and 5 of those are allowed for.
     """
-    far, other, x = (np.asarray(r.params["x"]) for r in far_other_and_noisy)
+    far, other, x = (np.asarray(r.params["x"]) for r in neighbouring_and_noisy_runs)
     attained = abs(float(far[0]) - float(other[0])) / np.std(x[1:])
-    promised = float(far_other_and_noisy[2].guarantee.mu)
+    promised = float(neighbouring_and_noisy_runs[2].guarantee.mu)
     assert attained <= promised * 1.025
     assert attained >= promised * 0.975 / (1.0 if batch_size == 6 else 1.3)
 
 
 @pytest.fixture(scope="module")
-def noise_of_a_schedule():
+def scheduled_noise_run():
     return solvers.noisy_gd(
         losses.huber(0.3, feature_norm=1.0),
         np.zeros(20_000, np.float32),
@@ -213,7 +217,7 @@ def noise_of_a_schedule():
 
 
 @pytest.fixture(scope="module")
-def noise_of_two_leaves():
+def two_leaf_params():
     return solvers.noisy_gd(
         lambda w, x: jnp.sum(w["a"] * x) + jnp.sum(w["b"] * x),
         {"a": np.zeros(50, np.float32), "b": np.zeros(50, np.float32)},
@@ -225,8 +229,8 @@ def noise_of_two_leaves():
     ).params
 
 
-def test_noise_has_the_scheduled_size_and_is_fresh_in_every_step(
-    noise_of_a_schedule, noise_of_two_leaves
+def test_noise_has_scheduled_scale_and_differs_between_leaves(
+    scheduled_noise_run, two_leaf_params
 ):
     # Gradients of zero: x is a sum of the noise of all steps, of known variance.
     noise = np.array([2.0, 0.5, 1.0])
@@ -234,15 +238,15 @@ def test_noise_has_the_scheduled_size_and_is_fresh_in_every_step(
     pull = np.array([(1 - 0.2) * (1 - 0.1), 1 - 0.1, 1.0])
     std = np.linalg.norm(eta * noise * 0.3 / 7 * pull)
     # The relative error of a standard deviation of 20,000 draws is 0.5 %.
-    found = np.std(np.asarray(noise_of_a_schedule.params))
+    found = np.std(np.asarray(scheduled_noise_run.params))
     np.testing.assert_allclose(found, std, rtol=0.025)
-    a, b = (np.asarray(noise_of_two_leaves[name]) for name in "ab")
+    a, b = (np.asarray(two_leaf_params[name]) for name in "ab")
     assert np.max(np.abs(a - b)) > 0.1 * np.max(np.abs(a))
 
 
 @pytest.fixture(scope="module")
-def accounted():
-    """With a target, with constant noise, and with a schedule of it."""
+def accounted_runs():
+    """Runs with a target ε, with constant noise, and with a noise schedule."""
     run = functools.partial(
         solvers.noisy_cyclic_gd,
         HUBER,
@@ -260,8 +264,8 @@ def accounted():
     )
 
 
-def test_guarantees_are_those_of_the_accountants(accounted):
-    result, constant, varied = accounted
+def test_guarantees_match_accountants(accounted_runs):
+    result, constant, varied = accounted_runs
     assert 1.5 * (1 - 1e-4) <= result.guarantee.epsilon(1e-4) <= 1.5
     mu = iteration.noisy_cyclic_gd_mu(
         float(result.noise_multiplier),
@@ -273,7 +277,7 @@ def test_guarantees_are_those_of_the_accountants(accounted):
     )
     np.testing.assert_allclose(result.guarantee.mu, mu, rtol=1e-6)
 
-    # Constant schedules are no schedules; reshuffled ones compose.
+    # A constant schedule equals a constant; reshuffled schedules compose.
     scheduled = iteration.scheduled_cyclic_gd_mu(
         np.full(20, 2.0), batches_per_epoch=4, batch_size=6, **SETTING
     )
@@ -283,8 +287,8 @@ def test_guarantees_are_those_of_the_accountants(accounted):
 
 
 @pytest.mark.slow
-def test_schedules_and_the_worst_place():
-    # Each place by hand through optimal_shift_mu, with its own c_k, s_k and τ_k.
+def test_scheduled_mu_is_the_maximum_over_batch_positions():
+    # Each batch position by optimal_shift_mu, with its own c_k, s_k and τ_k.
     T, period, b, C, lam = 21, 4, 5, 1.4, 0.05
     eta = 0.3 / np.sqrt(1 + np.arange(T))
     noise = np.linspace(2, 1, T)
@@ -316,7 +320,7 @@ def test_schedules_and_the_worst_place():
 
 
 @pytest.mark.slow
-def test_scheduled_noisy_sgd_composes_at_no_more_than_its_noise():
+def test_epsilon_of_scheduled_noisy_sgd_composes_varying_noise():
     noise = np.linspace(3, 2, 40)
     result = solvers.noisy_sgd(
         HUBER,
@@ -330,11 +334,13 @@ def test_scheduled_noisy_sgd_composes_at_no_more_than_its_noise():
     )
     epsilon = float(result.guarantee.epsilon(1e-4))
 
-    def composed(sigma):
+    def composed_epsilon(sigma):
         step = pld.subsampled_gdp(2 / sigma, 2 / 23)
         return float(pld.epsilon(pld.compose(step, 40), 1e-4))
 
-    assert composed(3.0) < composed(2.5) < epsilon < composed(2.0)
+    assert (
+        composed_epsilon(3.0) < composed_epsilon(2.5) < epsilon < composed_epsilon(2.0)
+    )
     assert result.guarantee.mu is None
 
 
@@ -366,7 +372,7 @@ def test_noisy_sgd_meets_its_target():
     assert 1e-4 * (1 - 1e-2) <= delta <= 1e-4 * (1 + 2e-2)
 
 
-def test_batches_of_fixed_size_are_uniform_subsets():
+def test_fixed_size_batches_are_uniform_subsets():
     draw = jax.jit(
         jax.vmap(lambda s: sampling.fixed_size(6, 3, key=KEY, step=s).indices)
     )
@@ -384,7 +390,7 @@ def test_batches_of_fixed_size_are_uniform_subsets():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_damaged_examples_contribute_zero_and_are_counted(bad):
+def test_nonfinite_examples_contribute_zero_and_are_counted(bad):
     x, y = make_data(20)
     x[3, 1], y[17] = bad, np.nan
     result = solvers.noisy_cyclic_gd(
@@ -400,13 +406,13 @@ def test_damaged_examples_contribute_zero_and_are_counted(bad):
     )
     keep = [i for i in range(20) if i not in (3, 17)]
     batches = [([i for i in keep if i // 5 == k], 5) for k in range(4)] * 2
-    expected = reference((x, y), batches, [0.2] * 8, added=0.05)
+    expected = reference_descent((x, y), batches, [0.2] * 8, added=0.05)
     np.testing.assert_allclose(result.params, expected, atol=2e-6)
     np.testing.assert_array_equal(result.curve.left_out, [1, 0, 0, 1] * 2)
     assert np.all(np.isfinite(result.curve.loss))
 
 
-def test_a_run_compiles_once():
+def test_solver_compiles_once():
     calls = []
 
     def loss(w, example):
@@ -429,7 +435,7 @@ def test_a_run_compiles_once():
     assert len(calls) == traced <= 4  # not once a step, nor once a run
 
 
-def test_losses_have_the_constants_they_state():
+def test_losses_attain_their_stated_constants():
     # Gradients and curvature at random points, features longer than the ball.
     rng = np.random.default_rng(1)
     for loss, shape, labels in [
@@ -456,7 +462,7 @@ def test_losses_have_the_constants_they_state():
 
 
 @pytest.fixture(scope="module")
-def projected():
+def projected_run():
     return solvers.noisy_gd(
         HUBER,
         W0,
@@ -471,7 +477,7 @@ def projected():
     )
 
 
-def test_proximal_steps_minimise_what_they_say(projected):
+def test_proximal_steps_minimise_their_objective(projected_run):
     x, eta = np.array([1.3, -0.04, -2.0, 0.3]), 0.4
     grid = np.linspace(-3, 3, 600_001)
     for step, h in [
@@ -481,10 +487,10 @@ def test_proximal_steps_minimise_what_they_say(projected):
     ]:
         best = [grid[np.argmin(h(grid) + (grid - z) ** 2 / (2 * eta))] for z in x]
         np.testing.assert_allclose(jax.jit(step)(x, eta), best, atol=2e-5)
-    assert np.linalg.norm(projected.params) <= 0.1 * (1 + 1e-5)
+    assert np.linalg.norm(projected_run.params) <= 0.1 * (1 + 1e-5)
 
 
-def test_pure_privacy_is_randomised_response(x64):
+def test_pure_accountant_matches_randomised_response(x64):
     for p in (0.1, 1.0, 3.0, 40.0):
         for e in (0.0, 0.05, 0.7, 2.0, 39.0, 50.0):
             exact = max(0.0, (math.exp(p) - math.exp(e)) / (1 + math.exp(p)))
@@ -494,7 +500,7 @@ def test_pure_privacy_is_randomised_response(x64):
             if 0 < exact < 1:
                 np.testing.assert_allclose(pure.epsilon(p, exact), e, atol=1e-9)
         assert float(pure.epsilon(p, 0.0)) == p
-        # The Gaussian curve lies below: more δ at every ε, and less is not enough.
+        # The Gaussian mechanism has more δ at every ε, and with less μ it does not.
         mu = float(pure.mu(p))
         e = np.linspace(0, p, 50)
         slack = 1e-12
@@ -506,7 +512,7 @@ def test_pure_privacy_is_randomised_response(x64):
         assert np.any(less < delta)
 
 
-def test_bad_input_names_the_argument():
+def test_invalid_arguments_raise():
     data = make_data(20)
     run = functools.partial(
         solvers.noisy_cyclic_gd,

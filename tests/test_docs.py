@@ -1,8 +1,8 @@
-"""The programs of the pages run, and print what the pages say.
+"""The programs of the pages run, and print the output that the pages show.
 
-A page's blocks of Python share one namespace, in order. What one prints is in the block
-of text right after it. A block of another library's code is not run, and says so in a
-comment before it.
+A page's blocks of Python share one namespace, in order. The output of each is in the
+text block right after it. A block of another library's code is not run, and a comment
+before it says so.
 
     python tests/test_docs.py PAGE ...
 
@@ -49,18 +49,18 @@ PAGES = [
     "howto/resume.md",
     "howto/users.md",
 ]
-# Those that are done in a second or two; the others search for noise and compare.
+# Pages that take a second or two; the others search for noise multipliers.
 QUICK = {"pitfalls.md", "map.md"}
-# Those whose programs need what may not be installed.
+# Pages whose programs need an optional library.
 NEEDED = {"howto/keras.md": "keras"}
-# Those whose programs run for longer than they compile.
+# Pages whose programs take longer to run than to compile.
 OPTIMIZED = {"choosing-a-mechanism.md"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: [\w. ]+ -->\n\n$")
 
 
-def programs(text):
-    """Each program that is run, and the block after it that shows what it prints."""
+def iter_programs(text):
+    """Yield each program that is run, and the block after it that shows its output."""
     blocks = list(FENCE.finditer(text))
     assert text.count("\n```") == 2 * len(blocks), "a fence that is not understood"
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
@@ -72,10 +72,10 @@ def programs(text):
         yield block[2], following if shown else None
 
 
-def written(page):
-    """The page with what its programs print now."""
+def render_page(page):
+    """The page with the output that its programs print now."""
     text, names, place, parts = (DOCS / page).read_text(encoding="utf-8"), {}, 0, []
-    for program, shown in programs(text):
+    for program, shown in iter_programs(text):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(program, page, "exec"), names)
         out = printed.getvalue()
@@ -91,26 +91,26 @@ def written(page):
     "page",
     [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in PAGES],
 )
-def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch, request):
+def test_programs_print_the_output_on_the_page(page, tmp_path, monkeypatch, request):
     if page in NEEDED and not importlib.util.find_spec(NEEDED[page]):
         pytest.skip(f"{NEEDED[page]} is not installed")
     if page in OPTIMIZED:
         request.getfixturevalue("optimized")
     monkeypatch.chdir(tmp_path)  # a page may write a file
-    with jax.numpy_rank_promotion("allow"):  # as it is for users
-        assert written(page) == (DOCS / page).read_text(encoding="utf-8")
+    with jax.numpy_rank_promotion("allow"):  # JAX's default
+        assert render_page(page) == (DOCS / page).read_text(encoding="utf-8")
 
 
-def test_programs_are_found():
+def test_program_and_output_blocks_are_extracted():
     text = "\n```python\nx = 1\n```\n\n```text\n1\n```\n\n"
     other = "<!-- not run: Opacus -->\n\n```python\ny\n```\n"
     between = "```python\nz\n```\n\nwords\n\n```text\nw\n```\n"
-    (first, shown), (second, nothing) = programs(text + other + between)
+    (first, shown), (second, nothing) = iter_programs(text + other + between)
     assert (first, shown[2]) == ("x = 1\n", "1\n")
     assert (second, nothing) == ("z\n", None)
 
 
-def test_the_page_of_plans_names_the_adjacencies_of_each_sampling():
+def test_plan_page_lists_adjacencies_of_each_sampling():
     page = (DOCS / "plan.md").read_text(encoding="utf-8")
     named = {}
     for samplings, adjacencies in re.findall(
@@ -122,7 +122,7 @@ def test_the_page_of_plans_names_the_adjacencies_of_each_sampling():
     assert named == {name: set(kind.adjacencies) for name, kind in SAMPLINGS.items()}
 
 
-def test_every_question_has_an_answer_and_a_way_on():
+def test_every_question_has_an_answer_with_a_link():
     page = (DOCS / "questions.md").read_text(encoding="utf-8")
     _, *answers = page.split("\n### ")
     assert len(answers) >= 22
@@ -132,7 +132,7 @@ def test_every_question_has_an_answer_and_a_way_on():
         assert re.search(r"\]\([^)]+\)", words), question
 
 
-def test_the_citation_is_of_this_version():
+def test_citation_has_the_current_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {project['version']}\n" in citation
@@ -142,4 +142,4 @@ def test_the_citation_is_of_this_version():
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for name in sys.argv[1:]:
-            (DOCS / name).write_text(written(name), encoding="utf-8")
+            (DOCS / name).write_text(render_page(name), encoding="utf-8")

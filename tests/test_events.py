@@ -1,4 +1,4 @@
-"""Events: what they are as pytrees and as JSON, and that accountants interpret them."""
+"""Events as pytrees and as JSON, and the accountants that interpret them."""
 
 import json
 import math
@@ -44,7 +44,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_json_holds_all_of_an_event(event):
+def test_event_round_trips_through_json(event):
     text = json.dumps(events.to_dict(event), allow_nan=False)
     again = events.from_dict(json.loads(text))
     assert again == event
@@ -52,13 +52,13 @@ def test_json_holds_all_of_an_event(event):
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_leaves_of_an_event_are_its_numbers(event):
+def test_event_leaves_are_its_numbers(event):
     leaves, structure = jax.tree.flatten(event)
     assert all(isinstance(x, int | float) for x in leaves)
     assert jax.tree.unflatten(structure, leaves) == event
 
 
-def test_structures_of_different_events_differ():
+def test_event_types_have_different_tree_structures():
     structures = [jax.tree.structure(event) for event in EVENTS]
     structures.append(jax.tree.structure(pld.PLD(EVENTS[-1].steps)))
     types = [type(event) for event in EVENTS] + [pld.PLD]
@@ -68,7 +68,7 @@ def test_structures_of_different_events_differ():
                 assert one != other, (types[i], types[j])
 
 
-def test_a_compiled_function_tells_mechanisms_with_equal_numbers_apart():
+def test_jit_distinguishes_events_with_equal_numbers():
     epsilon = jax.jit(lambda x: pld.epsilon(x, 1e-5))
     poisson = events.PoissonGaussian(1.7, 0.1, Adjacency.ADD_REMOVE)
     allocation = events.RandomAllocation(1.7, 9, Adjacency.ADD_REMOVE)
@@ -78,14 +78,14 @@ def test_a_compiled_function_tells_mechanisms_with_equal_numbers_apart():
     np.testing.assert_allclose(ratios, 1.0, rtol=1e-6)
 
 
-def test_numbers_of_numpy_and_jax_are_written_as_plain_numbers():
+def test_numpy_and_jax_scalars_are_serialised_as_plain_numbers():
     event = events.Repeated(events.Gaussian(np.float32(0.5)), np.int64(3))
     assert events.from_dict(events.to_dict(event)) == events.Repeated(
         events.Gaussian(0.5), 3
     )
 
 
-def test_traced_numbers_and_batches_are_not_written():
+def test_serialising_traced_or_batched_values_raises():
     with pytest.raises(ValueError, match="mu must be one number"):
         events.to_dict(events.Gaussian(np.ones(2)))
     with pytest.raises(ValueError, match="mu must be one number"):
@@ -104,12 +104,12 @@ def test_traced_numbers_and_batches_are_not_written():
         | {"adjacency": "NEITHER"},
     ],
 )
-def test_values_of_no_event_are_refused(values):
+def test_invalid_event_values_raise(values):
     with pytest.raises(ValueError, match="no event has these values"):
         events.from_dict(values)
 
 
-def test_a_profile_is_that_of_the_accountant():
+def test_event_profile_matches_its_accountant():
     assert profiles.of(events.Gaussian(0.7)).epsilon(1e-5) == gdp.epsilon(0.7, 1e-5)
     event = events.CorrelatedGaussian(
         3.0, StrategySpec(denominator=(-0.5,)), 40, 10, "fixed", Adjacency.ZERO_OUT

@@ -1,7 +1,7 @@
 """Programs for GPUs and TPUs, lowered on a machine that has neither.
 
-A CPU can show that every operation has a rule there, and that none is a call into a
-library: these have names of their own on each platform, or are missing on some.
+A CPU can show that every operation has a lowering rule there, and that none calls a
+library: such calls differ between platforms, or are missing on some.
 """
 
 import jax
@@ -16,17 +16,17 @@ from dpjax._core.platforms import host
 from dpjax.accounting import gdp
 
 GPU, TPU = "cuda", "tpu"
-# A whole accountant takes seconds to trace; these have one of each kind of operation.
+# Accountants take seconds to trace; these few cover every kind of operation.
 QUICK = {"gdp.epsilon", "rdp.epsilon", "pure.mu", "fdp.advantage", "correlated.error"}
 
 
-def text(fn, *args, platforms=(GPU, TPU)):
+def lower_to_text(fn, *args, platforms=(GPU, TPU)):
     return jax.export.export(jax.jit(fn), platforms=platforms)(*args).mlir_module()
 
 
-def portable_text(fn, *args):
-    """Of a program for both that calls no library."""
-    lowered = text(fn, *args)
+def lower_portably(fn, *args):
+    """The module for both platforms, asserting that it calls no library."""
+    lowered = lower_to_text(fn, *args)
     assert "func.func public @main" in lowered
     assert "custom_call" not in lowered
     return lowered
@@ -55,11 +55,11 @@ def loss(params, ids):
 
 @pytest.mark.diagonal("engine")
 @pytest.mark.parametrize(("engine", "microbatch_size"), ENGINES)
-def test_clipped_gradients(engine, microbatch_size):
+def test_clipped_gradients_lower_for_gpu_and_tpu(engine, microbatch_size):
     fn = dpjax.clipped_grad(loss, 0.7, engine=engine, microbatch_size=microbatch_size)
     mask = np.arange(6) < 5
     ids = np.zeros((6, 5), np.int32)
-    lowered = portable_text(lambda p, ids: fn(p, ids, mask=mask), PARAMS, ids)
+    lowered = lower_portably(lambda p, ids: fn(p, ids, mask=mask), PARAMS, ids)
     for operation in ("gather", "convolution", "while"):
         assert f"stablehlo.{operation}" in lowered
     assert "f64" not in lowered
@@ -72,7 +72,7 @@ def test_clipped_gradients(engine, microbatch_size):
         for n in TRANSFORMATIONS
     ],
 )
-def test_noise(name):
+def test_noise_lowers_for_gpu_and_tpu(name):
     def two_steps(seed, params):
         tx = TRANSFORMATIONS[name](jax.random.key(seed))
         state = tx.init(params)
@@ -80,26 +80,28 @@ def test_noise(name):
             params, state = tx.update(params, state, params)
         return params
 
-    lowered = portable_text(two_steps, 3, {k: PARAMS[k] for k in ("table", "dense")})
+    lowered = lower_portably(two_steps, 3, {k: PARAMS[k] for k in ("table", "dense")})
     assert "f64" not in lowered
 
 
-def many(key, step):
-    """Beyond 2¹⁶ examples bins are found another way."""
+def random_bins_of_many(key, step):
+    """Random bins beyond 2¹⁶ examples, which a different algorithm finds."""
     sizes = {"max_batch_size": 30, "key": key, "epoch": step, "step": 2}
     return dpjax.sampling.random_bins_step(100_000, 5_000, **sizes)
 
 
 @pytest.mark.parametrize("name", [*SAMPLERS, "random_bins_step, many"])
-def test_batches(name):
-    sample = SAMPLERS.get(name, many)
-    lowered = portable_text(lambda seed, step: sample(jax.random.key(seed), step), 3, 5)
+def test_batches_lower_for_gpu_and_tpu_without_floats(name):
+    sample = SAMPLERS.get(name, random_bins_of_many)
+    lowered = lower_portably(
+        lambda seed, step: sample(jax.random.key(seed), step), 3, 5
+    )
     # No platform rounds integers: every machine draws the same examples.
     assert not any(f"{kind}>" in lowered for kind in ("f16", "f32", "f64"))
 
 
 @pytest.mark.slow
-def test_a_step_of_a_plan():
+def test_plan_step_lowers_for_gpu_and_tpu():
     plan = dpjax.plan(
         num_examples=300,
         batch_size=8,
@@ -123,7 +125,7 @@ def test_a_step_of_a_plan():
     def start(params):
         return plan.optimizer(optax.adam(0.1), key=jax.random.key(3)).init(params)
 
-    lowered = portable_text(step, 3, PARAMS, jax.eval_shape(start, PARAMS), 5)
+    lowered = lower_portably(step, 3, PARAMS, jax.eval_shape(start, PARAMS), 5)
     assert "f64" not in lowered
 
 
@@ -131,17 +133,17 @@ def test_a_step_of_a_plan():
     "name",
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ACCOUNTANTS],
 )
-def test_accountants_run_on_gpus_and_refuse_tpus(name):
+def test_accountants_lower_for_gpu_and_raise_for_tpu(name):
     fn, x = ACCOUNTANTS[name]
     for each in (fn, lambda x: jax.jvp(fn, (x,), (jnp.ones_like(x),))[1]):
-        if "f64" not in text(each, np.float32(x), platforms=(GPU,)):
+        if "f64" not in lower_to_text(each, np.float32(x), platforms=(GPU,)):
             continue  # The slope of the best order is 0.
         with pytest.raises(NotImplementedError, match="accountants need float64"):
-            text(each, np.float32(x), platforms=(TPU,))
+            lower_to_text(each, np.float32(x), platforms=(TPU,))
 
 
-# Devices of one kind stand for those of two: the host is the first of them. What was
-# given no device is free to go elsewhere: one program may take all that was found.
+# CPU devices stand for both kinds: the first of them is the host. Results that are not
+# committed to a device may move, so that one program can take all of them.
 summed = jax.jit(lambda *found: sum(jnp.sum(x) for x in found))
 
 
@@ -157,18 +159,18 @@ summed = jax.jit(lambda *found: sum(jnp.sum(x) for x in found))
         ),
     ],
 )
-def test_without_jit_accountants_run_on_the_cpu(transformed):
+def test_eager_accountants_run_on_the_cpu(transformed):
     other = jax.devices()[1]
     with jax.default_device(other):
         mu = jnp.asarray(1.3)
         found = transformed(gdp.epsilon)(mu, 1e-6)
         assert mu.devices() == {other}
-        if transformed is not jax.grad:  # a cotangent lies where its number does
+        if transformed is not jax.grad:  # a cotangent is on the device of its primal
             assert found.devices() == {host()}
         assert summed(mu, found).devices() == {other}
 
 
-def test_without_jit_accountants_run_on_the_cpu_beside_a_mesh():
+def test_eager_accountants_run_on_the_cpu_when_a_mesh_is_set():
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[1:3])
     laid_out = jax.device_put(np.float32(1.3), jax.NamedSharding(mesh, jax.P()))
     expected = float(gdp.epsilon(1.3, 1e-6))

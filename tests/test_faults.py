@@ -1,7 +1,7 @@
-"""What goes wrong on the way, and what is released all the same.
+"""Faults during a run, and the results that are still correct.
 
-Full disks, killed processes and meshes that change are in `test_checkpoint`, what fails
-to read in `test_plan_batches`.
+Full disks, killed processes and changed meshes are in `test_checkpoint`, reading errors
+in `test_plan_batches`.
 """
 
 import functools
@@ -29,7 +29,7 @@ def loss(w, x):
     return jnp.sum(jnp.tanh(x @ w) ** 2)
 
 
-# --- examples that are no numbers
+# --- examples that are not finite
 
 BROKEN = {"one example": [3], "one device's": [4, 5], "all": list(range(8))}
 MESHES = {
@@ -40,40 +40,43 @@ MESHES = {
 
 
 @functools.cache
-def summed(engine, mesh):
+def make_sum_on_mesh(engine, mesh):
     kind, manual = MESHES[mesh]
     over = jax.make_mesh((4,), ("data",), (kind,))
     fn = dpjax.clipped_grad(loss, CLIP_NORM, engine=engine)
 
-    def part(w, x, mask):
+    def local_sum(w, x, mask):
         return jax.lax.psum(fn(w, x, mask=mask)[0], "data")
 
     whole = lambda w, x, mask: fn(w, x, mask=mask)[0]  # noqa: E731
     if manual:
         divided = jax.P("data")
         whole = jax.shard_map(
-            part, mesh=over, in_specs=(jax.P(), divided, divided), out_specs=jax.P()
+            local_sum,
+            mesh=over,
+            in_specs=(jax.P(), divided, divided),
+            out_specs=jax.P(),
         )
 
     @jax.jit
     def run(w, x, mask):
         return whole(w, x, mask)
 
-    def call(x, mask):
+    def run_on_mesh(x, mask):
         with jax.set_mesh(over):
             split = jax.NamedSharding(over, jax.P("data"))
             w = jax.device_put(W, jax.NamedSharding(over, jax.P()))
             return np.asarray(run(w, *jax.device_put((x, mask), split)))
 
-    return call
+    return run_on_mesh
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
-def test_nan_in_a_shard_counts_for_nothing(engine, mesh):
-    """Bit for bit what the others add up to: nothing of the shard is left."""
-    run = summed(engine, mesh)
+def test_nan_in_a_shard_contributes_zero(engine, mesh):
+    """The result is bit for bit the sum of the other examples."""
+    run = make_sum_on_mesh(engine, mesh)
     for value in (np.nan, np.inf):
         for examples in BROKEN.values():
             x, there = X.copy(), np.isin(np.arange(8), examples)
@@ -84,15 +87,15 @@ def test_nan_in_a_shard_counts_for_nothing(engine, mesh):
             assert np.isfinite(found).all()
 
 
-def normalised(w, x):
+def normalised_loss(w, x):
     return jnp.sum(x @ (w * jax.lax.rsqrt(jnp.sum(w**2, axis=0, keepdims=True))))
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
-def test_gradients_that_no_parameter_has_leave_the_sum_alone(engine):
-    """Parameters at which a map has no derivative: no example is finite."""
-    fn = jax.jit(dpjax.clipped_grad(normalised, CLIP_NORM, engine=engine))
+def test_nonfinite_gradients_of_all_examples_give_zero_sum(engine):
+    """At parameters without a derivative, no example's gradient is finite."""
+    fn = jax.jit(dpjax.clipped_grad(normalised_loss, CLIP_NORM, engine=engine))
     total, per_example = fn(np.zeros_like(W), X)
     assert not np.any(np.isfinite(per_example.norm))
     np.testing.assert_array_equal(total, 0.0)
@@ -101,11 +104,8 @@ def test_gradients_that_no_parameter_has_leave_the_sum_alone(engine):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nan_between_clipping_and_noise_stays_where_it_is(name, value):
-    """A transformation of one's own makes it: there is no noise that would hide that.
-
-    What it leaves as it was has the noise that it had.
-    """
+def test_nan_between_clipping_and_noise_stays_in_its_entry(name, value):
+    """A user's own transformation may make it. Finite entries keep their noise."""
     sums = jnp.linspace(-1.0, 1.0, 12)
     tx = TRANSFORMATIONS[name](KEY)
     step = jax.jit(lambda u, state: tx.update(u, state, sums))
@@ -121,16 +121,16 @@ def test_nan_between_clipping_and_noise_stays_where_it_is(name, value):
     np.testing.assert_array_equal(broken[elsewhere], clean[elsewhere])
     again, _ = step(sums, after)  # a sum without it
     assert np.isfinite(again[elsewhere]).all()
-    # Momentum of sums remembers it; the memory of noise alone has no place for it.
+    # Momentum of sums keeps the NaN; a state of noise alone does not contain it.
     assert np.isfinite(again[5]) == name.startswith(("add", "noisy", "correlated"))
 
 
-# --- batches of no size, and of too much
+# --- empty and overflowing batches
 
 N, ROOM, RATE, STEPS = 40, 6, 0.05, 200
 
 
-def plan(room, noise_multiplier=1.3):
+def make_plan(room, noise_multiplier=1.3):
     return dpjax.plan(
         num_examples=N,
         batch_size=round(N * RATE),
@@ -143,20 +143,20 @@ def plan(room, noise_multiplier=1.3):
 
 
 @pytest.mark.slow
-def test_batches_that_are_empty_or_overflow():
-    """As many as were drawn, none twice, and noise where there is nobody.
+def test_empty_and_overflowing_batches_contain_the_drawn_examples():
+    """All drawn examples up to the capacity, none twice; empty batches get noise.
 
-    Room for six: the seventh and later of 40 examples at a rate of 1/20 are left out in
-    0.4 % of steps.
+    The capacity is six: of 40 examples at a rate of 1/20 the seventh and later ones are
+    left out in 0.4 % of steps.
     """
-    run = plan(ROOM)
+    run = make_plan(ROOM)
     steps = jnp.arange(2_000)
 
-    def drawn(room):
+    def draw_batches(room):
         draw = functools.partial(sampling.poisson, N, RATE, key=KEY)
         return jax.jit(jax.vmap(lambda i: draw(step=i, max_batch_size=room)))(steps)
 
-    wanted, batches = drawn(N).mask.sum(1), drawn(ROOM)
+    wanted, batches = draw_batches(N).mask.sum(1), draw_batches(ROOM)
     np.testing.assert_array_equal(batches.mask.sum(1), np.minimum(wanted, ROOM))
     empty, over = int(np.argmin(wanted)), int(np.argmax(wanted))
     assert wanted[empty] == 0
@@ -182,11 +182,11 @@ def test_batches_that_are_empty_or_overflow():
         released, _ = tx.update(total, tx.init(W))
         noise, _ = tx.update(jnp.zeros_like(W), tx.init(W))
         np.testing.assert_allclose(released - noise, expected / 2, atol=1e-6)
-    # Whose room is smaller must pay: what overflows is part of the guarantee.
-    assert run.epsilon > plan(N).epsilon
+    # A smaller capacity costs privacy: overflow is part of the guarantee.
+    assert run.epsilon > make_plan(N).epsilon
 
 
-# --- what the machine knows beside the key
+# --- sources of randomness other than the key
 
 DRAWS = """
 import random, sys, time
@@ -214,8 +214,8 @@ for name, value in found.items():
 
 
 @pytest.mark.slow
-def test_clocks_and_other_seeds_draw_nothing():
-    """Nor the order of Python's sets, nor the time zone."""
+def test_clocks_and_global_seeds_do_not_change_draws():
+    """Nor do the hash seed and the time zone."""
     folder = os.path.dirname(__file__)
     settings = {
         "JAX_COMPILATION_CACHE_DIR": os.environ["DPJAX_TESTS_CACHE"],

@@ -1,4 +1,4 @@
-"""Trade-off curves against the closed form for Gaussians and against tests."""
+"""Trade-off curves against the closed form for Gaussians and likelihood-ratio tests."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ ALPHA = np.array([0.0, 1e-6, 1e-3, 0.05, 0.3, 0.7, 0.99, 1.0])
 
 
 @pytest.mark.parametrize("mu", [0.05, 0.8, 4.0])
-def test_gaussian_profile_gives_the_gaussian_curve_from_below(mu, x64):
+def test_tradeoff_of_gaussian_profile_is_a_tight_lower_bound(mu, x64):
     exact = np.asarray(gdp.tradeoff(mu, ALPHA))
     curve = np.asarray(fdp.tradeoff(lambda e: gdp.delta(mu, e), ALPHA))
     assert np.all(curve <= exact)
@@ -25,7 +25,7 @@ def test_gaussian_profile_gives_the_gaussian_curve_from_below(mu, x64):
 
 
 @pytest.mark.slow
-def test_the_three_accountants_agree_in_order(x64):
+def test_tradeoff_bounds_are_ordered_rdp_pld_gdp(x64):
     mu, epsilons = 0.7, np.geomspace(0.01, 20, 40)
     curve = rdp.gaussian(1 / mu, rdp.ORDERS)
     profiles = [
@@ -43,7 +43,7 @@ def test_the_three_accountants_agree_in_order(x64):
 
 
 @pytest.mark.slow
-def test_no_likelihood_ratio_test_does_better(x64):
+def test_likelihood_ratio_tests_stay_below_the_bound(x64):
     # One Poisson-sampled step, q = 0.2, μ = 1.5: tests z > t in either direction.
     mu, q, t = 1.5, 0.2, np.linspace(-3, 4, 15)
     step = pld.poisson_gaussian(1 / mu, q, adjacency=Adjacency.ADD_REMOVE)
@@ -58,13 +58,13 @@ def test_no_likelihood_ratio_test_does_better(x64):
     assert best <= advantage <= best * 1.05
 
 
-def test_advantage_of_a_gaussian(x64):
+def test_advantage_of_gaussian_matches_closed_form(x64):
     np.testing.assert_allclose(
         fdp.advantage(lambda e: gdp.delta(1.3, e)), 2 * norm.cdf(0.65) - 1, rtol=1e-12
     )
 
 
-def test_derivatives_in_float32_code():
+def test_float32_derivatives_match_gaussian_tradeoff():
     def beta(mu):
         return fdp.tradeoff(lambda e: gdp.delta(mu, e), 0.05)
 
@@ -73,7 +73,7 @@ def test_derivatives_in_float32_code():
     assert jax.eval_shape(beta, 1.0).dtype == jnp.float32
 
 
-def test_bad_input():
+def test_invalid_arguments_raise():
     for call, name in [
         (lambda: fdp.tradeoff(lambda e: gdp.delta(1.0, e), 1.5), "alpha"),
         (lambda: fdp.true_positive_rate(lambda e: e, -0.1), "false_positive_rate"),

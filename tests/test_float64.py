@@ -1,4 +1,4 @@
-"""One program for all ways to write a number, and no larger than it needs to be."""
+"""Float64 functions compile once for all types of numbers, to small programs."""
 
 import contextlib
 import functools
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.rounding
 
 
 @contextlib.contextmanager
-def compilations(name):
-    """A list that gets a message for each compilation of a function of that name."""
+def record_compilations(name):
+    """Yield a list that gets a message for each compilation of the named function."""
     found = []
 
     class Handler(logging.Handler):
@@ -39,20 +39,25 @@ def compilations(name):
         logger.removeHandler(handler)
 
 
-def array(x, dtype=None):
-    """As `jnp.asarray`, but that NumPy makes it, which compiles nothing."""
+def device_array(x, dtype=None):
+    """Like `jnp.asarray`, but made by NumPy, which compiles nothing."""
     return jax.device_put(np.asarray(x, dtype))
 
 
-def numbers():
-    """Two in every guise that differs by type, NumPy's and weak ones among them."""
+def all_scalar_types():
+    """The number two in every type, including NumPy's and weak ones."""
     with jax.enable_x64(True):
-        doubles = array(2.0), jnp.asarray(2.0)
-    singles = array(2, np.float32), jnp.asarray(2.0), array(2, jnp.bfloat16), array(2)
+        doubles = device_array(2.0), jnp.asarray(2.0)
+    singles = (
+        device_array(2, np.float32),
+        jnp.asarray(2.0),
+        device_array(2, jnp.bfloat16),
+        device_array(2),
+    )
     return (2.0, 2, np.float64(2), np.float32(2), np.array(2), *singles, *doubles)
 
 
-def test_a_core_is_traced_once_for_all_types_and_settings():
+def test_float64_function_is_traced_once_for_all_argument_types():
     traces = []
 
     @float64("up")
@@ -60,19 +65,19 @@ def test_a_core_is_traced_once_for_all_types_and_settings():
         traces.append(a.dtype)
         return 2 * a * b
 
-    with compilations("double_product") as found:
+    with record_compilations("double_product") as found:
         for x64 in (False, True):
             with jax.enable_x64(x64):
-                for x in numbers():
-                    for y in (1.5, array(1.5, np.float32)):
+                for x in all_scalar_types():
+                    for y in (1.5, device_array(1.5, np.float32)):
                         assert float(double_product(x, y)) == 6
         with jax.numpy_dtype_promotion("strict"):
-            assert float(double_product(array(2, np.float32), 1.5)) == 6
+            assert float(double_product(device_array(2, np.float32), 1.5)) == 6
     assert traces == [np.float64]
     assert not found  # NumPy evaluates concrete numbers
 
 
-def test_a_derivative_is_traced_for_varying_arguments_only():
+def test_derivatives_are_traced_once_for_varying_arguments():
     traces = []
 
     @float64("up")
@@ -80,7 +85,7 @@ def test_a_derivative_is_traced_for_varying_arguments_only():
         traces.append([isinstance(x.aval, jax.core.ShapedArray) for x in (a, b, c)])
         return a * b * c
 
-    args = [array(x, np.float32) for x in (2, 3, 5)]
+    args = [device_array(x, np.float32) for x in (2, 3, 5)]
     for x in (2.0, args[0], jax.device_put(2.0)):  # the last one's type is weak
         assert float(jax.grad(product)(x, *args[1:])) == 15
     assert len(traces) == 2  # the function and its derivative by the first argument
@@ -89,7 +94,7 @@ def test_a_derivative_is_traced_for_varying_arguments_only():
     assert len(traces) == 4  # one derivative by each of the other arguments
 
 
-def test_many_evaluations_are_compiled():
+def test_large_batches_are_compiled_and_small_ones_are_not():
     @float64("up", one_by_one=True)
     def triple(a):
         return 3 * a
@@ -102,7 +107,7 @@ def test_many_evaluations_are_compiled():
     assert len(found) == 1
 
 
-def subsampled(sigma, kind="poisson"):
+def subsampled_pld(sigma, kind="poisson"):
     if kind == "fixed":
         return pld.compose(pld.subsampled_gdp(2 / sigma, 0.01), 1000)
     adjacency = Adjacency.REPLACE if kind == "replace" else Adjacency.ADD_REMOVE
@@ -110,27 +115,27 @@ def subsampled(sigma, kind="poisson"):
     return pld.compose(step, 1000)
 
 
-def by_pld(sigma, kind="poisson"):
-    return pld.epsilon(subsampled(sigma, kind), 1e-5)
+def epsilon_by_pld(sigma, kind="poisson"):
+    return pld.epsilon(subsampled_pld(sigma, kind), 1e-5)
 
 
 @pytest.mark.matrix  # outside `jax.jit` a search is some twenty small programs
-def test_calibration_compiles_what_it_calls_once():
+def test_calibration_compiles_its_function_once():
     @jax.jit
     def epsilon_here(sigma):
         return gdp.epsilon(3 / sigma, 1e-5)
 
-    with compilations("epsilon_here") as found:
+    with record_compilations("epsilon_here") as found:
         calibrate.solve(epsilon_here, 2.0)
         calibrate.solve(epsilon_here, 4)
     assert len(found) == 1
 
 
 def count_operations(f, *args):
-    """How many operations XLA is given, to which its time is about proportional.
+    """Number of operations given to XLA, which its time is about proportional to.
 
     Constants and broadcasts are left out: versions of JAX differ in how often they
-    write the same one, and XLA merges them.
+    emit the same one, and XLA merges them.
     """
     names = re.findall(r' = "?stablehlo\.(\w+)', jax.jit(f).lower(*args).as_text())
     return sum(name not in ("constant", "broadcast_in_dim") for name in names)
@@ -138,35 +143,37 @@ def count_operations(f, *args):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["poisson", "replace", "fixed"])
-def test_an_epsilon_is_a_small_program(kind):
-    assert count_operations(lambda s: by_pld(s, kind), 1.0) < 1600
-    assert count_operations(lambda s: pld.delta(subsampled(s, kind), 1.0), 1.0) < 1600
+def test_epsilon_lowers_to_a_small_program(kind):
+    assert count_operations(lambda s: epsilon_by_pld(s, kind), 1.0) < 1600
+    assert (
+        count_operations(lambda s: pld.delta(subsampled_pld(s, kind), 1.0), 1.0) < 1600
+    )
 
 
 @pytest.mark.slow
-def test_a_derivative_is_a_small_program():
-    def of(sigma, rate, steps):
+def test_derivative_lowers_to_a_small_program():
+    def epsilon(sigma, rate, steps):
         step = pld.poisson_gaussian(sigma, rate, adjacency=Adjacency.ADD_REMOVE)
         return pld.epsilon(pld.compose(step, steps), 1e-5)
 
-    # The value's, and one by the noise multiplier: by nothing else.
-    assert count_operations(jax.grad(of), 1.0, 0.01, 1000.0) < 3600
-    assert count_operations(lambda t: calibrate.solve(by_pld, t), 2.0) < 3600
+    # The value, and its derivative by the noise multiplier alone.
+    assert count_operations(jax.grad(epsilon), 1.0, 0.01, 1000.0) < 3600
+    assert count_operations(lambda t: calibrate.solve(epsilon_by_pld, t), 2.0) < 3600
 
 
-def by_rdp(sigma):
+def epsilon_by_rdp(sigma):
     curve = rdp.poisson_gaussian(sigma, 0.01, rdp.ORDERS)
     return rdp.epsilon(rdp.compose(curve, count=1000), rdp.ORDERS, 1e-5)
 
 
 FUNCTIONS = {
     "gdp": lambda sigma: gdp.epsilon(1 / sigma, 1e-5),
-    "pld": by_pld,
-    "rdp": by_rdp,
+    "pld": epsilon_by_pld,
+    "rdp": epsilon_by_rdp,
     "mu": lambda sigma: gdp.mu(sigma, 1e-5),
     "compose": lambda sigma: gdp.compose(jnp.stack([sigma, sigma])),
     "fdp": lambda sigma: fdp.advantage(lambda e: gdp.delta(1 / sigma, e)),
-    "delta": lambda sigma: pld.delta(subsampled(sigma), 1.0),
+    "delta": lambda sigma: pld.delta(subsampled_pld(sigma), 1.0),
     "fixed": lambda s: rdp.fixed_size_gaussian(s, 0.01, rdp.ORDERS[:5]).sum(),
 }
 
@@ -176,7 +183,7 @@ FUNCTIONS = {
     "name",
     ["gdp", *(pytest.param(x, marks=pytest.mark.matrix) for x in [*FUNCTIONS][1:])],
 )
-def test_strict_promotion(name, x64):
+def test_values_and_derivatives_agree_under_strict_promotion(name, x64):
     f = FUNCTIONS[name]
     sigma = jnp.float32(1.1)  # in float64 code too: NumPy rules would promote it
     with jax.enable_x64(x64), jax.numpy_dtype_promotion("strict"):
@@ -189,7 +196,7 @@ def test_strict_promotion(name, x64):
 @pytest.mark.diagonal("name")
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("name", ["pld", "rdp", "fdp"])
-def test_strict_promotion_allows_what_is_not_compiled_here(name, x64):
+def test_accountants_trace_under_strict_promotion(name, x64):
     sigma = jax.ShapeDtypeStruct((), np.float32)
     with jax.enable_x64(x64), jax.numpy_dtype_promotion("strict"):
         value, slope = jax.eval_shape(jax.value_and_grad(FUNCTIONS[name]), sigma)
@@ -203,22 +210,22 @@ class Pair(NamedTuple):
 
 
 @float64("nearest", vectors=(1,), elementwise=True)
-def weighted(pair, x):
+def weighted_power(pair, x):
     assert pair.base.shape == pair.power.shape == x.shape[1:] == ()
     return pair.base**pair.power * jnp.sum(x)
 
 
-def test_a_core_for_one_evaluation_takes_records_and_batches():
+def test_elementwise_float64_function_takes_named_tuples_and_batches():
     base = np.array([[2.0], [3.0]], np.float32)
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     expected = np.array([[4.0], [9.0]]) * np.array([1.0, 5.0, 9.0])
-    np.testing.assert_allclose(weighted(Pair(base, 2), x), expected)
+    np.testing.assert_allclose(weighted_power(Pair(base, 2), x), expected)
 
     @jax.jit
     @functools.partial(jax.grad, argnums=(0, 1))
-    def slopes(base, x):
-        return jnp.sum(weighted(Pair(base, 2), x))
+    def summed_gradients(base, x):
+        return jnp.sum(weighted_power(Pair(base, 2), x))
 
-    by_base, by_x = slopes(base, x)
+    by_base, by_x = summed_gradients(base, x)
     np.testing.assert_allclose(by_base, [[60.0], [90.0]])
     np.testing.assert_allclose(by_x, np.full((3, 2), 13.0))

@@ -28,15 +28,15 @@ def exact_slopes(mu, epsilon):
 
 
 @pytest.fixture(scope="module")
-def grid():
+def mu_delta_grid():
     rng = np.random.default_rng(0)
     mu = 10 ** rng.uniform(-3, np.log10(50), 150)
     delta = 10 ** rng.uniform(-30, np.log10(0.9), 150)
     return mu, delta
 
 
-def test_epsilon_is_the_root_from_above(grid, x64):
-    mu, delta = grid
+def test_epsilon_is_a_tight_upper_bound(mu_delta_grid, x64):
+    mu, delta = mu_delta_grid
     epsilon = np.asarray(gdp.epsilon(mu, delta))
     assert np.sum(epsilon > 0) > 100
     for m, d, e in zip(mu, delta, epsilon.tolist(), strict=True):
@@ -47,8 +47,8 @@ def test_epsilon_is_the_root_from_above(grid, x64):
             assert error <= mp.mpf("1e-12") * max(e, m), (m, d, e)
 
 
-def test_delta_is_exact_from_above(grid, x64):
-    mu, target = grid
+def test_delta_is_a_tight_upper_bound(mu_delta_grid, x64):
+    mu, target = mu_delta_grid
     epsilon = np.maximum(np.asarray(gdp.epsilon(mu, target)), 1e-3)
     delta = np.asarray(gdp.delta(mu, epsilon))
     for m, e, d in zip(mu, epsilon, delta.tolist(), strict=True):
@@ -56,8 +56,8 @@ def test_delta_is_exact_from_above(grid, x64):
         assert 0 <= relative <= mp.mpf("1e-12"), (m, e, d)
 
 
-def test_mu_is_the_root_from_below(grid, x64):
-    mu, delta = grid
+def test_mu_is_a_tight_lower_bound(mu_delta_grid, x64):
+    mu, delta = mu_delta_grid
     epsilon = np.asarray(gdp.epsilon(mu, delta))
     found = np.asarray(gdp.mu(epsilon, delta))
     for m, e, d in zip(found.tolist(), epsilon, delta, strict=True):
@@ -71,15 +71,15 @@ def test_mu_is_the_root_from_below(grid, x64):
     st.floats(1e-3, 50),
     st.floats(-30, -0.05).map(lambda x: 10.0**x),
 )
-def test_the_round_trip_never_exceeds_delta(mu, delta):
+def test_epsilon_to_delta_round_trip_never_exceeds_delta(mu, delta):
     with jax.enable_x64(True):
         epsilon = float(gdp.epsilon(mu, delta))
         assert float(gdp.delta(mu, epsilon)) <= delta
         assert float(gdp.delta(float(gdp.mu(epsilon, delta)), epsilon)) <= delta
 
 
-def test_float32_callers_get_float32_rounded_up(grid):
-    mu, delta = (np.asarray(x, np.float32) for x in grid)
+def test_float32_epsilon_is_rounded_up(mu_delta_grid):
+    mu, delta = (np.asarray(x, np.float32) for x in mu_delta_grid)
     narrow = gdp.epsilon(mu, delta)
     assert narrow.dtype == jnp.float32
     with jax.enable_x64(True):
@@ -88,7 +88,7 @@ def test_float32_callers_get_float32_rounded_up(grid):
     np.testing.assert_allclose(narrow, wide, rtol=1.3e-7)
 
 
-def test_gradients_are_the_implicit_ones():
+def test_gradients_match_implicit_derivatives():
     mu, delta = 1.7, 1e-6
     epsilon = float(gdp.epsilon(mu, delta))
     by_mu, by_epsilon = (float(x) for x in exact_slopes(mu, epsilon))
@@ -108,10 +108,10 @@ def test_gradients_are_the_implicit_ones():
         jax.jit,
     ],
 )
-def test_second_derivatives_in_float32_code(transform):
+def test_float32_second_derivatives_match_reference(transform):
     epsilon = transform(gdp.epsilon)
 
-    def slope(mu):
+    def exact_slope(mu):
         e = mp.findroot(
             lambda e: mp.log(exact_delta(mu, e)) - mp.log(mp.mpf(1e-5)),
             (5.0, 7.0),
@@ -120,13 +120,13 @@ def test_second_derivatives_in_float32_code(transform):
         by_mu, by_epsilon = exact_slopes(mu, e)
         return -by_mu / by_epsilon
 
-    central = (slope(1.3 + 1e-6) - slope(1.3 - 1e-6)) / mp.mpf(2e-6)
+    central = (exact_slope(1.3 + 1e-6) - exact_slope(1.3 - 1e-6)) / mp.mpf(2e-6)
     for hessian in (jax.hessian(epsilon), jax.jit(jax.hessian(epsilon))):
         np.testing.assert_allclose(hessian(1.3, 1e-5), float(central), rtol=1e-4)
     assert jax.vmap(jax.hessian(epsilon), (0, None))(jnp.ones(3), 1e-5).shape == (3,)
 
 
-def test_tradeoff_and_delta_are_dual(x64):
+def test_delta_is_the_dual_of_the_tradeoff(x64):
     # δ(ε) is the largest 1 − e^ε α − G(α) over false-positive rates α.
     for mu, epsilon in [(0.3, 0.2), (1.4, 1.0), (3.0, 0.5)]:
         alpha = np.concatenate([np.logspace(-12, -3, 4000), np.linspace(1e-3, 1, 4000)])
@@ -135,7 +135,7 @@ def test_tradeoff_and_delta_are_dual(x64):
         np.testing.assert_allclose(gdp.delta(mu, epsilon), dual, atol=1e-6)
 
 
-def test_compose_is_the_root_of_squares():
+def test_compose_returns_root_of_sum_of_squares():
     mus = np.array([[0.5, 1.5, 2.0], [0.0, 0.0, 0.0], [np.inf, 1.0, 1.0]])
     np.testing.assert_allclose(
         gdp.compose(mus), [np.sqrt(0.25 + 2.25 + 4), 0, np.inf], rtol=2e-7
@@ -146,11 +146,11 @@ def test_compose_is_the_root_of_squares():
     assert np.isfinite(float(gdp.compose(np.array([1e30, 1e30]))))
 
 
-def test_compose_takes_lists():
+def test_compose_accepts_lists():
     np.testing.assert_allclose(gdp.compose([3.0, 4.0]), 5.0, rtol=1e-6)
 
 
-def test_mu_at_zero_epsilon_and_a_median_delta(x64):
+def test_mu_at_zero_epsilon_matches_closed_form(x64):
     # δ = 2Φ(μ/2) − 1 there, whose derivatives by μ and ε are φ(μ/2) and −Φ(−μ/2).
     exact = 2 * mp.sqrt(2) * mp.erfinv(mp.mpf("0.5"))
     assert 0 <= 1 - float(gdp.mu(0.0, 0.5)) / float(exact) <= 1e-14
@@ -161,7 +161,7 @@ def test_mu_at_zero_epsilon_and_a_median_delta(x64):
         assert 0 <= 1 - found / np.sqrt(2 * np.pi) <= 1e-11
 
 
-def test_what_underflows_is_positive():
+def test_underflowing_delta_is_positive():
     for wide in (True, False):
         with jax.enable_x64(wide):
             for mu, epsilon in [(0.1, 3.75), (1.0, 100.0), (1e-300, 1e300)]:
@@ -195,7 +195,7 @@ JIT_EPSILON, JIT_DELTA, JIT_MU = map(jax.jit, (gdp.epsilon, gdp.delta, gdp.mu))
         (lambda: gdp.tradeoff(2.0, 1.0), 0),
     ],
 )
-def test_corners(value, expected):
+def test_values_at_limits_are_exact(value, expected):
     assert float(value()) == expected
 
 
@@ -213,6 +213,6 @@ def test_corners(value, expected):
         (lambda: gdp.compose(1.0), "mus"),
     ],
 )
-def test_static_mistakes_name_the_argument(call, name):
+def test_invalid_arguments_raise(call, name):
     with pytest.raises(ValueError, match=f"^{name} must"):
         call()

@@ -1,4 +1,4 @@
-"""Bounds on last iterates against instances whose privacy is known or computed."""
+"""Bounds on last iterates against instances with known or computed privacy."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
-from test_minorant import restarts, stack
+from test_minorant import squared_mu, squared_mu_of_best_start
 
 from dpjax import Adjacency
 from dpjax.accounting import gdp, iteration
@@ -27,7 +27,7 @@ SETTING = {
 SHAPE = {"num_epochs": 6, "batches_per_epoch": 4, "batch_size": 5.0, "order": "fixed"}
 
 
-def cyclic(noise_multiplier=3.0, **changes):
+def cyclic_bounds(noise_multiplier=3.0, **changes):
     return iteration.noisy_cyclic_gd_bounds(
         noise_multiplier, **SHAPE | SETTING | changes
     )
@@ -36,7 +36,7 @@ def cyclic(noise_multiplier=3.0, **changes):
 def quadratic_mu(curvature, eta, moved, noise):
     """μ of X ↦ (1 − η a) X + moved_k + N(0, noise²) against the same without moves.
 
-    Both last iterates are Gaussian with one variance, so that their means tell all.
+    Both last iterates are Gaussian with equal variances, so that μ is the scaled mean.
     """
     c, mean, variance = 1 - eta * curvature, 0.0, 0.0
     for shift in moved:
@@ -45,7 +45,7 @@ def quadratic_mu(curvature, eta, moved, noise):
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
-def test_full_batches_of_strongly_convex_losses_are_exact(adjacency, x64):
+def test_mu_of_strongly_convex_full_batches_is_exact(adjacency, x64):
     """One example's gradient gains a constant of the norm that adjacency allows."""
     if adjacency is Adjacency.ADD_REMOVE:
         curvature = {"regularization": 0.7, "smoothness": 1.3}
@@ -67,7 +67,7 @@ def test_full_batches_of_strongly_convex_losses_are_exact(adjacency, x64):
             assert 0 <= float(mu) / truth - 1 <= 1e-12
 
 
-def test_cyclic_quadratics_stay_below_every_offset(x64):
+def test_cyclic_mus_bound_quadratics_at_every_offset(x64):
     setting = SETTING | {"strong_convexity": 0.7}
     mus = iteration.noisy_cyclic_gd_mus(
         3.0, num_epochs=6, batches_per_epoch=4, batch_size=5.0, **setting
@@ -79,11 +79,11 @@ def test_cyclic_quadratics_stay_below_every_offset(x64):
         truth = quadratic_mu(0.7, eta, moved, 3.0 * unit)
         assert truth <= mus[offset] <= 1.3 * truth
     assert np.all(np.diff(mus) > 0)
-    assert mus[-1] == float(cyclic(strong_convexity=0.7).best)
+    assert mus[-1] == float(cyclic_bounds(strong_convexity=0.7).best)
 
 
-def test_one_use_of_a_weakly_convex_loss_is_exact(x64):
-    """Concave quadratics expand; the only use is at the first step of the epoch."""
+def test_mu_of_one_epoch_of_weakly_convex_loss_is_exact(x64):
+    """A concave quadratic expands; each example is used once."""
     setting = SETTING | {"weak_convexity": 0.5}
     mus = iteration.noisy_cyclic_gd_mus(
         3.0, num_epochs=1, batches_per_epoch=8, batch_size=5.0, **setting
@@ -97,7 +97,7 @@ def test_one_use_of_a_weakly_convex_loss_is_exact(x64):
 
 
 def test_clipped_linear_losses_attain_composition(x64):
-    """Linear losses are clipped to constants and never forget."""
+    """Gradients of clipped linear losses are constant, so that nothing contracts."""
     for generalised_linear in (True, False):
         bounds = iteration.noisy_gd_bounds(
             3.0,
@@ -109,8 +109,8 @@ def test_clipped_linear_losses_attain_composition(x64):
         assert 0 <= float(bounds.best) / truth - 1 <= 1e-12
 
 
-def projected_law(drift, noise, diameter, steps, cells=400):
-    """The law of x ↦ Π(x + drift + N(0, noise²)) on an interval, started in the middle.
+def projected_distribution(drift, noise, diameter, steps, cells=400):
+    """Distribution after steps x ↦ Π(x + drift + N(0, noise²)) from a midpoint.
 
     A transition matrix between cell centres, with the ends as atoms.
     """
@@ -128,11 +128,11 @@ def projected_law(drift, noise, diameter, steps, cells=400):
 
 
 @pytest.mark.parametrize("diameter", [0.5, 2.0])
-def test_projected_drift_is_below_the_bound(diameter, x64):
-    """f = 0 against f′ = −x on an interval: δ(ε) from the laws themselves."""
+def test_diameter_bound_holds_for_projected_drift(diameter, x64):
+    """f = 0 against f′ = −x on an interval: δ(ε) from the exact distributions."""
     noise, steps = 0.6, 200
-    p = projected_law(0.1, noise, diameter, steps)
-    q = projected_law(0.0, noise, diameter, steps)
+    p = projected_distribution(0.1, noise, diameter, steps)
+    q = projected_distribution(0.0, noise, diameter, steps)
     # Units: η = 0.1, one example, C = 1, ZERO_OUT.
     setting = SETTING | {
         "step_size": 0.1,
@@ -156,7 +156,7 @@ def test_projected_drift_is_below_the_bound(diameter, x64):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("diameter", [0.05, 1.0, np.inf])
 @pytest.mark.parametrize("convexity", ["strong", "convex", "weak"])
-def test_named_bounds_are_the_minorant_of_their_schedule(convexity, diameter, x64):
+def test_cyclic_bounds_equal_optimal_shift_mu(convexity, diameter, x64):
     changes = {
         "strong": {"strong_convexity": 0.4},
         "convex": {},
@@ -165,7 +165,7 @@ def test_named_bounds_are_the_minorant_of_their_schedule(convexity, diameter, x6
     c = {"strong": 1 - 0.3 * 0.4, "convex": 1.0, "weak": 1 + 0.3 * 0.2}[convexity]
     unit = 0.3 * 2.0 / 5
     moved = 2 * unit * (np.arange(24) % 4 == 3)
-    best = float(cyclic(diameter=diameter, **changes).best)
+    best = float(cyclic_bounds(diameter=diameter, **changes).best)
     schedule = iteration.optimal_shift_mu(
         c, moved, 3 * unit * np.ones(24), diameter=diameter
     )
@@ -175,7 +175,7 @@ def test_named_bounds_are_the_minorant_of_their_schedule(convexity, diameter, x6
 @pytest.mark.diagonal("c")
 @pytest.mark.parametrize("epochs", [2, 3, 4])
 @pytest.mark.parametrize("c", [0.7, 1.0, 1.15])
-def test_reshuffled_epochs_cover_every_placement(c, epochs, x64):
+def test_reshuffled_bounds_cover_every_batch_placement(c, epochs, x64):
     eta, steps = 0.3, 3 * epochs
     unit = eta * 2.0 / 5
     changes = {
@@ -195,8 +195,10 @@ def test_reshuffled_epochs_cover_every_placement(c, epochs, x64):
         s = np.zeros(steps)
         s[[3 * e + p for e, p in enumerate(places)]] = 2.0
         schedule = np.full(steps, c), s, np.full(steps, 3.0)
-        free = max(free, np.sqrt(stack(*schedule)))
-        bounded = max(bounded, np.sqrt(restarts(*schedule, 0.06 / unit)))
+        free = max(free, np.sqrt(squared_mu(*schedule)))
+        bounded = max(
+            bounded, np.sqrt(squared_mu_of_best_start(*schedule, 0.06 / unit))
+        )
     contraction, best = float(bounds.contraction), float(bounds.best)
     assert contraction >= free * (1 - 1e-12)
     assert best >= bounded * (1 - 1e-12)
@@ -207,10 +209,10 @@ def test_reshuffled_epochs_cover_every_placement(c, epochs, x64):
         assert contraction <= 1.1 * free
 
 
-def test_clipping_without_the_linear_score_costs_more():
-    linear = cyclic(clipped=True, generalised_linear=True, regularization=0.1)
-    free = cyclic(clipped=True, generalised_linear=False, regularization=0.1)
-    unclipped = cyclic(regularization=0.1)
+def test_clipping_costs_more_without_a_linear_score():
+    linear = cyclic_bounds(clipped=True, generalised_linear=True, regularization=0.1)
+    free = cyclic_bounds(clipped=True, generalised_linear=False, regularization=0.1)
+    unclipped = cyclic_bounds(regularization=0.1)
     assert [float(x) for x in linear] == [float(x) for x in unclipped]
     best = min(float(x) for x in free)
     assert best > min(float(x) for x in linear)
@@ -227,23 +229,23 @@ def test_clipping_without_the_linear_score_costs_more():
     np.testing.assert_allclose(best, schedule, rtol=1e-6)
 
 
-def test_the_longest_step_still_does_not_expand(x64):
-    at_most = cyclic(step_size=2 / 2.9, smoothness=2.9)
+def test_contraction_at_the_longest_step_matches_closed_form(x64):
+    at_most = cyclic_bounds(step_size=2 / 2.9, smoothness=2.9)
     assert at_most.contraction == pytest.approx(2 / 3 * np.sqrt(1 + 5 / 4), rel=1e-12)
-    beyond = cyclic(step_size=1.0, weak_convexity=0.1)
+    beyond = cyclic_bounds(step_size=1.0, weak_convexity=0.1)
     assert beyond.contraction > at_most.contraction
 
 
-def test_the_winner_is_named():
-    assert cyclic(smoothness=np.inf).winner == "composition"
-    assert cyclic(strong_convexity=1.0).winner == "contraction"
-    assert cyclic(diameter=0.01).winner == "diameter"
-    bounds = cyclic(strong_convexity=1.0, diameter=0.01)
+def test_winner_names_the_smallest_bound():
+    assert cyclic_bounds(smoothness=np.inf).winner == "composition"
+    assert cyclic_bounds(strong_convexity=1.0).winner == "contraction"
+    assert cyclic_bounds(diameter=0.01).winner == "diameter"
+    bounds = cyclic_bounds(strong_convexity=1.0, diameter=0.01)
     assert bounds.best == min(bounds)
 
 
-def test_renyi_divergences_are_those_of_the_gaussian():
-    mu = cyclic(weak_convexity=0.3).best
+def test_last_iterate_rdp_equals_gaussian_rdp():
+    mu = cyclic_bounds(weak_convexity=0.3).best
     orders = np.array([1.5, 2.0, 32.0])
     rdp = iteration.last_iterate_rdp(
         3.0, orders, **SHAPE | SETTING | {"weak_convexity": 0.3}
@@ -254,7 +256,7 @@ def test_renyi_divergences_are_those_of_the_gaussian():
 
 
 @pytest.mark.slow
-def test_random_assignment_averages_delta(x64):
+def test_random_assignment_delta_is_the_mean_delta(x64):
     mus = np.linspace(0.1, 1.3, 40)
     for epsilon in (0.0, 0.5, 3.0):
         mean = np.mean(gdp.delta(mus, epsilon))
@@ -302,7 +304,7 @@ def test_derivatives_of_epsilon_match_finite_differences(at, x64):
         assert slope == pytest.approx(difference / 2e-6, rel=1e-6, abs=1e-7)
 
 
-def test_derivatives_at_the_border_of_contraction_in_float32_code():
+def test_float32_derivatives_at_contraction_one_are_finite():
     """c = 1 exactly, where closed forms divide zero by zero."""
 
     def mu(added):
@@ -313,49 +315,51 @@ def test_derivatives_at_the_border_of_contraction_in_float32_code():
             **SETTING | {"regularization": added},
         )
 
-    def exact(added):  # d/dc of (Σ c^i)²/Σ c^{2i}, by differences on one side
+    def exact_mu(added):  # d/dc of (Σ c^i)²/Σ c^{2i}, by differences on one side
         c = 1 - 0.3 * added
         powers = c ** np.arange(40)
         return 2 / 3 * np.sum(powers) / np.sqrt(np.sum(powers**2))
 
     h = 1e-6
-    expected = (-3 * exact(0) + 4 * exact(h) - exact(2 * h)) / (2 * h)
+    expected = (-3 * exact_mu(0) + 4 * exact_mu(h) - exact_mu(2 * h)) / (2 * h)
 
     @jax.jit
     def derivatives(x):
         return mu(x), jax.grad(mu)(x), jax.hessian(mu)(x)
 
     value, first, second = map(float, derivatives(0.0))
-    assert value == pytest.approx(exact(0.0), rel=1e-6)
+    assert value == pytest.approx(exact_mu(0.0), rel=1e-6)
     # c = 1 is where composition is attained, so the first derivative vanishes.
     assert first == pytest.approx(expected, abs=1e-3)
-    curve = (2 * exact(0) - 5 * exact(1e-3) + 4 * exact(2e-3) - exact(3e-3)) / 1e-6
+    curve = (
+        2 * exact_mu(0) - 5 * exact_mu(1e-3) + 4 * exact_mu(2e-3) - exact_mu(3e-3)
+    ) / 1e-6
     assert second == pytest.approx(curve, rel=5e-2)
     two = jax.ShapeDtypeStruct((2,), np.float32)
     assert jax.eval_shape(jax.vmap(jax.grad(mu)), two).shape == (2,)
 
-    def cycle(added):
-        return cyclic(regularization=added, diameter=0.3).best
+    def cyclic_mu(added):
+        return cyclic_bounds(regularization=added, diameter=0.3).best
 
-    # To the right of 0, where the loss is strongly convex.
-    ahead = (float(cycle(2e-3)) - float(cycle(1e-3))) / 1e-3
-    slope = float(jax.jit(jax.grad(cycle))(0.0))
+    # A one-sided difference to the right of 0, where the loss is strongly convex.
+    ahead = (float(cyclic_mu(2e-3)) - float(cyclic_mu(1e-3))) / 1e-3
+    slope = float(jax.jit(jax.grad(cyclic_mu))(0.0))
     assert slope == pytest.approx(ahead, rel=1e-2)
 
 
-def test_traced_values_out_of_range_give_inf():
-    def traced(**changes):
+def test_invalid_traced_values_give_infinity():
+    def traced_best(**changes):
         names = list(changes)
-        return jax.jit(lambda *x: cyclic(**dict(zip(names, x, strict=True))).best)(
-            *changes.values()
-        )
+        return jax.jit(
+            lambda *x: cyclic_bounds(**dict(zip(names, x, strict=True))).best
+        )(*changes.values())
 
-    assert float(traced(noise_multiplier=0.0)) == np.inf
-    assert float(traced(step_size=-1.0)) == np.inf
-    assert float(traced(diameter=np.nan)) == np.inf
-    assert float(traced(smoothness=-1.0)) == np.inf
-    # A step beyond 2/M proves nothing but composition.
-    assert float(traced(step_size=1.2)) == float(cyclic().composition)
+    assert float(traced_best(noise_multiplier=0.0)) == np.inf
+    assert float(traced_best(step_size=-1.0)) == np.inf
+    assert float(traced_best(diameter=np.nan)) == np.inf
+    assert float(traced_best(smoothness=-1.0)) == np.inf
+    # For a step beyond 2/M only composition holds.
+    assert float(traced_best(step_size=1.2)) == float(cyclic_bounds().composition)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +394,7 @@ def test_traced_values_out_of_range_give_inf():
         ),
     ],
 )
-def test_static_mistakes_name_the_assumption(changes, name):
+def test_invalid_assumptions_raise(changes, name):
     arguments = SHAPE | SETTING | changes
     for call in (iteration.noisy_cyclic_gd_mu, iteration.noisy_cyclic_gd_bounds):
         with pytest.raises(ValueError, match=f"^{name} must"):

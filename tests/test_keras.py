@@ -1,4 +1,4 @@
-"""Models of Keras on JAX, as docs/howto/keras.md says to train them."""
+"""Keras models on JAX, trained as docs/howto/keras.md describes."""
 
 import importlib.util
 import os
@@ -16,8 +16,8 @@ os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
 
 
 @pytest.fixture(scope="module", autouse=True)
-def library():
-    """Imported where it is used: that takes seconds."""
+def _import_keras():
+    """Import Keras only for these tests: it takes seconds."""
     global keras
     keras = pytest.importorskip("keras")
 
@@ -30,22 +30,22 @@ PLAN |= {"delta": 1e-5, "clip_norm": 1.0}
 
 
 @pytest.fixture(autouse=True)
-def rank_promotion():
-    """As it is for users: layers of Keras rest on it."""
+def _allow_rank_promotion():
+    """JAX's default, on which layers of Keras rely."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
 
-def build(*layers):
-    """A model of layers, whose last has one output."""
+def build_model(*layers):
+    """A sequential model of these layers, and its trainable values."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Input((NUM_FEATURES,)), *layers])
     return model, [variable.value for variable in model.trainable_variables]
 
 
 @pytest.fixture(scope="module")
-def example():
-    """The private example, whose way to make seeds is tested for other models."""
+def private_example():
+    """The private example, whose function for seeds is tested with other models."""
     path = pathlib.Path(__file__).parents[1] / "examples" / "digits_keras_private.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -54,20 +54,22 @@ def example():
 
 
 @pytest.fixture
-def state_with_seeds(example, monkeypatch):
-    """The example's function, for any model."""
+def state_with_seeds(private_example, monkeypatch):
+    """The example's `state_with_seeds`, for any model."""
 
     def function(model, key):
-        monkeypatch.setattr(example, "model", model)
-        return example.state_with_seeds(key)
+        monkeypatch.setattr(private_example, "model", model)
+        return private_example.state_with_seeds(key)
 
     return function
 
 
-def test_dropout_masks_are_those_of_keys_of_examples_and_steps(state_with_seeds):
-    """Each example and each layer has the mask that JAX draws for a key of its own."""
+def test_dropout_masks_differ_by_example_layer_and_step(state_with_seeds):
+    """Each example and layer has the mask that JAX draws for its own key."""
     scale = keras.layers.Dense(NUM_FEATURES, "linear", False, "identity")
-    model, params = build(scale, keras.layers.Dropout(RATE), keras.layers.Dropout(RATE))
+    model, params = build_model(
+        scale, keras.layers.Dropout(RATE), keras.layers.Dropout(RATE)
+    )
     plan = dpjax.plan(**PLAN)
 
     def loss(params, x, key):
@@ -96,16 +98,16 @@ def test_dropout_masks_are_those_of_keys_of_examples_and_steps(state_with_seeds)
             return masks[0] & masks[1]
 
         np.testing.assert_array_equal(kept[-1], expected(np.arange(40)))
-    # No two of the 120 masks are the same. A quarter of 24 numbers stay: two masks are
-    # the same with probability (10 / 16) ** 24, any two of 120 in 0.09 of all keys, and
-    # the keys are fixed.
+    # All 120 masks differ. A quarter of 24 numbers are kept: two masks are equal with
+    # probability (10 / 16) ** 24, any two of 120 for 9 % of all keys, and the keys are
+    # fixed.
     assert len(np.unique(np.concatenate(kept), axis=0)) == 120
     assert abs(np.mean(kept) - (1 - RATE) ** 2) < 0.05  # 6 standard deviations
 
 
-def test_the_state_that_keras_carries_gives_all_examples_one_mask():
-    """That is why the page draws seeds from keys."""
-    model, params = build(keras.layers.Dropout(RATE), keras.layers.Dense(1))
+def test_carried_keras_state_gives_all_examples_the_same_mask():
+    """This is why the page draws seeds from keys."""
+    model, params = build_model(keras.layers.Dropout(RATE), keras.layers.Dense(1))
     state = [variable.value for variable in model.non_trainable_variables]
     plan = dpjax.plan(**PLAN)
 
@@ -122,10 +124,10 @@ def test_the_state_that_keras_carries_gives_all_examples_one_mask():
     assert (seeds == seeds[0]).all()
 
 
-def test_batch_normalization_sees_one_example_and_does_not_change_the_model(
+def test_batch_normalization_uses_single_examples_and_keeps_the_model(
     state_with_seeds,
 ):
-    model, params = build(
+    model, params = build_model(
         keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dense(1)
     )
     before = [np.asarray(variable.value) for variable in model.non_trainable_variables]
@@ -139,21 +141,21 @@ def test_batch_normalization_sees_one_example_and_does_not_change_the_model(
     x = np.random.default_rng(0).normal(size=(40, NUM_FEATURES)).astype(np.float32)
     gradient = jax.jit(plan.value_and_grad(loss, has_aux=True))
 
-    def outputs_and_state(x):
+    def run_on(x):
         batch = next(plan.batches(x, key=jax.random.key(1)))
         (_, (outputs, state)), _ = gradient(params, batch, jax.random.key(2))
         return np.asarray(outputs), [np.asarray(one) for one in state]
 
     # Nothing before the normalization, and not its scale, can be trained.
     with pytest.warns(UserWarning, match=r"'\[0\]', '\[1\]', '\[2\]'.*batch of one"):
-        outputs, state = outputs_and_state(x)
-    # A batch of one has no variance: the layer gives its bias, whatever the example.
+        outputs, state = run_on(x)
+    # A batch of one has no variance: the layer returns its bias for every example.
     assert np.ptp(outputs) < 1e-5
     # The averages that come back are those of single examples: one a row.
     dense = x @ np.asarray(params[0]) + np.asarray(params[1])
     np.testing.assert_allclose(state[0], 0.01 * dense, rtol=1e-4, atol=1e-6)
-    # Another first example leaves the others as they were.
-    _, other = outputs_and_state(np.concatenate([x[:1] + 9, x[1:]]))
+    # Changing the first example does not change the rows of the others.
+    _, other = run_on(np.concatenate([x[:1] + 9, x[1:]]))
     for one, two in zip(state, other, strict=True):
         np.testing.assert_array_equal(one[1:], two[1:])
     assert (state[0][0] != other[0][0]).all()
@@ -164,7 +166,7 @@ def test_batch_normalization_sees_one_example_and_does_not_change_the_model(
 
 def test_frozen_batch_normalization_uses_its_averages(state_with_seeds):
     layer = keras.layers.BatchNormalization()
-    model, _ = build(layer, keras.layers.Dense(1))
+    model, _ = build_model(layer, keras.layers.Dense(1))
     layer.moving_mean.assign(np.full(NUM_FEATURES, 3.0))
     layer.trainable = False
     params = [variable.value for variable in model.trainable_variables]

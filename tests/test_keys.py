@@ -1,9 +1,9 @@
-"""Who draws from which key: no two consumers, leaves, steps or pieces share any.
+"""Keys of draws: no two consumers, leaves, steps or tree parts share any.
 
-Keys are compared where they can be: a generator that is Threefry, and writes down every
-key that it draws from or derives others from. Threefry is one-to-one in the block under
-one key, and what two keys draw is as if independent. Where noise is compared instead,
-a correlation of n normals has standard deviation 1 / sqrt(n).
+Where possible keys are compared: a generator based on Threefry records every key that
+it draws from or derives others from. Threefry is one-to-one in the block under one key,
+and draws of two keys are as if independent. Where noise is compared instead, a
+correlation of n normals has standard deviation 1 / sqrt(n).
 """
 
 import collections
@@ -33,21 +33,21 @@ WORDS = {
 RECORD = {"drawn": [], "derived": []}
 
 
-def write_down(what, key):
+def record_key(what, key):
     jax.debug.callback(lambda k: RECORD[what].append(tuple(np.asarray(k))), key)
     return jax.random.wrap_key_data(key, impl="threefry2x32")
 
 
 @functools.cache
-def recorded():
+def recording_prng_impl():
     def split(key, shape):
-        return jax.random.key_data(jax.random.split(write_down("derived", key), shape))
+        return jax.random.key_data(jax.random.split(record_key("derived", key), shape))
 
     def fold_in(key, data):
-        return jax.random.key_data(jax.random.fold_in(write_down("derived", key), data))
+        return jax.random.key_data(jax.random.fold_in(record_key("derived", key), data))
 
     def random_bits(key, width, shape):
-        return jax.random.bits(write_down("drawn", key), shape, f"uint{width}")
+        return jax.random.bits(record_key("drawn", key), shape, f"uint{width}")
 
     def seed(number):
         return jax.random.key_data(jax.random.key(number, impl="threefry2x32"))
@@ -63,7 +63,7 @@ def recorded():
     )
 
 
-def steps(tx, number=4):
+def run_on_zeros(tx, number=4):
     params = {"a": jnp.zeros(3), "b": [jnp.zeros(3), jnp.zeros((0,))]}
 
     def step(state, _):
@@ -74,8 +74,10 @@ def steps(tx, number=4):
 
 
 CONSUMERS = {
-    "independent noise": lambda key: steps(dpjax.add_gaussian_noise(1.0, key=key)),
-    "tree noise": lambda key: steps(
+    "independent noise": lambda key: run_on_zeros(
+        dpjax.add_gaussian_noise(1.0, key=key)
+    ),
+    "tree noise": lambda key: run_on_zeros(
         dpjax.tree_momentum(0.9, 1.0, num_steps=4, key=key)
     ),
     "gamma noise": lambda key: noise.gamma_norm_like(key, [jnp.zeros(3)] * 2, 1.0),
@@ -92,10 +94,13 @@ CONSUMERS = {
 
 
 @pytest.fixture(scope="module")
-def keys_of_all():
-    """For every consumer the keys that it draws from, and those it derives from."""
+def keys_by_consumer():
+    """For every consumer the keys that it draws from, and the keys that it derives."""
     words = np.array([0, 11], np.uint32)
-    key, root = jax.random.wrap_key_data(words, impl=recorded()), tuple(words)
+    key, root = (
+        jax.random.wrap_key_data(words, impl=recording_prng_impl()),
+        tuple(words),
+    )
     drawn, derived = {}, {}
     for name, consume in CONSUMERS.items():
         for keys in RECORD.values():
@@ -108,10 +113,10 @@ def keys_of_all():
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_no_consumer_draws_from_a_key_of_another(keys_of_all, name):
-    drawn, derived = keys_of_all
+def test_consumers_never_share_a_key(keys_by_consumer, name):
+    drawn, derived = keys_by_consumer
     own = set(drawn[name])
-    assert len(own) == len(drawn[name]) >= 4  # nor twice from one of its own
+    assert len(own) == len(drawn[name]) >= 4  # and never twice from one key
     for other in drawn:
         if other != name:
             assert not own & set(drawn[other])
@@ -120,26 +125,26 @@ def test_no_consumer_draws_from_a_key_of_another(keys_of_all, name):
         assert not own & derived[other]
 
 
-def test_the_order_of_an_epoch_is_not_the_order_of_the_noise():
+def test_epoch_order_is_independent_of_the_noise():
     n = 50
     tx = dpjax.dp_sgd(
         1.0, clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=1, key=KEY
     )
 
     @jax.jit
-    def drawn():
+    def noise_and_order():
         zeros = [jnp.zeros(n)] * 2
         updates, _ = tx.update(zeros, tx.init(zeros))
         return updates, sampling.reshuffled(n, n, key=KEY, epoch=1).indices[0]
 
-    updates, order = jax.device_get(drawn())
-    # Of independent orders a place agrees with chance 1/50: 10 of 50 with 5e-8.
+    updates, order = jax.device_get(noise_and_order())
+    # Independent orders agree at a position with chance 1/50: at 10 of 50 with 5e-8.
     for x in (*updates, *(-x for x in updates)):
         assert np.sum(np.argsort(x) == order) < 10
 
 
-def noises(tx, params, number):
-    """The updates of some steps on nothing, [step][leaf]."""
+def noise_of_steps(tx, params, number):
+    """The updates of some steps on zero gradients, [step][leaf]."""
     state, out = jax.jit(tx.init)(params), []
     update = jax.jit(tx.update)
     for _ in range(number):
@@ -148,7 +153,7 @@ def noises(tx, params, number):
     return out
 
 
-def assert_unlike(vectors):
+def assert_uncorrelated(vectors):
     """Pairwise uncorrelated: z = 6, false alarm below 2e-9 for each pair."""
     correlations = np.corrcoef(np.stack(vectors))[np.triu_indices(len(vectors), 1)]
     assert np.max(np.abs(correlations)) < 6 / np.sqrt(len(vectors[0]))
@@ -156,16 +161,16 @@ def assert_unlike(vectors):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("impl", IMPLS)
-def test_steps_leaves_and_mechanisms_are_unlike_for_every_generator(impl):
+def test_noise_of_steps_leaves_and_mechanisms_is_uncorrelated(impl):
     n, key = 2000, jax.random.wrap_key_data(WORDS[impl], impl=impl)
     params = {"a": np.zeros(n, np.float32), "b": np.zeros(n, np.float32)}
-    independent = noises(dpjax.add_gaussian_noise(1.0, key=key), params, 3)
+    independent = noise_of_steps(dpjax.add_gaussian_noise(1.0, key=key), params, 3)
     # Without decay a step of the tree has one node, at a coefficient of 1.
     tx = dpjax.tree_momentum(0.0, 1.0, num_steps=12, key=key)
-    assert_unlike([*chain(*independent, *noises(tx, params, 12))])
+    assert_uncorrelated([*chain(*independent, *noise_of_steps(tx, params, 12))])
 
 
-def test_nodes_of_all_levels_have_numbers_of_their_own():
+def test_tree_nodes_get_distinct_noise():
     level, index = np.mgrid[0:6, 1:65]
     inside = index << level <= 64
 
@@ -181,7 +186,7 @@ def test_nodes_of_all_levels_have_numbers_of_their_own():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("where", ["masked", "partition", "prefix"])
-def test_parts_of_a_tree_share_no_noise(where):
+def test_masked_transformations_share_no_noise(where):
     n = 2000
     zeros = np.zeros(n, np.float32)
     params = {"a": {"w": zeros}, "b": {"w": zeros}}
@@ -197,13 +202,13 @@ def test_parts_of_a_tree_share_no_noise(where):
                 mask = {"a": True, "b": False}
             flipped = jax.tree.map(lambda x: not x, mask)
             tx = optax.chain(optax.masked(make(), mask), optax.masked(make(), flipped))
-        parts = noises(tx, params, 2)
-        whole = noises(make(), params, 2)
-        assert_unlike([*chain(*parts)])
+        parts = noise_of_steps(tx, params, 2)
+        whole = noise_of_steps(make(), params, 2)
+        assert_uncorrelated([*chain(*parts)])
         np.testing.assert_array_equal(parts, whole)
 
 
-def test_noise_belongs_to_a_name_and_not_to_an_order():
+def test_noise_depends_on_leaf_names_and_not_their_order():
     tx = dpjax.add_gaussian_noise(1.0, key=KEY)
     names, zeros = ["u", "v"], np.zeros(5, np.float32)
     update = jax.jit(lambda params: tx.update(params, tx.init(params))[0])
@@ -216,7 +221,7 @@ def test_noise_belongs_to_a_name_and_not_to_an_order():
 
 @functools.total_ordering
 class Nameless:
-    """A key of a dictionary that says nothing about itself."""
+    """A dictionary key whose repr does not identify it."""
 
     def __init__(self, number):
         self.number = number
@@ -241,24 +246,24 @@ class Twins:
         return cls(*children)
 
 
-def test_leaves_of_one_name_share_no_noise():
+def test_leaves_with_equal_names_share_no_noise():
     zeros = np.zeros(2000, np.float32)
     tx = dpjax.add_gaussian_noise(1.0, key=KEY)
 
-    def drawn(tx, params):
+    def noise_leaves(tx, params):
         update = jax.jit(lambda params: tx.update(params, tx.init(params))[0])
         return jax.tree.leaves(update(params))
 
     for params in ({Nameless(0): zeros, Nameless(1): zeros}, Twins(zeros, zeros)):
-        assert_unlike(drawn(tx, params))
+        assert_uncorrelated(noise_leaves(tx, params))
         masks = jax.tree.map(lambda _: True, params)
         first, second = jax.tree.structure(masks).unflatten([True, False]), None
         second = jax.tree.map(lambda x: not x, first)
         both = optax.chain(optax.masked(tx, first), optax.masked(tx, second))
-        assert_unlike(drawn(both, params))
+        assert_uncorrelated(noise_leaves(both, params))
 
 
-def test_no_leaves_no_noise():
+def test_empty_parameter_trees_are_accepted():
     empty = np.zeros((0, 3), np.float32)
     for tx in (
         dpjax.add_gaussian_noise(1.0, key=KEY),
@@ -271,24 +276,24 @@ def test_no_leaves_no_noise():
 
 
 @pytest.mark.parametrize("impl", [None, *IMPLS])
-def test_a_random_key_has_the_full_width(impl):
+def test_random_key_fills_all_words(impl):
     keys = [np.asarray(jax.random.key_data(dpjax.random_key(impl))) for _ in range(8)]
     like = jax.random.key(0, impl=impl)
     assert dpjax.random_key(impl).dtype == like.dtype
     assert keys[0].shape == jax.random.key_data(like).shape
-    # Every word of eight keys alike: chance 2^-224 for each word.
+    # A word is equal in all eight keys with chance 2^-224.
     assert np.all(np.any(np.stack(keys) != keys[0], axis=0))
     dpjax.add_gaussian_noise(1.0, key=dpjax.random_key(impl)).init(None)
 
 
-def test_a_random_key_is_no_constant_of_a_program():
+def test_random_key_under_jit_raises():
     with pytest.raises(ValueError, match="^random_key must be called outside"):
         jax.jit(lambda: jax.random.normal(dpjax.random_key()))()
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("impl", IMPLS)
-def test_a_state_comes_back_from_where_it_was_stored(impl):
+def test_restored_state_continues_the_noise(impl):
     params = {"a": np.zeros(6, np.float32)}
     key = jax.random.wrap_key_data(WORDS[impl], impl=impl)
     for tx in (
@@ -316,7 +321,7 @@ def test_a_state_comes_back_from_where_it_was_stored(impl):
             np.testing.assert_array_equal(out[0]["a"], expected[0]["a"])
 
 
-def test_a_member_of_a_vmap_has_the_noise_of_its_key():
+def test_vmapped_noise_equals_noise_of_each_key():
     keys = jax.random.split(KEY, 2)
 
     def draw(key):

@@ -1,4 +1,4 @@
-"""Langevin bounds against Gaussian laws and against densities on an interval."""
+"""Langevin bounds against Gaussian distributions and densities on an interval."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def chain_mu(lipschitz, eta, curvature, steps):
 
 
 @pytest.mark.parametrize("steps", [1, 9, 400, INF])
-def test_quadratic_potentials_are_exact(steps, x64):
+def test_mu_of_quadratic_potentials_is_exact(steps, x64):
     for curvature, eta in [(2.0, 0.1), (0.5, 0.3), (1e-3, 0.05)]:
         mu = iteration.langevin_mu(
             1.7,
@@ -38,7 +38,7 @@ def test_quadratic_potentials_are_exact(steps, x64):
 
 
 @pytest.mark.slow
-def test_restarts_are_those_of_the_minorant(x64):
+def test_bounded_langevin_mu_equals_optimal_shift_mu(x64):
     for eta, curvature, diameter in [
         (0.1, 0.0, 0.5),
         (0.2, 0.7, 1.0),
@@ -62,7 +62,7 @@ def test_restarts_are_those_of_the_minorant(x64):
             assert mu == pytest.approx(float(schedule), rel=1e-11)
 
 
-def test_small_steps_tend_to_the_exponential_mechanism(x64):
+def test_small_steps_converge_to_exponential_mechanism(x64):
     for curvature, diameter in [(0.0, 0.5), (2.0, INF), (1.0, 0.4), (3.0, 2.0)]:
         limit = iteration.exponential_mechanism_mu(
             1.5, strong_convexity=curvature, diameter=diameter
@@ -78,7 +78,7 @@ def test_small_steps_tend_to_the_exponential_mechanism(x64):
         assert mu == pytest.approx(float(limit), rel=1e-5)
 
 
-def test_published_stationary_bounds_contain_ours(x64):
+def test_stationary_mu_is_at_most_published_bounds(x64):
     """Each potential is G-Lipschitz, so that their difference is 2G-Lipschitz."""
     G, D = 0.8, 1.7
     ours = iteration.exponential_mechanism_mu(2 * G, strong_convexity=0.0, diameter=D)
@@ -99,10 +99,12 @@ def test_published_stationary_bounds_contain_ours(x64):
     ("lipschitz", "curvature", "diameter"),
     [(1.0, 0.0, 1.0), (3.0, 0.0, 2.0), (1.0, 2.0, 0.4), (2.0, 1.0, 8.0)],
 )
-def test_tilted_densities_are_below_the_bound(lipschitz, curvature, diameter, x64):
+def test_exponential_mechanism_mu_bounds_tilted_densities(
+    lipschitz, curvature, diameter, x64
+):
     """F = m x²/2 on an interval against F + Lx, by quadrature."""
     x = (np.arange(200_000) + 0.5) / 200_000 * diameter - diameter / 2
-    # Tilts to both sides and from both ends: some are close to the worst.
+    # Several centres: for some of them the tilt is close to the worst case.
     mu = iteration.exponential_mechanism_mu(
         lipschitz, strong_convexity=curvature, diameter=diameter
     )
@@ -119,7 +121,7 @@ def test_tilted_densities_are_below_the_bound(lipschitz, curvature, diameter, x6
             assert truth <= gdp.delta(mu, epsilon) * (1 + 1e-9)
 
 
-def test_derivatives(x64):
+def test_derivatives_match_finite_differences(x64):
     def fn(eta, m, D):
         return iteration.langevin_mu(
             1.3,
@@ -138,7 +140,7 @@ def test_derivatives(x64):
         assert slope == pytest.approx(difference / 2e-6, rel=1e-6, abs=1e-8)
 
 
-def test_float32_code_and_the_border_of_convexity():
+def test_float32_derivative_at_zero_convexity_matches_closed_form():
     def fn(m):
         return iteration.exponential_mechanism_mu(2.0, strong_convexity=m, diameter=0.5)
 
@@ -147,7 +149,7 @@ def test_float32_code_and_the_border_of_convexity():
     assert jax.vmap(fn)(jnp.array([0.0, 8.0])).shape == (2,)
 
 
-def test_corners():
+def test_values_at_limits_are_exact():
     common = {"smoothness": 1.0, "strong_convexity": 0.0}
     endless = iteration.langevin_mu(
         1.0, step_size=0.1, num_steps=INF, diameter=INF, **common
@@ -175,7 +177,7 @@ def test_corners():
         ({"smoothness": -1.0}, "smoothness"),
     ],
 )
-def test_static_mistakes_name_the_argument(changes, name):
+def test_invalid_arguments_raise(changes, name):
     arguments = {
         "step_size": 0.1,
         "num_steps": 10,

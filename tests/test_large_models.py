@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights of half the precision, in parts and in one program."""
+"""Adapters of frozen half-precision weights, in microbatches and in one program."""
 
 import functools
 
@@ -25,7 +25,7 @@ X = np.asarray(normal(3, SIZE, 5, WIDTH))
 
 
 def loss(adapters, x, base):
-    """Of one sequence, by a scan over layers in bfloat16."""
+    """Loss of one sequence, by a scan over layers in bfloat16."""
 
     def layer(x, weights):
         frozen, beside = weights
@@ -37,7 +37,7 @@ def loss(adapters, x, base):
 
 
 @functools.cache
-def planned():
+def make_plan():
     return dpjax.plan(
         num_examples=SIZE,
         batch_size=12,
@@ -51,9 +51,9 @@ def planned():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_adapters_get_the_clipped_sum_and_the_noise_and_nothing_else_does(dtype):
-    """In parts; against gradients one by one, and a normal of the plan's size."""
-    plan, key = planned(), jax.random.key(7)
+def test_only_adapters_get_clipped_sums_and_noise(dtype):
+    """Microbatched sums match per-example gradients, and noise has the plan's scale."""
+    plan, key = make_plan(), jax.random.key(7)
     params = jax.tree.map(lambda x: x.astype(dtype), ADAPTERS)
     tx = plan.optimizer(optax.identity(), key=key)
     parts = plan.value_and_grad(loss, batched=False, microbatch_size=6)
@@ -70,20 +70,20 @@ def test_adapters_get_the_clipped_sum_and_the_noise_and_nothing_else_does(dtype)
     assert jax.tree.structure(noisy) == jax.tree.structure(params)
     assert {x.dtype.name for x in jax.tree.leaves((sums, noisy))} == {"float32"}
 
-    def flat(tree, lead=()):
+    def flatten(tree, lead=()):
         leaves = [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
         return np.concatenate([x.reshape(*lead, -1) for x in leaves], axis=-1)
 
-    rows = flat(each, (20,))
+    rows = flatten(each, (20,))
     norms = np.linalg.norm(rows, axis=1)
     assert (norms > CLIP).any()
     clipped = rows * np.minimum(1, CLIP / norms)[:, None]
     expected = clipped[np.asarray(mask)].sum(0)
     # A gradient has bfloat16's rounding, 2⁻⁸ of it, through some ten operations.
-    apart = np.linalg.norm(flat(sums) - expected)
+    apart = np.linalg.norm(flatten(sums) - expected)
     assert apart < 10 * 2**-8 * CLIP * mask.sum()
-    noise = flat(noisy) * 12 - flat(sums)
-    # Of n normals the mean square is within 5 √(2/n) but for a chance of 1e-5.
+    noise = flatten(noisy) * 12 - flatten(sums)
+    # The mean square of n normals is within 5 √(2/n) of 1, with 1e-5 false alarms.
     stddev, within = 1.7 * CLIP, 5 * np.sqrt(2 / noise.size)
     assert abs(np.mean(noise**2) / stddev**2 - 1) < within
-    assert within < 0.6  # σ, squared or without the clip norm, is told from this
+    assert within < 0.6  # would detect a σ² or a missing clip norm

@@ -1,4 +1,4 @@
-"""What was released stays written down, and costs what it costs together."""
+"""Releases are recorded durably, and the ledger totals their privacy cost."""
 
 import dataclasses
 import hashlib
@@ -42,8 +42,8 @@ def plan():
 
 
 @pytest.fixture(scope="module")
-def runs(plan):
-    """A run after each of its steps, as far as a ledger looks at it."""
+def runs_by_step(plan):
+    """A run after each of its steps, with the fields that a ledger reads."""
     params = np.repeat(np.arange(7, dtype=np.float32)[:, None] / 3, 2, axis=1)
     state = jax.jit(plan.optimizer(optax.identity(), key=KEY).init)(params[0])
     return [checkpoint.Run(KEY, t, jnp.asarray(params[t]), state) for t in range(7)]
@@ -55,38 +55,40 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def three(path, plan, runs):
+def three_line_ledger(path, plan, runs_by_step):
     """A ledger of three lines."""
-    run = runs[0]
+    run = runs_by_step[0]
     for t in (2, 4, 5):
-        run = ledger.release(path, plan, runs[t]._replace(released=run.released))
+        run = ledger.release(
+            path, plan, runs_by_step[t]._replace(released=run.released)
+        )
     return path
 
 
-def after(run, before):
-    """A run that came by what another one released."""
+def continue_from(run, before):
+    """A run that continued from the release of another one."""
     return run._replace(released=checkpoint.digest(before.params))
 
 
 # --- the chain
 
 
-def test_a_line_holds_the_hash_of_the_one_before(three):
-    """By its definition, from the file alone."""
+def test_each_line_contains_the_hash_of_the_previous_line(three_line_ledger):
+    """Recomputed from the file alone."""
     before = "0" * 64
-    for text in three.read_bytes().splitlines():
+    for text in three_line_ledger.read_bytes().splitlines():
         line = json.loads(text)
         claimed = line.pop("hash")
         plain = json.dumps(line, sort_keys=True, separators=(",", ":"))
         assert hashlib.sha256(plain.encode()).hexdigest() == claimed
         assert line["previous"] == before
         before = claimed
-    assert ledger.read(three).head == before
-    assert three.stat().st_mode & 0o077 == 0
+    assert ledger.read(three_line_ledger).head == before
+    assert three_line_ledger.stat().st_mode & 0o077 == 0
 
 
-def test_every_line_that_is_changed_taken_out_or_moved_is_found(three):
-    lines = three.read_bytes().splitlines(keepends=True)
+def test_changed_removed_or_moved_lines_raise(three_line_ledger):
+    lines = three_line_ledger.read_bytes().splitlines(keepends=True)
     bad = [
         [lines[0], lines[2]],
         [lines[1], lines[2]],
@@ -100,73 +102,75 @@ def test_every_line_that_is_changed_taken_out_or_moved_is_found(three):
         [b"nonsense\n"],
     ]
     for content in bad:
-        three.write_bytes(b"".join(content))
+        three_line_ledger.write_bytes(b"".join(content))
         with pytest.raises(ValueError, match="line . of"):
-            ledger.read(three)
-    three.write_bytes(b"".join(lines))
-    assert len(ledger.read(three).entries) == 3
+            ledger.read(three_line_ledger)
+    three_line_ledger.write_bytes(b"".join(lines))
+    assert len(ledger.read(three_line_ledger).entries) == 3
 
 
-def test_every_flipped_bit_is_found(three):
-    content = bytearray(three.read_bytes())
+def test_any_flipped_bit_raises(three_line_ledger):
+    content = bytearray(three_line_ledger.read_bytes())
     for place in np.random.default_rng(0).integers(len(content), size=100):
         for bit in (1, 32):
             content[place] ^= bit
-            three.write_bytes(content)
-            with pytest.raises(ValueError, match=str(three)):
-                ledger.read(three)
+            three_line_ledger.write_bytes(content)
+            with pytest.raises(ValueError, match=str(three_line_ledger)):
+                ledger.read(three_line_ledger)
             content[place] ^= bit
 
 
-def test_every_cut_within_a_line_is_found_and_others_by_a_head(three):
-    """What a chain cannot show is that its last lines are missing."""
-    content, head = three.read_bytes(), ledger.read(three).head
+def test_truncation_raises_within_a_line_or_with_a_known_head(three_line_ledger):
+    """Missing last lines are only detected with a head that was kept elsewhere."""
+    content, head = three_line_ledger.read_bytes(), ledger.read(three_line_ledger).head
     ends = [i + 1 for i, x in enumerate(content) if x == ord("\n")]
     for size in range(1, len(content), 7):
         if size not in ends:
-            three.write_bytes(content[:size])
+            three_line_ledger.write_bytes(content[:size])
             with pytest.raises(ValueError, match="ends within line"):
-                ledger.read(three)
+                ledger.read(three_line_ledger)
     for number, size in enumerate(ends[:2], 1):
-        three.write_bytes(content[:size])
-        assert len(ledger.read(three).entries) == number
+        three_line_ledger.write_bytes(content[:size])
+        assert len(ledger.read(three_line_ledger).entries) == number
         with pytest.raises(ValueError, match="head must be"):
-            ledger.read(three, head=head)
-    three.write_bytes(content)
-    earlier = ledger.read(three).entries[0].hash
-    assert ledger.read(three, head=earlier).head == head
-    three.unlink()
+            ledger.read(three_line_ledger, head=head)
+    three_line_ledger.write_bytes(content)
+    earlier = ledger.read(three_line_ledger).entries[0].hash
+    assert ledger.read(three_line_ledger, head=earlier).head == head
+    three_line_ledger.unlink()
     with pytest.raises(ValueError, match="head must be"):
-        ledger.read(three, head=head)
+        ledger.read(three_line_ledger, head=head)
 
 
 # --- writes
 
 
 class Killed(BaseException):
-    """Nothing in a program expects it, as no program expects SIGKILL."""
+    """Stands for SIGKILL: no program catches it."""
 
 
-def dying(real, count, calls):
-    """The function, in whose middle a process ends at one of its calls."""
+def die_at_call(real, count, calls):
+    """The function, but the process ends at the given call."""
 
-    def call(*args, **named):
+    def counted_call(*args, **named):
         calls[0] += 1
         if calls[0] == count:
             raise Killed
         return real(*args, **named)
 
-    return call
+    return counted_call
 
 
-def test_a_line_is_counted_or_was_never_used(path, plan, runs, tmp_path, monkeypatch):
-    """Wherever a process ends: before each call to the disk, and within each write."""
-    ledger.release(path, plan, runs[2])
-    second, counted, count = after(runs[4], runs[2]), [], 0
+def test_interrupted_release_is_recorded_or_never_returned(
+    path, plan, runs_by_step, tmp_path, monkeypatch
+):
+    """The process ends before each call that writes to disk, or within a write."""
+    ledger.release(path, plan, runs_by_step[2])
+    second, counted, count = continue_from(runs_by_step[4], runs_by_step[2]), [], 0
     ended = False
     while not ended:
         count += 1
-        here = shutil.copytree(tmp_path, tmp_path / str(count), ignore=_folders)
+        here = shutil.copytree(tmp_path, tmp_path / str(count), ignore=_ignore_folders)
         file, calls = here / path.name, [0]
         with monkeypatch.context() as changed:
             for place, name in (
@@ -176,7 +180,9 @@ def test_a_line_is_counted_or_was_never_used(path, plan, runs, tmp_path, monkeyp
                 (_folder, "sync"),
                 (_chain.pathlib.Path, "unlink"),
             ):
-                changed.setattr(place, name, dying(getattr(place, name), count, calls))
+                changed.setattr(
+                    place, name, die_at_call(getattr(place, name), count, calls)
+                )
             try:
                 ledger.release(file, plan, second)
                 ended = True
@@ -185,7 +191,7 @@ def test_a_line_is_counted_or_was_never_used(path, plan, runs, tmp_path, monkeyp
         counted.append(len(ledger.read(file).entries))
         ledger.release(file, plan, second)  # once more
         assert len(ledger.read(file).entries) == 2
-        ledger.release(file, plan, after(runs[5], runs[4]))
+        ledger.release(file, plan, continue_from(runs_by_step[5], runs_by_step[4]))
         assert [x.stop for x in ledger.read(file).entries] == [2, 4, 5]
         assert [x.name for x in here.iterdir()] == [path.name]
     assert counted[0] == 1
@@ -194,84 +200,90 @@ def test_a_line_is_counted_or_was_never_used(path, plan, runs, tmp_path, monkeyp
     assert len(counted) > 6
 
 
-def _folders(folder, names):
+def _ignore_folders(folder, names):
     return [x for x in names if os.path.isdir(os.path.join(folder, x))]
 
 
-def test_a_torn_line_is_completed(three, plan, runs):
-    """From what was written whole before: every length of it."""
-    content = three.read_bytes()
+def test_partially_written_line_is_completed(three_line_ledger, plan, runs_by_step):
+    """Completed from the pending file, at every length of the partial line."""
+    content = three_line_ledger.read_bytes()
     whole = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
     line = content[len(whole) :]
     for size in range(0, len(line) + 1, 31):
-        three.write_bytes(whole + line[:size])
-        _chain._next(three).write_bytes(line)
-        assert len(ledger.read(three).entries) == 3
-        ledger.release(three, plan, after(runs[6], runs[5]))
-        assert [x.stop for x in ledger.read(three).entries] == [2, 4, 5, 6]
+        three_line_ledger.write_bytes(whole + line[:size])
+        _chain._next(three_line_ledger).write_bytes(line)
+        assert len(ledger.read(three_line_ledger).entries) == 3
+        ledger.release(
+            three_line_ledger, plan, continue_from(runs_by_step[6], runs_by_step[5])
+        )
+        assert [x.stop for x in ledger.read(three_line_ledger).entries] == [2, 4, 5, 6]
 
 
 @pytest.fixture
-def four(path):
-    """The bytes of four lines, of which a file of three is a beginning."""
+def four_lines(path):
+    """The bytes of each of four lines."""
     for i in range(4):
         ledger.other(path, str(i), epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
     return path.read_bytes().splitlines(keepends=True)
 
 
-def entries_or_refusal(path):
-    """How many entries a ledger has; None where it is refused, by name."""
+def count_entries_or_none(path):
+    """Number of entries of a ledger; None where an error names the file."""
     try:
         return len(ledger.read(path).entries)
     except ValueError as error:
         return None if str(path) in str(error) else str(error)
 
 
-def test_every_truncation_is_what_a_crash_leaves_or_is_refused(path, four):
-    """All lengths of a ledger of three lines, each with every line beside it or none.
+def test_truncated_ledger_is_recovered_after_a_crash_or_raises(path, four_lines):
+    """All lengths of a ledger of three lines, each with any pending line or none.
 
-    A crash leaves a part of line k after the k - 1 lines before it, with line k beside
-    the ledger, or all of line k.
+    A crash leaves the first k - 1 lines and a part of line k, with line k in the
+    pending file, or all of line k.
     """
-    content = b"".join(four[:3])
-    ends = {sum(map(len, four[:k])): k for k in range(5)}
+    content = b"".join(four_lines[:3])
+    ends = {sum(map(len, four_lines[:k])): k for k in range(5)}
     for begun in (None, 1, 2, 3, 4):
         if begun is None:
             expected = ends
         else:
-            _chain._next(path).write_bytes(four[begun - 1])
-            start = sum(map(len, four[: begun - 1]))
-            stop = start + len(four[begun - 1])
+            _chain._next(path).write_bytes(four_lines[begun - 1])
+            start = sum(map(len, four_lines[: begun - 1]))
+            stop = start + len(four_lines[begun - 1])
             expected = dict.fromkeys(range(start, stop + 1), begun)
         for size in range(len(content) + 1):
             path.write_bytes(content[:size])
-            assert entries_or_refusal(path) == expected.get(size), (begun, size)
+            assert count_entries_or_none(path) == expected.get(size), (begun, size)
 
 
-def test_every_damaged_line_beside_a_ledger_is_refused(path, four):
-    """Every truncation of it, the empty one included, and others; nothing is written.
+def test_damaged_pending_line_raises(path, four_lines):
+    """Every truncation of it, even to nothing, and other damage; nothing is written.
 
-    The ledger is whole, or cut within its third line, or without it.
+    The ledger has three lines, or ends within its third line, or before it.
     """
-    third = four[2]
+    third = four_lines[2]
     damaged = [third[:size] for size in range(len(third))]
-    damaged += [third + third, third + four[3], third + b"{", b"\n" + third]
+    damaged += [third + third, third + four_lines[3], third + b"{", b"\n" + third]
     damaged += [third.replace(b'"words":"2"', b'"words":"3"'), third[:-1] + b"\r\n"]
-    contents = (b"".join(four[:3]), b"".join(four[:2]) + third[:9], b"".join(four[:2]))
+    contents = (
+        b"".join(four_lines[:3]),
+        b"".join(four_lines[:2]) + third[:9],
+        b"".join(four_lines[:2]),
+    )
     for content in contents:
         path.write_bytes(content)
         for begun in damaged:
             _chain._next(path).write_bytes(begun)
-            assert entries_or_refusal(path) is None, (content, begun)
+            assert count_entries_or_none(path) is None, (content, begun)
         with pytest.raises(ValueError, match=str(path)):
             ledger.other(path, "4", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
         assert path.read_bytes() == content
         assert _chain._next(path).read_bytes() == begun
 
 
-def test_other_remains_of_a_write_are_told_apart(path, four):
-    """Zeros after a loss of power are no line; other bytes are, and are refused."""
-    two, third = b"".join(four[:2]), four[2]
+def test_zeroed_partial_lines_are_recovered_and_other_bytes_raise(path, four_lines):
+    """Zeros after a loss of power count as unwritten; other bytes raise."""
+    two, third = b"".join(four_lines[:2]), four_lines[2]
     _chain._next(path).write_bytes(third)
     for torn, expected in (
         (third[:5] + b"\0" * 7, 3),
@@ -283,20 +295,20 @@ def test_other_remains_of_a_write_are_told_apart(path, four):
         (third + b"\0", None),
     ):
         path.write_bytes(two + torn)
-        assert entries_or_refusal(path) == expected, torn
+        assert count_entries_or_none(path) == expected, torn
     path.write_bytes(two + third[:5] + b"\0" * 7)
     ledger.other(path, "4", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
     assert path.read_bytes().startswith(two + third)
-    assert entries_or_refusal(path) == 4
-    # A copy that was not finished is no line yet.
+    assert count_entries_or_none(path) == 4
+    # An unfinished copy of the pending file is ignored.
     path.with_name(f"{path.name}.next.new").write_bytes(third[:5])
-    assert entries_or_refusal(path) == 4
-    path.write_bytes(b"".join(four).replace(b"\n", b"\r\n"))
-    assert entries_or_refusal(path) is None
+    assert count_entries_or_none(path) == 4
+    path.write_bytes(b"".join(four_lines).replace(b"\n", b"\r\n"))
+    assert count_entries_or_none(path) is None
 
 
-def test_a_line_that_was_begun_for_a_missing_ledger_is_refused(path, four):
-    _chain._next(path).write_bytes(four[0])
+def test_pending_line_without_a_ledger_raises(path, four_lines):
+    _chain._next(path).write_bytes(four_lines[0])
     path.unlink()
     with pytest.raises(ValueError, match="is missing, but a line was begun"):
         ledger.read(path)
@@ -305,71 +317,81 @@ def test_a_line_that_was_begun_for_a_missing_ledger_is_refused(path, four):
     assert not path.exists()
 
 
-def test_a_full_disk_releases_nothing(three, plan, runs, monkeypatch):
-    def full(*_):
+def test_full_disk_leaves_the_ledger_unchanged(
+    three_line_ledger, plan, runs_by_step, monkeypatch
+):
+    def raise_full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    before = three.read_bytes()
+    before = three_line_ledger.read_bytes()
     with monkeypatch.context() as changed:
-        changed.setattr(_folder.os, "fsync", full)
+        changed.setattr(_folder.os, "fsync", raise_full_disk)
         with pytest.raises(OSError, match="No space"):
-            ledger.release(three, plan, after(runs[6], runs[5]))
-    assert three.read_bytes() == before
-    assert len(ledger.read(three).entries) == 3
+            ledger.release(
+                three_line_ledger, plan, continue_from(runs_by_step[6], runs_by_step[5])
+            )
+    assert three_line_ledger.read_bytes() == before
+    assert len(ledger.read(three_line_ledger).entries) == 3
 
 
-# --- what is released again
+# --- repeated releases
 
 
-def test_the_same_again_is_the_same_release(three, plan, runs):
-    """As where a run was killed, and does again what it had done."""
+def test_repeating_a_release_adds_no_line(three_line_ledger, plan, runs_by_step):
+    """A killed run that resumes releases the same parameters again."""
     for t in (2, 4, 5):
-        found = ledger.release(three, plan, runs[t])
-        assert found.released == checkpoint.digest(runs[t].params)
-    assert len(ledger.read(three).entries) == 3
-    again = runs[0]
+        found = ledger.release(three_line_ledger, plan, runs_by_step[t])
+        assert found.released == checkpoint.digest(runs_by_step[t].params)
+    assert len(ledger.read(three_line_ledger).entries) == 3
+    again = runs_by_step[0]
     for t in (2, 4, 5, 6):
-        again = ledger.release(three, plan, runs[t]._replace(released=again.released))
-    assert [x.start for x in ledger.read(three).entries] == [0, 2, 4, 5]
+        again = ledger.release(
+            three_line_ledger, plan, runs_by_step[t]._replace(released=again.released)
+        )
+    assert [x.start for x in ledger.read(three_line_ledger).entries] == [0, 2, 4, 5]
 
 
 @pytest.mark.parametrize(
     "case", ["bits", "earlier", "between", "beyond", "anew", "plan", "steps"]
 )
-def test_a_run_that_went_another_way_is_found(three, plan, runs, case):
-    """And counted without bound, if it is released: its noise hid two sums."""
+def test_diverged_run_raises_and_counts_as_infinite(
+    three_line_ledger, plan, runs_by_step, case
+):
+    """If it is released all the same, ε is infinite: one noise hid two sums."""
     tiny = np.array([1e-7, 0], np.float32)
-    moved = jnp.asarray(np.asarray(runs[4].params) + tiny)
+    moved = jnp.asarray(np.asarray(runs_by_step[4].params) + tiny)
     other = {
-        "bits": after(runs[4]._replace(params=moved), runs[2]),
-        "earlier": after(runs[2]._replace(params=moved), runs[5]),
-        "between": after(runs[3], runs[2]),
-        # Resumed from step 4, and next heard of beyond what it had released.
-        "beyond": after(runs[6], runs[4]),
-        "anew": runs[6],
-        "plan": after(runs[6], runs[5]),
-        "steps": after(runs[6], runs[5]),
+        "bits": continue_from(runs_by_step[4]._replace(params=moved), runs_by_step[2]),
+        "earlier": continue_from(
+            runs_by_step[2]._replace(params=moved), runs_by_step[5]
+        ),
+        "between": continue_from(runs_by_step[3], runs_by_step[2]),
+        # Resumed from step 4, and released next beyond the latest release.
+        "beyond": continue_from(runs_by_step[6], runs_by_step[4]),
+        "anew": runs_by_step[6],
+        "plan": continue_from(runs_by_step[6], runs_by_step[5]),
+        "steps": continue_from(runs_by_step[6], runs_by_step[5]),
     }[case]
     given = plan
     if case == "plan":
         given = dpjax.plan(**FIXED, noise_multiplier=2.6)
     if case == "steps":
         given = dpjax.plan(**{**FIXED, "num_steps": 9}, noise_multiplier=2.5)
-    before = three.read_bytes()
+    before = three_line_ledger.read_bytes()
     with pytest.raises(ValueError, match="run must not be released"):
-        ledger.release(three, given, other)
-    assert three.read_bytes() == before
-    ledger.release(three, given, other, repeated=True)
-    found = ledger.read(three)
+        ledger.release(three_line_ledger, given, other)
+    assert three_line_ledger.read_bytes() == before
+    ledger.release(three_line_ledger, given, other, repeated=True)
+    found = ledger.read(three_line_ledger)
     assert found.entries[-1].repeated
     assert found.epsilon(0.5) == math.inf
     assert "used before" in str(found)
 
 
-def test_a_key_that_is_used_for_two_runs_is_found(path, plan, runs):
-    """Also where all else is another run's: they draw one noise."""
-    ledger.release(path, plan, runs[6])
-    second = runs[6]._replace(params=np.ones(5, np.float32))
+def test_reusing_a_key_for_another_run_raises(path, plan, runs_by_step):
+    """Even with other parameters: both runs draw the same noise."""
+    ledger.release(path, plan, runs_by_step[6])
+    second = runs_by_step[6]._replace(params=np.ones(5, np.float32))
     with pytest.raises(ValueError, match="6 steps already"):
         ledger.release(path, plan, second)
     ledger.release(path, plan, second._replace(key=OTHER))
@@ -378,8 +400,8 @@ def test_a_key_that_is_used_for_two_runs_is_found(path, plan, runs):
     assert ledger.run_name(jax.random.key(5, impl="rbg")) not in names
 
 
-def test_rbg_and_unsafe_rbg_keys_with_equal_data_are_one_run(path, plan, runs):
-    """They draw the same batches and noise, so that a second release is refused."""
+def test_rbg_and_unsafe_rbg_keys_with_equal_data_name_one_run(path, plan, runs_by_step):
+    """They draw the same batches and noise, so that a second release raises."""
     data = np.array([0, 5, 0, 5], np.uint32)
     keys = [jax.random.wrap_key_data(data, impl=x) for x in ("rbg", "unsafe_rbg")]
 
@@ -394,7 +416,7 @@ def test_rbg_and_unsafe_rbg_keys_with_equal_data_are_one_run(path, plan, runs):
         np.testing.assert_array_equal(one, other)
     assert np.std(drawn[0][0]) > 0
 
-    first, second = (runs[6]._replace(key=key) for key in keys)
+    first, second = (runs_by_step[6]._replace(key=key) for key in keys)
     ledger.release(path, plan, first)
     with pytest.raises(ValueError, match="6 steps already"):
         ledger.release(path, plan, second._replace(params=np.ones(2, np.float32)))
@@ -404,33 +426,35 @@ def test_rbg_and_unsafe_rbg_keys_with_equal_data_are_one_run(path, plan, runs):
     assert ledger.run_name(other_data) != ledger.run_name(keys[0])
 
 
-def test_repeated_is_not_said_of_what_is_not(path, plan, runs):
-    ledger.release(path, plan, runs[6], repeated=True)
+def test_repeated_flag_is_ignored_for_first_release(path, plan, runs_by_step):
+    ledger.release(path, plan, runs_by_step[6], repeated=True)
     assert not ledger.read(path).entries[0].repeated
 
 
-# --- what it costs
+# --- privacy cost
 
 
-def test_runs_without_sampling_compose_exactly(path, plan, runs):
-    """μ's add up in squares, and ε is that of the sum."""
+def test_runs_without_sampling_compose_exactly(path, plan, runs_by_step):
+    """The total μ is the root of the sum of squares, and ε follows from it."""
     second = dpjax.plan(**{**FIXED, "num_steps": 3}, noise_multiplier=0.9)
-    ledger.release(path, plan, runs[2])
-    ledger.release(path, second, runs[3]._replace(key=OTHER))
+    ledger.release(path, plan, runs_by_step[2])
+    ledger.release(path, second, runs_by_step[3]._replace(key=OTHER))
     mus = np.array([np.sqrt(2) / 2.5, 1 / 0.9])  # 6 steps are 2 epochs, 3 are one
     expected = float(gdp.epsilon(np.sqrt(np.sum(mus**2)), 1e-4))
     assert ledger.read(path).epsilon(1e-4) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_run_counts_as_a_whole_until_it_ended(path, plan, runs):
-    """Who stops where the results look good has used them."""
-    ledger.release(path, plan, runs[2])
+def test_unfinished_run_costs_its_whole_plan(path, plan, runs_by_step):
+    """Stopping where the results look good would use them."""
+    ledger.release(path, plan, runs_by_step[2])
     whole = float(gdp.epsilon(np.sqrt(2) / 2.5, 1e-4))
     assert ledger.read(path).epsilon(1e-4) == pytest.approx(whole, rel=1e-5)
     ledger.end(path, KEY, "the machine was taken away")
     once = float(gdp.epsilon(1 / 2.5, 1e-4))
     assert ledger.read(path).epsilon(1e-4) == pytest.approx(once, rel=1e-5)
-    ledger.release(path, plan, after(runs[4], runs[2]))  # it went on, after all
+    ledger.release(
+        path, plan, continue_from(runs_by_step[4], runs_by_step[2])
+    )  # the ended run continues all the same
     assert ledger.read(path).epsilon(1e-4) == pytest.approx(whole, rel=1e-5)
     with pytest.raises(ValueError, match="key must be that of a run"):
         ledger.end(path, OTHER, "why")
@@ -439,15 +463,15 @@ def test_a_run_counts_as_a_whole_until_it_ended(path, plan, runs):
 
 
 @pytest.mark.slow
-def test_sampled_runs_compose_by_their_losses(path, runs):
-    """As privacy-loss distributions that are convolved by hand."""
+def test_sampled_runs_compose_by_privacy_loss_distributions(path, runs_by_step):
+    """The total equals that of privacy-loss distributions convolved in the test."""
     given = {**FIXED, "sampling": "poisson", "adjacency": Adjacency.ADD_REMOVE}
     first = dpjax.plan(**given, noise_multiplier=2.5)
     second = dpjax.plan(**{**given, "num_steps": 9}, noise_multiplier=1.9)
-    ledger.release(path, first, runs[2])
-    ledger.release(path, second, runs[5]._replace(key=OTHER))
+    ledger.release(path, first, runs_by_step[2])
+    ledger.release(path, second, runs_by_step[5]._replace(key=OTHER))
 
-    def losses(run):
+    def run_pld(run):
         step = truncation.poisson_gaussian(
             run.noise_multiplier,
             20 / 60,
@@ -457,14 +481,14 @@ def test_sampled_runs_compose_by_their_losses(path, runs):
         )
         return pld.compose(step, run.num_steps)
 
-    expected = float(pld.epsilon(pld.convolve(losses(first), losses(second)), 1e-4))
+    expected = float(pld.epsilon(pld.convolve(run_pld(first), run_pld(second)), 1e-4))
     found = ledger.read(path).epsilon(1e-4)
     assert found == pytest.approx(expected, rel=1e-5)
     assert max(first.epsilon, second.epsilon) < found < first.epsilon + second.epsilon
 
 
-def choice_delta(epsilon, *branches):
-    """δ at ε of a first Gaussian mechanism, μ = 1/4, and then the worst branch for it.
+def adaptive_choice_delta(epsilon, *branches):
+    """δ(ε) of a Gaussian mechanism, μ = 1/4, and then the worst branch for its output.
 
     Given the first output y the privacy loss is y / 4 - 1 / 32 so far, and the second
     mechanism adds its δ at what is left of ε. A branch is the probability q with which
@@ -487,7 +511,7 @@ def choice_delta(epsilon, *branches):
 
 
 @pytest.mark.slow  # by privacy-loss distributions
-def test_total_does_not_bound_a_choice_of_plan_by_outputs(plan):
+def test_total_does_not_bound_an_adaptive_choice_of_plan(plan):
     """Two plans each keep the total below 1.1251; the choice by an output does not.
 
     The first run is a full batch at σ = 4, the second a full batch at σ = 6.08 or one
@@ -506,23 +530,25 @@ def test_total_does_not_bound_a_choice_of_plan_by_outputs(plan):
         "rare": dataclasses.replace(rare, noise_multiplier=0.1),
     }
 
-    def total(second):
+    def total_epsilon(second):
         entries = tuple(
             ledger.Entry("release", x, 0, 1, 1.0, delta, False, "", "", x, "", "")
             for x in ("first", second)
         )
         return ledger.Ledger(entries, plans, "").epsilon(delta)
 
-    # Of more than `room` examples in a batch, as many take part, each as likely.
+    # Of more than `room` examples in a batch, `room` random ones take part.
     others = np.arange(60)
     kept = np.minimum(1, room / (others + 1)) @ stats.binom.pmf(others, n - 1, 1 / n)
     branches = {"full": (1.0, 6.08), "rare": (kept / n, 0.1)}
     for name, branch in branches.items():
-        exact = optimize.brentq(lambda e, b=branch: choice_delta(e, b) - delta, 0.5, 2)
-        assert exact <= total(name) == pytest.approx(exact, rel=1e-4)
-    bound = max(total(name) for name in branches)
+        exact = optimize.brentq(
+            lambda e, b=branch: adaptive_choice_delta(e, b) - delta, 0.5, 2
+        )
+        assert exact <= total_epsilon(name) == pytest.approx(exact, rel=1e-4)
+    bound = max(total_epsilon(name) for name in branches)
     assert bound == pytest.approx(1.1251, abs=1e-4)
-    assert choice_delta(bound, *branches.values()) > 1.9 * delta
+    assert adaptive_choice_delta(bound, *branches.values()) > 1.9 * delta
 
     stated = "fixed before any output was seen"
     docs = pathlib.Path(dpjax.__file__).parents[1] / "docs"
@@ -532,8 +558,8 @@ def test_total_does_not_bound_a_choice_of_plan_by_outputs(plan):
         assert stated in " ".join(text.split())
 
 
-def test_other_releases_add_up_exactly(path):
-    """Each with the δ that it says."""
+def test_other_releases_add_their_epsilons(path):
+    """Each at the δ that it states."""
     setting = {"adjacency": Adjacency.ADD_REMOVE}
     ledger.other(path, "a histogram", epsilon=0.5, delta=0.0, **setting)
     ledger.other(path, "a mean", epsilon=0.25, delta=1e-6, **setting)
@@ -545,16 +571,16 @@ def test_other_releases_add_up_exactly(path):
 
 
 @pytest.mark.slow
-def test_what_has_no_losses_adds_up_with_parts_of_delta(path, plan, runs):
-    """Basic composition: (Σ ε, Σ δ), over equal parts of what is left of δ."""
+def test_runs_without_a_pld_add_up_at_equal_parts_of_delta(path, plan, runs_by_step):
+    """Basic composition: (Σ ε, Σ δ), at equal parts of the remaining δ."""
     bins = dpjax.plan(
         **{**FIXED, "sampling": "random_bins"},
         noise_multiplier=3.0,
         strategy=strategies.geometric(0.4),
         noise="correlated",
     )
-    ledger.release(path, plan, runs[2])
-    ledger.release(path, bins, runs[3]._replace(key=OTHER))
+    ledger.release(path, plan, runs_by_step[2])
+    ledger.release(path, bins, runs_by_step[3]._replace(key=OTHER))
     ledger.other(
         path, "a count", epsilon=0.125, delta=2e-5, adjacency=Adjacency.ZERO_OUT
     )
@@ -564,8 +590,8 @@ def test_what_has_no_losses_adds_up_with_parts_of_delta(path, plan, runs):
     assert found == pytest.approx(sum(parts) + 0.125, rel=1e-5)
 
 
-def test_what_compares_other_data_sets_is_not_added_up(path, plan, runs):
-    ledger.release(path, plan, runs[2])
+def test_other_adjacency_or_unit_raises(path, plan, runs_by_step):
+    ledger.release(path, plan, runs_by_step[2])
     with pytest.raises(ValueError, match="adjacency and unit must be"):
         ledger.other(path, "x", epsilon=1.0, delta=0.0, adjacency=Adjacency.REPLACE)
     with pytest.raises(ValueError, match="adjacency and unit must be"):
@@ -579,11 +605,11 @@ def test_what_compares_other_data_sets_is_not_added_up(path, plan, runs):
         )
 
 
-def test_mistakes_are_named(path, plan, runs):
+def test_invalid_arguments_raise(path, plan, runs_by_step):
     with pytest.raises(ValueError, match=r"run\.step must be at least 1"):
-        ledger.release(path, plan, runs[0])
+        ledger.release(path, plan, runs_by_step[0])
     with pytest.raises(ValueError, match=r"run\.step must be at most"):
-        ledger.release(path, plan, runs[6]._replace(step=7))
+        ledger.release(path, plan, runs_by_step[6]._replace(step=7))
     with pytest.raises(ValueError, match="delta"):
         ledger.read(path).epsilon(0.0)
     with pytest.raises(ValueError, match="epsilon"):
@@ -592,8 +618,8 @@ def test_mistakes_are_named(path, plan, runs):
     assert ledger.read(path).entries == ()
 
 
-def test_a_plan_without_noise_has_no_bound(path, runs):
+def test_plan_with_infinite_epsilon_is_recorded(path, runs_by_step):
     bare = dpjax.plan(**FIXED, noise_multiplier=1e-3)
     bare = dataclasses.replace(bare, epsilon=math.inf)
-    ledger.release(path, bare, runs[2])
+    ledger.release(path, bare, runs_by_step[2])
     assert ledger.read(path).entries[0].epsilon == math.inf

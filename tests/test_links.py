@@ -17,7 +17,7 @@ PAGES = [
 ] + sorted(ROOT.glob("notebooks/*.ipynb"))
 
 
-def prose(path):
+def prose_of(path):
     """A page's text without its programs."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
@@ -27,36 +27,36 @@ def prose(path):
     return FENCE.sub("", text)
 
 
-def anchors(path):
+def heading_anchors(path):
     """The anchors of a page's headings: small letters, hyphens for spaces."""
     found = []
-    for title in HEADING.findall(prose(path)):
+    for title in HEADING.findall(prose_of(path)):
         title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
         slug = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
         found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
     return found
 
 
-def broken(path):
-    """The links of a page that lead nowhere."""
-    for link in LINK.findall(re.sub(r"`[^`\n]*`", "", prose(path))):
+def broken_links(path):
+    """Yield the links of a page whose target does not exist."""
+    for link in LINK.findall(re.sub(r"`[^`\n]*`", "", prose_of(path))):
         if link.startswith(("https://", "mailto:")):
             continue
         target, _, anchor = link.partition("#")
         to = (path.parent / target).resolve() if target else path
         inside = to == ROOT or ROOT in to.parents
-        found = inside and to.exists() and (not anchor or anchor in anchors(to))
-        # Where a heading is not in ASCII, elsewhere its anchor is another one.
+        found = inside and to.exists() and (not anchor or anchor in heading_anchors(to))
+        # Other renderers make other anchors of headings that are not ASCII.
         if not found or not anchor.isascii():
             yield link
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(path):
-    assert list(broken(path)) == []
+def test_page_links_resolve(path):
+    assert list(broken_links(path)) == []
 
 
-def test_a_link_that_leads_nowhere_is_found(tmp_path, monkeypatch):
+def test_broken_links_are_detected(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     page, other = tmp_path / "page.md", tmp_path / "other.md"
     text = "# A title: of `two` parts\n\n```sh\n# no title\n```\n\n## Über\n"
@@ -66,4 +66,4 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path, monkeypatch):
     bad.append("http://no.where")
     links = " ".join(f"[d]({link})" for link in bad)
     page.write_text(f"{good}\n\n{links}\n", encoding="utf-8")
-    assert list(broken(page)) == bad
+    assert list(broken_links(page)) == bad

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from dpjax.accounting.iteration import clipped_step_lipschitz, step_lipschitz
 
 
-def clip(g, bound=1.0):
+def clip_rows(g, bound=1.0):
     norm = np.linalg.norm(g, axis=-1, keepdims=True)
     return g * np.minimum(1.0, bound / np.maximum(norm, 1e-300))
 
 
 def clipped_ratio(A, x, y, eta):
     """The distance after a clipped step on xᵀAx/2 over that before it."""
-    d, e = x - y, clip(x @ A) - clip(y @ A)
+    d, e = x - y, clip_rows(x @ A) - clip_rows(y @ A)
     return np.linalg.norm(d - eta * e, axis=-1) / np.linalg.norm(d, axis=-1)
 
 
-def test_the_example_in_two_dimensions_attains_the_clipped_constant():
+def test_two_dimensional_example_attains_clipped_constant():
     """The step is searched around gradients whose norm is just above the clip."""
     eta, A = 0.5, np.diag([1.0, 1e-3])
     constant = float(clipped_step_lipschitz(eta, weak_convexity=0.0, smoothness=1.0))
@@ -37,8 +37,8 @@ def test_the_example_in_two_dimensions_attains_the_clipped_constant():
     assert best >= constant * (1 - 3e-3)
 
 
-def farthest(weak, smooth, eta):
-    """Max of ‖d − p‖ over p in the ball with diameter [0, u], u in the ball of A d."""
+def max_distance(weak, smooth, eta):
+    """Max of ‖d − p‖ for p in the ball with diameter [0, u], u in the ball of A d."""
     centre, radius = eta * (smooth - weak) / 2, eta * (smooth + weak) / 2
     t = np.linspace(0, np.pi, 400_001)
     x, y = centre + radius * np.cos(t), radius * np.sin(t)
@@ -57,9 +57,9 @@ def farthest(weak, smooth, eta):
         (0.0, 0.0, 1.0),
     ],
 )
-def test_the_clipped_constant_solves_its_geometric_problem(weak, smooth, eta, x64):
+def test_clipped_constant_solves_its_geometric_problem(weak, smooth, eta, x64):
     constant = clipped_step_lipschitz(eta, weak_convexity=weak, smoothness=smooth)
-    expected = farthest(weak, smooth, eta)
+    expected = max_distance(weak, smooth, eta)
     assert expected <= constant <= expected * (1 + 1e-9)
 
 
@@ -67,7 +67,7 @@ def test_the_clipped_constant_solves_its_geometric_problem(weak, smooth, eta, x6
 @given(
     st.floats(0, 1), st.floats(0.01, 3), st.floats(0.01, 2), st.integers(0, 2**31 - 1)
 )
-def test_no_clipped_quadratic_exceeds_the_constant(weak, smooth, eta, seed):
+def test_clipped_quadratics_never_exceed_the_constant(weak, smooth, eta, seed):
     rng = np.random.default_rng(seed)
     rotation, _ = np.linalg.qr(rng.normal(size=(3, 3)))
     A = rotation * rng.choice([-weak, smooth, rng.uniform(-weak, smooth)], 3)
@@ -92,8 +92,8 @@ def test_steps_on_quadratics_attain_the_unclipped_constant(x64):
             assert expected <= c <= expected + 1e-14
 
 
-def test_clipping_destroys_strong_convexity_even_in_one_dimension(x64):
-    """Where the clip is active the step on x²/2 translates: 1, not 1/2."""
+def test_clipping_removes_contraction_of_strong_convexity(x64):
+    """Where clipping is active a step on x²/2 translates: constant 1, not 1/2."""
     x, y, eta = 10.0, 20.0, 0.5
     moved = [v - eta * np.clip(v, -1.0, 1.0) for v in (x, y)]
     assert abs(moved[0] - moved[1]) == abs(x - y)
@@ -104,8 +104,8 @@ def test_clipping_destroys_strong_convexity_even_in_one_dimension(x64):
     assert kept >= 1.0
 
 
-def test_a_clipped_linear_score_keeps_the_constant():
-    """A loss of ⟨w, x⟩, logistic plus a wave, clipped per example, mean of a batch."""
+def test_clipped_linear_score_keeps_the_unclipped_constant():
+    """A logistic plus a sine of ⟨w, x⟩, clipped per example, averaged over a batch."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=(5, 4))
     features *= 2 / np.linalg.norm(features, axis=1, keepdims=True)
@@ -113,7 +113,7 @@ def test_a_clipped_linear_score_keeps_the_constant():
     def gradient(w):
         score = w @ features.T
         slope = 1 / (1 + np.exp(-score)) - 0.3 + 0.2 * np.sin(score)
-        return np.mean(clip(slope[..., None] * features, 0.5), axis=-2)
+        return np.mean(clip_rows(slope[..., None] * features, 0.5), axis=-2)
 
     # The scalar curvature is within (−0.2, 0.25 + 0.2), times ‖x‖² = 4.
     for eta in (0.1, 0.5, 1.0):
@@ -126,18 +126,20 @@ def test_a_clipped_linear_score_keeps_the_constant():
 
 
 def test_clipped_softmax_regression_is_not_a_contraction():
-    """Three classes, one example with ‖x‖ = 1: the step in the logits is enough."""
+    """Three classes and one example with ‖x‖ = 1, so that a step acts on the logits."""
     rng = np.random.default_rng(0)
     eta, bound = 2.0, 1.0
     z = rng.normal(size=(20000, 3)) * 3
     u = z + 1e-5 * rng.normal(size=z.shape)
 
-    def step(z):
+    def clipped_step(z):
         p = np.exp(z - np.max(z, axis=1, keepdims=True))
         p /= np.sum(p, axis=1, keepdims=True)
-        return z - eta * clip(p - np.array([1.0, 0, 0]), bound)
+        return z - eta * clip_rows(p - np.array([1.0, 0, 0]), bound)
 
-    ratio = np.linalg.norm(step(z) - step(u), axis=1) / np.linalg.norm(z - u, axis=1)
+    ratio = np.linalg.norm(clipped_step(z) - clipped_step(u), axis=1) / np.linalg.norm(
+        z - u, axis=1
+    )
     worst = np.max(ratio)
     assert worst > 1.01
     # The curvature of this loss is at most 1/2.
@@ -184,12 +186,12 @@ def test_derivatives_match_finite_differences(x64):
         ),
     ],
 )
-def test_static_mistakes_name_the_argument(call, name):
+def test_invalid_arguments_raise(call, name):
     with pytest.raises(ValueError, match=f"^{name} must"):
         call()
 
 
-def test_what_is_unknown_or_out_of_range_gives_inf():
+def test_unknown_or_invalid_values_give_infinity():
     assert step_lipschitz(0.1, smoothness=np.inf) == np.inf
     assert clipped_step_lipschitz(0.1, weak_convexity=0.0, smoothness=np.inf) == np.inf
     traced = jax.jit(lambda eta: step_lipschitz(eta, smoothness=1.0))

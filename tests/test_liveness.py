@@ -1,7 +1,7 @@
-"""Engines differentiate exactly what JAX differentiates, no more and no less.
+"""Engines differentiate exactly the operations that JAX differentiates.
 
 Every loss here computes something that plain JAX leaves out of the gradient, or that it
-differentiates in each iteration, and that a tap must not change.
+differentiates in each iteration; the engines must not change that.
 """
 
 import jax
@@ -35,7 +35,7 @@ def _layer(h, layer):
     return h, jnp.linalg.norm(layer["b"])
 
 
-def _logs_of_a_scan(params, example):
+def _loss_with_scan_logs(params, example):
     """Norms of B: stacked, carried with the example, and behind zero derivatives."""
     x, y = example
 
@@ -49,7 +49,7 @@ def _logs_of_a_scan(params, example):
     return jnp.sum((h - y) ** 2) + constant, (norms, log)
 
 
-def _logs_of_blocks(params, example):
+def _loss_with_block_logs(params, example):
     """Outputs of a rematerialised block, with and without the example, some unread."""
     x, y = example
 
@@ -68,7 +68,7 @@ def _logs_of_blocks(params, example):
     return jnp.sum((scanned - y) ** 2), (logs, log)
 
 
-def _log_beside_the_loss(params, example):
+def _loss_with_aux_log(params, example):
     """An auxiliary output in which parameters meet the example."""
     x, y = example
     h = jnp.tanh(x @ params["w"][0] @ params["a"][0] @ params["b"][0])
@@ -86,7 +86,7 @@ _bound_gradient.defvjp(
 )
 
 
-def _bounded_gradients(params, example):
+def _loss_with_bounded_gradients(params, example):
     """A nonlinear derivative of parameters in a scan, and in a scan within a scan."""
     x, y = example
 
@@ -105,7 +105,12 @@ def _bounded_gradients(params, example):
     return jnp.sum(h**2), ()
 
 
-LOSSES = [_logs_of_a_scan, _logs_of_blocks, _log_beside_the_loss, _bounded_gradients]
+LOSSES = [
+    _loss_with_scan_logs,
+    _loss_with_block_logs,
+    _loss_with_aux_log,
+    _loss_with_bounded_gradients,
+]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)

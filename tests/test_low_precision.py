@@ -1,4 +1,4 @@
-"""Dtypes that are narrow, wide or mixed, and arrays that are empty: all engines agree.
+"""All engines agree on narrow, wide and mixed dtypes, and on empty arrays.
 
 The reference is plain `vmap(grad)` in NumPy's float64.
 """
@@ -25,7 +25,7 @@ def normal(seed: int, *shape: int, dtype: Any = "float32") -> np.ndarray:
     return drawn.astype(np.float32).astype(jnp.dtype(dtype))
 
 
-def by_hand(gradients: Any) -> tuple[list[np.ndarray], np.ndarray]:
+def reference_clipped_sum(gradients: Any) -> tuple[list[np.ndarray], np.ndarray]:
     leaves = [np.asarray(g, np.float64) for g in jax.tree.leaves(gradients)]
     flat = np.concatenate([g.reshape(len(g), -1) for g in leaves], axis=1)
     norms = np.linalg.norm(flat, axis=1)
@@ -33,17 +33,19 @@ def by_hand(gradients: Any) -> tuple[list[np.ndarray], np.ndarray]:
     return [np.tensordot(scale, g, (0, 0)) for g in leaves], norms
 
 
-def check(loss: Any, params: Any, batch: Any, *, rtol: float, **options: Any) -> None:
+def assert_engines_match_reference(
+    loss: Any, params: Any, batch: Any, *, rtol: float, **options: Any
+) -> None:
     @jax.jit
-    def everything(params, batch):
+    def sums_and_gradients(params, batch):
         found = [
             dpjax.clipped_grad(loss, CLIP_NORM, engine=e, **options)(params, batch)
             for e in ENGINES
         ]
         return found, jax.vmap(jax.grad(loss), (None, 0))(params, batch)
 
-    found, plain = jax.device_get(everything(params, batch))
-    sums, norms = by_hand(plain)
+    found, plain = jax.device_get(sums_and_gradients(params, batch))
+    sums, norms = reference_clipped_sum(plain)
     for total, per_example in found:
         np.testing.assert_allclose(per_example.norm, norms, rtol)
         for got, want, x in zip(
@@ -54,7 +56,7 @@ def check(loss: Any, params: Any, batch: Any, *, rtol: float, **options: Any) ->
             np.testing.assert_allclose(got, want, rtol, rtol * len(norms) * CLIP_NORM)
 
 
-def dense(precise: Any, inside: Any) -> Any:
+def make_dense_loss(precise: Any, inside: Any) -> Any:
     def loss(params, x):
         rows = x.astype(inside) if inside else x
         w = params["w"].astype(inside) if inside else params["w"]
@@ -66,7 +68,7 @@ def dense(precise: Any, inside: Any) -> Any:
     return loss
 
 
-def shapes_for(form: str) -> tuple[int, int]:
+def rows_and_width(form: str) -> tuple[int, int]:
     return (4, 40) if form == "rows" else (4, 6)
 
 
@@ -84,17 +86,17 @@ def shapes_for(form: str) -> tuple[int, int]:
         ("float16", None, "float32"),
     ],
 )
-def test_narrow_floats(leaf, inside, out, form):
-    rows, width = shapes_for(form)
+def test_narrow_floats_match_reference(leaf, inside, out, form):
+    rows, width = rows_and_width(form)
     params = {"w": normal(0, width, width, dtype=leaf), "s": normal(1, width) / 8}
     batch = normal(2, 5, rows, width, dtype=leaf)
-    loss = dense(out, inside)
+    loss = make_dense_loss(out, inside)
     assert dpjax.explain(loss, params, batch).rows[1].norm == form
     narrowest = min(
         (jnp.finfo(d) for d in (leaf, inside, out) if d), key=lambda info: info.bits
     )
-    # What autodiff itself rounds to the narrowest dtype, in one engine and not in all.
-    check(loss, params, batch, rtol=4 * float(narrowest.eps))
+    # Engines differ in what autodiff rounds to the narrowest dtype.
+    assert_engines_match_reference(loss, params, batch, rtol=4 * float(narrowest.eps))
 
 
 @pytest.mark.slow
@@ -103,15 +105,19 @@ def test_narrow_floats(leaf, inside, out, form):
     ("leaf", "other"),
     [("float64", "float64"), ("float32", "float64"), ("float64", "float32")],
 )
-def test_floats_of_64_bits(leaf, other, form, x64):
-    rows, width = shapes_for(form)
+def test_float64_dense_layers_match_reference(leaf, other, form, x64):
+    rows, width = rows_and_width(form)
     params = {"w": normal(0, width, width, dtype=leaf), "s": normal(1, width) / 8}
     batch = normal(2, 5, rows, width, dtype=other)
-    check(dense("float64", None), params, batch, rtol=1e-4)
-    check(dense("float32", None), params, batch, rtol=1e-4)
+    assert_engines_match_reference(
+        make_dense_loss("float64", None), params, batch, rtol=1e-4
+    )
+    assert_engines_match_reference(
+        make_dense_loss("float32", None), params, batch, rtol=1e-4
+    )
 
 
-def convolution(rank: int) -> Any:
+def make_convolution_loss(rank: int) -> Any:
     space = "DHW"[-rank:]
     numbers = (f"N{space}C", f"{space}IO", f"N{space}C")
 
@@ -128,17 +134,21 @@ def convolution(rank: int) -> Any:
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("form", ["rows", "gradients"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_convolutions_of_64_bits(rank, form, dtype, x64):
+def test_convolutions_under_x64_match_reference(rank, form, dtype, x64):
     size, features = (2, 24) if form == "rows" else (4, 3)
     w = normal(0, *(2,) * rank, features, features, dtype=dtype)
     batch = normal(1, 3, *(size,) * rank, features, dtype=dtype)
-    assert dpjax.explain(convolution(rank), {"w": w}, batch).rows[0].norm == form
-    check(convolution(rank), {"w": w}, batch, rtol=1e-4)
+    assert (
+        dpjax.explain(make_convolution_loss(rank), {"w": w}, batch).rows[0].norm == form
+    )
+    assert_engines_match_reference(
+        make_convolution_loss(rank), {"w": w}, batch, rtol=1e-4
+    )
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("microbatch_size", [None, 2])
-def test_networks_of_64_bits(microbatch_size, x64):
+def test_recurrent_network_under_x64_matches_reference(microbatch_size, x64):
     def loss(params, ids):
         def step(h, x):
             h = jnp.tanh((x + h) @ params["u"])
@@ -149,12 +159,14 @@ def test_networks_of_64_bits(microbatch_size, x64):
 
     params = {"table": normal(0, 50, 9), "u": normal(1, 9, 9)}
     ids = np.random.default_rng(2).integers(0, 50, (5, 4))
-    check(loss, params, ids, rtol=1e-4, microbatch_size=microbatch_size)
+    assert_engines_match_reference(
+        loss, params, ids, rtol=1e-4, microbatch_size=microbatch_size
+    )
 
 
 @pytest.mark.slow
-def test_empty_arrays():
-    """An axis that is contracted, summed over or looked up may have no length."""
+def test_empty_arrays_match_reference():
+    """An axis that is contracted, summed over or looked up may have size zero."""
     losses = {
         "dense": lambda w, x: jnp.sum(jnp.sin(x @ w)),
         "other side": lambda w, x: jnp.sum(jnp.sin(w @ x.T)),
@@ -182,10 +194,10 @@ def test_empty_arrays():
         parts = [f(params[f"w{i}"], xs[i]) for i, (f, *_) in enumerate(cases)]
         return sum(parts) + jnp.sum(params["b"]) + jnp.sum(params["empty"])
 
-    check(loss, params, batch, rtol=1e-5)
+    assert_engines_match_reference(loss, params, batch, rtol=1e-5)
 
 
-def test_loops_without_iterations():
+def test_scans_without_iterations_match_reference():
     def loss(params, x):
         def step(h, row):
             return jnp.tanh(h @ params["w"] + row), None
@@ -193,4 +205,4 @@ def test_loops_without_iterations():
         return jnp.sum(jax.lax.scan(step, params["h"], x)[0] @ params["w"])
 
     params = {"w": normal(0, 20, 20), "h": normal(1, 20)}
-    check(loss, params, normal(2, 3, 0, 20), rtol=1e-4)
+    assert_engines_match_reference(loss, params, normal(2, 3, 0, 20), rtol=1e-4)

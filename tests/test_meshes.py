@@ -1,6 +1,6 @@
-"""On a mesh every engine gives what it gives on one device, whatever the axes' types.
+"""Every engine gives the same sums on a mesh as on one device, for all axis types.
 
-The loss is written as JAX asks for where axes are explicit: by itself `vmap(grad)`
+The loss is written as JAX requires for explicit axes: plain `vmap(grad)`
 runs it, which the reference shows.
 """
 
@@ -54,7 +54,7 @@ def loss(params: Any, ids: jax.Array) -> tuple[jax.Array, Any]:
     return jnp.mean(jax.nn.log_softmax(x)[:, 0] ** 2), {"x": x[0], "id": ids[0]}
 
 
-def by_hand() -> tuple[Any, np.ndarray]:
+def reference_clipped_sum() -> tuple[Any, np.ndarray]:
     gradients = jax.jit(jax.vmap(jax.grad(loss, has_aux=True), (None, 0)))(PARAMS, IDS)
     wide = jax.tree.map(lambda g: np.asarray(g, np.float64), gradients[0])
     squares = [np.sum(g.reshape(8, -1) ** 2, 1) for g in jax.tree.leaves(wide)]
@@ -64,8 +64,8 @@ def by_hand() -> tuple[Any, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def expected():
-    return by_hand()
+def expected_sum():
+    return reference_clipped_sum()
 
 
 def assert_expected(grads: Any, per_example: dpjax.PerExample, expected: Any) -> None:
@@ -76,7 +76,7 @@ def assert_expected(grads: Any, per_example: dpjax.PerExample, expected: Any) ->
     np.testing.assert_array_equal(per_example.aux["id"], IDS[:, 0])
 
 
-def on(mesh: Any, tensor_parallel: bool) -> tuple[Any, jax.Array]:
+def place_on_mesh(mesh: Any, tensor_parallel: bool) -> tuple[Any, jax.Array]:
     specs = {k: jax.P() for k in PARAMS}
     if tensor_parallel:
         specs |= TENSOR_PARALLEL
@@ -102,7 +102,7 @@ CASES = [
     *(((AUTO, EXPLICIT), True, *engine) for engine in SOME),
     *(((AUTO, AUTO), True, *engine) for engine in SOME),
 ]
-# Each engine once; axes of no explicit type are `test_clipping`'s.
+# Each engine once; meshes without explicit axes are in `test_clipping`.
 DEFAULT = [
     ((EXPLICIT, EXPLICIT), True, "ghost", None),
     ((EXPLICIT, AUTO), True, "vmap", 4),
@@ -117,7 +117,9 @@ DEFAULT = [
         for case in CASES
     ],
 )
-def test_axes_of_every_type(types, tensor_parallel, engine, microbatch_size, expected):
+def test_sums_on_axes_of_every_type_equal_one_device(
+    types, tensor_parallel, engine, microbatch_size, expected_sum
+):
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=types)
     fn = dpjax.clipped_grad(
         loss,
@@ -127,9 +129,9 @@ def test_axes_of_every_type(types, tensor_parallel, engine, microbatch_size, exp
         microbatch_size=microbatch_size,
     )
     with jax.set_mesh(mesh):
-        params, ids = on(mesh, tensor_parallel)
+        params, ids = place_on_mesh(mesh, tensor_parallel)
         grads, per_example = jax.jit(fn)(params, ids, mask=MASK)
-    assert_expected(grads, per_example, expected)
+    assert_expected(grads, per_example, expected_sum)
     if microbatch_size is None:
         for got, param in zip(*map(jax.tree.leaves, (grads, params)), strict=True):
             assert got.sharding.is_equivalent_to(param.sharding, param.ndim)
@@ -137,11 +139,11 @@ def test_axes_of_every_type(types, tensor_parallel, engine, microbatch_size, exp
         assert per_example.norm.sharding.is_equivalent_to(spread, 1)
 
 
-def test_without_a_mesh_in_the_context(expected):
+def test_sums_without_a_mesh_in_context_equal_one_device(expected_sum):
     mesh = jax.make_mesh((2, 2), ("data", "model"))
-    params, ids = on(mesh, tensor_parallel=True)
+    params, ids = place_on_mesh(mesh, tensor_parallel=True)
     fn = dpjax.clipped_grad(loss, CLIP_NORM, has_aux=True)
-    assert_expected(*jax.jit(fn)(params, ids, mask=MASK), expected)
+    assert_expected(*jax.jit(fn)(params, ids, mask=MASK), expected_sum)
 
 
 @pytest.mark.slow
@@ -156,9 +158,9 @@ def test_without_a_mesh_in_the_context(expected):
         ("vmap", False, AUTO),
     ],
 )
-def test_manual_axes(engine, check_vma, other, expected):
-    """One device's part in shard_map, alone or beside an axis of another type."""
-    size = 4 if engine == "ghost" else 3  # of microbatches: the whole, or not
+def test_sums_inside_shard_map_equal_one_device(engine, check_vma, other, expected_sum):
+    """Local sums in shard_map, with one axis or with another axis of any type."""
+    size = 4 if engine == "ghost" else 3  # microbatches divide the local batch, or not
     shape, names = ((4,), ("data",)) if other is None else ((2, 2), ("data", "model"))
     types = (EXPLICIT, other or EXPLICIT)[: len(shape)]
     mesh = jax.make_mesh(shape, names, axis_types=types)
@@ -166,23 +168,23 @@ def test_manual_axes(engine, check_vma, other, expected):
         loss, CLIP_NORM, has_aux=True, engine=engine, microbatch_size=size
     )
 
-    def part(params, ids, mask):
+    def local_sum(params, ids, mask):
         grads, per_example = fn(params, ids, mask=mask)
         return jax.lax.psum(grads, "data"), per_example
 
     with jax.set_mesh(mesh) if other else contextlib.nullcontext():
         summed = jax.shard_map(
-            part,
+            local_sum,
             mesh=mesh if other is None else None,
             in_specs=(jax.P(), jax.P("data"), jax.P("data")),
             out_specs=(jax.P(), jax.P("data")),
             axis_names={"data"},
             check_vma=check_vma,
         )
-        params, ids = on(mesh, tensor_parallel=other is EXPLICIT)
+        params, ids = place_on_mesh(mesh, tensor_parallel=other is EXPLICIT)
         mask = jax.device_put(MASK, ids.sharding)
         out = jax.jit(summed)(params, ids, mask)
-    assert_expected(*out, expected)
+    assert_expected(*out, expected_sum)
 
 
 COLLECTIVE = re.compile(
@@ -192,10 +194,10 @@ COLLECTIVE = re.compile(
 ROWS = {"4", "4,1,5", "4,1,5,5"}  # f[b], f[b, t] and f[b, t, t] of one device
 
 
-def collectives(fn: Any, *args: Any) -> list[set[str]]:
-    """The shapes that each all-reduce of the compiled program sums; no other is there.
+def all_reduced_shapes(fn: Any, *args: Any) -> list[set[str]]:
+    """The shapes in each all-reduce of the compiled program, its only collectives.
 
-    Then neither weights nor per-example gradients go from device to device whole.
+    So devices exchange neither whole weights nor per-example gradients.
     """
     text = jax.jit(fn).lower(*args).compile().as_text()
     found = COLLECTIVE.findall(text)
@@ -205,22 +207,24 @@ def collectives(fn: Any, *args: Any) -> list[set[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
-def test_what_norms_send_between_the_shards_of_weights(kind):
+def test_norms_of_sharded_weights_need_few_all_reduces(kind):
     """Norms of gradients take one all-reduce for all leaves; those by rows take three.
 
-    By rows: of the rows' lengths, of the inner products, of what is left. Beside them
-    are those of `vmap(grad)`, one for the batch's sum, and by rows one of flags.
+    By rows: for the rows' lengths, the inner products and the remainder. In addition
+    there are those of `vmap(grad)`, one for the batch's sum, and by rows one of flags.
     """
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind, kind))
 
-    def first(params, ids):
+    def loss_without_aux(params, ids):
         return loss(params, ids)[0]
 
     with jax.set_mesh(mesh):
-        args = on(mesh, tensor_parallel=True)
-        plain = collectives(jax.vmap(jax.grad(first), (None, 0)), *args)
+        args = place_on_mesh(mesh, tensor_parallel=True)
+        plain = all_reduced_shapes(
+            jax.vmap(jax.grad(loss_without_aux), (None, 0)), *args
+        )
         for engine, norms, others in (("vmap", 1, 1), ("bookkeeping", 3, 2)):
-            fn = dpjax.clipped_grad(first, CLIP_NORM, engine=engine)
-            found = collectives(fn, *args)
+            fn = dpjax.clipped_grad(loss_without_aux, CLIP_NORM, engine=engine)
+            found = all_reduced_shapes(fn, *args)
             assert len([shapes for shapes in found if shapes & ROWS]) == norms
             assert len(found) <= len(plain) + norms + others

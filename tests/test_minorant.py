@@ -15,7 +15,7 @@ from dpjax.accounting.iteration import published as printed
 mp.mp.dps = 60
 
 
-def stack(c, s, tau, number=float):
+def squared_mu(c, s, tau, number=float):
     """μ² by pooling adjacent blocks one after the other, in any arithmetic."""
     w = [number(1)]
     for c_k in c[:0:-1]:
@@ -30,18 +30,18 @@ def stack(c, s, tau, number=float):
     return sum(d * d / v if v > 0 else (np.inf if d > 0 else 0) for d, v in blocks)
 
 
-def restarts(c, s, tau, diameter):
-    """μ² from the best of all starts, one after the other."""
-    best = stack(c, s, tau)
+def squared_mu_of_best_start(c, s, tau, diameter):
+    """Minimum of μ² over all starts, tried one after the other."""
+    best = squared_mu(c, s, tau)
     for h in range(len(c) - 1):
         quiet = np.where(np.arange(len(c)) <= h, 0.0, tau)
         moved = np.where(np.arange(len(c)) < h, 0.0, s)
         moved[h] = diameter
-        best = min(best, stack(c, moved, quiet))
+        best = min(best, squared_mu(c, moved, quiet))
     return best
 
 
-def program(c, s, tau):
+def solve_quadratic_program(c, s, tau):
     """Min Σ a_k²/τ_k² with z_k = c_k z_{k−1} + s_k − a_k >= 0 and z_T = 0, by SLSQP."""
     steps = len(c)
     carry = np.zeros((steps, steps))  # z = carry (s − a)
@@ -76,25 +76,25 @@ numbers = st.lists(st.floats(0, 1), min_size=18, max_size=18).map(np.array)
 
 @settings(max_examples=60, deadline=None)
 @given(numbers, st.booleans())
-def test_the_minorant_solves_the_quadratic_program(u, sparse):
+def test_optimal_shift_mu_solves_the_quadratic_program(u, sparse):
     c, s, tau = 0.3 + 1.4 * u[:6], u[6:12] + 0.01, 0.2 + u[12:]
     if sparse:
         s = np.where(np.arange(6) % 2 == 0, s, 0.0)
     with jax.enable_x64(True):
         mu = float(optimal_shift_mu(c, s, tau))
-    optimum = program(c, s, tau)
+    optimum = solve_quadratic_program(c, s, tau)
     # The solver stops within about 1e-7 of the optimum, on either side.
     assert mu**2 == pytest.approx(optimum, rel=1e-5)
 
 
 @pytest.mark.parametrize("centre", [0.2, 0.97, 1.0, 1.03, 3.0])
-def test_weights_beyond_the_range_of_floats(centre, x64):
+def test_weights_beyond_the_float_range_match_mpmath(centre, x64):
     """mpmath's exponents have no range; c^T is between 1e-700 and 1e480 here."""
     rng = np.random.default_rng(0)
     c = centre * rng.uniform(0.9, 1.1, 1000)
     s, tau = rng.uniform(size=1000), rng.uniform(0.1, 1, 1000)
     for moved in (s, s * ((rng.uniform(size=1000) < 0.01) | (np.arange(1000) == 0))):
-        exact = stack(c, moved, tau, mp.mpf)
+        exact = squared_mu(c, moved, tau, mp.mpf)
         mu = mp.mpf(float(optimal_shift_mu(c, moved, tau)))
         # The margin for rounding: 64 ulps for each unit of log w, here up to 1100.
         assert 0 <= mu**2 / exact - 1 <= 2e-11, (centre, mu, exact)
@@ -102,23 +102,25 @@ def test_weights_beyond_the_range_of_floats(centre, x64):
 
 @settings(max_examples=40, deadline=None)
 @given(numbers, st.floats(-1.5, 1))
-def test_restarts_are_the_best_of_all(u, size):
+def test_bounded_mu_equals_the_best_of_all_starts(u, size):
     c, s, tau = 0.5 + u[:6], u[6:12] * (u[:6] > 0.3) + 1e-3, 0.2 + u[12:]
     diameter = 10**size
     with jax.enable_x64(True):
         mu = float(optimal_shift_mu(c, s, tau, diameter=diameter))
-    assert mu**2 == pytest.approx(restarts(c, s, tau, diameter), rel=1e-11)
+    assert mu**2 == pytest.approx(
+        squared_mu_of_best_start(c, s, tau, diameter), rel=1e-11
+    )
 
 
-def schedule(period, epochs):
-    """Where the last batch of each epoch is."""
+def last_batch_schedule(period, epochs):
+    """1 at the last batch of each epoch, else 0."""
     return (np.arange(period * epochs) % period == period - 1).astype(float)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("period", "epochs"), [(1, 40), (8, 5)])
-def test_never_above_a_closed_form(period, epochs, x64):
-    """4,000 random settings, and equal where the closed form is the minorant."""
+def test_optimal_shift_mu_is_at_most_the_closed_forms(period, epochs, x64):
+    """In 4,000 random settings, with equality where the closed form is exact."""
     rng = np.random.default_rng(period)
     n = 4_000
     c = np.concatenate(
@@ -128,7 +130,7 @@ def test_never_above_a_closed_form(period, epochs, x64):
     r = 10 ** rng.uniform(-2, 1, n)
     diameter = r * 10 ** rng.uniform(-1, np.log10(epochs), n)
     steps = period * epochs
-    uses = r[:, None] * schedule(period, epochs)
+    uses = r[:, None] * last_batch_schedule(period, epochs)
     lipschitz = np.broadcast_to(c[:, None], (n, steps))
     noise = np.ones(steps)
     free = np.asarray(optimal_shift_mu(lipschitz, uses, noise))
@@ -153,7 +155,7 @@ def test_never_above_a_closed_form(period, epochs, x64):
     assert np.all(bounded <= last_step * slack)
 
 
-def test_scales_cancel(x64):
+def test_common_scale_of_shifts_and_noise_cancels(x64):
     rng = np.random.default_rng(0)
     c, s, tau = rng.uniform(0.5, 1.5, (3, 6))
     mu = optimal_shift_mu(c, s, tau, diameter=2.0)
@@ -192,13 +194,13 @@ def test_derivatives_match_finite_differences(diameter, x64):
 
 
 @pytest.mark.slow
-def test_derivatives_in_float32_code():
+def test_float32_derivatives_match_closed_form():
     c, s, tau = jnp.full(6, 0.9), jnp.ones(6), jnp.full(6, 2.0)
 
     def fn(size):
         return optimal_shift_mu(1 - size * (1 - c), size * s, size * tau)
 
-    # No noise but that of the steps: the scale of the steps matters by c alone.
+    # Shifts and noise scale alike, so that the scale matters by c alone.
     def exact(size):
         power = (1 - 0.1 * size) ** 6
         ratio = (1 - power) / (1 + power) * (2 - 0.1 * size) / (0.1 * size)
@@ -230,7 +232,7 @@ ones = np.ones(6)
         (lambda: jax.jit(optimal_shift_mu)(ones, ones, np.inf * ones), np.inf),
     ],
 )
-def test_corners(value, expected):
+def test_values_at_limits_are_exact(value, expected):
     np.testing.assert_allclose(value(), expected, rtol=1e-6, atol=1e-30)
 
 
@@ -247,13 +249,13 @@ def test_corners(value, expected):
         (lambda: optimal_shift_mu(ones, ones, ones, diameter=-1.0), "^diameter must"),
     ],
 )
-def test_static_mistakes_say_what_is_wrong(call, message):
+def test_invalid_arguments_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @pytest.mark.slow
-def test_a_million_steps(x64):
+def test_a_million_steps_match_closed_form(x64):
     steps = 1_000_000
     noise = np.ones(steps)
     expected = printed.contraction_mu(

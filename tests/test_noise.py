@@ -21,7 +21,7 @@ KEY = jax.random.wrap_key_data(np.array([0, 20], np.uint32))
 
 
 def covering_intervals(start, end):
-    """Minimal dyadic covers by exhaustion, to check compose against."""
+    """Minimal dyadic cover by exhaustive search, the reference for `compose`."""
     dyadic = {
         (a * 2**k + 1, (a + 1) * 2**k)
         for k in range(end.bit_length())
@@ -37,20 +37,20 @@ def covering_intervals(start, end):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 60))
-def test_compose_covers_exactly(start, length):
+def test_compose_returns_the_minimal_dyadic_cover(start, length):
     assert tree.compose(start, start + length) == covering_intervals(
         start, start + length
     )
 
 
-def test_compose_refuses_what_is_no_interval():
+def test_compose_of_invalid_interval_raises():
     for start, end in [(0, 3), (4, 3), (1.0, 2)]:
         with pytest.raises(ValueError, match="must be"):
             tree.compose(start, end)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.7, 0.99])
-def test_prefix_variance_sums_over_compose(decay):
+def test_prefix_variance_equals_sum_over_cover(decay):
     steps = np.array([1, 2, 3, 7, 8, 9, 100, 1023, 1024, 1025])
     expected = [
         sum(decay ** (2 * (int(t) - z)) for _, z in tree.compose(1, int(t)))
@@ -77,7 +77,7 @@ def test_gaussian_noise_has_the_stated_scale(stddev):
         assert abs(np.var(x) / stddev**2 - 1) < 5 * np.sqrt(2 / n)
         assert abs(np.mean(x)) < 5 * stddev / np.sqrt(n)
     correlations = np.corrcoef(np.stack(samples))[np.triu_indices(3, 1)]
-    assert np.all(np.abs(correlations) < 5 / np.sqrt(n))  # a key of its own each
+    assert np.all(np.abs(correlations) < 5 / np.sqrt(n))  # independent keys
 
 
 def test_noise_is_added_before_casting_down():
@@ -89,7 +89,7 @@ def test_noise_is_added_before_casting_down():
     np.testing.assert_array_equal(narrow, (1 + wide).astype(jnp.bfloat16))
 
 
-def run(tx, updates, steps):
+def run_updates(tx, updates, steps):
     def step(state, _):
         out, state = tx.update(updates, state)
         return state, out
@@ -103,7 +103,7 @@ def run(tx, updates, steps):
 def test_tree_noise_has_the_stated_variance_at_every_step(decay, stddev):
     n, num_steps = 20_000, 33
     tx = tree_momentum(decay, stddev, num_steps=num_steps, key=KEY)
-    noise = np.asarray(run(tx, np.zeros(n, np.float32), num_steps), np.float64)
+    noise = np.asarray(run_updates(tx, np.zeros(n, np.float32), num_steps), np.float64)
     steps = np.arange(1, num_steps + 1)
     variance = (stddev * (1 - decay)) ** 2 * tree.prefix_variance(steps, decay)
     # z = 5.5 at 33 steps: false alarm below 2e-6. Among them 2^k − 1, 2^k, 2^k + 1.
@@ -112,7 +112,7 @@ def test_tree_noise_has_the_stated_variance_at_every_step(decay, stddev):
 
 
 @pytest.mark.slow
-def test_tree_noise_variance_over_a_thousand_steps():
+def test_tree_noise_has_the_stated_variance_over_1025_steps():
     n, num_steps, decay, stddev = 20_000, 1025, 0.97, 2.5
     tx = tree_momentum(decay, stddev, num_steps=num_steps, key=KEY)
 
@@ -130,7 +130,7 @@ def test_tree_noise_variance_over_a_thousand_steps():
 def test_tree_noise_has_the_covariance_of_shared_nodes():
     n, num_steps, decay, stddev = 100_000, 12, 0.8, 3.0
     tx = tree_momentum(decay, stddev, num_steps=num_steps, key=KEY)
-    noise = np.asarray(run(tx, np.zeros(n, np.float32), num_steps), np.float64)
+    noise = np.asarray(run_updates(tx, np.zeros(n, np.float32), num_steps), np.float64)
     weights = np.zeros((num_steps, 200))
     nodes = {}
     for t in range(1, num_steps + 1):
@@ -154,13 +154,13 @@ def test_tree_noise_has_the_covariance_of_shared_nodes():
         pytest.param(64, 0.99, marks=pytest.mark.matrix),
     ],
 )
-def test_both_buffers_give_the_same_noise(num_steps, decay):
+def test_buffered_and_recomputed_noise_are_equal(num_steps, decay):
     params = {
         "a": np.zeros((3, 2), np.float32),
         "b": [np.zeros(4, jnp.bfloat16), np.zeros((), np.float32)],
     }
     out = [
-        run(
+        run_updates(
             tree_momentum(decay, 1.7, num_steps=num_steps, key=KEY, buffer=buffer),
             params,
             num_steps,
@@ -179,7 +179,7 @@ def test_both_buffers_give_the_same_noise(num_steps, decay):
     assert out[0]["b"][0].dtype == jnp.bfloat16
 
 
-def test_noise_free_momentum_is_the_weighted_sum():
+def test_noise_free_momentum_equals_the_weighted_sum():
     gradients = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     tx = tree_momentum(0.8, 0.0, num_steps=20, key=KEY)
 
@@ -194,7 +194,7 @@ def test_noise_free_momentum_is_the_weighted_sum():
         np.testing.assert_allclose(out[t - 1], weights @ gradients[:t], atol=1e-6)
 
 
-def test_equal_leaves_get_unequal_noise():
+def test_equal_leaves_get_uncorrelated_noise():
     params = [np.zeros(1000, np.float32)] * 2
     for tx in (
         add_gaussian_noise(2.0, key=KEY),
@@ -206,23 +206,23 @@ def test_equal_leaves_get_unequal_noise():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("buffer", ["stored", "regenerate"])
-def test_past_the_end_it_refuses(buffer):
+def test_updates_beyond_num_steps_raise_or_are_nan(buffer):
     tx = tree_momentum(0.5, 1.0, num_steps=3, key=KEY, buffer=buffer)
     ones = np.ones(2, np.float32)
-    out = np.asarray(run(tx, ones, 6))
+    out = np.asarray(run_updates(tx, ones, 6))
     assert np.all(np.isfinite(out[:3]))
     assert np.all(np.isnan(out[3:]))
     state, update = jax.jit(tx.init)(ones), jax.jit(tx.update)
     for _ in range(3):
         _, state = update(ones, state)
-    # Nothing is computed before it is refused: the state is an array, and no tracer.
+    # The state is a concrete array, so this raises before anything is computed.
     with pytest.raises(ValueError, match="num_steps is 3"):
         jax.eval_shape(lambda: tx.update(ones, state))
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("buffer", ["stored", "regenerate"])
-def test_a_changed_mechanism_refuses(buffer):
+def test_changed_hyperparameters_give_nan_updates(buffer):
     factory = optax.inject_hyperparams(
         tree_momentum, static_args=("num_steps", "buffer", "key")
     )
@@ -243,12 +243,14 @@ def test_a_changed_mechanism_refuses(buffer):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("buffer", ["stored", "regenerate"])
-def test_noise_does_not_depend_on_where_the_parameters_lie(buffer):
+def test_noise_does_not_depend_on_the_sharding(buffer):
     mesh = jax.make_mesh((2,), ("model",), (jax.sharding.AxisType.Auto,))
     params = np.zeros((8, 3), np.float32)
     spread = jax.device_put(params, jax.NamedSharding(mesh, jax.P("model")))
     tx = tree_momentum(0.9, 1.3, num_steps=5, key=KEY, buffer=buffer)
-    np.testing.assert_allclose(run(tx, params, 5), run(tx, spread, 5), rtol=1e-6)
+    np.testing.assert_allclose(
+        run_updates(tx, params, 5), run_updates(tx, spread, 5), rtol=1e-6
+    )
 
 
 def test_keys_survive_donation_and_are_required():
@@ -270,7 +272,7 @@ def test_keys_survive_donation_and_are_required():
                 make(bad)
 
 
-def test_static_mistakes_name_the_argument():
+def test_invalid_arguments_raise():
     schedule = optax.constant_schedule(1.0)
     for bad in (
         -1.0,

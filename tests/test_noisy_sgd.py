@@ -1,4 +1,4 @@
-"""Random batches: against composition, the printed table, and a simulated instance."""
+"""Random batches against composition, a published table, and an exact instance."""
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ SETTING = {
 }
 
 
-def bounds(num_steps, noise_multiplier=3.0, **changes):
+def sgd_bounds(num_steps, noise_multiplier=3.0, **changes):
     return iteration.noisy_sgd_bounds(
         noise_multiplier,
         1e-5,
@@ -34,44 +34,44 @@ def bounds(num_steps, noise_multiplier=3.0, **changes):
 
 
 @pytest.mark.slow
-def test_composition_is_the_printed_one():
+def test_composition_matches_published_table():
     """Table 4 of Bok, Su and Altschuler (2024), to its digits."""
     for epochs, printed in ((50, 4.44), (100, 6.65), (200, 10.11)):
-        found = bounds(40 * epochs).composition
+        found = sgd_bounds(40 * epochs).composition
         assert round(float(found), 2) == printed
 
 
 @pytest.mark.slow
-def test_long_runs_stop_costing():
+def test_epsilon_of_long_convex_runs_converges():
     convex = {"diameter": 0.02, "regularization": 0.1}
-    short, long = bounds(20_000, **convex), bounds(80_000, **convex)
+    short, long = sgd_bounds(20_000, **convex), sgd_bounds(80_000, **convex)
     assert long.composition > 2 * short.composition
     assert long.diameter == pytest.approx(float(short.diameter), rel=1e-2)
-    strong = bounds(80_000, regularization=0.5)
+    strong = sgd_bounds(80_000, regularization=0.5)
     assert strong.winner == "contraction"
     assert strong.best < 6
-    assert bounds(80_000, smoothness=np.inf).contraction == np.inf
+    assert sgd_bounds(80_000, smoothness=np.inf).contraction == np.inf
 
 
 @pytest.mark.slow
-def test_the_candidates_are_valid_bounds_of_their_theorems():
-    """Any number of last steps and any split bound what the search reports."""
-    found = bounds(4000, regularization=0.5).contraction
+def test_contraction_bound_is_at_most_published_candidates():
+    """The reported bound is at most each candidate with other last steps."""
+    found = sgd_bounds(4000, regularization=0.5).contraction
     c, r, share = 1 - 0.05 * 0.5, 2 / 3, 1 / 40
 
     @jax.vmap
-    def printed(n):
+    def published_epsilon(n):
         rest = 2 * np.sqrt(2) * r * (c ** (n + 1) - c**4000) / (1 - c)
         last = pld.subsampled_gdp(2 * np.sqrt(2) * r, share)
         before = pld.compose(pld.subsampled_gdp(2 * r, share), n)
         whole = pld.convolve(pld.gaussian(rest), pld.convolve(last, before))
         return pld.epsilon(whole, 1e-5)
 
-    best = np.min(printed(np.array([50.0, 150.0, 400.0])))
+    best = np.min(published_epsilon(np.array([50.0, 150.0, 400.0])))
     assert 0.5 * best < found <= best
 
 
-def delta_of_means(centres_p, weights_p, centres_q, weights_q, variance, epsilon):
+def delta_of_mixtures(centres_p, weights_p, centres_q, weights_q, variance, epsilon):
     """δ of one mixture of Gaussians against another, by quadrature."""
     std = np.sqrt(variance)
     x = np.linspace(-12, 12, 6001)[:, None] * std + np.mean(centres_p)
@@ -85,7 +85,7 @@ def delta_of_means(centres_p, weights_p, centres_q, weights_q, variance, epsilon
 
 
 @pytest.mark.slow  # a program that searches is large
-def test_quadratics_with_random_batches_are_below_the_bound():
+def test_epsilon_bounds_exact_delta_of_quadratics():
     """Three examples, batches of one: the last iterate mixes 2^t Gaussians."""
     c, steps, noise_multiplier = 0.8, 8, 2.0
     used = (np.arange(2**steps)[:, None] >> np.arange(steps)) % 2
@@ -113,14 +113,14 @@ def test_quadratics_with_random_batches_are_below_the_bound():
         )
 
     epsilon = float(bound(noise_multiplier))
-    truth = delta_of_means(centres, weights, -centres, weights, variance, epsilon)
+    truth = delta_of_mixtures(centres, weights, -centres, weights, variance, epsilon)
     assert 0 < truth <= 1e-2
 
 
 @pytest.mark.slow
-def test_derivatives_match_differences(x64):
+def test_derivatives_match_finite_differences(x64):
     def epsilon(noise_multiplier):
-        return bounds(3000, noise_multiplier, regularization=0.5).contraction
+        return sgd_bounds(3000, noise_multiplier, regularization=0.5).contraction
 
     h = 1e-4
     difference = (epsilon(3.0 + h) - epsilon(3.0 - h)) / (2 * h)
@@ -128,8 +128,8 @@ def test_derivatives_match_differences(x64):
 
 
 @pytest.mark.slow
-def test_one_step_is_composition():
-    one = bounds(1, diameter=1e-6)
+def test_epsilon_of_one_step_equals_composition():
+    one = sgd_bounds(1, diameter=1e-6)
     assert one.best <= one.composition
     alone = iteration.noisy_sgd_epsilon(
         3.0, 1e-5, num_steps=1, batch_size=10, num_examples=10, **SETTING
@@ -137,8 +137,8 @@ def test_one_step_is_composition():
     np.testing.assert_allclose(alone, gdp.epsilon(2 / 3, 1e-5), rtol=1e-5)
 
 
-def test_it_is_one_number_of_the_default_dtype():
-    found = jax.eval_shape(lambda x: bounds(4000, x), 3.0)
+def test_bounds_are_float32_scalars():
+    found = jax.eval_shape(lambda x: sgd_bounds(4000, x), 3.0)
     best = jax.eval_shape(
         lambda x: iteration.noisy_sgd_epsilon(
             x, 1e-5, num_steps=9, batch_size=2, num_examples=9, **SETTING
@@ -160,7 +160,7 @@ def test_it_is_one_number_of_the_default_dtype():
         ({"step_size": 0.2}, "step_size"),
     ],
 )
-def test_static_mistakes_name_the_argument(changes, name):
+def test_invalid_arguments_raise(changes, name):
     arguments = {"delta": 1e-5, "num_steps": 5, "batch_size": 2, "num_examples": 10}
     with pytest.raises(ValueError, match=f"^{name} must"):
         iteration.noisy_sgd_epsilon(3.0, **arguments | SETTING | changes)

@@ -1,4 +1,4 @@
-"""The notebooks are committed as they ran, from the first cell to the last.
+"""The notebooks are committed with outputs of one run from the first cell to the last.
 
 `notebooks/execute.py --check` runs them again and compares; this reads them.
 """
@@ -15,50 +15,54 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-# A path from the root of a machine, or from somebody's home.
+# An absolute path on a machine, or one in a home folder.
 PLACE = re.compile(r"""(?:^|[\s"'(=:])(?:/\w+/[\w.]|[A-Z]:\\|~/)""")
 
 
-def cells(path, kind):
+def cells_of_kind(path, kind):
     notebook = json.loads(path.read_text())
     return [cell for cell in notebook["cells"] if cell["cell_type"] == kind]
 
 
-def text(cell):
+def cell_text(cell):
     return "".join(cell["source"])
 
 
-def outputs(path):
-    return [output for cell in cells(path, "code") for output in cell["outputs"]]
+def all_outputs(path):
+    return [
+        output for cell in cells_of_kind(path, "code") for output in cell["outputs"]
+    ]
 
 
-def test_there_are_nine():
+def test_there_are_nine_notebooks():
     assert len(PATHS) == 9
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 class TestNotebook:
-    def test_ran_in_order(self, path):
-        counts = [cell["execution_count"] for cell in cells(path, "code")]
+    def test_cells_ran_in_order(self, path):
+        counts = [cell["execution_count"] for cell in cells_of_kind(path, "code")]
         assert counts == list(range(1, len(counts) + 1))
 
     def test_has_outputs_and_no_errors(self, path):
-        kinds = {output["output_type"] for output in outputs(path)}
+        kinds = {output["output_type"] for output in all_outputs(path)}
         assert {"stream", "display_data"} <= kinds  # numbers and pictures
         assert "error" not in kinds
-        assert all(output.get("name") != "stderr" for output in outputs(path))
+        assert all(output.get("name") != "stderr" for output in all_outputs(path))
 
     def test_explains_before_it_computes(self, path):
         first, *_ = json.loads(path.read_text())["cells"]
         assert first["cell_type"] == "markdown"
         assert "".join(first["source"]).startswith("# ")
-        assert len(cells(path, "markdown")) > len(cells(path, "code")) / 2
+        assert (
+            len(cells_of_kind(path, "markdown")) > len(cells_of_kind(path, "code")) / 2
+        )
 
-    def test_says_where_keys_come_from(self, path):
-        prose = " ".join(map(text, cells(path, "markdown")))
+    def test_explains_random_key(self, path):
+        prose = " ".join(map(cell_text, cells_of_kind(path, "markdown")))
         assert "dpjax.random_key()" in prose
 
-    def test_says_nothing_of_the_machine(self, path):
+    def test_contains_no_local_paths_or_metadata(self, path):
         notebook = json.loads(path.read_text())
         assert notebook["metadata"] == {
             "kernelspec": KERNEL,
@@ -66,23 +70,23 @@ class TestNotebook:
         }
         for cell in notebook["cells"]:
             assert cell["metadata"] in ({}, {"tags": ["trained"]})
-        words = [text(cell) for cell in notebook["cells"]]
-        words += [json.dumps(told(output)) for output in outputs(path)]
+        words = [cell_text(cell) for cell in notebook["cells"]]
+        words += [json.dumps(output_text(output)) for output in all_outputs(path)]
         for found in words:
             assert not PLACE.search(found)
 
-    def test_is_listed(self, path):
+    def test_is_listed_on_the_notebooks_page(self, path):
         page = (ROOT / "docs/notebooks.md").read_text()
         assert page.count(f"(../notebooks/{path.name})") == 1
 
-    def test_links_lead_somewhere(self, path):
-        for cell in cells(path, "markdown"):
-            for link in re.findall(r"\]\(([^)#]+)\)", text(cell)):
+    def test_links_resolve(self, path):
+        for cell in cells_of_kind(path, "markdown"):
+            for link in re.findall(r"\]\(([^)#]+)\)", cell_text(cell)):
                 assert (path.parent / link).exists(), link
 
 
-def told(output):
-    """What an output says, without the letters that make a picture."""
+def output_text(output):
+    """The text of an output, without encoded images."""
     data = {k: v for k, v in output.get("data", {}).items() if "image" not in k}
     return [data, output.get("text", "")]
 
@@ -96,13 +100,13 @@ def told(output):
         ("10 ln 8 / 15 and dε/dβ", False),
     ],
 )
-def test_a_place_on_a_machine_is_found(words, found):
+def test_local_paths_are_detected(words, found):
     assert bool(PLACE.search(words)) is found
 
 
 @pytest.fixture(scope="module")
 def execute():
-    """The script, with stand-ins for what runs kernels: they are not needed here."""
+    """The script, with stubs for the libraries that run kernels."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("nbformat", "nbclient"):
             patch.setitem(sys.modules, name, types.ModuleType(name))
@@ -132,5 +136,5 @@ def execute():
         ("ε = inf", "ε = 1.0", False, False),
     ],
 )
-def test_what_may_differ(execute, old, new, trained, same):
+def test_outputs_may_differ_within_tolerance(execute, old, new, trained, same):
     assert execute.alike(old, new, trained) is same

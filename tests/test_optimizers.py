@@ -1,4 +1,4 @@
-"""Chains: noise before the mean, every transform that optax users apply."""
+"""The private optimizers, alone and in optax chains."""
 
 import functools
 import itertools
@@ -33,7 +33,7 @@ FACTORIES = {
 @pytest.mark.diagonal
 @pytest.mark.parametrize("clip_norm", [0.2, 5.0])
 @pytest.mark.parametrize("noise_multiplier", [0.7, 3.0])
-def test_the_step_is_a_noisy_mean_of_the_expected_size(clip_norm, noise_multiplier):
+def test_dp_sgd_step_is_a_noisy_mean_of_stated_scale(clip_norm, noise_multiplier):
     n = 200_000
     common = {
         "clip_norm": clip_norm,
@@ -57,7 +57,7 @@ def test_the_step_is_a_noisy_mean_of_the_expected_size(clip_norm, noise_multipli
     assert abs(np.mean(updates) + 0.5 * 8 / 40) < 5 * scale / np.sqrt(n)
 
 
-def test_nsgd_steps_have_the_stated_length_and_direction():
+def test_noise_free_nsgd_steps_have_stated_length_and_direction():
     tx = nsgd(0.3, clip_norm=2.0, noise_multiplier=0.0, expected_batch_size=10, key=KEY)
     gradients = {"a": np.array([3, 0], np.float32), "b": np.array([[4]], np.float32)}
     update = jax.jit(lambda sums: tx.update(sums, tx.init(sums))[0])
@@ -69,7 +69,7 @@ def test_nsgd_steps_have_the_stated_length_and_direction():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion"])
-def test_without_noise_they_are_optax(name):
+def test_noise_free_optimizers_equal_optax(name):
     params = {"w": np.array([1, -2], np.float32), "b": np.float32(0.5)}
     total = jax.tree.map(lambda p: np.float32(12) * p, params)
     mean = jax.tree.map(lambda g: g / np.float32(4), total)
@@ -106,7 +106,7 @@ def test_without_noise_they_are_optax(name):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", FACTORIES)
-def test_jit_scan_donation_schedules_and_injection(name):
+def test_optimizers_train_under_jit_scan_donation_and_injection(name):
     params = {
         "w": np.ones((4, 3), jnp.bfloat16),
         "deep": [np.ones(3, np.float32), {"b": np.zeros((), np.float32)}],
@@ -161,7 +161,7 @@ def test_jit_scan_donation_schedules_and_injection(name):
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_static_mistakes_name_the_argument(name):
+def test_invalid_arguments_raise(name):
     good = {
         "clip_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4, "key": KEY,
     }  # fmt: skip
@@ -170,7 +170,7 @@ def test_static_mistakes_name_the_argument(name):
         ("noise_multiplier", -1.0),
         ("expected_batch_size", 0),
         ("key", None),
-        # A schedule, what is no number, and more than one of them.
+        # A schedule, values that are not numbers, and an array of several.
         *itertools.product(
             ("clip_norm", "noise_multiplier", "expected_batch_size"),
             (optax.constant_schedule(1.0), None, "1", 1j, True, np.ones(2)),
@@ -182,7 +182,7 @@ def test_static_mistakes_name_the_argument(name):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["dp_sgd", "dp_adam", "dp_adamw"])
-def test_no_step_beyond_those_that_were_accounted_for(name):
+def test_updates_beyond_num_steps_raise_or_are_nan(name):
     common = {"clip_norm": 2.0, "noise_multiplier": 1.5, "expected_batch_size": 4}
     tx = FACTORIES[name](0.1, **common, key=KEY, num_steps=2)
     w = np.ones(3, np.float32)
@@ -191,7 +191,7 @@ def test_no_step_beyond_those_that_were_accounted_for(name):
         updates, state = update(w, state, w)
         assert np.isfinite(updates).all()
     assert np.isnan(update(w, state, w)[0]).all()
-    # Nothing is computed before it is refused: the state is an array, and no tracer.
+    # The state is a concrete array, so this raises before anything is computed.
     with pytest.raises(ValueError, match="num_steps"):
         jax.eval_shape(lambda: tx.update(w, state, w))
     with pytest.raises(ValueError, match="num_steps"):
@@ -201,7 +201,7 @@ def test_no_step_beyond_those_that_were_accounted_for(name):
 @pytest.mark.diagonal("bounds")
 @pytest.mark.parametrize("name", FACTORIES)
 @pytest.mark.parametrize("bounds", [0.7, (0.3, 2.0)])
-def test_the_clipped_gradient_says_its_clip_norm(name, bounds):
+def test_optimizers_take_the_clip_norm_of_a_clipped_grad(name, bounds):
     fn = clipped_grad(lambda a, b, x: jnp.sum(a * b * x), bounds, argnums=(0, 1),
                       batch_argnums=2)  # fmt: skip
     w = np.zeros((30, 40), np.float32)
@@ -220,7 +220,7 @@ def test_the_clipped_gradient_says_its_clip_norm(name, bounds):
     assert fn.sensitivity(Adjacency.ADD_REMOVE) >= np.linalg.norm(bounds)
 
 
-def test_runs_end_before_their_count_does():
+def test_num_steps_that_overflow_the_counter_raise():
     common = {"clip_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 1}
     with pytest.raises(ValueError, match="num_steps"):
         noisy_mean(**common, key=KEY, num_steps=2**31 - 1)
@@ -236,7 +236,7 @@ def test_runs_end_before_their_count_does():
         ("bfloat16", (0.6, 1.9)),
     ],
 )
-def test_several_clip_norms_of_any_dtype_have_noise_enough(dtype, bounds):
+def test_sensitivity_of_several_clip_norms_is_rounded_up(dtype, bounds):
     bounds = jnp.asarray(bounds, dtype)
     exact = np.linalg.norm(np.asarray(bounds, np.float64))
 

@@ -1,4 +1,4 @@
-"""Output perturbation: sensitivity, noise, and the paper's constants beside ours."""
+"""Output perturbation: sensitivity, noise, and the paper's constants."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from dpjax.noise import _gaussian as noise
 from dpjax.solvers import choose_num_steps, losses
 from dpjax.solvers.published import output_perturbation_scale
 
-# The key of the seed 3, for which nothing is compiled.
+# The key of seed 3, made without compiling anything.
 KEY = jax.random.wrap_key_data(np.array([0, 3], np.uint32))
 LOSS = losses.logistic(feature_norm=1.5)
 SETTING = {
@@ -45,7 +45,7 @@ run = functools.partial(
 )
 
 
-def test_sensitivity_is_the_sum_of_powers(x64):
+def test_sensitivity_equals_sum_of_powers(x64):
     eta, L, n = 1.5, 1.5, 40
     for strong, expand in [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2)]:
         c = max(1 + eta * (expand - strong), eta * (LOSS.smoothness + strong) - 1)
@@ -62,7 +62,7 @@ def test_sensitivity_is_the_sum_of_powers(x64):
     )
     far = sensitivity(num_steps=1000, diameter=0.3)
     np.testing.assert_allclose(far, 0.3)
-    # Traced numbers of steps are rounded up; without any step nothing is promised.
+    # Traced numbers of steps are rounded up; invalid ones give infinity.
     traced = jax.jit(jax.vmap(lambda n: sensitivity(num_steps=n)))
     steps = np.array([0.3, 1.0, 16.2, 17.0, 0.0, -3.0, math.nan, math.inf])
     expected = [sensitivity(num_steps=n) for n in (1, 1, 17, 17)] + [math.inf] * 4
@@ -70,8 +70,8 @@ def test_sensitivity_is_the_sum_of_powers(x64):
 
 
 @pytest.fixture
-def neighbours(strong):
-    """Opposite labels on a feature that the others do not have: close to the worst."""
+def neighbouring_runs(strong):
+    """Runs with opposite labels of one example whose feature no other one has."""
     x, y = make_data()
     x[:, 2], x[0] = 0.0, [0.0, 0.0, 1.5]
     other = y.copy()
@@ -82,18 +82,20 @@ def neighbours(strong):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("strong", [0.0, 0.1])
-def test_no_replaced_example_moves_the_last_iterate_further(neighbours, strong):
-    for result in neighbours:
+def test_replaced_example_moves_last_iterate_within_sensitivity(
+    neighbouring_runs, strong
+):
+    for result in neighbouring_runs:
         scale, bound = float(result.scale), float(result.sensitivity)
         assert scale < 1e-2 * bound
-    one, other = (np.asarray(result.params) for result in neighbours)
+    one, other = (np.asarray(result.params) for result in neighbouring_runs)
     moved = np.linalg.norm(one - other)
     slack = 6 * math.sqrt(6) * scale  # both draws, six deviations
     assert moved <= bound + slack
     assert moved >= 0.25 * bound  # the bound is not vacuous
 
 
-def test_gamma_norm_noise_has_that_norm_and_every_direction():
+def test_gamma_noise_has_gamma_norm_and_uniform_direction():
     tree = {"a": np.zeros((2, 2), np.float32), "b": np.zeros(3, np.float32)}
 
     @jax.jit
@@ -111,13 +113,13 @@ def test_gamma_norm_noise_has_that_norm_and_every_direction():
     np.testing.assert_allclose(covariance, np.eye(7) / 7, atol=5 * 0.15 / 4000**0.5)
     signs = ((directions > 0) @ 2 ** np.arange(7)).astype(int)
     assert scipy.stats.chisquare(np.bincount(signs, minlength=128)).pvalue > 1e-3
-    # The norm tells nothing about the direction.
+    # The norm is independent of the direction.
     assert abs(np.corrcoef(norms, directions[:, 0])[0, 1]) < 5 / 4000**0.5
 
 
 @pytest.fixture(scope="module")
-def noise_alone():
-    """Gaussian, and of a gamma norm: no features but zeros."""
+def noise_only_runs():
+    """Runs on zero features with Gaussian noise, and with noise of a gamma norm."""
     d = 5000
     data = np.zeros((9, d), np.float32), np.ones(9, np.float32)
     train = functools.partial(
@@ -131,21 +133,21 @@ def noise_alone():
     return [train(epsilon=0.7, delta=delta, **SETTING) for delta in (1e-3, 0.0)]
 
 
-def test_noise_in_the_result_is_what_the_scale_says(noise_alone):
+def test_noise_in_the_result_has_the_stated_scale(noise_only_runs):
     d = 5000
-    result = noise_alone[0]
+    result = noise_only_runs[0]
     sigma = float(sensitivity(num_steps=3, num_examples=9)) / float(gdp.mu(0.7, 1e-3))
     np.testing.assert_allclose(result.scale, sigma, rtol=2e-6)
     found = np.std(np.asarray(result.params))
     np.testing.assert_allclose(found, sigma, rtol=5 / math.sqrt(2 * d))
     scale = float(sensitivity(num_steps=3, num_examples=9)) / 0.7
-    norm = np.linalg.norm(np.asarray(noise_alone[1].params))
+    norm = np.linalg.norm(np.asarray(noise_only_runs[1].params))
     np.testing.assert_allclose(norm, d * scale, rtol=5 / math.sqrt(d))
 
 
 @pytest.fixture(scope="module")
-def of_three_kinds():
-    """Gaussian noise, pure privacy and the paper's scale, for two targets each."""
+def runs_by_epsilon():
+    """Runs with Gaussian noise, pure privacy and the paper's scale, for two targets."""
     strong = SETTING | {"regularization": 0.1}
     return {
         epsilon: (
@@ -157,8 +159,8 @@ def of_three_kinds():
     }
 
 
-def test_guarantees(of_three_kinds):
-    for epsilon, (result, pure, printed) in of_three_kinds.items():
+def test_guarantees_meet_their_targets(runs_by_epsilon):
+    for epsilon, (result, pure, printed) in runs_by_epsilon.items():
         assert epsilon * (1 - 1e-4) <= result.guarantee.epsilon(1e-3) <= epsilon
         assert epsilon * (1 - 1e-4) <= pure.guarantee.epsilon(0.0) <= epsilon
         assert pure.guarantee.epsilon(0.01) < epsilon
@@ -171,7 +173,7 @@ def test_guarantees(of_three_kinds):
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-3])
 @pytest.mark.parametrize("strong", [0.0, 0.1, 0.5])
-def test_less_than_half_the_printed_noise(epsilon, delta, strong):
+def test_noise_is_less_than_the_published_scale(epsilon, delta, strong):
     setting = SETTING | {"regularization": strong}
     setting["step_size"] = 1 / (LOSS.smoothness + 2 * strong)
     T = 200
@@ -181,16 +183,16 @@ def test_less_than_half_the_printed_noise(epsilon, delta, strong):
     distance = float(sensitivity(num_steps=T, **setting))
     privacy = epsilon if delta == 0 else float(gdp.mu(epsilon, delta))
     ratio = printed / (distance / privacy)
-    # Pure and convex, all there is to gain is 3 for 2.
+    # In the pure convex case the published noise is only 3/2 times as large.
     assert ratio > (1.499 if delta == 0 and strong == 0 else 2.0)
 
 
 @pytest.fixture(scope="module")
-def of_a_radius():
+def run_with_radius():
     return run(make_data(), epsilon=0.5, **SETTING, num_steps=None, radius=3.0)
 
 
-def test_the_number_of_steps_is_that_of_the_bound(of_a_radius):
+def test_chosen_num_steps_minimises_the_error_bound(run_with_radius):
     # Convex: 2βD²/T + (β/2) d (2LT/(nβμ))², by brute force over all T.
     setting = SETTING | {"step_size": 1 / LOSS.smoothness}
     n, d, D, mu = 1000, 7, 3.0, float(gdp.mu(0.5, 1e-3))
@@ -210,14 +212,14 @@ def test_the_number_of_steps_is_that_of_the_bound(of_a_radius):
     strong = setting | {"regularization": 0.1, "step_size": 1.0}
     steps = [more(num_examples=n * 10**k, **strong) for k in range(3)]
     assert abs((steps[2] - steps[1]) - (steps[1] - steps[0])) <= 0.1 * steps[0]
-    assert of_a_radius.curve.loss.shape == (of_a_radius.num_steps,)
+    assert run_with_radius.curve.loss.shape == (run_with_radius.num_steps,)
 
 
 LAM = 0.05
 
 
 @pytest.fixture(scope="module")
-def damaged():
+def damaged_data_and_run():
     x, y = make_data(2000)
     x[5] = np.nan
     result = run(
@@ -230,10 +232,10 @@ def damaged():
 
 
 @pytest.mark.slow
-def test_it_comes_close_to_the_minimiser_and_counts_damage(damaged):
+def test_result_is_close_to_minimiser_and_counts_damage(damaged_data_and_run):
     from sklearn.linear_model import LogisticRegression
 
-    (x, y), result = damaged
+    (x, y), result = damaged_data_and_run
     np.testing.assert_array_equal(result.curve.left_out, 1)
     keep = np.isfinite(x[:, 0])
     ball = x * np.minimum(1, 1.5 / np.linalg.norm(x, axis=1, keepdims=True))
@@ -242,7 +244,7 @@ def test_it_comes_close_to_the_minimiser_and_counts_damage(damaged):
     np.testing.assert_allclose(result.params, best.coef_[0], atol=2e-3)
 
 
-def test_bad_input_names_the_argument():
+def test_invalid_arguments_raise():
     data = make_data()
     for name, bad in [
         ("epsilon", {"epsilon": 0.0}),

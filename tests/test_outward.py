@@ -1,4 +1,4 @@
-"""The noise and the decay that run, against those that were accounted for."""
+"""Noise and decay as executed in float32 are at least as private as accounted."""
 
 import functools
 from fractions import Fraction
@@ -27,42 +27,42 @@ def precision(request):
         yield request.param
 
 
-def exactly(x):
+def as_fraction(x):
     return Fraction(float(x))
 
 
 SLACK = 1 + Fraction(4, 2**23)
 
 
-def assert_outside(low, x, high):
-    assert exactly(np.float32(low)) == exactly(low)  # it is float32
-    assert exactly(np.float32(high)) == exactly(high)
-    assert exactly(x) / SLACK <= exactly(low) <= exactly(x)
-    assert exactly(x) <= exactly(high) <= exactly(x) * SLACK
+def assert_encloses(low, x, high):
+    assert as_fraction(np.float32(low)) == as_fraction(low)  # it is float32
+    assert as_fraction(np.float32(high)) == as_fraction(high)
+    assert as_fraction(x) / SLACK <= as_fraction(low) <= as_fraction(x)
+    assert as_fraction(x) <= as_fraction(high) <= as_fraction(x) * SLACK
 
 
-def test_an_array_outside_of_jit_is_on_the_safe_side(precision):
+def test_eager_array_is_rounded_to_the_safe_side(precision):
     for x in NUMBERS:
         high = round_up_float32("x", jnp.asarray(np.float32(x)))
-        assert_outside(round_down_float32(np.float32(x)), x, high)
+        assert_encloses(round_down_float32(np.float32(x)), x, high)
 
 
-def test_what_runs_is_on_the_safe_side(precision):
+def test_numbers_and_products_are_rounded_to_the_safe_side(precision):
     up = jax.jit(round_up_float32, static_argnums=0)
     for x in NUMBERS:
         for low, high in (
             (round_down_float32(x), round_up_float32("x", x)),
             (jax.jit(round_down_float32)(x), up("x", x)),
         ):
-            assert_outside(low, x, high)
+            assert_encloses(low, x, high)
         for y in (3, 0.3, 123.4):
-            product = exactly(x) * exactly(y)
+            product = as_fraction(x) * as_fraction(y)
             for high in (
                 round_up_float32("x", x, y),
                 up("x", x, y),
                 up("x", x, 1.0 * y),
             ):
-                assert product <= exactly(high) <= product * SLACK
+                assert product <= as_fraction(high) <= product * SLACK
     assert round_up_float32("x", 0.5) == round_down_float32(0.5) == 0.5
     assert (
         round_up_float32("x", 0.0)
@@ -74,7 +74,7 @@ def test_what_runs_is_on_the_safe_side(precision):
     assert float(jax.jit(round_down_float32)(0.0)) == 0
 
 
-def test_what_float32_does_not_hold_is_refused():
+def test_numbers_outside_float32_range_raise_or_are_nan():
     for factors in [(1e-31,), (1e31,), (1e-20, 1e-20), (1e20, 1e20)]:
         with pytest.raises(ValueError, match="^noise must be 0 or from"):
             round_up_float32("noise", *factors)
@@ -83,7 +83,7 @@ def test_what_float32_does_not_hold_is_refused():
 
 @pytest.mark.diagonal("precision")
 @pytest.mark.parametrize("decay", [0.1, 0.7, 0.99, 0.999, 1 - 2.0**-26])
-def test_the_momentum_runs_below_its_decay(precision, decay):
+def test_momentum_decay_is_rounded_down(precision, decay):
     dtypes = [jnp.float32, jnp.float64] if precision else [jnp.float32]
     tx = dpjax.tree_momentum(decay, 0.0, num_steps=3, key=KEY)
 
@@ -95,15 +95,15 @@ def test_the_momentum_runs_below_its_decay(precision, decay):
     zeros, ones = ([f(2, d) for d in dtypes] for f in (np.zeros, np.ones))
     state = jax.device_get(after_two_steps(zeros, ones))
     for m in state.momentum:  # β · 1 + 0, without rounding
-        assert exactly(state.decay) == exactly(m[0]) <= exactly(decay)
+        assert as_fraction(state.decay) == as_fraction(m[0]) <= as_fraction(decay)
 
 
-def test_the_noise_drawn_is_at_least_that_accounted_for(precision):
+def test_drawn_noise_is_at_least_the_accounted_noise(precision):
     zeros = np.zeros(1000, np.float32)
     draw = functools.partial(gaussian_like, KEY, jnp.asarray(zeros))
     unit = np.asarray(draw(1.0))
     least = np.nextafter(np.float32(0.7), np.float32(1))
-    assert Fraction(7, 10) > exactly(np.float32(0.7))
+    assert Fraction(7, 10) > as_fraction(np.float32(0.7))
     np.testing.assert_array_equal(draw(0.7), unit * least)
     tx = dpjax.add_gaussian_noise(0.7, key=KEY)
     out = jax.jit(lambda sums: tx.update(sums, tx.init(None))[0])(zeros)
@@ -116,7 +116,7 @@ def test_the_noise_drawn_is_at_least_that_accounted_for(precision):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
-def test_the_guarantee_accounted_for_covers_what_runs(order, x64):
+def test_accounted_mu_covers_the_rounded_parameters(order, x64):
     mu = functools.partial(
         accounting.momentum_mu,
         num_steps=300,
@@ -136,12 +136,12 @@ def test_the_guarantee_accounted_for_covers_what_runs(order, x64):
         decay=np.array([s.decay for s in running], np.float64),
     )
     assert np.all(runs <= promised)
-    # The nearest float32 numbers would not do.
+    # Rounding to the nearest float32 would exceed the guarantee.
     nearest = mu(noises, decay=decays.astype(np.float32).astype(np.float64))
     assert np.any(nearest > promised)
 
 
-def test_numbers_that_optax_casts_down_are_on_the_safe_side_too():
+def test_injected_low_precision_parameters_are_safely_rounded():
     params = np.zeros(3, jnp.bfloat16)
     tx = optax.inject_hyperparams(
         dpjax.tree_momentum, static_args=("num_steps", "key", "buffer")

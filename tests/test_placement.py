@@ -1,7 +1,7 @@
-"""Noise and states on meshes: the same values, pieces that differ, where all lies.
+"""Noise and states on meshes: equal values, independent shards, and shardings.
 
-Pieces are compared by correlations: of n normals one has standard deviation
-1 / sqrt(n), and z = 6 is passed with chance 2e-9.
+Shards are compared by correlations: that of n normals has standard deviation
+1 / sqrt(n), and exceeds z = 6 with chance 2e-9.
 """
 
 import contextlib
@@ -24,23 +24,25 @@ from dpjax.noise._optimizers import cast_updates_to_float32
 COMMON = {"clip_norm": 2.0, "noise_multiplier": 0.7, "expected_batch_size": 3.0}
 
 
-def root():
-    """That of `jax.random.key(17)`, which would compile programs."""
+def root_key():
+    """`jax.random.key(17)`, without compiling programs for it."""
     return jax.random.wrap_key_data(np.array([0, 17], np.uint32))
 
 
-def tree(**options):
-    return dpjax.tree_momentum(0.9, 1.3, num_steps=6, key=root(), **options)
+def make_tree_momentum(**options):
+    return dpjax.tree_momentum(0.9, 1.3, num_steps=6, key=root_key(), **options)
 
 
 MAKE = {
-    "noise": lambda: dpjax.add_gaussian_noise(1.3, key=root()),
-    "stored": lambda: tree(buffer="stored"),
-    "regenerate": lambda: tree(buffer="regenerate"),
-    "dp_sgd": lambda: dpjax.dp_sgd(0.1, momentum=0.9, key=root(), **COMMON),
-    "dp_adam": lambda: dpjax.dp_adam(0.1, key=root(), **COMMON),
-    "dp_adamw": lambda: dpjax.dp_adamw(0.1, key=root(), **COMMON),
-    "dp_nsgd": lambda: dpjax.dp_nsgd(0.1, decay=0.9, num_steps=6, key=root(), **COMMON),
+    "noise": lambda: dpjax.add_gaussian_noise(1.3, key=root_key()),
+    "stored": lambda: make_tree_momentum(buffer="stored"),
+    "regenerate": lambda: make_tree_momentum(buffer="regenerate"),
+    "dp_sgd": lambda: dpjax.dp_sgd(0.1, momentum=0.9, key=root_key(), **COMMON),
+    "dp_adam": lambda: dpjax.dp_adam(0.1, key=root_key(), **COMMON),
+    "dp_adamw": lambda: dpjax.dp_adamw(0.1, key=root_key(), **COMMON),
+    "dp_nsgd": lambda: dpjax.dp_nsgd(
+        0.1, decay=0.9, num_steps=6, key=root_key(), **COMMON
+    ),
 }
 DRAWING = ["noise", "stored", "regenerate"]
 
@@ -49,7 +51,7 @@ def mesh_of(kind):
     return jax.make_mesh((2, 2), ("rows", "columns"), (kind, kind))
 
 
-def parameters():
+def make_parameters():
     return {
         "cut": np.linspace(-1, 1, 32).reshape(8, 4).astype(np.float32),
         "half": np.linspace(0, 1, 12).reshape(4, 3).astype(jnp.bfloat16),
@@ -60,7 +62,7 @@ def parameters():
 SPECS = {"cut": jax.P("rows", "columns"), "half": jax.P("columns"), "whole": jax.P()}
 
 
-def spread(params, mesh):
+def shard_params(params, mesh):
     shardings = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
     return jax.device_put(params, shardings)
 
@@ -71,7 +73,7 @@ def train(make, params, compiled):
         (jax.jit(f) for f in (tx.init, tx.update)) if compiled else (tx.init, tx.update)
     )
     state = init(params)
-    # As clipped sums come; on bfloat16 XLA rounds on meshes where it does not on one.
+    # In float32, as clipped sums are: XLA rounds bfloat16 differently on meshes.
     total = jax.tree.map(lambda p: p.astype(jnp.float32), params)
     for _ in range(2):
         updates, state = update(total, state, params)
@@ -80,16 +82,16 @@ def train(make, params, compiled):
 
 
 @functools.cache
-def on_one_device(name):
-    return train(MAKE[name], parameters(), True)[0]
+def single_device_updates(name):
+    return train(MAKE[name], make_parameters(), True)[0]
 
 
-def assert_equal(out, expected):
-    # A few roundings, in whatever order the compiler takes them.
+def assert_updates_close(out, expected):
+    # A few roundings, in any order that the compiler chooses.
     chex.assert_trees_all_close(out, expected, rtol=32 * 2.0**-23, atol=32 * 2.0**-23)
 
 
-# The chains draw by the same code, and Auto meshes ask less of it.
+# The chains share the code that draws, and Auto meshes are the easier case.
 CASES = [
     (name, kind)
     for kind in (AxisType.Explicit, AxisType.Auto)
@@ -99,28 +101,28 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_on_a_mesh_all_is_as_on_one_device(name, kind):
+def test_updates_on_a_mesh_equal_one_device(name, kind):
     mesh = mesh_of(kind)
     with jax.set_mesh(mesh):
-        out, _ = train(MAKE[name], spread(parameters(), mesh), True)
-    assert_equal(out, on_one_device(name))
+        out, _ = train(MAKE[name], shard_params(make_parameters(), mesh), True)
+    assert_updates_close(out, single_device_updates(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("inside", [True, False])
-def test_without_jit_it_lies_there_too(kind, inside):
+def test_eager_updates_are_sharded_like_the_parameters(kind, inside):
     mesh = mesh_of(kind)
     for name in DRAWING:
         with jax.set_mesh(mesh) if inside else contextlib.nullcontext():
-            params = spread(parameters(), mesh)
+            params = shard_params(make_parameters(), mesh)
             out, _ = train(MAKE[name], params, False)
-        assert_equal(out, on_one_device(name))
+        assert_updates_close(out, single_device_updates(name))
         for x, p in zip(jax.tree.leaves(out[1]), jax.tree.leaves(params), strict=True):
             assert x.sharding.is_equivalent_to(p.sharding, p.ndim)
 
 
-def lies_like(state, params, mesh):
+def assert_sharded_like(state, params, mesh):
     for tree in (state.momentum, state.noise.memory):
         for leaf, spec in SPECS.items():
             x = tree[leaf]
@@ -135,14 +137,14 @@ PLACES = ("eager", "shapes", "mesh set", "jit, mesh set")
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
-        # Explicit axes under jit alone are none: JAX itself asks for jax.set_mesh.
+        # Explicit axes under jit are not among them: JAX itself requires jax.set_mesh.
         (AxisType.Auto, "jit"),
         *itertools.product((AxisType.Auto, AxisType.Explicit), PLACES),
     ],
 )
-def test_the_state_lies_where_the_parameters_lie(kind, how):
-    mesh, tx = mesh_of(kind), tree()
-    params = spread(parameters(), mesh)
+def test_state_is_sharded_like_the_parameters(kind, how):
+    mesh, tx = mesh_of(kind), make_tree_momentum()
+    params = shard_params(make_parameters(), mesh)
     if how == "shapes":
         params = jax.tree.map(
             lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.sharding),
@@ -154,7 +156,7 @@ def test_the_state_lies_where_the_parameters_lie(kind, how):
             state = init(params)
     else:
         state = init(params)
-    lies_like(state, params, mesh)
+    assert_sharded_like(state, params, mesh)
     assert all(not np.any(np.asarray(x)) for x in jax.tree.leaves(state.noise.memory))
 
 
@@ -168,7 +170,7 @@ WITH_STATE = {
     **{name: MAKE[name] for name in MAKE if name != "regenerate"},
     **{
         f"correlated, {name}": lambda strategy=strategy: dpjax.correlated_noise(
-            strategy, 1.3, num_steps=6, key=root()
+            strategy, 1.3, num_steps=6, key=root_key()
         )
         for name, strategy in CORRELATED.items()
     },
@@ -194,8 +196,8 @@ TYPES = {
     "compiled", [pytest.param(False, marks=pytest.mark.slow), True]
 )
 @pytest.mark.parametrize("types", TYPES)
-def test_every_state_is_made_in_pieces(types, compiled):
-    """Under jit by the program's outputs: nothing is whole first and divided then."""
+def test_every_state_is_created_sharded(types, compiled):
+    """Under jit by the program's outputs: no array is created whole, then divided."""
     mesh = jax.make_mesh((2, 2), ("rows", "columns"), TYPES[types])
     params = {
         name: jax.device_put(
@@ -231,7 +233,7 @@ def test_every_state_is_made_in_pieces(types, compiled):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_clipped_sums_on_a_mesh_are_as_on_one_device(kind):
+def test_clipped_sums_on_a_mesh_equal_one_device(kind):
     mesh, tx = mesh_of(kind), dpjax.clip_and_sum(0.7)
     gradients = np.random.default_rng(17).normal(size=(8, 6)).astype(np.float32)
     expected, _ = jax.jit(tx.update)(gradients, tx.init(None))
@@ -247,8 +249,8 @@ def test_clipped_sums_on_a_mesh_are_as_on_one_device(kind):
 
 
 @functools.cache
-def manual(name, check_vma=True, steps=3):
-    """Noise of some steps inside shard_map, of a leaf in pieces and a whole one."""
+def run_inside_shard_map(name, check_vma=True, steps=3):
+    """Noise of some steps inside shard_map, of a sharded leaf and a replicated one."""
     mesh = jax.make_mesh((4,), ("pieces",), (AxisType.Auto,))
     specs = {"cut": jax.P("pieces"), "whole": jax.P()}
     tx = MAKE[name]()
@@ -286,9 +288,9 @@ def manual(name, check_vma=True, steps=3):
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_inside_shard_map_pieces_differ_and_copies_do_not(name):
-    # That "whole" leaves as one value says that the devices hold copies; so does this.
-    state, out = manual(name)
+def test_shard_map_noise_differs_on_shards_and_agrees_on_replicas(name):
+    # The out_specs of "whole" already require equal copies; this compares them.
+    state, out = run_inside_shard_map(name)
     assert jax.tree.structure(state) == jax.tree.structure(
         jax.eval_shape(lambda out: MAKE[name]().init(out), out)
     )
@@ -302,23 +304,25 @@ def test_inside_shard_map_pieces_differ_and_copies_do_not(name):
         assert np.max(np.abs(correlations)) < 6 / np.sqrt(2000)
 
 
-def test_both_buffers_give_the_same_noise_inside_shard_map():
-    stored, regenerated = (manual(name)[1] for name in ("stored", "regenerate"))
+def test_buffered_and_recomputed_noise_agree_inside_shard_map():
+    stored, regenerated = (
+        run_inside_shard_map(name)[1] for name in ("stored", "regenerate")
+    )
     np.testing.assert_allclose(stored["cut"], regenerated["cut"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_where_types_do_not_tell_pieces_apart_it_refuses(name):
+def test_noise_without_check_vma_raises(name):
     with pytest.raises(ValueError, match="^check_vma must be True"):
-        manual(name, check_vma=False)
+        run_inside_shard_map(name, check_vma=False)
     tx = MAKE[name]()
     with pytest.raises(ValueError, match="^check_vma must be True"):
         jax.pmap(lambda u: tx.update(u, tx.init(u))[0])(np.zeros((4, 3), np.float32))
 
 
-def test_two_axes_of_pieces_are_all_different():
+def test_shards_of_two_axes_get_independent_noise():
     mesh = jax.make_mesh((2, 2), ("a", "b"), (AxisType.Explicit, AxisType.Explicit))
-    tx = dpjax.add_gaussian_noise(1.0, key=root())
+    tx = dpjax.add_gaussian_noise(1.0, key=root_key())
 
     def body(u):
         return tx.update(u, tx.init(u))[0]
@@ -338,8 +342,8 @@ def test_two_axes_of_pieces_are_all_different():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", DRAWING)
-def test_each_device_draws_its_own_part_and_asks_nobody(name):
-    """Read from the compiled program: the values are those of one device."""
+def test_devices_draw_their_own_shards_without_communication(name):
+    """The compiled program has no collectives, and its values equal one device's."""
     size, values = 4096, {}
     for count in (1, 4):
         mesh = jax.make_mesh(

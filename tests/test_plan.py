@@ -1,4 +1,4 @@
-"""A plan's parts against what they are made from, and misuse that it rules out."""
+"""A plan's parts against the functions they combine, and the misuse that raises."""
 
 import functools
 import json
@@ -37,7 +37,7 @@ W = np.linspace(-1, 1, 5, dtype=np.float32)
 
 
 @functools.cache
-def fixed(**changed):
+def make_fixed_plan(**changed):
     given = {"batch_size": B, "num_steps": T, "noise_multiplier": 1.6, **changed}
     return dpjax.plan(**{**FIXED, **given})
 
@@ -56,7 +56,7 @@ def numpy_loss(w, data):
 
 
 @pytest.fixture(scope="module")
-def poisson():
+def poisson_plan():
     return dpjax.plan(
         num_examples=10_000,
         batch_size=100,
@@ -67,18 +67,18 @@ def poisson():
     )
 
 
-def test_a_target_is_met_and_not_wasted(poisson):
-    """dp_accounting finds as much without overflow, which costs next to nothing."""
-    assert 1.99 < poisson.epsilon <= 2.0
-    step = PoissonSampledDpEvent(0.01, GaussianDpEvent(poisson.noise_multiplier))
+def test_target_epsilon_is_met_tightly(poisson_plan):
+    """dp_accounting agrees without overflow, which costs next to nothing."""
+    assert 1.99 < poisson_plan.epsilon <= 2.0
+    step = PoissonSampledDpEvent(0.01, GaussianDpEvent(poisson_plan.noise_multiplier))
     peer = PLDAccountant().compose(SelfComposedDpEvent(step, 500)).get_epsilon(1e-5)
-    assert abs(poisson.epsilon - peer) < 5e-3
+    assert abs(poisson_plan.epsilon - peer) < 5e-3
 
 
-def test_room_is_the_least(poisson):
-    def epsilon(room):
+def test_capacity_is_the_least_that_meets_the_target(poisson_plan):
+    def epsilon_at_capacity(room):
         step = truncation.poisson_gaussian(
-            poisson.noise_multiplier,
+            poisson_plan.noise_multiplier,
             0.01,
             num_examples=10_000,
             max_batch_size=room,
@@ -86,14 +86,14 @@ def test_room_is_the_least(poisson):
         )
         return pld.epsilon(pld.compose(step, 500), 1e-5)
 
-    assert poisson.epsilon == epsilon(poisson.max_batch_size)
-    assert poisson.max_batch_size >= 100 + 3 * np.sqrt(100 * 0.99)
-    assert epsilon(poisson.max_batch_size - 1) > 2.0
+    assert poisson_plan.epsilon == epsilon_at_capacity(poisson_plan.max_batch_size)
+    assert poisson_plan.max_batch_size >= 100 + 3 * np.sqrt(100 * 0.99)
+    assert epsilon_at_capacity(poisson_plan.max_batch_size - 1) > 2.0
 
 
-@pytest.mark.slow  # the room is searched for
-def test_little_noise_costs_no_more_than_without_overflow():
-    """Room for all, or just enough room, leaves ε what it is without overflow."""
+@pytest.mark.slow  # the capacity is searched for
+def test_overflow_at_little_noise_hardly_increases_epsilon():
+    """ε with full or sufficient capacity is close to ε without overflow."""
     given = {"num_examples": 1000, "batch_size": 10, "delta": 1e-5, "clip_norm": 1.0}
     step = pld.poisson_gaussian(0.2, 0.01, adjacency=Adjacency.ADD_REMOVE)
     ideal = pld.epsilon(pld.compose(step, 100), 1e-5)
@@ -105,7 +105,7 @@ def test_little_noise_costs_no_more_than_without_overflow():
 
 
 @pytest.mark.slow  # noise is solved for
-def test_a_huge_target_is_met_and_not_wasted():
+def test_huge_target_epsilon_is_met_tightly():
     run = dpjax.plan(
         num_examples=10_000,
         batch_size=100,
@@ -131,39 +131,41 @@ def test_a_huge_target_is_met_and_not_wasted():
     ],
 )
 @pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.REPLACE])
-def test_room_is_never_below_the_batch(changed, adjacency):
-    """A batch cut down to a few examples costs little, and trains nothing."""
+def test_capacity_is_never_below_the_batch_size(changed, adjacency):
+    """A capacity of a few examples would cost little, but train nothing."""
     given = {"batch_size": 100, "num_steps": 10, "delta": 1e-5, **changed}
     run = dpjax.plan(num_examples=1000, clip_norm=1.0, adjacency=adjacency, **given)
     rate = run.batch_size / 1000
-    # Overflow is for the exception.
+    # Overflow is the exception.
     deviation = np.sqrt(1000 * rate * (1 - rate))
     assert run.max_batch_size >= min(1000, run.batch_size + 3 * deviation)
     assert run.batch_size <= run.max_batch_size <= 1000
 
 
-def test_epochs_are_counted_in_whole_numbers():
-    """Beyond 2**24 a float of 32 bits rounds them."""
+def test_epochs_are_counted_exactly_for_huge_data_sets():
+    """Beyond 2**24 float32 would round them."""
     n, sigma = 2**25 + 3, 3.0
     for steps, times in ((n, 1), (n + 1, 2), (2 * n, 2), (2 * n + 1, 3)):
-        run = fixed(
+        run = make_fixed_plan(
             num_examples=n, batch_size=1, num_steps=steps, noise_multiplier=sigma
         )
         assert run.epsilon == gdp.epsilon(np.sqrt(times) / sigma, 1e-5)
 
 
 @pytest.fixture(scope="module")
-def solved():
-    """For each number in turn, from the noise that is found first."""
-    run = fixed(noise_multiplier=None, epsilon=1.7)
+def solved_plans():
+    """A plan solved for each number in turn, using the noise that is found first."""
+    run = make_fixed_plan(noise_multiplier=None, epsilon=1.7)
     sigma = run.noise_multiplier
-    steps = fixed(num_steps=None, epsilon=1.7, noise_multiplier=sigma)
-    batch = fixed(batch_size=None, epsilon=1.7, noise_multiplier=sigma, num_steps=16)
-    return run, steps, batch, fixed(noise_multiplier=sigma)
+    steps = make_fixed_plan(num_steps=None, epsilon=1.7, noise_multiplier=sigma)
+    batch = make_fixed_plan(
+        batch_size=None, epsilon=1.7, noise_multiplier=sigma, num_steps=16
+    )
+    return run, steps, batch, make_fixed_plan(noise_multiplier=sigma)
 
 
-def test_any_one_number_follows_from_the_others(solved):
-    run, steps, batch, spent = solved
+def test_plan_solves_for_any_one_number(solved_plans):
+    run, steps, batch, spent = solved_plans
     # Eight batches an epoch: twice is as often as an example takes part in 12 steps.
     np.testing.assert_allclose(
         run.noise_multiplier, np.sqrt(2) / gdp.mu(1.7, 1e-5), rtol=1e-6
@@ -204,9 +206,9 @@ def test_any_one_number_follows_from_the_others(solved):
         {"max_batch_size": N + 1, "sampling": "poisson"},
     ],
 )
-def test_mistakes_are_refused(changed):
+def test_invalid_arguments_raise(changed):
     with pytest.raises(ValueError, match=next(iter(changed))):
-        fixed(**changed)
+        make_fixed_plan(**changed)
 
 
 # --- batches
@@ -214,9 +216,9 @@ def test_mistakes_are_refused(changed):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "fixed", "reshuffled"])
-def test_batches_are_the_same_on_the_host_and_in_a_scan(sampling):
+def test_host_batches_equal_those_of_a_scan(sampling):
     room = {"max_batch_size": 80} if sampling == "poisson" else {}
-    run = fixed(sampling=sampling, adjacency=Adjacency.REPLACE, **room)
+    run = make_fixed_plan(sampling=sampling, adjacency=Adjacency.REPLACE, **room)
     assert run.max_batch_size == room.get("max_batch_size", B)
     host = list(run.batches(DATA, key=KEY))
     assert len(host) == T
@@ -234,27 +236,27 @@ def test_batches_are_the_same_on_the_host_and_in_a_scan(sampling):
 
 
 @pytest.fixture(scope="module")
-def on_the_host():
-    return fixed().load(DATA, 3, KEY)
+def host_examples():
+    return make_fixed_plan().load(DATA, 3, KEY)
 
 
-def test_data_of_numpy_go_into_jit_too(on_the_host):
-    run, host = fixed(), on_the_host
+def test_load_takes_numpy_data_under_jit(host_examples):
+    run, host = make_fixed_plan(), host_examples
     inside = jax.jit(lambda t: run.load(DATA, t, KEY))(3)
     assert isinstance(host.data[0], np.ndarray)
     chex.assert_trees_all_equal(host, inside)
 
 
-def test_an_epoch_is_every_example_once():
+def test_each_epoch_has_every_example_once():
     for sampling in ("fixed", "reshuffled"):
-        batch = jax.jit(fixed(sampling=sampling, num_steps=16).batch)
+        batch = jax.jit(make_fixed_plan(sampling=sampling, num_steps=16).batch)
         for epoch in range(2):
             seen = [batch(8 * epoch + i, KEY).indices for i in range(8)]
             assert sorted(np.concatenate(seen).tolist()) == list(range(N))
 
 
-def test_data_of_any_kind(tmp_path):
-    run = fixed(sampling="poisson", max_batch_size=80, num_steps=2)
+def test_batches_accept_mapped_indexed_and_list_data(tmp_path):
+    run = make_fixed_plan(sampling="poisson", max_batch_size=80, num_steps=2)
     expected = list(run.batches(DATA, key=KEY))
     np.save(tmp_path / "x.npy", DATA[0])
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
@@ -274,8 +276,8 @@ def test_data_of_any_kind(tmp_path):
                 np.testing.assert_array_equal(a[there], b[there])
 
 
-def test_other_data_and_places_are_refused():
-    run = fixed()
+def test_data_of_another_size_or_invalid_start_raise():
+    run = make_fixed_plan()
     short = jax.tree.map(lambda x: x[:-1], DATA)
     for data in (short, (DATA[0], DATA[1][:-1]), [1, 2, 3]):
         with pytest.raises(ValueError, match="num_examples"):
@@ -293,7 +295,7 @@ def test_other_data_and_places_are_refused():
 
 
 def clipped_sum(w, examples, clip_norm):
-    """In NumPy, of the examples that are there."""
+    """In NumPy, over the examples that the mask includes."""
     there = np.asarray(examples.mask)
     x, y = (np.asarray(leaf, np.float64)[there] for leaf in examples.data)
     out = np.tanh(x @ w)
@@ -302,8 +304,8 @@ def clipped_sum(w, examples, clip_norm):
     return np.sum(each * np.minimum(1, clip_norm / norms), axis=0)
 
 
-def test_value_and_grad_ignores_empty_places():
-    run = fixed(sampling="poisson", max_batch_size=80)
+def test_value_and_grad_ignores_padding():
+    run = make_fixed_plan(sampling="poisson", max_batch_size=80)
     examples = next(iter(run.batches(DATA, key=KEY)))
     w = W
     value, grads = jax.jit(run.value_and_grad(loss))(w, examples)
@@ -324,8 +326,8 @@ def test_value_and_grad_ignores_empty_places():
     np.testing.assert_allclose(aux["prediction"], examples.data[0] @ w, rtol=1e-5)
 
 
-def test_aux_of_a_batched_loss_has_one_row_an_example():
-    run = fixed()
+def test_aux_of_a_batched_loss_has_one_row_per_example():
+    run = make_fixed_plan()
 
     def with_aux(w, examples):
         x, _ = examples
@@ -339,14 +341,14 @@ def test_aux_of_a_batched_loss_has_one_row_an_example():
     np.testing.assert_allclose(total, examples.data[0].sum(1), rtol=1e-4)
 
 
-def test_a_batch_without_its_mask_is_refused():
-    run = fixed()
+def test_batch_without_mask_raises():
+    run = make_fixed_plan()
     with pytest.raises(ValueError, match="Examples"):
         run.value_and_grad(loss)(W, DATA)
 
 
-def test_errors_of_a_users_layer_say_what_is_different():
-    run = fixed()
+def test_loss_errors_get_a_note_on_single_examples():
+    run = make_fixed_plan()
     examples = next(iter(run.batches(DATA, key=KEY)))
     with pytest.raises(TypeError) as caught:
         run.value_and_grad(lambda w, e: loss(w[:4], e))(W, examples)
@@ -356,8 +358,8 @@ def test_errors_of_a_users_layer_say_what_is_different():
 # --- optimizers
 
 
-def test_the_noise_of_an_update_is_what_was_accounted_for():
-    run = fixed()
+def test_update_noise_has_the_accounted_scale():
+    run = make_fixed_plan()
     w = np.zeros(100_000, np.float32)
     tx = run.optimizer(optax.sgd(1.0), key=KEY)
 
@@ -375,8 +377,8 @@ def test_the_noise_of_an_update_is_what_was_accounted_for():
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(w.size)
 
 
-def test_no_step_beyond_the_last():
-    run = fixed(num_steps=2)
+def test_updates_beyond_num_steps_raise_or_are_nan():
+    run = make_fixed_plan(num_steps=2)
     tx = run.optimizer(optax.adam(0.1), key=KEY)
     w = np.ones(3, np.float32)
     state, update = jax.jit(tx.init)(w), jax.jit(tx.update)
@@ -384,7 +386,7 @@ def test_no_step_beyond_the_last():
         updates, state = update(w, state, w)
         assert np.isfinite(updates).all()
     assert np.isnan(update(w, state, w)[0]).all()
-    # Nothing is computed before it is refused: the state is an array, and no tracer.
+    # The state is a concrete array, so this raises before anything is computed.
     with pytest.raises(ValueError, match="num_steps"):
         jax.eval_shape(lambda: tx.update(w, state, w))
 
@@ -392,8 +394,8 @@ def test_no_step_beyond_the_last():
 # --- models
 
 
-def test_a_tree_that_holds_more_than_arrays():
-    run = fixed()
+def test_models_with_leaves_that_are_not_arrays_train():
+    run = make_fixed_plan()
     model = eqx.filter_jit(eqx.nn.MLP)(5, 1, 8, 1, key=KEY)
     examples = next(iter(run.batches(DATA, key=KEY)))
 
@@ -425,8 +427,8 @@ class Counted(eqx.Module):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("apply", [optax.apply_updates, eqx.apply_updates])
-def test_leaves_that_are_not_floats_stay_as_they_are(apply):
-    run = fixed()
+def test_integer_and_bool_leaves_are_unchanged(apply):
+    run = make_fixed_plan()
     counts = np.arange(3, dtype=np.int32)
     model = Counted(W, counts, np.array([True, False]), "counted")
     examples = next(iter(run.batches(DATA, key=KEY)))
@@ -453,16 +455,16 @@ def test_leaves_that_are_not_floats_stay_as_they_are(apply):
     assert model.counts.dtype == counts.dtype
     np.testing.assert_array_equal(model.counts, [0, 1, 2])
     np.testing.assert_array_equal(model.flag, [True, False])
-    # Without parameters too, where the inner optimizer needs none.
+    # Also without parameters, where the inner optimizer needs none.
     updates, _ = jax.eval_shape(lambda: tx.update(grads, tx.init(model)))
     assert updates.counts is None
 
 
-def test_parameters_that_get_nothing_but_noise_are_named():
-    run = fixed()
+def test_parameters_without_gradient_are_named_in_a_warning():
+    run = make_fixed_plan()
     examples = next(iter(run.batches(DATA, key=KEY)))
 
-    def partly(p, examples):
+    def partly_used_loss(p, examples):
         x, y = examples
         frozen = jax.lax.stop_gradient(jnp.tanh(x @ p["frozen"]))
         h = jnp.concatenate([x @ p["used"][0], frozen], axis=1)
@@ -476,7 +478,7 @@ def test_parameters_that_get_nothing_but_noise_are_named():
         "count": np.ones(2, np.int32),
         "bias": np.zeros((), np.float32),
     }
-    fn = run.value_and_grad(partly)
+    fn = run.value_and_grad(partly_used_loss)
     names = re.escape("[\"['frozen']\", \"['half']\", \"['unused']\"]")
     with pytest.warns(UserWarning, match=names):
         _, grads = jax.jit(fn)(p, examples)
@@ -485,11 +487,11 @@ def test_parameters_that_get_nothing_but_noise_are_named():
     # Traced once more, with no second warning: warnings are errors here.
     jax.eval_shape(lambda p, e: fn(p, e), p, examples)
 
-    def frozen_apart(p, examples, frozen):
-        return partly({**p, "frozen": frozen}, examples)
+    def loss_with_frozen_argument(p, examples, frozen):
+        return partly_used_loss({**p, "frozen": frozen}, examples)
 
     p = {"used": p["used"], "bias": p["bias"]}
-    fn = run.value_and_grad(frozen_apart)
+    fn = run.value_and_grad(loss_with_frozen_argument)
     jax.jit(fn)(p, examples, np.ones((5, 3), np.float32))
 
 
@@ -507,27 +509,27 @@ class Network(nnx.Module):
         return self.last(self.dropout(jnp.tanh(h)))[:, 0]
 
 
-def error(model, examples):
+def squared_error(model, examples):
     x, y = examples
     out = model(x)
     return jnp.mean((out - y) ** 2), out
 
 
-def test_an_nnx_module_trains_its_parameters_alone():
-    run = fixed()
+def test_nnx_module_trains_with_dropout_keys_per_example():
+    run = make_fixed_plan()
     private = run.optimizer(optax.adam(0.02), key=KEY)
 
     @nnx.jit
-    def made():
+    def make_model():
         model = Network(nnx.Rngs(0), nnx.LayerNorm)
         return model, nnx.Optimizer(model, private, wrt=nnx.Param)
 
-    model, tx = made()
+    model, tx = make_model()
     same = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape).copy(), DATA)
 
     @nnx.jit
     def step(model, tx, examples):
-        found, grads = run.value_and_grad(error, has_aux=True)(model, examples)
+        found, grads = run.value_and_grad(squared_error, has_aux=True)(model, examples)
         tx.update(model, grads)
         return found
 
@@ -535,7 +537,7 @@ def test_an_nnx_module_trains_its_parameters_alone():
     for examples in run.batches(same, key=KEY):
         _, out = step(model, tx, examples)
         outs.append(np.asarray(out))
-    # Dropout keys of their own, by example and by step.
+    # Dropout keys differ by example and by step.
     assert np.unique(outs[0]).size == B
     assert not np.isclose(outs[0], outs[1]).any()
     assert outs[-1].mean() != outs[0].mean()
@@ -547,8 +549,8 @@ def noisy_loss(w, examples, keys, rngs, others):
     return loss(w, examples) * others["scale"], noise[None]
 
 
-def test_each_example_has_keys_of_its_own():
-    run = fixed()
+def test_each_example_gets_its_own_keys():
+    run = make_fixed_plan()
     examples = next(iter(run.batches(DATA, key=KEY)))
     words = np.arange(4, dtype=np.uint32).reshape(2, 2)
     w, keys = W, {"dropout": jax.random.wrap_key_data(words)}
@@ -558,7 +560,7 @@ def test_each_example_has_keys_of_its_own():
     (value, first), grads = fn(w, examples, keys, rngs, others)
     (_, second), _ = fn(w, examples, keys, rngs, others)
     first, second = np.asarray(first), np.asarray(second)
-    # A key is the same in each step, as it was given; those of nnx go on.
+    # A key that is passed in is the same in each step; those of nnx advance.
     np.testing.assert_array_equal(first[:, 0], second[:, 0])
     draws = np.concatenate([first[:, 0], first[:, 1], second[:, 1]])
     assert np.unique(draws).size == 3 * B
@@ -569,8 +571,8 @@ def test_each_example_has_keys_of_its_own():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_examples_on_several_devices_have_the_same_keys(kind):
-    run = fixed(batch_size=40)
+def test_example_keys_do_not_depend_on_the_sharding(kind):
+    run = make_fixed_plan(batch_size=40)
     examples = next(iter(run.batches(DATA, key=KEY)))
     w = W
 
@@ -587,20 +589,20 @@ def test_examples_on_several_devices_have_the_same_keys(kind):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-5), found, expected)
 
 
-def test_running_averages_are_refused():
-    run = fixed()
+def test_running_averages_raise():
+    run = make_fixed_plan()
 
     @nnx.jit
-    def made():
+    def make_models():
         rngs = nnx.Rngs(0)
         return nnx.BatchNorm(5, rngs=rngs), Network(rngs, nnx.BatchNorm)
 
-    norm, model = made()
+    norm, model = make_models()
     within = {"norm": norm, "w": W}
     with pytest.raises(ValueError, match="one flax.nnx module"):
         run.value_and_grad(loss)(within, next(iter(run.batches(DATA, key=KEY))))
     examples = next(iter(run.batches(DATA, key=KEY)))
-    gradient = nnx.jit(run.value_and_grad(error, has_aux=True))
+    gradient = nnx.jit(run.value_and_grad(squared_error, has_aux=True))
     with pytest.raises(ValueError, match=r"norm.*mean.*running"):
         gradient(model, examples)
     model.eval()
@@ -622,12 +624,12 @@ def test_running_averages_are_refused():
         ),
     ],
 )
-def test_a_guarantee_says_what_ran(name, words, request):
+def test_guarantee_states_the_run(name, words, request):
     if name == "poisson":
-        run = request.getfixturevalue("poisson")
+        run = request.getfixturevalue("poisson_plan")
     else:
         size = {"num_examples": 10_000, "batch_size": 100, "num_steps": 500}
-        run = fixed(**size, noise_multiplier=5.0, clip_norm=0.3)
+        run = make_fixed_plan(**size, noise_multiplier=5.0, clip_norm=0.3)
     promise = run.guarantee
     found = json.loads(promise.to_json())
     assert found["epsilon"] == run.epsilon
@@ -646,40 +648,40 @@ def test_a_guarantee_says_what_ran(name, words, request):
     assert 0.999 * run.noise_multiplier < noise <= run.noise_multiplier
     powers = found["attack_true_positive_rate_at_most"]
     for alpha, power in powers.items():
-        # (ε, δ) alone says so much; the whole profile says more.
+        # (ε, δ) alone bounds it by this much; the whole profile is tighter.
         allowed = np.exp(run.epsilon) * float(alpha) + 1e-5
         assert float(alpha) < power <= min(allowed * (1 + 1e-6), 1)
 
 
-def test_stopping_early_costs_less(poisson):
-    early = poisson.guarantee.at(50)
+def test_guarantee_of_a_stopped_run_is_smaller(poisson_plan):
+    early = poisson_plan.guarantee.at(50)
     again = dpjax.plan(
         num_examples=10_000,
         batch_size=100,
         num_steps=50,
-        noise_multiplier=poisson.noise_multiplier,
-        max_batch_size=poisson.max_batch_size,
+        noise_multiplier=poisson_plan.noise_multiplier,
+        max_batch_size=poisson_plan.max_batch_size,
         delta=1e-5,
         clip_norm=0.3,
     )
-    assert early.epsilon(1e-5) == again.epsilon < 0.6 * poisson.epsilon
+    assert early.epsilon(1e-5) == again.epsilon < 0.6 * poisson_plan.epsilon
     for steps in (0, 501):
         with pytest.raises(ValueError, match="num_steps"):
-            poisson.guarantee.at(steps)
+            poisson_plan.guarantee.at(steps)
 
 
-def test_a_plan_is_static_under_jit():
-    run = fixed()
-    assert hash(run) == hash(fixed.__wrapped__())
+def test_plan_is_a_static_jit_argument():
+    run = make_fixed_plan()
+    assert hash(run) == hash(make_fixed_plan.__wrapped__())
     assert jax.jit(lambda run, x: x * run.clip_norm)(run, 2.0) == pytest.approx(1.4)
 
 
-def test_mu_is_said_where_there_is_one(poisson):
-    run = fixed()
+def test_guarantee_has_mu_only_where_it_is_gaussian(poisson_plan):
+    run = make_fixed_plan()
     mu = Adjacency.ZERO_OUT.sensitivity_factor * np.sqrt(2) / 1.6  # two epochs
     assert run.guarantee.mu == pytest.approx(mu, rel=1e-6)
     assert "-GDP)" in str(run.guarantee)
-    assert poisson.guarantee.mu is None
+    assert poisson_plan.guarantee.mu is None
 
 
 @pytest.mark.parametrize(
@@ -697,8 +699,10 @@ def test_mu_is_said_where_there_is_one(poisson):
     ],
     ids=["fixed", "poisson"],
 )
-def test_a_run_without_any_guarantee_says_so(changed):
-    run = fixed(num_examples=10, batch_size=10, num_steps=10, delta=1e-9, **changed)
+def test_infinite_epsilon_is_reported(changed):
+    run = make_fixed_plan(
+        num_examples=10, batch_size=10, num_steps=10, delta=1e-9, **changed
+    )
     assert run.epsilon == np.inf
     assert "∞" in str(run.guarantee)
     assert json.loads(run.guarantee.to_json())["epsilon"] is None

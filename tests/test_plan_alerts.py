@@ -1,4 +1,4 @@
-"""A run says when noise alone moves a parameter, and refuses what would hide it."""
+"""Warnings for parameters that only noise moves, and misuse that raises."""
 
 import functools
 import re
@@ -16,8 +16,8 @@ KEY = jax.random.wrap_key_data(np.array([0, 5], np.uint32))
 
 
 @pytest.fixture(autouse=True)
-def _broadcasting():
-    """Losses of users broadcast."""
+def _allow_rank_promotion():
+    """JAX's default, since losses of users broadcast."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
@@ -34,7 +34,7 @@ PARAMS = {
 
 
 @functools.cache
-def _plan(**others):
+def _make_plan(**others):
     setting = {"noise_multiplier": 1.0, "clip_norm": 1.0, **others}
     return dpjax.plan(
         num_examples=100,
@@ -47,8 +47,8 @@ def _plan(**others):
     )
 
 
-def _batch():
-    return next(_plan().batches(DATA, key=KEY))
+def _first_batch():
+    return next(_make_plan().batches(DATA, key=KEY))
 
 
 def _embed(params, x):
@@ -83,12 +83,12 @@ def centered_after_a_scan(params, batch):
     return spread + jnp.sum(params["b"] ** 2) * params["scale"]
 
 
-def frozen(params, batch):
+def frozen_loss(params, batch):
     h = batch["x"] @ jax.lax.stop_gradient(params["w"]) + params["b"]
     return jnp.mean(h**2)
 
 
-def per_example(params, batch):
+def per_example_loss(params, batch):
     logits = jax.nn.gelu(_embed(params, batch["x"])) * params["scale"]
     labels = jnp.zeros(len(logits), int)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
@@ -111,7 +111,7 @@ def in_batch_distances(params, batch):
 
 
 def lookups_and_integers(params, batch):
-    """Constants that indices, integers and bits change."""
+    """Constants computed by indices, integers and bit operations."""
     index = jnp.round(jnp.abs(batch["x"][:, 0])).astype(jnp.int32) + 4
     outside = 1 - jnp.ones(5).at[index].get(mode="fill", fill_value=0)
     small = (index % 2 + 1).astype(jnp.uint8) * jnp.uint8(100)
@@ -123,8 +123,8 @@ def lookups_and_integers(params, batch):
     return jnp.mean((factors + bits) * h[:, 0] * params["scale"])
 
 
-def _zero_up_to_rounding(gradient):
-    """Some compilers leave a rounding of terms of size one where they cancel."""
+def _names_of_zero_gradients(gradient):
+    """Names of gradients below 1e-6: cancelling terms may leave a rounding error."""
     return {name for name, g in gradient.items() if np.max(np.abs(g)) < 1e-6}
 
 
@@ -138,24 +138,24 @@ ALL, BATCH, FROZEN = {"w", "b", "scale"}, "in a batch of one", "frozen or unused
         (diagonal_info_nce, ALL, BATCH),
         pytest.param(standardized, {"w"}, BATCH, marks=pytest.mark.matrix),
         pytest.param(centered_after_a_scan, {"w"}, BATCH, marks=pytest.mark.matrix),
-        (frozen, {"w", "scale"}, FROZEN),
-        pytest.param(per_example, set(), None, marks=pytest.mark.matrix),
+        (frozen_loss, {"w", "scale"}, FROZEN),
+        pytest.param(per_example_loss, set(), None, marks=pytest.mark.matrix),
         (outer_differences, set(), None),
         pytest.param(in_batch_distances, {"w", "b"}, BATCH, marks=pytest.mark.matrix),
         (lookups_and_integers, set(), None),
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )
-def test_every_parameter_whose_gradient_is_zero_is_named(loss, zero, reason):
-    batch = _batch()
+def test_warning_names_every_parameter_with_zero_gradient(loss, zero, reason):
+    batch = _first_batch()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _, sums = jax.jit(_plan().value_and_grad(loss))(PARAMS, batch)
-    # The names are those whose gradient is zero where nothing but JAX computes it.
+        _, sums = jax.jit(_make_plan().value_and_grad(loss))(PARAMS, batch)
+    # The names are those whose gradient by plain JAX is zero.
     one = jax.tree.map(lambda x: x[:1], DATA)
     gradient = jax.jit(jax.grad(loss))(PARAMS, one)
-    assert zero == _zero_up_to_rounding(gradient)
-    assert zero == _zero_up_to_rounding(sums)
+    assert zero == _names_of_zero_gradients(gradient)
+    assert zero == _names_of_zero_gradients(sums)
     messages = [str(warning.message) for warning in caught]
     assert len(messages) == bool(zero)
     for message in messages:
@@ -163,16 +163,16 @@ def test_every_parameter_whose_gradient_is_zero_is_named(loss, zero, reason):
         assert reason in message
 
 
-def _norm_at_zero(params, batch):
+def _norm_at_zero_loss(params, batch):
     h = jnp.mean(batch["x"] @ params["w"]) * params["scale"]
     return h + jnp.linalg.norm(params["b"])
 
 
-def _linear(params, batch):
+def _linear_loss(params, batch):
     return jnp.mean(batch["x"] @ params["w"] + params["b"]) * params["scale"]
 
 
-def _dead(params, batch):
+def _dead_relu_loss(params, batch):
     h = jax.nn.relu(batch["x"] @ params["w"] - 1e6)
     return jnp.mean((h + params["b"]) ** 2) * params["scale"]
 
@@ -181,22 +181,22 @@ _WITHOUT_BIAS = {**PARAMS, "b": np.zeros(3, np.float32)}
 
 
 @pytest.fixture(scope="module")
-def said_outside_jit():
-    """What is said of each loss, in one call after the other.
+def eager_warnings():
+    """The warnings of each loss, in successive calls outside `jax.jit`.
 
-    Outside of `jax.jit` every operation is a program of its own: they are compiled once
-    for all tests.
+    There every operation is a program of its own: the fixture compiles them once for
+    all tests.
     """
-    batch = _batch()
+    batch = _first_batch()
     empty = batch._replace(mask=np.zeros_like(batch.mask))
     calls = {
-        _norm_at_zero: [(_WITHOUT_BIAS, batch)],
-        _dead: [(PARAMS, empty), (PARAMS, batch), (PARAMS, batch)],
+        _norm_at_zero_loss: [(_WITHOUT_BIAS, batch)],
+        _dead_relu_loss: [(PARAMS, empty), (PARAMS, batch), (PARAMS, batch)],
     }
     said = {}
     with jax.numpy_rank_promotion("allow"):
         for loss, arguments in calls.items():
-            gradient = _plan().value_and_grad(loss)
+            gradient = _make_plan().value_and_grad(loss)
             said[loss] = []
             for params, examples in arguments:
                 with warnings.catch_warnings(record=True) as caught:
@@ -206,26 +206,28 @@ def said_outside_jit():
     return said
 
 
-def test_a_batch_in_which_no_example_contributes_warns(said_outside_jit):
-    ((message,),) = said_outside_jit[_norm_at_zero]
+def test_batch_without_contributing_examples_warns(eager_warnings):
+    ((message,),) = eager_warnings[_norm_at_zero_loss]
     assert re.search("none of the examples .* contributes", message)
-    metrics = jax.jit(_plan().metrics(_norm_at_zero))(_WITHOUT_BIAS, _batch())
+    metrics = jax.jit(_make_plan().metrics(_norm_at_zero_loss))(
+        _WITHOUT_BIAS, _first_batch()
+    )
     assert metrics.num_contributing == 0
     assert all(bool(metrics.zero_sums[name]) for name in ("w", "b"))
 
 
-def test_zero_sums_of_the_first_batch_warn_once_and_are_in_metrics(said_outside_jit):
-    _, (message,), second = said_outside_jit[_dead]
+def test_zero_gradient_sums_warn_once_and_are_in_metrics(eager_warnings):
+    _, (message,), second = eager_warnings[_dead_relu_loss]
     assert re.search(r"sum for .*'w'.* is exactly zero", message)
     assert second == []
-    batch = _batch()
-    metrics = jax.jit(_plan().metrics(_dead))(PARAMS, batch)
+    batch = _first_batch()
+    metrics = jax.jit(_make_plan().metrics(_dead_relu_loss))(PARAMS, batch)
     assert metrics.num_contributing == np.sum(batch.mask)
     zero = {name: bool(x) for name, x in metrics.zero_sums.items()}
     assert zero == {"w": True, "b": False, "scale": False}
 
 
-def _constants_out_of_range(params, batch):
+def _loss_with_extreme_constants(params, batch):
     huge = jnp.prod(jnp.full(2000, 2.0))
     no_number = jnp.power(jnp.full((), -8.0), jnp.full((), 1 / 3))
     infinite = jax.lax.integer_pow(jnp.zeros(()), -1)
@@ -233,43 +235,47 @@ def _constants_out_of_range(params, batch):
     return h + jax.lax.stop_gradient(huge * no_number * infinite)
 
 
-def test_constants_that_python_cannot_compute_do_not_stop_a_loss():
-    gradient = jax.jit(_plan().value_and_grad(_constants_out_of_range))
-    _, sums = gradient(PARAMS, _batch())
+def test_overflowing_constants_do_not_break_a_loss():
+    gradient = jax.jit(_make_plan().value_and_grad(_loss_with_extreme_constants))
+    _, sums = gradient(PARAMS, _first_batch())
     assert all(np.any(np.asarray(x)) for x in sums.values())
 
 
-def test_an_empty_batch_is_no_alarm(said_outside_jit):
-    assert said_outside_jit[_dead][0] == []
+def test_empty_batch_does_not_warn(eager_warnings):
+    assert eager_warnings[_dead_relu_loss][0] == []
 
 
 MASK = {"w": True, "b": False, "scale": True}
 LABELS = {"w": "private", "b": "public", "scale": "private"}
 
 
-def _around(wrapper, optimizer):
+def _wrap_optimizer(wrapper, optimizer):
     if wrapper == "masked":
         return optax.masked(optimizer, MASK)
     return optax.partition({"private": optimizer, "public": optax.sgd(0.1)}, LABELS)
 
 
 @pytest.mark.parametrize("wrapper", ["masked", "partition"])
-def test_masks_around_a_plans_optimizer_are_refused(wrapper):
-    optimizer = _around(wrapper, _plan().optimizer(optax.sgd(0.1), key=KEY))
+def test_mask_around_a_plan_optimizer_raises(wrapper):
+    optimizer = _wrap_optimizer(
+        wrapper, _make_plan().optimizer(optax.sgd(0.1), key=KEY)
+    )
     with pytest.raises(ValueError, match=r"Put the mask inside"):
         optimizer.init(PARAMS)
 
 
-def test_masked_updates_are_refused():
-    optimizer = _plan().optimizer(optax.sgd(0.1), key=KEY)
+def test_masked_updates_raise():
+    optimizer = _make_plan().optimizer(optax.sgd(0.1), key=KEY)
     sums = {**PARAMS, "b": optax.MaskedNode()}
     with pytest.raises(ValueError, match="updates must be the whole tree"):
         optimizer.update(sums, optimizer.init(PARAMS), PARAMS)
 
 
 @pytest.mark.parametrize("wrapper", ["masked", "partition"])
-def test_masks_inside_a_plans_optimizer_are_private(wrapper):
-    optimizer = _plan().optimizer(_around(wrapper, optax.sgd(0.1)), key=KEY)
+def test_mask_inside_a_plan_optimizer_keeps_noise_everywhere(wrapper):
+    optimizer = _make_plan().optimizer(
+        _wrap_optimizer(wrapper, optax.sgd(0.1)), key=KEY
+    )
     sums = jax.tree.map(np.zeros_like, PARAMS)
     update = jax.jit(lambda u, p: optimizer.update(u, optimizer.init(p), p)[0])
     updates = jax.device_get(update(sums, PARAMS))
@@ -277,8 +283,8 @@ def test_masks_inside_a_plans_optimizer_are_private(wrapper):
 
 
 @pytest.mark.parametrize("chained", [False, True])
-def test_further_arguments_of_an_update_are_refused(chained):
-    optimizer = _plan().optimizer(optax.polyak_sgd(), key=KEY)
+def test_extra_update_arguments_raise(chained):
+    optimizer = _make_plan().optimizer(optax.polyak_sgd(), key=KEY)
     if chained:
         optimizer = optax.chain(optimizer, optax.contrib.reduce_on_plateau())
     state = optimizer.init(PARAMS)
@@ -286,10 +292,10 @@ def test_further_arguments_of_an_update_are_refused(chained):
         optimizer.update(PARAMS, state, PARAMS, value=np.float32(1.0))
 
 
-def test_the_batch_of_another_plan_is_refused():
-    other = _plan(noise_multiplier=0.5)
+def test_batch_of_another_plan_raises():
+    other = _make_plan(noise_multiplier=0.5)
     batch = next(other.batches(DATA, key=KEY))
-    gradient = jax.jit(_plan().value_and_grad(_linear))
+    gradient = jax.jit(_make_plan().value_and_grad(_linear_loss))
     with pytest.raises(ValueError, match=r"noise_multiplier \(0.5 and 1.0\)"):
         gradient(PARAMS, batch)
     for part in batch.parts(8):
@@ -298,8 +304,8 @@ def test_the_batch_of_another_plan_is_refused():
     gradient(PARAMS, batch._replace(plan=None))  # a batch of the user's own
 
 
-def test_an_equal_plan_takes_the_batch():
-    again = _plan.__wrapped__()
-    assert again is not _plan()
+def test_batch_of_an_equal_plan_is_accepted():
+    again = _make_plan.__wrapped__()
+    assert again is not _make_plan()
     batch = next(again.batches(DATA, key=KEY))
-    jax.jit(_plan().value_and_grad(_linear))(PARAMS, batch)
+    jax.jit(_make_plan().value_and_grad(_linear_loss))(PARAMS, batch)

@@ -1,4 +1,4 @@
-"""Plans with random batches for noise that is correlated from step to step."""
+"""Plans with random batches and noise that is correlated between steps."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ SHAPES = {
 }
 
 
-def make(sampling, **changed):
+def make_plan(sampling, **changed):
     given = {
         "num_examples": N,
         "batch_size": B,
@@ -36,9 +36,11 @@ def make(sampling, **changed):
 
 @pytest.mark.slow  # δ of a given ε is searched for
 @pytest.mark.parametrize("sampling", SHAPES)
-def test_with_room_for_all_it_costs_what_the_accountant_says(sampling, optimized):
-    run = make(sampling, max_batch_size=N)
-    assert make(sampling).max_batch_size <= (67 if sampling == "cyclic_poisson" else N)
+def test_epsilon_at_full_capacity_matches_the_accountant(sampling, optimized):
+    run = make_plan(sampling, max_batch_size=N)
+    assert make_plan(sampling).max_batch_size <= (
+        67 if sampling == "cyclic_poisson" else N
+    )
     want = correlated.epsilon(
         SHAPES[sampling],
         2.0,
@@ -55,11 +57,11 @@ def test_with_room_for_all_it_costs_what_the_accountant_says(sampling, optimized
         np.testing.assert_allclose(run.guarantee.delta(run.epsilon), DELTA, rtol=1e-2)
 
 
-@pytest.mark.slow  # the room is searched for
+@pytest.mark.slow  # the capacity is searched for
 @pytest.mark.parametrize("sampling", ["random_bins", "fresh_bins"])
-def test_bins_that_overflow_are_paid_for(sampling, optimized):
-    """δ = (1 − share) δ and the rest for what overflow adds, once for each drawing."""
-    least, roomy = make(sampling), make(sampling, max_batch_size=N)
+def test_overflowing_bins_increase_epsilon_slightly(sampling, optimized):
+    """A share of δ pays for overflow, once for each draw of the bins."""
+    least, roomy = make_plan(sampling), make_plan(sampling, max_batch_size=N)
     assert B < least.max_batch_size < N
     assert roomy.epsilon <= least.epsilon <= 1.02 * roomy.epsilon
     drawings = T if sampling == "fresh_bins" else N // B
@@ -71,8 +73,8 @@ def test_bins_that_overflow_are_paid_for(sampling, optimized):
         num_steps=drawings,
     )
     assert extra <= 0.01 * DELTA
-    # A room that overflows every other time leaves no guarantee.
-    full = make(sampling, max_batch_size=B)
+    # A capacity that overflows every other time leaves no guarantee.
+    full = make_plan(sampling, max_batch_size=B)
     assert full.epsilon == np.inf
     if sampling == "random_bins":
         np.testing.assert_array_equal(full.guarantee.delta(np.array([3.0])), [1.0])
@@ -80,13 +82,13 @@ def test_bins_that_overflow_are_paid_for(sampling, optimized):
 
 @pytest.mark.slow  # noise so small makes distributions wide
 @pytest.mark.parametrize("sampling", ["random_bins", "cyclic_poisson"])
-def test_noise_that_hides_nothing_is_no_error(sampling):
-    assert make(sampling, noise_multiplier=0.001).epsilon > 1e5
+def test_negligible_noise_gives_huge_epsilon(sampling):
+    assert make_plan(sampling, noise_multiplier=0.001).epsilon > 1e5
 
 
 @pytest.mark.slow  # noise is solved for
-def test_noise_is_found_for_a_target(optimized):
-    found = make("random_bins", noise_multiplier=None, epsilon=1.5)
+def test_plan_finds_noise_for_a_target(optimized):
+    found = make_plan("random_bins", noise_multiplier=None, epsilon=1.5)
     assert 1.49 < found.epsilon <= 1.5
     assert found.epsilon == pytest.approx(float(found.guarantee.epsilon(DELTA)))
     words = str(found.guarantee)
@@ -95,17 +97,17 @@ def test_noise_is_found_for_a_target(optimized):
 
 
 @pytest.mark.slow  # noise is solved for, for each strategy that is tried
-def test_a_plan_gives_up_correlation_for_amplification(optimized):
-    """More bands at a larger ε, and never more noise than without."""
+def test_plan_trades_correlation_for_amplification(optimized):
+    """More bands at a larger ε, and less error than independent noise."""
     workload = workloads.momentum_sum(0.9)
     asked = {"noise_multiplier": None, "strategy": None, "workload": workload}
     small, large = (
-        make("cyclic_poisson", num_examples=2000, **asked, epsilon=e)
+        make_plan("cyclic_poisson", num_examples=2000, **asked, epsilon=e)
         for e in (0.5, 8.0)
     )
     bands = [1 + len(run.shape.numerator) for run in (small, large)]
     assert bands[0] < bands[1]
-    independent = make(
+    independent = make_plan(
         "cyclic_poisson",
         num_examples=2000,
         noise_multiplier=None,
@@ -120,7 +122,7 @@ def test_a_plan_gives_up_correlation_for_amplification(optimized):
     assert left < 0.8 * without
 
 
-def batches(run, steps):
+def example_sets(run, steps):
     key = jax.random.key(3)
     found = jax.jit(jax.vmap(lambda step: run.batch(step, key)))(jnp.arange(steps))
     return [
@@ -129,16 +131,20 @@ def batches(run, steps):
 
 
 @pytest.mark.slow
-def test_everyone_keeps_the_step_or_picks_anew():
-    kept, anew = (batches(make(s, max_batch_size=N), 20) for s in list(SHAPES)[:2])
+def test_random_bins_are_kept_and_fresh_bins_redrawn_each_epoch():
+    kept, anew = (
+        example_sets(make_plan(s, max_batch_size=N), 20) for s in list(SHAPES)[:2]
+    )
     for epoch in (kept[:10], kept[10:], anew[:10], anew[10:]):
         assert sorted(i for batch in epoch for i in batch) == list(range(N))
     assert kept[:10] == kept[10:]
     assert anew[:10] != anew[10:]
 
 
-def test_groups_come_in_turn():
-    for step, batch in enumerate(batches(make("cyclic_poisson", max_batch_size=N), 7)):
+def test_cyclic_poisson_groups_take_turns():
+    for step, batch in enumerate(
+        example_sets(make_plan("cyclic_poisson", max_batch_size=N), 7)
+    ):
         assert batch
         assert {i % 3 for i in batch} == {step % 3}
 
@@ -176,6 +182,6 @@ def test_groups_come_in_turn():
         ),
     ],
 )
-def test_what_is_not_accounted_for(sampling, changed, match):
+def test_unsupported_combinations_raise(sampling, changed, match):
     with pytest.raises(ValueError, match=match):
-        make(sampling, **changed)
+        make_plan(sampling, **changed)

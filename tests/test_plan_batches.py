@@ -1,4 +1,4 @@
-"""Batches of a plan, read ahead and laid out over a mesh, are those read one by one."""
+"""Prefetched and sharded batches of a plan equal those read one by one."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ DATA = {"x": X, "y": np.arange(SIZE)}
 
 
 @functools.cache
-def planned(room=ROOM, size=SIZE, batch_size=8, **others):
+def make_plan(room=ROOM, size=SIZE, batch_size=8, **others):
     return dpjax.plan(
         num_examples=size,
         batch_size=batch_size,
@@ -32,11 +32,11 @@ def planned(room=ROOM, size=SIZE, batch_size=8, **others):
     )
 
 
-def over(*spec):
+def data_sharding(*spec):
     return jax.NamedSharding(jax.make_mesh((2, 2), ("data", "model")), jax.P(*spec))
 
 
-def assert_same(found, expected):
+def assert_batches_equal(found, expected):
     for one, other in zip(found, expected, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
@@ -44,21 +44,23 @@ def assert_same(found, expected):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("prefetch", [0, 1, 9])
 @pytest.mark.parametrize("spec", [None, "data", ("data", "model")])
-def test_the_same_in_every_way(prefetch, spec):
-    sharding = spec and over(spec)
-    found = list(planned().batches(DATA, key=KEY, sharding=sharding, prefetch=prefetch))
-    assert_same(found, planned().batches(DATA, key=KEY))
+def test_batches_do_not_depend_on_prefetch_or_sharding(prefetch, spec):
+    sharding = spec and data_sharding(spec)
+    found = list(
+        make_plan().batches(DATA, key=KEY, sharding=sharding, prefetch=prefetch)
+    )
+    assert_batches_equal(found, make_plan().batches(DATA, key=KEY))
     for examples in found:
         for leaf in jax.tree.leaves(examples._replace(step=None)):
             assert sharding is None or leaf.sharding == sharding
-    later = planned().batches(
+    later = make_plan().batches(
         DATA, key=KEY, sharding=sharding, prefetch=prefetch, start=2
     )
-    assert_same(later, found[2:])
+    assert_batches_equal(later, found[2:])
 
 
-class Rows:
-    """A data set that knows who asked for what."""
+class RecordingDataset:
+    """A data set that records which examples and threads read it."""
 
     def __init__(self):
         self.asked, self.threads = [], set()
@@ -72,10 +74,12 @@ class Rows:
         return X[i], i
 
 
-def test_what_several_devices_hold_is_read_once():
-    one, other = Rows(), Rows()
-    plain = list(planned().batches(one, key=KEY))
-    laid_out = planned().batches(other, key=KEY, sharding=over("data"), prefetch=2)
+def test_sharded_batches_read_each_example_once():
+    one, other = RecordingDataset(), RecordingDataset()
+    plain = list(make_plan().batches(one, key=KEY))
+    laid_out = make_plan().batches(
+        other, key=KEY, sharding=data_sharding("data"), prefetch=2
+    )
     for expected, found in zip(plain, laid_out, strict=True):
         mask = np.asarray(expected.mask)
         np.testing.assert_array_equal(found.mask, mask)
@@ -85,24 +89,24 @@ def test_what_several_devices_hold_is_read_once():
     taking_part = [
         i for e, mask in zip(plain, masks, strict=True) for i in e.data[1][mask]
     ]
-    # Where nobody is in a half of a batch, the first example is read for its shape.
+    # Where half of a batch is padding, the first example is read for its shape.
     nobody = [i for mask in masks for i in (0, 12) if not mask[i : i + 12].any()]
     assert sorted(other.asked) == sorted(taking_part + [0] * len(nobody))
     assert threading.get_ident() not in other.threads
 
 
-def test_reading_fails_where_it_is_asked_for():
-    class Broken(Rows):
+def test_reading_error_is_raised_to_the_caller():
+    class Broken(RecordingDataset):
         def __getitem__(self, i):
             raise OSError(f"example {i} is gone")
 
     for prefetch in (0, 2):
         with pytest.raises(OSError, match="is gone"):
-            next(planned().batches(Broken(), key=KEY, prefetch=prefetch))
+            next(make_plan().batches(Broken(), key=KEY, prefetch=prefetch))
 
 
-class Stored(Rows):
-    """A data set that reads many examples in one call, and no other way."""
+class BatchedDataset(RecordingDataset):
+    """A data set that only reads many examples in one call."""
 
     def __getitem__(self, i):
         raise AssertionError("one by one")
@@ -113,12 +117,12 @@ class Stored(Rows):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_batch_is_read_in_one_call(prefetch):
-    stored = Stored()
-    found = list(planned().batches(stored, key=KEY, prefetch=prefetch))
-    expected = list(planned().batches(DATA, key=KEY))
+def test_getitems_reads_a_batch_in_one_call(prefetch):
+    stored = BatchedDataset()
+    found = list(make_plan().batches(stored, key=KEY, prefetch=prefetch))
+    expected = list(make_plan().batches(DATA, key=KEY))
     asked = [e.data["y"][e.mask].tolist() for e in expected]
-    assert stored.asked == asked  # who takes part, and nobody else
+    assert stored.asked == asked  # the sampled examples, and no others
     assert all(type(i) is int for i in stored.asked[0])
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.mask, other.mask)
@@ -127,25 +131,25 @@ def test_a_batch_is_read_in_one_call(prefetch):
             np.testing.assert_array_equal(one.data[name][one.mask], rows)
 
 
-def test_what_gives_other_examples_is_refused():
-    class Short(Stored):
+def test_data_sets_returning_too_few_examples_raise():
+    class Short(BatchedDataset):
         def __getitems__(self, positions):
             return super().__getitems__(positions)[1:]
 
-    class Filtered(Rows):  # as grain's, which give None
+    class Filtered(RecordingDataset):  # like those of grain, which give None
         def __getitem__(self, i):
             return super().__getitem__(i) if i % 2 else None
 
     for data in (Short(), Filtered()):
         with pytest.raises(ValueError, match=r"must give \d+ examples for as many"):
-            next(planned().batches(data, key=KEY))
-    for stream in (iter(Rows()), (X[i] for i in range(SIZE))):
+            next(make_plan().batches(data, key=KEY))
+    for stream in (iter(RecordingDataset()), (X[i] for i in range(SIZE))):
         with pytest.raises(ValueError, match=r"data must be .* or have len and int"):
-            planned().batches(stream, key=KEY)
+            make_plan().batches(stream, key=KEY)
 
 
-class Waiting(Stored):
-    """A data set of which each batch is read once somebody lets it."""
+class BlockingDataset(BatchedDataset):
+    """A data set that blocks each read until an event is set."""
 
     def __init__(self):
         super().__init__()
@@ -163,12 +167,12 @@ class Waiting(Stored):
 
 
 def test_static_step_out_of_range_raises():
-    """Also where a schedule makes the size of a batch depend on the step."""
+    """Also where a schedule makes the batch size depend on the step."""
     pieces = Segment(0, 1.0, 1.0, 8), Segment(2, 1.0, 1.0, 16)
-    varied = dataclasses.replace(planned(), schedule=pieces)
+    varied = dataclasses.replace(make_plan(), schedule=pieces)
     below = jnp.asarray(np.int32(-2))
     for step in (-1, 4, np.int64(4), np.uint8(200), below, 1.5, True, [0]):
-        for plan in (planned(), varied):
+        for plan in (make_plan(), varied):
             for call in (plan.batch, functools.partial(plan.load, DATA)):
                 with pytest.raises(ValueError, match="^step must be an integer") as e:
                     call(step, KEY)
@@ -177,20 +181,20 @@ def test_static_step_out_of_range_raises():
 
 
 def test_traced_step_loads_the_batch_of_the_static_step():
-    plan = planned()
+    plan = make_plan()
     load = jax.jit(lambda step: plan.load(DATA, step, KEY))
     for step in (0, 3):
         static = jax.jit(lambda step=step: plan.load(DATA, step, KEY))
-        assert_same([load(step)], [static()])
-    assert load(4).mask.shape == (ROOM,)  # out of range, which cannot be seen
+        assert_batches_equal([load(step)], [static()])
+    assert load(4).mask.shape == (ROOM,)  # out of range, which is unknown under jit
 
 
-def test_the_next_batch_is_read_while_one_is_used():
-    data = Waiting()
+def test_next_batch_is_prefetched():
+    data = BlockingDataset()
     data.let[0].set()
-    batches = planned().batches(data, key=KEY, prefetch=1)
+    batches = make_plan().batches(data, key=KEY, prefetch=1)
     next(batches)
-    assert data.begun[1].wait(20)  # nobody has asked for it, nor lets it end
+    assert data.begun[1].wait(20)  # not requested yet, and still blocked
     data.let[1].set()
     next(batches)
     data.let[2].set()
@@ -198,28 +202,28 @@ def test_the_next_batch_is_read_while_one_is_used():
         next(batches)
 
 
-def test_who_stops_waits_for_no_more():
-    data = Waiting()
+def test_closing_waits_only_for_the_batch_being_read():
+    data = BlockingDataset()
     data.let[0].set()
-    batches = planned().batches(data, key=KEY, prefetch=3)
+    batches = make_plan().batches(data, key=KEY, prefetch=3)
     next(batches)
     assert data.begun[1].wait(20)
     threading.Timer(0.1, data.let[1].set).start()
-    batches.close()  # the one that is being read comes to its end
+    batches.close()  # waits for the batch that is being read
     assert not data.begun[2].is_set()
 
 
-def test_data_sets_of_grain_and_of_hugging_face(tmp_path):
+def test_grain_and_hugging_face_data_sets_give_equal_batches(tmp_path):
     """The same examples as from arrays, where these libraries are installed."""
     grain = pytest.importorskip("grain")
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict(DATA).save_to_disk(tmp_path)
     mapped = datasets.load_from_disk(tmp_path).with_format("numpy")
     rows = [{"x": X[i], "y": i} for i in range(SIZE)]
-    expected = list(planned().batches(rows, key=KEY))
+    expected = list(make_plan().batches(rows, key=KEY))
     for data in (mapped, grain.MapDataset.source(rows).map(lambda row: dict(row))):
-        found = list(planned().batches(data, key=KEY, prefetch=2))
-        assert_same(found, expected)
+        found = list(make_plan().batches(data, key=KEY, prefetch=2))
+        assert_batches_equal(found, expected)
     repeated = grain.MapDataset.source(rows).repeat(2)
     filtered = grain.MapDataset.source(rows).filter(lambda row: row["y"] % 2)
     for data, words in [
@@ -229,30 +233,34 @@ def test_data_sets_of_grain_and_of_hugging_face(tmp_path):
         (mapped.to_iterable_dataset(), "len and integer indexing"),
     ]:
         with pytest.raises(ValueError, match=words):
-            next(planned().batches(data, key=KEY))
+            next(make_plan().batches(data, key=KEY))
 
 
-def test_a_batch_that_does_not_divide_is_refused():
+def test_sharding_that_does_not_divide_the_batch_raises():
     for spec, room in [(("data",), 25), (("data", "model"), 24)]:
         with pytest.raises(ValueError, match=f"sharding must divide the {room} places"):
-            planned(room).batches(DATA, key=KEY, sharding=over(*spec))
+            make_plan(room).batches(DATA, key=KEY, sharding=data_sharding(*spec))
     with pytest.raises(ValueError, match="prefetch"):
-        planned().batches(DATA, key=KEY, prefetch=-1)
+        make_plan().batches(DATA, key=KEY, prefetch=-1)
 
 
-def test_drawn_on_the_cpu_wherever_the_key_is():
+def test_batches_do_not_depend_on_the_device_of_the_key():
     away = jax.devices()[3]
-    expected = planned().batches(DATA, key=KEY)
+    expected = make_plan().batches(DATA, key=KEY)
     with jax.default_device(away):
-        assert_same(planned().batches(DATA, key=jax.device_put(KEY, away)), expected)
+        assert_batches_equal(
+            make_plan().batches(DATA, key=jax.device_put(KEY, away)), expected
+        )
 
 
-def test_files_larger_than_memory_are_read_by_the_row(tmp_path):
-    """A sparse file of 40 GB; of n examples only those of the batch are touched."""
+def test_memory_mapped_files_are_read_by_row(tmp_path):
+    """A sparse file of 40 GB, of which only the examples of the batch are read."""
     rows = 10**9
     file = np.memmap(tmp_path / "x", np.float32, "w+", shape=(rows, 10))
     file[::250_000_000] = 3
-    plan = planned(32, rows, batch_size=16)
-    for examples in plan.batches(file, key=KEY, sharding=over("data"), prefetch=2):
+    plan = make_plan(32, rows, batch_size=16)
+    for examples in plan.batches(
+        file, key=KEY, sharding=data_sharding("data"), prefetch=2
+    ):
         assert examples.data.shape == (32, 10)
         assert np.isfinite(np.asarray(examples.data)).all()

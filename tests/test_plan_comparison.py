@@ -1,4 +1,4 @@
-"""The plan that is chosen is the one with the least noise, and none is left out."""
+"""A comparison chooses the plan with the least noise and lists all candidates."""
 
 import dataclasses
 import pickle
@@ -19,7 +19,7 @@ WORKLOAD = workloads.momentum_sum(0.9, learning_rates=0.5, weight_decay=0.1)
 ORDERS = ("fixed", "reshuffled")
 
 
-def asked(**changed):
+def plan_arguments(**changed):
     given = {
         "num_examples": N,
         "batch_size": B,
@@ -36,12 +36,12 @@ def asked(**changed):
 
 
 @pytest.fixture(scope="module")
-def chosen():
-    return dpjax.plan(**asked())
+def chosen_plan():
+    return dpjax.plan(**plan_arguments())
 
 
-def brute_force(run):
-    """In x_t = 0.95 x_{t−1} + 0.5 m_t, m_t = 0.9 m_{t−1} + 0.1 g_t, by matrices."""
+def brute_force_error(run):
+    """Error of x_t = 0.95 x_{t−1} + 0.5 m_t, m_t = 0.9 m_{t−1} + 0.1 g_t, by matrix."""
     steps = np.arange(T)
     gap = steps[:, None] - steps
     momentum = np.where(gap >= 0, 0.1 * 0.9 ** np.maximum(gap, 0), 0.0)
@@ -50,13 +50,13 @@ def brute_force(run):
     if run.strategy is not None:
         c = np.asarray(jax.jit(lambda: run.strategy.matrix(T))())
     noise = sums @ momentum @ np.linalg.inv(c)
-    # Eight steps take 300 examples where an epoch takes each once; others take b.
+    # Where an epoch has each example once, eight steps take 300; others take B each.
     taken = B if run.sampling in ("poisson", "cyclic_poisson") else 300 / 8
     return run.noise_multiplier * np.linalg.norm(noise) / np.sqrt(T) / taken
 
 
-def planned_again(run):
-    """Each row's plan, asked for by its name."""
+def replan_candidates(run):
+    """The plan of each row, made again with its mechanism named."""
     plans = []
     for row in run.comparison.candidates:
         if row.plan is None:
@@ -64,7 +64,7 @@ def planned_again(run):
         kept = {"tree": {"strategy": row.plan.strategy, "workload": None}}
         kept["independent"] = {"workload": None}
         noise = "independent" if row.noise == "independent" else "correlated"
-        named = asked(
+        named = plan_arguments(
             sampling=row.sampling,
             noise=noise,
             adjacency=run.adjacency,
@@ -75,15 +75,15 @@ def planned_again(run):
 
 
 @pytest.fixture(scope="module")
-def chosen_again(chosen):
-    return planned_again(chosen)
+def replanned_candidates(chosen_plan):
+    return replan_candidates(chosen_plan)
 
 
-def check(run, names, again):
-    """What holds of any comparison that has the samplings of these names."""
+def assert_comparison_is_valid(run, names, again):
+    """Properties of any comparison of the named samplings."""
     rows = run.comparison.candidates
     assert {row.sampling for row in rows} == set(names)
-    errors = [brute_force(row.plan) for row in rows if row.plan]
+    errors = [brute_force_error(row.plan) for row in rows if row.plan]
     np.testing.assert_allclose(errors, [r.error for r in rows if r.plan], rtol=1e-4)
     assert np.argmin(errors) == 0
     assert run == rows[0].plan
@@ -95,29 +95,35 @@ def check(run, names, again):
     assert again == [row.plan for row in rows if row.plan]
 
 
-def test_the_least_is_chosen_and_every_row_is_a_plan_of_its_own(chosen, chosen_again):
-    check(chosen, ("fixed", "fixed_size"), chosen_again)
-    *kinds, none = [(row.sampling, row.noise) for row in chosen.comparison.candidates]
+def test_least_noise_is_chosen_and_every_row_is_a_plan(
+    chosen_plan, replanned_candidates
+):
+    assert_comparison_is_valid(
+        chosen_plan, ("fixed", "fixed_size"), replanned_candidates
+    )
+    *kinds, none = [
+        (row.sampling, row.noise) for row in chosen_plan.comparison.candidates
+    ]
     noises = ("independent", "correlated", "tree")
     assert set(kinds) == {("fixed", noise) for noise in noises}
     assert none == ("fixed_size", "any")  # under ZERO_OUT
-    reason = chosen.comparison.candidates[-1].reason
+    reason = chosen_plan.comparison.candidates[-1].reason
     assert reason.startswith("adjacency must be")
-    assert reason in str(chosen.comparison)
+    assert reason in str(chosen_plan.comparison)
 
 
 @pytest.mark.slow  # groups are planned for twice
-def test_random_batches_for_correlated_noise_are_compared():
+def test_random_batches_with_correlated_noise_are_compared():
     names = ("reshuffled", "cyclic_poisson")  # the page of the choice has bins
-    run = dpjax.plan(**asked(sampling=names, noise="correlated"))
-    check(run, names, planned_again(run))
+    run = dpjax.plan(**plan_arguments(sampling=names, noise="correlated"))
+    assert_comparison_is_valid(run, names, replan_candidates(run))
 
 
 @pytest.mark.slow  # Poisson samples are planned for
-def test_what_the_adjacency_excludes_stays_with_its_reason():
+def test_samplings_excluded_by_adjacency_are_listed_with_reason():
     refused = (*ORDERS, "fixed_size", "cyclic_poisson")
     changed = {"noise": "independent", "adjacency": Adjacency.ADD_REMOVE}
-    run = dpjax.plan(**asked(sampling=("poisson", *refused), **changed))
+    run = dpjax.plan(**plan_arguments(sampling=("poisson", *refused), **changed))
     rows = {row.sampling: row for row in run.comparison.candidates if not row.plan}
     assert run.sampling == "poisson"
     assert set(rows) == set(refused)
@@ -127,8 +133,10 @@ def test_what_the_adjacency_excludes_stays_with_its_reason():
 
 
 @pytest.mark.slow  # Poisson samples are planned for once more
-def test_a_choice_of_sampling_alone_needs_no_workload():
-    asked_for = asked(sampling=("poisson", "fixed"), noise="independent", workload=None)
+def test_choosing_sampling_alone_needs_no_workload():
+    asked_for = plan_arguments(
+        sampling=("poisson", "fixed"), noise="independent", workload=None
+    )
     run = dpjax.plan(**asked_for)
     rows = run.comparison.candidates
     assert {row.noise for row in rows} == {"independent"}
@@ -139,17 +147,19 @@ def test_a_choice_of_sampling_alone_needs_no_workload():
 
 
 @pytest.mark.slow  # noise is scheduled for a workload that varies
-def test_what_cannot_be_compared_stays_too():
-    """A tree in a workload that varies, and correlated noise on Poisson samples."""
+def test_infeasible_mechanisms_are_listed_with_reason():
+    """A tree with varying learning rates, and correlated noise on Poisson samples."""
     falling = workloads.momentum_sum(0.9, learning_rates=np.linspace(1, 0.1, T))
     names = "poisson", "fixed"
-    run = dpjax.plan(**asked(sampling=names, noise="correlated", workload=falling))
+    run = dpjax.plan(
+        **plan_arguments(sampling=names, noise="correlated", workload=falling)
+    )
     reasons = {(r.sampling, r.noise): r.reason for r in run.comparison.candidates}
     assert "sampling" in reasons["poisson", "correlated"]
     assert "tree" in reasons["fixed", "tree"]
     assert reasons["fixed", "correlated"] == ""
     with pytest.raises(ValueError, match="no mechanism.*sampling must not be"):
-        dpjax.plan(**asked(sampling=("poisson",), noise="correlated"))
+        dpjax.plan(**plan_arguments(sampling=("poisson",), noise="correlated"))
 
 
 @pytest.mark.parametrize(
@@ -172,42 +182,44 @@ def test_what_cannot_be_compared_stays_too():
         ({"adjacency": "replace"}, "adjacency"),
     ],
 )
-def test_what_is_no_comparison(changed, match):
+def test_invalid_comparison_arguments_raise(changed, match):
     with pytest.raises(ValueError, match=match):
-        dpjax.plan(**asked(**changed))
+        dpjax.plan(**plan_arguments(**changed))
 
 
 @pytest.mark.slow  # Poisson samples are planned for once more
-def test_a_room_is_for_those_that_overflow():
-    run = dpjax.plan(**asked(sampling=("poisson", "fixed"), max_batch_size=100))
+def test_capacity_applies_only_to_poisson_sampling():
+    run = dpjax.plan(
+        **plan_arguments(sampling=("poisson", "fixed"), max_batch_size=100)
+    )
     rows = run.comparison.candidates
     rooms = {row.sampling: row.plan.max_batch_size for row in rows}
     assert rooms == {"poisson": 100, "fixed": B}
 
 
-def test_a_chosen_plan_is_a_plan(chosen):
-    """It equals the one that is named, and survives pickling with its comparison."""
-    named = dataclasses.replace(chosen, comparison=None)
-    assert chosen == named
-    assert hash(chosen) == hash(named)
-    again = pickle.loads(pickle.dumps(chosen))
-    assert again == chosen
-    assert str(again.comparison) == str(chosen.comparison)
-    assert chosen.guarantee.to_json() == named.guarantee.to_json()
+def test_chosen_plan_equals_the_named_plan(chosen_plan):
+    """It ignores its comparison in equality, and keeps it when pickled."""
+    named = dataclasses.replace(chosen_plan, comparison=None)
+    assert chosen_plan == named
+    assert hash(chosen_plan) == hash(named)
+    again = pickle.loads(pickle.dumps(chosen_plan))
+    assert again == chosen_plan
+    assert str(again.comparison) == str(chosen_plan.comparison)
+    assert chosen_plan.guarantee.to_json() == named.guarantee.to_json()
 
 
-def test_it_prints_as_a_table(chosen):
-    head, *lines = str(chosen.comparison).splitlines()
+def test_comparison_prints_as_a_table(chosen_plan):
+    head, *lines = str(chosen_plan.comparison).splitlines()
     assert head.startswith("noise left  sampling ")
     assert len(lines) == 4
     assert lines[0].startswith("1.000")
-    assert f"{chosen.noise_multiplier:.3f}" in lines[0]
-    assert "the data in one order" in str(chosen.comparison)
+    assert f"{chosen_plan.noise_multiplier:.3f}" in lines[0]
+    assert "the data in one order" in str(chosen_plan.comparison)
 
 
-def test_it_is_drawn_as_it_is(chosen):
-    ax = plot.comparison(chosen)
-    rows = chosen.comparison.candidates
+def test_plot_shows_the_comparison(chosen_plan):
+    ax = plot.comparison(chosen_plan)
+    rows = chosen_plan.comparison.candidates
     widths = [bar.get_width() for bar in ax.patches]
     ratios = [row.error / rows[0].error if row.plan else 0.0 for row in rows]
     np.testing.assert_allclose(widths, ratios)

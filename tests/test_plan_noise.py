@@ -1,4 +1,4 @@
-"""Plans whose noise is correlated from step to step."""
+"""Plans whose noise is correlated between steps."""
 
 import json
 
@@ -45,7 +45,7 @@ SHAPES = {
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("sampling", ["fixed", "reshuffled"])
-def test_a_plan_with_correlated_noise_costs_what_the_accountant_says(name, sampling):
+def test_epsilon_of_correlated_plan_matches_the_accountant(name, sampling):
     run = correlated_plan(strategy=SHAPES[name], sampling=sampling)
     mu = correlated.mu(
         SHAPES[name],
@@ -64,7 +64,7 @@ def test_a_plan_with_correlated_noise_costs_what_the_accountant_says(name, sampl
 
 
 @pytest.fixture
-def target(name, sampling):
+def target_plan(name, sampling):
     return correlated_plan(
         strategy=SHAPES[name], sampling=sampling, noise_multiplier=None, epsilon=2.0
     )
@@ -73,26 +73,26 @@ def target(name, sampling):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("sampling", ["fixed", "reshuffled"])
-def test_correlated_noise_is_found_for_a_target(target, name, sampling):
+def test_plan_finds_correlated_noise_for_a_target(target_plan, name, sampling):
     run = correlated_plan(strategy=SHAPES[name], sampling=sampling)
-    assert 1.999 < target.epsilon <= 2.0
-    record = json.loads(target.guarantee.to_json())
+    assert 1.999 < target_plan.epsilon <= 2.0
+    record = json.loads(target_plan.guarantee.to_json())
     assert record["noise"] == "correlated"
     assert record["strategy"]
-    assert hash(run) != hash(target)
-    assert "C⁻¹z" in str(target.guarantee)
+    assert hash(run) != hash(target_plan)
+    assert "C⁻¹z" in str(target_plan.guarantee)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_noise_of_a_plan_is_that_of_its_strategy(name):
+def test_plan_noise_has_the_variance_of_its_strategy(name):
     """Variances of the first updates, within six deviations of their estimates."""
     run, size = correlated_plan(strategy=SHAPES[name]), 20_000
     key = jax.random.wrap_key_data(np.array([0, 4], np.uint32))
     optimizer = run.optimizer(optax.sgd(1.0), key=key)
 
     @jax.jit
-    def drawn():
+    def first_updates():
         def step(state, _):
             updates, state = optimizer.update(zeros, state)
             return state, updates
@@ -100,7 +100,7 @@ def test_the_noise_of_a_plan_is_that_of_its_strategy(name):
         zeros = jnp.zeros(size)
         return jax.lax.scan(step, optimizer.init(zeros), length=4)[1]
 
-    noise = np.asarray(drawn())
+    noise = np.asarray(first_updates())
     inverse = jax.jit(lambda: SHAPES[name].inverse_matrix(30))
     want = (3.0 * 0.5 / 10 * np.asarray(inverse())[:4]) ** 2
     np.testing.assert_allclose(
@@ -109,7 +109,7 @@ def test_the_noise_of_a_plan_is_that_of_its_strategy(name):
 
 
 @pytest.mark.slow  # a strategy is searched for
-def test_a_plan_finds_the_noise_for_a_workload():
+def test_plan_finds_the_best_strategy_for_a_workload():
     falling = workloads.momentum(0.9, learning_rates=np.linspace(1, 0.1, 30))
     found = correlated_plan(strategy=None, workload=falling)
     assert len(found.shape.numerator) == len(found.shape.denominator) == 1
@@ -123,7 +123,7 @@ def test_a_plan_finds_the_noise_for_a_workload():
     assert products[0] < min(products[1:])
 
 
-def test_correlated_plans_train_in_a_scan_and_end():
+def test_correlated_plan_trains_in_a_scan_and_raises_at_the_end():
     run = correlated_plan()
     key = jax.random.wrap_key_data(np.array([0, 0], np.uint32))
     optimizer = run.optimizer(optax.sgd(0.1), key=key, buffer="regenerate")
@@ -142,7 +142,7 @@ def test_correlated_plans_train_in_a_scan_and_end():
 
     w, state = train(np.zeros(3, np.float32))
     assert np.isfinite(w).all()
-    # Nothing is computed before it is refused: the state is an array, and no tracer.
+    # The state is a concrete array, so this raises before anything is computed.
     with pytest.raises(ValueError, match="num_steps"):
         jax.eval_shape(lambda: optimizer.update(w, state, w))
 
@@ -164,6 +164,6 @@ def test_correlated_plans_train_in_a_scan_and_end():
         ({"adjacency": Adjacency.ADD_REMOVE}, "adjacency"),
     ],
 )
-def test_what_no_correlated_plan_is(changed, match):
+def test_invalid_correlated_plans_raise(changed, match):
     with pytest.raises(ValueError, match=match):
         correlated_plan(**changed)

@@ -21,7 +21,7 @@ W = np.linspace(-1, 1, 5, dtype=np.float32)
 WIDE = 40_000
 
 
-def fixed(**changed):
+def make_fixed_plan(**changed):
     given = {
         "num_examples": N,
         "batch_size": B,
@@ -39,14 +39,14 @@ def loss(w, x):
     return jnp.mean(jnp.tanh(x @ w) ** 2) * 30
 
 
-def in_three(first, second, third):
-    """A schedule in three stages, of numbers that are known."""
+def three_stage_schedule(first, second, third):
+    """A schedule of three stages, eight steps each."""
     numbers = np.repeat([first, second, third], 8)
     return lambda step: numbers[step]
 
 
-def released(run, sums):
-    """What an optimizer that hands on the means gets, one step after the other."""
+def released_means(run, sums):
+    """The noisy means of each step, by an identity optimizer."""
     tx = run.optimizer(optax.identity(), key=KEY)
     state, out = jax.jit(tx.init)(sums), []
     update = jax.jit(tx.update)
@@ -56,23 +56,26 @@ def released(run, sums):
     return np.stack(out)
 
 
-# --- what it costs
+# --- privacy cost
 
 
-def test_a_constant_schedule_changes_nothing():
-    plain, scheduled = fixed(), fixed(noise_schedule=lambda step: 1.0)
+def test_constant_schedule_leaves_epsilon_unchanged():
+    plain, scheduled = (
+        make_fixed_plan(),
+        make_fixed_plan(noise_schedule=lambda step: 1.0),
+    )
     assert scheduled.epsilon == pytest.approx(plain.epsilon, rel=1e-6)
     assert scheduled.epsilon >= plain.epsilon
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
-def test_cost_in_epochs_is_that_of_the_worst_place(order):
-    # Eight steps an epoch: place j has the steps j, 8 + j, 16 + j.
+def test_mu_of_schedules_is_that_of_the_worst_position(order):
+    # Eight steps per epoch: position j has the steps j, 8 + j, 16 + j.
     factors = np.where(np.arange(T) % 8 == 3, 1.0, 2.0)
     factors[3] = 4.0
     of_step = jax.jit(lambda t: jnp.asarray(factors)[t])
-    run = fixed(sampling=order, noise_schedule=of_step)
+    run = make_fixed_plan(sampling=order, noise_schedule=of_step)
     costs = (factors**-2.0).reshape(3, 8)
     total = costs.sum(0).max() if order == "fixed" else costs.max(1).sum()
     mu = float(run.guarantee.profile.mu)
@@ -83,7 +86,7 @@ def test_cost_in_epochs_is_that_of_the_worst_place(order):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.REPLACE])
-def test_cost_of_poisson_batches_is_the_composition(adjacency):
+def test_epsilon_of_scheduled_poisson_plan_equals_composition(adjacency):
     run = dpjax.plan(
         num_examples=N,
         batch_size=20,
@@ -92,8 +95,8 @@ def test_cost_of_poisson_batches_is_the_composition(adjacency):
         delta=1e-5,
         clip_norm=0.7,
         adjacency=adjacency,
-        noise_schedule=in_three(1.0, 2.0, 1.0),
-        batch_schedule=in_three(1.0, 1.0, 2.0),
+        noise_schedule=three_stage_schedule(1.0, 2.0, 1.0),
+        batch_schedule=three_stage_schedule(1.0, 1.0, 2.0),
     )
     steps = [
         pld.compose(
@@ -120,7 +123,7 @@ def test_cost_of_poisson_batches_is_the_composition(adjacency):
 
 
 @pytest.mark.slow
-def test_batch_sizes_are_those_of_the_schedule():
+def test_batch_sizes_follow_the_schedule():
     run = dpjax.plan(
         num_examples=N,
         batch_size=20,
@@ -129,19 +132,19 @@ def test_batch_sizes_are_those_of_the_schedule():
         max_batch_size=120,
         delta=1e-5,
         clip_norm=0.7,
-        batch_schedule=in_three(1.0, 2.0, 3.0),
+        batch_schedule=three_stage_schedule(1.0, 2.0, 3.0),
     )
     masks = jax.vmap(lambda t, k: run.batch(t, k).mask, (None, 0))
     for step, size in [(0, 20), (7, 20), (8, 40), (16, 60), (23, 60)]:
         counts = masks(step, jax.random.split(KEY, 200)).sum(1)
         # Of 200 draws; z = 5, false alarm below 1e-6 each.
         assert abs(np.mean(counts) - size) < 5 * math.sqrt(size / 200)
-    means = released(run, np.full(4, 1e6, np.float32))
+    means = released_means(run, np.full(4, 1e6, np.float32))
     np.testing.assert_allclose(means[[0, 8, 16], 0] * [20, 40, 60], 1e6, rtol=1e-4)
 
 
-def test_smooth_schedules_are_rounded_up_to_levels_which_run():
-    run = fixed(noise_schedule=jax.jit(optax.exponential_decay(2.0, T, 0.4)))
+def test_smooth_noise_schedule_is_rounded_up_to_levels():
+    run = make_fixed_plan(noise_schedule=jax.jit(optax.exponential_decay(2.0, T, 0.4)))
     asked = np.array([2.0 * 0.4 ** (t / T) for t in range(T)])
     starts = [p.start for p in run.schedule]
     held = np.searchsorted(starts, np.arange(T), side="right") - 1
@@ -149,7 +152,7 @@ def test_smooth_schedules_are_rounded_up_to_levels_which_run():
     assert len(set(levels)) <= 8
     assert np.all(levels >= asked * (1 - 1e-6))
     assert np.all(levels <= asked * 0.4 ** (-1 / 8) * 1.001)
-    noise = released(run, np.zeros(WIDE, np.float32)) * B / (1.6 * 0.7)
+    noise = released_means(run, np.zeros(WIDE, np.float32)) * B / (1.6 * 0.7)
     spread = np.std(noise, axis=1) / levels
     assert np.all(np.abs(spread - 1) < 5 / math.sqrt(2 * WIDE))
     apart = np.corrcoef(noise)[np.triu_indices(T, 1)]
@@ -159,9 +162,9 @@ def test_smooth_schedules_are_rounded_up_to_levels_which_run():
 # --- clip norms
 
 
-def test_the_clip_norm_varies_and_its_noise_with_it():
-    run = fixed(clip_schedule=in_three(1.0, 0.5, 0.1))
-    assert run.epsilon == pytest.approx(fixed().epsilon, rel=1e-6)
+def test_clip_schedule_scales_clipping_and_noise():
+    run = make_fixed_plan(clip_schedule=three_stage_schedule(1.0, 0.5, 0.1))
+    assert run.epsilon == pytest.approx(make_fixed_plan().epsilon, rel=1e-6)
     fn = jax.jit(run.value_and_grad(loss))
     load = jax.jit(lambda step: run.load(X, step, KEY))
     by_row = jax.jit(jax.vmap(jax.grad(lambda w, x: loss(w, x[None])), (None, 0)))
@@ -171,10 +174,10 @@ def test_the_clip_norm_varies_and_its_noise_with_it():
         each = np.asarray(by_row(W, examples.data))
         norms = np.linalg.norm(each, axis=1, keepdims=True)
         wanted = np.sum(each * np.minimum(1, clip / norms), axis=0)
-        # It is in units of the plan's clip norm until the noise is there.
+        # Sums are in units of the plan's clip norm until noise is added.
         np.testing.assert_allclose(grads * clip / 0.7, wanted, rtol=1e-5, atol=1e-6)
         assert np.linalg.norm(grads) <= 0.7 * B
-    noise = released(run, np.zeros(WIDE, np.float32)) * B / (1.6 * 0.7)
+    noise = released_means(run, np.zeros(WIDE, np.float32)) * B / (1.6 * 0.7)
     for step, factor in [(0, 1.0), (8, 0.5), (23, 0.1)]:
         assert abs(np.std(noise[step]) / factor - 1) < 5 / math.sqrt(2 * WIDE)
     on_host = next(iter(run.batches(X, key=KEY, start=8)))
@@ -183,13 +186,13 @@ def test_the_clip_norm_varies_and_its_noise_with_it():
         run.value_and_grad(loss)(W, on_host._replace(step=None))
 
 
-def following(**changed):
+def make_quantile_plan(**changed):
     clip = dpjax.QuantileClip(0.01, **{"quantile": 0.6, **changed})
-    return fixed(clip_norm=clip, num_steps=120)
+    return make_fixed_plan(clip_norm=clip, num_steps=120)
 
 
-def test_a_clip_norm_follows_the_quantile():
-    run = following(learning_rate=0.3)
+def test_clip_norm_converges_to_the_quantile():
+    run = make_quantile_plan(learning_rate=0.3)
     data = X * np.linspace(0.1, 3, N, dtype=np.float32)[:, None]
     fn = run.value_and_grad(lambda w, x: jnp.mean(x @ w))
     tx = run.optimizer(optax.sgd(0.0), key=KEY)
@@ -205,22 +208,22 @@ def test_a_clip_norm_follows_the_quantile():
         assert np.linalg.norm(total) <= B
     norms = np.linalg.norm(data, axis=1)
     share = np.mean(norms <= float(run.clip_norm_of(state)))
-    # Steps of 0.3 by counts of noise 6.4 in 50, and batches that differ.
+    # The learning rate is 0.3, the count has noise 6.4 in 50, and batches vary.
     assert abs(share - 0.6) < 0.15
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("of_count", [None, 1.0, 30.0])
-def test_gradients_and_count_are_one_mechanism_of_the_plans_noise(of_count):
-    run = following(noise_multiplier=of_count, learning_rate=0.5)
+def test_gradient_and_count_noise_compose_to_the_plan_noise(of_count):
+    run = make_quantile_plan(noise_multiplier=of_count, learning_rate=0.5)
     found = run.guarantee.record()["clip_norm_follows"]
     sigma = found["noise_multiplier_of_gradients"]
     sigma_b = found["noise_multiplier_of_count"]
     assert sigma_b == (of_count or max(B / 20, 4 * 1.6))
     assert 1 / sigma**2 + 0.25 / sigma_b**2 == pytest.approx(1 / 1.6**2, rel=1e-12)
-    assert run.epsilon == fixed(num_steps=120).epsilon
+    assert run.epsilon == make_fixed_plan(num_steps=120).epsilon
 
-    # The noises as they run: in the mean, in units of C / b, and in log C.
+    # The noise as executed: in the mean, in units of C / b, and in log C.
     tx = run.optimizer(optax.identity(), key=KEY)
     wide = np.zeros(WIDE, np.float32)
     within = np.float32(7)
@@ -247,8 +250,8 @@ def test_gradients_and_count_are_one_mechanism_of_the_plans_noise(of_count):
     assert abs(np.mean(counts) - 7) < 5 * sigma_b / math.sqrt(4000)
 
 
-def test_an_example_moves_gradients_and_count_by_what_is_accounted_for():
-    run = following()
+def test_example_changes_gradients_and_count_within_sensitivity():
+    run = make_quantile_plan()
     fn = jax.jit(run.value_and_grad(lambda w, x: jnp.mean(x @ w)))
     examples = next(run.batches(X, key=KEY))
     mask = np.asarray(examples.mask).copy()
@@ -300,13 +303,13 @@ def test_an_example_moves_gradients_and_count_by_what_is_accounted_for():
         ),
     ],
 )
-def test_mistakes_are_refused(changed, name):
+def test_invalid_arguments_raise(changed, name):
     with pytest.raises(ValueError, match=name):
-        fixed(**changed)
+        make_fixed_plan(**changed)
 
 
-def test_a_clip_norm_is_given_where_it_follows_and_only_there():
-    run, plain = following(), fixed()
+def test_clip_norm_argument_is_required_only_for_quantile_clipping():
+    run, plain = make_quantile_plan(), make_fixed_plan()
     with pytest.raises(ValueError, match="clip_norm"):
         run.value_and_grad(loss)(W, next(run.batches(X, key=KEY)))
     with pytest.raises(ValueError, match="clip_norm"):
@@ -319,58 +322,63 @@ def test_a_clip_norm_is_given_where_it_follows_and_only_there():
 
 
 @pytest.mark.slow
-def test_reports_say_what_varies():
-    text = str(fixed(noise_schedule=in_three(1.0, 2.0, 3.0)).guarantee)
+def test_reports_state_the_schedules():
+    text = str(
+        make_fixed_plan(noise_schedule=three_stage_schedule(1.0, 2.0, 3.0)).guarantee
+    )
     assert "noise 2" in text
     assert "from step 16" in text
-    both = fixed(
-        clip_norm=dpjax.QuantileClip(0.5), noise_schedule=in_three(1.0, 2.0, 3.0)
+    both = make_fixed_plan(
+        clip_norm=dpjax.QuantileClip(0.5),
+        noise_schedule=three_stage_schedule(1.0, 2.0, 3.0),
     )
     assert "noise 3," in str(both.guarantee)
     assert "noisy count" in str(both.guarantee)
     sizes = {"sampling": "poisson", "max_batch_size": 200, "noise_multiplier": 5.0}
-    one = fixed(batch_schedule=lambda step: 2.0, **sizes)
+    one = make_fixed_plan(batch_schedule=lambda step: 2.0, **sizes)
     assert "probability 100/400;" in str(one.guarantee)
-    several = fixed(batch_schedule=in_three(1.0, 1.0, 2.0), **sizes)
+    several = make_fixed_plan(
+        batch_schedule=three_stage_schedule(1.0, 1.0, 2.0), **sizes
+    )
     assert "probability b/400;" in str(several.guarantee)
     assert "b = 100 from step 16" in str(several.guarantee)
-    follows = following().guarantee
+    follows = make_quantile_plan().guarantee
     assert "noisy count" in str(follows)
     assert follows.to_json()
 
 
-# --- where floats end
+# --- limits of floats
 
 
 @pytest.mark.parametrize("initial", [1e38, 1e-39, float("inf"), float("nan")])
-def test_clip_norms_that_vary_are_within_what_floats_hold(initial):
+def test_clip_norms_outside_float_range_raise(initial):
     with pytest.raises(ValueError, match=r"clip_norm|initial"):
-        fixed(clip_norm=dpjax.QuantileClip(initial))
+        make_fixed_plan(clip_norm=dpjax.QuantileClip(initial))
     with pytest.raises(ValueError, match="clip_norm"):
-        fixed(clip_norm=initial, clip_schedule=lambda t: 0.5)
+        make_fixed_plan(clip_norm=initial, clip_schedule=lambda t: 0.5)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("number", [np.float16, np.float32, jnp.float32])
-def test_numbers_of_narrow_floats_are_taken_as_they_are(number):
+def test_low_precision_numbers_are_used_exactly(number):
     clip = dpjax.QuantileClip(0.5, quantile=number(0.5), noise_multiplier=number(30.1))
-    run = fixed(clip_norm=clip)
+    run = make_fixed_plan(clip_norm=clip)
     found = run.guarantee.record()["clip_norm_follows"]
     whole = found["noise_multiplier_of_gradients"] ** -2
     whole += 0.25 * found["noise_multiplier_of_count"] ** -2
     assert whole <= 1.6**-2 * (1 + 1e-14)
     assert run.guarantee.to_json()
-    assert hash(run) == hash(fixed(clip_norm=clip))
+    assert hash(run) == hash(make_fixed_plan(clip_norm=clip))
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["x64", "strict"])
-def test_a_run_scans_in_every_configuration(name):
+def test_quantile_plan_scans_under_x64_and_strict_promotion(name):
     scope = (
         jax.enable_x64(True) if name == "x64" else jax.numpy_dtype_promotion("strict")
     )
     with scope:
-        run = following()
+        run = make_quantile_plan()
         fn = run.value_and_grad(lambda w, x: jnp.mean(x @ w))
         tx = run.optimizer(optax.sgd(0.1), key=KEY)
 
@@ -390,15 +398,15 @@ def test_a_run_scans_in_every_configuration(name):
         assert np.isfinite(w).all()
 
 
-def test_what_is_no_bounded_sum_is_refused():
-    tx = following().optimizer(optax.sgd(0.1), key=KEY)
+def test_unbounded_sum_raises():
+    tx = make_quantile_plan().optimizer(optax.sgd(0.1), key=KEY)
     with pytest.raises(ValueError, match="Bounded"):
         jax.eval_shape(lambda w: tx.update(w, tx.init(w)), W)
 
 
 @pytest.mark.parametrize("over", [2.0**-49, 1e-12, 1e-6, 0.1, 10.0])
 @pytest.mark.parametrize("z", [0.3, 1.6, 7.7])
-def test_the_noise_on_gradients_is_enough_however_little_the_count_has(z, over):
+def test_gradient_noise_suffices_for_any_count_noise(z, over):
     clip = dpjax.QuantileClip(1.0, noise_multiplier=z / 2 * (1 + over))
     try:
         sigma, sigma_b = (Fraction(x) for x in noise_of(clip, z, 100))

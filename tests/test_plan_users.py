@@ -1,4 +1,4 @@
-"""Plans for people with several examples, batches in parts, and what to watch."""
+"""Plans for users with several examples, batches in parts, and metrics."""
 
 import functools
 
@@ -22,7 +22,7 @@ C = 0.7
 
 
 @functools.cache
-def a_plan(**changed):
+def make_plan(**changed):
     given = {
         "num_examples": 8,
         "batch_size": 4,
@@ -43,7 +43,7 @@ def loss(w, examples):
 
 
 def clipped_sum_over_users(w, users, most):
-    """From the first examples of each user, one after the other, in NumPy."""
+    """Mean loss and clipped sum over users by NumPy, of their first `most` examples."""
     total, values = np.zeros(5), []
     for user in users:
         rows = np.flatnonzero(user == OWNER)[:most]
@@ -61,9 +61,9 @@ def clipped_sum_over_users(w, users, most):
 @pytest.mark.diagonal("name")
 @pytest.mark.parametrize("most", [1, 3, 100])
 @pytest.mark.parametrize("name", ["streamed", "in memory"])
-def test_a_users_gradient_is_that_of_the_mean_and_clipped_once(most, name):
+def test_user_gradient_is_the_clipped_gradient_of_the_mean(most, name):
     users = dpjax.by_user((X, Y), OWNER, max_examples=most)
-    run = a_plan()
+    run = make_plan()
     fn = jax.jit(run.value_and_grad(loss))
     load = jax.jit(lambda step: run.load(users.stacked(), step, KEY))
     for step in range(2):
@@ -77,26 +77,26 @@ def test_a_users_gradient_is_that_of_the_mean_and_clipped_once(most, name):
         np.testing.assert_allclose(grads, wanted[1], rtol=1e-5, atol=1e-6)
 
 
-def test_all_of_a_users_examples_move_the_sum_by_the_clip_norm_at_most():
-    run = a_plan(batch_size=8)
+def test_one_user_moves_the_sum_by_at_most_the_clip_norm():
+    run = make_plan(batch_size=8)
     loss_and_grad = run.value_and_grad(loss)
     fn = jax.jit(lambda data: loss_and_grad(W, run.load(data, 0, KEY)))
 
-    def total(x, y):
+    def clipped_sum(x, y):
         users = dpjax.by_user((x, y), OWNER, max_examples=9)
         return np.asarray(fn(users.stacked())[1])
 
     own = OWNER == 3
-    before = total(X, Y)
-    other = total(np.where(own[:, None], 50 * X, X), np.where(own, -1e3, Y))
-    nothing = total(np.where(own[:, None], np.nan, X), Y)
+    before = clipped_sum(X, Y)
+    other = clipped_sum(np.where(own[:, None], 50 * X, X), np.where(own, -1e3, Y))
+    nothing = clipped_sum(np.where(own[:, None], np.nan, X), Y)
     assert np.linalg.norm(before - other) <= 2 * C * (1 + 1e-6)
     assert np.linalg.norm(before - other) > 0.1 * C
     assert np.linalg.norm(before - nothing) <= C * (1 + 1e-6)
     assert np.isfinite(nothing).all()
 
 
-def test_owners_of_any_type_and_no_example_twice():
+def test_by_user_takes_string_owners_without_repeating_examples():
     names = np.array(["b", "a", "c", "a", "a", "b"])
     users = dpjax.by_user(np.arange(6.0), names, max_examples=2)
     kept = [u.examples[u.mask].tolist() for u in map(users.__getitem__, range(3))]
@@ -111,48 +111,48 @@ def test_owners_of_any_type_and_no_example_twice():
         lambda: dpjax.by_user(X, OWNER[:-1], max_examples=2),
         lambda: dpjax.by_user(X, OWNER, max_examples=0),
         lambda: dpjax.by_user(X[:0], OWNER[:0], max_examples=2),
-        lambda: next(a_plan().batches((X[:8], Y[:8]), key=KEY)),
-        lambda: a_plan().load((X[:8], Y[:8]), 0, KEY),
-        lambda: a_plan(unit="example").load(
+        lambda: next(make_plan().batches((X[:8], Y[:8]), key=KEY)),
+        lambda: make_plan().load((X[:8], Y[:8]), 0, KEY),
+        lambda: make_plan(unit="example").load(
             dpjax.by_user((X, Y), OWNER, max_examples=2).stacked(), 0, KEY
         ),
         lambda: next(
-            a_plan(num_examples=9).batches(
+            make_plan(num_examples=9).batches(
                 dpjax.by_user((X, Y), OWNER, max_examples=2), key=KEY
             )
         ),
-        lambda: a_plan(unit="person"),
+        lambda: make_plan(unit="person"),
     ],
 )
-def test_other_units_and_sizes_are_refused(call):
+def test_invalid_units_and_sizes_raise(call):
     with pytest.raises(ValueError, match=r"users|max_examples|data|unit"):
         call()
 
 
-def test_the_guarantee_names_the_unit():
-    found = a_plan().guarantee
+def test_guarantee_names_the_unit():
+    found = make_plan().guarantee
     assert found.record()["unit_of_privacy"] == "one user"
     text = str(found)
     assert "one user's contribution is replaced" in text
     assert "No attack on one user" in text
     assert "of the 8 examples" not in text
-    assert "one example" in str(a_plan(unit="example").guarantee)
+    assert "one example" in str(make_plan(unit="example").guarantee)
 
 
-def test_dropout_differs_between_the_examples_of_a_user():
+def test_dropout_masks_differ_between_examples_of_a_user():
     class Model(nnx.Module):
         def __init__(self, rngs):
             self.w = nnx.Param(jnp.ones(64))
             self.drop = nnx.Dropout(0.5, rngs=rngs)
 
     users = dpjax.by_user(np.ones((4, 64), np.float32), [0, 0, 1, 1], max_examples=2)
-    run = a_plan(num_examples=2, batch_size=2, clip_norm=1e3)
+    run = make_plan(num_examples=2, batch_size=2, clip_norm=1e3)
 
-    def total(model, x):
+    def masked_sum(model, x):
         kept = model.drop(x)
         return jnp.sum(kept @ model.w[...]), kept
 
-    loss_and_grad = run.value_and_grad(total, has_aux=True)
+    loss_and_grad = run.value_and_grad(masked_sum, has_aux=True)
 
     @nnx.jit
     def kept_entries():
@@ -167,8 +167,8 @@ def test_dropout_differs_between_the_examples_of_a_user():
 
 
 @pytest.fixture(scope="module")
-def sampled():
-    return a_plan(
+def poisson_plan():
+    return make_plan(
         unit="example",
         num_examples=OWNER.size,
         sampling="poisson",
@@ -180,8 +180,8 @@ def sampled():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
-def test_the_sum_of_parts_is_the_sum(sampled, size):
-    run = sampled
+def test_accumulated_parts_equal_the_whole_batch(poisson_plan, size):
+    run = poisson_plan
     examples = next(iter(run.batches((X, Y), key=KEY)))
     assert 0 < np.sum(examples.mask) < 20
 
@@ -201,8 +201,8 @@ def test_the_sum_of_parts_is_the_sum(sampled, size):
     np.testing.assert_allclose(plain[1], grads, rtol=1e-5)
 
 
-def test_accumulation_by_optax_would_drown_the_signal():
-    """What the docstrings warn of: the sum is divided by k, and its noise is not."""
+def test_optax_multi_steps_weakens_the_signal():
+    """The docstrings warn of it: the sum is divided by k, and its noise is not."""
     common = {"clip_norm": 1.0, "expected_batch_size": 40, "key": KEY}
     n, k = 50_000, 4
 
@@ -223,10 +223,10 @@ def test_accumulation_by_optax_would_drown_the_signal():
     np.testing.assert_allclose(np.mean(right), k * np.mean(wrong), rtol=0.03)
 
 
-# --- what to watch
+# --- metrics
 
 
-def test_metrics_leave_out_empty_places():
+def test_metrics_ignore_padding():
     per_example = dpjax.PerExample(
         loss=np.array([1, 3, 1e9, 2], np.float32),
         norm=np.array([0.2, 5, 1e9, np.nan], np.float32),
@@ -249,8 +249,8 @@ def test_metrics_leave_out_empty_places():
         dpjax.metrics(per_example, 0.0)
 
 
-def test_metrics_of_a_plan():
-    run = a_plan(unit="example", num_examples=OWNER.size, batch_size=9)
+def test_plan_metrics_match_per_example_norms():
+    run = make_plan(unit="example", num_examples=OWNER.size, batch_size=9)
     examples = next(run.batches((X, Y), key=KEY, start=2))
     found = jax.jit(run.metrics(loss))(W, examples)
     rows = jax.jit(jax.vmap(lambda x, y: jax.grad(loss)(W, (x[None], y[None]))))
@@ -261,7 +261,7 @@ def test_metrics_of_a_plan():
     )
 
 
-def test_objects_that_do_not_sort_are_still_one_user_each():
+def test_unsortable_owners_are_grouped_by_equality():
     found = dpjax.by_user(
         np.arange(5.0), np.array([3, "a", 3, 1.5, "a"], object), max_examples=9
     )
@@ -275,16 +275,16 @@ def test_objects_that_do_not_sort_are_still_one_user_each():
     assert len(dpjax.by_user(np.arange(4.0), names, max_examples=9)) == 2
 
 
-def test_random_keys_of_a_batch_in_parts_are_those_of_the_whole():
-    run = a_plan(unit="example", num_examples=OWNER.size, batch_size=9)
+def test_keys_of_accumulated_parts_equal_those_of_the_batch():
+    run = make_plan(unit="example", num_examples=OWNER.size, batch_size=9)
     examples = next(run.batches((X, Y), key=KEY))
     key = jax.random.wrap_key_data(np.array([0, 3], np.uint32))
 
-    def drawn(w, batch, key):
+    def loss_with_random_bits(w, batch, key):
         x, _ = batch
         return jnp.sum(x @ w) + 0 * jnp.sum(x), jax.random.bits(key, (1,))
 
-    fn = jax.jit(run.value_and_grad(drawn, has_aux=True))
+    fn = jax.jit(run.value_and_grad(loss_with_random_bits, has_aux=True))
     (_, whole), _ = fn(W, examples, key)
     (_, parts), _ = dpjax.accumulate(fn, 4)(W, examples, key)
     np.testing.assert_array_equal(whole, parts)

@@ -1,4 +1,4 @@
-"""Privacy-loss distributions against closed forms, quadrature, and a peer."""
+"""Privacy-loss distributions against closed forms, quadrature and dp_accounting."""
 
 import functools
 
@@ -23,8 +23,8 @@ mp.mp.dps = 40
 
 
 # A program for each kind and each function takes seconds to compile. The default suite
-# has both functions of one kind and ε of another; that of the third is part of what
-# `test_truncation` compares.
+# has both functions of one kind and ε of another; `test_truncation` covers that of the
+# third.
 KINDS = [
     "poisson",
     pytest.param("replace", marks=pytest.mark.matrix),
@@ -54,7 +54,7 @@ def _delta(kind, mu, q, count, epsilon):
 
 
 def compiled_epsilon(kind, *numbers):
-    """One compilation a kind: every number is a float."""
+    """One compilation per kind: every number is a float."""
     return float(_epsilon(kind, *(float(x) for x in numbers)))
 
 
@@ -71,7 +71,7 @@ def compiled_delta(kind, *numbers):
         pytest.param("fixed", marks=pytest.mark.slow),
     ],
 )
-def test_one_step_is_exact_from_above(kind, x64):
+def test_one_step_bounds_are_tight_upper_bounds(kind, x64):
     rng = np.random.default_rng(1)
     mu = 10 ** rng.uniform(-3, 0.9, 25)
     q = 10 ** rng.uniform(-6, 0, 25)
@@ -93,7 +93,7 @@ def test_one_step_is_exact_from_above(kind, x64):
     assert positive >= 5
 
 
-CASES = [  # kind, μ, q, count, δ; for the last one a peer reports too little
+CASES = [  # kind, μ, q, count, δ; for the last one dp_accounting reports too little
     ("poisson", 1.0, 0.01, 1_000, 1e-5),
     ("poisson", 0.5, 0.001, 300_000, 1e-12),
     ("poisson", 2.0, 0.02, 2_000, 1e-8),
@@ -105,7 +105,7 @@ CASES = [  # kind, μ, q, count, δ; for the last one a peer reports too little
 ]
 
 
-def test_the_log_likelihood_ratio_is_right_for_all_rates_and_noises(x64):
+def test_log_mixture_is_accurate_for_all_rates_and_ratios(x64):
     """log(1 − q + q e^v) to rounding, also where q e^v is small and e^v is not."""
     rates = [1e-300, 1e-100, 1e-30, 1e-17, 1e-10, 1e-3, 0.5, 1 - 1e-9, 1 - 2**-53, 1.0]
     ratios = [-1e5, -700.0, -40.0, -1.0, -0.999, -1e-9, 1e-9, 0.5, 5.0, 16.0, 36.0]
@@ -132,22 +132,22 @@ def exact_delta(kind, mu, q, count, epsilon):
     return max(reference.composed_delta(x, epsilon) for x in parts)
 
 
-def few(default, cases):
+def mark_others_as_matrix(default, cases):
     return [
         x if x in default else pytest.param(x, marks=pytest.mark.matrix) for x in cases
     ]
 
 
-@pytest.mark.parametrize("case", few((CASES[0], CASES[5]), CASES))
-def test_composition_is_within_a_thousandth_of_the_limit(case, x64):
+@pytest.mark.parametrize("case", mark_others_as_matrix((CASES[0], CASES[5]), CASES))
+def test_composed_epsilon_is_within_a_thousandth_above_exact(case, x64):
     *run, delta = case
     epsilon = compiled_epsilon(*case)
     above, below = (exact_delta(*run, e) for e in (epsilon, epsilon - 1e-3))
     assert above <= delta < below
 
 
-@pytest.mark.parametrize("case", few(CASES[:1], CASES))
-def test_deltas_of_composition_are_above_and_near(case, x64):
+@pytest.mark.parametrize("case", mark_others_as_matrix(CASES[:1], CASES))
+def test_composed_delta_is_a_tight_upper_bound(case, x64):
     *run, _ = case
     epsilon = compiled_epsilon(*case)
     exact = exact_delta(*run, epsilon)
@@ -165,23 +165,23 @@ def test_deltas_of_composition_are_above_and_near(case, x64):
         (2.0, 1e-3, 60, 3e-6, 9.0),
     ],
 )
-def test_runs_that_seldom_touch_an_example(mu, q, count, delta, top, x64):
+def test_epsilon_at_tiny_sampling_rates_is_tight(mu, q, count, delta, top, x64):
     epsilon = compiled_epsilon("poisson", mu, q, count, delta)
     for at, least in [(epsilon, False), (epsilon - 1e-3, True)]:
         coarse, fine = (
             reference.convolved_delta(mu, q, count, at, top, points)
             for points in (4_000, 8_000)
         )
-        # The error falls to a quarter; twice what it should be covers the rest.
+        # The error falls to a quarter; the limit below allows for twice as much.
         exact, error = fine - (coarse - fine) / 3, (coarse - fine) / 3
         assert abs(error) < 0.01 * exact
         assert exact - error > delta if least else exact - error <= delta
 
 
 @pytest.mark.parametrize(
-    "kind", few(("poisson", "fixed"), ("poisson", "replace", "fixed"))
+    "kind", mark_others_as_matrix(("poisson", "fixed"), ("poisson", "replace", "fixed"))
 )
-def test_without_sampling_it_is_the_gaussian_mechanism(kind, x64):
+def test_epsilon_without_sampling_equals_gaussian_mechanism(kind, x64):
     for mu, count, delta in [(0.1, 100, 1e-5), (3.0, 1, 1e-9), (0.01, 90_000, 0.2)]:
         distance = 2 * mu if kind == "replace" else mu
         exact = float(gdp.epsilon(distance * np.sqrt(count), delta))
@@ -191,7 +191,7 @@ def test_without_sampling_it_is_the_gaussian_mechanism(kind, x64):
     assert float(composed) == float(gdp.epsilon(1.5, 1e-6))
 
 
-# A few steps of which one direction has a largest loss, at δ that few reach it with.
+# A few steps with a bounded loss in one direction, at δ near its tail.
 TINY = [  # kind, μ, q, count, δ
     ("poisson", 1 / 0.7, 0.4, 4, 1e-15),
     ("poisson", 1 / 0.7, 0.9, 2, 1e-15),
@@ -210,7 +210,7 @@ TINY = [  # kind, μ, q, count, δ
         ("fixed", 1.0, 0.1, 1e-100),
     ],
 )
-def test_two_steps_at_tiny_delta(kind, mu, q, delta, x64):
+def test_epsilon_of_two_steps_at_tiny_delta_is_tight(kind, mu, q, delta, x64):
     epsilon = compiled_epsilon(kind, mu, q, 2, delta)
     above, below = (
         max(reference.two_step_delta(k, mu, q, e) for k in directions(kind))
@@ -220,7 +220,7 @@ def test_two_steps_at_tiny_delta(kind, mu, q, delta, x64):
 
 
 @pytest.mark.slow
-def test_any_delta_has_a_finite_epsilon(x64):
+def test_epsilon_is_finite_at_any_delta(x64):
     for kind, mu, q, count, delta in TINY:
         epsilon = compiled_epsilon(kind, mu, q, count, delta)
         above, below = (
@@ -238,15 +238,15 @@ def test_any_delta_has_a_finite_epsilon(x64):
             assert 0 <= found[0] <= found[1] <= found[2] < np.inf, (mu, q, count)
 
 
-def test_a_little_gaussian_noise_hardly_matters(x64):
-    # The other direction's δ is far below what is asked for, and no atom is exact.
+def test_tiny_gaussian_mu_hardly_increases_delta(x64):
+    # The other direction's δ is far smaller, and the loss has no exact atom.
     both = pld.convolve(build("poisson", 0.684, 0.0115), pld.gaussian(2.58e-5))
     alone = compiled_delta("poisson", 0.684, 0.0115, 1, 2.77)
     assert alone <= float(pld.delta(both, 2.77)) <= 1.01 * alone
 
 
 @pytest.mark.slow
-def test_different_mechanisms_compose(x64):
+def test_composition_of_different_mechanisms_is_tight(x64):
     parts = [("remove", 1.0, 0.02, 400), ("remove", 0.5, 0.1, 100)]
     both = pld.convolve(
         pld.compose(build("poisson", 1.0, 0.02), 400),
@@ -270,7 +270,7 @@ def test_different_mechanisms_compose(x64):
     ("sigma", "q", "count", "delta"),
     [(0.428, 3.1e-4, 481, 6.7e-5), (1.4, 0.36, 56, 1.7e-7), (2.3, 0.04, 567, 3e-7)],
 )
-def test_agrees_with_dp_accounting(sigma, q, count, delta, x64):
+def test_epsilon_agrees_with_dp_accounting(sigma, q, count, delta, x64):
     bounds = [
         privacy_loss_distribution.from_gaussian_mechanism(
             sigma,
@@ -287,8 +287,8 @@ def test_agrees_with_dp_accounting(sigma, q, count, delta, x64):
     assert bounds[0] <= epsilon <= bounds[1] + 1e-3
 
 
-@pytest.mark.slow  # a theorem: none of what is tested here is called
-def test_opposite_contributions_are_the_worst_under_replace():
+@pytest.mark.slow  # a theorem: it calls no code of dpjax
+def test_opposite_contributions_are_worst_under_replace():
     # Hockey-stick divergences in the plane, on a grid that is fine for unit Gaussians.
     x = np.linspace(-9, 9, 361)
     plane = np.stack(np.meshgrid(x, x), axis=-1)
@@ -315,7 +315,7 @@ def test_opposite_contributions_are_the_worst_under_replace():
 @pytest.mark.parametrize(
     ("case", "compiled"), [(CASES[0], True), (CASES[3], True), (CASES[5], False)]
 )
-def test_gradients_match_a_reference(case, compiled):
+def test_epsilon_derivatives_match_reference(case, compiled):
     kind, mu, q, count, delta = case
     with jax.enable_x64(True):
         start = compiled_epsilon(*case)
@@ -338,27 +338,30 @@ def test_gradients_match_a_reference(case, compiled):
     np.testing.assert_allclose(slope, -by_mu / by_epsilon, rtol=1e-5)
 
 
-def noisy(sigma):
+def epsilon_of_noise(sigma):
     step = pld.poisson_gaussian(sigma, 0.02, adjacency=Adjacency.ADD_REMOVE)
     return pld.epsilon(pld.compose(step, 500), 1e-6)
 
 
 @pytest.mark.slow
-def test_second_derivatives_in_float32_code():
-    h, slope = 1e-3, jax.jit(jax.grad(noisy))
+def test_float32_second_derivatives_match_differences():
+    h, slope = 1e-3, jax.jit(jax.grad(epsilon_of_noise))
     with jax.enable_x64(True):
         central = (slope(1.2 + h) - slope(1.2 - h)) / (2 * h)
-    for hessian in (jax.hessian(noisy), jax.jit(jax.hessian(noisy))):
+    for hessian in (
+        jax.hessian(epsilon_of_noise),
+        jax.jit(jax.hessian(epsilon_of_noise)),
+    ):
         np.testing.assert_allclose(hessian(1.2), central, rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_batches_in_float32_code():
+def test_batched_epsilons_equal_single_values():
     sigmas = jnp.array([0.7, 5.0])
-    each = [noisy(s) for s in sigmas]
-    np.testing.assert_allclose(jax.vmap(noisy)(sigmas), each, rtol=1e-6)
-    np.testing.assert_allclose(noisy(sigmas), each, rtol=1e-6)
-    assert noisy(sigmas).dtype == jnp.float32
+    each = [epsilon_of_noise(s) for s in sigmas]
+    np.testing.assert_allclose(jax.vmap(epsilon_of_noise)(sigmas), each, rtol=1e-6)
+    np.testing.assert_allclose(epsilon_of_noise(sigmas), each, rtol=1e-6)
+    assert epsilon_of_noise(sigmas).dtype == jnp.float32
 
 
 def test_a_pld_is_a_pytree():
@@ -368,14 +371,14 @@ def test_a_pld_is_a_pytree():
     assert jax.tree.leaves(run) == [0.8, 0.01, 300]
     epsilon = jax.eval_shape(pld.epsilon, run, 1e-5)
     assert (epsilon.shape, epsilon.dtype) == ((), jnp.float32)
-    # The same as a value: of Gaussians alone, whose program is small.
+    # The same by value, for Gaussians alone, whose program is small.
     run = pld.compose(pld.gaussian(0.3), 25)
     whole = pld.epsilon(run, 1e-5)
     np.testing.assert_allclose(jax.jit(pld.epsilon)(run, 1e-5), whole, rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_a_pld_of_sampled_steps_passes_through_jit():
+def test_sampled_pld_passes_through_jit():
     run = pld.compose(
         pld.poisson_gaussian(0.8, 0.01, adjacency=Adjacency.ZERO_OUT), 300
     )
@@ -384,7 +387,7 @@ def test_a_pld_of_sampled_steps_passes_through_jit():
 
 
 @pytest.mark.slow
-def test_the_largest_number_of_steps():
+def test_calibrated_num_steps_is_the_largest():
     with jax.enable_x64(True):
 
         def epsilon(count):
@@ -396,7 +399,7 @@ def test_the_largest_number_of_steps():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of", ["noise", "rate"])
-def test_calibration(of, x64):
+def test_calibrated_noise_and_rate_meet_the_target(of, x64):
     def epsilon(x):
         mu, q = (1 / x, 0.01) if of == "noise" else (1.0, x)
         return _epsilon("poisson", mu, q, 1000.0, 1e-5)
@@ -410,10 +413,10 @@ def test_calibration(of, x64):
 
 
 @pytest.mark.slow
-def test_a_calibrated_noise_multiplier_differentiates():
-    sigma = calibrate.solve(noisy, 1.5)
-    slope = jax.grad(lambda target: calibrate.solve(noisy, target))(1.5)
-    np.testing.assert_allclose(slope, 1 / jax.grad(noisy)(sigma), rtol=1e-4)
+def test_calibrated_noise_has_the_implicit_derivative():
+    sigma = calibrate.solve(epsilon_of_noise, 1.5)
+    slope = jax.grad(lambda target: calibrate.solve(epsilon_of_noise, target))(1.5)
+    np.testing.assert_allclose(slope, 1 / jax.grad(epsilon_of_noise)(sigma), rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -424,7 +427,7 @@ def test_a_calibrated_noise_multiplier_differentiates():
     st.integers(1, 1000),
     st.floats(-11, -1).map(lambda x: 10.0**x),
 )
-def test_properties(mu, q, count, delta):
+def test_epsilon_is_monotone_and_inverts_delta(mu, q, count, delta):
     with jax.enable_x64(True):
         epsilon = compiled_epsilon("poisson", mu, q, count, delta)
         assert 0 <= epsilon < np.inf
@@ -440,7 +443,7 @@ def test_properties(mu, q, count, delta):
 
 
 @pytest.mark.slow
-def test_running_twice_is_a_count_of_two(x64):
+def test_convolved_runs_equal_composed_counts(x64):
     step = build("replace", 0.8, 0.05)
     twice = pld.convolve(pld.compose(step, 20), pld.compose(step, 20))
     once = pld.compose(step, 40)
@@ -453,7 +456,7 @@ def test_running_twice_is_a_count_of_two(x64):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_corners_are_finite_and_documented(kind, x64):
+def test_values_at_limits_are_as_documented(kind, x64):
     inf = np.inf
     for mu, q, count, delta, expected in [
         (1.0, 0.0, 5, 1e-5, 0.0),
@@ -484,8 +487,8 @@ def test_corners_are_finite_and_documented(kind, x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_traced_counts_round_up_in_the_middle_of_a_sweep(dtype, x64):
-    """As at its ends, and never down."""
+def test_batched_traced_counts_round_up(dtype, x64):
+    """At all positions of a batch."""
     counts = np.linspace(100, 4700, 20, dtype=dtype)
     counts[:3] = 1e-7, 2**24 - 1, np.nextafter(dtype(4700), dtype(np.inf))
     many = jax.jit(jax.vmap(lambda n: _epsilon("fixed", 0.1, 0.01, n, 1e-5)))
@@ -496,16 +499,16 @@ def test_traced_counts_round_up_in_the_middle_of_a_sweep(dtype, x64):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_traced_counts_round_up_to_whole_numbers(dtype, x64):
-    def twice(count):
+    def composed_epsilon(count):
         both = pld.compose(pld.compose(pld.gaussian(0.1), count), 2)
         return pld.epsilon(both, 1e-5)
 
     # The closed form at 2 x 3 runs and its derivative, also at 2.5.
-    def exact(count):
+    def exact_epsilon(count):
         return gdp.epsilon(0.1 * jnp.sqrt(2 * count), 1e-5)
 
-    expected, by_count = jax.jit(jax.value_and_grad(exact))(3.0)
-    value_and_slope = jax.jit(jax.value_and_grad(twice))
+    expected, by_count = jax.jit(jax.value_and_grad(exact_epsilon))(3.0)
+    value_and_slope = jax.jit(jax.value_and_grad(composed_epsilon))
     for count in (2.5, 3.0):
         value, slope = value_and_slope(dtype(count))
         np.testing.assert_allclose(value, expected, rtol=1e-12)
@@ -538,21 +541,21 @@ def test_traced_counts_round_up_to_whole_numbers(dtype, x64):
         ),
     ],
 )
-def test_static_mistakes_name_the_argument(call, name):
+def test_invalid_arguments_raise(call, name):
     with pytest.raises(ValueError, match=f"^{name} must"):
         call()
 
 
-def test_counts_of_counts_never_wrap_or_round_down():
+def test_products_of_counts_never_overflow_or_round_down():
     step, few, many = pld.gaussian(1e-3), 50_000, 90_000
     # Gaussian steps add up to μ² = T 1e-6, in Python's integers.
     exact = float(gdp.epsilon(1e-3 * (few * many) ** 0.5, 1e-5))
 
-    def twice(first, second):
+    def composed_epsilon(first, second):
         return pld.epsilon(pld.compose(pld.compose(step, first), second), 1e-5)
 
     types = [int, np.int32, np.float32, jnp.int32, jnp.float32]
-    found = [float(twice(t(few), t(many))) for t in types]
-    found.append(float(jax.jit(twice)(np.int32(few), np.int32(many))))
+    found = [float(composed_epsilon(t(few), t(many))) for t in types]
+    found.append(float(jax.jit(composed_epsilon)(np.int32(few), np.int32(many))))
     # Four roundings of float32 in T, which is within ε's root, and one of the answer.
     assert all(exact * (1 - 1e-7) <= x <= exact * (1 + 8e-7) for x in found), found

@@ -1,4 +1,4 @@
-"""What is drawn is what the library's functions say."""
+"""Plots show the values of the library's functions."""
 
 import math
 import os
@@ -29,12 +29,12 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
-def closed():
+def _close_figures():
     yield
     plt.close("all")
 
 
-def fixed(**changed):
+def make_fixed_plan(**changed):
     """A plan that costs next to nothing to account for."""
     given = {
         "num_examples": 1000,
@@ -49,21 +49,23 @@ def fixed(**changed):
     return dpjax.plan(**{**given, **changed})
 
 
-def drawn(line):
+def line_data(line):
     return tuple(np.asarray(x, np.float64) for x in line.get_data())
 
 
-def key(ax):
+def legend_labels(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 # --- trade-off curves
 
 
-def test_gaussian_curves_are_exact():
-    ax = plot.tradeoff(0.0, 0.5, fixed(), false_positive_rate=0.05)
-    for line, mu in zip(ax.lines, (0.0, 0.5, fixed().guarantee.mu), strict=False):
-        rates, missed = drawn(line)
+def test_gaussian_tradeoff_curves_are_exact():
+    ax = plot.tradeoff(0.0, 0.5, make_fixed_plan(), false_positive_rate=0.05)
+    for line, mu in zip(
+        ax.lines, (0.0, 0.5, make_fixed_plan().guarantee.mu), strict=False
+    ):
+        rates, missed = line_data(line)
         np.testing.assert_allclose(missed, gdp.tradeoff(mu, rates), atol=1e-6)
         exact = stats.norm.cdf(stats.norm.isf(rates) - mu)
         np.testing.assert_allclose(missed, exact, atol=1e-5)
@@ -71,10 +73,10 @@ def test_gaussian_curves_are_exact():
         assert rates[marked] == 0.05
 
 
-def test_the_key_says_what_the_marked_point_is():
+def test_legend_states_the_marked_point():
     ax = plot.tradeoff(1.0, labels=["one"], false_positive_rate=0.1)
     power = stats.norm.sf(stats.norm.isf(0.1) - 1.0)
-    assert key(ax) == [
+    assert legend_labels(ax) == [
         f"one: {math.ceil(1000 * power) / 1000:.3f}",
         "perfect privacy",
         "no privacy",
@@ -82,29 +84,29 @@ def test_the_key_says_what_the_marked_point_is():
     assert "at 0.1 false positives" in ax.get_legend().get_title().get_text()
 
 
-def test_pure_curves_are_exact():
+def test_pure_tradeoff_curves_are_exact():
     promise = Guarantee("a sum", Pure(1.3), Adjacency.REPLACE, ())
-    rates, missed = drawn(plot.tradeoff(promise).lines[0])
+    rates, missed = line_data(plot.tradeoff(promise).lines[0])
     lines = [1 - np.exp(1.3) * rates, np.exp(-1.3) * (1 - rates)]
     np.testing.assert_allclose(missed, np.maximum(*lines), atol=1e-6)
-    # The μ that it implies promises less.
+    # The implied μ gives a lower curve.
     assert (missed >= np.asarray(gdp.tradeoff(pure.mu(1.3), rates)) - 1e-6).all()
 
 
 @pytest.fixture
-def curve_of_a_profile(mu):
+def profile_curve(mu):
     profile = EpsilonProfile(jax.jit(lambda delta: gdp.epsilon(mu, delta)))
     promise = Guarantee("a sum", profile, Adjacency.REPLACE, ())
-    return drawn(plot.tradeoff(promise).lines[0])
+    return line_data(plot.tradeoff(promise).lines[0])
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("mu", [0.01, 1.0, 4.0])
-def test_curves_of_a_profile_are_below_the_truth_and_near_it(curve_of_a_profile, mu):
-    rates, missed = curve_of_a_profile
+def test_profile_curves_are_tight_lower_bounds(profile_curve, mu):
+    rates, missed = profile_curve
     exact = stats.norm.cdf(stats.norm.isf(rates) - mu)
     assert (missed <= exact + 1e-6).all()
-    # Less than the line's 1.6 points, of the 290 that an axis has at least.
+    # Less than the line's width, 1.6 of at least 290 points of an axis.
     assert (missed >= exact - 0.0055).all()
 
 
@@ -112,28 +114,28 @@ RATE, SIGMA = 0.5, 0.8
 
 
 @pytest.fixture(scope="module")
-def curve_of_a_sample():
+def poisson_curve():
     step = pld.poisson_gaussian(SIGMA, RATE, adjacency=Adjacency.ADD_REMOVE)
-    return drawn(plot.tradeoff(step).lines[0])
+    return line_data(plot.tradeoff(step).lines[0])
 
 
 @pytest.mark.slow
-def test_curves_of_a_poisson_sample_are_those_of_its_pair(curve_of_a_sample):
+def test_poisson_curve_is_a_tight_lower_bound(poisson_curve):
     rate, sigma = RATE, SIGMA
-    rates, missed = curve_of_a_sample
+    rates, missed = poisson_curve
 
-    def above(x):  # of N(0, σ²), and of the sample's mixture
+    def tail_probabilities(x):  # of N(0, σ²), and of the sample's mixture
         one, other = stats.norm.sf(x, scale=sigma), stats.norm.sf(x, 1, scale=sigma)
         return one, (1 - rate) * one + rate * other
 
-    def where(loss):  # the mixture's loss grows with x
+    def output_at_loss(loss):  # the mixture's loss grows with x
         return 0.5 + sigma**2 * np.log((np.exp(loss) - 1 + rate) / rate)
 
     epsilons = np.linspace(0.0, 20.0, 4001)
-    none, some = above(where(epsilons))
+    none, some = tail_probabilities(output_at_loss(epsilons))
     deltas = some - np.exp(epsilons) * none
     short = epsilons < -np.log1p(-rate)
-    none, some = above(where(-epsilons[short]))
+    none, some = tail_probabilities(output_at_loss(-epsilons[short]))
     removed = (1 - none) - np.exp(epsilons[short]) * (1 - some)
     deltas[short] = np.maximum(deltas[short], removed)
     alpha = rates[:, None]
@@ -144,26 +146,28 @@ def test_curves_of_a_poisson_sample_are_those_of_its_pair(curve_of_a_sample):
     assert (missed >= exact - 0.0055).all()
 
 
-def test_without_a_guarantee_the_curve_is_at_zero():
-    assert not drawn(plot.tradeoff(math.inf).lines[0])[1].any()
+def test_curve_of_infinite_mu_is_zero():
+    assert not line_data(plot.tradeoff(math.inf).lines[0])[1].any()
 
 
 @pytest.fixture
-def curve_without_epsilon():
+def infinite_epsilon_curve():
     blank = EpsilonProfile(lambda delta: jnp.asarray(np.inf))
-    return drawn(plot.tradeoff(Guarantee("all", blank, Adjacency.REPLACE, ())).lines[0])
+    return line_data(
+        plot.tradeoff(Guarantee("all", blank, Adjacency.REPLACE, ())).lines[0]
+    )
 
 
-def test_without_any_epsilon_the_curve_is_at_zero(curve_without_epsilon):
-    assert not curve_without_epsilon[1].any()
+def test_curve_of_infinite_epsilon_is_zero(infinite_epsilon_curve):
+    assert not infinite_epsilon_curve[1].any()
 
 
-def test_the_key_covers_no_curve():
+def test_legend_covers_no_curve():
     ax = plot.tradeoff(0.02, 0.5, 1.0, 2.0)
     ax.figure.canvas.draw()
     box = ax.get_legend().get_window_extent()
     for line in ax.lines:
-        points = ax.transData.transform(np.stack(drawn(line), axis=1))
+        points = ax.transData.transform(np.stack(line_data(line), axis=1))
         assert not any(box.contains(*point) for point in points)
 
 
@@ -172,40 +176,46 @@ def test_the_key_covers_no_curve():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("delta", [None, 1e-3])
-def test_epsilon_by_step_is_that_of_the_guarantee(delta):
-    plans = fixed(), fixed(num_steps=20, noise_multiplier=1.0)
+def test_epsilon_by_step_matches_the_guarantee(delta):
+    plans = make_fixed_plan(), make_fixed_plan(num_steps=20, noise_multiplier=1.0)
     ax = plot.epsilon_by_step(*plans, delta=delta)
     for line, plan in zip(ax.lines, plans, strict=True):
-        steps, costs = drawn(line)
+        steps, costs = line_data(line)
         at = [plan.guarantee.at(int(t)).epsilon(delta or plan.delta) for t in steps]
         assert costs.tolist() == [float(x) for x in at]
         assert steps[0] == 1
         assert steps[-1] == plan.num_steps
-        # Between two points the line is at the later one's, which is no less.
+        # Between two points the line has the later value, which is at least as large.
         assert line.get_drawstyle() == "steps-pre"
         assert (np.diff(costs) >= 0).all()
     assert ax.get_ylabel() == f"ε at δ = {delta or 1e-5:g}"
 
 
-def test_every_step_is_asked_of_a_short_run_and_others_are_bounded():
-    plan = fixed(num_steps=450)
-    every = drawn(plot.epsilon_by_step(fixed(num_steps=40)).lines[0])[0]
+def test_epsilon_curve_is_exact_at_or_above_every_step():
+    plan = make_fixed_plan(num_steps=450)
+    every = line_data(plot.epsilon_by_step(make_fixed_plan(num_steps=40)).lines[0])[0]
     assert every.tolist() == list(range(1, 41))
-    steps, costs = drawn(plot.epsilon_by_step(plan).lines[0])
+    steps, costs = line_data(plot.epsilon_by_step(plan).lines[0])
     skipped = sorted(set(range(1, 451)) - set(steps.astype(int)))
     assert skipped
-    for t in skipped[::5]:  # at t the line is where the next step has it
+    for t in skipped[::5]:  # at t the line has the value of the next computed step
         assert plan.guarantee.at(t).epsilon(1e-5) <= costs[np.searchsorted(steps, t)]
 
 
-def test_few_steps_are_asked_of_a_long_run():
-    steps, _ = drawn(plot.epsilon_by_step(fixed(num_steps=100_000)).lines[0])
+def test_epsilon_curve_of_a_long_run_has_few_points():
+    steps, _ = line_data(
+        plot.epsilon_by_step(make_fixed_plan(num_steps=100_000)).lines[0]
+    )
     assert 300 < len(steps) <= 400
     assert steps[-1] == 100_000
 
 
-def test_plans_are_compared_by_their_numbers():
-    plans = fixed(), fixed(noise_multiplier=6.0, delta=1e-4), fixed(num_steps=20)
+def test_compare_shows_the_numbers_of_plans():
+    plans = (
+        make_fixed_plan(),
+        make_fixed_plan(noise_multiplier=6.0, delta=1e-4),
+        make_fixed_plan(num_steps=20),
+    )
     ax = plot.compare(plans, labels=["a", "b", "c"])
     widths = [[bar.get_width() for bar in panel.patches] for panel in ax.child_axes]
     signals = [math.sqrt(t) * 100 / s for t, s in ((40, 3), (40, 6), (20, 3))]
@@ -217,15 +227,15 @@ def test_plans_are_compared_by_their_numbers():
     assert second.get_title("left") == "ε at each one's δ"
 
 
-def test_signal_to_noise_where_noise_varies():
-    halved = fixed(noise_schedule=lambda step: jnp.where(step < 10, 2.0, 1.0))
+def test_signal_to_noise_of_varying_noise():
+    halved = make_fixed_plan(noise_schedule=lambda step: jnp.where(step < 10, 2.0, 1.0))
     signal = plot.compare([halved]).child_axes[2].patches[0].get_width()
     steps = [100 / (3.0 * (2.0 if t < 10 else 1.0)) for t in range(40)]
     assert signal == pytest.approx(math.hypot(*steps), rel=1e-12)
 
 
-def test_signal_to_noise_where_a_count_has_noise_too():
-    counted = fixed(clip_norm=dpjax.QuantileClip(0.7, noise_multiplier=2.0))
+def test_signal_to_noise_with_a_noisy_count():
+    counted = make_fixed_plan(clip_norm=dpjax.QuantileClip(0.7, noise_multiplier=2.0))
     sigma = (3.0**-2 - (2 * 2.0) ** -2) ** -0.5
     noise, _, signal = plot.compare([counted]).child_axes
     assert noise.patches[0].get_width() == pytest.approx(sigma)
@@ -243,31 +253,31 @@ def tree_matrix(num_steps, decay):
     return found
 
 
-def toeplitz(coefficients):
+def toeplitz_matrix(coefficients):
     n = len(coefficients)
     return sum(c * np.eye(n, k=-j) for j, c in enumerate(coefficients))
 
 
-def test_the_noise_of_a_tree_is_what_the_tree_says():
-    steps, found = drawn(plot.noise(1.7 * tree_matrix(50, 0.8)).lines[0])
+def test_tree_noise_plot_matches_prefix_variance():
+    steps, found = line_data(plot.noise(1.7 * tree_matrix(50, 0.8)).lines[0])
     said = 1.7 * np.sqrt(tree.prefix_variance(np.arange(1, 51), 0.8))
     np.testing.assert_allclose(found, said, rtol=1e-5)
     assert steps.tolist() == list(range(1, 51))
 
 
-def test_coefficients_are_a_matrix():
+def test_coefficients_plot_like_their_toeplitz_matrix():
     shape = np.array([0.5, -0.3, 2.0, 0.0, 0.7, 0.1, -1.1])
     for picture in (plot.noise, plot.spectrum):
-        ax = picture(shape, toeplitz(shape))
-        one, other = (drawn(line) for line in ax.lines)
+        ax = picture(shape, toeplitz_matrix(shape))
+        one, other = (line_data(line) for line in ax.lines)
         np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
 @pytest.mark.parametrize("count", [9, 10])
-def test_the_spectrum_is_the_expected_periodogram(count):
+def test_spectrum_equals_the_expected_periodogram(count):
     shape = 1.3 * tree_matrix(count, 0.9)
     covariance = shape @ shape.T
-    frequencies, found = drawn(plot.spectrum(shape).lines[0])
+    frequencies, found = line_data(plot.spectrum(shape).lines[0])
     np.testing.assert_allclose(frequencies, np.arange(1, count // 2 + 1) / count)
     for f, power in zip(frequencies, found, strict=True):
         wave = np.exp(-2j * np.pi * f * np.arange(count))
@@ -275,7 +285,7 @@ def test_the_spectrum_is_the_expected_periodogram(count):
         assert power == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_mean_of_the_power_is_the_mean_variance():
+def test_mean_power_equals_mean_variance():
     from dpjax.plot import _shapes
 
     for shape in (tree_matrix(12, 0.5), 0.3 * 0.9 ** np.arange(13)):
@@ -290,16 +300,16 @@ ATTACK = np.random.default_rng(0).standard_normal((2, 3000))
 
 
 @pytest.fixture
-def attack():
+def attack_plot():
     inside, outside = ATTACK
     return plot.attack(inside + 1, outside, 1.0, confidence=0.99, labels=["promised"])
 
 
-def test_what_an_attack_reached_is_on_both_sides_of_the_truth(attack):
-    """Of a 1-GDP mechanism: seen rates are near its curve, and proven ones above it."""
+def test_attack_curves_are_near_and_above_the_true_curve(attack_plot):
+    """For a 1-GDP mechanism: measured rates near its curve, proven ones above it."""
     inside, outside = ATTACK
-    ax = attack
-    _, seen, proven = (drawn(line) for line in ax.lines[:3])
+    ax = attack_plot
+    _, seen, proven = (line_data(line) for line in ax.lines[:3])
     truth = np.asarray(gdp.tradeoff(1.0, seen[0]))
     np.testing.assert_allclose(seen[1][1:-1], truth[1:-1], atol=0.08)
     assert (proven[1] >= np.asarray(gdp.tradeoff(1.0, proven[0])) - 1e-6).all()
@@ -309,12 +319,12 @@ def test_what_an_attack_reached_is_on_both_sides_of_the_truth(attack):
         alarms, missed = np.mean(outside > t), np.mean(inside + 1 <= t)
         place = np.searchsorted(seen[0], alarms, side="right") - 1
         assert abs(seen[1][place] - missed) < 0.03
-    label = key(ax)[2]
+    label = legend_labels(ax)[2]
     assert label.startswith("proven, 99 %: 0.0")
 
 
 @pytest.fixture
-def broken_promise_and_none():
+def attack_plots():
     inside, outside = np.random.default_rng(1).standard_normal((2, 3000))
     return (
         plot.attack(inside + 2, outside, 1.0, confidence=0.99),
@@ -322,14 +332,14 @@ def broken_promise_and_none():
     )
 
 
-def test_an_attack_that_breaks_a_promise_is_below_it(broken_promise_and_none):
-    ax, without = broken_promise_and_none
-    promised, _, proven = (drawn(line) for line in ax.lines[:3])
+def test_proven_curve_of_broken_promise_is_below_it(attack_plots):
+    ax, without = attack_plots
+    promised, _, proven = (line_data(line) for line in ax.lines[:3])
     assert (proven[1] < np.interp(proven[0], *promised) - 0.1).any()
     assert len(without.lines) == 5
 
 
-def test_lines_differ_without_colour_and_are_seen_in_grey():
+def test_lines_are_distinguishable_without_colour():
     styles = [_style.strokes(number) for number in range(35)]
     assert len({(str(s["linestyle"]), s["marker"]) for s in styles}) == 35
     for style in styles:
@@ -337,8 +347,8 @@ def test_lines_differ_without_colour_and_are_seen_in_grey():
         assert 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.5
 
 
-class Pictures(NamedTuple):
-    """On given axes, and then on none."""
+class AxesResults(NamedTuple):
+    """Axes returned when drawing on given axes, and then without."""
 
     given: plt.Axes
     handed_back: plt.Axes
@@ -347,9 +357,9 @@ class Pictures(NamedTuple):
 
 
 @pytest.fixture
-def pictures(draw):
+def axes_results(draw):
     _, given = plt.subplots()
-    return Pictures(given, draw(given), len(plt.get_fignums()), draw(None))
+    return AxesResults(given, draw(given), len(plt.get_fignums()), draw(None))
 
 
 @pytest.mark.parametrize(
@@ -357,16 +367,16 @@ def pictures(draw):
     [
         lambda ax: plot.tradeoff(1.0, ax=ax),
         lambda ax: plot.attack(*ATTACK, 1.0, confidence=0.9, ax=ax),
-        lambda ax: plot.epsilon_by_step(fixed(), ax=ax),
-        lambda ax: plot.compare([fixed()], ax=ax),
+        lambda ax: plot.epsilon_by_step(make_fixed_plan(), ax=ax),
+        lambda ax: plot.compare([make_fixed_plan()], ax=ax),
         lambda ax: plot.noise(np.ones(3), ax=ax),
         lambda ax: plot.spectrum(np.ones(3), ax=ax),
     ],
 )
-def test_given_axes_are_drawn_on_and_handed_back(pictures):
-    assert pictures.handed_back is pictures.given
-    assert pictures.figures == 1
-    assert pictures.other is not pictures.given
+def test_given_axes_are_used_and_returned(axes_results):
+    assert axes_results.handed_back is axes_results.given
+    assert axes_results.figures == 1
+    assert axes_results.other is not axes_results.given
 
 
 @pytest.mark.parametrize(
@@ -383,7 +393,7 @@ def test_given_axes_are_drawn_on_and_handed_back(pictures):
         (lambda: plot.attack(np.ones((9, 1)), np.ones(9), confidence=0.9), "scores_in"),
         (plot.epsilon_by_step, "plans"),
         (lambda: plot.epsilon_by_step(1.0), "plans"),
-        (lambda: plot.epsilon_by_step(fixed(), delta=2.0), "delta"),
+        (lambda: plot.epsilon_by_step(make_fixed_plan(), delta=2.0), "delta"),
         (lambda: plot.compare([]), "plans"),
         (plot.noise, "shapes"),
         (lambda: plot.noise(np.ones((2, 2, 2))), "shapes"),
@@ -391,14 +401,14 @@ def test_given_axes_are_drawn_on_and_handed_back(pictures):
         (lambda: plot.spectrum([1.0]), "shapes"),
     ],
 )
-def test_mistakes_are_refused(draw, name):
+def test_invalid_arguments_raise(draw, name):
     with pytest.raises(ValueError, match=name):
         draw()
     assert plt.get_fignums() == []
 
 
 @pytest.mark.whole
-def test_matplotlib_is_imported_when_something_is_drawn():
+def test_matplotlib_is_imported_lazily():
     program = """
 import sys
 import dpjax
@@ -422,7 +432,7 @@ except ImportError as error:
 
 
 @pytest.mark.slow
-def test_the_programs_on_the_page_draw_its_pictures(tmp_path, monkeypatch):
+def test_programs_on_the_page_draw_the_committed_figures(tmp_path, monkeypatch):
     page, names = (ROOT / "docs/plots.md").read_text("utf-8"), {}
     (tmp_path / "docs/plots").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

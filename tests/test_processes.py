@@ -1,4 +1,4 @@
-"""Two and four processes train as one does: the same noise, and no example twice."""
+"""Two and four processes train like one: equal noise, each example read once."""
 
 import importlib.metadata
 import os
@@ -13,8 +13,8 @@ import pytest
 WORKER = pathlib.Path(__file__).with_name("several_processes.py")
 
 
-def trained(count: int, folder: pathlib.Path) -> list[dict[str, np.ndarray]]:
-    """What each process ends with."""
+def train_in_processes(count: int, folder: pathlib.Path) -> list[dict[str, np.ndarray]]:
+    """The results of each process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -48,12 +48,12 @@ def trained(count: int, folder: pathlib.Path) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.slow
-def test_two_and_four_processes_train_as_one(tmp_path):
-    (one,) = trained(1, tmp_path)
+def test_several_processes_train_like_one(tmp_path):
+    (one,) = train_in_processes(1, tmp_path)
     read = {name for name in one if name.endswith("read")}
     assert len(read) == 2
     for count in (2, 4):
-        several = trained(count, tmp_path)
+        several = train_in_processes(count, tmp_path)
         for each in several:
             for name in one.keys() - read:
                 np.testing.assert_array_equal(each[name], one[name], err_msg=name)

@@ -1,4 +1,4 @@
-"""What holds of the project as a whole."""
+"""Properties of the project as a whole: layers, exports, references, CI."""
 
 import ast
 import functools
@@ -18,8 +18,8 @@ import dpjax
 
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted((ROOT / "dpjax").rglob("*.py"))
-# The rooms, from the ground up. A room imports rooms of lower layers alone, and none of
-# its own layer.
+# The packages by layer, the lowest first. A package imports only packages of lower
+# layers, and none of its own layer.
 LAYERS = (
     ("_core",),
     ("_matrices",),
@@ -33,17 +33,17 @@ LAYERS = (
 FLOORS = {room: floor for floor, rooms in enumerate(LAYERS) for room in rooms}
 
 
-def dotted(path):
+def module_name(path):
     """The module's name."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-NAMES = sorted({dotted(path) for path in MODULES} - {"dpjax"})
+NAMES = sorted({module_name(path) for path in MODULES} - {"dpjax"})
 
 
-def test_what_has_no_underscore_is_on_the_face_of_its_folder():
-    """Either the module itself or something out of it."""
+def test_public_modules_are_exported_by_their_package():
+    """The package exports either the module itself or a name from it."""
     for name in NAMES:
         folder, _, own = name.rpartition(".")
         if re.search(r"\._|\.bookkeeping\.", name):
@@ -59,7 +59,7 @@ def test_what_has_no_underscore_is_on_the_face_of_its_folder():
         assert any(e == name or e.startswith(f"{name}.") for e in exported), own
 
 
-def test_no_function_shadows_its_module():
+def test_modules_are_not_shadowed_by_functions():
     for name in NAMES:
         folder, _, own = name.rpartition(".")
         importlib.import_module(name)
@@ -67,7 +67,7 @@ def test_no_function_shadows_its_module():
         assert isinstance(value, types.ModuleType), name
 
 
-def test_the_face_lists_the_same_names_for_checkers_and_programs():
+def test_package_exports_agree_for_type_checkers_and_at_runtime():
     text = (ROOT / "dpjax/__init__.py").read_text()
     listed = {
         alias.name: node.module
@@ -113,43 +113,43 @@ except SystemExit as end:
     ],
     ids=["import", "version", "names"],
 )
-def test_imports_wait_until_they_are_needed(program, absent):
+def test_imports_are_lazy(program, absent):
     program += f"\nimport sys; assert not {absent!r} & set(sys.modules), sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 @functools.cache
-def nodes(path):
+def ast_nodes(path):
     return tuple(ast.walk(ast.parse(path.read_text())))
 
 
-def imports(path):
-    for node in nodes(path):
+def imported_names(path):
+    for node in ast_nodes(path):
         if isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
 
 
-def rooms(path):
-    """The rooms that a file imports, beside its own."""
-    for name in imports(path):
+def imported_packages(path):
+    """The packages of dpjax that a file imports."""
+    for name in imported_names(path):
         if name.startswith("dpjax."):
             yield name.split(".")[1]
 
 
-def test_rooms_import_lower_layers_alone():
+def test_packages_import_only_lower_layers():
     upwards = []
     for path in MODULES:
         room = path.relative_to(ROOT / "dpjax").parts[0].removesuffix(".py")
-        for other in {*rooms(path)} - {room}:
+        for other in {*imported_packages(path)} - {room}:
             if FLOORS[other] >= FLOORS[room]:
                 upwards.append(f"{path.relative_to(ROOT)} imports {other}")
     assert not upwards
 
 
-def test_training_and_accounting_do_not_import_each_other():
-    """Nor through a room that both import: each imports the ground alone."""
+def test_training_and_accounting_are_independent():
+    """Neither directly nor through a shared package: each imports the lowest layers."""
     allowed = {
         "accounting": {"_core", "_matrices"},
         "sampling": {"_core"},
@@ -158,17 +158,19 @@ def test_training_and_accounting_do_not_import_each_other():
     }
     for room, others in allowed.items():
         files = (ROOT / "dpjax" / room).rglob("*.py")
-        assert {r for path in files for r in rooms(path)} <= others | {room}, room
+        assert {r for path in files for r in imported_packages(path)} <= others | {
+            room
+        }, room
 
 
-def test_continuous_integration_runs_the_command_of_the_readme():
+def test_ci_runs_the_readme_test_command():
     readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci/run").read_text()
     commands = [line for line in readme.splitlines() if line.endswith("-m pytest")]
     assert len(commands) == 1
     assert commands[0] in ci.splitlines()
 
 
-def test_continuous_integration_tests_the_oldest_versions_too():
+def test_ci_tests_the_oldest_versions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     bounded = [d for d in project["dependencies"] if ">=" in d]
     oldest = {d.partition(",")[0].replace(">=", "==") for d in bounded}
@@ -177,21 +179,21 @@ def test_continuous_integration_tests_the_oldest_versions_too():
 
 
 @pytest.mark.whole
-def test_the_program_in_the_readme_runs(capsys):
+def test_readme_program_runs(capsys):
     readme = (ROOT / "README.md").read_text()
     _, program = readme.split("```python\n")
     exec(compile(program.split("```")[0], "README.md", "exec"), {})
     assert "(3.000, 1e-05)-diff" in capsys.readouterr().out
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
 @pytest.mark.slow
-def test_the_programs_on_the_page_of_plans_run(capsys):
+def test_plan_page_programs_run(capsys):
     page, names = (ROOT / "docs/plan.md").read_text(), {}
-    with jax.numpy_rank_promotion("allow"):  # as it is for users
+    with jax.numpy_rank_promotion("allow"):  # JAX's default
         for program in page.split("```python\n")[1:]:
             exec(compile(program.split("```")[0], "plan.md", "exec"), names)
     printed = capsys.readouterr().out
@@ -199,7 +201,7 @@ def test_the_programs_on_the_page_of_plans_run(capsys):
         assert words in printed
 
 
-# What a reference may name, as a row of docs/papers.md does.
+# The statements that a reference may name, as a row of docs/papers.md does.
 STATEMENT = (
     r"\(\d\.\d\)|(?:Theorem|Lemma|Proposition|Corollar|Algorithm|Definition)\w* "
 )
@@ -209,16 +211,16 @@ STATEMENT += (
 PAPER = r"(?:[A-Z][\w-]+(?:, | and | et al\.)?)+ \(\d{4}\)"
 
 
-def references():
+def iter_references():
     """The text after each "Reference:" of a docstring."""
     for path in MODULES:
-        for node in nodes(path):
+        for node in ast_nodes(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 for text in (ast.get_docstring(node) or "").split("Reference: ")[1:]:
                     yield path.name, " ".join(text.split("\n\n")[0].split())
 
 
-def single(statement):
+def expand_statement(statement):
     """Theorem 4.1, Theorem 4.2, … for "Theorems 4.1 to 4.3"."""
     if statement.startswith("("):
         return [statement]
@@ -234,8 +236,8 @@ def single(statement):
     return [f"{kind} {number}" for number in numbers]
 
 
-def papers():
-    """From each paper of docs/papers.md to its rows, four cells each."""
+def read_papers_page():
+    """The rows of docs/papers.md by paper, four cells each."""
     found = {}
     for section in (ROOT / "docs/papers.md").read_text().split("\n## ")[1:]:
         title, *lines = section.splitlines()
@@ -244,18 +246,24 @@ def papers():
     return found
 
 
-def test_every_reference_is_on_the_page_of_papers():
-    page = {title: {row[0] for row in rows} for title, rows in papers().items()}
-    for where, text in references():
+def test_every_reference_is_on_the_papers_page():
+    page = {
+        title: {row[0] for row in rows} for title, rows in read_papers_page().items()
+    }
+    for where, text in iter_references():
         cited = re.split(f"({PAPER})", text)
         for paper, rest in zip(cited[1::2], cited[2::2], strict=True):
             assert paper in page, (where, paper)
-            named = [s for group in re.findall(STATEMENT, rest) for s in single(group)]
+            named = [
+                s
+                for group in re.findall(STATEMENT, rest)
+                for s in expand_statement(group)
+            ]
             assert set(named) <= page[paper], (where, paper, named)
 
 
-def resolve(name):
-    """What a dotted name below dpjax is."""
+def resolve_name(name):
+    """The object with this dotted name below dpjax."""
     parts, value = name.split("."), importlib.import_module("dpjax")
     for i, part in enumerate(parts):
         if not hasattr(value, part):
@@ -264,12 +272,12 @@ def resolve(name):
     return value
 
 
-def test_the_page_of_papers_names_functions_and_tests_that_exist():
-    for title, rows in papers().items():
+def test_papers_page_names_existing_functions_and_tests():
+    for title, rows in read_papers_page().items():
         for row in rows:
             assert len(row) == 4, (title, row)
             for name in re.findall(r"`([^`]+)`", row[1]):
-                assert callable(resolve(name)), (title, name)
+                assert callable(resolve_name(name)), (title, name)
             for name in re.findall(r"`([^`]+)`", row[2]):
                 file, test = name.split("::")
                 assert f"def {test}(" in (ROOT / "tests" / file).read_text(), name
@@ -277,7 +285,7 @@ def test_the_page_of_papers_names_functions_and_tests_that_exist():
             assert "`" in row[2], (title, row)
 
 
-def test_names_are_completed_to_what_is_public():
+def test_dir_lists_only_public_names():
     import dpjax
 
     assert all(hasattr(dpjax, name) for name in dir(dpjax))
@@ -289,21 +297,21 @@ def test_names_are_completed_to_what_is_public():
     assert (ROOT / "dpjax/py.typed").exists()
 
 
-def test_what_is_imported_is_declared():
+def test_imported_packages_are_declared_dependencies():
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     declared = {re.match(r"[\w-]+", x)[0] for x in pyproject["project"]["dependencies"]}
-    # These are looked for, and done without where they are not; or an extra's.
+    # Used only where they are installed, or dependencies of an extra.
     optional = {"flax", "tqdm", "matplotlib", "orbax"}
     found = {
         name.split(".")[0]
         for path in MODULES
-        for name in imports(path)
+        for name in imported_names(path)
         if name.split(".")[0] not in sys.stdlib_module_names
     }
     assert found - {"dpjax"} <= declared | optional
 
 
-def test_records_print_as_what_they_are():
+def test_records_have_readable_reprs():
     import dpjax
     from dpjax.accounting import pld
 

@@ -1,7 +1,6 @@
-"""Random bins that are found without looking at all examples.
+"""Random bins that are found without enumerating all examples.
 
-A statistical test compares a p-value with ALARM: with other keys it would fail about
-that often though nothing is wrong.
+A statistical test compares a p-value with ALARM, its rate of false alarms over keys.
 """
 
 import collections
@@ -22,51 +21,51 @@ KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))  # key(11), not com
 ALARM = 1e-6
 
 
-def slow(*values):
+def slow_case(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture
-def far(monkeypatch):
-    """As for many examples, whatever their number."""
+def large_data_code(monkeypatch):
+    """Use the code for many examples, for any number of them."""
     monkeypatch.setattr(_bins, "_ALL", 0)
     monkeypatch.setattr(_order, "_SORTED", 2)
 
 
-def as_expected(observed, probabilities):
+def matches_distribution(observed, probabilities):
     expected = np.asarray(probabilities) * np.sum(observed)
     assert expected.min() > 5
     return scipy.stats.chisquare(observed, expected).pvalue > ALARM
 
 
 @jax.jit
-def split(key):
+def split_into_4000(key):
     return jax.random.split(key, 4000)
 
 
-def rows_of(batch):
+def batch_rows(batch):
     found = zip(np.asarray(batch.indices), np.asarray(batch.mask), strict=True)
     return [row[mask].tolist() for row, mask in found]
 
 
-@pytest.mark.usefixtures("far")
+@pytest.mark.usefixtures("large_data_code")
 @pytest.mark.parametrize(
     ("n", "bins"),
-    [(50, 7), *(slow(*x) for x in [(5, 9), (1, 1), (6, 1), (1, 5), (400, 3)])],
+    [(50, 7), *(slow_case(*x) for x in [(5, 9), (1, 1), (6, 1), (1, 5), (400, 3)])],
 )
-def test_everyone_is_in_one_bin_of_an_epoch(n, bins):
+def test_each_example_is_in_one_bin_per_epoch(n, bins):
     given = {"max_batch_size": n, "key": KEY, "epoch": 2}
-    rows = rows_of(jax.jit(lambda: sampling.random_bins(n, bins, **given))())
+    rows = batch_rows(jax.jit(lambda: sampling.random_bins(n, bins, **given))())
     assert len(rows) == bins
     assert all(row == sorted(row) for row in rows)
     assert sorted(itertools.chain(*rows)) == list(range(n))
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("far")
+@pytest.mark.usefixtures("large_data_code")
 @pytest.mark.parametrize("impl", ["rbg", "threefry2x32", "unsafe_rbg"])
-def test_a_bin_alone_is_that_of_the_epoch(impl):
-    """Under vmap, jit and none of them, for generators that vmap changes, too."""
+def test_single_bin_equals_that_of_the_whole_epoch(impl):
+    """Under vmap, jit and neither, also for generators that vmap changes."""
     given = {"max_batch_size": 9, "key": jax.random.key(5, impl=impl), "epoch": 3}
     whole = sampling.random_bins(40, 5, **given)
     step = functools.partial(sampling.random_bins_step, 40, 5, **given)
@@ -78,13 +77,13 @@ def test_a_bin_alone_is_that_of_the_epoch(impl):
         one = step(step=2)
     np.testing.assert_array_equal(one.indices, whole.indices[2])
     other = sampling.random_bins(40, 5, **{**given, "epoch": 4})
-    assert rows_of(other) != rows_of(whole)
+    assert batch_rows(other) != batch_rows(whole)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("far")
-def test_all_ways_to_fill_the_bins_are_equally_likely():
-    """Three bins of four examples: 3⁴ ways, 3000 epochs."""
+@pytest.mark.usefixtures("large_data_code")
+def test_all_bin_assignments_are_equally_likely():
+    """Four examples in three bins: 3⁴ assignments, 3000 epochs."""
     epochs = 3000
 
     def epoch(number):
@@ -95,25 +94,25 @@ def test_all_ways_to_fill_the_bins_are_equally_likely():
     at, step, place = np.nonzero(mask)
     chosen[at, indices[at, step, place]] = step
     ways = np.bincount(chosen @ 3 ** np.arange(4), minlength=81)
-    assert as_expected(ways, np.full(81, 1 / 81))
+    assert matches_distribution(ways, np.full(81, 1 / 81))
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("far")
-def test_of_too_many_a_random_subset_is_kept():
+@pytest.mark.usefixtures("large_data_code")
+def test_overflowing_bin_keeps_a_random_subset():
     def epoch(number):
         return sampling.random_bins(5, 1, max_batch_size=2, key=KEY, epoch=number)
 
     found = np.asarray(jax.jit(jax.vmap(epoch))(jnp.arange(600)).indices)[:, 0]
     kept = collections.Counter(map(tuple, found.tolist()))
     assert set(kept) == set(itertools.combinations(range(5), 2))
-    assert as_expected(list(kept.values()), np.full(10, 0.1))
+    assert matches_distribution(list(kept.values()), np.full(10, 0.1))
 
 
-@pytest.mark.parametrize("n", [slow(7), slow(256), slow(1000), 70_000])
-def test_sums_of_coins(n):
-    """Quantiles of 4000 draws, with the count traced and room for 70 000."""
-    keys = split(KEY)
+@pytest.mark.parametrize("n", [slow_case(7), slow_case(256), slow_case(1000), 70_000])
+def test_sums_of_coins_are_binomial(n):
+    """4000 draws, with the count traced and at most 70 000."""
+    keys = split_into_4000(KEY)
     heads = np.asarray(jitted_heads()(keys, n))
     # Some twenty cells of at least 1 % each.
     law = scipy.stats.binom(n, 0.5)
@@ -122,7 +121,7 @@ def test_sums_of_coins(n):
     shares = np.diff(np.concatenate([[0], law.cdf(edges), [1]]))
     some = shares > 0
     assert cells[~some].sum() == 0
-    assert as_expected(cells[some], shares[some])
+    assert matches_distribution(cells[some], shares[some])
 
 
 @functools.cache
@@ -131,9 +130,9 @@ def jitted_heads():
     return jax.jit(jax.vmap(one, (0, None)))
 
 
-def test_sizes_are_multinomial():
+def test_bin_sizes_are_multinomial():
     """All 15 ways to cut 4 numbers in three, from ranks under one key each."""
-    keys = split(KEY)
+    keys = split_into_4000(KEY)
     cuts = np.arange(4, dtype=np.uint32)
     ranks = jax.jit(
         jax.vmap(lambda key: jax.vmap(lambda c: _bins.below(key, 4, c, 3))(cuts))
@@ -144,10 +143,10 @@ def test_sizes_are_multinomial():
     sizes = collections.Counter(map(tuple, np.diff(ranks).tolist()))
     ways = [(i, j, 4 - i - j) for i in range(5) for j in range(5 - i)]
     law = [factorial(4) / np.prod([factorial(k) for k in w]) / 3**4 for w in ways]
-    assert as_expected([sizes[w] for w in ways], law)
+    assert matches_distribution([sizes[w] for w in ways], law)
 
 
-def test_the_hash_is_the_generator_of_jax():
+def test_hash_equals_jax_threefry():
     words = np.array([0x9E3779B9, 0x243F6A88], np.uint32)
     x = np.array([0, 1, 977, 2**31, 2**32 - 1], np.uint32)
 
@@ -162,19 +161,19 @@ def test_the_hash_is_the_generator_of_jax():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("far")
+@pytest.mark.usefixtures("large_data_code")
 def test_all_orders_are_equally_likely():
-    """Of 5 places, of which the first three are put in order among themselves, too."""
+    """Orders of 5 positions, of which the first three are also ordered on their own."""
     keys = jax.random.split(KEY, 3000)
     places = jnp.arange(5, dtype=jnp.uint32)
     orders = jax.jit(jax.vmap(lambda key: _order.examples_at(key, 5, places)))(keys)
     seen = collections.Counter(map(tuple, np.asarray(orders).tolist()))
     assert set(seen) == set(itertools.permutations(range(5)))
-    assert as_expected(list(seen.values()), np.full(120, 1 / 120))
+    assert matches_distribution(list(seen.values()), np.full(120, 1 / 120))
 
 
 @pytest.mark.parametrize("n", [1, 2, 1025])
-def test_an_order_has_everyone_once(n):
+def test_order_contains_each_example_once(n):
     at = jax.jit(lambda key, places: _order.examples_at(key, n, places))
     whole, outer = (
         np.asarray(at(KEY, np.arange(start, n, dtype=np.uint32)))
@@ -185,8 +184,8 @@ def test_an_order_has_everyone_once(n):
 
 
 @pytest.mark.parametrize(("n", "q"), [(4, 2), (5, 2), (7, 3)])
-def test_rounds_mix_as_fast_as_the_bound_says(n, q):
-    """The exact law of q places after each round, by its transition matrix."""
+def test_swap_rounds_mix_within_the_bound(n, q):
+    """Exact distribution of q positions after each round, by a transition matrix."""
     states = list(itertools.permutations(range(n), q))
     index = {s: i for i, s in enumerate(states)}
     moves = np.zeros((len(states), len(states)))
@@ -207,18 +206,18 @@ def test_rounds_mix_as_fast_as_the_bound_says(n, q):
     assert distance < 0.02
 
 
-def test_the_number_of_rounds_is_enough():
+def test_number_of_rounds_meets_the_error_bound():
     for n in (3, 1000, 10**6, 2**31 - 1):
         r, total, size = _order.rounds(n), 0.0, n
         while size > 1:
             total += 2 * size**1.5 / (r + 2) * 0.75 ** (r / 2 + 1)
             size = -(-size // 2)
-        # With Ks that are up to 2⁻³³ more likely than they should be.
+        # Centres are drawn with a bias of up to 2⁻³³.
         assert total * (1 + 2**-33) ** (r / 2 + 1) < 2**-90
 
 
-def test_bins_of_a_billion():
-    """Sizes that a binomial law has but once in 1e9 times, and nobody twice."""
+def test_bins_of_a_billion_examples_are_disjoint_and_binomial():
+    """A false alarm on the binomial sizes in 1e9, and no example twice."""
     n, bins, b = 10**9, 10**6, 1300
     step = jax.jit(
         lambda step: sampling.random_bins_step(
@@ -235,5 +234,5 @@ def test_bins_of_a_billion():
     assert np.concatenate(rows).max() < n
     assert np.unique(np.concatenate(rows)).size == sum(map(len, rows))
     assert not np.asarray(step(bins).mask).any()
-    # Everywhere in the data alike: a false alarm in 1e6.
+    # Uniform over the data: a false alarm in 1e6.
     assert scipy.stats.kstest(np.concatenate(rows) / n, "uniform").pvalue > ALARM

@@ -43,7 +43,7 @@ run = functools.partial(
 
 
 @pytest.mark.slow
-def test_the_mixture_is_the_mean_of_its_parts(x64):
+def test_mixture_delta_bounds_the_mean_of_its_parts(x64):
     # Full batches, where every part is Gaussian and known exactly.
     weights = np.random.default_rng(0).uniform(size=60)
     weights[[3, 17]] = 0
@@ -78,7 +78,7 @@ def test_grouping_never_loses_probability_or_shortens_a_run():
                 rounds.probability[rounds.largest <= k].sum()
                 for k in range(1, size + 1)
             ]
-            # At every k no more mass is at or below k than there is.
+            # At every k the grouped mass up to k is at most the true one.
             assert np.all(below <= np.cumsum(weights) + 1e-9)
             np.testing.assert_allclose(rounds.probability.sum(), 1)
     uniform = accounting.uniform(100, 7)
@@ -98,7 +98,7 @@ def test_epsilon_inverts_delta():
     assert epsilon < pld.epsilon(worst, 1e-4)
 
 
-def test_less_noise_than_printed():
+def test_less_noise_than_published_meets_the_target():
     # At the paper's own n² rounds.
     n = 1000
     rounds = accounting.uniform(n * n)
@@ -139,7 +139,7 @@ def test_rounds_have_the_stated_distribution():
 
 
 @pytest.mark.slow
-def test_steps_are_those_of_sgd():
+def test_steps_match_reference_sgd():
     x, y = make_data()
     x[7] = np.nan
     eta = np.linspace(1.0, 0.2, 60)
@@ -169,7 +169,7 @@ def test_steps_are_those_of_sgd():
             g = -y[i] * ball[i] / (1 + np.exp(y[i] * ball[i] @ w))
             total += g * min(1, 0.4 / np.linalg.norm(g))
         w = w - eta[k] * total / 4
-    # Clipping stays under its bound by less than a hundred roundings, in every step.
+    # Clipped norms are below the bound by less than a hundred roundings in every step.
     short = 100 * 2**-24 * 0.4 * eta[:45].sum()
     np.testing.assert_allclose(last, w, atol=3e-6 + short)
     assert curve.left_out == missing > 0
@@ -177,7 +177,7 @@ def test_steps_are_those_of_sgd():
 
 
 @pytest.mark.slow
-def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():
+def test_run_noise_has_the_scale_of_the_guarantee():
     # Gradients of zero: x is the sum of R draws.
     d = 20_000
     data = np.zeros((40, d), np.float32), np.ones(40, np.float32)
@@ -200,7 +200,7 @@ def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():
     std = 0.5 / 2 * 0.4 * sigma * math.sqrt(R)
     np.testing.assert_allclose(np.std(result.params), std, rtol=5 / math.sqrt(2 * d))
     assert 1e-3 * 0.999 <= result.guarantee.delta(2.0) <= 1e-3
-    # Half the noise would not do.
+    # Half the noise would not suffice.
     rounds = result.guarantee.profile.rounds
     assert rounds.largest[-1] == 50
     less = accounting.delta(sigma / 2, 2.0, rounds=rounds, sampling_rate=2 / 40)
@@ -208,7 +208,7 @@ def test_the_noise_of_a_run_is_what_the_guarantee_rests_on():
 
 
 @pytest.mark.slow
-def test_printed_noise_keeps_the_target_too():
+def test_published_noise_meets_the_target():
     sigma = random_round_noise_multiplier(1.0, 1e-3, num_examples=40)
     result = run(
         make_data(), epsilon=None, delta=None, noise_multiplier=sigma, batch_size=1
@@ -217,7 +217,7 @@ def test_printed_noise_keeps_the_target_too():
     assert np.all(np.isfinite(result.params))
 
 
-def test_bad_input_names_the_argument():
+def test_invalid_arguments_raise():
     data = make_data()
     for name, bad in [
         ("epsilon", {"epsilon": 0.0}),

@@ -18,7 +18,7 @@ from dpjax.accounting._numerics.rdp import quadrature
 pytestmark = pytest.mark.rounding
 
 ORDERS = rdp.ORDERS
-_SIZE = 64  # of a table that is computed at once
+_SIZE = 64  # number of points computed at once
 
 
 @functools.cache
@@ -26,10 +26,10 @@ def _pointwise(name):
     return jax.jit(jax.vmap(getattr(rdp, name)))
 
 
-def at_points(name, sigma, q, orders):
-    """An accountant at points that are broadcast: one program for any number of them.
+def evaluate_at_points(name, sigma, q, orders):
+    """An accountant at broadcast points: one program for any number of them.
 
-    The last point fills up what the last table lacks.
+    The last table is padded with the last point.
     """
     points = np.broadcast_arrays(
         *(np.asarray(x, np.float64) for x in (sigma, q, orders))
@@ -43,8 +43,8 @@ def at_points(name, sigma, q, orders):
     return np.concatenate(found)[: points[0].size].reshape(points[0].shape)
 
 
-def exact_poisson(sigma, q, a):
-    """The divergence by the trapezoidal rule around every place where mass can be.
+def exact_poisson_rdp(sigma, q, a):
+    """The divergence by the trapezoidal rule around every point that can have mass.
 
     The integrand is analytic for |Im u| < πσ, so that a step h has a relative error of
     about exp(d²/2 − 2πd/h) for any d below that: 1e-19 at d = 3σ or 6.
@@ -54,7 +54,7 @@ def exact_poisson(sigma, q, a):
         d = min(3 * sigma, mp.mpf(6))
         h = 2 * mp.pi * d / (45 + d * d / 2)
 
-        def term(i):
+        def integrand(i):
             u = i * h
             y = q * mp.expm1(u / sigma - 1 / (2 * sigma**2))
             if abs(a * y) < mp.mpf("1e-8"):
@@ -68,16 +68,16 @@ def exact_poisson(sigma, q, a):
 
         reach = 12 + 6 * mp.sqrt(sigma)  # two merged bumps are as wide as √σ
         places = set()
-        peaks = (_peak(sigma, q, a, start) for start in (0, a / sigma))
+        peaks = (_find_peak(sigma, q, a, start) for start in (0, a / sigma))
         for centre in (mp.mpf(0), 2 / sigma, *peaks):
             first, last = (int((centre + end) / h) for end in (-reach, reach))
             places.update(range(first, last + 1))
-        terms = [term(i) for i in places]
+        terms = [integrand(i) for i in places]
         excess = h * mp.fsum(terms) / mp.sqrt(2 * mp.pi)
         return mp.log1p(excess) / (a - 1)
 
 
-def _peak(sigma, q, a, u):
+def _find_peak(sigma, q, a, u):
     """A stationary point of a log(1 + y) − u²/2, by fixed-point iteration from u."""
     for _ in range(100):
         odds = q / (1 - q) * mp.exp(u / sigma - 1 / (2 * sigma**2)) if q < 1 else mp.inf
@@ -102,30 +102,30 @@ POINTS = np.array(
 )  # fmt: skip
 
 
-def test_reference_against_closed_forms():
+def test_reference_matches_closed_forms():
     for sigma, a in [(0.3, 1.5), (4.0, 80.0)]:
         exact = mp.mpf(a) / (2 * mp.mpf(sigma) ** 2)
-        assert abs(exact_poisson(sigma, 1.0, a) / exact - 1) < 1e-15
+        assert abs(exact_poisson_rdp(sigma, 1.0, a) / exact - 1) < 1e-15
     for sigma, q in [(0.7, 0.2), (30.0, 1e-5)]:  # order 2
         exact = mp.log1p(mp.mpf(q) ** 2 * mp.expm1(1 / mp.mpf(sigma) ** 2))
-        assert abs(exact_poisson(sigma, q, 2.0) / exact - 1) < 1e-15
+        assert abs(exact_poisson_rdp(sigma, q, 2.0) / exact - 1) < 1e-15
 
 
-def test_poisson_gaussian_from_above(x64):
-    ours = at_points("poisson_gaussian", *POINTS.T)
+def test_poisson_gaussian_is_a_tight_upper_bound(x64):
+    ours = evaluate_at_points("poisson_gaussian", *POINTS.T)
     for point, value in zip(POINTS, ours.tolist(), strict=True):
-        relative = mp.mpf(value) / exact_poisson(*point) - 1
+        relative = mp.mpf(value) / exact_poisson_rdp(*point) - 1
         assert 0 <= relative <= 2e-10, (point, float(relative))
 
 
-def test_gaussian_is_exact_from_above(x64):
+def test_gaussian_is_a_tight_upper_bound(x64):
     sigma, a = np.array([0.1, 0.7, 3.0, 1000.0]), np.array([1.01, 2.5, 10_000.0])
     curve = np.asarray(rdp.gaussian(sigma, a))
     assert curve.shape == (4, 3)
     for i, j in np.ndindex(curve.shape):
         exact = mp.mpf(a[j]) / (2 * mp.mpf(sigma[i]) ** 2)
         assert 0 <= mp.mpf(float(curve[i, j])) / exact - 1 <= 1e-14
-    sampled = at_points("poisson_gaussian", sigma[:, None], 1.0, a)
+    sampled = evaluate_at_points("poisson_gaussian", sigma[:, None], 1.0, a)
     np.testing.assert_allclose(sampled, curve, rtol=2e-10, atol=0)
 
 
@@ -135,12 +135,12 @@ def test_integer_orders_agree_with_dp_accounting(x64):
         theirs = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian(
             q, sigma, orders
         )
-        ours = at_points("poisson_gaussian", sigma, q, orders)
+        ours = evaluate_at_points("poisson_gaussian", sigma, q, orders)
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
-def test_fixed_size_is_the_divergence_of_its_trade_off_curve(x64):
-    # By far more nodes, with the mass at zero and the mirror image in place.
+def test_fixed_size_matches_integral_of_its_tradeoff_curve(x64):
+    # With far more nodes, and the mass at zero and the mirror image included.
     orders = np.array([1.5, 2.0, 3.0, 8.0])
     for sigma, q in [(4.0, 0.01), (1.5, 0.1), (2.0, 0.5), (7.0, 0.001), (1.8, 1.0)]:
         mu = 2 / sigma
@@ -148,24 +148,24 @@ def test_fixed_size_is_the_divergence_of_its_trade_off_curve(x64):
         h = u[1] - u[0]
         w = h * norm.pdf(u) * np.where((u == u[0]) | (u == u[-1]), 0.5, 1)
         loss = np.log1p(q * np.expm1(mu * u - mu * mu / 2))
-        ours = at_points("fixed_size_gaussian", sigma, q, orders)
+        ours = evaluate_at_points("fixed_size_gaussian", sigma, q, orders)
         for a, rho in zip(orders, ours, strict=True):
             above, below = np.expm1(a * loss), np.expm1((1 - a) * loss)
             moment = np.sum(w * (above + below - np.expm1(loss)))
             np.testing.assert_allclose(rho, np.log1p(moment) / (a - 1), rtol=1e-8)
-    whole = at_points("fixed_size_gaussian", 3.0, 1.0, ORDERS)
+    whole = evaluate_at_points("fixed_size_gaussian", 3.0, 1.0, ORDERS)
     np.testing.assert_allclose(whole, rdp.gaussian(1.5, ORDERS), rtol=2e-10)
 
 
-def test_fixed_size_improves_on_the_published_bound(x64):
+def test_fixed_size_is_below_the_published_bound(x64):
     orders = np.array([2, 3, 8, 32])
     for sigma, q in [(4.0, 0.01), (1.0, 0.1), (40.0, 1e-4)]:
         theirs = rdp_privacy_accountant._compute_rdp_sample_wor_gaussian(
             q, sigma / 2, orders
         )
-        ours = at_points("fixed_size_gaussian", sigma, q, orders)
+        ours = evaluate_at_points("fixed_size_gaussian", sigma, q, orders)
         assert np.all(ours < np.asarray(theirs))
-        assert np.all(ours > at_points("poisson_gaussian", sigma, q, orders))
+        assert np.all(ours > evaluate_at_points("poisson_gaussian", sigma, q, orders))
 
 
 def brute_force_epsilon(curve, delta):
@@ -179,19 +179,19 @@ def run_epsilon(sigma, q, count, delta):
 
 
 @jax.jit
-def converted(curve, count, delta):
-    """Of count steps: the curve, ε, the order it is from, and δ at ε again."""
+def convert_curve(curve, count, delta):
+    """For count steps: the curve, ε, the best order, and δ at that ε."""
     total = rdp.compose(curve, count=count)
     epsilon = rdp.epsilon(total, ORDERS, delta)
     best = rdp.best_order(total, ORDERS, delta)
     return total, epsilon, best, rdp.delta(total, ORDERS, epsilon)
 
 
-def test_epsilon_of_a_grid(x64):
+def test_epsilon_matches_brute_force_over_orders(x64):
     sigma, q, count = np.meshgrid([0.8, 2.3], [0.003, 0.2], [1, 500], indexing="ij")
     curve = np.asarray(rdp.poisson_gaussian(sigma.ravel(), q.ravel(), ORDERS))
     curve = curve.reshape(*sigma.shape, -1)
-    total, epsilon, best, _ = map(np.asarray, converted(curve, count, 1e-6))
+    total, epsilon, best, _ = map(np.asarray, convert_curve(curve, count, 1e-6))
     np.testing.assert_allclose(total, count[..., None] * curve, rtol=1e-15)
     np.testing.assert_allclose(epsilon, brute_force_epsilon(total, 1e-6), rtol=1e-12)
     assert best.shape == sigma.shape
@@ -202,7 +202,7 @@ def test_epsilon_of_a_grid(x64):
         assert float(alone) == epsilon[where]
 
 
-def test_total_variation_gives_zero_epsilon():
+def test_epsilon_is_zero_at_delta_above_total_variation():
     # Total variation of N(0, 1) and N(0.1, 1): 0.0399 <= sqrt(rho / 2) = 0.05025.
     curve = np.asarray(rdp.gaussian(10.0, ORDERS))
     assert float(rdp.epsilon(curve, ORDERS, 0.051)) == 0
@@ -215,19 +215,19 @@ curves = st.tuples(
 )
 
 
-def of_eight(x):
-    """The batch of the test above: what has its shape is compiled already."""
+def resize_to_eight(x):
+    """Resize to the batch shape of the test above, whose program is compiled."""
     return np.resize(np.asarray(x, np.float64), 8)
 
 
 @settings(max_examples=25, deadline=None)
 @given(curves, st.floats(1.001, 3))
-def test_monotone_and_never_negative(point, factor):
+def test_epsilon_is_nonnegative_and_monotone(point, factor):
     sigma, q, count, log_delta = point
     delta = 10.0**log_delta
     with jax.enable_x64(True):
-        sigmas = of_eight([sigma, sigma * factor, sigma])
-        rates = of_eight([q, q, q / factor])
+        sigmas = resize_to_eight([sigma, sigma * factor, sigma])
+        rates = resize_to_eight([q, q, q / factor])
         found = run_epsilon(sigmas, rates, count, delta)
         start, noisier, rarer = np.asarray(found).tolist()[:3]
         wider = run_epsilon(sigmas, rates, count, min(delta * factor, 0.9))
@@ -241,21 +241,21 @@ def test_monotone_and_never_negative(point, factor):
 
 @settings(max_examples=25, deadline=None)
 @given(curves)
-def test_the_round_trip_never_exceeds_delta(point):
+def test_epsilon_to_delta_round_trip_never_exceeds_delta(point):
     sigma, q, count, log_delta = point
     delta = 10.0**log_delta
     with jax.enable_x64(True):
-        curve = rdp.poisson_gaussian(of_eight(sigma), of_eight(q), ORDERS)
-        _, *found = converted(np.asarray(curve), float(count), delta)
+        curve = rdp.poisson_gaussian(resize_to_eight(sigma), resize_to_eight(q), ORDERS)
+        _, *found = convert_curve(np.asarray(curve), float(count), delta)
     epsilon, order, back = map(np.asarray, found)
-    # ε is rounded up, δ(ε) too: by 16 ulps of the sum that is the exponent.
+    # ε and δ(ε) are rounded up: by 16 ulps of the sum in the exponent.
     slack = 1 + 1e-12 * (1 + order * (1 + epsilon))
     assert np.all(back <= delta * slack)
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 6), st.floats(0.2, 50))
-def test_composing_n_times_is_a_count_of_n(count, sigma):
+def test_composing_n_curves_equals_a_count_of_n(count, sigma):
     with jax.enable_x64(True):
         curve = np.asarray(rdp.gaussian(np.array([sigma]), ORDERS))
         several = np.asarray(rdp.compose(*[curve] * count))
@@ -264,7 +264,7 @@ def test_composing_n_times_is_a_count_of_n(count, sigma):
 
 
 @pytest.mark.slow  # a program that searches is large
-def test_the_largest_batch():
+def test_calibrated_batch_size_is_the_largest():
     examples = 5_000
 
     @jax.jit
@@ -272,22 +272,22 @@ def test_the_largest_batch():
         return run_epsilon(1.2, batch_size / examples, 2_000, 1e-5)
 
     @jax.jit
-    def largest(target):
+    def largest_batch(target):
         return calibrate.solve(
             epsilon, target, increasing=True, integer=True, upper=examples
         )
 
-    found = float(largest(3.0))
+    found = float(largest_batch(3.0))
     assert float(epsilon(found)) <= 3.0 < float(epsilon(found + 1))
 
 
 def exact_epsilon(sigma, q, count, delta, a):
     log_term = mp.log(1 - 1 / mp.mpf(a)) - mp.log(mp.mpf(delta) * mp.mpf(a)) / (a - 1)
-    return count * exact_poisson(sigma, q, a) + log_term
+    return count * exact_poisson_rdp(sigma, q, a) + log_term
 
 
 @pytest.mark.slow
-def test_derivatives_in_float32_code():
+def test_float32_derivatives_match_reference():
     sigma, q, count, delta = 1.1, 0.02, 700, 1e-5
 
     def epsilon(sigma, q):
@@ -308,7 +308,7 @@ def test_derivatives_in_float32_code():
 
 
 @pytest.mark.slow
-def test_second_derivative_in_float32_code():
+def test_float32_second_derivative_matches_reference():
     sigma, q, count, delta = 1.1, 0.02, 700, 1e-5
 
     def epsilon(sigma):
@@ -327,12 +327,12 @@ def test_second_derivative_in_float32_code():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["poisson", "fixed_size"])
-def test_more_nodes_on_wider_windows_change_nothing(kind, x64, monkeypatch):
+def test_quadrature_is_converged(kind, x64, monkeypatch):
     rng = np.random.default_rng(7)
     n = 50_000
     sigma, q = 10 ** rng.uniform(-1, 3, n), 10 ** rng.uniform(-6, 0, n)
     a = 1 + 10 ** rng.uniform(-2, 4, n)
-    # Half of the points around σ², where the bumps part, and some at little noise.
+    # Half of the orders around σ², where the bumps separate, and some at little noise.
     near = sigma[::2] ** 2 * 10 ** rng.uniform(-1, 2, n // 2)
     a[::2] = np.clip(near, 1.01, 1e4)
     sigma[: n // 5] = 10 ** rng.uniform(-1, 0.3, n // 5)
@@ -347,8 +347,8 @@ def test_more_nodes_on_wider_windows_change_nothing(kind, x64, monkeypatch):
     np.testing.assert_allclose(ratio, 1, rtol=0, atol=1e-11)
 
 
-def test_much_noise_leaves_the_first_term(x64):
-    """Nothing is lost to cancellation: a q² v/2 and less than its share of a σ⁻¹ more.
+def test_large_noise_gives_the_leading_term(x64):
+    """No cancellation: a q² v/2, and relatively less than a σ⁻¹ more.
 
     For batches of fixed size v = 4/σ², and the next term is relative to it −a few σ⁻¹.
     """
@@ -360,7 +360,7 @@ def test_much_noise_leaves_the_first_term(x64):
         ("fixed_size_gaussian", 4 / sigma / sigma),
     ]:
         first = orders / 2 * (q * q * v)[..., None]
-        found = at_points(curve, sigma[:, None], q[..., None], orders)
+        found = evaluate_at_points(curve, sigma[:, None], q[..., None], orders)
         ratio = found / np.maximum(first, 1e-300)
         far = np.broadcast_to(orders <= 1e-11 * sigma[:, None], ratio.shape)
         normal = first > 1e-290
@@ -371,7 +371,7 @@ def test_much_noise_leaves_the_first_term(x64):
 
 
 @pytest.mark.slow
-def test_derivatives_under_vmap_and_at_the_ends_of_the_rate():
+def test_vmapped_derivatives_at_rates_zero_and_one_are_exact():
     def epsilon(sigma, q):
         return run_epsilon(sigma, q, 3, 1e-5)
 
@@ -387,21 +387,21 @@ def test_derivatives_under_vmap_and_at_the_ends_of_the_rate():
     np.testing.assert_allclose(by_q[1], by_q[2], rtol=1e-4)
 
 
-def test_corners(x64):
+def test_curves_at_extreme_values_are_within_limits(x64):
     near = np.array([1.0 + 1e-9, 1.0001, 2.0, 1e6])  # rounding grows as 1 / (a − 1)
     sigma = np.array([1e-6, 0.05, 0.1, 1.0, 1e4, 1e150])[:, None, None]
     q = np.array([0.0, 1e-300, 1e-9, 0.5, 1.0])[:, None]
-    curves = at_points("poisson_gaussian", sigma, q, near)
+    curves = evaluate_at_points("poisson_gaussian", sigma, q, near)
     limits = np.asarray(rdp.gaussian(sigma[..., 0], near))
     assert np.all((curves >= 0) & (curves <= limits * (1 + 1e-5) + 1e-250))
     assert np.all((curves > 0) | (q == 0))
-    assert np.all(at_points("poisson_gaussian", 0.0, 0.1, near) == np.inf)
-    assert np.all(at_points("poisson_gaussian", np.inf, 0.1, near) == 0)
+    assert np.all(evaluate_at_points("poisson_gaussian", 0.0, 0.1, near) == np.inf)
+    assert np.all(evaluate_at_points("poisson_gaussian", np.inf, 0.1, near) == 0)
 
 
-def test_corners_of_conversions(x64):
+def test_conversions_at_limits_are_exact(x64):
     curve, two = np.asarray(rdp.gaussian(1.0, ORDERS)), np.array([2.0, 3.0])
-    _, at_most, *_ = converted(curve, 1.0, 1 - 1e-12)
+    _, at_most, *_ = convert_curve(curve, 1.0, 1 - 1e-12)
     assert 0 <= float(at_most) < 1e-9
     epsilon, delta = jax.jit(rdp.epsilon), jax.jit(rdp.delta)
     assert float(epsilon(np.array([np.inf, np.inf]), two, 0.1)) == np.inf
@@ -413,7 +413,7 @@ def test_corners_of_conversions(x64):
     np.testing.assert_array_equal(nothing, 0)
 
 
-def test_traced_mistakes_give_inf():
+def test_invalid_traced_values_give_infinity():
     two, nan = np.array([2.0], np.float32), np.nan
     poisson, gaussian, epsilon, compose, delta = (
         jax.jit(getattr(rdp, x))
@@ -456,6 +456,6 @@ def test_traced_mistakes_give_inf():
         (lambda: rdp.delta(np.ones(2), np.array([2.0, 3.0]), -0.1), "epsilon"),
     ],
 )
-def test_static_mistakes_name_the_argument(call, name):
+def test_invalid_arguments_raise(call, name):
     with pytest.raises(ValueError, match=f"^{name} must"):
         call()

@@ -1,4 +1,4 @@
-"""Momentum of reduced sensitivity: Algorithm 4 directly, privacy by brute force."""
+"""Momentum of reduced sensitivity against Algorithm 4, its privacy by brute force."""
 
 import functools
 import math
@@ -14,12 +14,12 @@ from dpjax.noise import reduced_momentum, tree, windows
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.noise.reduced_momentum import Terms
 
-# The key of the seed 21, for which nothing is compiled.
+# The key of seed 21, made without compiling anything.
 KEY = jax.random.wrap_key_data(np.array([0, 21], np.uint32))
 
 
-def released(num_steps, n):
-    """The nodes of each tree, found by cutting every sum that is asked for."""
+def released_nodes(num_steps, n):
+    """The nodes of each tree, found from the cover of every sum that is needed."""
     anchor, change, drift = set(), set(), set()
     for t in range(1, num_steps + 1):
         nodes = tree.compose(max(t - n, 0) + 1, t)
@@ -28,7 +28,7 @@ def released(num_steps, n):
     return Terms(anchor, change, drift)
 
 
-def value(leaves, y, z, beta):
+def weighted_sum(leaves, y, z, beta):
     return sum(beta ** (z - i) * leaves[i - 1] for i in range(y, z + 1))
 
 
@@ -38,10 +38,10 @@ SHAPES = [(1, 1), (5, 1), (8, 4), (9, 3), (20, 5), (24, 8), (28, 7), (33, 11), (
 @pytest.mark.diagonal
 @pytest.mark.parametrize("shape", [*SHAPES, (17, 5), (40, 6)])
 @pytest.mark.parametrize("beta", [0.0, 0.6, 0.95])
-def test_privacy_is_that_of_the_released_nodes(beta, shape, x64):
+def test_mu_equals_that_of_the_released_nodes(beta, shape, x64):
     noises = Terms(1.3, 0.4, 2.2)
     num_steps, n = shape
-    trees = released(num_steps, n)
+    trees = released_nodes(num_steps, n)
     worst = 0.0
     for place in range(1, n + 1):
         steps = range(place, num_steps + 1, n)
@@ -64,10 +64,10 @@ def test_privacy_is_that_of_the_released_nodes(beta, shape, x64):
     assert mu >= 2 * math.sqrt(worst) * (1 - 1e-15)
 
 
-def test_no_vectors_do_worse_than_aligned_ones():
+def test_aligned_contributions_are_the_worst_case():
     # Contributions in the unit ball of the plane, different in every tree and epoch.
     num_steps, n, beta = 20, 5, 0.8
-    trees, rng = released(num_steps, n), np.random.default_rng(0)
+    trees, rng = released_nodes(num_steps, n), np.random.default_rng(0)
     noises = Terms(1.3, 0.4, 2.2)
     mu = accounting.reduced_momentum_mu(
         noises,
@@ -77,7 +77,7 @@ def test_no_vectors_do_worse_than_aligned_ones():
         adjacency=Adjacency.ZERO_OUT,
     )
 
-    def square(place, vectors):
+    def squared_mu(place, vectors):
         return sum(
             np.sum(
                 sum(
@@ -97,17 +97,17 @@ def test_no_vectors_do_worse_than_aligned_ones():
         vectors = rng.normal(size=(3, 4, 2))
         vectors /= np.maximum(1, np.linalg.norm(vectors, axis=-1, keepdims=True))
         for place in range(1, n + 1):
-            assert square(place, vectors) <= float(mu) ** 2
+            assert squared_mu(place, vectors) <= float(mu) ** 2
     aligned = np.broadcast_to([0.6, 0.8], (3, 4, 2))
-    attained = max(square(place, aligned) for place in range(1, n + 1))
+    attained = max(squared_mu(place, aligned) for place in range(1, n + 1))
     np.testing.assert_allclose(attained, float(mu) ** 2, rtol=1e-6)
 
 
-def draws_of_nodes(num_steps, n, d, stddevs, keys):
-    """The noise that the implementation gives each node of the three trees."""
-    trees = [sorted(nodes) for nodes in released(num_steps, n)]
+def draw_node_noise(num_steps, n, d, stddevs, keys):
+    """The noise of each node of the three trees, as the implementation draws it."""
+    trees = [sorted(nodes) for nodes in released_nodes(num_steps, n)]
 
-    def draws(name, key, nodes, stddev):
+    def draw_tree(name, key, nodes, stddev):
         if not nodes:
             return ()
         if name == "drift":  # the node that ends at a step has the step's key
@@ -127,7 +127,8 @@ def draws_of_nodes(num_steps, n, d, stddevs, keys):
     def all_draws(keys):
         keys = Terms(*(windows.tree_key(k) for k in keys[:2]), keys.drift)
         return [
-            draws(*of) for of in zip(Terms._fields, keys, trees, stddevs, strict=True)
+            draw_tree(*of)
+            for of in zip(Terms._fields, keys, trees, stddevs, strict=True)
         ]
 
     return Terms(
@@ -139,13 +140,15 @@ def draws_of_nodes(num_steps, n, d, stddevs, keys):
 
 
 def algorithm_4(terms, num_steps, n, beta, gamma, draws):
-    """Direct: every momentum from the nodes, by the double sum over earlier epochs."""
+    """Every momentum directly from the nodes, by the double sum over earlier epochs."""
     G, H, R = (
-        {node: value(np.float64(x), *node, beta) + noise[node] for node in nodes}
-        for x, nodes, noise in zip(terms, released(num_steps, n), draws, strict=True)
+        {node: weighted_sum(np.float64(x), *node, beta) + noise[node] for node in nodes}
+        for x, nodes, noise in zip(
+            terms, released_nodes(num_steps, n), draws, strict=True
+        )
     )
 
-    def rebuild(nodes, a, b):
+    def rebuild_momentum(nodes, a, b):
         if b < a:
             return 0.0
         return sum(beta ** (b - z) * nodes[y, z] for y, z in tree.compose(a, b))
@@ -153,19 +156,19 @@ def algorithm_4(terms, num_steps, n, beta, gamma, draws):
     out = []
     for t in range(1, num_steps + 1):
         q, r = divmod(t, n)
-        total = beta ** (t - r) * rebuild(G, 1, r)
+        total = beta ** (t - r) * rebuild_momentum(G, 1, r)
         for i in range(q):
-            total = total + beta ** (n * i) * (1 - gamma) ** (q - i - 1) * rebuild(
-                G, r + 1, r + n
-            )
+            total = total + beta ** (n * i) * (1 - gamma) ** (
+                q - i - 1
+            ) * rebuild_momentum(G, r + 1, r + n)
         for i in range(1, q):
             weight = sum((1 - gamma) ** j * beta ** ((i - 1 - j) * n) for j in range(i))
-            total = total + weight * rebuild(H, t - i * n + 1, t - (i - 1) * n)
-        out.append((1 - beta) * (total + rebuild(R, 1, t)))
+            total = total + weight * rebuild_momentum(H, t - i * n + 1, t - (i - 1) * n)
+        out.append((1 - beta) * (total + rebuild_momentum(R, 1, t)))
     return np.array(out)
 
 
-def recursion(terms, num_steps, n, beta, gamma, stddevs, keys):
+def run_recursion(terms, num_steps, n, beta, gamma, stddevs, keys):
     def step(state, inputs):
         number, term = inputs
         momentum, state = reduced_momentum.update(
@@ -189,18 +192,18 @@ def recursion(terms, num_steps, n, beta, gamma, stddevs, keys):
 @pytest.mark.parametrize(
     ("num_steps", "n"), [(20, 5), (24, 8), (28, 7), (6, 6), (7, 1)]
 )
-def test_the_recursion_is_algorithm_4(num_steps, n):
+def test_recursion_equals_algorithm_4(num_steps, n):
     rng = np.random.default_rng(num_steps)
     terms = Terms(*(np.float32(rng.normal(size=(num_steps, 3))) for _ in range(3)))
     keys = Terms(*jax.random.split(KEY, 3))
     for stddevs in (Terms(0.0, 0.0, 0.0), Terms(0.7, 0.3, 1.1)):
         args = (terms, num_steps, n, 0.9, 0.2)
-        found = jax.jit(lambda args=args, s=stddevs: recursion(*args, s, keys))()
-        draws = draws_of_nodes(num_steps, n, 3, stddevs, keys)
+        found = jax.jit(lambda args=args, s=stddevs: run_recursion(*args, s, keys))()
+        draws = draw_node_noise(num_steps, n, 3, stddevs, keys)
         np.testing.assert_allclose(found, algorithm_4(*args, draws), atol=1e-5)
 
 
-def test_where_nothing_is_clipped_it_is_the_momentum_of_all_gradients():
+def test_unclipped_reduced_momentum_equals_momentum():
     # Telescoping: with the true changes, any γ gives Σ β^{t−i} (g_i + drift_i).
     rng = np.random.default_rng(3)
     num_steps, n, beta, gamma = 32, 8, 0.9, 0.3
@@ -217,13 +220,13 @@ def test_where_nothing_is_clipped_it_is_the_momentum_of_all_gradients():
     @jax.jit
     def momenta():
         keys = Terms(*jax.random.split(KEY, 3))
-        return recursion(terms, num_steps, n, beta, gamma, quiet, keys)
+        return run_recursion(terms, num_steps, n, beta, gamma, quiet, keys)
 
     found = momenta()
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_the_noise_has_the_stated_variance_and_every_node_its_own():
+def test_noise_has_stated_variance_and_differs_by_node():
     num_steps, n, beta, gamma, d = 20, 5, 0.8, 0.25, 20_000
     variance = reduced_momentum.momentum_variance(
         num_steps, n, decay=beta, refresh=gamma
@@ -233,7 +236,7 @@ def test_the_noise_has_the_stated_variance_and_every_node_its_own():
     def draw(stddevs):
         zeros = Terms(*(jnp.zeros((num_steps, d)) for _ in range(3)))
         keys = Terms(*jax.random.split(KEY, 3))
-        return recursion(zeros, num_steps, n, beta, gamma, stddevs, keys)
+        return run_recursion(zeros, num_steps, n, beta, gamma, stddevs, keys)
 
     for stddevs in (Terms(0.7, 0.3, 1.1), Terms(0.0, 2.0, 0.0), Terms(2.0, 0.0, 0.0)):
         noise = np.asarray(draw(stddevs))
@@ -246,7 +249,7 @@ def test_the_noise_has_the_stated_variance_and_every_node_its_own():
         )
 
 
-def test_window_variance_counts_the_nodes_of_the_cut():
+def test_window_variance_matches_brute_force():
     for num_steps, n in SHAPES:
         for beta in (0.0, 0.7):
             brute = [
@@ -259,7 +262,7 @@ def test_window_variance_counts_the_nodes_of_the_cut():
             np.testing.assert_allclose(found, brute, rtol=1e-12)
 
 
-def test_bad_input_names_the_argument():
+def test_invalid_arguments_raise():
     mu = functools.partial(
         accounting.reduced_momentum_mu,
         num_steps=8,

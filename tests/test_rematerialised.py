@@ -1,4 +1,4 @@
-"""engine="ghost" keeps the blocks of jax.checkpoint, and is the same function."""
+"""engine="ghost" keeps the blocks of jax.checkpoint and computes the same sums."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_bookkeeping import assert_same, clipped_by_hand, normal
+from test_bookkeeping import assert_matches_reference, normal, reference_clipped_sum
 from test_bookkeeping_zoo import flax_scanned_layers
 
 import dpjax
@@ -15,7 +15,7 @@ from dpjax.clipping import bookkeeping
 DEPTH, ROWS, WIDTH, BATCH = 3, 4, 6, 5
 
 
-def layers(seed: int = 0) -> dict[str, np.ndarray]:
+def make_layers(seed: int = 0) -> dict[str, np.ndarray]:
     return {
         "in": normal(seed, DEPTH, WIDTH, 2 * WIDTH, scale=0.4),
         "bias": normal(seed + 1, DEPTH, 2 * WIDTH),
@@ -28,7 +28,7 @@ def block(x: Any, p: Any) -> Any:
     return x + jnp.tanh((x * p["gain"][None]) @ p["in"] + p["bias"][None]) @ p["out"]
 
 
-def scanned(p: Any, x: Any, body: Any = block, **options: Any) -> jax.Array:
+def scan_blocks(p: Any, x: Any, body: Any = block, **options: Any) -> jax.Array:
     again = jax.checkpoint(body, **options)
     return jax.lax.scan(lambda x, p: (again(x, p), None), x, p)[0]
 
@@ -37,28 +37,28 @@ SIZES = np.array([3.0, 1.0, 0.1, 0.01, 0.5], np.float32)
 X = normal(9, BATCH, ROWS, WIDTH) * SIZES[:, None, None]
 
 
-def squared(x: jax.Array) -> jax.Array:
+def mean_square(x: jax.Array) -> jax.Array:
     return jnp.mean(x**2)
 
 
-def unrolled(params: Any, x: Any) -> jax.Array:
+def unrolled_loss(params: Any, x: Any) -> jax.Array:
     for i in range(DEPTH):
         x = jax.checkpoint(block)(x, jax.tree.map(lambda a, i=i: a[i], params))
-    return squared(x)
+    return mean_square(x)
 
 
-def listed(params: Any, x: Any) -> jax.Array:
+def list_of_layers_loss(params: Any, x: Any) -> jax.Array:
     policy = jax.checkpoint_policies.dots_saveable
     for p in params:
         x = jax.checkpoint(block, policy=policy)(x, p)
-    return squared(x)
+    return mean_square(x)
 
 
-def nested(params: Any, x: Any) -> jax.Array:
-    return squared(jax.checkpoint(scanned)(params, x))
+def nested_checkpoint_loss(params: Any, x: Any) -> jax.Array:
+    return mean_square(jax.checkpoint(scan_blocks)(params, x))
 
 
-def with_dropout(params: Any, example: Any) -> jax.Array:
+def dropout_loss(params: Any, example: Any) -> jax.Array:
     seed, x = example
 
     def body(x: Any, scanned_in: Any) -> Any:
@@ -67,32 +67,32 @@ def with_dropout(params: Any, example: Any) -> jax.Array:
         return block(dropped, p)
 
     keys = jax.random.split(jax.random.key(seed), DEPTH)
-    return squared(scanned((params, keys), x, body))
+    return mean_square(scan_blocks((params, keys), x, body))
 
 
-def embedded(params: Any, ids: Any) -> jax.Array:
-    """A table inside a block, integers in and out, and one that is tied outside."""
+def embedding_loss(params: Any, ids: Any) -> jax.Array:
+    """A table inside a block, integer inputs and outputs, and a table tied outside."""
 
     def look_up(table: Any, ids: Any) -> Any:
         rows = table[ids]
         return rows, jnp.argmax(rows, axis=1)
 
     x, best = jax.checkpoint(look_up)(params["table"], ids)
-    x = scanned(params["layers"], x + params["tied"][best])
+    x = scan_blocks(params["layers"], x + params["tied"][best])
     return jnp.mean(jax.nn.log_softmax(x @ params["tied"].T)[:, 0])
 
 
-def shared(params: Any, x: Any) -> jax.Array:
-    """One weight in all blocks: they are opened, for the cross terms."""
+def shared_weight_loss(params: Any, x: Any) -> jax.Array:
+    """One weight shared by all blocks: they are inlined, for the cross terms."""
 
     def body(x: Any, p: Any) -> Any:
         return block(x, p) @ params["one"]
 
-    return squared(scanned(params["layers"], x, body))
+    return mean_square(scan_blocks(params["layers"], x, body))
 
 
-def in_several_forms(params: Any, x: Any) -> jax.Array:
-    """Within a block: used twice, normalised, and never meeting the example."""
+def several_forms_loss(params: Any, x: Any) -> jax.Array:
+    """Parameters used twice, normalised, or independent of the example in a block."""
 
     def body(x: Any, p: Any) -> tuple[Any, Any]:
         w = p["in"][:, :WIDTH]
@@ -101,24 +101,24 @@ def in_several_forms(params: Any, x: Any) -> jax.Array:
 
     again = jax.checkpoint(body)
     x, penalty = jax.lax.scan(again, x, params)
-    return squared(x) + 1e-2 * jnp.sum(penalty)
+    return mean_square(x) + 1e-2 * jnp.sum(penalty)
 
 
-def made_before(params: Any, x: Any) -> jax.Array:
-    """What enters a block is a leaf turned, cast and cut."""
+def transformed_leaf_loss(params: Any, x: Any) -> jax.Array:
+    """A block's input is a reshaped, sliced and transposed leaf."""
     w = params["in"].reshape(DEPTH, -1, WIDTH)[:, :WIDTH].transpose(0, 2, 1)
-    return squared(scanned(w, x, lambda x, w: jnp.tanh(x @ w)))
+    return mean_square(scan_blocks(w, x, lambda x, w: jnp.tanh(x @ w)))
 
 
-def waves(params: Any, x: Any) -> jax.Array:
+def fourier_loss(params: Any, x: Any) -> jax.Array:
     def body(x: Any, p: Any) -> Any:
         return jnp.fft.fft(x) @ p["out"][:WIDTH].astype(jnp.complex64)
 
     x = x.astype(jnp.complex64)
-    return jnp.mean(jnp.abs(scanned(params, x, body)) ** 2)
+    return jnp.mean(jnp.abs(scan_blocks(params, x, body)) ** 2)
 
 
-PARAMS = layers()
+PARAMS = make_layers()
 WITH_ONE = {"layers": PARAMS, "one": normal(20, WIDTH, WIDTH)}
 TABLES = {
     "layers": PARAMS,
@@ -128,18 +128,18 @@ TABLES = {
 IDS = np.random.default_rng(23).integers(0, 7, (BATCH, ROWS))
 SEEDS = np.arange(BATCH, dtype=np.uint32)
 LIST = [jax.tree.map(lambda a, i=i: a[i], PARAMS) for i in range(DEPTH)]
-# Each with the number of blocks that are kept.
+# Each loss with the number of blocks that are kept.
 LOSSES = {
-    "scanned": (lambda p, x: squared(scanned(p, x)), PARAMS, X, 1),
-    "unrolled": (unrolled, PARAMS, X, DEPTH),
-    "listed": (listed, LIST, X, DEPTH),
-    "nested": (nested, PARAMS, X, 1),
-    "with_dropout": (with_dropout, PARAMS, (SEEDS, X), 1),
-    "embedded": (embedded, TABLES, IDS, 2),
-    "shared": (shared, WITH_ONE, X, 0),
-    "in_several_forms": (in_several_forms, PARAMS, X, 1),
-    "made_before": (made_before, {"in": PARAMS["in"]}, X, 1),
-    "waves": (waves, {"out": PARAMS["out"]}, X, 1),
+    "scanned": (lambda p, x: mean_square(scan_blocks(p, x)), PARAMS, X, 1),
+    "unrolled": (unrolled_loss, PARAMS, X, DEPTH),
+    "listed": (list_of_layers_loss, LIST, X, DEPTH),
+    "nested": (nested_checkpoint_loss, PARAMS, X, 1),
+    "with_dropout": (dropout_loss, PARAMS, (SEEDS, X), 1),
+    "embedded": (embedding_loss, TABLES, IDS, 2),
+    "shared": (shared_weight_loss, WITH_ONE, X, 0),
+    "in_several_forms": (several_forms_loss, PARAMS, X, 1),
+    "made_before": (transformed_leaf_loss, {"in": PARAMS["in"]}, X, 1),
+    "waves": (fourier_loss, {"out": PARAMS["out"]}, X, 1),
 }
 QUICK = ("embedded",)
 
@@ -148,14 +148,16 @@ QUICK = ("embedded",)
     "name",
     [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in LOSSES],
 )
-def test_same_function(name):
+def test_ghost_engine_matches_reference(name):
     loss, params, batch, _ = LOSSES[name]
     keep = np.arange(jax.tree.leaves(batch)[0].shape[0]) != 2
-    assert_same(loss, params, batch, keep=keep, engine="ghost", clip_norm=0.7)
+    assert_matches_reference(
+        loss, params, batch, keep=keep, engine="ghost", clip_norm=0.7
+    )
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_blocks_that_stay(name):
+def test_expected_number_of_blocks_is_kept(name):
     loss, params, batch, count = LOSSES[name]
     one = jax.tree.map(lambda x: jax.typeof(x[0]), batch)
     leaves, treedef = jax.tree.flatten(params)
@@ -170,12 +172,12 @@ def test_blocks_that_stay(name):
     assert not bookkeeping.plan(closed, groups).blocks
 
 
-def temporaries(function: Any, *args: Any) -> int:
+def temporary_bytes(function: Any, *args: Any) -> int:
     compiled = jax.jit(function).lower(*args).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def test_memory_is_that_of_a_plain_step():
+def test_ghost_engine_memory_is_close_to_a_plain_step():
     depth, rows, width = 12, 64, 32
     params = {
         "in": normal(0, depth, width, 4 * width),
@@ -186,69 +188,71 @@ def test_memory_is_that_of_a_plain_step():
     x = normal(4, 8, rows, width)
 
     def loss(params: Any, x: Any) -> jax.Array:
-        return squared(scanned(params, x))
+        return mean_square(scan_blocks(params, x))
 
     def plain(params: Any, x: Any) -> Any:
         return jax.grad(lambda p: jnp.mean(jax.vmap(loss, (None, 0))(p, x)))(params)
 
     ghost = dpjax.clipped_grad(loss, 1.0, engine="ghost")
     book_keeping = dpjax.clipped_grad(loss, 1.0, engine="bookkeeping")
-    needed = temporaries(plain, params, x)
-    # What is within one block, of all blocks' that book-keeping holds.
-    assert temporaries(ghost, params, x) < 2 * needed
-    assert temporaries(book_keeping, params, x) > 5 * needed
+    needed = temporary_bytes(plain, params, x)
+    # Ghost holds the intermediates of one block, book-keeping those of all blocks.
+    assert temporary_bytes(ghost, params, x) < 2 * needed
+    assert temporary_bytes(book_keeping, params, x) > 5 * needed
 
 
 @pytest.mark.slow
-def test_layers_of_flax():
+def test_scanned_flax_layers_match_reference_with_less_memory():
     loss, params, ids = flax_scanned_layers()
-    assert_same(loss, params, ids, engine="ghost")
+    assert_matches_reference(loss, params, ids, engine="ghost")
     ghost, book_keeping = (
         dpjax.clipped_grad(loss, 1.0, engine=engine)
         for engine in ("ghost", "bookkeeping")
     )
-    assert temporaries(ghost, params, ids) < temporaries(book_keeping, params, ids)
+    assert temporary_bytes(ghost, params, ids) < temporary_bytes(
+        book_keeping, params, ids
+    )
 
 
 @pytest.mark.slow
-def test_groups_are_clipped_on_their_own():
+def test_ghost_engine_clips_groups_separately():
     bounds = {"in": 0.3, "bias": 0.02, "out": 1.5, "gain": 0.02}
 
     def loss(params: Any, x: Any) -> jax.Array:
-        return squared(scanned(params, x))
+        return mean_square(scan_blocks(params, x))
 
-    def run(engine: str) -> Any:
+    def clipped_sums(engine: str) -> Any:
         fn = dpjax.clipped_grad(loss, bounds, engine=engine)
         return jax.jit(fn)(PARAMS, X)
 
-    got, want = run("ghost"), run("vmap")
+    got, want = clipped_sums("ghost"), clipped_sums("vmap")
     for name in PARAMS:
         np.testing.assert_allclose(got[0][name], want[0][name], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(got[1].norm, want[1].norm, rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_an_example_that_is_not_finite_adds_nothing():
+def test_nonfinite_examples_contribute_zero():
     def loss(params: Any, x: Any) -> jax.Array:
-        return squared(scanned(params, x))
+        return mean_square(scan_blocks(params, x))
 
     x = X.copy()
     x[1, 2, 3], x[3, 0, 0] = np.nan, np.inf
-    assert_same(loss, PARAMS, x, engine="ghost")
+    assert_matches_reference(loss, PARAMS, x, engine="ghost")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_other_dtypes(dtype):
+def test_other_dtypes_match_reference(dtype):
     with jax.enable_x64(dtype == "float64"):
         params = jax.tree.map(lambda a: a.astype(dtype), PARAMS)
 
         def loss(params: Any, x: Any) -> jax.Array:
-            return squared(scanned(params, x.astype(dtype)))
+            return mean_square(scan_blocks(params, x.astype(dtype)))
 
         fn = dpjax.clipped_grad(loss, 0.7, engine="ghost")
         grads, per_example = jax.jit(fn)(params, X)
-        sums, norms = clipped_by_hand(loss, params, X, 0.7, True)
+        sums, norms = reference_clipped_sum(loss, params, X, 0.7, True)
         rtol = 1e-4 if dtype == "float64" else 0.03
         np.testing.assert_allclose(per_example.norm, norms, rtol=rtol)
         for got, want in zip(jax.tree.leaves(grads), sums, strict=True):
@@ -257,11 +261,11 @@ def test_other_dtypes(dtype):
 
 
 @pytest.mark.slow
-def test_in_microbatches_and_under_vmap():
+def test_microbatches_and_vmap_match_reference():
     def loss(params: Any, x: Any) -> jax.Array:
-        return squared(scanned(params, x))
+        return mean_square(scan_blocks(params, x))
 
-    assert_same(loss, PARAMS, X, engine="ghost", microbatch_size=2)
+    assert_matches_reference(loss, PARAMS, X, engine="ghost", microbatch_size=2)
     both = jax.tree.map(lambda a: np.stack([a, 2 * a]), PARAMS)
     fn = dpjax.clipped_grad(loss, 0.7, engine="ghost")
     together = jax.jit(jax.vmap(lambda p: fn(p, X)[0]))(both)
@@ -274,8 +278,8 @@ def test_in_microbatches_and_under_vmap():
 @pytest.mark.parametrize(
     "split", [jax.P(None, "batch", None), jax.P(None, None, "batch")]
 )
-def test_parameters_sharded_as_the_batch_is(split):
-    """Explicitly: a block gathers its own parameters."""
+def test_parameters_sharded_like_the_batch_match_reference(split):
+    """On an explicit mesh axis, where a block gathers its own parameters."""
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
     params, x = normal(0, DEPTH, 8, 8, scale=0.4), normal(1, 8, ROWS, 8)
 
@@ -285,10 +289,10 @@ def test_parameters_sharded_as_the_batch_is(split):
         return x + jnp.tanh(x @ w)
 
     def loss(params: Any, x: Any) -> jax.Array:
-        return squared(scanned(params, x, body))
+        return mean_square(scan_blocks(params, x, body))
 
     fn = jax.jit(dpjax.clipped_grad(loss, 0.7, engine="ghost"))
-    want, norms = clipped_by_hand(loss, params, x, 0.7, True)
+    want, norms = reference_clipped_sum(loss, params, x, 0.7, True)
     with jax.set_mesh(mesh):
         sharded = jax.device_put((params, x), (split, jax.P("batch")))
         grads, per_example = fn(*sharded)
@@ -298,12 +302,12 @@ def test_parameters_sharded_as_the_batch_is(split):
 
 
 @pytest.mark.slow
-def test_what_nothing_uses_is_not_differentiated():
+def test_unused_infinite_output_is_not_differentiated():
     def body(x: Any, w: Any) -> Any:
         y = jnp.tanh(x @ w)
-        return y, jnp.exp(1e4 * y**2)  # infinite, as its derivative is
+        return y, jnp.exp(1e4 * y**2)  # infinite, like its derivative
 
     def loss(w: Any, x: Any) -> jax.Array:
-        return squared(jax.checkpoint(body)(x, w)[0])
+        return mean_square(jax.checkpoint(body)(x, w)[0])
 
-    assert_same(loss, normal(0, WIDTH, WIDTH), X, engine="ghost")
+    assert_matches_reference(loss, normal(0, WIDTH, WIDTH), X, engine="ghost")

@@ -1,7 +1,7 @@
-"""Random bins: an example is replaced, an epoch ends early, there is little noise.
+"""Random bins under REPLACE, with epochs that end early, and with little noise.
 
-Both runs may be mixtures then: P of N(m_π, σ²) and Q of N(m′_π, σ²), with what the two
-examples add for the patterns π.
+Both runs may then be mixtures: P of N(m_π, σ²) and Q of N(m′_π, σ²), with the
+contributions of the two examples for the patterns π.
 """
 
 import functools
@@ -28,8 +28,8 @@ def _x64():
         yield
 
 
-def moves(num_steps, n_b):
-    """What an example adds to C x, for each place in the epoch, f[n_b, T]."""
+def cumulative_shifts(num_steps, n_b):
+    """What an example adds to C x, for each position in the epoch, f[n_b, T]."""
     c = np.eye(num_steps)
     for lag, value in enumerate(SHAPE, 1):
         c += value * np.eye(num_steps, k=-lag)
@@ -42,7 +42,7 @@ def log_ratio(moved, z):
     return scipy.special.logsumexp(logs, axis=1) - np.log(len(moved))
 
 
-def simulated(moved, other, epsilon, samples=100_000):
+def simulate_delta(moved, other, epsilon, samples=100_000):
     """E_P (1 − e^ε dQ/dP)₊, and its standard error."""
     rng = np.random.default_rng(2)
     z = rng.standard_normal((samples, moved.shape[1]))
@@ -52,7 +52,7 @@ def simulated(moved, other, epsilon, samples=100_000):
     return terms.mean(), terms.std() / np.sqrt(samples)
 
 
-def on_a_grid(*moved):
+def ratios_on_grid(*moved):
     """Masses for two steps, and the ratio of each run to that without the example."""
     z = np.linspace(-8.5, 8.5, 401)
     density = scipy.stats.norm.pdf(z) * (z[1] - z[0])
@@ -66,20 +66,20 @@ def divergences(mass, p, q, epsilons):
     return np.array([mass @ np.maximum(p - np.exp(e) * q, 0.0) for e in epsilons])
 
 
-def in_part(epsilon, q):
+def subsampled_epsilon(epsilon, q):
     """Log (1 − q + q e^ε)."""
     return epsilon if q == 1 else np.logaddexp(np.log1p(-q), np.log(q) + epsilon)
 
 
-@pytest.mark.slow  # a theorem: none of what is tested here is called
-def test_no_adaptive_gradients_exceed_opposite_ones():
-    """Two steps, three patterns; what is added at the second depends on the first."""
+@pytest.mark.slow  # a theorem: it calls no code of dpjax
+def test_adaptive_gradients_never_exceed_opposite_ones():
+    """Two steps, three patterns; the second step depends on the first output."""
     rng = np.random.default_rng(1)
     z = np.linspace(-8, 8, 801)
     density = scipy.stats.norm.pdf(z) * (z[1] - z[0])
     mass, epsilons = np.outer(density, density).ravel(), np.log([1, 1.5, 4])
 
-    def ratio(first, second, weights):
+    def likelihood_ratio(first, second, weights):
         """For first f[π] and second f[π, z₁]."""
         terms = [
             w
@@ -89,7 +89,7 @@ def test_no_adaptive_gradients_exceed_opposite_ones():
         ]
         return np.sum(terms, axis=0).ravel()
 
-    def adaptive(c):
+    def adaptive_contributions(c):
         cuts = np.digitize(z, np.sort(rng.normal(size=4)))
         second = rng.choice([-1, 1, 0.3, -0.6], (3, 5))[:, cuts]
         return c[:, 0] * rng.uniform(-1, 1, 3), c[:, 1:] * second
@@ -99,41 +99,48 @@ def test_no_adaptive_gradients_exceed_opposite_ones():
         weights = rng.dirichlet([1, 1, 1])
         aligned = c[:, 0], c[:, 1:] * np.ones_like(z)
         opposite = -aligned[0], -aligned[1]
-        pair = (ratio(*aligned, weights), ratio(*opposite, weights))
+        pair = (
+            likelihood_ratio(*aligned, weights),
+            likelihood_ratio(*opposite, weights),
+        )
         most = divergences(mass, pair[0], pair[1], epsilons)
         for _ in range(4):
-            p, q = (ratio(*adaptive(c), weights) for _ in range(2))
+            p, q = (
+                likelihood_ratio(*adaptive_contributions(c), weights) for _ in range(2)
+            )
             # Kinks of the steps, too, are integrated to 1e-3 of the differences.
             assert np.all(divergences(mass, p, q, epsilons) <= most + 2e-4)
 
 
 @functools.cache
-def jitted_losses():
+def replacement_losses_fn():
     @jax.jit
-    def of(noise, num_steps):
+    def replacement_losses(noise, num_steps):
         law = spread.allocation(noise, num_steps, jnp.asarray(1e-12))
         return spread.replacement_losses(law, num_steps)
 
-    return of
+    return replacement_losses
 
 
-def losses(num_steps, noise):
+def compute_losses(num_steps, noise):
     with scope():
-        found = jitted_losses()(jnp.asarray(noise), jnp.asarray(1.0 * num_steps))
+        found = replacement_losses_fn()(
+            jnp.asarray(noise), jnp.asarray(1.0 * num_steps)
+        )
     return jax.tree.map(np.asarray, found)
 
 
-def delta_of(found, epsilon):
+def delta_of_losses(found, epsilon):
     above = np.maximum(-np.expm1(epsilon - found.loss[0]), 0.0)
     return np.sum(np.exp(found.log_mass[0]) * above) + found.lost[0]
 
 
 @pytest.mark.parametrize("noise", [0.7, pytest.param(1.6, marks=pytest.mark.matrix)])
-def test_losses_of_replacing_are_above_the_true_ones(noise):
+def test_replacement_losses_bound_exact_delta(noise):
     epsilons = np.array([0.1, 0.7, 2.0, 4.0])
-    # Exact of one step, where the ratios do fall and grow together.
-    found = losses(1, noise)
-    got = np.array([delta_of(found, e) for e in epsilons])
+    # Exact for one step, where both ratios are monotone together.
+    found = compute_losses(1, noise)
+    got = np.array([delta_of_losses(found, e) for e in epsilons])
     exact = np.asarray(gdp.delta(2 / noise, epsilons))
     assert np.all(got >= exact * (1 - 1e-9))
     np.testing.assert_allclose(got, exact, rtol=2e-3)
@@ -141,14 +148,14 @@ def test_losses_of_replacing_are_above_the_true_ones(noise):
     p = np.exp(found.log_mass[0])
     np.testing.assert_allclose(np.sum(p) + found.lost[0], 1.0, rtol=1e-9)
     assert np.sum(p * np.exp(-found.loss[0])) <= 1 + 1e-9
-    got = np.array([delta_of(losses(2, noise), e) for e in epsilons])
+    got = np.array([delta_of_losses(compute_losses(2, noise), e) for e in epsilons])
     moved = np.eye(2) / noise
     any_other = np.array([[0.3, -0.2], [0.9, 0.1]]) / noise
-    mass, p, q, other = on_a_grid(moved, -moved, any_other)
+    mass, p, q, other = ratios_on_grid(moved, -moved, any_other)
     assert np.all(got >= divergences(mass, p, q, epsilons))
     assert np.all(got >= divergences(mass, p, other, epsilons))
     assert np.all(got < np.asarray(gdp.delta(2 / noise, epsilons)))
-    # What they are: by way of the run without either example, at the best split.
+    # The bound is by way of the run without either example, at the best split.
     split = [
         divergences(mass, p, 1, [e]) + np.exp(e) * divergences(mass, 1, q, epsilons - e)
         for e in np.linspace(-1, 4, 41)
@@ -157,9 +164,9 @@ def test_losses_of_replacing_are_above_the_true_ones(noise):
 
 
 @functools.cache
-def compiled(how, num_steps, n_b, adjacency=Adjacency.REPLACE):
+def compiled_epsilon(how, num_steps, n_b, adjacency=Adjacency.REPLACE):
     @jax.jit
-    def of(coefficients, noise, delta):
+    def epsilon(coefficients, noise, delta):
         return correlated.epsilon(
             Toeplitz(coefficients, jnp.zeros(0)),
             noise,
@@ -170,53 +177,53 @@ def compiled(how, num_steps, n_b, adjacency=Adjacency.REPLACE):
             adjacency=adjacency,
         )
 
-    return of
+    return epsilon
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_steps", "n_b"), [(2, 2), (3, 2), (24, 8), (3, 12)])
-def test_no_bound_is_below_a_simulation(num_steps, n_b):
+def test_epsilon_bounds_hold_in_simulations(num_steps, n_b):
     """Four contributions each, at six standard errors: a false alarm in 1e7.
 
-    Of two steps it is no simulation. Three of twelve are an epoch that ends early.
+    Two steps are integrated instead. Three steps of twelve end an epoch early.
     """
-    moved = moves(num_steps, n_b)
-    of = compiled("random_bins", num_steps, n_b)
+    moved = cumulative_shifts(num_steps, n_b)
+    of = compiled_epsilon("random_bins", num_steps, n_b)
     mean = told = epsilon = 0.0
     delta, share = 1.0, min(1.0, num_steps / n_b)
     for noise, delta in [(0.8, 0.03), (1.7, 0.01), (4.0, 0.003)]:
         epsilon = float(of(SHAPE, noise, delta))
         nothing, turned = 0 * moved, np.roll(moved, 1, axis=0)
         for one, other in [(moved, nothing), (nothing, moved), (moved, turned)]:
-            mean, error = simulated(one / noise, other / noise, epsilon)
+            mean, error = simulate_delta(one / noise, other / noise, epsilon)
             assert mean - 6 * error <= delta
-        mean, error = simulated(moved / noise, -moved / noise, epsilon)
+        mean, error = simulate_delta(moved / noise, -moved / noise, epsilon)
         if num_steps == 2:
-            mass, p, q = on_a_grid(moved / noise, -moved / noise)
+            mass, p, q = ratios_on_grid(moved / noise, -moved / noise)
             mean, error = divergences(mass, p, q, [epsilon])[0], 0.0
         assert mean - 6 * error <= delta
-        # Nor is it above that of known steps, where there are q of an epoch.
+        # It is at most that of known steps, in a share of an epoch.
         mu = 2 * np.max(np.linalg.norm(moved, axis=1)) / noise
-        told = in_part(float(gdp.epsilon(mu, delta / share)), share)
+        told = subsampled_epsilon(float(gdp.epsilon(mu, delta / share)), share)
         assert epsilon <= told * (1 + 1e-9)
-    # With much noise it is not far above the simulation.
+    # With much noise it is close to the simulation.
     assert mean > 0.05 * delta
     assert epsilon < 0.9 * told
-    if n_b == 12:  # who takes part once in four times has no more than that to lose
+    if n_b == 12:  # an example takes part with probability 1/4, so that δ is below 0.3
         assert of(SHAPE, 1e-3, 0.3) == 0
-    # With little noise it is that of known steps.
+    # With little noise it is close to that of known steps.
     mu = 2 * np.max(np.linalg.norm(moved, axis=1)) / 0.02
-    told = in_part(float(gdp.epsilon(mu, 1e-5 / share)), share)
+    told = subsampled_epsilon(float(gdp.epsilon(mu, 1e-5 / share)), share)
     np.testing.assert_allclose(of(SHAPE, 0.02, 1e-5), told, rtol=0.05)
 
 
 @pytest.mark.slow
-def test_fresh_bins_cost_no_more_than_known_ones():
+def test_fresh_bins_epsilon_is_at_most_that_of_known_steps():
     strategy = Toeplitz(jnp.asarray(SHAPE), jnp.zeros(0))
     sizes = {"num_steps": 12, "steps_per_epoch": 4, "adjacency": Adjacency.REPLACE}
     got = told = 0.0
     for noise in (0.02, 0.3, 4.0):
-        got = float(compiled("fresh_bins", 12, 4)(SHAPE, noise, 1e-5))
+        got = float(compiled_epsilon("fresh_bins", 12, 4)(SHAPE, noise, 1e-5))
         mu = correlated.mu(strategy, noise, order="reshuffled", **sizes)
         told = float(gdp.epsilon(mu, 1e-5))
         assert got <= told * (1 + 1e-9)
@@ -225,20 +232,20 @@ def test_fresh_bins_cost_no_more_than_known_ones():
 
 
 @pytest.mark.slow
-def test_allocation_of_examples_that_are_replaced():
+def test_allocation_epsilon_under_replace_holds_in_simulation():
     replaced = functools.partial(
         allocation.epsilon, num_steps=10, adjacency=Adjacency.REPLACE
     )
     for noise, delta in [(0.8, 0.01), (2.0, 0.001)]:
         epsilon = float(replaced(noise, delta))
         moved = np.eye(10) / noise
-        mean, error = simulated(moved, -moved, epsilon)
+        mean, error = simulate_delta(moved, -moved, epsilon)
         assert 0.1 * delta < mean - 6 * error <= delta
         less = float(allocation.epsilon(noise, delta, num_steps=10))
         assert less < epsilon
         at = allocation.delta(noise, epsilon, num_steps=10, adjacency=Adjacency.REPLACE)
         np.testing.assert_allclose(float(at), delta, rtol=0.03)
-    # With little noise, as if the steps were known.
+    # With little noise it is close to that of known steps.
     known = float(gdp.epsilon(2 / 0.01, 1e-5))
     assert known * 0.9 < float(replaced(0.01, 1e-5)) <= known * (1 + 1e-9)
     both = allocation.pld(1.0, num_steps=10, adjacency=Adjacency.REPLACE)

@@ -1,4 +1,4 @@
-"""Norms that clipping rests on are never too small: against exact arithmetic.
+"""Norms for clipping are never below those in exact arithmetic.
 
 float32 products are exact in float64, whose sums are off by 1e-16 of their largest
 term; the cancellations here leave 1e-7 of it, so references are good to 1e-9.
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.rounding
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_margins_cover_gamma(dtype):
+def test_rounding_margins_cover_gamma(dtype):
     u = fractions.Fraction(1, 2**24 if dtype == jnp.float32 else 2**53)
     for terms in (1, 7, 1000, 262_144):
         exact = terms * u / (1 - terms * u)
-        # And a few percent, for roundings of the margin itself.
+        # Plus a few percent, for roundings of the margin itself.
         assert exact * 102 / 100 < fractions.Fraction(_rounding.margin(terms, dtype))
     with pytest.raises(ValueError, match="float32"):
         _rounding.margin(300_000, jnp.float32)
@@ -44,7 +44,7 @@ def test_margins_cover_gamma(dtype):
     ],
 )
 @pytest.mark.parametrize("value", [0.1, 1 + 2.0**-12, None])
-def test_sums_of_squares_are_never_too_small(shape, unit, value):
+def test_sums_of_squares_are_tight_upper_bounds(shape, unit, value):
     x = np.full(shape, value or 0.0, np.float32)
     if value is None:
         x = np.random.default_rng(1).lognormal(0, 3, shape).astype(np.float32)
@@ -56,17 +56,17 @@ def test_sums_of_squares_are_never_too_small(shape, unit, value):
 
 
 @pytest.mark.parametrize("shape", [(300, 1000), (9, 70, 70), (1_000_000,)])
-def test_compiled_sums_keep_their_stages(shape):
-    """The compiler merges sums of sums, but for the barrier."""
+def test_compiled_staged_sums_are_not_merged(shape):
+    """Without the barrier the compiler would merge sums of sums."""
     terms = []
 
-    def total(x):
+    def staged_total(x):
         found, count = _rounding.staged_sum(x)
         terms.append(count)
         return found
 
     given = jax.ShapeDtypeStruct((2, *shape), np.float32)
-    compiled = jax.jit(jax.vmap(total)).lower(given).compile().as_text()
+    compiled = jax.jit(jax.vmap(staged_total)).lower(given).compile().as_text()
     sums = re.findall(r"= f32\[([\d,]*)\]\S* reduce\(", compiled)
     assert len(sums) >= 2
     assert terms[0] < 4 * np.sqrt(np.prod(shape)) + 1024
@@ -87,8 +87,8 @@ def exact_norm(sites, tables):
     return np.sqrt(np.sum(total**2, axis=(1, 2, 3)))
 
 
-def adversary(kind, rng, b=40, g=2, t=6, n=130, p=90):
-    """Rows whose sum is far smaller than they are, down to a few roundings."""
+def cancelling_rows(kind, rng, b=40, g=2, t=6, n=130, p=90):
+    """Rows whose products cancel in the sum, down to a few roundings."""
 
     def normal(*shape):
         return rng.normal(size=shape).astype(np.float32)
@@ -109,7 +109,7 @@ def adversary(kind, rng, b=40, g=2, t=6, n=130, p=90):
         left, right = np.full_like(left, 1.1), np.full_like(right, 0.7)
         right[:, :, 1::2] *= -(1 + small)
         return [Factors(left, right)], (n,)
-    if kind == "looked up":  # at few positions, in two places
+    if kind == "looked up":  # at few positions, by two lookups
         position = rng.integers(0, 3, (b, g, t))
         again = OneHot(np.roll(position, -1, axis=-1))
         rolled = np.roll(right, -1, axis=2) * (1 + small)
@@ -124,12 +124,12 @@ def adversary(kind, rng, b=40, g=2, t=6, n=130, p=90):
 @pytest.mark.parametrize(
     "kind", ["two sites", "repeated", "opposite", "alike", "looked up", "table"]
 )
-def test_norms_by_rows_are_never_too_small(kind):
-    sites, sizes = adversary(kind, np.random.default_rng(3))
+def test_norms_by_rows_are_upper_bounds_under_cancellation(kind):
+    sites, sizes = cancelling_rows(kind, np.random.default_rng(3))
     exact = exact_norm(sites, sizes)
     got = norm_by_rows(sites, 0.5)
     assert np.all(exact <= got)
-    # No more than what cancels makes uncertain.
+    # The excess is at most the uncertainty by cancellation.
     lengths = sum(
         np.sum(
             (1 if isinstance(a, OneHot) else np.linalg.norm(a, axis=-1))
@@ -141,7 +141,7 @@ def test_norms_by_rows_are_never_too_small(kind):
     assert np.all(got**2 <= exact**2 + 3e-5 * lengths**2)
 
 
-def test_norms_by_rows_are_close_where_rows_do_not_cancel():
+def test_norms_by_rows_are_tight_without_cancellation():
     rng = np.random.default_rng(5)
     left = rng.normal(size=(3, 1, 128, 256)).astype(np.float32)
     right = rng.normal(size=(3, 1, 128, 600)).astype(np.float32)
@@ -153,15 +153,15 @@ def test_norms_by_rows_are_close_where_rows_do_not_cancel():
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
-def test_one_contribution_stays_under_the_clip_norm(engine):
-    """However its rows cancel."""
+def test_contribution_of_cancelling_rows_is_within_clip_norm(engine):
+    """For rows that cancel to any degree."""
 
     def loss(params, rows):
         x, d = rows
         # In two uses, so that sites cancel too.
         return jnp.sum((x @ params) * d) + jnp.sum((d @ params.T) * x)
 
-    sites, _ = adversary("opposite", np.random.default_rng(7), b=32, g=1)
+    sites, _ = cancelling_rows("opposite", np.random.default_rng(7), b=32, g=1)
     rows = tuple(x[:, 0] for x in sites[0])
     w = np.zeros((130, 90), np.float32)
     assert dpjax.explain(loss, w, rows).rows[0].norm == "rows"
@@ -175,13 +175,13 @@ def test_one_contribution_stays_under_the_clip_norm(engine):
     assert np.all(norms <= clip_norm)
     clipped = exact > clip_norm
     assert 4 < np.sum(clipped) < 28
-    # What cancels to a hundredth is still known to a tenth.
+    # Norms of sums that cancel to a hundredth are still accurate to a tenth.
     assert np.all(norms[exact > 10] > 0.9 * clip_norm)
     assert np.sum(exact > 10) > 3
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
-def test_one_contribution_of_a_network_reaches_the_clip_norm(engine):
+def test_network_contribution_attains_the_clip_norm(engine):
     def loss(params, example):
         x, y = example
         h = jnp.tanh(x @ params["w"] + params["b"])
@@ -204,7 +204,7 @@ def test_one_contribution_of_a_network_reaches_the_clip_norm(engine):
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
-def test_norms_in_float64_are_enlarged_by_its_rounding_alone(x64, engine):
+def test_float64_norms_have_only_float64_margins(x64, engine):
     rng = np.random.default_rng(3)
     shapes = {"w": (6, 9), "g": (9,), "b": (9,), "v": (9, 70), "o": (70, 80), "s": (5,)}
     params = {name: rng.normal(size=shape) / 4 for name, shape in shapes.items()}
@@ -212,7 +212,7 @@ def test_norms_in_float64_are_enlarged_by_its_rounding_alone(x64, engine):
 
     def loss(params, example):
         x, y = example
-        # Gradients that are formed and pulled back, a checkpointed block, and rows.
+        # Gradients formed and pulled back, a checkpointed block, and norms by rows.
         h = jnp.tanh(x @ (params["w"] * params["g"][None]) + params["b"][None])
         h = jax.checkpoint(lambda h: jnp.tanh(h @ params["v"]))(h)
         h = jnp.sum(jnp.tanh(h @ params["o"]), axis=-1)
@@ -221,11 +221,11 @@ def test_norms_in_float64_are_enlarged_by_its_rounding_alone(x64, engine):
     fn = dpjax.clipped_grad(loss, 0.7, engine=engine)
 
     @jax.jit
-    def both(params, batch):
+    def norms_and_gradients(params, batch):
         plain = jax.vmap(jax.grad(loss), (None, 0))(params, batch)
         return fn(params, batch)[1].norm, plain
 
-    norms, gradients = jax.device_get(both(params, batch))
+    norms, gradients = jax.device_get(norms_and_gradients(params, batch))
     flat = [np.reshape(g, (8, -1)) for g in jax.tree.leaves(gradients)]
     exact = np.linalg.norm(np.concatenate(flat, axis=1).astype(np.longdouble), axis=1)
     # Every margin here is of fewer than 200 terms, and is taken twice at most of terms

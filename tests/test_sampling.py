@@ -1,7 +1,6 @@
-"""Batches: who is in them, how often, and in what shape.
+"""Samplers: which examples are in a batch, how often, and in what shape.
 
-A statistical test compares a p-value with ALARM: with other keys it would fail about
-that often though nothing is wrong.
+A statistical test compares a p-value with ALARM, its rate of false alarms over keys.
 """
 
 import functools
@@ -22,12 +21,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dpjax import sampling
 from dpjax.sampling import _binomial, _order
 
-# The key of the seed 7, for which nothing is compiled.
+# The key of seed 7, made without compiling anything.
 KEY = jax.random.wrap_key_data(np.array([0, 7], np.uint32))
 ALARM = 1e-6
 
 
-def uniform(observed, cells):
+def is_uniform(observed, cells):
     """Whether values are spread evenly over cells, by the chi-square test."""
     counts = np.bincount(np.asarray(observed).ravel(), minlength=cells)
     assert counts.size == cells
@@ -37,12 +36,12 @@ def uniform(observed, cells):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "b"), [(12, 4), (13, 4), (5, 8), (1, 1), (7, 1)])
-def test_every_example_once_an_epoch(n, b):
+def test_each_epoch_has_every_example_once(n, b):
     num_steps = -(-n // b)
     steps = np.array([*range(num_steps), num_steps, 2**31, 2**32 - 1], np.uint32)
 
     @jax.jit
-    def epochs():
+    def all_epochs():
         cyclic = jax.vmap(lambda i: sampling.cyclic_step(n, b, step=i))
         draw = {"key": KEY, "epoch": 3}
         reshuffled = jax.vmap(lambda i: sampling.reshuffled_step(n, b, **draw, step=i))
@@ -51,7 +50,7 @@ def test_every_example_once_an_epoch(n, b):
             (sampling.reshuffled(n, b, **draw), reshuffled(steps)),
         )
 
-    for batch, by_step in jax.device_get(epochs()):
+    for batch, by_step in jax.device_get(all_epochs()):
         alone = jax.tree.map(lambda x: x[:num_steps], by_step)
         chex.assert_trees_all_equal(alone, batch)
         assert not by_step.mask[num_steps:].any()
@@ -66,7 +65,7 @@ def test_cyclic_is_in_order():
     np.testing.assert_array_equal(batch.mask[2], [True, True, False, False])
 
 
-def test_reshuffled_changes_by_epoch_and_key_alone():
+def test_reshuffled_order_depends_only_on_epoch_and_key():
     def order(key, epoch):
         return sampling.reshuffled(50, 10, key=key, epoch=epoch).indices
 
@@ -79,7 +78,7 @@ def test_reshuffled_changes_by_epoch_and_key_alone():
     np.testing.assert_array_equal(first, again)
     for other in others:
         assert np.any(first != other)
-    # Each place is uniform: 4000 epochs, 5 values, z = 5 in 25 cells.
+    # Each position is uniform: 4000 epochs, 5 values, z = 5 in 25 cells.
     many = jax.jit(
         jax.vmap(lambda e: sampling.reshuffled(5, 5, key=KEY, epoch=e).indices.ravel())
     )(np.arange(4000))
@@ -91,14 +90,14 @@ def test_reshuffled_changes_by_epoch_and_key_alone():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("rate", [0.003, 0.2, 0.9])
-def test_poisson_takes_each_example_independently(rate):
+def test_poisson_sampling_is_independent_by_example(rate):
     n, steps = 400, 1500
     draw = functools.partial(sampling.poisson, n, rate, max_batch_size=n, key=KEY)
     batches = jax.jit(jax.vmap(lambda step: draw(step=step)))(np.arange(steps))
     taken = np.zeros((steps, n), int)
     rows, places = np.nonzero(np.asarray(batches.mask))
     np.add.at(taken, (rows, np.asarray(batches.indices)[rows, places]), 1)
-    assert taken.max() == 1  # nobody twice
+    assert taken.max() == 1  # no example twice
     spread = np.sqrt(rate * (1 - rate))
     # z = 6 over 400 columns, 1500 rows, one total: false alarm below 1e-5
     # (the binomial tails at rate 0.003 are heavier: z = 9 there).
@@ -108,7 +107,7 @@ def test_poisson_takes_each_example_independently(rate):
     assert abs(taken.mean() - rate) < z * spread / np.sqrt(n * steps)
 
 
-def test_poisson_rates_are_never_exceeded():
+def test_poisson_rate_is_exact_at_tiny_rates():
     # A float32 uniform below 1e-8 happens with probability 2⁻²³, twelve times more.
     draw = jax.jit(
         jax.vmap(
@@ -142,7 +141,7 @@ def test_poisson_rates_are_never_exceeded():
         (7, 1.0, 3),
     ],
 )
-def test_counts_have_exactly_the_binomial_distribution(n, rate, most):
+def test_count_thresholds_are_binomial_to_127_bits(n, rate, most):
     q = Fraction(rate)
     exact, total = [], Fraction(0)
     for k in range(most):  # P[count <= k]
@@ -157,7 +156,7 @@ def test_counts_have_exactly_the_binomial_distribution(n, rate, most):
         assert 0 <= Fraction(threshold, 2**128) - below < Fraction(1, 2**127)
 
 
-def test_counts_of_very_many_examples():
+def test_count_thresholds_for_a_billion_examples_are_accurate():
     n, rate = 10**9, 1e-3
     table = _binomial.table(n, rate, n)
     assert len(table.thresholds) < 27 * np.sqrt(n * rate)
@@ -180,7 +179,7 @@ def test_counts_of_very_many_examples():
         assert abs(found / mp.mpf(2) ** 128 - pmf * tail) < mp.mpf(2) ** -120
 
 
-def test_bits_are_compared_as_one_number(monkeypatch):
+def test_count_draw_compares_128_bits_as_one_number(monkeypatch):
     thresholds = np.array([[0, 0, 0, 5], [0, 7, 0, 0], [3, 0, 0, 1]], np.uint32)
     monkeypatch.setattr(_binomial, "table", lambda *_: _binomial.Table(thresholds, 4))
 
@@ -198,8 +197,8 @@ def test_bits_are_compared_as_one_number(monkeypatch):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "rate", "b"), [(12, 0.4, 12), (48, 0.05, 12)])
-def test_poisson_counts_examples_and_pairs(n, rate, b):
-    """All of n are drawn in the first case, first occurrences in the second."""
+def test_poisson_counts_and_pairs_have_expected_frequencies(n, rate, b):
+    """The first case draws all of n, the second the first occurrences."""
     steps = 20_000
     draw = functools.partial(sampling.poisson, n, rate, max_batch_size=b, key=KEY)
     indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(np.arange(steps))
@@ -229,22 +228,22 @@ def test_poisson_overflow_keeps_a_random_subset(n, rate, b):
     assert scipy.stats.binomtest(len(full), 10_000, expected).pvalue > ALARM
     subsets = list(itertools.combinations(range(n), b))
     kept = [subsets.index(tuple(sorted(row))) for row in full.tolist()]
-    assert uniform(kept, len(subsets))
+    assert is_uniform(kept, len(subsets))
 
 
 @pytest.mark.diagonal("redrawn")
 @pytest.mark.parametrize(("n", "count"), [(9, 2), (5, 3), (4, 4)])
 @pytest.mark.parametrize("redrawn", [False, True])
-def test_distinct_numbers_in_random_order(n, count, redrawn, monkeypatch):
-    if redrawn:  # so few draws, or bits to sort by, that many of them are not good
+def test_distinct_numbers_are_uniform_over_orders(n, count, redrawn, monkeypatch):
+    if redrawn:  # so few draws, or bits to sort by, that many must be drawn again
         bits = jax.random.bits
 
-        def poor(key, shape, dtype):
+        def few_random_bits(key, shape, dtype):
             few = np.uint32(3 if len(shape) == 2 else 2**32 - 1)
             return bits(key, shape, dtype) & few
 
         monkeypatch.setattr(_order, "_draws", lambda *_: count)
-        monkeypatch.setattr(jax.random, "bits", poor)
+        monkeypatch.setattr(jax.random, "bits", few_random_bits)
     draw = jax.jit(
         lambda: jax.vmap(lambda key: _order.distinct(key, n, count))(
             jax.random.split(KEY, 8_000)
@@ -252,19 +251,19 @@ def test_distinct_numbers_in_random_order(n, count, redrawn, monkeypatch):
     )
     orders = list(itertools.permutations(range(n), count))
     drawn = draw().tolist()
-    assert uniform([orders.index(tuple(row)) for row in drawn], len(orders))
+    assert is_uniform([orders.index(tuple(row)) for row in drawn], len(orders))
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("n", [2**31 - 1, 3 * 2**29, 2**30 + 1])
-def test_numbers_are_uniform_up_to_the_largest(n):
+def test_distinct_numbers_are_uniform_up_to_the_largest(n):
     # Without rejection, remainders below 2³² mod n would be up to twice as likely.
     draw = jax.jit(lambda: _order.distinct(KEY, n, 40_000))
     drawn = np.asarray(draw()).astype(np.int64)
     assert drawn.min() >= 0
     assert drawn.max() < n
     assert len(set(drawn.tolist())) == 40_000
-    assert uniform(drawn * 24 // n, 24)
+    assert is_uniform(drawn * 24 // n, 24)
 
 
 @pytest.mark.parametrize(
@@ -282,16 +281,16 @@ def test_numbers_are_uniform_up_to_the_largest(n):
     ],
     ids=["poisson", "fixed_size", "reshuffled_step", "cyclic_poisson"],
 )
-def test_a_step_is_no_larger_than_its_batch(draw, size):
-    def arrays(jaxpr):
+def test_sampling_step_uses_memory_linear_in_the_batch(draw, size):
+    def iter_arrays(jaxpr):
         for equation in jaxpr.eqns:
             yield from (v.aval for v in equation.outvars)
             for value in jax.tree.leaves(list(equation.params.values())):
                 if hasattr(value, "jaxpr"):
-                    yield from arrays(value.jaxpr)
+                    yield from iter_arrays(value.jaxpr)
 
     program = jax.make_jaxpr(lambda key: draw(key))(KEY)
-    assert max(np.prod(a.shape) for a in arrays(program.jaxpr)) < size * 200
+    assert max(np.prod(a.shape) for a in iter_arrays(program.jaxpr)) < size * 200
     indices, mask = jax.jit(draw)(KEY)
     kept = np.asarray(indices)[np.asarray(mask)]
     assert len(set(kept.tolist())) == len(kept) > 50
@@ -300,28 +299,28 @@ def test_a_step_is_no_larger_than_its_batch(draw, size):
 
 @pytest.mark.slow
 def test_orders_of_all_sizes_are_permutations(monkeypatch):
-    def check(n, places):
+    def assert_is_permutation(n, places):
         values = _order.values_at(KEY, n, jnp.minimum(places, np.uint32(n - 1)))
         np.testing.assert_array_equal(np.sort(values[:n]), np.arange(n))
 
     with jax.disable_jit():  # compile one operation at a time, once for all sizes
         places = jnp.arange(2**17, dtype=jnp.uint32)
         for n in (2**14 + 1, 2**14 + 19, 129**2, 129**2 + 1, 130 * 129, 99_991):
-            check(n, places)
+            assert_is_permutation(n, places)
         monkeypatch.setattr(_order, "SORTED", 0)
         monkeypatch.setattr(_order, "_ROUNDS", 2)
         for n in (*range(1, 27), 35, 36, 37, 99, 100, 101):
-            check(n, places[:128])
+            assert_is_permutation(n, places[:128])
 
 
 @pytest.mark.slow
-def test_large_orders_look_like_random_ones():
+def test_large_orders_pass_randomness_tests():
     n, runs = 2**14 + 3, 300
     order = jax.jit(
         jax.vmap(lambda e: sampling.reshuffled(n, n, key=KEY, epoch=e).indices[0])
     )
     orders = np.asarray(order(jnp.arange(runs))).astype(np.int64)
-    # Where one place is sent, and two neighbours in a row or a column of the grid.
+    # The image of one position, and of two neighbours in a row or column of the grid.
     columns = -(-n // 129)
     few = jax.jit(
         jax.vmap(
@@ -332,12 +331,12 @@ def test_large_orders_look_like_random_ones():
     )(jax.random.split(KEY, 20_000))
     few = np.asarray(few).astype(np.int64) * 16 // n
     for place in range(4):
-        assert uniform(few[:, place], 16)
+        assert is_uniform(few[:, place], 16)
     for i, j in itertools.combinations(range(4), 2):
-        assert uniform(few[:, i] * 16 + few[:, j], 256)
+        assert is_uniform(few[:, i] * 16 + few[:, j], 256)
     # Differences of neighbours, along rows and columns.
     for step in (1, columns):
-        assert uniform((orders[:, step:] - orders[:, :-step]) % n * 64 // n, 64)
+        assert is_uniform((orders[:, step:] - orders[:, :-step]) % n * 64 // n, 64)
     # Sums over runs: z = 5 has 6e-7. Fixed points are Poisson with mean and variance 1;
     # n cycles of length j have mean 1 / j each, and H_n − Σ j⁻² for the variance.
     fixed = np.sum(orders == np.arange(n))
@@ -355,7 +354,7 @@ def test_large_orders_look_like_random_ones():
     assert scipy.stats.binomtest(odd, runs).pvalue > ALARM
 
 
-def test_an_order_is_not_that_of_noise_from_the_same_key():
+def test_orders_are_independent_of_noise_from_the_same_key():
     n = 1000
 
     def ranks(x):
@@ -389,7 +388,7 @@ def test_an_order_is_not_that_of_noise_from_the_same_key():
 
 
 @pytest.mark.slow
-def test_the_same_numbers_give_the_same_batches():
+def test_batches_agree_under_jit_vmap_x64_and_meshes():
     def draw(key, i):
         return (
             sampling.poisson(90, 0.1, max_batch_size=16, key=key, step=i),
@@ -400,12 +399,12 @@ def test_the_same_numbers_give_the_same_batches():
     plain = jax.jit(draw)
     wanted = [plain(keys[i], steps[i]) for i in range(4)]
 
-    def same(batches, i):
+    def assert_same_batches(batches, i):
         chex.assert_trees_all_equal(batches, wanted[i], strict=True)
 
-    same(plain(keys[1], np.uint32(1)), 1)
+    assert_same_batches(plain(keys[1], np.uint32(1)), 1)
     with jax.enable_x64(True):
-        same(plain(keys[3], jnp.int64(2**31 - 1)), 3)
+        assert_same_batches(plain(keys[3], jnp.int64(2**31 - 1)), 3)
     both = jax.jit(jax.vmap(draw))
     many = [both(keys, steps)]
     mesh = jax.make_mesh((4,), ("x",))
@@ -419,13 +418,13 @@ def test_the_same_numbers_give_the_same_batches():
         many += [jax.tree.map(np.asarray, f(*split)) for f in (both, jax.jit(apart))]
     for batches in many:
         for i in range(4):
-            same(jax.tree.map(lambda x, i=i: x[i], batches), i)
+            assert_same_batches(jax.tree.map(lambda x, i=i: x[i], batches), i)
     for indices, mask in plain(jax.random.key(3, impl="rbg"), np.uint32(2**32 - 1)):
         kept = np.asarray(indices)[np.asarray(mask)].tolist()
         assert len(set(kept)) == len(kept)
 
 
-def test_corners_of_sizes_and_rates():
+def test_extreme_sizes_and_rates_give_valid_batches():
     cases = [
         (1, 1.0, 1, 1),
         (1, 0.0, 1, 0),
@@ -466,7 +465,7 @@ def test_corners_of_sizes_and_rates():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "groups"), [(23, 5), (24, 4), (7, 7), (6, 1)])
-def test_cyclic_poisson_takes_each_example_of_its_group_independently(n, groups):
+def test_cyclic_poisson_is_independent_within_its_group(n, groups):
     rate, steps = 0.3, 400 * groups
     draw = functools.partial(
         sampling.cyclic_poisson, n, rate, num_groups=groups, max_batch_size=n, key=KEY
@@ -475,7 +474,7 @@ def test_cyclic_poisson_takes_each_example_of_its_group_independently(n, groups)
     taken = np.zeros((steps, n))
     rows, places = np.nonzero(np.asarray(mask))
     np.add.at(taken, (rows, np.asarray(indices)[rows, places]), 1)
-    assert taken.max() == 1  # nobody twice, and the masked places count for nobody
+    assert taken.max() == 1  # no example twice, and padding is not counted
     mine = np.arange(steps)[:, None] % groups == np.arange(n)[None] % groups
     assert not taken[~mine].any()
     # 400 steps each: every pair of a group, z = 6.5 in at most 24² entries (2e-8).
@@ -485,7 +484,7 @@ def test_cyclic_poisson_takes_each_example_of_its_group_independently(n, groups)
         assert np.all(np.abs(part.T @ part - expected) < 6.5 * np.sqrt(expected))
 
 
-def test_cyclic_poisson_of_one_group_and_of_all():
+def test_cyclic_poisson_at_rate_one_returns_the_whole_group():
     draw = functools.partial(sampling.cyclic_poisson, 9, 1.0, num_groups=4, key=KEY)
     draw = jax.jit(functools.partial(draw, max_batch_size=3))
     one = jax.device_get(draw(step=np.uint32(2**32 - 4)))
@@ -496,7 +495,7 @@ def test_cyclic_poisson_of_one_group_and_of_all():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "bins"), [(9, 4), (5, 1), (4, 9)])
-def test_everyone_picks_a_bin_independently(n, bins):
+def test_random_bins_are_independent_by_example(n, bins):
     epochs = 4000
 
     def epoch(number):
@@ -523,7 +522,7 @@ def test_everyone_picks_a_bin_independently(n, bins):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("n", "bins", "b"), [(50, 7, 4), (50, 7, 30), (3, 5, 2)])
-def test_a_bin_alone_is_that_of_the_epoch(n, bins, b):
+def test_single_bin_equals_that_of_the_whole_epoch(n, bins, b):
     given = {"max_batch_size": b, "key": KEY}
     epoch = jax.jit(lambda e: sampling.random_bins(n, bins, **given, epoch=e))
     whole, other = jax.device_get((epoch(3), epoch(4)))
@@ -538,19 +537,19 @@ def test_a_bin_alone_is_that_of_the_epoch(n, bins, b):
     assert np.any(other.mask != whole.mask) or np.any(other.indices != whole.indices)
 
 
-def test_no_bin_is_favoured_by_draws_beyond_the_multiples(monkeypatch):
-    """Draws above the multiples of 3 are left for the next, but for the last."""
+def test_bin_draws_reject_the_incomplete_multiple(monkeypatch):
+    """Draws beyond the last multiple of 3 are rejected, except the last one."""
     top = np.uint32(2**32 - 1)
     draws = np.array([[top, 4, top], [5, top, top], [top, top, top], [7, 7, top]])
     monkeypatch.setattr(jax.random, "bits", lambda *_: jnp.asarray(draws, jnp.uint32))
     draw = functools.partial(sampling.random_bins, 3, 3, max_batch_size=3)
     batch = jax.device_get(jax.jit(lambda: draw(key=KEY, epoch=0))())
-    # 5 mod 3, 4 mod 3, and of the last try 2³² − 1 mod 3 = 0.
+    # 5 mod 3, 4 mod 3, and for the last try 2³² − 1 mod 3 = 0.
     chosen = {int(i): k for k in range(3) for i in batch.indices[k][batch.mask[k]]}
     assert chosen == {0: 2, 1: 1, 2: 0}
 
 
-def test_groups_and_bins_that_are_none():
+def test_invalid_groups_and_bins_raise():
     bins = functools.partial(sampling.random_bins, max_batch_size=2, key=KEY, epoch=0)
     poisson = functools.partial(
         sampling.cyclic_poisson, 5, max_batch_size=2, key=KEY, step=0
@@ -567,7 +566,7 @@ def test_groups_and_bins_that_are_none():
         sampling.random_bins(5, 2, max_batch_size=2, key=KEY, epoch=-1)
 
 
-def test_static_mistakes_name_the_argument():
+def test_invalid_arguments_raise():
     for n, b, name in [(0, 1, "num_examples"), (5, 0, "batch_size"), (5, 2.5, "batch")]:
         with pytest.raises(ValueError, match=f"^{name}"):
             sampling.cyclic(n, b)

@@ -1,4 +1,4 @@
-"""The solver with momentum of reduced sensitivity: against NumPy, and its promises."""
+"""The solver with momentum of reduced sensitivity, against NumPy and accountants."""
 
 import functools
 import math
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_reduced_momentum import algorithm_4, draws_of_nodes
+from test_reduced_momentum import algorithm_4, draw_node_noise
 
 from dpjax import Adjacency, solvers
 from dpjax._core.keys import stream
@@ -15,7 +15,7 @@ from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.noise.reduced_momentum import Terms, tree_keys
 from dpjax.solvers import allot_noise, losses
 
-# The key of the seed 2, for which nothing is compiled.
+# The key of seed 2, made without compiling anything.
 KEY = jax.random.wrap_key_data(np.array([0, 2], np.uint32))
 W0 = jax.device_put(np.zeros(4, np.float32))
 LOSS = losses.huber(0.7, feature_norm=2.0)
@@ -45,25 +45,25 @@ run = functools.partial(
 )
 
 
-def clip(g, bound):
+def clip_vector(g, bound):
     norm = np.linalg.norm(g)
     return g if norm == 0 else g * min(1, bound * (1 - 2**-20) / norm)
 
 
-def gradient(w, x, y):
+def clipped_gradient(w, x, y):
     x = x * min(1, 2.0 * (1 - 2**-20) / np.linalg.norm(x))
-    return clip(np.clip(x @ w - y, -0.7, 0.7) * x, 0.9)
+    return clip_vector(np.clip(x @ w - y, -0.7, 0.7) * x, 0.9)
 
 
-def by_hand(data, noise, *, left_out=()):
-    """NumPy: Algorithm 2 with every momentum rebuilt from scratch by Algorithm 4."""
+def reference_run(data, noise, *, left_out=()):
+    """Algorithm 2 in NumPy, with every momentum rebuilt from scratch by Algorithm 4."""
     x, y = (np.float64(a) for a in data)
     n, T, gamma = 5, 20, 0.25
     w, anchor, before, terms = np.zeros(4), np.zeros(4), np.zeros(4), []
     bounds = Terms(0.9, 0.75 * 0.2 + 0.25 * 0.9, 0.1)
     stddevs = Terms(*(float(s) * c for s, c in zip(noise, bounds, strict=True)))
     keys = jax.jit(lambda: tree_keys(stream(KEY, "solvers.sensitivity_reduced_nsgd")))()
-    draws = draws_of_nodes(T, n, 4, stddevs, keys)
+    draws = draw_node_noise(T, n, 4, stddevs, keys)
     for t in range(1, T + 1):
         if (t - 1) % n == 0:
             anchor, before = w, anchor
@@ -71,8 +71,11 @@ def by_hand(data, noise, *, left_out=()):
         for i in range(23):
             if i // 5 != (t - 1) % n or i in left_out:
                 continue
-            at = [gradient(point, x[i], y[i]) for point in (w, anchor, before)]
-            change, drift = clip(at[1] - at[2], 0.2), clip(at[0] - at[1], 0.1)
+            at = [clipped_gradient(point, x[i], y[i]) for point in (w, anchor, before)]
+            change, drift = (
+                clip_vector(at[1] - at[2], 0.2),
+                clip_vector(at[0] - at[1], 0.1),
+            )
             sums += [at[1], 0.75 * change + 0.25 * at[1], drift]
         terms.append(sums)
         so_far = Terms(*np.array(terms).transpose(1, 0, 2))
@@ -82,13 +85,13 @@ def by_hand(data, noise, *, left_out=()):
 
 
 @pytest.fixture(scope="module")
-def plain():
+def plain_run():
     return run(W0, make_data())
 
 
-def test_it_is_algorithm_2(plain):
-    result = plain
-    expected = by_hand(make_data(), result.noise_multipliers)
+def test_solver_matches_algorithm_2(plain_run):
+    result = plain_run
+    expected = reference_run(make_data(), result.noise_multipliers)
     np.testing.assert_allclose(result.params, expected, atol=2e-5)
     curve = jax.device_get(result.curve)
     assert 0 < curve.drift_clipped.mean() < 1  # both sides of the clip
@@ -96,28 +99,28 @@ def test_it_is_algorithm_2(plain):
 
 
 @pytest.fixture(scope="module")
-def damaged():
+def damaged_data_and_run():
     x, y = make_data()
     x[3, 0], x[11, 1] = np.nan, np.inf
     return (x, y), run(W0, (x, y))
 
 
-def test_damaged_examples_contribute_zero_and_are_counted(damaged):
-    (x, y), result = damaged
-    expected = by_hand((x, y), result.noise_multipliers, left_out=(3, 11))
+def test_nonfinite_examples_contribute_zero_and_are_counted(damaged_data_and_run):
+    (x, y), result = damaged_data_and_run
+    expected = reference_run((x, y), result.noise_multipliers, left_out=(3, 11))
     np.testing.assert_allclose(result.params, expected, atol=2e-5)
     np.testing.assert_array_equal(result.curve.left_out, [1, 0, 1, 0, 0] * 4)
 
 
 @pytest.fixture
-def adjacent(adjacency):
+def run_under_adjacency(adjacency):
     return run(W0, make_data(), adjacency=adjacency)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
-def test_it_keeps_its_word(adjacent, adjacency):
-    result = adjacent
+def test_guarantee_meets_target_and_matches_accountant(run_under_adjacency, adjacency):
+    result = run_under_adjacency
     assert 2.0 * (1 - 1e-4) < result.guarantee.epsilon(1e-5) <= 2.0
     mu = reduced_momentum_mu(
         tuple(float(s) for s in result.noise_multipliers),
@@ -130,7 +133,7 @@ def test_it_keeps_its_word(adjacent, adjacency):
     assert result.guarantee.adjacency is adjacency
 
 
-def test_the_allotment_is_the_best():
+def test_noise_allotment_is_near_optimal():
     setting = {
         "bounds": Terms(1.0, 0.1, 0.05),
         "num_steps": 160,
@@ -164,18 +167,18 @@ def test_the_allotment_is_the_best():
         for factor in (0.7, 1.4):
             other = list(best)
             other[k] *= factor
-            # Not exactly the best: places are worst at different times in the trees.
+            # Not exactly optimal: the worst position differs between the trees.
             assert mean_variance(other)[0] > 0.99 * least
 
 
 @pytest.fixture(scope="module")
-def of_one_epoch():
+def one_epoch_run():
     return run(W0, make_data(), num_epochs=1)
 
 
 @pytest.mark.matrix
-def test_one_epoch_has_no_changes(of_one_epoch):
-    result = of_one_epoch
+def test_one_epoch_needs_no_change_noise(one_epoch_run):
+    result = one_epoch_run
     assert result.noise_multipliers.change == np.inf
     assert np.all(np.isfinite(result.params))
     assert result.guarantee.epsilon(1e-5) <= 2.0
@@ -187,7 +190,7 @@ def linear_data():
 
 
 @pytest.fixture(scope="module")
-def of_two_leaves():
+def two_leaf_run():
     def loss(params, example):
         score = example[0] @ params["w"] + params["b"]
         return jnp.logaddexp(0.0, -example[1] * score)
@@ -213,14 +216,14 @@ def of_two_leaves():
 
 
 @pytest.mark.slow
-def test_it_learns_with_parameters_of_any_shape(of_two_leaves):
-    (x, y), result = linear_data(), of_two_leaves
+def test_solver_learns_with_a_parameter_tree(two_leaf_run):
+    (x, y), result = linear_data(), two_leaf_run
     guess = np.sign(x @ np.asarray(result.params["w"]) + float(result.params["b"]))
     assert np.mean(guess == y) > 0.9
     assert result.curve.loss.shape == result.curve.noise_norm.shape == (100,)
 
 
-def test_bad_input_names_the_argument():
+def test_invalid_arguments_raise():
     data = make_data()
     for name, bad in [
         ("epsilon", {"epsilon": 0.0}),

@@ -1,16 +1,16 @@
-"""What several processes keep is one run, whoever goes on with it, bit for bit."""
+"""A run saved by several processes resumes bit for bit on any number of them."""
 
 import shutil
 
 import jax
 import pytest
-from several_saves import start, train
+from several_saves import run_processes, train
 
 from dpjax import checkpoint, ledger
 
 
 @pytest.mark.slow
-def test_what_several_processes_keep_is_one_run(tmp_path):
+def test_runs_saved_by_several_processes_resume_bit_for_bit(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         folder.mkdir()
@@ -19,22 +19,22 @@ def test_what_several_processes_keep_is_one_run(tmp_path):
     expected = checkpoint.digest(run.params)
     assert checkpoint.steps(one / "run") == (0, 2, 4, 6)
 
-    # One of two is killed in the middle of a save, and the other then.
-    start(2, two, dies_at=4)
+    # One of two is killed in the middle of a save, and then the other.
+    run_processes(2, two, dies_at=4)
     assert any("tmp" in x.name for x in (two / "run/4.unfinished").iterdir())
     assert checkpoint.steps(two / "run") == (0, 2)
     alone = shutil.copytree(two, tmp_path / "alone")
-    start(2, two)
+    run_processes(2, two)
     assert {(two / f"2-{i}").read_text() for i in range(2)} == {expected}
     assert checkpoint.steps(two / "run") == (0, 2, 4, 6)
 
-    # One goes on with what two have kept, and four with what one has.
+    # One process resumes the run of two, and four that of one.
     _, run = train(alone, key)
     assert checkpoint.digest(run.params) == expected
     four = tmp_path / "four"
     for step in (0, 2, 4):
         shutil.copytree(one / f"run/{step}", four / f"run/{step}")
-    start(4, four)
+    run_processes(4, four)
     assert {(four / f"4-{i}").read_text() for i in range(4)} == {expected}
 
     for folder in (one, two, alone, four):

@@ -1,4 +1,4 @@
-"""What the documentation site is made of, as far as it needs no generator."""
+"""The documentation site, as far as it needs no generator."""
 
 import importlib
 import json
@@ -11,8 +11,8 @@ SITE = pathlib.Path(__file__).parent.parent / "docs/site"
 
 
 @pytest.fixture
-def load(monkeypatch):
-    """Import a module of the site, for one test."""
+def load_module(monkeypatch):
+    """Function that imports a module of the site, for one test."""
     monkeypatch.syspath_prepend(SITE)
     own = {path.stem for path in SITE.glob("*.py")}
     yield importlib.import_module
@@ -20,25 +20,25 @@ def load(monkeypatch):
         del sys.modules[name]
 
 
-def test_every_public_name_is_on_an_api_page(load):
-    names = load("names")
+def test_every_public_name_is_on_an_api_page(load_module):
+    names = load_module("names")
     assert names.missing(names.asked_for()) == []
 
 
-def test_a_public_name_that_is_on_no_page_is_found(load):
-    names = load("names")
+def test_undocumented_public_name_is_detected(load_module):
+    names = load_module("names")
     missing = names.missing(x for x in names.asked_for() if "poisson" not in x)
     assert "dpjax.sampling.poisson" in missing
     assert "dpjax.accounting.pld.epsilon" not in missing
 
 
-def test_what_api_pages_ask_for_exists(load):
-    names = load("names")
+def test_names_on_api_pages_exist(load_module):
+    names = load_module("names")
     assert [x for x in names.asked_for() if names.resolve(x) is None] == []
 
 
-def test_what_is_wrong_with_a_built_page_is_found(load, monkeypatch, tmp_path):
-    check = load("check")
+def test_errors_in_a_built_page_are_detected(load_module, monkeypatch, tmp_path):
+    check = load_module("check")
     monkeypatch.setattr(check, "SITE", tmp_path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/index.html").write_text('<h1 id="here">Here</h1>')
@@ -59,8 +59,8 @@ def test_what_is_wrong_with_a_built_page_is_found(load, monkeypatch, tmp_path):
     ]
 
 
-def test_a_notebook_is_a_page_of_what_it_holds(load, tmp_path):
-    markdown = load("notebook_pages").markdown
+def test_notebook_converts_to_markdown_with_outputs(load_module, tmp_path):
+    markdown = load_module("notebook_pages").markdown
     cells = [
         {"cell_type": "markdown", "source": ["# A title\n", "\n", "Words."]},
         {

@@ -1,4 +1,4 @@
-"""Numbers, dtypes and rounding: what runs is what the guarantee is for."""
+"""Numbers, dtypes and rounding: solvers run as their guarantees assume."""
 
 import functools
 import math
@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_solver_soundness import KEY, LOGISTIC, SETTING, SOLVERS, call, neighbours
+from test_solver_soundness import (
+    KEY,
+    LOGISTIC,
+    SETTING,
+    SOLVERS,
+    make_neighbours,
+    run_solver,
+)
 
 from dpjax import Adjacency, solvers
 from dpjax.noise import windows
@@ -21,7 +28,7 @@ pytestmark = pytest.mark.rounding
 OUTPUT = {"epsilon": 10.0, "delta": 1e-3, "num_steps": 1, "key": KEY}
 
 
-def test_numbers_are_rounded_to_the_next_that_float32_holds():
+def test_numbers_are_rounded_to_adjacent_float32():
     rng = np.random.default_rng(0)
     values = np.exp(rng.uniform(-80, 80, 2000))
     up, down = _precision.up(values), _precision.down(values)
@@ -32,7 +39,7 @@ def test_numbers_are_rounded_to_the_next_that_float32_holds():
         assert np.nextafter(np.float32(below), np.float32(np.inf)) >= above
     for exact in (0.0, 1.0, 0.5, -3.3, math.inf):
         assert _precision.up(exact) == _precision.down(exact) == exact
-    # What a processor may flush to zero is no noise, and what overflows no bound.
+    # Noise that may be flushed to zero is rounded up, and overflow gives infinity.
     assert _precision.up(1e-42) == np.finfo(np.float32).tiny
     assert _precision.down(1e-42) == 0.0
     assert _precision.up(1e39) == math.inf
@@ -46,8 +53,8 @@ GAPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-10}
 
 
 @pytest.fixture
-def half_way(dtype):
-    """After a step every coordinate is half-way between two numbers of the dtype."""
+def run_between_numbers(dtype):
+    """A run that ends with every coordinate half-way between two numbers."""
     gap, n, d = GAPS[dtype], 20_000, 100
     loss = losses.huber(1.0, feature_norm=1.0)
     data = np.full((n, d), gap / 2, np.float32), np.full(n, 50.0, np.float32)
@@ -65,9 +72,9 @@ def half_way(dtype):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", GAPS)
-def test_output_noise_is_added_before_the_cast(half_way, dtype):
-    # The noise is far less than the distance of two numbers. So it decides, evenly.
-    result, gap = half_way, GAPS[dtype]
+def test_output_noise_is_added_before_the_cast(run_between_numbers, dtype):
+    # The noise is far smaller than the gap, so that it decides the rounding evenly.
+    result, gap = run_between_numbers, GAPS[dtype]
     assert result.params.dtype == dtype
     assert result.scale < gap / 8
     above = np.sum(np.float64(result.params) > 1 + gap / 2)
@@ -79,40 +86,44 @@ FAR = SETTING | {"clipped": False, "gradient_norm": 1.1, "step_size": 1e-3}
 
 
 @pytest.fixture(scope="module")
-def far_away():
-    """A step moves 1e5 by 1e-3, of which float32 would have nothing left."""
+def run_far_from_zero():
+    """A run whose steps move 1e5 by 1e-3, which float32 could not represent."""
     return solvers.output_perturbation(
         LOGISTIC,
         np.full(3, 1e5, np.float32),
-        neighbours()[0],
+        make_neighbours()[0],
         **OUTPUT,
         **FAR | {"regularization": 0.0},
     )
 
 
 @pytest.fixture(scope="module")
-def refused_further_away():
+def error_further_away():
     with pytest.raises(ValueError, match="num_steps") as error:
         solvers.output_perturbation(
-            LOGISTIC, np.full(3, 1e12, np.float32), neighbours()[0], **OUTPUT, **FAR
+            LOGISTIC,
+            np.full(3, 1e12, np.float32),
+            make_neighbours()[0],
+            **OUTPUT,
+            **FAR,
         )
     return error
 
 
-def test_output_perturbation_is_in_double_precision_throughout(
-    far_away, refused_further_away
+def test_output_perturbation_runs_in_double_precision(
+    run_far_from_zero, error_further_away
 ):
-    result = far_away
+    result = run_far_from_zero
     assert result.curve.loss.dtype == jnp.float32
     assert result.curve.left_out.dtype == jnp.int32
     assert result.params.dtype == jnp.float32
-    assert 1e-4 < result.sensitivity < 1e-3  # it was allowed for rounding of 1e5
-    # So large that even float64 rounds two runs apart by more than an example does.
-    assert str(refused_further_away.value).startswith("num_steps must be fewer")
+    assert 1e-4 < result.sensitivity < 1e-3  # includes the rounding of 1e5
+    # So large that rounding in float64 separates two runs more than an example does.
+    assert str(error_further_away.value).startswith("num_steps must be fewer")
 
 
-class Rounded(NamedTuple):
-    """The last iterates, and what is allowed for their rounding."""
+class RoundedRuns(NamedTuple):
+    """Last iterates in both precisions, and the bounds on their rounding."""
 
     single: np.ndarray
     double: np.ndarray
@@ -122,7 +133,7 @@ class Rounded(NamedTuple):
 
 
 @pytest.fixture
-def rounded(step):
+def rounded_runs(step):
     # The same descent in float32 and in float64, n large and iterates far from zero.
     rng = np.random.default_rng(1)
     n, T, start = 4000, 150, np.array([3.0, -20.0, 40.0], np.float32)
@@ -158,41 +169,41 @@ def rounded(step):
         num_examples=n,
         setting=setting,
     )
-    return Rounded(single, double, allowed(dtype=np.float32), allowed(), T)
+    return RoundedRuns(single, double, allowed(dtype=np.float32), allowed(), T)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("step", [none, prox.elastic_net(0.01, 0.2)])
-def test_rounding_stays_under_its_bound(rounded, step):
-    share, shift = rounded.in_float32
-    steps = (1 - 0.95**rounded.num_steps) / 0.05
-    apart = np.linalg.norm(rounded.single - rounded.double)
+def test_rounding_stays_under_its_bound(rounded_runs, step):
+    share, shift = rounded_runs.in_float32
+    steps = (1 - 0.95**rounded_runs.num_steps) / 0.05
+    apart = np.linalg.norm(rounded_runs.single - rounded_runs.double)
     assert 0 < apart <= share / 2 * shift * steps
     assert share > 0.05  # in float32 there would be no guarantee
-    share, _ = rounded.in_float64
+    share, _ = rounded_runs.in_float64
     assert 0 < share < 1e-6
 
 
-def test_a_loss_in_less_than_double_precision_is_refused():
-    data = neighbours()[0]
+def test_loss_below_double_precision_raises():
+    data = make_neighbours()[0]
 
-    def narrowed(params, example):
+    def float32_loss(params, example):
         return LOGISTIC(params.astype(jnp.float32), example)
 
-    def inside(params, example):
+    def loss_narrowed_in_loop(params, example):
         def body(i, total):
-            return total + narrowed(params, example)
+            return total + float32_loss(params, example)
 
         return jax.lax.fori_loop(0, 2, body, 0.0)
 
-    for loss in (narrowed, inside):
+    for loss in (float32_loss, loss_narrowed_in_loop):
         with pytest.raises(ValueError, match=r"^loss_fn must not leave"):
             solvers.output_perturbation(loss, jnp.zeros(3), data, **OUTPUT, **SETTING)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", [jnp.int64, jnp.uint32, jnp.int16, jnp.int8])
-def test_windows_take_steps_of_any_integer_dtype(x64, dtype):
+def test_windows_accept_steps_of_any_integer_dtype(x64, dtype):
     n, d, beta = 5, 2, 0.8
     values = np.random.default_rng(2).normal(size=(17, d))
 
@@ -218,12 +229,12 @@ def test_windows_take_steps_of_any_integer_dtype(x64, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_the_same_run_with_and_without_x64(solver):
-    # Parameters in float32: the same draws and the same steps, but for scalars.
-    data = neighbours()[0]
-    plain = call(solver, LOGISTIC, data, jnp.float32)
+def test_runs_agree_with_and_without_x64(solver):
+    # With float32 parameters the draws and steps are the same, except for scalars.
+    data = make_neighbours()[0]
+    plain = run_solver(solver, LOGISTIC, data, jnp.float32)
     with jax.enable_x64(True):
-        other = call(solver, LOGISTIC, data, jnp.float32)
+        other = run_solver(solver, LOGISTIC, data, jnp.float32)
     assert other.params.dtype == jnp.float32
     # Steps are about 1 long, and up to nine: 16 roundings are allowed each.
     np.testing.assert_allclose(plain.params, other.params, atol=9 * 16 * 2**-24)
@@ -247,37 +258,37 @@ SINGLE = [
 
 
 @pytest.fixture
-def sound_and_damaged(solver, changed):
-    x, y = neighbours()[0]
+def sound_and_damaged_runs(solver, changed):
+    x, y = make_neighbours()[0]
     bad = np.where(np.arange(8)[:, None] == 0, np.nan, x)
     return [
-        call(solver, LOGISTIC, (features[:1], y[:1]), jnp.float32, **changed)
+        run_solver(solver, LOGISTIC, (features[:1], y[:1]), jnp.float32, **changed)
         for features in (x, bad)
     ]
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("solver", "changed"), SINGLE)
-def test_one_example_and_one_step(sound_and_damaged, solver, changed):
-    one, damaged = sound_and_damaged
+def test_single_step_on_one_example_is_finite(sound_and_damaged_runs, solver, changed):
+    one, damaged = sound_and_damaged_runs
     assert np.all(np.isfinite(one.params))
-    # Damaged, it contributes zero, and the run is as finite.
+    # A damaged example contributes zero, and the run is finite, too.
     assert np.all(np.isfinite(damaged.params))
     assert damaged.guarantee.mu == one.guarantee.mu
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("solver", ["noisy_gd", "noisy_cyclic_gd", "noisy_sgd"])
-def test_missing_and_contradictory_assumptions_are_named(solver):
-    data = neighbours()[0]
-    check_names(solver, data)
+def test_missing_or_contradictory_assumptions_raise(solver):
+    data = make_neighbours()[0]
+    assert_assumptions_checked(solver, data)
 
 
-def test_output_perturbation_needs_all_assumptions_too():
-    check_names("output_perturbation", neighbours()[0])
+def test_output_perturbation_requires_all_assumptions():
+    assert_assumptions_checked("output_perturbation", make_neighbours()[0])
 
 
-def check_names(solver, data):
+def assert_assumptions_checked(solver, data):
     train = getattr(solvers, solver)
     given = SOLVERS[solver]
     for names in [(name,) for name in SETTING] + [("smoothness", "diameter")]:
@@ -306,7 +317,7 @@ def check_names(solver, data):
             )
 
 
-def products(fn, *args):
+def matrix_products(fn, *args):
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
     return [e for e in _precision.equations(jaxpr) if e.primitive.name == "dot_general"]
 
@@ -324,25 +335,27 @@ HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
         (losses.softmax(3, feature_norm=0.7), (5, 3)),
     ],
 )
-def test_every_product_that_a_bound_rests_on_is_exact(loss, shape, dtype):
+def test_matrix_products_use_the_highest_precision(loss, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
         params, labels = jnp.zeros(shape, dtype), jnp.ones(4)
         batch = jnp.ones((4, 5), dtype), labels
         one = batch[0][0], labels[0]
-        found = products(loss, params, one) + products(jax.grad(loss), params, one)
+        found = matrix_products(loss, params, one) + matrix_products(
+            jax.grad(loss), params, one
+        )
         assert len(found) >= 2
-        found += products(jax.vmap(jax.grad(loss), (None, 0)), params, batch)
+        found += matrix_products(jax.vmap(jax.grad(loss), (None, 0)), params, batch)
         for clip_norm in (None, 0.3):
             total = functools.partial(
                 _descent.gradient_sum, loss, mask=jnp.ones(4, bool), clip_norm=clip_norm
             )
-            found += products(lambda p, b, t=total: t(p, b), params, batch)
+            found += matrix_products(lambda p, b, t=total: t(p, b), params, batch)
         assert all(e.params["precision"] == HIGHEST for e in found)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("bound", [1e-30, 0.7, 1e30])
-def test_losses_keep_features_in_a_ball_of_any_size(bound):
+def test_losses_project_features_into_balls_of_any_size(bound):
     rng = np.random.default_rng(3)
     directions = rng.normal(size=(5, 4))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -354,5 +367,7 @@ def test_losses_keep_features_in_a_ball_of_any_size(bound):
         half = np.linalg.norm(np.float64(x), axis=1) / 2
         norms = np.linalg.norm(found, axis=1)
         assert np.all(norms <= bound / 2)
-        if length < 1e18 * bound:  # beyond, squares overflow, and it counts as zero
+        if (
+            length < 1e18 * bound
+        ):  # beyond it squares overflow, and the example contributes zero
             assert np.all(norms >= np.minimum(half, bound / 2) * (1 - 2**-19))

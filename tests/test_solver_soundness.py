@@ -1,8 +1,8 @@
-"""Every solver from inside: what one example moves, what hides it, and whence it comes.
+"""Inside every solver: the effect of one example, the noise that covers it, its keys.
 
-The noise, or the momentum, is swapped for one that records what it is given and leaves
-nothing of it. So two runs on neighbouring data have the same iterates, and each sum of
-one can be laid beside that of the other.
+The noise, or the momentum, is replaced by one that records its inputs and cancels them.
+So two runs on neighbouring data have the same iterates, and their sums can be compared
+step by step.
 """
 
 import functools
@@ -29,7 +29,7 @@ from dpjax.solvers import (
     losses,
 )
 
-# The key of the seed 17, for which nothing is compiled.
+# The key of seed 17, made without compiling anything.
 KEY = jax.random.wrap_key_data(np.array([0, 17], np.uint32))
 LOGISTIC = losses.logistic(feature_norm=1.1)
 N, BATCH, C, SIGMA = 8, 3, 0.37, 2.9
@@ -74,9 +74,9 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "dp_nsgd": MOMENTUM | {"order": "fixed"},
     "sensitivity_reduced_nsgd": MOMENTUM | BOUNDS,
 }
-DIVISORS = {"noisy_gd": N, "random_round_sgd": 1}  # of a sum and its noise
-BOUND = float(np.float32(C))  # the next float32 above C, which is the one that runs
-# The runs in float32 serve several tests of the default suite.
+DIVISORS = {"noisy_gd": N, "random_round_sgd": 1}  # of a sum and of its noise
+BOUND = float(np.float32(C))  # the next float32 above C, which is executed
+# Several tests of the default suite use the runs in float32.
 DTYPES = [
     "float32",
     pytest.param("bfloat16", marks=pytest.mark.matrix),
@@ -84,14 +84,14 @@ DTYPES = [
 ]
 
 
-def wild(params, example):
-    """A loss whose gradient turns with every step, opposite for opposite labels."""
+def oscillating_loss(params, example):
+    """A loss whose gradient changes with every step, opposite for opposite labels."""
     x, y = example
     return 0.5 * y * jnp.sum(jnp.sin(40.0 * params + x))
 
 
-def neighbours():
-    """Two data sets that differ as much as they can in one example."""
+def make_neighbours():
+    """Two data sets that differ in one example by opposite labels."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(N, 3)).astype(np.float32)
     y = np.sign(x[:, 0]).astype(np.float32)
@@ -102,7 +102,7 @@ def neighbours():
 
 
 class Record(NamedTuple):
-    """What one draw of noise was for."""
+    """The inputs of one draw of noise."""
 
     keys: np.ndarray
     sums: np.ndarray
@@ -115,7 +115,7 @@ class Run(NamedTuple):
     records: list[Record]
 
 
-def recorder(records):
+def make_recorder(records):
     def record(keys, sums, stddevs, decay=0.0):
         def append(*values):
             records.append(Record(*(np.asarray(v) for v in values)))
@@ -126,19 +126,19 @@ def recorder(records):
     return record
 
 
-def patch(monkeypatch, solver, record):
-    """Put the recorder where the solver draws."""
+def patch_noise(monkeypatch, solver, record):
+    """Replace the solver's noise by the recorder."""
     divisor = DIVISORS.get(solver, BATCH)
 
-    def cancel(key, tree, stddev):
+    def record_and_cancel(key, tree, stddev):
         record(key, ravel_pytree(tree)[0], stddev)
         return jax.tree.map(lambda x: -x / divisor, tree)
 
-    def show(key, tree, stddev):
+    def record_and_omit(key, tree, stddev):
         record(key, ravel_pytree(tree)[0], stddev)
         return jax.tree.map(jnp.zeros_like, tree)
 
-    def plain_steps(learning_rate, *, clip_norm, noise_multiplier, key, decay, **_):
+    def recording_nsgd(learning_rate, *, clip_norm, noise_multiplier, key, decay, **_):
         def update(updates, state, params=None):
             sums = ravel_pytree(updates)[0]
             record(key, sums, noise_multiplier * clip_norm, decay)
@@ -146,23 +146,23 @@ def patch(monkeypatch, solver, record):
 
         return optax.GradientTransformation(optax.init_empty_state, update)
 
-    def plain_momentum(state, step, terms, *, decay, stddevs, keys, **_):
+    def recording_momentum(state, step, terms, *, decay, stddevs, keys, **_):
         record(jnp.stack(keys), jnp.stack(terms), jnp.stack(stddevs), decay)
         return jnp.arange(1.0, 1.0 + terms.drift.size, dtype=terms.drift.dtype), state
 
     if solver == "dp_nsgd":
-        monkeypatch.setattr(optimizers, "dp_nsgd", plain_steps)
+        monkeypatch.setattr(optimizers, "dp_nsgd", recording_nsgd)
     elif solver == "sensitivity_reduced_nsgd":
-        monkeypatch.setattr(reduced_momentum, "update", plain_momentum)
+        monkeypatch.setattr(reduced_momentum, "update", recording_momentum)
     elif solver == "output_perturbation":
-        monkeypatch.setattr(_output_perturbation, "gaussian_like", show)
+        monkeypatch.setattr(_output_perturbation, "gaussian_like", record_and_omit)
     elif solver == "random_round_sgd":
-        monkeypatch.setattr(_random_round_sgd, "gaussian_like", cancel)
+        monkeypatch.setattr(_random_round_sgd, "gaussian_like", record_and_cancel)
     else:
-        monkeypatch.setattr(_descent, "gaussian_like", cancel)
+        monkeypatch.setattr(_descent, "gaussian_like", record_and_cancel)
 
 
-def call(solver, loss, data, dtype, **changed):
+def run_solver(solver, loss, data, dtype, **changed):
     params = jax.device_put(np.zeros(3, jnp.dtype(dtype)))
     return getattr(solvers, solver)(
         loss, params, data, key=KEY, **SOLVERS[solver] | changed
@@ -170,54 +170,54 @@ def call(solver, loss, data, dtype, **changed):
 
 
 @functools.cache
-def runs(solver: str, dtype: str) -> tuple[Run, Run]:
+def neighbouring_runs(solver: str, dtype: str) -> tuple[Run, Run]:
     """The same run on two neighbouring data sets."""
 
-    inner = wild if "nsgd" in solver else LOGISTIC
+    inner = oscillating_loss if "nsgd" in solver else LOGISTIC
 
-    def loss(params, example):  # a function of its own: nothing was compiled for it
+    def loss(params, example):  # a new function, for which nothing was compiled
         return inner(params, example)
 
     out = []
     with jax.enable_x64(dtype == "float64"), pytest.MonkeyPatch.context() as m:
         records: list[Record] = []
-        patch(m, solver, recorder(records))
-        for data in neighbours():
-            result = call(solver, loss, data, dtype)
+        patch_noise(m, solver, make_recorder(records))
+        for data in make_neighbours():
+            result = run_solver(solver, loss, data, dtype)
             jax.effects_barrier()
             out.append(Run(result, records.copy()))
             records.clear()
     return out[0], out[1]
 
 
-def before_the_test(solver):
-    """A fixture for both runs: a solver compiles more than what is said of it."""
+def make_runs_fixture(solver):
+    """A fixture of both runs, so that their compilations are not counted for a test."""
 
     @pytest.fixture
     def recorded(dtype):
-        return runs(solver, dtype)
+        return neighbouring_runs(solver, dtype)
 
     return recorded
 
 
-rounds = before_the_test("random_round_sgd")
-outputs = before_the_test("output_perturbation")
-momenta = before_the_test("dp_nsgd")
-reduced_momenta = before_the_test("sensitivity_reduced_nsgd")
+random_round_runs = make_runs_fixture("random_round_sgd")
+output_runs = make_runs_fixture("output_perturbation")
+momentum_runs = make_runs_fixture("dp_nsgd")
+reduced_momentum_runs = make_runs_fixture("sensitivity_reduced_nsgd")
 
 
 @pytest.fixture
-def steps(solver, dtype):
-    return runs(solver, dtype)
+def step_runs(solver, dtype):
+    return neighbouring_runs(solver, dtype)
 
 
 @pytest.fixture(scope="module")
-def in_float32():
-    return {solver: runs(solver, "float32")[0] for solver in SOLVERS}
+def float32_runs():
+    return {solver: neighbouring_runs(solver, "float32")[0] for solver in SOLVERS}
 
 
-def distances(solver, dtype):
-    one, other = runs(solver, dtype)
+def sum_distances(solver, dtype):
+    one, other = neighbouring_runs(solver, dtype)
     assert len(one.records) == len(other.records) > 0
     pairs = zip(one.records, other.records, strict=True)
     return np.array(
@@ -227,12 +227,12 @@ def distances(solver, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", ["noisy_gd", "noisy_cyclic_gd", "noisy_sgd"])
-def test_noise_of_every_step_hides_a_replaced_example(steps, solver, dtype):
-    moved = distances(solver, dtype)
-    # A sum of eight terms in float32 is off by 8 u of their absolute values at most.
+def test_step_noise_covers_a_replaced_example(step_runs, solver, dtype):
+    moved = sum_distances(solver, dtype)
+    # A sum of eight terms in float32 has an error of at most 8 u of their sizes.
     assert moved.max() <= 2 * BOUND + 2 * N * 2**-24 * N * BOUND
     assert moved.max() >= 2 * C * (1 - 1e-5)
-    for record in steps[0].records:
+    for record in step_runs[0].records:
         assert record.sums.dtype == ("float64" if dtype == "float64" else "float32")
         stddev = np.float64(record.stddevs) * DIVISORS.get(solver, BATCH)
         assert SIGMA * BOUND <= stddev * (1 + 2**-50) <= SIGMA * BOUND * (1 + 2**-22)
@@ -241,24 +241,24 @@ def test_noise_of_every_step_hides_a_replaced_example(steps, solver, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_random_rounds(rounds, dtype):
-    moved = distances("random_round_sgd", dtype)
-    run = rounds[0]
+def test_random_round_noise_covers_a_replaced_example(random_round_runs, dtype):
+    moved = sum_distances("random_round_sgd", dtype)
+    run = random_round_runs[0]
     assert len(moved) == int(run.result.rounds)
     assert moved.max() <= 2 * C * (1 + 1e-6)
     for record in run.records:
         assert np.float64(record.stddevs) >= SIGMA * BOUND * (1 - 2**-50)
-    # R is drawn from a stream that nothing else touches.
+    # R is drawn from a stream of its own.
     key = stream(stream(KEY, "solvers.random_round_sgd"), "rounds")
     data = np.asarray(jax.random.key_data(key))
     assert all(np.any(data != r.keys) for r in run.records)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_output_perturbation(outputs, dtype):
-    (moved,) = distances("output_perturbation", dtype)
-    result, (record,) = outputs[0]
-    assert record.sums.dtype == np.float64  # before the noise nothing is cast
+def test_output_noise_covers_a_replaced_example(output_runs, dtype):
+    (moved,) = sum_distances("output_perturbation", dtype)
+    result, (record,) = output_runs[0]
+    assert record.sums.dtype == np.float64  # nothing is cast before noise is added
     real = iteration.gradient_descent_sensitivity(
         num_steps=6, num_examples=N, **SETTING
     )
@@ -270,11 +270,11 @@ def test_output_perturbation(outputs, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_momentum(momenta, dtype):
-    moved = distances("dp_nsgd", dtype)
+def test_momentum_noise_covers_a_replaced_example(momentum_runs, dtype):
+    moved = sum_distances("dp_nsgd", dtype)
     assert 2 * C * (1 - 1e-5) <= moved.max() <= 2 * C * (1 + 1e-6)
     np.testing.assert_array_equal(moved > 0, np.arange(9) % 3 == 1)
-    result, records = momenta[0]
+    result, records = momentum_runs[0]
     account = functools.partial(
         momentum_mu, num_steps=9, steps_per_epoch=3, order="fixed"
     )
@@ -292,14 +292,14 @@ def test_momentum(momenta, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_momentum_of_reduced_sensitivity(reduced_momenta, dtype):
-    moved = distances("sensitivity_reduced_nsgd", dtype)
+def test_reduced_momentum_noise_covers_a_replaced_example(reduced_momentum_runs, dtype):
+    moved = sum_distances("sensitivity_reduced_nsgd", dtype)
     mixed = 0.7 * 0.11 + 0.3 * C
     bounds = np.array([C, mixed, 0.07])
     assert np.all(moved <= 2 * bounds * (1 + 1e-6))
     assert np.all(moved.max(axis=0) >= 2 * bounds * [0.99, 0.3, 0.3])
     np.testing.assert_array_equal(moved[:, 0] > 0, np.arange(9) % 3 == 1)
-    result, records = reduced_momenta[0]
+    result, records = reduced_momentum_runs[0]
     with jax.enable_x64(True):
         spent = float(
             reduced_momentum_mu(
@@ -310,44 +310,44 @@ def test_momentum_of_reduced_sensitivity(reduced_momenta, dtype):
                 adjacency=Adjacency.REPLACE,
             )
         )
-    # The bounds by hand are in float64: those that ran are up to a rounding above.
+    # The bounds above are in float64: those executed are up to a rounding larger.
     assert spent * (1 - 2**-23) <= float(result.guarantee.mu) <= spent * (1 + 1e-6)
 
 
-def test_no_two_draws_share_a_key(in_float32):
+def test_solver_draws_never_share_a_key(float32_runs):
     drawn = [
         tuple(key)
-        for run in in_float32.values()
+        for run in float32_runs.values()
         for record in run.records
         for key in np.unique(record.keys.reshape(-1, 2), axis=0)
     ]
-    # Momentum draws by node from one key a tree, so that its key is there every step.
+    # Momentum draws by node from one key per tree, so that its key recurs every step.
     trees = [k for k in set(drawn) if drawn.count(k) > 1]
     assert len(trees) == 1 + 3
-    # What others make of the user's key: splits and folds, and those of them.
+    # Keys that other code may derive from the user's key: splits and folds.
 
     @jax.jit
-    def others():
+    def derived_keys():
         keys = jnp.concatenate([KEY[None], jax.random.split(KEY, 3)])
         fold = jax.vmap(jax.random.fold_in, (None, 0))
         folds = jax.vmap(fold, (0, None))(keys, jnp.arange(64)).ravel()
         return jax.random.key_data(jnp.concatenate([KEY[None], folds]))
 
-    made = {tuple(k) for k in np.asarray(others())}
+    made = {tuple(k) for k in np.asarray(derived_keys())}
     assert len(made) == 1 + 4 * 64
     assert not made & set(drawn)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_every_solver_reports_alike(solver):
-    result = runs(solver, "float32")[0].result
+def test_every_solver_returns_the_same_report(solver):
+    result = neighbouring_runs(solver, "float32")[0].result
     assert type(result) is solvers.Result
     assert type(result.curve) is solvers.Curve
     guarantee = result.guarantee
     assert guarantee.adjacency is Adjacency.REPLACE
     assert guarantee.mu is None or guarantee.mu > 0
-    # Its profile is there, and what it rests on ends with what every guarantee does.
+    # It has a profile, and its last assumption is the one of every guarantee.
     assert 0 < guarantee.epsilon(1e-3) < math.inf
     assert guarantee.assumptions[-1] == "arithmetic is real and Gaussian noise ideal"
     steps = 1 if solver == "random_round_sgd" else result.num_steps

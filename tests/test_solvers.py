@@ -1,4 +1,4 @@
-"""The solver: what it promises, and that it learns, also from damaged data."""
+"""The dp_nsgd solver: its guarantees, and that it learns, also from damaged data."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from dpjax.accounting import correlated, gdp
 from dpjax.accounting import tree as accounting
 from dpjax.solvers import published as paper
 
-# The key of the seed 11, for which nothing is compiled, nor for these parameters.
+# The key of seed 11 and parameters, made without compiling anything.
 KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))
 
 
@@ -54,13 +54,13 @@ def accuracy(params, data):
 
 
 @pytest.fixture(scope="module")
-def plain():
-    """One run that several tests look at."""
+def plain_run():
+    """One run that several tests use."""
     return train(make_data())
 
 
 @pytest.fixture
-def trained(order, adjacency):
+def trained_run(order, adjacency):
     return train(make_data(), order=order, adjacency=adjacency, epsilon=8.0)
 
 
@@ -73,8 +73,8 @@ def trained(order, adjacency):
         pytest.param(Adjacency.REPLACE, "fixed", marks=pytest.mark.matrix),
     ],
 )
-def test_it_learns_and_keeps_its_word(trained, order, adjacency):
-    data, result = make_data(), trained
+def test_solver_learns_and_meets_its_target(trained_run, order, adjacency):
+    data, result = make_data(), trained_run
     assert accuracy(result.params, data) > 0.85
     guarantee = result.guarantee
     assert guarantee.adjacency is adjacency
@@ -94,12 +94,11 @@ def test_it_learns_and_keeps_its_word(trained, order, adjacency):
     assert loss[-20:].mean() < loss[:5].mean()
 
 
-def test_the_noise_norm_is_what_two_runs_differ_by(plain):
-    # With a gradient that is zero, the direction is the noise; its stated size is
-    # checked against tree_momentum in test_noise. Here: units and step 1.
-    sigma = float(plain.noise_multiplier)
+def test_reported_noise_norm_of_first_step_is_as_accounted(plain_run):
+    # The scale of tree noise is tested in test_noise. Here: its units, at step 1.
+    sigma = float(plain_run.noise_multiplier)
     expected = 1.5 * sigma * (1 - 0.9) * math.sqrt(5) / 25
-    noise_norm = np.asarray(plain.curve.noise_norm)
+    noise_norm = np.asarray(plain_run.curve.noise_norm)
     np.testing.assert_allclose(noise_norm[0], expected, rtol=1e-5)
 
 
@@ -110,15 +109,15 @@ SHAPES = {
 
 
 @pytest.fixture
-def of_strategy(name, order):
+def strategy_run(name, order):
     return train(make_data(), order=order, epsilon=8.0, strategy=SHAPES[name])
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_noise_of_a_strategy(of_strategy, name, order):
-    data, strategy, result = make_data(), SHAPES[name], of_strategy
+def test_strategy_noise_matches_accountant_and_matrices(strategy_run, name, order):
+    data, strategy, result = make_data(), SHAPES[name], strategy_run
     assert accuracy(result.params, data) > 0.8
     assert 8.0 * (1 - 1e-4) < result.guarantee.epsilon(1e-5) <= 8.0
     sigma = float(result.noise_multiplier)
@@ -149,13 +148,13 @@ def test_noise_of_a_strategy(of_strategy, name, order):
         {"strategy": strategies.scaled(SHAPES["one vector"], np.ones(9))},
     ],
 )
-def test_what_is_no_strategy_here(changed):
+def test_invalid_strategy_raises(changed):
     with pytest.raises(ValueError, match="^strategy must"):
         train(make_data(50), **changed)
 
 
 @pytest.fixture
-def damaged(bad):
+def damaged_run(bad):
     x, y = make_data()
     x[::10] = bad
     return train((x, y), microbatch_size=8)
@@ -163,15 +162,15 @@ def damaged(bad):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_it_trains_through_damaged_examples(damaged):
-    result, (x, y) = damaged, make_data()
+def test_solver_learns_despite_nonfinite_examples(damaged_run):
+    result, (x, y) = damaged_run, make_data()
     chex.assert_tree_all_finite((result.params, result.curve.loss))
     clean = np.arange(len(y)) % 10 != 0
     assert accuracy(result.params, (x[clean], y[clean])) > 0.85
 
 
 @pytest.fixture(scope="module")
-def of_one_damaged():
+def params_with_one_damaged():
     runs = []
     for value in (np.nan, np.inf):
         x, y = make_data()
@@ -180,15 +179,15 @@ def of_one_damaged():
     return runs
 
 
-def test_one_damaged_example_changes_nothing_else(of_one_damaged, plain):
-    # A NaN or an infinity in its place: the same run, bit for bit.
-    chex.assert_trees_all_equal(*of_one_damaged)
-    assert np.any(of_one_damaged[0]["w"] != np.asarray(plain.params["w"]))
+def test_nan_and_infinite_example_give_the_same_run(params_with_one_damaged, plain_run):
+    # An example of NaN or of infinity gives the same run, bit for bit.
+    chex.assert_trees_all_equal(*params_with_one_damaged)
+    assert np.any(params_with_one_damaged[0]["w"] != np.asarray(plain_run.params["w"]))
 
 
-def test_a_last_batch_that_is_not_full(plain):
-    assert plain.curve.loss.shape == (6 * 24,)
-    assert np.all(np.isfinite(plain.curve.loss))
+def test_partial_last_batch_is_finite(plain_run):
+    assert plain_run.curve.loss.shape == (6 * 24,)
+    assert np.all(np.isfinite(plain_run.curve.loss))
 
 
 @pytest.mark.diagonal
@@ -196,7 +195,7 @@ def test_a_last_batch_that_is_not_full(plain):
     ("n_b", "epochs", "decay", "exact"),
     [(100, 10, 0.99, 46.42), (32, 32, 0.99, 207.36), (1000, 8, 0.999, 56.50)],
 )
-def test_printed_parameters_cost_at_least_twice_the_noise(n_b, epochs, decay, exact):
+def test_published_noise_is_at_least_twice_the_required(n_b, epochs, decay, exact):
     printed = paper.dp_nsgd_noise_multiplier(
         0.7, num_steps=n_b * epochs, steps_per_epoch=n_b
     )
@@ -212,7 +211,7 @@ def test_printed_parameters_cost_at_least_twice_the_noise(n_b, epochs, decay, ex
     assert printed > 2 * float(mu) / 0.7
 
 
-def test_the_printed_noise_is_that_of_the_table():
+def test_published_noise_matches_the_table():
     values = {(100, 10): 81, (32, 32): 223, (1000, 8): 91}
     for (n_b, epochs), v in values.items():
         printed = paper.dp_nsgd_noise_multiplier(
@@ -222,13 +221,13 @@ def test_the_printed_noise_is_that_of_the_table():
 
 
 @pytest.fixture(scope="module")
-def exact_and_printed():
+def exact_and_published_runs():
     run = functools.partial(train, make_data(), adjacency=Adjacency.REPLACE)
     return run(), run(noise="printed")
 
 
-def test_printed_noise_keeps_the_target_too(exact_and_printed):
-    exact, printed = exact_and_printed
+def test_published_noise_meets_the_target(exact_and_published_runs):
+    exact, printed = exact_and_published_runs
     assert float(printed.noise_multiplier) > 1.5 * float(exact.noise_multiplier)
     assert printed.guarantee.epsilon(1e-5) < exact.guarantee.epsilon(1e-5) <= 6.0
 
@@ -240,18 +239,18 @@ def test_theorem_6_parameters_are_consistent():
     )
     privacy = epsilon / math.sqrt(d * math.log(1 / delta))
 
-    def cost(steps):
+    def step_cost(steps):
         return steps * math.log2(steps)
 
     assert p.num_steps % n_b == 0
-    assert cost(p.num_steps) <= privacy * n_b**2 < cost(p.num_steps + n_b)
+    assert step_cost(p.num_steps) <= privacy * n_b**2 < step_cost(p.num_steps + n_b)
     assert p.learning_rate == pytest.approx((n_b * p.num_steps) ** -0.5)
-    assert 1 - p.decay == pytest.approx(privacy * n_b / cost(p.num_steps))
+    assert 1 - p.decay == pytest.approx(privacy * n_b / step_cost(p.num_steps))
     mu = epsilon / (2 * math.sqrt(math.log(1 / delta)))
     assert gdp.epsilon(mu, delta) < epsilon  # their conversion is the looser one
 
 
-def test_static_mistakes_name_the_argument():
+def test_invalid_arguments_raise():
     data = jax.device_put(make_data(50))
     for argument, bad in [
         ("epsilon", 0.0),

@@ -1,4 +1,4 @@
-"""Strategies: what they are made of, the best of a kind, and how good any can be."""
+"""Strategies: their coefficients, optimisation, lower bounds and schedules."""
 
 import itertools
 
@@ -22,25 +22,25 @@ MADE = {
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 50])
-def test_the_two_series_are_inverse_to_each_other(n, x64):
+def test_coefficients_and_inverse_coefficients_convolve_to_one(n, x64):
     @jax.jit
-    def both(made):
+    def series_of_all(made):
         return {
             x: (y.coefficients(n), y.inverse_coefficients(n)) for x, y in made.items()
         }
 
-    for name, series in both(MADE).items():
+    for name, series in series_of_all(MADE).items():
         product = np.convolve(*map(np.asarray, series))
         np.testing.assert_allclose(
             product[:n], np.eye(1, n)[0], atol=1e-13, err_msg=name
         )
 
 
-def test_coefficients_are_those_that_were_given(x64):
+def test_coefficients_match_the_given_ones(x64):
     given = [1.0, 0.5, -0.25]
 
     @jax.jit
-    def made():
+    def coefficients_of_each():
         return [
             strategies.banded(given).coefficients(4),
             strategies.banded_inverse(given).inverse_coefficients(4),
@@ -48,7 +48,7 @@ def test_coefficients_are_those_that_were_given(x64):
             strategies.rational([0.25, -0.5], [0.5, 0.5]).coefficients(3),
         ]
 
-    *exact, rational = map(np.asarray, made())
+    *exact, rational = map(np.asarray, coefficients_of_each())
     for found, wanted in zip(
         exact, [[*given, 0.0], [*given, 0.0], [1, 0.75, 0.75**2]], strict=True
     ):
@@ -59,7 +59,7 @@ def test_coefficients_are_those_that_were_given(x64):
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", MADE)
-def test_both_paths_see_the_same_numbers(name):
+def test_strategies_are_exact_in_float32(name):
     for x in MADE[name]:
         np.testing.assert_array_equal(x, np.asarray(x, np.float32))
     traced = jax.jit(lambda s: s.coefficients(9))(MADE[name])
@@ -99,7 +99,7 @@ def test_both_paths_see_the_same_numbers(name):
         (lambda: strategies.banded_inverse([1.0, np.inf]), "finite"),
     ],
 )
-def test_what_is_no_strategy(make, match):
+def test_invalid_strategies_raise(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 
@@ -109,18 +109,18 @@ def test_what_is_no_strategy(make, match):
 SMALL = {"num_steps": 60, "steps_per_epoch": 15}
 
 
-def product(strategy, workload, order="fixed", **asked):
+def sensitivity_times_error(strategy, workload, order="fixed", **asked):
     cost = correlated.mu(
         strategy, 1.0, order=order, adjacency=Adjacency.ZERO_OUT, **asked
     )
     return cost * correlated.error(strategy, workload, asked["num_steps"])
 
 
-def dense_product_of(c, workload, *, num_steps, steps_per_epoch):
-    """The same for coefficients c >= 0 and a fixed order, from the matrices."""
+def dense_toeplitz_product(c, workload, *, num_steps, steps_per_epoch):
+    """The same product for coefficients c >= 0 and a fixed order, from the matrices."""
     c = np.tril(scipy.linalg.toeplitz(np.pad(c, (0, num_steps - len(c)))))
     moved = [c[:, place::steps_per_epoch].sum(1) for place in range(steps_per_epoch)]
-    error = np.linalg.norm(dense(workload, num_steps) @ np.linalg.inv(c))
+    error = np.linalg.norm(dense_workload(workload, num_steps) @ np.linalg.inv(c))
     return np.max(np.linalg.norm(moved, axis=1)) * error / np.sqrt(num_steps)
 
 
@@ -132,17 +132,19 @@ def dense_product_of(c, workload, *, num_steps, steps_per_epoch):
         pytest.param("separated", marks=pytest.mark.matrix),
     ],
 )
-def test_no_other_decay_is_better(order, x64):
+def test_optimized_decay_is_the_best(order, x64):
     workload = workloads.momentum_sum(0.9)
     best = strategies.optimize("geometric", workload, order=order, **SMALL)
     decays = np.linspace(0, 0.99, 100).astype(np.float32).astype(float)
     if order == "fixed":
         powers = decays[:, None] ** np.arange(60)
-        others = [dense_product_of(c, workload, **SMALL) for c in powers]
+        others = [dense_toeplitz_product(c, workload, **SMALL) for c in powers]
     else:
         others = jax.jit(
             jax.vmap(
-                lambda d: product(strategies.geometric(d), workload, order, **SMALL)
+                lambda d: sensitivity_times_error(
+                    strategies.geometric(d), workload, order, **SMALL
+                )
             )
         )(decays)
     least = np.asarray(others).min()
@@ -151,7 +153,7 @@ def test_no_other_decay_is_better(order, x64):
 
 
 @pytest.mark.matrix
-def test_more_memory_is_no_worse(x64):
+def test_optimality_gap_decreases_with_memory(x64):
     workload = workloads.momentum(0.95)
     gaps = [
         strategies.optimize(kind, workload, num_vectors=size, **SMALL).gap
@@ -166,7 +168,7 @@ def test_more_memory_is_no_worse(x64):
     assert 1 <= gaps[-1] < 1.03
 
 
-def test_a_band_for_each_step_of_an_epoch_is_nearly_the_best(x64):
+def test_one_band_per_step_of_an_epoch_is_nearly_optimal(x64):
     best = strategies.optimize(
         "banded", workloads.momentum(0.95), num_vectors=14, **SMALL
     )
@@ -175,8 +177,8 @@ def test_a_band_for_each_step_of_an_epoch_is_nearly_the_best(x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["momentum", "momentum_sum", "prefix_sum"])
-def test_one_band_of_the_inverse_is_geometric(workload, x64):
-    """Where a step too far makes coefficients that grow, and the descent stops."""
+def test_one_inverse_band_equals_the_geometric_optimum(workload, x64):
+    """Too long a step gives growing coefficients; the descent must not stop there."""
     workload = getattr(workloads, workload)(*[0.99] * (workload != "prefix_sum"))
     asked = {"num_steps": 1000, "steps_per_epoch": 100}
     one = strategies.optimize("geometric", workload, **asked)
@@ -186,7 +188,7 @@ def test_one_band_of_the_inverse_is_geometric(workload, x64):
     assert more.product < one.product
 
 
-def test_reflection_coefficients_give_coefficients_back(x64):
+def test_reflection_coefficients_round_trip(x64):
     a = np.poly([0.9, 0.5, -0.3, 0.2])[1:]
     back = jax.jit(_optimize._bands)(np.asarray(_optimize._free_bands(a)))
     np.testing.assert_allclose(back, a, rtol=1e-12)
@@ -201,8 +203,8 @@ def test_reflection_coefficients_give_coefficients_back(x64):
 @pytest.mark.parametrize(
     "kind", ["banded", pytest.param("banded_inverse", marks=pytest.mark.matrix)]
 )
-def test_it_is_no_worse_than_where_it_began(kind, size, x64):
-    """The square root of the workload, truncated."""
+def test_optimized_bands_improve_on_the_square_root(kind, size, x64):
+    """The truncated square root of the workload is the start of the optimisation."""
     workload = workloads.prefix_sum()
     best = strategies.optimize(kind, workload, num_vectors=size, **SMALL)
     k = np.arange(1, size + 1)
@@ -210,26 +212,26 @@ def test_it_is_no_worse_than_where_it_began(kind, size, x64):
     inverse = np.cumprod(np.r_[1.0, (2 * k - 3) / (2 * k)])
     start = getattr(strategies, kind)(root if kind == "banded" else inverse)
     assert best.gap >= 1
-    assert best.product < float(product(start, workload, **SMALL))
+    assert best.product < float(sensitivity_times_error(start, workload, **SMALL))
 
 
-def test_a_schedule_is_optimised_for_too(x64):
+def test_optimize_accounts_for_learning_rate_schedules(x64):
     rates = np.linspace(1.0, 0.0, 60)
     workload = workloads.momentum_sum(0.9, learning_rates=rates)
     best = strategies.optimize("banded", workload, num_vectors=2, **SMALL)
     found = np.append(1.0, best.numerator)
     np.testing.assert_allclose(
-        best.product, dense_product_of(found, workload, **SMALL), rtol=1e-9
+        best.product, dense_toeplitz_product(found, workload, **SMALL), rtol=1e-9
     )
     for factor in itertools.product((0.97, 1, 1.03), repeat=2):
         if factor != (1, 1):
             other = found * [1, *factor]
-            assert best.product < dense_product_of(other, workload, **SMALL)
+            assert best.product < dense_toeplitz_product(other, workload, **SMALL)
     assert np.isnan(best.gap)
 
 
 @pytest.mark.slow
-def test_poles_that_float32_does_not_tell_apart_become_fewer(x64):
+def test_poles_equal_in_float32_are_merged(x64):
     best = strategies.optimize(
         "rational",
         workloads.momentum_sum(0.9),
@@ -241,7 +243,7 @@ def test_poles_that_float32_does_not_tell_apart_become_fewer(x64):
     assert best.gap >= 1
 
 
-def test_what_is_refused():
+def test_invalid_optimize_arguments_raise():
     workload = workloads.momentum(0.9)
     for nothing in (None, workloads.prefix_sum(learning_rates=0.0)):
         with pytest.raises(ValueError, match="workload"):
@@ -266,7 +268,7 @@ def test_what_is_refused():
 # --- the certificate
 
 
-def dense_product(c, a, n_b):
+def brute_force_product(c, a, n_b):
     """Sensitivity times error of any matrix, by all patterns and signs."""
     steps = len(c)
     square = 0.0
@@ -279,8 +281,8 @@ def dense_product(c, a, n_b):
 
 @pytest.mark.parametrize("decay", [0.0, 0.8, 0.99])
 @pytest.mark.parametrize("shape", [(8, 8), (12, 4), (20, 4), (11, 3), (6, 9), (5, 1)])
-def test_no_matrix_is_below_the_bound(decay, shape, monkeypatch):
-    """Random ones, and the best without a limit on memory where it is known."""
+def test_lower_bound_holds_for_all_matrices(decay, shape, monkeypatch):
+    """For random matrices, and for the optimum without a limit on memory."""
     steps, n_b = shape
     rng = np.random.default_rng(0)
     workload = workloads.momentum_sum(decay)
@@ -292,20 +294,20 @@ def test_no_matrix_is_below_the_bound(decay, shape, monkeypatch):
     monkeypatch.setattr(_optimize, "_DENSE", 0)
     quick = _optimize.lower_bound(workload, steps, n_b)
     assert 0 < quick <= bound * (1 + 1e-9)
-    # CᵀC = (AᵀA)^{1/2} is the best where every step has examples of its own.
+    # CᵀC = (AᵀA)^{1/2} is optimal where every example takes part once.
     values, vectors = np.linalg.eigh(a.T @ a)
     best = root((vectors * np.sqrt(values)) @ vectors.T).T
     candidates = [best, np.eye(steps), a]
     candidates += [best @ np.diag(rng.uniform(0.5, 2, steps)) for _ in range(10)]
     noise = rng.normal(size=(100, steps, steps))
     candidates += list(best + 0.3 * noise * np.abs(best).max())
-    products = [dense_product(c, a, min(n_b, steps)) for c in candidates]
+    products = [brute_force_product(c, a, min(n_b, steps)) for c in candidates]
     assert min(products) >= bound
-    # It says something, also where it leaves the last epoch out.
+    # It is not vacuous, also where it omits the last epoch.
     assert min(products) <= 2.2 * bound
 
 
-def test_diagonals_are_summed_as_they_are():
+def test_diagonal_sums_match_dense_matrices():
     a, n_b = np.random.default_rng(0).normal(size=12), 4
     matrix = sum(np.diag(np.full(12 - k, x), -k) for k, x in enumerate(a))
     average = np.kron(np.full((3, 3), 1 / 3), np.eye(n_b))
@@ -321,7 +323,7 @@ def test_diagonals_are_summed_as_they_are():
 NUM_STEPS, N_B = 60, 12
 
 
-def product_of(strategy, workload, order):
+def scheduled_product(strategy, workload, order):
     cost = correlated.mu(
         strategy,
         1.0,
@@ -345,15 +347,15 @@ SCHEDULES = {
 @pytest.mark.diagonal("order")
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_no_other_schedule_is_better_for_independent_noise(name, order, x64):
-    """Against a descent without derivatives of ours, from the answer and elsewhere."""
+def test_schedule_of_independent_noise_attains_the_dual_bound(name, order, x64):
+    """The product of the schedule equals the dual bound."""
     workload, shape = SCHEDULES[name], strategies.independent()
-    a = np.asarray(dense(workload, NUM_STEPS))
+    a = np.asarray(dense_workload(workload, NUM_STEPS))
     w = np.sum(a**2, axis=0)
     epochs = NUM_STEPS // N_B
 
-    def square(s):
-        """Of error times sensitivity, for columns f[E, n_b] or f[E, 1]."""
+    def squared_product(s):
+        """Squared error times squared sensitivity, for columns f[E, n_b] or f[E, 1]."""
         moved = np.max(np.sum(s**2, axis=0))
         return np.sum(w.reshape(epochs, N_B) / s**2) / NUM_STEPS * moved
 
@@ -361,41 +363,43 @@ def test_no_other_schedule_is_better_for_independent_noise(name, order, x64):
         shape, workload, num_steps=NUM_STEPS, steps_per_epoch=N_B, order=order
     )
     s = 1 / found.factors.reshape(epochs, N_B)
-    best = product_of(found, workload, order)
-    np.testing.assert_allclose(best, np.sqrt(square(s)), rtol=1e-9)
-    # The dual: for multipliers λ_r of the places, Σ_t 2 √(w_t λ_r) is below them all.
+    best = scheduled_product(found, workload, order)
+    np.testing.assert_allclose(best, np.sqrt(squared_product(s)), rtol=1e-9)
+    # The dual: for multipliers λ_r of the positions, Σ_t 2 √(w_t λ_r) bounds them all.
     if order == "fixed":
         by_place = np.sum(np.sqrt(w.reshape(epochs, N_B)), axis=0)
         bound = np.sum(by_place**2) / NUM_STEPS
     else:
         bound = np.sum(np.sqrt(w.reshape(epochs, N_B).sum(1))) ** 2 / NUM_STEPS
     np.testing.assert_allclose(best, np.sqrt(bound), rtol=1e-5)
-    assert best <= product_of(shape, workload, order) * (1 + 1e-12)
+    assert best <= scheduled_product(shape, workload, order) * (1 + 1e-12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_help_shaped_noise(name, order, x64):
+def test_schedules_improve_correlated_noise(name, order, x64):
     workload = SCHEDULES[name]
     given = {"num_steps": NUM_STEPS, "steps_per_epoch": N_B, "order": order}
     shape = strategies.optimize("rational", workload, **given)
     found = strategies.scheduled(shape, workload, **given)
-    best = product_of(found, workload, order)
-    # At one rate there is little to win; where rates fall, a tenth at least.
-    assert best <= product_of(shape, workload, order) * (1 if "one" in name else 0.9)
-    # No direction in which all factors of an epoch or of a place grow is better.
+    best = scheduled_product(found, workload, order)
+    # At a constant rate the gain is small; where rates fall it is at least a tenth.
+    assert best <= scheduled_product(shape, workload, order) * (
+        1 if "one" in name else 0.9
+    )
+    # Changing the factors of whole epochs at random is no better.
     factors = found.factors.reshape(-1, N_B)
     rng = np.random.default_rng(0)
     for _ in range(4):
         moved = factors * (1 + 0.05 * rng.normal(size=(factors.shape[0], 1)))
         other = strategies.scaled(shape, moved.ravel())
-        assert product_of(other, workload, order) >= best * (1 - 1e-3)
+        assert scheduled_product(other, workload, order) >= best * (1 - 1e-3)
     np.testing.assert_allclose(np.mean(found.factors**-2), 1, rtol=1e-6)
 
 
-def dense(workload, num_steps):
-    """A, row by row from its definition."""
+def dense_workload(workload, num_steps):
+    """The workload matrix A, row by row from its definition."""
     top, bottom = (np.append(1.0, np.asarray(x)) for x in workload[:2])
     h = scipy.signal.lfilter(top, bottom, np.eye(num_steps), axis=0)
     rows, now = [], np.zeros(num_steps)
@@ -418,7 +422,7 @@ def dense(workload, num_steps):
         ({"steps_per_epoch": 0}, "steps_per_epoch"),
     ],
 )
-def test_what_has_no_schedule(changed, match):
+def test_invalid_schedule_arguments_raise(changed, match):
     given = {
         "strategy": strategies.geometric(0.5),
         "workload": workloads.momentum(0.5),
@@ -432,7 +436,7 @@ def test_what_has_no_schedule(changed, match):
 
 @pytest.mark.slow  # noise is solved for, for each strategy that is tried
 @pytest.mark.parametrize("sampling", ["cyclic_poisson", "random_bins"])
-def test_amplified_noise_is_enough_and_none_near_by_is_less(sampling, optimized):
+def test_amplified_strategy_meets_target_with_less_error(sampling, optimized):
     workload = workloads.momentum(0.9)
     sizes = {"num_steps": 60, "steps_per_epoch": 20}
     asked = {**sizes, "sampling": sampling, "adjacency": Adjacency.ZERO_OUT}
@@ -458,7 +462,7 @@ def test_amplified_noise_is_enough_and_none_near_by_is_less(sampling, optimized)
         {"workload": None},
     ],
 )
-def test_what_is_not_amplified(changed):
+def test_invalid_amplified_arguments_raise(changed):
     given = {
         "workload": workloads.momentum(0.9),
         "num_steps": 20,

@@ -1,7 +1,7 @@
 """One example among thousands moves the sum by no more than its sensitivity.
 
 Its terms may be huge and cancel, between rows, between uses of a weight, or on the way
-from operands to leaves; the other examples are small, so that what they lose shows.
+from operands to leaves; the other examples are small, so that any loss of theirs shows.
 """
 
 from typing import Any
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.rounding, pytest.mark.optimized]
 BATCH, WIDTH, CLIP_NORM = 4000, 24, 0.7
 
 
-def through(*dtypes: str) -> Any:
-    """Twice the matrix, cast to and fro."""
+def make_cast_loss(*dtypes: str) -> Any:
+    """A loss of twice the matrix, cast to these dtypes and back."""
 
     def loss(w, example):
         x, d, _ = example
@@ -30,34 +30,34 @@ def through(*dtypes: str) -> Any:
     return loss
 
 
-def rounded_mantissa(w, example):
+def rounded_mantissa_loss(w, example):
     x, d, _ = example
     return jnp.sum((x @ (2 * jax.lax.reduce_precision(w, 8, 7))) * d)
 
 
-def low_tanh(w, example):
+def bfloat16_tanh_loss(w, example):
     x, d, _ = example
     return jnp.sum((x @ jnp.tanh(w.astype(jnp.bfloat16)).astype(jnp.float32)) * d)
 
 
-def two_uses(w, example):
+def two_uses_loss(w, example):
     x, d, cancel = example
     return jnp.sum((x @ w) * d) - cancel * jnp.sum((d @ w.T) * x)
 
 
-def penalised(w, example):
-    """The penalty's gradient is the matrix of ones that the rows may make, too."""
+def penalised_loss(w, example):
+    """The penalty's gradient is a matrix of ones, which the rows may cancel."""
     x, d, cancel = example
     return jnp.sum((x @ w) * d) - cancel * x[0, 0] * d[0, 0] * jnp.sum(w**2) / 2
 
 
-def normalised(w, example):
+def normalised_loss(w, example):
     x, d, _ = example
     scale = jax.lax.rsqrt(jnp.sum(w**2, axis=0, keepdims=True))
     return jnp.sum((x @ (w * scale)) * d)
 
 
-def narrow(dtype: str) -> Any:
+def make_narrow_product_loss(dtype: str) -> Any:
     def loss(w, example):
         x, d, _ = example
         h = jnp.dot(
@@ -68,7 +68,7 @@ def narrow(dtype: str) -> Any:
     return loss
 
 
-def table(w, example):
+def lookup_loss(w, example):
     x, d, cancel = example
     h = jnp.take(w, jnp.array([1, 5]), axis=0) - cancel * jnp.take(
         w, jnp.array([5, 1]), axis=0
@@ -77,29 +77,29 @@ def table(w, example):
 
 
 LOSSES = {
-    "bfloat16 between": through("bfloat16"),
-    "float16 between": through("float16", "bfloat16"),
-    "float8 between": through("float8_e4m3fn", "bfloat16"),
-    "rounded mantissa": rounded_mantissa,
-    "tanh in bfloat16": low_tanh,
-    "two uses": two_uses,
-    "penalised": penalised,
-    "normalised": normalised,
-    "bfloat16": narrow("bfloat16"),
-    "float16": narrow("float16"),
-    "float8": narrow("float8_e5m2"),
-    "table": table,
+    "bfloat16 between": make_cast_loss("bfloat16"),
+    "float16 between": make_cast_loss("float16", "bfloat16"),
+    "float8 between": make_cast_loss("float8_e4m3fn", "bfloat16"),
+    "rounded mantissa": rounded_mantissa_loss,
+    "tanh in bfloat16": bfloat16_tanh_loss,
+    "two uses": two_uses_loss,
+    "penalised": penalised_loss,
+    "normalised": normalised_loss,
+    "bfloat16": make_narrow_product_loss("bfloat16"),
+    "float16": make_narrow_product_loss("float16"),
+    "float8": make_narrow_product_loss("float8_e5m2"),
+    "table": lookup_loss,
 }
 
 
-def others() -> Any:
-    """Small and alike: each loses what all lose."""
+def make_other_examples() -> Any:
+    """Small and equal examples, which all lose the same by rounding."""
     x = np.full((BATCH, 2, WIDTH), 0.03, np.float32)
     return x, np.full_like(x, 0.03), np.zeros(BATCH, np.float32)
 
 
-def intruders() -> Any:
-    """Of every size, with rows, uses and paths that cancel or do not."""
+def make_swapped_examples() -> Any:
+    """Examples of all sizes, whose rows, uses and paths cancel or do not."""
     x, d, cancels = [], [], []
     for size in (1e-3, 1e4, 1e12):
         for sign in (0.0, -1.0 - 2.0**-20):
@@ -113,12 +113,12 @@ def intruders() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
-def test_swaps(engine):
+def test_swapped_example_moves_the_sum_within_sensitivity(engine):
     w = jnp.ones((WIDTH, WIDTH))
     fns = [dpjax.clipped_grad(f, CLIP_NORM, engine=engine) for f in LOSSES.values()]
 
     @jax.jit
-    def sums(batch, swapped):
+    def sums_with_swaps(batch, swapped):
         def swap(one):
             return jax.tree.map(lambda x, y: x.at[0].set(y), batch, one)
 
@@ -132,12 +132,14 @@ def test_swaps(engine):
             for fn in fns
         ]
 
-    found = sums(jax.tree.map(jnp.asarray, others()), intruders())
+    found = sums_with_swaps(
+        jax.tree.map(jnp.asarray, make_other_examples()), make_swapped_examples()
+    )
     for name, parts in zip(LOSSES, found, strict=True):
         without, total, changed = (np.float64(x) / CLIP_NORM for x in parts)
         added = np.linalg.norm(changed - without, axis=(1, 2))
         replaced = np.linalg.norm(changed - total, axis=(1, 2))
-        # What float32 makes of sums of 4000 terms alike, in whatever order.
+        # The rounding error in float32 of a sum of 4000 equal terms, in any order.
         rounded = BATCH * 2.0**-24 * np.linalg.norm(total)
         assert rounded < 0.15
         assert np.max(added) <= 1 + rounded, name

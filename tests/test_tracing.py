@@ -1,4 +1,4 @@
-"""What a traced loss may contain, and what becomes of it.
+"""The contents of traced losses, and the programs that they compile to.
 
 The reference is `vmap(grad(loss))`, clipped in NumPy (tests/test_bookkeeping.py).
 """
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.experimental.ode import odeint
 from jax.interpreters import ad, batching, mlir
-from test_bookkeeping import MLP, MLP_BATCH, assert_same, mlp, normal
+from test_bookkeeping import MLP, MLP_BATCH, assert_matches_reference, mlp, normal
 
 import dpjax
 from dpjax.clipping.bookkeeping.evaluate.run import stretches
@@ -26,30 +26,30 @@ ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
 
 @jax.custom_vjp
-def centred_backwards(x: jax.Array) -> jax.Array:
+def centre_cotangents(x: jax.Array) -> jax.Array:
     return x
 
 
-centred_backwards.defvjp(
+centre_cotangents.defvjp(
     lambda x: (x, None), lambda _, g: (g - jax.lax.pmean(g, "batch"),)
 )
 
 
 @jax.custom_jvp
-def centred_forwards(x: jax.Array) -> jax.Array:
+def centre_tangents(x: jax.Array) -> jax.Array:
     return x
 
 
-@centred_forwards.defjvp
+@centre_tangents.defjvp
 def _(primals: Any, tangents: Any) -> Any:
     return primals[0], tangents[0] - jax.lax.pmean(tangents[0], "batch")
 
 
-def in_scan(f: Any, w: jax.Array, x: jax.Array) -> jax.Array:
+def loss_in_scan(f: Any, w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.sum(jax.lax.scan(lambda h, _: (f(h) @ w, None), x @ w, length=2)[0])
 
 
-def in_cond(f: Any, w: jax.Array, x: jax.Array) -> jax.Array:
+def loss_in_cond(f: Any, w: jax.Array, x: jax.Array) -> jax.Array:
     branches = (lambda h: jnp.sum(f(h)), jnp.sum)
     return jax.lax.cond(x[0] > 0, *branches, x @ w)
 
@@ -60,15 +60,15 @@ PLACES = {
     "call": lambda f, w, x: jnp.sum(jnp.sin(jax.jit(f)(x @ w))),
     "remat": lambda f, w, x: jnp.sum(jax.checkpoint(lambda h: jnp.sin(f(h)))(x @ w)),
     "rule": lambda f, w, x: jnp.sum(jax.nn.relu(f(x @ w))),
-    "scan": in_scan,
-    "cond": in_cond,
+    "scan": loss_in_scan,
+    "cond": loss_in_cond,
 }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("f", [centred_backwards, centred_forwards])
+@pytest.mark.parametrize("f", [centre_cotangents, centre_tangents])
 @pytest.mark.parametrize("place", PLACES)
-def test_derivatives_that_see_other_examples_are_refused(place, f, engine):
+def test_custom_derivatives_using_other_examples_raise(place, f, engine):
     def loss(w, x):
         return PLACES[place](f, w, x)
 
@@ -81,20 +81,20 @@ def test_derivatives_that_see_other_examples_are_refused(place, f, engine):
         jax.eval_shape(mapped, w, x[None])
 
 
-def test_derivatives_that_are_not_taken_may_communicate():
-    """By the example alone nothing is differentiated."""
+def test_unused_derivatives_may_use_collectives():
+    """No derivative by the example alone is taken."""
 
     def loss(w, x):
-        return jnp.sum(jnp.sin(centred_backwards(x) @ w))
+        return jnp.sum(jnp.sin(centre_cotangents(x) @ w))
 
-    assert_same(loss, normal(0, 3, 3), normal(1, 4, 3))
+    assert_matches_reference(loss, normal(0, 3, 3), normal(1, 4, 3))
 
 
 BATCH, ROWS, WORDS, WIDTH, HIDDEN = 7, 5, 41, 31, 37
 
 
 def tokens_loss(params: Any, tokens: jax.Array) -> jax.Array:
-    """Lookups, a layer of several rows and one of a single row; no size is twice."""
+    """Lookups, a layer of several rows and one of a single row; all sizes differ."""
     h = jnp.tanh(params["table"][tokens] @ params["dense"])
     y = jnp.sin(jnp.sum(h, 0) @ params["head"] + params["bias"])
     return jnp.sum(y**2)
@@ -109,8 +109,8 @@ TOKEN_PARAMS = {
 TOKENS = np.arange(BATCH * ROWS).reshape(BATCH, ROWS) * 3 % WORDS
 
 
-class Program(NamedTuple):
-    """What a lowered program holds."""
+class ProgramFacts(NamedTuple):
+    """Facts about a lowered program."""
 
     operations: collections.Counter[str]
     formed: set[str]
@@ -118,7 +118,7 @@ class Program(NamedTuple):
     products_over_batch: bool
 
 
-def program(engine: str, *platforms: str) -> Program:
+def lower_program(engine: str, *platforms: str) -> ProgramFacts:
     fn = jax.jit(dpjax.clipped_grad(tokens_loss, 1.0, engine=engine))
     exported = jax.export.export(fn, platforms=platforms)(TOKEN_PARAMS, TOKENS)
     text = exported.mlir_module()
@@ -141,35 +141,35 @@ def program(engine: str, *platforms: str) -> Program:
         sizes = [int(left.split("x")[int(i)]) for i in contracted.split(",")]
         over_batch |= BATCH in sizes
         rows_by_rows |= out.split("x").count(str(ROWS)) == 2
-    return Program(counted, formed, rows_by_rows, over_batch)
+    return ProgramFacts(counted, formed, rows_by_rows, over_batch)
 
 
-def test_auto_asks_for_the_platform_when_it_lowers():
-    """Exported from a CPU, a TPU's program forms gradients: its products round more."""
+def test_auto_chooses_norms_by_lowering_platform():
+    """Lowered for TPUs, whose products round more, the program forms gradients."""
     rows = dpjax.explain(tokens_loss, TOKEN_PARAMS, TOKENS).rows
     assert [r.parameter for r in rows if r.norm == "gradients"] == ["['bias']"]
 
-    tpu, cpu = program("auto", "tpu"), program("auto", "cpu")
+    tpu, cpu = lower_program("auto", "tpu"), lower_program("auto", "cpu")
     assert tpu.formed == set(TOKEN_PARAMS)
     assert not tpu.rows_by_rows
     assert not tpu.products_over_batch
-    # All of this shows in a program that takes norms and sums from rows.
-    books = program("bookkeeping", "tpu")
+    # A program that takes norms and sums from rows shows the opposite.
+    books = lower_program("bookkeeping", "tpu")
     assert books.formed == {"bias"}
     assert books.rows_by_rows
     assert books.products_over_batch
-    assert cpu == program("bookkeeping", "cpu")
-    # One program for both has both.
-    both = program("auto", "cpu", "tpu").operations
+    assert cpu == lower_program("bookkeeping", "cpu")
+    # One program for both platforms contains both.
+    both = lower_program("auto", "cpu", "tpu").operations
     assert both["scatter"] >= cpu.operations["scatter"] + tpu.operations["scatter"] - 1
     assert both["dot_general"] > cpu.operations["dot_general"]
 
 
 @pytest.mark.parametrize("loss", ["tokens", "mlp", "odd"])
-def test_what_auto_does_on_other_platforms(loss, monkeypatch):
-    """Their part of the program, run here."""
+def test_auto_branch_for_tpu_matches_reference(loss, monkeypatch):
+    """The TPU branch of the program, run on this machine."""
 
-    def odd(params, x):
+    def recurrent_loss(params, x):
         w = params["w"] / jnp.linalg.norm(params["w"])
         x = jax.lax.scan(lambda h, _: (jnp.sin(h @ w), None), x, length=3)[0]
         return jnp.sum(x @ params["w"].T @ params["v"])
@@ -177,20 +177,26 @@ def test_what_auto_does_on_other_platforms(loss, monkeypatch):
     args = {
         "tokens": (tokens_loss, TOKEN_PARAMS, TOKENS),
         "mlp": (mlp, MLP, MLP_BATCH),
-        "odd": (odd, {"w": normal(0, 6, 6), "v": normal(1, 6, 9)}, normal(2, 4, 6)),
+        "odd": (
+            recurrent_loss,
+            {"w": normal(0, 6, 6), "v": normal(1, 6, 9)},
+            normal(2, 4, 6),
+        ),
     }[loss]
     names = []
 
-    def there(name: str, there: Any, elsewhere: Any, *args: Any) -> Any:
+    def take_tpu_branch(name: str, there: Any, elsewhere: Any, *args: Any) -> Any:
         names.append(name)
         return there(*args)
 
-    monkeypatch.setattr("dpjax.clipping.bookkeeping.evaluate.engine.on_platform", there)
+    monkeypatch.setattr(
+        "dpjax.clipping.bookkeeping.evaluate.engine.on_platform", take_tpu_branch
+    )
     for name in ("squares_of_rows", "sums_by_sites"):
         monkeypatch.setattr(
             f"dpjax.clipping.bookkeeping.evaluate.at_component.{name}", None
         )
-    assert_same(*args, engine="auto")
+    assert_matches_reference(*args, engine="auto")
     assert set(names) == {"tpu"}
 
 
@@ -201,8 +207,8 @@ def wide_loss(w: jax.Array, x: jax.Array) -> jax.Array:
 WIDE = 0.1 * normal(5, 128, 128)
 
 
-def norms_of(fn: Any, rows: int, *platforms: str) -> set[str]:
-    """What a lowered program takes norms of."""
+def norm_kinds(fn: Any, rows: int, *platforms: str) -> set[str]:
+    """Whether a lowered program takes norms by rows, by gradients or both."""
     args = WIDE, normal(6, 2, rows, 128)
     exported = jax.export.export(jax.jit(fn), platforms=platforms)(*args)
     types = {"rows": f"x{rows}x{rows}xf32>", "gradients": "<2x128x128xf32>"}
@@ -213,7 +219,7 @@ def norms_of(fn: Any, rows: int, *platforms: str) -> set[str]:
 @pytest.mark.parametrize(
     "engine", ["auto", pytest.param("bookkeeping", marks=pytest.mark.slow)]
 )
-def test_rows_or_gradients_by_what_memory_costs_there(engine):
+def test_norm_kind_depends_on_rows_and_platform(engine):
     """T rows of 128 + 128 take 256 T² products, a gradient 3 · 128² numbers' traffic.
 
     On CPUs, at 16 products a number, rows are quicker for T < 56, on GPUs, at 28, for
@@ -225,25 +231,27 @@ def test_rows_or_gradients_by_what_memory_costs_there(engine):
         (60, "gradients", "rows"),
         (64, "gradients", "gradients"),
     ]:
-        assert norms_of(fn, rows, "cpu") == {cpu}
-        assert norms_of(fn, rows, "cuda") == {cuda}
-        # Where they choose the same, nothing is lowered twice; a TPU forms gradients.
-        assert norms_of(fn, rows, "cpu", "cuda") == {cpu, cuda}
+        assert norm_kinds(fn, rows, "cpu") == {cpu}
+        assert norm_kinds(fn, rows, "cuda") == {cuda}
+        # Equal choices are lowered once; a TPU forms gradients.
+        assert norm_kinds(fn, rows, "cpu", "cuda") == {cpu, cuda}
     if engine == "auto":
-        assert norms_of(fn, 60, "tpu") == {"gradients"}
+        assert norm_kinds(fn, 60, "tpu") == {"gradients"}
 
 
-def test_what_a_gpu_takes_agrees(monkeypatch):
-    """The GPU's part of the program, run here."""
+def test_auto_branch_for_gpu_matches_reference(monkeypatch):
+    """The GPU branch of the program, run on this machine."""
     names = []
 
-    def there(name: str, there: Any, elsewhere: Any, *args: Any) -> Any:
+    def take_cuda_branch(name: str, there: Any, elsewhere: Any, *args: Any) -> Any:
         names.append(name)
         return (there if name == "cuda" else elsewhere)(*args)
 
     args = wide_loss, WIDE, normal(6, 2, 60, 128)
-    monkeypatch.setattr("dpjax.clipping.bookkeeping.evaluate.engine.on_platform", there)
-    assert_same(*args, engine="auto")
+    monkeypatch.setattr(
+        "dpjax.clipping.bookkeeping.evaluate.engine.on_platform", take_cuda_branch
+    )
+    assert_matches_reference(*args, engine="auto")
     assert names == ["tpu", "cuda"]
 
 
@@ -254,8 +262,8 @@ def test_what_a_gpu_takes_agrees(monkeypatch):
         *(pytest.param(e, False, marks=pytest.mark.slow) for e in ENGINES[1::2]),
     ],
 )
-def test_constants_of_numpy(engine, traced):
-    """Rules of a loss index the times, which NumPy cannot by a traced number."""
+def test_numpy_constants_match_reference(engine, traced):
+    """The loss indexes NumPy times, which NumPy cannot do by a traced number."""
 
     def loss(params, x):
         h = jnp.tanh(x @ params["w"])
@@ -264,17 +272,17 @@ def test_constants_of_numpy(engine, traced):
         return jnp.sum(y[-1] ** 2)
 
     params = {"w": normal(0, 3, 4), "rate": np.ones(4, np.float32)}
-    if traced:  # which is where it would fail
+    if traced:  # tracing is where it would fail
         fn = dpjax.clipped_grad(loss, 1.0, engine=engine)
         grads, _ = jax.eval_shape(fn, params, normal(1, 2, 3))
         assert {k: x.shape for k, x in grads.items()} == {"w": (3, 4), "rate": (4,)}
     else:
-        assert_same(loss, params, normal(1, 2, 3), engine=engine)
+        assert_matches_reference(loss, params, normal(1, 2, 3), engine=engine)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
-def test_aux_of_every_type_in_microbatches(engine):
+def test_aux_of_every_type_is_microbatch_invariant(engine):
     def loss(w, key):
         x = jax.random.normal(key, (3,))
         aux = {
@@ -287,7 +295,7 @@ def test_aux_of_every_type_in_microbatches(engine):
         return jnp.sum(jnp.sin(x @ w)), aux
 
     @jax.jit
-    def run(w):
+    def outputs_by_microbatch_size(w):
         keys = jax.random.split(jax.random.key(1), 5)
         options = {"has_aux": True, "engine": engine}
         outs = [
@@ -296,14 +304,14 @@ def test_aux_of_every_type_in_microbatches(engine):
         ]
         return jax.vmap(lambda key: loss(w, key)[1])(keys), outs
 
-    want_aux, outs = run(normal(0, 3, 4))
+    want_aux, outs = outputs_by_microbatch_size(normal(0, 3, 4))
     for grads, per_example in outs:
         np.testing.assert_allclose(grads, outs[0][0], rtol=1e-5, atol=1e-6)
         chex.assert_trees_all_equal_shapes_and_dtypes(per_example.aux, want_aux)
         chex.assert_trees_all_equal(per_example.aux, want_aux)
 
 
-def test_known_values_of_a_scan_stay_in_its_loop():
+def test_constants_in_a_scan_are_not_stacked():
     length, width = 200, 4096
 
     def loss(w, x):
@@ -317,11 +325,11 @@ def test_known_values_of_a_scan_stay_in_its_loop():
     fn = jax.jit(dpjax.clipped_grad(loss, 1.0, engine="bookkeeping"))
     used = fn.lower(w, x).compile().memory_analysis().temp_size_in_bytes
     assert used < 4 * width * length / 10
-    assert_same(loss, w, x)
+    assert_matches_reference(loss, w, x)
 
 
-def test_effects_and_odd_losses():
-    """Callbacks run once an example, weak types and NumPy's numbers are losses."""
+def test_callbacks_run_once_per_example_and_constant_losses_work():
+    """Losses may be weakly typed or NumPy numbers, too."""
     seen = []
 
     def loss(w, x):
@@ -346,8 +354,8 @@ def test_effects_and_odd_losses():
             np.testing.assert_array_equal(per_example.loss, np.full(5, 2.0))
 
 
-def test_policies_keys_and_tracers_in_closures():
-    def make(scale, key):
+def test_checkpoint_policies_keys_and_closures_match_reference():
+    def make_loss(scale, key):
         def loss(params, x):
             @jax.checkpoint
             def block(h, w):
@@ -363,21 +371,21 @@ def test_policies_keys_and_tracers_in_closures():
 
     params, x = [normal(i, 6, 6) for i in range(2)], normal(5, 4, 6)
     key = jax.random.key(3)
-    assert_same(make(2.0, key), params, x)
+    assert_matches_reference(make_loss(2.0, key), params, x)
 
     @jax.jit
-    def summed(scale):
-        loss = make(scale, key)
+    def sums_by_engine(scale):
+        loss = make_loss(scale, key)
         return [
             dpjax.clipped_grad(loss, 0.3, engine=engine)(params, x)[0]
             for engine in ENGINES[1::2]
         ]
 
-    got, want = summed(2.0)
+    got, want = sums_by_engine(2.0)
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_custom_derivatives_with_integers():
+def test_custom_derivatives_with_integer_arguments_match_reference():
     @jax.custom_vjp
     def pick(x, i):
         return x[i]
@@ -390,11 +398,11 @@ def test_custom_derivatives_with_integers():
     def loss(w, x):
         return pick(jnp.sin(x @ w), 2) + pick(jnp.sum(w, 0), 1) * x[0]
 
-    assert_same(loss, normal(0, 3, 4), normal(1, 5, 3))
+    assert_matches_reference(loss, normal(0, 3, 4), normal(1, 5, 3))
 
 
-def test_blocks_that_look_alike():
-    """What is traced for one serves only those that differ in their variables alone."""
+def test_equal_blocks_share_traces_and_match_reference():
+    """The trace of one block is reused only where others differ in variables alone."""
 
     def loss(params, x):
         kept = []
@@ -411,16 +419,16 @@ def test_blocks_that_look_alike():
         for i in range(8)
     ]
     x = normal(30, 5, 4)
-    assert_same(loss, params, x)
+    assert_matches_reference(loss, params, x)
     found = stretches(dpjax.clipped_grad(loss, 1.0).plan(params, x).scope)
-    # What precedes the first layer, and one from each layer to the next.
+    # One stretch before the first layer, and one from each layer to the next.
     assert len(found) == 1 + len(params)
     assert 2 < len({Alike(stretch) for stretch in found}) < len(found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["bookkeeping", "auto"])
-def test_many_blocks_are_traced_in_little_time(engine):
+def test_tracing_many_blocks_is_fast(engine):
     """In processor time at most twice per-example gradients of the same loss."""
 
     def loss(params, x):
@@ -433,21 +441,21 @@ def test_many_blocks_are_traced_in_little_time(engine):
     params = [(np.ones((8, 8), np.float32), one, one)] * 50
     x = np.ones((4, 8), np.float32)
 
-    def seconds(fn):
+    def tracing_seconds(fn):
         start = time.process_time()
-        # A function of its own, or it would be traced but once.
+        # A new function each time, as otherwise it would be traced only once.
         jax.jit(lambda *args: fn(*args)).lower(params, x)
         return time.process_time() - start
 
     plain = jax.vmap(jax.grad(loss), (None, 0))
     books = dpjax.clipped_grad(loss, 1.0, engine=engine)
-    # The best of three: a busy machine takes its time from either.
-    least = [min(seconds(fn) for _ in range(3)) for fn in (books, plain)]
+    # The best of three, as the machine may be busy.
+    least = [min(tracing_seconds(fn) for _ in range(3)) for fn in (books, plain)]
     assert least[0] < 2 * least[1]
 
 
-def test_parameters_of_equations_are_told_apart():
-    """To Python 0.0 is -0.0 and 1 is True; blocks that differ so are not alike."""
+def test_blocks_with_unequal_constants_are_distinguished():
+    """In Python 0.0 == -0.0 and 1 == True; blocks that differ so are not equal."""
     product = jex.Primitive("a product and more")
     product.def_impl(lambda x, c: x * np.copysign(1.0 + isinstance(c, bool), c))
     product.def_abstract_eval(lambda x, c: x)
@@ -467,4 +475,6 @@ def test_parameters_of_equations_are_told_apart():
                 x = product.bind(jnp.tanh(x @ w), c=c)
             return jnp.sum(jnp.sin(x))
 
-        assert_same(loss, [normal(i, 3, 3) for i in range(3)], normal(9, 4, 3))
+        assert_matches_reference(
+            loss, [normal(i, 3, 3) for i in range(3)], normal(9, 4, 3)
+        )

@@ -1,4 +1,4 @@
-"""Tree accounting against a brute force over all nodes, and the known values."""
+"""Tree accounting against brute force over all nodes, and published values."""
 
 import functools
 import itertools
@@ -15,39 +15,39 @@ mu_of = functools.partial(accounting.momentum_mu, adjacency=Adjacency.ZERO_OUT)
 
 
 def released_nodes(num_steps):
-    """Every node that some prefix uses, found by asking for all prefixes."""
+    """Every node that the cover of some prefix uses."""
     return {node for t in range(1, num_steps + 1) for node in tree.compose(1, t)}
 
 
-def square_mu(participations, num_steps, decay):
+def squared_mu(participations, num_steps, decay):
     return sum(
         sum(decay ** (z - p) for p in participations if y <= p <= z) ** 2
         for y, z in released_nodes(num_steps)
     )
 
 
-def brute_fixed(num_steps, n_b, decay):
+def brute_force_fixed(num_steps, n_b, decay):
     return max(
-        square_mu(range(p, num_steps + 1, n_b), num_steps, decay)
+        squared_mu(range(p, num_steps + 1, n_b), num_steps, decay)
         for p in range(1, n_b + 1)
     )
 
 
-def brute_reshuffled(num_steps, n_b, decay):
+def brute_force_reshuffled(num_steps, n_b, decay):
     epochs = [
         range(start, min(start + n_b, num_steps + 1))
         for start in range(1, num_steps + 1, n_b)
     ]
-    return max(square_mu(p, num_steps, decay) for p in itertools.product(*epochs))
+    return max(squared_mu(p, num_steps, decay) for p in itertools.product(*epochs))
 
 
 SHAPES = [(1, 1), (1, 5), (7, 3), (8, 4), (10, 3), (13, 5), (16, 2), (12, 1), (5, 8)]
-# A program for each shape: the default suite has these, even and odd, several epochs
-# and less than one.
+# Each shape compiles a program: the default suite has these, even and odd, of several
+# epochs and of less than one.
 FEW = [(13, 5), (16, 2), (5, 8)]
 
 
-def mostly_matrix(shapes):
+def mark_others_as_matrix(shapes):
     return [
         x if x in FEW else pytest.param(*x, marks=pytest.mark.matrix) for x in shapes
     ]
@@ -57,24 +57,24 @@ DECAYS = np.array([0.0, 0.5, 0.9, 0.999, 1 - 1e-9])
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "n_b"), mostly_matrix([*SHAPES, (100, 7), (64, 16), (37, 37)])
+    ("num_steps", "n_b"), mark_others_as_matrix([*SHAPES, (100, 7), (64, 16), (37, 37)])
 )
-def test_fixed_order_is_exact(num_steps, n_b, x64):
+def test_mu_of_fixed_order_is_exact(num_steps, n_b, x64):
     mu = mu_of(
         2.5, num_steps=num_steps, decay=DECAYS, steps_per_epoch=n_b, order="fixed"
     )
-    brute = np.sqrt([brute_fixed(num_steps, n_b, beta) for beta in DECAYS]) / 2.5
+    brute = np.sqrt([brute_force_fixed(num_steps, n_b, beta) for beta in DECAYS]) / 2.5
     np.testing.assert_allclose(mu, brute, rtol=1e-12)
     assert np.all(np.asarray(mu) >= brute * (1 - 1e-15))
 
 
-@pytest.mark.parametrize(("num_steps", "n_b"), mostly_matrix(SHAPES))
-def test_reshuffled_is_an_upper_bound(num_steps, n_b, x64):
+@pytest.mark.parametrize(("num_steps", "n_b"), mark_others_as_matrix(SHAPES))
+def test_mu_of_reshuffled_order_is_a_tight_upper_bound(num_steps, n_b, x64):
     mu = mu_of(
         0.5, num_steps=num_steps, decay=DECAYS, steps_per_epoch=n_b, order="reshuffled"
     )
     mu = np.asarray(mu)
-    brute = np.sqrt([brute_reshuffled(num_steps, n_b, b) for b in DECAYS]) / 0.5
+    brute = np.sqrt([brute_force_reshuffled(num_steps, n_b, b) for b in DECAYS]) / 0.5
     assert np.all(mu >= brute * (1 - 1e-15))
     assert np.all(mu <= brute * 1.1)  # it is not vacuous: at most 10 % above here
     if num_steps <= n_b or n_b == 1:
@@ -83,7 +83,7 @@ def test_reshuffled_is_an_upper_bound(num_steps, n_b, x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_steps", "n_b"), [(24, 4), (30, 5), (33, 8)])
-def test_reshuffled_bounds_larger_trees_too(num_steps, n_b, x64):
+def test_mu_of_reshuffled_order_bounds_larger_trees(num_steps, n_b, x64):
     for beta in (0.3, 0.95):
         mu = mu_of(
             1.5,
@@ -92,7 +92,7 @@ def test_reshuffled_bounds_larger_trees_too(num_steps, n_b, x64):
             steps_per_epoch=n_b,
             order="reshuffled",
         )
-        brute = np.sqrt(brute_reshuffled(num_steps, n_b, beta)) / 1.5
+        brute = np.sqrt(brute_force_reshuffled(num_steps, n_b, beta)) / 1.5
         assert brute * (1 - 1e-15) <= mu <= 1.1 * brute
 
 
@@ -109,14 +109,14 @@ def test_reshuffled_bounds_larger_trees_too(num_steps, n_b, x64):
         (1000, 8, 0.999, 56.50),
     ],
 )
-def test_known_values(n_b, epochs, decay, square):
+def test_mu_matches_published_values(n_b, epochs, decay, square):
     kwargs = {"num_steps": n_b * epochs, "decay": decay, "steps_per_epoch": n_b}
     mu = float(mu_of(3.0, order="fixed", **kwargs))
     np.testing.assert_allclose((3 * mu) ** 2, square, atol=0.005)
     assert float(mu_of(3.0, order="reshuffled", **kwargs)) >= mu
 
 
-def test_adjacency_doubles_for_replace():
+def test_mu_doubles_under_replace_adjacency():
     kwargs = {
         "num_steps": 50, "decay": 0.8, "steps_per_epoch": 10, "order": "fixed",
     }  # fmt: skip
@@ -131,7 +131,7 @@ def test_adjacency_doubles_for_replace():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["fixed", "reshuffled"])
-def test_derivatives_match_differences(order):
+def test_derivatives_match_finite_differences(order):
     def mu(noise_multiplier, decay):
         return mu_of(
             noise_multiplier,
@@ -154,7 +154,7 @@ def test_derivatives_match_differences(order):
     assert np.isfinite(jax.grad(mu, 1)(1.7, 0.0))
 
 
-def test_corners_and_mistakes():
+def test_limits_are_exact_and_invalid_arguments_raise():
     kwargs = {"num_steps": 8, "steps_per_epoch": 4, "order": "fixed"}
     assert float(mu_of(0.0, decay=0.5, **kwargs)) == np.inf
     assert float(mu_of(np.inf, decay=0.5, **kwargs)) == 0

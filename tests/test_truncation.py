@@ -1,4 +1,4 @@
-"""Poisson batches that overflow: what it costs that a random subset is kept."""
+"""The privacy cost of Poisson batches that keep a random subset on overflow."""
 
 import dataclasses
 import functools
@@ -17,25 +17,25 @@ from dpjax.accounting import pld, truncation
 from dpjax.accounting._numerics.pld.overflow import _ERROR, upper_tail
 
 ALL = tuple(Adjacency)
-# Two programs, which compile for seconds, are for all: the default suite has each in
-# one test.
+# All adjacencies share two programs, which take seconds to compile: the default suite
+# runs each in one test.
 ONE_OF_ALL = [
     pytest.param(x, marks=[pytest.mark.matrix] if x is not Adjacency.ADD_REMOVE else [])
     for x in ALL
 ]
 
 
-def compiled(adjacency, function):
-    """δ or ε of T steps, compiled once for each pair; sizes are traced."""
-    return _compiled(adjacency is Adjacency.REPLACE, function)
+def compiled_function(adjacency, function):
+    """δ or ε of T steps, compiled once for each kind of pair; sizes are traced."""
+    return _compile(adjacency is Adjacency.REPLACE, function)
 
 
 @functools.cache
-def _compiled(replace, function):
+def _compile(replace, function):
     adjacency = Adjacency.REPLACE if replace else Adjacency.ZERO_OUT
 
     @jax.jit
-    def of(asked, noise, rate, n, b, count):
+    def value_of_steps(asked, noise, rate, n, b, count):
         step = truncation.poisson_gaussian(
             noise, rate, num_examples=9, max_batch_size=3, adjacency=adjacency
         )
@@ -43,10 +43,10 @@ def _compiled(replace, function):
         event = dataclasses.replace(one.event, num_examples=n, max_batch_size=b)
         return function(pld.compose(pld.of(event), count), asked)
 
-    return of
+    return value_of_steps
 
 
-def overflow(n, q, b):
+def overflow_probabilities(n, q, b):
     """P[D >= b], and q E[b / (D + 1) | D >= b], for D ~ Binomial(n − 1, q)."""
     d = np.arange(b, n)
     chances = scipy.stats.binom.pmf(d, n - 1, q)
@@ -67,16 +67,16 @@ def overflow(n, q, b):
         pytest.param(2**30 + 200_000, 2**31 - 2, 0.5, marks=pytest.mark.slow),
     ],
 )
-def test_binomial_tails(x64, k, n, q):
+def test_binomial_tails_match_mpmath(x64, k, n, q):
     with mp.workdps(40):
         p, upper = mp.mpf(q), k >= (n + 1) * q
 
-        def probability(j):
+        def pmf(j):
             log_ways = mp.loggamma(n + 1) - mp.loggamma(j + 1) - mp.loggamma(n - j + 1)
             return mp.exp(log_ways + j * mp.log(p) + (n - j) * mp.log1p(-p))
 
         j = k if upper else k - 1
-        term, total = probability(j), mp.mpf(0)
+        term, total = pmf(j), mp.mpf(0)
         while 0 <= j <= n and term > total * mp.mpf(10) ** -20:
             total += term
             if upper:
@@ -91,31 +91,31 @@ def test_binomial_tails(x64, k, n, q):
 TAIL = jax.jit(upper_tail)
 
 
-def test_certain_and_impossible_tails(x64):
+def test_certain_and_impossible_tails_are_exact(x64):
     for k, n, q, exact in [(3, 2, 0.5, 0), (2, 2, 1.0, 1), (1, 5, 0.0, 0)]:
         assert float(TAIL(float(k), float(n), q)) == exact
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
-def test_one_step_is_the_mixture_of_both_cases(x64, adjacency):
+def test_delta_of_one_step_is_the_mixture_over_overflow(x64, adjacency):
     kind = "replace" if adjacency is Adjacency.REPLACE else "remove"
-    delta = compiled(adjacency, pld.delta)
+    delta = compiled_function(adjacency, pld.delta)
     for n, b, q, noise in [(6, 2, 0.4, 1.3), (50, 8, 0.1, 0.7), (9, 8, 0.5, 2.1)]:
-        full, taken = overflow(n, q, b)
+        full, taken = overflow_probabilities(n, q, b)
         for epsilon in (0.0, 0.4, 3.0):
             usual = reference_pld.single_delta(kind, 1 / noise, q, epsilon)
             moved = reference_pld.single_delta("fixed", 2 / noise, taken, epsilon)
             exact = float((1 - full) * usual + full * moved)
             found = float(delta(epsilon, noise, q, n, b, 1))
-            # At most what a grid of 4096 intervals adds, as for one Poisson step.
+            # The error of a grid of 4096 intervals, as for one Poisson step.
             assert exact * (1 - 1e-7) <= found <= exact * 1.001 + 1e-12
 
 
-def outputs(mine, others, q, b):
+def outputs_by_batch_size(mine, others, q, b):
     """Means of one step's outputs and their probabilities, for each min(|D|, b).
 
-    `mine` is what the example contributes, or nothing if it is not there.
+    `mine` is the example's contribution, or empty if it is absent.
     """
     cases = [[] for _ in range(b + 1)]
     for size in range(len(others) + 1):
@@ -133,12 +133,12 @@ def outputs(mine, others, q, b):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ALL)
-def test_no_contributions_are_told_apart_more_easily(x64, adjacency):
+def test_delta_bounds_all_contributions(x64, adjacency):
     n, b, q, noise = 5, 2, 0.45, 0.9
     random = np.random.default_rng(3)
     z, width = np.linspace(-12.0, 12.0, 2401), 0.01
     epsilons = np.array([0.0, 0.5, 1.5, 3.0])
-    delta = compiled(adjacency, pld.delta)
+    delta = compiled_function(adjacency, pld.delta)
     bound = np.array([delta(e, noise, q, n, b, 1) for e in epsilons])
     worst = np.zeros(4)
     for trial in range(40):
@@ -155,7 +155,9 @@ def test_no_contributions_are_told_apart_more_easily(x64, adjacency):
         }[adjacency]
         gaps = np.zeros((2, 4))
         for pair in zip(
-            outputs([mine], others, q, b), outputs(second, others, q, b), strict=True
+            outputs_by_batch_size([mine], others, q, b),
+            outputs_by_batch_size(second, others, q, b),
+            strict=True,
         ):
             p, r = (
                 np.sum(
@@ -169,23 +171,23 @@ def test_no_contributions_are_told_apart_more_easily(x64, adjacency):
         worst = np.maximum(worst, gaps.max(0))
     # The rectangle rule errs by half the slope at a kink times the square of a step.
     assert np.all(worst <= bound + 2 * width**2)
-    # Others opposite to the example attain the bound. If it is zeroed out they do so at
-    # small rates only: else the step without it often lacks the displaced one too.
+    # Contributions opposite to the example's attain the bound. Under ZERO_OUT they do
+    # so at small rates only: else a step without it often lacks the displaced one, too.
     if adjacency is Adjacency.ZERO_OUT:
         assert np.all(worst[:2] >= 0.5 * bound[:2])
     else:
         assert np.all(worst >= 0.99 * bound)
 
 
-_GRID = 1e-3  # by which it errs upwards in ε, at most
+_GRID = 1e-3  # the largest excess of ε by the peer's discretization
 
 
-def by_peer(noise, q, n, b, count, delta, adjacency):
+def epsilon_by_peer(noise, q, n, b, count, delta, adjacency):
     """ε with the pair proven for ADD_REMOVE on overflow, and with the peer's own.
 
     The peer takes REPLACE with twice the norm for any overflow: a shift by four.
     """
-    full, taken = overflow(n, q, b)
+    full, taken = overflow_probabilities(n, q, b)
     relation = (
         peer.NeighborRel.REPLACE_ONE
         if adjacency is Adjacency.REPLACE
@@ -224,23 +226,27 @@ def by_peer(noise, q, n, b, count, delta, adjacency):
         (100, 0.1, 8, 2.0, 100, 1e-6, False),
     ],
 )
-def test_agrees_with_a_peer(x64, adjacency, n, q, b, noise, count, delta, rare):
-    proven, theirs = by_peer(noise, q, n, b, count, delta, adjacency)
-    ours = float(compiled(adjacency, pld.epsilon)(delta, noise, q, n, b, count))
+def test_epsilon_agrees_with_dp_accounting(
+    x64, adjacency, n, q, b, noise, count, delta, rare
+):
+    proven, theirs = epsilon_by_peer(noise, q, n, b, count, delta, adjacency)
+    ours = float(
+        compiled_function(adjacency, pld.epsilon)(delta, noise, q, n, b, count)
+    )
     assert proven - _GRID < ours < theirs * 1.001
     if rare:
         assert theirs - _GRID < ours
 
 
-def by_quadrature(noise, q, epsilon, adjacency):
+def delta_by_quadrature(noise, q, epsilon, adjacency):
     """δ(ε) of one Poisson step in which nothing overflows, to 40 digits."""
     kinds = ("replace",) if adjacency is Adjacency.REPLACE else ("remove", "add")
     return max(reference_pld.single_delta(k, 1 / noise, q, epsilon) for k in kinds)
 
 
 @pytest.mark.parametrize("adjacency", ONE_OF_ALL)
-def test_one_step_with_little_noise_and_room_for_all(x64, adjacency):
-    epsilon = compiled(adjacency, pld.epsilon)
+def test_one_step_with_little_noise_at_full_capacity_is_tight(x64, adjacency):
+    epsilon = compiled_function(adjacency, pld.epsilon)
     # A batch that overflows has another privacy loss, which is large with this noise.
     for n, size, noise, delta in [
         (1000, 10, 0.2, 1e-5),
@@ -254,8 +260,8 @@ def test_one_step_with_little_noise_and_room_for_all(x64, adjacency):
         # The documented tightness is for a smaller ε; that of the intervals is the
         # square of their width over 6: of (1/σ + 12)/4096 with this noise.
         tight = max(1e-3, (1 / noise + 12) ** 2 / 4096**2)
-        assert by_quadrature(noise, q, found, adjacency) <= delta
-        assert by_quadrature(noise, q, found * (1 - tight), adjacency) > delta
+        assert delta_by_quadrature(noise, q, found, adjacency) <= delta
+        assert delta_by_quadrature(noise, q, found * (1 - tight), adjacency) > delta
 
 
 @pytest.mark.slow
@@ -264,10 +270,10 @@ def test_one_step_with_little_noise_and_room_for_all(x64, adjacency):
     ("n", "size", "noise", "count", "interval"),
     [(1000, 10, 0.2, 100, 1e-3), (60_000, 600, 0.15, 1000, 1e-2)],
 )
-def test_composed_steps_with_little_noise(
+def test_composed_steps_with_little_noise_agree_with_dp_accounting(
     x64, adjacency, n, size, noise, count, interval
 ):
-    """Against a peer, without overflow and with some that decides ε."""
+    """Without overflow, and with enough of it to determine ε."""
     q, delta = size / n, 1e-5
     relation = (
         peer.NeighborRel.REPLACE_ONE
@@ -278,13 +284,13 @@ def test_composed_steps_with_little_noise(
         peer.from_gaussian_mechanism, value_discretization_interval=interval
     )
     usual = make(noise, sampling_prob=q, neighboring_relation=relation)
-    epsilon = compiled(adjacency, pld.epsilon)
+    epsilon = compiled_function(adjacency, pld.epsilon)
     theirs = usual.self_compose(count).get_epsilon_for_delta(delta)
     for b in (n, n - 1, size + 10 * round(size**0.5)):
         ours = float(epsilon(delta, noise, q, n, b, count))
         assert theirs - interval * count < ours < theirs * 1.001, b
     b = 2 * size if size < 100 else size + 3 * round(size**0.5)
-    full, taken = overflow(n, q, b)
+    full, taken = overflow_probabilities(n, q, b)
     moved = make(noise / 2, sampling_prob=taken)
     mixture = moved.compute_mixture(usual, full).self_compose(count)
     theirs = mixture.get_epsilon_for_delta(delta)
@@ -293,44 +299,47 @@ def test_composed_steps_with_little_noise(
 
 
 @pytest.mark.slow
-def test_derivatives_and_corners(x64):
-    epsilon = compiled(Adjacency.ZERO_OUT, pld.epsilon)
+def test_derivatives_match_differences_and_limits_are_exact(x64):
+    epsilon = compiled_function(Adjacency.ZERO_OUT, pld.epsilon)
     args = 1e-6, 2.0, 0.1, 100, 15, 100
 
-    def of(noise, rate):
+    def epsilon_at(noise, rate):
         return epsilon(args[0], noise, rate, *args[3:])
 
     for place, h in ((0, 1e-4), (1, 1e-6)):
         up, down = (
-            of(*[x + s * h * (i == place) for i, x in enumerate((2.0, 0.1))])
+            epsilon_at(*[x + s * h * (i == place) for i, x in enumerate((2.0, 0.1))])
             for s in (1, -1)
         )
-        slope = jax.grad(of, place)(2.0, 0.1)
+        slope = jax.grad(epsilon_at, place)(2.0, 0.1)
         assert abs(slope / ((up - down) / (2 * h)) - 1) < 1e-3
     assert epsilon(1e-6, 2.0, 0.0, 100, 15, 100) == 0.0
     certain = float(epsilon(1e-6, 2.0, 1.0, 100, 15, 1))
     fixed = pld.epsilon(pld.subsampled_gdp(1.0, 0.15), 1e-6)
-    # All are drawn and 15 of 100 kept: sampling of fixed size.
+    # All are drawn and 15 of 100 kept: fixed-size sampling.
     assert float(fixed) * (1 - 1e-6) <= certain < float(fixed) * 1.001
 
 
-def test_room_for_all_is_no_truncation():
-    def step(n, b):
+def test_full_capacity_equals_untruncated_poisson():
+    def truncated_step(n, b):
         return truncation.poisson_gaussian(
             1.0, 0.1, num_examples=n, max_batch_size=b, adjacency=Adjacency.REPLACE
         )
 
-    assert step(9, 9) == pld.poisson_gaussian(1.0, 0.1, adjacency=Adjacency.REPLACE)
+    assert truncated_step(9, 9) == pld.poisson_gaussian(
+        1.0, 0.1, adjacency=Adjacency.REPLACE
+    )
     with pytest.raises(ValueError, match="one adjacency"):
         pld.convolve(
-            step(9, 3), pld.poisson_gaussian(1.0, 0.1, adjacency=Adjacency.ZERO_OUT)
+            truncated_step(9, 3),
+            pld.poisson_gaussian(1.0, 0.1, adjacency=Adjacency.ZERO_OUT),
         )
     for n, b, name in [(0, 3, "num_examples"), (9, 0, "max_batch_size")]:
         with pytest.raises(ValueError, match=f"^{name}"):
-            step(n, b)
+            truncated_step(n, b)
 
 
-def test_the_union_bound_at_large_epsilon():
+def test_overflow_delta_saturates_at_large_epsilon():
     add = functools.partial(
         truncation.overflow_delta, num_examples=100, sampling_rate=0.1, num_steps=9
     )
