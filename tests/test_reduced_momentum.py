@@ -107,10 +107,10 @@ def draws_of_nodes(num_steps, n, d, stddevs, keys):
     """The noise that the implementation gives each node of the three trees."""
     trees = [sorted(nodes) for nodes in released(num_steps, n)]
 
-    def draws(key, nodes, stddev):
+    def draws(key, nodes, stddev, last):
         if not nodes:
             return ()
-        if key is keys.drift:  # the node that ends at a step has the step's key
+        if last:  # the node that ends at a step has the step's key
             return jax.vmap(
                 lambda end: gaussian_like(
                     jax.random.fold_in(key, end), jnp.zeros(d), stddev
@@ -126,7 +126,8 @@ def draws_of_nodes(num_steps, n, d, stddevs, keys):
     @jax.jit
     def all_draws(keys):
         keys = Terms(*(windows.tree_key(k) for k in keys[:2]), keys.drift)
-        return [draws(*of) for of in zip(keys, trees, stddevs, strict=True)]
+        last = False, False, True
+        return [draws(*of) for of in zip(keys, trees, stddevs, last, strict=True)]
 
     return Terms(
         *(
