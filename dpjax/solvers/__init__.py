@@ -19,12 +19,12 @@ data:
    and δ.
 5. `published`: the constants that the papers publish, for comparison.
 
-The private modules: `_checks` refuses invalid arguments, `_numbers` rounds numbers so
-that program and accountant share them to the last bit, and `_data` masks non-finite
-examples. `_calibration` finds the noise. `_descent` is the scan of gradient descent,
-`_noisy_descent` the code that three solvers build on this scan, and `_reduced_descent`
-the scan of momentum of reduced sensitivity. `_precision` bounds the effect of rounding
-on descent without noise. `_assumptions` states the assumptions of guarantees in words.
+The private modules: `_checks` refuses invalid arguments, masks non-finite examples, and
+states the assumptions of guarantees in words. `_precision` rounds numbers so that
+program and accountant share them to the last bit, and bounds the effect of rounding on
+descent without noise. `_calibration` finds the noise. `_descent` is the scan of
+gradient descent. Each other module is a solver: its assumptions, its accountant, its
+training and its public function, in this order.
 """
 
 from dpjax.solvers import losses as losses

@@ -32,15 +32,6 @@ class Data(NamedTuple):
     finite: jax.Array
 
 
-def check(loss_fn: LossFn, data: Tree) -> int:
-    """The number of examples, or a ValueError for data that the loss cannot take."""
-    num_examples = leading_axis("data", data)
-    of_loss = getattr(loss_fn, "check", None)
-    if of_loss is not None:
-        of_loss(data)
-    return num_examples
-
-
 @jax.jit
 def put_aside(data: Tree) -> Data:
     """Replace every example that has a NaN or an infinity by zeros, and mask it."""
@@ -156,9 +147,16 @@ class Epochs(NamedTuple):
 
 
 def examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
-    """Check the data and the key, and return the number of examples."""
+    """Check the data and the key, and return the number of examples.
+
+    A ValueError is raised for data that the loss cannot take.
+    """
     validate.typed_key("key", key)
-    return check(loss_fn, data)
+    num_examples = leading_axis("data", data)
+    of_loss = getattr(loss_fn, "check", None)
+    if of_loss is not None:
+        of_loss(data)
+    return num_examples
 
 
 def no_added_example(adjacency: Adjacency) -> None:
@@ -184,7 +182,6 @@ def size(batch_size: int, num_examples: int) -> int:
 def epochs(
     loss_fn: LossFn,
     data: Tree,
-    *,
     adjacency: Adjacency,
     num_epochs: int,
     batch_size: int,

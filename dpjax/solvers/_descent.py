@@ -60,17 +60,10 @@ class _Step(NamedTuple):
     number: jax.Array
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "loss_fn",
-        "prox",
-        "clipped",
-        "batches",
-        "batch_size",
-        "microbatch_size",
-    ),
-)
+_STATIC = "loss_fn", "prox", "clipped", "batches", "batch_size", "microbatch_size"
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def descend(
     params: Tree,
     data: _checks.Data,
@@ -100,16 +93,13 @@ def descend(
     period = step_sizes.shape[1]
 
     def batches_of(epoch: jax.Array) -> sampling.Batch | None:
+        sizes = num_examples, batch_size
         if batches == "fixed":
-            return sampling.cyclic(num_examples, batch_size)
+            return sampling.cyclic(*sizes)
         if batches == "reshuffled":
-            return sampling.reshuffled(
-                num_examples, batch_size, key=batch_key, epoch=epoch
-            )
+            return sampling.reshuffled(*sizes, key=batch_key, epoch=epoch)
         if batches == "random":
-            batch = sampling.fixed_size(
-                num_examples, batch_size, key=batch_key, step=epoch
-            )
+            batch = sampling.fixed_size(*sizes, key=batch_key, step=epoch)
             # The inner scan takes one step: give the batch a leading axis of 1.
             return jax.tree.map(lambda x: x[None], batch)
         return None

@@ -1,7 +1,6 @@
 """Private normalised SGD with tree-aggregated momentum (Tran and Cutkosky 2022)."""
 
 import functools
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -23,27 +22,45 @@ from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.noise import _optimizers as optimizers
 from dpjax.noise.tree import prefix_variance
 from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers import (
-    published as printed,
-)
-from dpjax.solvers._checks import Order
+from dpjax.solvers import published as printed
+from dpjax.solvers._checks import Epochs, Order
 from dpjax.solvers._results import Curve, Result
 
+
+def _shape(
+    strategy: Toeplitz | Scaled | None, noise: str, run: Epochs
+) -> StrategySpec | None:
+    """The numbers that define a strategy, as a hashable spec; None for the tree."""
+    if strategy is None:
+        return None
+    if noise == "printed" or not isinstance(strategy, Toeplitz | Scaled):
+        raise ValueError(
+            "strategy must be a Toeplitz or scaled strategy, with noise='exact'; got "
+            f"{strategy!r} and {noise!r}."
+        )
+    return spec_of(strategy, run.num_steps)
+
+
+def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
+    """The variance f[T] of the momentum's noise per step, for draws of variance 1."""
+    if shape is None:
+        steps = jnp.arange(1, run.num_steps + 1)
+        return (1 - decay) ** 2 * prefix_variance(steps, decay)
+    ones = jnp.ones(run.num_steps)
+    return variances(
+        shape.toeplitz(run.num_steps),
+        workloads.momentum(decay),
+        factors=jnp.asarray(shape.factors or (1.0,)) * ones,
+        rates=(1 - decay) * ones,
+        keep=0 * ones,
+    )
+
+
 _Carry = tuple[Tree, optax.OptState]
+_STATIC = "loss_fn", "schedule", "order", "run", "microbatch_size", "shape"
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "loss_fn",
-        "schedule",
-        "order",
-        "num_epochs",
-        "batch_size",
-        "microbatch_size",
-        "shape",
-    ),
-)
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def _train(
     params: Tree,
     data: Tree,
@@ -56,8 +73,7 @@ def _train(
     loss_fn: LossFn,
     schedule: optax.Schedule | None,
     order: Order,
-    num_epochs: int,
-    batch_size: int,
+    run: Epochs,
     microbatch_size: int | None,
     shape: StrategySpec | None,
 ) -> tuple[Tree, Curve]:
@@ -66,7 +82,6 @@ def _train(
     Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """
     num_examples = jax.tree.leaves(data)[0].shape[0]
-    num_steps = num_epochs * -(-num_examples // batch_size)
     # The last three lines of Algorithm 1: m_t, m̂_t = m_t + NOISE and
     # w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
     optimizer = optimizers.dp_nsgd(
@@ -74,11 +89,11 @@ def _train(
         # stddev is already noise multiplier times clip norm, rounded up once.
         clip_norm=1.0,
         noise_multiplier=stddev,
-        expected_batch_size=batch_size,
+        expected_batch_size=run.batch_size,
         key=stream(key, "noise"),
         decay=decay,
-        num_steps=num_steps,
-        strategy=None if shape is None else shape.strategy(num_steps),
+        num_steps=run.num_steps,
+        strategy=None if shape is None else shape.strategy(run.num_steps),
     )
 
     def step(carry: _Carry, batch: sampling.Batch) -> tuple[_Carry, Curve]:
@@ -96,16 +111,16 @@ def _train(
         return (optax.apply_updates(params, updates), state), Curve(loss, left_out)
 
     def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
+        sizes = num_examples, run.batch_size
         if order == "fixed":
-            batches = sampling.cyclic(num_examples, batch_size)
+            batches = sampling.cyclic(*sizes)
         else:
-            batches = sampling.reshuffled(
-                num_examples, batch_size, key=stream(key, "batches"), epoch=number
-            )
+            order_key = stream(key, "batches")
+            batches = sampling.reshuffled(*sizes, key=order_key, epoch=number)
         return jax.lax.scan(step, carry, batches)
 
     carry = params, optimizer.init(params)
-    (params, _), curve = jax.lax.scan(epoch, carry, jnp.arange(num_epochs))
+    (params, _), curve = jax.lax.scan(epoch, carry, jnp.arange(run.num_epochs))
     return params, jax.tree.map(jnp.ravel, curve)
 
 
@@ -186,20 +201,23 @@ def dp_nsgd(
     # Round first: the accountant and the program must use the same float32 numbers.
     decay, clip_norm = _precision.down(decay), _precision.up(clip_norm)
     validate.positive("clip_norm", clip_norm)
-    run = _checks.epochs(
-        loss_fn,
-        data,
-        adjacency=adjacency,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        key=key,
-    )
-
+    run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
     shape = _shape(strategy, noise, run)
-    account = _account(shape, decay, order, adjacency, run)
+
+    steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
+    if shape is None:
+        mu_of = functools.partial(tree.momentum_mu, decay=decay)
+    else:
+        mu_of = functools.partial(correlated.mu, shape.strategy(run.num_steps))
+    mu_of = functools.partial(mu_of, **steps, order=order, adjacency=adjacency)
     with _calibration.now():
-        noise_multiplier = _calibrate(noise, account, target, run)
-        profile = Gaussian(account(noise_multiplier))
+        goal = float(gdp.mu(target.epsilon, target.delta))
+        if noise == "printed":
+            noise_multiplier = printed.dp_nsgd_noise_multiplier(goal, **steps)
+        else:
+            # μ is proportional to 1/σ, so that one evaluation at σ = 1 gives σ.
+            noise_multiplier = _precision.up(float(mu_of(1.0)) / goal * MARGIN)
+        profile = Gaussian(mu_of(noise_multiplier))
 
     # A schedule is static, since it is a function; a number is traced, so that other
     # learning rates need no new compilation.
@@ -214,8 +232,7 @@ def dp_nsgd(
         loss_fn=loss_fn,
         schedule=learning_rate if scheduled else None,
         order=order,
-        num_epochs=run.num_epochs,
-        batch_size=run.batch_size,
+        run=run,
         microbatch_size=microbatch_size,
         shape=shape,
     )
@@ -224,83 +241,10 @@ def dp_nsgd(
     dimension = sum(x.size for x in jax.tree.leaves(trained))
     # The noise of a mean gradient in one coordinate, before the momentum.
     coordinate = clip_norm * noise_multiplier / run.batch_size
-    return Result(
-        params=trained,
-        curve=curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance)),
-        guarantee=Guarantee(
-            mechanism=f"all {run.num_steps} iterates of "
-            + ("tree-aggregated momentum" if shape is None else f"momentum, C {shape}"),
-            profile=profile,
-            adjacency=adjacency,
-            assumptions=_checks.every_step(order),
-        ),
-        num_steps=run.num_steps,
-        # Rounded down, so that the reported noise never exceeds the noise added.
-        noise_multiplier=_precision.to_float32(_precision.down(noise_multiplier)),
-    )
-
-
-def _shape(
-    strategy: Toeplitz | Scaled | None, noise: str, run: _checks.Epochs
-) -> StrategySpec | None:
-    """The numbers that define a strategy, as a hashable spec; None for the tree."""
-    if strategy is None:
-        return None
-    if noise == "printed" or not isinstance(strategy, Toeplitz | Scaled):
-        raise ValueError(
-            "strategy must be a Toeplitz or scaled strategy, with noise='exact'; got "
-            f"{strategy!r} and {noise!r}."
-        )
-    return spec_of(strategy, run.num_steps)
-
-
-def _account(
-    shape: StrategySpec | None,
-    decay: float,
-    order: Order,
-    adjacency: Adjacency,
-    run: _checks.Epochs,
-) -> Callable[[float], jax.Array]:
-    """A function from the noise multiplier to the run's GDP parameter μ."""
-    asked = {
-        "num_steps": run.num_steps,
-        "steps_per_epoch": run.steps_per_epoch,
-        "order": order,
-        "adjacency": adjacency,
-    }
-    if shape is None:
-        return functools.partial(tree.momentum_mu, decay=decay, **asked)
-    return functools.partial(correlated.mu, shape.strategy(run.num_steps), **asked)
-
-
-def _variance(
-    shape: StrategySpec | None, decay: float, run: _checks.Epochs
-) -> jax.Array:
-    """The variance f[T] of the momentum's noise per step, for draws of variance 1."""
-    if shape is None:
-        steps = jnp.arange(1, run.num_steps + 1)
-        return (1 - decay) ** 2 * prefix_variance(steps, decay)
-    ones = jnp.ones(run.num_steps)
-    return variances(
-        shape.toeplitz(run.num_steps),
-        workloads.momentum(decay),
-        factors=jnp.asarray(shape.factors or (1.0,)) * ones,
-        rates=(1 - decay) * ones,
-        keep=0 * ones,
-    )
-
-
-def _calibrate(
-    noise: Literal["exact", "printed"],
-    account: Callable[[float], jax.Array],
-    target: _checks.Target,
-    run: _checks.Epochs,
-) -> float:
-    """The noise multiplier of a node, or of a strategy's draws, for the target."""
-    mu = float(gdp.mu(target.epsilon, target.delta))
-    if noise == "printed":
-        return printed.dp_nsgd_noise_multiplier(
-            mu, num_steps=run.num_steps, steps_per_epoch=run.steps_per_epoch
-        )
-    # μ is proportional to 1/σ, so that one evaluation at σ = 1 gives σ.
-    return _precision.up(float(account(1.0)) / mu * MARGIN)
+    curve = curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance))
+    momentum = "tree-aggregated momentum" if shape is None else f"momentum, C {shape}"
+    mechanism = f"all {run.num_steps} iterates of {momentum}"
+    guarantee = Guarantee(mechanism, profile, adjacency, _checks.every_step(order))
+    # Rounded down, so that the reported noise never exceeds the noise added.
+    reported = _precision.to_float32(_precision.down(noise_multiplier))
+    return Result(trained, curve, guarantee, run.num_steps, reported)

@@ -1,34 +1,111 @@
 """Noisy gradient descent: on full, cyclic and random batches of fixed size.
 
 The bounds are those of Bok, Su and Altschuler (2024) and Kong and Ribero (2024).
+
+The three solvers differ in their batches and in their accountant, which turns the noise
+of every step into a profile of ε and δ. The accountant is called with trial noises
+during calibration, and once more with the noise that the run uses.
 """
 
 import functools
-from typing import Unpack
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from dpjax._core import validate
+from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
 from dpjax.accounting import gdp, iteration, pld
 from dpjax.accounting.iteration import Setting
-from dpjax.accounting.profiles import EpsilonProfile, Gaussian
-from dpjax.solvers._checks import Order
-from dpjax.solvers._noisy_descent import Run, constant, noisy_descent
+from dpjax.accounting.profiles import EpsilonProfile, Gaussian, Guarantee, Profile
+from dpjax.solvers import _calibration, _checks, _descent, _precision
+from dpjax.solvers._checks import Batches, Order, Target
 from dpjax.solvers._results import Result
-from dpjax.solvers.prox import Prox
+from dpjax.solvers.prox import Prox, none
 
 
-def last_iterate_profile(run: Run, noise: np.ndarray) -> Gaussian:
+class _Given(NamedTuple, Generic[Params]):
+    """The arguments that all three solvers have; the noise may be a target."""
+
+    loss_fn: LossFn
+    params: Params
+    data: Tree
+    noise: optax.ScalarOrSchedule | np.ndarray | Target
+    key: Key
+    prox: Prox | None
+    microbatch_size: int | None
+    setting: Setting
+
+
+class _Run(NamedTuple):
+    """A run of noisy descent as its accountant sees it.
+
+    Attributes:
+      batches: how the batches are made.
+      num_examples: n.
+      batch_size: b.
+      period: the number of steps in an epoch.
+      step_sizes: the step sizes that the program uses, f64[T].
+      setting: the assumptions, with the numbers that the program uses.
+    """
+
+    batches: Batches
+    num_examples: int
+    batch_size: int
+    period: int
+    step_sizes: np.ndarray
+    setting: Setting
+
+
+# Maps a run and its noise multipliers f64[T] to a profile; raises for a bad setting.
+_Accountant = Callable[[_Run, np.ndarray], Profile]
+
+
+def _check(
+    given: _Given, batches: Batches, num_epochs: int, batch_size: int | None
+) -> _Run:
+    """Check the arguments, and return the run in the numbers that the program uses."""
+    setting = given.setting
+    _checks.names(setting)
+    num_examples = _checks.examples(given.loss_fn, given.data, given.key)
+    _checks.assumptions(given.data, given.prox, setting)
+    size = num_examples if batch_size is None else batch_size
+    size = _checks.size(size, num_examples)
+    if batches == "random":
+        validate.adjacency_without_removal(setting["adjacency"])
+    elif num_examples % size and np.any(np.asarray(setting["strong_convexity"]) > 0):
+        raise ValueError(
+            f"batch_size must divide the number of examples, {num_examples}, where "
+            f"strong_convexity is above 0; got {size!r}: the last batch of an epoch "
+            "would have less curvature."
+        )
+    _checks.loss(given.loss_fn, setting)
+    # A random batch is drawn afresh in every step, so a step is an epoch of its own.
+    period = 1 if batches == "random" else -(-num_examples // size)
+    steps = _checks.schedule("step_size", setting["step_size"], num_epochs * period)
+    # Rounded down, a step size that meets its upper limit still meets it.
+    steps = np.asarray(_precision.down(steps))
+    setting = _precision.as_executed(setting)
+    return _Run(batches, num_examples, size, period, steps, setting)
+
+
+def _constant(values: np.ndarray) -> bool:
+    """Whether all values of a schedule are equal."""
+    return bool(np.all(values == values[0]))
+
+
+def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     """The GDP profile of the last iterate of a cyclic run.
 
     Constant step sizes and noise, schedules in a fixed order, and schedules in a random
     order each have their own bound.
     """
     order: Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
-    if constant(run.step_sizes) and constant(noise):
+    if _constant(run.step_sizes) and _constant(noise):
         setting: Setting = {**run.setting, "step_size": run.step_sizes[0]}
         mu = iteration.noisy_cyclic_gd_mu(
             noise[0],
@@ -53,6 +130,119 @@ def last_iterate_profile(run: Run, noise: np.ndarray) -> Gaussian:
     # Divide by 1 where the noise is 0, so that NumPy does not warn; μ is inf there.
     mus = np.where(worst > 0, factor / np.where(worst > 0, worst, 1), np.inf)
     return Gaussian(gdp.compose(mus))
+
+
+# A schedule of noise is rounded down to at most this many levels. Each level needs a
+# privacy loss distribution of its own, which takes a compilation.
+_LEVELS = 4
+
+
+def _random_batches(run: _Run, noise: np.ndarray) -> EpsilonProfile:
+    """The profile ε(δ) of a run on random batches.
+
+    It is the last iterate's profile, or with schedules that of all iterates.
+    """
+    validate.positive("noise_multiplier", noise)
+    largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
+    # The value is not needed: the call raises for a setting that is out of range.
+    iteration.noisy_cyclic_gd_mu(
+        1.0,
+        num_epochs=1,
+        batches_per_epoch=1,
+        batch_size=run.batch_size,
+        order="fixed",
+        **largest,
+    )
+
+    def epsilon(delta: ArrayLike) -> jax.Array:
+        if _constant(run.step_sizes) and _constant(noise):
+            return iteration.noisy_sgd_epsilon(
+                noise[0],
+                delta,
+                num_steps=len(noise),
+                batch_size=run.batch_size,
+                num_examples=run.num_examples,
+                **largest,
+            )
+        return pld.epsilon(_compose(noise, run.batch_size / run.num_examples), delta)
+
+    return EpsilonProfile(epsilon)
+
+
+def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
+    """The privacy loss distribution of all steps, composed as if each were released.
+
+    Each step counts with at most its own noise, rounded down to a level.
+    """
+
+    # C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE: Bok, Su and
+    # Altschuler (2024), Theorem 4.8, https://arxiv.org/abs/2403.00278.
+    def level(group: np.ndarray) -> pld.PLD:
+        return pld.compose(pld.subsampled_gdp(2 / group[0], rate), len(group))
+
+    # Sorted, so that a level's first noise is its least, which bounds all the others.
+    groups = np.array_split(np.sort(noise), min(_LEVELS, len(noise)))
+    return functools.reduce(pld.convolve, map(level, groups))
+
+
+def _noisy_descent(
+    solver: str,
+    accountant: _Accountant,
+    given: _Given[Params],
+    batches: Batches,
+    num_epochs: int,
+    batch_size: int | None,
+) -> Result[Params, jax.Array]:
+    """The last iterate and its guarantee; full batches are epochs of a single step."""
+    run = _check(given, batches, num_epochs, batch_size)
+    setting, num_steps = run.setting, len(run.step_sizes)
+
+    noise = given.noise
+    if isinstance(noise, Target):
+        noise = _calibrate(run, accountant, noise)
+    noise = _checks.schedule("noise_multiplier", noise, num_steps)
+    profile = accountant(run, noise)
+
+    stddevs = _precision.stddev(noise, setting["gradient_norm"], run.batch_size)
+    last, curve = _descent.descend(
+        jax.tree.map(jnp.asarray, given.params),
+        _checks.prepare(given.data),
+        _precision.to_float32(run.step_sizes.reshape(-1, run.period)),
+        _precision.to_float32(np.reshape(stddevs, (-1, run.period))),
+        _precision.to_float32(setting["gradient_norm"]),
+        _precision.to_float32(setting["regularization"]),
+        stream(given.key, f"solvers.{solver}"),
+        loss_fn=given.loss_fn,
+        prox=none if given.prox is None else given.prox,
+        clipped=bool(setting["clipped"]),
+        batches=batches,
+        batch_size=run.batch_size,
+        microbatch_size=given.microbatch_size,
+    )
+
+    guarantee = Guarantee(
+        f"the last of {num_steps} iterates of {solver}",
+        profile,
+        setting["adjacency"],
+        _checks.assume_last_iterate(batches, setting),
+    )
+    # The given noise, rounded down to float32, so that the reported number never
+    # exceeds the noise that was added.
+    noise = _precision.down(noise[0] if _constant(noise) else noise)
+    private = _descent.narrow(last, given.params)
+    return Result(private, curve, guarantee, num_steps, _precision.to_float32(noise))
+
+
+def _calibrate(run: _Run, accountant: _Accountant, target: Target) -> float:
+    """The least noise multiplier, the same in all steps, that meets the target."""
+
+    def epsilon_of(noise: jax.Array) -> jax.Array:
+        noises = np.full(len(run.step_sizes), float(noise))
+        return accountant(run, noises).epsilon(target.delta)
+
+    # It raises its own error for a bad setting, before the search begins.
+    accountant(run, np.ones(len(run.step_sizes)))
+    return _calibration.solve_noise(epsilon_of, target.epsilon, target)
 
 
 def noisy_cyclic_gd(
@@ -128,22 +318,11 @@ def noisy_cyclic_gd(
       (3,) 2.19
     """
     validate.one_of("order", order, ("fixed", "reshuffled"))
-    return noisy_descent(
-        loss_fn,
-        params,
-        data,
-        solver="noisy_cyclic_gd",
-        accountant=last_iterate_profile,
-        batches=order,
-        num_epochs=validate.static_int("num_epochs", num_epochs, minimum=1),
-        batch_size=batch_size,
-        key=key,
-        noise_multiplier=noise_multiplier,
-        epsilon=epsilon,
-        delta=delta,
-        prox=prox,
-        microbatch_size=microbatch_size,
-        setting=setting,
+    epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
+    noise = _checks.noise(noise_multiplier, epsilon, delta)
+    given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
+    return _noisy_descent(
+        "noisy_cyclic_gd", _last_iterate, given, order, epochs, batch_size
     )
 
 
@@ -207,77 +386,11 @@ def noisy_gd(
       >>> print(f"{result.guarantee.epsilon(1e-5):.3f}")
       2.000
     """
-    return noisy_descent(
-        loss_fn,
-        params,
-        data,
-        solver="noisy_gd",
-        accountant=last_iterate_profile,
-        # A full batch is an epoch of one step.
-        batches="full",
-        num_epochs=validate.static_int("num_steps", num_steps, minimum=1),
-        batch_size=None,
-        key=key,
-        noise_multiplier=noise_multiplier,
-        epsilon=epsilon,
-        delta=delta,
-        prox=prox,
-        microbatch_size=microbatch_size,
-        setting=setting,
-    )
-
-
-# A schedule of noise is rounded down to at most this many levels. Each level needs a
-# privacy loss distribution of its own, which takes a compilation.
-_LEVELS = 4
-
-
-def _profile(run: Run, noise: np.ndarray) -> EpsilonProfile:
-    """The profile ε(δ) of a run on random batches.
-
-    It is the last iterate's profile, or with schedules that of all iterates.
-    """
-    validate.positive("noise_multiplier", noise)
-    largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
-    # The value is not needed: the call raises for a setting that is out of range.
-    iteration.noisy_cyclic_gd_mu(
-        1.0,
-        num_epochs=1,
-        batches_per_epoch=1,
-        batch_size=run.batch_size,
-        order="fixed",
-        **largest,
-    )
-
-    def epsilon(delta: ArrayLike) -> jax.Array:
-        if constant(run.step_sizes) and constant(noise):
-            return iteration.noisy_sgd_epsilon(
-                noise[0],
-                delta,
-                num_steps=len(noise),
-                batch_size=run.batch_size,
-                num_examples=run.num_examples,
-                **largest,
-            )
-        return pld.epsilon(_compose(noise, run.batch_size / run.num_examples), delta)
-
-    return EpsilonProfile(epsilon)
-
-
-def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
-    """The privacy loss distribution of all steps, composed as if each were released.
-
-    Each step counts with at most its own noise, rounded down to a level.
-    """
-
-    # C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE: Bok, Su and
-    # Altschuler (2024), Theorem 4.8, https://arxiv.org/abs/2403.00278.
-    def level(group: np.ndarray) -> pld.PLD:
-        return pld.compose(pld.subsampled_gdp(2 / group[0], rate), len(group))
-
-    # Sorted, so that a level's first noise is its least, which bounds all the others.
-    groups = np.array_split(np.sort(noise), min(_LEVELS, len(noise)))
-    return functools.reduce(pld.convolve, map(level, groups))
+    steps = validate.static_int("num_steps", num_steps, minimum=1)
+    noise = _checks.noise(noise_multiplier, epsilon, delta)
+    given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
+    # A full batch is an epoch of one step.
+    return _noisy_descent("noisy_gd", _last_iterate, given, "full", steps, None)
 
 
 def noisy_sgd(
@@ -345,20 +458,9 @@ def noisy_sgd(
       >>> print(result.params.shape, result.curve.loss.shape)
       (3,) (100,)
     """
-    return noisy_descent(
-        loss_fn,
-        params,
-        data,
-        solver="noisy_sgd",
-        accountant=_profile,
-        batches="random",
-        num_epochs=validate.static_int("num_steps", num_steps, minimum=1),
-        batch_size=batch_size,
-        key=key,
-        noise_multiplier=noise_multiplier,
-        epsilon=epsilon,
-        delta=delta,
-        prox=prox,
-        microbatch_size=microbatch_size,
-        setting=setting,
+    steps = validate.static_int("num_steps", num_steps, minimum=1)
+    noise = _checks.noise(noise_multiplier, epsilon, delta)
+    given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
+    return _noisy_descent(
+        "noisy_sgd", _random_batches, given, "random", steps, batch_size
     )

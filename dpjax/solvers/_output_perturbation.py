@@ -1,5 +1,7 @@
 """Gradient descent, then one draw of noise (Zhang, Zheng, Mou and Wang 2017)."""
 
+import functools
+from collections.abc import Callable
 from typing import Literal, Unpack
 
 import jax
@@ -16,14 +18,75 @@ from dpjax.accounting.iteration import Setting
 from dpjax.accounting.profiles import Gaussian, Guarantee, Pure
 from dpjax.noise._gaussian import gamma_norm_like, gaussian_like
 from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers import (
-    published as printed,
-)
-from dpjax.solvers._calibration import choose_num_steps
+from dpjax.solvers import published as printed
 from dpjax.solvers._results import Curve, Result
 from dpjax.solvers.prox import Prox, none
 
-Noise = Literal["exact", "printed"]
+
+def _check(
+    loss_fn: LossFn,
+    data: Tree,
+    epsilon: float,
+    delta: float,
+    prox: Prox | None,
+    key: Key,
+    setting: Setting,
+) -> Setting:
+    """Check the arguments, and return the setting in the numbers of the program."""
+    validate.positive("epsilon", epsilon)
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
+    _checks.names(setting)
+    _checks.examples(loss_fn, data, key)
+    _checks.assumptions(data, prox, setting)
+    if callable(setting["step_size"]) or jnp.ndim(setting["step_size"]):
+        raise ValueError(
+            f"step_size must be a number; got {setting['step_size']!r}: there is no "
+            "sensitivity for schedules yet."
+        )
+    _checks.loss(loss_fn, setting)
+    step_size = _precision.down(setting["step_size"])
+    return {**_precision.as_executed(setting), "step_size": step_size}
+
+
+def _train(
+    descend: Callable[..., tuple[Params, Curve]],
+    params: Params,
+    data: _checks.Data,
+    key: Key,
+    num_steps: int,
+    scale: float,
+    pure: bool,
+    setting: Setting,
+) -> tuple[Params, Curve]:
+    """The private parameters: descent and noise in float64, then a single cast.
+
+    Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
+    """
+    # Taken outside the scope below, in which the default would be float64.
+    dtype = default_float()
+    with jax.enable_x64(True):
+        # Lines 2 to 4: T steps of gradient descent, without noise.
+        last, curve = descend(
+            _precision.to_float64(params),
+            data,
+            _precision.to_float32(np.full((num_steps, 1), setting["step_size"])),
+            # Noise of standard deviation 0 in every step, whose key does not matter.
+            jnp.zeros((num_steps, 1), jnp.float32),
+            _precision.to_float32(setting["gradient_norm"]),
+            _precision.to_float32(setting["regularization"]),
+            stream(key, "no noise"),
+            clipped=bool(setting["clipped"]),
+            batches="full",
+            batch_size=data.finite.shape[0],
+        )
+        # Lines 5 to 10, w_T + z: density ∝ exp(−‖z‖ / scale) for δ = 0, else Gaussian.
+        # The cast comes after the noise: before the noise, it could round neighbouring
+        # iterates further apart than the sensitivity.
+        draw = gamma_norm_like if pure else gaussian_like
+        private = jax.tree.map(jnp.add, last, draw(stream(key, "noise"), last, scale))
+        curve = curve._replace(loss=curve.loss.astype(dtype))
+        return _descent.narrow(private, params), curve
 
 
 def output_perturbation(
@@ -36,7 +99,7 @@ def output_perturbation(
     key: Key,
     num_steps: int | None = None,
     radius: float | None = None,
-    noise: Noise = "exact",
+    noise: Literal["exact", "printed"] = "exact",
     prox: Prox | None = None,
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
@@ -101,155 +164,52 @@ def output_perturbation(
       1.0000 0.0400
     """
     validate.one_of("noise", noise, ("exact", "printed"))
-    num_examples, given = _validate_run(
-        loss_fn, data, epsilon, delta, prox, key, setting
-    )
+    setting = _check(loss_fn, data, epsilon, delta, prox, key, setting)
     prox, examples = none if prox is None else prox, _checks.prepare(data)
-    start = jax.tree.map(jnp.asarray, params)
+    start, num_examples = jax.tree.map(jnp.asarray, params), len(examples.finite)
 
     # Calibration yields concrete numbers also where the caller maps over keys.
     with _calibration.now():
-        steps = _steps(num_steps, radius, epsilon, delta, start, num_examples, given)
+        if num_steps is None:
+            if radius is None:
+                raise ValueError("num_steps must be given, or radius to choose it by.")
+            num_steps = _calibration.choose_num_steps(
+                epsilon,
+                delta,
+                radius=radius,
+                dimension=sum(x.size for x in jax.tree.leaves(start)),
+                num_examples=num_examples,
+                **setting,
+            )
+        num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+        sizes = {"num_steps": num_steps, "num_examples": num_examples}
         sensitivity = _precision.sensitivity(
-            loss_fn,
-            start,
-            examples,
-            prox,
-            num_steps=steps,
-            num_examples=num_examples,
-            setting=given,
+            loss_fn, start, examples, prox, **sizes, setting=setting
         )
         if noise == "exact":
             scale = _calibration.calibrate_one_draw(epsilon, delta) * MARGIN
             scale *= sensitivity
         else:
             scale = printed.output_perturbation_scale(
-                epsilon, delta, num_steps=steps, num_examples=num_examples, **given
+                epsilon, delta, **sizes, **setting
             )
 
+    descend = functools.partial(
+        _descent.descend, loss_fn=loss_fn, prox=prox, microbatch_size=microbatch_size
+    )
+    key = stream(key, "solvers.output_perturbation")
     private, curve = _train(
-        start,
-        examples,
-        stream(key, "solvers.output_perturbation"),
-        loss_fn=loss_fn,
-        prox=prox,
-        num_steps=steps,
-        scale=scale,
-        pure=delta == 0,
-        microbatch_size=microbatch_size,
-        setting=given,
+        descend, start, examples, key, num_steps, scale, delta == 0, setting
     )
 
     # ε for Gamma-norm noise, μ for Gaussian noise: sensitivity over scale, rounded up.
     spent = jnp.asarray(_precision.up(sensitivity / scale))  # cast to the default dtype
-    return Result(
-        params=private,
-        curve=curve,
-        guarantee=Guarantee(
-            mechanism=f"the last of {steps} iterates of gradient descent, plus "
-            + ("noise of Gamma norm" if delta == 0 else "Gaussian noise"),
-            profile=Pure(spent) if delta == 0 else Gaussian(spent),
-            adjacency=given["adjacency"],
-            assumptions=_checks.assume_one_draw(given),
-        ),
-        num_steps=steps,
-        noise_multiplier=scale / sensitivity,
-        sensitivity=sensitivity,
-        scale=scale,
+    drawn = "noise of Gamma norm" if delta == 0 else "Gaussian noise"
+    guarantee = Guarantee(
+        f"the last of {num_steps} iterates of gradient descent, plus {drawn}",
+        Pure(spent) if delta == 0 else Gaussian(spent),
+        setting["adjacency"],
+        _checks.assume_one_draw(setting),
     )
-
-
-def _validate_run(
-    loss_fn: LossFn,
-    data: Tree,
-    epsilon: float,
-    delta: float,
-    prox: Prox | None,
-    key: Key,
-    setting: Setting,
-) -> tuple[int, Setting]:
-    """Check the arguments; return n and the setting in the numbers of the program."""
-    validate.positive("epsilon", epsilon)
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
-    _checks.names(setting)
-    num_examples = _checks.examples(loss_fn, data, key)
-    _checks.assumptions(data, prox, setting)
-    if callable(setting["step_size"]) or jnp.ndim(setting["step_size"]):
-        raise ValueError(
-            f"step_size must be a number; got {setting['step_size']!r}: there is no "
-            "sensitivity for schedules yet."
-        )
-    _checks.loss(loss_fn, setting)
-    step_size = _precision.down(setting["step_size"])
-    return num_examples, {**_precision.as_executed(setting), "step_size": step_size}
-
-
-def _steps(
-    num_steps: int | None,
-    radius: float | None,
-    epsilon: float,
-    delta: float,
-    params: Tree,
-    num_examples: int,
-    setting: Setting,
-) -> int:
-    """The number of steps T as given, or else as `choose_num_steps` finds it."""
-    if num_steps is None:
-        if radius is None:
-            raise ValueError("num_steps must be given, or radius to choose it by.")
-        num_steps = choose_num_steps(
-            epsilon,
-            delta,
-            radius=radius,
-            dimension=sum(x.size for x in jax.tree.leaves(params)),
-            num_examples=num_examples,
-            **setting,
-        )
-    return validate.static_int("num_steps", num_steps, minimum=1)
-
-
-def _train(
-    params: Params,
-    data: _checks.Data,
-    key: Key,
-    *,
-    loss_fn: LossFn,
-    prox: Prox,
-    num_steps: int,
-    scale: float,
-    pure: bool,
-    microbatch_size: int | None,
-    setting: Setting,
-) -> tuple[Params, Curve]:
-    """The private parameters: descent and noise in float64, then a single cast.
-
-    Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
-    """
-    # Taken outside the scope below, in which the default would be float64.
-    dtype = default_float()
-    with jax.enable_x64(True):
-        # Lines 2 to 4: T steps of gradient descent, without noise.
-        last, curve = _descent.descend(
-            _precision.to_float64(params),
-            data,
-            _precision.to_float32(np.full((num_steps, 1), setting["step_size"])),
-            # Noise of standard deviation 0 in every step, whose key does not matter.
-            jnp.zeros((num_steps, 1), jnp.float32),
-            _precision.to_float32(setting["gradient_norm"]),
-            _precision.to_float32(setting["regularization"]),
-            stream(key, "no noise"),
-            loss_fn=loss_fn,
-            prox=prox,
-            clipped=bool(setting["clipped"]),
-            batches="full",
-            batch_size=data.finite.shape[0],
-            microbatch_size=microbatch_size,
-        )
-        # Lines 5 to 10, w_T + z: density ∝ exp(−‖z‖ / scale) for δ = 0, else Gaussian.
-        # The cast comes after the noise: before the noise, it could round neighbouring
-        # iterates further apart than the sensitivity.
-        draw = gamma_norm_like if pure else gaussian_like
-        private = jax.tree.map(jnp.add, last, draw(stream(key, "noise"), last, scale))
-        curve = curve._replace(loss=curve.loss.astype(dtype))
-        return _descent.narrow(private, params), curve
+    relative = scale / sensitivity
+    return Result(private, curve, guarantee, num_steps, relative, sensitivity, scale)

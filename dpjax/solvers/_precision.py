@@ -244,11 +244,8 @@ def sensitivity(
 
     Returns the sensitivity in real arithmetic plus the distance that rounding can add.
     """
-    real = float(
-        iteration.gradient_descent_sensitivity(
-            num_steps=num_steps, num_examples=num_examples, **setting
-        )
-    )
+    sizes = {"num_steps": num_steps, "num_examples": num_examples}
+    real = float(iteration.gradient_descent_sensitivity(**sizes, **setting))
     if not real < math.inf:
         raise ValueError(
             "epsilon must be one that some noise reaches: one example can move the "
@@ -262,12 +259,9 @@ def sensitivity(
             "here: rounding could move the last iterate further than one example does; "
             f"got one whose gradient is narrowed by {narrow}."
         )
+    start = widen(params)
     share, shift = rounding(
-        widen(params),
-        prox,
-        num_steps=num_steps,
-        num_examples=num_examples,
-        setting=setting,
+        start, prox, num_steps=num_steps, num_examples=num_examples, setting=setting
     )
     if share > MOST:
         raise ValueError(

@@ -66,6 +66,19 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
     return edges
 
 
+def _calibrate(
+    rounds: random_rounds.Rounds, rate: float, target: _checks.Target
+) -> float:
+    """The least noise multiplier whose δ at the target ε is at most the target δ."""
+
+    def delta_of(noise: jax.Array) -> jax.Array:
+        return random_rounds.delta(
+            noise, target.epsilon, rounds=rounds, sampling_rate=rate
+        )
+
+    return _calibration.solve_noise(delta_of, target.delta, target)
+
+
 class _Carry(NamedTuple):
     """The iterate, the sum of losses so far, and how many examples were left out."""
 
@@ -232,30 +245,14 @@ def random_round_sgd(
         microbatch_size=microbatch_size,
     )
 
-    return Result(
-        params=last,
-        curve=curve,
-        guarantee=Guarantee(
-            mechanism=f"all iterates of a random number of rounds, at most "
-            f"{max_rounds}, and that number",
-            profile=RoundsProfile(noise, rounds, rate),
-            adjacency=adjacency,
-            assumptions=_checks.every_step("random"),
-        ),
-        # Under jax.vmap over keys the number of rounds is a tracer, one for each run.
-        num_steps=cast(int, drawn) if isinstance(drawn, Tracer) else int(drawn),
-        noise_multiplier=_precision.to_float32(_precision.down(noise)),
+    guarantee = Guarantee(
+        f"all iterates of a random number of rounds, at most {max_rounds}, and that "
+        "number",
+        RoundsProfile(noise, rounds, rate),
+        adjacency,
+        _checks.every_step("random"),
     )
-
-
-def _calibrate(
-    rounds: random_rounds.Rounds, rate: float, target: _checks.Target
-) -> float:
-    """The least noise multiplier whose δ at the target ε is at most the target δ."""
-
-    def delta_of(noise: jax.Array) -> jax.Array:
-        return random_rounds.delta(
-            noise, target.epsilon, rounds=rounds, sampling_rate=rate
-        )
-
-    return _calibration.solve_noise(delta_of, target.delta, target)
+    # Under jax.vmap over keys the number of rounds is a tracer, one for each run.
+    num_rounds = cast(int, drawn) if isinstance(drawn, Tracer) else int(drawn)
+    reported = _precision.to_float32(_precision.down(noise))
+    return Result(last, curve, guarantee, num_rounds, reported)

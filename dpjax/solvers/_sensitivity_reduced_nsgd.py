@@ -1,28 +1,237 @@
 """Normalised SGD with momentum of reduced sensitivity (Tran and Cutkosky 2022).
 
+The algorithm is Algorithm 2 of Tran and Cutkosky (2022),
+https://arxiv.org/abs/2210.06328, with n steps in an epoch where the paper has N, and
+batches where the paper has single examples. Two more things differ. The paper draws a
+permutation in every epoch; but its equation (3), by Lemma 17, needs the same order in
+all epochs, so this module uses one order. The paper assumes a Lipschitz and smooth
+loss; this module clips every gradient and every difference of two gradients instead.
+
 `allot_noise` divides one privacy budget among three trees of noise.
 """
 
 import functools
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
+from dpjax import sampling
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
 from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.accounting.tree import reduced_momentum_mu
+from dpjax.clipping._clip import clip
 from dpjax.noise import reduced_momentum
-from dpjax.noise.reduced_momentum import Terms
-from dpjax.solvers import _calibration, _checks, _precision, _reduced_descent
-from dpjax.solvers._results import Result
+from dpjax.noise.reduced_momentum import ReducedMomentumState, Terms
+from dpjax.solvers import _calibration, _checks, _precision
+from dpjax.solvers._descent import narrow
+from dpjax.solvers._results import Curve, Result
+
+
+def allot_noise(
+    target_mu: float,
+    *,
+    bounds: Terms[float],
+    num_steps: int,
+    steps_per_epoch: int,
+    decay: float,
+    refresh: float,
+    adjacency: Adjacency,
+) -> Terms[float]:
+    """The noise multipliers for μ-GDP with the least noise in the mean over all steps.
+
+    With a noise variance s², a tree contributes A/s² to μ² and V s² to the momentum's
+    variance. For a given μ² the variance is least at s² ∝ sqrt(A/V).
+
+    Args:
+      target_mu: μ, positive.
+      bounds: the bounds on the norms of one example's terms in the three trees.
+      num_steps: T, a multiple of steps_per_epoch.
+      steps_per_epoch: n, at least 1.
+      decay: β, in [0, 1).
+      refresh: γ, in [0, 1].
+      adjacency: which data sets are compared.
+
+    Returns:
+      `Terms` of noise standard deviations divided by the bounds; inf for a tree that is
+      never used.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> noise = allot_noise(
+      ...     1.0, bounds=Terms(1.0, 0.1, 0.05), num_steps=400, steps_per_epoch=50,
+      ...     decay=0.9, refresh=0.1, adjacency=Adjacency.REPLACE)
+      >>> print([f"{x:.2f}" for x in noise])
+      ['6.51', '20.88', '31.90']
+    """
+    validate.positive("target_mu", target_mu)
+    for name, bound in bounds._asdict().items():
+        validate.positive(f"bounds.{name}", bound)
+    mu = functools.partial(
+        reduced_momentum_mu,
+        num_steps=num_steps,
+        decay=decay,
+        steps_per_epoch=steps_per_epoch,
+        adjacency=adjacency,
+    )
+    variance = reduced_momentum.momentum_variance(
+        num_steps, steps_per_epoch, decay=decay, refresh=refresh
+    )
+    # Minimise Σ V s² where Σ A/s² is given (Lagrange): s⁴ ∝ A/V, tree by tree.
+    shares: list[float] = []
+    for k, bound in enumerate(bounds):
+        # Infinite noise in the other two trees leaves this tree's cost alone.
+        alone = [math.inf] * 3
+        alone[k] = 1.0
+        cost = float(mu(alone)) ** 2
+        added = float(np.mean(variance[k])) * bound**2
+        unused = cost == 0 or added == 0
+        shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
+    # μ is inversely proportional to a common factor of the three noises. MARGIN covers
+    # the roundings on the way.
+    scale = float(mu(shares)) / target_mu * MARGIN
+    return Terms(*(_precision.up(share * scale) for share in shares))
+
+
+class _Carry(NamedTuple):
+    """The carry of the scan: w_t, anchors w_qn and w_(q−1)n, the momentum's state."""
+
+    w: jax.Array
+    anchor: jax.Array
+    before: jax.Array
+    state: ReducedMomentumState
+
+
+class _Example(NamedTuple):
+    """The contribution of one example to a step: clipped terms, loss and flags."""
+
+    terms: Terms[jax.Array]
+    loss: jax.Array
+    used: jax.Array
+    change_clipped: jax.Array
+    drift_clipped: jax.Array
+
+
+def _example(
+    loss: Callable[[jax.Array], jax.Array],
+    points: jax.Array,
+    keep: jax.Array,
+    refresh: jax.Array,
+    bounds: Terms[jax.Array],
+) -> _Example:
+    """One example's clipped terms, from its gradients at w_t, w_qn and w_(q−1)n."""
+    losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
+    # A gradient that is not finite at any of the three points excludes the example.
+    keep = keep & jnp.all(jnp.isfinite(gradients))
+    here, anchor, before = (clip(g, bounds.anchor, keep)[0] for g in gradients)
+    change, change_norm = clip(anchor - before, bounds.change, keep)
+    drift, drift_norm = clip(here - anchor, bounds.drift, keep)
+    # One tree serves for F^Δ and F^G from the third epoch on, where the window depends
+    # on both: see `noise.reduced_momentum`.
+    mixed = (1 - refresh) * change + refresh * anchor
+    return _Example(
+        terms=Terms(anchor, mixed, drift),
+        loss=losses[0],
+        used=keep,
+        change_clipped=change_norm > bounds.change,
+        drift_clipped=drift_norm > bounds.drift,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("loss_fn", "run", "schedule"))
+def _train(
+    params: Params,
+    data: _checks.Data,
+    decay: jax.Array,
+    refresh: jax.Array,
+    bounds: Terms[jax.Array],
+    stddevs: Terms[jax.Array],
+    learning_rate: jax.Array,
+    key: Key,
+    *,
+    loss_fn: LossFn,
+    run: _checks.Epochs,
+    schedule: optax.Schedule | None,
+) -> tuple[Params, Curve]:
+    """The last parameters and the curve, compiled once for many runs."""
+    batches = sampling.cyclic(data.finite.shape[0], run.batch_size)
+    n = run.steps_per_epoch
+    start, unravel = ravel_pytree(widen(params))
+    keys = reduced_momentum.tree_keys(key)
+    decay, refresh, bounds, learning_rate = jax.tree.map(
+        lambda x: x.astype(start.dtype), (decay, refresh, bounds, learning_rate)
+    )
+
+    def of_example(points: jax.Array, example: Tree, keep: jax.Array) -> _Example:
+        def loss(point: jax.Array) -> jax.Array:
+            return loss_fn(unravel(point), example)
+
+        return _example(loss, points, keep, refresh, bounds)
+
+    def step(
+        carry: _Carry, inputs: tuple[jax.Array, sampling.Batch]
+    ) -> tuple[_Carry, Curve]:
+        w, anchor, before, state = carry
+        number, batch = inputs
+
+        # An epoch begins: its first iterate w_qn is the anchor, the last one w_(q−1)n.
+        begins = (number - 1) % n == 0
+        before = jnp.where(begins, anchor, before)
+        anchor = jnp.where(begins, w, anchor)
+
+        # The summands of F^G, F^Δ and F^r at step t.
+        found = jax.vmap(of_example, (None, 0, 0))(
+            jnp.stack([w, anchor, before]),
+            jax.tree.map(lambda x: x[batch.indices], data.examples),
+            batch.mask & data.finite[batch.indices],
+        )
+        # The nodes that end at t, each with its own draw of noise, and the estimate m̂_t
+        # from these nodes, by a recursion in place of Algorithm 4.
+        momentum, state = reduced_momentum.update(
+            state,
+            number,
+            jax.tree.map(lambda x: jnp.sum(x, axis=0), found.terms),
+            steps_per_epoch=n,
+            decay=decay,
+            refresh=refresh,
+            stddevs=stddevs,
+            keys=keys,
+        )
+        # w_t = w_{t−1} − η m̂_t / ‖m̂_t‖, with no step for a momentum of zero.
+        length = jnp.linalg.norm(momentum)
+        rate = learning_rate if schedule is None else schedule(number - 1)
+        rate = jnp.asarray(rate, w.dtype)
+        w = w - rate * momentum / jnp.where(length > 0, length, 1.0)
+
+        used = found.used
+        return _Carry(w, anchor, before, state), Curve(
+            loss=jnp.mean(found.loss, where=used & jnp.isfinite(found.loss)),
+            left_out=jnp.sum(batch.mask & ~used, dtype=jnp.int32),
+            change_clipped=jnp.mean(found.change_clipped, where=used),
+            drift_clipped=jnp.mean(found.drift_clipped, where=used),
+        )
+
+    def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
+        steps = number * n + jnp.arange(1, n + 1, dtype=jnp.int32)
+        return jax.lax.scan(step, carry, (steps, batches))
+
+    state = reduced_momentum.init(run.num_steps, n, start.size, start.dtype)
+    epochs = jnp.arange(run.num_epochs, dtype=jnp.int32)
+    last, curve = jax.lax.scan(epoch, _Carry(start, start, start, state), epochs)
+    return narrow(unravel(last.w), params), jax.tree.map(jnp.ravel, curve)
 
 
 def sensitivity_reduced_nsgd(
@@ -101,25 +310,24 @@ def sensitivity_reduced_nsgd(
     validate.closed_unit("refresh", refresh)
     # Round first: the accountant and the program must use the same float32 numbers.
     decay, refresh = _precision.down(decay), _precision.down(refresh)
-    clips = _clip_norms(clip_norm, change_clip_norm, drift_clip_norm)
-    if not callable(learning_rate):
+    given = clip_norm, change_clip_norm, drift_clip_norm
+    clips = Terms(*(_precision.up(x) for x in given))
+    validate.positive("clip_norm", clips.anchor)
+    validate.positive("change_clip_norm", clips.change)
+    validate.positive("drift_clip_norm", clips.drift)
+    scheduled = callable(learning_rate)
+    if not scheduled:
         validate.positive("learning_rate", learning_rate)
-    run = _checks.epochs(
-        loss_fn,
-        data,
-        adjacency=adjacency,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        key=key,
-    )
-    steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
+    run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
 
     # One tree carries (1 − γ) change + γ anchor: its bound is the mix of the bounds.
     mixed = (1 - refresh) * clips.change + refresh * clips.anchor
     bounds = clips._replace(change=mixed)
+    steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
     with _calibration.now():
+        mu = float(gdp.mu(target.epsilon, target.delta))
         noise = allot_noise(
-            float(gdp.mu(target.epsilon, target.delta)),
+            mu,
             bounds=bounds,
             decay=decay,
             refresh=refresh,
@@ -127,10 +335,15 @@ def sensitivity_reduced_nsgd(
             **steps,
         )
         mu = reduced_momentum_mu(noise, decay=decay, adjacency=adjacency, **steps)
-    stddevs = Terms(*map(_stddev, noise, bounds))
+    # A tree that is never used has infinite noise, and draws none.
+    stddevs = Terms(
+        *(
+            float(_precision.stddev(s, bound)) if math.isfinite(s) else 0.0
+            for s, bound in zip(noise, bounds, strict=True)
+        )
+    )
 
-    scheduled = callable(learning_rate)
-    last, curve = _reduced_descent.descend(
+    last, curve = _train(
         jax.tree.map(jnp.asarray, params),
         _checks.prepare(data),
         _precision.to_float32(decay),
@@ -140,112 +353,19 @@ def sensitivity_reduced_nsgd(
         _precision.to_float32(0.0 if scheduled else learning_rate),
         stream(key, "solvers.sensitivity_reduced_nsgd"),
         loss_fn=loss_fn,
-        batch_size=run.batch_size,
-        num_epochs=run.num_epochs,
+        run=run,
         schedule=learning_rate if scheduled else None,
     )
 
+    # The root mean square norm of the noise in m̂_t / (1 − β), f[T].
     variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
-    norm = _noise_norm(variance, stddevs, last) * (1 - decay) / run.batch_size
-    return Result(
-        params=last,
-        curve=curve._replace(noise_norm=jnp.asarray(norm)),
-        guarantee=Guarantee(
-            mechanism=f"all {run.num_steps} iterates of sensitivity-reduced momentum",
-            profile=Gaussian(mu),
-            adjacency=adjacency,
-            assumptions=_checks.every_step("fixed"),
-        ),
-        num_steps=run.num_steps,
-        noise_multiplier=jax.tree.map(_precision.to_float32, noise),
-    )
-
-
-def _noise_norm(
-    variance: Terms[np.ndarray], stddevs: Terms[float], params: Tree
-) -> np.ndarray:
-    """The root mean square norm of the noise in m̂_t / (1 − β), f[T]."""
     coordinate = np.sum([v * s * s for v, s in zip(variance, stddevs, strict=True)], 0)
-    return np.sqrt(sum(x.size for x in jax.tree.leaves(params)) * coordinate)
-
-
-def _clip_norms(anchor: float, change: float, drift: float) -> Terms[float]:
-    """Check the three clip norms, and round them up to float32."""
-    clips = Terms(*(_precision.up(x) for x in (anchor, change, drift)))
-    validate.positive("clip_norm", clips.anchor)
-    validate.positive("change_clip_norm", clips.change)
-    validate.positive("drift_clip_norm", clips.drift)
-    return clips
-
-
-def _stddev(noise_multiplier: float, bound: float) -> float:
-    """The noise's standard deviation in a tree's nodes; 0 for a tree never used."""
-    used = math.isfinite(noise_multiplier)
-    return float(_precision.stddev(noise_multiplier, bound)) if used else 0.0
-
-
-def allot_noise(
-    target_mu: float,
-    *,
-    bounds: Terms[float],
-    num_steps: int,
-    steps_per_epoch: int,
-    decay: float,
-    refresh: float,
-    adjacency: Adjacency,
-) -> Terms[float]:
-    """The noise multipliers for μ-GDP with the least noise in the mean over all steps.
-
-    With a noise variance s², a tree contributes A/s² to μ² and V s² to the momentum's
-    variance. For a given μ² the variance is least at s² ∝ sqrt(A/V).
-
-    Args:
-      target_mu: μ, positive.
-      bounds: the bounds on the norms of one example's terms in the three trees.
-      num_steps: T, a multiple of steps_per_epoch.
-      steps_per_epoch: n, at least 1.
-      decay: β, in [0, 1).
-      refresh: γ, in [0, 1].
-      adjacency: which data sets are compared.
-
-    Returns:
-      `Terms` of noise standard deviations divided by the bounds; inf for a tree that is
-      never used.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Example:
-      >>> noise = allot_noise(
-      ...     1.0, bounds=Terms(1.0, 0.1, 0.05), num_steps=400, steps_per_epoch=50,
-      ...     decay=0.9, refresh=0.1, adjacency=Adjacency.REPLACE)
-      >>> print([f"{x:.2f}" for x in noise])
-      ['6.51', '20.88', '31.90']
-    """
-    validate.positive("target_mu", target_mu)
-    for name, bound in bounds._asdict().items():
-        validate.positive(f"bounds.{name}", bound)
-    mu = functools.partial(
-        reduced_momentum_mu,
-        num_steps=num_steps,
-        decay=decay,
-        steps_per_epoch=steps_per_epoch,
-        adjacency=adjacency,
+    norm = np.sqrt(sum(x.size for x in jax.tree.leaves(last)) * coordinate)
+    norm = jnp.asarray(norm * (1 - decay) / run.batch_size)
+    mechanism = f"all {run.num_steps} iterates of sensitivity-reduced momentum"
+    guarantee = Guarantee(
+        mechanism, Gaussian(mu), adjacency, _checks.every_step("fixed")
     )
-    variance = reduced_momentum.momentum_variance(
-        num_steps, steps_per_epoch, decay=decay, refresh=refresh
-    )
-    # Minimise Σ V s² where Σ A/s² is given (Lagrange): s⁴ ∝ A/V, tree by tree.
-    shares: list[float] = []
-    for k, bound in enumerate(bounds):
-        # Infinite noise in the other two trees leaves this tree's cost alone.
-        alone = [math.inf] * 3
-        alone[k] = 1.0
-        cost = float(mu(alone)) ** 2
-        added = float(np.mean(variance[k])) * bound**2
-        unused = cost == 0 or added == 0
-        shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
-    # μ is inversely proportional to a common factor of the three noises. MARGIN covers
-    # the roundings on the way.
-    scale = float(mu(shares)) / target_mu * MARGIN
-    return Terms(*(_precision.up(share * scale) for share in shares))
+    reported = jax.tree.map(_precision.to_float32, noise)
+    curve = curve._replace(noise_norm=norm)
+    return Result(last, curve, guarantee, run.num_steps, reported)

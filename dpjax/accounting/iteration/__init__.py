@@ -12,19 +12,22 @@ composition, the published closed forms, and all choices of shifts between them.
 1. `_lipschitz`: by how much a gradient step multiplies a distance, clipped or not.
 2. `_setting`: the assumptions on loss, steps and data, checked in one place, and the
    numbers of a step in units of its own noise.
-3. `_minorant`: the optimal shifts of any schedule, by merging halves. `_periodic`: the
-   same in closed form where all steps are identical and one batch in l differs.
-4. Algorithms: `_shifts` for arbitrary maps; `_cyclic_gd` for full batches and cycles of
-   batches, with its numerics in `_cyclic_core`; `_scheduled_gd` for varying steps;
-   `_noisy_sgd` for random batches; `_langevin` for limits in continuous time;
-   `_stability` for gradient descent without noise.
-5. `_random_assignment`: δ averaged over the positions that an example can have.
-6. `published`: closed forms as published, for comparison.
+3. `_minorant`: the optimal shifts of any schedule, by merging halves (`_blocks`).
+   `_periodic`: the same in closed form where all steps are identical and one batch in
+   l differs.
+4. Algorithms: `_shifts` for arbitrary maps, and for δ averaged over the positions that
+   an example can have; `_cyclic_gd` for full batches and cycles of batches, with
+   constant or varying steps, and for descent without noise; `_noisy_sgd` for random
+   batches; `_langevin` for limits in continuous time.
+5. `published`: closed forms as published, for comparison.
 
 Which assumption allows which bound is in docs/iteration.md.
 """
 
 from dpjax.accounting.iteration import published as published
+from dpjax.accounting.iteration._cyclic_gd import (
+    gradient_descent_sensitivity as gradient_descent_sensitivity,
+)
 from dpjax.accounting.iteration._cyclic_gd import last_iterate_rdp as last_iterate_rdp
 from dpjax.accounting.iteration._cyclic_gd import (
     noisy_cyclic_gd_bounds as noisy_cyclic_gd_bounds,
@@ -58,7 +61,4 @@ from dpjax.accounting.iteration._shifts import (
 )
 from dpjax.accounting.iteration._shifts import (
     random_assignment_epsilon as random_assignment_epsilon,
-)
-from dpjax.accounting.iteration._stability import (
-    gradient_descent_sensitivity as gradient_descent_sensitivity,
 )

@@ -1,29 +1,160 @@
-"""The last iterate of noisy gradient descent, full-batch or on cyclic batches.
+"""The last iterate of gradient descent, on full batches or a cycle of batches.
 
-Steps and noise are constant, or vary by a schedule.
+Each bound is a separate function of the run's numbers and of an example's *tail*, the
+number of steps from its last use to the end of the run. The last batch of an epoch has
+the shortest tail, one step, and is the worst position: no later step hides the use.
+
+Steps and noise are constant, or vary by a schedule (`scheduled_cyclic_gd_mu`). Without
+noise there is no such bound, but a sensitivity (`gradient_descent_sensitivity`).
 """
 
-from typing import Unpack
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import validate
-from dpjax._core.float64 import ULP, float64
-from dpjax.accounting.iteration import _cyclic_core, _setting
-from dpjax.accounting.iteration._cyclic_core import WORST_POSITION
-from dpjax.accounting.iteration._minorant import schedule_mu
-from dpjax.accounting.iteration._setting import Bounds, Setting
+from dpjax._core.float64 import TINY, ULP, float64
+from dpjax.accounting.iteration import _periodic, _setting
+from dpjax.accounting.iteration._minorant import HUGE, schedule_mu
+from dpjax.accounting.iteration._periodic import Cycle, geometric
+from dpjax.accounting.iteration._setting import Assumed, Bounds, Numbers, Setting, Step
+
+Order = Literal["fixed", "reshuffled"]
+_WORST_POSITION = 1.0  # the shortest tail
+
+
+def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
+    """μ from μ² in units of shift², rounded up; 0 only if shift is 0."""
+    # Above the rounding errors of sums over one epoch and over epochs.
+    square = (1 + (cycle.period + cycle.epochs) * ULP) * square
+    regular = (square > 0) & (square < jnp.inf)
+    root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * ULP)
+    root = jnp.where(regular, root, jnp.where(square == 0, 0.0, jnp.inf))  # NaN is inf
+    some = shift > 0
+    mu = jnp.where(some, shift, 1.0) * root
+    return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
+
+
+# Each bound maps a step, an example's place from the end of an epoch, the cycle and
+# whether the diameter can be finite to μ.
+
+
+def _composition(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
+    # Bok, Su and Altschuler (2024), Theorems 4.1 and 4.4,
+    # https://arxiv.org/abs/2403.00278: (L/bσ) sqrt(E).
+    return step.shift * np.sqrt(cycle.epochs) * (1 + 4 * ULP)
+
+
+def _contraction(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
+    # Theorems 4.2 and 4.5 there, and Kong and Ribero (2024), Proposition 2.2,
+    # https://arxiv.org/abs/2407.05237, at the optimal shifts (`_periodic`). The bounds
+    # are homogeneous in shift and diameter, so that they are computed for a shift of 1.
+    one = jnp.ones_like(step.shift)
+    square = _periodic.contraction(step.log_lipschitz, one, place, cycle)
+    return jnp.where(step.known, _finish(square, step.shift, cycle), jnp.inf)
+
+
+def _diameter(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
+    if not bounded:
+        return jnp.full_like(step.shift, jnp.inf)
+    # Theorems 4.3 and 4.6 there, and Kong and Ribero's Theorem 4.4, from the best
+    # restart. A diameter whose square would underflow is replaced by a larger one, and
+    # a diameter whose square would overflow is ignored.
+    start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
+    near = step.bounded & (start < HUGE)
+    start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
+    # A shift of 0 has μ = 0 whatever the start is, so that 1 replaces it above.
+    one = jnp.ones_like(step.shift)
+    square = _periodic.restart_variance(step.log_lipschitz, one, start, place, cycle)
+    return jnp.where(near, _finish(square, step.shift, cycle), jnp.inf)
+
+
+def _best(step: Step, place: jax.Array, cycle: Cycle, bounded: bool) -> jax.Array:
+    # The contraction bound, where finite, is at most composition. It is taken without
+    # a minimum, so that its derivatives hold where both are equal.
+    contracted = _contraction(step, place, cycle, bounded)
+    composed = _composition(step, place, cycle, bounded)
+    least = jnp.where(contracted < jnp.inf, contracted, composed)
+    return jnp.minimum(least, _diameter(step, place, cycle, bounded))
+
+
+_for_any_caller = float64("up", static=("cycle", "assumed"), elementwise=True)
+
+
+def _of_numbers(bound: Callable[[Step, jax.Array, Cycle, bool], jax.Array]):
+    """The bound as a function of a tail and numbers; invalid numbers give inf."""
+
+    def mu(tail: jax.Array, numbers: Numbers, *, cycle: Cycle, assumed: Assumed):
+        step = _setting.step(numbers, assumed)
+        place = jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
+        found = bound(step, place, cycle, assumed.bounded)
+        return jnp.where(step.valid, found, jnp.inf)
+
+    return mu
+
+
+_composition64 = _for_any_caller(_of_numbers(_composition))
+_contraction64 = _for_any_caller(_of_numbers(_contraction))
+_diameter64 = _for_any_caller(_of_numbers(_diameter))
+_best64 = _for_any_caller(_of_numbers(_best))
+
+
+@_for_any_caller
+def _best_rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, **static):
+    """The Rényi divergence a μ²/2 of each order a, with μ from the best bound."""
+    mu = _of_numbers(_best)(tail, numbers, **static)
+    finite = mu < jnp.inf
+    value = orders * jnp.square(jnp.where(finite, mu, 1.0)) / 2 * (1 + 4 * ULP)
+    value = jnp.where(mu > 0, jnp.maximum(value, TINY), 0.0)
+    return jnp.where((orders > 0) & finite, value, jnp.inf)
+
+
+class _Run(NamedTuple):
+    """A checked run: its numbers, and its static cycle and assumptions."""
+
+    numbers: Numbers
+    cycle: Cycle
+    assumed: Assumed
+
+    def of(self, bound: Callable[..., jax.Array], *args: ArrayLike) -> jax.Array:
+        """The bound of this run; its other arguments come first, the tail last."""
+        return bound(*args, self.numbers, cycle=self.cycle, assumed=self.assumed)
+
+    def bounds(self) -> Bounds:
+        """All bounds at the worst position."""
+        bounds = _composition64, _contraction64, _diameter64
+        return Bounds(*(self.of(bound, _WORST_POSITION) for bound in bounds))
+
+
+def _check(
+    noise_multiplier: ArrayLike,
+    num_epochs: int,
+    batches_per_epoch: int,
+    batch_size: ArrayLike,
+    order: Order,
+    setting: Setting,
+) -> _Run:
+    """The checked run; a ValueError says which argument is wrong."""
+    epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
+    period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
+    validate.positive("batch_size", batch_size)
+    validate.one_of("order", order, ("fixed", "reshuffled"))
+    numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
+    cycle = Cycle(epochs, period, order == "reshuffled", assumed.convex)
+    return _Run(numbers, cycle, assumed)
 
 
 def noisy_cyclic_gd_bounds(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     num_epochs: int,
     batches_per_epoch: int,
-    batch_size: jax.typing.ArrayLike,
-    order: _cyclic_core.Order,
+    batch_size: ArrayLike,
+    order: Order,
     **setting: Unpack[Setting],
 ) -> Bounds:
     """All bounds on the last iterate of noisy gradient descent on cyclic batches.
@@ -54,29 +185,18 @@ def noisy_cyclic_gd_bounds(
       ...     adjacency=Adjacency.REPLACE).winner
       'contraction'
     """
-    numbers, cycle, assumed = _cyclic_core.check(
-        noise_multiplier,
-        num_epochs=num_epochs,
-        batches_per_epoch=batches_per_epoch,
-        batch_size=batch_size,
-        order=order,
-        **setting,
-    )
-    static = {"cycle": cycle, "assumed": assumed}
-    return Bounds(
-        composition=_cyclic_core.composition64(WORST_POSITION, numbers, **static),
-        contraction=_cyclic_core.contraction64(WORST_POSITION, numbers, **static),
-        diameter=_cyclic_core.diameter64(WORST_POSITION, numbers, **static),
-    )
+    return _check(
+        noise_multiplier, num_epochs, batches_per_epoch, batch_size, order, setting
+    ).bounds()
 
 
 def noisy_cyclic_gd_mu(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     num_epochs: int,
     batches_per_epoch: int,
-    batch_size: jax.typing.ArrayLike,
-    order: _cyclic_core.Order,
+    batch_size: ArrayLike,
+    order: Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The GDP parameter of the last iterate of noisy descent on cyclic batches.
@@ -119,23 +239,18 @@ def noisy_cyclic_gd_mu(
       >>> print(f"{mu:.3f}")  # composition has 4.714
       0.992
     """
-    numbers, cycle, assumed = _cyclic_core.check(
-        noise_multiplier,
-        num_epochs=num_epochs,
-        batches_per_epoch=batches_per_epoch,
-        batch_size=batch_size,
-        order=order,
-        **setting,
+    run = _check(
+        noise_multiplier, num_epochs, batches_per_epoch, batch_size, order, setting
     )
-    return _cyclic_core.best64(WORST_POSITION, numbers, cycle=cycle, assumed=assumed)
+    return run.of(_best64, _WORST_POSITION)
 
 
 def noisy_cyclic_gd_mus(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     num_epochs: int,
     batches_per_epoch: int,
-    batch_size: jax.typing.ArrayLike,
+    batch_size: ArrayLike,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The GDP parameters of the l positions that an example can have in a fixed cycle.
@@ -165,25 +280,19 @@ def noisy_cyclic_gd_mus(
       >>> print(" ".join(f"{mu:.3f}" for mu in mus))
       1.012 1.022 1.033 1.060
     """
-    numbers, cycle, assumed = _cyclic_core.check(
-        noise_multiplier,
-        num_epochs=num_epochs,
-        batches_per_epoch=batches_per_epoch,
-        batch_size=batch_size,
-        order="fixed",
-        **setting,
+    run = _check(
+        noise_multiplier, num_epochs, batches_per_epoch, batch_size, "fixed", setting
     )
     # Batch i of l, counted from 0, is last used l − i steps before the end, the use
     # included.
-    tails = np.arange(cycle.period, 0, -1, dtype=np.float64)
-    return _cyclic_core.best64(tails, numbers, cycle=cycle, assumed=assumed)
+    return run.of(_best64, np.arange(run.cycle.period, 0, -1, dtype=np.float64))
 
 
 def noisy_gd_bounds(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     num_steps: int,
-    num_examples: jax.typing.ArrayLike,
+    num_examples: ArrayLike,
     **setting: Unpack[Setting],
 ) -> Bounds:
     """All bounds on the last iterate of full-batch noisy gradient descent.
@@ -213,21 +322,14 @@ def noisy_gd_bounds(
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.positive("num_examples", num_examples)
-    return noisy_cyclic_gd_bounds(
-        noise_multiplier,
-        num_epochs=steps,
-        batches_per_epoch=1,
-        batch_size=num_examples,
-        order="fixed",
-        **setting,
-    )
+    return _check(noise_multiplier, steps, 1, num_examples, "fixed", setting).bounds()
 
 
 def noisy_gd_mu(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     num_steps: int,
-    num_examples: jax.typing.ArrayLike,
+    num_examples: ArrayLike,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The GDP parameter of the last iterate of full-batch noisy gradient descent.
@@ -266,24 +368,18 @@ def noisy_gd_mu(
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.positive("num_examples", num_examples)
-    return noisy_cyclic_gd_mu(
-        noise_multiplier,
-        num_epochs=steps,
-        batches_per_epoch=1,
-        batch_size=num_examples,
-        order="fixed",
-        **setting,
-    )
+    run = _check(noise_multiplier, steps, 1, num_examples, "fixed", setting)
+    return run.of(_best64, _WORST_POSITION)
 
 
 def last_iterate_rdp(
-    noise_multiplier: jax.typing.ArrayLike,
-    orders: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    orders: ArrayLike,
     *,
     num_epochs: int,
     batches_per_epoch: int,
-    batch_size: jax.typing.ArrayLike,
-    order: _cyclic_core.Order,
+    batch_size: ArrayLike,
+    order: Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The Renyi divergence of the last iterate of cyclic DP-SGD with a proximal step.
@@ -321,23 +417,14 @@ def last_iterate_rdp(
     """
     if (given := validate.concrete(orders)) is not None and not np.all(given > 1):
         raise ValueError(f"orders must be above 1; got {orders!r}.")
-    numbers, cycle, assumed = _cyclic_core.check(
-        noise_multiplier,
-        num_epochs=num_epochs,
-        batches_per_epoch=batches_per_epoch,
-        batch_size=batch_size,
-        order=order,
-        **setting,
+    run = _check(
+        noise_multiplier, num_epochs, batches_per_epoch, batch_size, order, setting
     )
-    return _cyclic_core.best_rdp64(
-        orders, WORST_POSITION, numbers, cycle=cycle, assumed=assumed
-    )
+    return run.of(_best_rdp64, orders, _WORST_POSITION)
 
 
 @float64("up", static=("period", "assumed"), vectors=(0,))
-def _scheduled_mu64(
-    numbers: _setting.Numbers, *, period: int, assumed: _setting.Assumed
-) -> jax.Array:
+def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.Array:
     steps = jax.vmap(lambda each: _setting.step(each, assumed))(numbers)
     noise, batch = numbers.noise_multiplier, numbers.batch_size
     norm, eta = numbers.gradient_norm, numbers.step_size
@@ -371,10 +458,10 @@ def _scheduled_mu64(
 
 
 def scheduled_cyclic_gd_mu(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     batches_per_epoch: int,
-    batch_size: jax.typing.ArrayLike,
+    batch_size: ArrayLike,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """The GDP parameter of the last iterate of cyclic descent with schedules.
@@ -432,4 +519,73 @@ def scheduled_cyclic_gd_mu(
         else np.broadcast_to(np.asarray(x, np.float64), shape)
         for x in numbers
     ]
-    return _scheduled_mu64(_setting.Numbers(*full), period=period, assumed=assumed)
+    return _scheduled_mu64(Numbers(*full), period=period, assumed=assumed)
+
+
+@float64("up", static=("assumed",), elementwise=True)
+def _sensitivity64(
+    count: jax.Array, numbers: Numbers, *, assumed: Assumed
+) -> jax.Array:
+    step = _setting.step(numbers, assumed)
+    examples, eta, norm = (
+        jnp.where(step.valid, x, 1.0)
+        for x in (numbers.batch_size, numbers.step_size, numbers.gradient_norm)
+    )
+    counted = (count >= 1) & (count < jnp.inf)
+    count = jnp.where(counted, count, 1.0)
+    y = step.log_lipschitz
+    down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
+    # Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3,
+    # https://arxiv.org/abs/1703.09947, with Δ_{t+1} <= c Δ_t + ηsC/n in place of their
+    # recursion: (ηsC/n) Σ_{k<T} c^k. For c > 1 the sum starts from its largest power,
+    # so that `geometric` gets decreasing terms.
+    rising = jnp.exp((count - 1) * up) * geometric(-up, count)
+    total = jnp.where(y <= 0, geometric(down, count), rising)
+    total = total * (1 + 64 * ULP) + 8 * ULP * count * jnp.abs(y) * total
+    distance = assumed.factor * eta * norm / examples * total * (1 + 8 * ULP)
+    diameter = jnp.where(step.bounded, numbers.diameter, jnp.inf)
+    distance = jnp.where(step.known, distance, jnp.inf)
+    return jnp.where(step.valid & counted, jnp.minimum(distance, diameter), jnp.inf)
+
+
+def gradient_descent_sensitivity(
+    *,
+    num_steps: ArrayLike,
+    num_examples: ArrayLike,
+    **setting: Unpack[Setting],
+) -> jax.Array:
+    """How far one example can move the last iterate of full-batch gradient descent.
+
+    Args:
+      num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
+        is rounded up, and derivatives by it are taken at the whole number.
+      num_examples: n, by which sums of gradients are divided, f[*b], positive.
+      **setting: the assumptions, all of them: see `Setting`. There is no noise.
+
+    Returns:
+      An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, with C the gradient
+      norm, s = 2 under REPLACE and 1 under ZERO_OUT, and c the Lipschitz constant of a
+      step. The distance is at most the diameter. It is inf where smoothness is inf.
+
+    Raises:
+      ValueError: a static argument is out of range, or an assumption fails.
+      TypeError: an assumption is missing.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3, where the constants
+    are 3 for 2, and 5 (M + m) / (m M) for at most 2 / m.
+
+    Example:
+      >>> from dpjax import Adjacency
+      >>> distance = gradient_descent_sensitivity(
+      ...     num_steps=1000, num_examples=500, step_size=1.0, gradient_norm=1.0,
+      ...     clipped=False, generalised_linear=True, smoothness=0.25,
+      ...     weak_convexity=0.0, strong_convexity=0.0, regularization=0.1,
+      ...     diameter=float("inf"), adjacency=Adjacency.REPLACE)
+      >>> print(f"{distance:.4f}")
+      0.0400
+    """
+    validate.positive("num_steps", num_steps)
+    num_steps = validate.whole_count("num_steps", num_steps)
+    validate.positive("num_examples", num_examples)
+    numbers, assumed = _setting.check(1.0, num_examples, **setting)
+    return _sensitivity64(num_steps, numbers, assumed=assumed)

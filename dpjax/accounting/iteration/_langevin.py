@@ -32,15 +32,8 @@ def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     valid = valid & (step_size * smoothness <= 2 * (1 + 4 * ULP))
     valid = valid & (strong <= smoothness) & (num_steps >= 1)
     bounded = valid & (diameter < jnp.inf) & (num_steps > 1)
-    eta, m, M, steps = (
-        jnp.where(valid, x, y)
-        for x, y in (
-            (step_size, 1.0),
-            (strong, 0.0),
-            (smoothness, 1.0),
-            (num_steps, 1.0),
-        )
-    )
+    given = (step_size, 1.0), (strong, 0.0), (smoothness, 1.0), (num_steps, 1.0)
+    eta, m, M, steps = (jnp.where(valid, x, other) for x, other in given)
     y = jnp.log1p(jnp.maximum(excess(eta, m, M, m), -1 + ULP))
     y = jnp.where(y <= 0, y * (1 - 4 * ULP), 0.0)
     r = jnp.where(valid, lipschitz, 0.0) * jnp.sqrt(eta / 2)

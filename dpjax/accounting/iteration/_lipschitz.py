@@ -96,10 +96,8 @@ def check_curvature(smoothness, weak_convexity, strong_convexity) -> None:
     validate.nonnegative("smoothness", smoothness, finite=False)
     validate.nonnegative("weak_convexity", weak_convexity)
     validate.nonnegative("strong_convexity", strong_convexity)
-    values = [
-        validate.concrete(x) for x in (smoothness, weak_convexity, strong_convexity)
-    ]
-    M, weak, strong = values
+    given = smoothness, weak_convexity, strong_convexity
+    M, weak, strong = map(validate.concrete, given)
     if strong is not None and weak is not None and np.any((strong > 0) & (weak > 0)):
         raise ValueError(
             "weak_convexity must be 0 for a strongly convex loss; "

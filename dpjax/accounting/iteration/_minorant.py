@@ -184,11 +184,8 @@ def schedule_mu(
         for most in jax.lax.stop_gradient((jnp.max(sensitivity), jnp.max(stddev)))
     )
     some = jnp.any(sensitivity > 0)
-    sensitivity, stddev, diameter = (
-        sensitivity / shift,
-        stddev / noise,
-        diameter / shift,
-    )
+    sensitivity, diameter = sensitivity / shift, diameter / shift
+    stddev = stddev / noise
     diameter = jnp.where(diameter < HUGE, jnp.maximum(diameter, 1 / HUGE), jnp.inf)
     if bounded:
         finite = jnp.isfinite(diameter)

@@ -91,13 +91,9 @@ def optimal_shift_mu(
     def full(value: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
         if jnp.ndim(value) > 0:
             return value
-        return (
-            jnp.full(steps, value)
-            if isinstance(value, jax.Array)
-            else np.full(steps, value)
-        )
+        # NumPy numbers stay NumPy: jnp.full would round them to the caller's precision.
+        return (jnp if isinstance(value, jax.Array) else np).full(steps, value)
 
-    # NumPy numbers stay NumPy: jnp.full would round them to the caller's precision.
     vectors = (full(value) for value in given.values())
     return _schedule_mu64(*vectors, diameter, bounded=bounded)
 
