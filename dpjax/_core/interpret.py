@@ -13,6 +13,7 @@ A jaxpr with an operation that has no rule here is compiled instead.
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -343,34 +344,59 @@ def _along(axis: int, kept: Sequence[int], size: int, batch: int) -> np.ndarray:
     return np.arange(size).reshape([1] * batch + shape)
 
 
-def _scatter_add(params: Mapping[str, Any]) -> Function:
-    """`x.at[index].add(updates)`; updates outside of the array are dropped."""
-    dims = params["dimension_numbers"]
-    if dims.operand_batching_dims:
-        raise NoRuleError("scatter with batching dimensions")
+def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
+    """`x.at[index].add(updates)` and others; updates outside of the array are dropped.
 
-    def scatter(x: np.ndarray, rows: np.ndarray, updates: np.ndarray) -> np.ndarray:
-        x, (*batch, _) = x.copy(), rows.shape
-        outer = [i for i in range(updates.ndim) if i not in dims.update_window_dims]
-        updates = updates.transpose(*outer, *dims.update_window_dims)
-        kept = [i for i in range(x.ndim) if i not in dims.inserted_window_dims]
-        window = dict(zip(kept, updates.shape[len(batch) :], strict=True))
-        index = []
-        for axis in range(x.ndim):
-            start = np.zeros(batch, np.int64)
-            if axis in dims.scatter_dims_to_operand_dims:
-                place = dims.scatter_dims_to_operand_dims.index(axis)
-                start = rows[..., place].astype(np.int64)
-            start = start.reshape(*batch, *[1] * len(kept))
-            index.append(start + _along(axis, kept, window.get(axis, 1), len(batch)))
-        index = np.broadcast_arrays(*index)
-        inside = np.all(
-            [(i >= 0) & (i < n) for i, n in zip(index, x.shape, strict=True)], axis=0
-        )
-        np.add.at(x, tuple(i[inside] for i in index), updates[inside])
-        return x
+    The argument `combine` writes updates into an array at indices.
+    """
 
-    return scatter
+    def rule(params: Mapping[str, Any]) -> Function:
+        dims = params["dimension_numbers"]
+        if dims.operand_batching_dims:
+            raise NoRuleError("scatter with batching dimensions")
+
+        def scatter(x: np.ndarray, rows: np.ndarray, updates: np.ndarray) -> np.ndarray:
+            x, (*batch, _) = x.copy(), rows.shape
+            outer = [i for i in range(updates.ndim) if i not in dims.update_window_dims]
+            updates = updates.transpose(*outer, *dims.update_window_dims)
+            kept = [i for i in range(x.ndim) if i not in dims.inserted_window_dims]
+            window = dict(zip(kept, updates.shape[len(batch) :], strict=True))
+            index = []
+            for axis in range(x.ndim):
+                start = np.zeros(batch, np.int64)
+                if axis in dims.scatter_dims_to_operand_dims:
+                    place = dims.scatter_dims_to_operand_dims.index(axis)
+                    start = rows[..., place].astype(np.int64)
+                start = start.reshape(*batch, *[1] * len(kept))
+                size = window.get(axis, 1)
+                index.append(start + _along(axis, kept, size, len(batch)))
+            index = np.broadcast_arrays(*index)
+            inside = np.all(
+                [(i >= 0) & (i < n) for i, n in zip(index, x.shape, strict=True)],
+                axis=0,
+            )
+            combine(x, tuple(i[inside] for i in index), updates[inside])
+            return x
+
+        return scatter
+
+    return rule
+
+
+def _convolution(params: Mapping[str, Any]) -> Function:
+    """The sliding product of two vectors, as `jax.numpy.convolve` lowers it."""
+    dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
+    if (*dilations, *params["window_strides"]) != (1, 1, 1):
+        raise NoRuleError("convolution of more than vectors")
+    ((before, after),) = params["padding"]
+
+    def convolve(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if x.shape[:2] != (1, 1) or y.shape[:2] != (1, 1):
+            raise ValueError(f"expected two vectors; got {x.shape} and {y.shape}.")
+        padded = np.pad(x[0, 0], (before, after))
+        return np.correlate(padded, y[0, 0], "valid")[None, None]
+
+    return convolve
 
 
 def _pad(params: Mapping[str, Any]) -> Function:
@@ -500,7 +526,11 @@ _RULES: dict[str, Rule] = {
     "unstack": lambda params: lambda x: np.moveaxis(x, params["axis"], 0),
     **dict(slice=_slice, split=_split, pad=_pad, sort=_sort, gather=_gather),
     **dict(dynamic_slice=_dynamic_slice, dynamic_update_slice=_dynamic_update),
-    "scatter-add": _scatter_add,
+    "scatter": _scatter(operator.setitem),
+    "scatter-add": _scatter(np.add.at),
+    "scatter-max": _scatter(np.maximum.at),
+    "scatter-min": _scatter(np.minimum.at),
+    "conv_general_dilated": _convolution,
     **dict(reduce_sum=_reduction(np.sum), reduce_prod=_reduction(np.prod)),
     **dict(reduce_max=_reduction(np.max), reduce_min=_reduction(np.min)),
     **dict(reduce_and=_reduction(np.all), reduce_or=_reduction(np.any)),
