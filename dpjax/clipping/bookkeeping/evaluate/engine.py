@@ -1,7 +1,7 @@
 """The clipped sum from one forward and one backward pass."""
 
-import functools
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -74,15 +74,15 @@ def clipped_sum(
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
         books = _canonicalize(plan, books)
-        by_rows = functools.partial(_in_one_pass, plan, rows, clip_norms)
+        summed = partial(_in_one_pass, plan, clip_norms)
+        by_rows = partial(summed, rows)
         # The platform is chosen at lowering: one trace may serve several platforms.
         if rows_on_gpu != rows:
-            on_gpu = functools.partial(_in_one_pass, plan, rows_on_gpu, clip_norms)
-            by_rows = functools.partial(on_platform, "cuda", on_gpu, by_rows)
+            on_gpu = partial(summed, rows_on_gpu)
+            by_rows = partial(on_platform, "cuda", on_gpu, by_rows)
         if not by_platform:
             return by_rows(books, leaves, mask)
-        formed = [False] * len(rows)
-        directly = functools.partial(_in_one_pass, plan, formed, clip_norms)
+        directly = partial(summed, [False] * len(rows))
         return on_platform("tpu", directly, by_rows, books, leaves, mask)
 
     books = keep_books(plan, leaves, examples)
@@ -97,8 +97,8 @@ def clipped_sum(
 
 def _in_one_pass(
     plan: Plan,
-    by_rows: Sequence[bool],
     clip_norms: Sequence[ArrayLike],
+    by_rows: Sequence[bool],
     books: SiteRecords,
     leaves: Sequence[jax.Array],
     mask: jax.Array,
