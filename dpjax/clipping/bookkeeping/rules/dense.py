@@ -24,8 +24,8 @@ class Dense(Rule):
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
         """Whether the equation is a product of real arrays."""
-        real = is_real(*eqn.invars, *eqn.outvars)
-        return eqn.primitive.name == "dot_general" and real
+        arrays = (*eqn.invars, *eqn.outvars)
+        return eqn.primitive.name == "dot_general" and is_real(*arrays)
 
     @property
     def layout(self) -> Layout:
