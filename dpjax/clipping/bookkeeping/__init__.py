@@ -13,21 +13,21 @@ loss's jaxpr instead, and so works for any function.
 **Steps**, in the order of the data:
 
 1. `jaxpr.trace` traces the loss of one example to a jaxpr, and inlines calls in which a
-   parameter may meet the example. It does not inline custom derivatives.
-   `jaxpr.collectives` refuses a loss that communicates along a named axis, or whose
-   derivative does. `jaxpr.equations` reads and evaluates single equations.
+   parameter may meet the example. It does not inline custom derivatives. It refuses a
+   loss that communicates along a named axis, or whose derivative does.
+   `jaxpr.equations` reads and evaluates single equations. Its `Alike` finds sites and
+   components that can share one trace.
 2. `analysis.sites` finds the sites. A value is *batch-invariant* when no example enters
    it; the code calls such values known. A *site* is an equation where a batch-invariant
    value that depends on a parameter, the *operand*, meets a value that depends on the
    example. Sites are also found inside scans, where an operand is either the same in
-   all iterations or different in each. `analysis.liveness` finds the values through
-   which the loss is differentiated. Only equations that compute such values have sites:
-   elsewhere a zero cotangent times an infinite derivative would be NaN.
+   all iterations or different in each. Only equations that compute values through
+   which the loss is differentiated have sites: elsewhere a zero cotangent times an
+   infinite derivative would be NaN.
 3. `evaluate.run` evaluates the loss under vmap, which leaves batch-invariant values
    unmapped. It adds a zero, called a *tap*, at every site. One vjp by the taps gives
    all cotangents, and the forward pass records the other inputs of the sites'
-   equations. `evaluate.segments` traces equations that repeat, as in a deep network,
-   only once.
+   equations. It traces equations that repeat, as in a deep network, only once.
 4. `rules` turn an equation's input and output cotangent into rows x_t and d_t
    (`rules.factors`). There are rules for products (`dense`), convolutions and gathers.
    At an equation without a rule the tap is added to the *operand*. The tap's cotangent
@@ -36,7 +36,7 @@ loss's jaxpr instead, and so works for any function.
    vmap engine does, but for that operand alone.
 5. `analysis.components` groups leaves and operands that computations on parameters
    connect, for example a transpose, a cast or weight normalisation. These computations
-   are a `jaxpr.path`. Where the path only moves entries, norms at the operands are
+   are a `Path`. Where the path only moves entries, norms at the operands are
    norms of the leaves, and the sum is pulled back once. Elsewhere each example's
    gradient at the operands is pulled back to the leaves. The gradients from several
    sites of one leaf (tied embeddings, recurrences) are added up before squaring, so the
@@ -48,16 +48,15 @@ loss's jaxpr instead, and so works for any function.
    pairs.
 7. `evaluate.engine` computes norms, weights and sums. It takes the recorded inputs and
    cotangents of a batch from `evaluate.books`, and processes them with
-   `evaluate.at_site` and `evaluate.at_component`. All of this is in float32 at least
-   and at the highest precision, because the bound on an example's influence rests on
-   the norms. The sum comes from the same pass (book-keeping), or from a second pass
-   (ghost, `evaluate.two_passes`), for which the first pass retains no records.
-   `jaxpr.alike` finds sites and components that can share one trace.
-8. `evaluate.blocks` handles rematerialised blocks (`jax.checkpoint`) in the engine with
-   two passes. A block whose parameters enter nothing else is treated as a loss of its
-   own. Its records exist only while the block's share of the norms, or of the sums, is
-   computed from them. In one pass all records are needed at the end, so the blocks are
-   not rematerialised.
+   `evaluate.at_component`. All of this is in float32 at least and at the highest
+   precision, because the bound on an example's influence rests on the norms. The sum
+   comes from the same pass (book-keeping), or from a second pass (ghost,
+   `evaluate.two_passes`), for which the first pass retains no records.
+8. `evaluate.two_passes` also handles rematerialised blocks (`jax.checkpoint`). A block
+   whose parameters enter nothing else is treated as a loss of its own. Its records
+   exist only while the block's share of the norms, or of the sums, is computed from
+   them. In one pass all records are needed at the end, so the blocks are not
+   rematerialised.
 9. `evaluate.reach` bounds the rounding of pull-backs. The ghost engine pulls the sum of
    gradients back once where the maps between leaves and operands follow the rounding
    model. The norm then includes a bound on the effect of the terms in those maps.

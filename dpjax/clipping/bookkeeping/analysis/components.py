@@ -20,12 +20,22 @@ from typing import NamedTuple, cast
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 
-from dpjax._core.dtypes import at_least_float32
-from dpjax._core.typing import Atom
-from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite, Site
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval, bind, of_function, read
+from dpjax._core.dtypes import at_least_float32, widen
+from dpjax.clipping.bookkeeping.analysis.sites import (
+    KeptSite,
+    RuledSite,
+    Site,
+    Sources,
+    sources_of,
+)
+from dpjax.clipping.bookkeeping.jaxpr.equations import (
+    add_outputs,
+    aval,
+    bind,
+    is_real,
+    of_function,
+)
 
 
 class Path(NamedTuple):
@@ -65,47 +75,16 @@ class Path(NamedTuple):
 
         def operands(*leaves: jax.Array) -> list[jax.Array]:
             values = dict(zip(self.inputs, (*leaves, *others), strict=True))
-            for eqn in self.eqns:
-                args = [read(v, values) for v in eqn.invars]
-                # A cast to bfloat16 would round its cotangents to bfloat16 as well.
-                if widen_casts and eqn.primitive.name == "convert_element_type":
-                    dtype = at_least_float32(aval(eqn.outvars[0]).dtype)
-                    out = [args[0].astype(dtype)]
-                else:
-                    out = bind(eqn, args)
-                values.update(zip(eqn.outvars, out, strict=True))
+            add_outputs(self.eqns, values, apply)
             return [values[v] for v in self.operands]
 
+        def apply(eqn: jex.JaxprEqn, args: Sequence[jax.Array]) -> list[jax.Array]:
+            # A cast to bfloat16 would round its cotangents to bfloat16 as well.
+            if widen_casts and eqn.primitive.name == "convert_element_type":
+                return [args[0].astype(at_least_float32(aval(eqn.outvars[0]).dtype))]
+            return bind(eqn, args)
+
         return operands
-
-    def pull_back(
-        self,
-        inputs: Sequence[jax.Array],
-        cotangents: Sequence[jax.Array],
-        *,
-        moves: bool,
-    ) -> list[jax.Array]:
-        """Gradients of the leaves from the gradients of the operands.
-
-        Args:
-          inputs: the values of all inputs, the leaves first.
-          cotangents: the gradients of the operands.
-          moves: whether the path only moves entries. The pull-back is then computed in
-            float32 at least, whatever casts are on the path.
-        """
-        leaves, others = inputs[: len(self.leaves)], inputs[len(self.leaves) :]
-        if moves:
-            leaves = [x.astype(at_least_float32(x.dtype)) for x in leaves]
-        outs, vjp = jax.vjp(self.forward(others, widen_casts=moves), *leaves)
-        # The vjp expects each cotangent in the dtype and shape of its output.
-        matched = [
-            c.astype(o.dtype).reshape(o.shape)
-            for c, o in zip(cotangents, outs, strict=True)
-        ]
-        return list(vjp(matched))
-
-
-Sources = Mapping[jex.Var, frozenset[int]]
 
 
 class Root(NamedTuple):
@@ -163,11 +142,38 @@ class Component(NamedTuple):
         """The distinct groups of the component's leaves, in order."""
         return tuple(dict.fromkeys(self.groups))
 
+    @property
+    def groups_of_own(self) -> tuple[int, ...]:
+        """For each leaf, its group as an index into `own_groups`."""
+        return tuple(map(self.own_groups.index, self.groups))
+
+    def pull_back(
+        self, inputs: Sequence[jax.Array], cotangents: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """Gradients of the leaves from the gradients of the operands.
+
+        Where the path only moves entries, the pull-back is computed in float32 at
+        least, whatever casts are on the path.
+
+        Args:
+          inputs: the values of all inputs of the path, the leaves first.
+          cotangents: the gradients of the operands.
+        """
+        moves, count = self.roots is not None, len(self.leaves)
+        leaves = widen(list(inputs[:count])) if moves else inputs[:count]
+        forward = self.path.forward(inputs[count:], widen_casts=moves)
+        outs, vjp = jax.vjp(forward, *leaves)
+        # The vjp expects each cotangent in the dtype and shape of its output.
+        matched = [
+            c.astype(o.dtype).reshape(o.shape)
+            for c, o in zip(cotangents, outs, strict=True)
+        ]
+        return list(vjp(matched))
+
     def features(self) -> Hashable:
         """A description that is equal for equal components elsewhere in the loss."""
-        groups = tuple(map(self.own_groups.index, self.groups))
         sites = tuple(site.features() for site in self.sites)
-        return sites, self.path.features(), groups, self.roots
+        return sites, self.path.features(), self.groups_of_own, self.roots
 
 
 def components(
@@ -182,29 +188,29 @@ def components(
       groups: for each leaf, the group that it is clipped with.
     """
     jaxpr = closed.jaxpr
-    made_by = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    made_by = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     sources = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars[: len(groups)])}
     for eqn in jaxpr.eqns:
-        reached = frozenset().union(*(_sources(v, sources) for v in eqn.invars))
+        reached = sources_of(eqn.invars, sources)
         # Behind stop_gradient an operand depends on no leaf by a derivative.
         if reached and eqn.primitive.name != "stop_gradient":
             sources.update(dict.fromkeys(eqn.outvars, reached))
 
     found = []
     for leaves, members in _connected_components(
-        [_sources(v, sources) for v in jaxpr.outvars]
+        [sources_of([v], sources) for v in jaxpr.outvars]
     ):
         operands = tuple(jaxpr.outvars[i] for i in members)
         its_sites = tuple(sites[i] for i in members)
         its_groups = tuple(groups[i] for i in leaves)
         roots, reason = None, "tapped itself"
         if all(isinstance(site, RuledSite | KeptSite) for site in its_sites):
-            roots, reason = _isometry(jaxpr, made_by, operands, sources)
+            roots, reason = _isometry(made_by, operands, sources)
         # A norm at a root adds up entries of all leaves, so it cannot give one norm for
         # each of several groups.
         if roots is not None and len(set(its_groups)) > 1:
             roots, reason = None, "leaves of several groups"
-        path = _path(jaxpr, made_by, tuple(jaxpr.invars[i] for i in leaves), operands)
+        path = _path(made_by, tuple(jaxpr.invars[i] for i in leaves), operands)
         found.append(
             Component(leaves, members, its_sites, path, its_groups, roots, reason)
         )
@@ -242,44 +248,36 @@ def _connected_components(
     return [(tuple(sorted(a)), tuple(b)) for a, b in together.values()]
 
 
-def _path(
-    jaxpr: jex.Jaxpr,
-    made_by: Mapping[jex.Var, int],
-    leaves: tuple[jex.Var, ...],
-    operands: tuple[jex.Var, ...],
-) -> Path:
-    """The computation from the leaves to the operands.
+# For each computed variable, the index of its equation and the equation.
+Makers = Mapping[jex.Var, tuple[int, jex.JaxprEqn]]
 
-    Args:
-      jaxpr: the jaxpr from all leaves to all operands.
-      made_by: for each computed variable, the index of its equation.
-      leaves: the variables of the component's leaves.
-      operands: the variables of the component's operands.
-    """
-    pending, entering, numbers = list(operands), dict.fromkeys(leaves), set()
+
+def _path(
+    made_by: Makers, leaves: tuple[jex.Var, ...], operands: tuple[jex.Var, ...]
+) -> Path:
+    """The computation from the component's leaves to its operands."""
+    pending, entering = list(operands), dict.fromkeys(leaves)
+    eqns: dict[int, jex.JaxprEqn] = {}
     while pending:
         var = pending.pop()
         if var not in made_by:
             entering[var] = None
-        elif made_by[var] not in numbers:
-            numbers.add(made_by[var])
-            inputs = jaxpr.eqns[made_by[var]].invars
-            pending.extend(v for v in inputs if isinstance(v, jex.Var))
-    eqns = tuple(jaxpr.eqns[i] for i in sorted(numbers))
-    return Path(leaves, tuple(entering)[len(leaves) :], eqns, operands)
+        elif made_by[var][0] not in eqns:
+            number, eqn = made_by[var]
+            eqns[number] = eqn
+            pending.extend(v for v in eqn.invars if isinstance(v, jex.Var))
+    others, ordered = tuple(entering)[len(leaves) :], sorted(eqns)
+    return Path(leaves, others, tuple(eqns[i] for i in ordered), operands)
 
 
 def _isometry(
-    jaxpr: jex.Jaxpr,
-    made_by: Mapping[jex.Var, int],
-    members: Sequence[jex.Var],
-    sources: Sources,
+    made_by: Makers, members: Sequence[jex.Var], sources: Sources
 ) -> tuple[tuple[Root, ...] | None, str]:
     # First find each operand's root: walk back through changes of layout. Then walk on
     # from the roots to the leaves, to check that equations only move entries and that
     # no entry is used twice.
     def maker(var: jex.Var) -> jex.JaxprEqn | None:
-        return jaxpr.eqns[made_by[var]] if var in made_by else None
+        return made_by[var][1] if var in made_by else None
 
     roots: dict[Hashable, tuple[jex.Var, list[int], list[tuple[int, ...]]]] = {}
     for i, member in enumerate(members):
@@ -308,7 +306,8 @@ def _isometry(
         # A variable's equation is visited once, at the variable's first use.
         if eqn is None or len(uses[var]) > 1:
             continue
-        if not _moves_entries(eqn) or not all(_sources(v, sources) for v in eqn.invars):
+        from_leaves = all(sources_of([v], sources) for v in eqn.invars)
+        if not _moves_entries(eqn) or not from_leaves:
             return None, f"made by {eqn.primitive.name}"
         pending.extend((cast(jex.Var, v), _part(eqn, var)) for v in eqn.invars)
     found = [Root(tuple(ops), tuple(axes)) for _, ops, axes in roots.values()]
@@ -371,7 +370,7 @@ def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:
         return None
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
-    real = all(jnp.issubdtype(a.dtype, jnp.floating) for a in (before, after))
+    real = is_real(eqn.invars[0], eqn.outvars[0])
     if name in {"convert_element_type", "copy", "copy_p", "reshard"} and real:
         return tuple(range(after.ndim))
     if name == "transpose":
@@ -390,8 +389,3 @@ def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
         remaining = iter(kept)
         return tuple(-1 if n == 1 else next(remaining) for n in after.shape)
     return None
-
-
-def _sources(atom: Atom, sources: Sources) -> frozenset[int]:
-    nothing: frozenset[int] = frozenset()
-    return nothing if isinstance(atom, jex.Literal) else sources.get(atom, nothing)

@@ -18,7 +18,7 @@ from dpjax.clipping.bookkeeping.analysis.sites import (
     analyse,
 )
 from dpjax.clipping.bookkeeping.evaluate.run import operands
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval, of_function
+from dpjax.clipping.bookkeeping.jaxpr.equations import of_function, values_of_inputs
 from dpjax.clipping.bookkeeping.jaxpr.trace import inline
 from dpjax.clipping.bookkeeping.rules.base import Layout
 from dpjax.clipping.bookkeeping.rules.factors import MOST_ROWS, Size
@@ -58,6 +58,7 @@ class Plan(NamedTuple):
       sites: all sites, by number.
       from_leaves: the jaxpr from the batch-invariant inputs, parameter leaves first, to
         the sites' operands.
+      num_leaves: how many of these inputs are leaves.
       components: the components of leaves and operands.
       forms: the form of each component.
       forms_on_gpu: the form of each component in code lowered for CUDA.
@@ -67,6 +68,7 @@ class Plan(NamedTuple):
     scope: Scope
     sites: list[Site]
     from_leaves: jex.ClosedJaxpr
+    num_leaves: int
     components: list[Component]
     forms: list[Form]
     forms_on_gpu: list[Form]
@@ -91,9 +93,7 @@ class Plan(NamedTuple):
           known: the batch-invariant inputs, parameter leaves first. A loss has only the
             leaves.
         """
-        jaxpr, consts = self.from_leaves.jaxpr, self.from_leaves.consts
-        values = dict(zip(jaxpr.constvars, consts, strict=True))
-        values.update(zip(jaxpr.invars, known, strict=True))
+        values = values_of_inputs(self.from_leaves, known)
         return [[values[v] for v in c.path.inputs] for c in self.components]
 
 
@@ -152,7 +152,8 @@ def plan(
     known = [i < num_known for i in inputs]
     parametric = [i < len(groups) for i in inputs]
     steps = [frozenset() if on else None for on in known]
-    of_known = closed.in_avals[:num_known]
+    # Operands do not depend on the inputs that an example enters: None stands for them.
+    given = [x if on else None for x, on in zip(closed.in_avals, known, strict=True)]
     opened: set[int] = set()
 
     def kept(eqn: jex.JaxprEqn) -> bool:
@@ -165,8 +166,7 @@ def plan(
         flat = inline(closed, known, parametric, kept)
         scope, _ = analyse(flat, steps, parametric, outputs=outputs, kept=kept)
         sites = scope.all_sites()
-        values = functools.partial(operand_values, scope)
-        from_leaves = jax.make_jaxpr(values)(*of_known)
+        from_leaves = jax.make_jaxpr(functools.partial(operands, scope))(given)
         found = components(from_leaves, sites, groups)
         shared = {
             id(site.eqn.params["jaxpr"])
@@ -177,13 +177,14 @@ def plan(
         if not shared:
             break
         opened |= shared
-    sizes = [x.size for x in of_known]
+    sizes = [x.size for x in closed.in_avals[: len(groups)]]
     forms, on_gpu = (
         [_form(c, sizes, traffic) for c in found]
         for traffic in (_TRAFFIC, _TRAFFIC_ON_GPU)
     )
     blocks = _blocks(sites, found)
-    return Plan(scope, sites, from_leaves, found, forms, on_gpu, blocks)
+    leaves = len(groups)
+    return Plan(scope, sites, from_leaves, leaves, found, forms, on_gpu, blocks)
 
 
 def _blocks(sites: Sequence[Site], found: Sequence[Component]) -> dict[KeptSite, Block]:
@@ -232,28 +233,6 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
     return Block(analysed, order, num_known, of_leaves, own, sites[0].outputs)
 
 
-def operand_values(scope: Scope, *known: jax.Array) -> list[jax.Array]:
-    """The operands of all sites, from the batch-invariant inputs of the scope."""
-    # Operands do not depend on the inputs that an example enters: None stands for them.
-    unused = len(scope.closed.jaxpr.invars) - len(known)
-    return operands(scope, (*known, *[None] * unused))
-
-
-def size(site: RuledSite) -> Size:
-    """The sizes of a site's factors over all iterations of the scans around it.
-
-    Iterations that share one operand add rows. Iterations that have an operand each add
-    groups.
-    """
-    size = site.rule.size(site.eqn, site.position)
-    for loop in site.loops:
-        if loop.shared:
-            size = size._replace(rows=size.rows * loop.length)
-        else:
-            size = size._replace(groups=size.groups * loop.length)
-    return size
-
-
 class Matched(NamedTuple):
     """A site whose rows can be combined with those of other sites of the same root.
 
@@ -284,12 +263,11 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
         site = component.sites[member]
         if not isinstance(site, RuledSite):
             return None
-        layout = _root_layout(site, axes)
-        first = first or (layout, size(site).groups)
-        if (layout.groups, size(site).groups) != (first[0].groups, first[1]):
-            return None
-        straight = (layout.left, layout.right) == (first[0].left, first[0].right)
-        if not straight and (layout.right, layout.left) != first[0][1:]:
+        groups, left, right = _root_layout(site, axes)
+        groups = groups, site.size.groups
+        first = first or (groups, left, right)
+        straight = first == (groups, left, right)
+        if not straight and first != (groups, right, left):
             return None
         found.append(Matched(member, site, not straight))
     return found
@@ -299,24 +277,23 @@ def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     """Which of the root's axes are groups, left and right, by one site's rule."""
     # An operand that differs between iterations has their axes first.
     stacked = sum(not loop.shared for loop in site.loops)
-    shape = aval(site.operand).shape
     groups, left, right = (
-        tuple(axes[i + stacked] for i in part if shape[i] != 1)
-        for part in site.rule.layout(site.eqn, site.position)
+        tuple(axes[i + stacked] for i in part if site.rule.shape[i] != 1)
+        for part in site.rule.layout
     )
     return Layout((*axes[:stacked], *groups), left, right)
 
 
 def _form(component: Component, leaf_sizes: list[int], traffic: int) -> Form:
     numbers = sum(leaf_sizes[i] for i in component.leaves)
-    ruled = [size(site) for site in component.sites if isinstance(site, RuledSite)]
+    ruled = [site.size for site in component.sites if isinstance(site, RuledSite)]
     products = sum(_products(s, traffic) for s in ruled)
     # A gradient is written, and read for the norm and the sum.
     gradients = products + 3 * traffic * numbers
     if (roots := match_sites(component)) is None:
         return Form(False, gradients, gradients)
     stored = sum(s.groups * s.rows * s.num_stored for s in ruled)
-    sizes = [[size(m.site) for m in root] for root in roots]
+    sizes = [[m.site.size for m in root] for root in roots]
     pairs = products + sum(_pairs(root, traffic) for root in sizes)
     # Rows need less memory than gradients, and are cheaper or save a lot of memory.
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)

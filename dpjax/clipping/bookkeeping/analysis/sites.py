@@ -18,23 +18,24 @@ NaN.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import jax.extend.core as jex
-import jax.numpy as jnp
 
 from dpjax._core.typing import Atom
-from dpjax.clipping.bookkeeping.jaxpr.collectives import uses
 from dpjax.clipping.bookkeeping.jaxpr.equations import (
     aval,
+    is_inexact,
     is_rematerialised,
     of_equation,
     scan_sizes,
+    uses,
 )
 from dpjax.clipping.bookkeeping.jaxpr.trace import inline
 from dpjax.clipping.bookkeeping.rules import rule_for
 from dpjax.clipping.bookkeeping.rules.base import Rule
+from dpjax.clipping.bookkeeping.rules.factors import Size
 
 
 class Loop(NamedTuple):
@@ -45,47 +46,14 @@ class Loop(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class RuledSite:
-    """An equation that a rule covers: the tap is added to the equation's output.
-
-    Attributes:
-      eqn: the equation.
-      position: the operand's index among the equation's inputs.
-      rule: the rule.
-      operand: the operand's variable.
-      loops: the scans around it, the outermost first.
-    """
-
-    eqn: jex.JaxprEqn
-    position: int
-    rule: Rule
-    operand: jex.Var
-    loops: tuple[Loop, ...]
-
-    @property
-    def tapped(self) -> jex.Var:
-        """The variable to which the tap is added."""
-        return self.eqn.outvars[0]
-
-    def features(self) -> Hashable:
-        """A description that is equal for equal sites elsewhere in the loss."""
-        return self.position, self.loops, self.rule.name, of_equation(self.eqn)
-
-    @property
-    def name(self) -> str:
-        """The equation's primitive and rule."""
-        return f"{self.eqn.primitive.name} ({self.rule.name})"
-
-
-@dataclasses.dataclass(eq=False)
-class TappedSite:
-    """An operand to which the tap is added directly.
+class Site:
+    """An equation or an output in which an operand meets the example.
 
     Attributes:
       operand: the operand's variable.
       loops: the scans around it, the outermost first.
-      name: the primitive of the equation that takes the operand, or "carry" where the
-        operand is an output of the jaxpr.
+      name: the primitive of the equation that takes the operand, with the rule if there
+        is one; "carry" where the operand is an output of the jaxpr.
     """
 
     operand: jex.Var
@@ -103,44 +71,72 @@ class TappedSite:
 
 
 @dataclasses.dataclass(eq=False)
-class KeptSite:
+class TappedSite(Site):
+    """An operand to which the tap is added directly."""
+
+
+@dataclasses.dataclass(eq=False)
+class RuledSite(Site):
+    """An equation that a rule covers: the tap is added to the equation's output.
+
+    Attributes:
+      rule: the rule, with the equation.
+    """
+
+    rule: Rule
+
+    @property
+    def tapped(self) -> jex.Var:
+        """The output: the tap's cotangent is then the output's cotangent."""
+        return self.rule.eqn.outvars[0]
+
+    @property
+    def size(self) -> Size:
+        """The sizes of the site's factors over all iterations of the scans around it.
+
+        Iterations that share one operand add rows. Iterations that have an operand each
+        add groups.
+        """
+        size = self.rule.size
+        for length, shared in self.loops:
+            if shared:
+                size = size._replace(rows=size.rows * length)
+            else:
+                size = size._replace(groups=size.groups * length)
+        return size
+
+    def features(self) -> Hashable:
+        """The rule, its equation without variables, and the scans."""
+        rule = self.rule
+        return rule.position, self.loops, rule.name, of_equation(rule.eqn)
+
+
+@dataclasses.dataclass(eq=False)
+class KeptSite(Site):
     """An operand that enters a rematerialised block which stays checkpointed.
 
-    The block has sites of its own inside, and computes their norms and sums itself.
+    The block has sites of its own inside, and computes their norms and sums itself. The
+    cotangent of the tap on the operand holds the block's result.
 
     Attributes:
       eqn: the block's equation.
       known: for each of the equation's inputs, whether it is batch-invariant.
       position: the operand's index among the equation's inputs.
-      operand: the operand's variable.
-      loops: the scans around it, the outermost first.
       outputs: which of the block's outputs are differentiated.
     """
 
     eqn: jex.JaxprEqn
     known: tuple[bool, ...]
     position: int
-    operand: jex.Var
-    loops: tuple[Loop, ...]
     outputs: tuple[int, ...]
 
-    @property
-    def tapped(self) -> jex.Var:
-        """The operand's variable: the tap's cotangent holds the block's result."""
-        return self.operand
-
     def features(self) -> Hashable:
-        """A description that is equal for equal sites elsewhere in the loss."""
+        """The block's equation without variables, and what enters and leaves it."""
         block = of_equation(self.eqn)
         return self.position, self.known, self.loops, self.outputs, block
 
-    @property
-    def name(self) -> str:
-        """The equation's primitive."""
-        return self.eqn.primitive.name
 
-
-Site = RuledSite | TappedSite | KeptSite
+Sources = Mapping[jex.Var, frozenset[int]]
 # A function that says whether a rematerialised block stays checkpointed.
 Kept = Callable[[jex.JaxprEqn], bool]
 
@@ -182,14 +178,17 @@ class Scope:
 
     def kept(self, index: int) -> list[KeptSite]:
         """The sites of the checkpointed block at an index; none for other equations."""
-        found = self.sites.get(index, {}).values()
-        return [site for site in found if isinstance(site, KeptSite)]
+        return [site for site in self.sites_at(index) if isinstance(site, KeptSite)]
+
+    def sites_at(self, index: int) -> Sequence[Site]:
+        """The sites of the equation at an index, by the operand's position."""
+        return tuple(self.sites.get(index, {}).values())
 
     def all_sites(self) -> list[Site]:
         """The sites of this scope and of the scans inside it, in a fixed order."""
         found: list[Site] = []
         for index in range(len(self.closed.jaxpr.eqns)):
-            found.extend(self.sites.get(index, {}).values())
+            found.extend(self.sites_at(index))
             if index in self.scans:
                 found.extend(self.scans[index].all_sites())
         return [*found, *self.outputs.values()]
@@ -232,9 +231,8 @@ def analyse(
             scope.steps[var] = around
             sources[var] = frozenset({i} if differentiable[i] else ())
 
-    def depends(atom: Atom) -> frozenset[int]:
-        nothing: frozenset[int] = frozenset()
-        return nothing if isinstance(atom, jex.Literal) else sources.get(atom, nothing)
+    def depends(*atoms: Atom) -> frozenset[int]:
+        return sources_of(atoms, sources)
 
     def loops(operand: jex.Var) -> tuple[Loop, ...]:
         return tuple(
@@ -243,16 +241,14 @@ def analyse(
         )
 
     def site(eqn: jex.JaxprEqn, position: int, rule: Rule | None) -> Site:
-        operand = cast(jex.Var, eqn.invars[position])
+        operand, name = cast(jex.Var, eqn.invars[position]), eqn.primitive.name
+        where = operand, loops(operand)
         if is_rematerialised(eqn):
             known = tuple(scope.steps_of(v) is not None for v in eqn.invars)
-            differentiated = live_outputs(eqn, live)
-            return KeptSite(
-                eqn, known, position, operand, loops(operand), differentiated
-            )
+            return KeptSite(*where, name, eqn, known, position, live_outputs(eqn, live))
         if rule is None:
-            return TappedSite(operand, loops(operand), eqn.primitive.name)
-        return RuledSite(eqn, position, rule, operand, loops(operand))
+            return TappedSite(*where, name)
+        return RuledSite(*where, f"{name} ({rule.name})", rule)
 
     def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
         """Whether a custom_vjp has the same input in all iterations of some scan.
@@ -261,7 +257,7 @@ def analyse(
         iteration. The engine must therefore not apply it once, to the sum of the
         cotangents of all iterations.
         """
-        fixed = len(around) < len(lengths) and any(map(depends, eqn.invars))
+        fixed = len(around) < len(lengths) and bool(depends(*eqn.invars))
         return fixed and uses([eqn], "custom_vjp")
 
     for index, eqn in enumerate(jaxpr.eqns):
@@ -270,10 +266,10 @@ def analyse(
             # The outputs stay batch-invariant. They depend on parameters unless the
             # equation stops the derivative.
             through = eqn.primitive.name != "stop_gradient"
-            reached = frozenset().union(*map(depends, eqn.invars))
+            reached = depends(*eqn.invars)
             for var in eqn.outvars:
                 scope.steps[var] = around
-                sources[var] = reached if through and _is_inexact(var) else frozenset()
+                sources[var] = reached if through and is_inexact(var) else frozenset()
             continue
         operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
         if not operands or live.isdisjoint(eqn.outvars):
@@ -284,9 +280,7 @@ def analyse(
                 scope, eqn, operands, lengths, live_outputs_of_scan(eqn, live), kept
             )
             for inner, entered in within.items():
-                origins[inner] = frozenset().union(
-                    *(depends(eqn.invars[i]) for i in entered)
-                )
+                origins[inner] = depends(*(eqn.invars[i] for i in entered))
         # Rules need an equation linear in its operand. Where a parameter enters twice,
         # as in a product of two functions of it, the operands are tapped themselves.
         rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
@@ -334,10 +328,10 @@ def _analyse_scan(
     """
     consts, carry = scan_sizes(eqn)
     carried = range(consts, consts + carry)
-    known = [
-        outer.steps_of(v) is not None and i not in carried
-        for i, v in enumerate(eqn.invars)
+    arounds = [
+        None if i in carried else outer.steps_of(v) for i, v in enumerate(eqn.invars)
     ]
+    known = [around is not None for around in arounds]
     parametric = [on and i in operands for i, on in enumerate(known)]
     body = inline(eqn.params["jaxpr"], known, parametric, kept)
     depth = len(lengths)
@@ -345,13 +339,13 @@ def _analyse_scan(
     # An operand that is moved outside can turn other equations into sites without a
     # rule, so the analysis repeats until no constant is left without rules.
     while True:
-        steps: list[frozenset[int] | None] = [None] * len(eqn.invars)
-        for i, atom in enumerate(eqn.invars):
-            around = outer.steps_of(atom)
-            entering = i in outside or i in carried
-            if around is not None and not entering:
-                # Scanned inputs differ between iterations of this scan.
-                steps[i] = around if i < consts else around | {depth}
+        # Scanned inputs differ between iterations of this scan.
+        steps = [
+            None
+            if around is None or i in outside
+            else around.union([] if i < consts else [depth])
+            for i, around in enumerate(arounds)
+        ]
         scope, origins = analyse(
             body,
             steps,
@@ -371,8 +365,10 @@ def _analyse_scan(
         outside |= unruled
 
 
-def _is_inexact(var: jex.Var) -> bool:
-    return jnp.issubdtype(aval(var).dtype, jnp.inexact)
+def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:
+    """The numbers in `sources` that any of the atoms depends on."""
+    variables = (v for v in atoms if isinstance(v, jex.Var))
+    return frozenset().union(*(sources.get(v, ()) for v in variables))
 
 
 # Primitives whose derivative is zero wherever it exists: JAX gives their outputs no
@@ -429,8 +425,4 @@ def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ..
 
 def _add_real(live: set[jex.Var], atoms: Iterable[Atom]) -> None:
     """Add to `live` those atoms that are variables of a dtype with tangents."""
-    live.update(
-        v
-        for v in atoms
-        if isinstance(v, jex.Var) and jnp.issubdtype(aval(v).dtype, jnp.inexact)
-    )
+    live.update(v for v in atoms if isinstance(v, jex.Var) and is_inexact(v))

@@ -2,9 +2,7 @@
 
 JAX traces each function once for identical components or sites. A function of a
 component takes the component, wrapped in `Alike` so that JAX traces identical
-components once, and `Seen`: the recorded inputs and the cotangents at the component's
-sites, with a leading batch axis. Arguments named `inputs` are the values that enter the
-component's path, the parameter leaves first.
+components once, and `Seen`, what a pass over a batch has found for it.
 
 A function of a site takes the site, the recorded values of the equation's other inputs,
 and the cotangent at the site. These arrays have a batch axis and then one axis for each
@@ -16,18 +14,21 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
+from dpjax._core.dtypes import widen
 from dpjax._core.meshes import like
-from dpjax._core.rounding import square_sum, upper_sum
 from dpjax._core.typing import ArrayLike
-from dpjax.clipping._clip import apply_scales, sum_with_scales, zero_if_not_finite
+from dpjax.clipping._clip import (
+    apply_scales,
+    group_squares,
+    sum_with_scales,
+    zero_if_not_finite,
+)
 from dpjax.clipping.bookkeeping.analysis.components import Component
 from dpjax.clipping.bookkeeping.analysis.plan import match_sites
 from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite
-from dpjax.clipping.bookkeeping.evaluate.books import Seen
-from dpjax.clipping.bookkeeping.jaxpr.equations import Alike, aval, bind
+from dpjax.clipping.bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
 from dpjax.clipping.bookkeeping.rules import factors as fac
 from dpjax.clipping.bookkeeping.rules.factors import Factors, OneHot
 
@@ -42,8 +43,7 @@ def canonicalize(
 
     Norms and sums both start from these arrays, so they describe the same gradient.
     """
-    site = alike.part
-    return _map_rule(site, site.rule.canonicalize)(records, cotangent)
+    return _map_rule(alike.part, alike.part.rule.canonicalize)(records, cotangent)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -52,7 +52,6 @@ def factors_of(
 ) -> Factors:
     """The factors f[b, g, t, ...] of a site, over all iterations of its scans."""
     site = alike.part
-    function = _map_rule(site, site.rule.factors)
 
     def merged(rows: jax.Array | OneHot) -> jax.Array | OneHot:
         if isinstance(rows, OneHot):
@@ -60,6 +59,7 @@ def factors_of(
             return OneHot(_merge(site, rows.position[..., None])[..., 0])
         return _merge(site, rows)
 
+    function = _map_rule(site, site.rule.factors)
     left, right = function(widen_floats(records), fac.wide(cotangent))
     return Factors(merged(left), merged(right))
 
@@ -69,24 +69,18 @@ def gradient_of(
     alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
 ) -> jax.Array:
     """The operand's gradient for each example and each iteration."""
-    site = alike.part
-    function = _map_rule(site, site.rule.gradient)
+    function = _map_rule(alike.part, alike.part.rule.gradient)
     return function(widen_floats(records), fac.wide(cotangent))
 
 
 def _map_rule(
-    site: RuledSite,
-    function: Callable[[jex.JaxprEqn, int, Sequence[jax.Array], jax.Array], Out],
+    site: RuledSite, function: Callable[[Sequence[jax.Array], jax.Array], Out]
 ) -> Callable[[Sequence[jax.Array], jax.Array], Out]:
     """A rule's method for one example, mapped over the batch and all iterations."""
-
-    def one(others: Sequence[jax.Array], cotangent: jax.Array) -> Out:
-        return function(site.eqn, site.position, others, cotangent)
-
     # One vmap for each scan around the site, and one for the batch.
     for _ in range(len(site.loops) + 1):
-        one = jax.vmap(one)
-    return one
+        function = jax.vmap(function)
+    return function
 
 
 def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
@@ -117,7 +111,7 @@ def transpose_sum(
     dtype, and the sum is computed in that dtype.
     """
     site, dtype = alike.part, cotangent.dtype
-    eqn = site.eqn
+    eqn = site.rule.eqn
     # The loss may ask for bfloat16 or TF32 products; the sensitivity bound rests on
     # products that round as the arrays' dtype does.
     exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
@@ -126,7 +120,7 @@ def transpose_sum(
     def forward(operand: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
         inputs = list(others)
         # The equation is linear in the operand, with the other inputs fixed.
-        inputs.insert(site.position, operand)
+        inputs.insert(site.rule.position, operand)
         return bind(eqn, inputs, **changed)[0]
 
     # Mapping with in_axes=None makes the transpose sum over that axis: over the
@@ -148,27 +142,27 @@ def widen_floats(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     return tuple(fac.wide(x) if is_real(x) else x for x in xs)
 
 
-def is_real(x: jax.Array) -> bool:
-    """Whether x is an array of floating-point numbers."""
-    return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-class PerExampleGradients(NamedTuple):
-    """Per-example gradients of a component's leaves.
+class Seen(NamedTuple):
+    """What a pass over a batch has found for one component.
 
     Attributes:
-      gradients: for each leaf, its per-example gradients f[b, ...].
-      squares: for each of the component's groups, an upper bound f[b] of
-        ‖gradient / C‖².
+      records: for each of the component's sites the values of the equation's inputs
+        except the operand, with a leading batch axis; empty for sites without a rule.
+      cotangents: for each site the cotangent, with a leading batch axis.
+      inputs: the values that enter the component's path, the parameter leaves first.
     """
 
-    gradients: list[jax.Array]
-    squares: list[jax.Array]
+    records: list[tuple[jax.Array, ...]]
+    cotangents: list[jax.Array]
+    inputs: list[jax.Array]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def squares_of_rows(
-    alike: Alike[Component], seen: Seen, clip_norm: ArrayLike
+    alike: Alike[Component],
+    records: Sequence[tuple[jax.Array, ...]],
+    cotangents: Sequence[jax.Array],
+    clip_norm: ArrayLike,
 ) -> list[jax.Array]:
     """Upper bounds f[b] of the squared norms at the component's roots, from rows.
 
@@ -178,7 +172,7 @@ def squares_of_rows(
     for root in match_sites(alike.part) or ():
         rows = []
         for i, site, swapped in root:
-            left, right = factors_of(Alike(site), seen.records[i], seen.cotangents[i])
+            left, right = factors_of(Alike(site), records[i], cotangents[i])
             # A site may use the transposed matrix. Exchanging its two sides gives rows
             # that can be added to those of the root's first site.
             rows.append(Factors(right, left) if swapped else Factors(left, right))
@@ -188,35 +182,25 @@ def squares_of_rows(
 
 @functools.partial(jax.jit, static_argnums=0)
 def form_gradients(
-    alike: Alike[Component],
-    seen: Seen,
-    inputs: Sequence[jax.Array],
-    clip_norms: Sequence[ArrayLike],
-) -> PerExampleGradients:
+    alike: Alike[Component], seen: Seen, clip_norms: Sequence[ArrayLike]
+) -> tuple[list[jax.Array], list[jax.Array]]:
     """Per-example gradients of the leaves, and upper bounds of their squared norms.
 
-    `clip_norms` has one bound for each of the component's groups.
+    `clip_norms` has one bound C for each of the component's groups. The second result
+    has for each of these groups an upper bound f[b] of ‖gradient / C‖².
     """
-    component = alike.part
-    gradients = per_example_gradients(alike, seen, inputs)
-    squares = []
-    for group, clip_norm in zip(component.own_groups, clip_norms, strict=True):
-        together = [
-            square_sum(g, 1, unit=clip_norm)
-            for i, g in zip(component.groups, gradients, strict=True)
-            if i == group
-        ]
-        squares.append(upper_sum(together))
-    return PerExampleGradients(gradients, squares)
+    gradients = per_example_gradients(alike, seen)
+    groups = alike.part.groups_of_own
+    return gradients, group_squares(gradients, groups, clip_norms, kept=1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def per_example_gradients(
-    alike: Alike[Component], seen: Seen, inputs: Sequence[jax.Array]
-) -> list[jax.Array]:
+def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array]:
     """Per-example gradients of a component's leaves, f[b, ...]."""
     component, at_operands = alike.part, []
-    for site, others, gradient in zip(component.sites, *seen, strict=True):
+    for site, others, gradient in zip(
+        component.sites, seen.records, seen.cotangents, strict=True
+    ):
         # At a tapped site the cotangent is the operand's gradient already.
         if isinstance(site, RuledSite):
             gradient = gradient_of(Alike(site), others, gradient)
@@ -225,54 +209,38 @@ def per_example_gradients(
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
 
     def pull(cotangents: list[jax.Array]) -> list[jax.Array]:
-        moves = component.roots is not None
-        return component.path.pull_back(inputs, cotangents, moves=moves)
+        return component.pull_back(seen.inputs, cotangents)
 
-    return [fac.wide(g) for g in jax.vmap(pull)(at_operands)]
+    return widen(jax.vmap(pull)(at_operands))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def sums_of_gradients(
-    alike: Alike[Component],
-    seen: Seen,
-    inputs: Sequence[jax.Array],
-    scales: Sequence[jax.Array],
-    finite: jax.Array,
+    alike: Alike[Component], seen: Seen, scales: Sequence[jax.Array], finite: jax.Array
 ) -> list[jax.Array]:
     """The scaled sum for each leaf, from per-example gradients formed only for it.
 
     `scales` has one array f[b] for each of the component's groups.
     """
-    component = alike.part
-    of_group = dict(zip(component.own_groups, scales, strict=True))
-    gradients = per_example_gradients(alike, seen, inputs)
+    gradients = per_example_gradients(alike, seen)
     return [
-        sum_with_scales(x, of_group[group], finite)
-        for x, group in zip(gradients, component.groups, strict=True)
+        sum_with_scales(x, scales[group], finite)
+        for x, group in zip(gradients, alike.part.groups_of_own, strict=True)
     ]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def sums_by_sites(
-    alike: Alike[Component],
-    seen: Seen,
-    inputs: Sequence[jax.Array],
-    scales: Sequence[jax.Array],
-    finite: jax.Array,
+    alike: Alike[Component], seen: Seen, scales: Sequence[jax.Array], finite: jax.Array
 ) -> list[jax.Array]:
     """The scaled sum for each leaf, by one product over the batch for each site."""
-    groups, own = alike.part.groups, alike.part.own_groups
     # One pull-back serves all leaves but only one scale, so there is one per group.
-    sums = [_sums_by_sites(alike.part, seen, inputs, s, finite) for s in scales]
-    return [sums[own.index(group)][k] for k, group in enumerate(groups)]
+    sums = [_sums_by_sites(alike.part, seen, s, finite) for s in scales]
+    return [sums[group][k] for k, group in enumerate(alike.part.groups_of_own)]
 
 
 def _sums_by_sites(
-    component: Component,
-    seen: Seen,
-    inputs: Sequence[jax.Array],
-    scale: jax.Array,
-    finite: jax.Array,
+    component: Component, seen: Seen, scale: jax.Array, finite: jax.Array
 ) -> list[jax.Array]:
     """The sums for all leaves, with the per-example factors f[b] in `scale`."""
     records = [
@@ -297,8 +265,7 @@ def _sums_by_sites(
             sums.append(transpose_sum(Alike(site), others, share))
         else:
             sums.append(jnp.sum(share, axis=0))
-    moves = component.roots is not None
-    pulled = component.path.pull_back(inputs, sums, moves=moves)
+    pulled = component.pull_back(seen.inputs, sums)
     # If no example has a finite gradient, the sum is zero by definition. The pull-back
     # of zeros can still be NaN, because the parameters on the path may be infinite.
     return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]

@@ -10,12 +10,10 @@ import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import explicit_mesh, leading_axis, sharded_zeros, varying_axes
-from dpjax.clipping.bookkeeping.analysis.components import Component
 from dpjax.clipping.bookkeeping.analysis.plan import Plan
 from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite
-from dpjax.clipping.bookkeeping.evaluate import at_component
 from dpjax.clipping.bookkeeping.evaluate.run import AtBlock, Ran, run
-from dpjax.clipping.bookkeeping.jaxpr.equations import Alike, aval
+from dpjax.clipping.bookkeeping.jaxpr.equations import aval, is_inexact
 
 
 class SiteRecords(NamedTuple):
@@ -24,35 +22,21 @@ class SiteRecords(NamedTuple):
     Attributes:
       outputs: the loss and the leaves of aux.
       records: by site number, the values of the equation's inputs except the operand;
-        only for sites with a rule.
+        empty for sites without a rule.
       cotangents: by site number, the cotangent of the site's tap.
     """
 
     outputs: list[jax.Array]
-    records: dict[int, tuple[jax.Array, ...]]
+    records: list[tuple[jax.Array, ...]]
     cotangents: list[jax.Array]
-
-    def seen_by(self, component: Component) -> "Seen":
-        """The records and cotangents at the sites of one component."""
-        return Seen(
-            [self.records.get(i, ()) for i in component.operands],
-            [self.cotangents[i] for i in component.operands],
-        )
 
     def without_aux(self) -> "SiteRecords":
         """The same records with the loss as the only output."""
         return self._replace(outputs=self.outputs[:1])
 
 
-class Seen(NamedTuple):
-    """The records and cotangents of some sites, in the order of the sites."""
-
-    records: list[tuple[jax.Array, ...]]
-    cotangents: list[jax.Array]
-
-
 class AtBlocks(NamedTuple):
-    """How checkpointed blocks are evaluated.
+    """How checkpointed blocks are evaluated, where there are any.
 
     Attributes:
       sums: whether the blocks return sums, in the shapes of their parameters. Otherwise
@@ -62,17 +46,19 @@ class AtBlocks(NamedTuple):
         evaluates a block for that example.
     """
 
-    sums: bool
-    each: Any
-    outputs: Callable[[Any], AtBlock]
+    sums: bool = False
+    each: Any = ()
+    outputs: Callable[[Any], AtBlock | None] = lambda each: None
+
+
+NO_BLOCKS = AtBlocks()
 
 
 def keep_books(
     plan: Plan,
     leaves: Sequence[jax.Array],
     examples: Sequence[jax.Array],
-    batch: int,
-    at_blocks: AtBlocks | None = None,
+    at_blocks: AtBlocks = NO_BLOCKS,
 ) -> SiteRecords:
     """Run the loss on the batch, and differentiate it by the taps.
 
@@ -80,11 +66,10 @@ def keep_books(
       plan: the analysis of the loss.
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading batch axis.
-      batch: the batch size b.
       at_blocks: how checkpointed blocks are evaluated, where the plan has any.
     """
     axes = varying_axes(plan.scope.closed.out_avals[0])
-    taps, forward = _run_with_taps(plan, leaves, examples, batch, axes, at_blocks)
+    taps, forward = _run_with_taps(plan, leaves, examples, axes, at_blocks)
 
     def loss_first(taps: Sequence[jax.Array]) -> tuple[jax.Array, Ran]:
         outputs, records = forward(taps, examples)
@@ -103,7 +88,7 @@ def books_of_block(
     examples: Sequence[jax.Array],
     used: Sequence[bool],
     cotangents: Sequence[jax.Array],
-    at_blocks: AtBlocks | None = None,
+    at_blocks: AtBlocks = NO_BLOCKS,
 ) -> tuple[SiteRecords, list[jax.Array | None]]:
     """Run a block on the batch and back, from the cotangents of the used outputs.
 
@@ -119,9 +104,8 @@ def books_of_block(
       The records, and for each array of examples its cotangent, or None for an array of
       integers or booleans.
     """
-    batch = examples[0].shape[0]
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
-    taps, forward = _run_with_taps(plan, known, examples, batch, axes, at_blocks)
+    taps, forward = _run_with_taps(plan, known, examples, axes, at_blocks)
     # Only floating-point and complex inputs have cotangents.
     real = [is_inexact(x) for x in examples]
 
@@ -148,15 +132,14 @@ def _run_with_taps(
     plan: Plan,
     known: Sequence[jax.Array],
     examples: Sequence[jax.Array],
-    batch: int,
     axes: frozenset[str],
-    at_blocks: AtBlocks | None,
+    at_blocks: AtBlocks,
 ) -> tuple[list[jax.Array], Callable[..., Ran]]:
     """Zero taps for all sites, and the function from taps and examples to outputs.
 
     The function also returns the records of the sites with a rule.
     """
-    numbers = {site: i for i, site in enumerate(plan.sites)}
+    batch = examples[0].shape[0]
     leading, mesh = leading_axis(examples), explicit_mesh((known, examples))
 
     @functools.cache  # Many taps have the same type: they share one array of zeros.
@@ -164,33 +147,29 @@ def _run_with_taps(
         shape = (batch, *lengths, *kind.shape)
         return sharded_zeros(kind, shape, leading=leading, mesh=mesh)
 
-    sums = at_blocks is not None and at_blocks.sums
-    in_sum = [sums and isinstance(site, KeptSite) for site in plan.sites]
+    in_sum = [at_blocks.sums and isinstance(site, KeptSite) for site in plan.sites]
     taps = []
     for site, summed in zip(plan.sites, in_sum, strict=True):
         kind, lengths = aval(site.tapped), tuple(loop.length for loop in site.loops)
         if isinstance(site, KeptSite):
             # A block's result comes back as the cotangent of this tap, so the tap has
             # the result's type: one number per example, or an operand-shaped sum.
-            kind = kind.update(dtype=at_least_float32(kind.dtype))
-            one = jax.core.ShapedArray((), kind.dtype)
-            taps.append(
-                sharded_zeros(kind, (*lengths, *kind.shape), mesh=mesh)
-                if summed
-                else zeros(one, lengths)
-            )
-        else:
-            taps.append(zeros(kind, lengths))
+            dtype = at_least_float32(kind.dtype)
+            one = jax.core.ShapedArray((), dtype)
+            kind = kind.update(dtype=dtype) if summed else one
+        taps.append(
+            sharded_zeros(kind, (*lengths, *kind.shape), mesh=mesh)
+            if summed
+            else zeros(kind, lengths)
+        )
     # In `jax.shard_map` the taps must vary over the devices. The derivative by a value
     # that devices share would be a sum over the devices.
     taps = jax.lax.pcast(taps, tuple(sorted(axes)), to="varying")
-    each = () if at_blocks is None else at_blocks.each
 
     def forward(taps: Sequence[jax.Array], examples: Sequence[jax.Array]) -> Ran:
         def one(
             example: Sequence[jax.Array], own: Sequence[jax.Array], each: Any
         ) -> Ran:
-            at_block = None if at_blocks is None else at_blocks.outputs(each)
             given = iter(own)
             # Taps for sums have no batch axis. They are closed over instead of passed
             # to vmap, so that they may be sharded along the same mesh axes as examples.
@@ -198,25 +177,13 @@ def _run_with_taps(
                 tap if summed else next(given)
                 for tap, summed in zip(taps, in_sum, strict=True)
             ]
-            inputs = [*known, *example]
-            return run(plan.scope, inputs, dict(enumerate(tapped)), numbers, at_block)
+            inputs, at_block = [*known, *example], at_blocks.outputs(each)
+            outputs, records = run(plan.scope, inputs, tapped, at_block)
+            found = iter(records)
+            ruled = [isinstance(site, RuledSite) for site in plan.sites]
+            return outputs, [next(found) if on else () for on in ruled]
 
         own = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
-        return jax.vmap(one, axis_size=batch)(list(examples), own, each)
+        return jax.vmap(one, axis_size=batch)(list(examples), own, at_blocks.each)
 
     return taps, forward
-
-
-def canonicalize_records(plan: Plan, books: SiteRecords) -> SiteRecords:
-    """The records and cotangents in canonical form, as norms and sums both use them."""
-    records, cotangents = dict(books.records), list(books.cotangents)
-    for i, site in enumerate(plan.sites):
-        if isinstance(site, RuledSite):
-            seen = at_component.canonicalize(Alike(site), records[i], cotangents[i])
-            records[i], cotangents[i] = seen
-    return books._replace(records=records, cotangents=cotangents)
-
-
-def is_inexact(x: jax.Array) -> bool:
-    """Whether x has a floating-point or complex dtype, and so may have a cotangent."""
-    return jnp.issubdtype(x.dtype, jnp.inexact)

@@ -1,7 +1,7 @@
 """The clipped sum from one forward and one backward pass."""
 
-import functools
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,32 +14,31 @@ from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike
 from dpjax.clipping._clip import Summed, clip_scales, sum_in_memory
 from dpjax.clipping.bookkeeping.analysis.components import Component
-from dpjax.clipping.bookkeeping.analysis.plan import Plan, size
+from dpjax.clipping.bookkeeping.analysis.plan import Plan
 from dpjax.clipping.bookkeeping.analysis.sites import RuledSite
 from dpjax.clipping.bookkeeping.evaluate import at_component as at
-from dpjax.clipping.bookkeeping.evaluate.at_component import factors_of
-from dpjax.clipping.bookkeeping.evaluate.books import (
-    Seen,
-    SiteRecords,
-    canonicalize_records,
-    keep_books,
-)
+from dpjax.clipping.bookkeeping.evaluate.at_component import Seen, factors_of
+from dpjax.clipping.bookkeeping.evaluate.books import SiteRecords, keep_books
 from dpjax.clipping.bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping.bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping.bookkeeping.rules import factors as fac
 
 
-class Norms(NamedTuple):
-    """Bounds of the examples' squared norms, and the gradients formed for them.
+class Part(NamedTuple):
+    """A component in one pass over a batch.
 
     Attributes:
-      squares: for each group an upper bound f[b] of ‖gradient / clip norm‖².
-      kept: for each component its leaves' per-example gradients, or None where they
-        are not formed.
+      component: the component.
+      seen: its records and cotangents in canonical form, and the inputs of its path.
+      rows: whether its norms come from rows.
+      reach: the reach of its pull-back, where its norms come from per-example gradients
+        and its sum is pulled back once for the whole batch; None elsewhere.
     """
 
-    squares: list[jax.Array]
-    kept: list[list[jax.Array] | None]
+    component: Component
+    seen: Seen
+    rows: bool
+    reach: Reach | None
 
 
 def clipped_sum(
@@ -74,19 +73,19 @@ def clipped_sum(
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
-        books = canonicalize_records(plan, books)
-        by_rows = functools.partial(_in_one_pass, plan, rows, clip_norms)
+        books = _canonicalize(plan, books)
+        summed = partial(_in_one_pass, plan, clip_norms)
+        by_rows = partial(summed, rows)
         # The platform is chosen at lowering: one trace may serve several platforms.
         if rows_on_gpu != rows:
-            on_gpu = functools.partial(_in_one_pass, plan, rows_on_gpu, clip_norms)
-            by_rows = functools.partial(on_platform, "cuda", on_gpu, by_rows)
+            on_gpu = partial(summed, rows_on_gpu)
+            by_rows = partial(on_platform, "cuda", on_gpu, by_rows)
         if not by_platform:
             return by_rows(books, leaves, mask)
-        formed = [False] * len(rows)
-        directly = functools.partial(_in_one_pass, plan, formed, clip_norms)
+        directly = partial(summed, [False] * len(rows))
         return on_platform("tpu", directly, by_rows, books, leaves, mask)
 
-    books = keep_books(plan, leaves, examples, mask.shape[0])
+    books = keep_books(plan, leaves, examples)
     loss, *aux = books.outputs
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
     of_examples = jax.P(leading_axis(examples))
@@ -98,8 +97,8 @@ def clipped_sum(
 
 def _in_one_pass(
     plan: Plan,
-    by_rows: Sequence[bool],
     clip_norms: Sequence[ArrayLike],
+    by_rows: Sequence[bool],
     books: SiteRecords,
     leaves: Sequence[jax.Array],
     mask: jax.Array,
@@ -111,101 +110,145 @@ def _in_one_pass(
     and the sum is made of the same gradients.
     """
     # No component needs a reach: its sum uses the very gradients whose norms are taken.
-    entering, reaches = plan.inputs(leaves), [None] * len(plan.components)
-    squares, kept = _squares(plan, books, entering, clip_norms, by_rows, reaches)
+    parts = [
+        Part(component, seen, rows, None)
+        for component, seen, rows in zip(
+            plan.components, _seen(plan, books, leaves), by_rows, strict=True
+        )
+    ]
+    squares, kept = _squares(parts, clip_norms, mask.shape)
     finite, scales, norm = clip_scales(squares, clip_norms, mask)
-    sums = _sums(plan, leaves, by_rows, books, entering, kept, scales, finite)
-    return sums, norm
+    return _sums(parts, kept, leaves, scales, finite), norm
+
+
+def squares_alone(
+    plan: Plan,
+    books: SiteRecords,
+    known: Sequence[jax.Array],
+    clip_norms: Sequence[ArrayLike],
+) -> list[jax.Array]:
+    """Upper bounds f[b] of the squared norms, in a pass that makes no sums."""
+    parts = _parts_of_two_passes(plan, books, known)
+    squares, _ = _squares(parts, clip_norms, books.outputs[0].shape[:1])
+    return squares
+
+
+def sums_alone(
+    plan: Plan,
+    books: SiteRecords,
+    known: Sequence[jax.Array],
+    scales: Sequence[jax.Array],
+    finite: jax.Array,
+) -> list[jax.Array]:
+    """The scaled sum for each leaf, in a pass that knows the scales already."""
+    parts = _parts_of_two_passes(plan, books, known)
+    return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
+
+
+def _parts_of_two_passes(
+    plan: Plan, books: SiteRecords, known: Sequence[jax.Array]
+) -> list[Part]:
+    """The components in a pass for norms or for sums alone.
+
+    A component that forms gradients has a reach if its sum may be pulled back once for
+    the whole batch. Only the engine with two passes needs this: in one pass the
+    gradients formed for the norms are still in memory for the sum.
+    """
+    parts = []
+    seen_by_all = _seen(plan, _canonicalize(plan, books), known)
+    for component, form, seen in zip(
+        plan.components, plan.forms, seen_by_all, strict=True
+    ):
+        # With more rows, the bound on the rounding of their sum would inflate the norm.
+        ruled = [site for site in component.sites if isinstance(site, RuledSite)]
+        few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
+        found = reach(component, seen.inputs) if few and not form.gram else None
+        parts.append(Part(component, seen, form.gram, found))
+    return parts
+
+
+def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
+    """The records and cotangents in canonical form, as norms and sums both use them."""
+    records, cotangents = list(books.records), list(books.cotangents)
+    for i, site in enumerate(plan.sites):
+        if isinstance(site, RuledSite):
+            seen = at.canonicalize(Alike(site), records[i], cotangents[i])
+            records[i], cotangents[i] = seen
+    return books._replace(records=records, cotangents=cotangents)
+
+
+def _seen(plan: Plan, books: SiteRecords, known: Sequence[jax.Array]) -> list[Seen]:
+    """For each component its part of the records, from the batch-invariant inputs."""
+    return [
+        Seen(
+            [books.records[i] for i in component.operands],
+            [books.cotangents[i] for i in component.operands],
+            inputs,
+        )
+        for component, inputs in zip(plan.components, plan.inputs(known), strict=True)
+    ]
 
 
 def _squares(
-    plan: Plan,
-    books: SiteRecords,
-    entering: Sequence[Sequence[jax.Array]],
-    clip_norms: Sequence[ArrayLike],
-    by_rows: Sequence[bool],
-    reaches: Sequence[Reach | None],
-) -> Norms:
+    parts: Sequence[Part], clip_norms: Sequence[ArrayLike], batch: tuple[int, ...]
+) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
     """Upper bounds of the squared norms, and the per-example gradients formed for them.
 
     Where a component has a reach, its sum is pulled back once for the whole batch, and
     not made of the per-example gradients formed here. The norm of those gradients is
     then enlarged by a bound on the rounding of both computations.
+
+    Returns:
+      For each group an upper bound f[b] of ‖gradient / clip norm‖², and for each
+      component its leaves' per-example gradients, or None where they are not formed.
     """
-    batch = books.outputs[0].shape[:1]
     # Zeros give a group without a component a norm of zero.
     squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
     kept: list[list[jax.Array] | None] = []
-    for component, inputs, rows, found in zip(
-        plan.components, entering, by_rows, reaches, strict=True
-    ):
-        alike, seen = Alike(component), books.seen_by(component)
+    for part in parts:
+        component, seen, formed = part.component, part.seen, None
+        bounds = [clip_norms[group] for group in component.own_groups]
         if component.kept:
             # The cotangents of a checkpointed block's taps are its squared norms, with
             # an axis for each scan around the block. Only their sum is left to do.
-            (group,) = component.own_groups
-            for found in seen.cotangents:
-                square, terms = staged_sum(found, kept=1)
-                squares[group].append(square * (1 + margin(terms + 2, square.dtype)))
-            kept.append(None)
-            continue
-        bounds = [clip_norms[group] for group in component.own_groups]
-        if rows:
-            (group,) = component.own_groups
-            squares[group] += at.squares_of_rows(alike, seen, *bounds)
-            kept.append(None)
-            continue
-        formed = at.form_gradients(alike, seen, inputs, bounds)
-        kept.append(formed.gradients)
-        for group, square in zip(component.own_groups, formed.squares, strict=True):
-            if found is not None:
-                # The bound on rounding assumes the least precise dtype involved.
-                sizes = _sizes(component, seen, found, clip_norms[group])
-                arrays = [*seen.cotangents, *(x for xs in seen.records for x in xs)]
-                dtype = narrowest_float([found.dtype, *(x.dtype for x in arrays)])
-                square = jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
-            squares[group].append(square)
-    return Norms([upper_sum(parts) for parts in squares], kept)
+            sums = (staged_sum(x, kept=1) for x in seen.cotangents)
+            found = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
+        elif part.rows:
+            given = seen.records, seen.cotangents, *bounds
+            found = [at.squares_of_rows(Alike(component), *given)]
+        else:
+            formed, of_groups = at.form_gradients(Alike(component), seen, bounds)
+            pairs = zip(of_groups, bounds, strict=True)
+            found = [[_enlarge(part, square, bound)] for square, bound in pairs]
+        kept.append(formed)
+        for group, more in zip(component.own_groups, found, strict=True):
+            squares[group] += more
+    return [upper_sum(of_group) for of_group in squares], kept
 
 
-def _reaches(plan: Plan, entering: Sequence[Sequence[jax.Array]]) -> list[Reach | None]:
-    """For each component that forms gradients its reach, or None.
-
-    Such a component has a reach if its sum may be pulled back once for the whole batch.
-    Only the engine with two passes needs this: in one pass the gradients formed for the
-    norms are still in memory for the sum.
-    """
-    return [
-        None if form.gram else _reach(component, inputs)
-        for component, form, inputs in zip(
-            plan.components, plan.forms, entering, strict=True
-        )
-    ]
+def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
+    """The squared norms with a bound on the rounding of the pull-back by its reach."""
+    if part.reach is None:
+        return square
+    sizes = _sizes(part, part.reach, clip_norm)
+    # The bound on rounding assumes the least precise dtype involved.
+    arrays = [*part.seen.cotangents, *(x for xs in part.seen.records for x in xs)]
+    dtype = narrowest_float([part.reach.dtype, *(x.dtype for x in arrays)])
+    return jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
 
 
-def _reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
-    """The component's reach, or None where its sum needs per-example gradients."""
-    ruled = [site for site in component.sites if isinstance(site, RuledSite)]
-    # With more rows, the bound on the rounding of their sum would inflate the norm.
-    if any(size(site).rows > fac.MOST_ROWS for site in ruled):
-        return None
-    return reach(component, inputs)
-
-
-def _sizes(
-    component: Component, seen: Seen, found: Reach, clip_norm: ArrayLike
-) -> list[fac.Terms]:
+def _sizes(part: Part, found: Reach, clip_norm: ArrayLike) -> list[fac.Terms]:
     """For each operand, a bound of the terms that the component's gradients sum up.
 
-    Args:
-      component: the component.
-      seen: the records and cotangents at its sites.
-      found: how much the pull-back can enlarge absolute values.
-      clip_norm: the unit of the sizes.
+    `clip_norm` is the unit of the sizes.
     """
     out = []
     for site, others, cotangent, enlarged in zip(
-        component.sites, *seen, found.norms, strict=True
+        part.component.sites,
+        part.seen.records,
+        part.seen.cotangents,
+        found.norms,
+        strict=True,
     ):
         if isinstance(site, RuledSite):
             factors = factors_of(Alike(site), others, cotangent)
@@ -219,37 +262,33 @@ def _sizes(
 
 
 def _sums(
-    plan: Plan,
-    leaves: Sequence[jax.Array],
-    by_sites: Sequence[bool],
-    books: SiteRecords,
-    entering: Sequence[Sequence[jax.Array]],
+    parts: Sequence[Part],
     kept: Sequence[list[jax.Array] | None],
+    leaves: Sequence[jax.Array],
     scales: Sequence[jax.Array],
     finite: jax.Array,
 ) -> list[jax.Array]:
     """The scaled sum of the examples' gradients for each leaf.
 
-    A component's sum comes from one product over the batch for each site where
-    `by_sites` is true: its norms must then include a bound on the rounding of these
-    products. Elsewhere the sum comes from per-example gradients: those in `kept`, or
-    the same gradients formed again.
+    A component's sum comes from one product over the batch for each site where its
+    norms come from rows or include a bound on the rounding of these products by its
+    reach. Elsewhere the sum comes from per-example gradients: those in `kept`, or the
+    same gradients formed again.
     """
     total = {}
-    for component, pulled, inputs, held in zip(
-        plan.components, by_sites, entering, kept, strict=True
-    ):
+    for part, held in zip(parts, kept, strict=True):
+        component = part.component
         # The same gradients as for the norms, so the sum needs no further bound.
-        if held is not None and not pulled:
+        if held is not None:
             sums = [
                 sum_in_memory(x, scales[group], finite)
                 for x, group in zip(held, component.groups, strict=True)
             ]
         else:
-            function = at.sums_by_sites if pulled else at.sums_of_gradients
+            by_sites = part.rows or part.reach is not None
+            function = at.sums_by_sites if by_sites else at.sums_of_gradients
             own = [scales[group] for group in component.own_groups]
-            seen = books.seen_by(component)
-            sums = function(Alike(component), seen, inputs, own, finite)
+            sums = function(Alike(component), part.seen, own, finite)
         total.update(zip(component.leaves, sums, strict=True))
     dtypes = [at_least_float32(x.dtype) for x in leaves]
     # A leaf that no component contains does not enter the loss: its sum is zero.
@@ -257,34 +296,3 @@ def _sums(
         total[i].astype(dtype) if i in total else jnp.zeros(x.shape, dtype)
         for i, (x, dtype) in enumerate(zip(leaves, dtypes, strict=True))
     ]
-
-
-def squares_alone(
-    plan: Plan,
-    books: SiteRecords,
-    known: Sequence[jax.Array],
-    clip_norms: Sequence[ArrayLike],
-) -> list[jax.Array]:
-    """Upper bounds f[b] of the squared norms, in a pass that makes no sums."""
-    books, entering = canonicalize_records(plan, books), plan.inputs(known)
-    rows = [form.gram for form in plan.forms]
-    reaches = _reaches(plan, entering)
-    return _squares(plan, books, entering, clip_norms, rows, reaches).squares
-
-
-def sums_alone(
-    plan: Plan,
-    books: SiteRecords,
-    known: Sequence[jax.Array],
-    leaves: Sequence[jax.Array],
-    scales: Sequence[jax.Array],
-    finite: jax.Array,
-) -> list[jax.Array]:
-    """The scaled sum for each leaf, in a pass that knows the scales already."""
-    books, entering = canonicalize_records(plan, books), plan.inputs(known)
-    by_sites = [
-        form.gram or found is not None
-        for form, found in zip(plan.forms, _reaches(plan, entering), strict=True)
-    ]
-    nothing = [None] * len(plan.components)
-    return _sums(plan, leaves, by_sites, books, entering, nothing, scales, finite)

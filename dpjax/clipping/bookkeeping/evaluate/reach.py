@@ -23,8 +23,14 @@ import jax.numpy as jnp
 from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.typing import Atom
 from dpjax.clipping.bookkeeping.analysis.components import Component
-from dpjax.clipping.bookkeeping.jaxpr.collectives import uses
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval, bind
+from dpjax.clipping.bookkeeping.jaxpr.equations import (
+    aval,
+    bind,
+    evaluate,
+    is_inexact,
+    is_real,
+    uses,
+)
 from dpjax.clipping.bookkeeping.jaxpr.trace import inline
 from dpjax.clipping.bookkeeping.rules.factors import MOST_ROWS
 
@@ -102,11 +108,10 @@ def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
 
 
 def _is_known(eqn: jex.JaxprEqn) -> bool:
-    dtypes = [aval(v).dtype for v in (*eqn.invars, *eqn.outvars)]
     return eqn.primitive.name in _KNOWN and all(
-        jnp.issubdtype(d, jnp.floating) and at_least_float32(d) == d
-        for d in dtypes
-        if jnp.issubdtype(d, jnp.inexact)
+        is_real(v) and at_least_float32(aval(v).dtype) == aval(v).dtype
+        for v in (*eqn.invars, *eqn.outvars)
+        if is_inexact(v)
     )
 
 
@@ -135,28 +140,25 @@ def _absolute(linear: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.
       linear: the map's jaxpr.
       inputs: the values to apply it to.
     """
-    jaxpr = linear.jaxpr
-    values = dict(zip(jaxpr.constvars, linear.consts, strict=True))
-    values.update(zip(jaxpr.invars, inputs, strict=True))
-    linear_in = set(jaxpr.invars)
+    linear_in = set(linear.jaxpr.invars)
 
-    def read(atom: Atom) -> jax.Array:
+    def is_coefficient(atom: Atom) -> bool:
         # Coefficients are the values that do not depend on the map's inputs. Integers
         # and booleans, as the predicates of select_n, are no coefficients.
-        value = atom.val if isinstance(atom, jex.Literal) else values[atom]
         known = isinstance(atom, jex.Literal) or atom not in linear_in
-        real = known and jnp.issubdtype(aval(atom).dtype, jnp.floating)
-        return jnp.abs(value) if real else value
+        return known and is_real(atom)
 
-    for eqn in jaxpr.eqns:
-        inputs = [read(v) for v in eqn.invars]
+    def apply(eqn: jex.JaxprEqn, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+        absolute = [
+            jnp.abs(x) if is_coefficient(v) else x
+            for v, x in zip(eqn.invars, inputs, strict=True)
+        ]
+        linear_in.update(eqn.outvars)
         # A sign is a coefficient of -1, whose absolute value is 1.
         if eqn.primitive.name == "neg":
-            out = inputs
-        elif eqn.primitive.name == "sub":
-            out = [inputs[0] + inputs[1]]
-        else:
-            out = bind(eqn, inputs)
-        values.update(zip(eqn.outvars, out, strict=True))
-        linear_in.update(eqn.outvars)
-    return [read(v) for v in jaxpr.outvars]
+            return absolute
+        if eqn.primitive.name == "sub":
+            return [absolute[0] + absolute[1]]
+        return bind(eqn, absolute)
+
+    return evaluate(linear, inputs, apply)

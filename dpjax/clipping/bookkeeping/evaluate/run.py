@@ -3,7 +3,7 @@
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. The
 loss is therefore cut at every site with a rule. Segments that are identical up to
-variable names (`jaxpr.alike`) share one jitted function, which JAX batches,
+variable names (`jaxpr.equations.Alike`) share one jitted function, which JAX batches,
 differentiates and transposes once. The compiler still optimises across the calls.
 """
 
@@ -11,7 +11,7 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import jax
 import jax.extend.core as jex
@@ -27,12 +27,24 @@ from dpjax.clipping.bookkeeping.analysis.sites import (
 )
 from dpjax.clipping.bookkeeping.jaxpr.equations import (
     Alike,
+    add_outputs,
     bind,
     of_function,
     read,
     scan_sizes,
     select_needed,
+    values_of_inputs,
 )
+
+# The outputs, and for each site with a rule, in order, the values of its equation's
+# inputs except the operand.
+Ran = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
+# A function that evaluates a checkpointed block for one example. It takes the block's
+# sites, the values of the block's inputs, and the tap at each site. It returns the
+# block's outputs.
+AtBlock = Callable[
+    [Sequence[KeptSite], Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]
+]
 
 
 class Stretch(NamedTuple):
@@ -66,19 +78,6 @@ class Stretch(NamedTuple):
         return taps, of_function(self.inputs, self.eqns, self.outs)
 
 
-class Passed(NamedTuple):
-    """The results of evaluating a segment.
-
-    Attributes:
-      outs: the values of the segment's `outs`.
-      records: for each of the segment's sites with a rule, in order, the values of the
-        equation's inputs except the operand.
-    """
-
-    outs: list[jax.Array]
-    records: list[tuple[jax.Array, ...]]
-
-
 def stretches(scope: Scope) -> list[Stretch]:
     """The scope's equations in segments.
 
@@ -88,8 +87,7 @@ def stretches(scope: Scope) -> list[Stretch]:
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
     for index in range(len(eqns)):
-        found = scope.sites.get(index, {}).values()
-        if any(isinstance(site, RuledSite) for site in found):
+        if any(isinstance(site, RuledSite) for site in scope.sites_at(index)):
             starts.add(index)
         if index in scope.scans or scope.kept(index):
             starts |= {index, index + 1}
@@ -133,8 +131,8 @@ def _is_variable(atom: Atom) -> TypeGuard[jex.Var]:
 
 def passes(
     found: Sequence[Stretch],
-) -> list[Callable[[Sequence[jax.Array], Sequence[jax.Array]], Passed]]:
-    """For each segment, a function from its inputs and taps to its results.
+) -> list[Callable[[Sequence[jax.Array], Sequence[jax.Array]], Ran]]:
+    """For each segment, a function from its inputs and taps to its outputs and records.
 
     Segments that occur several times use a jitted function. A segment that occurs once
     is traced in place.
@@ -149,7 +147,7 @@ def passes(
 
 def _pass(
     alike: Alike[Stretch], inputs: Sequence[jax.Array], taps: Sequence[jax.Array]
-) -> Passed:
+) -> Ran:
     stretch, pending = alike.part, iter(taps)
     values = dict(zip(stretch.inputs, inputs, strict=True))
     records = []
@@ -168,7 +166,7 @@ def _pass(
             out[0] = plus(out[0], next(pending))
             records.append(tuple(x for i, x in enumerate(args) if i != ruled))
         values.update(zip(eqn.outvars, out, strict=True))
-    return Passed([values[v] for v in stretch.outs], records)
+    return [values[v] for v in stretch.outs], records
 
 
 _pass_once = jax.jit(_pass, static_argnums=0)
@@ -190,40 +188,32 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
     # All operands, and the batch-invariant inputs of scans that have sites inside.
     wanted: list[Atom] = []
     for index, eqn in enumerate(jaxpr.eqns):
-        wanted += [site.operand for site in scope.sites.get(index, {}).values()]
+        wanted += [site.operand for site in scope.sites_at(index)]
         if index in scope.scans:
             wanted += [v for v in eqn.invars if scope.steps_of(v) is not None]
     wanted += [site.operand for site in scope.outputs.values()]
 
-    values: dict[jex.Var, jax.Array] = dict(
-        zip(jaxpr.constvars, scope.closed.consts, strict=True)
-    )
-    for var, value in zip(jaxpr.invars, inputs, strict=True):
-        if value is not None:
-            values[var] = value
-    for eqn in select_needed(jaxpr.eqns, wanted):
-        out = _in_all_iterations(scope, eqn)(*(read(v, values) for v in eqn.invars))
-        values.update(zip(eqn.outvars, out, strict=True))
+    values = values_of_inputs(scope.closed, inputs)
+    in_all_iterations = functools.partial(_in_all_iterations, scope)
+    add_outputs(select_needed(jaxpr.eqns, wanted), values, in_all_iterations)
 
     found = []
     for index, eqn in enumerate(jaxpr.eqns):
-        found += [values[s.operand] for s in scope.sites.get(index, {}).values()]
+        found += [values[site.operand] for site in scope.sites_at(index)]
         if index in scope.scans:
             body = scope.scans[index]
-            entering = [v in body.steps for v in body.closed.jaxpr.invars]
-            found += operands(
-                body,
-                [
-                    read(v, values) if is_known else None
-                    for v, is_known in zip(eqn.invars, entering, strict=True)
-                ],
-            )
+            pairs = zip(eqn.invars, body.closed.jaxpr.invars, strict=True)
+            entering = [
+                read(outer, values) if inner in body.steps else None
+                for outer, inner in pairs
+            ]
+            found += operands(body, entering)
     return [*found, *(values[site.operand] for site in scope.outputs.values())]
 
 
 def _in_all_iterations(
-    scope: Scope, eqn: jex.JaxprEqn
-) -> Callable[..., list[jax.Array]]:
+    scope: Scope, eqn: jex.JaxprEqn, inputs: Sequence[jax.Array]
+) -> list[jax.Array]:
     """A batch-invariant equation, mapped over the scans in which its inputs vary."""
 
     def function(*inputs: jax.Array) -> list[jax.Array]:
@@ -233,36 +223,13 @@ def _in_all_iterations(
     steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
     for depth in sorted(frozenset().union(*steps), reverse=True):
         function = jax.vmap(function, [0 if depth in s else None for s in steps])
-    return function
-
-
-# The outputs, and by a site's number the values of its equation's inputs except the
-# operand.
-Ran = tuple[list[jax.Array], dict[int, tuple[jax.Array, ...]]]
-
-
-class AtBlock(Protocol):
-    """A function that evaluates a checkpointed block for one example.
-
-    It takes the block's sites, the values of the block's inputs, and the tap at each
-    site. It returns the block's outputs.
-    """
-
-    def __call__(
-        self,
-        sites: Sequence[KeptSite],
-        inputs: Sequence[jax.Array],
-        taps: Sequence[jax.Array],
-    ) -> list[jax.Array]:
-        """The block's outputs for one example."""
-        ...
+    return function(*inputs)
 
 
 def run(
     scope: Scope,
     inputs: Sequence[jax.Array],
-    taps: Mapping[int, jax.Array],
-    numbers: Mapping[Site, int],
+    taps: Sequence[jax.Array],
     at_block: AtBlock | None = None,
 ) -> Ran:
     """Evaluate a scope for one example.
@@ -273,53 +240,41 @@ def run(
     Args:
       scope: the jaxpr and its sites, from the analysis.
       inputs: the values of the jaxpr's inputs, in one iteration of the scans around it.
-      taps: by a site's number, the array to add at the site.
-      numbers: the number of each site.
+      taps: the array to add at each site, in the order of `scope.all_sites()`.
       at_block: the function that evaluates checkpointed blocks; None without any.
 
     Returns:
-      The outputs, and for each site with a rule, by its number, the values of the
-      equation's inputs except the operand.
+      The outputs, and for each site with a rule, in order, the values of the equation's
+      inputs except the operand.
     """
-    jaxpr = scope.closed.jaxpr
-    values: dict[jex.Var, jax.Array] = dict(
-        zip(jaxpr.constvars, scope.closed.consts, strict=True)
-    )
-    values.update(zip(jaxpr.invars, inputs, strict=True))
-    records: dict[int, tuple[jax.Array, ...]] = {}
-    found = stretches(scope)
+    values = values_of_inputs(scope.closed, inputs)
+    records: list[tuple[jax.Array, ...]] = []
+    # Segments come in the order of their sites, and so take the taps one by one.
+    pending, found = iter(taps), stretches(scope)
     for stretch, function in zip(found, passes(found), strict=True):
-        body = scope.scans.get(stretch.start)
-        if body is not None and body.all_sites():
+        own = list(itertools.islice(pending, len(stretch.all_sites)))
+        body, kept = scope.scans.get(stretch.start), scope.kept(stretch.start)
+        if body is not None and (inside := body.all_sites()):
             (eqn,), (sites,) = stretch.eqns, stretch.sites
-            inputs = [read(v, values) for v in eqn.invars]
+            args = [read(v, values) for v in eqn.invars]
             # Some inputs of the scan are tapped before it (analysis.sites).
-            for position, site in sites.items():
-                inputs[position] = plus(inputs[position], taps[numbers[site]])
-            out, inner = _scan(eqn, inputs, body, taps, numbers, at_block)
-            records.update(inner)
+            for position, tap in zip(sites, own, strict=True):
+                args[position] = plus(args[position], tap)
+            within = list(itertools.islice(pending, len(inside)))
+            out, new = _scan(eqn, args, body, within, at_block)
             values.update(zip(eqn.outvars, out, strict=True))
-            continue
-        if kept := scope.kept(stretch.start):
+        elif kept:
             (eqn,) = stretch.eqns
             assert at_block is not None
-            inputs = [read(v, values) for v in eqn.invars]
-            out = at_block(kept, inputs, [taps[numbers[site]] for site in kept])
+            out, new = at_block(kept, [read(v, values) for v in eqn.invars], own), []
             values.update(zip(eqn.outvars, out, strict=True))
-            continue
-        passed = function(
-            [values[v] for v in stretch.inputs],
-            [taps[numbers[site]] for site in stretch.all_sites],
-        )
-        ruled = [s for s in stretch.all_sites if isinstance(s, RuledSite)]
-        records.update(
-            (numbers[site], record)
-            for site, record in zip(ruled, passed.records, strict=True)
-        )
-        values.update(zip(stretch.outs, passed.outs, strict=True))
-    outputs = [read(v, values) for v in jaxpr.outvars]
-    for i, site in scope.outputs.items():
-        outputs[i] = plus(outputs[i], taps[numbers[site]])
+        else:
+            out, new = function([values[v] for v in stretch.inputs], own)
+            values.update(zip(stretch.outs, out, strict=True))
+        records += new
+    outputs = [read(v, values) for v in scope.closed.jaxpr.outvars]
+    for i, tap in zip(scope.outputs, pending, strict=True):
+        outputs[i] = plus(outputs[i], tap)
     return outputs, records
 
 
@@ -327,8 +282,7 @@ def _scan(
     eqn: jex.JaxprEqn,
     inputs: Sequence[jax.Array],
     body: Scope,
-    taps: Mapping[int, jax.Array],
-    numbers: Mapping[Site, int],
+    taps: Sequence[jax.Array],
     at_block: AtBlock | None,
 ) -> Ran:
     """Evaluate a scan with taps inside its body, for one example.
@@ -337,22 +291,19 @@ def _scan(
     stacks the records of all iterations.
     """
     consts, carry = scan_sizes(eqn)
-    here = [numbers[site] for site in body.all_sites()]
 
     def iteration(
         carried: list[jax.Array],
-        scanned: tuple[list[jax.Array], list[jax.Array]],
+        scanned: tuple[list[jax.Array], Sequence[jax.Array]],
     ) -> tuple[list[jax.Array], Ran]:
-        xs, tap_values = scanned
-        tapped = dict(zip(here, tap_values, strict=True))
-        entering = [*inputs[:consts], *carried, *xs]
-        out, records = run(body, entering, tapped, numbers, at_block)
+        xs, own = scanned
+        out, records = run(body, [*inputs[:consts], *carried, *xs], own, at_block)
         return out[:carry], (out[carry:], records)
 
     last, (ys, records) = jax.lax.scan(
         iteration,
         list(inputs[consts : consts + carry]),
-        (list(inputs[consts + carry :]), [taps[number] for number in here]),
+        (list(inputs[consts + carry :]), taps),
         length=eqn.params["length"],
         reverse=eqn.params["reverse"],
         unroll=eqn.params["unroll"],

@@ -10,8 +10,8 @@ that compare equal, and `Alike` defines that comparison.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar, cast
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
 import jax
 import jax.core
@@ -21,6 +21,10 @@ import numpy as np
 
 from dpjax._core.meshes import lets_compiler_decide
 from dpjax._core.typing import ArrayLike, Atom
+
+# The values of variables, and a function that evaluates one equation.
+Values: TypeAlias = dict[jex.Var, jax.Array]
+Apply: TypeAlias = Callable[[jex.JaxprEqn, Sequence[jax.Array]], Sequence[jax.Array]]
 
 # The primitives of rematerialised blocks. A block is inlined too, unless it stays
 # checkpointed: the values at its sites are then recorded, and not computed again.
@@ -54,9 +58,19 @@ def bind(
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-def aval(atom: Atom) -> jax.core.ShapedArray:
-    """The abstract value of a variable or literal: its shape, dtype and sharding."""
+def aval(atom: Atom | jax.Array) -> jax.core.ShapedArray:
+    """The abstract value of a variable, literal or array: shape, dtype and sharding."""
     return cast(jax.core.ShapedArray, atom.aval)
+
+
+def is_real(*arrays: Atom | jax.Array) -> bool:
+    """Whether all are arrays of real floating-point numbers."""
+    return all(jnp.issubdtype(aval(x).dtype, jnp.floating) for x in arrays)
+
+
+def is_inexact(*arrays: Atom | jax.Array) -> bool:
+    """Whether all are real or complex, and so may have a tangent or a cotangent."""
+    return all(jnp.issubdtype(aval(x).dtype, jnp.inexact) for x in arrays)
 
 
 def as_arrays(values: Sequence[ArrayLike]) -> list[jax.Array]:
@@ -64,15 +78,31 @@ def as_arrays(values: Sequence[ArrayLike]) -> list[jax.Array]:
     return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
 
 
-def evaluate(closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """The outputs of a jaxpr for some inputs."""
-    jaxpr = closed.jaxpr
-    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(jaxpr.invars, inputs, strict=True))
-    for eqn in jaxpr.eqns:
-        out = bind(eqn, [read(v, values) for v in eqn.invars])
+def evaluate(
+    closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array], apply: Apply = bind
+) -> list[jax.Array]:
+    """The outputs of a jaxpr for some inputs; `apply` evaluates one equation."""
+    values = values_of_inputs(closed, inputs)
+    add_outputs(closed.jaxpr.eqns, values, apply)
+    return [read(v, values) for v in closed.jaxpr.outvars]
+
+
+def values_of_inputs(
+    closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array | None]
+) -> Values:
+    """The values of a jaxpr's constants and inputs; None for an input without value."""
+    values: Values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    pairs = zip(closed.jaxpr.invars, inputs, strict=True)
+    return values | {v: x for v, x in pairs if x is not None}
+
+
+def add_outputs(
+    eqns: Iterable[jex.JaxprEqn], values: Values, apply: Apply = bind
+) -> None:
+    """Evaluate equations, and add the values of their outputs to `values`."""
+    for eqn in eqns:
+        out = apply(eqn, [read(v, values) for v in eqn.invars])
         values.update(zip(eqn.outvars, out, strict=True))
-    return [read(v, values) for v in jaxpr.outvars]
 
 
 def scan_sizes(eqn: jex.JaxprEqn) -> tuple[int, int]:
@@ -104,6 +134,30 @@ def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
 def is_rematerialised(eqn: jex.JaxprEqn) -> bool:
     """Whether the equation is a block of `jax.checkpoint`."""
     return eqn.primitive.name in _REMATERIALISED
+
+
+def uses(eqns: Sequence[jex.JaxprEqn], primitive: str) -> bool:
+    """Whether the equations, or the jaxprs inside them, use a primitive.
+
+    Args:
+      eqns: the equations.
+      primitive: the beginning of the primitive's name.
+    """
+    return any(
+        eqn.primitive.name.startswith(primitive)
+        or any(uses(inner.eqns, primitive) for inner in inner_jaxprs(eqn))
+        for eqn in eqns
+    )
+
+
+def inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
+    """The jaxprs in an equation's parameters, such as bodies and branches."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, jex.ClosedJaxpr):
+                yield inner.jaxpr
+            elif isinstance(inner, jex.Jaxpr):
+                yield inner
 
 
 class HasFeatures(Protocol):

@@ -16,8 +16,8 @@ def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
 
     There is no rule for an equation with an array of size zero.
     """
-    for rule in (Dense(), Convolution(), Gather()):
+    for rule in (Dense, Convolution, Gather):
         if rule.matches(eqn, position):
-            arrays = (*eqn.invars, *eqn.outvars)
-            return rule if all(math.prod(aval(v).shape) for v in arrays) else None
+            sizes = [math.prod(aval(v).shape) for v in (*eqn.invars, *eqn.outvars)]
+            return rule(eqn, position) if all(sizes) else None
     return None

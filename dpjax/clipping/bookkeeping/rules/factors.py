@@ -97,8 +97,8 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
     `_CANCELLED` times Σ ‖a_t‖‖d_t‖.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
-    lengths = [(_lengths(f.left), _lengths(f.right)) for f in sites]
-    rows = [a * d for a, d in lengths]
+    sides = [(_measure(f.left), _measure(f.right)) for f in sites]
+    rows = [left.lengths * right.lengths for left, right in sides]
     dtype = rows[0].dtype
     # With a single row there is no sum: the norm is the product of the two lengths.
     if len(sites) == 1 and rows[0].shape[-1] == 1:
@@ -108,20 +108,20 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
     # operations on each term.
     others = len(sites) ** 2 + 48
     total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
-    for i, (one, one_lengths) in enumerate(zip(sites, lengths, strict=True)):
-        if (found := _one_hot_positions(one)) is not None:
+    for i, one in enumerate(sides):
+        if (found := _one_hot_positions(sites[i])) is not None:
             table = by_position(*found, rows[i], len(sites))
             size, rounded = table.size, table.rounded
             total += (1 + margin(others, dtype)) * table.square
         else:
             size = jnp.sum(rows[i], axis=-1)
             rounded = margin(rows[i].shape[-1] + len(sites) + 16, dtype) * size
-            total += _over_pairs(one, one, one_lengths, one_lengths, others)
+            total += _over_pairs(one, one, others)
         sizes += size
         forming += rounded
-        for other, other_lengths in zip(sites[:i], lengths[:i], strict=True):
+        for other in sides[:i]:
             # The double sum is symmetric, so each pair of sites is computed once.
-            total += 2 * _over_pairs(one, other, one_lengths, other_lengths, others)
+            total += 2 * _over_pairs(one, other, others)
     norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
     return _over_groups(jnp.square(jnp.maximum(norm, _CANCELLED * sizes)))
 
@@ -158,7 +158,7 @@ def upper_norm(
 def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
     """An upper bound f[b] of the norm of Σ |a_t| ⊗ |d_t| / clip_norm."""
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
-    lengths = _lengths(scaled.left) * _lengths(scaled.right)
+    lengths = _measure(scaled.left).lengths * _measure(scaled.right).lengths
     if (found := _one_hot_positions(scaled)) is not None:
         total = by_position(*found, lengths, 1).size
     else:
@@ -217,13 +217,20 @@ def _over_groups(squares: jax.Array) -> jax.Array:
     return total * (1 + margin(terms + 4, squares.dtype))
 
 
-def _lengths(rows: jax.Array | OneHot) -> jax.Array:
-    """Upper bounds f[..., t] of the rows' norms."""
+class _Side(NamedTuple):
+    """The rows of one side, and upper bounds f[..., t] of their norms."""
+
+    rows: jax.Array | OneHot
+    lengths: jax.Array
+
+
+def _measure(rows: jax.Array | OneHot) -> _Side:
+    """The rows with upper bounds of their norms."""
     # A unit vector has norm one exactly.
     if isinstance(rows, OneHot):
-        return jnp.ones(rows.position.shape, jnp.float32)
+        return _Side(rows, jnp.ones(rows.position.shape, jnp.float32))
     squares = square_sum(rows, kept=rows.ndim - 1)
-    return jnp.sqrt(squares) * (1 + margin(4, rows.dtype))
+    return _Side(rows, jnp.sqrt(squares) * (1 + margin(4, rows.dtype)))
 
 
 def _one_hot_positions(site: Factors) -> tuple[jax.Array, Any] | None:
@@ -258,50 +265,38 @@ def _in_a_row(parts: list[tuple[jax.Array, Any]]) -> tuple[OneHot, jax.Array]:
 
 
 def _over_pairs(
-    one: Factors,
-    other: Factors,
-    one_lengths: tuple[jax.Array, jax.Array],
-    other_lengths: tuple[jax.Array, jax.Array],
-    others: int,
+    one: tuple[_Side, _Side], other: tuple[_Side, _Side], others: int
 ) -> jax.Array:
     """An upper bound f[..., g] of Σ_ts α_ts δ_ts over pairs of rows of two sites.
 
     Args:
-      one: the factors whose rows are indexed by t.
-      other: the factors whose rows are indexed by s.
-      one_lengths: bounds of the norms of one's rows, left and right.
-      other_lengths: bounds of the norms of other's rows, left and right.
+      one: the left and right side whose rows are indexed by t.
+      other: the left and right side whose rows are indexed by s.
       others: the number of further roundings that the bound must cover.
     """
-    (alpha, of_alpha), (delta, of_delta) = (
-        _inner_and_error(x, y, x_lengths, y_lengths)
-        for x, y, x_lengths, y_lengths in zip(
-            one, other, one_lengths, other_lengths, strict=True
-        )
-    )
+    (alpha, of_alpha), (delta, of_delta) = map(_inner_and_error, one, other)
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
     # The sum has two stages, one for each site's rows. The number of roundings is then
     # the sum of the numbers of rows and not their product. The barrier keeps XLA from
     # merging the stages.
-    sum_margin = margin(one.rows + other.rows + others, bound.dtype)
+    rows = sum(left.lengths.shape[-1] for left, _ in (one, other))
+    sum_margin = margin(rows + others, bound.dtype)
     terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
     by_row = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
     return jnp.sum(by_row, axis=-1)
 
 
-def _inner_and_error(
-    one: jax.Array | OneHot,
-    other: jax.Array | OneHot,
-    one_lengths: jax.Array,
-    other_lengths: jax.Array,
-) -> tuple[jax.Array, jax.Array | float]:
+def _inner_and_error(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
     """Inner products f[..., t, s] of all pairs of rows, and a bound of their errors."""
-    products, terms = _inner(one, other)
+    products, terms = _inner(one.rows, other.rows)
     # Inner products with a one-hot row are exact.
     if terms == 0:
         return products, 0.0
     error = margin(terms + 4, products.dtype)
-    return products, error * one_lengths[..., :, None] * other_lengths[..., None, :]
+    return (
+        products,
+        error * one.lengths[..., :, None] * other.lengths[..., None, :],
+    )
 
 
 def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Array, int]:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval
-from dpjax.clipping.bookkeeping.rules.base import Layout
+from dpjax.clipping.bookkeeping.jaxpr.equations import aval, is_real
+from dpjax.clipping.bookkeeping.rules.base import Layout, Rule
 from dpjax.clipping.bookkeeping.rules.factors import Factors, OneHot, Size
 
 _MODES = {
@@ -20,7 +20,7 @@ _MODES = {
 }
 
 
-class Gather:
+class Gather(Rule):
     """A lookup of whole slices along one axis: a product with one-hot rows.
 
     The rule covers gather, the primitive of array indexing, and dynamic_slice where it
@@ -29,7 +29,8 @@ class Gather:
 
     name = "gather"
 
-    def matches(self, eqn: jex.JaxprEqn, position: int) -> bool:
+    @classmethod
+    def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
         """Whether each row takes one index on one axis, and all of the other axes."""
         if eqn.primitive.name not in {"gather", "dynamic_slice"} or position != 0:
             return False
@@ -37,10 +38,8 @@ class Gather:
         partial = [i for i, n in enumerate(shape) if sizes[i] != n]
         if len(partial) != 1 or sizes[partial[0]] != 1:
             return False
-        if not jnp.issubdtype(aval(eqn.outvars[0]).dtype, jnp.floating):
-            return False
         # Positions are held in int32.
-        if max(shape) > np.iinfo(np.int32).max:
+        if not is_real(eqn.outvars[0]) or max(shape) > np.iinfo(np.int32).max:
             return False
         if eqn.primitive.name == "dynamic_slice":
             return True
@@ -51,26 +50,24 @@ class Gather:
             and partial[0] in numbers.start_index_map
         )
 
-    def layout(self, eqn: jex.JaxprEqn, position: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """The indexed axis is left, and the other axes are right."""
-        shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
-        (axis,) = (i for i, n in enumerate(shape) if sizes[i] != n)
-        return Layout((), (axis,), tuple(i for i in range(len(shape)) if i != axis))
+        sizes = self.eqn.params["slice_sizes"]
+        axes = range(len(self.shape))
+        (axis,) = (i for i in axes if sizes[i] != self.shape[i])
+        return Layout((), (axis,), tuple(i for i in axes if i != axis))
 
-    def size(self, eqn: jex.JaxprEqn, position: int) -> Size:
+    @property
+    def size(self) -> Size:
         """The factors' sizes: the rows are the lookups."""
-        _, (axis,), right_axes = self.layout(eqn, position)
-        shape = aval(eqn.invars[0]).shape
-        right = math.prod(shape[i] for i in right_axes)
-        rows = aval(eqn.outvars[0]).size // right
-        return Size(1, rows, shape[axis], right, one_hot=True)
+        left = self.shape[self.layout.left[0]]
+        right = math.prod(self.shape) // left
+        rows = aval(self.eqn.outvars[0]).size // right
+        return Size(1, rows, left, right, one_hot=True)
 
     def canonicalize(
-        self,
-        eqn: jex.JaxprEqn,
-        position: int,
-        others: Sequence[jax.Array],
-        cotangent: jax.Array,
+        self, others: Sequence[jax.Array], cotangent: jax.Array
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """The indices clamped to the table, and zero cotangents for dropped lookups.
 
@@ -79,37 +76,27 @@ class Gather:
         norms and sums use the same row for every lookup, however a compiler treats an
         index out of bounds.
         """
-        shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
-        if eqn.primitive.name == "dynamic_slice":
-            index = jnp.stack(others)
-            index, _ = _clamp_indices(
-                index, [n - m for n, m in zip(shape, sizes, strict=True)]
-            )
+        params = self.eqn.params
+        tops = [n - m for n, m in zip(self.shape, params["slice_sizes"], strict=True)]
+        if self.eqn.primitive.name == "dynamic_slice":
+            index, _ = _clamp_indices(jnp.stack(others), tops)
             return tuple(index), cotangent
-        numbers, (index,) = eqn.params["dimension_numbers"], others
-        index, inside = _clamp_indices(
-            index, [shape[i] - sizes[i] for i in numbers.start_index_map]
-        )
+        numbers, (index,) = params["dimension_numbers"], others
+        tops = [tops[i] for i in numbers.start_index_map]
+        index, inside = _clamp_indices(index, tops)
         # In this mode the loss itself reads the nearest row.
-        if eqn.params["mode"] == GatherScatterMode.CLIP:
+        if params["mode"] == GatherScatterMode.CLIP:
             return (index,), cotangent
         inside = jnp.expand_dims(inside, numbers.offset_dims)
         return (index,), jnp.where(inside, cotangent, jnp.zeros_like(cotangent))
 
-    def factors(
-        self,
-        eqn: jex.JaxprEqn,
-        position: int,
-        others: Sequence[jax.Array],
-        cotangent: jax.Array,
-    ) -> Factors:
+    def factors(self, others: Sequence[jax.Array], cotangent: jax.Array) -> Factors:
         """The indices as one-hot rows, and the cotangent's rows f[1, t, p]."""
-        size = self.size(eqn, position)
-        _, (axis,), _ = self.layout(eqn, position)
-        if eqn.primitive.name == "dynamic_slice":
+        size, (axis,) = self.size, self.layout.left
+        if self.eqn.primitive.name == "dynamic_slice":
             index, right = others[axis], cotangent
         else:
-            numbers = eqn.params["dimension_numbers"]
+            numbers = self.eqn.params["dimension_numbers"]
             index = others[0][..., numbers.start_index_map.index(axis)]
             offset = numbers.offset_dims
             rows = [i for i in range(cotangent.ndim) if i not in offset]
@@ -119,23 +106,14 @@ class Gather:
             right.reshape(1, size.rows, size.right),
         )
 
-    def gradient(
-        self,
-        eqn: jex.JaxprEqn,
-        position: int,
-        others: Sequence[jax.Array],
-        cotangent: jax.Array,
-    ) -> jax.Array:
+    def gradient(self, others: Sequence[jax.Array], cotangent: jax.Array) -> jax.Array:
         """The table's gradient: the cotangent's rows, added up by their index."""
-        (one_hot, right) = self.factors(eqn, position, others, cotangent)
+        (one_hot, right) = self.factors(others, cotangent)
         assert isinstance(one_hot, OneHot)
         assert not isinstance(right, OneHot)
-        size, shape = self.size(eqn, position), aval(eqn.invars[0]).shape
-        table = jnp.zeros((size.left, size.right), right.dtype)
+        table = jnp.zeros((self.size.left, self.size.right), right.dtype)
         table = table.at[one_hot.position[0]].add(right[0])
-        (_, (axis,), right_axes) = self.layout(eqn, position)
-        table = table.reshape(size.left, *(shape[i] for i in right_axes))
-        return jnp.moveaxis(table, 0, axis)
+        return self.reorder(table, self.layout.axes)
 
 
 def _clamp_indices(
