@@ -207,7 +207,10 @@ def test_timed_functions_alternate_and_first_calls_are_separate(
     import_benchmark, clock
 ):
     timing = import_benchmark("_timing")
-    functions = {"a": clock.takes("a", 9, 4, 1, 2), "b": clock.takes("b", 5, 3)}
+    functions = {
+        "a": clock.timed_function("a", 9, 4, 1, 2),
+        "b": clock.timed_function("b", 5, 3),
+    }
     times = timing.take_turns(functions, rounds=3)
     assert "".join(clock.order) == "ab" * 4
     assert times["a"] == timing.Times(first=9, median=2, least=1, most=4, count=3)
@@ -218,7 +221,10 @@ def test_timing_rounds_repeat_fast_functions_and_stop_slow_ones(
     import_benchmark, clock
 ):
     timing = import_benchmark("_timing")
-    functions = {"fast": clock.takes("f", 1), "slow": clock.takes("s", 11)}
+    functions = {
+        "fast": clock.timed_function("f", 1),
+        "slow": clock.timed_function("s", 11),
+    }
     times = timing.take_turns(functions, rounds=2, seconds=6)
     assert "".join(clock.order) == "fs" + "fffs" + "fff"
     assert times["fast"].count == 6

@@ -181,8 +181,22 @@ def _while(params: Mapping[str, Any]) -> Function:
     def loop(*args: np.ndarray) -> Sequence[np.ndarray]:
         for_cond, args = args[:first], args[first:]
         for_body, state = args[:second], args[second:]
-        while cond(*for_cond, *state)[0]:
-            state = body(*for_body, *state)
+        # A batch of loops goes on until all have ended. Each loop's state stays as it is
+        # once the loop has ended.
+        while np.any(goes_on := cond(*for_cond, *state)[0]):
+            after = body(*for_body, *state)
+            if np.ndim(goes_on):
+                after = [
+                    np.where(
+                        goes_on.reshape(
+                            *goes_on.shape, *[1] * (np.ndim(x) - goes_on.ndim)
+                        ),
+                        y,
+                        x,
+                    )
+                    for x, y in zip(state, after, strict=True)
+                ]
+            state = after
         return state
 
     return loop
@@ -307,21 +321,21 @@ def _dynamic_update(params: Mapping[str, Any]) -> Function:
 def _gather(params: Mapping[str, Any]) -> Function:
     """`x[index]` by rows of indices, as `jax.numpy` indexing lowers it."""
     dims, sizes = params["dimension_numbers"], params["slice_sizes"]
-    if dims.operand_batching_dims:
-        raise NoRuleError("gather with batching dimensions")
+    batched = dict(
+        zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
+    )
     fills = "FILL" in str(params["mode"]).upper()
 
     def gather(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         *batch, _ = rows.shape
-        kept = [i for i in range(x.ndim) if i not in dims.collapsed_slice_dims]
+        left_out = (*dims.collapsed_slice_dims, *batched)
+        kept = [i for i in range(x.ndim) if i not in left_out]
         index, inside = [], np.ones(batch, bool)
         for axis, size in enumerate(sizes):
-            start = np.zeros(batch, np.int64)
-            if axis in dims.start_index_map:
-                start = rows[..., dims.start_index_map.index(axis)].astype(np.int64)
+            start = _starts(axis, rows, dims.start_index_map, batched)
             inside &= (start >= 0) & (start <= x.shape[axis] - size)
             start = np.clip(start, 0, x.shape[axis] - size)
-            start = start.reshape(*batch, *[1] * len(kept))
+            start = np.reshape(start, (*batch, *[1] * len(kept)))
             index.append(start + _along(axis, kept, size, len(batch)))
         out = x[tuple(np.broadcast_arrays(*index))]
         if fills and not inside.all():
@@ -334,6 +348,22 @@ def _gather(params: Mapping[str, Any]) -> Function:
         return out.astype(x.dtype).transpose(order)
 
     return gather
+
+
+def _starts(
+    axis: int, rows: np.ndarray, mapped: Sequence[int], batched: Mapping[int, int]
+) -> np.ndarray:
+    """The first indices along an axis of an array, for each row of indices."""
+    shape = rows.shape[:-1]
+    if axis in mapped:
+        return rows[..., mapped.index(axis)].astype(np.int64)
+    if axis in batched:  # the batch's number
+        at = batched[axis]
+        number = np.arange(shape[at]).reshape(
+            [-1 if i == at else 1 for i in range(len(shape))]
+        )
+        return np.broadcast_to(number, shape)
+    return np.zeros(shape, np.int64)
 
 
 def _along(axis: int, kept: Sequence[int], size: int, batch: int) -> np.ndarray:
@@ -352,22 +382,25 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
 
     def rule(params: Mapping[str, Any]) -> Function:
         dims = params["dimension_numbers"]
-        if dims.operand_batching_dims:
-            raise NoRuleError("scatter with batching dimensions")
+        batched = dict(
+            zip(
+                dims.operand_batching_dims,
+                dims.scatter_indices_batching_dims,
+                strict=True,
+            )
+        )
 
         def scatter(x: np.ndarray, rows: np.ndarray, updates: np.ndarray) -> np.ndarray:
             x, (*batch, _) = x.copy(), rows.shape
             outer = [i for i in range(updates.ndim) if i not in dims.update_window_dims]
             updates = updates.transpose(*outer, *dims.update_window_dims)
-            kept = [i for i in range(x.ndim) if i not in dims.inserted_window_dims]
+            left_out = (*dims.inserted_window_dims, *batched)
+            kept = [i for i in range(x.ndim) if i not in left_out]
             window = dict(zip(kept, updates.shape[len(batch) :], strict=True))
             index = []
             for axis in range(x.ndim):
-                start = np.zeros(batch, np.int64)
-                if axis in dims.scatter_dims_to_operand_dims:
-                    place = dims.scatter_dims_to_operand_dims.index(axis)
-                    start = rows[..., place].astype(np.int64)
-                start = start.reshape(*batch, *[1] * len(kept))
+                start = _starts(axis, rows, dims.scatter_dims_to_operand_dims, batched)
+                start = np.reshape(start, (*batch, *[1] * len(kept)))
                 size = window.get(axis, 1)
                 index.append(start + _along(axis, kept, size, len(batch)))
             index = np.broadcast_arrays(*index)
@@ -439,6 +472,18 @@ def _round(params: Mapping[str, Any]) -> Function:
     return lambda x: np.trunc(x + np.copysign(0.5, x))
 
 
+def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
+    bits = 8 * x.dtype.itemsize
+    left, zeros = x.view(f"u{x.dtype.itemsize}"), np.full(x.shape, bits, x.dtype)
+    # By halves: where the upper half of the bits is not empty, go on with that half.
+    while bits > 1:
+        bits //= 2
+        upper = left >> bits
+        zeros = np.where(upper > 0, zeros - bits, zeros).astype(x.dtype)
+        left = np.where(upper > 0, upper, left)
+    return zeros - left.astype(x.dtype)
+
+
 def _elementwise(fn: Function) -> Rule:
     return lambda params: fn
 
@@ -489,18 +534,16 @@ _SAME_NAMES = (
 )
 _OTHER_NAMES: dict[str, Function] = {
     **dict(add=np.add, add_any=np.add, sub=np.subtract, mul=np.multiply),
-    **dict(neg=np.negative, rem=np.fmod),
-    **dict(max=np.maximum, min=np.minimum, pow=np.power, atan2=np.arctan2),
+    **dict(neg=np.negative, rem=np.fmod, max=np.maximum, min=np.minimum),
+    **dict(pow=np.power, atan2=np.arctan2, is_finite=np.isfinite),
+    **dict(asinh=np.arcsinh, acosh=np.arccosh, atanh=np.arctanh),
     **dict(eq=np.equal, ne=np.not_equal, lt=np.less, le=np.less_equal),
-    **dict(gt=np.greater, ge=np.greater_equal, is_finite=np.isfinite),
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "not": np.invert,
-    "shift_right_logical": np.right_shift,
-    "shift_left": np.left_shift,
+    **dict(gt=np.greater, ge=np.greater_equal, shift_left=np.left_shift),
+    **dict(shift_right_logical=np.right_shift, shift_right_arithmetic=np.right_shift),
+    **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor},
+    **{"not": np.invert, "rsqrt": lambda x: 1 / np.sqrt(x)},
+    **dict(clz=_count_leading_zeros, population_count=np.bitwise_count),
     "complex": lambda x, y: x + 1j * y,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
 }
 # Operations that call a jaxpr.
@@ -517,6 +560,7 @@ _RULES: dict[str, Rule] = {
     **dict(div=_divide, integer_pow=_integer_pow, select_n=_select, round=_round),
     **dict(iota=_iota, fft=_fft, dot_general=_dot, broadcast_in_dim=_broadcast),
     "convert_element_type": lambda params: lambda x: x.astype(params["new_dtype"]),
+    "bitcast_convert_type": lambda params: lambda x: x.view(params["new_dtype"]),
     "reshape": lambda params: lambda x: np.reshape(x, params["new_sizes"]),
     "squeeze": lambda params: lambda x: np.squeeze(x, params["dimensions"]),
     "transpose": lambda params: lambda x: np.transpose(x, params["permutation"]),
