@@ -195,9 +195,9 @@ def test_features_marked_no_are_absent(label):
 @pytest.mark.parametrize(
     ("page", "sentence", "name"),
     [
-        ("questions.md", "dpjax has no function for it.", "accounting.selection"),
+        ("questions.md", "dpjax does not account for it.", "accounting.selection"),
         ("questions.md", "**dpjax does not account for it.**", "tune"),
-        ("threat-model.md", "noise here is no discrete", "add_discrete_gaussian_noise"),
+        ("threat-model.md", "dpjax has no discrete", "add_discrete_gaussian_noise"),
     ],
 )
 def test_features_other_pages_call_missing_are_absent(page, sentence, name):

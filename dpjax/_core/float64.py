@@ -11,9 +11,10 @@ Compiled programs flush subnormal numbers, which are below the least normal numb
 positive is at least TINY.
 
 Outside of jit an accountant runs on the CPU, whatever JAX's default device or the
-context's mesh is. Accelerators are slow in float64 or lack it, and starting one takes
-longer than computing a single number. Inside a compiled program an accountant runs on
-the program's device, but not on a TPU (`platforms.needs_float64`).
+context's mesh is: NumPy evaluates concrete numbers (`interpret`), and XLA large batches
+and tracers of `jax.vmap`. Accelerators are slow in float64 or lack it, and starting one
+takes longer than computing a single number. Inside a compiled program an accountant
+runs on the program's device, but not on a TPU (`platforms.needs_float64`).
 
 JAX traces, transposes and lowers derivatives after the scope has closed, where code
 that makes a float64 array fails. So derivatives are separate functions. A core returns
