@@ -13,7 +13,7 @@ from conformance import ACCOUNTANTS
 from jax import lax
 
 from dpjax._core import interpret
-from dpjax._core.interpret import NoRuleError, evaluator, without_compiler
+from dpjax._core.interpret import NotEvaluatedError, evaluator, without_compiler
 
 RNG = np.random.default_rng(7)
 X = RNG.normal(size=(3, 4))
@@ -176,7 +176,7 @@ def test_operation_without_rule_is_compiled():
     def draw(x):
         return x + jax.random.normal(jax.random.key(0), x.shape)
 
-    with pytest.raises(NoRuleError, match="random"):
+    with pytest.raises(NotEvaluatedError, match="random"):
         evaluator(jax.make_jaxpr(draw)(np.float32(1)))
     value = without_compiler(draw)(np.ones(3, np.float32))
     np.testing.assert_array_equal(value, jax.jit(draw)(np.ones(3, np.float32)))

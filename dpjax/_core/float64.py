@@ -27,7 +27,6 @@ derivatives work, too. A custom derivative rule inside a core must use `scoped`.
 import contextlib
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar
 
@@ -58,10 +57,6 @@ TINY = float(np.finfo(np.float64).tiny)
 # A replacement for 0 in logarithms and denominators. Its products with numbers above
 # 1e-7 are normal, and no δ, rate or probability mass that matters is close to it.
 SMALL = 1e-300
-# The most evaluations of a batch that NumPy makes without a compiler: where they run in
-# a loop, about as many as take as long as compiling, and where they are vectorized, as
-# many as fit into small arrays.
-_MAX_LOOP, _MAX_BATCH = 16, 2**12
 
 
 def default_float() -> np.dtype:
@@ -166,8 +161,7 @@ def float64(
             flat, at = _flat(core, records, vectors)
             flat = _map_over_batch(flat, at) if elementwise else flat
             flat = _loop_over_batch(flat) if one_by_one else flat
-            limit = _MAX_LOOP if one_by_one else _MAX_BATCH
-            return _lift(flat, rounding, static, at, compiled, limit)
+            return _lift(flat, rounding, static, at, compiled)
 
         @functools.wraps(core)
         def wrapper(
@@ -252,7 +246,6 @@ def _lift(
     static: tuple[str, ...],
     vectors: tuple[int, ...],
     compiled: bool,
-    limit: int,
 ) -> Core:
     # One core as a function for callers in any dtype: cast in, run, round the result.
     jitted = jax.jit(core, static_argnames=static) if compiled else core
@@ -280,7 +273,7 @@ def _lift(
         # So a core with vectors has its partial derivatives scoped and compiled only.
         if vectors:
             return scoped(without_compiler(jax.jit(derivative, static_argnames=static)))
-        return _lift(derivative, "nearest", static, vectors, True, limit)
+        return _lift(derivative, "nearest", static, vectors, True)
 
     @functools.wraps(core)
     def wrapper(*args: ArrayLike, **kwargs: object) -> jax.Array:
@@ -307,10 +300,7 @@ def _lift(
         @jax.custom_jvp
         @scoped
         def call(*arrays: jax.Array) -> jax.Array:
-            inputs = merge(arrays)
-            # A compiled program is faster for many evaluations.
-            run = jitted if _batch_size(inputs, vectors) > limit else evaluate
-            return cast(run(*inputs, **kwargs), dtype, rounding)
+            return cast(evaluate(*merge(arrays), **kwargs), dtype, rounding)
 
         def call_jvp(
             primals: Sequence[jax.Array], tangents: Sequence[jax.Array | SymbolicZero]
@@ -340,12 +330,6 @@ def _lift(
         return call(*(args[i] for i in places))
 
     return wrapper
-
-
-def _batch_size(args: Sequence[Any], vectors: tuple[int, ...]) -> int:
-    """The number of evaluations in a batch."""
-    shapes = [np.shape(x)[: np.ndim(x) - (i in vectors)] for i, x in enumerate(args)]
-    return math.prod(np.broadcast_shapes(*shapes))
 
 
 def broadcast_batch(

@@ -7,7 +7,10 @@ are thus written once, in `jax.numpy`, and both evaluations follow the same equa
 NumPy's and SciPy's functions differ from XLA's in the last bits only, within the
 roundings that the accountants' margins cover. NumPy does not flush subnormal numbers.
 
-A jaxpr with an operation that has no rule here is compiled instead.
+A jaxpr with an operation that has no rule here is compiled instead, and so is a jaxpr
+whose evaluation would take longer than `MAX_SECONDS`, because it has long loops or
+large arrays. The time is estimated from the equations alone, never measured, so that
+equal calls always give equal bits.
 """
 
 import functools
@@ -28,11 +31,27 @@ Out = TypeVar("Out")
 # operation with several results.
 Function = Callable[..., Any]
 # From an operation's parameters to the function that evaluates it.
-Rule = Callable[[Mapping[str, Any]], Function]
+Rule = Callable[[Mapping[str, Any]], "Function | Program"]
 
 
-class NoRuleError(NotImplementedError):
-    """A jaxpr contains an operation that NumPy cannot evaluate here."""
+# The longest evaluation without a compiler, by the estimate below, which is high for long
+# loops. Compiling an accountant takes 1 to 20 s, more than a few evaluations.
+MAX_SECONDS = 3.0
+# Estimates of the time that NumPy takes for an operation, in addition for each entry of
+# the result and for each multiplication of a product of matrices, and of the number of
+# times that a loop runs whose end depends on values.
+_OPERATION, _ENTRY, _PRODUCT, _TRIPS = 3e-6, 1.5e-9, 2e-10, 2
+
+
+class NotEvaluatedError(NotImplementedError):
+    """NumPy has no rule for an operation of a jaxpr, or would take too long."""
+
+
+class Program(NamedTuple):
+    """A function of NumPy arrays, and an estimate of its time in seconds."""
+
+    run: Function
+    seconds: float
 
 
 def without_compiler(
@@ -61,7 +80,7 @@ def without_compiler(
         closed, shapes = jax.make_jaxpr(call, return_shape=True)(*args)
         try:
             return evaluator(closed), jax.tree.structure(shapes)
-        except NoRuleError:
+        except NotEvaluatedError:
             return None
 
     @functools.wraps(fn)
@@ -90,9 +109,12 @@ def evaluator(closed: jex.ClosedJaxpr) -> Function:
     """The function of NumPy arrays that a jaxpr describes; it returns a list of arrays.
 
     Raises:
-      NoRuleError: an operation of the jaxpr has no rule.
+      NotEvaluatedError: an operation of the jaxpr has no rule, or NumPy would take
+        longer than MAX_SECONDS.
     """
-    run = _sequence(closed.jaxpr, closed.consts)
+    run, seconds = _sequence(closed.jaxpr, closed.consts)
+    if seconds > MAX_SECONDS:
+        raise NotEvaluatedError(f"NumPy would take about {seconds:.1f} s")
 
     def evaluate(*args: np.ndarray) -> list[np.ndarray]:
         # Infinities and NaN are values that the accountants expect and handle.
@@ -110,8 +132,8 @@ class _Step(NamedTuple):
     outputs: list[int]
 
 
-def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Function:
-    """The needed equations of a jaxpr as one function, with calls inlined."""
+def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
+    """The needed equations of a jaxpr as one program, with calls inlined."""
     slots, known, steps = itertools.count(), dict[int, Any](), list[_Step]()
 
     def constant(value: Any) -> int:
@@ -142,19 +164,22 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Function:
     inputs = [next(slots) for _ in jaxpr.invars]
     outputs = inline(jaxpr, consts, inputs)
     # Some equations serve derivatives alone. XLA drops them as well.
-    needed, kept = set(outputs), []
+    needed, kept, seconds = set(outputs), [], 0.0
     for step in reversed(steps):
         if needed.intersection(step.outputs):
             needed.update(step.inputs)
             rule = _RULES.get(step.eqn.primitive.name)
             if rule is None:
-                raise NoRuleError(step.eqn.primitive.name)
+                raise NotEvaluatedError(step.eqn.primitive.name)
             several = step.eqn.primitive.multiple_results
-            kept.append((rule(step.eqn.params), step.inputs, step.outputs, several))
+            made = rule(step.eqn.params)
+            run, time = made if isinstance(made, Program) else (made, _time(step.eqn))
+            kept.append((run, step.inputs, step.outputs, several))
+            seconds += time
     kept.reverse()
     start = [known.get(slot) for slot in range(next(slots))]
 
-    def run(*args: np.ndarray) -> list[Any]:
+    def run_all(*args: np.ndarray) -> list[Any]:
         values = start.copy()
         for slot, x in zip(inputs, args, strict=True):
             values[slot] = x
@@ -167,7 +192,18 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Function:
                 values[outs[0]] = result
         return [values[slot] for slot in outputs]
 
-    return run
+    return Program(run_all, seconds)
+
+
+def _time(eqn: jex.JaxprEqn) -> float:
+    """An estimate of the time that NumPy takes for an operation, in seconds."""
+    entries = sum(math.prod(v.aval.shape) for v in eqn.outvars)  # pyright: ignore
+    seconds = _OPERATION + _ENTRY * entries
+    if eqn.primitive.name == "dot_general":
+        (axes, _), _ = eqn.params["dimension_numbers"]
+        shape = eqn.invars[0].aval.shape  # pyright: ignore
+        seconds += _PRODUCT * entries * math.prod(shape[axis] for axis in axes)
+    return seconds
 
 
 def _open(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
@@ -175,12 +211,14 @@ def _open(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
-def _body(jaxpr: Any) -> Function:
+def _body(jaxpr: Any) -> Program:
     return _sequence(*_open(jaxpr))
 
 
-def _while(params: Mapping[str, Any]) -> Function:
-    cond, body = _body(params["cond_jaxpr"]), _body(params["body_jaxpr"])
+def _while(params: Mapping[str, Any]) -> Program:
+    (cond, before), (body, inside) = map(
+        _body, (params["cond_jaxpr"], params["body_jaxpr"])
+    )
     first, second = params["cond_nconsts"], params["body_nconsts"]
 
     def loop(*args: np.ndarray) -> Sequence[np.ndarray]:
@@ -204,7 +242,7 @@ def _while(params: Mapping[str, Any]) -> Function:
             state = after
         return state
 
-    return loop
+    return Program(loop, _TRIPS * (before + inside))
 
 
 def _pad_axes(x: np.ndarray, ndim: int) -> np.ndarray:
@@ -212,8 +250,8 @@ def _pad_axes(x: np.ndarray, ndim: int) -> np.ndarray:
     return x.reshape(*x.shape, *[1] * (ndim - x.ndim))
 
 
-def _scan(params: Mapping[str, Any]) -> Function:
-    body, length = _body(params["jaxpr"]), params["length"]
+def _scan(params: Mapping[str, Any]) -> Program:
+    (body, seconds), length = _body(params["jaxpr"]), params["length"]
     first, carried = params["num_consts"], params["num_carry"]
     order = range(length)[:: -1 if params["reverse"] else 1]
     made = params["jaxpr"].out_avals[carried:]
@@ -229,13 +267,17 @@ def _scan(params: Mapping[str, Any]) -> Function:
                 stack[i] = y
         return [*state, *stacks]
 
-    return loop
+    return Program(loop, length * seconds)
 
 
-def _cond(params: Mapping[str, Any]) -> Function:
+def _cond(params: Mapping[str, Any]) -> Program:
     branches = [_body(branch) for branch in params["branches"]]
     last = len(branches) - 1
-    return lambda i, *args: branches[min(max(int(i), 0), last)](*args)
+
+    def choose(i: np.ndarray, *args: np.ndarray) -> Sequence[np.ndarray]:
+        return branches[min(max(int(i), 0), last)].run(*args)
+
+    return Program(choose, max(branch.seconds for branch in branches))
 
 
 def _divide(params: Mapping[str, Any]) -> Function:
@@ -347,7 +389,14 @@ def _gather(params: Mapping[str, Any]) -> Function:
             start = np.clip(start, 0, x.shape[axis] - size)
             start = np.reshape(start, (*batch, *[1] * len(kept)))
             index.append(start + _along(axis, kept, size, len(batch)))
-        out = x[tuple(np.broadcast_arrays(*index))]
+        whole = [axis for axis in kept if sizes[axis] == x.shape[axis]]
+        if len(whole) == len(kept) == x.ndim - 1:
+            # Indices along one axis: `take` is much faster than arrays of indices.
+            (axis,) = left_out
+            out = np.take(x, index[axis].reshape(batch), axis, mode="clip")
+            out = np.moveaxis(out, range(axis, axis + len(batch)), range(len(batch)))
+        else:
+            out = x[tuple(np.broadcast_arrays(*index))]
         if fills and not inside.all():
             fill = params["fill_value"]
             fill = np.nan if fill is None else fill
@@ -430,7 +479,7 @@ def _convolution(params: Mapping[str, Any]) -> Function:
     """The sliding product of two vectors, as `jax.numpy.convolve` lowers it."""
     dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
     if (*dilations, *params["window_strides"]) != (1, 1, 1):
-        raise NoRuleError("convolution of more than vectors")
+        raise NotEvaluatedError("convolution of more than vectors")
     ((before, after),) = params["padding"]
 
     def convolve(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -445,7 +494,7 @@ def _convolution(params: Mapping[str, Any]) -> Function:
 def _pad(params: Mapping[str, Any]) -> Function:
     widths = [(low, high) for low, high, _ in params["padding_config"]]
     if any(min(config) < 0 or config[2] for config in params["padding_config"]):
-        raise NoRuleError("pad with negative or interior widths")
+        raise NotEvaluatedError("pad with negative or interior widths")
     return lambda x, value: np.pad(x, widths, constant_values=value)
 
 

@@ -5,6 +5,7 @@ Grids are not differentiated: a grid determines how tight a bound is, not its va
 Distributions on a grid are combined in pairs, and many independent copies by doubling.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -147,6 +148,11 @@ def copies(
     return grid, at(pair, 0)
 
 
+# How many distances between points are combined at once: the arrays of a chunk fit into
+# a processor's cache, and the loop over chunks is short.
+_CHUNK = 64
+
+
 class Moves(NamedTuple):
     """The targets of the pairs (i, j) with j − i = d, for each |d| < n.
 
@@ -206,21 +212,31 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
       between the two points of its pair, so that no mass leaves the grid.
     """
     n = left.shape[1]
-    left = jnp.pad(left, ((0, 0), (n, n)))
-    right = jnp.pad(right, ((0, 0), (2 * n, 2 * n)))
+    # The entries outside of 0, ..., n − 1 are zero.
+    left, right = (jnp.pad(x, ((0, 0), (2 * n, 2 * n))) for x in (left, right))
+    along = 2 * n + jnp.arange(n + 1)
 
     def add(
         total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, None]:
-        apart, row, shares = now
-        i = jax.lax.dynamic_slice_in_dim(left, n - 1 - row, n + 1, axis=1)
-        j = jax.lax.dynamic_slice_in_dim(right, 2 * n - 1 - row + apart, n + 1, axis=1)
+        apart, rows, shares = now
+        # Row d holds the masses of the pairs that are d apart, at their targets.
+        i = along[None] - 1 - rows[:, None]
+        first = left.at[:, i].get(mode="promise_in_bounds")
+        second = right.at[:, i + apart[:, None]].get(mode="promise_in_bounds")
+        masses = jnp.sum(first * second, axis=0)
         # Three aligned sums, which are interleaved once, after the loop.
-        return total + shares[:, None] * jnp.sum(i * j, axis=0)[None], None
+        return total + jnp.matmul(shares.T, masses, precision="highest"), None
 
-    apart = jnp.arange(-(n - 1), n, dtype=jnp.int32)
-    total, _ = jax.lax.scan(
-        add, jnp.zeros((3, n + 1)), (apart, moves.rows, moves.shares), unroll=2
+    # One more distance, which no pair has and whose shares are zero, makes the number
+    # of distances even, and a multiple of the chunk's length.
+    chunk = math.gcd(2 * n, _CHUNK)
+    apart = jnp.arange(-n, n)
+    rows, shares = (
+        jnp.pad(x, ((1, 0), *[(0, 0)] * (x.ndim - 1)))
+        for x in (moves.rows, moves.shares)
     )
+    chunks = [x.reshape(-1, chunk, *x.shape[1:]) for x in (apart, rows, shares)]
+    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), tuple(chunks))
     even, odd, following = total
     return jnp.stack([even[1:] + following[:-1], odd[1:]], axis=1).ravel()
