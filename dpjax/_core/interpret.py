@@ -34,8 +34,8 @@ Function = Callable[..., Any]
 Rule = Callable[[Mapping[str, Any]], "Function | Program"]
 
 
-# The longest evaluation without a compiler, by the estimate below which exceeds the
-# time of long loops. Compiling an accountant takes 1 to 20 s, more than a few evaluations.
+# The longest evaluation without a compiler, by the estimate below, which exceeds the
+# time of long loops. Compiling takes 1 to 20 s, more than a few evaluations.
 MAX_SECONDS = 3.0
 # Estimates of the time that NumPy takes for an operation, in addition for each entry of
 # the result and for each multiplication of a product of matrices, and of the number of
