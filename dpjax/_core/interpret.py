@@ -476,17 +476,22 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
 
 
 def _convolution(params: Mapping[str, Any]) -> Function:
-    """The sliding product of two vectors, as `jax.numpy.convolve` lowers it."""
+    """Sliding products along one axis, as `jax.numpy.convolve` lowers them."""
     dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
-    if (*dilations, *params["window_strides"]) != (1, 1, 1):
-        raise NotEvaluatedError("convolution of more than vectors")
+    groups = params["feature_group_count"], params["batch_group_count"]
+    specs = {tuple(spec) for spec in params["dimension_numbers"]}
+    if (*dilations, *params["window_strides"], *groups) != (1,) * 5 or specs != {
+        (0, 1, 2)
+    }:
+        raise NotEvaluatedError("convolution along several axes")
     ((before, after),) = params["padding"]
 
     def convolve(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if x.shape[:2] != (1, 1) or y.shape[:2] != (1, 1):
-            raise ValueError(f"expected two vectors; got {x.shape} and {y.shape}.")
-        padded = np.pad(x[0, 0], (before, after))
-        return np.correlate(padded, y[0, 0], "valid")[None, None]
+        x = np.pad(x, ((0, 0), (0, 0), (before, after)))
+        if x.shape[:2] == y.shape[:2] == (1, 1):
+            return np.correlate(x[0, 0], y[0, 0], "valid")[None, None]
+        windows = np.lib.stride_tricks.sliding_window_view(x, y.shape[2], axis=2)
+        return np.einsum("ncwk,ock->now", windows, y)
 
     return convolve
 
