@@ -250,9 +250,17 @@ def _pad_axes(x: np.ndarray, ndim: int) -> np.ndarray:
     return x.reshape(*x.shape, *[1] * (ndim - x.ndim))
 
 
+def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of constants of a scan, and the number of values that it carries."""
+    if "ft_in" in params:  # JAX 0.11 and later.
+        consts, carried, _ = params["ft_in"].unpack()
+        return len(list(consts)), len(list(carried))
+    return params["num_consts"], params["num_carry"]
+
+
 def _scan(params: Mapping[str, Any]) -> Program:
     (body, seconds), length = _body(params["jaxpr"]), params["length"]
-    first, carried = params["num_consts"], params["num_carry"]
+    first, carried = scan_sizes(params)
     order = range(length)[:: -1 if params["reverse"] else 1]
     made = params["jaxpr"].out_avals[carried:]
 
@@ -548,6 +556,11 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
     return zeros - left.astype(x.dtype)
 
 
+def _polynomial(x: np.ndarray, *coefficients: np.ndarray) -> np.ndarray:
+    # Horner's rule; the coefficient of the highest power is the last one.
+    return functools.reduce(lambda total, c: total * x + c, reversed(coefficients))
+
+
 def _count_ones(x: np.ndarray) -> np.ndarray:
     return np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)
 
@@ -632,6 +645,7 @@ _OTHER_NAMES: dict[str, Function] = {
     "clz": _count_leading_zeros,
     "population_count": _count_ones,
     "complex": lambda x, y: x + 1j * y,
+    "polynomial": _polynomial,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
 }
 # Operations that call a jaxpr.

@@ -20,8 +20,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core.interpret import scan_sizes
 from dpjax._core.typing import Atom
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval, scan_sizes
+from dpjax.clipping.bookkeeping.jaxpr.equations import aval
 
 
 class Constant(NamedTuple):
@@ -171,7 +172,7 @@ class _Terms:
         loop starts from the constants among the initial carry, and gives up those that
         an iteration changes. It ends, as each round gives up at least one of them.
         """
-        consts, carry = scan_sizes(eqn)
+        consts, carry = scan_sizes(eqn.params)
         fixed = inputs[:consts]
         # An unknown carry or scanned input differs from iteration to iteration, so that
         # it must not share the name of its initial value or of its whole array.

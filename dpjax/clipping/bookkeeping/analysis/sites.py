@@ -23,13 +23,13 @@ from typing import NamedTuple, cast
 
 import jax.extend.core as jex
 
+from dpjax._core.interpret import scan_sizes
 from dpjax._core.typing import Atom
 from dpjax.clipping.bookkeeping.jaxpr.equations import (
     aval,
     is_inexact,
     is_rematerialised,
     of_equation,
-    scan_sizes,
     uses,
 )
 from dpjax.clipping.bookkeeping.jaxpr.trace import inline
@@ -326,7 +326,7 @@ def _analyse_scan(
       The scope of the body, the operands to tap before the scan, and for each site in
       the body the differentiable inputs that its operand depends on.
     """
-    consts, carry = scan_sizes(eqn)
+    consts, carry = scan_sizes(eqn.params)
     carried = range(consts, consts + carry)
     arounds = [
         None if i in carried else outer.steps_of(v) for i, v in enumerate(eqn.invars)
@@ -411,7 +411,7 @@ def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ..
     The live outputs are those of the scan itself, and the carried values that a later
     iteration needs for them.
     """
-    consts, carry = scan_sizes(eqn)
+    consts, carry = scan_sizes(eqn.params)
     body = eqn.params["jaxpr"].jaxpr
     outputs = set(live_outputs(eqn, live))
     # A carried value may become live only through another one, hence a fixed point.

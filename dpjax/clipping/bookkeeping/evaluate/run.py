@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeGuard
 import jax
 import jax.extend.core as jex
 
+from dpjax._core.interpret import scan_sizes
 from dpjax._core.meshes import plus
 from dpjax._core.typing import Atom
 from dpjax.clipping.bookkeeping.analysis.sites import (
@@ -31,7 +32,6 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import (
     bind,
     of_function,
     read,
-    scan_sizes,
     select_needed,
     values_of_inputs,
 )
@@ -290,7 +290,7 @@ def _scan(
     The taps have a leading axis of iterations, over which they are scanned. The scan
     stacks the records of all iterations.
     """
-    consts, carry = scan_sizes(eqn)
+    consts, carry = scan_sizes(eqn.params)
 
     def iteration(
         carried: list[jax.Array],

@@ -105,14 +105,6 @@ def add_outputs(
         values.update(zip(eqn.outvars, out, strict=True))
 
 
-def scan_sizes(eqn: jex.JaxprEqn) -> tuple[int, int]:
-    """The number of constants of a scan, and the number of values that it carries."""
-    if "ft_in" in eqn.params:  # JAX 0.11 and later.
-        consts, carried, _ = eqn.params["ft_in"].unpack()
-        return len(list(consts)), len(list(carried))
-    return eqn.params["num_consts"], eqn.params["num_carry"]
-
-
 def select_needed(
     eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
 ) -> list[jex.JaxprEqn]:
