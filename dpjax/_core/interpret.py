@@ -610,8 +610,8 @@ def _all_same(params: Mapping[str, Any]) -> Function:
 
 # Operations that are functions of NumPy with the same name, and with another one.
 _SAME_NAMES = (
-    "abs ceil cbrt conj cos cosh exp exp2 expm1 floor imag log log1p log2 nextafter real "
-    "sign sin sinh sqrt square tan tanh"
+    "abs ceil cbrt conj cos cosh exp exp2 expm1 floor imag log log1p log2 nextafter "
+    "real sign sin sinh sqrt square tan tanh"
 )
 _OTHER_NAMES: dict[str, Function] = {
     "add": np.add,
