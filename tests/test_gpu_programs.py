@@ -52,7 +52,7 @@ BOUNDS = {
     "lora_1024": Bounds(1.001, 1.03, 0.001),
 }
 NETWORKS = [
-    name if name in ("mlp", "cnn") else pytest.param(name, marks=pytest.mark.matrix)
+    name if name == "mlp" else pytest.param(name, marks=pytest.mark.matrix)
     for name in BOUNDS
 ]
 
