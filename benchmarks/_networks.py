@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def _normal(seed: int, *shape: int, fan_in: int) -> jax.Array:
@@ -142,11 +143,16 @@ def transformer(
     vocabulary: int = 8000,
     heads: int = 4,
     scanned: bool = False,
+    dtype: Any = jnp.float32,
 ) -> Any:
     """A causal language model with pre-norm blocks and tied embeddings.
 
     Its blocks are one after the other, or one that is scanned over and rematerialised.
+    Products are in `dtype`; norms, softmax and the loss are in float32.
     """
+
+    def narrow(x: jax.Array) -> jax.Array:
+        return x.astype(dtype)
 
     def block(i: int) -> dict[str, jax.Array]:
         head = (width, heads, width // heads)
@@ -172,44 +178,83 @@ def transformer(
     }
     if scanned:
         params["blocks"] = jax.tree.map(lambda *x: jnp.stack(x), *params["blocks"])
-    causal = jnp.tril(jnp.ones((length, length), bool))
+    causal = np.tril(np.ones((length, length), bool))
 
     def layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32)
         mean = jnp.mean(x, axis=-1, keepdims=True)
         var = jnp.var(x, axis=-1, keepdims=True)
-        return (x - mean) * jax.lax.rsqrt(var + 1e-5) * scale + shift
+        return narrow((x - mean) * jax.lax.rsqrt(var + 1e-5) * scale + shift)
+
+    def project(x: jax.Array, p: Any, name: str) -> jax.Array:
+        y = jnp.einsum("td,dhk->htk", x, narrow(p[name]))
+        if f"{name}_in" in p:  # an adapter beside the weight
+            low = x @ narrow(p[f"{name}_in"])
+            y = y + jnp.einsum("tr,rhk->htk", low, narrow(p[f"{name}_out"]))
+        return y
 
     def attention(x: jax.Array, p: Any) -> jax.Array:
-        query, key, value = (
-            jnp.einsum("td,dhk->htk", x, p[name]) for name in ("query", "key", "value")
-        )
-        scores = jnp.einsum("htk,hsk->hts", query, key) / jnp.sqrt(query.shape[-1])
+        query, key, value = (project(x, p, name) for name in ("query", "key", "value"))
+        scores = jnp.einsum("htk,hsk->hts", query, key).astype(jnp.float32)
+        scores = scores / jnp.sqrt(query.shape[-1])
         scores = jax.nn.softmax(jnp.where(causal[None], scores, -1e9))
-        mixed = jnp.einsum("hts,hsk->htk", scores, value)
-        return jnp.einsum("htk,hkd->td", mixed, p["out"])
+        mixed = jnp.einsum("hts,hsk->htk", narrow(scores), value)
+        return jnp.einsum("htk,hkd->td", mixed, narrow(p["out"]))
 
     def apply(x: jax.Array, p: Any) -> jax.Array:
         x = x + attention(layer_norm(x, p["scales"][0], p["shifts"][0]), p)
         y = layer_norm(x, p["scales"][1], p["shifts"][1])
-        y = jax.nn.gelu(y @ p["up"] + p["up_bias"])
-        return x + y @ p["down"] + p["down_bias"]
+        y = jax.nn.gelu(y @ narrow(p["up"]) + narrow(p["up_bias"]))
+        return x + y @ narrow(p["down"]) + narrow(p["down_bias"])
 
     @jax.checkpoint
     def again(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
         return apply(x, p), None
 
     def loss(params: Any, ids: jax.Array) -> jax.Array:
-        x = params["embedding"][ids] + params["position"]
+        x = narrow(params["embedding"][ids] + params["position"])
         if scanned:
             x, _ = jax.lax.scan(again, x, params["blocks"])
         else:
             x = functools.reduce(apply, params["blocks"], x)
         x = layer_norm(x, params["scale"], params["shift"])
-        logits = jax.nn.log_softmax(x @ params["embedding"].T)
+        logits = (x @ narrow(params["embedding"]).T).astype(jnp.float32)
+        logits = jax.nn.log_softmax(logits)
         return -jnp.mean(jnp.take_along_axis(logits[:-1], ids[1:, None], axis=1))
 
     ids = jax.random.randint(jax.random.key(9), (batch, length), 0, vocabulary)
     return loss, params, ids
+
+
+def gpt2(batch: int = 8, length: int = 1024, **smaller: int) -> Any:
+    """GPT-2's smallest sizes, 124e6 parameters in float32, and products in bfloat16."""
+    sizes = {"width": 768, "layers": 12, "vocabulary": 50_257, "heads": 12}
+    sizes |= {"batch": batch, "length": length} | smaller
+    return transformer(dtype=jnp.bfloat16, **sizes)
+
+
+def adapters(rank: int = 8, **sizes: int) -> Any:
+    """GPT-2 frozen in bfloat16, and trained adapters of queries and values (LoRA).
+
+    Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, 2022. The frozen
+    parameters are a further argument of the loss, and the fourth of what is returned.
+    """
+    whole, base, ids = gpt2(**sizes)
+    base = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
+    trained = []
+    for i, block in enumerate(base["blocks"]):
+        added = {}
+        for j, name in enumerate(("query", "value")):
+            width, *head = block[name].shape
+            added[f"{name}_in"] = _normal(1000 + 2 * i + j, width, rank, fan_in=width)
+            added[f"{name}_out"] = jnp.zeros((rank, *head))
+        trained.append(added)
+
+    def loss(trained: Any, ids: jax.Array, base: Any) -> jax.Array:
+        pairs = zip(base["blocks"], trained, strict=True)
+        return whole({**base, "blocks": [a | b for a, b in pairs]}, ids)
+
+    return loss, trained, ids, base
 
 
 def rematerialised() -> Any:

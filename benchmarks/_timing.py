@@ -9,7 +9,7 @@ fills caches, is timed apart; of what can be jitted, `compiled` times just that.
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,10 +27,12 @@ class Times(NamedTuple):
     count: int
 
 
-def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float]:
+def compiled(
+    fn: Callable[..., Any], *args: Any, donated: Sequence[int] = ()
+) -> tuple[Any, float]:
     """The compiled function, and the seconds to trace and compile it."""
     start = time.perf_counter()
-    program = jax.jit(fn).lower(*args).compile()
+    program = jax.jit(fn, donate_argnums=donated).lower(*args).compile()
     return program, time.perf_counter() - start
 
 

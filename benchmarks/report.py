@@ -30,6 +30,7 @@ DOCUMENTS = (
     "benchmarks/README.md",
 )
 MARKED = re.compile(r"<!-- (\S+): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+UNMEASURED = "No result of this command is in the repository yet."
 NETWORKS = {
     "mlp": "MLP",
     "cnn": "CNN",
@@ -140,6 +141,14 @@ def left_noise():
     return Table("noise", dict(columns), [row[:-1] for row in table.rows])
 
 
+def of_parts(name, what):
+    """A table of all the parts of a result that have it; None without any."""
+    paths = sorted(FOLDER.glob(f"{name}.*.json"))
+    tables = [t for path in paths if (t := read(path)["tables"].get(what))]
+    rows = [row for table in tables for row in table.rows]
+    return Table(what, tables[0].columns, rows) if tables else None
+
+
 VIEWS = {
     ("mechanisms", "noise"): left_noise,
     ("train", "accuracy"): accuracy,
@@ -149,6 +158,10 @@ VIEWS = {
     ("clipping", "milliseconds"): functools.partial(beside_plain, "ms"),
     ("clipping", "megabytes"): functools.partial(beside_plain, "MB"),
     ("clipping", "compilation"): functools.partial(beside_plain, "compile, s"),
+    **{
+        ("gpu", what): functools.partial(of_parts, "gpu", what)
+        for what in ("networks", "steps", "noise", "accountants")
+    },
 }
 
 
@@ -164,6 +177,8 @@ def setting(name):
             filter(None, [versions and versions + ";", where, result["times"]])
         )
         found.setdefault(line, []).append(part.name.split(".")[1])
+    if not found:
+        return UNMEASURED
     if len(found) == 1:
         return next(iter(found))
     return "\n".join(f"- {', '.join(names)}: {line}" for line, names in found.items())
@@ -174,7 +189,8 @@ def shown(name, what):
     if what == "setting":
         return setting(name)
     if (name, what) in VIEWS:
-        return VIEWS[name, what]().markdown()
+        view = VIEWS[name, what]()
+        return UNMEASURED if view is None else view.markdown()
     return load(name)["tables"][what].markdown()
 
 

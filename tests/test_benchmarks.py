@@ -1,12 +1,14 @@
 """Benchmarks: documents show the results, and the timer and tables are correct.
 
-Nothing is measured here.
+Nothing is measured here, but the script for accelerators is rehearsed.
 """
 
 import argparse
 import importlib
 import pathlib
 import re
+import subprocess
+import sys
 import time
 
 import jax
@@ -231,6 +233,16 @@ def test_timing_rounds_repeat_fast_functions_and_stop_slow_ones(
     assert times["slow"] == timing.Times(11, 11, 11, 11, count=1)
 
 
+def test_compiled_function_takes_the_memory_of_donated_arguments(import_benchmark):
+    x = np.ones(5, np.float32)
+    for donated, aliased in (((), 0), ((0,), x.nbytes)):
+        program, seconds = import_benchmark("_timing").compiled(
+            lambda x, y: x + y, x, x, donated=donated
+        )
+        assert program.memory_analysis().alias_size_in_bytes == aliased
+        assert seconds > 0
+
+
 def test_every_training_method_is_tuned_over_equally_many_settings(import_benchmark):
     ways = import_benchmark("_train_methods").WAYS
     sizes = [(way.shapes, way.momenta, way.learning_rates) for way in ways.values()]
@@ -332,3 +344,96 @@ def test_perfectly_ranking_workload_has_rank_correlation_one(import_benchmark):
         }
     best = module.accuracies(runs).rows[0]
     assert best[3 + module.NAMES.index("sums")] == pytest.approx([0.51, 0.01 / 3**0.5])
+
+
+@pytest.fixture
+def run_gpu(import_benchmark, monkeypatch):
+    """Function that calls the script for accelerators with arguments."""
+
+    def run(*given):
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *map(str, given)])
+        with jax.numpy_rank_promotion("allow"):
+            import_benchmark("gpu").main()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["mlp"], "JAX found no accelerator"),
+        (["mlp", "resnet"], "unknown: resnet"),
+        (["mlp", "--small", "--rounds", "9"], "--rounds must be at least 10, not 9"),
+    ],
+)
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="has an accelerator")
+def test_script_for_accelerators_refuses(run_gpu, capsys, given, message):
+    with pytest.raises(SystemExit, match="2"):
+        run_gpu(*given)
+    assert message in capsys.readouterr().err
+
+
+def test_failing_part_leaves_the_others(run_gpu, import_benchmark, monkeypatch):
+    called = []
+
+    def run(command):
+        called.append(command[2:])
+        return argparse.Namespace(returncode=-9 if command[2] == "cnn" else 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(SystemExit, match="failed: cnn"):
+        run_gpu("--small", "--results", "folder")
+    given = ["--results", "folder", "--rounds", "20", "--small"]
+    assert called == [[part, *given] for part in import_benchmark("gpu").PARTS]
+    called.clear()
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda c: argparse.Namespace(returncode=called.append(c) or 2),
+    )
+    with pytest.raises(SystemExit, match="2"):
+        run_gpu()
+    assert len(called) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "table", "count"),
+    [
+        pytest.param("mlp", "steps", 2, marks=pytest.mark.matrix),
+        pytest.param("cnn", "steps", 2, marks=pytest.mark.slow),
+        pytest.param("wide_resnet", "steps", 2, marks=pytest.mark.slow),
+        pytest.param("gpt2_256", "steps", 2, marks=pytest.mark.slow),
+        pytest.param("lora_1024", "steps", 2, marks=pytest.mark.slow),
+        pytest.param("noise_6", "noise", 7, marks=pytest.mark.matrix),
+        pytest.param("accountants", "accountants", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_rehearsal_on_cpu_writes_a_result(
+    run_gpu, import_benchmark, tmp_path, monkeypatch, part, table, count
+):
+    run_gpu(part, "--small", "--rounds", 10, "--results", tmp_path)
+    results, report = import_benchmark("_results"), import_benchmark("report")
+    result = results.read(tmp_path / f"gpu.{part}.json")
+    assert result["arguments"]["small"] is True
+    assert len(result["tables"]["device"].rows) == 1
+    found = result["tables"][table]
+    rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    assert len(rows) == count
+    for row in rows:
+        assert 0 < row["least"] <= row["ms"] <= row["most"]
+        assert row["calls"] == 10
+    if table == "steps":
+        plain, private = rows
+        assert plain["throughput over plain"] == 1
+        ratio = plain["ms"] / private["ms"]
+        assert private["throughput over plain"] == pytest.approx(ratio, rel=1e-6)
+    monkeypatch.setattr(report, "FOLDER", tmp_path)
+    assert report.shown("gpu", table) == found.markdown()
+    assert report.shown("gpu", "setting").startswith("python ")
+
+
+def test_page_says_when_a_result_is_missing(import_benchmark, tmp_path, monkeypatch):
+    report = import_benchmark("report")
+    monkeypatch.setattr(report, "FOLDER", tmp_path)
+    for what in ("setting", "steps", "noise", "accountants"):
+        assert report.shown("gpu", what) == report.UNMEASURED
