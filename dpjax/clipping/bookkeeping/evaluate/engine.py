@@ -170,7 +170,7 @@ def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
     records, cotangents = list(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if isinstance(site, RuledSite):
-            seen = at.canonicalize(Alike(site), records[i], cotangents[i])
+            seen = at.canonicalize(site, records[i], cotangents[i])
             records[i], cotangents[i] = seen
     return books._replace(records=records, cotangents=cotangents)
 
