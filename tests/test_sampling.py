@@ -185,7 +185,7 @@ def test_count_draw_compares_128_bits_as_one_number(monkeypatch):
 
     @jax.jit
     def draw(words):
-        monkeypatch.setattr(jax.random, "bits", lambda *_: words)
+        monkeypatch.setattr(_binomial, "random_words", lambda *_: words)
         return _binomial.draw(KEY, 0, 0.0, 0)
 
     edges = [sum(int(w) << 32 * i for i, w in enumerate(t[::-1])) for t in thresholds]
