@@ -105,8 +105,8 @@ def keys_by_consumer():
     )
     drawn, derived = {}, {}
     for name, consume in CONSUMERS.items():
-        for keys in RECORD.values():
-            keys.clear()
+        for recorded in RECORD.values():
+            recorded.clear()
         jax.jit(consume)(key)
         jax.effects_barrier()
         drawn[name] = list(RECORD["drawn"])
