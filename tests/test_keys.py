@@ -19,6 +19,8 @@ import pytest
 
 import dpjax
 from dpjax import sampling
+from dpjax._core import keys
+from dpjax._core.rounding import round_up_float32
 from dpjax.noise import _gaussian as noise
 from dpjax.noise import tree
 
@@ -103,8 +105,8 @@ def keys_by_consumer():
     )
     drawn, derived = {}, {}
     for name, consume in CONSUMERS.items():
-        for keys in RECORD.values():
-            keys.clear()
+        for recorded in RECORD.values():
+            recorded.clear()
         jax.jit(consume)(key)
         jax.effects_barrier()
         drawn[name] = list(RECORD["drawn"])
@@ -331,3 +333,38 @@ def test_vmapped_noise_equals_noise_of_each_key():
     together, alone = jax.jit(jax.vmap(draw))(keys), jax.jit(draw)
     for key, out in zip(keys, np.asarray(together), strict=True):
         np.testing.assert_allclose(out, alone(key), rtol=1e-6)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_stream_of_a_known_key_is_that_of_a_traced_key(impl):
+    key = jax.random.wrap_key_data(WORDS[impl], impl=impl)
+    known = keys.stream(key, "some consumer")
+    traced = jax.jit(lambda key: keys.stream(key, "some consumer"))(key)
+    assert known.dtype == traced.dtype
+    np.testing.assert_array_equal(
+        jax.random.key_data(known), jax.random.key_data(traced)
+    )
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("shape", [(), (4,), (2, 37)])
+def test_random_words_are_those_of_jax(impl, shape):
+    key = jax.random.wrap_key_data(WORDS[impl], impl=impl)
+    found = jax.jit(lambda key: keys.random_words(key, shape))(key)
+    np.testing.assert_array_equal(found, jax.random.bits(key, shape, jnp.uint32))
+
+
+@pytest.mark.rounding
+def test_eager_step_adds_the_noise_of_single_operations():
+    sums = np.linspace(-1, 1, 999, dtype=np.float32)
+    tx = dpjax.add_gaussian_noise(0.7, key=KEY)
+    state = tx.init(sums)
+    noisy, after = tx.update(jnp.asarray(sums), state)
+    following, current = jax.random.split(state.key)
+    (key,) = jax.jit(lambda key: keys.leaf_keys(key, sums))(current)
+    stddev = round_up_float32("stddev", 0.7)
+    expected = jax.random.normal(key, sums.shape) * jnp.float32(stddev) + sums
+    np.testing.assert_array_equal(noisy, expected)
+    np.testing.assert_array_equal(
+        jax.random.key_data(after.key), jax.random.key_data(following)
+    )

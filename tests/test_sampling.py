@@ -185,7 +185,7 @@ def test_count_draw_compares_128_bits_as_one_number(monkeypatch):
 
     @jax.jit
     def draw(words):
-        monkeypatch.setattr(jax.random, "bits", lambda *_: words)
+        monkeypatch.setattr(_binomial, "random_words", lambda *_: words)
         return _binomial.draw(KEY, 0, 0.0, 0)
 
     edges = [sum(int(w) << 32 * i for i, w in enumerate(t[::-1])) for t in thresholds]
@@ -236,14 +236,14 @@ def test_poisson_overflow_keeps_a_random_subset(n, rate, b):
 @pytest.mark.parametrize("redrawn", [False, True])
 def test_distinct_numbers_are_uniform_over_orders(n, count, redrawn, monkeypatch):
     if redrawn:  # so few draws, or bits to sort by, that many must be drawn again
-        bits = jax.random.bits
+        random_words = _order.random_words
 
-        def few_random_bits(key, shape, dtype):
+        def few_random_bits(key, shape):
             few = np.uint32(3 if len(shape) == 2 else 2**32 - 1)
-            return bits(key, shape, dtype) & few
+            return random_words(key, shape) & few
 
         monkeypatch.setattr(_order, "_draws", lambda *_: count)
-        monkeypatch.setattr(jax.random, "bits", few_random_bits)
+        monkeypatch.setattr(_order, "random_words", few_random_bits)
     draw = jax.jit(
         lambda: jax.vmap(lambda key: _order.distinct(key, n, count))(
             jax.random.split(KEY, 8_000)

@@ -12,7 +12,10 @@ draw the same noise.
 
 import collections
 import hashlib
+import math
 import os
+from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +24,9 @@ import optax
 from jax.core import Tracer
 
 from dpjax._core.typing import ArrayLike, Key
+
+# 32-bit words, of JAX or of NumPy.
+Bits = TypeVar("Bits", jax.Array, np.ndarray)
 
 
 def random_key(impl: str | None = None) -> Key:
@@ -75,7 +81,68 @@ def words(name: str) -> tuple[int, int]:
 
 def stream(key: Key, consumer: str) -> Key:
     """The key for one kind of consumer, derived from the user's key."""
-    return _fold(_ordered(key), np.array(words(f"dpjax {consumer}"), np.uint32))
+    pair = np.array(words(f"dpjax {consumer}"), np.uint32)
+    key = _ordered(key)
+    data = jax.random.key_data(key)
+    if not is_on_one_device(data) or key.ndim or not _is_threefry(key):
+        return _fold(key, pair)
+    # NumPy folds a known key without compiling a program. The result is on the device
+    # of the key, as JAX's would be.
+    folded = list(jax.device_get(data)[:, None])
+    for word in pair:
+        folded = threefry(folded, np.full(1, word))
+    place = data.sharding if data.committed else None
+    return jax.random.wrap_key_data(jax.device_put(np.concatenate(folded), place))
+
+
+def is_on_one_device(x: jax.Array) -> bool:
+    """Whether the array is not traced, and is on one device of this process."""
+    if isinstance(x, Tracer) or not x.is_fully_addressable:
+        return False
+    return len(x.sharding.device_set) == 1
+
+
+def _is_threefry(key: Key) -> bool:
+    return str(jax.random.key_impl(key)) == "threefry2x32"
+
+
+# Rotation constants of Threefry-2x32, for even and for odd groups of four rounds.
+_TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
+
+
+def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
+    """The output words of Threefry-2x32 for the counters (0, x), both u32[b].
+
+    Threefry-2x32 is the default generator of JAX: with the two words of a key,
+    `fold_in` gives the key of these words for the counter (0, number). Written out
+    here, it fuses with the code around it, and runs without a compiler on NumPy's
+    arrays.
+
+    Reference: Salmon et al. (2011), https://doi.org/10.1145/2063384.2063405.
+    """
+    words = *key, key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)
+    a, b = words[0] + (x ^ x), x + words[1]
+    for i in range(5):
+        for turn in _TURNS[i % 2]:
+            a = a + b
+            b = a ^ ((b << np.uint32(turn)) | (b >> np.uint32(32 - turn)))
+        a = a + words[(i + 1) % 3]
+        b = b + (words[(i + 2) % 3] + np.uint32(i + 1))
+    return a, b
+
+
+def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    """The words of `jax.random.bits(key, shape, uint32)`, for programs that are small.
+
+    XLA takes four times as long to compile JAX's own Threefry on CPUs.
+    """
+    partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
+    size = math.prod(shape)
+    if not partitionable or not _is_threefry(key) or key.ndim or size >= 2**32:
+        return jax.random.bits(key, shape, jnp.uint32)
+    data = jax.random.key_data(key)
+    high, low = threefry((data[0], data[1]), jnp.arange(size, dtype=jnp.uint32))
+    return (high ^ low).reshape(shape)
 
 
 def _ordered(key: Key) -> Key:

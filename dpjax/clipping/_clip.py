@@ -117,9 +117,10 @@ def clip_scales(
       clip_norms: for each group, its bound C.
       keep: b[...]; the factors are zero where it is false.
     """
-    # A NaN or an infinity in any entry reaches the sum of the squares.
-    finite = jnp.isfinite(sum(squares))
+    # A NaN or an infinity in any entry reaches the sum of the squares. XLA would copy a
+    # long sum into each of the many computations that use `finite`; it copies no root.
     roots = [jnp.sqrt(square) for square in squares]
+    finite = jnp.isfinite(roots[0] if len(roots) == 1 else jnp.sqrt(sum(squares)))
     # A root of zero gives a quotient of infinity, and so a factor of one.
     scales = [
         jnp.where(finite & keep, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)

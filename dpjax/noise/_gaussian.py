@@ -3,6 +3,7 @@
 Every mechanism with a step limit refuses steps beyond those that were accounted for.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from jax.core import Tracer
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import at_least_float32, widen
-from dpjax._core.keys import leaf_keys, stream
+from dpjax._core.keys import is_on_one_device, leaf_keys, stream
 from dpjax._core.meshes import normal_like
 from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
@@ -51,13 +52,22 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
     ) -> tuple[Tree, LimitStepsState]:
         del params
         check_steps_left(state.step, num_steps)
-        step = jnp.minimum(state.step, num_steps) + 1
-        # The selection is between two scalars, which is cheaper than between updates.
-        factor = jnp.where(step <= num_steps, jnp.asarray(scale), jnp.nan)
-        passed = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
+        passed, step = _scale_within_limit(updates, state.step, num_steps, scale)
         return passed, LimitStepsState(step)
 
     return optax.GradientTransformation(init, update)
+
+
+# Outside of jit this is one program; within, it is a part of the program around it.
+@functools.partial(jax.jit, static_argnames="num_steps", inline=True)
+def _scale_within_limit(
+    updates: Shaped, step: jax.Array, num_steps: int, scale: ArrayLike
+) -> tuple[Shaped, jax.Array]:
+    """The updates times the scale, NaN beyond the limit, and the next step's number."""
+    step = jnp.minimum(step, num_steps) + 1
+    # The selection is between two scalars, which is cheaper than between updates.
+    factor = jnp.where(step <= num_steps, jnp.asarray(scale), jnp.nan)
+    return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates), step
 
 
 def check_steps_left(count: jax.Array, num_steps: int) -> None:
@@ -87,16 +97,23 @@ def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
     stream for one consumer (`dpjax._core.keys.stream`). `stddev` is rounded up to
     float32, so that the noise is never smaller than the noise asked for.
     """
+    return _scale(_normal_like(key, tree), round_up_float32("stddev", stddev))
+
+
+def _normal_like(key: Key, tree: Shaped) -> Shaped:
+    """Standard Gaussian noise, with a key for each leaf."""
     leaves, treedef = jax.tree.flatten(tree)
-    scale = round_up_float32("stddev", stddev)
+    # Drawn in float32 or wider: casting noise to a narrow dtype before the addition
+    # would change its distribution. A cast after the addition is post-processing.
+    drawn = [
+        normal_like(key, leaf, at_least_float32(leaf.dtype))
+        for key, leaf in zip(leaf_keys(key, tree), leaves, strict=True)
+    ]
+    return treedef.unflatten(drawn)
 
-    def draw(key: Key, leaf: jax.Array) -> jax.Array:
-        dtype = at_least_float32(leaf.dtype)
-        # Drawn in float32 or wider: casting noise to a narrow dtype before the addition
-        # would change its distribution. A cast after the addition is post-processing.
-        return normal_like(key, leaf, dtype) * jnp.asarray(scale, dtype)
 
-    return treedef.unflatten(map(draw, leaf_keys(key, tree), leaves))
+def _scale(tree: Shaped, scale: ArrayLike) -> Shaped:
+    return jax.tree.map(lambda x: x * jnp.asarray(scale, x.dtype), tree)
 
 
 def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
@@ -204,15 +221,34 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     ) -> tuple[Tree, AddGaussianNoiseState]:
         del params
         wide = widen(updates)
-        # The current key is used once and dropped: no later state reveals this noise.
-        following, current = jax.random.split(state.key)
-        noise = gaussian_like(current, wide, scale)
-        noisy = jax.tree.map(
-            lambda u, w, z: (w + z).astype(jnp.result_type(u)), updates, wide, noise
-        )
+        louder = round_up_float32("stddev", scale)
+        louder = round_up_float32("stddev", scale)
+        # Outside of jit, noise on one device is drawn, scaled and added by a program
+        # each: in a single one, the compiler could round products and sums differently.
+        apart = all(map(is_on_one_device, (state.key, *jax.tree.leaves(wide))))
+        draw, scaled, add = _JITTED if apart else (_draw, _scale, _add)
+        noise, following = draw(state.key, wide)
+        noisy = add(updates, wide, scaled(noise, louder))
         return noisy, AddGaussianNoiseState(following)
 
     return optax.GradientTransformation(init, update)
+
+
+def _draw(key: Key, tree: Shaped) -> tuple[Shaped, Key]:
+    """A step's standard Gaussian noise, and the key of the next step."""
+    # The current key is used once and dropped: no later state reveals this noise.
+    following, current = jax.random.split(key)
+    return _normal_like(current, tree), following
+
+
+def _add(updates: Shaped, wide: Shaped, noise: Shaped) -> Shaped:
+    """The noisy updates, in the dtypes of the updates."""
+    return jax.tree.map(
+        lambda u, w, z: (w + z).astype(jnp.result_type(u)), updates, wide, noise
+    )
+
+
+_JITTED = jax.jit(_draw), jax.jit(_scale), jax.jit(_add)
 
 
 def noisy_mean(

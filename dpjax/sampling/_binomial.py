@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core.keys import random_words
+
 # The weight of the mode is 2²⁵⁶: the weights are too small by less than 2⁶² in all,
 # which is negligible beside the 2⁻¹²⁸ that a threshold resolves.
 _WEIGHT_BITS = 256
@@ -105,7 +107,7 @@ def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
     thresholds, first = table(n, rate, most)
     if not len(thresholds):
         return jnp.zeros((), jnp.int32)
-    words = jax.random.bits(key, (4,), jnp.uint32)
+    words = random_words(key, (4,))
     # Compares 128-bit integers word by word, from the least significant word up:
     # a more significant word overrides the result so far unless the words are equal.
     passed = jnp.ones(len(thresholds), bool)

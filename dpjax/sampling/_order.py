@@ -38,6 +38,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core.keys import random_words, threefry
+
 _Draw = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -64,7 +66,7 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
     def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Sort keys of 64 bits: equal keys, which would bias the order, are rare enough
         # that drawing again costs nearly nothing.
-        high, low = jax.random.bits(key, (2, n), jnp.uint32)
+        high, low = random_words(key, (2, n))
         places = jnp.arange(n, dtype=jnp.int32)
         high, low, order = jax.lax.sort((high, low, places), num_keys=2)
         equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
@@ -107,7 +109,7 @@ def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
     size = _draws(n, count, multiples / 2**32)
 
     def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        bits = jax.random.bits(key, (size,), jnp.uint32)
+        bits = random_words(key, (size,))
         fair = bits <= np.uint32(multiples - 1)
         number = jnp.where(fair, bits % np.uint32(n), np.uint32(n))
         places = jnp.arange(size, dtype=jnp.int32)
@@ -125,26 +127,6 @@ def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
 
 _SORTED = 2**10  # up to this size a part is permuted by sorting, exactly uniformly
 _BITS = 90  # the bound on the total variation distance is 2⁻⁹⁰
-_TURNS = (13, 15, 26, 6), (17, 29, 16, 24)  # rotation constants of Threefry-2x32
-
-
-def _threefry(key: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
-    """The first output word of Threefry-2x32 for the counter (0, x), u32[b].
-
-    Threefry-2x32 is the default generator of JAX. Written out here, it fuses with the
-    loop over rounds.
-
-    Reference: Salmon et al. (2011), https://doi.org/10.1145/2063384.2063405.
-    """
-    words = *key, key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)
-    a, b = jnp.broadcast_to(words[0], x.shape), x + words[1]
-    for i in range(5):
-        for turn in _TURNS[i % 2]:
-            a = a + b
-            b = a ^ ((b << np.uint32(turn)) | (b >> np.uint32(32 - turn)))
-        a = a + words[(i + 1) % 3]
-        b = b + (words[(i + 2) % 3] + np.uint32(i + 1))
-    return a
 
 
 def rounds(n: int) -> int:
@@ -183,7 +165,7 @@ def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
         centre, *key = now
         # K − x modulo n. The larger of the pair is hashed, so that both get one bit.
         other = jnp.where(centre >= x, centre - x, centre + (n - x))
-        bit = _threefry((key[0], key[1]), jnp.maximum(x, other)) & np.uint32(1)
+        bit = threefry(key, jnp.maximum(x, other))[0] & np.uint32(1)
         return jnp.where(bit > 0, other, x), None
 
     return jax.lax.scan(swap, x, (centres, words[2], words[3]))[0]

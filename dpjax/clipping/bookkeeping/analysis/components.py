@@ -138,6 +138,11 @@ class Component(NamedTuple):
         )
 
     @property
+    def is_leaf(self) -> bool:
+        """Whether the component is one leaf, which is its only operand."""
+        return self.path.operands == self.path.leaves and len(self.leaves) == 1
+
+    @property
     def own_groups(self) -> tuple[int, ...]:
         """The distinct groups of the component's leaves, in order."""
         return tuple(dict.fromkeys(self.groups))
@@ -160,7 +165,10 @@ class Component(NamedTuple):
           cotangents: the gradients of the operands.
         """
         moves, count = self.roots is not None, len(self.leaves)
-        leaves = widen(list(inputs[:count])) if moves else inputs[:count]
+        leaves = widen(list(inputs[:count])) if moves else list(inputs[:count])
+        if self.is_leaf:
+            (leaf,), (cotangent,) = leaves, cotangents
+            return [cotangent.astype(leaf.dtype).reshape(leaf.shape)]
         forward = self.path.forward(inputs[count:], widen_casts=moves)
         outs, vjp = jax.vjp(forward, *leaves)
         # The vjp expects each cotangent in the dtype and shape of its output.

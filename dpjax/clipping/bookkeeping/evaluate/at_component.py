@@ -30,19 +30,29 @@ from dpjax.clipping.bookkeeping.analysis.plan import match_sites
 from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite
 from dpjax.clipping.bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
 from dpjax.clipping.bookkeeping.rules import factors as fac
+from dpjax.clipping.bookkeeping.rules.base import Rule
 from dpjax.clipping.bookkeeping.rules.factors import Factors, OneHot
 
 Out = TypeVar("Out")
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def canonicalize(
-    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+    site: RuledSite, records: Sequence[jax.Array], cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """The records and the cotangent in the rule's canonical form.
 
     Norms and sums both start from these arrays, so they describe the same gradient.
     """
+    # For most rules every form is canonical, and there is nothing to trace.
+    if type(site.rule).canonicalize is Rule.canonicalize:
+        return tuple(records), cotangent
+    return _canonicalize(Alike(site), records, cotangent)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _canonicalize(
+    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
     return _map_rule(alike.part, alike.part.rule.canonicalize)(records, cotangent)
 
 
@@ -64,12 +74,11 @@ def factors_of(
     return Factors(merged(left), merged(right))
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def gradient_of(
-    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+    site: RuledSite, records: Sequence[jax.Array], cotangent: jax.Array
 ) -> jax.Array:
     """The operand's gradient for each example and each iteration."""
-    function = _map_rule(alike.part, alike.part.rule.gradient)
+    function = _map_rule(site, site.rule.gradient)
     return function(widen_floats(records), fac.wide(cotangent))
 
 
@@ -101,17 +110,15 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
     return x
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def transpose_sum(
-    alike: Alike[RuledSite], others: Sequence[jax.Array], cotangent: jax.Array
+    site: RuledSite, others: Sequence[jax.Array], cotangent: jax.Array
 ) -> jax.Array:
     """The operand's gradient, summed over the batch by the equation's transpose.
 
     `cotangent` has been scaled. It and all floating-point arrays in `others` have one
     dtype, and the sum is computed in that dtype.
     """
-    site, dtype = alike.part, cotangent.dtype
-    eqn = site.rule.eqn
+    eqn, dtype = site.rule.eqn, cotangent.dtype
     # The loss may ask for bfloat16 or TF32 products; the sensitivity bound rests on
     # products that round as the arrays' dtype does.
     exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
@@ -203,7 +210,7 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
     ):
         # At a tapped site the cotangent is the operand's gradient already.
         if isinstance(site, RuledSite):
-            gradient = gradient_of(Alike(site), others, gradient)
+            gradient = gradient_of(site, others, gradient)
         # All iterations of a shared loop use one operand: its gradient is their sum.
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
@@ -262,10 +269,12 @@ def _sums_by_sites(
         share = apply_scales(cotangent.astype(dtype), scale, finite)
         if isinstance(site, RuledSite):
             others = [x.astype(dtype) if is_real(x) else x for x in others]
-            sums.append(transpose_sum(Alike(site), others, share))
+            sums.append(transpose_sum(site, others, share))
         else:
             sums.append(jnp.sum(share, axis=0))
     pulled = component.pull_back(seen.inputs, sums)
+    if component.is_leaf:
+        return pulled
     # If no example has a finite gradient, the sum is zero by definition. The pull-back
     # of zeros can still be NaN, because the parameters on the path may be infinite.
     return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]

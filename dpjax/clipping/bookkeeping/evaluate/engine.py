@@ -73,17 +73,17 @@ def clipped_sum(
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
-        books = _canonicalize(plan, books)
-        summed = partial(_in_one_pass, plan, clip_norms)
+        seen = _seen(plan, _canonicalize(plan, books), leaves)
+        summed = partial(_in_one_pass, plan.components)
         by_rows = partial(summed, rows)
         # The platform is chosen at lowering: one trace may serve several platforms.
         if rows_on_gpu != rows:
             on_gpu = partial(summed, rows_on_gpu)
             by_rows = partial(on_platform, "cuda", on_gpu, by_rows)
         if not by_platform:
-            return by_rows(books, leaves, mask)
+            return by_rows(seen, leaves, clip_norms, mask)
         directly = partial(summed, [False] * len(rows))
-        return on_platform("tpu", directly, by_rows, books, leaves, mask)
+        return on_platform("tpu", directly, by_rows, seen, leaves, clip_norms, mask)
 
     books = keep_books(plan, leaves, examples)
     loss, *aux = books.outputs
@@ -96,11 +96,11 @@ def clipped_sum(
 
 
 def _in_one_pass(
-    plan: Plan,
-    clip_norms: Sequence[ArrayLike],
+    components: Sequence[Component],
     by_rows: Sequence[bool],
-    books: SiteRecords,
+    seen_by_all: Sequence[Seen],
     leaves: Sequence[jax.Array],
+    clip_norms: Sequence[ArrayLike],
     mask: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
     """The sum of clipped gradients, and the norms f[b].
@@ -112,9 +112,7 @@ def _in_one_pass(
     # No component needs a reach: its sum uses the very gradients whose norms are taken.
     parts = [
         Part(component, seen, rows, None)
-        for component, seen, rows in zip(
-            plan.components, _seen(plan, books, leaves), by_rows, strict=True
-        )
+        for component, seen, rows in zip(components, seen_by_all, by_rows, strict=True)
     ]
     squares, kept = _squares(parts, clip_norms, mask.shape)
     finite, scales, norm = clip_scales(squares, clip_norms, mask)
@@ -172,7 +170,7 @@ def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
     records, cotangents = list(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if isinstance(site, RuledSite):
-            seen = at.canonicalize(Alike(site), records[i], cotangents[i])
+            seen = at.canonicalize(site, records[i], cotangents[i])
             records[i], cotangents[i] = seen
     return books._replace(records=records, cotangents=cotangents)
 

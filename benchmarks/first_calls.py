@@ -1,0 +1,206 @@
+"""What the first calls cost: CPU seconds, compiled programs and memory.
+
+    pip install -e .
+    python benchmarks/first_calls.py [calls] [steps]
+
+Each call is the first of its kind in a process of its own. A program counts as compiled
+where XLA compiles it: nothing is read from a cache. Then for each network of
+`clipping.py`, and for one of 48 equal blocks, the time to trace and lower the private
+step, and to compile it, beside the plain step. CPU seconds are those of all threads.
+All of it takes about 5 minutes on two cores.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+from _results import Table, parser, print_tables, write
+
+ROUNDS = 3
+
+PLD = """
+def epsilon(noise):
+    step = pld.poisson_gaussian(noise, 0.01, adjacency=dpjax.Adjacency.ADD_REMOVE)
+    return pld.epsilon(pld.compose(step, 1000), 1e-5)
+"""
+SIZES = "sizes = dict(num_examples=5_000, batch_size=250, num_steps=100)\n"
+PLAN = SIZES + "plan = dpjax.plan(**sizes, epsilon=3.0, delta=1e-5, clip_norm=1.0)\n"
+OTHER = "dpjax.plan(**sizes, epsilon=2.0, delta=1e-6, clip_norm=1.0)\n"
+LOSS = """
+import numpy as np
+
+x = np.random.default_rng(0).normal(size=(5_000, 20)).astype(np.float32)
+data = x, (x[:, 0] > 0).astype(np.float32)
+
+def loss(w, batch):
+    x, y = batch
+    return optax.sigmoid_binary_cross_entropy(x @ w, y).mean()
+
+key, w = dpjax.random_key(), jnp.zeros(20)
+optimizer = plan.optimizer(optax.adam(0.1), key=key)
+loss_and_grad = jax.jit(plan.value_and_grad(loss))
+"""
+INIT = "state = optimizer.init(w)\n"
+BATCH = "batch = next(iter(plan.batches(data, key=key)))\n"
+GRADIENT = "value, grads = jax.block_until_ready(loss_and_grad(w, batch))\n"
+UPDATE = "updates, state = optimizer.update(grads, state, w)\n"
+TRAIN = """
+state = optimizer.init(w)
+for batch in plan.batches(data, key=key):
+    value, grads = loss_and_grad(w, batch)
+    updates, state = optimizer.update(grads, state, w)
+    w = optax.apply_updates(w, updates)
+print(plan.guarantee)
+"""
+# For each row what comes before the clock starts, and what is measured.
+CALLS = {
+    "import dpjax.plan, beyond optax": ("import optax", "import dpjax; dpjax.plan"),
+    "gdp.epsilon": ("", "gdp.epsilon(1.0, 1e-5)"),
+    "pld.epsilon": (PLD, "epsilon(1.0)"),
+    "its gradient": (PLD, "jax.grad(epsilon)(1.0)"),
+    "calibrate.solve": (PLD, "calibrate.solve(epsilon, 2.0)"),
+    "plan": ("", PLAN),
+    "another plan": (PLAN, OTHER),
+    "print(plan.guarantee)": (PLAN, "print(plan.guarantee)"),
+    "optimizer.init": (PLAN + LOSS, INIT),
+    "first batch": (PLAN + LOSS, BATCH),
+    "value_and_grad": (PLAN + LOSS + BATCH, GRADIENT),
+    "optimizer.update, Adam": (PLAN + LOSS + INIT + BATCH + GRADIENT, UPDATE),
+    "the README's program": ("", PLAN + LOSS + TRAIN),
+}
+IMPORTS = """
+import dpjax, jax, optax
+import jax.numpy as jnp
+from dpjax.accounting import calibrate, gdp, pld
+"""
+PROBE = """
+import contextlib, io, json, resource, sys, time
+before, measured = json.loads(sys.stdin.read())
+names = {}
+exec(before, names)
+import jax
+programs = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: programs.append(event)
+    if event == "/jax/core/compile/backend_compile_duration" else None
+)
+start = time.process_time()
+with contextlib.redirect_stdout(io.StringIO()):
+    exec(measured, names)
+seconds = time.process_time() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+print(json.dumps([seconds, len(programs), peak]))
+"""
+
+
+def first_call(before: str, measured: str) -> list[float]:
+    """CPU seconds, programs and the peak memory in MiB, of one fresh process."""
+    if not measured.startswith("import"):
+        before = IMPORTS + before
+    out = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        input=json.dumps([before, measured]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(out.stdout.splitlines()[-1])
+
+
+def calls() -> Table:
+    """The first call of each kind, the median of some processes."""
+    rows = []
+    for name, code in CALLS.items():
+        found = [first_call(*code) for _ in range(ROUNDS)]
+        rows.append([name, *map(statistics.median, zip(*found, strict=True))])
+    columns = {"first call": "{}", "CPU seconds": "{:.2f}"}
+    columns |= {"programs": "{:.0f}", "peak memory, MiB": "{:.0f}"}
+    return Table("calls", columns, rows)
+
+
+def equal_blocks(blocks: int = 48, width: int = 128, batch: int = 64):
+    """A residual network of dense blocks: loss, parameters and a batch."""
+    import jax
+    import jax.numpy as jnp
+    from _networks import _normal
+
+    params = [
+        (_normal(i, width, width, fan_in=width), jnp.zeros(width))
+        for i in range(blocks)
+    ]
+
+    def loss(params, example):
+        x, y = example
+        for w, b in params:
+            x = x + jnp.tanh(x @ w + b)
+        return jnp.sum((x - y) ** 2)
+
+    x = jax.random.normal(jax.random.key(9), (batch, width))
+    return loss, params, (x, x)
+
+
+def steps() -> Table:
+    """Seconds to trace, lower and compile a private step and a plain one."""
+    import _networks
+    import jax
+    from clipping import CLIP_NORM, plain
+
+    import dpjax
+
+    networks = {
+        "MLP": _networks.mlp,
+        "CNN": _networks.cnn,
+        "WRN-16-4": _networks.wide_resnet,
+        "transformer": _networks.transformer,
+        "48 equal blocks": equal_blocks,
+    }
+
+    def build(fn, args):
+        jax.clear_caches()
+        start = time.process_time()
+        lowered = jax.jit(fn).lower(*args)
+        traced = time.process_time()
+        lowered.compile()
+        return traced - start, time.process_time() - traced
+
+    rows = []
+    for name, make in networks.items():
+        loss, *args = make()
+        both = [], []
+        # The first round fills JAX's own caches and does not count.
+        for _ in range(ROUNDS + 1):
+            for found, fn in zip(
+                both, (plain(loss), dpjax.clipped_grad(loss, CLIP_NORM)), strict=True
+            ):
+                found.append(build(fn, args))
+        mine, other = (
+            [statistics.median(x) for x in zip(*found[1:], strict=True)]
+            for found in (both[1], both[0])
+        )
+        cells = [x for a, b in zip(mine, other, strict=True) for x in (b, a, a / b)]
+        rows.append([name, *cells])
+    columns = {"network": "{}"}
+    for part in ("trace and lower", "compile"):
+        columns |= {f"{part}: plain, s": "{:.2f}", f"{part}: private, s": "{:.2f}"}
+        columns |= {f"{part}: ratio": "{:.1f}"}
+    return Table("steps", columns, rows)
+
+
+def main() -> None:
+    """Measure the tables that are named, each with a result of its own."""
+    tables = {"calls": calls, "steps": steps}
+    options = parser(__doc__)
+    options.add_argument("tables", nargs="*", metavar="TABLE", default=list(tables))
+    arguments = options.parse_args()
+    for name in arguments.tables:
+        table = tables[name]()
+        print_tables(table)
+        times = f"CPU seconds are medians of {ROUNDS} "
+        times += "processes." if name == "calls" else "rounds."
+        write(f"first_calls.{name}", arguments, [table], times=times)
+
+
+if __name__ == "__main__":
+    main()
