@@ -222,7 +222,6 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
         del params
         wide = widen(updates)
         louder = round_up_float32("stddev", scale)
-        louder = round_up_float32("stddev", scale)
         # Outside of jit, noise on one device is drawn, scaled and added by a program
         # each: in a single one, the compiler could round products and sums differently.
         apart = all(map(is_on_one_device, (state.key, *jax.tree.leaves(wide))))
