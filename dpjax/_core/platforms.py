@@ -52,7 +52,10 @@ def _is_concrete(x: object) -> bool:
 
 @functools.cache
 def host() -> Any:
-    """This process's first CPU; None where JAX was told not to start one."""
+    """The first CPU device of this process; None if JAX has no CPU backend.
+
+    JAX has no CPU backend if its configuration names other platforms alone.
+    """
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

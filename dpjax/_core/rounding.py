@@ -152,7 +152,12 @@ def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
 
 
 def round_down_float32(x: ArrayLike) -> float | jax.Array:
-    """A lower bound on a non-negative number, f32[]."""
+    """A non-negative number rounded down to float32, f32[].
+
+    A Python number becomes the largest float32 that does not exceed it. An array may
+    hold a number that was rounded before, and gives a smaller float32; see the module's
+    docstring. Zero stays zero.
+    """
     if isinstance(x, int | float):
         return _round_exact(Fraction(x), 0.0)
     x = jnp.asarray(x)

@@ -196,7 +196,11 @@ def _epsilon_without_overflow(
 
 
 class RandomBinsProfile(NamedTuple):
-    """The profile of a run with random bins, from ε(δ) of bins that never overflow.
+    """The profile of a run with random bins whose batches have a limited capacity.
+
+    δ is divided in two: a share of δ bounds the effect of bins with more examples than
+    the capacity (overflow). ε is then the ε of bins without a capacity, at the rest of
+    δ.
 
     Attributes:
       event: the run with random bins.
@@ -241,7 +245,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.asarray(found, default_float())
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
-        """The ε for each δ if no bin overflows."""
+        """The ε for each δ of the same run without a limited capacity."""
         e = self.event
         of = functools.partial(
             _epsilon_without_overflow,
@@ -257,7 +261,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.asarray(found).reshape(np.shape(delta))
 
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
-        """The part of δ that covers bins that overflow, for a given ε."""
+        """The addition to δ, at a given ε, for bins that exceed the capacity."""
         e = self.event
         # Without fresh bins every epoch has the same bins, so they are drawn once.
         draws = e.num_steps if e.fresh else min(e.num_steps, e.steps_per_epoch)

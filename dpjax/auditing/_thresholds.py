@@ -31,10 +31,18 @@ _tail = jnp.vectorize(upper_tail)
 
 
 def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
-    """A lower confidence bound for the success probability, f64[*b].
+    """A lower confidence bound for a success probability, from a number of successes.
 
-    Takes the number of successes among the trials. Whatever the true probability is,
-    the bound exceeds it with probability at most `error`.
+    The trials are independent. Whatever the true probability is, the bound exceeds the
+    true probability with probability at most `error`.
+
+    Args:
+      successes: the number of successes, [*b].
+      trials: the number of trials.
+      error: the probability of an error, f[*b].
+
+    Returns:
+      The bound, f64[*b].
     """
     k = jnp.asarray(successes, jnp.float64)
     # Clopper and Pearson (1934), https://doi.org/10.1093/biomet/26.4.404: the largest p
@@ -50,9 +58,10 @@ def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
 
 
 def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
-    """An upper confidence bound for the success probability, f64[*b].
+    """An upper confidence bound for a success probability, f64[*b].
 
-    The true probability exceeds the bound with probability at most `error`.
+    The arguments are those of `lower`. The true probability exceeds the bound with
+    probability at most `error`.
     """
     # Successes and failures exchanged.
     return 1 - lower(trials - jnp.asarray(successes, jnp.float64), trials, error)

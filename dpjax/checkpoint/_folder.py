@@ -46,7 +46,11 @@ from dpjax.checkpoint._record import (
 
 
 def write_arrays(path: pathlib.Path, tree: Any) -> None:
-    """Write all numeric leaves; the folder appears only once every leaf is written."""
+    """Write all numeric leaves of a tree to a new folder, atomically.
+
+    While leaves are being written, the folder has a temporary name. The folder gets the
+    name `path` after the last leaf is written.
+    """
     leaves = jax.tree.leaves(tree)
     kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
     ocp = _orbax()

@@ -213,7 +213,11 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     sizes, times = np.asarray(halves, np.uint32), rounds(n)
 
     def level(i: jax.Array, x: jax.Array) -> jax.Array:
-        """Apply the rounds of one part, in order from small parts to all positions."""
+        """Apply the rounds that permute the first ⌈n / 2^k⌉ positions, for one k.
+
+        The loop begins with the smallest range of positions and ends with all n.
+        Positions outside the range stay unchanged.
+        """
         which = len(halves) - 1 - i
         own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
         moved = _mix(own, size, jnp.minimum(x, size - 1), times)

@@ -33,13 +33,14 @@ _NEAR, _LOOKS = 1e-3, 10
 
 
 class Amplified(NamedTuple):
-    """A strategy for batches that are drawn at random.
+    """A strategy for batches that are drawn at random, with the noise that it needs.
 
     Attributes:
-      strategy: C. For cyclic Poisson sampling its number of bands is also the number of
-        groups that the examples are divided into.
-      noise_multiplier: the least standard deviation of z over the clip norm at the ε
-        that was asked for.
+      strategy: the matrix C: the noise is C⁻¹z, with z independent Gaussian noise. For
+        cyclic Poisson sampling, the number of bands of C is also the number of groups
+        that the examples are divided into.
+      noise_multiplier: the least standard deviation of z, over the clip norm, for which
+        the run has the requested ε.
       error: the root mean square of the noise in the workload, in units of the clip
         norm.
     """

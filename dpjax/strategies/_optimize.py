@@ -95,7 +95,11 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
 
 
 def _weights(theta: float, epochs: int, n_b: int) -> tuple[float, float]:
-    """α and γ of W^{1/2} = α I + γ (11ᵀ / E) ⊗ I, from θ, the epochs E and n_b."""
+    """The coefficients α and γ of the square root of the matrix W = R ⊗ I / n_b.
+
+    The module's docstring defines W for θ in [0, 1] and R = (1 − θ) I + θ 11ᵀ. With E
+    epochs of n_b steps, W^{1/2} = α I + γ (11ᵀ / E) ⊗ I, since 11ᵀ / E is a projection.
+    """
     alpha = np.sqrt((1 - theta) / n_b)
     return alpha, np.sqrt((1 - theta + theta * epochs) / n_b) - alpha
 

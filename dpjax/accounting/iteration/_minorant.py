@@ -29,9 +29,15 @@ _GRID = 65535
 
 
 def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
-    """The index of each step's block: the number of blocks that end before it, i32[T].
+    """The index of the edge of the minorant to which each step belongs, i32[T].
 
-    The inputs are the log weights, sensitivities and noise deviations, f[T] each.
+    An edge of the greatest convex minorant is a block of consecutive steps. Edges are
+    counted from 0.
+
+    Args:
+      log_w: the logarithms of the weights w_k, f[T].
+      s: the sensitivities s_k, f[T].
+      tau: the noise standard deviations τ_k, f[T].
     """
     each = _blocks.single(log_w, s, tau, s.shape[0])
     whole, _ = _blocks.climb(each, lambda level, nodes, seen: seen, ())

@@ -151,9 +151,12 @@ def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Arra
 def _covered64(
     n: jax.Array, beta: jax.Array, numbers: Numbers, *, asked: _Asked
 ) -> jax.Array:
-    """The μ of the Gaussian mechanism that covers the distance left before n steps.
+    """The μ of a Gaussian mechanism that bounds the privacy loss of all early steps.
 
-    The split of the noise is β; inf if the bound does not apply.
+    Early steps are all steps before the last n, or n + 1, that the bound treats as
+    subsampled releases. They leave a distance between the iterates of the two runs, and
+    a part of the later noise hides this distance. The part has the variance 1/α² of a
+    step's noise, and 1/α² + 1/β² = 1. μ is inf if the bound does not apply.
     """
     step = _setting.step(numbers, asked.assumed)
     alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1
@@ -186,7 +189,7 @@ class _Run(NamedTuple):
         return pld.subsampled_gdp(mu, self.rate)
 
     def gaussian(self, way: _Way, n: jax.Array, beta: jax.Array) -> pld.PLD:
-        """The PLD of the Gaussian mechanism that covers the distance left."""
+        """The PLD of the Gaussian mechanism that bounds the loss of all early steps."""
         asked = _Asked(way, self.steps, self.assumed)
         return pld.gaussian(_covered64(n, beta, self.numbers, asked=asked))
 

@@ -200,16 +200,19 @@ def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
 
 
 def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
-    """The masses Σ_k left[k, i] right[k, j] of all pairs (i, j) at their targets.
+    """The distribution of the weighted mean of two variables on the same grid.
+
+    The pair of the grid's points i and j has the mass Σ_k left[k, i] right[k, j]. This
+    mass moves to points of a finer grid near the weighted mean of the two points.
 
     Args:
-      left: factors of the first point's mass, f[r, n].
-      right: factors of the second point's mass, f[r, n].
-      moves: the targets of all pairs.
+      left: the factors of the masses for the first variable, f[r, n].
+      right: the factors of the masses for the second variable, f[r, n].
+      moves: the points of the finer grid to which the mass of each pair moves.
 
     Returns:
-      The mass at each point of the grid with half the spacing, f[2n]. A mean lies
-      between the two points of its pair, so that no mass leaves the grid.
+      The mass at each point of the grid with half the spacing, f[2n]. The weighted mean
+      of two points lies between them, so that no mass leaves the grid.
     """
     n = left.shape[1]
     # The entries outside of 0, ..., n − 1 are zero.

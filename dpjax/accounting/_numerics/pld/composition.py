@@ -124,10 +124,16 @@ def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array
 def _check_parameters(
     core: Callable[..., jax.Array], worst: float
 ) -> Callable[..., jax.Array]:
-    """The core of one request, with invalid parameters handled.
+    """A function that checks the parameters of events before it computes δ or ε.
 
-    The result is 0 if no event releases anything, and `worst` if a parameter is out of
-    range or the core returns NaN.
+    Args:
+      core: maps ε and the events to δ, or δ and the events to ε.
+      worst: the result for invalid parameters: 1 for δ, or inf for ε.
+
+    Returns:
+      A function of ε or δ and of the leaves and the structure of the events. Its result
+      is 0 if no event releases anything, `worst` if a parameter is out of range or NaN,
+      `worst` if `core` returns NaN, and otherwise the result of `core`.
     """
 
     def scalar(asked: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
