@@ -1,8 +1,8 @@
 """δ(ε) and ε(δ) of composed events, with their derivatives.
 
-The compiled functions take events as the leaves of a pytree (the numbers) and its
-structure, which is static. `epsilon_of` also takes a mechanism that no event describes,
-as discrete losses.
+The compiled functions take the leaves of a pytree of events, which are numbers, and its
+structure, which is static. `delta_of` and `epsilon_of` take discrete losses instead,
+and therefore also apply to a mechanism that no event describes.
 """
 
 import dataclasses
@@ -171,7 +171,7 @@ def _check_parameters(
 def _log_delta(
     parts: Parts, variance: jax.Array, where: Tilt
 ) -> Callable[[jax.Array], jax.Array]:
-    """An upper bound on log δ(ε), as a function of ε, for one tilt."""
+    """A function from ε to an upper bound on log δ(ε), for one tilt."""
     wave = inversion.spectrum(parts, variance, where)
 
     def of(epsilon: jax.Array) -> jax.Array:
@@ -225,10 +225,10 @@ def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candi
 
 
 def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
-    """The losses with those too rare to matter for δ moved to an infinite loss.
+    """Replace losses that are too rare to matter for δ by an infinite loss.
 
-    Moving mass to an infinite loss gives an upper bound, and makes the sums of tilted
-    masses smaller.
+    The replacement gives an upper bound on δ, and makes the sums of tilted masses
+    smaller.
     """
     trimmed = []
     for losses, count in parts:
@@ -327,10 +327,10 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
 def _smallest_epsilon(
     excess: Callable[[jax.Array], jax.Array], top: jax.Array
 ) -> jax.Array:
-    """The smallest ε up to 3 top at which the excess is at most 0; inf if none.
+    """The smallest ε up to 3 top at which the excess is at most 0, or inf.
 
-    The excess is at most 0 at the ε returned, also where the search misses the
-    smallest.
+    The result is inf if the search finds no such ε. The excess is at most 0 at a finite
+    result, even if a smaller ε has this property too.
     """
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
     # opposite sign, so that the search evaluates at top first, then between 0 and top
@@ -349,9 +349,10 @@ _epsilon64 = _as_float64(_check_parameters(_epsilon, np.inf))
 
 
 def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
-    """The numbers of events, and their structure with ADD_REMOVE for ZERO_OUT.
+    """The numbers of events and their structure, with ADD_REMOVE in place of ZERO_OUT.
 
-    Both adjacencies have the same losses, so that one compiled program serves both.
+    Both adjacencies have the same losses. With one structure for both, they share a
+    compiled program.
     """
     same = []
     for step in steps:

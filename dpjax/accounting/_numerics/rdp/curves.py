@@ -1,9 +1,10 @@
 """Upper bounds on Rényi curves for arguments of any value, and on δ(ε) and ε(δ).
 
-The quadrature holds for noise multipliers in a range. Below that range convexity gives
-a looser bound. Above it a curve is the first term of its expansion.
+The quadrature is precise for noise multipliers in a certain range. For smaller noise
+multipliers, convexity gives a looser bound. For larger noise multipliers, the first
+term of an expansion gives the curve.
 
-Each order of a curve gives one bound on δ(ε) and ε(δ).
+Each order of a curve gives one bound on δ(ε) and one on ε(δ).
 """
 
 from collections.abc import Callable
