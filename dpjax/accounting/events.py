@@ -125,7 +125,7 @@ class FixedSizeGaussian:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation:
-    """The steps of one epoch in which each example takes part in one random step.
+    """An epoch in which each example takes part in one step, chosen at random.
 
     Attributes:
       noise_multiplier: noise standard deviation over clip norm, f[*b].
@@ -164,7 +164,7 @@ class CorrelatedGaussian:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class RandomBins:
-    """A run with balls in bins: every example picks one step of an epoch at random.
+    """A run with balls in bins: every example picks a step of an epoch at random.
 
     Attributes:
       noise_multiplier: the standard deviation of the noise before it is correlated,

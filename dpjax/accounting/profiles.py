@@ -229,7 +229,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up: the least δ found whose ε is no larger."""
+        """The δ for an ε >= 0, rounded up, by a bisection for δ."""
         target = np.asarray(epsilon, np.float64)
         low = np.full(target.shape, math.log(_LEAST_DELTA))
         high = np.zeros(target.shape)

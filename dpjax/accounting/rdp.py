@@ -50,7 +50,7 @@ def _array(value: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
 def _align(
     *scalars: jax.typing.ArrayLike, curves: tuple[jax.typing.ArrayLike, ...]
 ) -> list[jax.Array | np.ndarray]:
-    """The curves, then the scalars with an axis of orders, all of the same rank."""
+    """Give all arrays the same rank, and give the scalars an axis for the orders."""
     arrays = [_array(x) for x in curves] + [_array(x)[..., None] for x in scalars]
     rank = max(x.ndim for x in arrays)
     return [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in arrays]
@@ -110,8 +110,8 @@ def poisson_gaussian(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: the divergence of the sampled from the unsampled distribution, which is the
-    greater of the two directions.
+    Privacy: the curve is the divergence of the output distribution with the example
+    from that without the example. In the other direction the divergence is no larger.
 
     Reference: Mironov, Talwar and Zhang (2019), Theorems 4 and 5.
 
@@ -244,10 +244,10 @@ def best_order(
     orders: jax.typing.ArrayLike,
     delta: jax.typing.ArrayLike,
 ) -> jax.Array:
-    """The order that gives `epsilon`.
+    """The order of the curve at which the bound on ε is smallest.
 
-    If this order is at an end of the range of orders, a wider range may give a smaller
-    ε.
+    `epsilon` returns the bound at this order. If the order is the smallest or the
+    largest of `orders`, a wider range of orders may give a smaller ε.
 
     Args:
       curve: Rényi divergences, f[*b, k].

@@ -1,4 +1,4 @@
-"""The assumptions of the bounds on a last iterate, checked in one place."""
+"""The assumptions of the bounds on a last iterate, and their checks."""
 
 from typing import Generic, NamedTuple, TypedDict, TypeVar
 
@@ -63,9 +63,9 @@ class Setting(TypedDict):
 
 
 class Bounds(NamedTuple):
-    """The bounds that hold in one setting, f[*b] each; inf where one does not apply.
+    """The bounds for one run, f[*b] each; inf for a bound that does not apply.
 
-    They are GDP parameters, or ε where the function says so.
+    The bounds are GDP parameters, or values of ε if the function says so.
 
     Attributes:
       composition: the bound that treats every step as released.
@@ -91,7 +91,7 @@ class Bounds(NamedTuple):
 
 
 class Numbers(NamedTuple, Generic[_Number]):
-    """The numbers of a run, with the names of `Setting`, as inputs of the cores."""
+    """The numbers of a run, with the names of `Setting`, for the compiled functions."""
 
     noise_multiplier: _Number
     batch_size: _Number
@@ -122,7 +122,7 @@ class Assumed(NamedTuple):
 
 
 class ValidatedSetting(NamedTuple):
-    """A checked setting, as inputs of the cores."""
+    """A checked setting, for the compiled functions."""
 
     numbers: Numbers[ArrayLike]
     assumed: Assumed
