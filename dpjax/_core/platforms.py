@@ -26,7 +26,7 @@ def on_platform(
     elsewhere: Callable[..., Out],
     *args: Tree,
 ) -> Out:
-    """`there(*args)` on one platform, `elsewhere(*args)` on all others.
+    """Call `there(*args)` on one platform, and `elsewhere(*args)` on all others.
 
     The choice is made when a program is lowered, not when it is traced: the program may
     be lowered for another platform than this machine's, or for several (`jax.export`).

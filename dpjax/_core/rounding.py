@@ -1,4 +1,4 @@
-"""Numbers rounded so that every bound still holds for the numbers in use.
+"""Rounding in the direction in which privacy bounds still hold.
 
 **Sums of squares** get upper bounds that hold under every rounding error. The model: An
 operation's result is off by a factor 1 + δ with |δ| at most the unit roundoff u (2⁻²⁴
@@ -21,9 +21,10 @@ and a decay of 0.99, but training uses float32. The float32 number nearest to 0.
 and grows with the decay (a bound's terms are powers of the decay). So training rounds
 the noise up and the decay down to float32, and the bound holds for the rounded numbers.
 
-Python numbers, which are in float64, are taken as exact. An array may be a Python
-number that was rounded (`optax.inject_hyperparams` does that). So an array's value
-moves by one unit of its precision; a float64 array's only if float32 does not hold it.
+Python numbers, which are in float64, are taken as exact. An array may be the result of
+rounding a Python number (`optax.inject_hyperparams` does that), and the exact number
+may be on either side. An array's value is therefore moved to the next number of its
+precision. A float64 array's value is moved only if it is not a float32.
 """
 
 import functools

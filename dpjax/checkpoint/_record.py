@@ -1,10 +1,10 @@
-"""The record beside a checkpoint's arrays, compared before the arrays are read.
+"""The record that is saved beside a checkpoint's arrays, and compared before a restore.
 
 A record ends with its digest, which covers all other values in the record, including
 the digest of the arrays. The digest is computed without a secret key: it detects damage
 and mistakes, but not a change by anyone who recomputes the digest.
 
-The state of a run is its arrays by name; their digest covers their bits.
+The digest of the arrays is a hash of their names, dtypes, shapes and values.
 """
 
 import datetime
@@ -201,7 +201,7 @@ def decode_record(content: bytes, step: int, where: pathlib.Path) -> dict[str, A
 
     Args:
       content: the content of the record's file.
-      step: the step that the record must be of.
+      step: the number of the step whose record is expected.
       where: the checkpoint's folder, for error messages.
 
     Raises:
