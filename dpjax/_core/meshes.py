@@ -249,9 +249,10 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
 def _cut_alike(x: jax.Array, other: jax.Array) -> jax.Array:
     """The values of x, with the sharding that the compiler chooses for another array.
 
-    Only the compiler knows how the other array is sharded, and it could put a constant
-    x anywhere. A select gives its operands the same sharding. The compiler propagates
-    shardings first, and only then removes the select, whose condition is constant.
+    Only the compiler knows the sharding of the other array, and it may place a constant
+    x on any device. A select gives its operands the same sharding. The compiler
+    propagates shardings first, and only then removes the select, whose condition is
+    constant.
     """
     return jnp.where(False, other, x)
 

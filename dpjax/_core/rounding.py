@@ -47,7 +47,7 @@ _STAGE = 1024
 
 
 def margin(terms: int, dtype: DTypeLike) -> float:
-    """An upper bound on γ_k for k terms, which also covers a few percent more terms.
+    """An upper bound on γ_k for k terms, which also holds for a few percent more terms.
 
     Raises:
       ValueError: there are so many terms that k u is above 1/64.
@@ -67,10 +67,10 @@ def staged_sum(
     kept: int = 0,
     term: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> tuple[jax.Array, int]:
-    """The sum of term(x) over all but the first `kept` axes, and the bound's k.
+    """The sum of term(x) over all axes but the first `kept` ones, and its bound's k.
 
-    k is the number of terms in one stage, added up over the stages. It is the k of γ_k
-    in the bound on the sum's rounding error.
+    γ_k bounds the relative rounding error of the sum (see the module's docstring). k is
+    the number of terms in one stage, added up over the stages.
     """
     terms = 0
     while x.ndim > kept:

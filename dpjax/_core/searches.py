@@ -322,11 +322,11 @@ def close(
     *,
     log: bool = False,
 ) -> jax.Array:
-    """The good end of the bracket once its width is at most the tolerance.
+    """Narrow a bracket to a width of at most the tolerance; return its good end.
 
     The method is ITP, which evaluates near the zero of the secant and needs hardly more
-    steps than bisection for any function. The good end is the given one, or a point
-    where the excess was evaluated and found to be at most 0.
+    steps than bisection for any function. The result is the given good end, or a point
+    at which the excess was evaluated and is at most 0.
 
     Args:
       excess: the function, at most 0 at the good end.
@@ -381,7 +381,7 @@ def _is_open(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array
 def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
     """The next parameter to evaluate: near the secant's zero, clipped by ITP's radius.
 
-    The clip keeps the number of steps within one of bisection's.
+    Because of the clip, the search needs at most one step more than bisection.
     """
     high, low = bracket.bad.excess, bracket.good.excess
     ends = bracket.bad.at, bracket.good.at

@@ -79,7 +79,7 @@ def _run(
 ) -> tuple[_pld.PLD, jax.Array]:
     """The PLD of all epochs, and a GDP parameter that also holds for known steps.
 
-    The GDP parameter bounds an attacker who knows the steps of every example.
+    The GDP parameter holds for an attacker who knows the steps of the example.
     """
     num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
     one = pld(noise_multiplier, num_steps=num_steps, adjacency=adjacency)

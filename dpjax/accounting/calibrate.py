@@ -63,7 +63,7 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
 def _find_parameter(
     crossed: jax.Array, closed: jax.Array, end: Point
 ) -> tuple[jax.Array, jax.Array]:
-    """The parameter that the search found, and whether it meets the target."""
+    """The result of the search, and whether ε at this parameter meets the target."""
     return jnp.where(crossed, closed, end.at), crossed | (end.excess <= 0)
 
 

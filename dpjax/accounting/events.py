@@ -216,10 +216,10 @@ class Repeated:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class Composed:
-    """Events that run one after the other on the same data.
+    """A sequence of events on the same data.
 
-    An event may depend on the outputs of earlier ones; its numbers must be fixed before
-    any output is seen.
+    An event may depend on the outputs of earlier events. All numbers of an event must
+    be fixed before any output is seen.
 
     Attributes:
       steps: the events, each with its count.

@@ -137,7 +137,7 @@ def mu(epsilon: jax.typing.ArrayLike, delta: jax.typing.ArrayLike) -> jax.Array:
 
 
 def compose(mus: jax.typing.ArrayLike) -> jax.Array:
-    """The GDP parameter of mechanisms run one after the other, adaptively or not.
+    """The GDP parameter of the composition of mechanisms, adaptive or not.
 
     Args:
       mus: the GDP parameters of k mechanisms on the same data, f[*b, k]. A mechanism

@@ -24,15 +24,15 @@ from dpjax.accounting.events import register_record
 @register_record
 @dataclasses.dataclass(frozen=True)
 class PLD:
-    """The privacy-loss distribution of mechanisms run one after the other.
+    """The privacy-loss distribution (PLD) of a composition of mechanisms.
 
-    A PLD is a pytree of parameters. It passes through `jax.jit`, `jax.vmap` and
+    A PLD is a pytree of parameters, and passes through `jax.jit`, `jax.vmap` and
     `jax.grad`.
 
     Attributes:
       steps: the events that run on the same data, with their counts. An event may
-        depend on the outputs of earlier ones; its numbers must be fixed before any
-        output is seen.
+        depend on the outputs of earlier events. All numbers of an event must be fixed
+        before any output is seen.
     """
 
     steps: tuple[events.Repeated, ...]

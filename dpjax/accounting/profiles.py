@@ -1,8 +1,8 @@
 """Privacy profiles, ε(δ) and δ(ε), and guarantees with their assumptions.
 
-`of` returns the profile of an event: a profile by `gdp` if the event amounts to a
-Gaussian mechanism, a `pld.PLD` if the event has a privacy-loss distribution, and
-otherwise one of the other records below.
+`of` returns the profile of an event. The profile is a `Gaussian` if the event is
+equivalent to a Gaussian mechanism, a `pld.PLD` if the event has a privacy-loss
+distribution, and a `RandomBinsProfile` for a run with random bins.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 A curve is an array f[*b, k]: the Rényi divergence between the outputs on neighbouring
 data sets is at most curve[..., i] at order orders[i], in both directions. The curve of
-mechanisms that run one after the other is the sum of their curves.
+a composition of mechanisms is the sum of their curves.
 
 Subsampled curves come from a quadrature whose error is measured, not proven. On 200,000
 random points the error is at most 1e-11 of the integral, against three times as many
@@ -170,7 +170,7 @@ def fixed_size_gaussian(
 def compose(
     *curves: jax.typing.ArrayLike, count: jax.typing.ArrayLike = 1
 ) -> jax.Array:
-    """The curve of several mechanisms that run one after the other, count times.
+    """The curve of the composition of mechanisms that each run count times.
 
     Args:
       curves: the curves of the mechanisms, f[*b, k] each, at the same orders, at least

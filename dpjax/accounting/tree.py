@@ -1,9 +1,9 @@
 """The exact privacy of the noise of binary trees.
 
-A tree releases sums of terms, each node with independent noise. An example that takes
-part several times changes several nodes, and several terms in each of them. All these
-changes can align, and Gaussian noise composes exactly. Therefore μ² is a sum over
-nodes, at the worst position that an example can have.
+Each node of a tree releases a sum of terms with independent noise. An example that
+takes part several times changes several nodes, and several terms of a node. All of
+these changes can have the same direction, and Gaussian mechanisms compose exactly.
+Therefore μ² is a sum over nodes, for the worst position that an example can have.
 
 1. `momentum_mu`: the left children of one tree, which are the nodes that momentum
 needs. 2. `reduced_momentum_mu`: three trees, for momentum whose terms have reduced

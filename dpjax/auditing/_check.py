@@ -97,10 +97,11 @@ def check(
         other adjacencies to the result without it.
 
     Returns:
-      A `Report`: `assert report.passed, report` is a test. An example is left out, or
-      replaced by another or by an extreme example, in the whole batch, in halves of the
-      batch and alone. Three other changes must not move the result: changed values at
-      masked positions, more masked positions, and another order of the batch.
+      A `Report`: `assert report.passed, report` is a test. Each change removes an
+      example, or replaces it by another example of the batch or by an extreme one. The
+      changes are made in the whole batch, in halves of the batch, and in a batch with
+      this example alone. Three other changes must not move the result: changed values
+      at masked positions, more masked positions, and another order of the batch.
 
     Raises:
       ValueError: sensitivity is not positive, or the batch has fewer than 2 examples.

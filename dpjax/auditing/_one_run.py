@@ -159,13 +159,14 @@ def one_run_epsilon_lower(
     Args:
       scores: the attack's score of each canary, f[*b, m].
       included: whether a canary took part, bool[*b, m], by independent fair coins of
-        which the attack knows nothing. The coins are those of the run, and are not
-        chosen afterwards.
+        which the attack knows nothing. The coins must be the ones that the run used,
+        and must not be chosen after the run.
       delta: δ, f[*b], in [0, 1).
       guess_in: the number of canaries, with the largest scores, for which the attack
         guesses that they took part; static, and fixed before the scores are seen.
       guess_out: the number of canaries, with the smallest scores, for which the attack
-        guesses that they did not take part; static, and fixed likewise.
+        guesses that they did not take part; static, and fixed before the scores are
+        seen.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:

@@ -19,7 +19,8 @@ class Outputs(NamedTuple):
     Attributes:
       inside: the outputs of runs on the data set with the example, stacked along a
         leading axis.
-      outside: the outputs of runs on the neighbouring data set, stacked likewise.
+      outside: the outputs of runs on the neighbouring data set, stacked along a leading
+        axis.
     """
 
     inside: Tree

@@ -3,9 +3,9 @@
 **Idea.** The same key gives the same noise. An interrupted run can therefore be resumed
 exactly. For the same reason, resuming a run with other data, another plan or another
 order of draws breaks its guarantee: the same noise then hides two different sums, and
-their difference has no noise. A checkpoint therefore holds all that a run needs to
-continue bit for bit, and a fingerprint of what must not change. Restoring a checkpoint
-under another fingerprint is refused.
+their difference has no noise. A checkpoint therefore holds all arrays and numbers that
+a run needs to continue bit for bit, and a fingerprint of the plan and of the draws,
+which must not change. `restore` refuses a checkpoint with another fingerprint.
 
 A `Run` is the key, the step, the parameters and the optimizer's state. The modules, in
 the order in which the data passes through them:

@@ -1,4 +1,4 @@
-"""The error rates that a guarantee permits, and those that an attack achieved."""
+"""A plot of the error rates that guarantees permit and that an attack achieved."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,7 +73,7 @@ def attack(
     false_positive_rate: float = 0.01,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the error rates that an attack achieved beside those of guarantees.
+    """Draw the error rates that an attack achieved and that guarantees permit.
 
     Args:
       scores_in: the attack's scores where the example took part, f[n]. Larger scores

@@ -174,7 +174,8 @@ def random_bins(
         examples, the first b are retained; with n above 2¹⁶, a uniformly random b.
       key: one typed key for the whole run; the epoch is folded into it.
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
-        2³². With the same number in all epochs, every example keeps its step.
+        2³². With the same number in all epochs, every example takes part in the same
+        step of each epoch.
 
     Returns:
       A `Batch` of i32[m, b] and bool[m, b], in the data's order, with padding last.

@@ -1,4 +1,4 @@
-"""A Gaussian chain whose covariances bound those of an example's random positions.
+"""A Gaussian chain whose covariances are upper bounds on the covariances of patterns.
 
 The positions lie on a line. The chain X_{i+1} = ρ X_i + noise has covariance a ρ^d at
 distance d. Together with a part κ that all positions share, these covariances are upper

@@ -1,4 +1,4 @@
-"""Trees of an example's positions, whose covariances bound those of its patterns.
+"""Trees of positions, whose covariances bound the covariances of patterns.
 
 Two positions are joined into a pair, two pairs into a group of four, and so on. Each
 join leaves a gap between its two parts. The final group is repeated around the circle

@@ -145,7 +145,7 @@ def _check(
     order: Order,
     setting: Setting,
 ) -> _Run:
-    """The checked run; a ValueError says which argument is wrong."""
+    """Check the arguments and return the run; ValueError for an invalid argument."""
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     validate.positive("batch_size", batch_size)

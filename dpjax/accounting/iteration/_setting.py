@@ -129,7 +129,7 @@ class ValidatedSetting(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step in units of its own noise, f64[] each."""
+    """The numbers of a step, f64[] each; distances are in units of the step's noise."""
 
     log_lipschitz: jax.Array  # 0 where unknown
     known: jax.Array  # whether the Lipschitz constant is known
@@ -187,7 +187,8 @@ def check(
 ) -> ValidatedSetting:
     """Check the assumptions of a run and return them as a `ValidatedSetting`.
 
-    A ValueError says which assumption fails.
+    Raises:
+      ValueError: an assumption fails; the message names the assumption.
     """
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.positive("step_size", step_size)
@@ -240,7 +241,7 @@ def check(
 
 
 def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
-    """A step in units of its own noise, from scalars and the static assumptions.
+    """The numbers of a step, from the scalars and the static assumptions of a setting.
 
     `valid` is False for numbers out of range: callers then return inf.
     """

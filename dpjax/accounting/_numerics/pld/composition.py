@@ -327,10 +327,10 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
 def _smallest_epsilon(
     excess: Callable[[jax.Array], jax.Array], top: jax.Array
 ) -> jax.Array:
-    """The smallest ε up to 3 top at which the excess is at most 0, or inf.
+    """Search for the smallest ε up to 3 top at which the excess is at most 0.
 
-    The result is inf if the search finds no such ε. The excess is at most 0 at a finite
-    result, even if a smaller ε has this property too.
+    The excess is at most 0 at every finite result, but the search may miss the smallest
+    such ε. The result is inf if the search finds no such ε.
     """
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
     # opposite sign, so that the search evaluates at top first, then between 0 and top

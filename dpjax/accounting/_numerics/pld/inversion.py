@@ -267,9 +267,9 @@ def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Ar
     """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for events without a Gaussian mechanism.
 
     The bound treats each of the Σ_i T_i steps separately, and is exact for a single
-    step. It is also nearly exact at ε = 0 for many steps with little privacy loss. In
-    that case the bound by inversion is loose, because inversion adds a Gaussian
-    mechanism. With Gaussian variance the result is infinite.
+    step. The bound is also nearly exact at ε = 0 for many steps whose privacy loss is
+    seldom positive. For such steps the bound by inversion is loose, because inversion
+    adds a Gaussian mechanism. With Gaussian variance the result is infinite.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)

@@ -92,7 +92,8 @@ def _total_variation(rho: jax.Array) -> jax.Array:
     """An upper bound on the total variation distance, which is δ at ε = 0.
 
     The Rényi divergence of every order above 1 is at least the Kullback-Leibler
-    divergence. The bounds are those of Pinsker and of Bretagnolle and Huber.
+    divergence. The result is the smaller of Pinsker's bound and the bound of
+    Bretagnolle and Huber.
     """
     # The two bounds are sqrt(ρ/2) and sqrt(1 − e^{−ρ}).
     some = rho > 0  # the square root has no derivative at 0
