@@ -145,7 +145,8 @@ def test_optimal_shift_mu_is_at_most_the_closed_forms(period, epochs, x64):
     slack = 1 + 1e-12
     assert np.all(free <= r * np.sqrt(epochs) * slack)
     assert np.all(free <= expansion * slack)
-    assert np.all(bounded <= free)
+    # NumPy may evaluate one of the two calls, and XLA the other.
+    assert np.all(bounded <= free * slack)
     np.testing.assert_allclose(free[contracting], contraction[contracting], rtol=1e-12)
     np.testing.assert_allclose(free[~contracting], expansion[~contracting], rtol=1e-12)
     applies = contracting & (diameter / r <= epochs)

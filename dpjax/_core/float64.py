@@ -130,15 +130,18 @@ def float64(
     one_by_one: bool = False,
     compiled: bool = True,
 ) -> Callable[[Core], Core]:
-    """Decorate a core function of float64 arrays into one for any caller.
+    """Decorate a function of float64 arrays for callers that do not use float64.
+
+    In this module, the decorated function is called a core.
 
     Args:
       rounding: the direction of the final cast, "up" for a quantity that grows
         with privacy loss.
       static: names of keyword arguments that are not arrays.
-      vectors: the positions of arguments whose last axis belongs to one evaluation.
-        All other axes are batch axes. The core broadcasts over batch axes and works on
-        them element by element. Its result has only the batch axes.
+      vectors: the positions of arguments that are vectors: their last axis belongs to
+        one evaluation, and all other axes are batch axes. The core broadcasts over
+        batch axes and works on them element by element. Its result has only the batch
+        axes.
       elementwise: whether the core is written for one evaluation, with scalar arguments
         except for its vectors. The decorator then maps it over batch axes.
       one_by_one: whether the core, for scalar arguments and without vectors, runs in a
@@ -184,9 +187,10 @@ def _is_record(x: object) -> TypeGuard[tuple[ArrayLike, ...]]:
 def _flat(
     core: Core, records: tuple[type | None, ...], vectors: tuple[int, ...]
 ) -> tuple[Core, tuple[int, ...]]:
-    """The core with records replaced by their fields, and its vectors' new positions.
+    """The core as a function of arrays alone, and the new positions of its vectors.
 
-    Where an argument is a vector and a record, every field of the record is a vector.
+    The fields of a record become separate arguments. If the record is at the position
+    of a vector, every field is a vector.
     """
     sizes = [len(record._fields) if record else 1 for record in records]
     starts = np.cumsum([0, *sizes]).tolist()
@@ -206,7 +210,7 @@ def _flat(
 
 
 def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
-    """The core for one evaluation, mapped over batches; vectors' lengths may differ."""
+    """Map a core for one evaluation over batches; vectors' lengths may differ."""
 
     @functools.wraps(core)
     def mapped(*args: jax.Array, **kwargs: object) -> jax.Array:
@@ -226,7 +230,7 @@ def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
 
 
 def _loop_over_batch(scalar: Core) -> Core:
-    """The core of scalars in a loop over a batch, with the batch's broadcast shape."""
+    """Evaluate a core of scalars in a loop over a batch of broadcast arguments."""
 
     @functools.wraps(scalar)
     def batched(*args: jax.Array, **kwargs: object) -> jax.Array:
@@ -253,7 +257,10 @@ def _lift(
 
     @functools.cache
     def partial(position: int) -> Core:
-        """The decorated partial derivative by one argument, in the argument's shape."""
+        """The partial derivative by one argument, as a decorated function.
+
+        The derivative has the shape of the argument.
+        """
 
         def derivative(*args: jax.Array, **kwargs: object) -> jax.Array:
             args = broadcast_batch(args, vectors)

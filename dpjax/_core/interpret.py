@@ -48,7 +48,7 @@ class NotEvaluatedError(NotImplementedError):
 
 
 class Program(NamedTuple):
-    """A function of NumPy arrays, and an estimate of its time in seconds."""
+    """A function of NumPy arrays, and an estimate of the seconds that a call takes."""
 
     run: Function
     seconds: float
@@ -125,7 +125,7 @@ def evaluator(closed: jex.ClosedJaxpr) -> Function:
 
 
 class _Step(NamedTuple):
-    """An equation, with the slots of its inputs and outputs in a list of values."""
+    """An equation, with the indices of its inputs and outputs in a list of values."""
 
     eqn: jex.JaxprEqn
     inputs: list[int]
@@ -133,7 +133,7 @@ class _Step(NamedTuple):
 
 
 def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
-    """The needed equations of a jaxpr as one program, with calls inlined."""
+    """The equations on which a jaxpr's outputs depend, as one program without calls."""
     slots, known, steps = itertools.count(), dict[int, Any](), list[_Step]()
 
     def constant(value: Any) -> int:
@@ -207,7 +207,10 @@ def _time(eqn: jex.JaxprEqn) -> float:
 
 
 def _open(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
-    """A jaxpr inside an operation's parameters, closed or not, and its constants."""
+    """The jaxpr and the constants of a jaxpr inside an operation's parameters.
+
+    A jaxpr that is not closed has no constants.
+    """
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
@@ -420,7 +423,7 @@ def _gather(params: Mapping[str, Any]) -> Function:
 def _starts(
     axis: int, rows: np.ndarray, mapped: Sequence[int], batched: Mapping[int, int]
 ) -> np.ndarray:
-    """The first indices along an axis of an array, for each row of indices."""
+    """The first index of each slice along one axis, for each row of indices."""
     shape = rows.shape[:-1]
     if axis in mapped:
         return rows[..., mapped.index(axis)].astype(np.int64)
@@ -434,7 +437,7 @@ def _starts(
 
 
 def _along(axis: int, kept: Sequence[int], size: int, batch: int) -> np.ndarray:
-    """0, ..., size − 1 along the place of an axis among the kept ones; 0 elsewhere."""
+    """The indices 0, ..., size − 1 of an axis, shaped to broadcast with other axes."""
     if axis not in kept:
         return np.zeros((1,) * (batch + len(kept)), np.int64)
     shape = [size if other == axis else 1 for other in kept]

@@ -1,13 +1,14 @@
 """Separate random streams for the consumers of one key, and new keys.
 
-In JAX `split(key)[i]` and `fold_in(key, i)` are the same key (Threefry). So two
-consumers that number their draws draw the same numbers if they get the same key: a
-sampler's order could equal the order of the noise. So each consumer first derives a
-stream of its own, named by a string, and numbers its steps, leaves and levels within
-this stream. A consumer derives its stream once, where it gets the user's key: in a
-transformation's `init`, or at the beginning of a function. A stream separates kinds of
-consumers only: two transformations of one kind, on the same tree and with the same key,
-draw the same noise.
+In JAX `split(key)[i]` and `fold_in(key, i)` are the same key (Threefry). A consumer of
+a key, such as a sampler or a noise transformation, usually derives a key for each step
+or leaf by its number. Two consumers of the same key would then draw the same random
+numbers, and a sampler's order could depend on the noise. Each consumer therefore first
+derives a separate key, called a stream, from the user's key and a name. It derives the
+keys of its steps, leaves and levels from this stream. A consumer derives its stream
+once, where it receives the user's key: in a transformation's `init`, or at the
+beginning of a function. A stream separates types of consumers only: two transformations
+of one type, on the same tree and with the same key, draw the same noise.
 """
 
 import collections

@@ -32,9 +32,10 @@ _Entry = str | tuple[str, ...] | None
 
 
 def leading_axis(arrays: Sequence[Tree]) -> _Entry:
-    """How the first axis of a batch is sharded, as an entry of a partition spec.
+    """The sharding of the first axis of a batch, as an entry of a partition spec.
 
-    The first array whose leading axis is sharded decides; None where there is none.
+    The entry is that of the first array whose leading axis is sharded, or None if no
+    array has a sharded leading axis.
     """
     specs = [jax.typeof(x).sharding.spec for x in arrays]
     return next((s[0] for s in specs if len(s) and s[0] is not None), None)
@@ -56,7 +57,7 @@ def like(
     *,
     leading: _Entry = None,
 ) -> jax.ShapeDtypeStruct:
-    """A type with another shape and dtype, sharded as a variable in its last axes.
+    """The type of an array whose last axes are sharded as those of a given variable.
 
     Args:
       aval: the variable's type.
@@ -94,10 +95,10 @@ def sharded_zeros(
     leading: _Entry = None,
     mesh: AbstractMesh | None = None,
 ) -> jax.Array:
-    """Zeros of another shape, sharded as in `like`.
+    """Zeros with the shape and the sharding of the type that `like` returns.
 
-    Where `like` gives no explicit sharding, the zeros are on `mesh` if it is given,
-    sharded along their first axis alone, by `leading`.
+    If this type has no explicit sharding and `mesh` is given, the zeros are on `mesh`,
+    and only their first axis is sharded, by `leading`.
     """
     wanted = like(aval, shape, aval.dtype, leading=leading)
     sharding = wanted.sharding
@@ -246,11 +247,12 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
 
 
 def _cut_alike(x: jax.Array, other: jax.Array) -> jax.Array:
-    """The values of x, sharded by the compiler as the other array.
+    """The values of x, with the sharding that the compiler chooses for another array.
 
-    Only the compiler knows how the other array is sharded, and it could put a constant
-    x anywhere. A select gives its operands the same sharding. The compiler propagates
-    shardings first, and only then removes the select, whose condition is constant.
+    Only the compiler knows the sharding of the other array, and it may place a constant
+    x on any device. A select gives its operands the same sharding. The compiler
+    propagates shardings first, and only then removes the select, whose condition is
+    constant.
     """
     return jnp.where(False, other, x)
 

@@ -28,7 +28,7 @@ def on_platform(
     elsewhere: Callable[..., Out],
     *args: Tree,
 ) -> Out:
-    """`there(*args)` on one platform, `elsewhere(*args)` on all others.
+    """Call `there(*args)` on one platform, and `elsewhere(*args)` on all others.
 
     The choice is made when a program is lowered, not when it is traced: the program may
     be lowered for another platform than this machine's, or for several (`jax.export`).
@@ -136,7 +136,10 @@ def _is_concrete(x: object) -> bool:
 
 @functools.cache
 def host() -> Any:
-    """This process's first CPU; None where JAX was told not to start one."""
+    """The first CPU device of this process; None if JAX has no CPU backend.
+
+    JAX has no CPU backend if its configuration names other platforms alone.
+    """
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Numbers rounded so that every bound still holds for the numbers in use.
+"""Rounding in the direction in which privacy bounds still hold.
 
 **Sums of squares** get upper bounds that hold under every rounding error. The model: An
 operation's result is off by a factor 1 + δ with |δ| at most the unit roundoff u (2⁻²⁴
@@ -21,9 +21,10 @@ and a decay of 0.99, but training uses float32. The float32 number nearest to 0.
 and grows with the decay (a bound's terms are powers of the decay). So training rounds
 the noise up and the decay down to float32, and the bound holds for the rounded numbers.
 
-Python numbers, which are in float64, are taken as exact. An array may be a Python
-number that was rounded (`optax.inject_hyperparams` does that). So an array's value
-moves by one unit of its precision; a float64 array's only if float32 does not hold it.
+Python numbers, which are in float64, are taken as exact. An array may be the result of
+rounding a Python number (`optax.inject_hyperparams` does that), and the exact number
+may be on either side. An array's value is therefore moved to the next number of its
+precision. A float64 array's value is moved only if it is not a float32.
 """
 
 import functools
@@ -46,7 +47,7 @@ _STAGE = 1024
 
 
 def margin(terms: int, dtype: DTypeLike) -> float:
-    """An upper bound on γ_k for k terms, which also covers a few percent more terms.
+    """An upper bound on γ_k for k terms, which also holds for a few percent more terms.
 
     Raises:
       ValueError: there are so many terms that k u is above 1/64.
@@ -66,10 +67,10 @@ def staged_sum(
     kept: int = 0,
     term: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> tuple[jax.Array, int]:
-    """The sum of term(x) over all but the first `kept` axes, and the bound's k.
+    """The sum of term(x) over all axes but the first `kept` ones, and its bound's k.
 
-    k is the number of terms in one stage, added up over the stages. It is the k of γ_k
-    in the bound on the sum's rounding error.
+    γ_k bounds the relative rounding error of the sum (see the module's docstring). k is
+    the number of terms in one stage, added up over the stages.
     """
     terms = 0
     while x.ndim > kept:
@@ -152,7 +153,12 @@ def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
 
 
 def round_down_float32(x: ArrayLike) -> float | jax.Array:
-    """A lower bound on a non-negative number, f32[]."""
+    """A non-negative number rounded down to float32, f32[].
+
+    A Python number becomes the largest float32 that does not exceed it. An array may
+    hold a number that was rounded before, and gives a smaller float32; see the module's
+    docstring. Zero stays zero.
+    """
     if isinstance(x, int | float):
         return _round_exact(Fraction(x), 0.0)
     x = jnp.asarray(x)

@@ -1,9 +1,10 @@
-"""Roots from the side on which a bound holds, and their derivatives.
+"""Searches for roots that end on the side on which a bound holds, with derivatives.
 
-A search is off by up to its last step, but a bound must hold exactly. So every search
-of this module ends on the side that its caller calls good, despite rounding errors on
-the way. JAX does not differentiate through the searches. The implicit function theorem
-gives the derivatives of a root from the function at the root alone.
+The result of a search differs from the root by up to the last step of the search, but a
+bound must hold exactly. Every search of this module therefore ends on the side that its
+caller calls good, despite rounding errors. JAX does not differentiate through the
+searches. The implicit function theorem gives the derivatives of a root from the
+function at the root alone.
 
 `bracket` and `close` find the parameter at which a monotone function crosses zero, and
 `minimize` minimizes a function. The search for a crossing walks until the function has
@@ -76,10 +77,10 @@ def nudge(holds: _Condition, x: jax.Array, direction: float) -> jax.Array:
 def bisect(
     holds: _Condition, fails: jax.Array, good: jax.Array, times: int
 ) -> jax.Array:
-    """The good end of a bracket that is halved `times` times.
+    """Halve a bracket `times` times, and return its good end.
 
-    The condition holds at the good end on input, and so at the result. Nothing is
-    assumed about the other end. Arrays of brackets are halved elementwise.
+    The condition must hold at the good end `good`, and then holds at the result. The
+    other end, `fails`, may be any number. Arrays of brackets are halved elementwise.
     """
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
@@ -129,7 +130,7 @@ def implicit_derivative(
 
 
 def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Array:
-    """The value, with the derivatives of fn(), which is evaluated only for these."""
+    """The value, with the derivatives of fn(); fn is evaluated for derivatives only."""
     fn, constants = jax.closure_convert(fn)
 
     @jax.custom_jvp
@@ -158,9 +159,9 @@ def minimize(
     *args: Any,
     **kwargs: Any,
 ) -> np.ndarray:
-    """The minimizer that L-BFGS-B finds from a start x, f64[k].
+    """The argument f64[k] of the local minimum that L-BFGS-B finds from a start x.
 
-    The further arguments are passed on to `value_and_grad`.
+    All further arguments are passed to `value_and_grad`.
     """
     from scipy.optimize import minimize
 
@@ -183,7 +184,7 @@ _LEAST_STRIDE = 1e-3  # the least log of a first stride; ten squarings exceed e
 
 
 class Point(NamedTuple):
-    """A parameter, and the excess of log ε over the log of its target there."""
+    """A parameter, and the excess of log ε over log of the target at this parameter."""
 
     at: jax.Array
     excess: jax.Array
@@ -321,11 +322,11 @@ def close(
     *,
     log: bool = False,
 ) -> jax.Array:
-    """The good end of the bracket once its width is at most the tolerance.
+    """Narrow a bracket to a width of at most the tolerance; return its good end.
 
     The method is ITP, which evaluates near the zero of the secant and needs hardly more
-    steps than bisection for any function. The good end is the given one, or a point
-    where the excess was evaluated and found to be at most 0.
+    steps than bisection for any function. The result is the given good end, or a point
+    at which the excess was evaluated and is at most 0.
 
     Args:
       excess: the function, at most 0 at the good end.
@@ -380,7 +381,7 @@ def _is_open(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array
 def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
     """The next parameter to evaluate: near the secant's zero, clipped by ITP's radius.
 
-    The clip keeps the number of steps within one of bisection's.
+    Because of the clip, the search needs at most one step more than bisection.
     """
     high, low = bracket.bad.excess, bracket.good.excess
     ends = bracket.bad.at, bracket.good.at

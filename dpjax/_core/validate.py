@@ -137,7 +137,7 @@ def scalar(name: str, value: object) -> None:
 
 
 def real_vector(name: str, value: object) -> np.ndarray | None:
-    """A vector of real numbers in float64, None for a traced vector, or an error."""
+    """Return a vector of real numbers in float64, or None for a traced vector."""
     if isinstance(value, Tracer):
         # The shape and dtype of a traced value are known, and are checked.
         if value.ndim != 1 or not jnp.issubdtype(value.dtype, jnp.floating):
@@ -184,7 +184,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def diameter(value: object) -> bool:
-    """Whether the diameter of a set can be finite, or an error unless value > 0.
+    """Raise unless value > 0, and return whether the diameter of a set can be finite.
 
     An infinite diameter means that there is no bounded set.
     """

@@ -17,7 +17,9 @@ from dpjax._matrices.toeplitz import Toeplitz
 
 
 class StrategySpec(NamedTuple):
-    """C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f), or the matrix of a tree.
+    """The numbers of a strategy C, which is a scaled Toeplitz matrix or that of a tree.
+
+    With L the shift by one step, C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f).
 
     Attributes:
       numerator: n_1, n_2, ...
@@ -32,7 +34,7 @@ class StrategySpec(NamedTuple):
     tree_decay: float | None = None
 
     def strategy(self, num_steps: int) -> Strategy:
-        """The strategy, with only the coefficients and factors that the steps use."""
+        """The strategy for num_steps steps, without coefficients that no step uses."""
         if self.tree_decay is not None:
             return Tree(np.float64(self.tree_decay))
         toeplitz = self.toeplitz(num_steps)

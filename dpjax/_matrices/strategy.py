@@ -16,9 +16,10 @@ from dpjax._matrices.toeplitz import Toeplitz
 
 
 class Workload(NamedTuple):
-    """x_t = keep_t x_{t−1} + rates_t h_t, h = N(L) / D(L) g, L the shift by one step.
+    """The linear map that an optimizer applies to the gradient sums of all steps.
 
-    g_t is the gradient sum of step t, and x_t the output of the workload.
+    The output of step t is x_t = keep_t x_{t−1} + rates_t h_t. Here h = N(L) / D(L) g
+    is a filter of the gradient sums g_t, with L the shift by one step.
 
     Attributes:
       numerator: N without its leading 1, f[k].
@@ -35,7 +36,7 @@ class Workload(NamedTuple):
 
 
 def check_workload(workload: Workload, num_steps: int) -> Workload:
-    """The workload itself, or an error if it is not one for num_steps steps."""
+    """Return the workload; raise ValueError if it is invalid for num_steps steps."""
     if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
         raise ValueError(
             f"workload must be one that dpjax.workloads makes; got {workload!r}."
@@ -55,9 +56,9 @@ LEAST, MOST = 2.0**-20, 2.0**20
 
 
 class Scaled(NamedTuple):
-    """The noise of a Toeplitz strategy, multiplied by a factor in each step.
+    """A strategy that multiplies a Toeplitz strategy's noise by a factor in each step.
 
-    The matrix is C = T diag(1 / f), where T is the strategy and f the factors.
+    The matrix is C = T diag(1 / f), where T is the Toeplitz strategy and f the factors.
 
     Attributes:
       strategy: T.
@@ -78,7 +79,7 @@ class Scaled(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The noise of the binary tree mechanism, for momentum with a decay.
+    """The strategy of the binary tree mechanism, for momentum with decay β.
 
     Steps count from 1. Step t completes the tree node of the steps t − 2^j < s <= t,
     where j is the index of the lowest set bit of t. Row t of C holds β^{t−s} at the
@@ -116,7 +117,7 @@ Strategy = Toeplitz | Scaled | Tree
 
 
 def check_strategy(strategy: Strategy, num_steps: int) -> Strategy:
-    """The strategy itself, or an error if it is not one for num_steps steps."""
+    """Return the strategy; raise ValueError if it is invalid for num_steps steps."""
     if isinstance(strategy, Scaled):
         _toeplitz(strategy.strategy, num_steps)
         if np.shape(strategy.factors)[-1:] != (num_steps,):
@@ -147,7 +148,10 @@ def _toeplitz(strategy: Toeplitz, num_steps: int) -> None:
 
 
 def toeplitz_and_factors(strategy: Toeplitz | Scaled) -> tuple[Toeplitz, ArrayLike]:
-    """T and f of a strategy; f is f[1], a single 1, where the noise is not scaled."""
+    """The Toeplitz strategy T and the noise factors of C = T diag(1 / factors).
+
+    For a strategy that is not scaled, the factors are a single 1.
+    """
     if isinstance(strategy, Scaled):
         return strategy.strategy, strategy.factors
     return strategy, np.ones(1)

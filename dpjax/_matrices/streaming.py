@@ -1,8 +1,8 @@
 """The noise (C⁻¹z)_t step by step, from a buffer or by recomputing earlier draws.
 
-Steps count from 1. `draw` gives z_t of any step t, and always the same z_t for the same
-t. The memory (buffer) of a stream is a pytree like the parameters, whose leaves have
-one more leading axis: the rows.
+Steps count from 1. The function `draw` maps a step t to the Gaussian vector z_t, and
+gives the same z_t in every call with the same t. The memory (buffer) of a stream is a
+pytree like the parameters, whose leaves have one more leading axis: the rows.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Draw = Callable[[jax.Array], Leaves]
 
 
 class NoiseStream(NamedTuple):
-    """How the noise of a step is generated.
+    """A generator of correlated noise, step by step.
 
     Attributes:
       rows: how many vectors of the parameters' size the memory holds; 0 without memory.
@@ -36,7 +36,7 @@ class NoiseStream(NamedTuple):
 
 
 def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """The stream with buffered noise: one draw a step, and a memory."""
+    """The stream that makes one draw in each step, and stores vectors in a memory."""
     if isinstance(strategy, Scaled):
         return _scale_stream(buffered_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
@@ -45,7 +45,7 @@ def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """The stream with recomputed noise: no memory, and earlier draws are made again.
+    """The stream that has no memory, and makes the draws of earlier steps again.
 
     Raises:
       ValueError: C⁻¹ is not banded.
@@ -83,7 +83,7 @@ def _concrete(name: str, given: object, ndim: int) -> np.ndarray:
 
 
 def _float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
-    """The numerator and denominator, concrete and exactly held by float32."""
+    """The numerator and denominator of a strategy as exact, concrete float32 arrays."""
     known: list[np.ndarray] = []
     for name, given in zip(Toeplitz._fields, strategy, strict=True):
         x = _concrete(name, given, 1)
@@ -108,10 +108,11 @@ def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
 
 
 def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> NoiseStream:
-    """The stream y = D(L) / N(L) z, as a filter in transposed direct form II.
+    """The stream of the noise y = D(L) / N(L) z, a filter in transposed direct form II.
 
-    The noise is y_t = z_t + s_1. Then row k of the memory, s_k, becomes
-    s_{k+1} + d_k z_t − n_k y_t.
+    L is the shift by one step. The polynomials N and D have the coefficients n_k and
+    d_k after a leading 1. Row k of the memory is s_k. The noise of step t is
+    y_t = z_t + s_1. Then s_k becomes s_{k+1} + d_k z_t − n_k y_t.
     """
     order = max(numerator.size, denominator.size)
     # Both polynomials get the longer length, so that one row update serves both.
@@ -143,7 +144,7 @@ def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Noise
 
 
 def _recomputed_sum(denominator: np.ndarray) -> NoiseStream:
-    """The stream y_t = z_t + Σ_k d_k z_{t−k}, which recomputes all earlier draws."""
+    """The stream of the noise y_t = z_t + Σ_k d_k z_{t−k}, without a memory."""
     weights = np.append(1.0, denominator).astype(np.float32)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -165,9 +166,11 @@ def _plus(noise: Leaves, weight: jax.Array, z: Leaves) -> Leaves:
 
 
 def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
-    """−β^{2^i} for each level i whose nodes a later step of the run subtracts, f32[k].
+    """The weights −β^{2^i} of the tree nodes whose noise later steps subtract, f32[k].
 
-    A traced decay must be a float32. Where it is not in [0, 1), the weights are NaN.
+    There is one weight for each level i of the tree from which some step of the run
+    subtracts a node. A traced decay must be a float32. If the decay is not in [0, 1),
+    the weights are NaN.
     """
     # Level ⌊log₂ T⌋ has one node, and no step of the run subtracts it.
     sizes = 2.0 ** np.arange(num_steps.bit_length() - 1)
@@ -185,12 +188,13 @@ def _level(step: jax.Array) -> jax.Array:
 
 
 def buffered_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
-    """The stream y_t = z_t − Σ_{i<j} β^{2^i} z_{t−2^i}, with a memory of nodes.
+    """The stream of the noise y_t = z_t − Σ_{i<j} β^{2^i} z_{t−2^i} of the binary tree.
 
-    The sum is over the latest nodes of the levels below j, the level of step t. Row i
-    of the memory holds the latest node of level i. The last level has no row, because
-    no step subtracts its node. This node overwrites the row of the level below, which
-    has been read for the last time.
+    z_t is the noise of the tree node that step t completes, and j is the level of this
+    node. The sum is over the latest nodes of all levels below j. Row i of the memory
+    holds the noise of the latest node of level i. The last level has no row, because no
+    step subtracts its node. The noise of this node overwrites the row of the level
+    below, which no later step reads.
     """
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:

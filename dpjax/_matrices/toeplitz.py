@@ -63,7 +63,7 @@ def lower(c: jax.Array) -> jax.Array:
 
 
 def times(p: ArrayLike, q: ArrayLike) -> jax.Array:
-    """The product of two polynomials that begin with 1; all three omit their 1."""
+    """The product of two polynomials that begin with 1; no array has the leading 1."""
     p, q = (jnp.concatenate([jnp.ones(1), jnp.asarray(x, float)]) for x in (p, q))
     return jnp.convolve(p, q)[1:]
 
@@ -75,9 +75,9 @@ def product(roots: ArrayLike) -> jax.Array:
 
 
 def series(numerator: ArrayLike, denominator: ArrayLike, n: int) -> jax.Array:
-    """The first n power-series coefficients of N / D, f[n].
+    """The first n coefficients of the power series of N / D, f[n].
 
-    The arguments omit the leading 1 of N and D.
+    The arguments are the coefficients of the polynomials N and D after their leading 1.
     """
     top = jnp.concatenate([jnp.ones(1), jnp.asarray(numerator, float)])
     top = jnp.pad(top, (0, max(n - top.size, 0)))[:n]

@@ -240,7 +240,12 @@ def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
 
 
 def _read_one_by_one(data: Any, batch: Batch) -> Examples:
-    """The examples of a batch from a data set with integer indexing, stacked."""
+    """The examples of a batch, read from a data set with integer indexing and stacked.
+
+    A data set that has `__getitems__` is read by one call of it, any other data set by
+    one call of `__getitem__` for each example. Padding slots hold a copy of some
+    example, so that all batches have the same shapes. The mask is False for padding.
+    """
     mask = np.asarray(batch.mask)
     present = _several(data, np.asarray(batch.indices)[mask].tolist())
     # Padding needs the shapes of some example.

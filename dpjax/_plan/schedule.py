@@ -129,9 +129,11 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
 
 
 def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float, int]]:
-    """The number of steps among the first num_steps, by noise and batch size.
+    """How many of the first num_steps steps have each pair of noise and batch size.
 
-    The clip norm is left out: the noise is scaled with it, so that it costs no privacy.
+    Steps that differ in their clip norm alone are counted together. The standard
+    deviation of the noise is a multiple of the clip norm, so that the clip norm does
+    not change the privacy cost of a step.
     """
     counts: Counter[tuple[float, int]] = Counter()
     ends = [*(piece.start for piece in schedule[1:]), num_steps]

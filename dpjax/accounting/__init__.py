@@ -5,14 +5,15 @@
 1. `gdp`: Gaussian differential privacy with parameter μ, exact for Gaussian noise.
    `pure`: pure differential privacy, ε alone.
 2. `rdp`: Rényi curves, which add up and are cheap.
-3. `pld`: privacy-loss distributions, nearly exact, of subsampled and mixed mechanisms.
+3. `pld`: nearly exact privacy-loss distributions of subsampled mechanisms, and of
+   compositions of different mechanisms.
 4. `fdp`: bounds on attacks from a privacy profile δ(ε).
 5. `calibrate`: the parameter that meets a target ε.
 
 **The privacy loss of a run**, expressed in one of these notions:
 
-6. `tree`: noise that a tree correlates. `correlated`: noise of any strategy, and the
-   error that such noise leaves in an optimizer's steps.
+6. `tree`: noise of the binary tree mechanism. `correlated`: noise of any strategy, and
+   the error of this noise in an optimizer's steps.
 7. `random_rounds`: runs that stop after a random number of rounds. `truncation`:
    Poisson batches that overflow their capacity. `allocation`: examples that take part
    in one random step of each epoch.

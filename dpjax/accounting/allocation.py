@@ -77,7 +77,10 @@ def _run(
     num_epochs: int,
     adjacency: Adjacency,
 ) -> tuple[_pld.PLD, jax.Array]:
-    """The PLD of all epochs, and μ against an attacker who knows an example's steps."""
+    """The PLD of all epochs, and a GDP parameter that also holds for known steps.
+
+    The GDP parameter holds for an attacker who knows the steps of the example.
+    """
     num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
     one = pld(noise_multiplier, num_steps=num_steps, adjacency=adjacency)
     told = _told64(noise_multiplier, num_epochs, adjacency.sensitivity_factor)
@@ -114,9 +117,9 @@ def epsilon(
         may depend on the added example.
 
     Returns:
-      ε, f[*b], rounded up. `epsilon_lower` shows how tight this bound is: mostly to
-      0.2 %. Derivatives are those of the bound, which is piecewise linear, and a few
-      percent off. A traced δ at or below 0, or a NaN, gives inf.
+      ε, f[*b], rounded up. In most cases ε is within 0.2 % of `epsilon_lower`. The
+      bound is piecewise linear, so that its derivatives differ by a few percent from
+      those of the exact ε. A traced δ at or below 0, or a NaN, gives inf.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -26,7 +26,7 @@ class _Ends(NamedTuple):
 
 
 def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
-    """The ends of the search: representable in the dtype, and whole if `integer`."""
+    """The ends of the search, as numbers of the dtype; whole numbers if `integer`."""
     least = 1.0 if integer else float(np.finfo(dtype).tiny)
     if not upper >= least:
         raise ValueError(f"upper must be at least {least!r}; got {upper!r}.")
@@ -40,7 +40,7 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
 def _admissible(
     x: jax.Array, *, dtype: np.dtype, increasing: bool, integer: bool
 ) -> jax.Array:
-    """The nearest parameter that could be returned, on the side where ε is smaller."""
+    """The parameter x, rounded to a possible result on the side where ε is smaller."""
     if integer:
         x = jnp.floor(x) if increasing else jnp.ceil(x)
     # Both ends of the search are admissible, so rounding stays between them.
@@ -63,7 +63,7 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
 def _find_parameter(
     crossed: jax.Array, closed: jax.Array, end: Point
 ) -> tuple[jax.Array, jax.Array]:
-    """The parameter that the search found, and whether it meets the target."""
+    """The result of the search, and whether ε at this parameter meets the target."""
     return jnp.where(crossed, closed, end.at), crossed | (end.excess <= 0)
 
 

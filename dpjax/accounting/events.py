@@ -125,7 +125,7 @@ class FixedSizeGaussian:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation:
-    """The steps of one epoch in which each example takes part in one random step.
+    """An epoch in which each example takes part in one step, chosen at random.
 
     Attributes:
       noise_multiplier: noise standard deviation over clip norm, f[*b].
@@ -164,7 +164,7 @@ class CorrelatedGaussian:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class RandomBins:
-    """A run with balls in bins: every example picks one step of an epoch at random.
+    """A run with balls in bins: every example picks a step of an epoch at random.
 
     Attributes:
       noise_multiplier: the standard deviation of the noise before it is correlated,
@@ -216,10 +216,10 @@ class Repeated:
 @register_record
 @dataclasses.dataclass(frozen=True)
 class Composed:
-    """Events that run one after the other on the same data.
+    """A sequence of events on the same data.
 
-    An event may depend on the outputs of earlier ones; its numbers must be fixed before
-    any output is seen.
+    An event may depend on the outputs of earlier events. All numbers of an event must
+    be fixed before any output is seen.
 
     Attributes:
       steps: the events, each with its count.

@@ -1,8 +1,8 @@
 """Gaussian differential privacy: trade-off curves, δ(ε), ε(δ) and composition.
 
-A mechanism is μ-GDP if it is at least as hard to tell its outputs on neighbouring data
-sets apart as to tell N(0, 1) from N(μ, 1) by a single draw. The numerics of these two
-Gaussians are in `_numerics.gaussian`.
+A mechanism is μ-GDP if its outputs on neighbouring data sets are at least as hard to
+distinguish as a single draw of N(0, 1) from a single draw of N(μ, 1).
+`_numerics.gaussian` has the functions of these two distributions.
 """
 
 import jax
@@ -137,7 +137,7 @@ def mu(epsilon: jax.typing.ArrayLike, delta: jax.typing.ArrayLike) -> jax.Array:
 
 
 def compose(mus: jax.typing.ArrayLike) -> jax.Array:
-    """The GDP parameter of mechanisms run one after the other, adaptively or not.
+    """The GDP parameter of the composition of mechanisms, adaptive or not.
 
     Args:
       mus: the GDP parameters of k mechanisms on the same data, f[*b, k]. A mechanism

@@ -1,4 +1,4 @@
-"""Privacy-loss distributions of Gaussian and subsampled mechanisms, from above.
+"""Upper bounds on the privacy-loss distributions of Gaussian and subsampled mechanisms.
 
 A PLD in this module is a list of events with their counts, not a grid of losses.
 Composition therefore costs nothing, and every request for δ(ε) or ε(δ) makes a grid for
@@ -24,15 +24,15 @@ from dpjax.accounting.events import register_record
 @register_record
 @dataclasses.dataclass(frozen=True)
 class PLD:
-    """The privacy-loss distribution of mechanisms run one after the other.
+    """The privacy-loss distribution (PLD) of a composition of mechanisms.
 
-    A PLD is a pytree of parameters. It passes through `jax.jit`, `jax.vmap` and
+    A PLD is a pytree of parameters, and passes through `jax.jit`, `jax.vmap` and
     `jax.grad`.
 
     Attributes:
       steps: the events that run on the same data, with their counts. An event may
-        depend on the outputs of earlier ones; its numbers must be fixed before any
-        output is seen.
+        depend on the outputs of earlier events. All numbers of an event must be fixed
+        before any output is seen.
     """
 
     steps: tuple[events.Repeated, ...]
@@ -226,8 +226,8 @@ def convolve(a: PLD, b: PLD) -> PLD:
     """The privacy-loss distribution of two mechanisms that run on the same data.
 
     The second mechanism may depend on the output of the first, but both distributions
-    must be fixed before any output is seen. A choice between distributions that depends
-    on an output is not covered.
+    must be fixed before any output is seen. The result does not hold if a distribution
+    was chosen by looking at an output.
 
     Args:
       a: the PLD of one mechanism; the order of the two does not matter.
@@ -270,7 +270,7 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
     Raises:
       ValueError: a static ε is negative.
 
-    Privacy: discretisation, truncation, aliasing and rounding all err upwards.
+    Privacy: discretisation, truncation, aliasing and rounding only increase the result.
 
     Example:
       >>> print(f"{delta(compose(gaussian(0.1), 100), 1.0):.4f}")
@@ -299,7 +299,7 @@ def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.
 
-    Privacy: discretisation, truncation, aliasing and rounding all err upwards.
+    Privacy: discretisation, truncation, aliasing and rounding only increase the result.
 
     Example:
       >>> from dpjax import Adjacency

@@ -1,8 +1,8 @@
 """Privacy profiles, ε(δ) and δ(ε), and guarantees with their assumptions.
 
-`of` returns the profile of an event: a profile by `gdp` if the event amounts to a
-Gaussian mechanism, a `pld.PLD` if the event has a privacy-loss distribution, and
-otherwise one of the other records below.
+`of` returns the profile of an event. The profile is a `Gaussian` if the event is
+equivalent to a Gaussian mechanism, a `pld.PLD` if the event has a privacy-loss
+distribution, and a `RandomBinsProfile` for a run with random bins.
 """
 
 import functools
@@ -196,7 +196,11 @@ def _epsilon_without_overflow(
 
 
 class RandomBinsProfile(NamedTuple):
-    """The profile of a run with random bins, from ε(δ) of bins that never overflow.
+    """The profile of a run with random bins whose batches have a limited capacity.
+
+    δ is divided in two: a share of δ bounds the effect of bins with more examples than
+    the capacity (overflow). ε is then the ε of bins without a capacity, at the rest of
+    δ.
 
     Attributes:
       event: the run with random bins.
@@ -225,7 +229,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up: the least δ found whose ε is no larger."""
+        """The δ for an ε >= 0, rounded up, by a bisection for δ."""
         target = np.asarray(epsilon, np.float64)
         low = np.full(target.shape, math.log(_LEAST_DELTA))
         high = np.zeros(target.shape)
@@ -241,7 +245,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.asarray(found, default_float())
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
-        """The ε for each δ if no bin overflows."""
+        """The ε for each δ of the same run without a limited capacity."""
         e = self.event
         of = functools.partial(
             _epsilon_without_overflow,
@@ -257,7 +261,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.asarray(found).reshape(np.shape(delta))
 
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
-        """The part of δ that covers bins that overflow, for a given ε."""
+        """The addition to δ, at a given ε, for bins that exceed the capacity."""
         e = self.event
         # Without fresh bins every epoch has the same bins, so they are drawn once.
         draws = e.num_steps if e.fresh else min(e.num_steps, e.steps_per_epoch)

@@ -1,10 +1,10 @@
 """Runs that stop after a random number of rounds.
 
 Let the number of rounds R be drawn independently of the data. The release of R and of
-the iterates w_1, …, w_R is then a mixture, and its δ(ε) is the mean over its parts:
-δ(ε) = E_R δ_R(ε), where δ_R is the δ(ε) of R composed rounds. Since δ_R grows with R,
-numbers of rounds can be grouped. Counting each group as its largest member gives an
-upper bound.
+the iterates w_1, …, w_R is then a mixture over R. Its δ(ε) is a mean: δ(ε) = E_R
+δ_R(ε), where δ_R is the δ(ε) of R composed rounds. To evaluate few δ_R, the possible
+numbers of rounds are divided into groups, and each R is replaced by the largest number
+in its group. Since δ_R grows with R, the result is an upper bound.
 """
 
 from typing import NamedTuple

@@ -2,7 +2,7 @@
 
 A curve is an array f[*b, k]: the Rényi divergence between the outputs on neighbouring
 data sets is at most curve[..., i] at order orders[i], in both directions. The curve of
-mechanisms that run one after the other is the sum of their curves.
+a composition of mechanisms is the sum of their curves.
 
 Subsampled curves come from a quadrature whose error is measured, not proven. On 200,000
 random points the error is at most 1e-11 of the integral, against three times as many
@@ -50,7 +50,7 @@ def _array(value: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
 def _align(
     *scalars: jax.typing.ArrayLike, curves: tuple[jax.typing.ArrayLike, ...]
 ) -> list[jax.Array | np.ndarray]:
-    """The curves, then the scalars with an axis of orders, all of the same rank."""
+    """Give all arrays the same rank, and give the scalars an axis for the orders."""
     arrays = [_array(x) for x in curves] + [_array(x)[..., None] for x in scalars]
     rank = max(x.ndim for x in arrays)
     return [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in arrays]
@@ -110,8 +110,8 @@ def poisson_gaussian(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: the divergence of the sampled from the unsampled distribution, which is the
-    greater of the two directions.
+    Privacy: the curve is the divergence of the output distribution with the example
+    from that without the example. In the other direction the divergence is no larger.
 
     Reference: Mironov, Talwar and Zhang (2019), Theorems 4 and 5.
 
@@ -170,7 +170,7 @@ def fixed_size_gaussian(
 def compose(
     *curves: jax.typing.ArrayLike, count: jax.typing.ArrayLike = 1
 ) -> jax.Array:
-    """The curve of several mechanisms that run one after the other, count times.
+    """The curve of the composition of mechanisms that each run count times.
 
     Args:
       curves: the curves of the mechanisms, f[*b, k] each, at the same orders, at least
@@ -244,10 +244,10 @@ def best_order(
     orders: jax.typing.ArrayLike,
     delta: jax.typing.ArrayLike,
 ) -> jax.Array:
-    """The order that gives `epsilon`.
+    """The order of the curve at which the bound on ε is smallest.
 
-    If this order is at an end of the range of orders, a wider range may give a smaller
-    ε.
+    `epsilon` returns the bound at this order. If the order is the smallest or the
+    largest of `orders`, a wider range of orders may give a smaller ε.
 
     Args:
       curve: Rényi divergences, f[*b, k].

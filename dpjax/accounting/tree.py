@@ -1,9 +1,9 @@
-"""The exact privacy of noise that a tree correlates.
+"""The exact privacy of the noise of binary trees.
 
-A tree releases sums of terms, each node with independent noise. An example that takes
-part several times changes several nodes, and several terms in each of them. All these
-changes can align, and Gaussian noise composes exactly. Therefore μ² is a sum over
-nodes, at the worst position that an example can have.
+Each node of a tree releases a sum of terms with independent noise. An example that
+takes part several times changes several nodes, and several terms of a node. All of
+these changes can have the same direction, and Gaussian mechanisms compose exactly.
+Therefore μ² is a sum over nodes, for the worst position that an example can have.
 
 1. `momentum_mu`: the left children of one tree, which are the nodes that momentum
 needs. 2. `reduced_momentum_mu`: three trees, for momentum whose terms have reduced
@@ -60,7 +60,10 @@ from dpjax._core.float64 import TINY, ULP, float64
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
-    """1 + r + … + r^{count−1} by doubling: no cancellation at r = 1, smooth at 0."""
+    """The sum 1 + r + … + r^{count−1} by doubling.
+
+    The computation has no cancellation near r = 1 and is differentiable at r = 0.
+    """
     # Over the leading bits of count: S_{2k} = S_k (1 + r^k), S_{k+1} = 1 + r S_k.
     total, power = jnp.zeros_like(ratio), jnp.ones_like(ratio)
     for bit in bin(count)[2:]:
@@ -71,7 +74,7 @@ def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
 
 
 def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Array:
-    """The geometric sums for an array of counts, each `largest` or one less."""
+    """The geometric sums for an array of counts, each `largest` or `largest` − 1."""
     few, many = (_geometric_sum(ratio, c) for c in (max(largest - 1, 0), largest))
     return jnp.where(counts == largest, many, few)
 
@@ -79,13 +82,14 @@ def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Ar
 def fixed_order_totals(
     decay: jax.Array, num_steps: int, steps_per_epoch: int
 ) -> jax.Array:
-    """Σ_nodes (Σ_e β^{z − p − e n_b})² for every position p mod n_b, f[n_b].
+    """Σ_nodes (Σ_e β^{z − p − e n_b})², the squared sensitivity, by position, f[n_b].
 
-    A node that ends at z has the participations at z − gap, z − gap − n_b, …, where
-    gap = (z − p) mod n_b. Their sum is geometric and depends only on the gap and the
-    node's size. Each level of the tree therefore contributes a correlation of these
-    sums, as a function of the gap, with the positions z mod n_b at which nodes end.
-    These positions are periodic.
+    The position p is a step modulo n_b, the number of steps in an epoch, and e counts
+    epochs. A node that ends at z contains the example's steps z − gap, z − gap − n_b,
+    …, where gap = (z − p) mod n_b. The inner sum is geometric and depends only on the
+    gap and the node's size. For each level of the tree, the sum over nodes is a
+    correlation of these inner sums, as a function of the gap, with the positions z mod
+    n_b at which nodes end. These positions are periodic.
     """
     n_b = steps_per_epoch
     ratio = jnp.power(decay, n_b)
@@ -113,9 +117,10 @@ def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.
 
 
 def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
-    """An upper bound when an example takes part in any one step of each epoch.
+    """The squared sensitivity, as an upper bound, for any one step in each epoch.
 
-    It bounds Σ_nodes inner², where inner(node) is Σ_{p in P∩node} β^{z−p}. The sum is
+    The squared sensitivity is Σ_nodes inner², where inner(node) is Σ_{p in P∩node}
+    β^{z−p} for a node that ends at z and the steps P of an example. The sum is
     Σ_nodes inner² = Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). The factor
     inner(node) is at most β^{z−p} plus the largest contributions of the other epochs,
     which are those of their last steps in the node. With that bound the sum splits into
@@ -236,10 +241,11 @@ def momentum_mu(
 def _window_totals(
     decay: jax.Array, num_steps: int, window: int, first: int, last: int
 ) -> jax.Array:
-    """Σ_{released nodes} β^{2(z − i)} by position i mod n, for windows first to last.
+    """The sum of β^{2(z − i)} over the released nodes, for each position i mod n, f[n].
 
-    The windows are the `window` steps up to t, for t = first, …, last. The result is
-    f[window].
+    z is the step at which a node ends, i the step of the example in the node, and n is
+    `window`. The released nodes are those of the windows of n steps up to t, for t =
+    first, …, last.
     """
     step = jnp.arange(1, num_steps + 1)
     total = jnp.zeros(window, decay.dtype)

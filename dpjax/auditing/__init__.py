@@ -4,18 +4,18 @@ A guarantee bounds the success of every attack from above. The success of one at
 bounds the true privacy loss from below, with a stated confidence. If the lower bound
 exceeds the reported privacy loss, the report is wrong; otherwise nothing is proven.
 
-Without noise, `check` measures how far one example moves the result of a user's own
-function, against the sensitivity that is claimed for this function: a test in three
-lines.
+`check` tests a user's own function without noise: it measures how far one example moves
+the function's result, and compares this distance with the claimed sensitivity.
 
 From a mechanism to scores:
 
-1. `plant`, `plant_directions`, `random_directions`: canaries in a loss, whose gradients
-   are known. `matched_filter` scores canaries by all values that a run `released`, once
-   the noise is white (`white_by_strategy`, `white_by_tree`). `mixture_scores` does so
-   where the steps in which a canary took part were random.
-2. `train_many`, `linear_scores`: thousands of whole runs, on a data set and on its
-   neighbour.
+1. `plant`, `plant_directions` and `random_directions` add canaries to a loss, which are
+   examples with known gradients. `released` returns the values that a mechanism
+   releases. `white_by_strategy` and `white_by_tree` make the noise in these values
+   white, and `matched_filter` then computes a score for each canary. `mixture_scores`
+   computes scores if a canary took part in random steps.
+2. `train_many` runs thousands of whole runs, on a data set and on its neighbour, and
+   `linear_scores` computes a score for each run.
 3. `train_shadows`, `log_odds`, `likelihood_ratios`: membership inference, which tests
    whether an example was in a model's training data by means of other models that were
    trained in the same way.
@@ -25,8 +25,9 @@ From scores to a bound:
 1. `epsilon_lower`, `mu_lower`: bounds from the scores of independent attacks, at all
    thresholds. `epsilon_at` uses one threshold, from `best_threshold`.
    `gaussian_mu_lower` loses least, but needs a Gaussian mechanism.
-2. `one_run_epsilon_lower`, `one_run_mu_lower`: bounds from canaries whose participation
-   in one run was decided by coins, however the scores depend on each other.
+2. `one_run_epsilon_lower`, `one_run_mu_lower`: bounds from many canaries in one run,
+   each of which took part with probability 1/2. The canaries' scores may depend on each
+   other in any way.
 3. `auroc`, `true_positive_rate`, `bootstrap_quantiles`: estimates, which prove nothing.
 """
 

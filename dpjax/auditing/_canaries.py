@@ -1,4 +1,4 @@
-"""Canaries: examples with known gradients, so that an attack knows its signal.
+"""Canaries: examples with known gradients, which an attack tries to detect.
 
 A canary's loss is linear in the parameters, so its gradient is a fixed direction in
 parameter space. If no other example moves the parameters along this direction, as with
@@ -33,8 +33,8 @@ class Marked(NamedTuple):
     """A batch of examples, some of which are marked as canaries.
 
     Attributes:
-      example: the examples that the loss takes. In the place of a canary this may be
-        any example at which the loss is finite.
+      example: the examples that the loss takes. For a canary this may be any example at
+        which the loss is finite.
       canary: the number of the canary, i32[*b]; −1 for an ordinary example.
     """
 
@@ -54,9 +54,9 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
 
     Returns:
       A loss of `Planted(params, slots)` and one `Marked(example, canary)`. A canary's
-      gradient is norm along its slot and zero elsewhere. The gradient of any other
-      example is unchanged, and zero along the slots. So slots without a canary show the
-      noise alone.
+      gradient is `norm` along its slot and zero in all other coordinates. The gradient
+      of any other example is unchanged, and zero along the slots. The released values
+      along the slots of canaries that took no part are therefore noise alone.
 
     Raises:
       ValueError: norm is not positive.

@@ -1,10 +1,11 @@
-"""A grey-box check: how far does one example move the result of a user's own function?
+"""A test of a function's sensitivity: how far does one example move its result?
 
-Noise does not affect this check. The function is deterministic, or its key is fixed
-inside, so that both results contain the same noise, which cancels in their difference.
-The difference is then a lower bound on the sensitivity. The check measures differences
-on neighbouring batches: with an example and without the example, or with another
-example in its place, ordinary or extreme, among other examples and alone.
+Noise does not affect this test. The function must be deterministic, with any key fixed
+inside. Two results then contain the same noise, which cancels in their difference. The
+size of the difference is a lower bound on the sensitivity. The test compares the
+results for neighbouring batches: a batch without an example, or with an ordinary or
+extreme example in its place. The example is changed in the whole batch, in parts of the
+batch, and alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -89,24 +90,26 @@ def check(
         must agree, so that any key is fixed inside. Jit the function, since `check`
         calls it some hundred times.
       data: a batch, a tree of arrays with a leading axis b, at least 2.
-      sensitivity: the claim: the largest L2 distance by which one example moves the
-        result.
+      sensitivity: the claimed sensitivity, which is the largest L2 distance by which
+        one example moves the result.
       adjacency: which data sets the claim compares. Under REPLACE a result with a
         changed example is compared to the result with the original example, and under
         other adjacencies to the result without it.
 
     Returns:
-      A `Report`: `assert report.passed, report` is a test. An example is left out, or
-      replaced by another or by an extreme example, in the whole batch, in halves of the
-      batch and alone. Three other changes must not move the result: changed values at
-      masked positions, more masked positions, and another order of the batch.
+      A `Report`: `assert report.passed, report` is a test. Each change removes an
+      example, or replaces it by another example of the batch or by an extreme one. The
+      changes are made in the whole batch, in halves of the batch, and in a batch with
+      this example alone. Three other changes must not move the result: changed values
+      at masked positions, more masked positions, and another order of the batch.
 
     Raises:
       ValueError: sensitivity is not positive, or the batch has fewer than 2 examples.
 
-    Privacy: `check` measures some neighbours, and so bounds the sensitivity from below:
-    passing is no proof of privacy. The check tests nothing about noise. A sum of b
-    terms may be rounded, and a bound on this rounding is added to the allowed distance.
+    Privacy: `check` compares some pairs of neighbouring batches, and therefore bounds
+    the sensitivity from below. A passed check is no proof of privacy, and says nothing
+    about noise. A bound on the rounding errors of a sum of b terms is added to the
+    allowed distance.
 
     Reference: the idea of running on neighbours under the same randomness is that of
     "Re:cord-play", https://arxiv.org/abs/2602.17454.
@@ -192,7 +195,7 @@ def _findings(
 
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
-    """Names of changes, and the batches with example i changed in this way."""
+    """The batches in which example i is changed, each with a name for the change."""
     leaves, treedef = jax.tree.flatten(data)
     size, floats = (
         len(leaves[0]),

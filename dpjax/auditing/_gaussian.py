@@ -1,4 +1,4 @@
-"""A lower confidence bound for the separation of two Gaussians, from draws of each."""
+"""A lower confidence bound on the distance of two Gaussians' means, in deviations."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Matched filters: the sufficient statistic for an attack on Gaussian noise.
+"""Matched filters: the sufficient statistic of a known signal in Gaussian noise.
 
 Let y be white noise z of standard deviation s, or h + z with a known signal h. Then
 ⟨h, y⟩ / ‖h‖ is a sufficient statistic for whether y contains h. Its distribution is

@@ -37,7 +37,10 @@ def train_shadows(
     key: Key,
     batch_size: int | None = None,
 ) -> Shadows:
-    """Train models in the same way, each on examples that its own fair coins chose.
+    """Train many models in the same way, each on a random half of the examples.
+
+    A fair coin decides for each model and each example whether the model is trained on
+    the example.
 
     Args:
       run: a function from a mask bool[n] of the examples to train on and one typed key
@@ -157,10 +160,11 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
     included = jnp.asarray(included, bool)
 
     def log_density(those: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The log-density of each model's value, fitted to the other masked models.
+        """The log-density of each model's value, under a Gaussian fit to other models.
 
-        Returns the log-density up to a constant, and whether at least two other models
-        are in the mask.
+        The Gaussian is fitted to the values of all other models in the mask `those`.
+        The results are the log-density, up to a constant, and whether the mask has at
+        least two other models.
         """
 
         # Sums over all other models: the whole sum less the model's own value.

@@ -1,16 +1,17 @@
-"""Lower bounds from one run: guesses of which canaries took part, each by a coin.
+"""Lower bounds from the scores of many canaries in a single run.
 
 Canaries take part independently, with probability 1/2 each. The attack guesses that the
-canaries with the highest scores took part and that the canaries with the lowest scores
-did not, and abstains on the rest. The bounds from the number of right guesses need no
-independence of scores.
+canaries with the highest scores took part, and that the canaries with the lowest scores
+did not. It makes no guess for all other canaries. The bounds depend on the number of
+right guesses, and do not assume that scores are independent.
 
-A bound is some parameter that this number refutes, found by bisection. The bound is
-sound whether or not larger parameters are refuted too. A mechanism that satisfies the
-true parameter satisfies every larger one. Each parameter is refuted by all sufficiently
-large numbers of right guesses. So a bound above the true parameter requires at least
-the smallest number that refutes some larger parameter. For that parameter, this number
-has probability 1 − confidence at most.
+A bound is a parameter (ε or μ) that the number of right guesses refutes, and is found
+by bisection. The bound is valid whether or not larger parameters are refuted too.
+Proof: a mechanism that satisfies the true parameter also satisfies every larger
+parameter. Each parameter is refuted by all numbers of right guesses from some number
+on. A bound above the true parameter therefore needs at least as many right guesses as
+the smallest number that refutes some larger parameter. Under that parameter, so many
+right guesses have a probability of at most 1 − confidence.
 """
 
 from collections.abc import Callable
@@ -112,7 +113,7 @@ def _mu64(
 def _largest(refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """A refuted parameter, found by bisection; 0 if the parameter 0 is not refuted.
 
-    Takes a function from a parameter to whether the guesses refute it.
+    The argument `refuted` maps a parameter to whether the guesses refute the parameter.
     """
     zero = jnp.zeros(())
     found = bisect(refuted, jnp.asarray(_LARGEST), zero, times=48)
@@ -158,13 +159,14 @@ def one_run_epsilon_lower(
     Args:
       scores: the attack's score of each canary, f[*b, m].
       included: whether a canary took part, bool[*b, m], by independent fair coins of
-        which the attack knows nothing. The coins are those of the run, and are not
-        chosen afterwards.
+        which the attack knows nothing. The coins must be the ones that the run used,
+        and must not be chosen after the run.
       delta: δ, f[*b], in [0, 1).
       guess_in: the number of canaries, with the largest scores, for which the attack
         guesses that they took part; static, and fixed before the scores are seen.
       guess_out: the number of canaries, with the smallest scores, for which the attack
-        guesses that they did not take part; static, and fixed likewise.
+        guesses that they did not take part; static, and fixed before the scores are
+        seen.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:

@@ -19,7 +19,8 @@ class Outputs(NamedTuple):
     Attributes:
       inside: the outputs of runs on the data set with the example, stacked along a
         leading axis.
-      outside: the outputs of runs on the neighbouring data set, stacked likewise.
+      outside: the outputs of runs on the neighbouring data set, stacked along a leading
+        axis.
     """
 
     inside: Tree
@@ -35,7 +36,7 @@ def train_many(
     key: Key,
     batch_size: int | None = None,
 ) -> Outputs:
-    """The outputs of equally many runs on a data set and on its neighbour.
+    """Run an algorithm many times on a data set, and as many times on its neighbour.
 
     Args:
       run: a function from a data set and one typed key to the released values, a tree
@@ -48,9 +49,9 @@ def train_many(
         shapes may differ.
       num_runs: the number of runs on each data set, static.
       key: one typed key, from which each run gets a key of its own.
-      batch_size: how many runs are done at once, in a compiled loop; None for all. The
-        loop traces everything that a run does, so that a solver's calibration inside
-        fails.
+      batch_size: how many runs are computed at once, in a compiled loop; None for all.
+        The loop traces everything that a run does. A run that calibrates a solver's
+        noise needs None, because calibration cannot be traced.
 
     Returns:
       `Outputs`, with leading axes of num_runs.

@@ -1,15 +1,16 @@
-"""Lower bounds from the errors of tests "the score is above a threshold".
+"""Lower bounds on ε and μ from the error rates of tests that compare scores.
 
-An attack's false-positive and true-positive rates, a and b, obey b <= e^ε a + δ and
+A test guesses that the example took part if its score is above a threshold. Its
+false-positive and true-positive rates, a and b, obey b <= e^ε a + δ and
 1 − a <= e^ε (1 − b) + δ if the mechanism is (ε, δ)-DP, and Φ⁻¹(b) − Φ⁻¹(a) <= μ if it
 is μ-GDP. The rates are estimated by Clopper and Pearson's confidence intervals, which
 assume that the scores are independent draws.
 
-The threshold may be one of the scores themselves, say the kth largest. Then the
-probability that a draw lies above the threshold is at most the upper bound for k − 1
-successes, and the probability that a draw lies at or above the threshold is at least
-the lower bound for k successes. So a confidence band over all thresholds is a union
-bound over k.
+The threshold may be one of the scores themselves, say the kth largest. The probability
+that a draw lies above this threshold is at most the upper confidence bound for k − 1
+successes. The probability that a draw lies at or above this threshold is at least the
+lower confidence bound for k successes. A union bound over k therefore gives a
+confidence band over all thresholds.
 """
 
 from typing import NamedTuple
@@ -31,10 +32,18 @@ _tail = jnp.vectorize(upper_tail)
 
 
 def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
-    """A lower confidence bound for the success probability, f64[*b].
+    """A lower confidence bound for a success probability, from a number of successes.
 
-    Takes the number of successes among the trials. Whatever the true probability is,
-    the bound exceeds it with probability at most `error`.
+    The trials are independent. Whatever the true probability is, the bound exceeds the
+    true probability with probability at most `error`.
+
+    Args:
+      successes: the number of successes, [*b].
+      trials: the number of trials.
+      error: the probability of an error, f[*b].
+
+    Returns:
+      The bound, f64[*b].
     """
     k = jnp.asarray(successes, jnp.float64)
     # Clopper and Pearson (1934), https://doi.org/10.1093/biomet/26.4.404: the largest p
@@ -50,9 +59,10 @@ def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
 
 
 def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
-    """An upper confidence bound for the success probability, f64[*b].
+    """An upper confidence bound for a success probability, f64[*b].
 
-    The true probability exceeds the bound with probability at most `error`.
+    The arguments are those of `lower`. The true probability exceeds the bound with
+    probability at most `error`.
     """
     # Successes and failures exchanged.
     return 1 - lower(trials - jnp.asarray(successes, jnp.float64), trials, error)
@@ -71,14 +81,14 @@ def counts(trials: int) -> np.ndarray:
 
 
 class _Rates(NamedTuple):
-    """An upper bound on a test's false-positive rate, a lower on its true-positive."""
+    """Bounds on a test's rates: false positives from above, true ones below."""
 
     false_positive: jax.Array
     true_positive: jax.Array
 
 
 def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
-    """The largest ε that a test's rates refute, by either of its two errors."""
+    """The largest ε that the bounds on a test's rates refute, by either error."""
     a, b = rates
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:
     # b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ.
@@ -89,7 +99,7 @@ def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
 
 
 def _mu(rates: _Rates) -> jax.Array:
-    """The largest μ that a test's rates refute."""
+    """The largest μ that the bounds on a test's rates refute."""
     a, b = rates
     # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
     # 1 − b >= Φ(Φ⁻¹(1 − a) − μ).
@@ -101,7 +111,7 @@ def _mu(rates: _Rates) -> jax.Array:
 def replace_nan_scores(
     scores_in: jax.Array, scores_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The scores, with NaN replaced so that it counts as a failure of the attack."""
+    """Replace each NaN by the score of a wrong guess of the attack."""
     return (
         jnp.where(jnp.isnan(scores_in), -jnp.inf, scores_in),
         jnp.where(jnp.isnan(scores_out), jnp.inf, scores_out),
@@ -113,7 +123,8 @@ def band(
 ) -> tuple[jax.Array, _Rates]:
     """Thresholds in descending order, and bounds on a test's rates at each threshold.
 
-    With `union` the bounds hold at all thresholds at once, else at each one alone.
+    With `union` the bounds hold at all thresholds at once; otherwise the bounds at each
+    single threshold hold.
     """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (
@@ -309,7 +320,9 @@ def best_threshold(
     *,
     confidence: ArrayLike,
 ) -> jax.Array:
-    """The threshold at which these scores would prove most, for `epsilon_at` on others.
+    """The threshold at which these scores would prove the largest lower bound on ε.
+
+    Use the threshold in `epsilon_at` on other scores.
 
     Args:
       scores_in: as for `epsilon_lower`, f[*b, n].

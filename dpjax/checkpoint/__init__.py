@@ -3,24 +3,23 @@
 **Idea.** The same key gives the same noise. An interrupted run can therefore be resumed
 exactly. For the same reason, resuming a run with other data, another plan or another
 order of draws breaks its guarantee: the same noise then hides two different sums, and
-their difference has no noise. A checkpoint therefore holds all that a run needs to
-continue bit for bit, and a fingerprint of what must not change. Restoring a checkpoint
-under another fingerprint is refused.
+their difference has no noise. A checkpoint therefore holds all arrays and numbers that
+a run needs to continue bit for bit, and a fingerprint of the plan and of the draws,
+which must not change. `restore` refuses a checkpoint with another fingerprint.
 
 A `Run` is the key, the step, the parameters and the optimizer's state. The modules, in
 the order in which the data passes through them:
 
-1. `_run`: the run's arrays by name, and the digest of their bits.
-2. `_fingerprint`: the plan's numbers, and what a public key draws under that plan in
-   this environment.
-3. `_record`: the record of the run and its fingerprint, which is written beside the
-   arrays and compared before anything is restored.
-4. `_durable`: atomic writes of files, which survive a loss of power. `_arrays`: saving
-   arrays with orbax (the extra `checkpoint`), shard by shard, and restoring them with
-   the sharding that the caller requests.
-5. `_processes`: actions of several processes that succeed in all of them or in none.
-6. `_folder`: save, restore and resume. A checkpoint is written under a temporary name
-   and renamed once it is complete.
+1. `_fingerprint`: the plan's numbers, and the batches and noise that a public key draws
+   under that plan in this environment.
+2. `_record`: the run's arrays by name, the digest of their bits, and the record of the
+   run and its fingerprint. The record is written beside the arrays, and compared before
+   anything is restored.
+3. `_processes`: actions of several processes that succeed in all of them or in none.
+4. `_folder`: save, restore and resume. Orbax (the extra `checkpoint`) saves arrays
+   shard by shard, and restores them with the sharding that the caller requests. A
+   checkpoint is written under a temporary name and renamed once it is complete. Files
+   are written atomically, and survive a loss of power.
 
 A checkpoint is as secret as the data. `dpjax.ledger` accounts for what runs have
 released.

@@ -1,4 +1,4 @@
-"""The fingerprint of what must not change during a run: its plan and its draws."""
+"""The fingerprint of a run's plan and draws, which must not change during the run."""
 
 import functools
 import hashlib
@@ -27,9 +27,10 @@ _SIGNS = 64
 
 
 def fingerprint(plan: Plan, key: Key) -> str:
-    """32 hexadecimal digits that identify a plan and the draws of a key under it.
+    """A fingerprint of a plan and of the key's generator, as 32 hexadecimal digits.
 
-    The generator of the key counts, and its secret bits do not.
+    The fingerprint includes what a public key of the same generator draws under the
+    plan. It does not depend on the secret bits of the key.
     """
     found = {"plan": primary_fields(plan.to_dict()), "draws": describe_draws(plan, key)}
     return hashlib.sha256(canonical(found).encode()).hexdigest()[:32]
@@ -41,7 +42,7 @@ def primary_fields(of_plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
-    """All that determines which batches and noise a key draws, as values for JSON."""
+    """The facts that determine which batches and noise a key draws, for JSON."""
     generator = keys.generator_name(key)
     # This setting of JAX changes the bits that a threefry key gives.
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
@@ -59,10 +60,10 @@ def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _probe(plan: Plan, generator: str, *_: object) -> str:
-    """The digest of what a fixed, public key draws in the first two steps.
+    """The digest of the draws of a public key in the first two steps of a plan.
 
-    The digest covers the batches and the signs of the noise. Rounding does not change a
-    sign, so that machines with the same draws have the same digest.
+    The digest is of the batches and of the signs of the noise. Rounding does not change
+    a sign, so that machines with the same draws have the same digest.
     """
     key = jax.random.key(0, impl=generator)
     steps = min(2, plan.num_steps)

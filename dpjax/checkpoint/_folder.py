@@ -46,7 +46,11 @@ from dpjax.checkpoint._record import (
 
 
 def write_arrays(path: pathlib.Path, tree: Any) -> None:
-    """Write all numeric leaves; the folder appears only once every leaf is written."""
+    """Write all numeric leaves of a tree to a new folder, atomically.
+
+    While leaves are being written, the folder has a temporary name. The folder gets the
+    name `path` after the last leaf is written.
+    """
     leaves = jax.tree.leaves(tree)
     kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
     ocp = _orbax()
@@ -98,7 +102,7 @@ def _checkpointer(ocp: Any) -> Any:
 
 
 def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
-    """The leaf as orbax accepts it.
+    """The leaf as an array of a type that orbax can save.
 
     An array that spans several processes remains a `jax.Array`. An array that each
     process holds for itself, equal in all, becomes a NumPy array. With one process,
@@ -154,8 +158,9 @@ def save(
       plan: the run's plan.
       run: the run to save, under the number of its step. Nothing is written if the
         folder has a checkpoint of that step with the same bits. Nothing is written
-        either if the folder has only a later step: a run that went back is compared
-        once it reaches the later step.
+        either if the folder has no checkpoint of that step but one of a later step. In
+        this case the run was resumed from an older checkpoint, and `save` compares the
+        run with the later checkpoint when the run reaches that step.
       data: a name for the data set as it is now, such as its digest. The name is saved
         in the checkpoint, and `restore` compares it.
       keep: how many of the newest checkpoints to retain, at least 1. An older
@@ -166,12 +171,12 @@ def save(
     Raises:
       ValueError: the folder belongs to another run, or holds other bits for this step:
         the run was resumed from an earlier step and took another course. Or the
-        folder's newest checkpoint is damaged, or something that `save` did not write is
-        where the checkpoint would go. Or an argument has the wrong type, or differs
-        between processes.
+        folder's newest checkpoint is damaged, or the checkpoint's name is that of a
+        file or folder that `save` did not write. Or an argument has the wrong type, or
+        differs between processes.
       OSError: the disk is full, or a similar failure. Earlier checkpoints remain
         intact. If one of several processes cannot write, the others raise OSError five
-        minutes later, when orbax has timed out: restart all of them.
+        minutes later, after a timeout of orbax. Then restart all processes.
       ImportError: orbax is not installed.
 
     Privacy: none. The files hold the key, the state of correlated noise, and sums
@@ -211,8 +216,8 @@ def restore(
 
     Args:
       folder: the folder of the run's checkpoints.
-      plan: the run's plan, equal to the last digit. `plan_of` returns the plan from the
-        checkpoint, in case one of its numbers was found by a solver.
+      plan: the run's plan. All of its numbers must equal the saved ones exactly. If a
+        plan solved for one of its numbers, use `plan_of`, which returns the saved plan.
       like: a run of the same structure at its beginning. The restored arrays have the
         sharding of the arrays in `like`, on a mesh of any shape. Leaves that are not
         numeric are taken from `like`.
@@ -266,8 +271,9 @@ def resume(
 ) -> Run:
     """Restore the newest checkpoint of a run, or save a new run at its beginning.
 
-    The key is thus on the disk before anything is drawn from it. Call `resume` at the
-    start of a program that may be restarted any number of times.
+    The key is therefore on the disk before anything is drawn from the key. Call
+    `resume` at the start of the program. You may then restart the program any number of
+    times.
 
     Args:
       folder: as for `save`.
@@ -326,10 +332,10 @@ def steps(folder: Folder) -> tuple[int, ...]:
 
 
 def plan_of(folder: Folder) -> Plan:
-    """The plan with which a folder's run was begun, to the last digit.
+    """The plan of the run whose checkpoints are in a folder, with all digits.
 
-    A noise multiplier that was found by a solver may have other last digits on another
-    machine.
+    If a plan solves for its noise multiplier, the last digits of the result may differ
+    between machines. The saved plan has the digits of the original run.
 
     Args:
       folder: the folder of the run's checkpoints.
@@ -383,7 +389,10 @@ def _refuse_another(
 
 
 def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
-    """Whether a step need not be saved.
+    """Whether the folder makes it unnecessary to save a checkpoint of a step.
+
+    This is so if the folder has a checkpoint of the step, or none of the step but a
+    later one.
 
     Raises:
       ValueError: the folder has a checkpoint of this step with other bits.
@@ -436,7 +445,8 @@ def _make_room(folder: pathlib.Path, step: int) -> None:
     """Create the run's folder and an empty temporary folder, accessible to the owner.
 
     Raises:
-      ValueError: something that `save` did not write has one of the names.
+      ValueError: the name of the checkpoint, or that of the temporary folder, is taken
+        by a file or folder that `save` did not write.
     """
     # The files hold the run's key: mode 0700 excludes other users.
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -454,7 +464,7 @@ def _make_room(folder: pathlib.Path, step: int) -> None:
 
 
 def _is_ours(path: pathlib.Path) -> bool:
-    """Whether a folder holds nothing but names that `save` and orbax give."""
+    """Whether all names in a folder are names that `save` and orbax give."""
     # `save` makes folders and never symbolic links to folders.
     if path.is_symlink() or not path.is_dir():
         return False
@@ -492,7 +502,7 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
 
 
 def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
-    """Whether a folder is an intact checkpoint of this step and key, and no more."""
+    """Whether a folder is just an intact checkpoint of this step and key."""
     try:
         return _is_ours(path) and _read(path.parent, step)["key"] == key
     except ValueError:  # the checkpoint is damaged, and is left for the user

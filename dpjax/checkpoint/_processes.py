@@ -24,10 +24,11 @@ _KINDS = (ValueError, OSError, ImportError, RuntimeError)
 
 
 def everywhere(do: Callable[[], T]) -> T:
-    """The result of `do` in this process, if `do` fails in no process.
+    """Call the function `do` in every process, and return this process's result.
 
-    `do` must not communicate with other processes. If `do` fails in this process, its
-    own exception is raised; otherwise that of the first process where `do` failed.
+    The function must not communicate with other processes. If it fails in this process,
+    its exception is raised. If it fails in other processes alone, the exception of the
+    first of them is raised.
     """
     if jax.process_count() == 1:
         return do()
@@ -53,7 +54,7 @@ def _number(error: Exception) -> int:
 
 
 def on_primary_process(do: Callable[[], T]) -> T:
-    """The result of `do`, which the first process alone calls, in every process.
+    """Call `do` in the first process alone, and return its result in every process.
 
     The result must consist of values that JSON can represent.
     """

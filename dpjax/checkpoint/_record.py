@@ -1,10 +1,10 @@
-"""The record beside a checkpoint's arrays, compared before the arrays are read.
+"""The record that is saved beside a checkpoint's arrays, and compared before a restore.
 
 A record ends with its digest, which covers all other values in the record, including
 the digest of the arrays. The digest is computed without a secret key: it detects damage
 and mistakes, but not a change by anyone who recomputes the digest.
 
-The state of a run is its arrays by name; their digest covers their bits.
+The digest of the arrays is a hash of their names, dtypes, shapes and values.
 """
 
 import datetime
@@ -201,7 +201,7 @@ def decode_record(content: bytes, step: int, where: pathlib.Path) -> dict[str, A
 
     Args:
       content: the content of the record's file.
-      step: the step that the record must be of.
+      step: the number of the step whose record is expected.
       where: the checkpoint's folder, for error messages.
 
     Raises:
@@ -240,7 +240,7 @@ def _wrong(found: Any, step: int) -> str:
 
 
 def check(plan: Plan, run: Run) -> None:
-    """Raise ValueError unless `run` is a run of at most as many steps as `plan` has."""
+    """Raise ValueError unless `run` is a `Run` of at most as many steps as the plan."""
     if not isinstance(plan, Plan):
         raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
     if not isinstance(run, Run):
@@ -269,10 +269,10 @@ def _leaves(tree: Any) -> dict[str, str]:
 def refuse_another(
     folder: pathlib.Path, kept: dict[str, Any], plan: Plan, run: Run, data: str
 ) -> None:
-    """Raise ValueError if a run differs from the one in the record `kept`.
+    """Raise ValueError if a run differs from the run of which `kept` is the record.
 
-    The plan, the name of the data set, the structure of the arrays and the draws are
-    compared. `folder` is for error messages.
+    The function compares the plan, the name of the data set, the structure of the
+    arrays and the draws. `folder` is for error messages.
     """
     here = {
         "plan": primary_fields(plan.to_dict()),

@@ -78,13 +78,18 @@ class Arguments(NamedTuple):
     def by_leaves(
         self, function: Callable[..., tuple[ArrayLike, object]], args: Sequence[object]
     ) -> LossByLeaves:
-        """A function of all arguments, as one of parameter leaves and example leaves.
+        """The loss as a function of flat lists of leaves, and the leaves of a call.
 
         Args:
           function: takes all arguments, with one example in each batch argument, and
             returns the loss and aux.
           args: the arguments of a call. Arguments that are neither parameters nor
             batches are passed to the function unchanged.
+
+        Returns:
+          A `LossByLeaves`. Its function takes the list of parameter leaves and the list
+          of one example's leaves, and the record also holds the parameter leaves and
+          the types of the example's leaves.
         """
         treedef = jax.tree.structure(self.parameters(args))
         batched, example_treedef = jax.tree.flatten(self.examples(args))

@@ -133,7 +133,14 @@ def clip_scales(
 
 
 def apply_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-    """Gradients f[...] or f[b, ...] times their factors; zero where not finite."""
+    """The clipped gradients: each gradient times its factor, or zero.
+
+    Args:
+      x: one leaf of a gradient, f[...], or of a batch of gradients, f[b, ...].
+      scale: the clipping factor of each gradient, f[] or f[b].
+      finite: whether each gradient is finite in all of its leaves, bool[] or bool[b].
+        The result is zero for a gradient that is not.
+    """
     # A factor of zero alone is not enough: NaN · 0 is NaN.
     return zero_if_not_finite(x * _broadcast_scales(scale, x).astype(x.dtype), finite)
 

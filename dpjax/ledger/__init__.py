@@ -22,7 +22,7 @@ writes, and the others receive the result.
 
 The modules, in the order in which the data passes through them:
 
-1. `_chain`: lines of JSON with their hashes, and how a line is appended atomically.
+1. `_chain`: lines of JSON with their hashes, and the atomic appending of a line.
 2. `_release`: the entries for releases, and the checks that refuse an entry.
 3. `_total`: the ε of all releases by composition, which holds if all plans were fixed
    before any output was seen.

@@ -100,7 +100,7 @@ def _refuse_missing(path: pathlib.Path) -> None:
 
 
 def _split_lines(path: pathlib.Path, opened: int) -> bytes:
-    """The complete lines of the ledger, followed by the line of an interrupted write.
+    """The ledger's complete lines, with the line of an interrupted write at their end.
 
     Raises:
       ValueError: the files are in a state that the module's docstring does not list.
@@ -136,7 +136,10 @@ def _split_lines(path: pathlib.Path, opened: int) -> bytes:
 
 
 def _finish(path: pathlib.Path, opened: int) -> None:
-    """Append the line in `*.next`, in place of a partial copy, and remove `*.next`."""
+    """Append the line in `*.next` to the ledger, and then remove `*.next`.
+
+    The line replaces a partial copy of itself at the ledger's end.
+    """
     begun, content = _next(path).read_bytes(), _content(opened)
     whole = content[: content.rfind(b"\n") + 1]
     # A process that was killed may already have appended the line in whole or in part.

@@ -66,8 +66,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       plan: the run's plan.
       run: the run whose parameters, after `run.step` steps, are released; `run.step` is
         at least 1.
-      repeated: whether to record a release whose noise has already hidden something
-        else that was released. The ledger's ε is infinite from then on.
+      repeated: whether to record the release even if its noise has already been used
+        for another release. The ledger's ε is infinite from then on.
 
     Returns:
       The run, with the digest of the released parameters in `released`. Use the
@@ -147,9 +147,10 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 def end(path: Path, key: Key, why: str) -> None:
     """Record that a run ended early, for a reason independent of the run's results.
 
-    From its first entry on, a run counts with all steps of its plan, since stopping
-    when results look good makes the stopping step depend on the results. After the
-    entry of `end`, the run counts with the steps that it has released.
+    As soon as the ledger has an entry of a run, it counts the cost of all steps of the
+    run's plan: if a run stops because its results look good, the number of steps
+    depends on the results. After `end`, the ledger counts only the cost of the steps up
+    to the run's last release.
 
     Args:
       path: the ledger's file.

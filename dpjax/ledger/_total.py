@@ -29,7 +29,7 @@ class Entry(NamedTuple):
       epsilon: the ε of the run's whole plan, or of the other release; inf if there is
         no bound.
       delta: the δ for which epsilon holds.
-      repeated: whether the run's noise has hidden something else as well.
+      repeated: whether the noise of this release was also used for another release.
       words: what was released, or why the run ended.
       released: the digest of the parameters.
       plan: the fingerprint of the plan and its draws.
@@ -73,7 +73,11 @@ class Ledger:
     head: str
 
     def runs(self) -> dict[str, Cost]:
-        """The cost of each run: of its whole plan, or of its steps if the run ended."""
+        """For each run, its plan and the number of steps whose cost is counted.
+
+        All steps of the plan are counted, or the released steps of a run with an entry
+        of `end`.
+        """
         found: dict[str, Cost] = {}
         for entry in self.entries:
             if entry.what == "release":
@@ -90,10 +94,13 @@ class Ledger:
           delta: δ, in (0, 1).
 
         Returns:
-          ε, rounded up. Runs whose plans have privacy-loss distributions are composed
-          by them; the remaining costs are added, with equal parts of δ. The result is
-          infinite if a noise was used twice, or if the δs of other releases exceed δ
-          or, where the ledger has runs, leave no part of δ for them.
+          ε, rounded up. Runs whose plans have a privacy-loss distribution or a GDP
+          parameter are composed by privacy-loss distributions. The ε of this
+          composition, of each other run and of each release without a plan are added.
+          From δ the δs of the releases without a plan are subtracted, and the rest is
+          divided equally among the composition and each other run. The result is
+          infinite if a noise was used twice, or if the δs of releases without a plan
+          exceed δ or leave no part of δ for the runs.
 
         Raises:
           ValueError: delta is out of range.

@@ -18,12 +18,16 @@ from dpjax.noise._correlated import Buffer, CorrelatedNoiseState, correlated_noi
 
 
 class TreeMomentumState(NamedTuple):
-    """The state of `tree_momentum`. It holds the noise's key: as secret as the data.
+    """The state of `tree_momentum`, which is as secret as the data.
+
+    The state is secret because it contains the key of the noise.
 
     Attributes:
       noise: the state of `correlated_noise` with the strategy of the tree.
-      momentum: Σ_i β^{t−i} (g_i + y_i), with noise, in float32 or wider.
-      decay: β rounded down to float32, which must not change during a run.
+      momentum: the momentum Σ_i β^{t−i} (g_i + y_i) after t steps, in float32 or wider,
+        where g_i is the incoming sum of step i and y_i the noise added to that sum.
+      decay: the momentum coefficient β, rounded down to float32. The decay must not
+        change during a run.
     """
 
     noise: CorrelatedNoiseState

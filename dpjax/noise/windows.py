@@ -93,17 +93,23 @@ def push(
     key: Key,
     active: ArrayLike = True,
 ) -> Ring:
-    """The ring with all nodes that a step completes; unchanged if not active.
+    """Release with noise the tree nodes that end at step t, and store them in the ring.
+
+    A tree node holds the decayed sum of the values of its steps; the module's docstring
+    defines nodes. Each new node replaces a node that no later window needs.
 
     Args:
-      ring: the ring after the step before.
+      ring: the ring buffer after step t − 1.
       step: t, i[], counted from 1.
       value: x_t, f[d].
       window: n, static.
       decay: β, f[].
       stddev: the standard deviation of the noise in a node, f[].
       key: a typed key, the same in all steps.
-      active: whether the step is pushed.
+      active: whether to store anything; if False, the ring is returned unchanged.
+
+    Returns:
+      The ring buffer after step t.
     """
     slots, begins = (jnp.asarray(x) for x in _layout(window))
     factors = _sizes(decay, len(slots), ring.nodes.dtype)

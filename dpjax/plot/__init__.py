@@ -1,16 +1,16 @@
-"""Plots of guarantees, runs and noise. They need matplotlib, from the extra `plot`.
+"""Plots of guarantees, runs and noise; matplotlib comes with the extra `plot`.
 
 Each function draws on the given `ax`, or on the Axes of a new figure, and returns these
 Axes. No function shows or saves a figure. Every point of a curve is a value that an
 accountant computed. Lines differ in strokes and markers, so that every plot is readable
 without colour.
 
-1. `tradeoff`: the best trade-off that any attack can achieve. `attack`: the error rates
-   that one attack achieved.
-2. `epsilon_by_step`: the privacy cost of a run that stops early. `compare`: plans side
-   by side. `comparison`: the mechanisms from which a plan was chosen.
-3. `noise` and `spectrum`: the size of noise from step to step, and its distribution
-   over frequencies.
+1. `tradeoff` draws the best trade-off of error rates that any attack can achieve.
+   `attack` draws the error rates that one attack achieved.
+2. `epsilon_by_step` draws the privacy cost of a run that stops early. `compare` draws
+   plans side by side. `comparison` draws the mechanisms from which a plan was chosen.
+3. `noise` draws the size of noise from step to step, and `spectrum` its power by
+   frequency.
 """
 
 from dpjax.plot._attack import attack as attack

@@ -1,4 +1,4 @@
-"""The error rates that a guarantee permits, and those that an attack achieved."""
+"""A plot of the error rates that guarantees permit and that an attack achieved."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +27,8 @@ class Reached(NamedTuple):
       false_negative: the observed false-negative rates.
       false_positive_bound: upper bounds on the true false-positive rates, which hold at
         all thresholds at once with the stated confidence.
-      false_negative_bound: likewise for the true false-negative rates.
+      false_negative_bound: upper bounds on the true false-negative rates, in the same
+        sense.
     """
 
     false_positive: np.ndarray
@@ -40,9 +41,12 @@ class Reached(NamedTuple):
 def achieved_rates(
     scores_in: ArrayLike, scores_out: ArrayLike, confidence: float
 ) -> Reached:
-    """The error rates of threshold tests on these scores, observed and proven.
+    """The observed and proven error rates of tests that compare scores and thresholds.
 
-    Takes scores f[n] where the example took part, and f[m] where the example did not.
+    Args:
+      scores_in: the scores of runs in which the example took part, f[n].
+      scores_out: the scores of runs in which the example did not take part, f[m].
+      confidence: the confidence of the proven rates.
     """
     inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
     thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
@@ -69,7 +73,7 @@ def attack(
     false_positive_rate: float = 0.01,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the error rates that an attack achieved beside those of guarantees.
+    """Draw the error rates that an attack achieved and that guarantees permit.
 
     Args:
       scores_in: the attack's scores where the example took part, f[n]. Larger scores
@@ -149,10 +153,16 @@ def attack(
 def _line(
     false_positive: np.ndarray, false_negative: np.ndarray, name: str, rate: float
 ) -> Line:
-    """An attack's staircase: the least false-negative rate at each false-positive rate.
+    """The least false-negative rate of an attack at each false-positive rate.
 
-    Takes error rates by threshold, a name and the marked false-positive rate. Returns a
-    line with corners from (0, 1) to (1, 0).
+    Args:
+      false_positive: the false-positive rates by threshold, f64[k].
+      false_negative: the false-negative rates by threshold, f64[k].
+      name: the name for the legend.
+      rate: the false-positive rate at which the line has a marker.
+
+    Returns:
+      A step function with corners from (0, 1) to (1, 0).
     """
     order = np.argsort(false_positive, kind="stable")
     rates = np.concatenate([[0.0], false_positive[order], [1.0]])
@@ -167,6 +177,6 @@ def _line(
 
 
 def _step_function(line: Line, rates: np.ndarray) -> np.ndarray:
-    """The false-negative rates of a staircase at the given false-positive rates."""
+    """The values of a step function at the given false-positive rates."""
     places = np.searchsorted(line.false_positive, rates, side="right") - 1
     return line.false_negative[places]

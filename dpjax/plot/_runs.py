@@ -223,14 +223,17 @@ def signal_to_noise(plan: Plan) -> float:
 
 
 def _gradients_noise(plan: Plan) -> float:
-    """The noise multiplier of the gradients, without the noise of quantile counts."""
+    """The noise multiplier of the gradients alone.
+
+    A plan with `QuantileClip` also adds noise to counts; this noise is not included.
+    """
     if plan.quantile is None:
         return plan.noise_multiplier
     return quantile.noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)[0]
 
 
 def _steps(plan: Plan) -> np.ndarray:
-    """The steps at which ε is computed, i64[k]: densest where ε grows fastest."""
+    """The steps at which ε is computed, i64[k]: more steps where ε grows faster."""
     count = _POINTS if plan.guarantee.mu is None else _POINTS_OF_GAUSSIAN
     if plan.num_steps <= count:
         return np.arange(1, plan.num_steps + 1)

@@ -19,7 +19,7 @@ GREY = "#6e6e6e"
 
 
 def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
-    """The given axes, or those of a new figure of the given size in inches."""
+    """The given Axes, or the Axes of a new figure of the given size in inches."""
     if ax is not None:
         return ax
     # Imported here, since matplotlib is an optional dependency.

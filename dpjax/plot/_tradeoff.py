@@ -81,7 +81,7 @@ def promised(
     labels: Sequence[str] | None,
     false_positive_rate: float,
 ) -> list[Line]:
-    """The trade-off curves of guarantees, as lines to draw."""
+    """The trade-off curves of the given guarantees, as lines to draw."""
     profiles = [_profile(guarantee) for guarantee in guarantees]
     found = names(labels, [_name(guarantee) for guarantee in guarantees])
     # The marked rate is one of the points, so that its marker is on the curve.

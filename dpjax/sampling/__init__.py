@@ -1,4 +1,4 @@
-"""Samplers of the examples that take part in a step: batches of fixed shape, masked.
+"""Samplers of the examples that take part in a step, as batches of fixed shape.
 
 Every sampler is a pure function of static sizes, a key and an epoch or step number.
 The same arguments give the same batches under jit, in a scan, and in a run resumed from
@@ -6,7 +6,8 @@ any step. (Key implementations whose bits depend on `jax.vmap`, such as "rbg", g
 other batches under `jax.vmap`.) For a large data set, the time of a step is
 proportional to its batch size, and somewhat more for random assignment to bins.
 
-1. `Batch`: the indices of the examples that take part, and a mask that marks padding.
+1. `Batch`: the indices of the examples that take part, and a mask that is False for
+   padding.
 2. Samplers in which every example takes part once an epoch: `cyclic` uses the data's
    own order, and `reshuffled` a random order (a permutation evaluated only at the
    positions that a batch needs). In `random_bins` every example picks a step at random.

@@ -1,4 +1,4 @@
-"""The number of examples that take part: a binomial count, to a precision of 128 bits.
+"""Binomial draws of the number of examples that take part in a step, to 128 bits.
 
 Exact integer arithmetic tabulates the distribution once for each n, q and b. A count is
 drawn by looking up 128 random bits in the table of cumulative probabilities. The cost

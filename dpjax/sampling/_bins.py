@@ -10,11 +10,13 @@ flips: how many examples are in the earlier bins, and how many in this bin.
 A random order of all examples (`_order`) then says which examples are at the positions
 of this bin.
 
-**Counts.** Of n uniform numbers in [0, 1), the number below 1/2 has the distribution
-Binomial(n, 1/2), and the same holds recursively within each half. The binary digits of
-a cut select one half after another, until no number is left in the selected interval.
-The key of each binomial draw is a function of the digits before it. Different cuts
-under one key therefore count the same implicit numbers.
+**Counts.** The number of examples in the first j of m bins is the number of n uniform
+numbers in [0, 1) that are below the cut j / m. How many of the n numbers are below 1/2
+has the distribution Binomial(n, 1/2), and the same holds recursively within each half.
+The binary digits of the cut select one half after another, until no number is left in
+the selected interval. The key of each binomial draw is a function of the digits before
+it. With one key, the counts for all cuts are therefore counts of the same n numbers,
+which are never drawn one by one.
 """
 
 import jax
@@ -105,10 +107,11 @@ _TRIES = 4
 def _choices(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
     """The bin of every example, i32[n].
 
-    A 32-bit draw is reduced modulo m. Draws from the largest multiple of m on, of which
-    there are fewer than m among 2³², would favour small bins. All four draws of an
-    example are of this kind with probability at most (m / 2³²)⁴, and only then is the
-    bin, the remainder of the last draw, not uniform.
+    Each example has four draws of 32 bits. Its bin is the first draw below the largest
+    multiple of m that is at most 2³², modulo m. A draw above that multiple would favour
+    bins of small number; fewer than m of the 2³² values are above it. If all four draws
+    are above it, which has probability at most (m / 2³²)⁴, the bin is the last draw
+    modulo m. Only in this case is the bin not uniform.
     """
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     draws = jax.random.bits(key, (_TRIES, n), jnp.uint32)
@@ -171,7 +174,8 @@ def random_bins(
         examples, the first b are retained; with n above 2¹⁶, a uniformly random b.
       key: one typed key for the whole run; the epoch is folded into it.
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
-        2³². With the same number in all epochs, every example keeps its step.
+        2³². With the same number in all epochs, every example takes part in the same
+        step of each epoch.
 
     Returns:
       A `Batch` of i32[m, b] and bool[m, b], in the data's order, with padding last.

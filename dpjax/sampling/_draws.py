@@ -1,6 +1,6 @@
 """Samplers that draw a new random batch in every step.
 
-The module begins with what all samplers share: batches, checks, and keys of steps.
+The module begins with the code that all samplers share: batches, checks and keys.
 """
 
 from typing import NamedTuple

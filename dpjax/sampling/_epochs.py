@@ -10,7 +10,7 @@ from dpjax.sampling._draws import Batch, check_number, sampler_key, sizes
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
-    """The positions in the epoch's order that each step has, and the mask.
+    """For each step, the positions of its examples in the epoch's order, and the mask.
 
     Returns:
       u32[k, b], 0 where the mask is False, and bool[k, b].

@@ -1,9 +1,8 @@
 """Random orders of n positions, evaluated at given positions.
 
-**The provable order.** The keyed permutation below only looks random. `rounds` is
-provably close to uniform, provided that the random bits are uniform, and costs some
-hundred rounds. The privacy of a sampler depends on the order, and therefore needs the
-proof.
+**The order of `examples_at`** is provably close to uniform, provided that the random
+bits are uniform, and costs some hundred rounds. If the privacy of a sampler depends on
+the order, the sampler needs such a proof.
 
 A round pairs every position x with K − x modulo n for a random K. A random bit for each
 pair decides whether the pair is swapped. Condition on all Ks and on the positions of q
@@ -22,13 +21,14 @@ permuted in the same way, and so on recursively.
 Reference: Hoang, Morris and Rogaway (2012) for a round, Morris and Rogaway (2014) for
 halves.
 
-**The keyed permutation** is pseudo-random, and is evaluated at given positions, too.
+**The permutation of `values_at`** is faster, but only pseudo-random. Like the order
+above, it is evaluated at given positions alone.
 
-**Distinct numbers** come in an exactly uniform random order. A draw may fail: two
-random sort keys are equal, or there are too few distinct numbers. A failure is
-detected, and everything is drawn again. Rejection leaves the order exactly uniform.
-Renaming the numbers changes neither the distribution of the draws nor the probability
-of a failure, so that all orders are equally likely in an accepted draw.
+**`permutation` and `distinct`** return numbers in an exactly uniform random order. A
+draw may fail: two random sort keys are equal, or there are too few distinct numbers.
+The functions detect a failure, and draw everything again. The order remains exactly
+uniform: to rename the numbers changes neither the distribution of the draws nor the
+probability of a failure, so that all orders are equally likely in an accepted draw.
 """
 
 import math
@@ -76,9 +76,9 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 
 
 def _draws(n: int, count: int, accepted: float) -> int:
-    """How many draws from [0, n) hold `count` distinct numbers.
+    """A number of draws from [0, n) that nearly always has `count` distinct numbers.
 
-    They hold fewer about once in 1e9 times, and then `distinct` draws again.
+    About once in 1e9 times the draws contain fewer, and `distinct` then draws again.
 
     Args:
       n: the size of the range that is drawn from.
@@ -130,7 +130,10 @@ _BITS = 90  # the bound on the total variation distance is 2⁻⁹⁰
 
 
 def rounds(n: int) -> int:
-    """The number of rounds for which all halves together are within 2⁻⁹⁰ of uniform.
+    """The number of rounds for which the whole order is within 2⁻⁹⁰ of uniform.
+
+    The order is composed of permutations of ranges of n, ⌈n/2⌉, ... positions, each
+    with this number of rounds. The distance is in total variation.
 
     The sum of n^{3/2} over n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The probability of a K
     exceeds 1 / n by at most a relative 2⁻³². The omitted factor 1 / (r + 2) more than
@@ -174,8 +177,9 @@ def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
 def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     """The examples at the given positions of the random order, i32[b], for n < 2³¹.
 
-    The last half of the positions costs `rounds(n)` rounds, the quarter before it twice
-    as many, and so on. The smallest of the given positions sets the cost of them all.
+    A position in the last half costs `rounds(n)` rounds, a position in the quarter
+    before it twice as many, and so on. All given positions cost as many rounds as the
+    smallest of them.
 
     Args:
       key: one typed key.
@@ -195,7 +199,11 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     sizes, times = np.asarray(halves, np.uint32), rounds(n)
 
     def level(i: jax.Array, x: jax.Array) -> jax.Array:
-        """Apply the rounds of one part, in order from small parts to all positions."""
+        """Apply the rounds that permute the first ⌈n / 2^k⌉ positions, for one k.
+
+        The loop begins with the smallest range of positions and ends with all n.
+        Positions outside the range stay unchanged.
+        """
         which = len(halves) - 1 - i
         own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
         moved = _mix(own, size, jnp.minimum(x, size - 1), times)

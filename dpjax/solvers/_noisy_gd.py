@@ -193,7 +193,10 @@ def _noisy_descent(
     num_epochs: int,
     batch_size: int | None,
 ) -> Result[Params, jax.Array]:
-    """The last iterate and its guarantee; full batches are epochs of a single step."""
+    """Run noisy gradient descent, and return the last iterate and its guarantee.
+
+    With full batches every epoch has a single step.
+    """
     run = _check(given, batches, num_epochs, batch_size)
     setting, num_steps = run.setting, len(run.step_sizes)
 

@@ -9,10 +9,12 @@ the noise that the optimizer sees depends on C⁻¹ alone (`accounting.correlate
 1. `independent`, `geometric`, `rational`, `banded` and `banded_inverse` make a
    `Toeplitz` strategy, which is the same from step to step. `scaled` makes a strategy
    whose noise varies with the step, and `tree` makes the strategy of the binary tree.
-2. `optimize` finds the Toeplitz strategy of a given kind that has the least error in a
-   workload (`dpjax.workloads`), and says how far that strategy is from the best of all.
-3. `scheduled` finds how much of a strategy's noise each step should have.
-4. `amplified` finds the best strategy where batches are drawn at random.
+2. A workload is the linear map that an optimizer applies to the sums
+   (`dpjax.workloads`). `optimize` finds the Toeplitz strategy of a given kind with the
+   least error in a workload, and bounds the ratio of this error to the least error of
+   all strategies.
+3. `scheduled` finds the best size of the noise in each step.
+4. `amplified` searches for the best strategy for batches that are drawn at random.
 
 The data types of strategies are in `_matrices`, which training and accounting import.
 The searches in this package call the accountants, so training never imports it.

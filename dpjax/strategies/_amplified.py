@@ -1,10 +1,12 @@
-"""How much correlation is worth giving up for amplification by sampling.
+"""Search for the best correlation of noise for batches that are drawn at random.
 
-Correlated noise has a smaller error in a workload than independent noise. But it ties
-the steps of an example to each other, so that drawing those steps at random hides less.
-Which effect is worth more depends on ε. So the search compares strategies by their
-error in the workload at the target ε, each with approximately the noise multiplier that
-it needs for this ε. Only the best strategy's noise multiplier is then solved exactly.
+At the same noise multiplier, correlated noise has a smaller error in a workload than
+independent noise. With correlated noise, however, random batches amplify privacy less,
+because the releases of several steps together reveal in which steps an example takes
+part. The better compromise depends on ε. The search therefore computes for each
+strategy about the noise multiplier that it needs for the target ε, and compares the
+errors in the workload at these noise multipliers. The exact noise multiplier is
+computed only for the best strategy.
 """
 
 import functools
@@ -33,13 +35,14 @@ _NEAR, _LOOKS = 1e-3, 10
 
 
 class Amplified(NamedTuple):
-    """A strategy for batches that are drawn at random.
+    """A strategy for batches that are drawn at random, with the noise that it needs.
 
     Attributes:
-      strategy: C. For cyclic Poisson sampling its number of bands is also the number of
-        groups that the examples are divided into.
-      noise_multiplier: the least standard deviation of z over the clip norm at the ε
-        that was asked for.
+      strategy: the matrix C: the noise is C⁻¹z, with z independent Gaussian noise. For
+        cyclic Poisson sampling, the number of bands of C is also the number of groups
+        that the examples are divided into.
+      noise_multiplier: the least standard deviation of z, over the clip norm, for which
+        the run has the requested ε.
       error: the root mean square of the noise in the workload, in units of the clip
         norm.
     """
@@ -59,10 +62,11 @@ def amplified(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> Amplified:
-    """The strategy with the least noise in a workload at an ε, with amplification.
+    """The strategy with the least noise in a workload, for random batches and one ε.
 
     Args:
-      workload: what the sums are used for, of known numbers.
+      workload: the linear map that the optimizer applies to the sums. Its numbers must
+        be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       epsilon: ε of the whole run, positive.
@@ -73,10 +77,11 @@ def amplified(
       adjacency: which pairs of data sets are compared.
 
     Returns:
-      The best of the strategies that were tried, to a part in a thousand; independent
-      noise is one of them. The choice of the strategy is a heuristic. The noise
-      multiplier is not: it is enough for ε (for cyclic Poisson sampling with p bands,
-      where a group is sampled at the rate p / n_b).
+      The strategy with the least error, to a part in a thousand, among the strategies
+      that the search compares. Independent noise is one of them. The choice of the
+      strategy is a heuristic. The noise multiplier is not a heuristic: the run with
+      this noise multiplier has at most the requested ε. For cyclic Poisson sampling
+      with p bands, the run must sample each group at the rate p / n_b.
 
     Raises:
       ValueError: an argument is out of range; the sampling does not allow the
@@ -124,7 +129,7 @@ def _required_noise(
     strategy: Toeplitz,
     start: float = 1.0,
 ) -> Amplified:
-    """A strategy with the noise multiplier that it needs for ε.
+    """The least noise multiplier with which a strategy meets ε, and the error.
 
     The search for the noise multiplier begins at `start`.
     """
@@ -143,7 +148,9 @@ def _estimate_noise(
     strategy: Toeplitz,
     start: float = 1.0,
 ) -> Amplified:
-    """As `_required_noise`, with noise that is right to about a part in a thousand.
+    """As `_required_noise`, but ε is only approximately the target.
+
+    The ratio of the two values of ε is within a part in a thousand of one.
 
     The secant method solves for log σ, in which log ε is almost linear. If the method
     does not converge, `_required_noise` computes the result instead.
@@ -168,9 +175,9 @@ def _estimate_noise(
 
 
 def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplified:
-    """The best banded strategy, among those of 1, 2, 4, ... bands.
+    """The strategy with the least error among banded strategies of 1, 2, 4, ... bands.
 
-    The search stops once two numbers of bands in a row did not lower the error.
+    The search stops after two numbers of bands in a row that do not lower the error.
     """
     best, worse, bands = at(_making.independent()), 0, 2
     while worse < 2 and bands <= min(n_b, num_steps):
@@ -192,7 +199,10 @@ def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplif
 
 
 def _best_decay(at: Any) -> Amplified:
-    """The best geometric strategy: λ on a grid, then on a finer one around the best."""
+    """The geometric strategy with the least error, for λ on a grid.
+
+    A second, finer grid surrounds the best λ of the first grid.
+    """
     step = -np.log(_NEAREST) / (_COARSE - 1)
     # Each search starts from the noise of the neighbour on the grid, which is close.
     coarse = {0: at(_geometric(0.0))}
@@ -206,8 +216,9 @@ def _best_decay(at: Any) -> Amplified:
 
 
 def _geometric(x: float) -> Toeplitz:
-    """The geometric strategy of λ = 1 − e^{−x}.
+    """The geometric strategy with λ = 1 − e^{−x}.
 
-    λ = 0 has the same array shapes as the others, so that all share a compiled program.
+    The strategy with λ = 0 has the same array shapes as all others, so that one
+    compiled program evaluates all of them.
     """
     return _making.geometric(-np.expm1(-x))

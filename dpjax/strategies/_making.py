@@ -1,8 +1,8 @@
 """Functions that make strategies from their parameters.
 
-Training makes noise in float32, and accountants compute in float64. So these functions
-round concrete coefficients to float32 once, and training and accounting both read the
-same rounded numbers. Traced coefficients are not rounded.
+Training makes noise in float32, and accountants compute in float64. The functions of
+this module therefore round concrete coefficients to float32, and training and
+accounting use the same rounded numbers. Traced coefficients are not rounded.
 """
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from dpjax._matrices.toeplitz import Toeplitz, product
 
 
 def independent() -> Toeplitz:
-    """Fresh noise in every step: C = I.
+    """The strategy C = I: the noise of each step is independent of all other noise.
 
     Example:
       >>> independent().num_vectors
@@ -25,7 +25,9 @@ def independent() -> Toeplitz:
 
 
 def geometric(decay: ArrayLike) -> Toeplitz:
-    """Noise z_t − λ z_{t−1}: C⁻¹ = I − λL, and C has the coefficients λ^k.
+    """The strategy with C⁻¹ = I − λL: step t adds the noise z_t − λ z_{t−1}.
+
+    L is the shift by one step. The coefficients of C are λ^k.
 
     Args:
       decay: λ, f[], in [0, 1).
@@ -50,7 +52,9 @@ def geometric(decay: ArrayLike) -> Toeplitz:
 
 
 def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
-    """C = Π_k (1 − a_k L) / Π_k (1 − b_k L), with as many stored vectors as poles.
+    """The strategy C = Π_k (1 − a_k L) / Π_k (1 − b_k L), with L the shift by one step.
+
+    The noise needs as many stored vectors as there are poles.
 
     Args:
       zeros: a, f[d], in (−1, 1). The influence of an earlier draw on the noise fades as
@@ -78,13 +82,13 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
 
 
 def banded(coefficients: ArrayLike) -> Toeplitz:
-    """C with p bands: an example's contribution in one step moves p rows of C x.
+    """A strategy C with p bands: a contribution to one sum moves p rows of C x.
 
     Args:
-      coefficients: c_0, ..., c_{p−1}, f[p], finite, with c_0 = 1. The noise is a
-        recursion over these coefficients. It grows from step to step unless Σ c_k x^k
-        has no zero within the unit circle. The caller must ensure this; it is not
-        checked.
+      coefficients: c_0, ..., c_{p−1}, f[p], finite, with c_0 = 1. The noise is computed
+        by a recursion with these coefficients. If the polynomial Σ c_k x^k has a zero
+        within the unit circle, the noise grows from step to step. The caller must
+        choose a polynomial without such a zero; this condition is not checked.
 
     Raises:
       ValueError: the coefficients are not a finite vector that begins with 1.
@@ -99,7 +103,7 @@ def banded(coefficients: ArrayLike) -> Toeplitz:
 
 
 def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
-    """C⁻¹ with p bands: each step's noise is a sum over the draws of the last p steps.
+    """A strategy whose C⁻¹ has p bands: each noise is a sum over the last p draws of z.
 
     Args:
       coefficients: the coefficients of C⁻¹, f[p], finite, the first being 1.
@@ -145,7 +149,7 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
 
 
 def tree(decay: ArrayLike) -> Tree:
-    """The noise of the binary tree mechanism, for momentum with this decay.
+    """The strategy of the binary tree mechanism, for momentum with the given decay.
 
     Put `optax.trace`, or any other momentum of the same decay, after this noise: the
     momentum then carries the noise that `dpjax.tree_momentum` adds. Buffered noise
@@ -180,7 +184,7 @@ def tree(decay: ArrayLike) -> Tree:
 
 
 def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
-    """The coefficients after the leading 1, rounded to float32 where concrete."""
+    """The coefficients without the leading 1; concrete coefficients become float32."""
     known = validate.real_vector(name, coefficients)
     if known is None:
         return jnp.asarray(coefficients)[1:]

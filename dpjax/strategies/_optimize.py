@@ -3,12 +3,14 @@
 The search minimizes the product of the error and μ, both at noise multiplier 1. Scaling
 the noise leaves this product unchanged.
 
-**A lower bound** holds for the error of any strategy at a given privacy. An example
+**A lower bound** holds for the error of any strategy C at a given privacy. Let A be the
+matrix of the workload, E the number of epochs, n_b the number of steps in an epoch, and
+sens the sensitivity: the largest distance by which one example moves C x. An example
 contributes at the same position in every epoch, and its contributions may have any
-signs. A vector of these signs, with zeros at all other steps, is a pattern. For θ in
-[0, 1] the matrix W = R ⊗ I / n_b, with R = (1 − θ) I + θ 11ᵀ, is an average of the
-outer products of patterns. Hence the sensitivity obeys sens² >= ‖C W^{1/2}‖_F². As
-‖X‖_F ‖Y‖_F >= ‖XY‖_*,
+signs. A vector of these signs, with zeros at all other steps, is called a pattern here.
+For θ in [0, 1] the matrix W = R ⊗ I / n_b, with R = (1 − θ) I + θ 11ᵀ of size E, is an
+average of the outer products of patterns. Hence sens² >= ‖C W^{1/2}‖_F². As ‖X‖_F ‖Y‖_F
+>= ‖XY‖_* (the nuclear norm),
 
     sens · ‖A C⁻¹‖_F >= ‖A C⁻¹‖_F ‖C W^{1/2}‖_F >= ‖A W^{1/2}‖_*,
 
@@ -47,7 +49,8 @@ _ROUNDING = 1e-9
 def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
     """The first T coefficients of a workload's filter, f64[T].
 
-    Where the rates or keep factors vary with the step, their means are used instead.
+    If the rates or the keep factors of the workload vary with the step, the filter has
+    their means.
     """
     top, bottom = (np.append(1.0, np.asarray(x)) for x in workload[:2])
     rate, keep = (float(np.mean(np.asarray(x))) for x in workload[2:])
@@ -63,9 +66,10 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
 
 
 def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
-    """A lower bound on μ times error at noise multiplier 1, for any strategy.
+    """A lower bound on the product of μ and the error, for all strategies.
 
-    The workload's numbers must be the same in every step.
+    Both μ and the error are those at noise multiplier 1. The numbers of the workload
+    must be the same in every step.
     """
     from scipy.optimize import fminbound
 
@@ -95,7 +99,11 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
 
 
 def _weights(theta: float, epochs: int, n_b: int) -> tuple[float, float]:
-    """α and γ of W^{1/2} = α I + γ (11ᵀ / E) ⊗ I, from θ, the epochs E and n_b."""
+    """The coefficients α and γ of the square root of the matrix W = R ⊗ I / n_b.
+
+    The module's docstring defines W for θ in [0, 1] and R = (1 − θ) I + θ 11ᵀ. With E
+    epochs of n_b steps, W^{1/2} = α I + γ (11ᵀ / E) ⊗ I, since 11ᵀ / E is a projection.
+    """
     alpha = np.sqrt((1 - theta) / n_b)
     return alpha, np.sqrt((1 - theta + theta * epochs) / n_b) - alpha
 
@@ -166,9 +174,9 @@ def _bands(x: jax.Array) -> jax.Array:
 
 
 def _free_bands(a: np.ndarray) -> np.ndarray:
-    """The unconstrained parameters of such coefficients, or of some near them.
+    """Unconstrained parameters from which `_bands` computes the coefficients a, f[k].
 
-    This is the inverse of `_bands`.
+    If no parameters give these coefficients, the result gives coefficients near them.
     """
     x = []
     while a.size:
@@ -200,7 +208,10 @@ def _value_and_grad(
     n_b: int,
     order: Order,
 ) -> tuple[jax.Array, jax.Array]:
-    """The logarithm of μ times error, f[], and its gradient by x, f[k]."""
+    """The logarithm of the product of μ and the error, f[], and its gradient, f[k].
+
+    The gradient is with respect to the unconstrained parameters x.
+    """
 
     def value(x: jax.Array) -> jax.Array:
         strategy = _strategy(kind, x)
@@ -216,10 +227,10 @@ def _value_and_grad(
 
 
 def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndarray:
-    """The parameters at which the descent starts, f[k].
+    """The unconstrained parameters at which the descent starts, f[k].
 
-    The strategy there is close to A^{1/2}, the square root of the workload's matrix,
-    which is the best strategy where no example takes part twice.
+    The strategy of these parameters is close to A^{1/2}, the square root of the
+    workload's matrix A. A^{1/2} is the best strategy if no example takes part twice.
     """
     if kind in ("banded", "banded_inverse"):
         a = coefficients(workload, size + 1)
@@ -257,7 +268,10 @@ class Optimized(Toeplitz):
 
     @property
     def gap(self) -> float:
-        """An upper bound on the ratio of its error to the least at the same privacy."""
+        """An upper bound on the ratio of this strategy's error to the least error.
+
+        The least error is over all strategies with the same privacy.
+        """
         return self.product / self.bound
 
 
@@ -275,7 +289,8 @@ def optimize(
     Args:
       kind: "geometric" (no vector need be stored), "rational" (as many poles as
         vectors), "banded" or "banded_inverse" (one band more than vectors).
-      workload: what the sums are used for, of known numbers.
+      workload: the linear map that the optimizer applies to the sums. Its numbers must
+        be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.

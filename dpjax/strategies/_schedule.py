@@ -1,4 +1,4 @@
-"""How much noise each step should have, where steps do not matter equally.
+"""Search for the best size of the noise in each step, for a given workload.
 
 The noise of a Toeplitz matrix T gets the factors f_t = 1 / s_t, so that C = T diag(s).
 The error is ‖A diag(f) T⁻¹‖_F. An example that takes part at the steps π moves C x by
@@ -36,10 +36,10 @@ _LEAST = 1e-12
 def _columns(
     strategy: Toeplitz, s: jax.Array, num_steps: int, n_b: int, order: Order
 ) -> jax.Array:
-    """The column weights s, rescaled so that the sensitivity is 1, f[T].
+    """The column weights s of C = T diag(s), rescaled to sensitivity 1, f[T].
 
-    s is f[T] for the order "fixed". For "reshuffled" s is f[E], with one weight for all
-    steps of an epoch.
+    The input s is f[T] for the order "fixed". For "reshuffled" the input is f[E], with
+    one weight for all steps of an epoch.
     """
     if order == "fixed":
         c = strategy.coefficients(num_steps)
@@ -97,23 +97,24 @@ def scheduled(
     steps_per_epoch: int,
     order: Order = "fixed",
 ) -> Scaled:
-    """A strategy whose noise is scaled in each step as is best for a workload.
+    """A strategy with the best factor for the noise in each step, for a workload.
 
-    Where learning rates fall, later steps may have more noise, so that earlier steps
-    have less noise at the same privacy.
+    If learning rates fall, later sums matter less to the result. Later steps may then
+    have more noise, so that earlier steps have less noise at the same privacy.
 
     Args:
       strategy: a Toeplitz strategy, as `optimize` finds it.
-      workload: what the sums are used for, of known numbers.
+      workload: the linear map that the optimizer applies to the sums. Its numbers must
+        be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" or "reshuffled", as for `accounting.correlated.mu`. For
         "reshuffled" the noise has the same factor throughout an epoch.
 
     Returns:
-      The strategy with factors f, where the mean of f⁻² is 1. For independent noise no
-      factors are better. For other strategies a descent finds the factors, which are no
-      worse than none.
+      The strategy with factors f, where the mean of f⁻² is 1. For independent noise
+      these factors are the best. For other strategies a descent finds the factors, and
+      the error is at most that of the strategy without factors.
 
     Raises:
       ValueError: an argument is out of range; a number is traced.

@@ -61,11 +61,13 @@ class Cyclic(Mechanism):
         return events.Gaussian(factor * math.sqrt(times) / run.noise_multiplier)
 
     def _times(self, costs: np.ndarray) -> float:
-        """An upper bound on one example's cost, in steps at the plan's noise.
+        """An upper bound on the privacy cost of the steps with one given example.
+
+        The unit is the cost of one step with the plan's noise multiplier. In every
+        epoch, an example takes part in the same step: its steps are one column.
 
         Args:
-          costs: the cost of each step in these units, f64[epochs, steps per epoch]. An
-            example takes part in the same step of every epoch, which is one column.
+          costs: the cost of each step in this unit, f64[epochs, steps per epoch].
         """
         # The factor covers the rounding of the sum.
         return float(np.max(np.sum(costs, axis=0))) * (1 + 2.0**-40)

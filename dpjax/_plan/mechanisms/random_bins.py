@@ -42,9 +42,9 @@ class RandomBins(Mechanism):
             )
 
     def _drawing(self, epoch: jax.Array) -> jax.Array:
-        """The number of the random assignment that an epoch uses.
+        """The index of the random assignment of examples to steps in an epoch.
 
-        It is 0 for every epoch, so that all epochs share one assignment.
+        The index is 0 for every epoch, so that all epochs have the same assignment.
         """
         return epoch * 0
 
@@ -84,5 +84,5 @@ class FreshBins(RandomBins):
     _fresh = True
 
     def _drawing(self, epoch):
-        """The epoch's own number: every epoch has an assignment of its own."""
+        """The number of the epoch: every epoch has another random assignment."""
         return epoch

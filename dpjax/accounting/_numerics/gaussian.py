@@ -9,8 +9,8 @@ into a form without cancellation, because R(a) − R(b) is the integral of the p
 function e^{−at−t²/2} (1 − e^{−μt}) over t > 0. All functions of δ and ε in this module
 evaluate that form.
 
-The functions are cores, to be called in the float64 scope. Their derivatives are closed
-forms, or come from the implicit function theorem.
+The caller must enable float64. The derivatives of the functions are closed forms, or
+come from the implicit function theorem.
 """
 
 import jax
@@ -65,7 +65,10 @@ def log_phi(x: jax.Array) -> jax.Array:
 
 
 def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The numbers a and b; their squares are finite unless δ is 1."""
+    """The numbers a = ε/μ − μ/2 and b = ε/μ + μ/2.
+
+    Their squares are finite unless δ is 1.
+    """
     # The cap of 1e154 keeps the squares below the overflow threshold.
     steps = jnp.minimum(epsilon / mu, 1e154)
     return steps - mu / 2, steps + mu / 2

@@ -1,13 +1,15 @@
 """The privacy and the error of noise that a strategy matrix C correlates.
 
-Releasing the sums x with noise C⁻¹z is equivalent to releasing C x + z.
+With z independent Gaussian noise, releasing the sums x with the noise C⁻¹z is
+equivalent to releasing C x + z.
 
-1. `_patterns`: how far one example can move C x, over all sets of steps in which it may
-   take part. `mu` is that sensitivity divided by the noise's standard deviation.
-2. `epsilon`: amplification where an example's steps are drawn at random. For balls in
-   bins (`_bins`) it uses the covariances of participation patterns (`_covariances`),
-   bounded by those of a tree (`_trees`) and of a chain (`_chain`).
-3. `error`: the size of the noise C⁻¹z in what an optimizer computes from the sums.
+1. `_patterns` computes the sensitivity: how far one example can move C x, over all sets
+   of steps in which the example may take part. `mu` is the sensitivity divided by the
+   standard deviation of z.
+2. `epsilon` accounts for amplification if an example's steps are drawn at random. For
+   random bins, `_bins` computes the covariances of participation patterns, and bounds
+   them by the covariances of a tree (`_trees`) or of a chain (`_chain`).
+3. `error` is the size of the noise C⁻¹z in what an optimizer computes from the sums.
 """
 
 from dpjax.accounting.correlated._epsilon import epsilon as epsilon

@@ -1,9 +1,10 @@
 """ε for examples in random bins, by the theorem of docs/amplification.md.
 
-A small program, compiled for each number of steps, computes the covariances of the
-run's participation patterns. The second program computes ε and takes long to compile.
-Runs share it: the covariances are padded to a power of two, and all other inputs are
-traced scalars.
+A pattern is the set of steps in which an example takes part. A first, small program
+computes the covariances of patterns, and is compiled for each number of steps. A second
+program computes ε from these covariances, and takes long to compile. Runs of different
+lengths share the second program, because the covariances are padded to a power of two
+and all other inputs are traced scalars.
 
 **Covariances** depend on the distance of the starts of two patterns. A pattern is
 identified by the step s at which it begins. Let c_t be the largest norm that the
@@ -67,7 +68,10 @@ def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
 def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     """The covariances of patterns that repeat the same position in every epoch.
 
-    The inputs are the strategy, T and the number n_b of steps of an epoch.
+    Args:
+      strategy: the matrix C of the correlation.
+      num_steps: T, the number of steps of the run.
+      n_b: the number of steps in an epoch.
     """
     c, off = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)
@@ -125,8 +129,10 @@ class _Run(NamedTuple):
       noise_multiplier: the least noise multiplier of any step, f[].
       by_gap: the covariances of patterns by gap, padded with zeros, f[m].
       shared: the covariance that all patterns share in addition, f[].
-      told: μ against an attacker who knows the example's steps, f[].
-      places: the number of steps of an epoch that the run has, i[].
+      told: the GDP parameter against an attacker who knows the example's steps, f[].
+      places: the number of steps of an epoch in which the example may take part, i[].
+        It is smaller than the length of an epoch if the run ends within its first
+        epoch.
       epochs: the number of independent draws of a step, f[].
       rate: the probability that the drawn step is one of `places`, f[].
     """

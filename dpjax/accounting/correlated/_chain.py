@@ -1,4 +1,4 @@
-"""A Gaussian chain whose covariances bound those of an example's random positions.
+"""A Gaussian chain whose covariances are upper bounds on the covariances of patterns.
 
 The positions lie on a line. The chain X_{i+1} = ρ X_i + noise has covariance a ρ^d at
 distance d. Together with a part κ that all positions share, these covariances are upper
@@ -105,7 +105,8 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
 def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
     """N(centre, variance) rounded to its two neighbouring states with the same mean.
 
-    Values beyond the first or last state are rounded to that state.
+    A value below the first state is rounded to the first state, and a value above the
+    last state to the last state.
     """
     # `normal` has mean −variance/2, so that the grid is shifted by the difference.
     start = states.log(1)[0] - centre - variance / 2
@@ -235,10 +236,11 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
 def _limits(
     chain: Chain, states: Grid, epsilon: jax.Array, num_epochs: jax.Array
 ) -> jax.Array:
-    """About the largest L that the grid must resolve in each order, f[2].
+    """About the largest likelihood ratio L that the grid must resolve, f[2].
 
-    With a single epoch, L matters up to e^ε in one order and up to e^{−ε} in the other.
-    With several epochs, L is one factor of many, and its whole range matters.
+    There is one limit for each order of the two data sets. With a single epoch, δ(ε)
+    depends on values of L up to e^ε in one order and up to e^{−ε} in the other. With
+    several epochs, L is one factor of a product, and δ(ε) depends on all values of L.
     """
     # The shared Gaussian factor multiplies L: four of its deviations are added, and
     # half of −ε is taken in the second order, as a margin.
@@ -258,11 +260,12 @@ def smallest_epsilon(
     tail: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """ε(δ) by the tree of `_trees` or by the chain, whichever is less, f[].
+    """The smaller ε(δ) of two bounds: by the tree of `_trees` and by the chain, f[].
 
-    Either likelihood ratio is composed over num_epochs independent epochs and with a
-    Gaussian mechanism. Its μ² is `variance` beside the tree. Beside the chain it is
-    `shared` plus the chain's own shared part, once for each epoch.
+    For both values, a likelihood ratio is composed over num_epochs independent epochs,
+    and then with a Gaussian mechanism. With the tree, the μ² of this mechanism is
+    `variance`. With the chain, its μ² is `shared` plus the chain's `shared` for each
+    epoch.
     """
     states = _states(chain, tail)
     step = chain.variance * (1 - chain.decay) * (1 + chain.decay)

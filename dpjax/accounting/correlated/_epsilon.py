@@ -42,7 +42,8 @@ def _in_bins(
 ) -> jax.Array:
     """ε for examples in random bins, f[*b]; a ValueError for a tree.
 
-    It is the lesser of the bound for unknown steps and that for known steps (`_bins`).
+    The result is the smaller of two bounds: for an attacker who does not know the
+    example's steps, and for an attacker who knows them (`_bins`).
     """
     if isinstance(strategy, Tree):
         raise ValueError(
@@ -130,12 +131,12 @@ def epsilon(
         batches may depend on the one added, which groups by position in the data do.
 
     Returns:
-      ε, f[*b], rounded up. For bins ε is a bound by a covariance above the true one
-      (docs/amplification.md says how close it is). For cyclic Poisson sampling it is
-      the ε of `pld`, and for the other schemes that of `mu`. For bins it is never above
-      the ε of `mu` for known steps. Traced values out of range give inf. For bins ε has
-      derivatives by noise_multiplier and delta. A derivative by the strategy leaves
-      out terms of the bound, and is wrong.
+      ε, f[*b], rounded up. For random bins, ε comes from an upper bound on the
+      covariances of patterns (docs/amplification.md says how close the bound is), and
+      is at most the ε of `mu` for known steps. For cyclic Poisson sampling, ε is that
+      of `pld`. For the other schemes, ε is that of `mu`. Traced values out of range
+      give inf. For random bins, ε has derivatives by noise_multiplier and delta. A
+      derivative by the strategy leaves out terms of the bound, and is wrong.
 
     Raises:
       ValueError: a static argument is out of range; `strategy` is not a strategy, has

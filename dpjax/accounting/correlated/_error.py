@@ -1,4 +1,4 @@
-"""The error that a strategy's noise causes in the vectors an optimizer steps along."""
+"""The error that a strategy's noise causes in the outputs of a workload."""
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,10 @@ from dpjax._matrices.toeplitz import Toeplitz, series, times
 def square_error(
     strategy: Toeplitz, factors: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
-    """‖A C⁻¹‖_F² / T for a Toeplitz strategy C and a workload A, f[].
+    """The mean squared error ‖A diag(f) C⁻¹‖_F² / T of a Toeplitz strategy C, f[].
 
-    The strategy's noise is multiplied by factors, f[T], or f[1] if all are equal.
+    A is the matrix of the workload. The factors f, f[T] or f[1], multiply the noise of
+    each step.
     """
     rates, keep = (jnp.asarray(x) for x in (workload.rates, workload.keep))
     if rates.size == keep.size == factors.size == 1:
@@ -48,10 +49,12 @@ def variances(
     rates: jax.Array,
     keep: jax.Array,
 ) -> jax.Array:
-    """Var x_t, f[T], by a recursion for the covariance of the filters' states.
+    """The variance of the noise in each output x_t of a workload, f[T].
 
-    y = D_C / N_C z is the noise of the strategy, and g_t = f_t y_t the noise of the
-    sums. The workload computes h = N_A / D_A g and x_t = k_t x_{t−1} + r_t h_t from it.
+    The noise of the strategy is y = (D_C / N_C) z, with z white noise of variance 1,
+    and the noise of the sums is g_t = f_t y_t. The workload computes h = (N_A / D_A) g,
+    and from h the outputs x_t = k_t x_{t−1} + r_t h_t. The variance comes from a
+    recursion for the covariance of the filters' states.
     """
     inner, drive = _state_space(strategy.denominator, strategy.numerator)
     outer, drive_h = _state_space(workload.numerator, workload.denominator)
@@ -79,10 +82,11 @@ def variances(
 def _state_space(
     numerator: jax.typing.ArrayLike, denominator: jax.typing.ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
-    """F and g of the filter y_t = u_t + e₀ᵀs_t, s_{t+1} = F s_t + g u_t.
+    """The matrix F and the vector g of the state-space form of a filter N / D.
 
-    The filter N / D is in transposed direct form II, with at least one state: an empty
-    state would leave nothing to index.
+    The filter maps u to y by y_t = u_t + e₀ᵀs_t and s_{t+1} = F s_t + g u_t, in
+    transposed direct form II. The state s has at least one entry, since code that reads
+    the first entry cannot index an empty state.
     """
     order = max(np.shape(numerator)[-1], np.shape(denominator)[-1], 1)
     n, d = (
@@ -95,7 +99,7 @@ def _state_space(
 def _tree_square_error(
     decay: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
-    """‖A C⁻¹‖_F² / T for the tree strategy, as a sum over the levels of nodes, f[].
+    """The mean squared error ‖A C⁻¹‖_F² / T of the tree, a sum over its levels, f[].
 
     The noise of a node of level j, which step t completes, is added to the noise of
     step t. β^{2^j} times the same noise is subtracted at step t + 2^j.

@@ -36,11 +36,19 @@ def mu_of(
     order: Order,
     factor: float,
 ) -> jax.Array:
-    """An upper bound on μ, f[], computed inside the float64 scope.
+    """An upper bound on the GDP parameter μ of a run with correlated noise, f[].
 
-    The inputs are the Toeplitz strategy, the noise factors f[T] or f[1] by which each
-    step's noise is scaled, and the noise multiplier. `factor` is the adjacency's
-    sensitivity over the clip norm.
+    The caller must enable float64: the arguments are float64 arrays.
+
+    Args:
+      strategy: the matrix C of the correlation.
+      factors: the factor by which the noise of each step is multiplied, f[T], or one
+        factor for all steps, f[1].
+      noise_multiplier: the noise standard deviation over the clip norm, f[].
+      num_steps: T, static.
+      steps_per_epoch: n_b, static.
+      order: the order of the examples, as in `mu`.
+      factor: the sensitivity of a clipped sum over the clip norm, by the adjacency.
     """
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ²: releasing x + C⁻¹z is releasing C x + z,
     # Denisov et al. (2022), https://arxiv.org/abs/2202.08312, also where sums depend on

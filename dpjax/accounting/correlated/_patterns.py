@@ -26,9 +26,15 @@ _BUCKETS = 256
 def fixed(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The squared sensitivity for the same position in every epoch: exact for C >= 0.
+    """The squared sensitivity if an example has the same position in every epoch.
 
-    The inputs are C, its column weights, T and the number of steps of an epoch.
+    The value is exact for C >= 0, and an upper bound for other C.
+
+    Args:
+      strategy: the Toeplitz matrix of C.
+      weights: the weights of the columns of C, f[T] or f[1].
+      num_steps: T.
+      n_b: the number of steps in an epoch.
     """
     c = strategy.coefficients(num_steps)
     if weights.size > 1:
@@ -63,7 +69,7 @@ def separated(
 def reshuffled(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """An upper bound on the squared sensitivity for any one step of each epoch.
+    """An upper bound on the squared sensitivity for any one step in each epoch.
 
     Every column counts with the largest weight in its epoch.
     """
@@ -86,13 +92,19 @@ def _by_epoch(x: jax.Array, n_b: int) -> jax.Array:
 
 
 def _comb(c: jax.Array, n_b: int) -> jax.Array:
-    """Σ_i (Σ_e c_{i−e n_b})², for steps 0, n_b, 2 n_b, …: the worst for C >= 0."""
+    """The squared sensitivity Σ_i (Σ_e c_{i−e n_b})² of the steps 0, n_b, 2 n_b, ….
+
+    For C >= 0 this is the worst position of an example.
+    """
     moved = jnp.cumsum(_by_epoch(c, n_b), axis=0).ravel()[: c.size]
     return moved @ moved
 
 
 def by_place(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
-    """Σ_{s,t∈π} |(CᵀC)_st| for each position in the epoch, f[n_b]; weights f[T]."""
+    """The sum Σ_{s,t∈π} |(CᵀC)_st| for each position in the epoch, f[n_b].
+
+    The pattern π has the same position in every epoch. The weights are f[T].
+    """
     steps = jnp.arange(c.size)
 
     def with_gap(total: jax.Array, k: jax.Array) -> tuple[jax.Array, None]:
@@ -192,7 +204,7 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     spectrum = jnp.fft.rfft(c, 2 * num_steps)
 
     def gram(f: jax.Array) -> jax.Array:
-        """Bounds on g by gap, f[T + 1], for a later step in epoch f or after it."""
+        """Bounds on (CᵀC)_st by gap t − s, f[T + 1], for t in epoch f or after it."""
         kept = jnp.where(jnp.arange(num_steps) < num_steps - f * n_b, c, 0.0)
         kept = jnp.conj(jnp.fft.rfft(kept, 2 * num_steps))
         g = jnp.fft.irfft(spectrum * kept, 2 * num_steps)[:num_steps]
@@ -205,9 +217,10 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
         return g[jnp.minimum(gap, num_steps)]
 
     def far(f: jax.Array, by_place: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """The bounds for all epochs two or more before epoch f, else 0, f[E, places].
+        """The bounds for epoch f and each epoch at least two before it, f[E, places].
 
-        by_place maps the number of epochs between, f[E, 1], to bounds by position.
+        The rows of all other epochs are 0. by_place maps the difference of the epochs'
+        numbers, f[E, 1], to bounds by position.
         """
         apart = (f - epochs)[:, None]
         both = (weights[f] * weights)[:, None]

@@ -1,4 +1,4 @@
-"""Trees of an example's positions, whose covariances bound those of its patterns.
+"""Trees of positions, whose covariances bound the covariances of patterns.
 
 Two positions are joined into a pair, two pairs into a group of four, and so on. Each
 join leaves a gap between its two parts. The final group is repeated around the circle
@@ -93,11 +93,12 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
 def ratio(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array, tail: jax.Array, n: int
 ) -> tuple[spread.Law, jax.Array]:
-    """The distribution of a tree's likelihood ratio, and a Gaussian factor's variance.
+    """The two factors of a tree's likelihood ratio: a distribution and a variance.
 
-    The ratio is the product of both. by_gap holds covariances divided by σ². Variance
-    below the resolution of the grid is passed on to the next join, whose larger group
-    then shares it: that only increases covariances.
+    The likelihood ratio is the product of a factor on a grid and of a lognormal factor,
+    which a Gaussian mechanism accounts for. by_gap holds covariances divided by σ². If
+    the variance of a join is below the resolution of the grid, the variance is added to
+    the next join, whose larger group then shares it. This only increases covariances.
     """
     last = n_b // 2
     of = by_gap[jnp.minimum(tree.gaps, last)]

@@ -1,11 +1,12 @@
 """Privacy of the last iterate, when the iterates before it are not released.
 
 The noise of each step hides part of the privacy loss of earlier steps, and a
-contractive step shrinks the rest. Shifted interpolation turns both effects into a
-bound: it couples the runs on two neighbouring data sets, and each step closes part of
-the distance between them, at a cost measured in units of that step's noise. The best
-shifts are given by a greatest convex minorant (`optimal_shift_mu`). The bound contains
-composition, the published closed forms, and all choices of shifts between them.
+contractive step reduces the rest. Shifted interpolation proves a bound from both
+effects. It couples the runs on two neighbouring data sets. In each step a shift reduces
+the distance between the two runs, at a cost in μ² that depends on the ratio of the
+shift to the step's noise. A greatest convex minorant gives the shifts of least cost
+(`optimal_shift_mu`). Composition and the published closed forms are special choices of
+the shifts, so that they give no smaller μ.
 
 **Files**, in the order in which a bound is made:
 
@@ -13,8 +14,8 @@ composition, the published closed forms, and all choices of shifts between them.
 2. `_setting`: the assumptions on loss, steps and data, checked in one place, and the
    numbers of a step in units of its own noise.
 3. `_minorant`: the optimal shifts of any schedule, by merging halves (`_blocks`).
-   `_periodic`: the same in closed form where all steps are identical and one batch in
-   l differs.
+   `_periodic`: the optimal shifts in closed form, for identical steps of which every
+   l-th uses the differing example.
 4. Algorithms: `_shifts` for arbitrary maps, and for δ averaged over the positions that
    an example can have; `_cyclic_gd` for full batches and cycles of batches, with
    constant or varying steps, and for descent without noise; `_noisy_sgd` for random

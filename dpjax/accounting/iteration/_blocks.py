@@ -1,11 +1,14 @@
 """Greatest convex minorants of all dyadic segments of a schedule, by merging halves.
 
-To merge two adjacent minorants, the last blocks of the left one and the first blocks of
-the right one are pooled into one block. Two nested binary searches find these blocks,
-and all other blocks are unchanged. The work is O(T log T) in O(log³ T) vector
-operations. The usual algorithm with a stack needs O(T) sequential operations.
+The points of the minorant are defined in `_minorant`. An edge of a minorant is a block
+of consecutive steps; its rise and run are the differences of its end points'
+coordinates. To merge the minorants of two adjacent segments, the last blocks of the
+left minorant and the first blocks of the right minorant are pooled into one block. Two
+nested binary searches find these blocks, and all other blocks are unchanged. The work
+is O(T log T) in O(log³ T) vector operations. The usual algorithm with a stack needs
+O(T) sequential operations.
 
-The weights w_k may span more than the range of a float, so that rises and runs are
+The weights of steps may span more than the range of a float, so that rises and runs are
 stored with a separate power of two.
 """
 
@@ -21,7 +24,10 @@ _MANY = 4096  # with more nodes, every one or two levels are compiled for their 
 
 
 class Block(NamedTuple):
-    """Consecutive steps: the rise is 2^exponent · rise, the run 4^exponent · run."""
+    """Consecutive steps that form one edge of a minorant.
+
+    The edge's rise is 2^exponent · rise, and its run is 4^exponent · run.
+    """
 
     exponent: jax.Array
     rise: jax.Array
@@ -36,9 +42,10 @@ class Slope(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """The minorants of all nodes of one size, a node being a dyadic segment of steps.
+    """The minorants of all nodes of one size; a node is a dyadic segment of steps.
 
-    Each node has as many array slots as steps, and stores its blocks in the first ones.
+    Each node has as many array entries as steps, and stores its blocks in the first of
+    these entries.
 
     Attributes:
       ends: the last step of each block, i32[n].
@@ -81,7 +88,7 @@ def _exp2(k: jax.Array) -> jax.Array:
 
 
 def pool(x: Block, y: Block) -> Block:
-    """Pool two blocks into one, which has the larger power of two of both."""
+    """Pool two adjacent blocks into one, with the larger of their two exponents."""
     below = x.exponent < y.exponent
     large, small = where(below, y, x), where(below, x, y)
     by = _exp2(-jnp.abs(x.exponent - y.exponent))
@@ -107,7 +114,7 @@ def steeper(x: Slope, y: Slope) -> jax.Array:
 
 
 def take(x: _Record, i: jax.Array) -> _Record:
-    """The entries of every array of x at the indices i."""
+    """The entries at the indices i, for every array of the record x."""
     return jax.tree.map(lambda a: a[i], x)
 
 
@@ -117,7 +124,7 @@ def where(mask: jax.Array, x: _Record, y: _Record) -> _Record:
 
 
 def nothing(x: Block) -> Block:
-    """Empty blocks, as many as x has."""
+    """As many empty blocks as x has blocks."""
     return Block(
         jnp.full_like(x.exponent, _NONE), jnp.zeros_like(x.rise), jnp.zeros_like(x.run)
     )
@@ -142,10 +149,11 @@ def _last_index(holds: Callable[[jax.Array], jax.Array], upper: jax.Array) -> ja
 
 
 def tangent(nodes: Nodes, mid: jax.Array, count: jax.Array, rest: Block) -> Tangent:
-    """Pool the sum `rest` with the first blocks of the node that begins at step mid.
+    """Pool the block `rest` with the first blocks of the node that begins at step mid.
 
-    The node has `count` blocks. The sum absorbs the next block as long as its own slope
-    is steeper than the slope of that block.
+    The node has `count` blocks. `rest` is the sum of the steps before the node. It is
+    pooled with the node's next block as long as its slope is steeper than the slope of
+    that block.
     """
     n = nodes.ends.shape[0]
 
@@ -164,7 +172,7 @@ def tangent(nodes: Nodes, mid: jax.Array, count: jax.Array, rest: Block) -> Tang
 
 
 def _merge(level: jax.Array, nodes: Nodes) -> Nodes:
-    """Merge the minorants of nodes of 2^level steps into those of twice as many."""
+    """Merge pairs of nodes of 2^level steps into nodes of twice as many steps."""
     ends, slopes, count, prefix, suffix = nodes
     n, half = ends.shape[0], jnp.left_shift(1, level).astype(jnp.int32)
     node = jnp.arange(count.shape[0] // 2, dtype=jnp.int32)
@@ -221,10 +229,13 @@ def _merge(level: jax.Array, nodes: Nodes) -> Nodes:
 
 
 def single(log_w: jax.Array, s: jax.Array, tau: jax.Array, length: int) -> Block:
-    """Each step as a block, padded with empty blocks in front to a power of two.
+    """A block for each step, after as many empty blocks as make a power of two.
 
-    The power of two is the least that is at least length. log_w, s and tau, f[T] each,
-    are the log weights, the sensitivities and the noise standard deviations.
+    Args:
+      log_w: the logarithms of the weights of the steps, f[T].
+      s: the sensitivities, f[T].
+      tau: the noise standard deviations, f[T].
+      length: the number of blocks is the least power of two that is at least `length`.
     """
     # w_k = 2^e w with 1 <= w < 2, so that no product below overflows or underflows
     # because of the weight.

@@ -1,8 +1,9 @@
 """The last iterate of gradient descent, on full batches or a cycle of batches.
 
-Each bound is a separate function of the run's numbers and of an example's *tail*, the
-number of steps from its last use to the end of the run. The last batch of an epoch has
-the shortest tail, one step, and is the worst position: no later step hides the use.
+Each bound is a separate function of the run's numbers and of an example's *tail*. The
+tail is the number of steps from the example's last use to the end of the run. The last
+batch of an epoch has the shortest tail, one step. It is the worst position of an
+example, because no later step's noise hides the use.
 
 Steps and noise are constant, or vary by a schedule (`scheduled_cyclic_gd_mu`). Without
 noise there is no such bound, but a sensitivity (`gradient_descent_sensitivity`).
@@ -28,7 +29,7 @@ _WORST_POSITION = 1.0  # the shortest tail
 
 
 def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
-    """μ from μ² in units of shift², rounded up; 0 only if shift is 0."""
+    """The GDP parameter μ, rounded up, from μ² / shift²; 0 only if shift is 0."""
     # Above the rounding errors of sums over one epoch and over epochs.
     square = (1 + (cycle.period + cycle.epochs) * ULP) * square
     regular = (square > 0) & (square < jnp.inf)
@@ -86,7 +87,10 @@ _for_any_caller = float64("up", static=("cycle", "assumed"), elementwise=True)
 
 
 def _of_numbers(bound: Callable[[Step, jax.Array, Cycle, bool], jax.Array]):
-    """The bound as a function of a tail and numbers; invalid numbers give inf."""
+    """A function from an example's tail and a run's numbers to the bound on μ.
+
+    Invalid numbers give inf.
+    """
 
     def mu(tail: jax.Array, numbers: Numbers, *, cycle: Cycle, assumed: Assumed):
         step = _setting.step(numbers, assumed)
@@ -121,11 +125,14 @@ class _Run(NamedTuple):
     assumed: Assumed
 
     def of(self, bound: Callable[..., jax.Array], *args: ArrayLike) -> jax.Array:
-        """The bound of this run; its other arguments come first, the tail last."""
+        """A bound for this run.
+
+        The last argument is the example's tail; the arguments before it are passed on.
+        """
         return bound(*args, self.numbers, cycle=self.cycle, assumed=self.assumed)
 
     def bounds(self) -> Bounds:
-        """All bounds at the worst position."""
+        """All bounds for the worst position that an example can have."""
         bounds = _composition64, _contraction64, _diameter64
         return Bounds(*(self.of(bound, _WORST_POSITION) for bound in bounds))
 
@@ -138,7 +145,7 @@ def _check(
     order: Order,
     setting: Setting,
 ) -> _Run:
-    """The checked run; a ValueError says which argument is wrong."""
+    """Check the arguments and return the run; ValueError for an invalid argument."""
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     validate.positive("batch_size", batch_size)

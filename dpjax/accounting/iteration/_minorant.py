@@ -6,8 +6,8 @@ c_k, and adds noise of standard deviation τ_k. With w_k = Π_{j>k} c_j, the poi
 
     μ² = Σ over its edges of (rise)² / run.
 
-An edge is a block of consecutive steps; the slopes of the blocks increase (`_blocks`
-finds them).
+Each edge of the minorant is a block of consecutive steps, and the slopes of the edges
+increase. `_blocks` computes the edges.
 """
 
 from typing import NamedTuple
@@ -29,9 +29,15 @@ _GRID = 65535
 
 
 def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
-    """The index of each step's block: the number of blocks that end before it, i32[T].
+    """The index of the edge of the minorant to which each step belongs, i32[T].
 
-    The inputs are the log weights, sensitivities and noise deviations, f[T] each.
+    An edge of the greatest convex minorant is a block of consecutive steps. Edges are
+    counted from 0.
+
+    Args:
+      log_w: the logarithms of the weights w_k, f[T].
+      s: the sensitivities s_k, f[T].
+      tau: the noise standard deviations τ_k, f[T].
     """
     each = _blocks.single(log_w, s, tau, s.shape[0])
     whole, _ = _blocks.climb(each, lambda level, nodes, seen: seen, ())
@@ -42,18 +48,21 @@ def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
 
 
 def _log_weights(lipschitz: jax.Array) -> jax.Array:
-    """Log w_k = Σ_{j>k} log c_j, f[T], with c_j at least the least normal float."""
+    """The logarithms log w_k = Σ_{j>k} log c_j of the weights, f[T].
+
+    A c_j below the smallest normal float is replaced by that float.
+    """
     logs = jnp.log(jnp.maximum(lipschitz, TINY))
     later = jnp.cumsum(logs[1:][::-1])[::-1]
     return jnp.concatenate([later, jnp.zeros_like(logs[:1])])
 
 
 def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
-    """μ² of one schedule, and a bound on its relative rounding error.
+    """The value of μ² for one schedule, and a bound on its relative rounding error.
 
-    The blocks are locally constant at almost every schedule. Where they change, merging
-    two of them makes no difference to first order. The derivative is therefore that of
-    the sum over fixed blocks, and no derivative is taken through the choice of blocks.
+    A small change of almost any schedule does not change the blocks. At a schedule
+    where two blocks merge, the merged and the separate blocks give the same μ² to first
+    order. The derivative is therefore that of the sum over fixed blocks.
     """
     log_w = _log_weights(lipschitz)
     fixed = jax.lax.stop_gradient((log_w, sensitivity, stddev))
@@ -86,10 +95,10 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
 
 
 class _Nearest(NamedTuple):
-    """The flattest edge found so far from each step, and the vertex where it ends.
+    """For each step, the flattest edge so far that begins there, and the edge's end.
 
-    In the first row the two runs start at a given distance, in the second at distance
-    0.
+    The first row is for two runs that are at a given distance after the step, and the
+    second row for two runs at distance 0.
     """
 
     edge: Block
@@ -97,14 +106,16 @@ class _Nearest(NamedTuple):
 
 
 def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
-    """The step after which it is best to restart at distance `start`: a mask, bool[T].
+    """A mask of the best step at which to begin with the distance `start`, bool[T].
 
-    The mask is false everywhere if no restart lowers the bound. The cost of a restart
-    is that of the minorant of the later steps, with `start` as a rise without a run
-    before them. The first edge of that minorant is a tangent from its starting point to
-    the minorant of the later steps alone. The merging of nodes visits candidates for
-    the tangent at each level. Up to _GRID steps all restarts are compared, beyond that
-    only every stride-th one.
+    A restart after a step replaces all steps up to it by one fact: the distance of the
+    two runs is at most `start`. The mask is false everywhere if no restart lowers the
+    bound. The cost of a restart is that of the minorant of the later steps, with
+    `start` as a rise without a run before them. The first edge of that minorant is a
+    tangent from its starting point to the minorant of the later steps alone. The
+    merging of nodes visits candidates for the tangent at each level. With at most _GRID
+    steps all restarts are compared. With more steps only every stride-th restart is
+    compared.
     """
     steps = s.shape[0]
     # Sums over rows of the grid, each relative to the largest weight in it.
@@ -171,12 +182,12 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
 def schedule_mu(
     lipschitz, sensitivity, stddev, diameter, *, bounded: bool
 ) -> jax.Array:
-    """μ of one schedule, f[], rounded up.
+    """The GDP parameter μ of the last iterate of one schedule, f[], rounded up.
 
-    The inputs are f[T], and f[] for the diameter. They are first divided by the largest
-    sensitivity and noise, whose ratio is multiplied back at the end, so that no square
-    overflows or underflows. A diameter outside the range that this allows is replaced
-    by a larger one.
+    The inputs are f[T], and f[] for the diameter. So that no square overflows or
+    underflows, the sensitivities and the noise are divided by their largest values, and
+    the result is multiplied by the ratio of these values. A diameter for which a square
+    would still overflow or underflow is replaced by a larger diameter.
     """
     # The scales cancel, so that they need no derivative.
     shift, noise = (

@@ -1,17 +1,20 @@
 """The last iterate of noisy gradient descent on random batches of fixed size.
 
-The bounds treat about the last n of t steps as subsampled releases, with a larger
-sensitivity than under composition. A Gaussian mechanism covers the distance that the
-earlier steps leave. There are two bounds:
+The bounds account for about the last n of t steps as subsampled releases, with a larger
+sensitivity than under composition. After the earlier steps, the runs on two
+neighbouring data sets are at a distance, which a Gaussian mechanism accounts for. One
+use of the differing example moves the runs apart by r noise standard deviations, and c
+is the Lipschitz constant of a step. There are two bounds:
 
 - Without a bounded set, two interpolated processes follow the two runs. Each step that
   uses the differing example moves the processes apart by 2r noise standard deviations.
   The noise of the last step is split into parts of variance 1/α² and 1/β². That step
-  and the n before it are subsampled releases, and all earlier steps leave the distance
+  and the n before it are subsampled releases, and the earlier steps leave the distance
   2r Σ_{n<i<t} c^i (Theorem C.13 with the choice that gives Theorem 4.9, for any c).
-- From a distance Δ at n steps before the end, one process interpolates, and the noise
-  of each step is split. The shifts that close the distance are those of the minorant,
-  and cost Δ c^n / sqrt(Σ_{i<n} c^{2i}) (Theorem 4.10, there for c = 1).
+- On a set of diameter Δ, one process interpolates from a distance Δ at n steps before
+  the end, and the noise of each step is split. The shifts that reduce the distance to
+  zero are those of the minorant, and cost Δ c^n / sqrt(Σ_{i<n} c^{2i}) (Theorem 4.10,
+  there for c = 1).
 
 Every n and every split with 1/α² + 1/β² = 1 gives a valid bound. A Gaussian
 approximation chooses n and the splits. The validity of the reported ε does not depend
@@ -39,9 +42,9 @@ _MARGIN = 1 + 64 * ULP  # rounds up
 
 
 def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """The distance left by uses before the last n + 1 steps, in noise deviations.
+    """The distance due to uses before the last n + 1 steps, in units of the noise.
 
-    A Gaussian mechanism with α times this μ covers the distance.
+    A Gaussian mechanism whose μ is α times this distance accounts for these uses.
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
@@ -55,9 +58,9 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
 
 
 def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """The cost of closing the distance Δ within the last n steps, in noise deviations.
+    """The cost of reducing the distance Δ to zero within the last n steps.
 
-    A Gaussian mechanism with α times this μ covers the distance.
+    A Gaussian mechanism whose μ is α times this cost accounts for all earlier steps.
     """
     # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
@@ -81,8 +84,8 @@ class _Way(NamedTuple):
     """The functions that define one of the two bounds.
 
     Attributes:
-      covered: maps a step, n and the number of all steps to the μ of the Gaussian
-        mechanism, divided by α.
+      covered: maps a step, n and the number of all steps to μ/α, where μ is that of the
+        Gaussian mechanism that accounts for the earlier steps.
       uses: maps a step, β, n and the sampling rate to the approximate variance of the
         subsampled releases.
       applies: maps a step to whether the bound holds.
@@ -142,7 +145,7 @@ def _best_split64(
 
 @float64("up", static=("assumed",), elementwise=True)
 def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Array:
-    """β times the distance by which one use moves a step, in units of its noise."""
+    """β times the distance by which one use moves an iterate, over the noise."""
     step = _setting.step(numbers, assumed)
     return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
 
@@ -151,9 +154,12 @@ def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Arra
 def _covered64(
     n: jax.Array, beta: jax.Array, numbers: Numbers, *, asked: _Asked
 ) -> jax.Array:
-    """The μ of the Gaussian mechanism that covers the distance left before n steps.
+    """The μ of a Gaussian mechanism that bounds the privacy loss of all early steps.
 
-    The split of the noise is β; inf if the bound does not apply.
+    Early steps are all steps before the last n, or n + 1, that the bound treats as
+    subsampled releases. They leave a distance between the iterates of the two runs, and
+    a part of the later noise hides this distance. The part has the variance 1/α² of a
+    step's noise, and 1/α² + 1/β² = 1. μ is inf if the bound does not apply.
     """
     step = _setting.step(numbers, asked.assumed)
     alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1
@@ -171,7 +177,7 @@ class _Run(NamedTuple):
     steps: int
 
     def candidates(self, way: _Way, most: int) -> tuple[jax.Array, jax.Array]:
-        """Candidates for n, at most `most`, along a new first axis, and splits β."""
+        """Candidates for n along a new first axis, and a split β for each."""
         asked = _Asked(way, self.steps, self.assumed)
         axes = max(jnp.ndim(x) for x in (*self.numbers, self.rate, self.delta))
         around = np.array(_AROUND).reshape(-1, *[1] * axes)
@@ -186,7 +192,7 @@ class _Run(NamedTuple):
         return pld.subsampled_gdp(mu, self.rate)
 
     def gaussian(self, way: _Way, n: jax.Array, beta: jax.Array) -> pld.PLD:
-        """The PLD of the Gaussian mechanism that covers the distance left."""
+        """The PLD of the Gaussian mechanism that bounds the loss of all early steps."""
         asked = _Asked(way, self.steps, self.assumed)
         return pld.gaussian(_covered64(n, beta, self.numbers, asked=asked))
 

@@ -1,10 +1,11 @@
-"""The minorant in closed form where all steps are identical and one batch in l differs.
+"""The minorant in closed form, for identical steps with the same cycle of batches.
 
 One of every l steps uses the differing example and moves the two runs apart by r noise
 standard deviations. All steps are c-Lipschitz. From the last use to the end there are m
-steps, the use included. The points of the minorant rise only at uses. The last n uses
-therefore make n blocks of l steps, the last block having m steps. If the runs start at
-distance Δ just after an earlier use, a block of l − 1 steps comes before these.
+steps, the use included. The points of the minorant of `_minorant` rise only at uses.
+The last n uses therefore make n blocks. Each block has l steps, except for the last
+block, which has m steps. If the runs start at distance Δ just after an earlier use,
+another block of l − 1 steps precedes these blocks.
 
 For c <= 1 the slopes of the blocks between the first and the last decrease. These
 blocks are pooled, which leaves a minorant of three blocks. For c > 1 the slopes
@@ -62,7 +63,7 @@ def powers(y: jax.Array, count: int) -> jax.Array:
 
 
 def _edge(block: _Block) -> jax.Array:
-    """The cost d²/v of a block; inf for a rise without a run, and 0 if both are 0."""
+    """The cost rise²/run of a block; inf if only the run is 0, and 0 if both are."""
     d, v = block
     noisy = v > 0
     never = jnp.where(d > 0, jnp.inf, 0.0)
@@ -74,7 +75,10 @@ def _pool(a: _Block, b: _Block) -> _Block:
 
 
 def _steep(a: _Block, b: _Block) -> jax.Array:
-    """Whether block a is at least as steep as the next block b, so that both pool."""
+    """Whether block a is at least as steep as the next block b.
+
+    The minorant then pools both blocks.
+    """
     # Multiplied out, as runs may be 0.
     return a[0] * b[1] >= b[0] * a[1]
 
@@ -94,9 +98,10 @@ def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
 def _falling(
     y: jax.Array, r: jax.Array, m: jax.Array, period: int, n: int | range
 ) -> tuple[_Block, _Block]:
-    """For c <= 1 the two blocks of the last n >= 1 uses: all but the last, the last.
+    """For c <= 1, the two blocks of the last n >= 1 uses.
 
-    n is a number, or a range from 1 for all its numbers at once along a new axis.
+    The first block pools all of these uses but the last, and the second block is the
+    last use. n is a number, or a range of numbers from 1, which become a new axis.
     """
     runs = powers(2 * y, period)
     count = n[-1] if isinstance(n, range) else n
@@ -112,7 +117,7 @@ def _falling(
 
 
 def _best_restart_contracting(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """μ² for c <= 1 from the best restart right after one of the uses."""
+    """For c <= 1, μ² of the best restart, among restarts right after a use."""
     runs = powers(2 * y, period)
     # A restart after the last use has the one block of the m − 1 steps after it.
     best = _edge((start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)]))
@@ -130,10 +135,10 @@ def _best_restart_contracting(y, r, start, m, period: int, epochs: int) -> jax.A
 
 
 def _best_restart_expanding(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """μ² for c > 1 from the best restart with all later uses, or all but one, pooled.
+    """For c > 1, μ² of the best restart that pools all later uses, or all but one.
 
-    An earlier restart, whose block absorbs fewer uses, is not needed: it leaves blocks
-    of uses that a later restart avoids.
+    An earlier restart would pool fewer uses. It is never better, because the uses that
+    it does not pool cost something, and a later restart ignores them.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)
@@ -161,9 +166,10 @@ def contraction(
     m: jax.Array,
     cycle: Cycle,
 ) -> jax.Array:
-    """μ² of all uses in one setting, f[].
+    """The value of μ² for all uses of the example in a run, f[].
 
-    For c > 1 it is inf if losses are known to be convex, where c > 1 is not expected.
+    The value is inf for c > 1 if losses are known to be convex, where c > 1 is not
+    expected.
     If batches are reshuffled, m has to be 1. For c <= 1 moving a use to a later step
     never lowers the bound, so that the last step of each epoch is the worst. For c > 1
     a use with g steps to the next one costs r² / Σ_{i<g} c^{−2i}. The cost is convex in
@@ -190,11 +196,11 @@ def restart_variance(
     m: jax.Array,
     cycle: Cycle,
 ) -> jax.Array:
-    """μ² in one setting where the distance of the runs is at most `start`, f[].
+    """The value of μ² for a run whose iterates are in a set of diameter `start`, f[].
 
-    The bound starts at the best step and ignores all uses before it. The candidates are
-    the steps right after a use. For reshuffled batches with c > 1 the last step is the
-    only candidate.
+    The bound starts at the best step, where the distance of the two runs is at most
+    `start`, and ignores all uses before that step. The candidates are the steps right
+    after a use. For reshuffled batches with c > 1 the last step is the only candidate.
     """
     epochs, period, reshuffled, convex = cycle
     falling = _best_restart_contracting(

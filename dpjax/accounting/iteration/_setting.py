@@ -1,4 +1,4 @@
-"""The assumptions of the bounds on a last iterate, checked in one place."""
+"""The assumptions of the bounds on a last iterate, and their checks."""
 
 from typing import Generic, NamedTuple, TypedDict, TypeVar
 
@@ -63,9 +63,9 @@ class Setting(TypedDict):
 
 
 class Bounds(NamedTuple):
-    """The bounds that hold in one setting, f[*b] each; inf where one does not apply.
+    """The bounds for one run, f[*b] each; inf for a bound that does not apply.
 
-    They are GDP parameters, or ε where the function says so.
+    The bounds are GDP parameters, or values of ε if the function says so.
 
     Attributes:
       composition: the bound that treats every step as released.
@@ -91,7 +91,7 @@ class Bounds(NamedTuple):
 
 
 class Numbers(NamedTuple, Generic[_Number]):
-    """The numbers of a run, with the names of `Setting`, as inputs of the cores."""
+    """The numbers of a run, with the names of `Setting`, for the compiled functions."""
 
     noise_multiplier: _Number
     batch_size: _Number
@@ -122,14 +122,14 @@ class Assumed(NamedTuple):
 
 
 class ValidatedSetting(NamedTuple):
-    """A checked setting, as inputs of the cores."""
+    """A checked setting, for the compiled functions."""
 
     numbers: Numbers[ArrayLike]
     assumed: Assumed
 
 
 class Step(NamedTuple):
-    """A step in units of its own noise, f64[] each."""
+    """The numbers of a step, f64[] each; distances are in units of the step's noise."""
 
     log_lipschitz: jax.Array  # 0 where unknown
     known: jax.Array  # whether the Lipschitz constant is known
@@ -187,7 +187,8 @@ def check(
 ) -> ValidatedSetting:
     """Check the assumptions of a run and return them as a `ValidatedSetting`.
 
-    A ValueError says which assumption fails.
+    Raises:
+      ValueError: an assumption fails; the message names the assumption.
     """
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.positive("step_size", step_size)
@@ -240,7 +241,7 @@ def check(
 
 
 def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
-    """A step in units of its own noise, from scalars and the static assumptions.
+    """The numbers of a step, from the scalars and the static assumptions of a setting.
 
     `valid` is False for numbers out of range: callers then return inf.
     """

@@ -1,9 +1,10 @@
 """The smallest μ that shifted interpolation proves for the last iterate of any maps.
 
-Each step closes part of the distance between two coupled runs, at a cost measured in
-units of the step's noise. `_minorant` finds the shifts with the least total cost.
+In each step, a shift reduces the distance between two coupled runs. The cost of a shift
+depends on its ratio to the noise of the step. `_minorant` computes the shifts with the
+least total cost.
 
-Where examples are assigned to batches at random once, δ is the mean over positions.
+If examples are assigned to batches at random once, δ is the mean over positions.
 """
 
 import jax
@@ -52,8 +53,8 @@ def optimal_shift_mu(
         without such a set.
 
     Returns:
-      μ, f[*b], rounded up; inf where noise never covers some of the distance. Traced
-      arguments out of range give inf. With a diameter and more than 65,535 steps,
+      μ, f[*b], rounded up. μ is inf if some of the distance is followed by no noise,
+      and for traced arguments out of range. With a diameter and more than 65,535 steps,
       restarts are compared at no more than that many steps, so that μ may be larger.
 
     Raises:

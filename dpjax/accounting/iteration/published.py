@@ -60,7 +60,7 @@ def contraction_mu(
     num_epochs: jax.typing.ArrayLike,
     batches_per_epoch: jax.typing.ArrayLike,
 ) -> jax.Array:
-    """The GDP parameter by contraction alone, for full batches or a cycle's last batch.
+    """The GDP parameter by contraction alone, for full batches or the last batch.
 
     Args:
       sensitivity: r, f[*b].
@@ -114,7 +114,7 @@ def expansion_mu(
     num_epochs: jax.typing.ArrayLike,
     batches_per_epoch: jax.typing.ArrayLike,
 ) -> jax.Array:
-    """The GDP parameter of a cycle if each use is covered by noise before the next use.
+    """The GDP parameter of a cycle in which noise hides each use before the next.
 
     Args:
       sensitivity: r, f[*b].

@@ -24,7 +24,7 @@ from dpjax.accounting._numerics.convex_order.grid import (
 
 
 class Masses(NamedTuple):
-    """The masses of one distribution in cells, or of a batch of them.
+    """The masses of one distribution, or of a batch of distributions, in cells.
 
     Attributes:
       mass: Q's mass in each cell, f[*b, n].
@@ -58,10 +58,10 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 
 
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
-    """The distributions on a window of n cells, from about 2n cells.
+    """Distributions on about 2n cells, restricted to a window of n cells.
 
-    The window leaves out about tail at each end. If it would need more than n cells,
-    every two neighbouring cells are merged first.
+    Outside the window there is about the mass `tail` at each end. If such a window
+    needs more than n cells, pairs of neighbouring cells are merged first.
     """
     below = jnp.max(jnp.cumsum(masses.mass, axis=-1), axis=0)
     above = jnp.max(jnp.cumsum(masses.weight[..., ::-1], axis=-1), axis=0)
@@ -82,7 +82,7 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """A lower bound on the mean of count independent copies."""
+    """A lower bound, in convex order, on the mean of count independent copies of L."""
     n = law.masses.mass.shape[-1]
 
     def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
@@ -102,7 +102,7 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
 
 def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """A lower bound on the product of count independent copies."""
+    """A lower bound, in convex order, on the product of count copies of L."""
     n = law.masses.mass.shape[-1]
 
     def combine(grid: Grid, pair: Masses, other: Masses, _: jax.Array):
@@ -123,7 +123,8 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     """A lower bound on the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊.
 
-    The count is the number of all copies combined so far, for the bound on rounding.
+    The bound on the rounding errors grows with `count`, the number of independent
+    copies that were combined to compute the distribution.
     """
     q, p = law.masses
     error = rounding(q.size, count)

@@ -59,7 +59,10 @@ class Normal(NamedTuple):
 
 
 def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
-    """A grid of n points for log L ~ N(−v/2, v), with about tail of Q and P outside."""
+    """A grid of n points for log L ~ N(−v/2, v).
+
+    Outside the grid, Q and P each have about the mass `tail`.
+    """
     variance = jax.lax.stop_gradient(variance)
     end = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
     spacing = 2 * end / (n - 2)
@@ -91,7 +94,7 @@ def normal(variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array
 
 
 def rounding(n: int, count: jax.Array) -> jax.Array:
-    """A bound on the relative error of masses after means of count copies in total.
+    """A bound on the relative error of the masses of the mean of count copies.
 
     Each doubling sums over 2n pairs, and the errors of the factors of a product add up.
     """
@@ -114,14 +117,15 @@ Combine = Callable[[Grid, _On, _On, jax.Array], tuple[Grid, _On]]
 def copies(
     combine: Combine[_On], grid: Grid, none: _On, one: _On, count: jax.Array
 ) -> tuple[Grid, _On]:
-    """The combination of count independent copies, and its grid.
+    """The distribution of a mean or product of count independent copies, and its grid.
 
-    The loop holds the combinations of c and of c + 1 copies on one grid. Those of
-    2c + b and of 2c + b + 1 copies follow from them, with b the next binary digit of
-    the count.
+    The state of the loop is the distributions for c and for c + 1 copies, on the same
+    grid. An iteration computes from them the distributions for 2c + b and for 2c + b +
+    1 copies, where b is the next binary digit of the count.
 
     Args:
-      combine: the combination of a pair of distributions with a third one.
+      combine: combines each of two distributions with a third one, by a mean or
+        product.
       grid: the grid of both distributions.
       none: the distribution of no copies.
       one: the distribution of one copy.
@@ -154,10 +158,10 @@ _CHUNK = 64
 
 
 class Moves(NamedTuple):
-    """The targets of the pairs (i, j) with j − i = d, for each |d| < n.
+    """The grid points to which pairs (i, j) with j − i = d move their mass, |d| < n.
 
-    Pairs move from grids with spacing h to a grid with spacing h/2, whose even points
-    are those of the wider grid.
+    Both points of a pair are on a grid with spacing h. Its mass moves to a grid with
+    spacing h/2, whose even points are the points of the grid with spacing h.
 
     Attributes:
       rows: the offset of the target from i, in points of the wider grid, i32[2n − 1].
@@ -170,16 +174,18 @@ class Moves(NamedTuple):
 
 
 def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
-    """The log of w + (1 − w) e^{hd} in units of half the spacing, f[2n − 1].
+    """The distance from a pair's first point to the weighted mean of both, f[2n − 1].
 
-    w is the share of the first point of a pair in the mean.
+    For points that are d apart, the distance is log(w + (1 − w) e^{hd}), in units of
+    h/2. The weight w, `share`, is that of the first point. The distances are for −n < d
+    < n.
     """
     apart = spacing * jnp.arange(-(n - 1.0), n)
     return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + apart) / (spacing / 2)
 
 
 def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """Moves to both neighbouring points, such that the mean stays the same."""
+    """Move each mass to the two neighbouring grid points, and keep the mean."""
     place = _offsets(share, spacing, n)
     point = jnp.floor(place)
     half = spacing / 2
@@ -192,7 +198,7 @@ def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
 
 
 def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """Moves to the nearest point."""
+    """Move each mass to the nearest grid point."""
     point = jnp.round(_offsets(share, spacing, n))
     odd = (point % 2).astype(point.dtype)
     shares = jnp.stack([1 - odd, odd, jnp.zeros_like(odd)], axis=1)
@@ -200,16 +206,19 @@ def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
 
 
 def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
-    """The masses Σ_k left[k, i] right[k, j] of all pairs (i, j) at their targets.
+    """The distribution of the weighted mean of two variables on the same grid.
+
+    The pair of the grid's points i and j has the mass Σ_k left[k, i] right[k, j]. This
+    mass moves to points of a finer grid near the weighted mean of the two points.
 
     Args:
-      left: factors of the first point's mass, f[r, n].
-      right: factors of the second point's mass, f[r, n].
-      moves: the targets of all pairs.
+      left: the factors of the masses for the first variable, f[r, n].
+      right: the factors of the masses for the second variable, f[r, n].
+      moves: the points of the finer grid to which the mass of each pair moves.
 
     Returns:
-      The mass at each point of the grid with half the spacing, f[2n]. A mean lies
-      between the two points of its pair, so that no mass leaves the grid.
+      The mass at each point of the grid with half the spacing, f[2n]. The weighted mean
+      of two points lies between them, so that no mass leaves the grid.
     """
     n = left.shape[1]
     # The entries outside of 0, ..., n − 1 are zero.

@@ -31,7 +31,7 @@ POINTS = 1024
 
 
 class Masses(NamedTuple):
-    """The masses of one distribution on a grid, or of a batch of them.
+    """The masses of one distribution, or of a batch of distributions, on a grid.
 
     Attributes:
       mass: Q's mass at each point, f[*b, n].
@@ -100,10 +100,10 @@ def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
 
 
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
-    """The distributions on a window of n points, from about 2n points.
+    """Distributions on about 2n points, restricted to a window of n points.
 
-    The window leaves out about tail at each end. If it would need more than n points,
-    the spacing is doubled first.
+    Outside the window there is about the mass `tail` at each end. If such a window
+    needs more than n points, the spacing is doubled first.
     """
     mass, zero, lost = masses
     x = jnp.exp(grid.log(mass.shape[1]))[None]
@@ -148,7 +148,7 @@ def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Ma
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """An upper bound on the mean of count independent copies."""
+    """An upper bound, in convex order, on the mean of count independent copies of L."""
     n = law.masses.mass.size
 
     def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
@@ -167,16 +167,17 @@ def _in_own_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
 
 
 def double(law: Law, tail: jax.Array) -> Law:
-    """An upper bound on the mean of two independent copies."""
+    """An upper bound, in convex order, on the mean of two independent copies of L."""
     (first, spacing), masses = law
     both = _sum(masses, masses, jnp.asarray(0.5), spacing)
     return _in_own_window(Grid(2 * first, spacing / 2), both, tail, masses.mass.size)
 
 
 def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
-    """An upper bound on the product with an independent lognormal of mean one.
+    """An upper bound, in convex order, on the product of L and a lognormal of mean one.
 
-    The variance is that of the lognormal's log, at least h² > 0.
+    The lognormal variable is independent of L. The variance is that of its logarithm,
+    at least h² > 0.
     """
     mass, zero, lost = law.masses
     n = mass.size
@@ -194,9 +195,10 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
 
 
 def losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses of a distribution, in both directions.
+    """The privacy losses of a distribution of L, in both directions.
 
-    The count is the number of all copies combined so far, for the bound on rounding.
+    The bound on the rounding errors grows with `count`, the number of independent
+    copies that were combined to compute the distribution.
     """
     (mass, zero, lost), n = law.masses, law.masses.mass.size
     # OFF makes every loss larger by the bound on the error of log L.
@@ -210,7 +212,7 @@ def losses(law: Law, count: jax.Array) -> DiscreteLosses:
 
 
 def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses between two runs with the given ratio to a third run.
+    """The privacy losses between two runs that both have the ratio L to a third run.
 
     Both runs have a likelihood ratio to the third run with this distribution. The bound
     holds for every joint distribution of the two ratios. For ratios L and L′ and any s,
@@ -256,9 +258,10 @@ def allocation(
 
 
 def narrow(tail: jax.Array) -> jax.Array:
-    """A smaller tail for `replacement_losses`.
+    """A smaller tail, at which to truncate a distribution for `replacement_losses`.
 
-    That function pairs the mass truncated at small ratios with the largest ratios.
+    `replacement_losses` pairs the mass that is truncated at small ratios with the
+    largest ratios.
     """
     return tail**1.5
 

@@ -1,8 +1,8 @@
 """δ(ε) and ε(δ) of composed events, with their derivatives.
 
-The compiled functions take events as the leaves of a pytree (the numbers) and its
-structure, which is static. `epsilon_of` also takes a mechanism that no event describes,
-as discrete losses.
+The compiled functions take the leaves of a pytree of events, which are numbers, and its
+structure, which is static. `delta_of` and `epsilon_of` take discrete losses instead,
+and therefore also apply to a mechanism that no event describes.
 """
 
 import dataclasses
@@ -124,10 +124,16 @@ def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array
 def _check_parameters(
     core: Callable[..., jax.Array], worst: float
 ) -> Callable[..., jax.Array]:
-    """The core of one request, with invalid parameters handled.
+    """A function that checks the parameters of events before it computes δ or ε.
 
-    The result is 0 if no event releases anything, and `worst` if a parameter is out of
-    range or the core returns NaN.
+    Args:
+      core: maps ε and the events to δ, or δ and the events to ε.
+      worst: the result for invalid parameters: 1 for δ, or inf for ε.
+
+    Returns:
+      A function of ε or δ and of the leaves and the structure of the events. Its result
+      is 0 if no event releases anything, `worst` if a parameter is out of range or NaN,
+      `worst` if `core` returns NaN, and otherwise the result of `core`.
     """
 
     def scalar(asked: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
@@ -165,7 +171,7 @@ def _check_parameters(
 def _log_delta(
     parts: Parts, variance: jax.Array, where: Tilt
 ) -> Callable[[jax.Array], jax.Array]:
-    """An upper bound on log δ(ε), as a function of ε, for one tilt."""
+    """A function from ε to an upper bound on log δ(ε), for one tilt."""
     wave = inversion.spectrum(parts, variance, where)
 
     def of(epsilon: jax.Array) -> jax.Array:
@@ -219,10 +225,10 @@ def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candi
 
 
 def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
-    """The losses with those too rare to matter for δ moved to an infinite loss.
+    """Replace losses that are too rare to matter for δ by an infinite loss.
 
-    Moving mass to an infinite loss gives an upper bound, and makes the sums of tilted
-    masses smaller.
+    The replacement gives an upper bound on δ, and makes the sums of tilted masses
+    smaller.
     """
     trimmed = []
     for losses, count in parts:
@@ -321,10 +327,10 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
 def _smallest_epsilon(
     excess: Callable[[jax.Array], jax.Array], top: jax.Array
 ) -> jax.Array:
-    """The smallest ε up to 3 top at which the excess is at most 0; inf if none.
+    """Search for the smallest ε up to 3 top at which the excess is at most 0.
 
-    The excess is at most 0 at the ε returned, also where the search misses the
-    smallest.
+    The excess is at most 0 at every finite result, but the search may miss the smallest
+    such ε. The result is inf if the search finds no such ε.
     """
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
     # opposite sign, so that the search evaluates at top first, then between 0 and top
@@ -343,9 +349,10 @@ _epsilon64 = _as_float64(_check_parameters(_epsilon, np.inf))
 
 
 def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
-    """The numbers of events, and their structure with ADD_REMOVE for ZERO_OUT.
+    """The numbers of events and their structure, with ADD_REMOVE in place of ZERO_OUT.
 
-    Both adjacencies have the same losses, so that one compiled program serves both.
+    Both adjacencies have the same losses. With one structure for both, they share a
+    compiled program.
     """
     same = []
     for step in steps:

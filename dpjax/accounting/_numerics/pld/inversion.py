@@ -1,4 +1,4 @@
-"""δ(ε) of composed privacy losses, by Fourier inversion, from above.
+"""An upper bound on δ(ε) of composed privacy losses, by Fourier inversion.
 
 Let Y be the sum of all losses and K its cumulant generating function. For every λ > 0
 the function g and its Fourier transform ĝ are
@@ -266,10 +266,10 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for events without a Gaussian mechanism.
 
-    The bound treats each of the Σ_i T_i steps on its own. It is exact for one step. At
-    ε = 0 it is nearly exact for many steps that seldom lose privacy, where the Gaussian
-    mechanism that a spectrum adds makes the most difference. Where there is Gaussian
-    variance the bound is infinite.
+    The bound treats each of the Σ_i T_i steps separately, and is exact for a single
+    step. The bound is also nearly exact at ε = 0 for many steps whose privacy loss is
+    seldom positive. For such steps the bound by inversion is loose, because inversion
+    adds a Gaussian mechanism. With Gaussian variance the result is infinite.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)

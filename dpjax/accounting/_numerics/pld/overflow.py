@@ -118,13 +118,14 @@ def with_overflow(
 ) -> pairs.DiscreteLosses:
     """The losses of a step whose batch may overflow, from the losses without overflow.
 
-    The attacker may be told whether the other examples fill the batch, because that
-    does not depend on the example. Let p be the probability that the example is in a
-    batch that overflows. If p is at most tail (the mass that each step may move to an
-    infinite loss), the loss is infinite with probability p. This is an upper bound: a
-    full batch without the example tells an attacker nothing, and a step without
-    overflow tells at least as much. If max_batch_size is at least num_examples, no mass
-    moves to an infinite loss.
+    Whether the other examples fill the batch does not depend on the given example, so
+    that the bound may assume that the attacker knows it. Let p be the probability that
+    the given example is in a batch that overflows. If p is at most `tail`, the mass
+    that each step may move to an infinite loss, the bound replaces the loss by an
+    infinite loss with probability p. This gives an upper bound: a full batch without
+    the example reveals nothing about the example, and a step without overflow reveals
+    at least as much. If max_batch_size is at least num_examples, no mass moves to an
+    infinite loss.
 
     Args:
       pair: the losses of the Poisson-sampled step without overflow.

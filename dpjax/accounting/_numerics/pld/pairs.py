@@ -125,9 +125,9 @@ def _split(
 
 
 def tail_quantile(tail: jax.Array) -> jax.Array:
-    """A distance, at least 1, beyond which N(0, 1) has at most the mass tail.
+    """A distance, at least 1, beyond which N(0, 1) has at most the mass `tail`.
 
-    The value only says where to truncate, so it has no derivative.
+    The distance has no derivative, because it only determines where to truncate.
     """
     return jax.lax.stop_gradient(jnp.maximum(-ndtri(jnp.minimum(tail, 0.5)), 1.0))
 
@@ -197,10 +197,10 @@ def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Discrete
 
 
 def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    """The losses of the pair whose trade-off curve is C_q(G_μ), a symmetric pair.
+    """The losses of the symmetric pair (P, Q) whose trade-off curve is C_q(G_μ).
 
-    The positive losses are those of `poisson`. The negative losses are their mirror
-    image, with Q's masses. The rest of the mass is at a loss of zero.
+    The positive losses are those of `poisson`. The negative losses are the mirror image
+    of the positive losses, with Q's masses. The rest of the mass has a loss of zero.
 
     Reference: Bok, Su and Altschuler (2024), Proposition D.4.
     """

@@ -1,8 +1,8 @@
 """The choice of a tilt for δ(ε) and ε(δ) of composed losses, and rough estimates.
 
-A tilt is the rate λ, the period L and an added Gaussian variance, with which
-`inversion` integrates. Only Markov's inequality must hold here: a poor choice of a tilt
-or a poor estimate makes bounds loose, never too small.
+`inversion` integrates with a tilt, which is a rate λ, a period L and an added Gaussian
+variance. A poor choice of a tilt, or a poor estimate, makes bounds loose but never too
+small. In this module only the bound by Markov's inequality has to be valid.
 """
 
 from collections.abc import Sequence

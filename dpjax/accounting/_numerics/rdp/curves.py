@@ -1,9 +1,10 @@
 """Upper bounds on Rényi curves for arguments of any value, and on δ(ε) and ε(δ).
 
-The quadrature holds for noise multipliers in a range. Below that range convexity gives
-a looser bound. Above it a curve is the first term of its expansion.
+The quadrature is precise for noise multipliers in a certain range. For smaller noise
+multipliers, convexity gives a looser bound. For larger noise multipliers, the first
+term of an expansion gives the curve.
 
-Each order of a curve gives one bound on δ(ε) and ε(δ).
+Each order of a curve gives one bound on δ(ε) and one on ε(δ).
 """
 
 from collections.abc import Callable
@@ -91,7 +92,8 @@ def _total_variation(rho: jax.Array) -> jax.Array:
     """An upper bound on the total variation distance, which is δ at ε = 0.
 
     The Rényi divergence of every order above 1 is at least the Kullback-Leibler
-    divergence. The bounds are those of Pinsker and of Bretagnolle and Huber.
+    divergence. The result is the smaller of Pinsker's bound and the bound of
+    Bretagnolle and Huber.
     """
     # The two bounds are sqrt(ρ/2) and sqrt(1 − e^{−ρ}).
     some = rho > 0  # the square root has no derivative at 0

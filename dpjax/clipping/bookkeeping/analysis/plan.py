@@ -36,13 +36,15 @@ _ROOM = 2
 
 
 class Form(NamedTuple):
-    """How a component's norms are computed.
+    """How to compute the norms of the per-example gradients of some parameter leaves.
+
+    These leaves are the leaves of one `Component`.
 
     Attributes:
       gram: whether the norms come from inner products of rows (the Gram form); if not,
         they come from per-example gradients (the direct form).
-      cost: the estimated number of multiplications an example, with memory traffic
-        converted to multiplications.
+      cost: the estimated number of multiplications for each example, with memory
+        traffic converted to multiplications.
       vmap_cost: the estimated cost of the vmap engine for the same leaves.
     """
 

@@ -306,13 +306,19 @@ def _analyse_scan(
     outputs: Sequence[int],
     kept: Kept,
 ) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
-    """Find the sites in a scan's body, and the operands to tap before the scan.
+    """Find the sites in a scan's body, and the scan's inputs to tap before the scan.
 
-    A constant of the scan remains an operand inside the body if rules cover all of its
-    uses there. Otherwise the constant is tapped before the scan, where its cotangent is
-    already summed over the iterations. Scanned inputs remain operands inside the body.
-    A value that enters the carry is tapped before the scan, and inside it counts as
-    dependent on the example.
+    An operand is an input that depends on a parameter but on no example. To tap an
+    operand is to add a zero to it: the cotangent of the zero is then the operand's
+    per-example gradient. The scan's inputs are of three types:
+
+    - The body has sites for a constant of the scan if a rule of book-keeping applies to
+      every use of the constant in the body. Otherwise the constant is tapped before the
+      scan, so that one tap's cotangent is summed over the iterations.
+    - The body has sites for a scanned input, because each iteration uses another slice.
+    - An operand that is the initial value of a carry is tapped before the scan. In the
+      body the analysis treats the carried value as dependent on the example, since the
+      carry of a later iteration usually is.
 
     Args:
       outer: the scope around the scan.
@@ -323,8 +329,9 @@ def _analyse_scan(
       kept: which rematerialised blocks in the body stay checkpointed.
 
     Returns:
-      The scope of the body, the operands to tap before the scan, and for each site in
-      the body the differentiable inputs that its operand depends on.
+      The scope of the body; the indices of the equation's inputs to tap before the
+      scan; and for each site in the body the indices of the differentiable inputs that
+      the site's operand depends on.
     """
     consts, carry = scan_sizes(eqn.params)
     carried = range(consts, consts + carry)
@@ -366,7 +373,16 @@ def _analyse_scan(
 
 
 def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:
-    """The numbers in `sources` that any of the atoms depends on."""
+    """The differentiable inputs of a jaxpr that any of some variables depends on.
+
+    Args:
+      atoms: variables and literals of the jaxpr; literals depend on no input.
+      sources: for each batch-invariant variable, the indices of the differentiable
+        inputs that it depends on.
+
+    Returns:
+      The union of the indices.
+    """
     variables = (v for v in atoms if isinstance(v, jex.Var))
     return frozenset().union(*(sources.get(v, ()) for v in variables))
 

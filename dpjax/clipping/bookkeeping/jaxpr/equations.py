@@ -153,7 +153,10 @@ def inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
 
 
 class HasFeatures(Protocol):
-    """A part of a loss that can be compared with other parts."""
+    """An object, such as a site or a component, that `Alike` compares by its features.
+
+    Two objects with equal features compute the same function of other variables.
+    """
 
     def features(self) -> Hashable:
         """A description without variables, equal for parts that compute the same.
