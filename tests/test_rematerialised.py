@@ -1,5 +1,7 @@
-"""engine="ghost" keeps the blocks of jax.checkpoint and computes the same sums."""
+"""Engines that preserve the blocks of jax.checkpoint, and when "auto" takes them."""
 
+import collections
+import re
 from typing import Any
 
 import jax
@@ -141,19 +143,30 @@ LOSSES = {
     "made_before": (transformed_leaf_loss, {"in": PARAMS["in"]}, X, 1),
     "waves": (fourier_loss, {"out": PARAMS["out"]}, X, 1),
 }
-QUICK = ("embedded",)
+QUICK = [("embedded", "ghost"), ("scanned", "auto")]
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in LOSSES],
+    ("name", "engine"),
+    [
+        pytest.param(n, e, marks=[] if (n, e) in QUICK else [pytest.mark.slow])
+        for n in LOSSES
+        for e in ("ghost", "auto")
+    ],
 )
-def test_ghost_engine_matches_reference(name):
+def test_engines_match_reference(name, engine):
     loss, params, batch, _ = LOSSES[name]
     keep = np.arange(jax.tree.leaves(batch)[0].shape[0]) != 2
     assert_matches_reference(
-        loss, params, batch, keep=keep, engine="ghost", clip_norm=0.7
+        loss, params, batch, keep=keep, engine=engine, clip_norm=0.7
     )
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_auto_is_bookkeeping_only_where_no_block_is_kept(name):
+    loss, params, batch, count = LOSSES[name]
+    auto = dpjax.explain(loss, params, batch).auto
+    assert (auto == "bookkeeping") == (count == 0)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -177,8 +190,14 @@ def temporary_bytes(function: Any, *args: Any) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def test_ghost_engine_memory_is_close_to_a_plain_step():
-    depth, rows, width = 12, 64, 32
+# Twelve layers have more parameters than one block has activations and cotangents. Of
+# four layers on long sequences the opposite is true.
+SHORT, LONG = (12, 64, 32), (4, 1024, 32)
+
+
+@pytest.mark.parametrize(("shape", "engine"), [(SHORT, "ghost"), (LONG, "vmap")])
+def test_memory_of_auto_is_close_to_a_plain_step(shape, engine):
+    depth, rows, width = shape
     params = {
         "in": normal(0, depth, width, 4 * width),
         "bias": normal(1, depth, 4 * width),
@@ -193,12 +212,37 @@ def test_ghost_engine_memory_is_close_to_a_plain_step():
     def plain(params: Any, x: Any) -> Any:
         return jax.grad(lambda p: jnp.mean(jax.vmap(loss, (None, 0))(p, x)))(params)
 
-    ghost = dpjax.clipped_grad(loss, 1.0, engine="ghost")
+    assert dpjax.explain(loss, params, x).auto == engine
+    auto = dpjax.clipped_grad(loss, 1.0)
     book_keeping = dpjax.clipped_grad(loss, 1.0, engine="bookkeeping")
     needed = temporary_bytes(plain, params, x)
-    # Ghost holds the intermediates of one block, book-keeping those of all blocks.
-    assert temporary_bytes(ghost, params, x) < 2 * needed
-    assert temporary_bytes(book_keeping, params, x) > 5 * needed
+    assert temporary_bytes(auto, params, x) < 1.3 * needed
+    # Book-keeping holds the intermediates of all blocks.
+    assert temporary_bytes(book_keeping, params, x) > 4 * needed
+
+
+def test_auto_preserves_blocks_unless_lowered_for_a_tpu():
+    """On TPUs norms from rows are not proven: there "auto" forms gradients instead."""
+
+    def inlined_loss(params: Any, x: Any) -> jax.Array:
+        for i in range(DEPTH):
+            x = block(x, jax.tree.map(lambda a, i=i: a[i], params))
+        return mean_square(x)
+
+    def operations(loss: Any, engine: Any, platform: str) -> collections.Counter[str]:
+        fn = jax.jit(dpjax.clipped_grad(loss, 1.0, engine=engine))
+        exported = jax.export.export(fn, platforms=[platform])(PARAMS, X)
+        found = re.findall(r"stablehlo\.(\w+)", exported.mlir_module())
+        # The choice of a platform adds conditionals.
+        choosing = ("case", "constant", "return")
+        return collections.Counter(name for name in found if name not in choosing)
+
+    assert dpjax.explain(unrolled_loss, PARAMS, X).auto == "ghost"
+    for platform in ("cpu", "cuda"):
+        auto = operations(unrolled_loss, "auto", platform)
+        assert auto == operations(unrolled_loss, "ghost", platform)
+    auto = operations(unrolled_loss, "auto", "tpu")
+    assert auto == operations(inlined_loss, "auto", "tpu")
 
 
 @pytest.mark.slow
@@ -275,10 +319,11 @@ def test_microbatches_and_vmap_match_reference():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ghost", "auto"])
 @pytest.mark.parametrize(
     "split", [jax.P(None, "batch", None), jax.P(None, None, "batch")]
 )
-def test_parameters_sharded_like_the_batch_match_reference(split):
+def test_parameters_sharded_like_the_batch_match_reference(split, engine):
     """On an explicit mesh axis, where a block gathers its own parameters."""
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
     params, x = normal(0, DEPTH, 8, 8, scale=0.4), normal(1, 8, ROWS, 8)
@@ -291,7 +336,7 @@ def test_parameters_sharded_like_the_batch_match_reference(split):
     def loss(params: Any, x: Any) -> jax.Array:
         return mean_square(scan_blocks(params, x, body))
 
-    fn = jax.jit(dpjax.clipped_grad(loss, 0.7, engine="ghost"))
+    fn = jax.jit(dpjax.clipped_grad(loss, 0.7, engine=engine))
     want, norms = reference_clipped_sum(loss, params, x, 0.7, True)
     with jax.set_mesh(mesh):
         sharded = jax.device_put((params, x), (split, jax.P("batch")))

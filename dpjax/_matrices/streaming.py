@@ -128,7 +128,15 @@ def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Noise
         z = draw(step)
         if not order:
             return z, memory
-        y = jax.tree.map(lambda z, m: z + m[0], z, memory)
+        # Without divisions XLA on CPUs computes z twice: for y and for the memory. The
+        # result of a division is computed once and stored, because a division counts as
+        # expensive. The old first row then enters y alone, and XLA need not copy it
+        # before the new one is written over it. XLA does not know that the divisor is
+        # 1, as steps count from 1. It would turn a division by a number that no other
+        # division shares into a product, and removes optimization barriers too early.
+        one = jnp.where(step > 0, jnp.float32(1), jnp.nan)
+        z = jax.tree.map(lambda z: z / one.astype(z.dtype), z)
+        y = jax.tree.map(lambda z, m: (z + m[0]) / one.astype(z.dtype), z, memory)
         return y, jax.tree.map(remember, z, y, memory)
 
     return NoiseStream(order, noise)

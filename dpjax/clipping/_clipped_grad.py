@@ -20,6 +20,7 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import are_concrete, varying_axes
+from dpjax._core.platforms import on_platform
 from dpjax._core.typing import ArrayLike, Engine, Params, Tree
 from dpjax.clipping import bookkeeping
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
@@ -146,16 +147,22 @@ class ClippedGrad(Generic[Params]):
         by_vmap = partial(vmap_sum, closed, groups, clip_norms)
         if self.engine == "vmap":
             return by_vmap
-        twice = self.engine == "ghost"
-        plan = bookkeeping.plan(closed, groups, keep_blocks=twice)
-        if self.engine == "auto" and not plan.automatic:
+        automatic = self.engine == "auto"
+        keep_blocks = self.engine != "bookkeeping"
+        plan = bookkeeping.plan(closed, groups, keep_blocks=keep_blocks)
+        engine = plan.automatic if automatic else self.engine
+        if engine == "vmap":
             return by_vmap
-        if twice:
-            return partial(bookkeeping.clipped_sum_twice, plan, clip_norms)
+        twice = partial(bookkeeping.clipped_sum_twice, plan, clip_norms)
+        if self.engine == "ghost":
+            return twice
         # Only "auto" may replace rows by gradients on TPUs.
-        by_platform = self.engine == "auto"
-        function = partial(bookkeeping.clipped_sum, by_platform=by_platform)
-        return partial(function, plan, clip_norms)
+        one_pass = partial(bookkeeping.clipped_sum, by_platform=automatic)
+        if engine == "bookkeeping":
+            return partial(one_pass, plan, clip_norms)
+        inlined = bookkeeping.plan(closed, groups)
+        by_gradients = partial(one_pass, inlined, clip_norms)
+        return partial(on_platform, "tpu", by_gradients, twice)
 
     def _local(self, args: Sequence[object]) -> tuple[object, ...]:
         """The arguments for one device's part of `jax.shard_map`.
@@ -179,10 +186,11 @@ class ClippedGrad(Generic[Params]):
         """The arguments in argnums: one, or a tuple."""
         return self._arguments.parameters(args)
 
-    def plan(self, *args: object) -> bookkeeping.Plan:
+    def plan(self, *args: object, keep_blocks: bool = False) -> bookkeeping.Plan:
         """The book-keeping engine's plan for the loss; `explain` prints it."""
         closed, _ = self._trace(args)
-        return bookkeeping.plan(closed, self._groups(args).numbers)
+        groups = self._groups(args).numbers
+        return bookkeeping.plan(closed, groups, keep_blocks=keep_blocks)
 
     def _groups(self, args: Sequence[object]) -> Groups:
         return self._arguments.groups(self.clip_norm, args)
@@ -282,9 +290,12 @@ def clipped_grad(
         sum. It is for losses that rematerialise blocks to save memory, because it
         retains the rematerialisation. It is also for losses whose per-example gradients
         it must form, because it need not store them until the sum; see Privacy. "auto"
-        is "bookkeeping" if rules cover at least one parameter, and "vmap" otherwise; it
-        is never "ghost". In code lowered for a TPU, "auto" forms all per-example
-        gradients.
+        is "bookkeeping" if rules cover at least one parameter, and "vmap" otherwise.
+        Where "ghost" would retain the rematerialisation of a block, "auto" takes an
+        engine that does: "ghost", or "vmap" if the gradient of one example has no more
+        entries than the activations and cotangents that "ghost" holds of it at once,
+        and no parameter is sharded along an explicit mesh axis. In code lowered for a
+        TPU, "auto" is never "ghost", and forms all per-example gradients.
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
 
@@ -314,9 +325,9 @@ def clipped_grad(
     REPLACE. Where there are several bounds, C² is the sum of their squares. This holds
     for every loss, as long as loss_fn sees one example at a time (it has no side
     channel to the others). Rounding in norms is bounded from above
-    (docs/clipping.md), with one exception: "ghost" relies on two evaluations of one
-    function to agree, which a compiler may round differently. per_example is not
-    private.
+    (docs/clipping.md), with one exception: "ghost", also where "auto" takes it, relies
+    on two evaluations of one function to agree, which a compiler may round differently.
+    per_example is not private.
 
     Example:
       >>> import jax.numpy as jnp
@@ -406,4 +417,5 @@ def explain(
         fn.plan(*args),
         [jax.tree_util.keystr(path) for path, _ in named],
         [jnp.shape(leaf) for _, leaf in named],
+        fn.plan(*args, keep_blocks=True).automatic,
     )

@@ -236,7 +236,9 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
         jnp.pad(x, ((1, 0), *[(0, 0)] * (x.ndim - 1)))
         for x in (moves.rows, moves.shares)
     )
-    chunks = [x.reshape(-1, chunk, *x.shape[1:]) for x in (apart, rows, shares)]
-    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), tuple(chunks))
+    apart, rows, shares = (
+        x.reshape(-1, chunk, *x.shape[1:]) for x in (apart, rows, shares)
+    )
+    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), (apart, rows, shares))
     even, odd, following = total
     return jnp.stack([even[1:] + following[:-1], odd[1:]], axis=1).ravel()

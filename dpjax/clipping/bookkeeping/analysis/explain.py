@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 
+from dpjax._core.typing import Engine
 from dpjax.clipping.bookkeeping.analysis.plan import Plan
 
 
@@ -42,7 +43,7 @@ class Explanation:
     """
 
     rows: tuple[Row, ...]
-    auto: str
+    auto: Engine
 
     def __repr__(self) -> str:
         """The table as text."""
@@ -61,7 +62,10 @@ class Explanation:
 
 
 def explanation(
-    plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]
+    plan: Plan,
+    paths: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    auto: Engine,
 ) -> Explanation:
     """The plan as a table with one row for each parameter leaf.
 
@@ -69,6 +73,7 @@ def explanation(
       plan: the plan.
       paths: the path of each leaf in the tree of parameters.
       shapes: the shape of each leaf.
+      auto: the engine that engine="auto" takes.
     """
     rows = [
         Row(path, tuple(shape), "", "none", 0.0, 0.0, "")
@@ -86,4 +91,4 @@ def explanation(
                 vmap_cost=form.vmap_cost,
                 why="" if form.gram else component.reason or "cheaper than rows",
             )
-    return Explanation(tuple(rows), "bookkeeping" if plan.automatic else "vmap")
+    return Explanation(tuple(rows), auto)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.extend.core as jex
 
+from dpjax._core.typing import Engine
 from dpjax.clipping.bookkeeping.analysis.components import Component, Root, components
 from dpjax.clipping.bookkeeping.analysis.sites import (
     KeptSite,
@@ -75,16 +76,41 @@ class Plan(NamedTuple):
     blocks: dict[KeptSite, "Block"]
 
     @property
-    def automatic(self) -> bool:
-        """Whether engine="auto" chooses this engine.
+    def automatic(self) -> Engine:
+        """The engine that engine="auto" takes, for a plan that keeps blocks.
 
-        It does where rules cover all sites of at least one component. Without any such
-        component, this engine computes what the vmap engine computes.
+        A block that stays checkpointed says that memory matters more than time. The
+        ghost and vmap engines both preserve it. The ghost engine holds rows, of one
+        block at a time, and takes two passes. The vmap engine holds gradients, and
+        takes one pass. The choice is the engine that holds less, and the ghost engine
+        where a parameter is sharded along explicit axes. If the batch were sharded
+        along the same axis, JAX would refuse the type of per-example gradients.
+
+        Without such a block, the choice is book-keeping where rules cover all sites of
+        at least one component. Without any such component, book-keeping computes what
+        the vmap engine computes.
         """
-        return any(
+        if self.blocks:
+            leaves = self.scope.closed.in_avals[: self.num_leaves]
+            gradient = sum(x.size for x in leaves)
+            sharded = any(any(x.sharding.spec) for x in leaves)
+            return "ghost" if sharded or self.num_held < gradient else "vmap"
+        ruled = (
             all(isinstance(site, RuledSite) for site in c.sites)
             for c in self.components
         )
+        return "bookkeeping" if any(ruled) else "vmap"
+
+    @property
+    def num_held(self) -> int:
+        """How many numbers of one example's rows are in memory at once.
+
+        These are the rows outside of the checkpointed blocks, and those of one block.
+        """
+        sizes = (site.size for site in self.sites if isinstance(site, RuledSite))
+        outside = sum(s.groups * s.rows * s.num_stored for s in sizes)
+        inside = (block.plan.num_held for block in self.blocks.values())
+        return outside + max(inside, default=0)
 
     def inputs(self, known: Sequence[jax.Array]) -> list[list[jax.Array]]:
         """For each component, the values that enter its path.

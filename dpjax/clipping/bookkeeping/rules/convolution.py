@@ -74,7 +74,16 @@ class Convolution(Rule):
 
         products = jax.lax.map(product, self._starts())
         # The products are f[offset, g, c, p]. A kernel's output features are (g, p).
-        return self.reorder(products.transpose(1, 3, 2, 0), self._spec.rhs_spec)
+        # With a single transposition, XLA moves whole blocks where the kernel's
+        # last axes are those of the products.
+        out, inside, *window = self._spec.rhs_spec
+        sizes = [self.shape[i] for i in window]
+        products = products.reshape(*sizes, *products.shape[1:])
+        axes = {axis: (i,) for i, axis in enumerate(window)}
+        g, c, p = range(len(window), len(window) + 3)
+        axes |= {inside: (c,), out: (g, p)}
+        order = [i for axis in range(len(self.shape)) for i in axes[axis]]
+        return products.transpose(order).reshape(self.shape)
 
     @property
     def _spec(self) -> jax.lax.ConvDimensionNumbers:
