@@ -8,6 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
+import dpjax
+from dpjax import noise
 from dpjax.noise import _discrete
 
 KEY = jax.random.wrap_key_data(np.array([0, 17], np.uint32))
@@ -97,19 +99,66 @@ def test_wide_draws_have_the_stated_width(draws):
     assert len(np.unique(values % 64)) == 64
 
 
-def test_tied_draws_are_settled_by_the_last_bits(monkeypatch):
-    # Every draw is tied, and the thresholds' last bits are three quarters of all.
+def test_ties_are_decided_by_the_last_bits(monkeypatch):
+    # The first bits of all thresholds are those of all draws, so that every draw ties;
+    # three quarters of the last bits are below the threshold.
     size = 4096
     last = np.tile(np.array([[3 << 30, 0]], np.uint32), (2**14, 1))
-    table = _discrete.alias_table()._replace(last=last)
+    packed = np.full(2**14, (5 << 14) | 8192, np.uint32)  # the alias is the number 0
+    table = _discrete.AliasTable(packed, np.full(2**14, 9, np.uint16), last)
     monkeypatch.setattr(_discrete, "alias_table", lambda: table)
-    column = np.zeros(size, np.int32)
 
-    @jax.jit
-    def settle(tied):
-        below = jnp.zeros(size, bool)
-        return _discrete._settle_ties(KEY, below, tied, column)
+    def tied_bits(key, shape, dtype=np.uint32):
+        if dtype == jnp.uint16:
+            return jnp.full(shape, 9, jnp.uint16)
+        if tied_bits.first:
+            tied_bits.first = False
+            return jnp.full(shape, (5 << 14) | 100, jnp.uint32)  # column 100
+        return random_bits(key, shape, dtype)
 
-    share = np.mean(settle(np.ones(size, bool)))
+    random_bits, tied_bits.first = jax.random.bits, True
+    monkeypatch.setattr(jax.random, "bits", tied_bits)
+    draws = np.asarray(jax.jit(lambda: _discrete.draw_table(KEY, (size,)))())
+    assert set(draws.tolist()) == {100 - 8192, 0}
+    share = np.mean(draws == 100 - 8192)
     assert abs(share - 0.75) < 5.5 * math.sqrt(0.75 * 0.25 / size)
-    assert not np.any(settle(np.zeros(size, bool)))
+
+
+@pytest.mark.parametrize("draws", [2, 3])
+def test_released_numbers_are_integers_of_the_lattice(draws):
+    stddev = 2.0**-9 * 3
+    tx = dpjax.add_discrete_gaussian_noise(stddev, key=KEY, draws=draws)
+    with jax.enable_x64(True):
+        sums = jax.device_put(np.linspace(-5.0, 5.0, 4001))
+        noisy = np.asarray(jax.jit(lambda x: tx.update(x, tx.init(x))[0])(sums))
+    spacing = float(noise.lattice_spacing(stddev, draws))
+    numbers = noisy / spacing
+    np.testing.assert_allclose(numbers, np.rint(numbers), rtol=0, atol=1e-3)
+    noise_alone = noisy - np.asarray(sums)
+    # z = 5.5: false alarm below 4e-8.
+    assert abs(noise_alone.std() / stddev - 1) < 5.5 / math.sqrt(2 * 4001)
+
+
+def test_bad_updates_become_nan_and_large_ones_are_clipped():
+    tx = dpjax.add_discrete_gaussian_noise(0.5, key=KEY)
+    sums = np.array([1.0, np.nan, np.inf, 1e30], np.float32)
+    noisy = np.asarray(jax.jit(lambda x: tx.update(x, tx.init(x))[0])(sums))
+    assert np.isfinite(noisy[0])
+    assert np.all(np.isnan(noisy[1:3]))
+    most = 2.0**40 * float(noise.lattice_spacing(0.5))
+    np.testing.assert_allclose(noisy[3], most, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("bad", "name"),
+    [
+        ({"stddev": 0.0}, "stddev"),
+        ({"stddev": -1.0}, "stddev"),
+        ({"draws": 4}, "draws"),
+        ({"key": 3}, "key"),
+    ],
+)
+def test_invalid_argument_raises(bad, name):
+    given = {"stddev": 1.0, "key": KEY} | bad
+    with pytest.raises(ValueError, match=name):
+        dpjax.add_discrete_gaussian_noise(given.pop("stddev"), **given)

@@ -17,7 +17,7 @@ weights differ from those of D_512 by less than 2⁻⁹⁸ in total variation.
 
 **Draw.** 14 random bits choose the column, and 98 bits are compared with the threshold.
 The first 34 of these bits decide unless they equal those of the threshold, once in 2³⁴
-draws. The other 64 bits are drawn for such a draw alone.
+draws. The other 64 bits are drawn only where an array has such a draw.
 """
 
 import functools
@@ -138,28 +138,23 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
     threshold = packed >> _COLUMN_BITS
     below = (first < threshold) | ((first == threshold) & (bits < second))
     tied = (first == threshold) & (bits == second)
-    below = _settle_ties(stream(key, "discrete Gaussian ties"), below, tied, column)
+    # An array of b draws has a tie with probability b 2⁻³⁴, and hardly ever more bits.
+    below = jax.lax.cond(
+        jnp.any(tied),
+        lambda: jnp.where(tied, _is_below(stream(key, "ties"), column), below),
+        lambda: below,
+    )
     alias = (packed & (_COLUMNS - 1)).astype(jnp.int32)
     return jnp.where(below, column, alias) - _COLUMNS // 2
 
 
-def _settle_ties(
-    key: Key, below: jax.Array, tied: jax.Array, column: jax.Array
-) -> jax.Array:
-    """Whether each draw is below its threshold, with 64 more bits for tied draws."""
-    last, shape = jnp.asarray(alias_table().last), below.shape
-
-    def settle(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        below, tied = state
-        at = jnp.argmax(tied)
-        high, low = jax.random.bits(jax.random.fold_in(key, at), (2,), jnp.uint32)
-        upper, lower = last[jnp.ravel(column)[at]]
-        less = (high < upper) | ((high == upper) & (low < lower))
-        return below.at[at].set(less), tied.at[at].set(False)
-
-    # The loop ends at once but for one array in 2³⁴ / size.
-    flat = below.ravel(), tied.ravel()
-    return jax.lax.while_loop(lambda s: jnp.any(s[1]), settle, flat)[0].reshape(shape)
+def _is_below(key: Key, column: jax.Array) -> jax.Array:
+    """Whether 64 more bits are below the last bits of each column's threshold."""
+    last = jnp.asarray(alias_table().last)
+    keys = jax.random.split(key)
+    high, low = (jax.random.bits(k, column.shape, jnp.uint32) for k in keys)
+    upper, lower = last[column, 0], last[column, 1]
+    return (high < upper) | ((high == upper) & (low < lower))
 
 
 def width(draws: int) -> float:
@@ -236,8 +231,8 @@ def add_discrete_gaussian_noise(
 
     The released numbers are integers times q = `lattice_spacing(stddev)`. So the bits
     of a released number tell nothing but an integer, and the guarantee holds for the
-    bits that are released. The bits of `add_gaussian_noise`, which adds floats to floats, may
-    tell whether an example took part.
+    bits that are released. `add_gaussian_noise` adds floats to floats, and the bits of
+    its results may tell whether an example took part.
 
     Args:
       stddev: the noise standard deviation per coordinate, f[], in the units of the
