@@ -34,6 +34,9 @@ _MEAN = {"clip_norm": 0.4, "noise_multiplier": 2.5, "expected_batch_size": 8}
 # From a key to an optax transformation of a clipped sum.
 TRANSFORMATIONS = {
     "add_gaussian_noise": lambda key: dpjax.add_gaussian_noise(1.7, key=key),
+    "add_discrete_gaussian_noise": lambda key: dpjax.add_discrete_gaussian_noise(
+        1.7, key=key
+    ),
     "noisy_mean": lambda key: dpjax.noisy_mean(**_MEAN, key=key),
     "tree_momentum": lambda key: dpjax.tree_momentum(0.8, 1.7, num_steps=9, key=key),
     "tree_momentum, regenerated": lambda key: dpjax.tree_momentum(
@@ -74,6 +77,7 @@ TRANSFORMATIONS = {
 # One transformation for each way to generate noise. The others share that code.
 MECHANISMS = (
     "add_gaussian_noise",
+    "add_discrete_gaussian_noise",
     "noisy_mean",
     "tree_momentum",
     "tree_momentum, regenerated",

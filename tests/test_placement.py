@@ -35,6 +35,7 @@ def make_tree_momentum(**options):
 
 MAKE = {
     "noise": lambda: dpjax.add_gaussian_noise(1.3, key=root_key()),
+    "discrete": lambda: dpjax.add_discrete_gaussian_noise(1.3, key=root_key()),
     "stored": lambda: make_tree_momentum(buffer="stored"),
     "regenerate": lambda: make_tree_momentum(buffer="regenerate"),
     "dp_sgd": lambda: dpjax.dp_sgd(0.1, momentum=0.9, key=root_key(), **COMMON),
@@ -44,7 +45,7 @@ MAKE = {
         0.1, decay=0.9, num_steps=6, key=root_key(), **COMMON
     ),
 }
-DRAWING = ["noise", "stored", "regenerate"]
+DRAWING = ["noise", "discrete", "stored", "regenerate"]
 
 
 def mesh_of(kind):
@@ -270,7 +271,7 @@ def run_inside_shard_map(name, check_vma=True, steps=3):
     stacked = {k: jax.P(None, *spec) for k, spec in specs.items()}
     state = jax.eval_shape(tx.init, params)
     state_specs = jax.tree.map(lambda _: jax.P(), state)
-    if name != "noise":
+    if name not in ("noise", "discrete"):
         state_specs = state_specs._replace(
             momentum=specs,
             noise=state_specs.noise._replace(
@@ -343,7 +344,10 @@ def test_shards_of_two_axes_get_independent_noise():
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", DRAWING)
 def test_devices_draw_their_own_shards_without_communication(name):
-    """The compiled program has no collectives, and its values equal one device's."""
+    """The compiled program has no collectives, and its values equal one device's.
+
+    Discrete noise exchanges a single number: whether any draw of the array is a tie.
+    """
     size, values = 4096, {}
     for count in (1, 4):
         mesh = jax.make_mesh(
@@ -357,6 +361,9 @@ def test_devices_draw_their_own_shards_without_communication(name):
         values[count], _ = program(zeros, state)
         text = program.as_text()
         drawn = [int(n) for n in re.findall(r"[uf]32\[(\d+)\]", text)]
-        assert max(drawn) == size // count
-        assert not re.search(r" (all-|collective-|reduce-scatter)", text)
+        # The table of discrete noise has 2¹⁴ columns, and every device holds it.
+        assert max(n for n in drawn if n != 2**14) == size // count
+        found = re.findall(r"= (\S+) (?:all-|collective-|reduce-scatter)", text)
+        assert all(kind.startswith("pred[]") for kind in found)
+        assert not found or name == "discrete"
     np.testing.assert_array_equal(values[4], values[1])

@@ -270,19 +270,33 @@ def normal_like(key: Key, x: jax.Array, dtype: DTypeLike) -> jax.Array:
 
     A value that is replicated over devices gets the same noise on all of them.
     """
+    return draw_like(jax.random.normal, key, x, dtype)
+
+
+def draw_like(
+    draw: Callable[..., jax.Array], key: Key, x: jax.Array, setting: Any
+) -> jax.Array:
+    """Random numbers with the shape and sharding of x; no two shards share them.
+
+    Args:
+      draw: a function of a key, a shape and the setting, which is hashable, with the
+        keyword `out_sharding`. The same function should be passed at every call, since
+        it may be compiled.
+      key: a typed key.
+      x: an array. Where x is replicated over devices, so are the numbers.
+      setting: the third argument of `draw`.
+    """
     kind, sharding = jax.typeof(x), None
     if isinstance(x, Tracer):
         if AxisType.Explicit in kind.sharding.mesh.axis_types:
             sharding = kind.sharding
     elif len(x.sharding.device_set) > 1:
         # Outside of jit a compiled draw lets each device draw its own shard.
-        draw = jax.jit(
-            jax.random.normal, static_argnums=(1, 2), out_shardings=x.sharding
-        )
-        return draw(key, x.shape, dtype)
+        compiled = jax.jit(draw, static_argnums=(1, 2), out_shardings=x.sharding)
+        return compiled(key, x.shape, setting)
     key = _fold_in_shard(key, varying_axes(kind))
     with enter_mesh(sharding):
-        return jax.random.normal(key, x.shape, dtype, out_sharding=sharding)
+        return draw(key, x.shape, setting, out_sharding=sharding)
 
 
 def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:

@@ -1,23 +1,28 @@
 """Optax transformations from clipped sums to private updates.
 
-The public functions are `dpjax.add_gaussian_noise`, `dpjax.noisy_mean`,
-`dpjax.correlated_noise`, `dpjax.tree_momentum` and the optimizers `dpjax.dp_sgd`,
-`dpjax.dp_adam`, `dpjax.dp_adamw` and `dpjax.dp_nsgd`.
+The public functions are `dpjax.add_gaussian_noise`,
+`dpjax.add_discrete_gaussian_noise`, `dpjax.noisy_mean`, `dpjax.correlated_noise`,
+`dpjax.tree_momentum` and the optimizers `dpjax.dp_sgd`, `dpjax.dp_adam`,
+`dpjax.dp_adamw` and `dpjax.dp_nsgd`.
 
-1. `_gaussian`: independent noise. `_correlated`: noise that is correlated across steps
-   by any strategy.
+1. `_gaussian`: independent noise, and the step limit, after which further steps are
+   refused. `_discrete`: independent noise on a lattice, whose guarantee holds for bits.
+   `_correlated`: noise that is correlated across steps by any strategy.
 2. `tree`: the noise of tree aggregation. `_momentum`: a momentum of the sums with that
    noise.
 3. `windows`: private sums over sliding windows. `reduced_momentum`: a momentum of
    differences of gradients, computed from such sums.
-4. `_limit`: the step limit, after which further steps are refused. `_private_mean` and
-   `_optimizers`: chains that divide by the expected batch size.
+4. `_optimizers`: chains that divide by the expected batch size.
 """
 
 from dpjax.noise import reduced_momentum as reduced_momentum
 from dpjax.noise import tree as tree
 from dpjax.noise import windows as windows
 from dpjax.noise._correlated import CorrelatedNoiseState as CorrelatedNoiseState
+from dpjax.noise._discrete import (
+    DiscreteGaussianNoiseState as DiscreteGaussianNoiseState,
+)
+from dpjax.noise._discrete import lattice_spacing as lattice_spacing
 from dpjax.noise._gaussian import AddGaussianNoiseState as AddGaussianNoiseState
 from dpjax.noise._gaussian import gamma_norm_like as gamma_norm_like
 from dpjax.noise._gaussian import gaussian_like as gaussian_like
