@@ -113,7 +113,6 @@ ABSENT = {
         "accounting.pld.laplace",
         "accounting.pld.randomized_response",
         "accounting.selection",
-        "add_discrete_gaussian_noise",
         "tune",
     ],
 }
@@ -197,7 +196,6 @@ def test_features_marked_no_are_absent(label):
     [
         ("questions.md", "dpjax does not account for it.", "accounting.selection"),
         ("questions.md", "**dpjax does not account for it.**", "tune"),
-        ("threat-model.md", "dpjax has no discrete", "add_discrete_gaussian_noise"),
     ],
 )
 def test_features_other_pages_call_missing_are_absent(page, sentence, name):
