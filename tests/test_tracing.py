@@ -158,9 +158,7 @@ def test_auto_chooses_norms_by_lowering_platform():
     assert books.formed == {"bias"}
     assert books.rows_by_rows
     assert books.products_over_batch
-    books = lower_program("bookkeeping", "cpu")
-    assert cpu[1:] == books[1:]
-    assert cpu.operations <= books.operations
+    assert cpu == lower_program("bookkeeping", "cpu")
     # One program for both platforms contains both.
     both = lower_program("auto", "cpu", "tpu").operations
     assert both["scatter"] >= cpu.operations["scatter"] + tpu.operations["scatter"] - 1

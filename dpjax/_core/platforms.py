@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.core
@@ -15,8 +15,6 @@ from jax.interpreters import ad, batching, mlir
 from dpjax._core.typing import Tree
 
 Out = TypeVar("Out")
-# A function from arrays to a list of arrays.
-Flat: TypeAlias = Callable[..., list[jax.Array]]
 
 # An empty mesh, with which `jax.set_mesh` unsets the mesh of the context.
 _NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
@@ -32,97 +30,15 @@ def on_platform(
 
     The choice is made when a program is lowered, not when it is traced: the program may
     be lowered for another platform than this machine's, or for several (`jax.export`).
-    The function for this machine is traced at once. The other function is traced only
-    when a program is lowered for it, so it must not close over traced values.
     """
-    backend = "gpu" if name == "cuda" else name  # as devices and backends call it
     if _is_staged_out():
-        here = backend == jax.default_backend()
-        now, later = (there, elsewhere) if here else (elsewhere, there)
-        jaxpr, shapes = jax.make_jaxpr(now, return_shape=True)(*args)
-        leaves, tree = jax.tree.flatten(args)
-
-        def replacement(*leaves: jax.Array) -> list[jax.Array]:
-            return jax.tree.leaves(later(*tree.unflatten(leaves)))
-
-        choice = (_choose_now if here else _choose_later)(name)
-        out = choice.bind(
-            *jaxpr.consts, *leaves, jaxpr=jaxpr.jaxpr, replacement=replacement
-        )
-        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+        return jax.lax.platform_dependent(*args, default=elsewhere, **{name: there})
     # Without staging, the function runs on the devices of its arrays, or on the default
     # backend where no argument is an array.
     leaves = [x for x in jax.tree.leaves(args) if _is_concrete(x)]
     found = {d.platform for x in leaves for d in x.devices()}
-    return (there if backend in (found or {jax.default_backend()}) else elsewhere)(
-        *args
-    )
-
-
-@functools.cache
-def _choose_now(name: str) -> jex.Primitive:
-    """A primitive that evaluates its jaxpr on a platform, the replacement elsewhere."""
-    primitive = _new_choice(lambda now, later: {name: now, "default": later})
-    mlir.register_lowering(primitive, mlir.lower_fun(_replaced))
-    mlir.register_lowering(primitive, mlir.lower_fun(_traced), platform=name)
-    return primitive
-
-
-@functools.cache
-def _choose_later(name: str) -> jex.Primitive:
-    """A primitive that evaluates the replacement on a platform, its jaxpr elsewhere."""
-    primitive = _new_choice(lambda now, later: {name: later, "default": now})
-    mlir.register_lowering(primitive, mlir.lower_fun(_traced))
-    mlir.register_lowering(primitive, mlir.lower_fun(_replaced), platform=name)
-    return primitive
-
-
-def _traced(*xs: jax.Array, jaxpr: jex.Jaxpr, replacement: Flat) -> list[jax.Array]:
-    """The outputs of the jaxpr, whose constants come first among the arrays."""
-    count = len(jaxpr.constvars)
-    return jax.core.eval_jaxpr(jaxpr, xs[:count], *xs[count:])
-
-
-def _replaced(*xs: jax.Array, jaxpr: jex.Jaxpr, replacement: Flat) -> list[jax.Array]:
-    return replacement(*xs[len(jaxpr.constvars) :])
-
-
-def _new_choice(branches: Callable[[Flat, Flat], dict[str, Flat]]) -> jex.Primitive:
-    """A primitive for a choice by platform, without rules for its lowering.
-
-    Where the choice is mapped or differentiated, JAX's own choice takes its place, for
-    which both functions are traced.
-    """
-    primitive = jex.Primitive("choose_by_platform")
-    primitive.multiple_results = True
-
-    def choose(**params: Any) -> Flat:
-        found = (functools.partial(f, **params) for f in (_traced, _replaced))
-        return functools.partial(jax.lax.platform_dependent, **branches(*found))
-
-    def differentiate(
-        primals: Sequence[jax.Array], tangents: Sequence[Any], **params: Any
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        given = tuple(map(ad.instantiate_zeros, tangents))
-        return jax.jvp(choose(**params), tuple(primals), given)
-
-    def batch(
-        axis: Any, xs: Sequence[jax.Array], places: Sequence[Any], **params: Any
-    ) -> tuple[list[jax.Array], list[int]]:
-        mapped = jax.vmap(
-            choose(**params),
-            in_axes=places,
-            axis_name=axis.name,
-            axis_size=axis.size,
-            spmd_axis_name=axis.spmd_name,
-        )
-        out = mapped(*xs)
-        return out, [0] * len(out)
-
-    primitive.def_abstract_eval(lambda *_, jaxpr, **__: [v.aval for v in jaxpr.outvars])
-    ad.primitive_jvps[primitive] = differentiate
-    batching.fancy_primitive_batchers[primitive] = batch
-    return primitive
+    name = "gpu" if name == "cuda" else name  # as devices and backends call it
+    return (there if name in (found or {jax.default_backend()}) else elsewhere)(*args)
 
 
 def _is_staged_out() -> bool:

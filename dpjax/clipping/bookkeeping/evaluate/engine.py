@@ -73,17 +73,17 @@ def clipped_sum(
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
-        seen = _seen(plan, _canonicalize(plan, books), leaves)
-        summed = partial(_in_one_pass, plan.components)
+        books = _canonicalize(plan, books)
+        summed = partial(_in_one_pass, plan, clip_norms)
         by_rows = partial(summed, rows)
         # The platform is chosen at lowering: one trace may serve several platforms.
         if rows_on_gpu != rows:
             on_gpu = partial(summed, rows_on_gpu)
             by_rows = partial(on_platform, "cuda", on_gpu, by_rows)
         if not by_platform:
-            return by_rows(seen, leaves, clip_norms, mask)
+            return by_rows(books, leaves, mask)
         directly = partial(summed, [False] * len(rows))
-        return on_platform("tpu", directly, by_rows, seen, leaves, clip_norms, mask)
+        return on_platform("tpu", directly, by_rows, books, leaves, mask)
 
     books = keep_books(plan, leaves, examples)
     loss, *aux = books.outputs
@@ -96,11 +96,11 @@ def clipped_sum(
 
 
 def _in_one_pass(
-    components: Sequence[Component],
-    by_rows: Sequence[bool],
-    seen_by_all: Sequence[Seen],
-    leaves: Sequence[jax.Array],
+    plan: Plan,
     clip_norms: Sequence[ArrayLike],
+    by_rows: Sequence[bool],
+    books: SiteRecords,
+    leaves: Sequence[jax.Array],
     mask: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
     """The sum of clipped gradients, and the norms f[b].
@@ -112,7 +112,9 @@ def _in_one_pass(
     # No component needs a reach: its sum uses the very gradients whose norms are taken.
     parts = [
         Part(component, seen, rows, None)
-        for component, seen, rows in zip(components, seen_by_all, by_rows, strict=True)
+        for component, seen, rows in zip(
+            plan.components, _seen(plan, books, leaves), by_rows, strict=True
+        )
     ]
     squares, kept = _squares(parts, clip_norms, mask.shape)
     finite, scales, norm = clip_scales(squares, clip_norms, mask)
