@@ -102,7 +102,7 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     # log P(overflow) for each capacity; it decreases, and ends at about 1e-300.
     capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
     overflow = np.log(np.maximum(bdtrc(capacities, n, size / n), TINY))
-    # TINY in place of 0 or less, and 1 / TINY in place of inf, keep logarithms finite.
+    # TINY in place of 0 or less keeps the logarithm finite.
     spare = math.log(max(solved.epsilon - ideal, TINY))
     # The search begins where T q P(overflow) is a hundred times the rest of δ, which is
     # near the result in typical runs.
@@ -116,12 +116,18 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         capacity = min(max(capacity, low + 1), high - 1)
         epsilon = cost_with(capacity)
         low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
-        adds = min(max(epsilon - ideal, TINY), 1 / TINY)
         place = min(capacity - capacities[0], overflow.size - 1)
-        now = float(overflow[place]), math.log(adds) - spare
-        if last is not None and now[0] != last[0] and now[1] != last[1]:
-            slope = (now[1] - last[1]) / (now[0] - last[0])
-        aim, last, tries = now[0] - now[1] / slope, now, tries + 1
+        now, tries = float(overflow[place]), tries + 1
+        adds = epsilon - ideal
+        if adds == math.inf or adds <= TINY:
+            # Only the direction is known: the overflow is made e³ times as probable, or
+            # as improbable.
+            aim = now - 3.0 if adds == math.inf else now + 3.0
+            continue
+        excess = math.log(adds) - spare
+        if last is not None and now != last[0] and excess != last[1]:
+            slope = (excess - last[1]) / (now - last[0])
+        aim, last = now - excess / slope, (now, excess)
     return high
 
 
