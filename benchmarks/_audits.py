@@ -97,6 +97,14 @@ MECHANISMS = {
         _mu("independent"),
         _AS_IT_IS,
     ),
+    # Rounding a coordinate to the lattice moves μ by about 1e-5 of itself.
+    "add_discrete_gaussian_noise": Mechanism(
+        lambda sigma, key: dpjax.add_discrete_gaussian_noise(
+            sigma * CLIP_NORM, key=key
+        ),
+        _mu("independent"),
+        _AS_IT_IS,
+    ),
     "noisy_mean": _independent(dpjax.noisy_mean, _AS_IT_IS),
     "dp_sgd": _independent(dpjax.dp_sgd, _AS_IT_IS, learning_rate=0.3),
     "dp_sgd, momentum": _independent(

@@ -27,6 +27,7 @@ def audits():
 
 MECHANISMS = [
     "add_gaussian_noise",
+    "add_discrete_gaussian_noise",
     "noisy_mean",
     "dp_sgd",
     "dp_sgd, momentum",

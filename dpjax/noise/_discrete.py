@@ -236,7 +236,8 @@ def add_discrete_gaussian_noise(
 
     Args:
       stddev: the noise standard deviation per coordinate, f[], in the units of the
-        incoming sum (noise multiplier times clip norm), from 2⁻¹⁰⁰ to 2¹⁰⁰.
+        incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰. With
+        0 the sums pass unchanged, without privacy.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds a separate stream of this key.
       draws: 2 for 131,073 lattice points to a standard deviation, or 3 for 33,554,944.
@@ -248,7 +249,7 @@ def add_discrete_gaussian_noise(
       the update's dtype.
 
     Raises:
-      ValueError: stddev is out of range, or 0; draws is neither 2 nor 3; key is not a
+      ValueError: stddev is out of range; draws is neither 2 nor 3; key is not a
         typed key; an update is not real; inside `jax.shard_map`, check_vma is False.
 
     Privacy: let the incoming sums of any two neighbouring data sets, as the floats they
@@ -276,7 +277,7 @@ def add_discrete_gaussian_noise(
       0.50
     """
     validate.scalar("stddev", stddev)
-    validate.positive("stddev", stddev)
+    validate.nonnegative("stddev", stddev)
     validate.typed_key("key", key)
     spacing = lattice_spacing(stddev, draws)
 
@@ -313,10 +314,13 @@ def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:
     """
     with jax.enable_x64(True):
         q = jnp.asarray(spacing, jnp.float64)
-        y = x.astype(jnp.float64) / q
+        # Without noise there is no lattice: the sums pass as they are.
+        given = x.astype(jnp.float64)
+        y = given / jnp.where(q == 0, 1.0, q)
         finite = jnp.isfinite(y)
         most = 2.0**40
         rounded = jnp.rint(jnp.clip(jnp.where(finite, y, 0.0), -most, most))
         total = rounded.astype(jnp.int64) + noise.astype(jnp.int64)
         released = jnp.where(finite, total.astype(jnp.float64) * q, jnp.nan)
+        released = jnp.where(q == 0, given, released)
         return released.astype(x.dtype)
