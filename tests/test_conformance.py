@@ -234,8 +234,9 @@ def test_noise_is_added_before_casting_down(transformation, dtype):
         if not transformation.startswith("dp_"):
             np.testing.assert_array_equal(g, e.astype(g.dtype))
         elif jnp.finfo(dtype).bits == 16:
-            # These continue after the cast: each number, the norm or the root that it is
-            # divided by, and a quotient in the narrow dtype are rounded by half of eps.
+            # These continue after the cast: each number, the norm or the root that it
+            # is divided by, and a quotient in the narrow dtype are rounded by half of
+            # eps.
             roundings = 3 if g.dtype == dtype else 2
             rtol = 1.001 * roundings / 2 * float(jnp.finfo(dtype).eps)
             np.testing.assert_allclose(g, e, rtol=rtol)

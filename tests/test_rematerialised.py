@@ -217,8 +217,8 @@ def test_memory_of_auto_is_close_to_a_plain_step(shape, engine):
     auto = dpjax.clipped_grad(loss, 1.0)
     book_keeping = dpjax.clipped_grad(loss, 1.0, engine="bookkeeping")
     needed = temporary_bytes(plain, params, x)
-    # Below 1.3 times on JAX 0.10. JAX 0.12 needs less for the plain step, and "ghost" of
-    # the twelve layers takes 1.46 times as much.
+    # Below 1.3 times on JAX 0.10. JAX 0.12 needs less for the plain step, and "ghost"
+    # of the twelve layers takes 1.46 times as much.
     assert temporary_bytes(auto, params, x) < 1.5 * needed
     # Book-keeping holds the intermediates of all blocks.
     assert temporary_bytes(book_keeping, params, x) > 3 * needed
