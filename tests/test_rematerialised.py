@@ -217,11 +217,12 @@ def test_memory_of_auto_is_close_to_a_plain_step(shape, engine):
     auto = dpjax.clipped_grad(loss, 1.0)
     book_keeping = dpjax.clipped_grad(loss, 1.0, engine="bookkeeping")
     needed = temporary_bytes(plain, params, x)
-    # Below 1.3 times on JAX 0.10. JAX 0.12 needs less for the plain step, and "ghost"
-    # of the twelve layers takes 1.46 times as much.
-    assert temporary_bytes(auto, params, x) < 1.5 * needed
+    # The ratios depend on the version: on JAX 0.12 "ghost" of the twelve layers takes
+    # 1.46 times the plain step, and book-keeping of long sequences 3.85 times.
+    old = jax.__version_info__ < (0, 11)
+    assert temporary_bytes(auto, params, x) < (1.3 if old else 1.5) * needed
     # Book-keeping holds the intermediates of all blocks.
-    assert temporary_bytes(book_keeping, params, x) > 3 * needed
+    assert temporary_bytes(book_keeping, params, x) > (4 if old else 3.5) * needed
 
 
 def test_auto_preserves_blocks_unless_lowered_for_a_tpu():

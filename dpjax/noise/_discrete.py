@@ -205,8 +205,10 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
     validate.nonnegative("stddev", stddev)
     _check_draws(draws)
     # A Gaussian of variance σ² − 4, rounded at random to the integers with variance 4,
-    # is the discrete Gaussian (see the Privacy section below).
-    return round_up_float32("stddev", stddev) / math.sqrt(width(draws) ** 2 - 4)
+    # is the discrete Gaussian (see the Privacy section below). The margin of 2⁻²² keeps
+    # a quotient that float32 rounds down from lowering the noise.
+    deviation = math.sqrt(width(draws) ** 2 - 4) * (1 - 2.0**-22)
+    return round_up_float32("stddev", stddev) / deviation
 
 
 def _check_draws(draws: int) -> None:
@@ -255,13 +257,17 @@ def add_discrete_gaussian_noise(
     Privacy: let the incoming sums of any two neighbouring data sets, as the floats they
     are, differ by at most S in L2 norm, over d coordinates. Then a step is at least as
     private as a Gaussian mechanism with μ = (S + √d q (1 + 2⁻¹¹)) / stddev, up to
-    4 d ϑ(2) <= 1e-33 d in ε and 2 d draws 2⁻⁹⁷ in δ; steps compose as those of the
-    Gaussian mechanism. Reason: the rounded sums differ by at most S / q + √d (1 + 2⁻¹¹)
-    in units of q, and discrete Gaussian noise of width σ is a post-processing of
-    Gaussian noise of standard deviation √(σ² − 4): round y at random to the integer z
-    with a mass proportional to e^{−(z − y)² / 8}. The guarantee assumes uniform random
-    bits. S must bound the floats: a sum of b clipped gradients that is computed in
-    float32 differs from the exact sum by its rounding errors, which depend on the data.
+    8 d draws ϑ(2) (1 + 1e-2) <= 3e-33 d in ε and (1 + e^ε) d draws 2⁻⁹⁷ in δ for each
+    step; steps compose as those of the Gaussian mechanism. The first term has a factor
+    e^{±4ϑ} on both data sets for the rounding and for each draw after the first.
+    Whether an update is finite depends on the data, and is not covered.
+
+    Reason: the rounded sums differ by at most S / q + √d (1 + 2⁻¹¹) in units of q, and
+    discrete Gaussian noise of width σ is a post-processing of Gaussian noise of
+    standard deviation √(σ² − 4): round y at random to the integer z with a mass
+    proportional to e^{−(z − y)² / 8}. The guarantee assumes uniform random bits. S must
+    bound the floats: a sum of b clipped gradients that is computed in float32 differs
+    from the exact sum by its rounding errors, which depend on the data.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
 
