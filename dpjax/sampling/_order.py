@@ -266,8 +266,10 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
         return row * np.uint32(columns) + column
 
     # Cycle walking: the grid has few cells more than n, so that few values repeat.
-    def again(x: jax.Array) -> jax.Array:
+    def permute_outside(x: jax.Array) -> jax.Array:
         return jnp.where(x >= n, through(x), x)
 
-    inside = jax.lax.while_loop(lambda x: jnp.any(x >= n), again, through(places))
+    inside = jax.lax.while_loop(
+        lambda x: jnp.any(x >= n), permute_outside, through(places)
+    )
     return inside.astype(jnp.int32)

@@ -113,7 +113,7 @@ def _in_one_pass(
     parts = [
         Part(component, seen, rows, None)
         for component, seen, rows in zip(
-            plan.components, _seen(plan, books, leaves), by_rows, strict=True
+            plan.components, _collect_seen(plan, books, leaves), by_rows, strict=True
         )
     ]
     squares, kept = _squares(parts, clip_norms, mask.shape)
@@ -155,7 +155,7 @@ def _parts_of_two_passes(
     gradients formed for the norms are still in memory for the sum.
     """
     parts = []
-    seen_by_all = _seen(plan, _canonicalize(plan, books), known)
+    seen_by_all = _collect_seen(plan, _canonicalize(plan, books), known)
     for component, form, seen in zip(
         plan.components, plan.forms, seen_by_all, strict=True
     ):
@@ -177,7 +177,9 @@ def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
     return books._replace(records=records, cotangents=cotangents)
 
 
-def _seen(plan: Plan, books: SiteRecords, known: Sequence[jax.Array]) -> list[Seen]:
+def _collect_seen(
+    plan: Plan, books: SiteRecords, known: Sequence[jax.Array]
+) -> list[Seen]:
     """For each component its part of the records, from the batch-invariant inputs."""
     return [
         Seen(
