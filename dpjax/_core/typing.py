@@ -27,6 +27,7 @@ LossOfLeaves: TypeAlias = Callable[
 ]
 Atom: TypeAlias = jax.core.Atom  # an input of a jaxpr's equation: variable or literal
 Engine: TypeAlias = Literal["auto", "bookkeeping", "ghost", "vmap"]
+Arithmetic: TypeAlias = Literal["real", "discrete"]
 
 # Where a signature has one of these variables twice, the output has the input's tree
 # structure. The trees may have user-defined nodes, such as modules, which a static

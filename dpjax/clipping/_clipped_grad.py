@@ -18,10 +18,10 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.dtypes import widen
+from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.meshes import are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
-from dpjax._core.typing import ArrayLike, Engine, Params, Tree
+from dpjax._core.typing import Arithmetic, Engine, Params, Tree
 from dpjax.clipping import bookkeeping
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
 from dpjax.clipping._clip import Summed, batch_size
@@ -56,6 +56,7 @@ class ClippedGrad(Generic[Params]):
     has_aux: bool
     engine: Engine
     microbatch_size: int | None
+    arithmetic: Arithmetic
 
     def __repr__(self) -> str:
         """The call of `clipped_grad` that makes this function."""
@@ -107,7 +108,34 @@ class ClippedGrad(Generic[Params]):
             args = self._local(args)
         leaves = self._arguments.leaves(args)
         closed, aux_tree = self._trace(args)
-        sum_of = self._engine(closed, *self._groups(args))
+        groups = self._groups(args)
+        if self.arithmetic == "discrete":
+            grads, per_example = self._sum_in_float64(
+                closed, groups, leaves, batched, mask
+            )
+        else:
+            sum_of = partial(
+                self._engine(closed, groups.numbers).sum, groups.clip_norms
+            )
+            grads, per_example = self._sum_of_parts(sum_of, leaves, batched, mask)
+        loss, norm, aux = per_example
+        _warn_if_none_contributes(norm, mask)
+        treedef = jax.tree.structure(self.parameters(args))
+        return (
+            treedef.unflatten(grads),
+            PerExample(loss, norm, aux_tree.unflatten(aux)),
+        )
+
+    def _sum_of_parts(
+        self,
+        sum_of: Callable[..., Summed],
+        leaves: Sequence[jax.Array],
+        batched: Sequence[jax.Array],
+        mask: jax.Array,
+        *,
+        wide: bool = False,
+    ) -> tuple[list[jax.Array], PerExample]:
+        """The sums over the whole batch, from one call or one for each microbatch."""
 
         def clipped_sum(
             mask: jax.Array, *batched: jax.Array
@@ -117,52 +145,66 @@ class ClippedGrad(Generic[Params]):
 
         micro = self.microbatch_size
         # One microbatch that holds the whole batch needs no scan.
-        if micro is None or micro >= size:
-            grads, per_example = clipped_sum(mask, *batched)
-        else:
-            grads, per_example = in_microbatches(
-                clipped_sum, micro, leaves, batched, mask
-            )
-        loss, norm, aux = per_example
-        _warn_if_none_contributes(norm, mask)
-        treedef = jax.tree.structure(self.parameters(args))
-        return (
-            treedef.unflatten(grads),
-            PerExample(loss, norm, aux_tree.unflatten(aux)),
-        )
+        if micro is None or micro >= mask.size:
+            return clipped_sum(mask, *batched)
+        return in_microbatches(clipped_sum, micro, leaves, batched, mask, wide=wide)
 
-    def _engine(
+    def _sum_in_float64(
         self,
         closed: jex.ClosedJaxpr,
-        groups: Sequence[int],
-        clip_norms: Sequence[ArrayLike],
-    ) -> Callable[..., Summed]:
-        """The function from leaves, examples and mask to the sum, by the chosen engine.
+        groups: Groups,
+        leaves: Sequence[jax.Array],
+        batched: Sequence[jax.Array],
+        mask: jax.Array,
+    ) -> tuple[list[jax.Array], PerExample]:
+        """The sums made in float64, whose floats have the sensitivity C.
+
+        Each gradient is clipped to less than C by a factor, which leaves room for what
+        the rounding of the sum depends on one example.
+        """
+        # The loss was traced before, in the caller's precision, and keeps its dtypes.
+        with jax.enable_x64(True):
+            engine = self._engine(closed, groups.numbers)
+            factor = 1 / (1 + bookkeeping.relative_error(engine.plan, mask.size))
+            clip_norms = [c * factor for c in groups.clip_norms]
+            sum_of = partial(engine.sum, clip_norms, wide=True)
+            sums, per_example = self._sum_of_parts(
+                sum_of, leaves, batched, mask, wide=True
+            )
+            grads = [
+                x.astype(at_least_float32(leaf.dtype))
+                for x, leaf in zip(sums, leaves, strict=True)
+            ]
+        return grads, per_example
+
+    def _engine(self, closed: jex.ClosedJaxpr, groups: Sequence[int]) -> "_Chosen":
+        """The chosen engine.
 
         Args:
           closed: the loss's jaxpr.
           groups: for each parameter leaf, the group that it is clipped with.
-          clip_norms: the bound of each group.
         """
-        by_vmap = partial(vmap_sum, closed, groups, clip_norms)
+        by_vmap = _Chosen(partial(vmap_sum, closed, groups), None)
         if self.engine == "vmap":
             return by_vmap
-        automatic = self.engine == "auto"
-        keep_blocks = self.engine != "bookkeeping"
+        automatic, discrete = self.engine == "auto", self.arithmetic == "discrete"
+        # Two passes rest on two evaluations that agree, which a compiler may not grant.
+        keep_blocks = self.engine != "bookkeeping" and not discrete
         plan = bookkeeping.plan(closed, groups, keep_blocks=keep_blocks)
         engine = plan.automatic if automatic else self.engine
         if engine == "vmap":
             return by_vmap
-        twice = partial(bookkeeping.clipped_sum_twice, plan, clip_norms)
+        twice = partial(bookkeeping.clipped_sum_twice, plan)
         if self.engine == "ghost":
-            return twice
-        # Only "auto" may replace rows by gradients on TPUs.
-        one_pass = partial(bookkeeping.clipped_sum, by_platform=automatic)
+            return _Chosen(twice, plan)
+        # Products on TPUs are outside of the rounding model. "auto" and the bound of a
+        # float64 sum replace rows by gradients there.
+        one_pass = partial(bookkeeping.clipped_sum, by_platform=automatic or discrete)
         if engine == "bookkeeping":
-            return partial(one_pass, plan, clip_norms)
+            return _Chosen(partial(one_pass, plan), plan)
         inlined = bookkeeping.plan(closed, groups)
-        by_gradients = partial(one_pass, inlined, clip_norms)
-        return partial(on_platform, "tpu", by_gradients, twice)
+        by_gradients = partial(one_pass, inlined)
+        return _Chosen(partial(on_platform, "tpu", by_gradients, twice), plan)
 
     def _local(self, args: Sequence[object]) -> tuple[object, ...]:
         """The arguments for one device's part of `jax.shard_map`.
@@ -200,6 +242,18 @@ class ClippedGrad(Generic[Params]):
         loss, aux = out if self.has_aux else (out, ())
         _check_scalar(loss)
         return loss, aux
+
+
+class _Chosen(NamedTuple):
+    """The engine of a call.
+
+    Attributes:
+      sum: the function from clip norms, leaves, examples and mask to the sum.
+      plan: the analysis of the loss; None for the vmap engine.
+    """
+
+    sum: Callable[..., Summed]
+    plan: bookkeeping.Plan | None
 
 
 def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
@@ -241,6 +295,7 @@ def clipped_grad(
     has_aux: bool = False,
     engine: Engine = "auto",
     microbatch_size: int | None = None,
+    arithmetic: Arithmetic = "real",
 ) -> ClippedGrad[Params]: ...
 
 
@@ -254,6 +309,7 @@ def clipped_grad(
     has_aux: bool = False,
     engine: Engine = "auto",
     microbatch_size: int | None = None,
+    arithmetic: Arithmetic = "real",
 ) -> ClippedGrad[Any]: ...
 
 
@@ -266,6 +322,7 @@ def clipped_grad(
     has_aux: bool = False,
     engine: Engine = "auto",
     microbatch_size: int | None = None,
+    arithmetic: Arithmetic = "real",
 ) -> ClippedGrad[Any]:
     """Make a function that sums clipped per-example gradients over a batch.
 
@@ -298,6 +355,14 @@ def clipped_grad(
         TPU, "auto" is never "ghost", and forms all per-example gradients.
       microbatch_size: form at most this many per-example gradients at a time. Any
         size works with any b; the result is the same up to rounding.
+      arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.
+        "discrete" for a sum whose floats have that sensitivity, as mechanisms on a
+        lattice need (`add_discrete_gaussian_noise`). The sum is then made in float64,
+        also where `jax_enable_x64` is off, and products of float32 cover at most 128
+        rows at a time. Gradients are clipped to C / (1 + h), where h bounds the effect
+        of one example on the sum's rounding. h is about 2⁻²³ b, plus .002 where an
+        example has one row, and .004 where it has 64 rows or more. Both are static.
+        "auto" is then "bookkeeping" or "vmap", and "ghost" is not available.
 
     Returns:
       A function `fn(*args, mask=None)` returning `(grads, per_example)`. grads is the
@@ -310,7 +375,8 @@ def clipped_grad(
 
     Raises:
       ValueError: clip_norm is not positive; argnums and batch_argnums overlap or are
-        otherwise invalid; the engine is unknown; microbatch_size is below 1. When the
+        otherwise invalid; the engine or the arithmetic is unknown, or the engine is
+        "ghost" with arithmetic="discrete"; microbatch_size is below 1. When the
         function is called: batch arguments disagree in their leading axis or are empty;
         the mask has another shape or dtype; clip_norm is no prefix of the arguments in
         argnums; those arguments are not real; the loss is not a real scalar; or the
@@ -329,6 +395,12 @@ def clipped_grad(
     on two evaluations of one function to agree, which a compiler may round differently.
     per_example is not private.
 
+    With arithmetic="discrete" the computed floats of two sums differ by at most C (2C
+    where an example is replaced) for batches that differ in one slot: every other
+    example is in the same slot of both. The batches of `dpjax.plan` are drawn such that
+    this suffices. The statement assumes that a slot's gradient depends on no other
+    slot's example, and that equal blocks of rows have equal products.
+
     Example:
       >>> import jax.numpy as jnp
       >>> def loss(w, example):
@@ -345,6 +417,12 @@ def clipped_grad(
     for bound in jax.tree.leaves(clip_norm):
         validate.positive("clip_norm", bound)
     validate.one_of("engine", engine, ENGINES)
+    validate.one_of("arithmetic", arithmetic, ("real", "discrete"))
+    if engine == "ghost" and arithmetic == "discrete":
+        raise ValueError(
+            "engine must not be 'ghost' with arithmetic='discrete': the bound on the "
+            "sum's rounding does not cover two passes."
+        )
     if microbatch_size is not None:
         validate.static_int("microbatch_size", microbatch_size, minimum=1)
     wanted, batched = as_tuple(argnums), as_tuple(batch_argnums)
@@ -363,6 +441,7 @@ def clipped_grad(
         has_aux=has_aux,
         engine=engine,
         microbatch_size=microbatch_size,
+        arithmetic=arithmetic,
     )
 
 

@@ -31,6 +31,8 @@ def in_microbatches(
     leaves: Sequence[jax.Array],
     examples: Sequence[jax.Array],
     mask: jax.Array,
+    *,
+    wide: bool = False,
 ) -> tuple[list[jax.Array], Out]:
     """The sums over a batch, added up over microbatches, and the per-example results.
 
@@ -42,6 +44,7 @@ def in_microbatches(
       leaves: the parameters' leaves.
       examples: arrays with a leading axis b.
       mask: b[b]; a masked example contributes zero.
+      wide: whether the sums are in float64.
 
     Returns:
       The sums, in float32 at least, and the per-example results in the batch's order.
@@ -83,9 +86,10 @@ def in_microbatches(
     across = spread if size % num_shards(examples) == 0 else None
     shardings = [jax.P(None, across, *_spec(x)[1:]) for x in inputs]
     dealt = compiler_sharded(deal, inputs, shardings)(*inputs)
+    dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
     zeros = [
-        sharded_zeros(jax.typeof(x.astype(at_least_float32(x.dtype))), x.shape)
-        for x in leaves
+        sharded_zeros(jax.typeof(x.astype(dtype)), x.shape)
+        for x, dtype in zip(leaves, dtypes, strict=True)
     ]
     # In `jax.shard_map` a scan's carry must vary over the same axes in every iteration.
     sums, outputs = jax.lax.scan(step, varying(zeros, axes), dealt)

@@ -18,6 +18,8 @@ def clipped_sum(
     leaves: Sequence[jax.Array],
     examples: Sequence[jax.Array],
     mask: jax.Array,
+    *,
+    wide: bool = False,
 ) -> Summed:
     """The sum of clipped gradients, with each example's loss, norm and aux.
 
@@ -28,6 +30,7 @@ def clipped_sum(
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
       mask: b[b]; a masked example contributes zero.
+      wide: whether the clipped gradients are added up in float64.
     """
 
     def one(
@@ -57,7 +60,7 @@ def clipped_sum(
         squares = jax.vmap(squares_of)(gradients)
         finite, scales, norm = clip_scales(squares, clip_norms, mask)
         return [
-            sum_in_memory(x, scales[group], finite)
+            sum_in_memory(x, scales[group], finite, wide=wide)
             for x, group in zip(gradients, groups, strict=True)
         ], norm
 

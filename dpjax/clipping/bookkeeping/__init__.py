@@ -82,6 +82,9 @@ from dpjax.clipping.bookkeeping.analysis.explain import explanation as explanati
 from dpjax.clipping.bookkeeping.analysis.plan import Plan as Plan
 from dpjax.clipping.bookkeeping.analysis.plan import plan as plan
 from dpjax.clipping.bookkeeping.evaluate.engine import clipped_sum as clipped_sum
+from dpjax.clipping.bookkeeping.evaluate.float64_sums import (
+    relative_error as relative_error,
+)
 from dpjax.clipping.bookkeeping.evaluate.two_passes import (
     clipped_sum_twice as clipped_sum_twice,
 )

@@ -20,8 +20,9 @@ from typing import NamedTuple, cast
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
-from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.typing import DTypeLike
 from dpjax.clipping.bookkeeping.analysis.sites import (
     KeptSite,
     RuledSite,
@@ -64,13 +65,14 @@ class Path(NamedTuple):
         return len(self.leaves), computed
 
     def forward(
-        self, others: Sequence[jax.Array], *, widen_casts: bool
+        self, others: Sequence[jax.Array], *, least: DTypeLike | None
     ) -> Callable[..., list[jax.Array]]:
         """The function from leaves to operands.
 
         Args:
           others: the values of the other inputs.
-          widen_casts: whether a cast to a narrower dtype becomes a cast to float32.
+          least: the dtype to which casts to narrower dtypes are widened; None for casts
+            as they are.
         """
 
         def operands(*leaves: jax.Array) -> list[jax.Array]:
@@ -80,8 +82,9 @@ class Path(NamedTuple):
 
         def apply(eqn: jex.JaxprEqn, args: Sequence[jax.Array]) -> list[jax.Array]:
             # A cast to bfloat16 would round its cotangents to bfloat16 as well.
-            if widen_casts and eqn.primitive.name == "convert_element_type":
-                return [args[0].astype(at_least_float32(aval(eqn.outvars[0]).dtype))]
+            if least is not None and eqn.primitive.name == "convert_element_type":
+                dtype = jnp.promote_types(least, aval(eqn.outvars[0]).dtype)
+                return [args[0].astype(dtype)]
             return bind(eqn, args)
 
         return operands
@@ -153,23 +156,29 @@ class Component(NamedTuple):
         return tuple(map(self.own_groups.index, self.groups))
 
     def pull_back(
-        self, inputs: Sequence[jax.Array], cotangents: Sequence[jax.Array]
+        self,
+        inputs: Sequence[jax.Array],
+        cotangents: Sequence[jax.Array],
+        least: DTypeLike = jnp.float32,
     ) -> list[jax.Array]:
         """Gradients of the leaves from the gradients of the operands.
 
-        Where the path only moves entries, the pull-back is computed in float32 at
-        least, whatever casts are on the path.
+        Where the path only moves entries, the pull-back is computed in the dtype
+        `least` at least, whatever casts are on the path.
 
         Args:
           inputs: the values of all inputs of the path, the leaves first.
           cotangents: the gradients of the operands.
+          least: float32 or float64.
         """
         moves, count = self.roots is not None, len(self.leaves)
-        leaves = widen(list(inputs[:count])) if moves else list(inputs[:count])
+        leaves = list(inputs[:count])
+        if moves:
+            leaves = [x.astype(jnp.promote_types(least, x.dtype)) for x in leaves]
         if self.is_leaf:
             (leaf,), (cotangent,) = leaves, cotangents
             return [cotangent.astype(leaf.dtype).reshape(leaf.shape)]
-        forward = self.path.forward(inputs[count:], widen_casts=moves)
+        forward = self.path.forward(inputs[count:], least=least if moves else None)
         outs, vjp = jax.vjp(forward, *leaves)
         # The vjp expects each cotangent in the dtype and shape of its output.
         matched = [

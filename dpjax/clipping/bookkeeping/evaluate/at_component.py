@@ -28,6 +28,10 @@ from dpjax.clipping._clip import (
 from dpjax.clipping.bookkeeping.analysis.components import Component
 from dpjax.clipping.bookkeeping.analysis.plan import match_sites
 from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite
+from dpjax.clipping.bookkeeping.evaluate.float64_sums import (
+    sum_in_blocks,
+    uses_blocks,
+)
 from dpjax.clipping.bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
 from dpjax.clipping.bookkeeping.rules import factors as fac
 from dpjax.clipping.bookkeeping.rules.base import Rule
@@ -144,6 +148,24 @@ def transpose_sum(
     return transpose(cotangent)[0]
 
 
+def _product_of_blocks(
+    site: RuledSite, others: Sequence[jax.Array], cotangent: jax.Array
+) -> jax.Array:
+    """The result of `transpose_sum` for a dense site, f64, from blocks of its rows."""
+    left, right = factors_of(Alike(site), others, cotangent)
+    product = sum_in_blocks(left, right)
+    # The groups are the iterations with an operand each, then the rule's own groups.
+    lengths = [loop.length for loop in site.loops if not loop.shared]
+    product = product.reshape(*lengths, -1, *product.shape[1:])
+
+    def reorder(product: jax.Array) -> jax.Array:
+        return site.rule.reorder(product, site.rule.layout.axes)
+
+    for _ in lengths:
+        reorder = jax.vmap(reorder)
+    return reorder(product)
+
+
 def widen_floats(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """The arrays, with floating-point arrays widened to float32 at least."""
     return tuple(fac.wide(x) if is_real(x) else x for x in xs)
@@ -236,18 +258,31 @@ def sums_of_gradients(
     ]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, static_argnames="wide")
 def sums_by_sites(
-    alike: Alike[Component], seen: Seen, scales: Sequence[jax.Array], finite: jax.Array
+    alike: Alike[Component],
+    seen: Seen,
+    scales: Sequence[jax.Array],
+    finite: jax.Array,
+    *,
+    wide: bool = False,
 ) -> list[jax.Array]:
-    """The scaled sum for each leaf, by one product over the batch for each site."""
+    """The scaled sum for each leaf, by one product over the batch for each site.
+
+    With `wide` the sum is made in float64 (`float64_sums`).
+    """
     # One pull-back serves all leaves but only one scale, so there is one per group.
-    sums = [_sums_by_sites(alike.part, seen, s, finite) for s in scales]
+    sums = [_sums_by_sites(alike.part, seen, s, finite, wide=wide) for s in scales]
     return [sums[group][k] for k, group in enumerate(alike.part.groups_of_own)]
 
 
 def _sums_by_sites(
-    component: Component, seen: Seen, scale: jax.Array, finite: jax.Array
+    component: Component,
+    seen: Seen,
+    scale: jax.Array,
+    finite: jax.Array,
+    *,
+    wide: bool,
 ) -> list[jax.Array]:
     """The sums for all leaves, with the per-example factors f[b] in `scale`."""
     records = [
@@ -268,11 +303,16 @@ def _sums_by_sites(
             continue
         share = apply_scales(cotangent.astype(dtype), scale, finite)
         if isinstance(site, RuledSite):
-            others = [x.astype(dtype) if is_real(x) else x for x in others]
-            sums.append(transpose_sum(site, others, share))
+            blocks = wide and uses_blocks(component, site)
+            # The product of two float32 numbers is exact in float64.
+            factor = jnp.float64 if wide and not blocks else dtype
+            others = [x.astype(factor) if is_real(x) else x for x in others]
+            summed = _product_of_blocks if blocks else transpose_sum
+            sums.append(summed(site, others, share.astype(factor)))
         else:
-            sums.append(jnp.sum(share, axis=0))
-    pulled = component.pull_back(seen.inputs, sums)
+            sums.append(jnp.sum(share.astype(jnp.float64 if wide else dtype), axis=0))
+    least = jnp.float64 if wide else jnp.float32
+    pulled = component.pull_back(seen.inputs, sums, least)
     if component.is_leaf:
         return pulled
     # If no example has a finite gradient, the sum is zero by definition. The pull-back

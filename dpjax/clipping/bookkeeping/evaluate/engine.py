@@ -49,6 +49,7 @@ def clipped_sum(
     mask: jax.Array,
     *,
     by_platform: bool,
+    wide: bool = False,
 ) -> Summed:
     """The sum of clipped gradients from one forward and one backward pass.
 
@@ -61,6 +62,7 @@ def clipped_sum(
       by_platform: whether code lowered for a TPU forms all per-example gradients, and
         makes the sum of them. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
+      wide: whether the sums are made in float64 (`float64_sums`).
     """
     rows = [form.gram for form in plan.forms]
     rows_on_gpu = [form.gram for form in plan.forms_on_gpu]
@@ -74,7 +76,7 @@ def clipped_sum(
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
         books = _canonicalize(plan, books)
-        summed = partial(_in_one_pass, plan, clip_norms)
+        summed = partial(_in_one_pass, plan, clip_norms, wide)
         by_rows = partial(summed, rows)
         # The platform is chosen at lowering: one trace may serve several platforms.
         if rows_on_gpu != rows:
@@ -98,6 +100,7 @@ def clipped_sum(
 def _in_one_pass(
     plan: Plan,
     clip_norms: Sequence[ArrayLike],
+    wide: bool,
     by_rows: Sequence[bool],
     books: SiteRecords,
     leaves: Sequence[jax.Array],
@@ -118,7 +121,7 @@ def _in_one_pass(
     ]
     squares, kept = _squares(parts, clip_norms, mask.shape)
     finite, scales, norm = clip_scales(squares, clip_norms, mask)
-    return _sums(parts, kept, leaves, scales, finite), norm
+    return _sums(parts, kept, leaves, scales, finite, wide=wide), norm
 
 
 def squares_alone(
@@ -269,6 +272,8 @@ def _sums(
     leaves: Sequence[jax.Array],
     scales: Sequence[jax.Array],
     finite: jax.Array,
+    *,
+    wide: bool = False,
 ) -> list[jax.Array]:
     """The scaled sum of the examples' gradients for each leaf.
 
@@ -283,16 +288,20 @@ def _sums(
         # The same gradients as for the norms, so the sum needs no further bound.
         if held is not None:
             sums = [
-                sum_in_memory(x, scales[group], finite)
+                sum_in_memory(x, scales[group], finite, wide=wide)
                 for x, group in zip(held, component.groups, strict=True)
             ]
         else:
             by_sites = part.rows or part.reach is not None
-            function = at.sums_by_sites if by_sites else at.sums_of_gradients
+            function = (
+                partial(at.sums_by_sites, wide=wide)
+                if by_sites
+                else at.sums_of_gradients
+            )
             own = [scales[group] for group in component.own_groups]
             sums = function(Alike(component), part.seen, own, finite)
         total.update(zip(component.leaves, sums, strict=True))
-    dtypes = [at_least_float32(x.dtype) for x in leaves]
+    dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
     # A leaf that no component contains does not enter the loss: its sum is zero.
     return [
         total[i].astype(dtype) if i in total else jnp.zeros(x.shape, dtype)

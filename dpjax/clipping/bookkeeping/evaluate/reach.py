@@ -81,7 +81,7 @@ def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
     if uses(path.eqns, "custom_vjp"):
         return None
     inputs, others = inputs[:count], inputs[count:]
-    _, tangents = jax.linearize(path.forward(others, widen_casts=False), *inputs)
+    _, tangents = jax.linearize(path.forward(others, least=None), *inputs)
     everywhere = [True] * len(inputs)
     linear = inline(jax.make_jaxpr(tangents)(*inputs), everywhere, everywhere)
     if not all(map(_is_known, linear.jaxpr.eqns)) or not all(

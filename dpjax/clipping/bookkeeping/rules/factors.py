@@ -34,7 +34,7 @@ MOST_ROWS = 2**16
 # A norm is at least 1/512 of the size of its terms, so an example's terms in a clipped
 # sum are at most 512 times as large as the clipped gradient. Larger terms that cancel
 # would make a partial sum so large that other examples are lost to rounding.
-_CANCELLED = 2.0**-9
+CANCELLED = 2.0**-9
 
 
 class OneHot(NamedTuple):
@@ -94,7 +94,7 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
 
     Scaling the rows, and forming Σ a_t ⊗ d_t for the clipped sum, round by at most
     γ″ Σ ‖a_t‖‖d_t‖. The returned norm includes this bound. It is also at least
-    `_CANCELLED` times Σ ‖a_t‖‖d_t‖.
+    `CANCELLED` times Σ ‖a_t‖‖d_t‖.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     sides = [(_measure(f.left), _measure(f.right)) for f in sites]
@@ -123,7 +123,7 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
             # The double sum is symmetric, so each pair of sites is computed once.
             total += 2 * _over_pairs(one, other, others)
     norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
-    return _over_groups(jnp.square(jnp.maximum(norm, _CANCELLED * sizes)))
+    return _over_groups(jnp.square(jnp.maximum(norm, CANCELLED * sizes)))
 
 
 class Terms(NamedTuple):
@@ -152,7 +152,7 @@ def upper_norm(
     # batch. Both computations round, hence the factor 2.
     rounded = sum(2 * margin(k + 4, dtype) * size for size, k in terms)
     size = sum(size for size, _ in terms)
-    return jnp.maximum(formed + rounded, _CANCELLED * size) * (1 + margin(16, dtype))
+    return jnp.maximum(formed + rounded, CANCELLED * size) * (1 + margin(16, dtype))
 
 
 def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
