@@ -63,6 +63,73 @@ def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     return _recomputed_sum(denominator)
 
 
+def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
+    """The stream of (C s)_t, where `draw` maps a step t to the sum s_t.
+
+    The recursion needs the sum of the current step alone. The rows of the memory have
+    the dtype of the sums, and depend on the data.
+    """
+    if isinstance(strategy, Scaled):
+        return _divide_stream(forward_stream(strategy.strategy, num_steps), strategy)
+    if isinstance(strategy, Tree):
+        weights = tree_weights(strategy.decay, num_steps)
+        return buffered_tree(-weights, keeps_result=True)
+    numerator, denominator = _float32_polynomials(strategy)
+    # C = N(L) / D(L): the filter of C⁻¹ with its polynomials exchanged.
+    return _buffered_recursion(denominator, numerator)
+
+
+def rounding_gain(strategy: Strategy, num_steps: int) -> float:
+    """To how many roundings of the largest sum those of `forward_stream` add up.
+
+    With sums of magnitude at most B, computed with a unit roundoff u, a result of the
+    stream is off by at most the gain times u B.
+    """
+    if isinstance(strategy, Scaled):
+        smallest = float(np.min(_concrete("factors", strategy.factors, 1)))
+        # Dividing a sum by its factor rounds once, and changes the largest sum.
+        return (rounding_gain(strategy.strategy, num_steps) + 1) / smallest
+    if isinstance(strategy, Tree):
+        weights = np.abs(np.asarray(tree_weights(strategy.decay, num_steps)))
+        # Σ_i β^i bounds a result, and also what an error at each node adds up to.
+        largest = _geometric_sum(
+            float(_concrete("decay", strategy.decay, 0)), num_steps
+        )
+        return 3 * (weights.size + 1) * largest**2 + 1
+    from scipy.signal import lfilter  # here, since importing SciPy takes long
+
+    numerator, denominator = _float32_polynomials(strategy)
+    n, d = (np.append(1.0, x.astype(np.float64)) for x in (numerator, denominator))
+    impulse = np.zeros(num_steps)
+    impulse[0] = 1.0
+    # A result is at most Σ |c_k| B; an error in the memory reaches the results as
+    # through the filter 1 / D.
+    result = np.sum(np.abs(lfilter(n, d, impulse)))
+    spread = np.sum(np.abs(lfilter([1.0], d, impulse)))
+    memory = np.sum(np.abs(n[1:])) + np.sum(np.abs(d[1:])) * result
+    order = max(numerator.size, denominator.size)
+    # A row is a sum of three terms, with four roundings; a result has two more.
+    return float(4 * order * memory * spread + 2 * result + 1)
+
+
+def _geometric_sum(decay: float, terms: int) -> float:
+    return float(np.sum(decay ** np.arange(min(terms, 2**20)))) * (1 + 1e-6)
+
+
+def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
+    """The stream that reads the sum of step t divided by the factor f_t."""
+    factors = np.asarray(_checked_factors(strategy))
+
+    def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
+        def divided(step: jax.Array) -> Leaves:
+            factor = jnp.asarray(factors)[step - 1]
+            return jax.tree.map(lambda s: s / factor.astype(s.dtype), draw(step))
+
+        return recipe.noise(divided, step, memory)
+
+    return recipe._replace(noise=noise)
+
+
 def _in_float32(name: str, value: object, rule: str, good: np.ndarray) -> None:
     # Training uses float32. A number that it would round is not the number that the
     # accountants read, so it is refused.
@@ -93,11 +160,16 @@ def _float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
     return numerator, denominator
 
 
-def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """The stream whose noise in step t is f_t times that of the given stream."""
+def _checked_factors(strategy: Scaled) -> np.ndarray:
+    """The factors of a scaled strategy, f32[T], known and in range."""
     f = _concrete("factors", strategy.factors, 1)
     _in_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
-    factors = f.astype(np.float32)
+    return f.astype(np.float32)
+
+
+def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
+    """The stream whose noise in step t is f_t times that of the given stream."""
+    factors = _checked_factors(strategy)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         noise, memory = recipe.noise(draw, step, memory)
@@ -187,7 +259,9 @@ def _level(step: jax.Array) -> jax.Array:
     return jax.lax.population_count((step & -step) - 1)
 
 
-def buffered_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
+def buffered_tree(
+    weights: np.ndarray | jax.Array, *, keeps_result: bool = False
+) -> NoiseStream:
     """The stream of the noise y_t = z_t − Σ_{i<j} β^{2^i} z_{t−2^i} of the binary tree.
 
     z_t is the noise of the tree node that step t completes, and j is the level of this
@@ -195,6 +269,9 @@ def buffered_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
     holds the noise of the latest node of level i. The last level has no row, because no
     step subtracts its node. The noise of this node overwrites the row of the level
     below, which no later step reads.
+
+    With `keeps_result` the memory holds y in place of z, and so the stream is
+    y_t = z_t + Σ_{i<j} w_i y_{t−2^i} for weights w_i.
     """
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -216,7 +293,7 @@ def buffered_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
                 m, z.astype(m.dtype), level, 0
             ),
             memory,
-            z,
+            y if keeps_result else z,
         )
 
     return NoiseStream(weights.size, noise)

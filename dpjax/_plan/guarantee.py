@@ -18,6 +18,7 @@ from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import noise_of
 from dpjax.accounting import fdp, gdp
 from dpjax.accounting.profiles import Profile
+from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 _ADJACENCY = {
     Adjacency.ADD_REMOVE: "one data set has one {unit} more",
@@ -42,8 +43,14 @@ _ASSUMPTIONS = (
     "the loss sees one example at a time, and what random keys it uses are secret and "
     "new in every step",
     "hyperparameters were not chosen on these data, or that was accounted for",
-    "real arithmetic, ideal Gaussian noise and uniform bits",
 )
+_ARITHMETIC = {
+    "real": "real arithmetic, ideal Gaussian noise and uniform bits; floats only "
+    'approximate them, and arithmetic="discrete" closes that gap',
+    "discrete": "the generator's bits are uniform, the compiler computes integers "
+    "exactly and floats by the standard model, and what an example contributes depends "
+    "on its slot and on no other example",
+}
 _FALSE_POSITIVES = (0.001, 0.01, 0.1)
 # The δ at which the profile is evaluated to bound the power of attacks. Each point
 # (ε, δ) gives a valid bound by itself.
@@ -159,9 +166,12 @@ class RunGuarantee:
                 zip(map(str, _FALSE_POSITIVES), powers.tolist(), strict=True)
             ),
             "released": _RELEASED,
+            "arithmetic": plan.arithmetic,
+            "total_variation": _total_variation(plan),
             "assumptions": [
                 _UNITS[plan.unit],
                 *(line.format(unit=plan.unit) for line in _ASSUMPTIONS),
+                _ARITHMETIC[plan.arithmetic],
             ],
             "versions": {
                 name: importlib.metadata.version(name) for name in ("dpjax", "jax")
@@ -193,7 +203,7 @@ class RunGuarantee:
             f"({up(found['epsilon'])}, {found['delta']})-differential privacy"
             f"{gdp} where "
             f"{found['adjacency_means']} ({found['adjacency']}), for "
-            f"{found['released']}.\n"
+            f"{_bits(self.plan)}{found['released']}.\n"
             f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
             f"{self.plan.unit}'s gradient is clipped to an L2 norm of "
             f"{found['clip_norm']}; {_noise(self.plan)}.\n"
@@ -202,6 +212,21 @@ class RunGuarantee:
             f"Assumptions: {'; '.join(found['assumptions'])}.\n"
             f"dpjax {found['versions']['dpjax']}, jax {found['versions']['jax']}."
         )
+
+
+def _total_variation(plan: RunParameters) -> float | None:
+    """The distance of the discrete noise from ideal noise that δ includes."""
+    return RUN_TOTAL_VARIATION if plan.arithmetic == "discrete" else None
+
+
+def _bits(plan: RunParameters) -> str:
+    """What the guarantee says about the bits of the released numbers."""
+    if plan.arithmetic == "real":
+        return ""
+    return (
+        "the bits that are released, the total variation of the discrete noise "
+        f"({RUN_TOTAL_VARIATION:.1e}) included in δ: "
+    )
 
 
 def _follows(plan: RunParameters) -> dict[str, float]:

@@ -18,6 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dpjax._core import validate
+from dpjax._core.keys import stream
 from dpjax._core.platforms import host
 from dpjax._core.typing import ArrayLike
 from dpjax._plan.mechanisms import mechanism_of
@@ -117,6 +118,15 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     def draw(size: int) -> Batch:
         return mechanism.draw(size, plan.max_batch_size, step, key)
 
+    if plan.arithmetic == "discrete" and mechanism.order is None:
+        return _shuffle_slots(_draw_unordered(plan, step, draw), step, key)
+    return _draw_unordered(plan, step, draw)
+
+
+def _draw_unordered(
+    plan: RunParameters, step: ArrayLike, draw: Callable[[int], Batch]
+) -> Batch:
+    """The batch of a step, of the size that the step has in the schedule."""
     sizes = sorted({piece.batch_size for piece in plan.schedule})
     if len(sizes) < 2:
         return draw(plan.batch_size if not sizes else sizes[0])
@@ -124,6 +134,19 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     # A sampler needs a static batch size, so a traced step selects one of them.
     number = jnp.sum(jnp.asarray(sizes) < size)
     return jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
+
+
+def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
+    """The batch with its examples in uniformly random slots, padding in between.
+
+    Take two data sets, one of which has one example more. Their batches then have the
+    same distribution as two batches that differ in one slot only: a uniformly random
+    choice of slots for k examples, without one of them, is uniformly random for the
+    others. The bound on the rounding of a float64 sum is for such batches.
+    """
+    key = jax.random.fold_in(stream(key, "order of slots"), step)
+    order = jax.random.permutation(key, batch.mask.shape[0])
+    return Batch(batch.indices[order], batch.mask[order])
 
 
 # A plan is hashable, and one program draws all of its steps.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.meshes import example_numbers
+from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Engine
 from dpjax._plan import modules
 from dpjax._plan.alerts import Alerts
@@ -172,10 +173,11 @@ def _gradient(
 
         gradient = clipped_grad(
             loss_and_aux,
-            bound,
+            _leave_room_for_casts(plan, bound, mask.size),
             has_aux=True,
             engine=engine,
             microbatch_size=microbatch_size,
+            arithmetic=plan.arithmetic,
         )
         numbers = example_numbers(mask.size, [examples.data, mask])
         # Keys are folded by position in the whole batch, also in a part of it.
@@ -194,6 +196,22 @@ def _gradient(
         return grads, per_example, mask, bound
 
     return fn
+
+
+def _leave_room_for_casts(
+    plan: RunParameters, bound: ArrayLike, slots: int
+) -> ArrayLike:
+    """The clip norm at which sums that are rounded again keep the sensitivity `bound`.
+
+    A sum of m clipped gradients is rounded to float32 when `accumulate` has added up
+    its parts, and when it is divided by a clip norm that varies. Each rounding moves
+    the sum by at most 2⁻²⁴ m C, in either of two neighbouring data sets.
+    """
+    if plan.arithmetic == "real":
+        return bound
+    roundings = 2 if plan.schedule or plan.quantile else 1
+    most = max(plan.max_batch_size, slots)
+    return bound * (1 / (1 + 2 * margin(roundings, jnp.float32) * most))
 
 
 def _differences(examples: Examples, plan: RunParameters) -> str:

@@ -3,6 +3,7 @@
 An optimizer that accumulates gradients serves batches that do not fit on a device.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,13 +14,25 @@ import optax
 
 from dpjax._core import validate
 from dpjax._core.dtypes import widen
+from dpjax._core.keys import stream
 from dpjax._core.rounding import round_down_float32
+from dpjax._core.typing import ArrayLike
+from dpjax._matrices.strategy import Strategy
 from dpjax._plan import quantile
 from dpjax._plan.loader import Examples
 from dpjax._plan.modules import is_trained
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.schedule import Segment, values_at
 from dpjax.noise._correlated import Buffer, correlated_noise
+from dpjax.noise._correlated_lattice import DRAWS as LATTICE_DRAWS
+from dpjax.noise._correlated_lattice import effective_dimension
+from dpjax.noise._discrete import (
+    DiscreteGaussianNoiseState,
+    check_draws,
+    lattice_noise,
+    num_coordinates,
+    release_on_lattice,
+)
 from dpjax.noise._gaussian import (
     add_gaussian_noise,
     limit_steps,
@@ -43,12 +56,16 @@ def optimizer(
     # Each branch refuses steps past num_steps, and ends with a division by b.
     if plan.schedule or plan.quantile:
         mean = optax.chain(limit_steps(plan.num_steps), _varying_mean(plan, key))
+    elif strategy is not None and plan.arithmetic == "discrete":
+        mean = _correlated_mean_on_lattice(plan, strategy, key)
     elif strategy is not None:
         stddev = stddev_of_sum(plan.clip_norm, plan.noise_multiplier, plan.batch_size)
         noise = correlated_noise(
             strategy, stddev, num_steps=plan.num_steps, key=key, buffer=buffer
         )
         mean = optax.chain(noise, optax.scale(1.0 / plan.batch_size))
+    elif plan.arithmetic == "discrete":
+        mean = _constant_mean(plan, key)
     else:
         mean = noisy_mean(
             clip_norm=plan.clip_norm,
@@ -58,6 +75,103 @@ def optimizer(
             num_steps=plan.num_steps,
         )
     return _on_trained(optax.chain(mean, cast_updates_to_float32(inner)))
+
+
+class _StepNoise(NamedTuple):
+    """The noise of a step whose noise multiplier is a factor times the plan's.
+
+    Attributes:
+      init: from the parameters to the state, which holds the key.
+      add: from the sums, the state and the step's factor to the noisy sums and the
+        following state.
+    """
+
+    init: Callable[[Any], Any]
+    add: Callable[[Any, Any, ArrayLike], tuple[Any, Any]]
+
+
+def _gaussian(stddev: ArrayLike, key: jax.Array) -> _StepNoise:
+    """Gaussian noise of a standard deviation at factor 1."""
+    noise = add_gaussian_noise(stddev, key=key)
+
+    def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
+        # Noise of the same standard deviation on smaller sums, scaled back afterwards.
+        noisy, state = noise.update(_scale_tree(sums, 1 / jnp.asarray(factor)), state)
+        return _scale_tree(noisy, jnp.asarray(factor)), state
+
+    return _StepNoise(noise.init, add)
+
+
+def _on_lattice(
+    plan: RunParameters, sensitivity: float, most: float, key: jax.Array
+) -> _StepNoise:
+    """Discrete Gaussian noise for sums whose floats have this sensitivity.
+
+    `most` is the largest factor of a step.
+    """
+    z = plan.noise_multiplier
+
+    def init(params: Any) -> DiscreteGaussianNoiseState:
+        check_draws(num_coordinates(params), plan.num_steps)
+        return DiscreteGaussianNoiseState(stream(key, "discrete noise"))
+
+    def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
+        following, current = jax.random.split(state.key)
+        noise = lattice_noise(
+            sensitivity, z * factor, num_coordinates(sums), most=z * most
+        )
+        noisy = release_on_lattice(current, sums, noise)
+        return noisy, DiscreteGaussianNoiseState(following)
+
+    return _StepNoise(init, add)
+
+
+def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
+    """From sums of clipped gradients to private means on a lattice."""
+    noise = _on_lattice(plan, plan.clip_norm, 1.0, key)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        return noise.add(updates, state, 1.0)
+
+    return optax.chain(
+        optax.GradientTransformation(noise.init, update),
+        limit_steps(plan.num_steps, 1.0 / plan.batch_size),
+    )
+
+
+def _correlated_mean_on_lattice(
+    plan: RunParameters, strategy: Strategy, key: jax.Array
+) -> optax.GradientTransformation:
+    """From sums of clipped gradients to private means, with noise on a lattice."""
+
+    def noise(params: Any) -> optax.GradientTransformation:
+        # The noise depends on how many coordinates are rounded.
+        dimension = effective_dimension(
+            strategy, num_coordinates(params), plan.num_steps
+        )
+        stddev = lattice_noise(
+            plan.clip_norm,
+            plan.noise_multiplier,
+            dimension,
+            most=plan.noise_multiplier,
+            draws=LATTICE_DRAWS,
+        ).stddev
+        return correlated_noise(
+            strategy,
+            stddev,
+            num_steps=plan.num_steps,
+            key=key,
+            arithmetic="discrete",
+        )
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return noise(updates).update(updates, state, params)
+
+    return optax.chain(
+        optax.GradientTransformation(lambda params: noise(params).init(params), update),
+        optax.scale(1.0 / plan.batch_size),
+    )
 
 
 class VaryingState(NamedTuple):
@@ -106,10 +220,18 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     if follows:
         sigma, of_count = quantile.noise_of(follows, sigma, plan.batch_size)
     unit = 1.0 if follows else clip_norm
-    noise = add_gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key=key)
+    stddev = stddev_of_sum(unit, sigma, plan.batch_size)
     # The count is scaled by σ / σ_b, so that noise of σ on it is noise of σ_b on the
     # count itself. Rounded down, the scaled count is no more sensitive than accounted.
     weight = round_down_float32(sigma / of_count)
+    noise = _gaussian(stddev, key)
+    if plan.arithmetic == "discrete":
+        # With few digits the product with a count, a multiple of 1/2, is exact.
+        weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
+        # How far an example moves the sum and the scaled count together.
+        reach = float(stddev) / plan.noise_multiplier
+        most = max(piece.noise for piece in schedule)
+        noise = _on_lattice(plan, reach, most, key)
 
     def init(params: Any) -> VaryingState:
         start = jnp.asarray(clip_norm, jnp.float32)
@@ -129,9 +251,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         if follows:
             # Sum and scaled count get their noise together, as one Gaussian mechanism.
             released = released._replace(within=released.within * weight)
-        smaller = _scale_tree(released, 1 / jnp.asarray(now.noise))
-        noisy, noise_state = noise.update(smaller, state.noise, params)
-        noisy = _scale_tree(noisy, jnp.asarray(now.noise))
+        noisy, noise_state = noise.add(released, state.noise, now.noise)
         scale, following = jnp.asarray(now.clip), state.clip_norm
         if follows:
             # The mean is scaled by the clip norm that this step's gradients had.
@@ -142,6 +262,13 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         return mean, VaryingState(state.step + 1, following, noise_state)
 
     return optax.GradientTransformation(init, update)
+
+
+def _keep_bits(x: float, bits: int) -> float:
+    """A positive number with its first binary digits, at least one, rounded down."""
+    fraction, exponent = math.frexp(x)
+    bits = max(bits, 1)
+    return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
 
 
 def _scale_tree(tree: Any, factor: jax.Array) -> Any:
@@ -209,6 +336,16 @@ def _zero_updates(update: Any, param: Any) -> Any:
     return update
 
 
+def _add(total: Any, more: Any, *, wide: bool) -> Any:
+    """The sum of two trees, with `wide` in float64 even without `jax_enable_x64`."""
+    if not wide:
+        return optax.tree.add(total, more)
+    with jax.enable_x64(True):
+        return jax.tree.map(
+            lambda x, y: x.astype(jnp.float64) + y.astype(jnp.float64), total, more
+        )
+
+
 def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., Any]:
     """Compute the clipped sum of a large batch in parts, one part at a time.
 
@@ -250,14 +387,19 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
     def fn(
         model: Any, examples: Examples, *others: Any, **named: Any
     ) -> tuple[Any, Any]:
-        counts, values, auxes, total = [], [], [], None
+        counts, values, auxes, grads, total = [], [], [], None, None
+        plan = examples.plan
+        wide = plan is not None and plan.arithmetic == "discrete"
         for part in examples.parts(size):
             out, grads = loss_and_grad(model, part, *others, **named)
             value, *aux = out if isinstance(out, tuple) else (out,)
             counts.append(np.sum(part.mask))
             values.append(value)
             auxes.append(aux)
-            total = grads if total is None else optax.tree.add(total, grads)
+            total = grads if total is None else _add(total, grads, wide=wide)
+        if wide:
+            with jax.enable_x64(True):
+                total = jax.tree.map(lambda x, g: x.astype(g.dtype), total, grads)
         # The batch's mean weighs each part's mean by its number of valid examples.
         weights = np.array(counts) / max(sum(counts), 1)
         value = sum(w * v for w, v in zip(weights, values, strict=True))

@@ -31,6 +31,7 @@ class RunParameters:
     adjacency: Adjacency
     solved_for: str
     unit: str = "example"
+    arithmetic: str = "real"
     schedule: tuple[Segment, ...] = ()
     quantile: QuantileClip | None = None
     shape: StrategySpec | None = None

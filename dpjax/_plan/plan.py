@@ -45,6 +45,8 @@ class Plan(RunParameters):
       adjacency: which data sets the guarantee compares.
       solved_for: the name of the number that was solved for from the others.
       unit: the unit of privacy: "example", or "user" for data of `dpjax.by_user`.
+      arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise;
+        "discrete" for a guarantee for the bits that are released.
       schedule: the segments of steps with constant numbers; () if no number varies.
       quantile: how the clip norm follows a quantile, with clip_norm as the first step's
         value; None if it is constant.

@@ -14,6 +14,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, cast, default_float, scope
+from dpjax._core.typing import Arithmetic
 from dpjax._matrices.strategy import Strategy, Workload
 from dpjax._plan import comparison, quantile
 from dpjax._plan import shape as shapes
@@ -161,6 +162,7 @@ def plan(
     strategy: Strategy | None = None,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     unit: Literal["example", "user"] = "example",
+    arithmetic: Arithmetic = "real",
 ) -> Plan:
     """Plan a private run: three of ε, noise, steps and batch size give the fourth.
 
@@ -215,6 +217,12 @@ def plan(
         ZERO_OUT and REPLACE, and "poisson" and both kinds of bins for all three.
       unit: "example", or "user" for data of `dpjax.by_user`: every statement here about
         an example then holds for all examples of one user together.
+      arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise,
+        which floats only approximate: the bits of a released number may tell more. With
+        "discrete" the guarantee holds for the bits that are released. Sums are then
+        made in float64 and rounded to a lattice, the noise is discrete Gaussian, and
+        the plan's noise multiplier holds for the rounded sums. Noise that is
+        "correlated" then needs batches in order ("fixed" or "reshuffled").
 
     Returns:
       A `Plan`, whose ε is at most the requested one. The plan has its `comparison` if
@@ -271,6 +279,7 @@ def plan(
     validate.one_of("sampling", sampling, tuple(SAMPLINGS))
     validate.one_of("noise", noise, ("independent", "correlated"))
     validate.one_of("unit", unit, ("example", "user"))
+    validate.one_of("arithmetic", arithmetic, ("real", "discrete"))
     # The unknown number has a placeholder here, until it is solved for.
     run = RunParameters(
         num_examples=n,
@@ -286,9 +295,15 @@ def plan(
         adjacency=adjacency,
         solved_for=unknown,
         unit=unit,
+        arithmetic=arithmetic,
         quantile=clip if isinstance(clip, QuantileClip) else None,
     )
     mechanism = mechanism_of(run)
+    if arithmetic == "discrete" and noise == "correlated" and mechanism.order is None:
+        raise ValueError(
+            "arithmetic must be 'real' where noise is correlated and batches are "
+            f"random: no bound is known for sampling {sampling!r} on a lattice."
+        )
     factors = noise_schedule, clip_schedule, batch_schedule
     run = run.parameters(schedule=_schedule(run, mechanism, factors))
     if run.schedule or run.quantile:

@@ -228,7 +228,24 @@ class Composed:
     steps: tuple[Repeated, ...]
 
 
-Event = Step | Repeated | Composed | CorrelatedGaussian | RandomBins
+@register_record
+@dataclasses.dataclass(frozen=True)
+class OnLattice:
+    """A run whose sums lie on a lattice, with discrete in place of Gaussian noise.
+
+    The run is within a distance in total variation of a post-processing of the event.
+
+    Attributes:
+      event: the run with Gaussian noise.
+      total_variation: a bound on that distance, for either of two neighbouring data
+        sets.
+    """
+
+    event: "Step | Repeated | Composed | CorrelatedGaussian | RandomBins"
+    total_variation: float
+
+
+Event = Step | Repeated | Composed | CorrelatedGaussian | RandomBins | OnLattice
 
 _TYPES = {
     event.__name__: event
@@ -242,6 +259,7 @@ _TYPES = {
         RandomBins,
         Repeated,
         Composed,
+        OnLattice,
     )
 }
 

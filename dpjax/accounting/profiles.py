@@ -274,6 +274,49 @@ class RandomBinsProfile(NamedTuple):
         )
 
 
+# The share of δ that covers the total variation of a run on a lattice.
+_SHARE_OF_LATTICE = 2.0**-10
+
+
+class LatticeProfile(NamedTuple):
+    """The profile of a run on a lattice, from the profile with Gaussian noise.
+
+    Let two mechanisms be within τ in total variation, on each of two neighbouring data
+    sets. If one of them is (ε, δ)-DP, the other is (ε, δ + (1 + e^ε) τ)-DP.
+
+    Attributes:
+      gaussian: the profile of the run with Gaussian noise.
+      total_variation: τ.
+    """
+
+    gaussian: Profile
+    total_variation: float
+
+    @property
+    def mu(self) -> None:
+        """No GDP parameter is known."""
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up; inf where τ needs too much of δ."""
+        delta = np.asarray(delta, np.float64)
+        found = self.gaussian.epsilon((1 - _SHARE_OF_LATTICE) * delta)
+        enough = self._added(found) <= _SHARE_OF_LATTICE * delta
+        return jnp.where(enough, found, jnp.inf)
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """The δ for an ε >= 0, rounded up."""
+        of_gaussian = np.asarray(self.gaussian.delta(epsilon), np.float64)
+        # The margin covers the rounding of the sum to float32.
+        total = (of_gaussian + self._added(epsilon)) * MARGIN
+        return jnp.asarray(np.minimum(total, 1.0), default_float())
+
+    def _added(self, epsilon: ArrayLike) -> np.ndarray:
+        """(1 + e^ε) τ, rounded up."""
+        # Above 700 the exponential would overflow, and the sum is above 1 long before.
+        power = np.exp(np.minimum(np.asarray(epsilon, np.float64), 700.0))
+        return (1 + power) * self.total_variation * MARGIN
+
+
 def of(event: events.Event) -> Profile:
     """The profile of an event.
 
@@ -302,6 +345,8 @@ def of(event: events.Event) -> Profile:
         return Gaussian(mu)
     if isinstance(event, events.RandomBins):
         return RandomBinsProfile(event)
+    if isinstance(event, events.OnLattice):
+        return LatticeProfile(of(event.event), event.total_variation)
     if isinstance(event, events.Composed):
         return pld.PLD(event.steps)
     if isinstance(event, events.Repeated):

@@ -11,9 +11,10 @@ from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.keys import stream
 from dpjax._core.meshes import zeros_like
 from dpjax._core.rounding import round_up_float32
-from dpjax._core.typing import ArrayLike, Key, Tree
+from dpjax._core.typing import Arithmetic, ArrayLike, Key, Tree
 from dpjax._matrices import streaming as _correlating
 from dpjax._matrices.strategy import Strategy, check_strategy
+from dpjax.noise._correlated_lattice import correlated_lattice_noise
 from dpjax.noise._gaussian import check_steps_left, gaussian_like
 
 Buffer = Literal["stored", "regenerate"]
@@ -43,6 +44,7 @@ def correlated_noise(
     num_steps: int,
     key: Key,
     buffer: Buffer = "stored",
+    arithmetic: Arithmetic = "real",
 ) -> optax.GradientTransformation:
     """Add to each step's sum the noise (C⁻¹z)_t, with z fresh Gaussian noise.
 
@@ -64,6 +66,11 @@ def correlated_noise(
         gives the same noise in both modes, up to rounding. "regenerate" relies on
         drawing the same vectors again, which holds only if sums keep their dtypes and,
         inside `jax.shard_map`, their sharding from step to step.
+      arithmetic: "real", or "discrete" for integers r_t = round((C s)_t / q) + z_t on a
+        lattice of spacing q = stddev / 33,554,944, with discrete Gaussian noise z. The
+        result is then q (C⁻¹r)_t, and the guarantee holds for the bits of all r_t. It
+        needs a known stddev that is not 0 and buffer="stored", stores two more words
+        for each number of the buffer, and clips sums to at most ±2⁴⁰ q.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the
@@ -84,6 +91,12 @@ def correlated_noise(
     depends on earlier results. The guarantee is for real arithmetic and ideal Gaussian
     noise. The guarantee covers the results and not the state: anyone who has the key
     can subtract the noise.
+
+    With arithmetic="discrete", let C be the sensitivity of the floats of a sum. Then
+    the T results are μ'-GDP up to d T 2⁻⁹⁵ (1 + e^ε) in δ, for d coordinates and
+    μ' = μ + 3 √(d T) / 33,554,944. The discrete noise is within a factor e^{±1e-32} a
+    draw of a post-processing of Gaussian noise (`add_discrete_gaussian_noise`). The
+    state also holds sums without noise.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.
@@ -112,6 +125,15 @@ def correlated_noise(
     # The step counter is int32, and is at most num_steps + 1.
     if num_steps >= 2**31 - 1:
         raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
+    validate.one_of("arithmetic", arithmetic, ("real", "discrete"))
+    if arithmetic == "discrete":
+        if buffer != "stored":
+            raise ValueError(
+                "buffer must be 'stored' with arithmetic='discrete', since the sums of "
+                f"earlier steps cannot be drawn again; got {buffer!r}."
+            )
+        validate.positive("stddev", stddev)
+        return correlated_lattice_noise(strategy, stddev, num_steps=num_steps, key=key)
     make = (
         _correlating.buffered_stream
         if buffer == "stored"

@@ -17,6 +17,7 @@ from dpjax._matrices.spec import StrategySpec
 from dpjax._plan.parameters import RunParameters
 from dpjax.accounting import events, profiles
 from dpjax.accounting.profiles import Profile
+from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +76,16 @@ class Mechanism:
         """The privacy event of the run, the input of the accountants."""
         raise NotImplementedError
 
+    def released_event(self, run: RunParameters) -> events.Event:
+        """The privacy event of the run in the arithmetic that it is computed in."""
+        event = self.event(run)
+        if run.arithmetic == "real":
+            return event
+        return events.OnLattice(event, RUN_TOTAL_VARIATION)
+
     def profile(self, run: RunParameters) -> Profile:
         """The run's privacy profile ε(δ) and δ(ε), an upper bound."""
-        return profiles.of(self.event(run))
+        return profiles.of(self.released_event(run))
 
     def describe(self, batch_size: str, max_batch_size: int) -> str:
         """A description for a paper of how batches of the given sizes are drawn."""

@@ -1,0 +1,175 @@
+"""Correlated noise on a lattice: release rounded (C s)_t with discrete Gaussian noise.
+
+In real arithmetic, a step t releases s_t + (C⁻¹z)_t, which is row t of C⁻¹(C s + z). On
+a lattice of spacing q it releases the integers r_t = round((C s)_t / q) + z_t, and then
+computes q (C⁻¹r)_t from the released integers, in any arithmetic. The row (C s)_t is a
+recursion on sums that are not private, so it is computed in float64.
+
+**Sensitivity.** Let neighbouring data sets change C s by Δ over all steps. A rounded
+coordinate is off by at most 1/2, and the recursion in float64 by at most 1, in units
+of q, on each data set. So the integers change by at most ‖Δ‖ / q + 3 √(d T) in L2 norm,
+for d coordinates and T steps.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.keys import leaf_keys, stream
+from dpjax._core.meshes import draw_like, zeros_like
+from dpjax._core.typing import ArrayLike, Key, Tree
+from dpjax._matrices.strategy import Scaled, Strategy, check_strategy
+from dpjax._matrices.streaming import buffered_stream, forward_stream, rounding_gain
+from dpjax.noise._discrete import (
+    check_draws,
+    discrete_gaussian,
+    lattice_spacing,
+    num_coordinates,
+)
+from dpjax.noise._gaussian import check_steps_left
+
+# Rounding affects all later steps, so the lattice has 33,554,944 points to a standard
+# deviation, and rounding adds 3 √(d T) / 33,554,944 to μ.
+DRAWS = 3
+# A rounded coordinate and the recursion are each off on two data sets.
+ROUNDINGS = 3
+# Coordinates are clipped to this many binary digits before the decimal point.
+_DIGITS, _FLOAT64 = 40, 53
+
+
+class CorrelatedLatticeState(NamedTuple):
+    """The state of `correlated_noise` with arithmetic="discrete".
+
+    Keep the state as secret as the data: it holds sums without noise, and the key.
+
+    Attributes:
+      step: how many steps are done, i[].
+      sums: the recursion of (C s)_t, which depends on the data without noise: float64
+        numbers as pairs of words, u32[m, 2, ...] for each leaf; () without recursion.
+      released: the recursion of C⁻¹r, a function of what was released, f[m, ...]; ()
+        without recursion.
+      key: the typed key from which each step's key is folded.
+    """
+
+    step: jax.Array
+    sums: Tree
+    released: Tree
+    key: Key
+
+
+def effective_dimension(strategy: Strategy, dimension: int, num_steps: int) -> int:
+    """The number of coordinates with which rounding once moves as much as all steps do.
+
+    `lattice_noise` adds the rounding of that many coordinates to the sensitivity C of a
+    sum. The sensitivity of C s over a run is at least the norm of a column of C, which
+    is at least 1, or 1 over the largest factor of a scaled strategy.
+    """
+    largest = 1.0
+    if isinstance(strategy, Scaled):
+        largest = max(float(jnp.max(jnp.asarray(strategy.factors))), 1.0)
+    return math.ceil(ROUNDINGS**2 * dimension * num_steps * largest**2)
+
+
+def correlated_lattice_noise(
+    strategy: Strategy, stddev: ArrayLike, *, num_steps: int, key: Key
+) -> optax.GradientTransformation:
+    """See `correlated_noise` with arithmetic="discrete" for arguments and guarantee."""
+    strategy = check_strategy(strategy, num_steps)
+    inverse = buffered_stream(strategy, num_steps)
+    forward = forward_stream(strategy, num_steps)
+    # Results are exact to one unit of the lattice where the largest sum has so few
+    # binary digits that their rounding, times the gain, is below 1.
+    gain = math.ceil(math.log2(rounding_gain(strategy, num_steps)))
+    digits = min(_DIGITS, _FLOAT64 - gain)
+    if digits < 24:
+        raise ValueError(
+            "arithmetic must be 'real' for this strategy: its recursion adds up so "
+            "many roundings that float64 cannot hold the sums to one unit of the "
+            "lattice."
+        )
+    spacing = lattice_spacing(stddev, DRAWS)
+
+    def init(params: Tree) -> CorrelatedLatticeState:
+        check_draws(num_coordinates(params), num_steps)
+
+        def words(p: jax.Array) -> jax.Array:
+            return zeros_like(p, jnp.uint32, (forward.rows, 2))
+
+        def room(p: jax.Array) -> jax.Array:
+            dtype = at_least_float32(jnp.result_type(p))
+            return zeros_like(p, dtype, (inverse.rows,))
+
+        return CorrelatedLatticeState(
+            step=jnp.zeros((), jnp.int32),
+            sums=jax.tree.map(words, params) if forward.rows else (),
+            released=jax.tree.map(room, params) if inverse.rows else (),
+            key=stream(key, "discrete correlated noise"),
+        )
+
+    def update(
+        updates: Tree, state: Any, params: Tree | None = None
+    ) -> tuple[Tree, CorrelatedLatticeState]:
+        del params
+        check_steps_left(state.step, num_steps)
+        # The minimum stops the counter at num_steps + 1: it never overflows.
+        step = jnp.minimum(state.step, num_steps) + 1
+        # Inside jit no exception can depend on a value: a NaN refuses the step.
+        refusal = jnp.where(step <= num_steps, 0.0, jnp.nan)
+        wide = widen(updates)
+        keys = leaf_keys(jax.random.fold_in(state.key, step), updates)
+        leaves, treedef = jax.tree.flatten(wide)
+        noise = [
+            draw_like(discrete_gaussian, k, x, DRAWS)
+            for k, x in zip(keys, leaves, strict=True)
+        ]
+        with jax.enable_x64(True):
+            q = jnp.asarray(spacing, jnp.float64)
+            in_units = jax.tree.map(lambda x: _in_units(x, q, digits), wide)
+            rows, memory = forward.noise(
+                lambda _: in_units, step, jax.tree.map(_to_float64, state.sums)
+            )
+            sums = jax.tree.map(_to_words, memory)
+            lattice = [
+                _add_integers(x, z) * q
+                for x, z in zip(jax.tree.leaves(rows), noise, strict=True)
+            ]
+            # From here on all is a function of the released integers.
+            given = [
+                (x + refusal).astype(y.dtype)
+                for x, y in zip(lattice, leaves, strict=True)
+            ]
+        given = treedef.unflatten(given)
+        private, released = inverse.noise(lambda _: given, step, state.released)
+        private = jax.tree.map(
+            lambda u, x: x.astype(jnp.result_type(u)), updates, private
+        )
+        return private, CorrelatedLatticeState(step, sums, released, state.key)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _in_units(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
+    """The sum in units of the lattice, f64[...], clipped; NaN where it is NaN."""
+    most = 2.0**digits
+    return jnp.clip(x.astype(jnp.float64) / q, -most, most)
+
+
+def _add_integers(x: jax.Array, noise: jax.Array) -> jax.Array:
+    """The nearest integer to x plus the noise, f64[...]; NaN where x is not finite."""
+    finite = jnp.isfinite(x)
+    total = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64) + noise
+    return jnp.where(finite, total.astype(jnp.float64), jnp.nan)
+
+
+def _to_float64(words: jax.Array) -> jax.Array:
+    """The float64 numbers f64[m, ...] of pairs of words u32[m, 2, ...]."""
+    return jax.lax.bitcast_convert_type(jnp.moveaxis(words, 1, -1), jnp.float64)
+
+
+def _to_words(x: jax.Array) -> jax.Array:
+    """The inverse of `_to_float64`: states have no float64 where JAX has none."""
+    return jnp.moveaxis(jax.lax.bitcast_convert_type(x, jnp.uint32), -1, 1)
