@@ -33,6 +33,7 @@ EVENTS = [
         True,
         Adjacency.REPLACE,
     ),
+    events.EpsilonDelta(0.5, 1e-6),
     events.Repeated(events.Gaussian(0.2), 17),
     events.Composed(
         (
@@ -93,19 +94,39 @@ def test_serialising_traced_or_batched_values_raises():
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "match"),
     [
-        {},
-        [],
-        {"type": "Laplace", "scale": 1.0},
-        {"type": "Gaussian"},
-        {"type": "Gaussian", "mu": 1.0, "sigma": 2.0},
-        {"type": "PoissonGaussian", "noise_multiplier": 1.0, "sampling_rate": 0.1}
-        | {"adjacency": "NEITHER"},
+        ({}, "event must be of type Gaussian"),
+        ([], "event must be of type Gaussian"),
+        ({"type": "Laplace", "scale": 1.0}, "event must be of type Gaussian"),
+        ({"type": "Gaussian"}, "event must be of type Gaussian"),
+        ({"type": "Gaussian", "mu": 1.0, "sigma": 2.0}, "event must be of type"),
+        ({"type": "Gaussian", "mu": True}, "mu must be of type float; got True"),
+        ({"type": "Gaussian", "mu": "1"}, "mu must be of type float; got '1'"),
+        (
+            {"type": "PoissonGaussian", "noise_multiplier": 1.0, "sampling_rate": 0.1}
+            | {"adjacency": "NEITHER"},
+            "adjacency must be of type Adjacency; got 'NEITHER'",
+        ),
+        (
+            {"type": "Repeated", "event": {"type": "Composed", "steps": []}}
+            | {"count": 2},
+            "event must be of type Gaussian",
+        ),
     ],
 )
-def test_invalid_event_values_raise(values):
-    with pytest.raises(ValueError, match="no event has these values"):
+def test_invalid_event_values_raise(values, match):
+    with pytest.raises(ValueError, match=match):
+        events.from_dict(values)
+
+
+@pytest.mark.parametrize("order", ["fixed", "random"])
+def test_only_the_listed_orders_are_read(order):
+    values = events.to_dict(EVENTS[6]) | {"order": order}
+    if order == "fixed":
+        assert events.from_dict(values) == EVENTS[6]
+        return
+    with pytest.raises(ValueError, match="order must be of type"):
         events.from_dict(values)
 
 
@@ -127,3 +148,15 @@ def test_event_profile_matches_its_accountant():
     for profile in (profiles.of(several), profiles.of(several.steps[0])):
         assert isinstance(profile, pld.PLD)
         assert profile.delta(0.3) == gdp.delta(math.sqrt(17) * 0.2, 0.3)
+
+
+def test_profile_of_a_pair_holds_from_its_numbers_on():
+    """Rounded up to float32: 0.1 and 1e-6 are between two float32 numbers."""
+    profile = profiles.of(events.EpsilonDelta(0.1, 1e-6))
+    np.testing.assert_array_equal(
+        profile.epsilon([9e-7, 1e-6, 0.5]), np.float32([np.inf, 0.1, 0.1])
+    )
+    found = np.asarray(profile.delta([0.09, 0.1, 3.0]), np.float64)
+    np.testing.assert_allclose(found, [1.0, 1e-6, 1e-6], rtol=2.0**-22)
+    assert np.all(found[1:] >= 1e-6)
+    assert float(profile.epsilon(0.5)) >= 0.1

@@ -12,11 +12,13 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.plain import to_plain
 from dpjax._core.typing import ArrayLike
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import noise_of
-from dpjax.accounting import fdp, gdp
+from dpjax.accounting import fdp, gdp, profiles
+from dpjax.accounting.events import Event
 from dpjax.accounting.profiles import Profile
 
 _ADJACENCY = {
@@ -72,10 +74,15 @@ class RunGuarantee:
     num_steps: int
 
     @property
+    def event(self) -> Event:
+        """What ran: the mechanism of the released steps, of `accounting.events`."""
+        released = self.plan.parameters(num_steps=self.num_steps)
+        return mechanism_of(self.plan).event(released)
+
+    @property
     def profile(self) -> Profile:
         """The privacy profile ε(δ) and δ(ε), rounded up."""
-        released = self.plan.parameters(num_steps=self.num_steps)
-        return mechanism_of(self.plan).profile(released)
+        return profiles.of(self.event)
 
     @property
     def mu(self) -> float | None:
@@ -140,21 +147,13 @@ class RunGuarantee:
             "epsilon": float(self.epsilon(plan.delta)),
             "delta": plan.delta,
             "mu": self.mu,
-            "adjacency": plan.adjacency.name,
+            "num_steps": self.num_steps,
+            "event": to_plain(self.event),
+            "plan": to_plain(plan.parameters()),
             "adjacency_means": _ADJACENCY[plan.adjacency].format(unit=plan.unit),
             "unit_of_privacy": f"one {plan.unit}",
-            "num_examples": plan.num_examples,
-            "num_steps": self.num_steps,
-            "batch_size": plan.batch_size,
-            "max_batch_size": plan.max_batch_size,
-            "sampling": plan.sampling,
             "sampling_means": _sampling(plan),
-            "clip_norm": plan.clip_norm,
             "clip_norm_follows": plan.quantile and _follows(plan),
-            "schedule": [piece._asdict() for piece in plan.schedule],
-            "noise": plan.noise,
-            "strategy": plan.shape and plan.shape.record(),
-            "noise_multiplier": plan.noise_multiplier,
             "attack_true_positive_rate_at_most": dict(
                 zip(map(str, _FALSE_POSITIVES), powers.tolist(), strict=True)
             ),
@@ -169,12 +168,8 @@ class RunGuarantee:
         }
 
     def to_json(self) -> str:
-        """The record as JSON, in which an infinite ε is null."""
-        # JSON has no infinity.
-        found = self.record()
-        if found["epsilon"] == math.inf:
-            found["epsilon"] = None
-        return json.dumps(found, indent=2, ensure_ascii=False)
+        """The record as JSON, in which an infinite ε is the string "inf"."""
+        return json.dumps(to_plain(self.record()), indent=2, ensure_ascii=False)
 
     def _repr_markdown_(self) -> str:
         """The statement in Markdown, for notebooks."""
@@ -192,11 +187,11 @@ class RunGuarantee:
         return (
             f"({up(found['epsilon'])}, {found['delta']})-differential privacy"
             f"{gdp} where "
-            f"{found['adjacency_means']} ({found['adjacency']}), for "
+            f"{found['adjacency_means']} ({self.plan.adjacency.name}), for "
             f"{found['released']}.\n"
             f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
             f"{self.plan.unit}'s gradient is clipped to an L2 norm of "
-            f"{found['clip_norm']}; {_noise(self.plan)}.\n"
+            f"{self.plan.clip_norm}; {_noise(self.plan)}.\n"
             f"No attack on {found['unit_of_privacy']} has a true-positive rate above "
             f"{rates}.\n"
             f"Assumptions: {'; '.join(found['assumptions'])}.\n"

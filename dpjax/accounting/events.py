@@ -7,13 +7,12 @@ plain numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict
 """
 
 import dataclasses
-import math
 from typing import Any, Literal, TypeVar
 
 import jax
 
-from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
 
@@ -228,22 +227,21 @@ class Composed:
     steps: tuple[Repeated, ...]
 
 
-Event = Step | Repeated | Composed | CorrelatedGaussian | RandomBins
+@register_record
+@dataclasses.dataclass(frozen=True)
+class EpsilonDelta:
+    """A mechanism of which only one pair (ε, δ) is known, such as another's release.
 
-_TYPES = {
-    event.__name__: event
-    for event in (
-        Gaussian,
-        PoissonGaussian,
-        TruncatedPoissonGaussian,
-        FixedSizeGaussian,
-        RandomAllocation,
-        CorrelatedGaussian,
-        RandomBins,
-        Repeated,
-        Composed,
-    )
-}
+    Attributes:
+      epsilon: ε, at least 0.
+      delta: the δ for which epsilon holds, in [0, 1).
+    """
+
+    epsilon: float
+    delta: float
+
+
+Event = Step | Repeated | Composed | CorrelatedGaussian | RandomBins | EpsilonDelta
 
 
 def to_dict(event: Event) -> dict[str, Any]:
@@ -263,11 +261,7 @@ def to_dict(event: Event) -> dict[str, Any]:
       >>> to_dict(Repeated(Gaussian(0.5), 3))
       {'type': 'Repeated', 'event': {'type': 'Gaussian', 'mu': 0.5}, 'count': 3}
     """
-    fields = dataclasses.fields(event)
-    return {"type": type(event).__name__} | {
-        field.name: _to_plain(field.name, getattr(event, field.name))
-        for field in fields
-    }
+    return to_plain(event, "event")
 
 
 def from_dict(values: dict[str, Any]) -> Event:
@@ -286,40 +280,4 @@ def from_dict(values: dict[str, Any]) -> Event:
       >>> from_dict({"type": "Gaussian", "mu": 0.5})
       Gaussian(mu=0.5)
     """
-    try:
-        rest = dict(values)
-        event = _TYPES[rest.pop("type")]
-        return event(**{name: _from_plain(name, x) for name, x in rest.items()})
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"no event has these values: {error!r}.") from error
-
-
-def _to_plain(name: str, value: Any) -> Any:
-    if type(value).__name__ in _TYPES:
-        return to_dict(value)
-    if isinstance(value, Adjacency):
-        return value.name
-    if isinstance(value, StrategySpec):
-        return value.record()
-    if isinstance(value, tuple):
-        return [_to_plain(name, x) for x in value]
-    if value is None or isinstance(value, bool | str):
-        return value
-    number = validate.concrete(value)
-    if number is None or number.size != 1:
-        raise ValueError(f"{name} must be one number that is known; got {value!r}.")
-    number = number.item()
-    # JSON has no literal for infinity.
-    return "inf" if number == math.inf else number
-
-
-def _from_plain(name: str, value: Any) -> Any:
-    if name == "adjacency":
-        return Adjacency[value]
-    if name == "strategy":
-        return None if value is None else StrategySpec.from_record(value)
-    if name == "steps":
-        return tuple(map(from_dict, value))
-    if name == "event":
-        return from_dict(value)
-    return math.inf if value == "inf" else value
+    return from_plain(Event, values, "event")

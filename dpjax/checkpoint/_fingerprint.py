@@ -12,6 +12,7 @@ import optax
 
 from dpjax._core import keys
 from dpjax._core.float64 import default_float
+from dpjax._core.plain import to_plain
 from dpjax._core.typing import Key
 from dpjax._plan import Bounded, Plan
 
@@ -32,7 +33,8 @@ def fingerprint(plan: Plan, key: Key) -> str:
     The fingerprint includes what a public key of the same generator draws under the
     plan. It does not depend on the secret bits of the key.
     """
-    found = {"plan": primary_fields(plan.to_dict()), "draws": describe_draws(plan, key)}
+    of_plan = primary_fields(to_plain(plan.parameters()))
+    found = {"plan": of_plan, "draws": describe_draws(plan, key)}
     return hashlib.sha256(canonical(found).encode()).hexdigest()[:32]
 
 

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from dpjax._core import validate
+from dpjax._core.plain import from_plain
 from dpjax._plan import Plan
 from dpjax._plan.parameters import RunParameters
 from dpjax.checkpoint._processes import (
@@ -362,9 +363,8 @@ def plan_of(folder: Folder) -> Plan:
     kept = steps(folder)
     if not kept:
         raise ValueError(f"folder must hold a checkpoint; {folder} holds none.")
-    return Plan.of(
-        RunParameters.from_dict(_read(pathlib.Path(folder), kept[-1])["plan"])
-    )
+    found = _read(pathlib.Path(folder), kept[-1])["plan"]
+    return Plan.of(from_plain(RunParameters, found, "plan"))
 
 
 def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import optax
 from jax.experimental import multihost_utils
 
 from dpjax._core import validate
+from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import Key, Tree
 from dpjax._plan import Plan
 from dpjax._plan.parameters import RunParameters
@@ -173,7 +174,7 @@ def make_record(plan: Plan, run: Run, data: str) -> dict[str, Any]:
         "format": _FORMAT,
         "step": int(run.step),
         "released": run.released,
-        "plan": plan.to_dict(),
+        "plan": to_plain(plan.parameters()),
         "data": data,
         "draws": describe_draws(plan, run.key),
         "key": digest(run.key),
@@ -235,7 +236,7 @@ def _wrong(found: Any, step: int) -> str:
         return f"its format is {found['format']}, and this version reads {_FORMAT}"
     if found["step"] != step:
         return f"its record is of step {found['step']}"
-    RunParameters.from_dict(found["plan"])  # raises ValueError for an invalid plan
+    from_plain(RunParameters, found["plan"], "plan")  # raises for an invalid plan
     return ""
 
 
@@ -275,7 +276,7 @@ def refuse_another(
     arrays and the draws. `folder` is for error messages.
     """
     here = {
-        "plan": primary_fields(plan.to_dict()),
+        "plan": primary_fields(to_plain(plan.parameters())),
         "data": data,
         "leaves": _leaves(tree_of(run)),
     }
@@ -284,8 +285,7 @@ def refuse_another(
         "data": kept["data"],
         "leaves": kept["leaves"],
     }
-    # A round trip through JSON turns tuples into lists, as in the record.
-    found = differences(there, json.loads(json.dumps(here)))
+    found = differences(there, here)
     if not found:  # the plans are equal, so that their draws can be compared
         found = differences(kept["draws"], describe_draws(plan, run.key), "draws")
     if found:

@@ -15,8 +15,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
 from dpjax._plan.parameters import RunParameters
-from dpjax.accounting import events, profiles
-from dpjax.accounting.profiles import Profile
+from dpjax.accounting import events
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +73,6 @@ class Mechanism:
     def event(self, run: RunParameters) -> events.Event:
         """The privacy event of the run, the input of the accountants."""
         raise NotImplementedError
-
-    def profile(self, run: RunParameters) -> Profile:
-        """The run's privacy profile ε(δ) and δ(ε), an upper bound."""
-        return profiles.of(self.event(run))
 
     def describe(self, batch_size: str, max_batch_size: int) -> str:
         """A description for a paper of how batches of the given sizes are drawn."""
