@@ -440,6 +440,7 @@ def test_unreadable_record_raises(saved_folder, plan, uninterrupted_runs):
             {"adjacency": "NONE"},
             {"schedule": 1},
             {"shape": {"x": 1}},
+            {"shape": {"type": "Segment"}},
             {"more": 1},
         )
     ]

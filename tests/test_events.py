@@ -3,9 +3,11 @@
 import json
 import math
 
+import dp_accounting as dp
 import jax
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 
 from dpjax import Adjacency
 from dpjax._matrices.spec import StrategySpec
@@ -33,6 +35,7 @@ EVENTS = [
         True,
         Adjacency.REPLACE,
     ),
+    events.EpsilonDelta(0.5, 1e-6),
     events.Repeated(events.Gaussian(0.2), 17),
     events.Composed(
         (
@@ -93,19 +96,39 @@ def test_serialising_traced_or_batched_values_raises():
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "match"),
     [
-        {},
-        [],
-        {"type": "Laplace", "scale": 1.0},
-        {"type": "Gaussian"},
-        {"type": "Gaussian", "mu": 1.0, "sigma": 2.0},
-        {"type": "PoissonGaussian", "noise_multiplier": 1.0, "sampling_rate": 0.1}
-        | {"adjacency": "NEITHER"},
+        ({}, "event must be of type Gaussian"),
+        ([], "event must be of type Gaussian"),
+        ({"type": "Laplace", "scale": 1.0}, "event must be of type Gaussian"),
+        ({"type": "Gaussian"}, "event must be of type Gaussian"),
+        ({"type": "Gaussian", "mu": 1.0, "sigma": 2.0}, "event must be of type"),
+        ({"type": "Gaussian", "mu": True}, "mu must be of type float; got True"),
+        ({"type": "Gaussian", "mu": "1"}, "mu must be of type float; got '1'"),
+        (
+            {"type": "PoissonGaussian", "noise_multiplier": 1.0, "sampling_rate": 0.1}
+            | {"adjacency": "NEITHER"},
+            "adjacency must be of type Adjacency; got 'NEITHER'",
+        ),
+        (
+            {"type": "Repeated", "event": {"type": "Composed", "steps": []}}
+            | {"count": 2},
+            "event must be of type Gaussian",
+        ),
     ],
 )
-def test_invalid_event_values_raise(values):
-    with pytest.raises(ValueError, match="no event has these values"):
+def test_invalid_event_values_raise(values, match):
+    with pytest.raises(ValueError, match=match):
+        events.from_dict(values)
+
+
+@pytest.mark.parametrize("order", ["fixed", "random"])
+def test_only_the_listed_orders_are_read(order):
+    values = events.to_dict(EVENTS[6]) | {"order": order}
+    if order == "fixed":
+        assert events.from_dict(values) == EVENTS[6]
+        return
+    with pytest.raises(ValueError, match="order must be of type"):
         events.from_dict(values)
 
 
@@ -127,3 +150,123 @@ def test_event_profile_matches_its_accountant():
     for profile in (profiles.of(several), profiles.of(several.steps[0])):
         assert isinstance(profile, pld.PLD)
         assert profile.delta(0.3) == gdp.delta(math.sqrt(17) * 0.2, 0.3)
+
+
+def test_profile_of_a_pair_holds_from_its_numbers_on():
+    """Rounded up to float32: 0.1 and 1e-6 are between two float32 numbers."""
+    profile = profiles.of(events.EpsilonDelta(0.1, 1e-6))
+    np.testing.assert_array_equal(
+        profile.epsilon([9e-7, 1e-6, 0.5]), np.float32([np.inf, 0.1, 0.1])
+    )
+    found = np.asarray(profile.delta([0.09, 0.1, 3.0]), np.float64)
+    np.testing.assert_allclose(found, [1.0, 1e-6, 1e-6], rtol=2.0**-22)
+    assert np.all(found[1:] >= 1e-6)
+    assert float(profile.epsilon(0.5)) >= 0.1
+
+
+# --- dp-accounting
+
+ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE
+STEP = events.PoissonGaussian(1.3, 0.02, ADD)
+DP_STEP = dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(1.3))
+PAIRS = [
+    (events.Gaussian(0.5), ADD, dp.GaussianDpEvent(2.0)),
+    (events.Gaussian(0.5), REPLACE, dp.GaussianDpEvent(4.0)),
+    (events.Gaussian(0.0), ADD, dp.NoOpDpEvent()),
+    (events.Gaussian(math.inf), ADD, dp.GaussianDpEvent(0.0)),
+    (STEP, ADD, DP_STEP),
+    (
+        events.TruncatedPoissonGaussian(1.3, 0.02, 1000, 40, REPLACE),
+        REPLACE,
+        dp.TruncatedSubsampledGaussianDpEvent(1000, 0.02, 40, 1.3),
+    ),
+    (events.Repeated(STEP, 17), ADD, dp.SelfComposedDpEvent(DP_STEP, 17)),
+    (
+        events.Composed(
+            (events.Repeated(STEP, 17), events.Repeated(events.Gaussian(0.25), 2))
+        ),
+        ADD,
+        dp.ComposedDpEvent(
+            [
+                dp.SelfComposedDpEvent(DP_STEP, 17),
+                dp.SelfComposedDpEvent(dp.GaussianDpEvent(4.0), 2),
+            ]
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "adjacency", "expected"), PAIRS)
+def test_event_converts_to_dp_accounting_and_back(event, adjacency, expected):
+    assert events.to_dp_event(event, adjacency) == expected
+    assert events.from_dp_event(expected, adjacency) == event
+
+
+def test_more_dp_events_are_read():
+    batch = dp.SampledWithoutReplacementDpEvent(1000, 50, dp.GaussianDpEvent(4.0))
+    assert events.from_dp_event(batch, REPLACE) == events.FixedSizeGaussian(0.5, 0.05)
+    nothing = dp.NonPrivateDpEvent()
+    assert events.from_dp_event(nothing, ADD) == events.Gaussian(math.inf)
+    nested = dp.SelfComposedDpEvent(
+        dp.ComposedDpEvent([DP_STEP, dp.SelfComposedDpEvent(dp.NoOpDpEvent(), 3)]), 5
+    )
+    expected = events.Composed(
+        (events.Repeated(STEP, 5), events.Repeated(events.Gaussian(0.0), 15))
+    )
+    assert events.from_dp_event(nested, ADD) == expected
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_events_that_dp_accounting_lacks_raise(event):
+    adjacency = getattr(event, "adjacency", ADD)
+    expressible = events.Gaussian | events.PoissonGaussian | events.Repeated
+    expressible |= events.TruncatedPoissonGaussian | events.Composed
+    if isinstance(event, expressible):
+        again = events.from_dp_event(events.to_dp_event(event, adjacency), adjacency)
+        leaves = map(jax.tree.leaves, (again, event))
+        assert jax.tree.structure(again) == jax.tree.structure(event)
+        np.testing.assert_allclose(*leaves, rtol=1e-15)
+    else:
+        with pytest.raises(ValueError, match=f"event must .* {type(event).__name__}"):
+            events.to_dp_event(event, adjacency)
+
+
+@pytest.mark.parametrize(
+    ("event", "adjacency"),
+    [
+        (dp.LaplaceDpEvent(1.0), ADD),
+        (dp.PoissonSampledDpEvent(0.1, dp.LaplaceDpEvent(1.0)), ADD),
+        (dp.SelfComposedDpEvent(dp.ZCDpEvent(0.1), 3), ADD),
+        (dp.SampledWithoutReplacementDpEvent(9, 3, dp.GaussianDpEvent(1.0)), ADD),
+        (None, ADD),
+    ],
+)
+def test_dp_events_that_dpjax_lacks_raise(event, adjacency):
+    with pytest.raises(ValueError, match="event must be one that dpjax has"):
+        events.from_dp_event(event, adjacency)
+
+
+def test_event_of_another_adjacency_does_not_convert():
+    with pytest.raises(ValueError, match=r"adjacency Adjacency\.REPLACE; got Poisson"):
+        events.to_dp_event(events.Repeated(STEP, 2), REPLACE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("kind", ["gaussian", "poisson", "truncated"])
+def test_accountants_agree_on_a_converted_event(adjacency, kind):
+    """Of dp-accounting, the accountant by PLDs, on a grid of 1e-4 for each step."""
+    step = {
+        "gaussian": events.Gaussian(0.05),
+        "poisson": events.PoissonGaussian(1.3, 0.05, adjacency),
+        "truncated": events.TruncatedPoissonGaussian(1.3, 0.05, 1000, 90, adjacency),
+    }[kind]
+    event = events.Repeated(step, 100)
+    relation = {
+        Adjacency.ADD_REMOVE: dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        Adjacency.ZERO_OUT: dp.NeighboringRelation.REPLACE_SPECIAL,
+        Adjacency.REPLACE: dp.NeighboringRelation.REPLACE_ONE,
+    }[adjacency]
+    peer = PLDAccountant(relation).compose(events.to_dp_event(event, adjacency))
+    epsilon = float(profiles.of(event).epsilon(1e-5))
+    assert epsilon == pytest.approx(peer.get_epsilon(1e-5), abs=1e-2)

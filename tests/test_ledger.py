@@ -135,7 +135,7 @@ def test_truncation_raises_within_a_line_or_with_a_known_head(three_line_ledger)
         with pytest.raises(ValueError, match="head must be"):
             ledger.read(three_line_ledger, head=head)
     three_line_ledger.write_bytes(content)
-    earlier = ledger.read(three_line_ledger).entries[0].hash
+    earlier = json.loads(content.splitlines()[0])["hash"]
     assert ledger.read(three_line_ledger, head=earlier).head == head
     three_line_ledger.unlink()
     with pytest.raises(ValueError, match="head must be"):
@@ -264,7 +264,7 @@ def test_damaged_pending_line_raises(path, four_lines):
     third = four_lines[2]
     damaged = [third[:size] for size in range(len(third))]
     damaged += [third + third, third + four_lines[3], third + b"{", b"\n" + third]
-    damaged += [third.replace(b'"words":"2"', b'"words":"3"'), third[:-1] + b"\r\n"]
+    damaged += [third.replace(b'"what":"2"', b'"what":"3"'), third[:-1] + b"\r\n"]
     contents = (
         b"".join(four_lines[:3]),
         b"".join(four_lines[:2]) + third[:9],
@@ -456,6 +456,9 @@ def test_unfinished_run_costs_its_whole_plan(path, plan, runs_by_step):
         path, plan, continue_from(runs_by_step[4], runs_by_step[2])
     )  # the ended run continues all the same
     assert ledger.read(path).epsilon(1e-4) == pytest.approx(whole, rel=1e-5)
+    released, ended, _ = ledger.read(path).entries
+    assert released.event == plan.guarantee.event
+    assert ended.event == released.so_far == plan.guarantee.at(2).event
     with pytest.raises(ValueError, match="key must be that of a run"):
         ledger.end(path, OTHER, "why")
     with pytest.raises(ValueError, match="why must say"):
@@ -532,10 +535,24 @@ def test_total_does_not_bound_an_adaptive_choice_of_plan(plan):
 
     def total_epsilon(second):
         entries = tuple(
-            ledger.Entry("release", x, 0, 1, 1.0, delta, False, "", "", x, "", "")
-            for x in ("first", second)
+            ledger.Release(
+                run=name,
+                plan=name,
+                event=plans[name].guarantee.event,
+                so_far=plans[name].guarantee.event,
+                start=0,
+                stop=1,
+                epsilon=1.0,
+                delta=delta,
+                adjacency=Adjacency.ZERO_OUT,
+                unit="example",
+                released="",
+                repeated=False,
+                time="",
+            )
+            for name in ("first", second)
         )
-        return ledger.Ledger(entries, plans, "").epsilon(delta)
+        return ledger.Ledger(entries, "").epsilon(delta)
 
     # Of more than `room` examples in a batch, `room` random ones take part.
     others = np.arange(60)
@@ -616,6 +633,13 @@ def test_invalid_arguments_raise(path, plan, runs_by_step):
         ledger.other(path, "x", epsilon=-1.0, delta=0.0, adjacency=plan.adjacency)
     assert not path.exists()
     assert ledger.read(path).entries == ()
+
+
+def test_line_in_another_format_raises(path):
+    """Its hash is right, but it is no entry."""
+    _chain.append(path, lambda lines: {"what": "release"})
+    with pytest.raises(ValueError, match=f"a line of {path} must be of type Release"):
+        ledger.read(path)
 
 
 def test_plan_with_infinite_epsilon_is_recorded(path, runs_by_step):

@@ -18,7 +18,9 @@ from jax.sharding import AxisType
 
 import dpjax
 from dpjax import Adjacency
-from dpjax.accounting import gdp, pld, truncation
+from dpjax._core.plain import from_plain
+from dpjax._plan.parameters import RunParameters
+from dpjax.accounting import events, gdp, pld, truncation
 
 N, B, T = 400, 50, 12
 FIXED = {
@@ -633,8 +635,8 @@ def test_guarantee_states_the_run(name, words, request):
     promise = run.guarantee
     found = json.loads(promise.to_json())
     assert found["epsilon"] == run.epsilon
-    assert found["adjacency"] == run.adjacency.name
-    assert found["noise_multiplier"] == run.noise_multiplier
+    assert from_plain(RunParameters, found["plan"], "plan") == run.parameters()
+    assert events.from_dict(found["event"]) == promise.event
     assert found["num_steps"] == 500
     text = str(promise)
     for word in (*words, "500 steps", "0.3"):
@@ -705,5 +707,5 @@ def test_infinite_epsilon_is_reported(changed):
     )
     assert run.epsilon == np.inf
     assert "∞" in str(run.guarantee)
-    assert json.loads(run.guarantee.to_json())["epsilon"] is None
+    assert json.loads(run.guarantee.to_json())["epsilon"] == "inf"
     assert float(run.guarantee.tradeoff(0.1)) == 0.0

@@ -77,8 +77,8 @@ def test_plan_finds_correlated_noise_for_a_target(target_plan, name, sampling):
     run = correlated_plan(strategy=SHAPES[name], sampling=sampling)
     assert 1.999 < target_plan.epsilon <= 2.0
     record = json.loads(target_plan.guarantee.to_json())
-    assert record["noise"] == "correlated"
-    assert record["strategy"]
+    assert record["plan"]["noise"] == "correlated"
+    assert record["event"]["strategy"] == record["plan"]["shape"]
     assert hash(run) != hash(target_plan)
     assert "C⁻¹z" in str(target_plan.guarantee)
 

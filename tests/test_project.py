@@ -301,7 +301,7 @@ def test_imported_packages_are_declared_dependencies():
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     declared = {re.match(r"[\w-]+", x)[0] for x in pyproject["project"]["dependencies"]}
     # Used only where they are installed, or dependencies of an extra.
-    optional = {"flax", "tqdm", "matplotlib", "orbax"}
+    optional = {"flax", "tqdm", "matplotlib", "orbax", "dp_accounting"}
     found = {
         name.split(".")[0]
         for path in MODULES

@@ -1,11 +1,11 @@
 """The output of the commands `epsilon`, `noise` and `plan`."""
 
 import json
-import math
 from typing import Any
 
 from dpjax import workloads
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.plain import to_plain
 from dpjax._plan import Plan
 from dpjax._plan.guarantee import up
 from dpjax._plan.solve import plan
@@ -75,22 +75,11 @@ def _as_json(command: str, found: Plan) -> str:
     """The JSON of a plan: its guarantee's record for `plan`, else numbers alone."""
     if command == "plan":
         return found.guarantee.to_json()
-    return json.dumps(
-        {
-            "epsilon": found.epsilon if math.isfinite(found.epsilon) else None,
-            "delta": found.delta,
-            "mu": found.guarantee.mu,
-            "noise_multiplier": found.noise_multiplier,
-            "num_examples": found.num_examples,
-            "batch_size": found.batch_size,
-            "num_steps": found.num_steps,
-            "max_batch_size": found.max_batch_size,
-            "sampling": found.sampling,
-            "adjacency": found.adjacency.value,
-            "unit": found.unit,
-        },
-        indent=2,
-    )
+    # The clip norm is not that of a run, and its noise is relative to any.
+    numbers = to_plain(found.parameters())
+    del numbers["clip_norm"]
+    guarantee = {"mu": found.guarantee.mu, "event": found.guarantee.event}
+    return json.dumps(numbers | to_plain(guarantee), indent=2)
 
 
 def _table(command: str, found: Plan) -> str:

@@ -1,26 +1,30 @@
 """The command `report`: a statement for a paper, computed anew from a record."""
 
+import dataclasses
+import functools
 import json
 import math
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.adjacency import Adjacency
-from dpjax._matrices.spec import StrategySpec
-from dpjax._matrices.strategy import Strategy
-from dpjax._plan import Plan, QuantileClip, RunGuarantee
+from dpjax._core.plain import from_plain, to_plain
+from dpjax._plan import RunGuarantee
 from dpjax._plan.mechanisms import SAMPLINGS
-from dpjax._plan.schedule import Segment
+from dpjax._plan.parameters import RunParameters
+from dpjax._plan.schedule import values_at
 from dpjax._plan.solve import plan
+from dpjax.accounting.events import Event
 
 # The relative tolerance by which a record may claim less than the value computed here,
 # as machines round differently. The printed value is always the one computed here.
 _ROUNDING = 1e-5
+# The fields of `RunParameters` that are no arguments of `dpjax.plan`, or are arguments
+# only of some plans.
+_NOT_GIVEN = {"epsilon", "solved_for", "max_batch_size"}
+_NOT_GIVEN |= {"schedule", "quantile", "shape"}
 
 
 def report(path: str, as_json: bool) -> str:
@@ -37,7 +41,7 @@ def report(path: str, as_json: bool) -> str:
     try:
         versions = _versions(record)
         found = guarantee_of(record)
-        _check(record, found.record())
+        _check(record, found)
     except (ValueError, ArithmeticError) as error:
         raise ValueError(f"{path}: {error}") from error
     # The last line names the versions. They must be those that ran, not those of today.
@@ -47,10 +51,9 @@ def report(path: str, as_json: bool) -> str:
             f"{statement}\n\nε and what attacks can achieve were computed again from "
             f"the run's numbers in {path}."
         )
-    epsilon = float(found.epsilon(found.plan.delta))
-    said = {"epsilon": epsilon if math.isfinite(epsilon) else None}
-    said |= {"delta": found.plan.delta, "statement": statement}
-    return json.dumps(said, indent=2, ensure_ascii=False)
+    delta = found.plan.delta
+    said = {"epsilon": found.epsilon(delta), "delta": delta, "statement": statement}
+    return json.dumps(to_plain(said), indent=2, ensure_ascii=False)
 
 
 def guarantee_of(record: Any) -> RunGuarantee:
@@ -59,33 +62,23 @@ def guarantee_of(record: Any) -> RunGuarantee:
     Raises:
       ValueError: the value is not such a record, or no plan can have its numbers.
     """
-    sampling = _field(record, "sampling", str)
-    names = ("num_examples", "batch_size", "num_steps")
-    given: dict[str, Any] = {name: _field(record, name, int) for name in names}
-    given |= {x: _field(record, x, float) for x in ("delta", "noise_multiplier")}
-    if sampling in SAMPLINGS and SAMPLINGS[sampling].overflows:
-        given["max_batch_size"] = _field(record, "max_batch_size", int)
-    adjacency = _field(record, "adjacency", str)
-    if adjacency not in Adjacency.__members__:
-        raise ValueError(f"adjacency must be an Adjacency's name; got {adjacency!r}.")
-    schedule = _pieces(record)
-    given |= {
-        "clip_norm": _clip(record),
-        "sampling": sampling,
-        "noise": _field(record, "noise", str),
-        "adjacency": Adjacency[adjacency],
-        "unit": _field(record, "unit_of_privacy", str).removeprefix("one "),
-    }
-    if record.get("strategy") is not None:
-        given["strategy"] = _strategy(record, given["num_steps"])
-    # The maximum avoids a division by zero here; `plan` then refuses a size of 0.
-    factors = _factors(schedule, max(given["batch_size"], 1), given["num_steps"])
-    found = plan(**given, **factors)
-    _check_schedule(schedule, found)
-    return found.guarantee
+    run = _field(record, "plan", RunParameters)
+    names = {field.name for field in dataclasses.fields(run)} - _NOT_GIVEN
+    given: dict[str, Any] = {name: getattr(run, name) for name in names}
+    given["clip_norm"] = run.quantile or run.clip_norm
+    if run.sampling in SAMPLINGS and SAMPLINGS[run.sampling].overflows:
+        given["max_batch_size"] = run.max_batch_size
+    if run.shape is not None:
+        given["strategy"] = run.shape.strategy(run.num_steps)
+    found = plan(**given, **_factors(run))
+    if run.schedule != found.schedule:
+        raise ValueError(
+            f"schedule must be one that dpjax.plan makes; got {run.schedule!r}."
+        )
+    return found.guarantee.at(_field(record, "num_steps", int))
 
 
-def _field(record: Any, name: str, kind: type) -> Any:
+def _field(record: Any, name: str, kind: Any) -> Any:
     """The value of one field of a record.
 
     Raises:
@@ -95,111 +88,49 @@ def _field(record: Any, name: str, kind: type) -> Any:
         raise ValueError(
             f"not what plan.guarantee.to_json() writes: {name} is missing."
         )
-    value = record[name]
-    # JSON may write 1.0 as 1; and a bool is an int in Python.
-    kinds = (int, float) if kind is float else kind
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        raise ValueError(f"{name} must be of type {kind.__name__}; got {value!r}.")
-    return value
+    return from_plain(kind, record[name], name)
 
 
-def _clip(record: Any) -> float | QuantileClip:
-    """The clip norm of a record: a number, or a `QuantileClip`."""
-    clip_norm = _field(record, "clip_norm", float)
-    if record.get("clip_norm_follows") is None:
-        return clip_norm
-    follows = _field(record, "clip_norm_follows", dict)
-    return QuantileClip(
-        clip_norm,
-        quantile=_field(follows, "quantile", float),
-        learning_rate=_field(follows, "learning_rate", float),
-        noise_multiplier=_field(follows, "noise_multiplier_of_count", float),
-    )
+def _factors(run: RunParameters) -> dict[str, Any]:
+    """The arguments of `dpjax.plan` for a schedule, as functions of the step."""
+    if not run.schedule:
+        return {}
+    at = functools.partial(values_at, run.schedule)
+    found: dict[str, Any] = {"noise_schedule": lambda step: at(step).noise}
+    # Not all plans allow these two.
+    if any(piece.clip != 1 for piece in run.schedule):
+        found["clip_schedule"] = lambda step: at(step).clip
+    if any(piece.batch_size != run.batch_size for piece in run.schedule):
+        found["batch_schedule"] = lambda step: at(step).batch_size / run.batch_size
+    return found
 
 
-def _strategy(record: Any, num_steps: int) -> Strategy:
-    """The strategy of a record, which correlates the noise of the released steps."""
-    said = _field(record, "strategy", dict)
-    names = [x for x in ("numerator", "denominator", "factors") if x in said]
-    rows = {name: tuple(_field(said, name, list)) for name in names}
-    for x in (number for row in rows.values() for number in row):
-        if not isinstance(x, int | float):
-            raise ValueError(f"strategy must have numbers alone; got {x!r}.")
-    decay = _field(said, "tree_decay", float) if "tree_decay" in said else None
-    return StrategySpec(**rows, tree_decay=decay).strategy(max(num_steps, 1))
-
-
-def _pieces(record: Any) -> tuple[Segment, ...]:
-    """The segments of a record's schedule that begin within the released steps.
-
-    Raises:
-      ValueError: the segments do not start at step 0, or are not in increasing order.
-    """
-    kinds = {"start": int, "noise": float, "clip": float, "batch_size": int}
-    found = [
-        Segment(**{name: _field(piece, name, kind) for name, kind in kinds.items()})
-        for piece in _field(record, "schedule", list)
-    ]
-    starts = [piece.start for piece in found]
-    if starts and (starts[0] != 0 or sorted(set(starts)) != starts):
-        raise ValueError(f"schedule must start at 0 and go on; got {starts!r}.")
-    return tuple(p for p in found if p.start < _field(record, "num_steps", int))
-
-
-def _factors(
-    schedule: tuple[Segment, ...], batch_size: int, num_steps: int
-) -> dict[str, Any]:
-    """The arguments of `dpjax.plan` for a schedule, as functions of the step.
-
-    A column that is 1 in all segments gets no argument.
-    """
-    starts = [piece.start for piece in schedule]
-    lengths = np.diff([*starts, num_steps])
-
-    def factor(values: list[float]) -> Callable[..., jax.Array]:
-        # A traced step can index an array.
-        by_step = jnp.asarray(np.repeat(values, lengths))
-        return lambda step: by_step[step]
-
-    columns = {
-        "noise_schedule": [piece.noise for piece in schedule],
-        "clip_schedule": [piece.clip for piece in schedule],
-        "batch_schedule": [piece.batch_size / batch_size for piece in schedule],
-    }
-    return {name: factor(x) for name, x in columns.items() if any(v != 1 for v in x)}
-
-
-def _check_schedule(schedule: tuple[Segment, ...], found: Plan) -> None:
-    """Raise for a schedule that differs from the one `dpjax.plan` makes of it."""
-    if schedule and (found.schedule or schedule[1:]) and schedule != found.schedule:
-        raise ValueError(
-            f"schedule must be one that dpjax.plan makes; got {schedule!r}."
-        )
-
-
-def _check(record: dict[str, Any], found: dict[str, Any]) -> None:
+def _check(record: Any, found: RunGuarantee) -> None:
     """Raise for a record that claims more privacy than its numbers give.
 
     Args:
       record: the record with its claims.
-      found: the record of the guarantee that was computed anew.
+      found: the guarantee that was computed anew.
     """
-    of_attacks = "attack_true_positive_rate_at_most"
-    claims = {"epsilon": record.get("epsilon"), "mu": record.get("mu")}
-    costs = {"epsilon": found["epsilon"], "mu": found["mu"]}
-    claims |= _field(record, of_attacks, dict)
-    costs |= found[of_attacks]
-    if record.get("clip_norm_follows"):
-        name = "noise_multiplier_of_gradients"
-        claims[name] = _field(record["clip_norm_follows"], name, float)
-        costs[name] = found["clip_norm_follows"][name]
+    event = _field(record, "event", Event)
+    (claims, structure), (costs, own) = map(jax.tree.flatten, (event, found.event))
+    if structure != own or not np.allclose(claims, costs, rtol=_ROUNDING, atol=0):
+        raise ValueError(
+            f"event must be that of the plan, {found.event!r}; got {event!r}."
+        )
+    of_attacks, follows = "attack_true_positive_rate_at_most", "clip_norm_follows"
+    costs, names = found.record(), ("epsilon", "delta", "mu")
+    claims = {name: _field(record, name, float | None) for name in names}
+    claims |= _field(record, of_attacks, dict[str, float])
+    costs |= costs[of_attacks]
+    if costs[follows]:
+        claims |= _field(record, follows, dict[str, float])
+        costs |= costs[follows]
     for name, claim in claims.items():
         cost = costs.get(name)
         # None stands for a value without bound, which claims nothing.
         claim = math.inf if claim is None else claim
         cost = math.inf if cost is None else cost
-        if not isinstance(claim, int | float) or isinstance(claim, bool):
-            raise ValueError(f"{name} must be a number; got {claim!r}.")
         # Written with "not", so that a NaN is refused.
         if not claim >= cost - _ROUNDING * (abs(cost) if cost < math.inf else 0):
             raise ValueError(
@@ -210,5 +141,5 @@ def _check(record: dict[str, Any], found: dict[str, Any]) -> None:
 
 def _versions(record: Any) -> str:
     """The versions of dpjax and JAX that ran, according to the record, as text."""
-    versions = _field(record, "versions", dict)
+    versions = _field(record, "versions", dict[str, str])
     return ", ".join(f"{x} {_field(versions, x, str)}" for x in ("dpjax", "jax")) + "."

@@ -1,6 +1,6 @@
 """A strategy as plain Python numbers, which can be compared, hashed and serialized."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,22 +48,6 @@ class StrategySpec(NamedTuple):
         """
         rows = self.numerator, self.denominator
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
-
-    def record(self) -> dict[str, Any]:
-        """The fields that are not empty, as a dictionary that JSON can hold."""
-        said = {name: x for name, x in self._asdict().items() if x not in ((), None)}
-        return {
-            name: list(x) if isinstance(x, tuple) else x for name, x in said.items()
-        }
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "StrategySpec":
-        """The specification from which `record` made this dictionary."""
-        # JSON has lists in place of tuples, and fields must be hashable.
-        values: dict[str, Any] = {
-            name: tuple(x) if isinstance(x, list) else x for name, x in record.items()
-        }
-        return cls(**values)
 
     def __str__(self) -> str:
         """The matrix as a phrase, with its polynomials of the shift L."""

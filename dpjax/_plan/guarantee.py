@@ -12,11 +12,13 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.plain import to_plain
 from dpjax._core.typing import ArrayLike
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import noise_of
-from dpjax.accounting import fdp, gdp
+from dpjax.accounting import fdp, gdp, profiles
+from dpjax.accounting.events import Event
 from dpjax.accounting.profiles import Profile
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
@@ -79,10 +81,15 @@ class RunGuarantee:
     num_steps: int
 
     @property
+    def event(self) -> Event:
+        """What ran: the mechanism of the released steps, of `accounting.events`."""
+        released = self.plan.parameters(num_steps=self.num_steps)
+        return mechanism_of(self.plan).released_event(released)
+
+    @property
     def profile(self) -> Profile:
         """The privacy profile ε(δ) and δ(ε), rounded up."""
-        released = self.plan.parameters(num_steps=self.num_steps)
-        return mechanism_of(self.plan).profile(released)
+        return profiles.of(self.event)
 
     @property
     def mu(self) -> float | None:
@@ -147,27 +154,17 @@ class RunGuarantee:
             "epsilon": float(self.epsilon(plan.delta)),
             "delta": plan.delta,
             "mu": self.mu,
-            "adjacency": plan.adjacency.name,
+            "num_steps": self.num_steps,
+            "event": to_plain(self.event),
+            "plan": to_plain(plan.parameters()),
             "adjacency_means": _ADJACENCY[plan.adjacency].format(unit=plan.unit),
             "unit_of_privacy": f"one {plan.unit}",
-            "num_examples": plan.num_examples,
-            "num_steps": self.num_steps,
-            "batch_size": plan.batch_size,
-            "max_batch_size": plan.max_batch_size,
-            "sampling": plan.sampling,
             "sampling_means": _sampling(plan),
-            "clip_norm": plan.clip_norm,
             "clip_norm_follows": plan.quantile and _follows(plan),
-            "schedule": [piece._asdict() for piece in plan.schedule],
-            "noise": plan.noise,
-            "strategy": plan.shape and plan.shape.record(),
-            "noise_multiplier": plan.noise_multiplier,
             "attack_true_positive_rate_at_most": dict(
                 zip(map(str, _FALSE_POSITIVES), powers.tolist(), strict=True)
             ),
             "released": _RELEASED,
-            "arithmetic": plan.arithmetic,
-            "total_variation": _total_variation(plan),
             "assumptions": [
                 _UNITS[plan.unit],
                 *(line.format(unit=plan.unit) for line in _ASSUMPTIONS),
@@ -179,12 +176,8 @@ class RunGuarantee:
         }
 
     def to_json(self) -> str:
-        """The record as JSON, in which an infinite ε is null."""
-        # JSON has no infinity.
-        found = self.record()
-        if found["epsilon"] == math.inf:
-            found["epsilon"] = None
-        return json.dumps(found, indent=2, ensure_ascii=False)
+        """The record as JSON, in which an infinite ε is the string "inf"."""
+        return json.dumps(to_plain(self.record()), indent=2, ensure_ascii=False)
 
     def _repr_markdown_(self) -> str:
         """The statement in Markdown, for notebooks."""
@@ -202,21 +195,16 @@ class RunGuarantee:
         return (
             f"({up(found['epsilon'])}, {found['delta']})-differential privacy"
             f"{gdp} where "
-            f"{found['adjacency_means']} ({found['adjacency']}), for "
+            f"{found['adjacency_means']} ({self.plan.adjacency.name}), for "
             f"{_bits(self.plan)}{found['released']}.\n"
             f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
             f"{self.plan.unit}'s gradient is clipped to an L2 norm of "
-            f"{found['clip_norm']}; {_noise(self.plan)}.\n"
+            f"{self.plan.clip_norm}; {_noise(self.plan)}.\n"
             f"No attack on {found['unit_of_privacy']} has a true-positive rate above "
             f"{rates}.\n"
             f"Assumptions: {'; '.join(found['assumptions'])}.\n"
             f"dpjax {found['versions']['dpjax']}, jax {found['versions']['jax']}."
         )
-
-
-def _total_variation(plan: RunParameters) -> float | None:
-    """The distance of the discrete noise from ideal noise that δ includes."""
-    return RUN_TOTAL_VARIATION if plan.arithmetic == "discrete" else None
 
 
 def _bits(plan: RunParameters) -> str:
@@ -249,25 +237,31 @@ def _sampling(plan: RunParameters) -> str:
     return words.replace("example", plan.unit)
 
 
+def _kind(plan: RunParameters) -> str:
+    """The distribution of the noise, in words."""
+    on_lattice = "discrete Gaussian (at least, and on a lattice)"
+    return on_lattice if plan.arithmetic == "discrete" else "Gaussian"
+
+
 def _noise(plan: RunParameters) -> str:
     """The description of the noise that is added to the sums of clipped gradients."""
     if plan.quantile:
         found = _follows(plan)
         words = (
             "that norm follows a noisy count of the gradients within it "
-            f"({plan.quantile}), with Gaussian noise of standard deviation "
+            f"({plan.quantile}), with {_kind(plan)} noise of standard deviation "
             f"{_down(found['noise_multiplier_of_gradients'], 6)} times the norm on "
             f"each sum and {_down(found['noise_multiplier_of_count'], 6)} on each count"
         )
     elif plan.shape is not None:
         return (
-            "noise C⁻¹z is added to the sums of all steps, z being Gaussian noise of "
-            f"standard deviation {_down(plan.noise_multiplier, 6)} times that, drawn "
+            "noise C⁻¹z is added to the sums of all steps, z being "
+            f"{_kind(plan)} noise of standard deviation {_down(plan.noise_multiplier, 6)} times that, drawn "
             f"afresh in every step, and C {plan.shape}"
         )
     else:
         words = (
-            "Gaussian noise of standard deviation "
+            f"{_kind(plan)} noise of standard deviation "
             f"{_down(plan.noise_multiplier, 6)} times that is added to each sum"
         )
     if plan.schedule:

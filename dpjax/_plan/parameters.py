@@ -1,7 +1,6 @@
 """The numbers of a run, as one frozen record that every part of a plan reads."""
 
 import dataclasses
-import math
 from typing import Any
 
 from dpjax._core.adjacency import Adjacency
@@ -9,9 +8,6 @@ from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.strategy import Strategy
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Segment, groups
-
-# From the declared type of a field to the Python types that a record may hold for it.
-_KINDS: dict[Any, Any] = {int: int, float: int | float, str: str}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,49 +62,3 @@ class RunParameters:
             )
             for (noise, size), count in sorted(counts.items())
         ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values for JSON. An infinite ε becomes None."""
-        fields = dataclasses.fields(RunParameters)
-        return {field.name: getattr(self, field.name) for field in fields} | {
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
-            "adjacency": self.adjacency.name,
-            "schedule": [list(piece) for piece in self.schedule],
-            "quantile": self.quantile and self.quantile._asdict(),
-            "shape": self.shape and _lists(self.shape._asdict()),
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "RunParameters":
-        """The parameters that `to_dict` wrote, with the same numbers bit for bit.
-
-        Raises:
-          ValueError: the values are not a record of a plan.
-        """
-        try:
-            run = _from_dict(values)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"no plan has this record: {error!r}") from error
-        for field in dataclasses.fields(run):
-            value, kinds = getattr(run, field.name), _KINDS.get(field.type, object)
-            # A bool is an int in Python, but no field is one.
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                raise ValueError(f"no plan has {field.name} {value!r}")
-        return run
-
-
-def _from_dict(values: dict[str, Any]) -> RunParameters:
-    """The parameters of a record, without a check of the numbers' types."""
-    shape, quantile = values["shape"], values["quantile"]
-    made = {
-        "epsilon": math.inf if values["epsilon"] is None else values["epsilon"],
-        "adjacency": Adjacency[values["adjacency"]],
-        "schedule": tuple(Segment(*piece) for piece in values["schedule"]),
-        "quantile": quantile and QuantileClip(**quantile),
-        "shape": StrategySpec.from_record(shape) if shape else None,
-    }
-    return RunParameters(**(values | made))
-
-
-def _lists(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: list(x) if isinstance(x, tuple) else x for k, x in values.items()}

@@ -23,7 +23,7 @@ from dpjax._plan.parameters import RunParameters
 from dpjax._plan.plan import Plan
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Factor, Segment, make_segments
-from dpjax.accounting import calibrate
+from dpjax.accounting import calibrate, profiles
 
 # The share of δ that may be spent on batches which exceed their capacity.
 SHARE = 0.01
@@ -38,7 +38,9 @@ def cost(run: RunParameters) -> float:
 @functools.lru_cache(maxsize=1024)
 def _cost(run: RunParameters) -> float:
     with scope():
-        return float(mechanism_of(run).profile(run).epsilon(run.delta))
+        return float(
+            profiles.of(mechanism_of(run).released_event(run)).epsilon(run.delta)
+        )
 
 
 def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:

@@ -8,14 +8,18 @@ plain numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict
 
 import dataclasses
 import math
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import jax
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 T = TypeVar("T")
 
@@ -241,27 +245,33 @@ class OnLattice:
         sets.
     """
 
-    event: "Step | Repeated | Composed | CorrelatedGaussian | RandomBins"
+    event: Step | Repeated | Composed | CorrelatedGaussian | RandomBins
     total_variation: float
 
 
-Event = Step | Repeated | Composed | CorrelatedGaussian | RandomBins | OnLattice
+@register_record
+@dataclasses.dataclass(frozen=True)
+class EpsilonDelta:
+    """A mechanism of which only one pair (ε, δ) is known, such as another's release.
 
-_TYPES = {
-    event.__name__: event
-    for event in (
-        Gaussian,
-        PoissonGaussian,
-        TruncatedPoissonGaussian,
-        FixedSizeGaussian,
-        RandomAllocation,
-        CorrelatedGaussian,
-        RandomBins,
-        Repeated,
-        Composed,
-        OnLattice,
-    )
-}
+    Attributes:
+      epsilon: ε, at least 0.
+      delta: the δ for which epsilon holds, in [0, 1).
+    """
+
+    epsilon: float
+    delta: float
+
+
+Event = (
+    Step
+    | Repeated
+    | Composed
+    | CorrelatedGaussian
+    | RandomBins
+    | OnLattice
+    | EpsilonDelta
+)
 
 
 def to_dict(event: Event) -> dict[str, Any]:
@@ -281,11 +291,7 @@ def to_dict(event: Event) -> dict[str, Any]:
       >>> to_dict(Repeated(Gaussian(0.5), 3))
       {'type': 'Repeated', 'event': {'type': 'Gaussian', 'mu': 0.5}, 'count': 3}
     """
-    fields = dataclasses.fields(event)
-    return {"type": type(event).__name__} | {
-        field.name: _to_plain(field.name, getattr(event, field.name))
-        for field in fields
-    }
+    return to_plain(event, "event")
 
 
 def from_dict(values: dict[str, Any]) -> Event:
@@ -304,40 +310,120 @@ def from_dict(values: dict[str, Any]) -> Event:
       >>> from_dict({"type": "Gaussian", "mu": 0.5})
       Gaussian(mu=0.5)
     """
-    try:
-        rest = dict(values)
-        event = _TYPES[rest.pop("type")]
-        return event(**{name: _from_plain(name, x) for name, x in rest.items()})
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"no event has these values: {error!r}.") from error
+    return from_plain(Event, values, "event")
 
 
-def _to_plain(name: str, value: Any) -> Any:
-    if type(value).__name__ in _TYPES:
-        return to_dict(value)
-    if isinstance(value, Adjacency):
-        return value.name
-    if isinstance(value, StrategySpec):
-        return value.record()
-    if isinstance(value, tuple):
-        return [_to_plain(name, x) for x in value]
-    if value is None or isinstance(value, bool | str):
-        return value
-    number = validate.concrete(value)
-    if number is None or number.size != 1:
-        raise ValueError(f"{name} must be one number that is known; got {value!r}.")
-    number = number.item()
-    # JSON has no literal for infinity.
-    return "inf" if number == math.inf else number
+def _dp_accounting() -> Any:
+    """dp-accounting, which is imported only where it is needed: it is optional."""
+    import dp_accounting
+
+    return dp_accounting
 
 
-def _from_plain(name: str, value: Any) -> Any:
-    if name == "adjacency":
-        return Adjacency[value]
-    if name == "strategy":
-        return None if value is None else StrategySpec.from_record(value)
-    if name == "steps":
-        return tuple(map(from_dict, value))
-    if name == "event":
-        return from_dict(value)
-    return math.inf if value == "inf" else value
+def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
+    """An event as a `DpEvent` of dp-accounting, which must be installed.
+
+    Args:
+      event: the event, with a single value for each number.
+      adjacency: the adjacency of the accountant that the result is for. A `DpEvent` has
+        none. dp-accounting's REPLACE_SPECIAL is ZERO_OUT.
+
+    Returns:
+      The `DpEvent`, by the definitions of dp-accounting's classes. Under REPLACE, a
+      Gaussian mechanism has sensitivity twice the clip norm: dp-accounting's
+      PLDAccountant counts it so, and its RdpAccountant (0.6.0) counts it once.
+
+    Raises:
+      ValueError: dp-accounting has no such event, or the event has another adjacency.
+
+    Example:
+      >>> to_dp_event(Repeated(Gaussian(0.5), 3), Adjacency.ADD_REMOVE)
+      SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=3)
+    """
+    dp = _dp_accounting()
+    validate.adjacency(adjacency)
+    if adjacency is not getattr(event, "adjacency", adjacency):
+        raise ValueError(f"event must have adjacency {adjacency!r}; got {event!r}.")
+    match from_dict(to_dict(event)):  # with numbers of Python
+        case Composed(steps):
+            return dp.ComposedDpEvent([to_dp_event(x, adjacency) for x in steps])
+        case Repeated(one, count):
+            return dp.SelfComposedDpEvent(to_dp_event(one, adjacency), count)
+        case Gaussian(mu):
+            # μ is the sensitivity over the noise; infinite noise releases nothing.
+            factor = adjacency.sensitivity_factor
+            return dp.GaussianDpEvent(factor / mu) if mu else dp.NoOpDpEvent()
+        case PoissonGaussian(noise, rate):
+            return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
+        case TruncatedPoissonGaussian(noise, rate, size, room):
+            return dp.TruncatedSubsampledGaussianDpEvent(size, rate, room, noise)
+    # Of a batch of fixed size, a `DpEvent` needs two sizes, and the event has a ratio.
+    raise ValueError(f"event must be one that dp-accounting has; got {event!r}.")
+
+
+def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
+    """The event that a `DpEvent` of dp-accounting describes.
+
+    Args:
+      event: a `DpEvent` of Gaussian noise: on all of the data, on a Poisson sample, on
+        a truncated one or on a random batch of fixed size; or a composition of these.
+      adjacency: the adjacency of the accountant that event is for, as in `to_dp_event`.
+
+    Returns:
+      The event; for what `to_dp_event` returned, its argument up to the rounding of a
+      quotient. Compositions of compositions are flattened.
+
+    Raises:
+      ValueError: no event is event, or there is none under this adjacency.
+
+    Example:
+      >>> import dp_accounting
+      >>> from_dp_event(dp_accounting.GaussianDpEvent(4.0), Adjacency.REPLACE)
+      Gaussian(mu=0.5)
+    """
+    dp = _dp_accounting()
+    validate.adjacency(adjacency)
+    steps = tuple(_steps(event, 1, adjacency))
+    if isinstance(event, dp.ComposedDpEvent) or len(steps) != 1:
+        return Composed(steps)
+    return steps[0] if isinstance(event, dp.SelfComposedDpEvent) else steps[0].event
+
+
+def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
+    """The steps of a `DpEvent` that runs several times."""
+    dp = _dp_accounting()
+    if isinstance(event, dp.ComposedDpEvent):
+        return [x for part in event.events for x in _steps(part, count, adjacency)]
+    if isinstance(event, dp.SelfComposedDpEvent):
+        return _steps(event.event, event.count * count, adjacency)
+    return [Repeated(_step(event, adjacency), count)]
+
+
+def _step(event: Any, adjacency: Adjacency) -> Step:
+    """The step that a `DpEvent` without a composition describes."""
+    dp = _dp_accounting()
+    match event:
+        case dp.NoOpDpEvent():
+            return Gaussian(0.0)
+        case dp.NonPrivateDpEvent() | dp.GaussianDpEvent(noise_multiplier=0):
+            return Gaussian(math.inf)
+        case dp.GaussianDpEvent(noise_multiplier=noise):
+            return Gaussian(adjacency.sensitivity_factor / noise)
+        case dp.PoissonSampledDpEvent(event=dp.GaussianDpEvent(noise_multiplier=noise)):
+            return PoissonGaussian(noise, event.sampling_probability, adjacency)
+        case dp.SampledWithoutReplacementDpEvent(
+            event=dp.GaussianDpEvent(noise_multiplier=noise)
+        ) if adjacency is Adjacency.REPLACE and noise:
+            rate = event.sample_size / event.source_dataset_size
+            return FixedSizeGaussian(adjacency.sensitivity_factor / noise, rate)
+        case dp.TruncatedSubsampledGaussianDpEvent():
+            return TruncatedPoissonGaussian(
+                event.noise_multiplier,
+                event.sampling_probability,
+                event.dataset_size,
+                event.truncated_batch_size,
+                adjacency,
+            )
+    raise ValueError(
+        f"event must be one that dpjax has under {adjacency!r}; got {event!r}."
+    )

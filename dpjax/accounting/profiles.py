@@ -2,7 +2,8 @@
 
 `of` returns the profile of an event. The profile is a `Gaussian` if the event is
 equivalent to a Gaussian mechanism, a `pld.PLD` if the event has a privacy-loss
-distribution, and a `RandomBinsProfile` for a run with random bins.
+distribution, a `RandomBinsProfile` for a run with random bins, and a `PointProfile`
+where only one ε and δ are known.
 """
 
 import functools
@@ -16,7 +17,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.float64 import default_float
+from dpjax._core.float64 import default_float, float64
 from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
@@ -126,6 +127,36 @@ class EpsilonProfile(NamedTuple):
             meets = bool(self.of_delta(float(np.exp(middle))) <= epsilon)
             low, high = (low, middle) if meets else (middle, high)
         return jnp.minimum(jnp.asarray(np.exp(high) * MARGIN), 1.0)
+
+
+@float64("up")
+def _known64(
+    least: jax.Array, given: jax.Array, value: jax.Array, otherwise: jax.Array
+) -> jax.Array:
+    """A value that holds from the least argument on, and else what always holds."""
+    return jnp.where(given >= least, value, otherwise)
+
+
+class PointProfile(NamedTuple):
+    """The profile of a mechanism of which only one pair (ε, δ) is known.
+
+    Attributes:
+      event: the mechanism's ε and δ.
+    """
+
+    event: events.EpsilonDelta
+
+    @property
+    def mu(self) -> None:
+        """No GDP parameter is known."""
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The event's ε for its δ and any larger one; else inf."""
+        return _known64(self.event.delta, delta, self.event.epsilon, jnp.inf)
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """The event's δ for its ε and any larger one; else 1."""
+        return _known64(self.event.epsilon, epsilon, self.event.delta, 1.0)
 
 
 class RoundsProfile(NamedTuple):
@@ -347,6 +378,8 @@ def of(event: events.Event) -> Profile:
         return RandomBinsProfile(event)
     if isinstance(event, events.OnLattice):
         return LatticeProfile(of(event.event), event.total_variation)
+    if isinstance(event, events.EpsilonDelta):
+        return PointProfile(event)
     if isinstance(event, events.Composed):
         return pld.PLD(event.steps)
     if isinstance(event, events.Repeated):

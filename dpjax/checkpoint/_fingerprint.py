@@ -12,8 +12,10 @@ import optax
 
 from dpjax._core import keys
 from dpjax._core.float64 import default_float
+from dpjax._core.plain import to_plain
 from dpjax._core.typing import Key
 from dpjax._plan import Bounded, Plan
+from dpjax._plan.parameters import RunParameters
 
 # The version of the draws of samplers and noise. Raise the version when the same key
 # gives other draws than before and `_probe` may not detect it: `_probe` looks only at
@@ -32,13 +34,14 @@ def fingerprint(plan: Plan, key: Key) -> str:
     The fingerprint includes what a public key of the same generator draws under the
     plan. It does not depend on the secret bits of the key.
     """
-    found = {"plan": primary_fields(plan.to_dict()), "draws": describe_draws(plan, key)}
+    found = {"plan": primary_fields(plan), "draws": describe_draws(plan, key)}
     return hashlib.sha256(canonical(found).encode()).hexdigest()[:32]
 
 
-def primary_fields(of_plan: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a plan's record, without those that follow from other fields."""
-    return {name: x for name, x in of_plan.items() if name not in _DERIVED}
+def primary_fields(run: RunParameters) -> dict[str, Any]:
+    """The fields of a plan as plain values, without those that follow from others."""
+    fields = to_plain(run.parameters())
+    return {name: x for name, x in fields.items() if name not in _DERIVED}
 
 
 def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:

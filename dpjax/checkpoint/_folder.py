@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from dpjax._core import validate
+from dpjax._core.plain import to_plain
 from dpjax._plan import Plan
-from dpjax._plan.parameters import RunParameters
 from dpjax.checkpoint._processes import (
     check_equal_across_processes,
     everywhere,
@@ -30,6 +30,7 @@ from dpjax.checkpoint._processes import (
     told,
 )
 from dpjax.checkpoint._record import (
+    Record,
     Run,
     check,
     decode_record,
@@ -202,8 +203,8 @@ def save(
     # The record includes a digest of all arrays, which every process computes.
     found = make_record(plan, run, data)
     # Each process has its own clock, so that the time is left out of the comparison.
-    check_equal_across_processes(found | {"time": ""})
-    if on_primary_process(lambda: _is_kept(folder, run.step, found["arrays"])):
+    check_equal_across_processes(to_plain(found) | {"time": ""})
+    if on_primary_process(lambda: _is_kept(folder, run.step, found.arrays)):
         return
     _write(folder, run.step, tree_of(run), found)
     on_primary_process(lambda: _clear(folder, steps(folder)[-keep:], name))
@@ -258,12 +259,12 @@ def restore(
     everywhere(lambda: refuse_another(folder, found, plan, like, data))
     restored = read_arrays(folder / str(step) / _ARRAYS, tree_of(like))
     # The digest is of the values alone: it does not depend on the sharding.
-    if set(told(digest(restored))) != {found["arrays"]}:
+    if set(told(digest(restored))) != {found.arrays}:
         raise ValueError(
             f"the checkpoint {folder / str(step)} is damaged: its arrays are not those "
             "that were saved."
         )
-    return Run(step=step, released=found["released"], **restored)
+    return Run(step=step, released=found.released, **restored)
 
 
 def resume(
@@ -362,12 +363,10 @@ def plan_of(folder: Folder) -> Plan:
     kept = steps(folder)
     if not kept:
         raise ValueError(f"folder must hold a checkpoint; {folder} holds none.")
-    return Plan.of(
-        RunParameters.from_dict(_read(pathlib.Path(folder), kept[-1])["plan"])
-    )
+    return Plan.of(_read(pathlib.Path(folder), kept[-1]).plan)
 
 
-def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
+def _read(folder: pathlib.Path, step: int) -> Record:
     where = folder / str(step)
     return decode_record((where / _RECORD).read_bytes(), step, where)
 
@@ -381,7 +380,7 @@ def _refuse_another(
         return
     newest = _read(folder, kept[-1])
     refuse_another(folder, newest, plan, run, data)
-    if newest["key"] != key:
+    if newest.key != key:
         raise ValueError(
             f"run must be the one that {folder} is of; it has another key. Give each "
             "run a folder of its own."
@@ -401,7 +400,7 @@ def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
     if step not in kept:
         # A run that went back repeats steps up to a saved one, where it is compared.
         return bool(kept) and step < kept[-1]
-    if _read(folder, step)["arrays"] != bits:
+    if _read(folder, step).arrays != bits:
         raise ValueError(
             f"run is another one than what {folder} keeps of step {step}: it was "
             "resumed from before it, and something has changed since. The same noise "
@@ -427,7 +426,7 @@ def _is_step(name: str) -> bool:
     return name.isdecimal() and name == str(int(name))
 
 
-def _write(folder: pathlib.Path, step: int, tree: Any, found: dict[str, Any]) -> None:
+def _write(folder: pathlib.Path, step: int, tree: Any, found: Record) -> None:
     """Write arrays and record to a temporary folder, and rename it to a checkpoint."""
     target = _unfinished(folder, step)
     on_primary_process(lambda: _make_room(folder, step))
@@ -476,7 +475,7 @@ def _is_ours(path: pathlib.Path) -> bool:
     )
 
 
-def _finish(folder: pathlib.Path, step: int, found: dict[str, Any]) -> None:
+def _finish(folder: pathlib.Path, step: int, found: Record) -> None:
     """Write the record, and rename the temporary folder to the checkpoint's name."""
     target = _unfinished(folder, step)
     # The record is written last, and the rename is atomic: a folder with the name of a
@@ -504,7 +503,7 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
 def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
     """Whether a folder is just an intact checkpoint of this step and key."""
     try:
-        return _is_ours(path) and _read(path.parent, step)["key"] == key
+        return _is_ours(path) and _read(path.parent, step).key == key
     except ValueError:  # the checkpoint is damaged, and is left for the user
         return False
 

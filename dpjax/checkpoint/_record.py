@@ -1,12 +1,13 @@
 """The record that is saved beside a checkpoint's arrays, and compared before a restore.
 
-A record ends with its digest, which covers all other values in the record, including
-the digest of the arrays. The digest is computed without a secret key: it detects damage
+The file of a record ends with a digest of all values in the record, including the
+digest of the arrays. The digest is computed without a secret key: it detects damage
 and mistakes, but not a change by anyone who recomputes the digest.
 
 The digest of the arrays is a hash of their names, dtypes, shapes and values.
 """
 
+import dataclasses
 import datetime
 import hashlib
 import importlib.metadata
@@ -21,6 +22,7 @@ import optax
 from jax.experimental import multihost_utils
 
 from dpjax._core import validate
+from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import Key, Tree
 from dpjax._plan import Plan
 from dpjax._plan.parameters import RunParameters
@@ -149,54 +151,70 @@ def restore_leaf(leaf: Any, found: np.ndarray | jax.Array) -> Any:
 
 
 _FORMAT = 1
-# The fields of a record, and their types in JSON.
-_TYPES = {
-    "format": int,
-    "step": int,
-    "released": str,
-    "plan": dict,
-    "data": str,
-    "draws": dict,
-    "key": str,
-    "leaves": dict,
-    "arrays": str,
-    "time": str,
-    "versions": dict,
-    "digest": str,
-}
 
 
-def make_record(plan: Plan, run: Run, data: str) -> dict[str, Any]:
-    """The record of a run at its current step, without the record's own digest."""
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The record of a run at one of its steps.
+
+    Attributes:
+      format: the version of the record's fields.
+      step: how many steps were done.
+      released: the digest of the parameters that were released last.
+      plan: the run's plan.
+      data: the caller's name for the data set.
+      draws: the facts that determine what the key draws.
+      key: the digest of the key.
+      leaves: the dtype and shape of each array, by number and path.
+      arrays: the digest of the arrays.
+      time: when the record was made, UTC.
+      versions: the versions of dpjax and JAX.
+    """
+
+    format: int
+    step: int
+    released: str
+    plan: RunParameters
+    data: str
+    draws: dict[str, str | int | bool]
+    key: str
+    leaves: dict[str, str]
+    arrays: str
+    time: str
+    versions: dict[str, str]
+
+
+def make_record(plan: Plan, run: Run, data: str) -> Record:
+    """The record of a run at its current step."""
     tree = tree_of(run)
-    return {
-        "format": _FORMAT,
-        "step": int(run.step),
-        "released": run.released,
-        "plan": plan.to_dict(),
-        "data": data,
-        "draws": describe_draws(plan, run.key),
-        "key": digest(run.key),
-        "leaves": _leaves(tree),
-        "arrays": digest(tree),
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {x: importlib.metadata.version(x) for x in ("dpjax", "jax")},
-    }
+    return Record(
+        format=_FORMAT,
+        step=int(run.step),
+        released=run.released,
+        plan=plan.parameters(),
+        data=data,
+        draws=describe_draws(plan, run.key),
+        key=digest(run.key),
+        leaves=_leaves(tree),
+        arrays=digest(tree),
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        versions={x: importlib.metadata.version(x) for x in ("dpjax", "jax")},
+    )
 
 
-def encode_record(found: dict[str, Any]) -> bytes:
+def encode_record(record: Record) -> bytes:
     """The content of a record's file: the record with its digest, as JSON."""
+    found = to_plain(record)
     sealed = found | {"digest": _digest(found)}
     return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _digest(found: dict[str, Any]) -> str:
-    """The SHA-256 of all fields of a record except its digest."""
-    others = {name: x for name, x in found.items() if name != "digest"}
-    return hashlib.sha256(canonical(others).encode()).hexdigest()
+    """The SHA-256 of all fields of a record."""
+    return hashlib.sha256(canonical(found).encode()).hexdigest()
 
 
-def decode_record(content: bytes, step: int, where: pathlib.Path) -> dict[str, Any]:
+def decode_record(content: bytes, step: int, where: pathlib.Path) -> Record:
     """Decode and verify the record of a step.
 
     Args:
@@ -207,36 +225,29 @@ def decode_record(content: bytes, step: int, where: pathlib.Path) -> dict[str, A
     Raises:
       ValueError: the record is damaged, in another format, or of another step.
     """
-    found: Any = None
     try:
-        found = json.loads(content)
-        wrong = _wrong(found, step)
+        return _verify(json.loads(content), step)
     # Deeply nested JSON, as a damaged file may hold, raises RecursionError.
     except (ValueError, RecursionError) as error:
-        wrong = f"its record cannot be read: {error}"
-    if wrong:
-        raise ValueError(f"the checkpoint {where} is damaged or was changed: {wrong}.")
-    return found
+        raise ValueError(
+            f"the checkpoint {where} is damaged or was changed: {error}"
+        ) from error
 
 
-def _wrong(found: Any, step: int) -> str:
-    """The reason why a value is not a valid record of the step; "" if it is valid."""
+def _verify(found: Any, step: int) -> Record:
+    """The record of a step from its plain values and its digest, or ValueError."""
     if not isinstance(found, dict):
-        return f"its record is a {type(found).__name__}, not an object"
-    if found.keys() != _TYPES.keys():
-        return f"its record lacks or adds {sorted(found.keys() ^ _TYPES.keys())}"
-    for name, expected in _TYPES.items():
-        # Compares types exactly: isinstance would accept a bool as an int.
-        if type(found[name]) is not expected:
-            return f"{name} in its record is {found[name]!r}"
-    if found["digest"] != _digest(found):
-        return "its record is not what was written"
-    if found["format"] != _FORMAT:
-        return f"its format is {found['format']}, and this version reads {_FORMAT}"
-    if found["step"] != step:
-        return f"its record is of step {found['step']}"
-    RunParameters.from_dict(found["plan"])  # raises ValueError for an invalid plan
-    return ""
+        raise ValueError(f"its record is a {type(found).__name__}, not an object.")
+    if found.pop("digest", None) != _digest(found):
+        raise ValueError("its record is not what was written.")
+    if found.get("format") != _FORMAT:
+        raise ValueError(
+            f"its format is {found.get('format')!r}, and this version reads {_FORMAT}."
+        )
+    record = from_plain(Record, found, "record")
+    if record.step != step:
+        raise ValueError(f"its record is of step {record.step}.")
+    return record
 
 
 def check(plan: Plan, run: Run) -> None:
@@ -267,7 +278,7 @@ def _leaves(tree: Any) -> dict[str, str]:
 
 
 def refuse_another(
-    folder: pathlib.Path, kept: dict[str, Any], plan: Plan, run: Run, data: str
+    folder: pathlib.Path, kept: Record, plan: Plan, run: Run, data: str
 ) -> None:
     """Raise ValueError if a run differs from the run of which `kept` is the record.
 
@@ -275,19 +286,18 @@ def refuse_another(
     arrays and the draws. `folder` is for error messages.
     """
     here = {
-        "plan": primary_fields(plan.to_dict()),
+        "plan": primary_fields(plan),
         "data": data,
         "leaves": _leaves(tree_of(run)),
     }
     there = {
-        "plan": primary_fields(kept["plan"]),
-        "data": kept["data"],
-        "leaves": kept["leaves"],
+        "plan": primary_fields(kept.plan),
+        "data": kept.data,
+        "leaves": kept.leaves,
     }
-    # A round trip through JSON turns tuples into lists, as in the record.
-    found = differences(there, json.loads(json.dumps(here)))
+    found = differences(there, here)
     if not found:  # the plans are equal, so that their draws can be compared
-        found = differences(kept["draws"], describe_draws(plan, run.key), "draws")
+        found = differences(kept.draws, describe_draws(plan, run.key), "draws")
     if found:
         more = f", and {len(found) - 8} more" if len(found) > 8 else ""
         raise ValueError(

@@ -23,15 +23,18 @@ writes, and the others receive the result.
 The modules, in the order in which the data passes through them:
 
 1. `_chain`: lines of JSON with their hashes, and the atomic appending of a line.
-2. `_release`: the entries for releases, and the checks that refuse an entry.
-3. `_total`: the ε of all releases by composition, which holds if all plans were fixed
+2. `_entry`: the typed records that lines hold. They describe what ran by events.
+3. `_release`: the functions that record an entry, and the checks that refuse one.
+4. `_total`: the ε of all releases by composition, which holds if all plans were fixed
    before any output was seen.
 """
 
+from dpjax.ledger._entry import End as End
+from dpjax.ledger._entry import Other as Other
+from dpjax.ledger._entry import Release as Release
 from dpjax.ledger._release import end as end
 from dpjax.ledger._release import other as other
 from dpjax.ledger._release import release as release
 from dpjax.ledger._release import run_name as run_name
-from dpjax.ledger._total import Entry as Entry
 from dpjax.ledger._total import Ledger as Ledger
 from dpjax.ledger._total import read as read

@@ -1,22 +1,26 @@
-"""The entries that a ledger records before a release, and checks that refuse one."""
+"""The functions that record an entry before a release, and checks that refuse one."""
 
 import datetime
 import hashlib
 import os
 import pathlib
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from dpjax._core import keys, validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.plain import to_plain
 from dpjax._core.typing import Key
 from dpjax._plan import Plan
+from dpjax.accounting.events import EpsilonDelta
 from dpjax.checkpoint import Run, digest
 from dpjax.checkpoint._fingerprint import fingerprint
 from dpjax.checkpoint._processes import check_equal_across_processes, on_primary_process
 from dpjax.ledger import _chain
 from dpjax.ledger._chain import Line
+from dpjax.ledger._entry import End, Entry, Other, Release, entry_of
 
 Path = str | os.PathLike[str]
 
@@ -79,7 +83,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
         another adjacency or unit, or is damaged. The ledger does not know the data.
       OSError: the entry could not be written: then nothing is released.
 
-    Privacy: the entry holds a digest of the parameters, the plan, and `run_name`.
+    Privacy: the entry holds a digest of the parameters, the plan's event, and
+      `run_name`.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, pathlib, tempfile
@@ -108,11 +113,9 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
         {"key": name, "plan": of_plan, "step": step, "params": found}
     )
 
-    def line(lines: list[Line]) -> Line | None:
-        own = [x for x in lines if x["what"] == "release" and x["run"] == name]
-        if any(
-            (x["plan"], x["stop"], x["released"]) == (of_plan, step, found) for x in own
-        ):
+    def make(entries: list[Entry]) -> Release | None:
+        own = [x for x in entries if isinstance(x, Release) and x.run == name]
+        if any((x.plan, x.stop, x.released) == (of_plan, step, found) for x in own):
             return None  # the same release again
         # Checked while the ledger is locked: no other process can add an entry between
         # the check and the new line.
@@ -120,27 +123,26 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
         if wrong and not repeated:
             raise ValueError(
                 f"run must not be released: {wrong}. The same noise would hide two "
-                f"sums, whose difference has none (line {len(lines) + 1} of {path})."
+                f"sums, whose difference has none (line {len(entries) + 1} of {path})."
             )
-        _check_same_adjacency(lines, plan.adjacency, plan.unit)
-        # Only the first entry of a plan holds the whole plan; later ones refer to it.
-        known = any(x.get("plan") == of_plan for x in lines)
-        return {
-            "what": "release",
-            "run": name,
-            "plan": of_plan,
-            "start": own[-1]["stop"] if own and not wrong else 0,
-            "stop": step,
-            "released": found,
-            "repeated": bool(wrong),
-            "epsilon": plan.to_dict()["epsilon"],
-            "delta": plan.delta,
-            "adjacency": plan.adjacency.name,
-            "unit": plan.unit,
-            "time": _now(),
-        } | ({} if known else {"record": plan.to_dict()})
+        _check_same_adjacency(entries, plan.adjacency, plan.unit)
+        return Release(
+            run=name,
+            plan=of_plan,
+            event=plan.guarantee.event,
+            so_far=plan.guarantee.at(step).event,
+            start=own[-1].stop if own and not wrong else 0,
+            stop=step,
+            epsilon=plan.epsilon,
+            delta=plan.delta,
+            adjacency=plan.adjacency,
+            unit=plan.unit,
+            released=found,
+            repeated=bool(wrong),
+            time=_now(),
+        )
 
-    on_primary_process(lambda: _chain.append(pathlib.Path(path), line))
+    _append(path, make)
     return run._replace(released=found)
 
 
@@ -181,14 +183,14 @@ def end(path: Path, key: Key, why: str) -> None:
     if not why.strip():
         raise ValueError(f"why must say why the run ended; got {why!r}.")
 
-    def line(lines: list[Line]) -> Line:
-        own = [x for x in lines if x["what"] == "release" and x["run"] == name]
+    def make(entries: list[Entry]) -> End:
+        own = [x for x in entries if isinstance(x, Release) and x.run == name]
         if not own:
             raise ValueError(f"key must be that of a run in {path}; got {name}.")
-        stop = max(x["stop"] for x in own)
-        return {"what": "end", "run": name, "stop": stop, "why": why, "time": _now()}
+        last = max(own, key=lambda x: x.stop)
+        return End(name, last.so_far, last.stop, why, _now())
 
-    on_primary_process(lambda: _chain.append(pathlib.Path(path), line))
+    _append(path, make)
 
 
 def other(
@@ -232,22 +234,27 @@ def other(
         raise ValueError(f"what must say what is released; got {what!r}.")
     neighbours = validate.adjacency(adjacency)
 
-    def line(lines: list[Line]) -> Line:
-        _check_same_adjacency(lines, neighbours, unit)
-        return {
-            "what": "other",
-            "words": what,
-            "epsilon": float(epsilon),
-            "delta": float(delta),
-            "adjacency": neighbours.name,
-            "unit": unit,
-            "time": _now(),
-        }
+    def make(entries: list[Entry]) -> Other:
+        _check_same_adjacency(entries, neighbours, unit)
+        event = EpsilonDelta(float(epsilon), float(delta))
+        return Other(what, event, neighbours, unit, _now())
+
+    _append(path, make)
+
+
+def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
+    """Append an entry that depends on the entries before it, or none.
+
+    The first process appends it, and the file is locked while `make` runs.
+    """
+
+    def line(lines: list[Line]) -> Line | None:
+        return to_plain(make([entry_of(x, path) for x in lines]))
 
     on_primary_process(lambda: _chain.append(pathlib.Path(path), line))
 
 
-def _find_conflict(own: list[Line], of_plan: str, step: int, before: str) -> str:
+def _find_conflict(own: list[Release], of_plan: str, step: int, before: str) -> str:
     """The reason why a run does not continue its key's last release; "" if it does.
 
     Args:
@@ -260,33 +267,34 @@ def _find_conflict(own: list[Line], of_plan: str, step: int, before: str) -> str
         return ""
     # Each release was compared with the one before it, so that the last one suffices.
     last = own[-1]
-    if last["plan"] != of_plan:
+    if last.plan != of_plan:
         return "its key is that of a run with another plan, or with other draws"
-    if last["stop"] >= step:
+    if last.stop >= step:
         return (
-            f"its key has released {last['stop']} steps already, and other parameters "
+            f"its key has released {last.stop} steps already, and other parameters "
             f"after step {step} or none"
         )
-    if last["released"] != before:
+    if last.released != before:
         return (
-            f"its key has released parameters after step {last['stop']} that this run "
+            f"its key has released parameters after step {last.stop} that this run "
             "did not come by; where it was resumed from before them, release it again "
             "when it gets there"
         )
     return ""
 
 
-def _check_same_adjacency(lines: list[Line], adjacency: Adjacency, unit: str) -> None:
+def _check_same_adjacency(
+    entries: list[Entry], adjacency: Adjacency, unit: str
+) -> None:
     """Raise ValueError if a ledger's entries have another adjacency or unit.
 
     Costs for different neighbouring relations do not compose.
     """
-    given = adjacency.name, unit
-    for line in lines:
-        if line["what"] != "end" and (line["adjacency"], line["unit"]) != given:
+    for x in entries:
+        if not isinstance(x, End) and (x.adjacency, x.unit) != (adjacency, unit):
             raise ValueError(
-                f"adjacency and unit must be those of the ledger, {line['adjacency']} "
-                f"and {line['unit']!r}; got {given[0]} and {unit!r}."
+                f"adjacency and unit must be those of the ledger, {x.adjacency.name} "
+                f"and {x.unit!r}; got {adjacency.name} and {unit!r}."
             )
 
 

@@ -15,8 +15,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
 from dpjax._plan.parameters import RunParameters
-from dpjax.accounting import events, profiles
-from dpjax.accounting.profiles import Profile
+from dpjax.accounting import events
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 
@@ -82,10 +81,6 @@ class Mechanism:
         if run.arithmetic == "real":
             return event
         return events.OnLattice(event, RUN_TOTAL_VARIATION)
-
-    def profile(self, run: RunParameters) -> Profile:
-        """The run's privacy profile ε(δ) and δ(ε), an upper bound."""
-        return profiles.of(self.released_event(run))
 
     def describe(self, batch_size: str, max_batch_size: int) -> str:
         """A description for a paper of how batches of the given sizes are drawn."""

@@ -66,7 +66,7 @@ class CyclicPoisson(Mechanism):
         """
         bands = () if self.shape is None else self.shape.numerator
         # The factor covers the rounding of the norm: the sensitivity is rounded up.
-        norm = np.linalg.norm([1.0, *bands]) * (1 + 2.0**-40)
+        norm = float(np.linalg.norm([1.0, *bands])) * (1 + 2.0**-40)
         # A group is drawn from at most ⌈T / p⌉ times.
         steps = -(-int(run.num_steps) // self.groups)
         step = events.TruncatedPoissonGaussian(

@@ -1,0 +1,100 @@
+"""Records as plain values: the one writer and the one reader for JSON.
+
+A record is a frozen dataclass or a `NamedTuple` whose fields are numbers, strings,
+members of an enum, other records, or tuples of these. The annotations of its fields say
+what the reader accepts.
+"""
+
+import dataclasses
+import enum
+import functools
+import math
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from dpjax._core import validate
+
+# The types that values of a type have in JSON, which may write 1.0 as 1.
+_PLAIN = {float: (float, int), int: (int,), str: (str,), bool: (bool,)}
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, Any] | None:
+    """The type of each field of a record's class; None for all other types."""
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return get_type_hints(kind) if hasattr(kind, "_fields") else None
+
+
+def to_plain(value: Any, name: str = "value") -> Any:
+    """A value of plain dictionaries, lists, strings, numbers and None.
+
+    A record becomes a dictionary with its class's name under "type". An infinite number
+    becomes the string "inf", since JSON has no literal for it.
+
+    Args:
+      value: a record, or a dictionary, list or tuple of such values.
+      name: the name of the value in error messages.
+
+    Raises:
+      ValueError: a number is traced, or is an array of several numbers.
+    """
+    fields = _fields(type(value))
+    if fields is not None:
+        plain = {field: to_plain(getattr(value, field), field) for field in fields}
+        return {"type": type(value).__name__} | plain
+    if isinstance(value, dict):
+        return {key: to_plain(x, key) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(x, name) for x in value]
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, bool | str):
+        return value
+    number = validate.concrete(value)
+    if number is None or number.size != 1:
+        raise ValueError(f"{name} must be one number that is known; got {value!r}.")
+    number = number.item()
+    return "inf" if number == math.inf else number
+
+
+def from_plain(kind: Any, value: Any, name: str) -> Any:
+    """The value of a given type from which `to_plain` made plain values.
+
+    Args:
+      kind: the type, such as a record's class, `int`, or a union of types.
+      value: the plain values, or a copy of them read from JSON.
+      name: the name of the value in error messages.
+
+    Raises:
+      ValueError: no value of this type has these plain values.
+    """
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if value is None and types.NoneType in kinds:
+        return None
+    # Of all types of numbers and arrays that a field may hold, JSON has floats alone.
+    kinds = (float,) if float in kinds else kinds
+    for one in kinds:
+        of, parts, fields = get_origin(one), get_args(one), _fields(one)
+        if fields is not None:
+            names = {"type", *fields}
+            if (
+                isinstance(value, dict)
+                and value.keys() == names
+                and (value["type"] == one.__name__)
+            ):
+                return one(**{x: from_plain(fields[x], value[x], x) for x in fields})
+        elif of is tuple and isinstance(value, list):
+            return tuple(from_plain(parts[0], x, name) for x in value)
+        elif of is dict and isinstance(value, dict):
+            return {key: from_plain(parts[1], x, key) for key, x in value.items()}
+        elif isinstance(one, enum.EnumMeta) and isinstance(value, str):
+            if value in one.__members__:
+                return one[value]
+        elif one is float and value == "inf":
+            return math.inf
+        elif value in parts if of is Literal else type(value) in _PLAIN.get(one, ()):
+            return value
+    expected = " or ".join(getattr(x, "__name__", str(x)) for x in kinds)
+    raise ValueError(f"{name} must be of type {expected}; got {value!r}.")
