@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from dpjax.clipping._metrics import Metrics as Metrics
     from dpjax.clipping._metrics import metrics as metrics
     from dpjax.noise._correlated import correlated_noise as correlated_noise
+    from dpjax.noise._correlated import tree_momentum as tree_momentum
     from dpjax.noise._discrete import (
         add_discrete_gaussian_noise as add_discrete_gaussian_noise,
     )
     from dpjax.noise._gaussian import add_gaussian_noise as add_gaussian_noise
     from dpjax.noise._gaussian import noisy_mean as noisy_mean
-    from dpjax.noise._momentum import tree_momentum as tree_momentum
     from dpjax.noise._optimizers import dp_adam as dp_adam
     from dpjax.noise._optimizers import dp_adamw as dp_adamw
     from dpjax.noise._optimizers import dp_nsgd as dp_nsgd
@@ -66,10 +66,9 @@ _NAMES = {
     "clipping._clip": ("clip_and_sum",),
     "clipping._clipped_grad": ("PerExample", "clipped_grad", "explain"),
     "clipping._metrics": ("Metrics", "metrics"),
-    "noise._correlated": ("correlated_noise",),
+    "noise._correlated": ("correlated_noise", "tree_momentum"),
     "noise._discrete": ("add_discrete_gaussian_noise",),
     "noise._gaussian": ("add_gaussian_noise", "noisy_mean"),
-    "noise._momentum": ("tree_momentum",),
     "noise._optimizers": ("dp_adam", "dp_adamw", "dp_nsgd", "dp_sgd"),
 }
 # From each public name to the module that defines it.

@@ -10,7 +10,6 @@ The entries are `dpjax.clipped_grad`, `dpjax.clip_and_sum`, `dpjax.explain` and
    only where no rule covers a parameter or where they are cheaper.
 4. `_microbatches` processes a batch in parts. `_metrics` summarises the losses, norms
    and clipping of a batch.
-5. `_explain` shows how the book-keeping engine treats each parameter of a loss.
 """
 
 from dpjax.clipping import bookkeeping as bookkeeping

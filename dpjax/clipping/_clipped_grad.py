@@ -1,6 +1,6 @@
 """From a loss on one example to the sum of clipped per-example gradients.
 
-Show how the book-keeping engine treats each parameter of a loss.
+`explain` shows how the book-keeping engine treats each parameter of a loss.
 """
 
 import dataclasses

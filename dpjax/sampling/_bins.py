@@ -26,7 +26,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _order
-from dpjax.sampling._draws import Batch, check_number, sampler_key, sizes
+from dpjax.sampling._samplers import Batch, check_number, sampler_key, sizes
 
 # A count n of coins is split into its digits in base 2⁸: single coins, and sums of 2⁸,
 # 2¹⁶ and 2²⁴ coins, fewer than 2⁸ of each kind.

@@ -29,7 +29,7 @@ loss's jaxpr instead, and so works for any function.
    all cotangents, and the forward pass records the other inputs of the sites'
    equations. It traces equations that repeat, as in a deep network, only once.
 4. `rules` turn an equation's input and output cotangent into rows x_t and d_t
-   (`rules.factors`). There are rules for products (`dense`), convolutions and gathers.
+   (`rules.factors`). There are rules for products, convolutions and gathers.
    At an equation without a rule the tap is added to the *operand*. The tap's cotangent
    is then the operand's per-example gradient, formed by the same backward pass. For
    biases and scales nothing is cheaper. For other operands the engine does what the
@@ -77,9 +77,9 @@ while_loop or a custom derivative. It also does so for a parameter that enters t
 without an example, as in a penalty on weights; such a penalty belongs in the optimizer.
 """
 
-from dpjax.clipping.bookkeeping.analysis.explain import Explanation as Explanation
-from dpjax.clipping.bookkeeping.analysis.explain import explanation as explanation
+from dpjax.clipping.bookkeeping.analysis.plan import Explanation as Explanation
 from dpjax.clipping.bookkeeping.analysis.plan import Plan as Plan
+from dpjax.clipping.bookkeeping.analysis.plan import explanation as explanation
 from dpjax.clipping.bookkeeping.analysis.plan import plan as plan
 from dpjax.clipping.bookkeeping.evaluate.engine import clipped_sum as clipped_sum
 from dpjax.clipping.bookkeeping.evaluate.two_passes import (

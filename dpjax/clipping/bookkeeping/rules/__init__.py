@@ -6,9 +6,8 @@ import jax.extend.core as jex
 
 from dpjax.clipping.bookkeeping.jaxpr.equations import aval
 from dpjax.clipping.bookkeeping.rules.base import Rule
-from dpjax.clipping.bookkeeping.rules.convolution import Convolution
-from dpjax.clipping.bookkeeping.rules.dense import Dense
 from dpjax.clipping.bookkeeping.rules.gather import Gather
+from dpjax.clipping.bookkeeping.rules.products import Convolution, Dense
 
 
 def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:

@@ -4,7 +4,7 @@ The likelihood ratio of the two output distributions at σu, u ~ N(0, 1), is 1 +
 y = q (e^z − 1), z = (u − 1/(2σ)) / σ. Since E y = 0, the moment for the Rényi
 divergence of order a is
 
-    E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0  (`integrand`).
+    E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0.
 
 E h is approximated by a sum of positive numbers, which loses no precision to
 cancellation, not even where E h is 1e-20. The integrand has a bump where y is small,
@@ -14,8 +14,17 @@ lie above and below the crossing, where q e^z = 1 − q. One window of nodes the
 covers small y, and two more windows lie on either side of the crossing. All windows are
 graded towards the crossing on the scale σ. Neither the positions of the nodes nor their
 number changes the integral, so derivatives are those of the integrand alone.
+
+The integrand h is a second difference, and is computed without cancellation.
+
+For batches of fixed size (C_q(G_μ), μ = 1/σ) the losses below zero are the mirror image
+of those above zero, with the masses of N(0, 1). The rest of the mass is at a loss of
+zero. With L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
+
+    h = e^{aL} + e^{(1−a)L} − e^L − 1 = e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -27,7 +36,60 @@ from jax.custom_derivatives import SymbolicZero
 from dpjax._core.float64 import SMALL, ULP, scoped
 from dpjax._core.searches import bisect
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
-from dpjax.accounting._numerics.rdp import integrand
+
+_SERIES = [1.0 / math.factorial(k) for k in range(2, 14)]
+# Below the first, e^z is rounded away next to 1; above the second, 1 next to q e^z.
+_SMALLEST_Z, _LARGEST_Z = -36.0, 230.0
+
+
+def _likelihood(
+    u: jax.Array, sigma: jax.Array, q: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The numbers z = (u − 1/(2σ)) / σ, y = q (e^z − 1) and log(1 + y)."""
+    z = (u - 0.5 / sigma) / sigma
+    clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
+    y = q * jnp.expm1(clipped)
+    return z, y, jnp.log1p(y) + jnp.maximum(z - clipped, 0.0)
+
+
+def _second_difference(x: jax.Array) -> jax.Array:
+    """(e^x − 1 − x) / x² for |x| < 1/4."""
+    total = jnp.full_like(x, _SERIES[-1])
+    for coefficient in _SERIES[-2::-1]:
+        total = coefficient + x * total
+    return total
+
+
+def _poisson_integrand(
+    y: jax.Array, log_ratio: jax.Array, a: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The integrand h(y) of a Poisson batch, precise to a few dozen ulps.
+
+    The result is a pair (exponent, mantissa) with h = mantissa e^exponent, because h
+    itself may overflow at a large order.
+    """
+    small = jnp.abs(a * log_ratio) < 0.25
+    # With L = log(1 + y) and e^x = 1 + x + x² ψ(x): h = a L² (a ψ(a L) − ψ(L)).
+    L = jnp.where(small, log_ratio, 0.0)
+    difference = a * _second_difference(a * L) - _second_difference(L)
+    near = a * L * L * difference
+    # Elsewhere h = (1 + y) (e^x − 1) − (a − 1) y with x = (a − 1) L. Where (1 + y)^−a
+    # is below one, the mantissa is h times this factor.
+    y, L = jnp.where(small, 1.0, y), jnp.where(small, 1.0, log_ratio)
+    power = jnp.expm1(-(a - 1.0) * jnp.abs(L))
+    share = (a - 1.0) * y / (1.0 + jnp.maximum(y, 0.0))
+    rises = -power - share * (1.0 + power)
+    falls = (1.0 + y) * power - share
+    exponent = jnp.where(small, 0.0, a * jnp.maximum(L, 0.0))
+    return exponent, jnp.where(small, near, jnp.where(L > 0, rises, falls))
+
+
+def _fixed_size_integrand(
+    _: jax.Array, log_ratio: jax.Array, a: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The integrand h of a batch of fixed size, as (exponent, mantissa)."""
+    return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
+
 
 _TAIL = 7.5  # the distance beyond which a unit Gaussian has 1e-13 of its mass
 _DROP = _TAIL**2 / 2  # the decrease of a unit Gaussian's log density at that distance
@@ -58,15 +120,15 @@ class _Excess(NamedTuple):
     start: Callable[[jax.Array], jax.Array]
 
 
-_POISSON = _Excess(integrand.poisson, lambda sigma: jnp.full_like(sigma, -_TAIL))
-_FIXED_SIZE = _Excess(integrand.fixed_size, lambda sigma: 0.5 / sigma)
+_POISSON = _Excess(_poisson_integrand, lambda sigma: jnp.full_like(sigma, -_TAIL))
+_FIXED_SIZE = _Excess(_fixed_size_integrand, lambda sigma: 0.5 / sigma)
 
 
 def _log_integrand(
     excess: _Excess, u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
     """The log of the integrand h(y) e^{−u²/2}."""
-    _, y, log_ratio = integrand.likelihood(u, sigma, q)
+    _, y, log_ratio = _likelihood(u, sigma, q)
     exponent, mantissa = excess.h(y, log_ratio, a)
     return exponent + jnp.log(jnp.maximum(mantissa, SMALL)) - 0.5 * u * u
 
@@ -212,7 +274,7 @@ def _window_sum(
         moved = 0.5 * (middle + 1.0 / middle) * (grown + grown / (1.0 + grown))
         u = fixed(low + c * moved)
         weight = fixed(0.5 * weight * (end + 1.0 / end))
-        z, y, log_ratio = integrand.likelihood(u, sigma, q)
+        z, y, log_ratio = _likelihood(u, sigma, q)
         share = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
         u, weight, y, log_ratio, share = _barrier((u, weight, y, log_ratio, share))
         exponent, mantissa = excess.h(y, log_ratio, a)
