@@ -36,20 +36,20 @@ def report(path: str, as_json: bool) -> str:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     try:
         versions = _versions(record)
-        found = guarantee_of(record)
-        _check(record, found.record())
+        guarantee = guarantee_of(record)
+        _check(record, guarantee.record())
     except (ValueError, ArithmeticError) as error:
         raise ValueError(f"{path}: {error}") from error
     # The last line names the versions. They must be those that ran, not those of today.
-    statement = str(found).rpartition("\n")[0] + f"\n{versions}"
+    statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}"
     if not as_json:
         return (
             f"{statement}\n\nε and what attacks can achieve were computed again from "
             f"the run's numbers in {path}."
         )
-    epsilon = float(found.epsilon(found.plan.delta))
+    epsilon = float(guarantee.epsilon(guarantee.plan.delta))
     said = {"epsilon": epsilon if math.isfinite(epsilon) else None}
-    said |= {"delta": found.plan.delta, "statement": statement}
+    said |= {"delta": guarantee.plan.delta, "statement": statement}
     return json.dumps(said, indent=2, ensure_ascii=False)
 
 
@@ -80,9 +80,9 @@ def guarantee_of(record: Any) -> RunGuarantee:
         given["strategy"] = _strategy(record, given["num_steps"])
     # The maximum avoids a division by zero here; `plan` then refuses a size of 0.
     factors = _factors(schedule, max(given["batch_size"], 1), given["num_steps"])
-    found = plan(**given, **factors)
-    _check_schedule(schedule, found)
-    return found.guarantee
+    planned = plan(**given, **factors)
+    _check_schedule(schedule, planned)
+    return planned.guarantee
 
 
 def _field(record: Any, name: str, kind: type) -> Any:
@@ -136,14 +136,14 @@ def _pieces(record: Any) -> tuple[Segment, ...]:
       ValueError: the segments do not start at step 0, or are not in increasing order.
     """
     kinds = {"start": int, "noise": float, "clip": float, "batch_size": int}
-    found = [
+    pieces = [
         Segment(**{name: _field(piece, name, kind) for name, kind in kinds.items()})
         for piece in _field(record, "schedule", list)
     ]
-    starts = [piece.start for piece in found]
+    starts = [piece.start for piece in pieces]
     if starts and (starts[0] != 0 or sorted(set(starts)) != starts):
         raise ValueError(f"schedule must start at 0 and go on; got {starts!r}.")
-    return tuple(p for p in found if p.start < _field(record, "num_steps", int))
+    return tuple(p for p in pieces if p.start < _field(record, "num_steps", int))
 
 
 def _factors(
@@ -169,30 +169,30 @@ def _factors(
     return {name: factor(x) for name, x in columns.items() if any(v != 1 for v in x)}
 
 
-def _check_schedule(schedule: tuple[Segment, ...], found: Plan) -> None:
+def _check_schedule(schedule: tuple[Segment, ...], planned: Plan) -> None:
     """Raise for a schedule that differs from the one `dpjax.plan` makes of it."""
-    if schedule and (found.schedule or schedule[1:]) and schedule != found.schedule:
+    if schedule and (planned.schedule or schedule[1:]) and schedule != planned.schedule:
         raise ValueError(
             f"schedule must be one that dpjax.plan makes; got {schedule!r}."
         )
 
 
-def _check(record: dict[str, Any], found: dict[str, Any]) -> None:
+def _check(record: dict[str, Any], computed: dict[str, Any]) -> None:
     """Raise for a record that claims more privacy than its numbers give.
 
     Args:
       record: the record with its claims.
-      found: the record of the guarantee that was computed anew.
+      computed: the record of the guarantee that was computed anew.
     """
     of_attacks = "attack_true_positive_rate_at_most"
     claims = {"epsilon": record.get("epsilon"), "mu": record.get("mu")}
-    costs = {"epsilon": found["epsilon"], "mu": found["mu"]}
+    costs = {"epsilon": computed["epsilon"], "mu": computed["mu"]}
     claims |= _field(record, of_attacks, dict)
-    costs |= found[of_attacks]
+    costs |= computed[of_attacks]
     if record.get("clip_norm_follows"):
         name = "noise_multiplier_of_gradients"
         claims[name] = _field(record["clip_norm_follows"], name, float)
-        costs[name] = found["clip_norm_follows"][name]
+        costs[name] = computed["clip_norm_follows"][name]
     for name, claim in claims.items():
         cost = costs.get(name)
         # None stands for a value without bound, which claims nothing.

@@ -116,7 +116,9 @@ def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.
     return jnp.max(fixed_order_totals(decay, num_steps, steps_per_epoch))
 
 
-def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
+def _reshuffled_order(
+    decay: jax.Array, num_steps: int, steps_per_epoch: int
+) -> jax.Array:
     """The squared sensitivity, as an upper bound, for any one step in each epoch.
 
     The squared sensitivity is Σ_nodes inner², where inner(node) is Σ_{p in P∩node}
@@ -170,7 +172,7 @@ def _momentum_mu64(
     # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own
     # sensitivity:
     # μ² = max_P Σ_nodes (Σ_{p in P∩node} β^{z−p})² / σ².
-    worst = _fixed_order if order == "fixed" else _reshuffled
+    worst = _fixed_order if order == "fixed" else _reshuffled_order
     square = worst(decay, num_steps, steps_per_epoch)
     # The terms are positive and added one after the other, so that relative rounding
     # errors grow with their number. 64 covers the errors within a term.

@@ -97,9 +97,9 @@ def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:
     # b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ.
     ratios = jnp.stack([(b - delta) / a, (1 - a - delta) / (1 - b)])
-    found = jnp.log(jnp.maximum(jnp.max(ratios, axis=0), 1.0))
+    epsilon = jnp.log(jnp.maximum(jnp.max(ratios, axis=0), 1.0))
     # The margin covers the rounding of the ratio and its logarithm. A NaN δ gives 0.
-    return jnp.where(delta >= 0, found * (1 - 16 * ULP), 0.0)
+    return jnp.where(delta >= 0, epsilon * (1 - 16 * ULP), 0.0)
 
 
 def _mu(rates: _Rates) -> jax.Array:
@@ -504,7 +504,7 @@ def bootstrap_quantiles(
     num_samples = validate.static_int("num_samples", num_samples, minimum=1)
     key = stream(validate.typed_key("key", key), "bootstrap")
 
-    def again(key: Key) -> jax.Array:
+    def resample(key: Key) -> jax.Array:
         keys = jax.random.split(key)
         return statistic(
             *(
@@ -513,5 +513,5 @@ def bootstrap_quantiles(
             )
         )
 
-    found = jax.vmap(again)(jax.random.split(key, num_samples))
-    return jnp.quantile(found, jnp.asarray(quantiles, found.dtype))
+    samples = jax.vmap(resample)(jax.random.split(key, num_samples))
+    return jnp.quantile(samples, jnp.asarray(quantiles, samples.dtype))

@@ -32,8 +32,11 @@ def fingerprint(plan: Plan, key: Key) -> str:
     The fingerprint includes what a public key of the same generator draws under the
     plan. It does not depend on the secret bits of the key.
     """
-    found = {"plan": primary_fields(plan.to_dict()), "draws": describe_draws(plan, key)}
-    return hashlib.sha256(canonical(found).encode()).hexdigest()[:32]
+    description = {
+        "plan": primary_fields(plan.to_dict()),
+        "draws": describe_draws(plan, key),
+    }
+    return hashlib.sha256(canonical(description).encode()).hexdigest()[:32]
 
 
 def primary_fields(of_plan: dict[str, Any]) -> dict[str, Any]:
@@ -79,16 +82,16 @@ def _probe(plan: Plan, generator: str, *_: object) -> str:
             signs.append(jax.tree.map(lambda x: jnp.sign(x).astype(jnp.int8), noise))
         return [plan.batch(step, key) for step in range(steps)], signs
 
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in jax.tree.leaves(draw(key)):
-        found.update(np.asarray(leaf).astype(np.int64).tobytes())
-    return found.hexdigest()[:32]
+        digest.update(np.asarray(leaf).astype(np.int64).tobytes())
+    return digest.hexdigest()[:32]
 
 
-def canonical(found: Any) -> str:
+def canonical(value: Any) -> str:
     """A canonical JSON text: equal values have equal texts."""
     return json.dumps(
-        found,
+        value,
         sort_keys=True,
         ensure_ascii=False,
         separators=(",", ":"),

@@ -85,14 +85,14 @@ def digest(tree: Any) -> str:
       >>> digest(jnp.array([0.0])) == digest(jnp.array([-0.0]))
       False
     """
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     paths, _ = jax.tree.flatten_with_path(tree)
     for path, leaf in paths:
         name = f"{jax.tree_util.keystr(path)} {leaf_type(leaf)}\n"
-        found.update(name.encode())
+        hashed.update(name.encode())
         if is_saved(leaf):
-            found.update(np.ascontiguousarray(_gather_array(raw_data(leaf))).tobytes())
-    return found.hexdigest()
+            hashed.update(np.ascontiguousarray(_gather_array(raw_data(leaf))).tobytes())
+    return hashed.hexdigest()
 
 
 def is_saved(leaf: object) -> bool:
@@ -132,20 +132,20 @@ def leaf_type(leaf: Any) -> str:
     return type(leaf).__name__
 
 
-def restore_leaf(leaf: Any, found: np.ndarray | jax.Array) -> Any:
-    """The restored array `found` as a leaf of the same type as `leaf`."""
+def restore_leaf(leaf: Any, array: np.ndarray | jax.Array) -> Any:
+    """The restored `array` as a leaf of the same type as `leaf`."""
     if isinstance(leaf, jax.Array):
         # Orbax restores a `jax.Array` with the requested sharding; a NumPy array still
         # has to be transferred.
         there = leaf.sharding if leaf.committed else None
-        put = found if isinstance(found, jax.Array) else jax.device_put(found, there)
+        put = array if isinstance(array, jax.Array) else jax.device_put(array, there)
         if is_key(leaf):
             return jax.random.wrap_key_data(put, impl=jax.random.key_impl(leaf))
         return put
     if isinstance(leaf, np.ndarray):
-        return np.asarray(found)
+        return np.asarray(array)
     # A Python or NumPy scalar was saved as an array without axes.
-    return type(leaf)(np.asarray(found)[()])
+    return type(leaf)(np.asarray(array)[()])
 
 
 _FORMAT = 1
@@ -184,15 +184,15 @@ def make_record(plan: Plan, run: Run, data: str) -> dict[str, Any]:
     }
 
 
-def encode_record(found: dict[str, Any]) -> bytes:
+def encode_record(record: dict[str, Any]) -> bytes:
     """The content of a record's file: the record with its digest, as JSON."""
-    sealed = found | {"digest": _digest(found)}
+    sealed = record | {"digest": _digest(record)}
     return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _digest(found: dict[str, Any]) -> str:
+def _digest(record: dict[str, Any]) -> str:
     """The SHA-256 of all fields of a record except its digest."""
-    others = {name: x for name, x in found.items() if name != "digest"}
+    others = {name: x for name, x in record.items() if name != "digest"}
     return hashlib.sha256(canonical(others).encode()).hexdigest()
 
 
@@ -207,35 +207,35 @@ def decode_record(content: bytes, step: int, where: pathlib.Path) -> dict[str, A
     Raises:
       ValueError: the record is damaged, in another format, or of another step.
     """
-    found: Any = None
+    record: Any = None
     try:
-        found = json.loads(content)
-        wrong = _wrong(found, step)
+        record = json.loads(content)
+        wrong = _wrong(record, step)
     # Deeply nested JSON, as a damaged file may hold, raises RecursionError.
     except (ValueError, RecursionError) as error:
         wrong = f"its record cannot be read: {error}"
     if wrong:
         raise ValueError(f"the checkpoint {where} is damaged or was changed: {wrong}.")
-    return found
+    return record
 
 
-def _wrong(found: Any, step: int) -> str:
+def _wrong(record: Any, step: int) -> str:
     """The reason why a value is not a valid record of the step; "" if it is valid."""
-    if not isinstance(found, dict):
-        return f"its record is a {type(found).__name__}, not an object"
-    if found.keys() != _TYPES.keys():
-        return f"its record lacks or adds {sorted(found.keys() ^ _TYPES.keys())}"
+    if not isinstance(record, dict):
+        return f"its record is a {type(record).__name__}, not an object"
+    if record.keys() != _TYPES.keys():
+        return f"its record lacks or adds {sorted(record.keys() ^ _TYPES.keys())}"
     for name, expected in _TYPES.items():
         # Compares types exactly: isinstance would accept a bool as an int.
-        if type(found[name]) is not expected:
-            return f"{name} in its record is {found[name]!r}"
-    if found["digest"] != _digest(found):
+        if type(record[name]) is not expected:
+            return f"{name} in its record is {record[name]!r}"
+    if record["digest"] != _digest(record):
         return "its record is not what was written"
-    if found["format"] != _FORMAT:
-        return f"its format is {found['format']}, and this version reads {_FORMAT}"
-    if found["step"] != step:
-        return f"its record is of step {found['step']}"
-    RunParameters.from_dict(found["plan"])  # raises ValueError for an invalid plan
+    if record["format"] != _FORMAT:
+        return f"its format is {record['format']}, and this version reads {_FORMAT}"
+    if record["step"] != step:
+        return f"its record is of step {record['step']}"
+    RunParameters.from_dict(record["plan"])  # raises ValueError for an invalid plan
     return ""
 
 
@@ -285,13 +285,13 @@ def refuse_another(
         "leaves": kept["leaves"],
     }
     # A round trip through JSON turns tuples into lists, as in the record.
-    found = differences(there, json.loads(json.dumps(here)))
-    if not found:  # the plans are equal, so that their draws can be compared
-        found = differences(kept["draws"], describe_draws(plan, run.key), "draws")
-    if found:
-        more = f", and {len(found) - 8} more" if len(found) > 8 else ""
+    changes = differences(there, json.loads(json.dumps(here)))
+    if not changes:  # the plans are equal, so that their draws can be compared
+        changes = differences(kept["draws"], describe_draws(plan, run.key), "draws")
+    if changes:
+        more = f", and {len(changes) - 8} more" if len(changes) > 8 else ""
         raise ValueError(
             "plan, data, arrays and draws must be those of the run in "
             f"{folder}, whose noise would hide something else; what differs: "
-            f"{', '.join(found[:8])}{more}."
+            f"{', '.join(changes[:8])}{more}."
         )

@@ -153,7 +153,7 @@ class ClippedGrad(Generic[Params]):
         engine = plan.automatic if automatic else self.engine
         if engine == "vmap":
             return by_vmap
-        twice = partial(bookkeeping.clipped_sum_twice, plan, clip_norms)
+        twice = partial(bookkeeping.clipped_sum_in_two_passes, plan, clip_norms)
         if self.engine == "ghost":
             return twice
         # Only "auto" may replace rows by gradients on TPUs.
@@ -172,7 +172,7 @@ class ClippedGrad(Generic[Params]):
         were the gradient of one example.
         """
         closed, _ = self._trace(args)
-        return self._arguments.differing(args, varying_axes(closed.out_avals[0]))
+        return self._arguments.vary_parameters(args, varying_axes(closed.out_avals[0]))
 
     def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
         """The loss's jaxpr and the structure of aux."""

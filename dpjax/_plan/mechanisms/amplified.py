@@ -118,7 +118,7 @@ class RandomBins(Mechanism):
             bins,
             max_batch_size=max_batch_size,
             key=key,
-            epoch=self._drawing(step // bins),
+            epoch=self._assignment_index(step // bins),
             step=step % bins,
         )
 
@@ -129,7 +129,7 @@ class RandomBins(Mechanism):
                 f"strategy must be a Toeplitz strategy in random bins; got C {shape}."
             )
 
-    def _drawing(self, epoch: jax.Array) -> jax.Array:
+    def _assignment_index(self, epoch: jax.Array) -> jax.Array:
         """The index of the random assignment of examples to steps in an epoch.
 
         The index is 0 for every epoch, so that all epochs have the same assignment.
@@ -171,6 +171,6 @@ class FreshBins(RandomBins):
 
     _fresh = True
 
-    def _drawing(self, epoch):
+    def _assignment_index(self, epoch):
         """The number of the epoch: every epoch has another random assignment."""
         return epoch

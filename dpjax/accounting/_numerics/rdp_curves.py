@@ -39,7 +39,7 @@ def gaussian64(sigma: jax.Array, a: jax.Array) -> jax.Array:
     return jnp.where(regular, value, jnp.where(silent, 0.0, jnp.inf))
 
 
-def _subsampled(
+def _subsampled_curve(
     log_excess_of: Callable[..., jax.Array],
     sigma: jax.Array,
     q: jax.Array,
@@ -78,14 +78,14 @@ def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Arra
     # Mironov, Talwar and Zhang (2019), Theorems 4 and 5,
     # https://arxiv.org/abs/1908.10530: the divergence of the mixture from N(0, σ²) is
     # the larger one, and is log E (1 + y)^a over a − 1.
-    return _subsampled(rdp_quadrature.poisson, sigma, q, a)
+    return _subsampled_curve(rdp_quadrature.poisson, sigma, q, a)
 
 
 @float64("up")
 def fixed_size_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     # Dong, Roth and Su (2022), Theorem 9, https://arxiv.org/abs/1905.02383: C_q(G_μ).
     # Under REPLACE one example moves the sum by two clip norms.
-    return _subsampled(rdp_quadrature.fixed_size, sigma / 2, q, a)
+    return _subsampled_curve(rdp_quadrature.fixed_size, sigma / 2, q, a)
 
 
 def _total_variation(rho: jax.Array) -> jax.Array:

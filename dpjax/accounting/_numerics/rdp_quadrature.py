@@ -180,11 +180,11 @@ def _edge(
     def at(t: jax.Array) -> jax.Array:
         return start + sign * _TAIL * jnp.expm1(t * reach)
 
-    def below(t: jax.Array) -> jax.Array:
+    def is_below(t: jax.Array) -> jax.Array:
         above = jax.vmap(lambda u: _log_integrand(excess, u, *density) > floor)
         return ~above(at(t))
 
-    return at(bisect(below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
+    return at(bisect(is_below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
 
 
 class _Windows(NamedTuple):

@@ -83,6 +83,6 @@ from dpjax.clipping.bookkeeping.analysis.plan import explanation as explanation
 from dpjax.clipping.bookkeeping.analysis.plan import plan as plan
 from dpjax.clipping.bookkeeping.evaluate.engine import clipped_sum as clipped_sum
 from dpjax.clipping.bookkeeping.evaluate.two_passes import (
-    clipped_sum_twice as clipped_sum_twice,
+    clipped_sum_in_two_passes as clipped_sum_in_two_passes,
 )
 from dpjax.clipping.bookkeeping.jaxpr.trace import trace as trace

@@ -123,7 +123,7 @@ class Component(NamedTuple):
     reason: str
 
     @property
-    def kept(self) -> bool:
+    def is_in_blocks(self) -> bool:
         """Whether checkpointed blocks compute all of this component's norms and sums.
 
         That requires that each site is an input of a checkpointed block, and that no
@@ -204,7 +204,7 @@ def components(
         if reached and eqn.primitive.name != "stop_gradient":
             sources.update(dict.fromkeys(eqn.outvars, reached))
 
-    found = []
+    groups_of_leaves = []
     for leaves, members in _connected_components(
         [sources_of([v], sources) for v in jaxpr.outvars]
     ):
@@ -219,10 +219,10 @@ def components(
         if roots is not None and len(set(its_groups)) > 1:
             roots, reason = None, "leaves of several groups"
         path = _path(made_by, tuple(jaxpr.invars[i] for i in leaves), operands)
-        found.append(
+        groups_of_leaves.append(
             Component(leaves, members, its_sites, path, its_groups, roots, reason)
         )
-    return found
+    return groups_of_leaves
 
 
 def _connected_components(
@@ -292,7 +292,7 @@ def _isometry(
         var = member
         axes = tuple(range(aval(var).ndim))
         eqn = maker(var)
-        while eqn is not None and (back := _relabelling(eqn)) is not None:
+        while eqn is not None and (back := _axis_map(eqn)) is not None:
             axes = tuple(back[a] if a >= 0 else -1 for a in axes)
             # The input depends on a leaf, so it is no literal.
             var = cast(jex.Var, eqn.invars[0])
@@ -318,8 +318,8 @@ def _isometry(
         if not _moves_entries(eqn) or not from_leaves:
             return None, f"made by {eqn.primitive.name}"
         pending.extend((cast(jex.Var, v), _part(eqn, var)) for v in eqn.invars)
-    found = [Root(tuple(ops), tuple(axes)) for _, ops, axes in roots.values()]
-    return tuple(found), ""
+    merged = [Root(tuple(ops), tuple(axes)) for _, ops, axes in roots.values()]
+    return tuple(merged), ""
 
 
 # For each axis of an array, the start and the end of a part of the array.
@@ -365,10 +365,10 @@ def _overlap(one: Part | None, other: Part | None) -> bool:
 def _moves_entries(eqn: jex.JaxprEqn) -> bool:
     """Whether each output entry is an input entry, and no input entry occurs twice."""
     moving = {"reshape", "rev", "concatenate", "slice", "split"}
-    return eqn.primitive.name in moving or _relabelling(eqn) is not None
+    return eqn.primitive.name in moving or _axis_map(eqn) is not None
 
 
-def _relabelling(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
+def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     """For a change of layout, the input's axis for each output axis; otherwise None.
 
     A change of layout permutes axes, casts real numbers, or adds and removes axes of

@@ -99,7 +99,7 @@ class Plan(NamedTuple):
             leaves = self.scope.closed.in_avals[: self.num_leaves]
             gradient = sum(x.size for x in leaves)
             sharded = any(any(x.sharding.spec) for x in leaves)
-            return "ghost" if sharded or self.num_held < gradient else "vmap"
+            return "ghost" if sharded or self.num_row_entries < gradient else "vmap"
         ruled = (
             all(isinstance(site, RuledSite) for site in c.sites)
             for c in self.components
@@ -107,14 +107,14 @@ class Plan(NamedTuple):
         return "bookkeeping" if any(ruled) else "vmap"
 
     @property
-    def num_held(self) -> int:
+    def num_row_entries(self) -> int:
         """How many numbers of one example's rows are in memory at once.
 
         These are the rows outside of the checkpointed blocks, and those of one block.
         """
         sizes = (site.size for site in self.sites if isinstance(site, RuledSite))
-        outside = sum(s.groups * s.rows * s.num_stored for s in sizes)
-        inside = (block.plan.num_held for block in self.blocks.values())
+        outside = sum(s.groups * s.rows * s.entries_per_row for s in sizes)
+        inside = (block.plan.num_row_entries for block in self.blocks.values())
         return outside + max(inside, default=0)
 
     def inputs(self, known: Sequence[jax.Array]) -> list[list[jax.Array]]:
@@ -187,43 +187,43 @@ def plan(
     given = [x if on else None for x, on in zip(closed.in_avals, known, strict=True)]
     opened: set[int] = set()
 
-    def kept(eqn: jex.JaxprEqn) -> bool:
+    def keeps_block(eqn: jex.JaxprEqn) -> bool:
         return keep_blocks and id(eqn.params["jaxpr"]) not in opened
 
     # A block whose leaves also enter something else is opened, that is inlined, because
     # its squared norms alone would miss cross terms. Opening it may show that another
     # block shares leaves, hence the loop.
     while True:
-        flat = inline(closed, known, parametric, kept)
-        scope, _ = analyse(flat, steps, parametric, outputs=outputs, kept=kept)
+        flat = inline(closed, known, parametric, keeps_block)
+        scope, _ = analyse(flat, steps, parametric, outputs=outputs, kept=keeps_block)
         sites = scope.all_sites()
         from_leaves = jax.make_jaxpr(functools.partial(operands, scope))(given)
-        found = components(from_leaves, sites, groups)
+        parts = components(from_leaves, sites, groups)
         shared = {
             id(site.eqn.params["jaxpr"])
-            for component in found
+            for component in parts
             for site in component.sites
-            if isinstance(site, KeptSite) and not component.kept
+            if isinstance(site, KeptSite) and not component.is_in_blocks
         }
         if not shared:
             break
         opened |= shared
     sizes = [x.size for x in closed.in_avals[: len(groups)]]
     forms, on_gpu = (
-        [_form(c, sizes, traffic) for c in found]
+        [_form(c, sizes, traffic) for c in parts]
         for traffic in (_TRAFFIC, _TRAFFIC_ON_GPU)
     )
-    blocks = _blocks(sites, found)
+    blocks = _blocks(sites, parts)
     leaves = len(groups)
-    return Plan(scope, sites, from_leaves, leaves, found, forms, on_gpu, blocks)
+    return Plan(scope, sites, from_leaves, leaves, parts, forms, on_gpu, blocks)
 
 
-def _blocks(sites: Sequence[Site], found: Sequence[Component]) -> dict[KeptSite, Block]:
+def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite, Block]:
     """The checkpointed blocks, by the first of their sites.
 
     Blocks that are equal up to the names of variables share one analysis.
     """
-    group = {site: c.groups[0] for c in found for site in c.sites}
+    group = {site: c.groups[0] for c in parts for site in c.sites}
     kept = [site for site in sites if isinstance(site, KeptSite)]
     blocks: dict[KeptSite, Block] = {}
     made: dict[Hashable, Block] = {}
@@ -283,13 +283,13 @@ def match_sites(component: Component) -> list[list[Matched]] | None:
     """The sites of each root, or None where rows of some sites cannot be combined."""
     if component.roots is None:
         return None
-    found = [_match_root(component, root) for root in component.roots]
-    whole = [sites for sites in found if sites is not None]
-    return whole if len(whole) == len(found) else None
+    matches = [_match_root(component, root) for root in component.roots]
+    whole = [sites for sites in matches if sites is not None]
+    return whole if len(whole) == len(matches) else None
 
 
 def _match_root(component: Component, root: Root) -> list[Matched] | None:
-    first, found = None, []
+    first, matches = None, []
     for member, axes in zip(root.members, root.axes, strict=True):
         site = component.sites[member]
         if not isinstance(site, RuledSite):
@@ -300,8 +300,8 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
         straight = first == (groups, left, right)
         if not straight and first != (groups, right, left):
             return None
-        found.append(Matched(member, site, not straight))
-    return found
+        matches.append(Matched(member, site, not straight))
+    return matches
 
 
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
@@ -323,7 +323,7 @@ def _form(component: Component, leaf_sizes: list[int], traffic: int) -> Form:
     gradients = products + 3 * traffic * numbers
     if (roots := match_sites(component)) is None:
         return Form(False, gradients, gradients)
-    stored = sum(s.groups * s.rows * s.num_stored for s in ruled)
+    stored = sum(s.groups * s.rows * s.entries_per_row for s in ruled)
     sizes = [[m.site.size for m in root] for root in roots]
     pairs = products + sum(_pairs(root, traffic) for root in sizes)
     # Rows need less memory than gradients, and are cheaper or save a lot of memory.
@@ -353,7 +353,7 @@ def _pairs(sizes: Sequence[Size], traffic: int) -> int:
             # rows are added to one table.
             both = one.one_hot and other.one_hot
             alone = 2 * _products(one, traffic) if i == j else 0
-            shared = min(one.num_stored, other.num_stored)
+            shared = min(one.entries_per_row, other.entries_per_row)
             pairs = one.groups * one.rows * other.rows * shared
             total += alone if both else pairs
     return total

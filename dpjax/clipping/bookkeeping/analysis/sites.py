@@ -61,7 +61,7 @@ class Site:
     name: str
 
     @property
-    def tapped(self) -> jex.Var:
+    def tap_variable(self) -> jex.Var:
         """The variable to which the tap is added."""
         return self.operand
 
@@ -86,7 +86,7 @@ class RuledSite(Site):
     rule: Rule
 
     @property
-    def tapped(self) -> jex.Var:
+    def tap_variable(self) -> jex.Var:
         """The output: the tap's cotangent is then the output's cotangent."""
         return self.rule.eqn.outvars[0]
 
@@ -168,15 +168,15 @@ class Scope:
 
         The result is None where an example enters one of the atoms.
         """
-        found: frozenset[int] = frozenset()
+        steps: frozenset[int] = frozenset()
         for atom in atoms:
             if not isinstance(atom, jex.Literal):
                 if atom not in self.steps:
                     return None
-                found |= self.steps[atom]
-        return found
+                steps |= self.steps[atom]
+        return steps
 
-    def kept(self, index: int) -> list[KeptSite]:
+    def block_sites(self, index: int) -> list[KeptSite]:
         """The sites of the checkpointed block at an index; none for other equations."""
         return [site for site in self.sites_at(index) if isinstance(site, KeptSite)]
 
@@ -186,12 +186,12 @@ class Scope:
 
     def all_sites(self) -> list[Site]:
         """The sites of this scope and of the scans inside it, in a fixed order."""
-        found: list[Site] = []
+        sites: list[Site] = []
         for index in range(len(self.closed.jaxpr.eqns)):
-            found.extend(self.sites_at(index))
+            sites.extend(self.sites_at(index))
             if index in self.scans:
-                found.extend(self.scans[index].all_sites())
-        return [*found, *self.outputs.values()]
+                sites.extend(self.scans[index].all_sites())
+        return [*sites, *self.outputs.values()]
 
 
 def analyse(
@@ -284,9 +284,9 @@ def analyse(
         # Rules need an equation linear in its operand. Where a parameter enters twice,
         # as in a product of two functions of it, the operands are tapped themselves.
         rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
-        found = {i: site(eqn, i, rule) for i in operands if i in lifted}
-        origins.update((one, depends(one.operand)) for one in found.values())
-        scope.sites[index] = found
+        by_operand = {i: site(eqn, i, rule) for i in operands if i in lifted}
+        origins.update((one, depends(one.operand)) for one in by_operand.values())
+        scope.sites[index] = by_operand
 
     # A differentiated output that no example enters is tapped too, so that its
     # derivative is taken for each example, as the vmap engine does.

@@ -63,7 +63,7 @@ def factors_of(
     """The factors f[b, g, t, ...] of a site, over all iterations of its scans."""
     site = alike.part
 
-    def merged(rows: jax.Array | OneHot) -> jax.Array | OneHot:
+    def merge_rows(rows: jax.Array | OneHot) -> jax.Array | OneHot:
         if isinstance(rows, OneHot):
             # Positions have no feature axis; _merge expects one.
             return OneHot(_merge(site, rows.position[..., None])[..., 0])
@@ -71,7 +71,7 @@ def factors_of(
 
     function = _map_rule(site, site.rule.factors)
     left, right = function(widen_floats(records), fac.wide(cotangent))
-    return Factors(merged(left), merged(right))
+    return Factors(merge_rows(left), merge_rows(right))
 
 
 def gradient_of(

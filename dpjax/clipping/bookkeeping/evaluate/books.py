@@ -150,7 +150,10 @@ def _run_with_taps(
     in_sum = [at_blocks.sums and isinstance(site, KeptSite) for site in plan.sites]
     taps = []
     for site, summed in zip(plan.sites, in_sum, strict=True):
-        kind, lengths = aval(site.tapped), tuple(loop.length for loop in site.loops)
+        kind, lengths = (
+            aval(site.tap_variable),
+            tuple(loop.length for loop in site.loops),
+        )
         if isinstance(site, KeptSite):
             # A block's result comes back as the cotangent of this tap, so the tap has
             # the result's type: one number per example, or an operand-shaped sum.
@@ -179,9 +182,9 @@ def _run_with_taps(
             ]
             inputs, at_block = [*known, *example], at_blocks.outputs(each)
             outputs, records = run(plan.scope, inputs, tapped, at_block)
-            found = iter(records)
+            remaining = iter(records)
             ruled = [isinstance(site, RuledSite) for site in plan.sites]
-            return outputs, [next(found) if on else () for on in ruled]
+            return outputs, [next(remaining) if on else () for on in ruled]
 
         own = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
         return jax.vmap(one, axis_size=batch)(list(examples), own, at_blocks.each)

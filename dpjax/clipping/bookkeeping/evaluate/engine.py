@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32, narrowest_float
-from dpjax._core.meshes import compiler_sharded, leading_axis
+from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike
@@ -67,7 +67,7 @@ def clipped_sum(
     # Without any component that uses rows, the TPU's branch would be the same code.
     by_platform = by_platform and any(rows + rows_on_gpu)
 
-    def chosen(
+    def sum_on_platform(
         books: SiteRecords,
         leaves: Sequence[jax.Array],
         clip_norms: Sequence[ArrayLike],
@@ -90,7 +90,7 @@ def clipped_sum(
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
     of_examples = jax.P(leading_axis(examples))
     arrays = (leaves, examples)
-    summed = compiler_sharded(chosen, arrays, (shardings, of_examples))
+    summed = let_compiler_shard(sum_on_platform, arrays, (shardings, of_examples))
     grads, norm = summed(books.without_aux(), leaves, clip_norms, mask)
     return Summed(grads, loss, norm, aux)
 
@@ -113,7 +113,7 @@ def _in_one_pass(
     parts = [
         Part(component, seen, rows, None)
         for component, seen, rows in zip(
-            plan.components, _collect_seen(plan, books, leaves), by_rows, strict=True
+            plan.components, _collect_records(plan, books, leaves), by_rows, strict=True
         )
     ]
     squares, kept = _squares(parts, clip_norms, mask.shape)
@@ -155,15 +155,15 @@ def _parts_of_two_passes(
     gradients formed for the norms are still in memory for the sum.
     """
     parts = []
-    seen_by_all = _collect_seen(plan, _canonicalize(plan, books), known)
+    seen_by_all = _collect_records(plan, _canonicalize(plan, books), known)
     for component, form, seen in zip(
         plan.components, plan.forms, seen_by_all, strict=True
     ):
         # With more rows, the bound on the rounding of their sum would inflate the norm.
         ruled = [site for site in component.sites if isinstance(site, RuledSite)]
         few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
-        found = reach(component, seen.inputs) if few and not form.gram else None
-        parts.append(Part(component, seen, form.gram, found))
+        bound = reach(component, seen.inputs) if few and not form.gram else None
+        parts.append(Part(component, seen, form.gram, bound))
     return parts
 
 
@@ -177,7 +177,7 @@ def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
     return books._replace(records=records, cotangents=cotangents)
 
 
-def _collect_seen(
+def _collect_records(
     plan: Plan, books: SiteRecords, known: Sequence[jax.Array]
 ) -> list[Seen]:
     """For each component its part of the records, from the batch-invariant inputs."""
@@ -210,20 +210,20 @@ def _squares(
     for part in parts:
         component, seen, formed = part.component, part.seen, None
         bounds = [clip_norms[group] for group in component.own_groups]
-        if component.kept:
+        if component.is_in_blocks:
             # The cotangents of a checkpointed block's taps are its squared norms, with
             # an axis for each scan around the block. Only their sum is left to do.
             sums = (staged_sum(x, kept=1) for x in seen.cotangents)
-            found = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
+            by_group = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
         elif part.rows:
             given = seen.records, seen.cotangents, *bounds
-            found = [at.squares_of_rows(Alike(component), *given)]
+            by_group = [at.squares_of_rows(Alike(component), *given)]
         else:
             formed, of_groups = at.form_gradients(Alike(component), seen, bounds)
             pairs = zip(of_groups, bounds, strict=True)
-            found = [[_enlarge(part, square, bound)] for square, bound in pairs]
+            by_group = [[_enlarge(part, square, bound)] for square, bound in pairs]
         kept.append(formed)
-        for group, more in zip(component.own_groups, found, strict=True):
+        for group, more in zip(component.own_groups, by_group, strict=True):
             squares[group] += more
     return [upper_sum(of_group) for of_group in squares], kept
 
@@ -239,7 +239,7 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     return jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
 
 
-def _sizes(part: Part, found: Reach, clip_norm: ArrayLike) -> list[fac.Terms]:
+def _sizes(part: Part, bound: Reach, clip_norm: ArrayLike) -> list[fac.Terms]:
     """For each operand, a bound of the terms that the component's gradients sum up.
 
     `clip_norm` is the unit of the sizes.
@@ -249,7 +249,7 @@ def _sizes(part: Part, found: Reach, clip_norm: ArrayLike) -> list[fac.Terms]:
         part.component.sites,
         part.seen.records,
         part.seen.cotangents,
-        found.norms,
+        bound.norms,
         strict=True,
     ):
         if isinstance(site, RuledSite):
@@ -259,7 +259,7 @@ def _sizes(part: Part, found: Reach, clip_norm: ArrayLike) -> list[fac.Terms]:
             # A tapped operand's cotangent is its gradient: a sum of one term.
             square = square_sum(fac.wide(cotangent), 1, clip_norm)
             length, rows = jnp.sqrt(square), 1
-        out.append(fac.Terms(enlarged * length, rows + found.terms))
+        out.append(fac.Terms(enlarged * length, rows + bound.terms))
     return out
 
 

@@ -30,9 +30,9 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import (
     Alike,
     add_outputs,
     bind,
+    needed_equations,
     of_function,
     read,
-    select_needed,
     values_of_inputs,
 )
 
@@ -67,13 +67,13 @@ class Stretch(NamedTuple):
     @property
     def all_sites(self) -> list[Site]:
         """The segment's sites, by equation and then by position."""
-        return [site for found in self.sites for site in found.values()]
+        return [site for by_operand in self.sites for site in by_operand.values()]
 
     def features(self) -> Hashable:
         """The function that the segment computes, and where taps are added."""
         taps = tuple(
-            tuple((i, isinstance(site, RuledSite)) for i, site in found.items())
-            for found in self.sites
+            tuple((i, isinstance(site, RuledSite)) for i, site in by_operand.items())
+            for by_operand in self.sites
         )
         return taps, of_function(self.inputs, self.eqns, self.outs)
 
@@ -89,7 +89,7 @@ def stretches(scope: Scope) -> list[Stretch]:
     for index in range(len(eqns)):
         if any(isinstance(site, RuledSite) for site in scope.sites_at(index)):
             starts.add(index)
-        if index in scope.scans or scope.kept(index):
+        if index in scope.scans or scope.block_sites(index):
             starts |= {index, index + 1}
     # The last use of each variable; the scope's outputs are used after all equations.
     last: dict[jex.Var, int] = {}
@@ -130,14 +130,14 @@ def _is_variable(atom: Atom) -> TypeGuard[jex.Var]:
 
 
 def passes(
-    found: Sequence[Stretch],
+    parts: Sequence[Stretch],
 ) -> list[Callable[[Sequence[jax.Array], Sequence[jax.Array]], Ran]]:
     """For each segment, a function from its inputs and taps to its outputs and records.
 
     Segments that occur several times use a jitted function. A segment that occurs once
     is traced in place.
     """
-    alike = [Alike(stretch) for stretch in found]
+    alike = [Alike(stretch) for stretch in parts]
     counts = collections.Counter(alike)
     return [
         functools.partial(_pass_once if counts[one] > 1 else _pass, one)
@@ -195,11 +195,11 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
 
     values = values_of_inputs(scope.closed, inputs)
     in_all_iterations = functools.partial(_in_all_iterations, scope)
-    add_outputs(select_needed(jaxpr.eqns, wanted), values, in_all_iterations)
+    add_outputs(needed_equations(jaxpr.eqns, wanted), values, in_all_iterations)
 
-    found = []
+    values_of_operands = []
     for index, eqn in enumerate(jaxpr.eqns):
-        found += [values[site.operand] for site in scope.sites_at(index)]
+        values_of_operands += [values[site.operand] for site in scope.sites_at(index)]
         if index in scope.scans:
             body = scope.scans[index]
             pairs = zip(eqn.invars, body.closed.jaxpr.invars, strict=True)
@@ -207,8 +207,11 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
                 read(outer, values) if inner in body.steps else None
                 for outer, inner in pairs
             ]
-            found += operands(body, entering)
-    return [*found, *(values[site.operand] for site in scope.outputs.values())]
+            values_of_operands += operands(body, entering)
+    return [
+        *values_of_operands,
+        *(values[site.operand] for site in scope.outputs.values()),
+    ]
 
 
 def _in_all_iterations(
@@ -250,10 +253,10 @@ def run(
     values = values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
     # Segments come in the order of their sites, and so take the taps one by one.
-    pending, found = iter(taps), stretches(scope)
-    for stretch, function in zip(found, passes(found), strict=True):
+    pending, parts = iter(taps), stretches(scope)
+    for stretch, function in zip(parts, passes(parts), strict=True):
         own = list(itertools.islice(pending, len(stretch.all_sites)))
-        body, kept = scope.scans.get(stretch.start), scope.kept(stretch.start)
+        body, kept = scope.scans.get(stretch.start), scope.block_sites(stretch.start)
         if body is not None and (inside := body.all_sites()):
             (eqn,), (sites,) = stretch.eqns, stretch.sites
             args = [read(v, values) for v in eqn.invars]

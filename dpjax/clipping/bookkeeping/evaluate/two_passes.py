@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
-from dpjax._core.meshes import compiler_sharded, leading_axis
+from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike
 from dpjax.clipping._clip import Scales, Summed, clip_scales
@@ -64,7 +64,7 @@ class Wanted(NamedTuple):
     finite: Sequence[jax.Array] = ()
 
 
-def clipped_sum_twice(
+def clipped_sum_in_two_passes(
     plan: Plan,
     clip_norms: Sequence[ArrayLike],
     leaves: Sequence[jax.Array],
@@ -90,7 +90,7 @@ def clipped_sum_twice(
     books = keep_books(plan, leaves, examples, in_blocks)
     loss, *aux = books.outputs
     arrays = (leaves, examples)
-    weighed = compiler_sharded(weigh, arrays, jax.P(leading_axis(examples)))
+    weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
     finite, scales, norm = weighed(books.without_aux(), leaves, clip_norms, mask)
     # The barrier makes the second pass another computation to XLA. Otherwise XLA could
     # reuse values of the first pass, and so would have to store them.
@@ -98,7 +98,7 @@ def clipped_sum_twice(
     in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
     books = keep_books(plan, leaves, examples, in_blocks).without_aux()
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
-    summed = compiler_sharded(partial(sums_alone, plan), arrays, shardings)
+    summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
     return Summed(summed(books, leaves, scales, finite), loss, norm, aux)
 
 
@@ -246,7 +246,7 @@ def _share(
     else:
         make, given = partial(_squares, block), (wanted.clip_norms,)
         specs = jax.P(leading_axis(examples))
-    made = compiler_sharded(make, (known, examples), specs)
+    made = let_compiler_shard(make, (known, examples), specs)
     return of_examples, made(books, known, *given)
 
 

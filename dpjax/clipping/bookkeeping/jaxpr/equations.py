@@ -105,17 +105,17 @@ def add_outputs(
         values.update(zip(eqn.outvars, out, strict=True))
 
 
-def select_needed(
+def needed_equations(
     eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
 ) -> list[jex.JaxprEqn]:
     """The equations that the variables in `outs` depend on, in order."""
     wanted = {v for v in outs if isinstance(v, jex.Var)}
-    found = []
+    needed = []
     for eqn in reversed(eqns):
         if not wanted.isdisjoint(eqn.outvars):
-            found.append(eqn)
+            needed.append(eqn)
             wanted.update(v for v in eqn.invars if isinstance(v, jex.Var))
-    return found[::-1]
+    return needed[::-1]
 
 
 def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
@@ -177,7 +177,7 @@ class Alike(Generic[PartT]):
     part: PartT
 
     @functools.cached_property
-    def _hashed(self) -> tuple[int, Hashable]:
+    def _hash_and_features(self) -> tuple[int, Hashable]:
         """The hash of the features, and the features."""
         try:
             features = self.part.features()
@@ -189,11 +189,14 @@ class Alike(Generic[PartT]):
         """Whether the other part has the same features."""
         if self is other:
             return True
-        return isinstance(other, Alike) and self._hashed == other._hashed
+        return (
+            isinstance(other, Alike)
+            and self._hash_and_features == other._hash_and_features
+        )
 
     def __hash__(self) -> int:
         """The hash of the features."""
-        return self._hashed[0]
+        return self._hash_and_features[0]
 
 
 def of_equation(eqn: jex.JaxprEqn) -> Hashable:
@@ -202,17 +205,17 @@ def of_equation(eqn: jex.JaxprEqn) -> Hashable:
     The description includes the equation's context, such as the mesh that it runs on.
     """
     types = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-    params = [(name, _told_apart(x)) for name, x in sorted(eqn.params.items())]
+    params = [(name, _identify_parameter(x)) for name, x in sorted(eqn.params.items())]
     return (eqn.primitive, eqn.ctx, *types, *params)
 
 
-def _told_apart(param: object) -> Hashable:
+def _identify_parameter(param: object) -> Hashable:
     """A value that is equal for two parameters only if they are the same.
 
     Python's own comparison is too coarse: 0.0 equals −0.0, and 1 equals True.
     """
     if isinstance(param, tuple):
-        return type(param), tuple(map(_told_apart, param))
+        return type(param), tuple(map(_identify_parameter, param))
     if isinstance(param, float | complex | np.generic):
         return type(param), np.asarray(param).tobytes()
     return type(param), param

@@ -106,11 +106,11 @@ def inline(
     eqns: list[jex.JaxprEqn] = []
 
     def flatten(jaxpr: jex.Jaxpr, names: dict[jex.Var, Atom]) -> list[Atom]:
-        def renamed(atom: Atom) -> Atom:
+        def rename(atom: Atom) -> Atom:
             return atom if isinstance(atom, jex.Literal) else names.get(atom, atom)
 
         for eqn in jaxpr.eqns:
-            inputs = [renamed(v) for v in eqn.invars]
+            inputs = [rename(v) for v in eqn.invars]
             variables = [v for v in inputs if isinstance(v, jex.Var)]
             entered = not parameters.isdisjoint(variables)
             body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
@@ -139,7 +139,7 @@ def inline(
                 if entered:
                     parameters.update(eqn.outvars)
             eqns.append(eqn.replace(invars=inputs))
-        return [renamed(v) for v in jaxpr.outvars]
+        return [rename(v) for v in jaxpr.outvars]
 
     outvars = flatten(outer, {})
     flat = outer.replace(constvars=list(constants), eqns=eqns, outvars=outvars)

@@ -73,7 +73,7 @@ class Size(NamedTuple):
     one_hot: bool = False
 
     @property
-    def num_stored(self) -> int:
+    def entries_per_row(self) -> int:
         """How many numbers are stored for one pair of rows."""
         return (1 if self.one_hot else self.left) + self.right
 
@@ -109,8 +109,8 @@ def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Ar
     others = len(sites) ** 2 + 48
     total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
     for i, one in enumerate(sides):
-        if (found := _one_hot_positions(sites[i])) is not None:
-            table = by_position(*found, rows[i], len(sites))
+        if (positions := _one_hot_positions(sites[i])) is not None:
+            table = by_position(*positions, rows[i], len(sites))
             size, rounded = table.size, table.rounded
             total += (1 + margin(others, dtype)) * table.square
         else:
@@ -159,8 +159,8 @@ def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
     """An upper bound f[b] of the norm of Σ |a_t| ⊗ |d_t| / clip_norm."""
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
     lengths = _measure(scaled.left).lengths * _measure(scaled.right).lengths
-    if (found := _one_hot_positions(scaled)) is not None:
-        total = by_position(*found, lengths, 1).size
+    if (positions := _one_hot_positions(scaled)) is not None:
+        total = by_position(*positions, lengths, 1).size
     else:
         total = jnp.sum(lengths, axis=-1)
     total *= 1 + margin(factors.rows + 4, lengths.dtype)

@@ -203,8 +203,8 @@ class Convolution(Rule):
         def read(start: jax.Array) -> jax.Array:
             # dynamic_slice needs indices of one dtype; Python's 0 is int64 under x64.
             begin = (np.int32(0), *start, np.int32(0))
-            found = jax.lax.dynamic_slice(x, begin, (x.shape[0], *spans, x.shape[-1]))
+            window = jax.lax.dynamic_slice(x, begin, (x.shape[0], *spans, x.shape[-1]))
             steps = (slice(None), *(slice(None, None, s) for s in strides))
-            return self._split(found[steps])
+            return self._split(window[steps])
 
         return read
