@@ -34,6 +34,4 @@ from dpjax._plan.optimizer import accumulate as accumulate
 from dpjax._plan.plan import Plan as Plan
 from dpjax._plan.quantile import Bounded as Bounded
 from dpjax._plan.quantile import QuantileClip as QuantileClip
-from dpjax._plan.users import OfUser as OfUser
-from dpjax._plan.users import Users as Users
 from dpjax._plan.users import by_user as by_user

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.typing import Atom
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
 
 class Constant(NamedTuple):

@@ -31,6 +31,8 @@ from dpjax.accounting import (
     truncation,
 )
 
+__all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
+
 # Candidates for the share of δ that covers bins that overflow. The first sufficient
 # share is used.
 _SHARES = (0.01, 0.1, 0.5, 0.9)

@@ -79,7 +79,7 @@ def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Ar
     return jnp.where(counts == largest, many, few)
 
 
-def fixed_order_totals(
+def _fixed_order_totals(
     decay: jax.Array, num_steps: int, steps_per_epoch: int
 ) -> jax.Array:
     """Σ_nodes (Σ_e β^{z − p − e n_b})², the squared sensitivity, by position, f[n_b].
@@ -113,7 +113,7 @@ def fixed_order_totals(
 
 
 def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
-    return jnp.max(fixed_order_totals(decay, num_steps, steps_per_epoch))
+    return jnp.max(_fixed_order_totals(decay, num_steps, steps_per_epoch))
 
 
 def _reshuffled_order(
@@ -285,7 +285,7 @@ def _reduced_momentum_mu64(
     trees = (
         (anchor, _window_totals(decay, num_steps, n, 1, min(2 * n - 1, num_steps))),
         (change, _window_totals(decay, num_steps, n, 2 * n, num_steps)),
-        (drift, fixed_order_totals(decay, num_steps, n)),
+        (drift, _fixed_order_totals(decay, num_steps, n)),
     )
     # In units of the least noise, so that no square overflows or underflows.
     noises = jnp.stack([anchor, change, drift])

@@ -22,7 +22,7 @@ from dpjax._core.dtypes import widen
 from dpjax._core.meshes import are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
 from dpjax._core.typing import ArrayLike, Engine, Params, Tree
-from dpjax.clipping import bookkeeping
+from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
 from dpjax.clipping._clip import Summed, batch_size
 from dpjax.clipping._microbatches import in_microbatches

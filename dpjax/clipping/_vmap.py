@@ -7,8 +7,8 @@ import jax.extend.core as jex
 
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import leading_axis, let_compiler_shard
+from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
 from dpjax.clipping._clip import Summed, clip_scales, group_squares, sum_in_memory
-from dpjax.clipping.bookkeeping.jaxpr.equations import evaluate
 
 
 def clipped_sum(

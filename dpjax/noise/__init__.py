@@ -18,13 +18,5 @@ The public functions are `dpjax.add_gaussian_noise`,
 from dpjax.noise import reduced_momentum as reduced_momentum
 from dpjax.noise import tree as tree
 from dpjax.noise import windows as windows
-from dpjax.noise._correlated import CorrelatedNoiseState as CorrelatedNoiseState
-from dpjax.noise._correlated import TreeMomentumState as TreeMomentumState
-from dpjax.noise._discrete import (
-    DiscreteGaussianNoiseState as DiscreteGaussianNoiseState,
-)
 from dpjax.noise._discrete import lattice_spacing as lattice_spacing
-from dpjax.noise._gaussian import AddGaussianNoiseState as AddGaussianNoiseState
 from dpjax.noise._gaussian import gamma_norm_like as gamma_norm_like
-from dpjax.noise._gaussian import gaussian_like as gaussian_like
-from dpjax.noise._gaussian import stddev_of_sum as stddev_of_sum

@@ -13,9 +13,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval, is_real
-from dpjax.clipping.bookkeeping.rules.base import Layout, Rule
-from dpjax.clipping.bookkeeping.rules.factors import HIGHEST, Factors, Size, outer
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_real
+from dpjax.clipping._bookkeeping.rules.base import Layout, Rule
+from dpjax.clipping._bookkeeping.rules.factors import HIGHEST, Factors, Size, outer
 
 
 class Dense(Rule):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval, is_real
-from dpjax.clipping.bookkeeping.rules.base import Layout, Rule
-from dpjax.clipping.bookkeeping.rules.factors import Factors, OneHot, Size
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_real
+from dpjax.clipping._bookkeeping.rules.base import Layout, Rule
+from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot, Size
 
 _MODES = {
     GatherScatterMode.CLIP,

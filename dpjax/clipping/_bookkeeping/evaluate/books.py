@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import explicit_mesh, leading_axis, sharded_zeros, varying_axes
-from dpjax.clipping.bookkeeping.analysis.plan import Plan
-from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite
-from dpjax.clipping.bookkeeping.evaluate.run import AtBlock, Ran, run
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval, is_inexact
+from dpjax.clipping._bookkeeping.analysis.plan import Plan
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite
+from dpjax.clipping._bookkeeping.evaluate.run import AtBlock, Ran, run
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_inexact
 
 
 class SiteRecords(NamedTuple):

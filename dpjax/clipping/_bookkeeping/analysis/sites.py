@@ -25,17 +25,17 @@ import jax.extend.core as jex
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.typing import Atom
-from dpjax.clipping.bookkeeping.jaxpr.equations import (
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
     aval,
     is_inexact,
     is_rematerialised,
     of_equation,
     uses,
 )
-from dpjax.clipping.bookkeeping.jaxpr.trace import inline
-from dpjax.clipping.bookkeeping.rules import rule_for
-from dpjax.clipping.bookkeeping.rules.base import Rule
-from dpjax.clipping.bookkeeping.rules.factors import Size
+from dpjax.clipping._bookkeeping.jaxpr.trace import inline
+from dpjax.clipping._bookkeeping.rules import rule_for
+from dpjax.clipping._bookkeeping.rules.base import Rule
+from dpjax.clipping._bookkeeping.rules.factors import Size
 
 
 class Loop(NamedTuple):

@@ -77,12 +77,12 @@ while_loop or a custom derivative. It also does so for a parameter that enters t
 without an example, as in a penalty on weights; such a penalty belongs in the optimizer.
 """
 
-from dpjax.clipping.bookkeeping.analysis.plan import Explanation as Explanation
-from dpjax.clipping.bookkeeping.analysis.plan import Plan as Plan
-from dpjax.clipping.bookkeeping.analysis.plan import explanation as explanation
-from dpjax.clipping.bookkeeping.analysis.plan import plan as plan
-from dpjax.clipping.bookkeeping.evaluate.engine import clipped_sum as clipped_sum
-from dpjax.clipping.bookkeeping.evaluate.two_passes import (
+from dpjax.clipping._bookkeeping.analysis.plan import Explanation as Explanation
+from dpjax.clipping._bookkeeping.analysis.plan import Plan as Plan
+from dpjax.clipping._bookkeeping.analysis.plan import explanation as explanation
+from dpjax.clipping._bookkeeping.analysis.plan import plan as plan
+from dpjax.clipping._bookkeeping.evaluate.engine import clipped_sum as clipped_sum
+from dpjax.clipping._bookkeeping.evaluate.two_passes import (
     clipped_sum_in_two_passes as clipped_sum_in_two_passes,
 )
-from dpjax.clipping.bookkeeping.jaxpr.trace import trace as trace
+from dpjax.clipping._bookkeeping.jaxpr.trace import trace as trace

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.typing import Atom
-from dpjax.clipping.bookkeeping.analysis.components import Component
-from dpjax.clipping.bookkeeping.jaxpr.equations import (
+from dpjax.clipping._bookkeeping.analysis.components import Component
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
     aval,
     bind,
     evaluate,
@@ -31,8 +31,8 @@ from dpjax.clipping.bookkeeping.jaxpr.equations import (
     is_real,
     uses,
 )
-from dpjax.clipping.bookkeeping.jaxpr.trace import inline
-from dpjax.clipping.bookkeeping.rules.factors import MOST_ROWS
+from dpjax.clipping._bookkeeping.jaxpr.trace import inline
+from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS
 
 # Primitives that only multiply, add or move numbers, once the map is linear.
 _KNOWN = frozenset(

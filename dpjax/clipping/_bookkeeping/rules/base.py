@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.extend.core as jex
 
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval
-from dpjax.clipping.bookkeeping.rules.factors import Factors, Size
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval
+from dpjax.clipping._bookkeeping.rules.factors import Factors, Size
 
 
 class Layout(NamedTuple):

@@ -12,16 +12,16 @@ from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike
+from dpjax.clipping._bookkeeping.analysis.components import Component
+from dpjax.clipping._bookkeeping.analysis.plan import Plan
+from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
+from dpjax.clipping._bookkeeping.evaluate import at_component as at
+from dpjax.clipping._bookkeeping.evaluate.at_component import Seen, factors_of
+from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
+from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
+from dpjax.clipping._bookkeeping.rules import factors as fac
 from dpjax.clipping._clip import Summed, clip_scales, sum_in_memory
-from dpjax.clipping.bookkeeping.analysis.components import Component
-from dpjax.clipping.bookkeeping.analysis.plan import Plan
-from dpjax.clipping.bookkeeping.analysis.sites import RuledSite
-from dpjax.clipping.bookkeeping.evaluate import at_component as at
-from dpjax.clipping.bookkeeping.evaluate.at_component import Seen, factors_of
-from dpjax.clipping.bookkeeping.evaluate.books import SiteRecords, keep_books
-from dpjax.clipping.bookkeeping.evaluate.reach import Reach, reach
-from dpjax.clipping.bookkeeping.jaxpr.equations import Alike
-from dpjax.clipping.bookkeeping.rules import factors as fac
 
 
 class Part(NamedTuple):

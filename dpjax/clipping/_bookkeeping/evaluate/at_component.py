@@ -19,19 +19,19 @@ import jax.numpy as jnp
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import like
 from dpjax._core.typing import ArrayLike
+from dpjax.clipping._bookkeeping.analysis.components import Component
+from dpjax.clipping._bookkeeping.analysis.plan import match_sites
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
+from dpjax.clipping._bookkeeping.rules import factors as fac
+from dpjax.clipping._bookkeeping.rules.base import Rule
+from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot
 from dpjax.clipping._clip import (
     apply_scales,
     group_squares,
     sum_with_scales,
     zero_if_not_finite,
 )
-from dpjax.clipping.bookkeeping.analysis.components import Component
-from dpjax.clipping.bookkeeping.analysis.plan import match_sites
-from dpjax.clipping.bookkeeping.analysis.sites import KeptSite, RuledSite
-from dpjax.clipping.bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
-from dpjax.clipping.bookkeeping.rules import factors as fac
-from dpjax.clipping.bookkeeping.rules.base import Rule
-from dpjax.clipping.bookkeeping.rules.factors import Factors, OneHot
 
 Out = TypeVar("Out")
 

@@ -4,10 +4,10 @@ import math
 
 import jax.extend.core as jex
 
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval
-from dpjax.clipping.bookkeeping.rules.base import Rule
-from dpjax.clipping.bookkeeping.rules.gather import Gather
-from dpjax.clipping.bookkeeping.rules.products import Convolution, Dense
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval
+from dpjax.clipping._bookkeeping.rules.base import Rule
+from dpjax.clipping._bookkeeping.rules.gather import Gather
+from dpjax.clipping._bookkeeping.rules.products import Convolution, Dense
 
 
 def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:

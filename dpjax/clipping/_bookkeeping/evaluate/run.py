@@ -19,14 +19,14 @@ import jax.extend.core as jex
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.meshes import plus
 from dpjax._core.typing import Atom
-from dpjax.clipping.bookkeeping.analysis.sites import (
+from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
     RuledSite,
     Scope,
     Site,
     TappedSite,
 )
-from dpjax.clipping.bookkeeping.jaxpr.equations import (
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
     Alike,
     add_outputs,
     bind,

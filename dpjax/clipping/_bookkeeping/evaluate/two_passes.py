@@ -24,23 +24,23 @@ from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike
-from dpjax.clipping._clip import Scales, Summed, clip_scales
-from dpjax.clipping.bookkeeping.analysis.plan import Block, Plan
-from dpjax.clipping.bookkeeping.analysis.sites import KeptSite
-from dpjax.clipping.bookkeeping.evaluate.books import (
+from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
+from dpjax.clipping._bookkeeping.evaluate.books import (
     AtBlocks,
     SiteRecords,
     books_of_block,
     keep_books,
 )
-from dpjax.clipping.bookkeeping.evaluate.engine import squares_alone, sums_alone
-from dpjax.clipping.bookkeeping.evaluate.run import AtBlock
-from dpjax.clipping.bookkeeping.jaxpr.equations import (
+from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
+from dpjax.clipping._bookkeeping.evaluate.run import AtBlock
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
     Alike,
     aval,
     evaluate,
     is_inexact,
 )
+from dpjax.clipping._clip import Scales, Summed, clip_scales
 
 _Arrays = list[jax.Array]
 

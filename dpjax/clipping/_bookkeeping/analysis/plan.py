@@ -13,19 +13,19 @@ import jax
 import jax.extend.core as jex
 
 from dpjax._core.typing import Engine
-from dpjax.clipping.bookkeeping.analysis.components import Component, Root, components
-from dpjax.clipping.bookkeeping.analysis.sites import (
+from dpjax.clipping._bookkeeping.analysis.components import Component, Root, components
+from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
     RuledSite,
     Scope,
     Site,
     analyse,
 )
-from dpjax.clipping.bookkeeping.evaluate.run import operands
-from dpjax.clipping.bookkeeping.jaxpr.equations import of_function, values_of_inputs
-from dpjax.clipping.bookkeeping.jaxpr.trace import inline
-from dpjax.clipping.bookkeeping.rules.base import Layout
-from dpjax.clipping.bookkeeping.rules.factors import MOST_ROWS, Size
+from dpjax.clipping._bookkeeping.evaluate.run import operands
+from dpjax.clipping._bookkeeping.jaxpr.equations import of_function, values_of_inputs
+from dpjax.clipping._bookkeeping.jaxpr.trace import inline
+from dpjax.clipping._bookkeeping.rules.base import Layout
+from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS, Size
 
 # Reading or writing a number takes as long as this many multiplications. The value for
 # CPUs was measured. The value for NVIDIA GPUs was not: data sheets imply 20 for

@@ -22,14 +22,14 @@ import jax
 import jax.extend.core as jex
 
 from dpjax._core.dtypes import at_least_float32, widen
-from dpjax.clipping.bookkeeping.analysis.sites import (
+from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
     RuledSite,
     Site,
     Sources,
     sources_of,
 )
-from dpjax.clipping.bookkeeping.jaxpr.equations import (
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
     add_outputs,
     aval,
     bind,

@@ -17,7 +17,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._core.typing import Atom, LossOfLeaves
-from dpjax.clipping.bookkeeping.jaxpr.equations import (
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
     as_arrays,
     bind,
     inner_jaxprs,
