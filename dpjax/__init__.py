@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from dpjax._core.keys import random_key as random_key
     from dpjax._plan import Bounded as Bounded
     from dpjax._plan import Examples as Examples
-    from dpjax._plan import OfUser as OfUser
     from dpjax._plan import Plan as Plan
     from dpjax._plan import QuantileClip as QuantileClip
-    from dpjax._plan import Users as Users
     from dpjax._plan import accumulate as accumulate
     from dpjax._plan import by_user as by_user
     from dpjax._plan.solve import plan as plan
@@ -34,15 +32,14 @@ if TYPE_CHECKING:
     from dpjax.clipping._clipped_grad import PerExample as PerExample
     from dpjax.clipping._clipped_grad import clipped_grad as clipped_grad
     from dpjax.clipping._clipped_grad import explain as explain
-    from dpjax.clipping._metrics import Metrics as Metrics
     from dpjax.clipping._metrics import metrics as metrics
     from dpjax.noise._correlated import correlated_noise as correlated_noise
+    from dpjax.noise._correlated import tree_momentum as tree_momentum
     from dpjax.noise._discrete import (
         add_discrete_gaussian_noise as add_discrete_gaussian_noise,
     )
     from dpjax.noise._gaussian import add_gaussian_noise as add_gaussian_noise
     from dpjax.noise._gaussian import noisy_mean as noisy_mean
-    from dpjax.noise._momentum import tree_momentum as tree_momentum
     from dpjax.noise._optimizers import dp_adam as dp_adam
     from dpjax.noise._optimizers import dp_adamw as dp_adamw
     from dpjax.noise._optimizers import dp_nsgd as dp_nsgd
@@ -59,17 +56,15 @@ _NAMES = {
     "_core.adjacency": ("Adjacency",),
     "_core.keys": ("random_key",),
     "_plan": (
-        *("Bounded", "Examples", "OfUser", "Plan", "QuantileClip", "Users"),
-        *("accumulate", "by_user"),
+        *("Bounded", "Examples", "Plan", "QuantileClip", "accumulate", "by_user"),
     ),
     "_plan.solve": ("plan",),
     "clipping._clip": ("clip_and_sum",),
     "clipping._clipped_grad": ("PerExample", "clipped_grad", "explain"),
-    "clipping._metrics": ("Metrics", "metrics"),
-    "noise._correlated": ("correlated_noise",),
+    "clipping._metrics": ("metrics",),
+    "noise._correlated": ("correlated_noise", "tree_momentum"),
     "noise._discrete": ("add_discrete_gaussian_noise",),
     "noise._gaussian": ("add_gaussian_noise", "noisy_mean"),
-    "noise._momentum": ("tree_momentum",),
     "noise._optimizers": ("dp_adam", "dp_adamw", "dp_nsgd", "dp_sgd"),
 }
 # From each public name to the module that defines it.

@@ -487,6 +487,5 @@ ELSEWHERE = {
         "random_rounds.group",
         "random_rounds.uniform",
         "random_rounds.epsilon",  # it calibrates, outside jit
-        "tree.fixed_order_totals",
     },
 }

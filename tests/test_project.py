@@ -46,7 +46,7 @@ def test_public_modules_are_exported_by_their_package():
     """The package exports either the module itself or a name from it."""
     for name in NAMES:
         folder, _, own = name.rpartition(".")
-        if re.search(r"\._|\.bookkeeping\.", name):
+        if "._" in name:
             continue
         face = ROOT / folder.replace(".", "/") / "__init__.py"
         exported = {

@@ -135,7 +135,9 @@ def test_bin_sizes_are_multinomial():
     keys = split_into_4000(KEY)
     cuts = np.arange(4, dtype=np.uint32)
     ranks = jax.jit(
-        jax.vmap(lambda key: jax.vmap(lambda c: _bins.below(key, 4, c, 3))(cuts))
+        jax.vmap(
+            lambda key: jax.vmap(lambda c: _bins.count_smaller(key, 4, c, 3))(cuts)
+        )
     )(keys)
     ranks = np.asarray(ranks)
     assert np.all(ranks[:, 0] == 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dpjax.accounting import calibrate, rdp
-from dpjax.accounting._numerics.rdp import quadrature
+from dpjax.accounting._numerics import rdp_quadrature
 
 pytestmark = pytest.mark.rounding
 
@@ -336,13 +336,13 @@ def test_quadrature_is_converged(kind, x64, monkeypatch):
     near = sigma[::2] ** 2 * 10 ** rng.uniform(-1, 2, n // 2)
     a[::2] = np.clip(near, 1.01, 1e4)
     sigma[: n // 5] = 10 ** rng.uniform(-1, 0.3, n // 5)
-    coarse = jax.jit(lambda *x: getattr(quadrature, kind)(*x))(sigma, q, a)
+    coarse = jax.jit(lambda *x: getattr(rdp_quadrature, kind)(*x))(sigma, q, a)
     legendre = np.polynomial.legendre.leggauss
-    monkeypatch.setattr(quadrature, "_FIRST_RULE", legendre(168))
-    monkeypatch.setattr(quadrature, "_RULE", legendre(132))
-    monkeypatch.setattr(quadrature, "_TAIL", 8.5)
-    monkeypatch.setattr(quadrature, "_DROP", 8.5**2 / 2)
-    fine = jax.jit(lambda *x: getattr(quadrature, kind)(*x))(sigma, q, a)
+    monkeypatch.setattr(rdp_quadrature, "_FIRST_RULE", legendre(168))
+    monkeypatch.setattr(rdp_quadrature, "_RULE", legendre(132))
+    monkeypatch.setattr(rdp_quadrature, "_TAIL", 8.5)
+    monkeypatch.setattr(rdp_quadrature, "_DROP", 8.5**2 / 2)
+    fine = jax.jit(lambda *x: getattr(rdp_quadrature, kind)(*x))(sigma, q, a)
     ratio = jnp.logaddexp(0.0, coarse) / jnp.logaddexp(0.0, fine)
     np.testing.assert_allclose(ratio, 1, rtol=0, atol=1e-11)
 

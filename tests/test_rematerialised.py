@@ -12,7 +12,7 @@ from test_bookkeeping import assert_matches_reference, normal, reference_clipped
 from test_bookkeeping_zoo import flax_scanned_layers
 
 import dpjax
-from dpjax.clipping import bookkeeping
+from dpjax.clipping import _bookkeeping as bookkeeping
 
 DEPTH, ROWS, WIDTH, BATCH = 3, 4, 6, 5
 

@@ -31,20 +31,20 @@ OUTPUT = {"epsilon": 10.0, "delta": 1e-3, "num_steps": 1, "key": KEY}
 def test_numbers_are_rounded_to_adjacent_float32():
     rng = np.random.default_rng(0)
     values = np.exp(rng.uniform(-80, 80, 2000))
-    up, down = _precision.up(values), _precision.down(values)
+    up, down = _precision.round_up(values), _precision.round_down(values)
     for x, above, below in zip(values, up, down, strict=True):
         assert Fraction(below) <= Fraction(x) <= Fraction(above)
         assert np.float32(above) == above
         assert np.float32(below) == below
         assert np.nextafter(np.float32(below), np.float32(np.inf)) >= above
     for exact in (0.0, 1.0, 0.5, -3.3, math.inf):
-        assert _precision.up(exact) == _precision.down(exact) == exact
+        assert _precision.round_up(exact) == _precision.round_down(exact) == exact
     # Noise that may be flushed to zero is rounded up, and overflow gives infinity.
-    assert _precision.up(1e-42) == np.finfo(np.float32).tiny
-    assert _precision.down(1e-42) == 0.0
-    assert _precision.up(1e39) == math.inf
-    assert _precision.down(1e39) == np.finfo(np.float32).max
-    assert math.isnan(_precision.up(math.nan))
+    assert _precision.round_up(1e-42) == np.finfo(np.float32).tiny
+    assert _precision.round_down(1e-42) == 0.0
+    assert _precision.round_up(1e39) == math.inf
+    assert _precision.round_down(1e39) == np.finfo(np.float32).max
+    assert math.isnan(_precision.round_up(math.nan))
     with pytest.raises(ValueError, match="^noise_multiplier times"):
         _precision.stddev(1e30, 1e10)
 
@@ -148,7 +148,7 @@ def rounded_runs(step):
             _precision.to_float32(np.full((T, 1), 0.5)),
             np.zeros((T, 1), np.float32),
             _precision.to_float32(1.1),
-            _precision.to_float32(_precision.down(0.1)),
+            _precision.to_float32(_precision.round_down(0.1)),
             KEY,
             loss_fn=LOGISTIC,
             prox=step,

@@ -19,8 +19,8 @@ from jax.interpreters import ad, batching, mlir
 from test_bookkeeping import MLP, MLP_BATCH, assert_matches_reference, mlp, normal
 
 import dpjax
-from dpjax.clipping.bookkeeping.evaluate.run import stretches
-from dpjax.clipping.bookkeeping.jaxpr.equations import Alike
+from dpjax.clipping._bookkeeping.evaluate.run import stretches
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
@@ -190,11 +190,11 @@ def test_auto_branch_for_tpu_matches_reference(loss, monkeypatch):
         return there(*args)
 
     monkeypatch.setattr(
-        "dpjax.clipping.bookkeeping.evaluate.engine.on_platform", take_tpu_branch
+        "dpjax.clipping._bookkeeping.evaluate.engine.on_platform", take_tpu_branch
     )
     for name in ("squares_of_rows", "sums_by_sites"):
         monkeypatch.setattr(
-            f"dpjax.clipping.bookkeeping.evaluate.at_component.{name}", None
+            f"dpjax.clipping._bookkeeping.evaluate.at_component.{name}", None
         )
     assert_matches_reference(*args, engine="auto")
     assert set(names) == {"tpu"}
@@ -249,7 +249,7 @@ def test_auto_branch_for_gpu_matches_reference(monkeypatch):
 
     args = wide_loss, WIDE, normal(6, 2, 60, 128)
     monkeypatch.setattr(
-        "dpjax.clipping.bookkeeping.evaluate.engine.on_platform", take_cuda_branch
+        "dpjax.clipping._bookkeeping.evaluate.engine.on_platform", take_cuda_branch
     )
     assert_matches_reference(*args, engine="auto")
     assert names == ["tpu", "cuda"]

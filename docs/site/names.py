@@ -30,12 +30,10 @@ def public() -> Iterator[str]:
 
 
 def _modules() -> Iterator[types.ModuleType]:
-    """The modules that are API. Those of book-keeping are the steps of one engine."""
+    """The modules that are API."""
     yield dpjax
     for found in pkgutil.walk_packages(dpjax.__path__, "dpjax."):
-        if "._" not in found.name and not found.name.startswith(
-            "dpjax.clipping.bookkeeping."
-        ):
+        if "._" not in found.name:
             yield importlib.import_module(found.name)
 
 

@@ -25,8 +25,8 @@ _NOISE = {
 
 def show_plan(command: str, given: dict[str, Any], as_json: bool) -> str:
     """The text or JSON with the numbers of the plan for the given options."""
-    found = make_plan_from_options(command, given)
-    return _as_json(command, found) if as_json else _table(command, found)
+    planned = make_plan_from_options(command, given)
+    return _as_json(command, planned) if as_json else _table(command, planned)
 
 
 def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
@@ -71,47 +71,47 @@ def _steps(epochs: int, given: dict[str, Any]) -> int:
     return epochs * -(-n // size)
 
 
-def _as_json(command: str, found: Plan) -> str:
+def _as_json(command: str, planned: Plan) -> str:
     """The JSON of a plan: its guarantee's record for `plan`, else numbers alone."""
     if command == "plan":
-        return found.guarantee.to_json()
+        return planned.guarantee.to_json()
     # The clip norm is not that of a run, and its noise is relative to any.
-    numbers = to_plain(found.parameters())
+    numbers = to_plain(planned.parameters())
     del numbers["clip_norm"]
-    guarantee = {"mu": found.guarantee.mu, "event": found.guarantee.event}
+    guarantee = {"mu": planned.guarantee.mu, "event": planned.guarantee.event}
     return json.dumps(numbers | to_plain(guarantee), indent=2)
 
 
-def _table(command: str, found: Plan) -> str:
+def _table(command: str, planned: Plan) -> str:
     """The text of a plan, with one number per line and the solved number first."""
-    record = found.guarantee.record()
+    record = planned.guarantee.record()
     sampling = record["sampling_means"]
     # Without overflow, the description of what overflow does is left out.
-    if found.max_batch_size == found.num_examples:
+    if planned.max_batch_size == planned.num_examples:
         sampling = sampling.split(";")[0]
-    noise = up(found.noise_multiplier, 6)
-    solved = found.solved_for == "noise_multiplier"
+    noise = up(planned.noise_multiplier, 6)
+    solved = planned.solved_for == "noise_multiplier"
     rows = {
-        "epsilon": f"{up(found.epsilon, 4)} at delta = {found.delta:g}, rounded up",
+        "epsilon": f"{up(planned.epsilon, 4)} at delta = {planned.delta:g}, rounded up",
         "noise_multiplier": f"{noise}, rounded up"
         if solved
-        else found.noise_multiplier,
-        "num_steps": found.num_steps,
-        "batch_size": f"{found.batch_size} of {found.num_examples}",
+        else planned.noise_multiplier,
+        "num_steps": planned.num_steps,
+        "batch_size": f"{planned.batch_size} of {planned.num_examples}",
     }
-    if found.solved_for != "epsilon":
-        rows = {found.solved_for: rows[found.solved_for]} | rows
+    if planned.solved_for != "epsilon":
+        rows = {planned.solved_for: rows[planned.solved_for]} | rows
     if command == "plan":
-        rows["max_batch_size"] = found.max_batch_size
-        rows["clip_norm"] = found.clip_norm
+        rows["max_batch_size"] = planned.max_batch_size
+        rows["clip_norm"] = planned.clip_norm
     if record["mu"] is not None:
         rows["mu"] = (
             f"{up(record['mu'], 4)} (Gaussian differential privacy), rounded up"
         )
-    rows["sampling"] = f"{found.sampling}: {sampling}"
-    rows["adjacency"] = f"{found.adjacency.value}: {record['adjacency_means']}"
-    if found.shape is not None:
-        rows["noise"] = f"correlated, C⁻¹z with C {found.shape}"
+    rows["sampling"] = f"{planned.sampling}: {sampling}"
+    rows["adjacency"] = f"{planned.adjacency.value}: {record['adjacency_means']}"
+    if planned.shape is not None:
+        rows["noise"] = f"correlated, C⁻¹z with C {planned.shape}"
     rates = record["attack_true_positive_rate_at_most"]
     powers = " / ".join(up(power, 4) for power in rates.values())
     rows["attacks"] = (
@@ -120,7 +120,7 @@ def _table(command: str, found: Plan) -> str:
     )
     width = max(map(len, rows)) + 2
     lines = [f"{name:{width}}{value}" for name, value in rows.items()]
-    holds = _HOLDS.format(unit=found.unit, noise=_NOISE[found.noise])
-    if found.comparison is not None:
-        lines += ["", str(found.comparison)]
+    holds = _HOLDS.format(unit=planned.unit, noise=_NOISE[planned.noise])
+    if planned.comparison is not None:
+        lines += ["", str(planned.comparison)]
     return "\n".join([*lines, "", holds])

@@ -40,19 +40,19 @@ def report(path: str, as_json: bool) -> str:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     try:
         versions = _versions(record)
-        found = guarantee_of(record)
-        _check(record, found)
+        guarantee = guarantee_of(record)
+        _check(record, guarantee)
     except (ValueError, ArithmeticError) as error:
         raise ValueError(f"{path}: {error}") from error
     # The last line names the versions. They must be those that ran, not those of today.
-    statement = str(found).rpartition("\n")[0] + f"\n{versions}"
+    statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}"
     if not as_json:
         return (
             f"{statement}\n\nε and what attacks can achieve were computed again from "
             f"the run's numbers in {path}."
         )
-    delta = found.plan.delta
-    said = {"epsilon": found.epsilon(delta), "delta": delta, "statement": statement}
+    delta = guarantee.plan.delta
+    said = {"epsilon": guarantee.epsilon(delta), "delta": delta, "statement": statement}
     return json.dumps(to_plain(said), indent=2, ensure_ascii=False)
 
 

@@ -7,7 +7,7 @@ No module of this package computes privacy.
 3. `dtypes`, `rounding`: precisions, bounds on float32's rounding errors, and numbers
    rounded in the direction in which privacy bounds still hold. `float64`: functions
    that compute in float64. `interpret`: functions that NumPy evaluates without a
-   compiler.
+   compiler, by the rules in `numpy_rules`.
 4. `keys`: typed random keys, and a separate random stream for every consumer of a key.
 5. `platforms`, `meshes`: backends, and arrays that are sharded over devices.
 6. `searches`: roots and minima of functions, with derivatives.

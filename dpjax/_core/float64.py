@@ -160,7 +160,7 @@ def float64(
 
     def decorate(core: Core) -> Core:
         @functools.cache
-        def lifted(records: tuple[type | None, ...]) -> Core:
+        def lift(records: tuple[type | None, ...]) -> Core:
             flat, at = _flat(core, records, vectors)
             flat = _map_over_batch(flat, at) if elementwise else flat
             flat = _loop_over_batch(flat) if one_by_one else flat
@@ -172,7 +172,7 @@ def float64(
         ) -> jax.Array:
             records = tuple(type(x) if _is_record(x) else None for x in args)
             leaves = [leaf for x in args for leaf in (x if _is_record(x) else (x,))]
-            return lifted(records)(*leaves, **kwargs)
+            return lift(records)(*leaves, **kwargs)
 
         return wrapper
 
@@ -213,7 +213,7 @@ def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
     """Map a core for one evaluation over batches; vectors' lengths may differ."""
 
     @functools.wraps(core)
-    def mapped(*args: jax.Array, **kwargs: object) -> jax.Array:
+    def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
         # A separate name for each vector's axis, so that the lengths may differ.
         axes = [f"(k{i})" if i in vectors else "()" for i in range(len(args))]
         one = functools.partial(core, **kwargs)
@@ -226,14 +226,14 @@ def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
         )
         return jnp.vectorize(one, signature=f"{','.join(axes)}->()")(*args)
 
-    return mapped
+    return evaluate_batch
 
 
 def _loop_over_batch(scalar: Core) -> Core:
     """Evaluate a core of scalars in a loop over a batch of broadcast arguments."""
 
     @functools.wraps(scalar)
-    def batched(*args: jax.Array, **kwargs: object) -> jax.Array:
+    def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
         one = functools.partial(scalar, **kwargs)
         shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in args))
         if shape == ():
@@ -241,7 +241,7 @@ def _loop_over_batch(scalar: Core) -> Core:
         flat = [jnp.broadcast_to(x, shape).ravel() for x in args]
         return jax.lax.map(lambda xs: one(*xs), flat).reshape(shape)
 
-    return batched
+    return evaluate_batch
 
 
 def _lift(

@@ -83,7 +83,7 @@ def words(name: str) -> tuple[int, int]:
 def stream(key: Key, consumer: str) -> Key:
     """The key for one kind of consumer, derived from the user's key."""
     pair = np.array(words(f"dpjax {consumer}"), np.uint32)
-    key = _ordered(key)
+    key = _order_dependent_key(key)
     data = jax.random.key_data(key)
     if not is_on_one_device(data) or key.ndim or not _is_threefry(key):
         return _fold(key, pair)
@@ -146,7 +146,7 @@ def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
     return (high ^ low).reshape(shape)
 
 
-def _ordered(key: Key) -> Key:
+def _order_dependent_key(key: Key) -> Key:
     """The same key, with a generator whose `fold_in` depends on the order of its calls.
 
     unsafe_rbg folds numbers in by exclusive or: folding in 1 and 2 equals folding in 2
@@ -164,7 +164,7 @@ def generator_name(key: Key) -> str:
     Keys with equal data and equal generator names draw the same numbers throughout
     dpjax.
     """
-    return str(jax.random.key_impl(_ordered(key)))
+    return str(jax.random.key_impl(_order_dependent_key(key)))
 
 
 def _fold(key: Key, pair: ArrayLike) -> Key:

@@ -68,7 +68,7 @@ def like(
     axes, mesh = aval.manual_axis_type, aval.sharding.mesh
     explicit = bool(mesh.explicit_axes)
     # The type was made on an explicit mesh, but the code now runs where the compiler
-    # decides (`compiler_sharded`), and types must be on the mesh of the context.
+    # decides (`let_compiler_shard`), and types must be on the mesh of the context.
     if explicit and lets_compiler_decide():
         explicit, mesh = False, jax.sharding.get_abstract_mesh()
     if not axes.varying and not explicit:
@@ -150,7 +150,7 @@ def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:
     return of.manual_axis_type.varying
 
 
-def varying(tree: Shaped, axes: frozenset[str]) -> Shaped:
+def add_varying_axes(tree: Shaped, axes: frozenset[str]) -> Shaped:
     """The same values, with types that vary along these axes, too."""
 
     def cast(x: jax.Array) -> jax.Array:
@@ -161,7 +161,7 @@ def varying(tree: Shaped, axes: frozenset[str]) -> Shaped:
     return jax.tree.map(cast, tree)
 
 
-def compiler_sharded(
+def let_compiler_shard(
     function: Callable[..., Out], arrays: Tree, outputs: object
 ) -> Callable[..., Out]:
     """The function, with the sharding along all explicit axes left to the compiler.
@@ -221,7 +221,7 @@ def zeros_like(
     zeros = jnp.broadcast_to(jnp.zeros_like(x, dtype), shape)
     if not _has_auto_axes(x):
         return zeros
-    return _cut_alike(zeros, jnp.broadcast_to(x.astype(dtype), shape))
+    return _copy_sharding(zeros, jnp.broadcast_to(x.astype(dtype), shape))
 
 
 def shard_like(state: Shaped, params: Tree) -> Shaped:
@@ -232,7 +232,7 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
     """
     places = dict(jax.tree_util.tree_flatten_with_path(params)[0])
 
-    def lying(path: tuple[Any, ...], x: ArrayLike) -> ArrayLike:
+    def shard_leaf(path: tuple[Any, ...], x: ArrayLike) -> ArrayLike:
         # The longest end that is a parameter's path; a lone parameter's path is empty.
         ends = (path[i:] for i in range(len(path) + 1))
         p = next((places[end] for end in ends if end in places), None)
@@ -241,12 +241,12 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
         # Counters and keys cannot be selected from a floating-point parameter.
         if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
             return x
-        return _cut_alike(jnp.asarray(x), p.astype(jnp.result_type(x)))
+        return _copy_sharding(jnp.asarray(x), p.astype(jnp.result_type(x)))
 
-    return jax.tree_util.tree_map_with_path(lying, state)
+    return jax.tree_util.tree_map_with_path(shard_leaf, state)
 
 
-def _cut_alike(x: jax.Array, other: jax.Array) -> jax.Array:
+def _copy_sharding(x: jax.Array, other: jax.Array) -> jax.Array:
     """The values of x, with the sharding that the compiler chooses for another array.
 
     Only the compiler knows the sharding of the other array, and it may place a constant

@@ -36,9 +36,11 @@ def on_platform(
     # Without staging, the function runs on the devices of its arrays, or on the default
     # backend where no argument is an array.
     leaves = [x for x in jax.tree.leaves(args) if _is_concrete(x)]
-    found = {d.platform for x in leaves for d in x.devices()}
+    platforms = {d.platform for x in leaves for d in x.devices()}
     name = "gpu" if name == "cuda" else name  # as devices and backends call it
-    return (there if name in (found or {jax.default_backend()}) else elsewhere)(*args)
+    return (there if name in (platforms or {jax.default_backend()}) else elsewhere)(
+        *args
+    )
 
 
 def _is_staged_out() -> bool:

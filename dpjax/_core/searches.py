@@ -104,18 +104,20 @@ def implicit_derivative(
     residual, constants = jax.closure_convert(residual, root)
 
     @jax.custom_jvp
-    def found(root: jax.Array, met: jax.Array, *constants: jax.Array) -> jax.Array:
+    def differentiable_root(
+        root: jax.Array, met: jax.Array, *constants: jax.Array
+    ) -> jax.Array:
         return root
 
-    @found.defjvp
+    @differentiable_root.defjvp
     @scoped
     def _(
         primals: Sequence[jax.Array], tangents: Sequence[jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         root, met, *constants = primals
-        # `found`, not `root`: second derivatives then see that the root moves. Where no
-        # root was met, 1 keeps the residual's derivatives finite.
-        x = jnp.where(met, found(*primals), jnp.ones_like(root))
+        # The function, not `root`: second derivatives then see that the root moves.
+        # Where no root was met, 1 keeps the residual's derivatives finite.
+        x = jnp.where(met, differentiable_root(*primals), jnp.ones_like(root))
         by_x = jax.jvp(lambda x: residual(x, *constants), (x,), (jnp.ones_like(x),))[1]
         moved = jax.jvp(
             lambda *c: residual(x, *c), tuple(constants), tuple(tangents[2:])
@@ -126,7 +128,7 @@ def implicit_derivative(
         return root, jnp.where(moves, -moved / jnp.where(moves, by_x, 1.0), 0.0)
 
     # stop_gradient: nothing may differentiate through the search that made the root.
-    return found(jax.lax.stop_gradient(root), met, *constants)
+    return differentiable_root(jax.lax.stop_gradient(root), met, *constants)
 
 
 def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Array:
@@ -134,10 +136,10 @@ def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Arra
     fn, constants = jax.closure_convert(fn)
 
     @jax.custom_jvp
-    def known(value: jax.Array, *constants: jax.Array) -> jax.Array:
+    def differentiable_value(value: jax.Array, *constants: jax.Array) -> jax.Array:
         return value
 
-    @known.defjvp
+    @differentiable_value.defjvp
     @scoped
     def _(
         primals: Sequence[jax.Array], tangents: Sequence[jax.Array]
@@ -146,7 +148,7 @@ def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Arra
         return value, jax.jvp(fn, tuple(constants), tuple(tangents[1:]))[1]
 
     # stop_gradient: the value's own derivatives must not add to those of fn().
-    return known(jax.lax.stop_gradient(value), *constants)
+    return differentiable_value(jax.lax.stop_gradient(value), *constants)
 
 
 # A cap on the iterations, in case a descent does not converge.
@@ -172,10 +174,10 @@ def minimize(
         known = np.isfinite(value) and np.isfinite(slope).all()
         return (float(value), slope) if known else (np.inf, np.zeros_like(slope))
 
-    found = minimize(
+    minimum = minimize(
         usable, x, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}
     )
-    return found.x
+    return minimum.x
 
 
 _Function = Callable[[jax.Array], jax.Array]
@@ -298,7 +300,7 @@ def _walk(walk: _Walk, reached: Point) -> _Walk:
 
 
 @without_compiler
-def crossing(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
+def find_bracket(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
     """Whether the excess changed its sign, and the bad and the good end of the bracket.
 
     If the excess did not change its sign, the walk stopped at an end of the range. The

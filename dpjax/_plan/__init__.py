@@ -12,15 +12,15 @@ sampler, the gradient, the optimizer and the guarantee from them.
    `shape`: noise that is correlated between steps. `schedule`: numbers that vary from
    step to step.
 3. `solve`: `dpjax.plan`, which solves for the number that is not given: noise, steps,
-   batch size or ε. `capacity`: the size of a padded batch. `comparison`: the choice of
-   a mechanism where the caller leaves it open.
+   batch size or ε. `comparison`: the choice of a mechanism where the caller leaves it
+   open.
 4. `loader`: the examples of a batch from arrays, files and data sets on the host.
-   `arrays`: the arrays of other libraries. `users`: data in which one person has
-   several examples.
+   `users`: data in which one person has several examples.
 5. `loss`: the caller's loss, transformed into clipped sums. `modules`: models that hold
    more than parameters. `alerts` and `zero_gradients`: warnings about parameters that
-   the loss does not train. `accumulation`: batches that are processed in parts.
-6. `optimizer`: the noise, the mean, the user's optimizer, and the step limit.
+   the loss does not train.
+6. `optimizer`: the noise, the mean, the user's optimizer, the step limit, and the
+   accumulation of batches that are processed in parts.
    `quantile`: a clip norm that follows a released quantile.
 7. `guarantee`: the guarantee, as a sentence for a paper and as a record for a machine.
 8. `plan`: the class `Plan`, whose methods are these steps.
@@ -34,6 +34,4 @@ from dpjax._plan.optimizer import accumulate as accumulate
 from dpjax._plan.plan import Plan as Plan
 from dpjax._plan.quantile import Bounded as Bounded
 from dpjax._plan.quantile import QuantileClip as QuantileClip
-from dpjax._plan.users import OfUser as OfUser
-from dpjax._plan.users import Users as Users
 from dpjax._plan.users import by_user as by_user

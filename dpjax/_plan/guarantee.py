@@ -256,8 +256,8 @@ def _noise(plan: RunParameters) -> str:
     elif plan.shape is not None:
         return (
             "noise C⁻¹z is added to the sums of all steps, z being "
-            f"{_kind(plan)} noise of standard deviation {_down(plan.noise_multiplier, 6)} times that, drawn "
-            f"afresh in every step, and C {plan.shape}"
+            f"{_kind(plan)} noise of standard deviation "
+            f"{_down(plan.noise_multiplier, 6)} times that, drawn afresh in every step, and C {plan.shape}"
         )
     else:
         words = (

@@ -68,14 +68,14 @@ def take_examples(data: Any, batch: Batch) -> Examples:
     """
     traced = isinstance(batch.indices, Tracer)
 
-    def taken(x: Any) -> Any:
+    def take(x: Any) -> Any:
         if traced or isinstance(x, jax.Array):
             indices = jnp.asarray(batch.indices)
             # Positions are in range: the default mode's check for others is not needed.
             return jnp.take(jnp.asarray(x), indices, axis=0, mode="clip")
         return x[np.asarray(batch.indices)]
 
-    return Examples(jax.tree.map(taken, data), batch.mask)
+    return Examples(jax.tree.map(take, data), batch.mask)
 
 
 def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Examples:
@@ -103,10 +103,10 @@ def check(data: Any, plan: RunParameters) -> None:
             "in an order of its own draws them in another way than was accounted for."
         )
     if sizes != {(plan.num_examples,)}:
-        found = sorted(size[0] if size else 0 for size in sizes)
+        counts = sorted(size[0] if size else 0 for size in sizes)
         raise ValueError(
             f"data must have num_examples {plan.unit}s, {plan.num_examples}; got "
-            f"{found}. The guarantee is for a data set of the size that was planned "
+            f"{counts}. The guarantee is for a data set of the size that was planned "
             "for. (Columns that are lists must become arrays.)"
         )
 
@@ -180,15 +180,15 @@ def batches(
         # Arrays of other libraries are converted once, and not in every step.
         data, read = by_position(data), take_examples
     if sharding is not None:
-        read = _read_sharded(read, sharding, plan.max_batch_size)
+        read = _shard_reader(read, sharding, plan.max_batch_size)
 
-    def drawn(step: int) -> Batch:
+    def draw(step: int) -> Batch:
         with jax.default_device(host()):
             return jax.device_get(_draw(plan, step, jax.device_put(key, host())))
 
     def jobs() -> Iterator[Callable[[], Examples]]:
         for step in _with_progress_bar(range(first, plan.num_steps), progress):
-            batch = drawn(step)
+            batch = draw(step)
             # The default arguments bind this step's values, and not the last step's.
             yield lambda batch=batch, step=step: attach_plan(
                 plan, read(data, batch), np.int32(step)
@@ -215,7 +215,7 @@ def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Ex
         thread.shutdown(cancel_futures=True)
 
 
-def _read_sharded(
+def _shard_reader(
     read: Callable[[Any, Batch], Examples], sharding: jax.sharding.Sharding, size: int
 ) -> Callable[[Any, Batch], Examples]:
     """A function that reads a batch's shards for this process's devices onto them.
@@ -226,13 +226,13 @@ def _read_sharded(
       size: m, the size of the leading axis.
     """
     try:
-        found = sharding.addressable_devices_indices_map((size,))
+        indices = sharding.addressable_devices_indices_map((size,))
     except (ValueError, IndexError) as error:
         raise ValueError(
             f"sharding must divide the {size} places of a batch (max_batch_size) "
             f"evenly, and nothing else; got {sharding!r}."
         ) from error
-    held = {device: _ends(index, size) for device, index in found.items()}
+    held = {device: _ends(index, size) for device, index in indices.items()}
 
     def part(data: Any, batch: Batch, first: int, end: int) -> Examples:
         mine = jax.tree.map(lambda x: x[first:end], batch)
@@ -242,13 +242,13 @@ def _read_sharded(
         # Devices with the same slots (replicas) share one read.
         parts = {ends: part(data, batch, *ends) for ends in set(held.values())}
 
-        def joined(*leaves: np.ndarray) -> jax.Array:
+        def join_shards(*leaves: np.ndarray) -> jax.Array:
             of = dict(zip(parts, leaves, strict=True))
             pieces = [jax.device_put(of[ends], at) for at, ends in held.items()]
             shape = (size, *leaves[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
-        return jax.tree.map(joined, *parts.values())
+        return jax.tree.map(join_shards, *parts.values())
 
     return whole
 
@@ -281,16 +281,16 @@ def _read_one_by_one(data: Any, batch: Batch) -> Examples:
 def _several(data: Any, positions: list[int]) -> list[Any]:
     """The examples at some positions, by one call of `__getitems__` if data has it."""
     if positions and hasattr(data, "__getitems__"):
-        found = list(data.__getitems__(positions))
+        examples = list(data.__getitems__(positions))
     else:
-        found = [data[i] for i in positions]
-    there = sum(x is not None for x in found)
+        examples = [data[i] for i in positions]
+    there = sum(x is not None for x in examples)
     if there != len(positions):  # such as a data set that filters its examples
         raise ValueError(
             f"data must give {len(positions)} examples for as many positions; got "
             f"{there}."
         )
-    return found
+    return examples
 
 
 def _with_progress_bar(steps: range, progress: bool) -> Any:

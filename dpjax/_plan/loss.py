@@ -15,7 +15,7 @@ from dpjax._plan import modules
 from dpjax._plan.alerts import Alerts
 from dpjax._plan.loader import Examples
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.quantile import Bounded, count_unclipped
+from dpjax._plan.quantile import Bounded, count_within_clip_norm
 from dpjax._plan.schedule import values_at
 from dpjax._plan.users import OfUser, user_loss
 from dpjax.clipping._clipped_grad import PerExample, clipped_grad
@@ -47,7 +47,9 @@ def value_and_grad(
             # Sum over clip norm. The optimizer multiplies by the clip norm after the
             # noise, from its own state.
             total = jax.tree.map(lambda g: g / bound, grads)
-            grads = Bounded(total, count_unclipped(per_example.norm, mask, bound))
+            grads = Bounded(
+                total, count_within_clip_norm(per_example.norm, mask, bound)
+            )
         elif plan.schedule:
             # Rescaled to the plan's clip norm, so that every step's sum has the same
             # sensitivity. The optimizer undoes the factor after the noise.

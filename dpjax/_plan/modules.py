@@ -162,7 +162,7 @@ def _of_module(model: Any) -> Parts:
         # A copy, so that the loss cannot change the caller's model.
         whole = nnx.merge(graph, trained, of_example, counts, rest, copy=True)
 
-        def unchanged() -> None:
+        def refuse_changes() -> None:
             after = nnx.split(whole, nnx.Param, nnx.RngKey, nnx.RngCount, ...)[-1]
             # A loss that leaves a leaf alone returns the same array object.
             before = dict(jax.tree.leaves_with_path(rest))
@@ -178,7 +178,7 @@ def _of_module(model: Any) -> Parts:
                     "GroupNorm or LayerNorm, or BatchNorm with use_running_average."
                 )
 
-        return whole, unchanged
+        return whole, refuse_changes
 
     def advance() -> None:
         # Else dropout would draw the same masks in the next step.

@@ -74,7 +74,7 @@ def optimizer(
             key=key,
             num_steps=plan.num_steps,
         )
-    return _on_trained(optax.chain(mean, cast_updates_to_float32(inner)))
+    return _allow_other_leaves(optax.chain(mean, cast_updates_to_float32(inner)))
 
 
 class _StepNoise(NamedTuple):
@@ -196,13 +196,13 @@ def clip_norm_of(state: Any) -> jax.Array:
       ValueError: the state does not contain exactly one `VaryingState`.
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, VaryingState))
-    found = [x.clip_norm for x in nodes if isinstance(x, VaryingState)]
-    if len(found) != 1:
+    clip_norms = [x.clip_norm for x in nodes if isinstance(x, VaryingState)]
+    if len(clip_norms) != 1:
         raise ValueError(
             "state must be that of one optimizer of a plan whose numbers vary; got "
-            f"{len(found)} of them in {jax.tree.structure(state)}."
+            f"{len(clip_norms)} of them in {jax.tree.structure(state)}."
         )
-    return found[0]
+    return clip_norms[0]
 
 
 def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
@@ -275,7 +275,7 @@ def _scale_tree(tree: Any, factor: jax.Array) -> Any:
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), tree)
 
 
-def _on_trained(
+def _allow_other_leaves(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimizer for models that also hold leaves other than arrays of floats.
@@ -284,12 +284,12 @@ def _on_trained(
     The leaf's update is zero for an array of numbers or booleans, and None otherwise.
     """
 
-    def trained(params: Any) -> Any:
+    def trained_leaves(params: Any) -> Any:
         return jax.tree.map(lambda x: x if is_trained(x) else None, params)
 
     def init(params: Any) -> Any:
         _refuse_masks("params", params)
-        return inner.init(trained(params))
+        return inner.init(trained_leaves(params))
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
@@ -304,8 +304,10 @@ def _on_trained(
         # Without the parameters, it is unknown which missing updates need zeros.
         if params is None:
             return inner.update(updates, state)
-        found, state = inner.update(updates, state, trained(params))
-        filled = jax.tree.map(_zero_updates, found, params, is_leaf=lambda x: x is None)
+        inner_updates, state = inner.update(updates, state, trained_leaves(params))
+        filled = jax.tree.map(
+            _zero_updates, inner_updates, params, is_leaf=lambda x: x is None
+        )
         return filled, state
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -93,7 +93,7 @@ def noise_of(
     return noise_multiplier / math.sqrt(left) * (1 + 2.0**-50), of_count
 
 
-def count_unclipped(
+def count_within_clip_norm(
     norms: jax.Array, mask: jax.Array, clip_norm: ArrayLike
 ) -> jax.Array:
     """The centered count of gradients within the clip norm, f32[].
@@ -114,7 +114,7 @@ def next_clip_norm(
     Args:
       clip: the quantile and the learning rate.
       clip_norm: this step's clip norm, f32[].
-      noisy: the noisy centered count of `count_unclipped`, f[].
+      noisy: the noisy centered count of `count_within_clip_norm`, f[].
       batch_size: b, the expected batch size.
     """
     # Andrew et al. (2021), Algorithm 1: C ← C exp(−η (b̃ − γ)). The 1/2 undoes the

@@ -93,9 +93,13 @@ def _best(
             adjacency=run.adjacency,
         )
         return best.strategy, best.noise_multiplier
-    found = strategies.optimize("rational", workload, **sizes, order=mechanism.order)
+    optimized = strategies.optimize(
+        "rational", workload, **sizes, order=mechanism.order
+    )
     # A workload whose rates or sums vary by step also gets factors that vary by step.
     if all(np.size(x) == 1 for x in workload[2:]):
-        return found, None
-    found = strategies.scheduled(found, workload, **sizes, order=mechanism.order)
-    return found, None
+        return optimized, None
+    optimized = strategies.scheduled(
+        optimized, workload, **sizes, order=mechanism.order
+    )
+    return optimized, None

@@ -402,7 +402,7 @@ def _solve(run: RunParameters, guess: float | None) -> RunParameters:
         return run.parameters(epsilon=cost(run))
     # Steps and batch size are whole numbers, and ε grows with them; ε falls with noise.
     whole = unknown != "noise_multiplier"
-    found = calibrate.solve(
+    value = calibrate.solve(
         lambda x: jnp.asarray(cost(run.parameters(**{unknown: float(x)}))),
         _for_callers(run.epsilon, "down"),
         increasing=whole,
@@ -411,7 +411,7 @@ def _solve(run: RunParameters, guess: float | None) -> RunParameters:
         upper=run.max_batch_size if unknown == "batch_size" else float("inf"),
     )
     # The solver stops at a tolerance, and on the safe side: compute ε at its result.
-    solved = run.parameters(**{unknown: int(found) if whole else float(found)})
+    solved = run.parameters(**{unknown: int(value) if whole else float(value)})
     return solved.parameters(epsilon=cost(solved))
 
 

@@ -195,8 +195,8 @@ def _numbers(owner: np.ndarray) -> np.ndarray:
             "users must be equal to themselves: among objects, also within tuples, NaN "
             "is a user of its own each time. Give missing owners a name."
         )
-    found: dict[object, int] = {}
-    return np.array([found.setdefault(x, len(found)) for x in owner.tolist()])
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(x, len(numbers)) for x in owner.tolist()])
 
 
 def _is_missing(owner: Any) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.typing import Atom
-from dpjax.clipping.bookkeeping.jaxpr.equations import aval
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
 
 class Constant(NamedTuple):
@@ -48,7 +48,7 @@ ZERO = Constant(0.0)
 # Primitives that call a jaxpr, whose equations are evaluated in place.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})
 # Primitives that move, repeat or reduce entries. A constant array stays constant. An
-# unknown array is unchanged only if no entry moves or is dropped (see `_lay_out`).
+# unknown array is unchanged only if no entry moves or is dropped (see `_layout_term`).
 _LAYOUTS = frozenset(
     {
         *("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "rev"),
@@ -115,9 +115,9 @@ class _Terms:
 
     def new(self) -> Unknown:
         """The term of an array with unknown entries, under a name never used before."""
-        return self._named(("new", next(self._unique)))
+        return self._look_up(("new", next(self._unique)))
 
-    def _named(self, made: Hashable) -> Unknown:
+    def _look_up(self, made: Hashable) -> Unknown:
         return Unknown(self._names.setdefault(made, len(self._names)))
 
     def evaluate(self, closed: jex.ClosedJaxpr, inputs: Sequence[Term]) -> list[Term]:
@@ -126,7 +126,7 @@ class _Terms:
         terms: dict[jex.Var, Term] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
             # The same array object is the same term wherever a jaxpr closes over it.
-            terms[var] = self._named(("constant", id(const)))
+            terms[var] = self._look_up(("constant", id(const)))
 
         def read(atom: Atom) -> Term:
             return self._literal(atom) if isinstance(atom, jex.Literal) else terms[atom]
@@ -140,7 +140,7 @@ class _Terms:
         value = np.asarray(literal.val)
         if value.size == 1 and np.isrealobj(value):
             return Constant(float(value.item()))
-        return self._named(("literal", id(literal.val)))
+        return self._look_up(("literal", id(literal.val)))
 
     def _apply(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
         """The terms of an equation's outputs, from the terms of its inputs."""
@@ -163,7 +163,7 @@ class _Terms:
             return inputs
         if len(eqn.outvars) == 1 and (term := _simplify(eqn, inputs)) is not None:
             return [term]
-        return self._computed(eqn, inputs)
+        return self._result_terms(eqn, inputs)
 
     def _apply_scan(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
         """The terms of a scan's outputs, from the terms of its inputs.
@@ -193,7 +193,7 @@ class _Terms:
             for i in changed:
                 varying[i] = self.new()
 
-    def _computed(self, eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> list[Term]:
+    def _result_terms(self, eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> list[Term]:
         """Terms for an equation's outputs, named after the operation and its inputs.
 
         Two equations that apply one operation to the same terms get the same names.
@@ -217,7 +217,8 @@ class _Terms:
             typed.sort(key=repr)  # x + y and y + x get one name
         made = (name, params, tuple(typed))
         return [
-            self._named((*made, i))._replace(sign=sign) for i in range(len(eqn.outvars))
+            self._look_up((*made, i))._replace(sign=sign)
+            for i in range(len(eqn.outvars))
         ]
 
 
@@ -228,7 +229,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     """
     name, dtype = eqn.primitive.name, aval(eqn.outvars[0]).dtype
     if name in _LAYOUTS:
-        return _lay_out(eqn, inputs)
+        return _layout_term(eqn, inputs)
     # 0 · x = 0, as unknown entries are assumed to be finite.
     if name in _PRODUCTS and ZERO in inputs[:2]:
         return ZERO
@@ -329,7 +330,7 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
     return None
 
 
-def _lay_out(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
+def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     """The term of an array after its entries are moved, repeated, or reduced.
 
     None where the result is neither a constant nor the input up to axes of size one.

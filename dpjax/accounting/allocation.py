@@ -83,12 +83,12 @@ def _run(
     """
     num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
     one = pld(noise_multiplier, num_steps=num_steps, adjacency=adjacency)
-    told = _told64(noise_multiplier, num_epochs, adjacency.sensitivity_factor)
+    told = _known_steps_mu64(noise_multiplier, num_epochs, adjacency.sensitivity_factor)
     return _pld.compose(one, num_epochs), told
 
 
 @float64("up")
-def _told64(
+def _known_steps_mu64(
     noise_multiplier: jax.Array, num_epochs: jax.Array, factor: jax.Array
 ) -> jax.Array:
     usable = noise_multiplier > 0
@@ -221,10 +221,10 @@ def _epsilon_lower(
 
     # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is not below it.
     zero, top = jnp.zeros_like(target), cells.largest_epsilon(law)
-    found = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
-    found = jnp.where(excess(zero) > 0, found, 0.0)
+    solution = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
+    solution = jnp.where(excess(zero) > 0, solution, 0.0)
     return implicit_derivative(
-        excess, jnp.where(known, found, 0.0), known & (found > 0)
+        excess, jnp.where(known, solution, 0.0), known & (solution > 0)
     )
 
 

@@ -12,7 +12,13 @@ from jax.core import Tracer
 from dpjax._core import validate
 from dpjax._core.float64 import cast, default_float, scope
 from dpjax._core.interpret import without_compiler
-from dpjax._core.searches import Point, bracket, close, crossing, implicit_derivative
+from dpjax._core.searches import (
+    Point,
+    bracket,
+    close,
+    find_bracket,
+    implicit_derivative,
+)
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
 _FAR = 2.0  # |log ε − log target| is clipped here; beyond, only its sign is used
@@ -163,25 +169,25 @@ def solve(
         beginning = _clip(jnp.asarray(start, jnp.float64), ends)
         traced = _is_traced(epsilon_near(beginning)) or _is_traced(target)
         first, second = bracket(excess, beginning, increasing, ends)
-        crossed, bad, good = crossing(first, second)
+        crossed, bad, good = find_bracket(first, second)
         closed = close(excess, bad, good, _CLOSE[dtype.itemsize], log=True)
-        found, met = _find_parameter(crossed, closed, second)
-        found = round_parameter(
-            jax.lax.stop_gradient(found) if _is_traced(found) else found
+        solution, met = _find_parameter(crossed, closed, second)
+        solution = round_parameter(
+            jax.lax.stop_gradient(solution) if _is_traced(solution) else solution
         )
         if not _is_traced(met) and not met:
             raise ValueError(
                 f"target_epsilon {target_epsilon!r} is not met by any parameter"
                 f"{f' up to upper {upper!r}' if upper < np.inf else ''}; the search "
-                f"began at {start!r} and ended at {float(found)!r}."
+                f"began at {start!r} and ended at {float(solution)!r}."
             )
         if _is_traced(met):
-            found = jnp.where(met, found, 0.0 if increasing else jnp.inf)
+            solution = jnp.where(met, solution, 0.0 if increasing else jnp.inf)
         if traced and not integer:
-            found = implicit_derivative(
-                lambda x: epsilon_at(x) - target, found, crossed
+            solution = implicit_derivative(
+                lambda x: epsilon_at(x) - target, solution, crossed
             )
-        return cast(found, dtype, direction)
+        return cast(solution, dtype, direction)
 
 
 def _is_traced(x: object) -> bool:

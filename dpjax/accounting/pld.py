@@ -247,8 +247,8 @@ def convolve(a: PLD, b: PLD) -> PLD:
     steps = _steps(a) + _steps(b)
     # ADD_REMOVE and ZERO_OUT have the same losses and may be mixed. Gaussian events
     # state no adjacency and fit either.
-    found = {getattr(step.event, "adjacency", None) for step in steps} - {None}
-    if Adjacency.REPLACE in found and len(found) > 1:
+    adjacencies = {getattr(step.event, "adjacency", None) for step in steps} - {None}
+    if Adjacency.REPLACE in adjacencies and len(adjacencies) > 1:
         raise ValueError(
             "a and b must be stated for one adjacency; got mechanisms for ADD_REMOVE "
             f"or ZERO_OUT and for REPLACE: {PLD(steps)}."

@@ -32,6 +32,8 @@ from dpjax.accounting import (
     truncation,
 )
 
+__all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
+
 # Candidates for the share of δ that covers bins that overflow. The first sufficient
 # share is used.
 _SHARES = (0.01, 0.1, 0.5, 0.9)
@@ -254,9 +256,9 @@ class RandomBinsProfile(NamedTuple):
             if np.any(least > share * delta):
                 continue
             # (ε, (1 − share) δ) holds without overflow; the rest of δ is for overflow.
-            found = self._ideal((1 - share) * delta)
-            if bool(np.all(self._overflow(found) <= share * delta)):
-                return found
+            ideal = self._ideal((1 - share) * delta)
+            if bool(np.all(self._overflow(ideal) <= share * delta)):
+                return ideal
         return jnp.full(delta.shape, jnp.inf)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
@@ -266,14 +268,14 @@ class RandomBinsProfile(NamedTuple):
         high = np.zeros(target.shape)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            found = np.vectorize(lambda x: float(self.epsilon(math.exp(x))))(middle)
+            epsilons = np.vectorize(lambda x: float(self.epsilon(math.exp(x))))(middle)
             # The upper end starts at δ = 1 and moves only to a δ that meets the target,
             # so that it is always a valid bound.
-            enough = found <= target
+            enough = epsilons <= target
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         # The factor is a margin for rounding in exp, log and the cast to float32.
-        found = np.minimum(np.exp(high) * (1 + 1e-6), 1.0)
-        return jnp.asarray(found, default_float())
+        deltas = np.minimum(np.exp(high) * (1 + 1e-6), 1.0)
+        return jnp.asarray(deltas, default_float())
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
         """The ε for each δ of the same run without a limited capacity."""
@@ -288,8 +290,8 @@ class RandomBinsProfile(NamedTuple):
             e.adjacency,
             default_float(),
         )
-        found = [of(x) for x in np.ravel(delta).tolist()]
-        return jnp.asarray(found).reshape(np.shape(delta))
+        epsilons = [of(x) for x in np.ravel(delta).tolist()]
+        return jnp.asarray(epsilons).reshape(np.shape(delta))
 
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
         """The addition to δ, at a given ε, for bins that exceed the capacity."""

@@ -16,6 +16,8 @@ import numpy as np
 from dpjax._core import validate
 from dpjax.accounting import calibrate, pld
 
+__all__ = ["delta", "epsilon", "group", "uniform"]
+
 
 class Rounds(NamedTuple):
     """A distribution of the number of rounds, in groups.

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, default_float, float64
-from dpjax.accounting._numerics.rdp import curves
+from dpjax.accounting._numerics import rdp_curves
 
 ORDERS = 1.0 + np.concatenate(
     [
@@ -82,7 +82,7 @@ def gaussian(
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.above_one("orders", orders)
     a, sigma = _align(noise_multiplier, curves=(orders,))
-    return curves.gaussian64(sigma, a)
+    return rdp_curves.gaussian64(sigma, a)
 
 
 def poisson_gaussian(
@@ -124,7 +124,7 @@ def poisson_gaussian(
     validate.closed_unit("sampling_rate", sampling_rate)
     validate.above_one("orders", orders)
     a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
-    return curves.poisson_gaussian64(sigma, q, a)
+    return rdp_curves.poisson_gaussian64(sigma, q, a)
 
 
 def fixed_size_gaussian(
@@ -164,7 +164,7 @@ def fixed_size_gaussian(
     validate.closed_unit("sampling_rate", sampling_rate)
     validate.above_one("orders", orders)
     a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
-    return curves.fixed_size_gaussian64(sigma, q, a)
+    return rdp_curves.fixed_size_gaussian64(sigma, q, a)
 
 
 def compose(
@@ -236,7 +236,9 @@ def epsilon(
     """
     _check_conversion(curve, orders)
     validate.open_unit("delta", delta)
-    return jnp.min(curves.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1)
+    return jnp.min(
+        rdp_curves.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
+    )
 
 
 def best_order(
@@ -266,7 +268,9 @@ def best_order(
     """
     _check_conversion(curve, orders)
     validate.open_unit("delta", delta)
-    best = jnp.argmin(curves.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1)
+    best = jnp.argmin(
+        rdp_curves.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
+    )
     # The order is one of the caller's, so no rounding direction applies to the cast.
     return jnp.asarray(orders, default_float())[best]
 
@@ -298,4 +302,6 @@ def delta(
     """
     _check_conversion(curve, orders)
     validate.nonnegative("epsilon", epsilon, finite=False)
-    return jnp.min(curves.delta64(*_align(epsilon, curves=(curve, orders))), axis=-1)
+    return jnp.min(
+        rdp_curves.delta64(*_align(epsilon, curves=(curve, orders))), axis=-1
+    )

@@ -79,7 +79,7 @@ def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Ar
     return jnp.where(counts == largest, many, few)
 
 
-def fixed_order_totals(
+def _fixed_order_totals(
     decay: jax.Array, num_steps: int, steps_per_epoch: int
 ) -> jax.Array:
     """Σ_nodes (Σ_e β^{z − p − e n_b})², the squared sensitivity, by position, f[n_b].
@@ -113,10 +113,12 @@ def fixed_order_totals(
 
 
 def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
-    return jnp.max(fixed_order_totals(decay, num_steps, steps_per_epoch))
+    return jnp.max(_fixed_order_totals(decay, num_steps, steps_per_epoch))
 
 
-def _reshuffled(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
+def _reshuffled_order(
+    decay: jax.Array, num_steps: int, steps_per_epoch: int
+) -> jax.Array:
     """The squared sensitivity, as an upper bound, for any one step in each epoch.
 
     The squared sensitivity is Σ_nodes inner², where inner(node) is Σ_{p in P∩node}
@@ -170,7 +172,7 @@ def _momentum_mu64(
     # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own
     # sensitivity:
     # μ² = max_P Σ_nodes (Σ_{p in P∩node} β^{z−p})² / σ².
-    worst = _fixed_order if order == "fixed" else _reshuffled
+    worst = _fixed_order if order == "fixed" else _reshuffled_order
     square = worst(decay, num_steps, steps_per_epoch)
     # The terms are positive and added one after the other, so that relative rounding
     # errors grow with their number. 64 covers the errors within a term.
@@ -283,7 +285,7 @@ def _reduced_momentum_mu64(
     trees = (
         (anchor, _window_totals(decay, num_steps, n, 1, min(2 * n - 1, num_steps))),
         (change, _window_totals(decay, num_steps, n, 2 * n, num_steps)),
-        (drift, fixed_order_totals(decay, num_steps, n)),
+        (drift, _fixed_order_totals(decay, num_steps, n)),
     )
     # In units of the least noise, so that no square overflows or underflows.
     noises = jnp.stack([anchor, change, drift])

@@ -4,17 +4,27 @@ A canary's loss is linear in the parameters, so its gradient is a fixed directio
 parameter space. If no other example moves the parameters along this direction, as with
 `plant`, then one number, the release along this direction, contains everything that the
 mechanism reveals about the canary.
+
+A canary's score is that of a matched filter. Let y be white noise z of standard
+deviation s, or h + z with a known signal h. Then ⟨h, y⟩ / ‖h‖ is a sufficient statistic
+for whether y contains h. Its distribution is N(0, s²) without the signal and N(‖h‖, s²)
+with the signal, as for a Gaussian mechanism of μ = ‖h‖ / s. Noise that a strategy or a
+tree correlates is whitened first, by a linear map that depends on the mechanism alone.
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.scipy.special import logsumexp
 
 from dpjax._core import validate
 from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
+from dpjax._matrices.strategy import Strategy, check_strategy
 
 
 class Planted(NamedTuple, Generic[Params]):
@@ -183,3 +193,210 @@ def project_on(directions: Tree, released: Tree) -> jax.Array:
         return jnp.matmul(y, u.T, precision="highest")
 
     return jax.tree.reduce(jnp.add, jax.tree.map(part, directions, released))
+
+
+Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
+"""A linear map from the releases of T steps, f[T, k], to values with white noise."""
+
+
+def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
+    """The values that a mechanism releases for given sums, step by step.
+
+    Args:
+      transformation: the mechanism, as made by `dpjax.add_gaussian_noise` or
+        `dpjax.tree_momentum`.
+      sums: the incoming sums of T steps, a tree of leaves f[T, ...].
+
+    Returns:
+      The updates of all T steps, a tree of leaves f[T, ...].
+
+    Example:
+      >>> import jax, jax.numpy as jnp, dpjax
+      >>> tx = dpjax.tree_momentum(0.5, 0.0, num_steps=3, key=jax.random.key(0))
+      >>> print(released(tx, jnp.ones((3, 1)))[:, 0])
+      [0.5   0.75  0.875]
+    """
+
+    @jax.jit
+    def scan(sums: Tree) -> Tree:
+        def step(state: optax.OptState, now: Tree) -> tuple[optax.OptState, Tree]:
+            # `start` stands for the parameters, which these mechanisms do not read.
+            updates, state = transformation.update(now, state, start)
+            return state, updates
+
+        start = jax.tree.map(lambda x: jnp.zeros_like(x[0]), sums)
+        return jax.lax.scan(step, transformation.init(start), sums)[1]
+
+    return scan(sums)
+
+
+def white_by_strategy(strategy: Strategy) -> Whiten:
+    """The linear map y ↦ C y, which whitens the noise C⁻¹z of `dpjax.correlated_noise`.
+
+    Args:
+      strategy: C, as made by `dpjax.strategies`.
+
+    Returns:
+      A linear map of f[T, k].
+
+    Raises:
+      ValueError: the map is called with a number T of steps that the strategy does not
+        support.
+
+    Reference: Denisov et al. (2022): releasing x + C⁻¹z is equivalent to releasing
+    C x + z.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from dpjax import strategies
+      >>> white = white_by_strategy(strategies.geometric(0.5))
+      >>> print(white(jnp.array([[1.0], [-0.5], [0.0]]))[:, 0])
+      [1. 0. 0.]
+    """
+
+    def white(y: jax.Array) -> jax.Array:
+        matrix = check_strategy(strategy, len(y)).matrix(len(y)).astype(y.dtype)
+        # Denisov et al. (2022), https://arxiv.org/abs/2202.08312: C (x + C⁻¹z) is
+        # C x + z.
+        return jnp.tensordot(matrix, y, 1, precision="highest")
+
+    return white
+
+
+def white_by_tree(decay: ArrayLike) -> Whiten:
+    """The linear map that whitens the noise of `dpjax.tree_momentum`.
+
+    Args:
+      decay: β, f[], in [0, 1).
+
+    Returns:
+      A linear map of f[T, k]: from the momentum of each step to the tree node that this
+      step completed, times 1 − β. Each step completes one node, and the noises of nodes
+      are independent.
+
+    Raises:
+      ValueError: decay is outside [0, 1).
+
+    Reference: Tran and Cutkosky (2022), Algorithm 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> momentum = jnp.array([[0.5], [0.75], [0.875]])
+      >>> print(white_by_tree(0.5)(momentum)[:, 0])  # nodes [1, 1], [1, 2], [3, 3]
+      [0.5  0.75 0.5 ]
+    """
+    validate.decay("decay", decay)
+
+    def white(y: jax.Array) -> jax.Array:
+        step = np.arange(1, len(y) + 1)
+        # Clearing the lowest bit 2^j of t gives t − 2^j.
+        before = step & (step - 1)
+        # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328: the
+        # sum of step t is the sum of the new node that ends at t, plus the sum of step
+        # t − 2^j times β to the node's length 2^j, where j is the lowest set bit of t.
+        fade = jnp.power(jnp.asarray(decay, y.dtype), step - before)
+        earlier = jnp.concatenate([jnp.zeros_like(y[:1]), y])[before]
+        return y - fade.reshape(-1, *(1,) * (y.ndim - 1)) * earlier
+
+    return white
+
+
+def matched_filter(
+    seen: jax.Array, expected: jax.Array, whiten: Whiten | None = None
+) -> jax.Array:
+    """Scores of canaries from all releases of a Gaussian mechanism.
+
+    Args:
+      seen: the released values along each canary's direction, f[T, k]: the slots of
+        `plant`, or the result of `project_on`.
+      expected: the noiseless contribution of a participating canary to seen, f[T, k] or
+        f[T, 1]: `released` for the canary's sums and a mechanism with zero noise.
+      whiten: a linear map that whitens the mechanism's noise; None if the noise is
+        white already.
+
+    Returns:
+      Scores f[k]. For a mechanism with white noise of standard deviation s that is
+      μ-GDP at the canary's steps, a score is N(0, s²) where the canary did not take
+      part, and N(μ s, s²) where the canary did. `gaussian_mu_lower` turns scores into a
+      bound.
+
+    Raises:
+      ValueError: the shapes do not fit.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, dpjax
+      >>> sums = jnp.concatenate([jnp.ones((4, 5000)), jnp.zeros((4, 5000))], axis=1)
+      >>> tx = dpjax.add_gaussian_noise(2.0, key=jax.random.key(0))
+      >>> scores = matched_filter(released(tx, sums), jnp.ones((4, 1)))
+      >>> mean, stddev = scores[:5000].mean(), scores[:5000].std()
+      >>> print(f"{mean / stddev:.2f} for μ = √4 / 2")
+      1.00 for μ = √4 / 2
+    """
+    if jnp.ndim(seen) != 2 or jnp.shape(expected) not in (
+        jnp.shape(seen),
+        (jnp.shape(seen)[0], 1),
+    ):
+        raise ValueError(
+            "expected must be f[T, k] as seen, or f[T, 1]; got shapes "
+            f"{jnp.shape(expected)} and {jnp.shape(seen)}."
+        )
+    whiten = whiten or (lambda y: y)
+    signal, noisy = whiten(jnp.asarray(expected)), whiten(jnp.asarray(seen))
+    length = jnp.sqrt(jnp.sum(jnp.square(signal), axis=0))
+    product = jnp.sum(signal * noisy, axis=0)
+    # A canary without any signal has the score 0, and not 0 / 0.
+    return jnp.where(length > 0, product / jnp.where(length > 0, length, 1.0), 0.0)
+
+
+def mixture_scores(
+    seen: jax.Array,
+    cases: jax.Array,
+    probabilities: ArrayLike,
+    stddev: ArrayLike,
+) -> jax.Array:
+    """Scores of canaries that took part in one of several ways, chosen at random.
+
+    Args:
+      seen: the released values along each canary's direction, f[T, k], in white noise.
+      cases: the possible contributions of a canary to seen, f[c, T]: a row for each way
+        of taking part.
+      probabilities: the probability of each way, f[c].
+      stddev: s, the standard deviation of the noise, f[], positive.
+
+    Returns:
+      f[k]: the logarithm of the likelihood ratio of the seen values, with the canary
+      against without the canary. No attack on these values does better. Scores of steps
+      in which the canary takes part independently add up, as under Poisson sampling.
+
+    Raises:
+      ValueError: the shapes do not fit, or stddev is not positive.
+
+    Reference: Neyman and Pearson (1933), https://doi.org/10.1098/rsta.1933.0009.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> noise = 2.0 * jax.random.normal(jax.random.key(0), (3, 10_000))
+      >>> bins = jnp.eye(3)  # one of three steps, each with probability 1/3
+      >>> place = jax.random.randint(jax.random.key(1), (5000,), 0, 3)
+      >>> seen = noise.at[place, jnp.arange(5000)].add(1.0)
+      >>> scores = mixture_scores(seen, bins, jnp.full(3, 1 / 3), 2.0)
+      >>> ratios = jnp.exp(scores)  # E exp(score) is 1 without the canary
+      >>> print(f"{ratios[:5000].mean():.2f} with it, {ratios[5000:].mean():.2f} not")
+      1.09 with it, 1.00 not
+    """
+    validate.positive("stddev", stddev)
+    fits = jnp.ndim(seen) == 2 and jnp.ndim(cases) == 2
+    if not fits or (
+        jnp.shape(cases) != (*jnp.shape(probabilities), jnp.shape(seen)[0])
+    ):
+        raise ValueError(
+            "cases must be f[c, T] for seen f[T, k] and probabilities f[c]; got shapes "
+            f"{jnp.shape(cases)}, {jnp.shape(seen)} and {jnp.shape(probabilities)}."
+        )
+    cases, weights = jnp.asarray(cases), jnp.asarray(probabilities)
+    # log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y: Neyman and Pearson (1933), by
+    # whom a threshold on this ratio is the best test at its false-positive rate.
+    products = jnp.matmul(cases, seen, precision="highest")
+    squares = jnp.sum(jnp.square(cases), axis=1, keepdims=True)
+    exponents = (products - squares / 2) / jnp.square(stddev)
+    return logsumexp(exponents, axis=0, b=weights[:, None])

@@ -160,7 +160,9 @@ def _findings(
     # A fixed seed: a test must give the same result in every run.
     rng = np.random.default_rng(0)
 
-    def finding(change: str, one: Tree, other: Tree, claim: float, i: int) -> Finding:
+    def measure_change(
+        change: str, one: Tree, other: Tree, claim: float, i: int
+    ) -> Finding:
         # Each of the b terms of a sum may be rounded by an ulp of the partial sum.
         # The smaller norm, so that a result that explodes allows no larger distance.
         length = min(_norm(one), _norm(other))
@@ -176,22 +178,22 @@ def _findings(
             there = jnp.asarray(others | alone)
             whole = fn(data, there)
             less = fn(data, there & ~alone)
-            yield finding(f"{name}: left out", whole, less, claimed, i)
+            yield measure_change(f"{name}: left out", whole, less, claimed, i)
             # Without REPLACE, neighbours differ in whether an example is there at all.
             for what, changed in _change_one_example(data, i):
                 now = fn(changed, there)
                 before = whole if adjacency is Adjacency.REPLACE else less
-                yield finding(f"{name}: {what}", now, before, claimed, i)
+                yield measure_change(f"{name}: {what}", now, before, claimed, i)
                 # A masked example must not matter, whatever its values are.
                 masked = fn(changed, there & ~alone)
-                yield finding("masked: its values", masked, less, 0.0, i)
+                yield measure_change("masked: its values", masked, less, 0.0, i)
     whole = fn(data, jnp.ones(size, bool))
     order = rng.permutation(size)
     moved = fn(jax.tree.map(lambda x: x[order], data), jnp.ones(size, bool))
-    yield finding("the order", moved, whole, 0.0, 0)
+    yield measure_change("the order", moved, whole, 0.0, 0)
     longer = jax.tree.map(lambda x: jnp.concatenate([x, x[:2]]), data)
     padded = fn(longer, jnp.arange(size + 2) < size)
-    yield finding("masked: two more places", padded, whole, 0.0, size)
+    yield measure_change("masked: two more places", padded, whole, 0.0, size)
 
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
@@ -231,5 +233,7 @@ def _norm(tree: Tree) -> float:
 def _epsilon(tree: Tree) -> float:
     """The largest machine epsilon among the floating-point leaves; 0 without any."""
     floats = [jnp.result_type(x) for x in jax.tree.leaves(tree)]
-    found = [float(jnp.finfo(x).eps) for x in floats if jnp.issubdtype(x, jnp.floating)]
-    return max(found, default=0.0)
+    epsilons = [
+        float(jnp.finfo(x).eps) for x in floats if jnp.issubdtype(x, jnp.floating)
+    ]
+    return max(epsilons, default=0.0)

@@ -56,15 +56,15 @@ def _gaussian_mu_lower64(
     weights = np.exp(freedom * (x - np.expm1(2 * x) / 2))
     w, weights = np.exp(x), weights / weights.sum()
 
-    def refuted(theta: jax.Array) -> jax.Array:
+    def is_refuted(theta: jax.Array) -> jax.Array:
         tail = jnp.sum(weights * ndtr(theta - t * w))
         # The factor is far above the rounding error of the tail.
         return tail * (1 + 1e-9) <= 1 - confidence
 
     # Search θ from 0, which may be refuted, to 2t, where nothing is asked.
     zero = jnp.zeros_like(t)
-    theta = bisect(refuted, 2 * t, zero, times=64)
-    mu = jnp.where(some & refuted(zero), theta * unit * (1 - (n + m) * ULP), 0.0)
+    theta = bisect(is_refuted, 2 * t, zero, times=64)
+    mu = jnp.where(some & is_refuted(zero), theta * unit * (1 - (n + m) * ULP), 0.0)
     return jnp.where(constant & (gap > 0), jnp.inf, mu)
 
 

@@ -60,7 +60,7 @@ def _epsilon64(
     v, j = _right(scores, included, guess_in, guess_out), np.arange(r + 1)
     choose = gammaln(r + 1) - gammaln(j + 1) - gammaln(r - j + 1)  # log of r choose j
 
-    def refuted(epsilon: jax.Array) -> jax.Array:
+    def is_refuted(epsilon: jax.Array) -> jax.Array:
         right, wrong = jax.nn.log_sigmoid(epsilon), jax.nn.log_sigmoid(-epsilon)
         mass = jnp.exp(choose + j * right + (r - j) * wrong)
         tail = jnp.cumsum(mass[::-1])[::-1]  # P(B >= j), small terms first
@@ -73,7 +73,7 @@ def _epsilon64(
         # TINY covers probabilities that underflowed.
         return p * (1 + _MARGIN) + TINY <= 1 - confidence
 
-    return _largest(refuted)
+    return _largest(is_refuted)
 
 
 @float64("down", static=_STATIC, vectors=(0, 1), elementwise=True)
@@ -88,7 +88,7 @@ def _mu64(
     m, r = scores.size, guess_in + guess_out
     v, error = _right(scores, included, guess_in, guess_out), 1 - confidence
 
-    def refuted(mu: jax.Array) -> jax.Array:
+    def is_refuted(mu: jax.Array) -> jax.Array:
         # Mahloujifar, Melis and Chaudhuri (2025), Algorithm 3,
         # https://arxiv.org/abs/2410.22235, for two choices and the trade-off curve G_μ,
         # whose (1 − G_μ)⁻¹ is x ↦ Φ(Φ⁻¹(x) − μ): from i = v − 1 down to 0
@@ -107,17 +107,17 @@ def _mu64(
         (h, rho), _ = jax.lax.scan(step, start, jnp.arange(r - 1.0, -1.0, -1.0))
         return h + rho >= r / m * (1 + _MARGIN)
 
-    return _largest(refuted)
+    return _largest(is_refuted)
 
 
-def _largest(refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def _largest(is_refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """A refuted parameter, found by bisection; 0 if the parameter 0 is not refuted.
 
-    The argument `refuted` maps a parameter to whether the guesses refute the parameter.
+    The argument `is_refuted` maps a parameter to whether the guesses refute it.
     """
     zero = jnp.zeros(())
-    found = bisect(refuted, jnp.asarray(_LARGEST), zero, times=48)
-    return jnp.where(refuted(zero), found, 0.0)
+    largest = bisect(is_refuted, jnp.asarray(_LARGEST), zero, times=48)
+    return jnp.where(is_refuted(zero), largest, 0.0)
 
 
 def _check(

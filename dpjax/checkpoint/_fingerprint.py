@@ -82,16 +82,16 @@ def _probe(plan: Plan, generator: str, *_: object) -> str:
             signs.append(jax.tree.map(lambda x: jnp.sign(x).astype(jnp.int8), noise))
         return [plan.batch(step, key) for step in range(steps)], signs
 
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in jax.tree.leaves(draw(key)):
-        found.update(np.asarray(leaf).astype(np.int64).tobytes())
-    return found.hexdigest()[:32]
+        digest.update(np.asarray(leaf).astype(np.int64).tobytes())
+    return digest.hexdigest()[:32]
 
 
-def canonical(found: Any) -> str:
+def canonical(value: Any) -> str:
     """A canonical JSON text: equal values have equal texts."""
     return json.dumps(
-        found,
+        value,
         sort_keys=True,
         ensure_ascii=False,
         separators=(",", ":"),

@@ -26,8 +26,8 @@ from dpjax._plan import Plan
 from dpjax.checkpoint._processes import (
     check_equal_across_processes,
     everywhere,
+    gather_values,
     on_primary_process,
-    told,
 )
 from dpjax.checkpoint._record import (
     Record,
@@ -74,7 +74,7 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
     ocp = _orbax()
     try:
         with _checkpointer(ocp) as reader:
-            found = reader.restore(path, args=ocp.args.StandardRestore(wanted))
+            arrays = reader.restore(path, args=ocp.args.StandardRestore(wanted))
     # Orbax raises exceptions of many types for a damaged checkpoint.
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
@@ -84,7 +84,7 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
             f"{error}"
         ) from error
     return structure.unflatten(
-        restore_leaf(x, found[str(i)]) if _nonempty(x) else x
+        restore_leaf(x, arrays[str(i)]) if _nonempty(x) else x
         for i, x in enumerate(leaves)
     )
 
@@ -201,12 +201,12 @@ def save(
     name = digest(run.key)
     on_primary_process(lambda: _refuse_another(folder, plan, run, data, name))
     # The record includes a digest of all arrays, which every process computes.
-    found = make_record(plan, run, data)
+    record = make_record(plan, run, data)
     # Each process has its own clock, so that the time is left out of the comparison.
-    check_equal_across_processes(to_plain(found) | {"time": ""})
-    if on_primary_process(lambda: _is_kept(folder, run.step, found.arrays)):
+    check_equal_across_processes(to_plain(record) | {"time": ""})
+    if on_primary_process(lambda: _is_kept(folder, run.step, record.arrays)):
         return
-    _write(folder, run.step, tree_of(run), found)
+    _write(folder, run.step, tree_of(run), record)
     on_primary_process(lambda: _clear(folder, steps(folder)[-keep:], name))
 
 
@@ -255,16 +255,16 @@ def restore(
     check(plan, like)
     folder = pathlib.Path(folder).absolute()
     step = on_primary_process(lambda: _choose_step(folder, step))
-    found = everywhere(lambda: _read(folder, step))
-    everywhere(lambda: refuse_another(folder, found, plan, like, data))
+    record = everywhere(lambda: _read(folder, step))
+    everywhere(lambda: refuse_another(folder, record, plan, like, data))
     restored = read_arrays(folder / str(step) / _ARRAYS, tree_of(like))
     # The digest is of the values alone: it does not depend on the sharding.
-    if set(told(digest(restored))) != {found.arrays}:
+    if set(gather_values(digest(restored))) != {record.arrays}:
         raise ValueError(
             f"the checkpoint {folder / str(step)} is damaged: its arrays are not those "
             "that were saved."
         )
-    return Run(step=step, released=found.released, **restored)
+    return Run(step=step, released=record.released, **restored)
 
 
 def resume(
@@ -327,8 +327,8 @@ def steps(folder: Folder) -> tuple[int, ...]:
       >>> steps("nothing/here")
       ()
     """
-    found = pathlib.Path(folder).glob(f"*/{_RECORD}")
-    names = [path.parent.name for path in found]
+    records = pathlib.Path(folder).glob(f"*/{_RECORD}")
+    names = [path.parent.name for path in records]
     return tuple(sorted(int(x) for x in names if _is_step(x)))
 
 
@@ -426,17 +426,17 @@ def _is_step(name: str) -> bool:
     return name.isdecimal() and name == str(int(name))
 
 
-def _write(folder: pathlib.Path, step: int, tree: Any, found: Record) -> None:
+def _write(folder: pathlib.Path, step: int, tree: Any, record: Record) -> None:
     """Write arrays and record to a temporary folder, and rename it to a checkpoint."""
-    target = _unfinished(folder, step)
+    target = _temporary_folder(folder, step)
     on_primary_process(lambda: _make_room(folder, step))
     write_arrays(target / _ARRAYS, tree)
     # All arrays are on the disk before the record that makes them a checkpoint.
     everywhere(lambda: sync_all(target))
-    on_primary_process(lambda: _finish(folder, step, found))
+    on_primary_process(lambda: _finish(folder, step, record))
 
 
-def _unfinished(folder: pathlib.Path, step: int) -> pathlib.Path:
+def _temporary_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
     return folder / f"{step}{_UNFINISHED}"
 
 
@@ -450,7 +450,7 @@ def _make_room(folder: pathlib.Path, step: int) -> None:
     # The files hold the run's key: mode 0700 excludes other users.
     os.makedirs(folder, mode=0o700, exist_ok=True)
     sync(folder.parent)
-    target = _unfinished(folder, step)
+    target = _temporary_folder(folder, step)
     for path in (folder / str(step), target):
         if os.path.lexists(path) and not (path == target and _is_ours(path)):
             raise ValueError(
@@ -475,12 +475,12 @@ def _is_ours(path: pathlib.Path) -> bool:
     )
 
 
-def _finish(folder: pathlib.Path, step: int, found: Record) -> None:
+def _finish(folder: pathlib.Path, step: int, record: Record) -> None:
     """Write the record, and rename the temporary folder to the checkpoint's name."""
-    target = _unfinished(folder, step)
+    target = _temporary_folder(folder, step)
     # The record is written last, and the rename is atomic: a folder with the name of a
     # checkpoint is always complete.
-    write(target / _RECORD, encode_record(found))
+    write(target / _RECORD, encode_record(record))
     os.rename(target, folder / str(step))
     sync(folder)
 
@@ -491,7 +491,7 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
         if _is_step(path.stem) and _is_ours(path):
             shutil.rmtree(path)
     for step in steps(folder):
-        path, target = folder / str(step), _unfinished(folder, step)
+        path, target = folder / str(step), _temporary_folder(folder, step)
         if step in kept or os.path.lexists(target) or not _is_of(path, step, key):
             continue
         # Renamed first: a partly removed folder never has the name of a checkpoint.
@@ -537,7 +537,7 @@ def sync(path: pathlib.Path) -> None:
 
 def sync_all(folder: pathlib.Path) -> None:
     """Wait until everything in a folder is on the disk."""
-    for found, _, files in os.walk(folder):
+    for inner, _, files in os.walk(folder):
         for name in files:
-            sync(pathlib.Path(found, name))
-        sync(pathlib.Path(found))
+            sync(pathlib.Path(inner, name))
+        sync(pathlib.Path(inner))

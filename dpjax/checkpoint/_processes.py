@@ -32,19 +32,19 @@ def everywhere(do: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return do()
-    found, failed = None, None
+    result, failed = None, None
     try:
-        found = do()
+        result = do()
     except Exception as error:
         failed = error
-    said = told(failed and [_number(failed), str(failed)])
+    said = gather_values(failed and [_number(failed), str(failed)])
     if failed is not None:
         raise failed
     for process, words in enumerate(said):
         if words is not None:
             number, message = words
             raise _KINDS[number](f"process {process} of {len(said)}: {message}")
-    return found  # pyright: ignore[reportReturnType]
+    return result  # pyright: ignore[reportReturnType]
 
 
 def _number(error: Exception) -> int:
@@ -60,10 +60,12 @@ def on_primary_process(do: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return do()
-    return told(everywhere(lambda: do() if jax.process_index() == 0 else None))[0]
+    return gather_values(
+        everywhere(lambda: do() if jax.process_index() == 0 else None)
+    )[0]
 
 
-def told(what: Any) -> list[Any]:
+def gather_values(what: Any) -> list[Any]:
     """The values that the processes pass, gathered in the order of the processes.
 
     The values must be such that JSON can represent them.
@@ -82,14 +84,14 @@ def told(what: Any) -> list[Any]:
     ]
 
 
-def check_equal_across_processes(found: dict[str, Any]) -> None:
+def check_equal_across_processes(values: dict[str, Any]) -> None:
     """Raise ValueError if the named values differ between processes."""
     # Digests of a fixed length: records may be long, and need only be compared.
     marks = {
         name: hashlib.sha256(canonical(x).encode()).hexdigest()
-        for name, x in found.items()
+        for name, x in values.items()
     }
-    every = told(marks)
+    every = gather_values(marks)
     unlike = [name for name in marks if len({x[name] for x in every}) > 1]
     if unlike:
         raise ValueError(

@@ -87,14 +87,14 @@ def digest(tree: Any) -> str:
       >>> digest(jnp.array([0.0])) == digest(jnp.array([-0.0]))
       False
     """
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     paths, _ = jax.tree.flatten_with_path(tree)
     for path, leaf in paths:
         name = f"{jax.tree_util.keystr(path)} {leaf_type(leaf)}\n"
-        found.update(name.encode())
+        hashed.update(name.encode())
         if is_saved(leaf):
-            found.update(np.ascontiguousarray(_gather_array(raw_data(leaf))).tobytes())
-    return found.hexdigest()
+            hashed.update(np.ascontiguousarray(_gather_array(raw_data(leaf))).tobytes())
+    return hashed.hexdigest()
 
 
 def is_saved(leaf: object) -> bool:
@@ -134,20 +134,20 @@ def leaf_type(leaf: Any) -> str:
     return type(leaf).__name__
 
 
-def restore_leaf(leaf: Any, found: np.ndarray | jax.Array) -> Any:
-    """The restored array `found` as a leaf of the same type as `leaf`."""
+def restore_leaf(leaf: Any, array: np.ndarray | jax.Array) -> Any:
+    """The restored `array` as a leaf of the same type as `leaf`."""
     if isinstance(leaf, jax.Array):
         # Orbax restores a `jax.Array` with the requested sharding; a NumPy array still
         # has to be transferred.
         there = leaf.sharding if leaf.committed else None
-        put = found if isinstance(found, jax.Array) else jax.device_put(found, there)
+        put = array if isinstance(array, jax.Array) else jax.device_put(array, there)
         if is_key(leaf):
             return jax.random.wrap_key_data(put, impl=jax.random.key_impl(leaf))
         return put
     if isinstance(leaf, np.ndarray):
-        return np.asarray(found)
+        return np.asarray(array)
     # A Python or NumPy scalar was saved as an array without axes.
-    return type(leaf)(np.asarray(found)[()])
+    return type(leaf)(np.asarray(array)[()])
 
 
 _FORMAT = 1
@@ -295,13 +295,13 @@ def refuse_another(
         "data": kept.data,
         "leaves": kept.leaves,
     }
-    found = differences(there, here)
-    if not found:  # the plans are equal, so that their draws can be compared
-        found = differences(kept.draws, describe_draws(plan, run.key), "draws")
-    if found:
-        more = f", and {len(found) - 8} more" if len(found) > 8 else ""
+    changes = differences(there, here)
+    if not changes:  # the plans are equal, so that their draws can be compared
+        changes = differences(kept.draws, describe_draws(plan, run.key), "draws")
+    if changes:
+        more = f", and {len(changes) - 8} more" if len(changes) > 8 else ""
         raise ValueError(
             "plan, data, arrays and draws must be those of the run in "
             f"{folder}, whose noise would hide something else; what differs: "
-            f"{', '.join(found[:8])}{more}."
+            f"{', '.join(changes[:8])}{more}."
         )

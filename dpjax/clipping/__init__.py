@@ -6,14 +6,10 @@ The entries are `dpjax.clipped_grad`, `dpjax.clip_and_sum`, `dpjax.explain` and
 1. `_clip` scales one gradient, or a batch of gradients, to a bounded norm.
 2. `_arguments` splits the arguments of a loss into parameters and examples.
 3. `_clipped_grad` is the function that `dpjax.clipped_grad` returns. It chooses one of
-   two engines: `_vmap` forms all per-example gradients, and `bookkeeping` forms them
+   two engines: `_vmap` forms all per-example gradients, and `_bookkeeping` forms them
    only where no rule covers a parameter or where they are cheaper.
 4. `_microbatches` processes a batch in parts. `_metrics` summarises the losses, norms
    and clipping of a batch.
-5. `_explain` shows how the book-keeping engine treats each parameter of a loss.
 """
 
-from dpjax.clipping import bookkeeping as bookkeeping
 from dpjax.clipping._clip import clip as clip
-from dpjax.clipping._clipped_grad import ENGINES as ENGINES
-from dpjax.clipping._clipped_grad import ClippedGrad as ClippedGrad

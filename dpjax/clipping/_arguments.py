@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.meshes import like, varying
+from dpjax._core.meshes import add_varying_axes, like
 from dpjax._core.typing import ArrayLike, LossOfLeaves
 
 
@@ -44,13 +44,13 @@ class Arguments(NamedTuple):
     batch_argnums: tuple[int, ...]
 
     @property
-    def select_differentiated(self) -> tuple[int, ...]:
+    def differentiated_argnums(self) -> tuple[int, ...]:
         """The indices of the arguments to differentiate by."""
         return as_tuple(self.argnums)
 
     def examples(self, args: Sequence[object]) -> tuple[object, ...]:
         """The batch arguments."""
-        used = max((*self.batch_argnums, *self.select_differentiated))
+        used = max((*self.batch_argnums, *self.differentiated_argnums))
         if used >= len(args):
             raise ValueError(
                 f"argnums {self.argnums} and batch_argnums {self.batch_argnums} name "
@@ -103,7 +103,7 @@ class Arguments(NamedTuple):
             parameters = treedef.unflatten(leaves)
             if isinstance(self.argnums, int):
                 parameters = (parameters,)
-            for i, value in zip(self.select_differentiated, parameters, strict=True):
+            for i, value in zip(self.differentiated_argnums, parameters, strict=True):
                 full[i] = value
             example = example_treedef.unflatten(example)
             for i, value in zip(self.batch_argnums, example, strict=True):
@@ -135,13 +135,13 @@ class Arguments(NamedTuple):
             ) from error
         return Groups(jax.tree.leaves(groups), clip_norms)
 
-    def differing(
+    def vary_parameters(
         self, args: Sequence[object], axes: frozenset[str]
     ) -> tuple[object, ...]:
         """The arguments, with parameters marked as varying along these mesh axes."""
         full = list(args)
-        for i in self.select_differentiated:
-            full[i] = varying(full[i], axes)
+        for i in self.differentiated_argnums:
+            full[i] = add_varying_axes(full[i], axes)
         return tuple(full)
 
 

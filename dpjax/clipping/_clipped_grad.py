@@ -1,6 +1,6 @@
 """From a loss on one example to the sum of clipped per-example gradients.
 
-Show how the book-keeping engine treats each parameter of a loss.
+`explain` shows how the book-keeping engine treats each parameter of a loss.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.meshes import are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
 from dpjax._core.typing import Arithmetic, Engine, Params, Tree
-from dpjax.clipping import bookkeeping
+from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
 from dpjax.clipping._clip import Summed, batch_size
 from dpjax.clipping._microbatches import in_microbatches
@@ -194,7 +194,7 @@ class ClippedGrad(Generic[Params]):
         engine = plan.automatic if automatic else self.engine
         if engine == "vmap":
             return by_vmap
-        twice = partial(bookkeeping.clipped_sum_twice, plan)
+        twice = partial(bookkeeping.clipped_sum_in_two_passes, plan)
         if self.engine == "ghost":
             return _Chosen(twice, plan)
         # Products on TPUs are outside of the rounding model. "auto" and the bound of a
@@ -214,7 +214,7 @@ class ClippedGrad(Generic[Params]):
         were the gradient of one example.
         """
         closed, _ = self._trace(args)
-        return self._arguments.differing(args, varying_axes(closed.out_avals[0]))
+        return self._arguments.vary_parameters(args, varying_axes(closed.out_avals[0]))
 
     def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
         """The loss's jaxpr and the structure of aux."""

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import (
-    compiler_sharded,
+    add_varying_axes,
     leading_axis,
+    let_compiler_shard,
     num_shards,
     sharded_zeros,
-    varying,
     varying_axes,
 )
 
@@ -79,23 +79,23 @@ def in_microbatches(
         sums: list[jax.Array], part: list[jax.Array]
     ) -> tuple[list[jax.Array], Out]:
         more, per_example = clipped_sum(*part)
-        added = [a + b for a, b in zip(sums, varying(more, axes), strict=True)]
+        added = [a + b for a, b in zip(sums, add_varying_axes(more, axes), strict=True)]
         return added, per_example
 
     # A microbatch can be sharded only if the number of devices divides its size.
     across = spread if size % num_shards(examples) == 0 else None
     shardings = [jax.P(None, across, *_spec(x)[1:]) for x in inputs]
-    dealt = compiler_sharded(deal, inputs, shardings)(*inputs)
+    dealt = let_compiler_shard(deal, inputs, shardings)(*inputs)
     dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
     zeros = [
         sharded_zeros(jax.typeof(x.astype(dtype)), x.shape)
         for x, dtype in zip(leaves, dtypes, strict=True)
     ]
     # In `jax.shard_map` a scan's carry must vary over the same axes in every iteration.
-    sums, outputs = jax.lax.scan(step, varying(zeros, axes), dealt)
+    sums, outputs = jax.lax.scan(step, add_varying_axes(zeros, axes), dealt)
     outputs, treedef = jax.tree.flatten(outputs)
     shardings = [jax.P(spread, *_spec(x)[2:]) for x in outputs]
-    outputs = compiler_sharded(gather, outputs, shardings)(*outputs)
+    outputs = let_compiler_shard(gather, outputs, shardings)(*outputs)
     return sums, treedef.unflatten(outputs)
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.extend.core as jex
 
 from dpjax._core.dtypes import widen
-from dpjax._core.meshes import compiler_sharded, leading_axis
+from dpjax._core.meshes import leading_axis, let_compiler_shard
+from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
 from dpjax.clipping._clip import Summed, clip_scales, group_squares, sum_in_memory
-from dpjax.clipping.bookkeeping.jaxpr.equations import evaluate
 
 
 def clipped_sum(
@@ -49,7 +49,7 @@ def clipped_sum(
 
     gradients, loss, aux = jax.vmap(one)(*examples)
 
-    def summed(
+    def sum_gradients(
         gradients: Sequence[jax.Array],
         clip_norms: Sequence[jax.typing.ArrayLike],
         mask: jax.Array,
@@ -67,6 +67,8 @@ def clipped_sum(
     # The sums are sharded like the parameters, and the norms like the batch.
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
     of_examples = jax.P(leading_axis(examples))
-    summed = compiler_sharded(summed, (leaves, examples), (shardings, of_examples))
-    grads, norm = summed(gradients, clip_norms, mask)
+    sum_gradients = let_compiler_shard(
+        sum_gradients, (leaves, examples), (shardings, of_examples)
+    )
+    grads, norm = sum_gradients(gradients, clip_norms, mask)
     return Summed(grads, loss, norm, aux)

@@ -7,9 +7,9 @@ The public functions are `dpjax.add_gaussian_noise`,
 
 1. `_gaussian`: independent noise, and the step limit, after which further steps are
    refused. `_discrete`: independent noise on a lattice, whose guarantee holds for bits.
-   `_correlated`: noise that is correlated across steps by any strategy.
-2. `tree`: the noise of tree aggregation. `_momentum`: a momentum of the sums with that
-   noise.
+   `_correlated`: noise that is correlated across steps by any strategy, and a momentum
+   of the sums with the noise of tree aggregation.
+2. `tree`: the noise of tree aggregation.
 3. `windows`: private sums over sliding windows. `reduced_momentum`: a momentum of
    differences of gradients, computed from such sums.
 4. `_optimizers`: chains that divide by the expected batch size.
@@ -18,13 +18,5 @@ The public functions are `dpjax.add_gaussian_noise`,
 from dpjax.noise import reduced_momentum as reduced_momentum
 from dpjax.noise import tree as tree
 from dpjax.noise import windows as windows
-from dpjax.noise._correlated import CorrelatedNoiseState as CorrelatedNoiseState
-from dpjax.noise._discrete import (
-    DiscreteGaussianNoiseState as DiscreteGaussianNoiseState,
-)
 from dpjax.noise._discrete import lattice_spacing as lattice_spacing
-from dpjax.noise._gaussian import AddGaussianNoiseState as AddGaussianNoiseState
 from dpjax.noise._gaussian import gamma_norm_like as gamma_norm_like
-from dpjax.noise._gaussian import gaussian_like as gaussian_like
-from dpjax.noise._gaussian import stddev_of_sum as stddev_of_sum
-from dpjax.noise._momentum import TreeMomentumState as TreeMomentumState

@@ -1,4 +1,7 @@
-"""Noise that is correlated across steps, for any optimizer that follows it."""
+"""Noise that is correlated across steps, for any optimizer that follows it.
+
+The momentum with the noise of tree aggregation is one such optimizer.
+"""
 
 from typing import Any, Literal, NamedTuple
 
@@ -10,10 +13,11 @@ from dpjax._core import validate
 from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.keys import stream
 from dpjax._core.meshes import zeros_like
-from dpjax._core.rounding import round_up_float32
-from dpjax._core.typing import Arithmetic, ArrayLike, Key, Tree
+from dpjax._core.rounding import round_down_float32, round_up_float32
+from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax._core.typing import Tree as Leaves
 from dpjax._matrices import streaming as _correlating
-from dpjax._matrices.strategy import Strategy, check_strategy
+from dpjax._matrices.strategy import Strategy, Tree, check_strategy
 from dpjax.noise._correlated_lattice import correlated_lattice_noise
 from dpjax.noise._gaussian import check_steps_left, gaussian_like
 
@@ -32,7 +36,7 @@ class CorrelatedNoiseState(NamedTuple):
     """
 
     step: jax.Array
-    memory: Tree
+    memory: Leaves
     key: Key
     stddev: jax.Array
 
@@ -143,7 +147,7 @@ def correlated_noise(
     # Rounding up to float32 can only increase the noise.
     louder = round_up_float32("stddev", stddev)
 
-    def init(params: Tree) -> CorrelatedNoiseState:
+    def init(params: Leaves) -> CorrelatedNoiseState:
         def room(p: jax.Array) -> jax.Array:
             return zeros_like(p, at_least_float32(jnp.result_type(p)), (recipe.rows,))
 
@@ -157,8 +161,8 @@ def correlated_noise(
         )
 
     def update(
-        updates: Tree, state: Any, params: Tree | None = None
-    ) -> tuple[Tree, CorrelatedNoiseState]:
+        updates: Leaves, state: Any, params: Leaves | None = None
+    ) -> tuple[Leaves, CorrelatedNoiseState]:
         del params
         check_steps_left(state.step, num_steps)
         # The minimum stops the counter at num_steps + 1: it never overflows.
@@ -167,7 +171,7 @@ def correlated_noise(
         if recipe.rows:
             jax.tree.map(_same_shape, wide, state.memory)
 
-        def draw(step: jax.Array) -> Tree:
+        def draw(step: jax.Array) -> Leaves:
             """The draw z_t times stddev, from a key into which the step is folded."""
             key = jax.random.fold_in(state.key, step)
             return gaussian_like(key, wide, state.stddev)
@@ -195,3 +199,139 @@ def _same_shape(update: jax.Array, memory: jax.Array) -> None:
             "updates must have the shapes of what init was given; got "
             f"{update.shape} for {memory.shape[1:]}."
         )
+
+
+class TreeMomentumState(NamedTuple):
+    """The state of `tree_momentum`, which is as secret as the data.
+
+    The state is secret because it contains the key of the noise.
+
+    Attributes:
+      noise: the state of `correlated_noise` with the strategy of the tree.
+      momentum: the momentum Σ_i β^{t−i} (g_i + y_i) after t steps, in float32 or wider,
+        where g_i is the incoming sum of step i and y_i the noise added to that sum.
+      decay: the momentum coefficient β, rounded down to float32. The decay must not
+        change during a run.
+    """
+
+    noise: CorrelatedNoiseState
+    momentum: Leaves
+    decay: jax.Array
+
+
+def tree_momentum(
+    decay: ArrayLike,
+    stddev: ArrayLike,
+    *,
+    num_steps: int,
+    key: Key,
+    buffer: Buffer = "stored",
+) -> optax.GradientTransformation:
+    """Replace each step's sum by a private momentum of all sums so far.
+
+    With g_i the incoming sum of step i, the update that comes out is
+
+        m̂_t = (1 − β) (Σ_{i<=t} β^{t−i} g_i + N_t),
+
+    where N_t is the noise of the O(log t) tree nodes that together cover the steps
+    1..t. The noise grows with log t, whereas noise added to every g_i would grow with
+    1 / (1 − β). The transformation is `correlated_noise(strategies.tree(decay), ...)`,
+    followed by the momentum m_t = β m_{t−1} + g_t + y_t of the noisy sums: the noise
+    y_t = N_t − β N_{t−1} makes the momentum of all noise so far equal to N_t.
+
+    Args:
+      decay: the momentum coefficient β, f[], in [0, 1); the paper's 1 − α.
+      stddev: the noise standard deviation of a node per coordinate, f[], in the units
+        of the incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰.
+      num_steps: T, the number of steps that the guarantee is for; static.
+      key: one typed key, as `dpjax.random_key` makes, for one transformation and one
+        run. The state holds a separate stream of this key.
+      buffer: "stored" retains ⌊log₂ T⌋ vectors and draws one Gaussian vector a step.
+        "regenerate" retains none and draws two Gaussian vectors a step on average. The
+        same key gives the same noise in both modes, up to rounding.
+
+    Returns:
+      An optax transformation. Sums and noise are computed in float32 or wider; the
+      result is cast to the incoming dtype. After num_steps steps a further step is
+      refused: with a ValueError outside jit, and with NaN updates inside jit. Updates
+      are NaN as well if decay or stddev changes during the run (under
+      `optax.inject_hyperparams`), since no guarantee holds then.
+
+    Raises:
+      ValueError: decay is outside [0, 1); stddev is out of range; num_steps is below 1
+        or traced; key is not a typed key; buffer is unknown; an update is not real;
+        inside `jax.shard_map`, check_vma is False.
+
+    Privacy: with sums of sensitivity C and stddev = σC, all T updates together are
+    μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, also when each g_i depends on
+    earlier updates. The state holds float32 values: a decay of at most the one given,
+    and a stddev of at least the one given. Since μ grows with decay, the guarantee
+    holds for these values too. The guarantee is for real arithmetic and ideal Gaussian
+    noise. The guarantee covers the updates and not the state: anyone who has the key
+    or the buffer can subtract the noise.
+
+    Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
+    The state has the sharding of the parameters.
+
+    Reference: Tran and Cutkosky (2022), Algorithm 1, with noise drawn only for left
+    children, since no prefix uses other nodes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tx = tree_momentum(0.5, 0.0, num_steps=3, key=jax.random.key(0))
+      >>> state = tx.init(jnp.zeros(()))
+      >>> for _ in range(3):
+      ...     momentum, state = tx.update(jnp.ones(()), state)
+      ...     print(momentum)
+      0.5
+      0.75
+      0.875
+    """
+    validate.scalar("decay", decay)
+    validate.decay("decay", decay)
+    validate.typed_key("key", key)
+    # Rounding down does not increase μ, which grows with the decay.
+    slower = round_down_float32(decay)
+    noise = correlated_noise(
+        Tree(slower),
+        stddev,
+        num_steps=num_steps,
+        key=stream(key, "tree noise"),
+        buffer=buffer,
+    )
+
+    def init(params: Leaves) -> TreeMomentumState:
+        return TreeMomentumState(
+            noise=noise.init(params),  # pyright: ignore
+            momentum=jax.tree.map(
+                lambda p: zeros_like(p, at_least_float32(jnp.result_type(p))), params
+            ),
+            # A copy, since the caller may donate the buffers of the state, and the
+            # closure still needs the original.
+            decay=jnp.array(slower, jnp.float32, copy=True),
+        )
+
+    def update(
+        updates: Leaves, state: Any, params: Leaves | None = None
+    ) -> tuple[Leaves, TreeMomentumState]:
+        del params
+        noisy, noise_state = noise.update(widen(updates), state.noise)
+        # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328:
+        # m_t = β m_{t−1} + g_t, here without the factor 1 − β until the end. The noise
+        # of the sums g_t adds up to the algorithm's NOISE.
+        beta = state.decay
+        momentum = jax.tree.map(
+            lambda m, g: beta.astype(m.dtype) * m + g.astype(m.dtype),
+            state.momentum,
+            noisy,
+        )
+        # Inside jit no exception can depend on a value: a NaN factor refuses the step.
+        factor = jnp.where(beta == slower, 1.0 - beta, jnp.nan)
+        private = jax.tree.map(
+            lambda u, m: (factor.astype(m.dtype) * m).astype(jnp.result_type(u)),
+            updates,
+            momentum,
+        )
+        return private, state._replace(noise=noise_state, momentum=momentum)
+
+    return optax.GradientTransformation(init, update)

@@ -17,10 +17,9 @@ from dpjax._core.meshes import shard_like
 from dpjax._core.typing import ArrayLike, Key, Tree
 from dpjax._matrices.strategy import Strategy
 from dpjax.clipping._clipped_grad import ClippedGrad
-from dpjax.noise._correlated import Buffer, correlated_noise
+from dpjax.noise._correlated import Buffer, correlated_noise, tree_momentum
 from dpjax.noise._gaussian import noisy_mean as noisy_mean
 from dpjax.noise._gaussian import stddev_of_sum
-from dpjax.noise._momentum import tree_momentum
 
 
 def chain_on_noisy_mean(

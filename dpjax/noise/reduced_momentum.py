@@ -41,6 +41,8 @@ from dpjax.noise._gaussian import gaussian_like
 from dpjax.noise.tree import prefix_variance
 from dpjax.noise.windows import Ring, empty_ring, push, query, window_variance
 
+__all__ = ["Terms", "init", "momentum_variance", "tree_keys", "update"]
+
 T = TypeVar("T")
 
 

@@ -27,6 +27,8 @@ from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, DTypeLike, Key
 from dpjax.noise.tree import node_noise
 
+__all__ = ["empty_ring", "push", "query", "tree_key", "window_variance"]
+
 _Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
 

@@ -16,7 +16,7 @@ from dpjax.auditing._thresholds import (
     replace_nan_scores,
 )
 from dpjax.plot._style import GREY, axes, finish
-from dpjax.plot._tradeoff import Line, framed, promised
+from dpjax.plot._tradeoff import Line, draw_curves, guarantee_lines
 
 
 class Reached(NamedTuple):
@@ -56,8 +56,8 @@ def achieved_rates(
         jnp.searchsorted(x, thresholds, side="right") / x.size
         for x in (inside, outside)
     )
-    found = 1 - quiet, missed, bounds.false_positive, 1 - bounds.true_positive
-    return Reached(*map(np.asarray, found))
+    rates = 1 - quiet, missed, bounds.false_positive, 1 - bounds.true_positive
+    return Reached(*map(np.asarray, rates))
 
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def attack(
         )
     validate.scalar("false_positive_rate", false_positive_rate)
     validate.open_unit("false_positive_rate", false_positive_rate)
-    lines = promised(guarantees, labels, false_positive_rate)
+    lines = guarantee_lines(guarantees, labels, false_positive_rate)
     rates = achieved_rates(scores_in, scores_out, confidence)
     seen = _line(
         rates.false_positive,
@@ -130,7 +130,7 @@ def attack(
         f"proven, {100 * confidence:g} %",
         false_positive_rate,
     )
-    ax = framed(
+    ax = draw_curves(
         axes(ax, (5.2, 5.0)),
         [*lines, seen, proven],
         false_positive_rate,

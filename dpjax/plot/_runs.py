@@ -61,9 +61,11 @@ def epsilon_by_step(
         delta = validate.positive_float("delta", delta)
         validate.open_unit("delta", delta)
     deltas = [plan.delta if delta is None else delta for plan in plans]
-    found = names(labels, [_name(plan) for plan in plans])
+    legend = names(labels, [_name(plan) for plan in plans])
     ax = axes(ax, (6.0, 4.0))
-    for number, (plan, each, name) in enumerate(zip(plans, deltas, found, strict=True)):
+    for number, (plan, each, name) in enumerate(
+        zip(plans, deltas, legend, strict=True)
+    ):
         steps = _steps(plan)
         costs = [float(plan.guarantee.at(int(t)).epsilon(each)) for t in steps]
         label = f"{name}: ε = {up(costs[-1], 2)}"
@@ -119,7 +121,7 @@ def compare(
       ['noise multiplier', 'ε at δ = 1e-05', 'signal to noise']
     """
     _check(plans)
-    found = names(labels, [_name(plan) for plan in plans])
+    legend = names(labels, [_name(plan) for plan in plans])
     sigmas = [_gradients_noise(plan) for plan in plans]
     epsilons = [plan.epsilon for plan in plans]
     signals = [signal_to_noise(plan) for plan in plans]
@@ -136,7 +138,7 @@ def compare(
     for number, (title, (values, texts)) in enumerate(columns.items()):
         panel = ax.inset_axes((number * 0.35, 0.0, 0.3, 0.9))
         panel.set_title(title, fontsize="medium", loc="left")
-        _bars(panel, values, texts, found if number == 0 else [""] * len(plans))
+        _bars(panel, values, texts, legend if number == 0 else [""] * len(plans))
     return ax
 
 
@@ -174,24 +176,24 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
             "run must be a plan that had a choice, as sampling='auto' leaves it one; "
             f"got {run!r}."
         )
-    found = run.comparison.candidates
-    least = found[0].error
-    ax = axes(ax, (7.0, 1.0 + 0.35 * len(found)))
-    values = [one.error / least for one in found]
+    candidates = run.comparison.candidates
+    least = candidates[0].error
+    ax = axes(ax, (7.0, 1.0 + 0.35 * len(candidates)))
+    values = [one.error / least for one in candidates]
     texts = [
         "no plan"
         if one.plan is None
         else f"{value:.2f} (σ = {_short(one.plan.noise_multiplier)})"
-        for one, value in zip(found, values, strict=True)
+        for one, value in zip(candidates, values, strict=True)
     ]
-    _bars(ax, values, texts, [f"{one.sampling}, {one.strategy}" for one in found])
+    _bars(ax, values, texts, [f"{one.sampling}, {one.strategy}" for one in candidates])
     ax.axvline(1.0, color=GREY, linewidth=0.8)
     ax.set_title("noise left in the workload, least = 1", fontsize="medium", loc="left")
     return ax
 
 
 def _bars(
-    panel: "Axes", values: list[float], texts: list[str], found: list[str]
+    panel: "Axes", values: list[float], texts: list[str], labels: list[str]
 ) -> None:
     """Draw one panel: a bar for each value, labelled with its text at the end."""
     places = np.arange(len(values))
@@ -203,7 +205,7 @@ def _bars(
     panel.set_xlim(0, 1.35 * (max(drawn) or 1.0))
     # The first plan is on top.
     panel.invert_yaxis()
-    panel.set_yticks(places, found)
+    panel.set_yticks(places, labels)
     panel.set_xticks([])
     panel.tick_params(length=0)
     panel.spines[["top", "right", "bottom"]].set_visible(False)

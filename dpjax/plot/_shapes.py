@@ -39,9 +39,9 @@ def noise(
       >>> print(f"{ax.lines[0].get_ydata()[-1]:.4f}")  # sqrt(0.1 / 1.9)
       0.2294
     """
-    checked, found = _check_shapes(shapes, labels)
+    checked, legend = _check_shapes(shapes, labels)
     ax = axes(ax, (6.0, 4.0))
-    for number, (shape, name) in enumerate(zip(checked, found, strict=True)):
+    for number, (shape, name) in enumerate(zip(checked, legend, strict=True)):
         steps = np.arange(1, len(shape) + 1)
         style = _sparse(number, len(steps))
         if len(steps) > 300:  # thin lines keep oscillations legible
@@ -78,11 +78,11 @@ def spectrum(
       >>> print(ax.lines[0].get_ydata())
       [1. 1. 1. 1.]
     """
-    checked, found = _check_shapes(shapes, labels)
+    checked, legend = _check_shapes(shapes, labels)
     if any(len(shape) < 2 for shape in checked):
         raise ValueError(f"shapes must have two steps at least; got {shapes!r}.")
     ax = axes(ax, (6.0, 4.0))
-    for number, (shape, name) in enumerate(zip(checked, found, strict=True)):
+    for number, (shape, name) in enumerate(zip(checked, legend, strict=True)):
         count = len(shape)
         frequencies = np.arange(1, count // 2 + 1) / count
         each = power(shape)[1 : count // 2 + 1]
@@ -109,8 +109,8 @@ def power(shape: np.ndarray) -> np.ndarray:
     later = shape * (count - np.arange(count))
     both = np.conj(np.fft.rfft(shape, 2 * count)) * np.fft.rfft(later, 2 * count)
     sums = np.fft.irfft(both, 2 * count)[:count]
-    found = (2 * np.fft.fft(sums).real - sums[0]) / count
-    return np.maximum(found, 0.0)  # rounding may make a zero negative
+    values = (2 * np.fft.fft(sums).real - sums[0]) / count
+    return np.maximum(values, 0.0)  # rounding may make a zero negative
 
 
 def _sparse(number: int, count: int) -> dict:

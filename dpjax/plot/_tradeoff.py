@@ -63,8 +63,8 @@ def tradeoff(
         raise ValueError("guarantees must be one at least; got none.")
     validate.scalar("false_positive_rate", false_positive_rate)
     validate.open_unit("false_positive_rate", false_positive_rate)
-    lines = promised(guarantees, labels, false_positive_rate)
-    return framed(axes(ax, (5.2, 5.0)), lines, false_positive_rate)
+    lines = guarantee_lines(guarantees, labels, false_positive_rate)
+    return draw_curves(axes(ax, (5.2, 5.0)), lines, false_positive_rate)
 
 
 class Line(NamedTuple):
@@ -76,19 +76,19 @@ class Line(NamedTuple):
     marked: int
 
 
-def promised(
+def guarantee_lines(
     guarantees: Sequence[Any],
     labels: Sequence[str] | None,
     false_positive_rate: float,
 ) -> list[Line]:
     """The trade-off curves of the given guarantees, as lines to draw."""
     profiles = [_profile(guarantee) for guarantee in guarantees]
-    found = names(labels, [_name(guarantee) for guarantee in guarantees])
+    legend = names(labels, [_name(guarantee) for guarantee in guarantees])
     # The marked rate is one of the points, so that its marker is on the curve.
     rates = np.union1d(_RATES, [false_positive_rate])
     marked = int(np.searchsorted(rates, false_positive_rate))
     lines = []
-    for profile, name in zip(profiles, found, strict=True):
+    for profile, name in zip(profiles, legend, strict=True):
         missed = curve(profile, rates)
         # Rounded up: the label is an upper bound on every attack.
         power = up(1.0 - missed[marked])
@@ -96,7 +96,7 @@ def promised(
     return lines
 
 
-def framed(
+def draw_curves(
     ax: "Axes",
     lines: Sequence[Line],
     false_positive_rate: float,
@@ -129,8 +129,8 @@ def curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
     if not epsilons.size:
         return np.zeros_like(rates)
     # The trade-off is taken at these ε alone, whose δ are given.
-    found = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
-    return np.asarray(found, np.float64)
+    powers = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
+    return np.asarray(powers, np.float64)
 
 
 def _points(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
@@ -155,9 +155,9 @@ def _profile(guarantee: Any) -> Profile:
     """The profile of a plan, a guarantee, a PLD or the μ of GDP."""
     if isinstance(guarantee, Plan):
         return guarantee.guarantee.profile
-    found = getattr(guarantee, "profile", guarantee)
-    if all(callable(getattr(found, name, None)) for name in ("epsilon", "delta")):
-        return found
+    profile = getattr(guarantee, "profile", guarantee)
+    if all(callable(getattr(profile, name, None)) for name in ("epsilon", "delta")):
+        return profile
     try:
         validate.scalar("a guarantee", guarantee)
     except ValueError:

@@ -19,11 +19,11 @@ proportional to its batch size, and somewhat more for random assignment to bins.
 
 from dpjax.sampling._bins import random_bins as random_bins
 from dpjax.sampling._bins import random_bins_step as random_bins_step
-from dpjax.sampling._draws import Batch as Batch
-from dpjax.sampling._draws import cyclic_poisson as cyclic_poisson
-from dpjax.sampling._draws import fixed_size as fixed_size
-from dpjax.sampling._draws import poisson as poisson
-from dpjax.sampling._epochs import cyclic as cyclic
-from dpjax.sampling._epochs import cyclic_step as cyclic_step
-from dpjax.sampling._epochs import reshuffled as reshuffled
-from dpjax.sampling._epochs import reshuffled_step as reshuffled_step
+from dpjax.sampling._samplers import Batch as Batch
+from dpjax.sampling._samplers import cyclic as cyclic
+from dpjax.sampling._samplers import cyclic_poisson as cyclic_poisson
+from dpjax.sampling._samplers import cyclic_step as cyclic_step
+from dpjax.sampling._samplers import fixed_size as fixed_size
+from dpjax.sampling._samplers import poisson as poisson
+from dpjax.sampling._samplers import reshuffled as reshuffled
+from dpjax.sampling._samplers import reshuffled_step as reshuffled_step

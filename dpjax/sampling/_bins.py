@@ -26,7 +26,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _order
-from dpjax.sampling._draws import Batch, check_number, sampler_key, sizes
+from dpjax.sampling._samplers import Batch, check_number, sampler_key, sizes
 
 # A count n of coins is split into its digits in base 2⁸: single coins, and sums of 2⁸,
 # 2¹⁶ and 2²⁴ coins, fewer than 2⁸ of each kind.
@@ -57,7 +57,7 @@ def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
     return heads
 
 
-def below(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Array:
+def count_smaller(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Array:
     """How many of n uniform numbers are below cut / parts, i32[].
 
     The joint distribution of the counts for all cuts under one key is within 2⁻⁹⁰ of
@@ -76,13 +76,13 @@ def below(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Array:
     # key and the cut do. Adding zeros made of both does that.
     start = jax.random.fold_in(key, nothing), zero + n, cut + nothing, zero
 
-    def undecided(carry: tuple[jax.Array, ...]) -> jax.Array:
+    def is_undecided(carry: tuple[jax.Array, ...]) -> jax.Array:
         _, left, rest, _ = carry
         # Stop once the interval holds no number, or once it begins at the cut.
         return (left > 0) & (rest > 0)
 
     def digit(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        key, left, rest, found = carry
+        key, left, rest, total = carry
         # The halves have the keys 0 and 1 of the interval's key, and its count key 2.
         heads = _heads(jax.random.fold_in(key, 2), left, n)
         # The next binary digit of rest / parts: if it is one, the lower half is below
@@ -92,10 +92,10 @@ def below(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Array:
             jax.random.fold_in(key, one.astype(jnp.uint32)),
             jnp.where(one, left - heads, heads),
             2 * rest - jnp.where(one, np.uint32(parts), np.uint32(0)),
-            found + jnp.where(one, heads, 0),
+            total + jnp.where(one, heads, 0),
         )
 
-    return jax.lax.while_loop(undecided, digit, start)[-1]
+    return jax.lax.while_loop(is_undecided, digit, start)[-1]
 
 
 # The largest number of examples for which every example's choice is drawn.
@@ -137,14 +137,14 @@ def _members(
     # Bin `step` has the positions from the count below cut `step` to the count below
     # cut `step + 1`.
     cuts = jnp.where(there, number, 0) + jnp.arange(2, dtype=jnp.uint32)
-    first, end = jax.lax.map(lambda cut: below(count_key, n, cut, m), cuts)
+    first, end = jax.lax.map(lambda cut: count_smaller(count_key, n, cut, m), cuts)
     mask = there & (jnp.arange(b, dtype=jnp.int32) < end - first)
     # Padding asks for position n − 1, which takes the fewest rounds to evaluate.
     places = jnp.where(mask, first + jnp.arange(b, dtype=jnp.int32), n - 1)
-    found = _order.examples_at(order_key, n, places.astype(jnp.uint32))
+    examples = _order.examples_at(order_key, n, places.astype(jnp.uint32))
     # The largest int32 sorts padding behind all examples.
-    found = jnp.sort(jnp.where(mask, found, 2**31 - 1))
-    return Batch(jnp.where(mask, found, 0), mask)
+    examples = jnp.sort(jnp.where(mask, examples, 2**31 - 1))
+    return Batch(jnp.where(mask, examples, 0), mask)
 
 
 def _arguments(
@@ -265,6 +265,6 @@ def random_bins_step(
     if n > _ALL:
         return _members(n, m, b, key, epoch, step)
     mine = _choices(n, m, key, epoch).astype(jnp.uint32) == check_number("step", step)
-    (found,) = jnp.nonzero(mine, size=b, fill_value=0)
+    (positions,) = jnp.nonzero(mine, size=b, fill_value=0)
     mask = jnp.arange(b) < jnp.sum(mine, dtype=jnp.int32)
-    return Batch(jnp.where(mask, found.astype(jnp.int32), 0), mask)
+    return Batch(jnp.where(mask, positions.astype(jnp.int32), 0), mask)

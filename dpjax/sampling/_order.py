@@ -43,13 +43,13 @@ from dpjax._core.keys import random_words, threefry
 _Draw = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def _redrawn(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
+def _draw_until_accepted(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
     """The numbers of the first accepted draw, i32[size].
 
     `draw` maps a key to numbers, and to whether the draw is accepted.
     """
 
-    def draw_again(carry: tuple[jax.Array, jax.Array, jax.Array]):
+    def redraw(carry: tuple[jax.Array, jax.Array, jax.Array]):
         following, now = jax.random.split(carry[0])
         return following, *draw(now)
 
@@ -57,7 +57,7 @@ def _redrawn(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
     # key does. The carry is therefore a key, not a counter, and zeros made of the key.
     zero = jax.random.key_data(key)[0] & np.uint32(0)
     carry = key, jnp.full(size, zero, jnp.int32), zero > 0
-    return jax.lax.while_loop(lambda carry: ~carry[2], draw_again, carry)[1]
+    return jax.lax.while_loop(lambda carry: ~carry[2], redraw, carry)[1]
 
 
 def permutation(key: jax.Array, n: int) -> jax.Array:
@@ -72,7 +72,7 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
         equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
         return order, ~jnp.any(equal)
 
-    return _redrawn(draw, key, n)
+    return _draw_until_accepted(draw, key, n)
 
 
 def _draws(n: int, count: int, accepted: float) -> int:
@@ -122,7 +122,7 @@ def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
         enough = jnp.sum(new, dtype=jnp.int32) >= count
         return number[:count].astype(jnp.int32), enough
 
-    return _redrawn(draw, key, count)
+    return _draw_until_accepted(draw, key, count)
 
 
 _SORTED = 2**10  # up to this size a part is permuted by sorting, exactly uniformly
@@ -254,22 +254,22 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     keys = jax.random.bits(key, (_ROUNDS, 2), jnp.uint32)
 
     # Addition modulo `size` without a second division: the sum is below 2 size.
-    def turned(x: jax.Array, by: jax.Array, size: int) -> jax.Array:
+    def add_modulo(x: jax.Array, by: jax.Array, size: int) -> jax.Array:
         moved = x + by % np.uint32(size)
         return jnp.where(moved >= size, moved - np.uint32(size), moved)
 
-    def through(x: jax.Array) -> jax.Array:
+    def permute_cells(x: jax.Array) -> jax.Array:
         row, column = x // np.uint32(columns), x % np.uint32(columns)
         for i in range(0, _ROUNDS, 2):
-            row = turned(row, _hash(column, keys[i]), rows)
-            column = turned(column, _hash(row, keys[i + 1]), columns)
+            row = add_modulo(row, _hash(column, keys[i]), rows)
+            column = add_modulo(column, _hash(row, keys[i + 1]), columns)
         return row * np.uint32(columns) + column
 
     # Cycle walking: the grid has few cells more than n, so that few values repeat.
-    def permute_outside(x: jax.Array) -> jax.Array:
-        return jnp.where(x >= n, through(x), x)
+    def walk_on(x: jax.Array) -> jax.Array:
+        return jnp.where(x >= n, permute_cells(x), x)
 
     inside = jax.lax.while_loop(
-        lambda x: jnp.any(x >= n), permute_outside, through(places)
+        lambda x: jnp.any(x >= n), walk_on, permute_cells(places)
     )
     return inside.astype(jnp.int32)

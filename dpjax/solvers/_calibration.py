@@ -33,9 +33,9 @@ def solve_noise(
     """
     try:
         with now():
-            found = float(calibrate.solve(loss_of, goal))
+            noise = float(calibrate.solve(loss_of, goal))
         # The margin covers the roundings to float32 in the accountant and after it.
-        return _precision.up(found * MARGIN)
+        return _precision.round_up(noise * MARGIN)
     except ValueError as error:
         raise ValueError(
             f"epsilon {target.epsilon!r} at delta {target.delta!r} must be one that "

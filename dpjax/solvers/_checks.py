@@ -33,7 +33,7 @@ class Data(NamedTuple):
 
 
 @jax.jit
-def put_aside(data: Tree) -> Data:
+def mask_nonfinite(data: Tree) -> Data:
     """Replace every example that has a NaN or an infinity by zeros, and mask it."""
     finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
     for x in jax.tree.leaves(data):
@@ -49,8 +49,8 @@ def put_aside(data: Tree) -> Data:
 
 
 def prepare(data: Tree) -> Data:
-    """Convert the data to JAX arrays, and apply `put_aside`."""
-    return put_aside(jax.tree.map(jnp.asarray, data))
+    """Convert the data to JAX arrays, and apply `mask_nonfinite`."""
+    return mask_nonfinite(jax.tree.map(jnp.asarray, data))
 
 
 def schedule(
@@ -104,15 +104,15 @@ def every_step(batches: Batches) -> tuple[str, ...]:
 
 def assume_last_iterate(batches: Batches, setting: Setting) -> tuple[str, ...]:
     """The assumptions of a guarantee for the last iterate of contracting steps."""
-    return (_BATCHES[batches], *_contracting(setting))
+    return (_BATCHES[batches], *_contraction_assumptions(setting))
 
 
 def assume_one_draw(setting: Setting) -> tuple[str, ...]:
     """The assumptions of a guarantee with one draw of noise, after all steps."""
-    return (_PRECISION, *_contracting(setting))
+    return (_PRECISION, *_contraction_assumptions(setting))
 
 
-def _contracting(setting: Setting) -> tuple[str, ...]:
+def _contraction_assumptions(setting: Setting) -> tuple[str, ...]:
     """The assumptions under which steps contract as the setting states."""
     more: tuple[str, ...] = ()
     if np.any(np.asarray(setting["diameter"]) < np.inf):

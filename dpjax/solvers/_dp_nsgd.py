@@ -199,7 +199,7 @@ def dp_nsgd(
     validate.one_of("noise", noise, ("exact", "printed"))
     validate.decay("decay", decay)
     # Round first: the accountant and the program must use the same float32 numbers.
-    decay, clip_norm = _precision.down(decay), _precision.up(clip_norm)
+    decay, clip_norm = _precision.round_down(decay), _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
     shape = _shape(strategy, noise, run)
@@ -216,7 +216,7 @@ def dp_nsgd(
             noise_multiplier = printed.dp_nsgd_noise_multiplier(goal, **steps)
         else:
             # μ is proportional to 1/σ, so that one evaluation at σ = 1 gives σ.
-            noise_multiplier = _precision.up(float(mu_of(1.0)) / goal * MARGIN)
+            noise_multiplier = _precision.round_up(float(mu_of(1.0)) / goal * MARGIN)
         profile = Gaussian(mu_of(noise_multiplier))
 
     # A schedule is static, since it is a function; a number is traced, so that other
@@ -246,5 +246,5 @@ def dp_nsgd(
     mechanism = f"all {run.num_steps} iterates of {momentum}"
     guarantee = Guarantee(mechanism, profile, adjacency, _checks.every_step(order))
     # Rounded down, so that the reported noise never exceeds the noise added.
-    reported = _precision.to_float32(_precision.down(noise_multiplier))
+    reported = _precision.to_float32(_precision.round_down(noise_multiplier))
     return Result(trained, curve, guarantee, run.num_steps, reported)

@@ -88,8 +88,8 @@ def _check(
     period = 1 if batches == "random" else -(-num_examples // size)
     steps = _checks.schedule("step_size", setting["step_size"], num_epochs * period)
     # Rounded down, a step size that meets its upper limit still meets it.
-    steps = np.asarray(_precision.down(steps))
-    setting = _precision.as_executed(setting)
+    steps = np.asarray(_precision.round_down(steps))
+    setting = _precision.executed_setting(setting)
     return _Run(batches, num_examples, size, period, steps, setting)
 
 
@@ -231,7 +231,7 @@ def _noisy_descent(
     )
     # The given noise, rounded down to float32, so that the reported number never
     # exceeds the noise that was added.
-    noise = _precision.down(noise[0] if _constant(noise) else noise)
+    noise = _precision.round_down(noise[0] if _constant(noise) else noise)
     private = _descent.narrow(last, given.params)
     return Result(private, curve, guarantee, num_steps, _precision.to_float32(noise))
 

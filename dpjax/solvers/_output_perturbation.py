@@ -45,8 +45,8 @@ def _check(
             "sensitivity for schedules yet."
         )
     _checks.loss(loss_fn, setting)
-    step_size = _precision.down(setting["step_size"])
-    return {**_precision.as_executed(setting), "step_size": step_size}
+    step_size = _precision.round_down(setting["step_size"])
+    return {**_precision.executed_setting(setting), "step_size": step_size}
 
 
 def _train(
@@ -203,7 +203,9 @@ def output_perturbation(
     )
 
     # ε for Gamma-norm noise, μ for Gaussian noise: sensitivity over scale, rounded up.
-    spent = jnp.asarray(_precision.up(sensitivity / scale))  # cast to the default dtype
+    spent = jnp.asarray(
+        _precision.round_up(sensitivity / scale)
+    )  # cast to the default dtype
     drawn = "noise of Gamma norm" if delta == 0 else "Gaussian noise"
     guarantee = Guarantee(
         f"the last of {num_steps} iterates of gradient descent, plus {drawn}",

@@ -74,19 +74,19 @@ def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
 
 
 @overload
-def up(value: float) -> float: ...
+def round_up(value: float) -> float: ...
 @overload
-def up(value: ArrayLike) -> float | np.ndarray: ...
-def up(value: ArrayLike) -> float | np.ndarray:
+def round_up(value: ArrayLike) -> float | np.ndarray: ...
+def round_up(value: ArrayLike) -> float | np.ndarray:
     """The least float32 that is not below the value, as a float or f64[...]; or inf."""
     return _round_float32(value, np.inf)
 
 
 @overload
-def down(value: float) -> float: ...
+def round_down(value: float) -> float: ...
 @overload
-def down(value: ArrayLike) -> float | np.ndarray: ...
-def down(value: ArrayLike) -> float | np.ndarray:
+def round_down(value: ArrayLike) -> float | np.ndarray: ...
+def round_down(value: ArrayLike) -> float | np.ndarray:
     """The largest float32 that is not above the value, as a float or f64[...]."""
     return _round_float32(value, -np.inf)
 
@@ -98,7 +98,7 @@ def stddev(
 
     The result is a float32, as a float or f64[...].
     """
-    value = up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
+    value = round_up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
     # A product beyond float32 is rounded up to inf, and refused here.
     validate.nonnegative("noise_multiplier times the bound on a gradient", value)
     return value
@@ -110,19 +110,19 @@ def number(value: ArrayLike) -> float:
 
 
 def to_float32(value: ArrayLike) -> jax.Array:
-    """A result of `up` or `down` as a float32 array, which represents it exactly."""
+    """A result of `round_up` or `round_down` as an equal float32 array."""
     return jnp.asarray(value, jnp.float32)
 
 
-def as_executed(setting: Setting) -> Setting:
+def executed_setting(setting: Setting) -> Setting:
     """The setting with the float32 numbers that the program uses.
 
     Step sizes are left unchanged: a `Run` has one for each step.
     """
     return {
         **setting,
-        "gradient_norm": up(setting["gradient_norm"]),
-        "regularization": down(setting["regularization"]),
+        "gradient_norm": round_up(setting["gradient_norm"]),
+        "regularization": round_down(setting["regularization"]),
     }
 
 
@@ -210,7 +210,7 @@ def _bodies(params: Mapping[str, object]) -> Iterator[jex.Jaxpr]:
 
 
 @scoped
-def narrowing(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
+def find_narrowing_primitive(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
     """The first primitive that narrows float64 in a loss's gradient, or None.
 
     The gradient is traced at float64 parameters. A primitive narrows where one input is
@@ -252,7 +252,7 @@ def sensitivity(
             f"last iterate without bound, for smoothness {setting['smoothness']!r} and "
             f"{num_steps} steps."
         )
-    narrow = narrowing(loss_fn, params, data.examples)
+    narrow = find_narrowing_primitive(loss_fn, params, data.examples)
     if narrow is not None:
         raise ValueError(
             "loss_fn must not leave the precision of its parameters, which is float64 "

@@ -213,7 +213,7 @@ def random_round_sgd(
     noise = _checks.noise(noise_multiplier, epsilon, delta)
     validate.adjacency_without_removal(adjacency)
     max_rounds = validate.static_int("max_rounds", max_rounds, minimum=1)
-    clip_norm = _precision.up(clip_norm)
+    clip_norm = _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     num_examples = _checks.examples(loss_fn, data, key)
     size = _checks.size(batch_size, num_examples)
@@ -254,5 +254,5 @@ def random_round_sgd(
     )
     # Under jax.vmap over keys the number of rounds is a tracer, one for each run.
     num_rounds = cast(int, drawn) if isinstance(drawn, Tracer) else int(drawn)
-    reported = _precision.to_float32(_precision.down(noise))
+    reported = _precision.to_float32(_precision.round_down(noise))
     return Result(last, curve, guarantee, num_rounds, reported)

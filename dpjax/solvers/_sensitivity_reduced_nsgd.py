@@ -103,7 +103,7 @@ def allot_noise(
     # μ is inversely proportional to a common factor of the three noises. MARGIN covers
     # the roundings on the way.
     scale = float(mu(shares)) / target_mu * MARGIN
-    return Terms(*(_precision.up(share * scale) for share in shares))
+    return Terms(*(_precision.round_up(share * scale) for share in shares))
 
 
 class _Carry(NamedTuple):
@@ -193,7 +193,7 @@ def _train(
         anchor = jnp.where(begins, w, anchor)
 
         # The summands of F^G, F^Δ and F^r at step t.
-        found = jax.vmap(of_example, (None, 0, 0))(
+        results = jax.vmap(of_example, (None, 0, 0))(
             jnp.stack([w, anchor, before]),
             jax.tree.map(lambda x: x[batch.indices], data.examples),
             batch.mask & data.finite[batch.indices],
@@ -203,7 +203,7 @@ def _train(
         momentum, state = reduced_momentum.update(
             state,
             number,
-            jax.tree.map(lambda x: jnp.sum(x, axis=0), found.terms),
+            jax.tree.map(lambda x: jnp.sum(x, axis=0), results.terms),
             steps_per_epoch=n,
             decay=decay,
             refresh=refresh,
@@ -216,12 +216,12 @@ def _train(
         rate = jnp.asarray(rate, w.dtype)
         w = w - rate * momentum / jnp.where(length > 0, length, 1.0)
 
-        used = found.used
+        used = results.used
         return _Carry(w, anchor, before, state), Curve(
-            loss=jnp.mean(found.loss, where=used & jnp.isfinite(found.loss)),
+            loss=jnp.mean(results.loss, where=used & jnp.isfinite(results.loss)),
             left_out=jnp.sum(batch.mask & ~used, dtype=jnp.int32),
-            change_clipped=jnp.mean(found.change_clipped, where=used),
-            drift_clipped=jnp.mean(found.drift_clipped, where=used),
+            change_clipped=jnp.mean(results.change_clipped, where=used),
+            drift_clipped=jnp.mean(results.drift_clipped, where=used),
         )
 
     def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
@@ -309,9 +309,9 @@ def sensitivity_reduced_nsgd(
     validate.decay("decay", decay)
     validate.closed_unit("refresh", refresh)
     # Round first: the accountant and the program must use the same float32 numbers.
-    decay, refresh = _precision.down(decay), _precision.down(refresh)
+    decay, refresh = _precision.round_down(decay), _precision.round_down(refresh)
     given = clip_norm, change_clip_norm, drift_clip_norm
-    clips = Terms(*(_precision.up(x) for x in given))
+    clips = Terms(*(_precision.round_up(x) for x in given))
     validate.positive("clip_norm", clips.anchor)
     validate.positive("change_clip_norm", clips.change)
     validate.positive("drift_clip_norm", clips.drift)

@@ -18,6 +18,8 @@ import optax
 from dpjax._core import validate
 from dpjax._core.rounding import HIGHEST, square_sum
 
+__all__ = ["Loss", "huber", "logistic", "softmax"]
+
 # Sixteen float32 roundings, as in clipping: the scaled features stay within the ball.
 _SLACK = 2.0**-20
 

@@ -13,6 +13,13 @@ import numpy as np
 from dpjax._core import validate
 from dpjax.accounting import iteration
 
+__all__ = [
+    "dp_nsgd_noise_multiplier",
+    "dp_nsgd_parameters",
+    "output_perturbation_scale",
+    "random_round_noise_multiplier",
+]
+
 
 class PrintedParameters(NamedTuple):
     """The parameters that Tran and Cutkosky's Theorem 6 sets.

@@ -217,7 +217,7 @@ def _value_and_grad(
         strategy = _strategy(kind, x)
         one = jnp.ones(1)
         if order == "fixed":  # the exact value for C >= 0, else an upper bound
-            square = _patterns.fixed_bound(strategy, num_steps, n_b)
+            square = _patterns.fixed_order_bound(strategy, num_steps, n_b)
         else:
             square = WORST[order](strategy, one, num_steps, n_b)
         error = square_error(strategy, one, workload, num_steps)
@@ -332,8 +332,8 @@ def optimize(
         )
     asked = {"num_steps": num_steps, "n_b": n_b, "order": order}
     with scope():
-        found = _candidates(kind, size, workload, asked)
-        best = min(found, key=lambda strategy: strategy.product)
+        candidates = _candidates(kind, size, workload, asked)
+        best = min(candidates, key=lambda strategy: strategy.product)
     # The lower bound is proven for workloads whose numbers are the same in every step.
     if all(np.size(x) == 1 for x in workload[2:]):
         best.bound = lower_bound(workload, num_steps, n_b)
@@ -354,7 +354,7 @@ def _candidates(
         start = _start(kind, fewer, workload, num_steps)
         x = minimize(_value_and_grad, start, workload, kind=kind, **asked)
         try:
-            strategy = Optimized(*_as_executed(kind, x))
+            strategy = Optimized(*_executed_strategy(kind, x))
         except ValueError:  # rounding to float32 moved a root out of (−1, 1)
             if fewer == 1:
                 raise
@@ -365,7 +365,7 @@ def _candidates(
         yield strategy
 
 
-def _as_executed(kind: Kind, x: np.ndarray) -> Toeplitz:
+def _executed_strategy(kind: Kind, x: np.ndarray) -> Toeplitz:
     """The strategy that training runs: rounded to float32, from the parameters x."""
     if kind == "banded":
         return _making.banded(np.append(1.0, x))

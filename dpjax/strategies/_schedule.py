@@ -46,7 +46,7 @@ def _columns(
         moved = _patterns.by_place(c, s, n_b)
         return s / jnp.sqrt(moved[jnp.arange(num_steps) % n_b])
     s = jnp.repeat(s, n_b)[:num_steps]
-    return s / jnp.sqrt(_patterns.reshuffled(strategy, s, num_steps, n_b))
+    return s / jnp.sqrt(_patterns.reshuffled_order(strategy, s, num_steps, n_b))
 
 
 @functools.partial(jax.jit, static_argnames=("num_steps", "n_b", "order"))

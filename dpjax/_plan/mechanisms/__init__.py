@@ -3,16 +3,15 @@
 1. `base`: the interface that every way of sampling implements. `subsampled`: batches
    drawn anew in every step. `ordered`: batches in a fixed order, or in a new order in
    every epoch.
-2. `cyclic_poisson`, `random_bins`: batches drawn at random for noise that is correlated
+2. `amplified`: batches drawn at random for noise that is correlated
    from step to step. An attacker who does not know in which steps an example took part
    learns less about the example.
 3. `SAMPLINGS`: the class for each value of the argument `sampling` of `dpjax.plan`.
 """
 
+from dpjax._plan.mechanisms.amplified import CyclicPoisson, FreshBins, RandomBins
 from dpjax._plan.mechanisms.base import Mechanism as Mechanism
-from dpjax._plan.mechanisms.cyclic_poisson import CyclicPoisson
 from dpjax._plan.mechanisms.ordered import Cyclic, Reshuffled
-from dpjax._plan.mechanisms.random_bins import FreshBins, RandomBins
 from dpjax._plan.mechanisms.subsampled import FixedSize, Poisson
 from dpjax._plan.parameters import RunParameters
 

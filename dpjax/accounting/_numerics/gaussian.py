@@ -178,10 +178,10 @@ def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     start = jnp.where(z > 0, z + root, left)
     at_zero = jnp.sqrt(8.0) * jax.scipy.special.erfinv(delta_)
     start = jnp.maximum(start, at_zero * (1 - 64 * ULP))
-    found = newton(lambda m: log_delta(m, epsilon_) - log_target, start)
-    found = nudge(lambda m: delta_of(m, epsilon_) <= delta_, found, -1.0)
+    mu = newton(lambda m: log_delta(m, epsilon_) - log_target, start)
+    mu = nudge(lambda m: delta_of(m, epsilon_) <= delta_, mu, -1.0)
     anything = (epsilon == jnp.inf) | (delta >= 1)
-    return jnp.where(regular, found, jnp.where(anything, jnp.inf, 0.0))
+    return jnp.where(regular, mu, jnp.where(anything, jnp.inf, 0.0))
 
 
 @mu_of.defjvp

@@ -174,7 +174,7 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     point = np.arange(_SUMS)[None]
     beyond = jnp.maximum(point - (_SUMS - 1.0) + jump[:, None], 0.0) * spacing
 
-    def added(mass: jax.Array) -> jax.Array:
+    def add_position(mass: jax.Array) -> jax.Array:
         """The mass f[m, n] after one more position is added to the partial sum.
 
         Sums beyond the last point are put at the last point.
@@ -193,7 +193,7 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     def place(_: int, now: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         mass, state, below, excess, lost = now
         lost = lost + jnp.sum(mass * beyond)
-        mass = jnp.matmul(move.mass.T, added(mass), precision="highest")
+        mass = jnp.matmul(move.mass.T, add_position(mass), precision="highest")
         below, excess = below + state @ move.below, excess + state @ move.excess
         return mass, state @ move.mass, below, excess, lost
 
@@ -283,24 +283,24 @@ def smallest_epsilon(
     # that L has mean one. Rounded states raise that mean.
     usable &= (num_epochs <= 1) | (gaussian > 0)
 
-    def of_chain(found: jax.Array) -> tuple[DiscreteLosses, jax.Array]:
-        losses = _losses(chain, states, _limits(chain, states, found, num_epochs))
+    def of_chain(least: jax.Array) -> tuple[DiscreteLosses, jax.Array]:
+        losses = _losses(chain, states, _limits(chain, states, least, num_epochs))
         # Rounding of the states makes the mean of L larger than one, so that the mass
         # lost in one epoch is multiplied by the means of the others.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
         lost = losses.lost * mean ** (num_epochs - 1)
         return losses._replace(lost=lost), gaussian
 
-    def less(found: jax.Array, again: jax.Array) -> tuple[jax.Array, None]:
+    def less(least: jax.Array, again: jax.Array) -> tuple[jax.Array, None]:
         # The scan compiles one program for both. The tree's ε comes first, as it
         # decides up to which L the chain's grid must reach.
         losses, beside = jax.lax.cond(
-            again & usable & (found < _LARGEST),
+            again & usable & (least < _LARGEST),
             of_chain,
             lambda _: (tree, variance),
-            found,
+            least,
         )
         now = epsilon_of([(losses, num_epochs)], beside, delta)
-        return jnp.where(now < found, now, found), None
+        return jnp.where(now < least, now, least), None
 
     return jax.lax.scan(less, jnp.full((), jnp.inf), jnp.array([False, True]))[0]

@@ -20,9 +20,9 @@ from dpjax.accounting.correlated import _patterns
 
 Order = Literal["fixed", "reshuffled", "separated"]
 WORST = {
-    "fixed": _patterns.fixed,
-    "reshuffled": _patterns.reshuffled,
-    "separated": _patterns.separated,
+    "fixed": _patterns.fixed_order,
+    "reshuffled": _patterns.reshuffled_order,
+    "separated": _patterns.separated_steps,
 }
 
 

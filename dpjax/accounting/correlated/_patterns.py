@@ -23,7 +23,7 @@ _GRID = 129
 _BUCKETS = 256
 
 
-def fixed(
+def fixed_order(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
     """The squared sensitivity if an example has the same position in every epoch.
@@ -47,12 +47,12 @@ def fixed(
     )
 
 
-def fixed_bound(strategy: Toeplitz, num_steps: int, n_b: int) -> jax.Array:
-    """An upper bound on `fixed` without weights: its value for |C| in place of C."""
+def fixed_order_bound(strategy: Toeplitz, num_steps: int, n_b: int) -> jax.Array:
+    """An upper bound on `fixed_order` without weights: its value for |C|, not C."""
     return _comb(jnp.abs(strategy.coefficients(num_steps)), n_b)
 
 
-def separated(
+def separated_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
     """The squared sensitivity for steps at least n_b apart, as an upper bound.
@@ -66,7 +66,7 @@ def separated(
     return jnp.square(jnp.max(weights)) * _comb(c, n_b)
 
 
-def reshuffled(
+def reshuffled_order(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
     """An upper bound on the squared sensitivity for any one step in each epoch.
@@ -125,7 +125,7 @@ def by_place(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
 def _by_state(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """`reshuffled` for a first-order filter, by a dynamic programme over its state v.
+    """`reshuffled_order` for a first-order filter, by dynamic programming over state v.
 
     With c_k = ρ b^{k−1} the filter is w_t = u_t + ρ v_{t−1}, v_t = b v_{t−1} + u_t. The
     input u_t is the epoch's weight, from f[E], at the steps of the pattern and 0
@@ -188,7 +188,7 @@ def _by_state(
 
 
 def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
-    """`reshuffled` for non-increasing coefficients, as an upper bound over pairs.
+    """`reshuffled_order` for non-increasing coefficients, as an upper bound over pairs.
 
     Let g(k) be (CᵀC)_st at gap k; it is multiplied by the weights f[E] of both epochs.
     The steps at positions r_e and r_f of epochs e < f have the gap
@@ -226,7 +226,7 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
         both = (weights[f] * weights)[:, None]
         return jnp.where(apart >= 2, both * by_place(jnp.maximum(apart, 2)), 0.0)
 
-    def owed(total: jax.Array, f: jax.Array) -> tuple[jax.Array, None]:
+    def add_far_epochs(total: jax.Array, f: jax.Array) -> tuple[jax.Array, None]:
         g = gram(f)
         return total + far(f, lambda apart: at(g, apart * n_b - last[None])), None
 
@@ -245,6 +245,6 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
         return own + jnp.where(f == 0, 0.0, near), None
 
     nothing = jnp.zeros((epochs.size, first.size))
-    ahead, _ = jax.lax.scan(owed, nothing, epochs)
+    ahead, _ = jax.lax.scan(add_far_epochs, nothing, epochs)
     best, _ = jax.lax.scan(epoch, nothing[0], (epochs, ahead))
     return jnp.max(best)

@@ -74,12 +74,12 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
         gap = 1 + jnp.sum(by_gap[None, 1:] > wanted[:, None] * (1 + 1e-9), axis=1)
         gaps = gap[:-1]
 
-        def joined(length: jax.Array, x: tuple[jax.Array, jax.Array]):
+        def join_length(length: jax.Array, x: tuple[jax.Array, jax.Array]):
             gap, there = x
             return jnp.where(there, 2 * length + gap - 1, length), None
 
         length, _ = jax.lax.scan(
-            joined, jnp.ones_like(gap[0]), (gaps, level[:-1] < joins)
+            join_length, jnp.ones_like(gap[0]), (gaps, level[:-1] < joins)
         )
         copies = n_b // (length + gap[joins] - 1)
         apart = n_b // jnp.maximum(copies, 1) - length + 1
@@ -111,7 +111,9 @@ def ratio(
     leaf = jnp.maximum(by_gap[0] - of[0], 1e-9 * by_gap[0])
     law = spread.lognormal(leaf, tail, n)
 
-    def multiplied(x: tuple[spread.Law, jax.Array]) -> tuple[spread.Law, jax.Array]:
+    def multiply_lognormal(
+        x: tuple[spread.Law, jax.Array],
+    ) -> tuple[spread.Law, jax.Array]:
         law, variance = x
         fits = variance >= law.grid.spacing**2
         safe = jnp.where(fits, variance, 1.0)
@@ -124,7 +126,9 @@ def ratio(
         k: jax.Array, x: tuple[spread.Law, jax.Array]
     ) -> tuple[spread.Law, jax.Array]:
         law, rest = x
-        return multiplied((spread.double(law, tail), rest + of[k] - following[k]))
+        return multiply_lognormal(
+            (spread.double(law, tail), rest + of[k] - following[k])
+        )
 
     law, rest = jax.lax.fori_loop(0, tree.joins, join, (law, jnp.zeros_like(leaf)))
     law = spread.mean(law, jnp.maximum(tree.copies, 1), tail)

@@ -123,7 +123,7 @@ def where(mask: jax.Array, x: _Record, y: _Record) -> _Record:
     return jax.tree.map(lambda a, b: jnp.where(mask, a, b), x, y)
 
 
-def nothing(x: Block) -> Block:
+def empty_block(x: Block) -> Block:
     """As many empty blocks as x has blocks."""
     return Block(
         jnp.full_like(x.exponent, _NONE), jnp.zeros_like(x.rise), jnp.zeros_like(x.run)
@@ -160,15 +160,15 @@ def tangent(nodes: Nodes, mid: jax.Array, count: jax.Array, rest: Block) -> Tang
     def last(j: jax.Array) -> jax.Array:
         return jnp.where(j > 0, nodes.ends[jnp.minimum(mid + j - 1, n - 1)], mid - 1)
 
-    def pooled(j: jax.Array) -> Block:
+    def pool_blocks(j: jax.Array) -> Block:
         return where(j > 0, pool(rest, take(nodes.prefix, last(j))), rest)
 
     def absorbs(j: jax.Array) -> jax.Array:
         block = take(nodes.slopes, jnp.minimum(mid + j - 1, n - 1))
-        return steeper(slope(pooled(j - 1)), block)
+        return steeper(slope(pool_blocks(j - 1)), block)
 
     j = _last_index(absorbs, count)
-    return Tangent(j, last(j), pooled(j))
+    return Tangent(j, last(j), pool_blocks(j))
 
 
 def _merge(level: jax.Array, nodes: Nodes) -> Nodes:
@@ -185,7 +185,7 @@ def _merge(level: jax.Array, nodes: Nodes) -> Nodes:
     def bridge(i: jax.Array) -> Tangent:
         start = jnp.where(i > 0, ends[left + i - 1] + 1, left)
         rest = take(suffix, jnp.minimum(start, n - 1))
-        rest = where(i < in_left, rest, nothing(rest))
+        rest = where(i < in_left, rest, empty_block(rest))
         return tangent(nodes, mid, in_right, rest)
 
     # The left node retains its blocks up to the last one that is no steeper than the

@@ -95,8 +95,8 @@ def _of_numbers(bound: Callable[[Step, jax.Array, Cycle, bool], jax.Array]):
     def mu(tail: jax.Array, numbers: Numbers, *, cycle: Cycle, assumed: Assumed):
         step = _setting.step(numbers, assumed)
         place = jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
-        found = bound(step, place, cycle, assumed.bounded)
-        return jnp.where(step.valid, found, jnp.inf)
+        bound_mu = bound(step, place, cycle, assumed.bounded)
+        return jnp.where(step.valid, bound_mu, jnp.inf)
 
     return mu
 

@@ -133,7 +133,7 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
 
     n = each.rise.shape[0]
     place = jnp.arange(n, dtype=jnp.int32)
-    starts = jax.tree.map(lambda *x: jnp.stack(x), first, _blocks.nothing(first))
+    starts = jax.tree.map(lambda *x: jnp.stack(x), first, _blocks.empty_block(first))
     far = Block(jnp.full((2, n), 0), jnp.full((2, n), np.inf), jnp.full((2, n), 1.0))
     none = _Nearest(far, jnp.full((2, n), n - 1, jnp.int32))
 
@@ -144,16 +144,16 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
         on_left = (place & half) == 0
         mid = jnp.minimum((place // half + 1) * half, n - 1)
         rest = _blocks.take(nodes.suffix, jnp.minimum(place + 1, n - 1))
-        rest = _blocks.where(place + 1 < mid, rest, _blocks.nothing(rest))
+        rest = _blocks.where(place + 1 < mid, rest, _blocks.empty_block(rest))
         count = nodes.number[jnp.minimum(mid // half, nodes.number.shape[0] - 1)]
 
         def nearer(start: Block, seen: _Nearest) -> _Nearest:
-            found = _blocks.tangent(nodes, mid, count, _blocks.pool(start, rest))
-            ours, theirs = _blocks.slope(found.pooled), _blocks.slope(seen.edge)
+            touch = _blocks.tangent(nodes, mid, count, _blocks.pool(start, rest))
+            ours, theirs = _blocks.slope(touch.pooled), _blocks.slope(seen.edge)
             better = on_left & _blocks.steeper(theirs, ours)
             return _Nearest(
-                _blocks.where(better, found.pooled, seen.edge),
-                jnp.where(better, found.last, seen.vertex),
+                _blocks.where(better, touch.pooled, seen.edge),
+                jnp.where(better, touch.last, seen.vertex),
             )
 
         return jax.vmap(nearer)(starts, seen)

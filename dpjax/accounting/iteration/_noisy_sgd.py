@@ -151,7 +151,7 @@ def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Arra
 
 
 @float64("up", static=("asked",), elementwise=True)
-def _covered64(
+def _early_steps_mu64(
     n: jax.Array, beta: jax.Array, numbers: Numbers, *, asked: _Asked
 ) -> jax.Array:
     """The μ of a Gaussian mechanism that bounds the privacy loss of all early steps.
@@ -194,7 +194,7 @@ class _Run(NamedTuple):
     def gaussian(self, way: _Way, n: jax.Array, beta: jax.Array) -> pld.PLD:
         """The PLD of the Gaussian mechanism that bounds the loss of all early steps."""
         asked = _Asked(way, self.steps, self.assumed)
-        return pld.gaussian(_covered64(n, beta, self.numbers, asked=asked))
+        return pld.gaussian(_early_steps_mu64(n, beta, self.numbers, asked=asked))
 
 
 def _composition(run: _Run) -> jax.Array:

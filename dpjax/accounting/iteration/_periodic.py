@@ -95,7 +95,7 @@ def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
     return jnp.where(_steep(a, b), _two(_pool(a, b), c), rest)
 
 
-def _falling(
+def _falling_blocks(
     y: jax.Array, r: jax.Array, m: jax.Array, period: int, n: int | range
 ) -> tuple[_Block, _Block]:
     """For c <= 1, the two blocks of the last n >= 1 uses.
@@ -116,7 +116,7 @@ def _falling(
     return middle, last
 
 
-def _best_restart_contracting(y, r, start, m, period: int, epochs: int) -> jax.Array:
+def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
     """For c <= 1, μ² of the best restart, among restarts right after a use."""
     runs = powers(2 * y, period)
     # A restart after the last use has the one block of the m − 1 steps after it.
@@ -126,7 +126,7 @@ def _best_restart_contracting(y, r, start, m, period: int, epochs: int) -> jax.A
     n = jnp.arange(1, epochs)
     # Each other restart has three blocks: the steps before the next use, all later uses
     # but the last, and the last use.
-    middle, last = _falling(y, r, m, period, range(1, epochs))
+    middle, last = _falling_blocks(y, r, m, period, range(1, epochs))
     before = (
         start * jnp.exp((m - 1 + n * period) * y),
         jnp.exp(2 * (m + (n - 1) * period) * y) * runs[-2],
@@ -134,7 +134,7 @@ def _best_restart_contracting(y, r, start, m, period: int, epochs: int) -> jax.A
     return jnp.minimum(best, jnp.min(_three(before, middle, last)))
 
 
-def _best_restart_expanding(y, r, start, m, period: int, epochs: int) -> jax.Array:
+def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
     """For c > 1, μ² of the best restart that pools all later uses, or all but one.
 
     An earlier restart would pool fewer uses. It is never better, because the uses that
@@ -176,7 +176,7 @@ def contraction(
     g, so that the worst positions alternate between the last and the first of an epoch.
     """
     epochs, period, reshuffled, convex = cycle
-    falling = _two(*_falling(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))
+    falling = _two(*_falling_blocks(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))
     if convex:
         return jnp.where(y <= 0, falling, jnp.inf)
     up = jnp.where(y <= 0, 0.0, y)
@@ -203,7 +203,7 @@ def restart_variance(
     after a use. For reshuffled batches with c > 1 the last step is the only candidate.
     """
     epochs, period, reshuffled, convex = cycle
-    falling = _best_restart_contracting(
+    falling = _best_contracting_restart(
         jnp.where(y <= 0, y, 0.0), r, start, m, period, epochs
     )
     if convex:
@@ -212,5 +212,5 @@ def restart_variance(
     if reshuffled:
         growing = jnp.square(jnp.exp(up) * start + r)
     else:
-        growing = _best_restart_expanding(up, r, start, m, period, epochs)
+        growing = _best_expanding_restart(up, r, start, m, period, epochs)
     return jnp.where(y <= 0, falling, growing)

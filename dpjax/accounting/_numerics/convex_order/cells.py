@@ -75,10 +75,10 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     to = jnp.floor((grid.first + jnp.arange(below.size)) / factor) - first
     at = jnp.clip(to, 0, n - 1).astype(jnp.int32)
 
-    def moved(x: jax.Array) -> jax.Array:
+    def move_masses(x: jax.Array) -> jax.Array:
         return jnp.zeros((*x.shape[:-1], n)).at[..., at].add(x)
 
-    return Grid(first, grid.spacing * factor), jax.tree.map(moved, masses)
+    return Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses)
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:

@@ -138,7 +138,7 @@ def copies(
     def at(pair: _On, which: jax.Array | int) -> _On:
         return jax.tree.map(lambda x: x[which], pair)
 
-    def following(k: jax.Array, state: tuple[jax.Array, Grid, _On]):
+    def add_digit(k: jax.Array, state: tuple[jax.Array, Grid, _On]):
         c, grid, pair = state
         digit = (count >> (digits - 1 - k)) & 1
         own, other = c + jnp.arange(2), c + digit
@@ -148,7 +148,7 @@ def copies(
 
     both = jax.tree.map(lambda x, y: jnp.stack([x, y]), none, one)
     state = jnp.zeros_like(count), grid, both
-    _, grid, pair = jax.lax.fori_loop(0, digits, following, state)
+    _, grid, pair = jax.lax.fori_loop(0, digits, add_digit, state)
     return grid, at(pair, 0)
 
 

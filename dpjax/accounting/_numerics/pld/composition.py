@@ -47,7 +47,7 @@ def _poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
 
 
-def _truncated(event: Any, tail: jax.Array) -> DiscreteLosses:
+def _truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     return overflow.with_overflow(
         _poisson(event, tail),
         1 / event.noise_multiplier,
@@ -72,7 +72,7 @@ def _allocation(event: Any, tail: jax.Array) -> DiscreteLosses:
 # infinite losses is about tail.
 _LOSSES: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
     events.PoissonGaussian: _poisson,
-    events.TruncatedPoissonGaussian: _truncated,
+    events.TruncatedPoissonGaussian: _truncated_poisson,
     events.FixedSizeGaussian: lambda event, tail: pairs.fixed_size(
         event.mu, event.sampling_rate, tail
     ),
@@ -265,14 +265,16 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             usual = _drop_rare_losses(fixed, about)
             cumulants = tilt.cumulants(usual, fixed_variance)
             where = tilt.choose(cumulants, fixed_variance, at, about)
-            found = _log_delta(usual, fixed_variance, where)(at)
-            found = jnp.maximum(found, np.log(_SMALLEST))
+            estimate = _log_delta(usual, fixed_variance, where)(at)
+            estimate = jnp.maximum(estimate, np.log(_SMALLEST))
             # A bound far above the estimate may be loose because the estimate was too
             # low. The next estimate is then half-way between them.
-            middle = (found + about) / 2
-            further = jnp.where(found - about > _NEGLIGIBLE, middle, found)
-            settled = jnp.abs(found - about) < _NEAR
-            return _Candidate(found, about, where, jnp.where(settled, jnp.nan, further))
+            middle = (estimate + about) / 2
+            further = jnp.where(estimate - about > _NEGLIGIBLE, middle, estimate)
+            settled = jnp.abs(estimate - about) < _NEAR
+            return _Candidate(
+                estimate, about, where, jnp.where(settled, jnp.nan, further)
+            )
 
         about = tilt.estimate_log_delta(tilt.cumulants(fixed, fixed_variance), at)
         seen = _search(look, jnp.maximum(about, np.log(_SMALLEST)))
@@ -305,15 +307,17 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
         def look(about: jax.Array) -> _Candidate:
             where = tilt.choose(cumulants, fixed_variance, about, goal)
             log_delta = _log_delta(fixed, fixed_variance, where)
-            found = _smallest_epsilon(
+            epsilon = _smallest_epsilon(
                 lambda e: log_delta(e) - goal, about + where.period / 4
             )
             # Near the estimate −log δ has about the slope λ, elsewhere perhaps more.
-            steepness = jnp.maximum(where.rate, 5 / jnp.maximum(found, 1e-3))
-            settled = steepness * jnp.abs(found - about) < _NEAR
+            steepness = jnp.maximum(where.rate, 5 / jnp.maximum(epsilon, 1e-3))
+            settled = steepness * jnp.abs(epsilon - about) < _NEAR
             markov = tilt.markov_epsilon(cumulants, goal)
-            further = jnp.where(found < jnp.inf, found, markov)
-            return _Candidate(found, about, where, jnp.where(settled, jnp.nan, further))
+            further = jnp.where(epsilon < jnp.inf, epsilon, markov)
+            return _Candidate(
+                epsilon, about, where, jnp.where(settled, jnp.nan, further)
+            )
 
         seen = _search(look, tilt.estimate_epsilon(cumulants, goal))
         log_delta = _log_delta(parts, variance, seen.tilt)
@@ -339,8 +343,8 @@ def _smallest_epsilon(
         Point(-top, jnp.full_like(top, 30)),
         Point(3 * top, jnp.full_like(top, -30)),
     )
-    found = close(lambda e: excess(jnp.maximum(e, 0.0)), bad, good, top * _TOLERANCE)
-    return jnp.where(found < 3 * top, jnp.maximum(found, 0.0), jnp.inf)
+    epsilon = close(lambda e: excess(jnp.maximum(e, 0.0)), bad, good, top * _TOLERANCE)
+    return jnp.where(epsilon < 3 * top, jnp.maximum(epsilon, 0.0), jnp.inf)
 
 
 _as_float64 = float64("up", static=("structure",), one_by_one=True)

@@ -81,13 +81,13 @@ def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     def exponent(t: jax.Array) -> jax.Array:
         return (n - k) * jnp.log1p(-odds * jnp.expm1(-t)) - k * t
 
-    def gone(t: jax.Array) -> jax.Array:
+    def is_negligible(t: jax.Array) -> jax.Array:
         return jax.lax.stop_gradient(exponent(t)) < -_VANISHED
 
     # The upper limit of the integral only truncates it, so it has no derivative. The
     # factor ((1 − q e⁻ᵗ) / (1 − q))^(n − k) is at most (1 − q)^(k − n), hence top.
     top = jax.lax.stop_gradient((_VANISHED - (n - k) * jnp.log1p(-rate)) / k)
-    end = bisect(gone, jnp.zeros_like(top), top, _HALVINGS)
+    end = bisect(is_negligible, jnp.zeros_like(top), top, _HALVINGS)
     area = end * jnp.sum(_WEIGHTS * jnp.exp(exponent(end * _NODES)))
     return k * area * jnp.exp(_log_pmf(k, n, rate))
 
@@ -150,15 +150,15 @@ def with_overflow(
     full = jnp.clip(full * (1 + _ERROR), SMALL, 1.0)
     log_full = jnp.where(rare, -jnp.inf, jnp.log(full))
 
-    def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
+    def join_columns(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.concatenate([x, jnp.broadcast_to(y, (len(x), y.shape[1]))], axis=1)
 
     # Each pair has its own relative error. The inversion weights masses by e^{λ loss},
     # which may favour the pair with less mass, so the larger error holds for both.
     error = jnp.maximum(pair.error, jnp.where(rare, 0.0, moved.error))
     return pairs.DiscreteLosses(
-        mixed(pair.loss, moved.loss),
-        mixed(pair.log_mass + jnp.log(usual), moved.log_mass + log_full),
+        join_columns(pair.loss, moved.loss),
+        join_columns(pair.log_mass + jnp.log(usual), moved.log_mass + log_full),
         usual * pair.lost + jnp.where(rare, both, full * moved.lost),
         error,
     )

@@ -143,7 +143,9 @@ def _ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
     return jnp.stack([-idle, jnp.maximum(idle, mu + touched)])
 
 
-def _beyond(mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array):
+def _truncated_masses(
+    mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array
+):
     """The truncated masses: the mixture's above stop and below start, then N(0, 1)'s.
 
     The mixture is (1 − q) N(0, 1) + q N(μ, 1).
@@ -154,7 +156,7 @@ def _beyond(mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array):
     return mixed[0], mixed[1], masses[0], masses[2]
 
 
-def _only_at(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
+def _one_entry(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
     """An array of count entries: value at the index, and rest at every other entry."""
     return jnp.where(jnp.arange(count) == index, value, rest)
 
@@ -172,9 +174,9 @@ def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     # small losses gets the smallest loss of the grid, which is at least its own.
     # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the
     # pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
-    above, below, idle_above, idle_below = _beyond(mu, rate, start, stop)
-    removed = _log(mass + _only_at(0, below, 0.0, loss.size))
-    last = _only_at(INTERVALS, _log(idle_above), -jnp.inf, loss.size)
+    above, below, idle_above, idle_below = _truncated_masses(mu, rate, start, stop)
+    removed = _log(mass + _one_entry(0, below, 0.0, loss.size))
+    last = _one_entry(INTERVALS, _log(idle_above), -jnp.inf, loss.size)
     return DiscreteLosses(
         jnp.stack([loss, -loss]),
         jnp.stack([removed, jnp.logaddexp(_log(mass) - loss, last)]),
@@ -191,8 +193,8 @@ def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Discrete
     rate = _positive(rate)
     _, stop = _ends(mu, rate, tail)
     loss, mass, error = _split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
-    above, below, _, _ = _beyond(mu, rate, -stop, stop)
-    mass = mass + _only_at(0, below, 0.0, loss.size)
+    above, below, _, _ = _truncated_masses(mu, rate, -stop, stop)
+    mass = mass + _one_entry(0, below, 0.0, loss.size)
     return DiscreteLosses(loss[None], _log(mass)[None], above[None], error)
 
 
@@ -208,14 +210,14 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     half, (_, stop) = INTERVALS // 2, _ends(mu, rate, tail)
     # The loss of the mixture against N(0, 1) is zero at z = μ/2, and positive above.
     loss, mass, error = _split(mu, rate, mu / 2, stop, count=half, mirror=False)
-    above, _, idle_above, _ = _beyond(mu, rate, -stop, stop)
+    above, _, idle_above, _ = _truncated_masses(mu, rate, -stop, stop)
     # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
     # the losses above zero are the mixture's losses x. The losses below zero are their
     # mirror image, with masses times e^{−x}.
-    last = _only_at(half, _log(idle_above), -jnp.inf, loss.size)
+    last = _one_entry(half, _log(idle_above), -jnp.inf, loss.size)
     mirrored = jnp.logaddexp(_log(mass) - loss, last)
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))
-    mass = mass + _only_at(0, at_zero, 0.0, loss.size)
+    mass = mass + _one_entry(0, at_zero, 0.0, loss.size)
     return DiscreteLosses(
         jnp.concatenate([loss, -loss])[None],
         jnp.concatenate([_log(mass), mirrored])[None],

@@ -1,0 +1,443 @@
+"""Rules by which NumPy evaluates a jaxpr's operations on arrays.
+
+A rule makes a function of NumPy arrays from an operation's parameters. `RULES` has the
+rule of each operation by its name. Loops and branches, whose parameters are jaxprs, are
+in `interpret`, which evaluates jaxprs with these rules.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+# A function of NumPy arrays that returns one array, or a sequence of arrays for an
+# operation with several results.
+Function = Callable[..., Any]
+# From an operation's parameters to the function that evaluates it.
+Rule = Callable[[Mapping[str, Any]], Function]
+
+
+class NotEvaluatedError(NotImplementedError):
+    """NumPy has no rule for an operation of a jaxpr, or would take too long."""
+
+
+def _divide(params: Mapping[str, Any]) -> Function:
+    def divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if np.issubdtype(x.dtype, np.inexact):
+            return np.divide(x, y)
+        return ((x - np.fmod(x, y)) // y).astype(x.dtype)  # XLA rounds towards zero
+
+    return divide
+
+
+def _integer_pow(params: Mapping[str, Any]) -> Function:
+    def power(x: np.ndarray) -> np.ndarray:
+        # By squaring, as XLA does, so that the error is a few roundings.
+        result, base, y = np.ones_like(x), x, abs(params["y"])
+        while y:
+            result, base, y = (result * base if y & 1 else result), base * base, y >> 1
+        return 1 / result if params["y"] < 0 else result
+
+    return power
+
+
+def _select(params: Mapping[str, Any]) -> Function:
+    def select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+        if which.dtype == bool:
+            return np.where(which, cases[1], cases[0])
+        return np.choose(which, cases)
+
+    return select
+
+
+def _broadcast(params: Mapping[str, Any]) -> Function:
+    shape, axes = params["shape"], params["broadcast_dimensions"]
+    sizes = [-1 if axis in axes else 1 for axis in range(len(shape))]
+
+    def broadcast(x: np.ndarray) -> np.ndarray:
+        lengths = iter(x.shape)
+        full = [1 if size == 1 else next(lengths) for size in sizes]
+        return np.broadcast_to(np.reshape(x, full), shape)
+
+    return broadcast
+
+
+def _dot(params: Mapping[str, Any]) -> Function:
+    (left, right), (batch, other) = params["dimension_numbers"]
+
+    def dot(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        # The axes in the order: batch, own, contracted; each kind flattened into one.
+        own = [i for i in range(x.ndim) if i not in (*left, *batch)]
+        its = [i for i in range(y.ndim) if i not in (*right, *other)]
+        shape = [x.shape[i] for i in (*batch, *own)] + [y.shape[i] for i in its]
+        inner, many = _count(x, left), _count(x, batch)
+        x = x.transpose(*batch, *own, *left).reshape(many, -1, inner)
+        y = y.transpose(*other, *right, *its).reshape(many, inner, -1)
+        return np.matmul(x, y).reshape(shape)
+
+    return dot
+
+
+def _count(x: np.ndarray, axes: Iterable[int]) -> int:
+    return math.prod(x.shape[axis] for axis in axes)
+
+
+def _slice(params: Mapping[str, Any]) -> Function:
+    start, stop = params["start_indices"], params["limit_indices"]
+    steps = params["strides"] or [1] * len(start)
+    at = tuple(map(slice, start, stop, steps))
+    return lambda x: x[at]
+
+
+def _window(x: np.ndarray, sizes: Sequence[int], starts: Iterable[Any]) -> Any:
+    # A window that would end beyond the array is moved inside, as XLA does.
+    first = [
+        min(max(int(start), 0), length - size)
+        for start, length, size in zip(starts, x.shape, sizes, strict=True)
+    ]
+    return tuple(slice(i, i + size) for i, size in zip(first, sizes, strict=True))
+
+
+def _dynamic_slice(params: Mapping[str, Any]) -> Function:
+    return lambda x, *starts: x[_window(x, params["slice_sizes"], starts)]
+
+
+def _dynamic_update(params: Mapping[str, Any]) -> Function:
+    def update(x: np.ndarray, part: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+        x = x.copy()
+        x[_window(x, part.shape, starts)] = part
+        return x
+
+    return update
+
+
+def _gather(params: Mapping[str, Any]) -> Function:
+    """`x[index]` by rows of indices, as `jax.numpy` indexing lowers it."""
+    dims, sizes = params["dimension_numbers"], params["slice_sizes"]
+    batched = dict(
+        zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
+    )
+    fills = "FILL" in str(params["mode"]).upper()
+
+    def gather(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        *batch, _ = rows.shape
+        left_out = (*dims.collapsed_slice_dims, *batched)
+        kept = [i for i in range(x.ndim) if i not in left_out]
+        index, inside = [], np.ones(batch, bool)
+        for axis, size in enumerate(sizes):
+            start = _starts(axis, rows, dims.start_index_map, batched)
+            inside &= (start >= 0) & (start <= x.shape[axis] - size)
+            start = np.clip(start, 0, x.shape[axis] - size)
+            start = np.reshape(start, (*batch, *[1] * len(kept)))
+            index.append(start + _along(axis, kept, size, len(batch)))
+        whole = [axis for axis in kept if sizes[axis] == x.shape[axis]]
+        if len(whole) == len(kept) == x.ndim - 1:
+            # Indices along one axis: `take` is much faster than arrays of indices.
+            (axis,) = left_out
+            out = np.take(x, index[axis].reshape(batch), axis, mode="clip")
+            out = np.moveaxis(out, range(axis, axis + len(batch)), range(len(batch)))
+        else:
+            out = x[tuple(np.broadcast_arrays(*index))]
+        if fills and not inside.all():
+            fill = params["fill_value"]
+            fill = np.nan if fill is None else fill
+            out = np.where(inside.reshape(*batch, *[1] * len(kept)), out, fill)
+        # The window's axes go to the places that the operation asks for.
+        rest = iter(range(len(batch))), iter(range(len(batch), out.ndim))
+        order = [next(rest[i in dims.offset_dims]) for i in range(out.ndim)]
+        return out.astype(x.dtype).transpose(order)
+
+    return gather
+
+
+def _starts(
+    axis: int, rows: np.ndarray, mapped: Sequence[int], batched: Mapping[int, int]
+) -> np.ndarray:
+    """The first index of each slice along one axis, for each row of indices."""
+    shape = rows.shape[:-1]
+    if axis in mapped:
+        return rows[..., mapped.index(axis)].astype(np.int64)
+    if axis in batched:  # the batch's number
+        at = batched[axis]
+        number = np.arange(shape[at]).reshape(
+            [-1 if i == at else 1 for i in range(len(shape))]
+        )
+        return np.broadcast_to(number, shape)
+    return np.zeros(shape, np.int64)
+
+
+def _along(axis: int, kept: Sequence[int], size: int, batch: int) -> np.ndarray:
+    """The indices 0, ..., size − 1 of an axis, shaped to broadcast with other axes."""
+    if axis not in kept:
+        return np.zeros((1,) * (batch + len(kept)), np.int64)
+    shape = [size if other == axis else 1 for other in kept]
+    return np.arange(size).reshape([1] * batch + shape)
+
+
+def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
+    """`x.at[index].add(updates)` and others; updates outside of the array are dropped.
+
+    The argument `combine` writes updates into an array at indices.
+    """
+
+    def rule(params: Mapping[str, Any]) -> Function:
+        dims = params["dimension_numbers"]
+        batched = dict(
+            zip(
+                dims.operand_batching_dims,
+                dims.scatter_indices_batching_dims,
+                strict=True,
+            )
+        )
+
+        def scatter(x: np.ndarray, rows: np.ndarray, updates: np.ndarray) -> np.ndarray:
+            x, (*batch, _) = x.copy(), rows.shape
+            outer = [i for i in range(updates.ndim) if i not in dims.update_window_dims]
+            updates = updates.transpose(*outer, *dims.update_window_dims)
+            left_out = (*dims.inserted_window_dims, *batched)
+            kept = [i for i in range(x.ndim) if i not in left_out]
+            window = dict(zip(kept, updates.shape[len(batch) :], strict=True))
+            index = []
+            for axis in range(x.ndim):
+                start = _starts(axis, rows, dims.scatter_dims_to_operand_dims, batched)
+                start = np.reshape(start, (*batch, *[1] * len(kept)))
+                size = window.get(axis, 1)
+                index.append(start + _along(axis, kept, size, len(batch)))
+            index = np.broadcast_arrays(*index)
+            inside = np.all(
+                [(i >= 0) & (i < n) for i, n in zip(index, x.shape, strict=True)],
+                axis=0,
+            )
+            combine(x, tuple(i[inside] for i in index), updates[inside])
+            return x
+
+        return scatter
+
+    return rule
+
+
+def _convolution(params: Mapping[str, Any]) -> Function:
+    """Sliding products along one axis, as `jax.numpy.convolve` lowers them."""
+    dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
+    groups = params["feature_group_count"], params["batch_group_count"]
+    specs = {tuple(spec) for spec in params["dimension_numbers"]}
+    if (*dilations, *params["window_strides"], *groups) != (1,) * 5 or specs != {
+        (0, 1, 2)
+    }:
+        raise NotEvaluatedError("convolution along several axes")
+    ((before, after),) = params["padding"]
+
+    def convolve(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        x = np.pad(x, ((0, 0), (0, 0), (before, after)))
+        if x.shape[:2] == y.shape[:2] == (1, 1):
+            return np.correlate(x[0, 0], y[0, 0], "valid")[None, None]
+        windows = np.lib.stride_tricks.sliding_window_view(x, y.shape[2], axis=2)
+        return np.einsum("ncwk,ock->now", windows, y)
+
+    return convolve
+
+
+def _pad(params: Mapping[str, Any]) -> Function:
+    widths = [(low, high) for low, high, _ in params["padding_config"]]
+    if any(min(config) < 0 or config[2] for config in params["padding_config"]):
+        raise NotEvaluatedError("pad with negative or interior widths")
+    return lambda x, value: np.pad(x, widths, constant_values=value)
+
+
+def _sort(params: Mapping[str, Any]) -> Function:
+    axis, keys = params["dimension"], params["num_keys"]
+
+    def sort(*arrays: np.ndarray) -> list[np.ndarray]:
+        order = np.lexsort(arrays[:keys][::-1], axis=axis)
+        return [np.take_along_axis(x, order, axis) for x in arrays]
+
+    return sort
+
+
+def _fft(params: Mapping[str, Any]) -> Function:
+    kind, (length,) = str(params["fft_type"].name).lower(), params["fft_lengths"]
+    return functools.partial(getattr(np.fft, kind), n=length)
+
+
+def _iota(params: Mapping[str, Any]) -> Function:
+    shape, axis = params["shape"], params["dimension"]
+    row = np.arange(shape[axis]).astype(params["dtype"])
+    row = row.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return lambda: np.broadcast_to(row, shape)
+
+
+def _split(params: Mapping[str, Any]) -> Function:
+    at = np.cumsum(params["sizes"])[:-1]
+    return lambda x: np.split(x, at, axis=params["axis"])
+
+
+def _round(params: Mapping[str, Any]) -> Function:
+    if params["rounding_method"] == jax.lax.RoundingMethod.TO_NEAREST_EVEN:
+        return np.rint
+    return lambda x: np.trunc(x + np.copysign(0.5, x))
+
+
+def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
+    bits = 8 * x.dtype.itemsize
+    left, zeros = x.view(f"u{x.dtype.itemsize}"), np.full(x.shape, bits, x.dtype)
+    # By halves: where the upper half of the bits is not empty, go on with that half.
+    while bits > 1:
+        bits //= 2
+        upper = left >> bits
+        zeros = np.where(upper > 0, zeros - bits, zeros).astype(x.dtype)
+        left = np.where(upper > 0, upper, left)
+    return zeros - left.astype(x.dtype)
+
+
+def _polynomial(x: np.ndarray, *coefficients: np.ndarray) -> np.ndarray:
+    # Horner's rule; the coefficient of the highest power is the last one.
+    return functools.reduce(lambda total, c: total * x + c, reversed(coefficients))
+
+
+def _count_ones(x: np.ndarray) -> np.ndarray:
+    return np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)
+
+
+def _elementwise(fn: Function) -> Rule:
+    return lambda params: fn
+
+
+def _scipy(name: str) -> Rule:
+    def rule(params: Mapping[str, Any]) -> Function:
+        import scipy.special  # here, since `import dpjax` need not wait for SciPy
+
+        return getattr(scipy.special, name)
+
+    return rule
+
+
+def _reduction(fn: Function) -> Rule:
+    return lambda params: functools.partial(fn, axis=params["axes"])
+
+
+def _position(fn: Function) -> Rule:
+    def rule(params: Mapping[str, Any]) -> Function:
+        (axis,), dtype = params["axes"], params["index_dtype"]
+        return lambda x: fn(x, axis=axis).astype(dtype)
+
+    return rule
+
+
+def _cumulative(fn: np.ufunc) -> Rule:
+    def rule(params: Mapping[str, Any]) -> Function:
+        axis = params["axis"]
+        if not params["reverse"]:
+            return functools.partial(fn.accumulate, axis=axis)
+        return lambda x: np.flip(fn.accumulate(np.flip(x, axis), axis=axis), axis)
+
+    return rule
+
+
+def _same(params: Mapping[str, Any]) -> Function:
+    return lambda x: x
+
+
+def _all_same(params: Mapping[str, Any]) -> Function:
+    return lambda *arrays: arrays
+
+
+# Operations that are functions of NumPy with the same name, and with another one.
+_SAME_NAMES = (
+    "abs ceil cbrt conj cos cosh exp exp2 expm1 floor imag log log1p log2 nextafter "
+    "real sign sin sinh sqrt square tan tanh"
+)
+_OTHER_NAMES: dict[str, Function] = {
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "rem": np.fmod,
+    "max": np.maximum,
+    "min": np.minimum,
+    "pow": np.power,
+    "atan2": np.arctan2,
+    "is_finite": np.isfinite,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "shift_left": np.left_shift,
+    "shift_right_logical": np.right_shift,
+    "shift_right_arithmetic": np.right_shift,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "clz": _count_leading_zeros,
+    "population_count": _count_ones,
+    "complex": lambda x, y: x + 1j * y,
+    "polynomial": _polynomial,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+}
+# For every operation, the rule that makes its function.
+RULES: dict[str, Rule] = {
+    **{name: _elementwise(getattr(np, name)) for name in _SAME_NAMES.split()},
+    **{name: _elementwise(fn) for name, fn in _OTHER_NAMES.items()},
+    "erf": _scipy("erf"),
+    "erfc": _scipy("erfc"),
+    "erf_inv": _scipy("erfinv"),
+    "lgamma": _scipy("gammaln"),
+    "digamma": _scipy("psi"),
+    "logistic": _scipy("expit"),
+    "div": _divide,
+    "integer_pow": _integer_pow,
+    "select_n": _select,
+    "round": _round,
+    "iota": _iota,
+    "fft": _fft,
+    "dot_general": _dot,
+    "broadcast_in_dim": _broadcast,
+    "convert_element_type": lambda params: lambda x: x.astype(params["new_dtype"]),
+    "bitcast_convert_type": lambda params: lambda x: x.view(params["new_dtype"]),
+    "reshape": lambda params: lambda x: np.reshape(x, params["new_sizes"]),
+    "squeeze": lambda params: lambda x: np.squeeze(x, params["dimensions"]),
+    "transpose": lambda params: lambda x: np.transpose(x, params["permutation"]),
+    "rev": lambda params: lambda x: np.flip(x, params["dimensions"]),
+    "concatenate": lambda params: lambda *xs: np.concatenate(xs, params["dimension"]),
+    "stack": lambda params: lambda *xs: np.stack(xs, params["axis"]),
+    "unstack": lambda params: lambda x: np.moveaxis(x, params["axis"], 0),
+    "slice": _slice,
+    "split": _split,
+    "pad": _pad,
+    "sort": _sort,
+    "gather": _gather,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
+    "scatter": _scatter(operator.setitem),  # pyright: ignore
+    "scatter-add": _scatter(np.add.at),
+    "scatter-max": _scatter(np.maximum.at),
+    "scatter-min": _scatter(np.minimum.at),
+    "conv_general_dilated": _convolution,
+    "reduce_sum": _reduction(np.sum),
+    "reduce_prod": _reduction(np.prod),
+    "reduce_max": _reduction(np.max),
+    "reduce_min": _reduction(np.min),
+    "reduce_and": _reduction(np.all),
+    "reduce_or": _reduction(np.any),
+    "argmax": _position(np.argmax),
+    "argmin": _position(np.argmin),
+    "cumsum": _cumulative(np.add),
+    "cumprod": _cumulative(np.multiply),
+    "cummax": _cumulative(np.maximum),
+    "cummin": _cumulative(np.minimum),
+    "cumlogsumexp": _cumulative(np.logaddexp),
+    "stop_gradient": _same,
+    "copy": _same,
+    "optimization_barrier": _all_same,
+}

@@ -1,0 +1,353 @@
+"""One quadrature for the Poisson-subsampled Gaussian at every Rényi order.
+
+The likelihood ratio of the two output distributions at σu, u ~ N(0, 1), is 1 + y with
+y = q (e^z − 1), z = (u − 1/(2σ)) / σ. Since E y = 0, the moment for the Rényi
+divergence of order a is
+
+    E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0.
+
+E h is approximated by a sum of positive numbers, which loses no precision to
+cancellation, not even where E h is 1e-20. The integrand has a bump where y is small,
+between 0 and 2/σ, and may have a second bump as far out as a/σ. Both bumps are at least
+as wide as a unit Gaussian. The integrand is analytic for |Im u| < πσ; its branch points
+lie above and below the crossing, where q e^z = 1 − q. One window of nodes therefore
+covers small y, and two more windows lie on either side of the crossing. All windows are
+graded towards the crossing on the scale σ. Neither the positions of the nodes nor their
+number changes the integral, so derivatives are those of the integrand alone.
+
+The integrand h is a second difference, and is computed without cancellation.
+
+For batches of fixed size (C_q(G_μ), μ = 1/σ) the losses below zero are the mirror image
+of those above zero, with the masses of N(0, 1). The rest of the mass is at a loss of
+zero. With L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
+
+    h = e^{aL} + e^{(1−a)L} − e^L − 1 = e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from dpjax._core.float64 import SMALL, ULP, scoped
+from dpjax._core.searches import bisect
+from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
+
+_SERIES = [1.0 / math.factorial(k) for k in range(2, 14)]
+# Below the first, e^z is rounded away next to 1; above the second, 1 next to q e^z.
+_SMALLEST_Z, _LARGEST_Z = -36.0, 230.0
+
+
+def _likelihood(
+    u: jax.Array, sigma: jax.Array, q: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The numbers z = (u − 1/(2σ)) / σ, y = q (e^z − 1) and log(1 + y)."""
+    z = (u - 0.5 / sigma) / sigma
+    clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
+    y = q * jnp.expm1(clipped)
+    return z, y, jnp.log1p(y) + jnp.maximum(z - clipped, 0.0)
+
+
+def _second_difference(x: jax.Array) -> jax.Array:
+    """(e^x − 1 − x) / x² for |x| < 1/4."""
+    total = jnp.full_like(x, _SERIES[-1])
+    for coefficient in _SERIES[-2::-1]:
+        total = coefficient + x * total
+    return total
+
+
+def _poisson_integrand(
+    y: jax.Array, log_ratio: jax.Array, a: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The integrand h(y) of a Poisson batch, precise to a few dozen ulps.
+
+    The result is a pair (exponent, mantissa) with h = mantissa e^exponent, because h
+    itself may overflow at a large order.
+    """
+    small = jnp.abs(a * log_ratio) < 0.25
+    # With L = log(1 + y) and e^x = 1 + x + x² ψ(x): h = a L² (a ψ(a L) − ψ(L)).
+    L = jnp.where(small, log_ratio, 0.0)
+    difference = a * _second_difference(a * L) - _second_difference(L)
+    near = a * L * L * difference
+    # Elsewhere h = (1 + y) (e^x − 1) − (a − 1) y with x = (a − 1) L. Where (1 + y)^−a
+    # is below one, the mantissa is h times this factor.
+    y, L = jnp.where(small, 1.0, y), jnp.where(small, 1.0, log_ratio)
+    power = jnp.expm1(-(a - 1.0) * jnp.abs(L))
+    share = (a - 1.0) * y / (1.0 + jnp.maximum(y, 0.0))
+    rises = -power - share * (1.0 + power)
+    falls = (1.0 + y) * power - share
+    exponent = jnp.where(small, 0.0, a * jnp.maximum(L, 0.0))
+    return exponent, jnp.where(small, near, jnp.where(L > 0, rises, falls))
+
+
+def _fixed_size_integrand(
+    _: jax.Array, log_ratio: jax.Array, a: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The integrand h of a batch of fixed size, as (exponent, mantissa)."""
+    return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
+
+
+_TAIL = 7.5  # the distance beyond which a unit Gaussian has 1e-13 of its mass
+_DROP = _TAIL**2 / 2  # the decrease of a unit Gaussian's log density at that distance
+# Gauss-Legendre rules: for the window around small y, and for the other two windows.
+_FIRST_RULE = np.polynomial.legendre.leggauss(56)
+_RULE = np.polynomial.legendre.leggauss(44)
+_Rule = tuple[np.ndarray, np.ndarray]  # nodes and weights
+_barrier = jax.lax.optimization_barrier
+_GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
+
+# The truncation of the windows and the error of the rules together are less than 1e-11
+# of E h. This was measured for σ in [0.1, 1000], q in [1e-6, 1] and orders in
+# [1.01, 10,000]: against three times as many nodes on wider windows at 200,000 points,
+# and against mpmath. It was measured against mpmath alone also up to σ = 1e60, down to
+# q = 1e-12, and at orders up to 1e6.
+_QUADRATURE_ERROR = 1e-10
+
+
+class _Excess(NamedTuple):
+    """The integrand of one kind of batch.
+
+    Attributes:
+      h: the function h(y) as (exponent, mantissa).
+      start: the lower limit of the integral over u, as a function of σ.
+    """
+
+    h: Callable[..., tuple[jax.Array, jax.Array]]
+    start: Callable[[jax.Array], jax.Array]
+
+
+_POISSON = _Excess(_poisson_integrand, lambda sigma: jnp.full_like(sigma, -_TAIL))
+_FIXED_SIZE = _Excess(_fixed_size_integrand, lambda sigma: 0.5 / sigma)
+
+
+def _log_integrand(
+    excess: _Excess, u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
+) -> jax.Array:
+    """The log of the integrand h(y) e^{−u²/2}."""
+    _, y, log_ratio = _likelihood(u, sigma, q)
+    exponent, mantissa = excess.h(y, log_ratio, a)
+    return exponent + jnp.log(jnp.maximum(mantissa, SMALL)) - 0.5 * u * u
+
+
+def _peaks(
+    sigma: jax.Array, a: jax.Array, crossing: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The maxima of a log(1 + y) − u²/2, left and right of the crossing.
+
+    A maximum satisfies u = (a/σ) logistic(v) with v = (u − crossing) / σ, and v < 0 on
+    the left. On the left the right-hand side is convex, and Newton's method ascends
+    from 0 to the first solution. On the right it is concave, and Newton's method
+    descends from a/σ to the last solution. A side without a solution yields the
+    crossing.
+    """
+
+    def newton(u: jax.Array) -> jax.Array:
+        share = jax.nn.sigmoid((u - crossing) / sigma)
+        slope = a / sigma**2 * share * (1.0 - share) - 1.0
+        # The residual falls on the way to a maximum. The bound on its slope keeps the
+        # step finite where it is nearly level.
+        return u - (a / sigma * share - u) / jnp.minimum(slope, -1e-3)
+
+    def body(_: jax.Array, peaks: tuple[jax.Array, jax.Array]):
+        left, right = map(newton, peaks)
+        left = jnp.clip(left, 0.0, jnp.maximum(crossing, 0.0))
+        return left, jnp.maximum(right, crossing)
+
+    start = jnp.zeros_like(a * crossing), jnp.maximum(a / sigma, crossing)
+    return jax.lax.fori_loop(0, 10, body, start)
+
+
+def _edge(
+    excess: _Excess,
+    start: jax.Array,
+    limit: jax.Array,
+    floor: jax.Array,
+    density: tuple[jax.Array, jax.Array, jax.Array],
+) -> jax.Array:
+    """The ends of windows: points where the log of the integrand has fallen to floor.
+
+    Each search goes from start towards limit, and ends just past that point. It bisects
+    on a scale that is linear near start and geometric beyond. The first axis of the
+    arrays counts the searches.
+    """
+    sign = jnp.sign(limit - start)
+    reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
+
+    def at(t: jax.Array) -> jax.Array:
+        return start + sign * _TAIL * jnp.expm1(t * reach)
+
+    def is_below(t: jax.Array) -> jax.Array:
+        above = jax.vmap(lambda u: _log_integrand(excess, u, *density) > floor)
+        return ~above(at(t))
+
+    return at(bisect(is_below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
+
+
+class _Windows(NamedTuple):
+    """The windows of integration, f[*b] each.
+
+    Attributes:
+      highest: the log of the integrand's largest value, for scaling.
+      crossing: the point towards which all windows are graded.
+      first, split: the ends of the window around small y, the same at all orders.
+      lows, highs: the ends of the other two windows, stacked.
+    """
+
+    highest: jax.Array
+    crossing: jax.Array
+    first: jax.Array
+    split: jax.Array
+    lows: jax.Array
+    highs: jax.Array
+
+
+def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
+    """The windows that cover the bumps of the integrand, for σ, q and the order a."""
+    log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
+    crossing = sigma * log_odds + 0.5 / sigma
+    bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
+    first = excess.start(sigma)
+    bump = jnp.maximum(bump, first)
+    split = bump + _TAIL
+    limit = jnp.maximum(jnp.maximum(a, 2.0) / sigma + _TAIL, split)
+    border = jnp.clip(crossing, split, limit)
+    left, right = _peaks(sigma, a, crossing)
+    left, right = jnp.clip(left, split, border), jnp.clip(right, border, limit)
+    density = sigma, q, a
+    highest = _log_integrand(excess, jnp.maximum(first, -1.0), *density)
+    for u in (bump, left, right):
+        highest = jnp.maximum(highest, _log_integrand(excess, u, *density))
+    floor = highest - _DROP
+    starts = jnp.stack([left, left, right, right])
+    limits = jnp.stack(jnp.broadcast_arrays(split, border, border, limit))
+    ends = _edge(excess, starts, limits, floor, density)
+    return _Windows(highest, crossing, first, split, ends[::2], ends[1::2])
+
+
+def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
+    """The value arcsinh(y) − arcsinh(x) for y − x = gap >= 0, without cancellation."""
+    apart = jnp.arcsinh(y) - jnp.arcsinh(x)
+    one_side = x * y > 0
+    x, y = jnp.where(one_side, x, 1.0), jnp.where(one_side, y, 1.0)
+    across = y * jnp.sqrt(1.0 + x * x) + x * jnp.sqrt(1.0 + y * y)
+    return jnp.where(one_side, jnp.arcsinh(gap * (x + y) / across), apart)
+
+
+def _window_sum(
+    excess: _Excess,
+    low: jax.Array,
+    high: jax.Array,
+    crossing: jax.Array,
+    highest: jax.Array,
+    density: tuple[jax.Array, jax.Array, jax.Array],
+    rule: _Rule,
+) -> jax.Array:
+    """The integral of h(y) e^{−u²/2 − highest}, with the rounding error of each term.
+
+    The nodes are those of the rule in w, with u = crossing + c sinh(w). Each node is
+    computed as a distance from low, because a crossing that is far away would cancel
+    the digits of that distance.
+    """
+    sigma, q, a = density
+    fixed = jax.lax.stop_gradient
+    # The scale c of the grading is at least the window's distance to the crossing, so
+    # that the nodes of a distant window are spread almost evenly.
+    away = jnp.maximum(jnp.maximum(low - crossing, crossing - high), 0.0)
+    c = jnp.sqrt((_GRADING * fixed(sigma)) ** 2 + away**2)
+    first, last = (low - crossing) / c, (high - crossing) / c
+    length = _arcsinh_difference(first, last, (high - low) / c)
+    # Without the barrier XLA fuses arrays that have no axis of orders into the loop,
+    # and computes them again for every order.
+    first, half, c, low = fixed(_barrier((jnp.arcsinh(first), 0.5 * length, c, low)))
+    begin = jnp.exp(first)
+
+    def body(total: jax.Array, node: tuple[jax.Array, jax.Array]):
+        x, weight = node
+        # With s = w − first: sinh(w) − sinh(first) = 2 cosh(first + s/2) sinh(s/2).
+        grown = jnp.expm1(half * (0.5 + 0.5 * x))
+        middle = begin * (1.0 + grown)
+        end = middle * (1.0 + grown)
+        moved = 0.5 * (middle + 1.0 / middle) * (grown + grown / (1.0 + grown))
+        u = fixed(low + c * moved)
+        weight = fixed(0.5 * weight * (end + 1.0 / end))
+        z, y, log_ratio = _likelihood(u, sigma, q)
+        share = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
+        u, weight, y, log_ratio, share = _barrier((u, weight, y, log_ratio, share))
+        exponent, mantissa = excess.h(y, log_ratio, a)
+        term = weight * mantissa * jnp.exp(exponent - 0.5 * u * u - highest)
+        # A bound on the rounding error of the term, in units of 8 ULP.
+        ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
+        return total + term * (1.0 + 8 * ULP * ulps), None
+
+    nodes = cast(tuple[jax.Array, jax.Array], rule)  # scan accepts NumPy arrays too
+    total, _ = jax.lax.scan(body, jnp.zeros_like(highest), nodes)
+    return total * c * half
+
+
+def _forward_mode(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """An elementwise function whose derivatives of every order use forward mode.
+
+    Reverse mode would store every term of the sum over nodes.
+    """
+
+    def partial(position: int) -> Callable[..., jax.Array]:
+        def derivative(*args: jax.Array) -> jax.Array:
+            before, x, after = args[:position], args[position], args[position + 1 :]
+            one = jnp.ones_like(x)
+            return jax.jvp(lambda x: fn(*before, x, *after), (x,), (one,))[1]
+
+        return _forward_mode(derivative)
+
+    @jax.custom_jvp
+    @scoped
+    def call(*args: jax.Array) -> jax.Array:
+        return fn(*args)
+
+    @scoped
+    def rule(
+        primals: Sequence[jax.Array], tangents: Sequence[jax.Array | SymbolicZero]
+    ) -> tuple[jax.Array, jax.Array]:
+        out = call(*primals)
+        total = jnp.zeros_like(out)
+        for i, tangent in enumerate(tangents):
+            if not isinstance(tangent, SymbolicZero):
+                total += partial(i)(*primals) * tangent
+        return out, total
+
+    call.defjvp(rule, symbolic_zeros=True)
+    return call
+
+
+def _log_excess(
+    excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
+) -> jax.Array:
+    # Windows are not differentiated: their positions do not change the integral.
+    fixed = jax.lax.stop_gradient
+    at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
+
+    def window_sum(low: jax.Array, high: jax.Array, rule: _Rule) -> jax.Array:
+        return _window_sum(
+            excess, low, high, at.crossing, at.highest, (sigma, q, a), rule
+        )
+
+    total = window_sum(at.first, at.split, _FIRST_RULE)
+    others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(at.lows, at.highs)
+    total = total + jnp.sum(others, axis=0)
+    error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(at.highest)
+    return at.highest + jnp.log(total) - LOG_SQRT_2PI + error
+
+
+@_forward_mode
+def poisson(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    """An upper bound on log E h(y), for σ >= 0.1, 1e-60 <= q <= 1 and a > 1."""
+    return _log_excess(_POISSON, sigma, q, a)
+
+
+@_forward_mode
+def fixed_size(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    """An upper bound on log E h(y) for batches of fixed size and μ = 1/σ."""
+    return _log_excess(_FIXED_SIZE, sigma, q, a)

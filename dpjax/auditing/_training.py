@@ -1,0 +1,311 @@
+"""Many whole runs at once, and the scores of attacks on their results.
+
+The runs are on a data set and a neighbouring data set, or on random halves of one data
+set. The second kind is for membership inference by shadow models, which are trained in
+the same way as the attacked model.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from dpjax._core import validate
+from dpjax._core.keys import stream
+from dpjax._core.typing import Key, Tree
+
+
+class Outputs(NamedTuple):
+    """The outputs of runs, or the scores of these outputs.
+
+    Attributes:
+      inside: the outputs of runs on the data set with the example, stacked along a
+        leading axis.
+      outside: the outputs of runs on the neighbouring data set, stacked along a leading
+        axis.
+    """
+
+    inside: Tree
+    outside: Tree
+
+
+def train_many(
+    run: Callable[[Tree, Key], Tree],
+    data: Tree,
+    neighbour: Tree,
+    *,
+    num_runs: int,
+    key: Key,
+    batch_size: int | None = None,
+) -> Outputs:
+    """Run an algorithm many times on a data set, and as many times on its neighbour.
+
+    Args:
+      run: a function from a data set and one typed key to the released values, a tree
+        of arrays: the last iterate, or all updates of `jax.lax.scan`. The function is
+        vmapped over keys alone. The key is a tracer, so that the optimizer must be made
+        inside the function. Any solver of `dpjax.solvers` may be called inside, and
+        calibrates its noise there. Jit the expensive parts.
+      data: the data set with the audited example.
+      neighbour: the data set without this example, or with another in its place. Its
+        shapes may differ.
+      num_runs: the number of runs on each data set, static.
+      key: one typed key, from which each run gets a key of its own.
+      batch_size: how many runs are computed at once, in a compiled loop; None for all.
+        The loop traces everything that a run does. A run that calibrates a solver's
+        noise needs None, because calibration cannot be traced.
+
+    Returns:
+      `Outputs`, with leading axes of num_runs.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> def run(data, key):
+      ...     return jnp.sum(data) + jax.random.normal(key)
+      >>> outputs = train_many(
+      ...     run, jnp.ones(3), jnp.ones(2), num_runs=4000, key=jax.random.key(0))
+      >>> print(f"{outputs.inside.mean() - outputs.outside.mean():.1f}")
+      1.0
+    """
+    num_runs = validate.static_int("num_runs", num_runs, minimum=1)
+    if batch_size is not None:
+        batch_size = validate.static_int("batch_size", batch_size, minimum=1)
+    keys = jax.random.split(
+        stream(validate.typed_key("key", key), "audited runs"), 2 * num_runs
+    )
+
+    def many(data: Tree, keys: jax.Array) -> Tree:
+        # The data are constants and not tracers: solvers check their values.
+        one = functools.partial(run, data)
+        if batch_size is None:
+            # Without jit only values that depend on a key are traced, and calibration
+            # depends on no key.
+            return jax.vmap(one)(keys)
+        size = min(batch_size, num_runs)
+        return jax.jit(functools.partial(jax.lax.map, one, batch_size=size))(keys)
+
+    return Outputs(many(data, keys[:num_runs]), many(neighbour, keys[num_runs:]))
+
+
+def linear_scores(outputs: Outputs) -> Outputs:
+    """Scores of half of the runs, by a linear test that is fitted to the other half.
+
+    Args:
+      outputs: trees with leading axes n, at least 4.
+
+    Returns:
+      Scores f[n − n // 2] of the runs to which the test was not fitted. These scores
+      are independent, as `epsilon_lower` and `mu_lower` require, whatever the outputs
+      are. The test is Fisher's discriminant, the best test for Gaussian outputs with a
+      common covariance.
+
+    Raises:
+      ValueError: there are fewer than 4 runs.
+
+    Example:
+      >>> import jax
+      >>> noise = jax.random.normal(jax.random.key(0), (2, 1000, 3))
+      >>> scores = linear_scores(Outputs(noise[0] + 1.0, noise[1]))
+      >>> gap = scores.inside.mean() - scores.outside.mean()
+      >>> print(f"{gap / scores.outside.std():.1f}")  # √3 would be all there is
+      1.6
+    """
+    inside, outside = (jax.vmap(lambda tree: ravel_pytree(tree)[0])(x) for x in outputs)
+    if min(len(inside), len(outside)) < 4:
+        raise ValueError(
+            f"outputs must have 4 runs at least; got {len(inside)} and {len(outside)}."
+        )
+    # Fit on the first half and score the second: the scores are then independent.
+    known, other = zip(
+        *((x[: len(x) // 2], x[len(x) // 2 :]) for x in (inside, outside)), strict=True
+    )
+    means = [x.mean(axis=0) for x in known]
+    spread = jnp.concatenate([x - m[None] for x, m in zip(known, means, strict=True)])
+    scale = jnp.std(spread, axis=0)
+    # A coordinate that never varies keeps its unit.
+    scale = jnp.where(scale > 0, scale, 1.0)
+    # Fisher's discriminant Σ⁻¹(m₁ − m₀), in units of each coordinate's standard
+    # deviation. A small multiple of I is added to Σ, which is singular for few runs.
+    unit = spread / scale[None]
+    covariance = unit.T @ unit / len(unit) + 1e-3 * jnp.eye(len(scale))
+    direction = jnp.linalg.solve(covariance, (means[0] - means[1]) / scale) / scale
+    return Outputs(*(x @ direction for x in other))
+
+
+# A lower bound on variances: a statistic that never varies must not decide by rounding.
+_LEAST = 1e-12
+# A lower bound on losses: half an ulp of the probability 1 in float32.
+_LEAST_LOSS = 2.0**-24
+
+
+class Shadows(NamedTuple):
+    """Models trained in the same way, each on a random half of the same examples.
+
+    Attributes:
+      included: whether a model was trained on an example, bool[s, n], by fair coins.
+      outputs: the retained outputs of each model, a tree of arrays with leading axes s.
+    """
+
+    included: jax.Array
+    outputs: Tree
+
+
+def train_shadows(
+    run: Callable[[jax.Array, Key], Tree],
+    num_examples: int,
+    *,
+    num_models: int,
+    key: Key,
+    batch_size: int | None = None,
+) -> Shadows:
+    """Train many models in the same way, each on a random half of the examples.
+
+    A fair coin decides for each model and each example whether the model is trained on
+    the example.
+
+    Args:
+      run: a function from a mask bool[n] of the examples to train on and one typed key
+        to the retained outputs of a model: say, its losses on all n examples. The
+        function is vmapped and jitted.
+      num_examples: n, static, at least 1.
+      num_models: s, static, at least 1. One may take the first model as the attacked
+        model, and all others as the attacker's.
+      key: one typed key, used for nothing else.
+      batch_size: how many models are trained at once; None for all models.
+
+    Returns:
+      `Shadows`. A model's coins are independent of all other models' coins, as
+      `one_run_mu_lower` requires.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Reference: Carlini et al. (2022), section V, with coins in place of exact halves.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> x = jax.random.normal(jax.random.key(0), (30,))
+      >>> def run(mask, key):  # a "model" that remembers a noisy mean
+      ...     mean = jnp.mean(x, where=mask) + 0.1 * jax.random.normal(key)
+      ...     return (x - mean) ** 2
+      >>> shadows = train_shadows(run, 30, num_models=8, key=jax.random.key(1))
+      >>> shadows.included.shape, shadows.outputs.shape
+      ((8, 30), (8, 30))
+    """
+    num_examples = validate.static_int("num_examples", num_examples, minimum=1)
+    num_models = validate.static_int("num_models", num_models, minimum=1)
+    size = validate.static_int("batch_size", batch_size or num_models, minimum=1)
+    key = stream(validate.typed_key("key", key), "shadow models")
+    coins, runs = jax.random.split(key)
+    included = jax.random.bernoulli(coins, 0.5, (num_models, num_examples))
+
+    def one(given: tuple[jax.Array, Key]) -> Tree:
+        return run(*given)
+
+    # lax.map over batches of models bounds the memory of training.
+    train = functools.partial(jax.lax.map, one, batch_size=min(size, num_models))
+    outputs = jax.jit(train)((included, jax.random.split(runs, num_models)))
+    return Shadows(included, outputs)
+
+
+def log_odds(losses: jax.Array) -> jax.Array:
+    """The log-odds of the probability that a model gave to the true label, from losses.
+
+    Args:
+      losses: cross-entropies −log p, f[*b], at least 0.
+
+    Returns:
+      log(p / (1 − p)), f[*b], for `likelihood_ratios`. Over repeated trainings its
+      distribution is closer to a Gaussian than the distribution of the loss. A loss
+      that rounded to 0 counts as 2⁻²⁴.
+
+    Reference: Carlini et al. (2022), section V.A.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(log_odds(-jnp.log(jnp.array([0.5, 0.9]))).round(3))
+      [0.    2.197]
+    """
+    losses = jnp.maximum(jnp.asarray(losses, float), _LEAST_LOSS)
+    # p = e^{−ℓ}: log(p / (1 − p)) = −log(e^ℓ − 1) = −ℓ − log(1 − e^{−ℓ}).
+    return -losses - jnp.log(-jnp.expm1(-losses))
+
+
+def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
+    """Log-likelihood ratios of membership, for each model and each example.
+
+    Each model in turn is attacked with the help of all other models. For each example,
+    a Gaussian is fitted to the statistics of the other models that were trained on the
+    example, and another Gaussian to those of the models that were not.
+
+    Args:
+      statistic: a statistic of each of s models at each of n examples, f[s, n]: the
+        loss, or `log_odds` of the loss, which is closer to a Gaussian.
+      included: whether the example was in the model's training data, bool[s, n].
+
+    Returns:
+      Logarithms of likelihood ratios, f[s, n], for `auroc` and `true_positive_rate` of
+      scores[included] and scores[~included]. A ratio's logarithm is 0 where fewer than
+      two other models were trained on the example, or fewer than two without the
+      example. The scores depend on each other, so that no bound for independent scores
+      applies. The scores and coins of one model suit `one_run_mu_lower` and
+      `one_run_epsilon_lower`, which allow dependent scores, if this model's coins are
+      independent of the other models' coins, as in `train_shadows`.
+
+    Raises:
+      ValueError: the shapes differ.
+
+    Reference: Carlini et al. (2022), Algorithm 1, on the models themselves, and without
+    the augmentation of examples.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax import auditing
+      >>> included = jax.random.bernoulli(jax.random.key(0), 0.5, (40, 30))
+      >>> hard = jnp.linspace(0.0, 9.0, 30)  # some examples have large losses anyway
+      >>> noise = jax.random.normal(jax.random.key(1), (40, 30))
+      >>> losses = hard[None] - 2.0 * included + noise
+      >>> ratios = likelihood_ratios(losses, included)
+      >>> for scores in (-losses, ratios):
+      ...     print(f"{auditing.auroc(scores[included], scores[~included]):.2f}")
+      0.72
+      0.92
+    """
+    if jnp.ndim(statistic) != 2 or jnp.shape(statistic) != jnp.shape(included):
+        raise ValueError(
+            "included must have the shape f[s, n] of statistic; got "
+            f"{jnp.shape(included)} for {jnp.shape(statistic)}."
+        )
+    x = jnp.asarray(statistic, float)
+    x = x - jnp.mean(x, axis=0, keepdims=True)  # so that E x² − (E x)² cancels little
+    included = jnp.asarray(included, bool)
+
+    def log_density(those: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The log-density of each model's value, under a Gaussian fit to other models.
+
+        The Gaussian is fitted to the values of all other models in the mask `those`.
+        The results are the log-density, up to a constant, and whether the mask has at
+        least two other models.
+        """
+
+        # Sums over all other models: the whole sum less the model's own value.
+        def others(values: jax.Array) -> jax.Array:
+            values = jnp.where(those, values, 0.0)
+            return jnp.sum(values, axis=0, keepdims=True) - values
+
+        count = others(jnp.ones_like(x))
+        safe = jnp.maximum(count, 1.0)
+        mean = others(x) / safe
+        variance = jnp.maximum(others(x * x) / safe - mean * mean, _LEAST)
+        return -((x - mean) ** 2) / (2 * variance) - jnp.log(variance) / 2, count >= 2
+
+    # Carlini et al. (2022), Algorithm 1, https://arxiv.org/abs/2112.03570:
+    # p(x | N(μ_in, σ²_in)) / p(x | N(μ_out, σ²_out)).
+    (inside, known), (outside, also) = log_density(included), log_density(~included)
+    return jnp.where(known & also, inside - outside, 0.0)

@@ -1,0 +1,408 @@
+"""Group parameters into components, and decide where norms at sites suffice.
+
+A site's operand is computed from parameter leaves alone, for example by a transpose, a
+cast or weight normalisation. Leaves and operands that such computations connect form a
+component. Operands that are the same array up to the order of axes share that array as
+their root.
+
+In some components the computations only move the entries of the leaves into the roots,
+each entry to one position at most. The squared norm of the gradient over the leaves is
+then the sum of the squared norms at the roots. In other components the norms at the
+roots do not determine the norm over the leaves, and each example's gradient is pulled
+back to the leaves.
+
+A `Path` is the computation from a component's leaves to its operands.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from dpjax._core.typing import DTypeLike
+from dpjax.clipping._bookkeeping.analysis.sites import (
+    KeptSite,
+    RuledSite,
+    Site,
+    Sources,
+    sources_of,
+)
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
+    add_outputs,
+    aval,
+    bind,
+    is_real,
+    of_function,
+)
+
+
+class Path(NamedTuple):
+    """The batch-invariant computation from parameter leaves to the sites' operands.
+
+    Attributes:
+      leaves: the variables of the leaves.
+      others: the variables of the other inputs, by which nothing is differentiated.
+      eqns: the equations, in order.
+      operands: the variables of the operands.
+    """
+
+    leaves: tuple[jex.Var, ...]
+    others: tuple[jex.Var, ...]
+    eqns: tuple[jex.JaxprEqn, ...]
+    operands: tuple[jex.Var, ...]
+
+    @property
+    def inputs(self) -> tuple[jex.Var, ...]:
+        """The variables of all inputs, the leaves first."""
+        return (*self.leaves, *self.others)
+
+    def features(self) -> Hashable:
+        """A description of the computation without its variables."""
+        computed = of_function(self.inputs, self.eqns, self.operands)
+        return len(self.leaves), computed
+
+    def forward(
+        self, others: Sequence[jax.Array], *, least: DTypeLike | None
+    ) -> Callable[..., list[jax.Array]]:
+        """The function from leaves to operands.
+
+        Args:
+          others: the values of the other inputs.
+          least: the dtype to which casts to narrower dtypes are widened; None for casts
+            as they are.
+        """
+
+        def operands(*leaves: jax.Array) -> list[jax.Array]:
+            values = dict(zip(self.inputs, (*leaves, *others), strict=True))
+            add_outputs(self.eqns, values, apply)
+            return [values[v] for v in self.operands]
+
+        def apply(eqn: jex.JaxprEqn, args: Sequence[jax.Array]) -> list[jax.Array]:
+            # A cast to bfloat16 would round its cotangents to bfloat16 as well.
+            if least is not None and eqn.primitive.name == "convert_element_type":
+                dtype = jnp.promote_types(least, aval(eqn.outvars[0]).dtype)
+                return [args[0].astype(dtype)]
+            return bind(eqn, args)
+
+        return operands
+
+
+class Root(NamedTuple):
+    """An array that several operands equal up to the order of axes.
+
+    Attributes:
+      members: the positions of these operands among the component's operands.
+      axes: for each of these operands, the root's axis for each of the operand's axes;
+        -1 for an axis of size one.
+    """
+
+    members: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+
+
+class Component(NamedTuple):
+    """Parameter leaves and operands that batch-invariant computations connect.
+
+    Attributes:
+      leaves: the indices of the leaves.
+      operands: the indices of the operands, which are also the numbers of their sites.
+      sites: the sites of the operands.
+      path: the computation from the leaves to the operands.
+      groups: for each leaf, the group that it is clipped with.
+      roots: the roots of the operands, or None where the norms at the operands do not
+        give the norms of the leaves.
+      reason: why there are no roots; empty where there are.
+    """
+
+    leaves: tuple[int, ...]
+    operands: tuple[int, ...]
+    sites: tuple[Site, ...]
+    path: Path
+    groups: tuple[int, ...]
+    roots: tuple[Root, ...] | None
+    reason: str
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether checkpointed blocks compute all of this component's norms and sums.
+
+        That requires that each site is an input of a checkpointed block, and that no
+        entry of a leaf enters a second block or a second iteration. The squared norms
+        from the blocks then add up to the squared norm over the leaves.
+        """
+        return (
+            self.roots is not None
+            and all(len(root.members) == 1 for root in self.roots)
+            and all(isinstance(site, KeptSite) for site in self.sites)
+            and not any(loop.shared for site in self.sites for loop in site.loops)
+        )
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the component is one leaf, which is its only operand."""
+        return self.path.operands == self.path.leaves and len(self.leaves) == 1
+
+    @property
+    def own_groups(self) -> tuple[int, ...]:
+        """The distinct groups of the component's leaves, in order."""
+        return tuple(dict.fromkeys(self.groups))
+
+    @property
+    def groups_of_own(self) -> tuple[int, ...]:
+        """For each leaf, its group as an index into `own_groups`."""
+        return tuple(map(self.own_groups.index, self.groups))
+
+    def pull_back(
+        self,
+        inputs: Sequence[jax.Array],
+        cotangents: Sequence[jax.Array],
+        least: DTypeLike = jnp.float32,
+    ) -> list[jax.Array]:
+        """Gradients of the leaves from the gradients of the operands.
+
+        Where the path only moves entries, the pull-back is computed in the dtype
+        `least` at least, whatever casts are on the path.
+
+        Args:
+          inputs: the values of all inputs of the path, the leaves first.
+          cotangents: the gradients of the operands.
+          least: float32 or float64.
+        """
+        moves, count = self.roots is not None, len(self.leaves)
+        leaves = list(inputs[:count])
+        if moves:
+            leaves = [x.astype(jnp.promote_types(least, x.dtype)) for x in leaves]
+        if self.is_leaf:
+            (leaf,), (cotangent,) = leaves, cotangents
+            return [cotangent.astype(leaf.dtype).reshape(leaf.shape)]
+        forward = self.path.forward(inputs[count:], least=least if moves else None)
+        outs, vjp = jax.vjp(forward, *leaves)
+        # The vjp expects each cotangent in the dtype and shape of its output.
+        matched = [
+            c.astype(o.dtype).reshape(o.shape)
+            for c, o in zip(cotangents, outs, strict=True)
+        ]
+        return list(vjp(matched))
+
+    def features(self) -> Hashable:
+        """A description that is equal for equal components elsewhere in the loss."""
+        sites = tuple(site.features() for site in self.sites)
+        return sites, self.path.features(), self.groups_of_own, self.roots
+
+
+def components(
+    closed: jex.ClosedJaxpr, sites: Sequence[Site], groups: Sequence[int]
+) -> list[Component]:
+    """Split the computation from leaves to operands into components.
+
+    Args:
+      closed: the jaxpr whose first inputs are the leaves, and whose outputs are the
+        operands.
+      sites: the site of each operand.
+      groups: for each leaf, the group that it is clipped with.
+    """
+    jaxpr = closed.jaxpr
+    made_by = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    sources = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars[: len(groups)])}
+    for eqn in jaxpr.eqns:
+        reached = sources_of(eqn.invars, sources)
+        # Behind stop_gradient an operand depends on no leaf by a derivative.
+        if reached and eqn.primitive.name != "stop_gradient":
+            sources.update(dict.fromkeys(eqn.outvars, reached))
+
+    groups_of_leaves = []
+    for leaves, members in _connected_components(
+        [sources_of([v], sources) for v in jaxpr.outvars]
+    ):
+        operands = tuple(jaxpr.outvars[i] for i in members)
+        its_sites = tuple(sites[i] for i in members)
+        its_groups = tuple(groups[i] for i in leaves)
+        roots, reason = None, "tapped itself"
+        if all(isinstance(site, RuledSite | KeptSite) for site in its_sites):
+            roots, reason = _isometry(made_by, operands, sources)
+        # A norm at a root adds up entries of all leaves, so it cannot give one norm for
+        # each of several groups.
+        if roots is not None and len(set(its_groups)) > 1:
+            roots, reason = None, "leaves of several groups"
+        path = _path(made_by, tuple(jaxpr.invars[i] for i in leaves), operands)
+        groups_of_leaves.append(
+            Component(leaves, members, its_sites, path, its_groups, roots, reason)
+        )
+    return groups_of_leaves
+
+
+def _connected_components(
+    reached: Sequence[frozenset[int]],
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The connected components, each as its leaves and its operands.
+
+    `reached` gives for each operand the leaves that it depends on.
+    """
+    # Union-find: each leaf points to a leaf of the same component, or to itself.
+    first: dict[int, int] = {}
+
+    def find(leaf: int) -> int:
+        while (before := first.setdefault(leaf, leaf)) != leaf:
+            # Halve the chain to the representative, so that later calls are short.
+            first[leaf] = first[before]
+            leaf = before
+        return leaf
+
+    for leaves in reached:
+        for leaf in leaves:
+            first[find(leaf)] = find(min(leaves))
+    together: dict[int | tuple[int], tuple[set[int], list[int]]] = {}
+    for number, leaves in enumerate(reached):
+        # An operand that depends on no leaf is a component of its own. Its name is a
+        # tuple, which cannot equal the number of a leaf.
+        name = find(min(leaves)) if leaves else (number,)
+        all_leaves, members = together.setdefault(name, (set(), []))
+        all_leaves |= leaves
+        members.append(number)
+    return [(tuple(sorted(a)), tuple(b)) for a, b in together.values()]
+
+
+# For each computed variable, the index of its equation and the equation.
+Makers = Mapping[jex.Var, tuple[int, jex.JaxprEqn]]
+
+
+def _path(
+    made_by: Makers, leaves: tuple[jex.Var, ...], operands: tuple[jex.Var, ...]
+) -> Path:
+    """The computation from the component's leaves to its operands."""
+    pending, entering = list(operands), dict.fromkeys(leaves)
+    eqns: dict[int, jex.JaxprEqn] = {}
+    while pending:
+        var = pending.pop()
+        if var not in made_by:
+            entering[var] = None
+        elif made_by[var][0] not in eqns:
+            number, eqn = made_by[var]
+            eqns[number] = eqn
+            pending.extend(v for v in eqn.invars if isinstance(v, jex.Var))
+    others, ordered = tuple(entering)[len(leaves) :], sorted(eqns)
+    return Path(leaves, others, tuple(eqns[i] for i in ordered), operands)
+
+
+def _isometry(
+    made_by: Makers, members: Sequence[jex.Var], sources: Sources
+) -> tuple[tuple[Root, ...] | None, str]:
+    # First find each operand's root: walk back through changes of layout. Then walk on
+    # from the roots to the leaves, to check that equations only move entries and that
+    # no entry is used twice.
+    def maker(var: jex.Var) -> jex.JaxprEqn | None:
+        return made_by[var][1] if var in made_by else None
+
+    roots: dict[Hashable, tuple[jex.Var, list[int], list[tuple[int, ...]]]] = {}
+    for i, member in enumerate(members):
+        var = member
+        axes = tuple(range(aval(var).ndim))
+        eqn = maker(var)
+        while eqn is not None and (back := _axis_map(eqn)) is not None:
+            axes = tuple(back[a] if a >= 0 else -1 for a in axes)
+            # The input depends on a leaf, so it is no literal.
+            var = cast(jex.Var, eqn.invars[0])
+            eqn = maker(var)
+        # Two equations that take the same part of an array give one root.
+        name = var if eqn is None else _name_of_part(eqn, var)
+        _, operands, all_axes = roots.setdefault(name, (var, [], []))
+        operands.append(i)
+        all_axes.append(axes)
+
+    pending: list[tuple[jex.Var, Part | None]] = [(r[0], None) for r in roots.values()]
+    uses: dict[jex.Var, list[Part | None]] = {}
+    while pending:
+        var, part = pending.pop()
+        if any(_overlap(part, other) for other in uses.get(var, ())):
+            return None, "used in several forms"
+        uses.setdefault(var, []).append(part)
+        eqn = maker(var)
+        # A variable's equation is visited once, at the variable's first use.
+        if eqn is None or len(uses[var]) > 1:
+            continue
+        from_leaves = all(sources_of([v], sources) for v in eqn.invars)
+        if not _moves_entries(eqn) or not from_leaves:
+            return None, f"made by {eqn.primitive.name}"
+        pending.extend((cast(jex.Var, v), _part(eqn, var)) for v in eqn.invars)
+    merged = [Root(tuple(ops), tuple(axes)) for _, ops, axes in roots.values()]
+    return tuple(merged), ""
+
+
+# For each axis of an array, the start and the end of a part of the array.
+Part = tuple[tuple[int, int], ...]
+
+
+def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
+    """The part of an equation's input that contains the output's entries.
+
+    The part is None where it is the whole input.
+    """
+    shape = aval(eqn.invars[0]).shape if eqn.invars else ()
+    if eqn.primitive.name == "slice":
+        starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+        return tuple(zip(starts, limits, strict=True))
+    if eqn.primitive.name == "split":
+        sizes, axis = eqn.params["sizes"], eqn.params["axis"]
+        place = eqn.outvars.index(out)
+        start = sum(sizes[:place])
+        whole = [(0, n) for n in shape]
+        whole[axis] = (int(start), int(start + sizes[place]))
+        return tuple(whole)
+    return None
+
+
+def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
+    """A name for an output, the same for equations that take the same part."""
+    if (part := _part(eqn, out)) is None:
+        return out
+    strides = eqn.params.get("strides") or (1,) * len(part)
+    return eqn.invars[0], part, tuple(strides)
+
+
+def _overlap(one: Part | None, other: Part | None) -> bool:
+    # None is the whole array, which overlaps with every part.
+    if one is None or other is None:
+        return True
+    return all(
+        max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _moves_entries(eqn: jex.JaxprEqn) -> bool:
+    """Whether each output entry is an input entry, and no input entry occurs twice."""
+    moving = {"reshape", "rev", "concatenate", "slice", "split"}
+    return eqn.primitive.name in moving or _axis_map(eqn) is not None
+
+
+def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
+    """For a change of layout, the input's axis for each output axis; otherwise None.
+
+    A change of layout permutes axes, casts real numbers, or adds and removes axes of
+    size one, for which the result holds -1.
+    """
+    name = eqn.primitive.name
+    if len(eqn.invars) == 0 or len(eqn.outvars) != 1:
+        return None
+    before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
+    real = is_real(eqn.invars[0], eqn.outvars[0])
+    if name in {"convert_element_type", "copy", "copy_p", "reshard"} and real:
+        return tuple(range(after.ndim))
+    if name == "transpose":
+        return tuple(eqn.params["permutation"])
+    if name == "broadcast_in_dim" and math.prod(before.shape) == after.size:
+        places = eqn.params["broadcast_dimensions"]
+        return tuple(places.index(i) if i in places else -1 for i in range(after.ndim))
+    if name in {"reshape", "squeeze"}:
+        if name == "reshape" and eqn.params.get("dimensions") is not None:
+            return None
+        # A reshape that only adds or removes axes of size one changes no order of
+        # entries along the other axes.
+        kept = [i for i, n in enumerate(before.shape) if n != 1]
+        if [before.shape[i] for i in kept] != [n for n in after.shape if n != 1]:
+            return None
+        remaining = iter(kept)
+        return tuple(-1 if n == 1 else next(remaining) for n in after.shape)
+    return None

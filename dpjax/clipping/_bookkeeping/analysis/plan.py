@@ -1,0 +1,443 @@
+"""The plan for one loss and one batch: sites, components, forms and costs.
+
+The plan's explanation is a table with the source of each parameter's norms.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.extend.core as jex
+
+from dpjax._core.typing import Engine
+from dpjax.clipping._bookkeeping.analysis.components import Component, Root, components
+from dpjax.clipping._bookkeeping.analysis.sites import (
+    KeptSite,
+    RuledSite,
+    Scope,
+    Site,
+    analyse,
+)
+from dpjax.clipping._bookkeeping.evaluate.run import operands
+from dpjax.clipping._bookkeeping.jaxpr.equations import of_function, values_of_inputs
+from dpjax.clipping._bookkeeping.jaxpr.trace import inline
+from dpjax.clipping._bookkeeping.rules.base import Layout
+from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS, Size
+
+# Reading or writing a number takes as long as this many multiplications. The value for
+# CPUs was measured. The value for NVIDIA GPUs was not: data sheets imply 20 for
+# A100 (19.5 TFLOP/s in float32 outside of tensor cores, where a multiplication and an
+# addition count as two; 2.0 TB/s), 28 for H200 (67 TFLOP/s; 4.8 TB/s) and 40 for H100
+# SXM (67 TFLOP/s; 3.35 TB/s).
+_TRAFFIC, _TRAFFIC_ON_GPU = 16, 28
+# Where per-example gradients are cheaper to compute than rows, they may take up to this
+# many times the memory of the rows.
+_ROOM = 2
+
+
+class Form(NamedTuple):
+    """How to compute the norms of the per-example gradients of some parameter leaves.
+
+    These leaves are the leaves of one `Component`.
+
+    Attributes:
+      gram: whether the norms come from inner products of rows (the Gram form); if not,
+        they come from per-example gradients (the direct form).
+      cost: the estimated number of multiplications for each example, with memory
+        traffic converted to multiplications.
+      vmap_cost: the estimated cost of the vmap engine for the same leaves.
+    """
+
+    gram: bool
+    cost: float
+    vmap_cost: float
+
+
+class Plan(NamedTuple):
+    """The analysis of a loss, or of a checkpointed block in a loss.
+
+    Attributes:
+      scope: the jaxpr and its sites.
+      sites: all sites, by number.
+      from_leaves: the jaxpr from the batch-invariant inputs, parameter leaves first, to
+        the sites' operands.
+      num_leaves: how many of these inputs are leaves.
+      components: the components of leaves and operands.
+      forms: the form of each component.
+      forms_on_gpu: the form of each component in code lowered for CUDA.
+      blocks: the blocks that stay checkpointed, by the first of their sites.
+    """
+
+    scope: Scope
+    sites: list[Site]
+    from_leaves: jex.ClosedJaxpr
+    num_leaves: int
+    components: list[Component]
+    forms: list[Form]
+    forms_on_gpu: list[Form]
+    blocks: dict[KeptSite, "Block"]
+
+    @property
+    def automatic(self) -> Engine:
+        """The engine that engine="auto" takes, for a plan that keeps blocks.
+
+        A block that stays checkpointed says that memory matters more than time. The
+        ghost and vmap engines both preserve it. The ghost engine holds rows, of one
+        block at a time, and takes two passes. The vmap engine holds gradients, and
+        takes one pass. The choice is the engine that holds less, and the ghost engine
+        where a parameter is sharded along explicit axes. If the batch were sharded
+        along the same axis, JAX would refuse the type of per-example gradients.
+
+        Without such a block, the choice is book-keeping where rules cover all sites of
+        at least one component. Without any such component, book-keeping computes what
+        the vmap engine computes.
+        """
+        if self.blocks:
+            leaves = self.scope.closed.in_avals[: self.num_leaves]
+            gradient = sum(x.size for x in leaves)
+            sharded = any(any(x.sharding.spec) for x in leaves)
+            return "ghost" if sharded or self.num_row_entries < gradient else "vmap"
+        ruled = (
+            all(isinstance(site, RuledSite) for site in c.sites)
+            for c in self.components
+        )
+        return "bookkeeping" if any(ruled) else "vmap"
+
+    @property
+    def num_row_entries(self) -> int:
+        """How many numbers of one example's rows are in memory at once.
+
+        These are the rows outside of the checkpointed blocks, and those of one block.
+        """
+        sizes = (site.size for site in self.sites if isinstance(site, RuledSite))
+        outside = sum(s.groups * s.rows * s.entries_per_row for s in sizes)
+        inside = (block.plan.num_row_entries for block in self.blocks.values())
+        return outside + max(inside, default=0)
+
+    def inputs(self, known: Sequence[jax.Array]) -> list[list[jax.Array]]:
+        """For each component, the values that enter its path.
+
+        Args:
+          known: the batch-invariant inputs, parameter leaves first. A loss has only the
+            leaves.
+        """
+        values = values_of_inputs(self.from_leaves, known)
+        return [[values[v] for v in c.path.inputs] for c in self.components]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+    """A block that stays checkpointed, analysed as a function of its own.
+
+    Attributes:
+      plan: the analysis of the block. The analysed function takes the leaves, then the
+        other batch-invariant inputs, then the inputs that depend on the example.
+      order: for each input of that function, its index among the equation's inputs.
+      num_known: how many inputs are batch-invariant, leaves included.
+      of_leaves: for each leaf its group, as an index into `groups`.
+      groups: the groups of the block's leaves, as numbered in the surrounding plan.
+      outputs: the indices of the block's outputs that are differentiated.
+    """
+
+    plan: Plan
+    order: tuple[int, ...]
+    num_known: int
+    of_leaves: tuple[int, ...]
+    groups: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def features(self) -> Hashable:
+        """A description that is equal for equal blocks elsewhere in the loss."""
+        jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
+        inputs = (*jaxpr.constvars, *jaxpr.invars)
+        computed = of_function(inputs, jaxpr.eqns, jaxpr.outvars)
+        where = self.num_known, self.of_leaves, self.outputs
+        return computed, tuple(map(id, consts)), where
+
+
+def plan(
+    closed: jex.ClosedJaxpr,
+    groups: Sequence[int],
+    *,
+    num_known: int | None = None,
+    outputs: Sequence[int] = (0,),
+    keep_blocks: bool = False,
+) -> Plan:
+    """Analyse a loss of parameter leaves and the leaves of one example.
+
+    Args:
+      closed: the loss's jaxpr, as `trace` gives it.
+      groups: for each parameter leaf, the group that it is clipped with. The leaves are
+        the jaxpr's first inputs.
+      num_known: how many inputs are batch-invariant: the leaves and those after them.
+        None for the leaves alone.
+      outputs: which outputs are differentiated, and so must depend on the example.
+      keep_blocks: whether a rematerialised block stays checkpointed, where the leaves
+        that enter it enter nothing else.
+    """
+    num_known = len(groups) if num_known is None else num_known
+    inputs = range(len(closed.in_avals))
+    known = [i < num_known for i in inputs]
+    parametric = [i < len(groups) for i in inputs]
+    steps = [frozenset() if on else None for on in known]
+    # Operands do not depend on the inputs that an example enters: None stands for them.
+    given = [x if on else None for x, on in zip(closed.in_avals, known, strict=True)]
+    opened: set[int] = set()
+
+    def keeps_block(eqn: jex.JaxprEqn) -> bool:
+        return keep_blocks and id(eqn.params["jaxpr"]) not in opened
+
+    # A block whose leaves also enter something else is opened, that is inlined, because
+    # its squared norms alone would miss cross terms. Opening it may show that another
+    # block shares leaves, hence the loop.
+    while True:
+        flat = inline(closed, known, parametric, keeps_block)
+        scope, _ = analyse(flat, steps, parametric, outputs=outputs, kept=keeps_block)
+        sites = scope.all_sites()
+        from_leaves = jax.make_jaxpr(functools.partial(operands, scope))(given)
+        parts = components(from_leaves, sites, groups)
+        shared = {
+            id(site.eqn.params["jaxpr"])
+            for component in parts
+            for site in component.sites
+            if isinstance(site, KeptSite) and not component.is_in_blocks
+        }
+        if not shared:
+            break
+        opened |= shared
+    sizes = [x.size for x in closed.in_avals[: len(groups)]]
+    forms, on_gpu = (
+        [_form(c, sizes, traffic) for c in parts]
+        for traffic in (_TRAFFIC, _TRAFFIC_ON_GPU)
+    )
+    blocks = _blocks(sites, parts)
+    leaves = len(groups)
+    return Plan(scope, sites, from_leaves, leaves, parts, forms, on_gpu, blocks)
+
+
+def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite, Block]:
+    """The checkpointed blocks, by the first of their sites.
+
+    Blocks that are equal up to the names of variables share one analysis.
+    """
+    group = {site: c.groups[0] for c in parts for site in c.sites}
+    kept = [site for site in sites if isinstance(site, KeptSite)]
+    blocks: dict[KeptSite, Block] = {}
+    made: dict[Hashable, Block] = {}
+    for _, together in itertools.groupby(kept, key=lambda site: id(site.eqn)):
+        own = list(together)
+        groups = tuple(group[site] for site in own)
+        features = (*(site.features() for site in own), groups)
+        if features not in made:
+            made[features] = _block(own, groups)
+        blocks[own[0]] = made[features]
+    return blocks
+
+
+def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
+    """The checkpointed block that has these sites.
+
+    Args:
+      sites: the sites at the block, all of one equation.
+      groups: for each site, the group that its leaf is clipped with.
+    """
+    eqn, known = sites[0].eqn, sites[0].known
+    leaves = [site.position for site in sites]
+    places = range(len(known))
+    others = [i for i in places if known[i] and i not in leaves]
+    order = (*leaves, *others, *(i for i in places if not known[i]))
+    body = eqn.params["jaxpr"]
+    closed = jex.ClosedJaxpr(body.replace(invars=[body.invars[i] for i in order]), [])
+    own = tuple(dict.fromkeys(groups))
+    of_leaves = tuple(map(own.index, groups))
+    num_known = len(leaves) + len(others)
+    analysed = plan(
+        closed,
+        of_leaves,
+        num_known=num_known,
+        outputs=sites[0].outputs,
+        keep_blocks=True,
+    )
+    return Block(analysed, order, num_known, of_leaves, own, sites[0].outputs)
+
+
+class Matched(NamedTuple):
+    """A site whose rows can be combined with those of other sites of the same root.
+
+    Attributes:
+      member: the index of the site in its component.
+      site: the site.
+      swapped: whether its left and right sides must be exchanged to match the sides of
+        the root's first site.
+    """
+
+    member: int
+    site: RuledSite
+    swapped: bool
+
+
+def match_sites(component: Component) -> list[list[Matched]] | None:
+    """The sites of each root, or None where rows of some sites cannot be combined."""
+    if component.roots is None:
+        return None
+    matches = [_match_root(component, root) for root in component.roots]
+    whole = [sites for sites in matches if sites is not None]
+    return whole if len(whole) == len(matches) else None
+
+
+def _match_root(component: Component, root: Root) -> list[Matched] | None:
+    first, matches = None, []
+    for member, axes in zip(root.members, root.axes, strict=True):
+        site = component.sites[member]
+        if not isinstance(site, RuledSite):
+            return None
+        groups, left, right = _root_layout(site, axes)
+        groups = groups, site.size.groups
+        first = first or (groups, left, right)
+        straight = first == (groups, left, right)
+        if not straight and first != (groups, right, left):
+            return None
+        matches.append(Matched(member, site, not straight))
+    return matches
+
+
+def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
+    """Which of the root's axes are groups, left and right, by one site's rule."""
+    # An operand that differs between iterations has their axes first.
+    stacked = sum(not loop.shared for loop in site.loops)
+    groups, left, right = (
+        tuple(axes[i + stacked] for i in part if site.rule.shape[i] != 1)
+        for part in site.rule.layout
+    )
+    return Layout((*axes[:stacked], *groups), left, right)
+
+
+def _form(component: Component, leaf_sizes: list[int], traffic: int) -> Form:
+    numbers = sum(leaf_sizes[i] for i in component.leaves)
+    ruled = [site.size for site in component.sites if isinstance(site, RuledSite)]
+    products = sum(_products(s, traffic) for s in ruled)
+    # A gradient is written, and read for the norm and the sum.
+    gradients = products + 3 * traffic * numbers
+    if (roots := match_sites(component)) is None:
+        return Form(False, gradients, gradients)
+    stored = sum(s.groups * s.rows * s.entries_per_row for s in ruled)
+    sizes = [[m.site.size for m in root] for root in roots]
+    pairs = products + sum(_pairs(root, traffic) for root in sizes)
+    # Rows need less memory than gradients, and are cheaper or save a lot of memory.
+    gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
+    # With too many rows, the bound on rounding would inflate the norm.
+    gram = gram and sum(s.rows for s in ruled) <= MOST_ROWS
+    return Form(gram, pairs if gram else gradients, gradients)
+
+
+def _products(size: Size, traffic: int) -> int:
+    """The cost in multiplications of one example's gradient at a site."""
+    # For one-hot rows nothing is multiplied: each row is added to one row of a table,
+    # which costs memory traffic.
+    added = traffic if size.one_hot else size.left
+    return size.groups * size.rows * size.right * added
+
+
+def _pairs(sizes: Sequence[Size], traffic: int) -> int:
+    """The cost in multiplications of a root's norm from rows.
+
+    One-hot rows are added up by position; other rows are taken in pairs.
+    """
+    total = 0
+    for i, one in enumerate(sizes):
+        for j, other in enumerate(sizes):
+            # Between two sites with one-hot rows there is nothing to compute: all their
+            # rows are added to one table.
+            both = one.one_hot and other.one_hot
+            alone = 2 * _products(one, traffic) if i == j else 0
+            shared = min(one.entries_per_row, other.entries_per_row)
+            pairs = one.groups * one.rows * other.rows * shared
+            total += alone if both else pairs
+    return total
+
+
+class Row(NamedTuple):
+    """How the engine computes the norms and the sum for one parameter.
+
+    Attributes:
+      parameter: the parameter's path in the tree of parameters.
+      shape: the parameter's shape.
+      sites: the primitives in which the parameter meets the example, each with the name
+        of its rule if it has one.
+      norm: the source of the norms: "rows" of activations and cotangents, "gradients"
+        of each example, or "none" where the loss does not depend on the parameter.
+      cost: the estimated cost of the norms and the sum, in multiplications an example.
+        Parameters that share a computation all show its whole cost.
+      vmap_cost: the estimated cost of the vmap engine, in the same unit.
+      why: the reason for forming per-example gradients; empty where rows are used.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    sites: str
+    norm: str
+    cost: float
+    vmap_cost: float
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The rows of a table, and the engine that engine="auto" takes.
+
+    The explanation prints as a table.
+    """
+
+    rows: tuple[Row, ...]
+    auto: Engine
+
+    def __repr__(self) -> str:
+        """The table as text."""
+        head = ("parameter", "shape", "sites", "norm from", "cost", "vmap", "why")
+        cells: list[tuple[str, ...]] = [head]
+        for row in self.rows:
+            shape = "x".join(map(str, row.shape)) or "scalar"
+            costs = (f"{row.cost:.1e}", f"{row.vmap_cost:.1e}")
+            cells.append((row.parameter, shape, row.sites, row.norm, *costs, row.why))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+            for line in cells
+        ]
+        return "\n".join([*lines, f"auto: {self.auto}"])
+
+
+def explanation(
+    plan: Plan,
+    paths: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    auto: Engine,
+) -> Explanation:
+    """The plan as a table with one row for each parameter leaf.
+
+    Args:
+      plan: the plan.
+      paths: the path of each leaf in the tree of parameters.
+      shapes: the shape of each leaf.
+      auto: the engine that engine="auto" takes.
+    """
+    rows = [
+        Row(path, tuple(shape), "", "none", 0.0, 0.0, "")
+        for path, shape in zip(paths, shapes, strict=True)
+    ]
+    # The engine chooses a form by the platform that the code is lowered for. The table
+    # shows the choice for JAX's default backend.
+    forms = plan.forms_on_gpu if jax.default_backend() == "gpu" else plan.forms
+    for component, form in zip(plan.components, forms, strict=True):
+        for i in component.leaves:
+            rows[i] = rows[i]._replace(
+                sites=", ".join(plan.sites[k].name for k in component.operands),
+                norm="rows" if form.gram else "gradients",
+                cost=form.cost,
+                vmap_cost=form.vmap_cost,
+                why="" if form.gram else component.reason or "cheaper than rows",
+            )
+    return Explanation(tuple(rows), auto)

@@ -1,0 +1,444 @@
+"""Find the sites of a flat jaxpr: the equations in which parameters meet examples.
+
+A value is *batch-invariant* when no example enters it; the code calls such values
+known. Inside scans a batch-invariant value may still differ between iterations. A
+*site* is an equation in which a batch-invariant value that depends on a parameter, the
+*operand*, meets a value that depends on the example.
+
+Where a rule covers the equation, a zero, called a *tap*, is added to the equation's
+output. The tap's cotangent and the equation's other input determine the gradient of the
+operand. Elsewhere the tap is added to the operand itself. Its cotangent is then the
+operand's per-example gradient, as the vmap engine would form it.
+
+A value is *live* when its tangent may enter the loss. A loss often computes other
+values too: quantities for logging, outputs of a scan that nothing reads, values behind
+`stop_gradient`. JAX does not differentiate such values. The engine must not add taps to
+them either: the tap's cotangent would be zero, and zero times an infinite derivative is
+NaN.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+import jax.extend.core as jex
+
+from dpjax._core.interpret import scan_sizes
+from dpjax._core.typing import Atom
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
+    aval,
+    is_inexact,
+    is_rematerialised,
+    of_equation,
+    uses,
+)
+from dpjax.clipping._bookkeeping.jaxpr.trace import inline
+from dpjax.clipping._bookkeeping.rules import rule_for
+from dpjax.clipping._bookkeeping.rules.base import Rule
+from dpjax.clipping._bookkeeping.rules.factors import Size
+
+
+class Loop(NamedTuple):
+    """A scan around a site, and whether all of its iterations share one operand."""
+
+    length: int
+    shared: bool
+
+
+@dataclasses.dataclass(eq=False)
+class Site:
+    """An equation or an output in which an operand meets the example.
+
+    Attributes:
+      operand: the operand's variable.
+      loops: the scans around it, the outermost first.
+      name: the primitive of the equation that takes the operand, with the rule if there
+        is one; "carry" where the operand is an output of the jaxpr.
+    """
+
+    operand: jex.Var
+    loops: tuple[Loop, ...]
+    name: str
+
+    @property
+    def tap_variable(self) -> jex.Var:
+        """The variable to which the tap is added."""
+        return self.operand
+
+    def features(self) -> Hashable:
+        """A description that is equal for equal sites elsewhere in the loss."""
+        return self.loops, aval(self.operand)
+
+
+@dataclasses.dataclass(eq=False)
+class TappedSite(Site):
+    """An operand to which the tap is added directly."""
+
+
+@dataclasses.dataclass(eq=False)
+class RuledSite(Site):
+    """An equation that a rule covers: the tap is added to the equation's output.
+
+    Attributes:
+      rule: the rule, with the equation.
+    """
+
+    rule: Rule
+
+    @property
+    def tap_variable(self) -> jex.Var:
+        """The output: the tap's cotangent is then the output's cotangent."""
+        return self.rule.eqn.outvars[0]
+
+    @property
+    def size(self) -> Size:
+        """The sizes of the site's factors over all iterations of the scans around it.
+
+        Iterations that share one operand add rows. Iterations that have an operand each
+        add groups.
+        """
+        size = self.rule.size
+        for length, shared in self.loops:
+            if shared:
+                size = size._replace(rows=size.rows * length)
+            else:
+                size = size._replace(groups=size.groups * length)
+        return size
+
+    def features(self) -> Hashable:
+        """The rule, its equation without variables, and the scans."""
+        rule = self.rule
+        return rule.position, self.loops, rule.name, of_equation(rule.eqn)
+
+
+@dataclasses.dataclass(eq=False)
+class KeptSite(Site):
+    """An operand that enters a rematerialised block which stays checkpointed.
+
+    The block has sites of its own inside, and computes their norms and sums itself. The
+    cotangent of the tap on the operand holds the block's result.
+
+    Attributes:
+      eqn: the block's equation.
+      known: for each of the equation's inputs, whether it is batch-invariant.
+      position: the operand's index among the equation's inputs.
+      outputs: which of the block's outputs are differentiated.
+    """
+
+    eqn: jex.JaxprEqn
+    known: tuple[bool, ...]
+    position: int
+    outputs: tuple[int, ...]
+
+    def features(self) -> Hashable:
+        """The block's equation without variables, and what enters and leaves it."""
+        block = of_equation(self.eqn)
+        return self.position, self.known, self.loops, self.outputs, block
+
+
+Sources = Mapping[jex.Var, frozenset[int]]
+# A function that says whether a rematerialised block stays checkpointed.
+Kept = Callable[[jex.JaxprEqn], bool]
+
+
+@dataclasses.dataclass(eq=False)
+class Scope:
+    """The jaxpr of a loss or of a scan's body, with its sites.
+
+    Attributes:
+      closed: the jaxpr.
+      depth: the number of scans around the jaxpr.
+      steps: for every batch-invariant variable, the scans between whose iterations it
+        differs. Scans are given by depth, and the outermost scan has depth 0.
+      sites: for an equation's index, its sites by the operand's position.
+      scans: for the index of a scan that parameters enter, the scope of its body.
+      outputs: for the index of an output that must depend on the example but is
+        batch-invariant, its site.
+    """
+
+    closed: jex.ClosedJaxpr
+    depth: int
+    steps: dict[jex.Var, frozenset[int]]
+    sites: dict[int, dict[int, Site]] = dataclasses.field(default_factory=dict)
+    scans: dict[int, "Scope"] = dataclasses.field(default_factory=dict)
+    outputs: dict[int, Site] = dataclasses.field(default_factory=dict)
+
+    def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
+        """The scans between whose iterations any of the atoms differs.
+
+        The result is None where an example enters one of the atoms.
+        """
+        steps: frozenset[int] = frozenset()
+        for atom in atoms:
+            if not isinstance(atom, jex.Literal):
+                if atom not in self.steps:
+                    return None
+                steps |= self.steps[atom]
+        return steps
+
+    def block_sites(self, index: int) -> list[KeptSite]:
+        """The sites of the checkpointed block at an index; none for other equations."""
+        return [site for site in self.sites_at(index) if isinstance(site, KeptSite)]
+
+    def sites_at(self, index: int) -> Sequence[Site]:
+        """The sites of the equation at an index, by the operand's position."""
+        return tuple(self.sites.get(index, {}).values())
+
+    def all_sites(self) -> list[Site]:
+        """The sites of this scope and of the scans inside it, in a fixed order."""
+        sites: list[Site] = []
+        for index in range(len(self.closed.jaxpr.eqns)):
+            sites.extend(self.sites_at(index))
+            if index in self.scans:
+                sites.extend(self.scans[index].all_sites())
+        return [*sites, *self.outputs.values()]
+
+
+def analyse(
+    closed: jex.ClosedJaxpr,
+    steps: Sequence[frozenset[int] | None],
+    differentiable: Sequence[bool],
+    *,
+    lengths: tuple[int, ...] = (),
+    outputs: Sequence[int] = (0,),
+    kept: Kept = lambda eqn: False,
+) -> tuple[Scope, dict[Site, frozenset[int]]]:
+    """Find the sites of a flat jaxpr.
+
+    Args:
+      closed: the jaxpr.
+      steps: for each input the scans between whose iterations it differs, or None where
+        an example enters it.
+      differentiable: for each input, whether it depends on a parameter through a
+        derivative.
+      lengths: the lengths of the scans around the jaxpr, the outermost first.
+      outputs: which outputs are differentiated; they must depend on the example, as the
+        loss must. An equation has no site where no differentiated output depends on it.
+      kept: which rematerialised blocks inside scans stay checkpointed. Blocks outside
+        scans that do not have been inlined before.
+
+    Returns:
+      The scope, and for each site, including sites in scans, the indices of the
+      differentiable inputs that its operand depends on.
+    """
+    jaxpr = closed.jaxpr
+    live = live_variables(jaxpr, outputs)
+    scope = Scope(closed, len(lengths), dict.fromkeys(jaxpr.constvars, frozenset()))
+    sources: dict[jex.Var, frozenset[int]] = {}
+    origins: dict[Site, frozenset[int]] = {}
+    for i, var in enumerate(jaxpr.invars):
+        if (around := steps[i]) is not None:
+            scope.steps[var] = around
+            sources[var] = frozenset({i} if differentiable[i] else ())
+
+    def depends(*atoms: Atom) -> frozenset[int]:
+        return sources_of(atoms, sources)
+
+    def loops(operand: jex.Var) -> tuple[Loop, ...]:
+        return tuple(
+            Loop(length, shared=depth not in scope.steps[operand])
+            for depth, length in enumerate(lengths)
+        )
+
+    def site(eqn: jex.JaxprEqn, position: int, rule: Rule | None) -> Site:
+        operand, name = cast(jex.Var, eqn.invars[position]), eqn.primitive.name
+        where = operand, loops(operand)
+        if is_rematerialised(eqn):
+            known = tuple(scope.steps_of(v) is not None for v in eqn.invars)
+            return KeptSite(*where, name, eqn, known, position, live_outputs(eqn, live))
+        if rule is None:
+            return TappedSite(*where, name)
+        return RuledSite(*where, f"{name} ({rule.name})", rule)
+
+    def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
+        """Whether a custom_vjp has the same input in all iterations of some scan.
+
+        A custom derivative need not be linear in the cotangent. JAX applies it in each
+        iteration. The engine must therefore not apply it once, to the sum of the
+        cotangents of all iterations.
+        """
+        fixed = len(around) < len(lengths) and bool(depends(*eqn.invars))
+        return fixed and uses([eqn], "custom_vjp")
+
+    for index, eqn in enumerate(jaxpr.eqns):
+        around = scope.steps_of(*eqn.invars)
+        if around is not None and not is_applied_in_each_iteration(eqn, around):
+            # The outputs stay batch-invariant. They depend on parameters unless the
+            # equation stops the derivative.
+            through = eqn.primitive.name != "stop_gradient"
+            reached = depends(*eqn.invars)
+            for var in eqn.outvars:
+                scope.steps[var] = around
+                sources[var] = reached if through and is_inexact(var) else frozenset()
+            continue
+        operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
+        if not operands or live.isdisjoint(eqn.outvars):
+            continue
+        lifted = set(operands)
+        if eqn.primitive.name == "scan":
+            scope.scans[index], lifted, within = _analyse_scan(
+                scope, eqn, operands, lengths, live_outputs_of_scan(eqn, live), kept
+            )
+            for inner, entered in within.items():
+                origins[inner] = depends(*(eqn.invars[i] for i in entered))
+        # Rules need an equation linear in its operand. Where a parameter enters twice,
+        # as in a product of two functions of it, the operands are tapped themselves.
+        rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
+        by_operand = {i: site(eqn, i, rule) for i in operands if i in lifted}
+        origins.update((one, depends(one.operand)) for one in by_operand.values())
+        scope.sites[index] = by_operand
+
+    # A differentiated output that no example enters is tapped too, so that its
+    # derivative is taken for each example, as the vmap engine does.
+    for i in outputs:
+        operand = jaxpr.outvars[i]
+        if isinstance(operand, jex.Var) and (reached := depends(operand)):
+            scope.outputs[i] = TappedSite(operand, loops(operand), "carry")
+            origins[scope.outputs[i]] = reached
+    return scope, origins
+
+
+def _analyse_scan(
+    outer: Scope,
+    eqn: jex.JaxprEqn,
+    operands: Sequence[int],
+    lengths: tuple[int, ...],
+    outputs: Sequence[int],
+    kept: Kept,
+) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
+    """Find the sites in a scan's body, and the scan's inputs to tap before the scan.
+
+    An operand is an input that depends on a parameter but on no example. To tap an
+    operand is to add a zero to it: the cotangent of the zero is then the operand's
+    per-example gradient. The scan's inputs are of three types:
+
+    - The body has sites for a constant of the scan if a rule of book-keeping applies to
+      every use of the constant in the body. Otherwise the constant is tapped before the
+      scan, so that one tap's cotangent is summed over the iterations.
+    - The body has sites for a scanned input, because each iteration uses another slice.
+    - An operand that is the initial value of a carry is tapped before the scan. In the
+      body the analysis treats the carried value as dependent on the example, since the
+      carry of a later iteration usually is.
+
+    Args:
+      outer: the scope around the scan.
+      eqn: the scan's equation.
+      operands: the indices of the equation's inputs that are operands.
+      lengths: the lengths of the scans around this scan, the outermost first.
+      outputs: the indices of the body's outputs that are differentiated.
+      kept: which rematerialised blocks in the body stay checkpointed.
+
+    Returns:
+      The scope of the body; the indices of the equation's inputs to tap before the
+      scan; and for each site in the body the indices of the differentiable inputs that
+      the site's operand depends on.
+    """
+    consts, carry = scan_sizes(eqn.params)
+    carried = range(consts, consts + carry)
+    arounds = [
+        None if i in carried else outer.steps_of(v) for i, v in enumerate(eqn.invars)
+    ]
+    known = [around is not None for around in arounds]
+    parametric = [on and i in operands for i, on in enumerate(known)]
+    body = inline(eqn.params["jaxpr"], known, parametric, kept)
+    depth = len(lengths)
+    outside = {i for i in operands if i in carried}
+    # An operand that is moved outside can turn other equations into sites without a
+    # rule, so the analysis repeats until no constant is left without rules.
+    while True:
+        # Scanned inputs differ between iterations of this scan.
+        steps = [
+            None
+            if around is None or i in outside
+            else around.union([] if i < consts else [depth])
+            for i, around in enumerate(arounds)
+        ]
+        scope, origins = analyse(
+            body,
+            steps,
+            [i in operands and i not in outside for i in range(len(steps))],
+            lengths=(*lengths, eqn.params["length"]),
+            outputs=outputs,
+            kept=kept,
+        )
+        unruled = {
+            source
+            for site, reached in origins.items()
+            if isinstance(site, TappedSite) and site.loops[depth].shared
+            for source in reached
+        }
+        if not unruled:
+            return scope, outside, origins
+        outside |= unruled
+
+
+def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:
+    """The differentiable inputs of a jaxpr that any of some variables depends on.
+
+    Args:
+      atoms: variables and literals of the jaxpr; literals depend on no input.
+      sources: for each batch-invariant variable, the indices of the differentiable
+        inputs that it depends on.
+
+    Returns:
+      The union of the indices.
+    """
+    variables = (v for v in atoms if isinstance(v, jex.Var))
+    return frozenset().union(*(sources.get(v, ()) for v in variables))
+
+
+# Primitives whose derivative is zero wherever it exists: JAX gives their outputs no
+# tangent, although their dtype could carry one.
+_FLAT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
+
+
+def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
+    """The variables whose tangents may enter some outputs of a jaxpr.
+
+    For an equation other than a scan, every output counts as depending on all inputs.
+
+    Args:
+      jaxpr: the jaxpr.
+      outputs: the indices of the outputs that are differentiated.
+    """
+    live: set[jex.Var] = set()
+    _add_real(live, [jaxpr.outvars[i] for i in outputs])
+    for eqn in reversed(jaxpr.eqns):
+        if live.isdisjoint(eqn.outvars) or eqn.primitive.name in _FLAT:
+            continue
+        inputs: Sequence[Atom] = eqn.invars
+        if eqn.primitive.name == "scan":
+            body = eqn.params["jaxpr"].jaxpr
+            within = live_variables(body, live_outputs_of_scan(eqn, live))
+            pairs = zip(eqn.invars, body.invars, strict=True)
+            inputs = [outer for outer, inner in pairs if inner in within]
+        _add_real(live, inputs)
+    return live
+
+
+def live_outputs(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
+    """The indices of an equation's live outputs."""
+    return tuple(i for i, var in enumerate(eqn.outvars) if var in live)
+
+
+def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
+    """The indices of the live outputs of a scan's body.
+
+    The live outputs are those of the scan itself, and the carried values that a later
+    iteration needs for them.
+    """
+    consts, carry = scan_sizes(eqn.params)
+    body = eqn.params["jaxpr"].jaxpr
+    outputs = set(live_outputs(eqn, live))
+    # A carried value may become live only through another one, hence a fixed point.
+    while True:
+        within = live_variables(body, outputs)
+        carried = {i for i in range(carry) if body.invars[consts + i] in within}
+        if carried <= outputs:
+            return tuple(sorted(outputs))
+        outputs |= carried
+
+
+def _add_real(live: set[jex.Var], atoms: Iterable[Atom]) -> None:
+    """Add to `live` those atoms that are variables of a dtype with tangents."""
+    live.update(v for v in atoms if isinstance(v, jex.Var) and is_inexact(v))

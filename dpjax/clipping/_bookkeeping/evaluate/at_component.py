@@ -1,0 +1,320 @@
+"""Norms, gradients and scaled sums of one component, and the factors at its sites.
+
+JAX traces each function once for identical components or sites. A function of a
+component takes the component, wrapped in `Alike` so that JAX traces identical
+components once, and `Seen`, what a pass over a batch has found for it.
+
+A function of a site takes the site, the recorded values of the equation's other inputs,
+and the cotangent at the site. These arrays have a batch axis and then one axis for each
+scan around the site.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.dtypes import widen
+from dpjax._core.meshes import like
+from dpjax._core.typing import ArrayLike
+from dpjax.clipping._bookkeeping.analysis.components import Component
+from dpjax.clipping._bookkeeping.analysis.plan import match_sites
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite
+from dpjax.clipping._bookkeeping.evaluate.float64_sums import (
+    sum_in_blocks,
+    uses_blocks,
+)
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
+from dpjax.clipping._bookkeeping.rules import factors as fac
+from dpjax.clipping._bookkeeping.rules.base import Rule
+from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot
+from dpjax.clipping._clip import (
+    apply_scales,
+    group_squares,
+    sum_with_scales,
+    zero_if_not_finite,
+)
+
+Out = TypeVar("Out")
+
+
+def canonicalize(
+    site: RuledSite, records: Sequence[jax.Array], cotangent: jax.Array
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """The records and the cotangent in the rule's canonical form.
+
+    Norms and sums both start from these arrays, so they describe the same gradient.
+    """
+    # For most rules every form is canonical, and there is nothing to trace.
+    if type(site.rule).canonicalize is Rule.canonicalize:
+        return tuple(records), cotangent
+    return _canonicalize(Alike(site), records, cotangent)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _canonicalize(
+    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    return _map_rule(alike.part, alike.part.rule.canonicalize)(records, cotangent)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def factors_of(
+    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+) -> Factors:
+    """The factors f[b, g, t, ...] of a site, over all iterations of its scans."""
+    site = alike.part
+
+    def merge_rows(rows: jax.Array | OneHot) -> jax.Array | OneHot:
+        if isinstance(rows, OneHot):
+            # Positions have no feature axis; _merge expects one.
+            return OneHot(_merge(site, rows.position[..., None])[..., 0])
+        return _merge(site, rows)
+
+    function = _map_rule(site, site.rule.factors)
+    left, right = function(widen_floats(records), fac.wide(cotangent))
+    return Factors(merge_rows(left), merge_rows(right))
+
+
+def gradient_of(
+    site: RuledSite, records: Sequence[jax.Array], cotangent: jax.Array
+) -> jax.Array:
+    """The operand's gradient for each example and each iteration."""
+    function = _map_rule(site, site.rule.gradient)
+    return function(widen_floats(records), fac.wide(cotangent))
+
+
+def _map_rule(
+    site: RuledSite, function: Callable[[Sequence[jax.Array], jax.Array], Out]
+) -> Callable[[Sequence[jax.Array], jax.Array], Out]:
+    """A rule's method for one example, mapped over the batch and all iterations."""
+    # One vmap for each scan around the site, and one for the batch.
+    for _ in range(len(site.loops) + 1):
+        function = jax.vmap(function)
+    return function
+
+
+def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
+    """The rows x, f[b, iterations..., g, t, n], as f[b, g, t, n].
+
+    Iterations that share one operand become rows t. Iterations that have an operand
+    each become groups g.
+    """
+    # From the innermost scan outwards, so that the axes of outer scans do not move.
+    for depth in reversed(range(len(site.loops))):
+        axis = 1 + depth
+        if site.loops[depth].shared:
+            x = jnp.moveaxis(x, axis, -3)
+            x = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])
+        else:
+            x = jnp.moveaxis(x, axis, -4)
+            x = x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
+    return x
+
+
+def transpose_sum(
+    site: RuledSite, others: Sequence[jax.Array], cotangent: jax.Array
+) -> jax.Array:
+    """The operand's gradient, summed over the batch by the equation's transpose.
+
+    `cotangent` has been scaled. It and all floating-point arrays in `others` have one
+    dtype, and the sum is computed in that dtype.
+    """
+    eqn, dtype = site.rule.eqn, cotangent.dtype
+    # The loss may ask for bfloat16 or TF32 products; the sensitivity bound rests on
+    # products that round as the arrays' dtype does.
+    exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
+    changed = {name: exact[name] for name in exact if name in eqn.params}
+
+    def forward(operand: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+        inputs = list(others)
+        # The equation is linear in the operand, with the other inputs fixed.
+        inputs.insert(site.rule.position, operand)
+        return bind(eqn, inputs, **changed)[0]
+
+    # Mapping with in_axes=None makes the transpose sum over that axis: over the
+    # iterations that share the operand, and over the batch.
+    lengths = ()
+    for loop in reversed(site.loops):
+        forward = jax.vmap(forward, in_axes=(None if loop.shared else 0, 0))
+        if not loop.shared:
+            lengths = (loop.length, *lengths)
+    forward = jax.vmap(forward, in_axes=(None, 0))
+    operand = aval(site.operand)
+    operand = like(operand, (*lengths, *operand.shape), dtype)
+    transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
+    return transpose(cotangent)[0]
+
+
+def _product_of_blocks(
+    site: RuledSite, others: Sequence[jax.Array], cotangent: jax.Array
+) -> jax.Array:
+    """The result of `transpose_sum` for a dense site, f64, from blocks of its rows."""
+    left, right = factors_of(Alike(site), others, cotangent)
+    product = sum_in_blocks(left, right)
+    # The groups are the iterations with an operand each, then the rule's own groups.
+    lengths = [loop.length for loop in site.loops if not loop.shared]
+    product = product.reshape(*lengths, -1, *product.shape[1:])
+
+    def reorder(product: jax.Array) -> jax.Array:
+        return site.rule.reorder(product, site.rule.layout.axes)
+
+    for _ in lengths:
+        reorder = jax.vmap(reorder)
+    return reorder(product)
+
+
+def widen_floats(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """The arrays, with floating-point arrays widened to float32 at least."""
+    return tuple(fac.wide(x) if is_real(x) else x for x in xs)
+
+
+class Seen(NamedTuple):
+    """What a pass over a batch has found for one component.
+
+    Attributes:
+      records: for each of the component's sites the values of the equation's inputs
+        except the operand, with a leading batch axis; empty for sites without a rule.
+      cotangents: for each site the cotangent, with a leading batch axis.
+      inputs: the values that enter the component's path, the parameter leaves first.
+    """
+
+    records: list[tuple[jax.Array, ...]]
+    cotangents: list[jax.Array]
+    inputs: list[jax.Array]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def squares_of_rows(
+    alike: Alike[Component],
+    records: Sequence[tuple[jax.Array, ...]],
+    cotangents: Sequence[jax.Array],
+    clip_norm: ArrayLike,
+) -> list[jax.Array]:
+    """Upper bounds f[b] of the squared norms at the component's roots, from rows.
+
+    The list has one entry per root, and is empty where the sites cannot be matched.
+    """
+    squares = []
+    for root in match_sites(alike.part) or ():
+        rows = []
+        for i, site, swapped in root:
+            left, right = factors_of(Alike(site), records[i], cotangents[i])
+            # A site may use the transposed matrix. Exchanging its two sides gives rows
+            # that can be added to those of the root's first site.
+            rows.append(Factors(right, left) if swapped else Factors(left, right))
+        squares.append(fac.square_norm(rows, clip_norm))
+    return squares
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def form_gradients(
+    alike: Alike[Component], seen: Seen, clip_norms: Sequence[ArrayLike]
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Per-example gradients of the leaves, and upper bounds of their squared norms.
+
+    `clip_norms` has one bound C for each of the component's groups. The second result
+    has for each of these groups an upper bound f[b] of ‖gradient / C‖².
+    """
+    gradients = per_example_gradients(alike, seen)
+    groups = alike.part.groups_of_own
+    return gradients, group_squares(gradients, groups, clip_norms, kept=1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array]:
+    """Per-example gradients of a component's leaves, f[b, ...]."""
+    component, at_operands = alike.part, []
+    for site, others, gradient in zip(
+        component.sites, seen.records, seen.cotangents, strict=True
+    ):
+        # At a tapped site the cotangent is the operand's gradient already.
+        if isinstance(site, RuledSite):
+            gradient = gradient_of(site, others, gradient)
+        # All iterations of a shared loop use one operand: its gradient is their sum.
+        shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
+        at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
+
+    def pull(cotangents: list[jax.Array]) -> list[jax.Array]:
+        return component.pull_back(seen.inputs, cotangents)
+
+    return widen(jax.vmap(pull)(at_operands))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def sums_of_gradients(
+    alike: Alike[Component], seen: Seen, scales: Sequence[jax.Array], finite: jax.Array
+) -> list[jax.Array]:
+    """The scaled sum for each leaf, from per-example gradients formed only for it.
+
+    `scales` has one array f[b] for each of the component's groups.
+    """
+    gradients = per_example_gradients(alike, seen)
+    return [
+        sum_with_scales(x, scales[group], finite)
+        for x, group in zip(gradients, alike.part.groups_of_own, strict=True)
+    ]
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="wide")
+def sums_by_sites(
+    alike: Alike[Component],
+    seen: Seen,
+    scales: Sequence[jax.Array],
+    finite: jax.Array,
+    *,
+    wide: bool = False,
+) -> list[jax.Array]:
+    """The scaled sum for each leaf, by one product over the batch for each site.
+
+    With `wide` the sum is made in float64 (`float64_sums`).
+    """
+    # One pull-back serves all leaves but only one scale, so there is one per group.
+    sums = [_sums_by_sites(alike.part, seen, s, finite, wide=wide) for s in scales]
+    return [sums[group][k] for k, group in enumerate(alike.part.groups_of_own)]
+
+
+def _sums_by_sites(
+    component: Component,
+    seen: Seen,
+    scale: jax.Array,
+    finite: jax.Array,
+    *,
+    wide: bool,
+) -> list[jax.Array]:
+    """The sums for all leaves, with the per-example factors f[b] in `scale`."""
+    records = [
+        [zero_if_not_finite(x, finite) if is_real(x) else x for x in others]
+        for others in seen.records
+    ]
+    # The dtype in which the norms were taken, which is float32 at least.
+    dtype = jnp.result_type(
+        jnp.float32, *map(fac.wide, filter(is_real, sum(records, seen.cotangents)))
+    )
+    sums = []
+    for site, others, cotangent in zip(
+        component.sites, records, seen.cotangents, strict=True
+    ):
+        # The backward pass of a checkpointed block has scaled and summed already.
+        if isinstance(site, KeptSite):
+            sums.append(cotangent)
+            continue
+        share = apply_scales(cotangent.astype(dtype), scale, finite)
+        if isinstance(site, RuledSite):
+            blocks = wide and uses_blocks(component, site)
+            # The product of two float32 numbers is exact in float64.
+            factor = jnp.float64 if wide and not blocks else dtype
+            others = [x.astype(factor) if is_real(x) else x for x in others]
+            summed = _product_of_blocks if blocks else transpose_sum
+            sums.append(summed(site, others, share.astype(factor)))
+        else:
+            sums.append(jnp.sum(share.astype(jnp.float64 if wide else dtype), axis=0))
+    least = jnp.float64 if wide else jnp.float32
+    pulled = component.pull_back(seen.inputs, sums, least)
+    if component.is_leaf:
+        return pulled
+    # If no example has a finite gradient, the sum is zero by definition. The pull-back
+    # of zeros can still be NaN, because the parameters on the path may be infinite.
+    return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]

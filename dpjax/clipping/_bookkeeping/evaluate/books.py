@@ -1,0 +1,192 @@
+"""Run the loss forward and backward once, and record inputs and cotangents at sites."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+import jax.numpy as jnp
+
+from dpjax._core.dtypes import at_least_float32
+from dpjax._core.meshes import explicit_mesh, leading_axis, sharded_zeros, varying_axes
+from dpjax.clipping._bookkeeping.analysis.plan import Plan
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite
+from dpjax.clipping._bookkeeping.evaluate.run import AtBlock, Ran, run
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_inexact
+
+
+class SiteRecords(NamedTuple):
+    """The results of one forward and one backward pass, with a leading batch axis b.
+
+    Attributes:
+      outputs: the loss and the leaves of aux.
+      records: by site number, the values of the equation's inputs except the operand;
+        empty for sites without a rule.
+      cotangents: by site number, the cotangent of the site's tap.
+    """
+
+    outputs: list[jax.Array]
+    records: list[tuple[jax.Array, ...]]
+    cotangents: list[jax.Array]
+
+    def without_aux(self) -> "SiteRecords":
+        """The same records with the loss as the only output."""
+        return self._replace(outputs=self.outputs[:1])
+
+
+class AtBlocks(NamedTuple):
+    """How checkpointed blocks are evaluated, where there are any.
+
+    Attributes:
+      sums: whether the blocks return sums, in the shapes of their parameters. Otherwise
+        the blocks return squared norms f[b].
+      each: the per-example values that the blocks need, a tree with a leading axis b.
+      outputs: a function from one example's entry of `each` to the function that
+        evaluates a block for that example.
+    """
+
+    sums: bool = False
+    each: Any = ()
+    outputs: Callable[[Any], AtBlock | None] = lambda each: None
+
+
+NO_BLOCKS = AtBlocks()
+
+
+def keep_books(
+    plan: Plan,
+    leaves: Sequence[jax.Array],
+    examples: Sequence[jax.Array],
+    at_blocks: AtBlocks = NO_BLOCKS,
+) -> SiteRecords:
+    """Run the loss on the batch, and differentiate it by the taps.
+
+    Args:
+      plan: the analysis of the loss.
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading batch axis.
+      at_blocks: how checkpointed blocks are evaluated, where the plan has any.
+    """
+    axes = varying_axes(plan.scope.closed.out_avals[0])
+    taps, forward = _run_with_taps(plan, leaves, examples, axes, at_blocks)
+
+    def loss_first(taps: Sequence[jax.Array]) -> tuple[jax.Array, Ran]:
+        outputs, records = forward(taps, examples)
+        return outputs[0], (outputs, records)
+
+    loss, vjp, (outputs, records) = jax.vjp(loss_first, taps, has_aux=True)
+    # One example's loss depends on its own taps alone, so a cotangent of ones gives
+    # the cotangents of all examples in one backward pass.
+    (cotangents,) = vjp(jnp.ones_like(loss))
+    return SiteRecords(outputs, records, cotangents)
+
+
+def books_of_block(
+    plan: Plan,
+    known: Sequence[jax.Array],
+    examples: Sequence[jax.Array],
+    used: Sequence[bool],
+    cotangents: Sequence[jax.Array],
+    at_blocks: AtBlocks = NO_BLOCKS,
+) -> tuple[SiteRecords, list[jax.Array | None]]:
+    """Run a block on the batch and back, from the cotangents of the used outputs.
+
+    Args:
+      plan: the analysis of the block.
+      known: the block's batch-invariant inputs, parameter leaves first.
+      examples: the block's other inputs, with a leading batch axis.
+      used: which of the block's outputs have a cotangent.
+      cotangents: the cotangents of those outputs.
+      at_blocks: how checkpointed blocks inside this block are evaluated.
+
+    Returns:
+      The records, and for each array of examples its cotangent, or None for an array of
+      integers or booleans.
+    """
+    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
+    taps, forward = _run_with_taps(plan, known, examples, axes, at_blocks)
+    # Only floating-point and complex inputs have cotangents.
+    real = [is_inexact(x) for x in examples]
+
+    def real_outputs(
+        taps: Sequence[jax.Array], reals: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], Ran]:
+        given = iter(reals)
+        full = [next(given) if on else x for on, x in zip(real, examples, strict=True)]
+        outputs, records = forward(taps, full)
+        kept = [x for x, on in zip(outputs, used, strict=True) if on]
+        return kept, (outputs, records)
+
+    reals = [x for on, x in zip(real, examples, strict=True) if on]
+    _, vjp, (outputs, records) = jax.vjp(real_outputs, taps, reals, has_aux=True)
+    of_taps, of_reals = vjp(list(cotangents))
+    given = iter(of_reals)
+    return (
+        SiteRecords(outputs, records, of_taps),
+        [next(given) if on else None for on in real],
+    )
+
+
+def _run_with_taps(
+    plan: Plan,
+    known: Sequence[jax.Array],
+    examples: Sequence[jax.Array],
+    axes: frozenset[str],
+    at_blocks: AtBlocks,
+) -> tuple[list[jax.Array], Callable[..., Ran]]:
+    """Zero taps for all sites, and the function from taps and examples to outputs.
+
+    The function also returns the records of the sites with a rule.
+    """
+    batch = examples[0].shape[0]
+    leading, mesh = leading_axis(examples), explicit_mesh((known, examples))
+
+    @functools.cache  # Many taps have the same type: they share one array of zeros.
+    def zeros(kind: jax.core.ShapedArray, lengths: tuple[int, ...]) -> jax.Array:
+        shape = (batch, *lengths, *kind.shape)
+        return sharded_zeros(kind, shape, leading=leading, mesh=mesh)
+
+    in_sum = [at_blocks.sums and isinstance(site, KeptSite) for site in plan.sites]
+    taps = []
+    for site, summed in zip(plan.sites, in_sum, strict=True):
+        kind, lengths = (
+            aval(site.tap_variable),
+            tuple(loop.length for loop in site.loops),
+        )
+        if isinstance(site, KeptSite):
+            # A block's result comes back as the cotangent of this tap, so the tap has
+            # the result's type: one number per example, or an operand-shaped sum.
+            dtype = at_least_float32(kind.dtype)
+            one = jax.core.ShapedArray((), dtype)
+            kind = kind.update(dtype=dtype) if summed else one
+        taps.append(
+            sharded_zeros(kind, (*lengths, *kind.shape), mesh=mesh)
+            if summed
+            else zeros(kind, lengths)
+        )
+    # In `jax.shard_map` the taps must vary over the devices. The derivative by a value
+    # that devices share would be a sum over the devices.
+    taps = jax.lax.pcast(taps, tuple(sorted(axes)), to="varying")
+
+    def forward(taps: Sequence[jax.Array], examples: Sequence[jax.Array]) -> Ran:
+        def one(
+            example: Sequence[jax.Array], own: Sequence[jax.Array], each: Any
+        ) -> Ran:
+            given = iter(own)
+            # Taps for sums have no batch axis. They are closed over instead of passed
+            # to vmap, so that they may be sharded along the same mesh axes as examples.
+            tapped = [
+                tap if summed else next(given)
+                for tap, summed in zip(taps, in_sum, strict=True)
+            ]
+            inputs, at_block = [*known, *example], at_blocks.outputs(each)
+            outputs, records = run(plan.scope, inputs, tapped, at_block)
+            remaining = iter(records)
+            ruled = [isinstance(site, RuledSite) for site in plan.sites]
+            return outputs, [next(remaining) if on else () for on in ruled]
+
+        own = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
+        return jax.vmap(one, axis_size=batch)(list(examples), own, at_blocks.each)
+
+    return taps, forward

@@ -1,0 +1,309 @@
+"""The clipped sum from one forward and one backward pass."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.dtypes import at_least_float32, narrowest_float
+from dpjax._core.meshes import leading_axis, let_compiler_shard
+from dpjax._core.platforms import on_platform
+from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
+from dpjax._core.typing import ArrayLike
+from dpjax.clipping._bookkeeping.analysis.components import Component
+from dpjax.clipping._bookkeeping.analysis.plan import Plan
+from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
+from dpjax.clipping._bookkeeping.evaluate import at_component as at
+from dpjax.clipping._bookkeeping.evaluate.at_component import Seen, factors_of
+from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
+from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
+from dpjax.clipping._bookkeeping.rules import factors as fac
+from dpjax.clipping._clip import Summed, clip_scales, sum_in_memory
+
+
+class Part(NamedTuple):
+    """A component in one pass over a batch.
+
+    Attributes:
+      component: the component.
+      seen: its records and cotangents in canonical form, and the inputs of its path.
+      rows: whether its norms come from rows.
+      reach: the reach of its pull-back, where its norms come from per-example gradients
+        and its sum is pulled back once for the whole batch; None elsewhere.
+    """
+
+    component: Component
+    seen: Seen
+    rows: bool
+    reach: Reach | None
+
+
+def clipped_sum(
+    plan: Plan,
+    clip_norms: Sequence[ArrayLike],
+    leaves: Sequence[jax.Array],
+    examples: Sequence[jax.Array],
+    mask: jax.Array,
+    *,
+    by_platform: bool,
+    wide: bool = False,
+) -> Summed:
+    """The sum of clipped gradients from one forward and one backward pass.
+
+    Args:
+      plan: the analysis of the loss.
+      clip_norms: the bound of each group.
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading axis b.
+      mask: b[b]; a masked example contributes zero.
+      by_platform: whether code lowered for a TPU forms all per-example gradients, and
+        makes the sum of them. Products on a TPU are outside the rounding model of
+        `dpjax._core.rounding`.
+      wide: whether the sums are made in float64 (`float64_sums`).
+    """
+    rows = [form.gram for form in plan.forms]
+    rows_on_gpu = [form.gram for form in plan.forms_on_gpu]
+    # Without any component that uses rows, the TPU's branch would be the same code.
+    by_platform = by_platform and any(rows + rows_on_gpu)
+
+    def sum_on_platform(
+        books: SiteRecords,
+        leaves: Sequence[jax.Array],
+        clip_norms: Sequence[ArrayLike],
+        mask: jax.Array,
+    ) -> tuple[list[jax.Array], jax.Array]:
+        books = _canonicalize(plan, books)
+        summed = partial(_in_one_pass, plan, clip_norms, wide)
+        by_rows = partial(summed, rows)
+        # The platform is chosen at lowering: one trace may serve several platforms.
+        if rows_on_gpu != rows:
+            on_gpu = partial(summed, rows_on_gpu)
+            by_rows = partial(on_platform, "cuda", on_gpu, by_rows)
+        if not by_platform:
+            return by_rows(books, leaves, mask)
+        directly = partial(summed, [False] * len(rows))
+        return on_platform("tpu", directly, by_rows, books, leaves, mask)
+
+    books = keep_books(plan, leaves, examples)
+    loss, *aux = books.outputs
+    shardings = [jax.typeof(x).sharding.spec for x in leaves]
+    of_examples = jax.P(leading_axis(examples))
+    arrays = (leaves, examples)
+    summed = let_compiler_shard(sum_on_platform, arrays, (shardings, of_examples))
+    grads, norm = summed(books.without_aux(), leaves, clip_norms, mask)
+    return Summed(grads, loss, norm, aux)
+
+
+def _in_one_pass(
+    plan: Plan,
+    clip_norms: Sequence[ArrayLike],
+    wide: bool,
+    by_rows: Sequence[bool],
+    books: SiteRecords,
+    leaves: Sequence[jax.Array],
+    mask: jax.Array,
+) -> tuple[list[jax.Array], jax.Array]:
+    """The sum of clipped gradients, and the norms f[b].
+
+    Where `by_rows` is true for a component, its norms come from rows, and its sum from
+    one product over the batch. Elsewhere the norms are taken of per-example gradients,
+    and the sum is made of the same gradients.
+    """
+    # No component needs a reach: its sum uses the very gradients whose norms are taken.
+    parts = [
+        Part(component, seen, rows, None)
+        for component, seen, rows in zip(
+            plan.components, _collect_records(plan, books, leaves), by_rows, strict=True
+        )
+    ]
+    squares, kept = _squares(parts, clip_norms, mask.shape)
+    finite, scales, norm = clip_scales(squares, clip_norms, mask)
+    return _sums(parts, kept, leaves, scales, finite, wide=wide), norm
+
+
+def squares_alone(
+    plan: Plan,
+    books: SiteRecords,
+    known: Sequence[jax.Array],
+    clip_norms: Sequence[ArrayLike],
+) -> list[jax.Array]:
+    """Upper bounds f[b] of the squared norms, in a pass that makes no sums."""
+    parts = _parts_of_two_passes(plan, books, known)
+    squares, _ = _squares(parts, clip_norms, books.outputs[0].shape[:1])
+    return squares
+
+
+def sums_alone(
+    plan: Plan,
+    books: SiteRecords,
+    known: Sequence[jax.Array],
+    scales: Sequence[jax.Array],
+    finite: jax.Array,
+) -> list[jax.Array]:
+    """The scaled sum for each leaf, in a pass that knows the scales already."""
+    parts = _parts_of_two_passes(plan, books, known)
+    return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
+
+
+def _parts_of_two_passes(
+    plan: Plan, books: SiteRecords, known: Sequence[jax.Array]
+) -> list[Part]:
+    """The components in a pass for norms or for sums alone.
+
+    A component that forms gradients has a reach if its sum may be pulled back once for
+    the whole batch. Only the engine with two passes needs this: in one pass the
+    gradients formed for the norms are still in memory for the sum.
+    """
+    parts = []
+    seen_by_all = _collect_records(plan, _canonicalize(plan, books), known)
+    for component, form, seen in zip(
+        plan.components, plan.forms, seen_by_all, strict=True
+    ):
+        # With more rows, the bound on the rounding of their sum would inflate the norm.
+        ruled = [site for site in component.sites if isinstance(site, RuledSite)]
+        few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
+        bound = reach(component, seen.inputs) if few and not form.gram else None
+        parts.append(Part(component, seen, form.gram, bound))
+    return parts
+
+
+def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
+    """The records and cotangents in canonical form, as norms and sums both use them."""
+    records, cotangents = list(books.records), list(books.cotangents)
+    for i, site in enumerate(plan.sites):
+        if isinstance(site, RuledSite):
+            seen = at.canonicalize(site, records[i], cotangents[i])
+            records[i], cotangents[i] = seen
+    return books._replace(records=records, cotangents=cotangents)
+
+
+def _collect_records(
+    plan: Plan, books: SiteRecords, known: Sequence[jax.Array]
+) -> list[Seen]:
+    """For each component its part of the records, from the batch-invariant inputs."""
+    return [
+        Seen(
+            [books.records[i] for i in component.operands],
+            [books.cotangents[i] for i in component.operands],
+            inputs,
+        )
+        for component, inputs in zip(plan.components, plan.inputs(known), strict=True)
+    ]
+
+
+def _squares(
+    parts: Sequence[Part], clip_norms: Sequence[ArrayLike], batch: tuple[int, ...]
+) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
+    """Upper bounds of the squared norms, and the per-example gradients formed for them.
+
+    Where a component has a reach, its sum is pulled back once for the whole batch, and
+    not made of the per-example gradients formed here. The norm of those gradients is
+    then enlarged by a bound on the rounding of both computations.
+
+    Returns:
+      For each group an upper bound f[b] of ‖gradient / clip norm‖², and for each
+      component its leaves' per-example gradients, or None where they are not formed.
+    """
+    # Zeros give a group without a component a norm of zero.
+    squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
+    kept: list[list[jax.Array] | None] = []
+    for part in parts:
+        component, seen, formed = part.component, part.seen, None
+        bounds = [clip_norms[group] for group in component.own_groups]
+        if component.is_in_blocks:
+            # The cotangents of a checkpointed block's taps are its squared norms, with
+            # an axis for each scan around the block. Only their sum is left to do.
+            sums = (staged_sum(x, kept=1) for x in seen.cotangents)
+            by_group = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
+        elif part.rows:
+            given = seen.records, seen.cotangents, *bounds
+            by_group = [at.squares_of_rows(Alike(component), *given)]
+        else:
+            formed, of_groups = at.form_gradients(Alike(component), seen, bounds)
+            pairs = zip(of_groups, bounds, strict=True)
+            by_group = [[_enlarge(part, square, bound)] for square, bound in pairs]
+        kept.append(formed)
+        for group, more in zip(component.own_groups, by_group, strict=True):
+            squares[group] += more
+    return [upper_sum(of_group) for of_group in squares], kept
+
+
+def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
+    """The squared norms with a bound on the rounding of the pull-back by its reach."""
+    if part.reach is None:
+        return square
+    sizes = _sizes(part, part.reach, clip_norm)
+    # The bound on rounding assumes the least precise dtype involved.
+    arrays = [*part.seen.cotangents, *(x for xs in part.seen.records for x in xs)]
+    dtype = narrowest_float([part.reach.dtype, *(x.dtype for x in arrays)])
+    return jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
+
+
+def _sizes(part: Part, bound: Reach, clip_norm: ArrayLike) -> list[fac.Terms]:
+    """For each operand, a bound of the terms that the component's gradients sum up.
+
+    `clip_norm` is the unit of the sizes.
+    """
+    out = []
+    for site, others, cotangent, enlarged in zip(
+        part.component.sites,
+        part.seen.records,
+        part.seen.cotangents,
+        bound.norms,
+        strict=True,
+    ):
+        if isinstance(site, RuledSite):
+            factors = factors_of(Alike(site), others, cotangent)
+            length, rows = fac.size(factors, clip_norm), factors.rows
+        else:
+            # A tapped operand's cotangent is its gradient: a sum of one term.
+            square = square_sum(fac.wide(cotangent), 1, clip_norm)
+            length, rows = jnp.sqrt(square), 1
+        out.append(fac.Terms(enlarged * length, rows + bound.terms))
+    return out
+
+
+def _sums(
+    parts: Sequence[Part],
+    kept: Sequence[list[jax.Array] | None],
+    leaves: Sequence[jax.Array],
+    scales: Sequence[jax.Array],
+    finite: jax.Array,
+    *,
+    wide: bool = False,
+) -> list[jax.Array]:
+    """The scaled sum of the examples' gradients for each leaf.
+
+    A component's sum comes from one product over the batch for each site where its
+    norms come from rows or include a bound on the rounding of these products by its
+    reach. Elsewhere the sum comes from per-example gradients: those in `kept`, or the
+    same gradients formed again.
+    """
+    total = {}
+    for part, held in zip(parts, kept, strict=True):
+        component = part.component
+        # The same gradients as for the norms, so the sum needs no further bound.
+        if held is not None:
+            sums = [
+                sum_in_memory(x, scales[group], finite, wide=wide)
+                for x, group in zip(held, component.groups, strict=True)
+            ]
+        else:
+            by_sites = part.rows or part.reach is not None
+            function = (
+                partial(at.sums_by_sites, wide=wide)
+                if by_sites
+                else at.sums_of_gradients
+            )
+            own = [scales[group] for group in component.own_groups]
+            sums = function(Alike(component), part.seen, own, finite)
+        total.update(zip(component.leaves, sums, strict=True))
+    dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
+    # A leaf that no component contains does not enter the loss: its sum is zero.
+    return [
+        total[i].astype(dtype) if i in total else jnp.zeros(x.shape, dtype)
+        for i, (x, dtype) in enumerate(zip(leaves, dtypes, strict=True))
+    ]

@@ -1,0 +1,278 @@
+"""The clipped sum from two passes: one for the norms, and one for the scaled sum.
+
+The first pass retains the loss, aux and the norms, but no records of the sites.
+
+**Checkpointed blocks** have records that exist only during their own backward pass. For
+a block of `jax.checkpoint` JAX stores only the inputs, and computes the values inside
+again in the backward pass. The engine saves memory in the same way. The block becomes
+one function with a custom derivative. From the cotangents of the block's outputs, that
+derivative records the inputs and cotangents at the sites inside, computes the result
+that `Wanted` describes, and drops the records. The result is returned as the cotangent
+of the taps at the block's sites. In the pass for the norms the result is the squared
+norms f[b]; in the pass for the sums it is the sums themselves. A scan over blocks
+stacks these results as it stacks any cotangent.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.dtypes import at_least_float32
+from dpjax._core.meshes import leading_axis, let_compiler_shard
+from dpjax._core.rounding import margin
+from dpjax._core.typing import ArrayLike
+from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
+from dpjax.clipping._bookkeeping.evaluate.books import (
+    AtBlocks,
+    SiteRecords,
+    books_of_block,
+    keep_books,
+)
+from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
+from dpjax.clipping._bookkeeping.evaluate.run import AtBlock
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
+    Alike,
+    aval,
+    evaluate,
+    is_inexact,
+)
+from dpjax.clipping._clip import Scales, Summed, clip_scales
+
+_Arrays = list[jax.Array]
+
+
+class Wanted(NamedTuple):
+    """Which result a block's backward pass computes from its records.
+
+    The result is the squared norms where `scales` is empty, and the scaled sums
+    otherwise.
+
+    Attributes:
+      clip_norms: the bound of each group.
+      scales: for each group the factors f[b], or f[] for one example; empty for the
+        squared norms.
+      finite: with scales, one array b[b], or b[] for one example, that says whether the
+        gradient is finite; empty for the squared norms.
+    """
+
+    clip_norms: Sequence[ArrayLike]
+    scales: Sequence[jax.Array] = ()
+    finite: Sequence[jax.Array] = ()
+
+
+def clipped_sum_in_two_passes(
+    plan: Plan,
+    clip_norms: Sequence[ArrayLike],
+    leaves: Sequence[jax.Array],
+    examples: Sequence[jax.Array],
+    mask: jax.Array,
+) -> Summed:
+    """The sum of clipped gradients from two passes, with checkpointed blocks.
+
+    The arguments are those of `engine.clipped_sum`. Rematerialised blocks whose
+    parameters enter nothing else stay checkpointed.
+    """
+
+    def weigh(
+        books: SiteRecords,
+        leaves: Sequence[jax.Array],
+        clip_norms: Sequence[ArrayLike],
+        mask: jax.Array,
+    ) -> Scales:
+        squares = squares_alone(plan, books, leaves, clip_norms)
+        return clip_scales(squares, clip_norms, mask)
+
+    in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms))
+    books = keep_books(plan, leaves, examples, in_blocks)
+    loss, *aux = books.outputs
+    arrays = (leaves, examples)
+    weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
+    finite, scales, norm = weighed(books.without_aux(), leaves, clip_norms, mask)
+    # The barrier makes the second pass another computation to XLA. Otherwise XLA could
+    # reuse values of the first pass, and so would have to store them.
+    leaves, scales = jax.lax.optimization_barrier((leaves, scales))
+    in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
+    books = keep_books(plan, leaves, examples, in_blocks).without_aux()
+    shardings = [jax.typeof(x).sharding.spec for x in leaves]
+    summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
+    return Summed(summed(books, leaves, scales, finite), loss, norm, aux)
+
+
+def _process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
+    """How to evaluate checkpointed blocks in the pass for norms or the pass for sums.
+
+    Args:
+      blocks: each block, by the first of its sites.
+      wanted: which of the two results the blocks compute for the batch.
+    """
+
+    def outputs(each: tuple[Sequence[jax.Array], Sequence[jax.Array]]) -> AtBlock:
+        of_one = Wanted(wanted.clip_norms, *each)
+        return partial(_outputs_of_one_example, blocks, of_one)
+
+    return AtBlocks(bool(wanted.scales), (wanted.scales, wanted.finite), outputs)
+
+
+def _outputs_of_one_example(
+    blocks: Mapping[KeptSite, Block],
+    wanted: Wanted,
+    sites: Sequence[KeptSite],
+    inputs: Sequence[jax.Array],
+    taps: Sequence[jax.Array],
+) -> list[jax.Array]:
+    """The block's outputs for one example, with the custom derivative under vmap.
+
+    The derivative is that of the whole batch, because one vmap rule replaces the
+    mapped function by `_batch`.
+    """
+    # Literals are NumPy values of any dtype; custom_vmap and custom_vjp expect arrays.
+    block = blocks[sites[0]]
+    inputs = [
+        x if isinstance(x, jax.Array) else jnp.asarray(x, aval(v).dtype)
+        for x, v in zip(inputs, sites[0].eqn.invars, strict=True)
+    ]
+    # The block's own inputs are reordered: leaves, other batch-invariant values, then
+    # the values that depend on the example.
+    ordered = [inputs[i] for i in block.order]
+    known, example = ordered[: block.num_known], ordered[block.num_known :]
+    # Inside the block, groups are numbered by first use, so that equal blocks of
+    # different groups share one trace.
+    own = Wanted(
+        [wanted.clip_norms[group] for group in block.groups],
+        [wanted.scales[group] for group in block.groups if wanted.scales],
+        wanted.finite,
+    )
+
+    @jax.custom_batching.custom_vmap
+    def outputs(
+        known: _Arrays, example: _Arrays, taps: _Arrays, wanted: Wanted
+    ) -> _Arrays:
+        return _evaluate_block(block, known, example)
+
+    @outputs.def_vmap
+    def of_batch(
+        size: int,
+        mapped: Sequence[Any],
+        known: _Arrays,
+        example: _Arrays,
+        taps: _Arrays,
+        wanted: Wanted,
+    ) -> tuple[_Arrays, list[bool]]:
+        # `_batch` maps over all of these inputs, so unmapped ones get a batch axis.
+        examples = [
+            x if on else jnp.broadcast_to(x, (size, *x.shape))
+            for x, on in zip(example, mapped[1], strict=True)
+        ]
+        outs = cast(_Arrays, _batch(block, known, examples, taps, wanted))
+        return outs, [True] * len(outs)
+
+    return outputs(known, example, list(taps), own)
+
+
+def _evaluate_block(block: Block, known: _Arrays, example: _Arrays) -> _Arrays:
+    return evaluate(block.plan.scope.closed, [*known, *example])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _batch(
+    block: Block, known: _Arrays, examples: _Arrays, taps: _Arrays, wanted: Wanted
+) -> _Arrays:
+    """The block's outputs f[b, ...] for a batch.
+
+    `taps` and `wanted` do not enter the outputs. They are arguments because `_backward`
+    reads `wanted` and returns its result as the cotangent of `taps`.
+    """
+    return jax.vmap(partial(_evaluate_block, block, known))(examples)
+
+
+def _forward(
+    block: Block, *given: Any
+) -> tuple[_Arrays, tuple[_Arrays, _Arrays, Wanted]]:
+    # With symbolic_zeros, each argument is a pair of its value and a perturbed flag.
+    values = jax.tree.map(lambda x: x.value, given)
+    known, examples, _, wanted = values
+    return _batch(block, *values), (known, examples, wanted)
+
+
+def _backward(
+    block: Block, saved: tuple[_Arrays, _Arrays, Wanted], cotangents: Sequence[Any]
+) -> tuple[None, list[jax.Array | None], _Arrays, None]:
+    # Outputs that the loss does not use are left out: their zero cotangent times an
+    # infinite derivative would be NaN. Symbolic zeros are not arrays. In a scan an
+    # unused output has an array of zeros instead, so block.outputs is needed too.
+    used = tuple(
+        i in block.outputs and isinstance(c, jax.Array) and is_inexact(c)
+        for i, c in enumerate(cotangents)
+    )
+    real = [c for c, on in zip(cotangents, used, strict=True) if on]
+    # As in jax.checkpoint, the barrier stops XLA from starting the recomputation before
+    # the cotangents exist, and from merging it with the forward pass, which would store
+    # all values inside the block.
+    saved, real = jax.lax.optimization_barrier((saved, real))
+    of_examples, of_taps = _share(Alike(block), used, saved, real)
+    return None, of_examples, of_taps, None
+
+
+_batch.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _share(
+    alike: Alike[Block],
+    used: tuple[bool, ...],
+    saved: tuple[_Arrays, _Arrays, Wanted],
+    cotangents: _Arrays,
+) -> tuple[list[jax.Array | None], _Arrays]:
+    """The cotangents of the examples, and the wanted result for each leaf.
+
+    Args:
+      alike: the block.
+      used: which of the block's outputs have a cotangent.
+      saved: batch-invariant values, examples, and which result is wanted.
+      cotangents: the cotangents of the used outputs, with a leading batch axis.
+    """
+    block, (known, examples, wanted) = alike.part, saved
+    inner = _process_blocks(block.plan.blocks, wanted)
+    books, of_examples = books_of_block(
+        block.plan, known, examples, used, cotangents, inner
+    )
+    if wanted.scales:
+        make, given = partial(sums_alone, block.plan), (wanted.scales, *wanted.finite)
+        specs = [jax.typeof(x).sharding.spec for x in known[: block.plan.num_leaves]]
+    else:
+        make, given = partial(_squares, block), (wanted.clip_norms,)
+        specs = jax.P(leading_axis(examples))
+    made = let_compiler_shard(make, (known, examples), specs)
+    return of_examples, made(books, known, *given)
+
+
+def _squares(
+    block: Block,
+    books: SiteRecords,
+    known: Sequence[jax.Array],
+    clip_norms: Sequence[ArrayLike],
+) -> list[jax.Array]:
+    """For each leaf f[b]: its group's squared norms at the group's first leaf, else 0.
+
+    The caller adds the leaves' squares, so each group must be counted once.
+    """
+    squares = squares_alone(block.plan, books, known, clip_norms)
+    out = []
+    for i, group in enumerate(block.of_leaves):
+        # A cotangent has the dtype of its tap, which is at least float32 but may be
+        # narrower than the dtype of the square.
+        square = _round_up(squares[group], at_least_float32(known[i].dtype))
+        is_first = block.of_leaves.index(group) == i
+        out.append(square if is_first else jnp.zeros_like(square))
+    return out
+
+
+def _round_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Upper bounds, in a dtype that may be narrower, of non-negative numbers x."""
+    if jnp.promote_types(x.dtype, dtype) == dtype:
+        return x.astype(dtype)
+    return (x * (1 + margin(4, dtype))).astype(dtype)

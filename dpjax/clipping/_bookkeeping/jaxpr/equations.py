@@ -1,0 +1,248 @@
+"""The equations of a jaxpr: their sizes, their inputs and how one is evaluated.
+
+**Comparison up to the names of variables** lets JAX trace equal parts once. A deep
+network repeats its layers, so the same equations occur with other variables. The
+engine's functions of a site or a component are jitted, with the site or component as a
+static argument. JAX traces and lowers such a function once for all static arguments
+that compare equal, and `Alike` defines that comparison.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, Protocol, TypeAlias, TypeVar, cast
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core.meshes import lets_compiler_decide
+from dpjax._core.typing import ArrayLike, Atom
+
+# The values of variables, and a function that evaluates one equation.
+Values: TypeAlias = dict[jex.Var, jax.Array]
+Apply: TypeAlias = Callable[[jex.JaxprEqn, Sequence[jax.Array]], Sequence[jax.Array]]
+
+# The primitives of rematerialised blocks. A block is inlined too, unless it stays
+# checkpointed: the values at its sites are then recorded, and not computed again.
+_REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
+# The parameters of equations that fix the sharding of their output on explicit axes.
+_LAYOUT = ("sharding", "out_sharding")
+
+
+def bind(
+    eqn: jex.JaxprEqn, values: Sequence[jax.Array], **changed: object
+) -> list[jax.Array]:
+    """The outputs of one equation, with some parameters changed.
+
+    The loss may fix shardings along explicit mesh axes. Where the engine lets the
+    compiler choose shardings instead, the loss's own shardings are dropped.
+    """
+    if eqn.primitive.name.startswith("custom_"):
+        # A user's derivative rule may call methods that NumPy's arrays lack.
+        values = as_arrays(values)
+    context = contextlib.nullcontext()
+    if lets_compiler_decide() and eqn.ctx.cur_abstract_mesh.explicit_axes:
+        if eqn.primitive.name == "reshard":
+            return list(values)
+        changed |= {name: None for name in _LAYOUT if name in eqn.params}
+        mesh = jax.sharding.get_abstract_mesh()
+        context = jax.sharding.use_abstract_mesh(mesh)
+    params = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    functions, params = params if isinstance(params, tuple) else ((), params)
+    with eqn.ctx.manager, context:
+        out = eqn.primitive.bind(*functions, *values, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def aval(atom: Atom | jax.Array) -> jax.core.ShapedArray:
+    """The abstract value of a variable, literal or array: shape, dtype and sharding."""
+    return cast(jax.core.ShapedArray, atom.aval)
+
+
+def is_real(*arrays: Atom | jax.Array) -> bool:
+    """Whether all are arrays of real floating-point numbers."""
+    return all(jnp.issubdtype(aval(x).dtype, jnp.floating) for x in arrays)
+
+
+def is_inexact(*arrays: Atom | jax.Array) -> bool:
+    """Whether all are real or complex, and so may have a tangent or a cotangent."""
+    return all(jnp.issubdtype(aval(x).dtype, jnp.inexact) for x in arrays)
+
+
+def as_arrays(values: Sequence[ArrayLike]) -> list[jax.Array]:
+    """The values as JAX arrays, converted from NumPy arrays or Python numbers."""
+    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
+
+
+def evaluate(
+    closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array], apply: Apply = bind
+) -> list[jax.Array]:
+    """The outputs of a jaxpr for some inputs; `apply` evaluates one equation."""
+    values = values_of_inputs(closed, inputs)
+    add_outputs(closed.jaxpr.eqns, values, apply)
+    return [read(v, values) for v in closed.jaxpr.outvars]
+
+
+def values_of_inputs(
+    closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array | None]
+) -> Values:
+    """The values of a jaxpr's constants and inputs; None for an input without value."""
+    values: Values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    pairs = zip(closed.jaxpr.invars, inputs, strict=True)
+    return values | {v: x for v, x in pairs if x is not None}
+
+
+def add_outputs(
+    eqns: Iterable[jex.JaxprEqn], values: Values, apply: Apply = bind
+) -> None:
+    """Evaluate equations, and add the values of their outputs to `values`."""
+    for eqn in eqns:
+        out = apply(eqn, [read(v, values) for v in eqn.invars])
+        values.update(zip(eqn.outvars, out, strict=True))
+
+
+def needed_equations(
+    eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
+) -> list[jex.JaxprEqn]:
+    """The equations that the variables in `outs` depend on, in order."""
+    wanted = {v for v in outs if isinstance(v, jex.Var)}
+    needed = []
+    for eqn in reversed(eqns):
+        if not wanted.isdisjoint(eqn.outvars):
+            needed.append(eqn)
+            wanted.update(v for v in eqn.invars if isinstance(v, jex.Var))
+    return needed[::-1]
+
+
+def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
+    """The value of a variable or literal; JAX holds a literal's value in NumPy."""
+    return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+
+def is_rematerialised(eqn: jex.JaxprEqn) -> bool:
+    """Whether the equation is a block of `jax.checkpoint`."""
+    return eqn.primitive.name in _REMATERIALISED
+
+
+def uses(eqns: Sequence[jex.JaxprEqn], primitive: str) -> bool:
+    """Whether the equations, or the jaxprs inside them, use a primitive.
+
+    Args:
+      eqns: the equations.
+      primitive: the beginning of the primitive's name.
+    """
+    return any(
+        eqn.primitive.name.startswith(primitive)
+        or any(uses(inner.eqns, primitive) for inner in inner_jaxprs(eqn))
+        for eqn in eqns
+    )
+
+
+def inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
+    """The jaxprs in an equation's parameters, such as bodies and branches."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, jex.ClosedJaxpr):
+                yield inner.jaxpr
+            elif isinstance(inner, jex.Jaxpr):
+                yield inner
+
+
+class HasFeatures(Protocol):
+    """An object, such as a site or a component, that `Alike` compares by its features.
+
+    Two objects with equal features compute the same function of other variables.
+    """
+
+    def features(self) -> Hashable:
+        """A description without variables, equal for parts that compute the same.
+
+        The description has no hash where a parameter of an equation has none. The part
+        then equals only itself.
+        """
+        ...
+
+
+PartT = TypeVar("PartT", bound=HasFeatures)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Alike(Generic[PartT]):
+    """A part of a loss that equals other parts with the same features."""
+
+    part: PartT
+
+    @functools.cached_property
+    def _hash_and_features(self) -> tuple[int, Hashable]:
+        """The hash of the features, and the features."""
+        try:
+            features = self.part.features()
+            return hash(features), features
+        except TypeError:  # A parameter of an equation has no hash.
+            return id(self.part), id(self.part)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other part has the same features."""
+        if self is other:
+            return True
+        return (
+            isinstance(other, Alike)
+            and self._hash_and_features == other._hash_and_features
+        )
+
+    def __hash__(self) -> int:
+        """The hash of the features."""
+        return self._hash_and_features[0]
+
+
+def of_equation(eqn: jex.JaxprEqn) -> Hashable:
+    """A description of an equation without its variables: primitive, types, parameters.
+
+    The description includes the equation's context, such as the mesh that it runs on.
+    """
+    types = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    params = [(name, _identify_parameter(x)) for name, x in sorted(eqn.params.items())]
+    return (eqn.primitive, eqn.ctx, *types, *params)
+
+
+def _identify_parameter(param: object) -> Hashable:
+    """A value that is equal for two parameters only if they are the same.
+
+    Python's own comparison is too coarse: 0.0 equals −0.0, and 1 equals True.
+    """
+    if isinstance(param, tuple):
+        return type(param), tuple(map(_identify_parameter, param))
+    if isinstance(param, float | complex | np.generic):
+        return type(param), np.asarray(param).tobytes()
+    return type(param), param
+
+
+def of_function(
+    inputs: Sequence[jex.Var], eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
+) -> Hashable:
+    """A description of the function that equations compute, without its variables.
+
+    Args:
+      inputs: the variables that enter.
+      eqns: the equations, in order.
+      outs: the outputs, variables or literals.
+    """
+    # Variables are numbered in the order in which they appear.
+    names = {v: i for i, v in enumerate(inputs)}
+
+    def name(atom: Atom) -> Hashable:
+        if isinstance(atom, jex.Literal):
+            # Compare bytes, because 0.0 == −0.0 and NaN != NaN.
+            return atom.aval, np.asarray(atom.val).tobytes()
+        return names[atom]
+
+    lines = []
+    for eqn in eqns:
+        lines.append((of_equation(eqn), *map(name, eqn.invars)))
+        for v in eqn.outvars:
+            names[v] = len(names)
+    return tuple(v.aval for v in inputs), tuple(lines), tuple(map(name, outs))

@@ -1,0 +1,232 @@
+"""Trace a loss to one flat jaxpr, and refuse losses that mix examples.
+
+An example's gradient may not depend on other examples. A collective over a named axis
+mixes the values along that axis. The collective may be an equation of the loss. It may
+also be part of a custom derivative (custom_jvp, custom_vjp) only, and then it is
+nowhere in the loss's jaxpr. Each equation with a custom derivative is therefore
+differentiated here, and the jaxpr of the derivative is searched too. The derivative of
+a built-in primitive communicates only if the primitive does.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from dpjax._core.typing import Atom, LossOfLeaves
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
+    as_arrays,
+    bind,
+    inner_jaxprs,
+    is_inexact,
+    is_rematerialised,
+)
+
+# Calls that may be replaced by their body. Calls of custom_jvp and custom_vjp may not:
+# the derivative of such a call is not the derivative of its body.
+_INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
+# The jaxprs and equations searched already, by id. Storing the object keeps its id from
+# being used again.
+_Seen = dict[tuple[int, ...], jex.Jaxpr | jex.JaxprEqn]
+# These primitives name an axis but do not mix the values along it.
+_NOT_MIXING = frozenset({"axis_index", "pvary", "pcast"})
+# The inputs of these calls are the inputs of their bodies, one for one.
+_CALLS = _INLINED | {"checkpoint", "remat2"}
+
+
+def trace(
+    loss_and_aux: LossOfLeaves,
+    parameters: Sequence[jax.Array],
+    example: Sequence[jax.ShapeDtypeStruct],
+) -> tuple[jex.ClosedJaxpr, Any]:
+    """Trace `loss_and_aux(parameters, example)`, where both are lists of leaves.
+
+    Args:
+      loss_and_aux: the loss of one example.
+      parameters: the parameters' leaves.
+      example: the types of the leaves of one example.
+
+    Returns:
+      A jaxpr from the parameters and the example to the loss and the leaves of aux,
+      and the structure of aux.
+
+    Raises:
+      ValueError: the loss or its derivative by the parameters communicates along a
+        named axis.
+    """
+
+    def outputs(
+        parameters: Sequence[jax.Array], example: Sequence[jax.Array]
+    ) -> tuple[jax.Array, object]:
+        loss, aux = loss_and_aux(parameters, example)
+        return jnp.asarray(loss), aux
+
+    # Tracing the loss or a derivative fails with this NameError if it names an axis
+    # that no surrounding transformation binds.
+    try:
+        jaxpr, (_, aux) = jax.make_jaxpr(outputs, return_shape=True)(
+            parameters, example
+        )
+        inputs = range(len(jaxpr.in_avals))
+        _search(jaxpr.jaxpr, [i < len(parameters) for i in inputs], {})
+    except NameError as error:
+        if "unbound axis name" in str(error):
+            raise _mixes_examples(str(error)) from error
+        raise
+    jaxpr = jex.ClosedJaxpr(jaxpr.jaxpr, as_arrays(jaxpr.consts))
+    return jaxpr, jax.tree.structure(aux)
+
+
+def inline(
+    closed: jex.ClosedJaxpr,
+    known: Sequence[bool],
+    parametric: Sequence[bool],
+    kept: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
+) -> jex.ClosedJaxpr:
+    """The same jaxpr, with calls that a parameter enters replaced by their bodies.
+
+    Other calls stay, because JAX differentiates, batches and lowers a body once for all
+    calls that share it.
+
+    Args:
+      closed: the jaxpr.
+      known: for each input, whether it is batch-invariant: no example enters it.
+      parametric: for each input, whether it is batch-invariant and depends on a
+        parameter.
+      kept: which of the rematerialised blocks that an example enters stay checkpointed.
+    """
+    outer = closed.jaxpr
+    constants = dict(zip(outer.constvars, closed.consts, strict=True))
+    knowns = {v for v, on in zip(outer.invars, known, strict=True) if on}
+    parameters = {v for v, on in zip(outer.invars, parametric, strict=True) if on}
+    knowns.update(outer.constvars)
+    eqns: list[jex.JaxprEqn] = []
+
+    def flatten(jaxpr: jex.Jaxpr, names: dict[jex.Var, Atom]) -> list[Atom]:
+        def rename(atom: Atom) -> Atom:
+            return atom if isinstance(atom, jex.Literal) else names.get(atom, atom)
+
+        for eqn in jaxpr.eqns:
+            inputs = [rename(v) for v in eqn.invars]
+            variables = [v for v in inputs if isinstance(v, jex.Var)]
+            entered = not parameters.isdisjoint(variables)
+            body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            call = eqn.primitive.name in _INLINED
+            # A block that no example enters has no sites inside, and is inlined.
+            if is_rematerialised(eqn):
+                call = knowns.issuperset(variables) or not kept(eqn)
+            if entered and call and body is not None:
+                inner = getattr(body, "jaxpr", body)
+                held = dict(
+                    zip(inner.constvars, getattr(body, "consts", ()), strict=True)
+                )
+                constants.update(held)
+                knowns.update(held)
+                outs = flatten(inner, dict(zip(inner.invars, inputs, strict=True)))
+                names.update(zip(eqn.outvars, outs, strict=True))
+                continue
+            # Several calls may share one body. Each inlined copy needs variables of its
+            # own.
+            if jaxpr is not outer:
+                fresh = [jex.Var(v.aval) for v in eqn.outvars]
+                names.update(zip(eqn.outvars, fresh, strict=True))
+                eqn = eqn.replace(outvars=fresh)
+            if knowns.issuperset(variables):
+                knowns.update(eqn.outvars)
+                if entered:
+                    parameters.update(eqn.outvars)
+            eqns.append(eqn.replace(invars=inputs))
+        return [rename(v) for v in jaxpr.outvars]
+
+    outvars = flatten(outer, {})
+    flat = outer.replace(constvars=list(constants), eqns=eqns, outvars=outvars)
+    return jex.ClosedJaxpr(flat, as_arrays(list(constants.values())))
+
+
+def _mixes_examples(what: str) -> ValueError:
+    """The error for a loss that mixes examples; `what` names the collective."""
+    return ValueError(
+        "loss_fn must see one example at a time, but it communicates along a named "
+        f"axis ({what}), as BatchNorm in training mode does: then no bound on one "
+        "example's gradient bounds its influence. Use GroupNorm or LayerNorm, or "
+        "BatchNorm with its running averages."
+    )
+
+
+def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
+    """Refuse collectives in a jaxpr and in its derivative by the active inputs.
+
+    Args:
+      jaxpr: the jaxpr to search.
+      active: for each input, whether it depends on a parameter.
+      seen: the jaxprs and equations searched already. Calls of one function share a
+        body, which is searched once.
+    """
+    if (id(jaxpr), *active) in seen:
+        return
+    seen[id(jaxpr), *active] = jaxpr
+    depends = {v for v, on in zip(jaxpr.invars, active, strict=True) if on}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        flags = [isinstance(v, jex.Var) and v in depends for v in eqn.invars]
+        if name not in _NOT_MIXING:
+            _refuse_names(eqn)
+        custom = name.startswith("custom_")
+        if custom and any(flags):
+            _search_derivative(eqn, flags, seen)
+        # A shard_map binds the axis names that its body uses.
+        if name != "shard_map":
+            for inner in inner_jaxprs(eqn):
+                # For other primitives the inputs of the bodies are matched loosely: all
+                # are active, or none in a custom derivative's body, which JAX does not
+                # differentiate because the custom rule replaces its derivative.
+                if name in _CALLS and len(inner.invars) == len(flags):
+                    _search(inner, flags, seen)
+                else:
+                    on = any(flags) and not custom
+                    _search(inner, [on] * len(inner.invars), seen)
+        if any(flags):
+            depends.update(eqn.outvars)
+
+
+def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) -> None:
+    """Refuse collectives in the derivative of an equation with a custom derivative.
+
+    Args:
+      eqn: the equation.
+      flags: for each input, whether it depends on a parameter.
+      seen: the jaxprs and equations searched already.
+    """
+    by = [i for i, v in enumerate(eqn.invars) if flags[i] and is_inexact(v)]
+    derived = (id(eqn), *by)
+    if not by or derived in seen:
+        return
+    seen[derived] = eqn
+
+    def derivative(*inputs: jax.Array) -> list[jax.Array]:
+        def of(*some: jax.Array) -> list[jax.Array]:
+            full = list(inputs)
+            for i, x in zip(by, some, strict=True):
+                full[i] = x
+            # Integer outputs have no derivative.
+            return [x for x in bind(eqn, full) if is_inexact(x)]
+
+        outs, vjp = jax.vjp(of, *(inputs[i] for i in by))
+        return list(vjp([jnp.ones_like(x) for x in outs]))
+
+    closed = jax.make_jaxpr(derivative)(*(v.aval for v in eqn.invars))
+    # The engine takes no second derivatives, so no input is active here.
+    _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), seen)
+
+
+def _refuse_names(eqn: jex.JaxprEqn) -> None:
+    for param in ("axes", "axis_name"):
+        names = eqn.params.get(param, ())
+        names = names if isinstance(names, tuple | list) else (names,)
+        # Integers are axes of the array itself; names are axes of a mesh or a vmap.
+        named = [name for name in names if isinstance(name, str)]
+        if named:
+            raise _mixes_examples(f"{eqn.primitive.name} over {named}")

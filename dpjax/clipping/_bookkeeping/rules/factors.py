@@ -1,0 +1,389 @@
+"""Sums of outer products: the form of an operand's gradient at a site with a rule.
+
+One example's gradient of an operand is, for each of g groups,
+
+    Σ_t a_t ⊗ d_t,
+
+where a_t is a row f[n] from the site's input, and d_t is a row f[p] from the cotangent
+of the site's output. The index t runs over the rows, which are sequence positions,
+pixels or iterations. A row's length is its Euclidean norm.
+
+**One-hot rows.** A one-hot row on one side selects a position in a table. The rows of
+the other side are added up by these positions, in a table with one slot for each
+distinct position.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.dtypes import at_least_float32
+from dpjax._core.rounding import HIGHEST, margin, square_sum, staged_sum
+from dpjax._core.typing import DTypeLike
+
+# An inner product is split into at most 16 segments of at least 256 terms. Its rounding
+# error then grows with the terms of one segment plus the number of segments.
+_PIECES, _PIECE = 16, 256
+
+# With more rows than this, the bound on the rounding of their sum would inflate norms.
+MOST_ROWS = 2**16
+
+# A norm is at least 1/512 of the size of its terms, so an example's terms in a clipped
+# sum are at most 512 times as large as the clipped gradient. Larger terms that cancel
+# would make a partial sum so large that other examples are lost to rounding.
+CANCELLED = 2.0**-9
+
+
+class OneHot(NamedTuple):
+    """Rows that are unit vectors, stored as the positions of their ones.
+
+    Attributes:
+      position: i[..., t], each within the number of entries in a row.
+    """
+
+    position: jax.Array
+
+
+class Factors(NamedTuple):
+    """The rows of the two sides, f[..., g, t, n] and f[..., g, t, p]."""
+
+    left: jax.Array | OneHot
+    right: jax.Array | OneHot
+
+    @property
+    def rows(self) -> int:
+        """The number of rows t."""
+        one = self.left
+        return one.position.shape[-1] if isinstance(one, OneHot) else one.shape[-2]
+
+
+class Size(NamedTuple):
+    """The sizes of one site's factors, and whether its left rows are one-hot.
+
+    `groups` is g, `rows` is t, `left` is n and `right` is p, as in `Factors`.
+    """
+
+    groups: int
+    rows: int
+    left: int
+    right: int
+    one_hot: bool = False
+
+    @property
+    def entries_per_row(self) -> int:
+        """How many numbers are stored for one pair of rows."""
+        return (1 if self.one_hot else self.left) + self.right
+
+
+def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Array:
+    """An upper bound f[b] of ‖Σ a_t ⊗ d_t / clip_norm‖², from the rows alone.
+
+    The sum is over the rows of all sites. Its squared norm is Σ_ts α_ts δ_ts with
+    α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩. These terms may cancel. The computed inner
+    products α̂ and δ̂ are off by at most e_α = γ‖a_t‖‖a_s‖ and e_δ = γ'‖d_t‖‖d_s‖
+    (`dpjax._core.rounding`), so that
+
+        α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
+
+    where P is the last product, and no term is above P. Between one-hot
+    rows α is 0 or 1. One-hot rows are therefore added up by position instead of in
+    pairs, which takes time and memory linear in the number of rows.
+
+    Scaling the rows, and forming Σ a_t ⊗ d_t for the clipped sum, round by at most
+    γ″ Σ ‖a_t‖‖d_t‖. The returned norm includes this bound. It is also at least
+    `CANCELLED` times Σ ‖a_t‖‖d_t‖.
+    """
+    sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
+    sides = [(_measure(f.left), _measure(f.right)) for f in sites]
+    rows = [left.lengths * right.lengths for left, right in sides]
+    dtype = rows[0].dtype
+    # With a single row there is no sum: the norm is the product of the two lengths.
+    if len(sites) == 1 and rows[0].shape[-1] == 1:
+        return _over_groups(jnp.square(rows[0][..., 0]) * (1 + margin(16, dtype)))
+
+    # The number of roundings in the sums over pairs of sites, and in about a dozen
+    # operations on each term.
+    others = len(sites) ** 2 + 48
+    total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
+    for i, one in enumerate(sides):
+        if (positions := _one_hot_positions(sites[i])) is not None:
+            table = by_position(*positions, rows[i], len(sites))
+            size, rounded = table.size, table.rounded
+            total += (1 + margin(others, dtype)) * table.square
+        else:
+            size = jnp.sum(rows[i], axis=-1)
+            rounded = margin(rows[i].shape[-1] + len(sites) + 16, dtype) * size
+            total += _over_pairs(one, one, others)
+        sizes += size
+        forming += rounded
+        for other in sides[:i]:
+            # The double sum is symmetric, so each pair of sites is computed once.
+            total += 2 * _over_pairs(one, other, others)
+    norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
+    return _over_groups(jnp.square(jnp.maximum(norm, CANCELLED * sizes)))
+
+
+class Terms(NamedTuple):
+    """The size of the terms of a sum, and how the sum rounds.
+
+    Attributes:
+      size: the norm f[b] of the terms' absolute values, added up.
+      rounded: the k for which forming the sum rounds by at most γ_k times that size.
+    """
+
+    size: jax.Array
+    rounded: int
+
+
+def upper_norm(
+    formed: jax.Array, terms: Sequence[Terms], dtype: DTypeLike
+) -> jax.Array:
+    """An upper bound f[b] of the norm of a sum of terms, and of its share of a batch.
+
+    Args:
+      formed: the norm f[b] as computed for each example, from terms in `dtype`.
+      terms: the terms whose sum the norm is taken of.
+      dtype: the least precise dtype in which the terms were rounded.
+    """
+    # The sum is formed twice, once for the norm and once within the scaled sum over the
+    # batch. Both computations round, hence the factor 2.
+    rounded = sum(2 * margin(k + 4, dtype) * size for size, k in terms)
+    size = sum(size for size, _ in terms)
+    return jnp.maximum(formed + rounded, CANCELLED * size) * (1 + margin(16, dtype))
+
+
+def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
+    """An upper bound f[b] of the norm of Σ |a_t| ⊗ |d_t| / clip_norm."""
+    (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
+    lengths = _measure(scaled.left).lengths * _measure(scaled.right).lengths
+    if (positions := _one_hot_positions(scaled)) is not None:
+        total = by_position(*positions, lengths, 1).size
+    else:
+        total = jnp.sum(lengths, axis=-1)
+    total *= 1 + margin(factors.rows + 4, lengths.dtype)
+    return jnp.sqrt(_over_groups(jnp.square(total)))
+
+
+def outer(factors: Factors, left_size: int) -> jax.Array:
+    """The gradient f[..., g, n, p] that the factors represent; `left_size` is n."""
+    left, right = factors
+    assert not isinstance(right, OneHot)
+    if isinstance(left, OneHot):
+        left = jax.nn.one_hot(left.position, left_size, dtype=right.dtype)
+    return jnp.einsum("...tn,...tp->...np", left, right, precision=HIGHEST)
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """The array, widened to float32 at least."""
+    return x.astype(at_least_float32(x.dtype))
+
+
+def _in_units_of_clip_norm(
+    sites: list[Factors], clip_norm: jax.typing.ArrayLike
+) -> list[Factors]:
+    """Factors of the same gradient, divided by the clip norm and scaled row by row.
+
+    Where no side is one-hot, each left row is divided by its largest absolute entry,
+    and its right row multiplied by it. The squares of either side then overflow or
+    vanish only where the squares of their product do.
+    """
+    dtype = jnp.result_type(
+        *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
+    )
+    out = []
+    for left, right in sites:
+        if isinstance(left, OneHot):
+            assert not isinstance(right, OneHot)
+            out.append(Factors(left, right.astype(dtype) / clip_norm))
+        elif isinstance(right, OneHot):
+            out.append(Factors(left.astype(dtype) / clip_norm, right))
+        else:
+            left, right = left.astype(dtype), right.astype(dtype)
+            largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=0.0)
+            # A row of zeros is left as it is: 0 / 0 would be NaN.
+            largest = jnp.where(largest > 0, largest, 1.0)
+            # The multiplication comes first, so that the right side overflows only
+            # where the gradient does.
+            out.append(Factors(left / largest, right * largest / clip_norm))
+    return out
+
+
+def _over_groups(squares: jax.Array) -> jax.Array:
+    # Groups are separate blocks of the gradient, so their squared norms add up.
+    total, terms = staged_sum(squares, kept=1)
+    return total * (1 + margin(terms + 4, squares.dtype))
+
+
+class _Side(NamedTuple):
+    """The rows of one side, and upper bounds f[..., t] of their norms."""
+
+    rows: jax.Array | OneHot
+    lengths: jax.Array
+
+
+def _measure(rows: jax.Array | OneHot) -> _Side:
+    """The rows with upper bounds of their norms."""
+    # A unit vector has norm one exactly.
+    if isinstance(rows, OneHot):
+        return _Side(rows, jnp.ones(rows.position.shape, jnp.float32))
+    squares = square_sum(rows, kept=rows.ndim - 1)
+    return _Side(rows, jnp.sqrt(squares) * (1 + margin(4, rows.dtype)))
+
+
+def _one_hot_positions(site: Factors) -> tuple[jax.Array, Any] | None:
+    """The positions and the other side's rows where one side is one-hot, else None."""
+    if isinstance(site.left, OneHot):
+        return site.left.position, site.right
+    if isinstance(site.right, OneHot):
+        return site.right.position, site.left
+    return None
+
+
+def _join_rows(sites: list[Factors]) -> list[Factors]:
+    """The same rows, with all one-hot rows of one side joined into one site.
+
+    Adding up by position then covers them all, without pairs of sites.
+    """
+    dense = [f for f in sites if _one_hot_positions(f) is None]
+    left = [(f.left.position, f.right) for f in sites if isinstance(f.left, OneHot)]
+    right = [(f.right.position, f.left) for f in sites if isinstance(f.right, OneHot)]
+    out = [*dense]
+    if left:
+        out.append(Factors(*_in_a_row(left)))
+    if right:
+        position, rows = _in_a_row(right)
+        out.append(Factors(rows, position))
+    return out
+
+
+def _in_a_row(parts: list[tuple[jax.Array, Any]]) -> tuple[OneHot, jax.Array]:
+    positions, rows = zip(*parts, strict=True)
+    return OneHot(jnp.concatenate(positions, axis=-1)), jnp.concatenate(rows, axis=-2)
+
+
+def _over_pairs(
+    one: tuple[_Side, _Side], other: tuple[_Side, _Side], others: int
+) -> jax.Array:
+    """An upper bound f[..., g] of Σ_ts α_ts δ_ts over pairs of rows of two sites.
+
+    Args:
+      one: the left and right side whose rows are indexed by t.
+      other: the left and right side whose rows are indexed by s.
+      others: the number of further roundings that the bound must cover.
+    """
+    (alpha, of_alpha), (delta, of_delta) = map(_inner_and_error, one, other)
+    bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
+    # The sum has two stages, one for each site's rows. The number of roundings is then
+    # the sum of the numbers of rows and not their product. The barrier keeps XLA from
+    # merging the stages.
+    rows = sum(left.lengths.shape[-1] for left, _ in (one, other))
+    sum_margin = margin(rows + others, bound.dtype)
+    terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
+    by_row = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
+    return jnp.sum(by_row, axis=-1)
+
+
+def _inner_and_error(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
+    """Inner products f[..., t, s] of all pairs of rows, and a bound of their errors."""
+    products, terms = _inner(one.rows, other.rows)
+    # Inner products with a one-hot row are exact.
+    if terms == 0:
+        return products, 0.0
+    error = margin(terms + 4, products.dtype)
+    return (
+        products,
+        error * one.lengths[..., :, None] * other.lengths[..., None, :],
+    )
+
+
+def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Array, int]:
+    """The inner products of all pairs of rows, and the k in their error bound γ_k."""
+    if isinstance(one, OneHot) and isinstance(other, OneHot):
+        same = one.position[..., :, None] == other.position[..., None, :]
+        return same.astype(jnp.float32), 0
+    if isinstance(one, OneHot):
+        return jnp.swapaxes(_inner(other, one)[0], -1, -2), 0
+    if isinstance(other, OneHot):
+        # The inner product with a unit vector is the entry at its position.
+        position = other.position[..., None, :]
+        return jnp.take_along_axis(one, position, axis=-1), 0
+    size = one.shape[-1]
+    step = max(_PIECE, math.ceil(size / _PIECES))
+    pieces = [
+        jnp.einsum(
+            "...tn,...sn->...ts",
+            one[..., start : start + step],
+            other[..., start : start + step],
+            precision=HIGHEST,
+        )
+        for start in range(0, size, step)
+    ]
+    return sum(pieces[1:], pieces[0]), min(step, size) + len(pieces)
+
+
+class Table(NamedTuple):
+    """Bounds for a table in which rows are added up by their position.
+
+    Attributes:
+      square: an upper bound f[...] of the table's squared norm.
+      size: the norm f[...] of the table that adds up the rows' lengths instead.
+      rounded: a bound f[...] on the rounding error of adding up the rows.
+    """
+
+    square: jax.Array
+    size: jax.Array
+    rounded: jax.Array
+
+
+def by_position(
+    position: jax.Array, rows: jax.Array, lengths: jax.Array, sites: int
+) -> Table:
+    """Bounds for the table of rows f[..., t, p] at the positions i[..., t].
+
+    Where k rows share a position, the rounding error of their sum is at most γ_k times
+    the sum of their lengths. Where no rows share a position, nothing is added and the
+    error is close to zero.
+
+    Args:
+      position: the position of each row.
+      rows: the rows.
+      lengths: upper bounds f[..., t] of the rows' norms.
+      sites: the number of sites over which the caller adds gradients.
+    """
+    slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
+    add = jnp.vectorize(
+        lambda slot, x: jnp.zeros_like(x).at[slot].add(x), signature="(t),(t,p)->(t,p)"
+    )
+    table = add(slot, rows)
+    size = add(slot, lengths[..., None])
+    count = add(slot, jnp.ones_like(lengths)[..., None])
+
+    dtype = rows.dtype
+    # This call only checks that the bound holds for so many terms: it raises if not.
+    margin(position.shape[-1] + sites + 16, dtype)
+    # γ_count times the lengths, where count is the number of rows in a slot.
+    error = (count + (sites + 16)) * margin(1, dtype) * size
+
+    def norm(x: jax.Array) -> jax.Array:
+        return jnp.sqrt(square_sum(x, kept=position.ndim - 1))
+
+    rounded = norm(error)
+    return Table(jnp.square(norm(table) + rounded), norm(size), rounded)
+
+
+def _slots(position: jax.Array) -> jax.Array:
+    """For each position a slot below the number of rows, the same for equal positions.
+
+    The slot is the first index of the position in sorted order. A table then needs only
+    as many slots as there are rows, however large the vocabulary is.
+    """
+    order = jnp.argsort(position)
+    ordered = position[order]
+    places = jnp.arange(position.shape[0], dtype=order.dtype)
+    # The running maximum carries the first index of each run of equal positions.
+    # jnp.searchsorted would compute the same, but does not run in `jax.shard_map`.
+    first = jax.lax.cummax(jnp.where(ordered != jnp.roll(ordered, 1), places, 0))
+    return jnp.zeros_like(order).at[order].set(first)

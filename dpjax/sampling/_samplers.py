@@ -1,0 +1,412 @@
+"""Samplers: new random batches in every step, or every example once in an epoch.
+
+The module begins with the code that all samplers share: batches, checks and keys.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import keys, validate
+from dpjax._core.typing import ArrayLike, Key
+from dpjax.sampling import _binomial, _order
+
+_MOST = 2**31 - 1  # the largest int32, the dtype of a batch's indices
+
+
+class Batch(NamedTuple):
+    """The examples that take part in a step, in an array of fixed size with padding.
+
+    Attributes:
+      indices: i32[..., b], the examples' positions in the data set; 0 in padding.
+      mask: bool[..., b], True for an example and False for padding. Pass the mask to
+        `clipped_grad`.
+    """
+
+    indices: jax.Array
+    mask: jax.Array
+
+
+def sizes(
+    num_examples: int, batch_size: int, name: str = "batch_size"
+) -> tuple[int, int]:
+    """Return both sizes as Python ints, or raise ValueError if one is out of range."""
+    n = validate.static_int("num_examples", num_examples, minimum=1)
+    b = validate.static_int(name, batch_size, minimum=1)
+    if n > _MOST:
+        raise ValueError(f"num_examples must be at most {_MOST}; got {num_examples!r}.")
+    if b > _MOST:
+        raise ValueError(f"{name} must be at most {_MOST}; got {batch_size!r}.")
+    return n, b
+
+
+def check_number(name: str, value: ArrayLike) -> jax.Array:
+    """Return a step or epoch number as u32[], or raise ValueError if out of range."""
+    if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
+        raise ValueError(f"{name} must be one integer; got {value!r}.")
+    known = validate.concrete(value)
+    if known is None:
+        # The value of a traced number is not known here: the number wraps modulo 2³².
+        return jnp.asarray(value).astype(jnp.uint32)
+    if not 0 <= known < 2**32:
+        raise ValueError(f"{name} must be from 0 to 2**32 - 1; got {value!r}.")
+    return jnp.asarray(known.astype(np.uint32))
+
+
+def sampler_key(key: Key, consumer: str, name: str, number: ArrayLike) -> jax.Array:
+    """The key of one step or epoch of one sampler.
+
+    Args:
+      key: the run's typed key.
+      consumer: the name of the sampler's key stream.
+      name: "step" or "epoch", for error messages.
+      number: the number of the step or epoch.
+    """
+    validate.typed_key("key", key)
+    # Each sampler has its own stream, so that its draws are independent of the noise.
+    return jax.random.fold_in(keys.stream(key, consumer), check_number(name, number))
+
+
+def fixed_size(
+    num_examples: int,
+    batch_size: int,
+    *,
+    key: Key,
+    step: ArrayLike,
+) -> Batch:
+    """One step on a uniformly random subset of fixed size, drawn without replacement.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      batch_size: b, static, from 1 to n.
+      key: one typed key for the whole run; the step is folded into it.
+      step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
+
+    Returns:
+      A `Batch` of i32[b] and bool[b], in uniformly random order. The mask is all True.
+
+    Raises:
+      ValueError: a size is not a positive integer, n is above 2³¹ − 1 or b above n; a
+        static step is out of range; key is not a typed key.
+
+    Privacy: sampling without replacement of a fixed size, under `REPLACE`, at sampling
+    rate b / n.
+
+    Example:
+      >>> import jax
+      >>> batch = fixed_size(100, 3, key=jax.random.key(0), step=17)
+      >>> len(set(batch.indices.tolist())), batch.mask.tolist()
+      (3, [True, True, True])
+    """
+    n, b = sizes(num_examples, batch_size)
+    if b > n:
+        raise ValueError(
+            f"batch_size must be at most num_examples, {n}; got {batch_size!r}."
+        )
+    key = sampler_key(key, "sampling.fixed_size", "step", step)
+    return Batch(_order.distinct(key, n, b), jnp.ones(b, bool))
+
+
+def poisson(
+    num_examples: int,
+    sampling_rate: float,
+    *,
+    max_batch_size: int,
+    key: Key,
+    step: ArrayLike,
+) -> Batch:
+    """One step in which every example takes part with the same probability.
+
+    The number of examples is drawn first, and then which examples they are. The time is
+    O(b log b), whatever n is.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      sampling_rate: q, static, in [0, 1].
+      max_batch_size: b, static, the fixed size of the batch. When more than b examples
+        are drawn, a uniformly random b of them are retained and the rest left out.
+      key: one typed key for the whole run; the step is folded into it.
+      step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
+
+    Returns:
+      A `Batch` of i32[b] and bool[b], in uniformly random order, with padding last.
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; sampling_rate
+        is outside [0, 1]; a static step is out of range; key is not a typed key.
+
+    Privacy: without overflow, the sampler is Poisson sampling at rate q under any
+    adjacency, provided that the random bits are uniform. The distribution of the number
+    of examples is within 1e-31 of the binomial one in total variation, and no example's
+    probability is above q. Given the number, all subsets of that size are exactly
+    equally likely. Leaving examples out on overflow is a different mechanism: account
+    for it by `accounting.truncation`.
+
+    Example:
+      >>> import jax
+      >>> batch = poisson(
+      ...     1000, 0.01, max_batch_size=32, key=jax.random.key(0), step=0)
+      >>> batch.indices.shape, bool(batch.mask.sum() < 32)
+      ((32,), True)
+    """
+    n, b = sizes(num_examples, max_batch_size, "max_batch_size")
+    validate.closed_unit("sampling_rate", sampling_rate)
+    return _poisson(
+        n, float(sampling_rate), b, sampler_key(key, "sampling.poisson", "step", step)
+    )
+
+
+def _poisson(n: int, rate: float, b: int, key: jax.Array) -> Batch:
+    """A Poisson sample of n examples, of which at most b are retained."""
+    count_key, order_key = jax.random.split(key)
+    most = min(n, b)
+    count = _binomial.draw(count_key, n, rate, most)
+    # The order is uniformly random, so that the first `count` numbers of it are a
+    # uniformly random subset. The shape is static; `count` enters by the mask alone.
+    order = jnp.pad(_order.distinct(order_key, n, most), (0, b - most))
+    mask = jnp.arange(b, dtype=jnp.int32) < count
+    return Batch(jnp.where(mask, order, 0), mask)
+
+
+def cyclic_poisson(
+    num_examples: int,
+    sampling_rate: float,
+    *,
+    num_groups: int,
+    max_batch_size: int,
+    key: Key,
+    step: ArrayLike,
+) -> Batch:
+    """One step in which each example of one group takes part with the same probability.
+
+    Example i is in group i mod p, and step t samples group t mod p. No example
+    therefore takes part in two of any p consecutive steps.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      sampling_rate: q, static, in [0, 1]. For an account with n_b steps per epoch, q is
+        p / n_b, and the expected batch size is n / n_b.
+      num_groups: p, static, from 1 to n.
+      max_batch_size: b, static, the fixed size of the batch. When more than b slots of
+        a group are drawn, a uniformly random b of them are retained and the rest left
+        out.
+      key: one typed key for the whole run; the step is folded into it.
+      step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
+
+    Returns:
+      A `Batch` of i32[b] and bool[b]. Every group has ⌈n / p⌉ slots that are sampled;
+      in a group with one example fewer, one slot is padding.
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; num_groups is
+        above n; sampling_rate is outside [0, 1]; a static step is out of range; key is
+        not a typed key.
+
+    Privacy: without overflow, the sampler is Poisson sampling of the group at rate q,
+    independently in every step, provided that the random bits are uniform. An example's
+    group depends on the number of examples before it. A guarantee therefore holds under
+    `ZERO_OUT` or `REPLACE`, and under `ADD_REMOVE` only for p = 1. Leaving examples out
+    on overflow is a different mechanism: account for it by `accounting.truncation` with
+    ⌈n / p⌉ examples.
+
+    Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153.
+
+    Example:
+      >>> import jax
+      >>> batch = cyclic_poisson(
+      ...     90, 0.5, num_groups=9, max_batch_size=9, key=jax.random.key(0), step=16)
+      >>> set((batch.indices[batch.mask] % 9).tolist())
+      {7}
+    """
+    n, b = sizes(num_examples, max_batch_size, "max_batch_size")
+    validate.closed_unit("sampling_rate", sampling_rate)
+    p = validate.static_int("num_groups", num_groups, minimum=1)
+    if p > n:
+        raise ValueError(
+            f"num_groups must be at most num_examples, {n}; got {num_groups!r}."
+        )
+    own = sampler_key(key, "sampling.cyclic_poisson", "step", step)
+    drawn = _poisson(-(-n // p), float(sampling_rate), b, own)
+    # uint32 holds ⌈n / p⌉ p, which int32 may not.
+    group = check_number("step", step) % np.uint32(p)
+    places = drawn.indices.astype(jnp.uint32) * np.uint32(p) + group
+    mask = drawn.mask & (places < n)
+    return Batch(jnp.where(mask, places, 0).astype(jnp.int32), mask)
+
+
+def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
+    """For each step, the positions of its examples in the epoch's order, and the mask.
+
+    Returns:
+      u32[k, b], 0 where the mask is False, and bool[k, b].
+    """
+    steps = -(-n // b)
+    # uint32, since k b may be above the largest int32.
+    places = jnp.arange(steps * b, dtype=jnp.uint32).reshape(steps, b)
+    return jnp.where(places < n, places, 0), places < n
+
+
+def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The row of `_epoch` for one step; all padding for a step after the last one."""
+    number = check_number("step", step)
+    there = number < -(-n // b)
+    # Step 0 in place of a step out of range: the product must not wrap around to the
+    # position of an example.
+    places = jnp.where(there, number, 0) * np.uint32(b) + jnp.arange(
+        b, dtype=jnp.uint32
+    )
+    mask = there & (places < n)
+    return jnp.where(mask, places, 0), mask
+
+
+def cyclic(num_examples: int, batch_size: int) -> Batch:
+    """One epoch in the data's own order; every epoch has the same batches.
+
+    Shuffle the data set once beforehand if its order carries information.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      batch_size: b, static, at least 1.
+
+    Returns:
+      A `Batch` of i32[k, b] and bool[k, b], k = ⌈n / b⌉ steps: every example once.
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1.
+
+    Privacy: an example takes part in the same step of every epoch (order "fixed"). An
+    example's step depends on the number of examples before it. A guarantee therefore
+    holds under `ZERO_OUT` or `REPLACE`, and not under `ADD_REMOVE`.
+
+    Example:
+      >>> batch = cyclic(5, 2)
+      >>> print(batch.indices.tolist(), batch.mask[-1])
+      [[0, 1], [2, 3], [4, 0]] [ True False]
+    """
+    places, mask = _epoch(*sizes(num_examples, batch_size))
+    return Batch(places.astype(jnp.int32), mask)
+
+
+def cyclic_step(num_examples: int, batch_size: int, *, step: ArrayLike) -> Batch:
+    """One step of `cyclic`, without computing the rest of the epoch.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      batch_size: b, static, at least 1.
+      step: the step's number within its epoch, i[], from 0 to k − 1, k = ⌈n / b⌉; may
+        be traced. For a larger number the batch is all padding.
+
+    Returns:
+      A `Batch` of i32[b] and bool[b], row `step` of `cyclic`.
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static step
+        is not an integer from 0 to 2³² − 1.
+
+    Privacy: as for `cyclic`.
+
+    Example:
+      >>> batch = cyclic_step(5, 2, step=2)
+      >>> print(batch.indices, batch.mask)
+      [4 0] [ True False]
+    """
+    places, mask = _step(*sizes(num_examples, batch_size), step)
+    return Batch(places.astype(jnp.int32), mask)
+
+
+def reshuffled(
+    num_examples: int,
+    batch_size: int,
+    *,
+    key: Key,
+    epoch: ArrayLike,
+) -> Batch:
+    """One epoch in a random order, which differs from epoch to epoch.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      batch_size: b, static, at least 1.
+      key: one typed key for the whole run; the epoch is folded into it.
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
+
+    Returns:
+      A `Batch` of i32[k, b] and bool[k, b], k = ⌈n / b⌉ steps: every example once.
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
+        is out of range; key is not a typed key.
+
+    Privacy: an example takes part in one arbitrary step of each epoch (order
+    "reshuffled"), under `ZERO_OUT` or `REPLACE`. A guarantee for that order is the
+    worst case over all assignments of examples to steps, however they are drawn. The
+    guarantee therefore does not depend on the distribution of the order, which is
+    uniform for n up to 2¹⁴ and that of a pseudo-random permutation for larger n.
+
+    Example:
+      >>> import jax
+      >>> batch = reshuffled(4, 2, key=jax.random.key(0), epoch=3)
+      >>> sorted(batch.indices.ravel().tolist())
+      [0, 1, 2, 3]
+    """
+    n, b = sizes(num_examples, batch_size)
+    places, mask = _epoch(n, b)
+    return _permuted_examples(n, places, mask, key, epoch)
+
+
+def reshuffled_step(
+    num_examples: int,
+    batch_size: int,
+    *,
+    key: Key,
+    epoch: ArrayLike,
+    step: ArrayLike,
+) -> Batch:
+    """One step of `reshuffled`, without computing the rest of the epoch.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      batch_size: b, static, at least 1.
+      key: one typed key for the whole run; the epoch is folded into it.
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
+      step: the step's number within the epoch, i[], from 0 to k − 1, k = ⌈n / b⌉; may
+        be traced. For a larger number the batch is all padding.
+
+    Returns:
+      A `Batch` of i32[b] and bool[b], row `step` of `reshuffled`.
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
+        or step is out of range; key is not a typed key.
+
+    Privacy: as for `reshuffled`, if the steps of each epoch are run once each, and the
+    epochs in turn.
+
+    Example:
+      >>> import jax
+      >>> batch = reshuffled_step(
+      ...     1_000_000_000, 2, key=jax.random.key(0), epoch=3, step=123_456_789)
+      >>> batch.indices.shape
+      (2,)
+    """
+    n, b = sizes(num_examples, batch_size)
+    places, mask = _step(n, b, step)
+    return _permuted_examples(n, places, mask, key, epoch)
+
+
+def _permuted_examples(
+    n: int,
+    places: jax.Array,
+    mask: jax.Array,
+    key: Key,
+    epoch: ArrayLike,
+) -> Batch:
+    """The batch of examples at the given positions of the epoch's random order."""
+    key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
+    return Batch(jnp.where(mask, _order.values_at(key, n, places), 0), mask)
