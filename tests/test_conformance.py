@@ -26,8 +26,9 @@ from conformance import (
 
 import dpjax
 from dpjax import auditing, clipped_grad, sampling, solvers
+from dpjax._core.keys import generator_of
 
-IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
+IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg", "chacha20")
 HALVES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -81,7 +82,7 @@ def make_step_loop(make, impl=None):
     """A function of gradients: one step's updates for each scale, in one scan."""
 
     def updates_by_scale(grads, scales):
-        tx = make(jax.random.key(3, impl=impl))
+        tx = make(jax.random.key(3, impl=generator_of(impl)))
         params = jax.tree.map(jnp.zeros_like, grads)
 
         def step(state, scale):
@@ -477,7 +478,9 @@ def make_batch_loop(sampler, impl=None):
     def run(seeds, steps):
         def one(numbers):
             seed, step = numbers
-            return SAMPLERS[sampler](jax.random.key(seed, impl=impl), step)
+            return SAMPLERS[sampler](
+                jax.random.key(seed, impl=generator_of(impl)), step
+            )
 
         return jax.lax.map(one, (seeds, steps))
 
