@@ -37,9 +37,11 @@ def random_key(impl: str | None = None) -> Key:
     Use `jax.random.key` for runs that must be reproducible, and `random_key` for runs
     whose results are to be released.
 
-    With `impl="chacha20"` the key has 256 bits, and all draws from it are made by
+    With `impl="chacha20"` the key has 256 bits, and `jax.random` draws from it by
     ChaCha20, the stream cipher of RFC 8439. JAX's default, Threefry-2x32, has keys of
-    64 bits and is not a cipher.
+    64 bits and is no standardised cipher. The order of more than 2¹⁶ examples in
+    `sampling.random_bins`, and of more than 2¹⁴ in `sampling.reshuffled_step`, is
+    computed by faster functions from keys that the generator draws.
 
     Args:
       impl: "chacha20", or one of JAX's generators, as for `jax.random.key`; JAX's
