@@ -25,12 +25,13 @@ from dpjax.noise import _gaussian as noise
 from dpjax.noise import tree
 
 KEY = jax.random.wrap_key_data(np.array([0, 7], np.uint32))
-IMPLS = ["threefry2x32", "rbg", "unsafe_rbg"]
+IMPLS = ["threefry2x32", "rbg", "unsafe_rbg", "chacha20"]
 # The words of a key of any generator.
 WORDS = {
     "threefry2x32": np.array([0, 5], np.uint32),
     "rbg": np.array([0, 5, 0, 5], np.uint32),
     "unsafe_rbg": np.array([0, 5, 0, 5], np.uint32),
+    "chacha20": np.arange(8, dtype=np.uint32),
 }
 RECORD = {"drawn": [], "derived": []}
 
@@ -164,7 +165,7 @@ def assert_uncorrelated(vectors):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("impl", IMPLS)
 def test_noise_of_steps_leaves_and_mechanisms_is_uncorrelated(impl):
-    n, key = 2000, jax.random.wrap_key_data(WORDS[impl], impl=impl)
+    n, key = 2000, jax.random.wrap_key_data(WORDS[impl], impl=keys.generator_of(impl))
     params = {"a": np.zeros(n, np.float32), "b": np.zeros(n, np.float32)}
     independent = noise_of_steps(dpjax.add_gaussian_noise(1.0, key=key), params, 3)
     # Without decay a step of the tree has one node, at a coefficient of 1.
@@ -279,12 +280,12 @@ def test_empty_parameter_trees_are_accepted():
 
 @pytest.mark.parametrize("impl", [None, *IMPLS])
 def test_random_key_fills_all_words(impl):
-    keys = [np.asarray(jax.random.key_data(dpjax.random_key(impl))) for _ in range(8)]
-    like = jax.random.key(0, impl=impl)
+    found = [np.asarray(jax.random.key_data(dpjax.random_key(impl))) for _ in range(8)]
+    like = jax.random.key(0, impl=keys.generator_of(impl))
     assert dpjax.random_key(impl).dtype == like.dtype
-    assert keys[0].shape == jax.random.key_data(like).shape
+    assert found[0].shape == jax.random.key_data(like).shape
     # A word is equal in all eight keys with chance 2^-224.
-    assert np.all(np.any(np.stack(keys) != keys[0], axis=0))
+    assert np.all(np.any(np.stack(found) != found[0], axis=0))
     dpjax.add_gaussian_noise(1.0, key=dpjax.random_key(impl)).init(None)
 
 
@@ -297,7 +298,7 @@ def test_random_key_under_jit_raises():
 @pytest.mark.parametrize("impl", IMPLS)
 def test_restored_state_continues_the_noise(impl):
     params = {"a": np.zeros(6, np.float32)}
-    key = jax.random.wrap_key_data(WORDS[impl], impl=impl)
+    key = jax.random.wrap_key_data(WORDS[impl], impl=keys.generator_of(impl))
     for tx in (
         dpjax.add_gaussian_noise(1.0, key=key),
         dpjax.tree_momentum(0.5, 1.0, num_steps=4, key=key),
@@ -337,7 +338,7 @@ def test_vmapped_noise_equals_noise_of_each_key():
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_stream_of_a_known_key_is_that_of_a_traced_key(impl):
-    key = jax.random.wrap_key_data(WORDS[impl], impl=impl)
+    key = jax.random.wrap_key_data(WORDS[impl], impl=keys.generator_of(impl))
     known = keys.stream(key, "some consumer")
     traced = jax.jit(lambda key: keys.stream(key, "some consumer"))(key)
     assert known.dtype == traced.dtype
@@ -349,7 +350,7 @@ def test_stream_of_a_known_key_is_that_of_a_traced_key(impl):
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("shape", [(), (4,), (2, 37)])
 def test_random_words_are_those_of_jax(impl, shape):
-    key = jax.random.wrap_key_data(WORDS[impl], impl=impl)
+    key = jax.random.wrap_key_data(WORDS[impl], impl=keys.generator_of(impl))
     found = jax.jit(lambda key: keys.random_words(key, shape))(key)
     np.testing.assert_array_equal(found, jax.random.bits(key, shape, jnp.uint32))
 

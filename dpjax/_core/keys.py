@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,8 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from dpjax._core.typing import ArrayLike, Key
-
-# 32-bit words, of JAX or of NumPy.
-Bits = TypeVar("Bits", jax.Array, np.ndarray)
+from dpjax._core import chacha
+from dpjax._core.typing import ArrayLike, Bits, Key
 
 
 def random_key(impl: str | None = None) -> Key:
@@ -39,35 +37,66 @@ def random_key(impl: str | None = None) -> Key:
     Use `jax.random.key` for runs that must be reproducible, and `random_key` for runs
     whose results are to be released.
 
+    With `impl="chacha20"` the key has 256 bits, and `jax.random` draws from it by
+    ChaCha20, the stream cipher of RFC 8439. JAX's default, Threefry-2x32, has keys of
+    64 bits and is no standardised cipher. The order of more than 2¹⁶ examples in
+    `sampling.random_bins`, and of more than 2¹⁴ in `sampling.reshuffled_step`, is
+    computed by faster functions from keys that the generator draws.
+
     Args:
-      impl: one of JAX's generators, as for `jax.random.key`; JAX's default if None.
+      impl: "chacha20", or one of JAX's generators, as for `jax.random.key`; JAX's
+        default if None, which is "threefry2x32" unless JAX is configured otherwise.
 
     Returns:
       A key. Store the key as secretly as the data, or not at all. A compiled program
       that has the key as a constant contains the key, so call `init` outside of jit.
       Where there are several processes, let one process make the key and send it to the
-      others.
+      others. JAX does not know ChaCha20 by name: `jax.random.key_impl(key)` of such a
+      key is the `impl` for `jax.random.key` and `jax.random.wrap_key_data`.
 
     Raises:
-      ValueError: the call is under `jax.jit` or another trace, where one key would
-        become a constant of the compiled function.
+      ValueError: impl names no generator; the call is under `jax.jit` or another trace,
+        where one key would become a constant of the compiled function.
+
+    Privacy: the guarantees of dpjax assume uniform random bits. They hold against an
+    adversary who cannot tell the generator's bits from uniform ones. For ChaCha20 this
+    is a common assumption of cryptography.
+
+    Reference: Nir and Langley (2018), https://www.rfc-editor.org/rfc/rfc8439.
 
     Example:
       >>> key = random_key()
       >>> key.shape, bool((jax.random.key_data(key) == 0).all())
       ((), False)
+      >>> jax.random.key_data(random_key("chacha20")).shape
+      (8,)
     """
+    generator = generator_of(impl)
     # The key's shape and dtype differ between generators, and are found without a draw.
-    like = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
+    try:
+        like = jax.eval_shape(
+            lambda: jax.random.key_data(jax.random.key(0, impl=generator))
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"impl must be {chacha.NAME!r} or name one of JAX's generators, such as "
+            f"'threefry2x32'; got {impl!r}."
+        ) from error
     entropy = os.urandom(like.size * like.dtype.itemsize)
     words = np.frombuffer(entropy, like.dtype).reshape(like.shape)
-    key = jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
+    key = jax.random.wrap_key_data(jnp.asarray(words), impl=generator)
     if isinstance(key, Tracer):
         raise ValueError(
             "random_key must be called outside jax.jit: compiled, it would be the same "
             "key in every call."
         )
     return key
+
+
+def generator_of(name: str | None) -> Any:
+    """A generator by name, as the argument `impl` of JAX's functions."""
+    # JAX has no public way to register the name of a generator.
+    return chacha.PRNG if name == chacha.NAME else name
 
 
 def words(name: str) -> tuple[int, int]:
@@ -85,15 +114,28 @@ def stream(key: Key, consumer: str) -> Key:
     pair = np.array(words(f"dpjax {consumer}"), np.uint32)
     key = _order_dependent_key(key)
     data = jax.random.key_data(key)
-    if not is_on_one_device(data) or key.ndim or not _is_threefry(key):
+    fold = _NUMPY_FOLDS.get(generator_name(key))
+    if not is_on_one_device(data) or key.ndim or not fold:
         return _fold(key, pair)
     # NumPy folds a known key without compiling a program. The result is on the device
     # of the key, as JAX's would be.
-    folded = list(jax.device_get(data)[:, None])
+    folded = np.asarray(jax.device_get(data))
     for word in pair:
-        folded = threefry(folded, np.full(1, word))
+        folded = fold(folded, word)
     place = data.sharding if data.committed else None
-    return jax.random.wrap_key_data(jax.device_put(np.concatenate(folded), place))
+    put = jax.device_put(folded, place)
+    return jax.random.wrap_key_data(put, impl=jax.random.key_impl(key))
+
+
+def _fold_threefry(data: np.ndarray, word: np.uint32) -> np.ndarray:
+    return np.concatenate(threefry(list(data[:, None]), np.full(1, word)))
+
+
+# `jax.random.fold_in` of key data in NumPy, by generator.
+_NUMPY_FOLDS = {
+    "threefry2x32": _fold_threefry,
+    chacha.NAME: lambda data, word: chacha.fold_in_words(data, np.asarray(word)),
+}
 
 
 def is_on_one_device(x: jax.Array) -> bool:
@@ -144,6 +186,20 @@ def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
     data = jax.random.key_data(key)
     high, low = threefry((data[0], data[1]), jnp.arange(size, dtype=jnp.uint32))
     return (high ^ low).reshape(shape)
+
+
+def two_keys(key: Key) -> tuple[Key, Key]:
+    """Two new keys of a generator that draws the same bits under `jax.vmap`.
+
+    JAX's generators rbg and unsafe_rbg do not: theirs are keys of Threefry, made of
+    random bits.
+    """
+    if generator_name(key) == chacha.NAME:
+        one, other = jax.random.split(key)
+        return one, other
+    words = jax.random.bits(key, (2, 2), jnp.uint32)
+    one, other = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return one, other
 
 
 def _order_dependent_key(key: Key) -> Key:

@@ -257,7 +257,8 @@ def _noise(plan: RunParameters) -> str:
         return (
             "noise C⁻¹z is added to the sums of all steps, z being "
             f"{_kind(plan)} noise of standard deviation "
-            f"{_down(plan.noise_multiplier, 6)} times that, drawn afresh in every step, and C {plan.shape}"
+            f"{_down(plan.noise_multiplier, 6)} times that, drawn afresh in every "
+            f"step, and C {plan.shape}"
         )
     else:
         words = (

@@ -68,7 +68,7 @@ def _probe(plan: Plan, generator: str, *_: object) -> str:
     The digest is of the batches and of the signs of the noise. Rounding does not change
     a sign, so that machines with the same draws have the same digest.
     """
-    key = jax.random.key(0, impl=generator)
+    key = jax.random.key(0, impl=keys.generator_of(generator))
     steps = min(2, plan.num_steps)
 
     @jax.jit

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
+from dpjax._core.keys import two_keys
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _order
 from dpjax.sampling._samplers import Batch, check_number, sampler_key, sizes
@@ -128,10 +129,8 @@ def _members(
 ) -> Batch:
     """The examples of one bin, at most b of them, in time O(b log n)."""
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
-    # All steps of an epoch must see the same counts and the same order. Threefry keys
-    # give the same bits under `jax.vmap`; other implementations may not.
-    words = jax.random.bits(key, (2, 2), jnp.uint32)
-    count_key, order_key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    # All steps of an epoch must see the same counts and the same order.
+    count_key, order_key = two_keys(key)
     number = check_number("step", step)
     there = number < m
     # Bin `step` has the positions from the count below cut `step` to the count below
