@@ -86,7 +86,7 @@ class _StepNoise(NamedTuple):
         following state.
     """
 
-    init: Callable[[Any], Any]
+    init: optax.TransformInitFn
     add: Callable[[Any, Any, ArrayLike], tuple[Any, Any]]
 
 
@@ -220,16 +220,15 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     if follows:
         sigma, of_count = quantile.noise_of(follows, sigma, plan.batch_size)
     unit = 1.0 if follows else clip_norm
-    stddev = stddev_of_sum(unit, sigma, plan.batch_size)
     # The count is scaled by σ / σ_b, so that noise of σ on it is noise of σ_b on the
     # count itself. Rounded down, the scaled count is no more sensitive than accounted.
     weight = round_down_float32(sigma / of_count)
-    noise = _gaussian(stddev, key)
+    noise = _gaussian(stddev_of_sum(unit, sigma, plan.batch_size), key)
     if plan.arithmetic == "discrete":
         # With few digits the product with a count, a multiple of 1/2, is exact.
         weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
         # How far an example moves the sum and the scaled count together.
-        reach = float(stddev) / plan.noise_multiplier
+        reach = sigma * unit / plan.noise_multiplier * (1 + 2.0**-50)
         most = max(piece.noise for piece in schedule)
         noise = _on_lattice(plan, reach, most, key)
 

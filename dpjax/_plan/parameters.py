@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import Arithmetic
 from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.strategy import Strategy
 from dpjax._plan.quantile import QuantileClip
@@ -27,7 +28,7 @@ class RunParameters:
     adjacency: Adjacency
     solved_for: str
     unit: str = "example"
-    arithmetic: str = "real"
+    arithmetic: Arithmetic = "real"
     schedule: tuple[Segment, ...] = ()
     quantile: QuantileClip | None = None
     shape: StrategySpec | None = None

@@ -245,7 +245,7 @@ class OnLattice:
         sets.
     """
 
-    event: Step | Repeated | Composed | CorrelatedGaussian | RandomBins
+    event: "Event"
     total_variation: float
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.meshes import varying, varying_axes
+from dpjax._core.meshes import add_varying_axes, varying_axes
 from dpjax._core.rounding import HIGHEST, margin
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite, Site
@@ -106,23 +106,25 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
       left: rows f[b, g, t, n].
       right: rows f[b, g, t, p].
     """
-    left, right = _cut(left), _cut(right)
-    count, groups, _, n = left.shape
+    blocks = _cut(left), _cut(right)
+    count, groups, _, n = blocks[0].shape
     entries = groups * n * right.shape[-1]
     at_once = max(1, min(count, _AT_ONCE // max(entries, 1)))
 
     def add(
-        total: jax.Array, blocks: tuple[jax.Array, jax.Array]
+        total: jax.Array, chunk: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, None]:
-        product = jnp.einsum("cgtn,cgtp->cgnp", *blocks, precision=HIGHEST)
+        product = jnp.einsum("cgtn,cgtp->cgnp", *chunk, precision=HIGHEST)
         return total + jnp.sum(product.astype(jnp.float64), axis=0), None
 
-    chunks = [_pad(x, 0, -count % at_once) for x in (left, right)]
-    chunks = [x.reshape(-1, at_once, *x.shape[1:]) for x in chunks]
+    def chunks(x: jax.Array) -> jax.Array:
+        return _pad(x, 0, -count % at_once).reshape(-1, at_once, *x.shape[1:])
+
     axes = varying_axes(jax.typeof(left)) | varying_axes(jax.typeof(right))
     zeros = jnp.zeros((groups, n, right.shape[-1]), jnp.float64)
     # A scan's carry must vary over the same mesh axes in every iteration.
-    total, _ = jax.lax.scan(add, varying(zeros, axes), tuple(chunks))
+    start = add_varying_axes(zeros, axes)
+    total, _ = jax.lax.scan(add, start, (chunks(blocks[0]), chunks(blocks[1])))
     return total
 
 
