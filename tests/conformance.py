@@ -28,6 +28,11 @@ from dpjax.clipping._clipped_grad import ENGINES as NAMES
 
 # Pairs of an engine and a microbatch size.
 ENGINES = [(name, size) for name in NAMES for size in (None, 3)]
+# The same with an arithmetic.
+CLIPPED_SUMS = [
+    *((*pair, "real") for pair in ENGINES),
+    *((*pair, "discrete") for pair in ENGINES if pair[0] != "ghost"),
+]
 
 _MEAN = {"clip_norm": 0.4, "noise_multiplier": 2.5, "expected_batch_size": 8}
 
@@ -60,6 +65,16 @@ TRANSFORMATIONS = {
     "correlated_noise, tree regenerated": lambda key: dpjax.correlated_noise(
         strategies.tree(0.8), 1.7, num_steps=9, key=key, buffer="regenerate"
     ),
+    "correlated_noise, discrete": lambda key: dpjax.correlated_noise(
+        strategies.rational([0.2, 0.4], [0.3, 0.9]),
+        1.7,
+        num_steps=9,
+        key=key,
+        arithmetic="discrete",
+    ),
+    "correlated_noise, discrete tree": lambda key: dpjax.correlated_noise(
+        strategies.tree(0.8), 1.7, num_steps=9, key=key, arithmetic="discrete"
+    ),
     "dp_sgd": lambda key: dpjax.dp_sgd(0.1, **_MEAN, key=key, momentum=0.9),
     "dp_adam": lambda key: dpjax.dp_adam(0.1, **_MEAN, key=key),
     "dp_adamw": lambda key: dpjax.dp_adamw(0.1, **_MEAN, key=key),
@@ -83,6 +98,7 @@ MECHANISMS = (
     "tree_momentum, regenerated",
     "correlated_noise, scaled",
     "correlated_noise, tree regenerated",
+    "correlated_noise, discrete",
     "dp_nsgd, correlated",
 )
 

@@ -161,7 +161,8 @@ def _in_units(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
 def _add_integers(x: jax.Array, noise: jax.Array) -> jax.Array:
     """The nearest integer to x plus the noise, f64[...]; NaN where x is not finite."""
     finite = jnp.isfinite(x)
-    total = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64) + noise
+    nearest = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64)
+    total = nearest + noise.astype(jnp.int64)
     return jnp.where(finite, total.astype(jnp.float64), jnp.nan)
 
 

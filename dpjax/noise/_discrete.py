@@ -125,16 +125,20 @@ def alias_table() -> AliasTable:
     )
 
 
-def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
-    """Independent draws from D_512, i32[shape]."""
+def draw_table(key: Key, draws: int, shape: Sequence[int]) -> jax.Array:
+    """Independent draws from D_512, i32[draws, *shape]."""
     table = alias_table()
-    keys = [stream(key, f"discrete Gaussian {name}") for name in ("column", "bits")]
-    words = jax.random.bits(keys[0], shape, jnp.uint32)
-    bits = jax.random.bits(keys[1], shape, jnp.uint16)
+    # All bits come from one call, since compiling a generator takes long: a word a
+    # draw for the column and the first bits, and half a word for the second ones.
+    total = draws + -(-draws // 2)
+    random = jax.random.bits(stream(key, "draws"), (total, *shape), jnp.uint32)
+    words, halves = random[:draws], random[draws:]
+    low, high = halves & 0xFFFF, halves >> _SECOND
+    bits = jnp.concatenate([low, high])[:draws]
     column = (words & (_COLUMNS - 1)).astype(jnp.int32)
     first = words >> _COLUMN_BITS
     packed = jnp.asarray(table.packed)[column]
-    second = jnp.asarray(table.second)[column]
+    second = jnp.asarray(table.second)[column].astype(jnp.uint32)
     threshold = packed >> _COLUMN_BITS
     below = (first < threshold) | ((first == threshold) & (bits < second))
     tied = (first == threshold) & (bits == second)
@@ -151,8 +155,7 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
 def _is_below(key: Key, column: jax.Array) -> jax.Array:
     """Whether 64 more bits are below the last bits of each column's threshold."""
     last = jnp.asarray(alias_table().last)
-    keys = jax.random.split(key)
-    high, low = (jax.random.bits(k, column.shape, jnp.uint32) for k in keys)
+    high, low = jax.random.bits(key, (2, *column.shape), jnp.uint32)
     upper, lower = last[column, 0], last[column, 1]
     return (high < upper) | ((high == upper) & (low < lower))
 
@@ -175,10 +178,8 @@ def discrete_gaussian(
     """
 
     def add(key: Key) -> jax.Array:
-        total = jnp.zeros(shape, jnp.int32)
-        for i in range(draws):
-            total += SCALE**i * draw_table(jax.random.fold_in(key, i), shape)
-        return total
+        drawn = draw_table(key, draws, shape)
+        return sum((SCALE**i * x for i, x in enumerate(drawn[1:], 1)), drawn[0])
 
     if out_sharding is None:
         return add(key)

@@ -21,7 +21,9 @@ from typing import NamedTuple, cast
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.typing import DTypeLike
 from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
@@ -83,11 +85,17 @@ class Path(NamedTuple):
         def apply(eqn: jex.JaxprEqn, args: Sequence[jax.Array]) -> list[jax.Array]:
             # A cast to bfloat16 would round its cotangents to bfloat16 as well.
             if least is not None and eqn.primitive.name == "convert_element_type":
-                dtype = jnp.promote_types(least, aval(eqn.outvars[0]).dtype)
+                dtype = _at_least(least, aval(eqn.outvars[0]).dtype)
                 return [args[0].astype(dtype)]
             return bind(eqn, args)
 
         return operands
+
+
+def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
+    """The wider of two dtypes, float32 at least."""
+    # JAX promotes no floats of 8 bits, and none of two widths where it is strict.
+    return np.promote_types(least, at_least_float32(dtype))
 
 
 class Root(NamedTuple):
@@ -174,7 +182,7 @@ class Component(NamedTuple):
         moves, count = self.roots is not None, len(self.leaves)
         leaves = list(inputs[:count])
         if moves:
-            leaves = [x.astype(jnp.promote_types(least, x.dtype)) for x in leaves]
+            leaves = [x.astype(_at_least(least, x.dtype)) for x in leaves]
         if self.is_leaf:
             (leaf,), (cotangent,) = leaves, cotangents
             return [cotangent.astype(leaf.dtype).reshape(leaf.shape)]
