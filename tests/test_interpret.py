@@ -93,6 +93,14 @@ FUNCTIONS = {
         X,
         np.array(2),
     ),
+    "windows": (
+        lambda x, i: (
+            jax.vmap(lambda i: lax.dynamic_slice(x, (i, 1), (2, 2)))(i),
+            jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (2,)))(x, i[:3]),
+        ),
+        X,
+        3 * ROWS,
+    ),
     "updates": (
         lambda x, i: (x.at[i].add(1.0), x.at[i].set(2.0), x.at[i, 1].max(0.5)),
         X,
