@@ -587,6 +587,18 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
     return zeros - left.astype(x.dtype)
 
 
+def _total_order(compare: Function) -> Function:
+    """A comparison in which −0 is less than 0, and NaN is at the ends."""
+
+    def key(x: np.ndarray) -> np.ndarray:
+        if not np.issubdtype(x.dtype, np.floating):
+            return x
+        bits = x.view(f"i{x.dtype.itemsize}")
+        return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
+
+    return lambda x, y: compare(key(x), key(y))
+
+
 def _polynomial(x: np.ndarray, *coefficients: np.ndarray) -> np.ndarray:
     # Horner's rule; the coefficient of the highest power is the last one.
     return functools.reduce(lambda total, c: total * x + c, reversed(coefficients))
@@ -665,6 +677,8 @@ _OTHER_NAMES: dict[str, Function] = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
+    "lt_to": _total_order(np.less),
+    "le_to": _total_order(np.less_equal),
     "shift_left": np.left_shift,
     "shift_right_logical": np.right_shift,
     "shift_right_arithmetic": np.right_shift,
