@@ -33,7 +33,8 @@ from dpjax.accounting import (
 
 # Candidates for the share of δ that covers bins that overflow. The first sufficient
 # share is used.
-_SHARES = (0.01, 0.1, 0.5, 0.9)
+LEAST_SHARE = 0.01
+_SHARES = (LEAST_SHARE, 0.1, 0.5, 0.9)
 # The smallest δ of the search for δ with random bins, and its number of halvings.
 _LEAST_DELTA, _HALVINGS = 1e-30, 20
 
@@ -227,6 +228,14 @@ class RandomBinsProfile(NamedTuple):
             if bool(np.all(self._overflow(found) <= share * delta)):
                 return found
         return jnp.full(delta.shape, jnp.inf)
+
+    def is_spared(self, epsilon: float, delta: float) -> bool:
+        """Whether overflow, at this ε, takes at most the smallest share of δ.
+
+        If so, and if ε is the cost of the run without overflow at the rest of δ, then
+        overflow does not raise ε.
+        """
+        return bool(self._overflow(epsilon) <= LEAST_SHARE * delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up, by a bisection for δ."""
