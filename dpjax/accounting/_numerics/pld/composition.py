@@ -313,6 +313,8 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
             settled = steepness * jnp.abs(found - about) < _NEAR
             markov = tilt.markov_epsilon(cumulants, goal)
             further = jnp.where(found < jnp.inf, found, markov)
+            # A second evaluation for the same estimate would find the same.
+            settled |= further == about
             return _Candidate(found, about, where, jnp.where(settled, jnp.nan, further))
 
         seen = _search(look, tilt.estimate_epsilon(cumulants, goal))
