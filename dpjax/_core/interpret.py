@@ -411,8 +411,8 @@ def _gather(params: Mapping[str, Any]) -> Function:
     kept = [axis for axis in axes if axis not in left_out]
     indexed = [axis for axis in axes if axis in left_out or axis in mapped]
     # The axes along which a window slides. The windows become new axes at the end.
-    wide = [axis for axis in kept if axis in mapped]
-    windows = [sizes[axis] for axis in wide]
+    wide = tuple(axis for axis in kept if axis in mapped)
+    windows = tuple(sizes[axis] for axis in wide)
     into = [len(axes) + wide.index(axis) if axis in wide else axis for axis in kept]
     # A slice along any other axis begins at 0.
     first = tuple(slice(None if i in indexed else sizes[i]) for i in axes)

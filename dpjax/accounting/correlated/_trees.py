@@ -172,9 +172,9 @@ def best(
     trees = candidates(by_gap, n_b)
 
     def better(
-        best: tuple[jax.Array, Tree], now: tuple[Tree, jax.Array]
+        best: tuple[jax.Array, Tree], following: tuple[Tree, jax.Array]
     ) -> tuple[tuple[jax.Array, Tree], None]:
-        tree, seen = now
+        tree, seen = following
         about = jax.lax.cond(
             # The tree fits into an epoch, and was not estimated yet.
             (tree.copies > 0) & ~seen,
