@@ -42,6 +42,11 @@ FUNCTIONS = {
     "away from zero": (lambda x: lax.round(x), np.array([0.5, -0.5, 1.5, 2.4])),
     "next": (lambda x: jnp.nextafter(x, jnp.inf), X),
     "comparisons": (lambda x, y: ((x < y) | (x >= y), x == y, x != y), X, POSITIVE),
+    "searches": (
+        lambda x, y: [jnp.searchsorted(x, y, side=side) for side in ("left", "right")],
+        np.array([-np.inf, -2.0, -1.0, 0.0, 0.0, 1.0, np.inf]),
+        np.array([-1.5, -1.0, -0.0, 0.0, 0.5, 1.0, -np.inf, np.inf, np.nan]),
+    ),
     "choices": (lambda x: (jnp.where(x > 0, x, 0), jnp.clip(x, -1, 1)), X),
     "case": (lambda i, x: lax.select_n(i, x, 2 * x, 3 * x), WHOLE % 3, WHOLE),
     "casts": (lambda x: (x.astype(jnp.float32), x.astype(jnp.int32), x > 0), X),
@@ -92,6 +97,14 @@ FUNCTIONS = {
         ),
         X,
         np.array(2),
+    ),
+    "windows": (
+        lambda x, i: (
+            jax.vmap(lambda i: lax.dynamic_slice(x, (i, 1), (2, 2)))(i),
+            jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (2,)))(x, i[:3]),
+        ),
+        X,
+        3 * ROWS,
     ),
     "updates": (
         lambda x, i: (x.at[i].add(1.0), x.at[i].set(2.0), x.at[i, 1].max(0.5)),

@@ -252,3 +252,19 @@ def test_allocation_epsilon_under_replace_holds_in_simulation():
     with pytest.raises(ValueError, match="a and b must be stated for one adjacency"):
         pld.convolve(both, allocation.pld(1.0, num_steps=10))
     assert "RandomAllocation" in repr(both)
+
+
+def test_epsilon_falls_with_delta_where_trees_need_almost_none():
+    # At δ = 0.305 several trees are private with ε = 0 on the grid that compares them.
+    def at(delta):
+        return correlated.epsilon(
+            Toeplitz(np.zeros(0), np.zeros(1)),
+            1.7,
+            delta,
+            num_steps=12,
+            steps_per_epoch=4,
+            sampling="random_bins",
+            adjacency=Adjacency.REPLACE,
+        )
+
+    assert at(0.305) < at(0.3) < at(0.25)

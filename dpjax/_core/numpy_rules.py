@@ -122,26 +122,36 @@ def _gather(params: Mapping[str, Any]) -> Function:
         zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
     )
     fills = "FILL" in str(params["mode"]).upper()
+    mapped, axes = dims.start_index_map, range(len(sizes))
+    left_out = (*dims.collapsed_slice_dims, *batched)
+    kept = [axis for axis in axes if axis not in left_out]
+    indexed = [axis for axis in axes if axis in left_out or axis in mapped]
+    # The axes along which a window slides. The windows become new axes at the end.
+    wide = tuple(axis for axis in kept if axis in mapped)
+    windows = tuple(sizes[axis] for axis in wide)
+    into = [len(axes) + wide.index(axis) if axis in wide else axis for axis in kept]
+    # A slice along any other axis begins at 0.
+    first = tuple(slice(None if i in indexed else sizes[i]) for i in axes)
 
     def gather(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         *batch, _ = rows.shape
-        left_out = (*dims.collapsed_slice_dims, *batched)
-        kept = [i for i in range(x.ndim) if i not in left_out]
-        index, inside = [], np.ones(batch, bool)
-        for axis, size in enumerate(sizes):
-            start = _starts(axis, rows, dims.start_index_map, batched)
-            inside &= (start >= 0) & (start <= x.shape[axis] - size)
-            start = np.clip(start, 0, x.shape[axis] - size)
-            start = np.reshape(start, (*batch, *[1] * len(kept)))
-            index.append(start + _along(axis, kept, size, len(batch)))
-        whole = [axis for axis in kept if sizes[axis] == x.shape[axis]]
-        if len(whole) == len(kept) == x.ndim - 1:
+        x, index, inside = x[first], [], np.ones(batch, bool)
+        for axis in indexed:
+            start = _starts(axis, rows, mapped, batched)
+            last = x.shape[axis] - sizes[axis]
+            if fills:
+                inside &= (start >= 0) & (start <= last)
+            index.append(np.minimum(np.maximum(start, 0), last))
+        if len(indexed) == 1 and not wide:
             # Indices along one axis: `take` is much faster than arrays of indices.
-            (axis,) = left_out
-            out = np.take(x, index[axis].reshape(batch), axis, mode="clip")
-            out = np.moveaxis(out, range(axis, axis + len(batch)), range(len(batch)))
+            out = np.take(x, index[0], indexed[0], mode="clip")
+            axes = range(indexed[0], indexed[0] + len(batch))
+            out = np.moveaxis(out, axes, range(len(batch)))
         else:
-            out = x[tuple(np.broadcast_arrays(*index))]
+            # A window is copied as a whole, which is faster than entry by entry.
+            if wide:
+                x = np.lib.stride_tricks.sliding_window_view(x, windows, wide)
+            out = x.transpose(*indexed, *into)[tuple(index)]
         if fills and not inside.all():
             fill = params["fill_value"]
             fill = np.nan if fill is None else fill
@@ -293,6 +303,18 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
     return zeros - left.astype(x.dtype)
 
 
+def _total_order(compare: Function) -> Function:
+    """A comparison in which −0 is less than 0, and NaN is at the ends."""
+
+    def key(x: np.ndarray) -> np.ndarray:
+        if not np.issubdtype(x.dtype, np.floating):
+            return x
+        bits = x.view(f"i{x.dtype.itemsize}")
+        return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
+
+    return lambda x, y: compare(key(x), key(y))
+
+
 def _polynomial(x: np.ndarray, *coefficients: np.ndarray) -> np.ndarray:
     # Horner's rule; the coefficient of the highest power is the last one.
     return functools.reduce(lambda total, c: total * x + c, reversed(coefficients))
@@ -371,6 +393,8 @@ _OTHER_NAMES: dict[str, Function] = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
+    "lt_to": _total_order(np.less),
+    "le_to": _total_order(np.less_equal),
     "shift_left": np.left_shift,
     "shift_right_logical": np.right_shift,
     "shift_right_arithmetic": np.right_shift,

@@ -9,6 +9,7 @@ from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Strategy, Workload
 from dpjax._plan.mechanisms import Mechanism
 from dpjax._plan.parameters import RunParameters
+from dpjax.strategies import _amplified
 
 
 class ResolvedStrategy(NamedTuple):
@@ -84,7 +85,7 @@ def _best(
                 "epsilon, or a strategy, must be given with this sampling: which "
                 "correlation is best for a workload depends on ε."
             )
-        best = strategies.amplified(
+        best = _amplified.estimate(
             workload,
             **sizes,
             epsilon=run.epsilon,

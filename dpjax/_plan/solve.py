@@ -24,9 +24,15 @@ from dpjax._plan.plan import Plan
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Factor, Segment, make_segments
 from dpjax.accounting import calibrate, profiles
+from dpjax.accounting.events import RandomBins
+from dpjax.accounting.profiles import (
+    LEAST_SHARE,
+    SHARE_OF_LATTICE,
+    RandomBinsProfile,
+)
 
 # The share of δ that may be spent on batches which exceed their capacity.
-SHARE = 0.01
+SHARE = LEAST_SHARE
 
 
 def cost(run: RunParameters) -> float:
@@ -71,9 +77,10 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     A capacity below b may meet the target, too, since a step on a few of many examples
     costs little; but such a step trains little.
 
-    What overflow adds to ε is about proportional to the probability of an overflow. So
-    the secant method on the logarithms finds the capacity in a few steps. If eight
-    steps are not enough, bisection does.
+    For random bins, the probability of an overflow alone tells whether a capacity
+    suffices, and bisection finds it. Elsewhere, what overflow adds to ε is about
+    proportional to that probability. So the secant method on the logarithms finds the
+    capacity in a few steps. If eight steps are not enough, bisection does.
 
     Args:
       solved: the run without overflow, with the capacity n of all examples that a step
@@ -84,24 +91,28 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     Returns:
       The capacity, at most n.
     """
-    from scipy.special import (
-        bdtrc,
-    )  # here, since `import dpjax` need not wait for SciPy
+    from scipy.special import bdtrc  # here: `import dpjax` need not wait for SciPy
 
     n = solved.max_batch_size
     # The standard deviation of a binomial size; at least 1, so that the range below has
     # several capacities.
     deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
 
-    def cost_with(capacity: int) -> float:
-        return cost(solved.parameters(max_batch_size=capacity, delta=delta))
+    def run_with(capacity: int) -> RunParameters:
+        return solved.parameters(max_batch_size=capacity, delta=delta)
 
-    ideal = cost_with(n)
     # The capacity is in (low, high]: high is known to suffice, and low is excluded.
     low, high = math.ceil(size + 3 * deviation) - 1, n
     # If no capacity has a finite ε, the smallest one is as good as any.
-    if not math.isfinite(ideal) or high - low <= 1:
+    if not math.isfinite(solved.epsilon) or high - low <= 1:
         return min(low + 1, n)
+    if isinstance(mechanism_of(solved).event(solved), RandomBins):
+        while high - low > 1:
+            middle = (low + high) // 2
+            enough = _is_spared(run_with(middle), solved.epsilon)
+            low, high = (low, middle) if enough else (middle, high)
+        return high
+    ideal = cost(run_with(n))
     # log P(overflow) for each capacity; it decreases, and ends at about 1e-300.
     capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
     overflow = np.log(np.maximum(bdtrc(capacities, n, size / n), TINY))
@@ -117,7 +128,7 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         at = int(capacities[0] + np.searchsorted(-overflow, -aim))
         capacity = at if tries < 8 else (low + high) // 2
         capacity = min(max(capacity, low + 1), high - 1)
-        epsilon = cost_with(capacity)
+        epsilon = cost(run_with(capacity))
         low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
         place = min(capacity - capacities[0], overflow.size - 1)
         now, tries = float(overflow[place]), tries + 1
@@ -132,6 +143,16 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
             slope = (excess - last[1]) / (now - last[0])
         aim, last = now - excess / slope, (now, excess)
     return high
+
+
+def _is_spared(run: RunParameters, epsilon: float) -> bool:
+    """Whether overflow in random bins takes at most SHARE of δ at this ε."""
+    event = mechanism_of(run).event(run)
+    assert isinstance(event, RandomBins)
+    # On a lattice a share of δ is for the noise's total variation.
+    delta = run.delta * (1 - SHARE_OF_LATTICE * (run.arithmetic == "discrete"))
+    with scope():
+        return RandomBinsProfile(event).is_spared(epsilon, delta)
 
 
 Sampling = Literal[

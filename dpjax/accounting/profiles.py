@@ -36,7 +36,8 @@ __all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
 
 # Candidates for the share of δ that covers bins that overflow. The first sufficient
 # share is used.
-_SHARES = (0.01, 0.1, 0.5, 0.9)
+LEAST_SHARE = 0.01
+_SHARES = (LEAST_SHARE, 0.1, 0.5, 0.9)
 # The smallest δ of the search for δ with random bins, and its number of halvings.
 _LEAST_DELTA, _HALVINGS = 1e-30, 20
 
@@ -261,6 +262,14 @@ class RandomBinsProfile(NamedTuple):
                 return ideal
         return jnp.full(delta.shape, jnp.inf)
 
+    def is_spared(self, epsilon: float, delta: float) -> bool:
+        """Whether overflow, at this ε, takes at most the smallest share of δ.
+
+        If so, and if ε is the cost of the run without overflow at the rest of δ, then
+        overflow does not raise ε.
+        """
+        return bool(self._overflow(epsilon) <= LEAST_SHARE * delta)
+
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up, by a bisection for δ."""
         target = np.asarray(epsilon, np.float64)
@@ -308,7 +317,7 @@ class RandomBinsProfile(NamedTuple):
 
 
 # The share of δ that covers the total variation of a run on a lattice.
-_SHARE_OF_LATTICE = 2.0**-10
+SHARE_OF_LATTICE = 2.0**-10
 
 
 class LatticeProfile(NamedTuple):
@@ -332,8 +341,8 @@ class LatticeProfile(NamedTuple):
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """The ε for a δ in (0, 1), rounded up; inf where τ needs too much of δ."""
         delta = np.asarray(delta, np.float64)
-        found = self.gaussian.epsilon((1 - _SHARE_OF_LATTICE) * delta)
-        enough = self._added(found) <= _SHARE_OF_LATTICE * delta
+        found = self.gaussian.epsilon((1 - SHARE_OF_LATTICE) * delta)
+        enough = self._added(found) <= SHARE_OF_LATTICE * delta
         return jnp.where(enough, found, jnp.inf)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:

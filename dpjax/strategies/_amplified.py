@@ -22,16 +22,19 @@ from dpjax._matrices.strategy import Workload, check_workload
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import calibrate
 from dpjax.accounting.correlated import epsilon as epsilon_of
-from dpjax.accounting.correlated import error
+from dpjax.accounting.correlated import error, mu
 from dpjax.strategies import _making, _optimize
 
 Sampling = Literal["cyclic_poisson", "random_bins", "fresh_bins"]
 # The coarse grid has _COARSE values of λ. Their distances 1 − λ are spaced evenly in
 # the logarithm, from 1 down to _NEAREST. The second grid is _FINER times as fine.
 _COARSE, _NEAREST, _FINER = 6, 0.02, 2
-# Strategies are compared once |log ε − log target| is below _NEAR. Each evaluation of ε
+# Strategies are compared once |log ε − log target| is about _NEAR. Each evaluation of ε
 # runs an accountant, so the secant method gets at most _LOOKS evaluations.
 _NEAR, _LOOKS = 1e-3, 10
+# The mean slope of log ε between two evaluations, over the slope at one of them, is
+# taken to be in this range.
+_LEAST_SLOPE, _MOST_SLOPE = 0.7, 1.5
 
 
 class Amplified(NamedTuple):
@@ -111,14 +114,45 @@ def amplified(
         "adjacency": validate.adjacency(adjacency),
     }
     numbers = workload, epsilon, delta, asked
-    at = functools.partial(_estimate_noise, *numbers)
-    if sampling == "cyclic_poisson":
-        best = _best_bands(at, workload, num_steps, n_b)
-    else:
-        best = _best_decay(at)
+    best = _search(*numbers)
     best = _required_noise(*numbers, best.strategy, best.noise_multiplier)
-    known = any(np.any(x) for x in best.strategy)
-    return best if known else best._replace(strategy=_making.independent())
+    return _simplify(best)
+
+
+def estimate(
+    workload: Workload, *, epsilon: float, delta: float, **asked: Any
+) -> Amplified:
+    """As `amplified`, but the noise multiplier is an estimate.
+
+    With the estimate, ε differs from the target by about a part in a thousand. The
+    arguments are not checked.
+    """
+    workload = check_workload(workload, asked["num_steps"])
+    return _simplify(_search(workload, epsilon, delta, asked))
+
+
+def _search(
+    workload: Workload, epsilon: float, delta: float, asked: dict[str, Any]
+) -> Amplified:
+    """The strategy with the least error, and an estimate of its noise multiplier."""
+    at = functools.partial(_estimate_noise, workload, epsilon, delta, asked)
+    if asked["sampling"] == "cyclic_poisson":
+        sizes = asked["num_steps"], asked["steps_per_epoch"]
+        return _best_bands(at, workload, *sizes)
+    return _best_decay(at, functools.partial(_mu, asked))
+
+
+def _mu(asked: dict[str, Any], strategy: Toeplitz) -> float:
+    """The GDP parameter at σ = 1 against an attacker who knows an example's steps."""
+    sizes = {name: x for name, x in asked.items() if name != "sampling"}
+    order = "fixed" if asked["sampling"] == "random_bins" else "reshuffled"
+    return float(mu(strategy, 1.0, order=order, **sizes))
+
+
+def _simplify(found: Amplified) -> Amplified:
+    """The same, with `independent` in place of a strategy whose coefficients are 0."""
+    known = any(np.any(x) for x in found.strategy)
+    return found if known else found._replace(strategy=_making.independent())
 
 
 def _required_noise(
@@ -140,38 +174,80 @@ def _required_noise(
     return Amplified(strategy, float(sigma), float(left))
 
 
+class _Start(NamedTuple):
+    """Where the secant method begins: a noise multiplier, and the slope of log ε there.
+
+    log ε falls by somewhat more than log σ grows, so the slope is −1.2 if unknown.
+    """
+
+    noise_multiplier: float = 1.0
+    slope: float = -1.2
+
+
+_UNKNOWN = _Start()
+
+
+class _Look(NamedTuple):
+    """What is known of the geometric strategy with λ = 1 − e^{−x}.
+
+    Attributes:
+      x: −log(1 − λ).
+      unit: the GDP parameter at σ = 1 against an attacker who knows an example's steps.
+      found: the strategy with an estimate of its noise and error.
+      start: where the search for the noise ended.
+    """
+
+    x: float
+    unit: float
+    found: Amplified
+    start: _Start
+
+
 def _estimate_noise(
     workload: Workload,
     epsilon: float,
     delta: float,
     asked: dict[str, Any],
     strategy: Toeplitz,
-    start: float = 1.0,
-) -> Amplified:
+    start: _Start = _UNKNOWN,
+    limit: float = math.inf,
+) -> tuple[Amplified, _Start]:
     """As `_required_noise`, but ε is only approximately the target.
 
-    The ratio of the two values of ε is within a part in a thousand of one.
+    The ratio of the two values of ε is about a part in a thousand from one. The search
+    ends earlier if the error is certainly above the limit.
 
     The secant method solves for log σ, in which log ε is almost linear. If the method
     does not converge, `_required_noise` computes the result instead.
+
+    Returns:
+      The estimate, and where to begin for a similar strategy.
     """
-    # log ε falls by somewhat more than log σ grows, so the slope starts at −1.2.
-    log_noise, slope, before = math.log(start), -1.2, None
+    unit = float(error(strategy, workload, asked["num_steps"]))
+    log_noise, slope = math.log(start.noise_multiplier), start.slope
+    before = None
     for _ in range(_LOOKS):
         found = float(epsilon_of(strategy, math.exp(log_noise), delta, **asked))
         # ε may be 0 or infinite: the clamps keep the logarithm finite and limit steps.
-        excess = float(np.clip(math.log(max(found, TINY) / epsilon), -2, 2))
+        ratio = math.log(max(found, TINY) / epsilon)
+        excess, off = float(np.clip(ratio, -2, 2)), abs(ratio)
         if before is not None and log_noise != before[0]:
             slope = (excess - before[1]) / (log_noise - before[0])
             # Rounding, or a clamped excess, may make the secant flat or of wrong sign.
             slope = float(np.clip(slope, -4, -0.25))
+            # The error of a secant step is about the product of the last two excesses.
+            off *= min(abs(before[1]), 1.0)
         before = log_noise, excess
+        steepest = slope * (_MOST_SLOPE if excess > 0 else _LEAST_SLOPE)
+        least = math.exp(log_noise - excess / steepest)
         log_noise -= excess / slope
-        if abs(excess) < _NEAR:
+        if min(off, abs(ratio)) < _NEAR or least * unit > limit:
             noise = math.exp(log_noise)
-            left = noise * float(error(strategy, workload, asked["num_steps"]))
-            return Amplified(strategy, noise, left)
-    return _required_noise(workload, epsilon, delta, asked, strategy, start)
+            return Amplified(strategy, noise, noise * unit), _Start(noise, slope)
+    found = _required_noise(
+        workload, epsilon, delta, asked, strategy, start.noise_multiplier
+    )
+    return found, _Start(found.noise_multiplier)
 
 
 def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplified:
@@ -179,7 +255,8 @@ def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplif
 
     The search stops after two numbers of bands in a row that do not lower the error.
     """
-    best, worse, bands = at(_making.independent()), 0, 2
+    best, start = at(_making.independent())
+    worse, bands = 0, 2
     while worse < 2 and bands <= min(n_b, num_steps):
         # Two steps of one example that are p or more apart move different rows of C x.
         # So the sensitivity of one step is the norm of a column of C, as if every
@@ -191,28 +268,45 @@ def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplif
             steps_per_epoch=num_steps,
             num_vectors=bands - 1,
         )
-        found = at(Toeplitz(*strategy), start=best.noise_multiplier)
+        found, near = at(Toeplitz(*strategy), start, best.error)
         worse = 0 if found.error < best.error else worse + 1
-        best = min(best, found, key=lambda x: x.error)
+        best, start = (found, near) if found.error < best.error else (best, start)
         bands *= 2
     return best
 
 
-def _best_decay(at: Any) -> Amplified:
+def _best_decay(at: Any, mu_of: Any) -> Amplified:
     """The geometric strategy with the least error, for λ on a grid.
 
-    A second, finer grid surrounds the best λ of the first grid.
+    A second, finer grid surrounds the best λ of the first grid. The search on the first
+    grid stops after two λ in a row that do not lower the error.
     """
+
+    def look(x: float, near: _Look | None, limit: float) -> _Look:
+        strategy = _geometric(x)
+        unit = mu_of(strategy)
+        start = _UNKNOWN
+        if near is not None:
+            # About as much noise is needed for each unit of μ as for the neighbour.
+            noise = near.start.noise_multiplier * unit / near.unit
+            start = near.start._replace(noise_multiplier=noise)
+        return _Look(x, unit, *at(strategy, start, limit))
+
     step = -np.log(_NEAREST) / (_COARSE - 1)
-    # Each search starts from the noise of the neighbour on the grid, which is close.
-    coarse = {0: at(_geometric(0.0))}
+    best = now = look(0.0, None, math.inf)
+    worse = 0
     for k in range(1, _COARSE):
-        coarse[k] = at(_geometric(k * step), start=coarse[k - 1].noise_multiplier)
-    k = min(coarse, key=lambda k: coarse[k].error)
-    near = step * (k + np.arange(1 - _FINER, _FINER) / _FINER)
-    start = coarse[k].noise_multiplier
-    finer = [at(_geometric(x), start=start) for x in near if x >= 0 and x != k * step]
-    return min([coarse[k], *finer], key=lambda x: x.error)
+        now = look(k * step, now, best.found.error)
+        worse = 0 if now.found.error < best.found.error else worse + 1
+        best = best if worse else now
+        if worse == 2:
+            break
+    top = best
+    for x in top.x + step * np.arange(1 - _FINER, _FINER) / _FINER:
+        if x >= 0 and x != top.x:
+            now = look(x, top, best.found.error)
+            best = min(best, now, key=lambda one: one.found.error)
+    return best.found
 
 
 def _geometric(x: float) -> Toeplitz:

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.searches import bisect
 from dpjax.accounting._numerics.convex_order import spread
 
 # The factors by which the covariance may fall from one join to the next.
@@ -157,8 +156,7 @@ def _estimate(
     log = law.grid.log(_COARSE)
 
     def of_one() -> jax.Array:
-        top = jnp.max(jnp.abs(log)) + 1
-        return bisect(lambda e: spread.delta(law, e) <= delta, jnp.zeros(()), top, 30)
+        return spread.epsilon(law, delta)
 
     def of_each() -> jax.Array:
         # KL(P‖Q) + KL(Q‖P), which is E_Q (L − 1) log L.
@@ -178,12 +176,14 @@ def best(
     trees = candidates(by_gap, n_b)
 
     def better(
-        best: tuple[jax.Array, Tree], tree: Tree
+        best: tuple[jax.Array, Tree], following: tuple[Tree, jax.Array]
     ) -> tuple[tuple[jax.Array, Tree], None]:
+        tree, seen = following
         about = jax.lax.cond(
-            tree.copies > 0,
+            # The tree fits into an epoch, and was not estimated yet.
+            (tree.copies > 0) & ~seen,
             lambda: _estimate(tree, by_gap, n_b, delta, num_epochs),
-            lambda: jnp.full((), jnp.inf),  # the tree does not fit into an epoch
+            lambda: jnp.full((), jnp.inf),
         )
         now = about, tree
         return jax.tree.map(
@@ -192,5 +192,15 @@ def best(
 
     # The first tree has no joins and always fits.
     first = jax.tree.map(lambda x: x[0], trees)
-    (_, tree), _ = jax.lax.scan(better, (jnp.full((), jnp.inf), first), trees)
+    start = jnp.full((), jnp.inf), first
+    (_, tree), _ = jax.lax.scan(better, start, (trees, _are_repeated(trees)))
     return tree
+
+
+def _are_repeated(trees: Tree) -> jax.Array:
+    """For each tree, whether an earlier one is equal: in short epochs many are."""
+    level = jnp.arange(trees.gaps.shape[1])
+    used = jnp.where(level[None] < trees.joins[:, None], trees.gaps, 0)
+    rows = jnp.column_stack([used, trees.joins, trees.copies, trees.apart])
+    equal = jnp.all(rows[:, None] == rows[None], axis=2)
+    return jnp.any(jnp.tril(equal, -1), axis=1)

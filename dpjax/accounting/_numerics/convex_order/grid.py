@@ -152,9 +152,9 @@ def copies(
     return grid, at(pair, 0)
 
 
-# How many distances between points are combined at once: the arrays of a chunk fit into
-# a processor's cache, and the loop over chunks is short.
-_CHUNK = 64
+# How many pairs of points are combined at once: the arrays of a chunk fit into a
+# processor's cache, and the loop over chunks is short.
+_CHUNK = 2**16
 
 
 class Moves(NamedTuple):
@@ -223,23 +223,25 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
     n = left.shape[1]
     # The entries outside of 0, ..., n − 1 are zero.
     left, right = (jnp.pad(x, ((0, 0), (2 * n, 2 * n))) for x in (left, right))
-    along = 2 * n + jnp.arange(n + 1)
+    window = jax.vmap(
+        lambda x, start: jax.lax.dynamic_slice_in_dim(x, start, n + 1, axis=1),
+        in_axes=(None, 0),
+        out_axes=1,
+    )
 
     def add(
         total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, None]:
         apart, rows, shares = now
         # Row d holds the masses of the pairs that are d apart, at their targets.
-        i = along[None] - 1 - rows[:, None]
-        first = left.at[:, i].get(mode="promise_in_bounds")
-        second = right.at[:, i + apart[:, None]].get(mode="promise_in_bounds")
-        masses = jnp.sum(first * second, axis=0)
+        start = 2 * n - 1 - rows
+        masses = jnp.sum(window(left, start) * window(right, start + apart), axis=0)
         # Three aligned sums, which are interleaved once, after the loop.
         return total + jnp.matmul(shares.T, masses, precision="highest"), None
 
     # One more distance, which no pair has and whose shares are zero, makes the number
     # of distances even, and a multiple of the chunk's length.
-    chunk = math.gcd(2 * n, _CHUNK)
+    chunk = math.gcd(2 * n, max(_CHUNK // n, 1))
     apart = jnp.arange(-n, n)
     rows, shares = (
         jnp.pad(x, ((1, 0), *[(0, 0)] * (x.ndim - 1)))

@@ -266,10 +266,19 @@ def narrow(tail: jax.Array) -> jax.Array:
     return tail**1.5
 
 
-def delta(law: Law, epsilon: jax.Array) -> jax.Array:
-    """The larger of E(L − e^ε)₊ and E(1 − e^ε L)₊, without a bound on rounding."""
+def epsilon(law: Law, delta: jax.Array) -> jax.Array:
+    """The ε at which δ(ε) is delta, without a bound on rounding, f[].
+
+    δ(ε) is the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊. The result is negative if δ(0)
+    is less than delta.
+    """
     mass, zero, lost = law.masses
-    x, e = jnp.exp(law.grid.log(mass.size)), jnp.exp(epsilon)
-    above = jnp.sum(mass * jnp.maximum(x - e, 0.0)) + lost
-    below = jnp.sum(mass * jnp.maximum(1 - e * x, 0.0)) + zero
-    return jnp.maximum(above, below)
+    weight = mass * jnp.exp(law.grid.log(mass.size))
+    # Both means are the largest of linear functions of e^ε, one for each grid point:
+    # the means over L at or above the point, and those over L at or below it.
+    above, over = jnp.cumsum(weight[::-1]) + lost, jnp.cumsum(mass[::-1])
+    below, under = jnp.cumsum(mass) + zero, jnp.cumsum(weight)
+    totals = jnp.concatenate([above, below]) - delta
+    slopes = jnp.maximum(jnp.concatenate([over, under]), SMALL)
+    # The function `total − slope e^ε` is zero where e^ε is total / slope.
+    return jnp.log(jnp.maximum(jnp.max(totals / slopes), SMALL))

@@ -315,6 +315,8 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
             settled = steepness * jnp.abs(epsilon - about) < _NEAR
             markov = tilt.markov_epsilon(cumulants, goal)
             further = jnp.where(epsilon < jnp.inf, epsilon, markov)
+            # A second evaluation for the same estimate would find the same.
+            settled |= further == about
             return _Candidate(
                 epsilon, about, where, jnp.where(settled, jnp.nan, further)
             )

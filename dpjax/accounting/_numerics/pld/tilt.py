@@ -80,18 +80,16 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
     spread, touched = jnp.full_like(rates, variance), jnp.zeros_like(rates)
     for losses, count in parts:
-
-        def one(rate: jax.Array, x: DiscreteLosses = losses) -> jax.Array:
-            total = log_sum(x, rate)
-            weight = jnp.exp(x.log_mass + rate * x.loss - total)
-            middle = jnp.sum(weight * x.loss)
-            away = jnp.sum(weight * jnp.minimum((1 + rate) * jnp.abs(x.loss), 1.0))
-            square = jnp.sum(weight * (x.loss - middle) ** 2)
-            return jnp.stack([total, middle, square, away])
-
-        each = count * jax.lax.map(one, rates)
-        log_mass, mean = log_mass + each[:, 0], mean + each[:, 1]
-        spread, touched = spread + each[:, 2], touched + each[:, 3]
+        # A row for each rate.
+        rate, loss, mass = rates[:, None], losses.loss[None], losses.log_mass[None]
+        total = log_sum(losses._replace(loss=loss, log_mass=mass), rate)
+        weight = jnp.exp(mass + rate * loss - total[:, None])
+        middle = jnp.sum(weight * loss, axis=1)
+        away = weight * jnp.minimum((1 + rate) * jnp.abs(loss), 1.0)
+        square = weight * (loss - middle[:, None]) ** 2
+        log_mass, mean = log_mass + count * total, mean + count * middle
+        spread = spread + count * jnp.sum(square, axis=1)
+        touched = touched + count * jnp.sum(away, axis=1)
     log_touched = log_mass + jnp.log(jnp.maximum(touched, SMALL))
     return Cumulants(log_mass, mean, spread, log_touched)
 
