@@ -17,7 +17,7 @@ weights differ from those of D_512 by less than 2⁻⁹⁸ in total variation.
 
 **Draw.** 14 random bits choose the column, and 98 bits are compared with the threshold.
 The first 34 of these bits decide unless they equal those of the threshold, once in 2³⁴
-draws. The other 64 bits are drawn only where an array has such a draw.
+draws. The other 64 bits are drawn only for such a draw.
 """
 
 import functools
@@ -125,39 +125,47 @@ def alias_table() -> AliasTable:
     )
 
 
-def draw_table(key: Key, draws: int, shape: Sequence[int]) -> jax.Array:
-    """Independent draws from D_512, i32[draws, *shape]."""
+def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
+    """Independent draws from D_512, i32[shape]."""
     table = alias_table()
-    # All bits come from one call, since compiling a generator takes long: a word a
-    # draw for the column and the first bits, and half a word for the second ones.
-    total = draws + -(-draws // 2)
-    random = jax.random.bits(stream(key, "draws"), (total, *shape), jnp.uint32)
-    words, halves = random[:draws], random[draws:]
-    low, high = halves & 0xFFFF, halves >> _SECOND
-    bits = jnp.concatenate([low, high])[:draws]
+    for_column, for_bits, for_ties = jax.random.split(stream(key, "table"), 3)
+    words = jax.random.bits(for_column, shape, jnp.uint32)
+    bits = jax.random.bits(for_bits, shape, jnp.uint16)
     column = (words & (_COLUMNS - 1)).astype(jnp.int32)
     first = words >> _COLUMN_BITS
     packed = jnp.asarray(table.packed)[column]
-    second = jnp.asarray(table.second)[column].astype(jnp.uint32)
+    second = jnp.asarray(table.second)[column]
     threshold = packed >> _COLUMN_BITS
     below = (first < threshold) | ((first == threshold) & (bits < second))
     tied = (first == threshold) & (bits == second)
-    # An array of b draws has a tie with probability b 2⁻³⁴, and hardly ever more bits.
-    below = jax.lax.cond(
-        jnp.any(tied),
-        lambda: jnp.where(tied, _is_below(stream(key, "ties"), column), below),
-        lambda: below,
-    )
+    below = _settle_ties(for_ties, below, tied, column)
     alias = (packed & (_COLUMNS - 1)).astype(jnp.int32)
     return jnp.where(below, column, alias) - _COLUMNS // 2
 
 
-def _is_below(key: Key, column: jax.Array) -> jax.Array:
-    """Whether 64 more bits are below the last bits of each column's threshold."""
+def _settle_ties(
+    key: Key, below: jax.Array, tied: jax.Array, column: jax.Array
+) -> jax.Array:
+    """Decide each tie by the comparison of 64 more bits with the threshold's last bits.
+
+    An array of b draws has a tie with probability b 2⁻³⁴, so that the loop hardly ever
+    runs. It settles one tie in each iteration, because a generator of 64 bits compiles
+    faster than one for the whole array.
+    """
     last = jnp.asarray(alias_table().last)
-    high, low = jax.random.bits(key, (2, *column.shape), jnp.uint32)
-    upper, lower = last[column, 0], last[column, 1]
-    return (high < upper) | ((high == upper) & (low < lower))
+
+    def settle(flags: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        below, tied = flags
+        place = jax.lax.argmax(tied, 0, jnp.uint32)
+        high, low = jax.random.bits(jax.random.fold_in(key, place), (2,), jnp.uint32)
+        upper, lower = last[columns[place]]
+        is_below = (high < upper) | ((high == upper) & (low < lower))
+        return below.at[place].set(is_below), tied.at[place].set(False)
+
+    shape, columns = column.shape, column.reshape(-1)
+    flags = below.reshape(-1), tied.reshape(-1)
+    below, _ = jax.lax.while_loop(lambda flags: jnp.any(flags[1]), settle, flags)
+    return below.reshape(shape)
 
 
 def width(draws: int) -> float:
@@ -178,7 +186,9 @@ def discrete_gaussian(
     """
 
     def add(key: Key) -> jax.Array:
-        drawn = draw_table(key, draws, shape)
+        # One draw after the other: the generator is compiled once for all of them.
+        keys = jax.random.split(key, draws)
+        drawn = jax.lax.map(lambda key: draw_table(key, shape), keys)
         return sum((SCALE**i * x for i, x in enumerate(drawn[1:], 1)), drawn[0])
 
     if out_sharding is None:
