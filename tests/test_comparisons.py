@@ -100,7 +100,6 @@ def test_claims_against_diffprivlib_match_the_results():
 # Names that dpjax would have if a "no" on the page were wrong: a dotted name, or a
 # function with an argument for which it must raise.
 ABSENT = {
-    "a cryptographic generator": [(dpjax.random_key, {"impl": "chacha20"})],
     "a central limit theorem": [
         "accounting.gdp.central_limit_mu",
         "accounting.gdp.poisson_gaussian",

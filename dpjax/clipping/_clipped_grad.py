@@ -21,7 +21,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.meshes import are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
-from dpjax._core.typing import Arithmetic, Engine, Params, Tree
+from dpjax._core.typing import Arithmetic, ArrayLike, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
 from dpjax.clipping._clip import Summed, batch_size
@@ -203,8 +203,12 @@ class ClippedGrad(Generic[Params]):
         if engine == "bookkeeping":
             return _Chosen(partial(one_pass, plan), plan)
         inlined = bookkeeping.plan(closed, groups)
-        by_gradients = partial(one_pass, inlined)
-        return _Chosen(partial(on_platform, "tpu", by_gradients, twice), plan)
+
+        def by_platform(clip_norms: Sequence[ArrayLike], *arrays: Any) -> Summed:
+            by_gradients = partial(one_pass, inlined, clip_norms)
+            return on_platform("tpu", by_gradients, partial(twice, clip_norms), *arrays)
+
+        return _Chosen(by_platform, plan)
 
     def _local(self, args: Sequence[object]) -> tuple[object, ...]:
         """The arguments for one device's part of `jax.shard_map`.
