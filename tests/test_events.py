@@ -152,6 +152,25 @@ def test_event_profile_matches_its_accountant():
         assert profile.delta(0.3) == gdp.delta(math.sqrt(17) * 0.2, 0.3)
 
 
+def test_total_variation_takes_more_of_a_small_delta():
+    """Where 2⁻¹⁰ of δ does not suffice, ε is still close to that of the Gaussian."""
+    gaussian, on_lattice = (
+        profiles.of(event)
+        for event in (
+            events.Gaussian(0.3),
+            events.OnLattice(events.Gaussian(0.3), 2.0**-46),
+        )
+    )
+    delta = np.array([1e-6, 1e-8, 1e-10, 1e-12, 1e-13])
+    found = np.asarray(on_lattice.epsilon(delta), np.float64)
+    least = np.asarray(gaussian.epsilon(delta), np.float64)
+    np.testing.assert_array_equal(np.isfinite(found), [True] * 4 + [False])
+    assert np.all(found[:4] > least[:4])
+    np.testing.assert_allclose(found[:4], least[:4], rtol=2e-2)
+    held = np.asarray(on_lattice.delta(found[:4]), np.float64)
+    assert np.all(held <= delta[:4] * (1 + 1e-5))
+
+
 def test_profile_of_a_pair_holds_from_its_numbers_on():
     """Rounded up to float32: 0.1 and 1e-6 are between two float32 numbers."""
     profile = profiles.of(events.EpsilonDelta(0.1, 1e-6))

@@ -27,7 +27,7 @@ from dpjax.accounting import calibrate, profiles
 from dpjax.accounting.events import RandomBins
 from dpjax.accounting.profiles import (
     LEAST_SHARE,
-    SHARE_OF_LATTICE,
+    SHARES_OF_LATTICE,
     RandomBinsProfile,
 )
 
@@ -149,8 +149,9 @@ def _is_spared(run: RunParameters, epsilon: float) -> bool:
     """Whether overflow in random bins takes at most SHARE of δ at this ε."""
     event = mechanism_of(run).event(run)
     assert isinstance(event, RandomBins)
-    # On a lattice a share of δ is for the noise's total variation.
-    delta = run.delta * (1 - SHARE_OF_LATTICE * (run.arithmetic == "discrete"))
+    # On a lattice a share of δ, at most the last one, is for the total variation.
+    spent = SHARES_OF_LATTICE[-1] if run.arithmetic == "discrete" else 0.0
+    delta = run.delta * (1 - spent)
     with scope():
         return RandomBinsProfile(event).is_spared(epsilon, delta)
 

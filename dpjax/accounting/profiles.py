@@ -17,7 +17,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.float64 import default_float, float64
+from dpjax._core.float64 import cast, default_float, float64, scope
 from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
@@ -316,8 +316,9 @@ class RandomBinsProfile(NamedTuple):
         )
 
 
-# The share of δ that covers the total variation of a run on a lattice.
-SHARE_OF_LATTICE = 2.0**-10
+# Candidates for the share of δ that covers the total variation of a run on a lattice.
+# The first sufficient share is used.
+SHARES_OF_LATTICE = (2.0**-10, 2.0**-4, 0.5)
 
 
 class LatticeProfile(NamedTuple):
@@ -341,9 +342,16 @@ class LatticeProfile(NamedTuple):
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """The ε for a δ in (0, 1), rounded up; inf where τ needs too much of δ."""
         delta = np.asarray(delta, np.float64)
-        found = self.gaussian.epsilon((1 - SHARE_OF_LATTICE) * delta)
-        enough = self._added(found) <= SHARE_OF_LATTICE * delta
-        return jnp.where(enough, found, jnp.inf)
+        dtype, best = default_float(), np.full(delta.shape, np.inf)
+        # In float64, so that with and without `jax_enable_x64` the same share suffices.
+        with scope():
+            for share in SHARES_OF_LATTICE:
+                found = np.asarray(self.gaussian.epsilon((1 - share) * delta))
+                enough = self._added(found) <= share * delta
+                best = np.where(enough, np.minimum(best, found), best)
+                if np.all(np.isfinite(best)):
+                    break
+            return cast(jnp.asarray(best), dtype, "up")
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up."""
