@@ -42,6 +42,16 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_plan_on_a_lattice_runs_in_jit(name):
+    run = correlated_plan(strategy=SHAPES[name], arithmetic="discrete")
+    tx = run.optimizer(optax.identity(), key=jax.random.key(0))
+    zeros = jnp.zeros(10_000)
+    means, _ = jax.jit(tx.update)(zeros, jax.jit(tx.init)(zeros))
+    # A scaled strategy's first factor is 1.
+    assert float(means.std()) == pytest.approx(3.0 * 0.5 / 10, rel=0.05)
+
+
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("sampling", ["fixed", "reshuffled"])

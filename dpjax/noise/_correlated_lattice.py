@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpjax._core.dtypes import at_least_float32, widen
@@ -70,7 +71,8 @@ def effective_dimension(strategy: Strategy, dimension: int, num_steps: int) -> i
     """
     largest = 1.0
     if isinstance(strategy, Scaled):
-        largest = max(float(jnp.max(jnp.asarray(strategy.factors))), 1.0)
+        # In NumPy, since JAX would trace the maximum under jit.
+        largest = max(float(np.max(np.asarray(strategy.factors))), 1.0)
     return math.ceil(ROUNDINGS**2 * dimension * num_steps * largest**2)
 
 
