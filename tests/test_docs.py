@@ -36,6 +36,7 @@ PAGES = [
     "map.md",
     "correlated.md",
     "auditing.md",
+    "bits.md",
     "amplification.md",
     "howto/batchnorm-and-dropout.md",
     "howto/keras.md",

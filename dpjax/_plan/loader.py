@@ -26,6 +26,7 @@ from dpjax._plan.parameters import RunParameters
 from dpjax._plan.schedule import values_at
 from dpjax._plan.users import OfUser, Users, by_position, is_tree_of_arrays
 from dpjax.sampling import Batch
+from dpjax.sampling._order import permutation
 
 
 class Examples(NamedTuple):
@@ -145,7 +146,9 @@ def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
     others. The bound on the rounding of a float64 sum is for such batches.
     """
     key = jax.random.fold_in(stream(key, "order of slots"), step)
-    order = jax.random.permutation(key, batch.mask.shape[0])
+    # Exactly uniform; JAX's own permutation lets two examples change places where two of
+    # its random words are equal.
+    order = permutation(key, batch.mask.shape[0])
     return Batch(batch.indices[order], batch.mask[order])
 
 
