@@ -275,10 +275,13 @@ def _read_one_by_one(data: Any, batch: Batch) -> Examples:
     mask = np.asarray(batch.mask)
     present = _several(data, np.asarray(batch.indices)[mask].tolist())
     # Padding needs the shapes of some example.
-    spare = present[0] if present else data[0]
-    filled = [*present, *[spare] * (mask.size - len(present))]
+    filled = [present[0] if present else data[0]] * mask.size
+    # Examples stay in their slots: without its padding, a batch with one example fewer
+    # would differ in two slots (`_shuffle_slots`).
+    for slot, example in zip(np.flatnonzero(mask), present, strict=True):
+        filled[slot] = example
     stacked = jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *filled)
-    return Examples(stacked, np.arange(mask.size) < len(present))
+    return Examples(stacked, mask)
 
 
 def _several(data: Any, positions: list[int]) -> list[Any]:
