@@ -17,6 +17,7 @@ import pytest
 
 import dpjax
 from dpjax import noise, strategies
+from dpjax._matrices import streaming
 from dpjax._plan import loader
 from dpjax.accounting import profiles
 from dpjax.clipping._bookkeeping.evaluate import float64_sums
@@ -110,64 +111,52 @@ def test_outputs_of_a_thousand_coordinates():
     assert np.all(is_reachable_on_lattice(given, q))
 
 
-def first_parameters(arithmetic, rows, seed=0, **options):
-    """The plan, and the parameters after one step from zeros on the rows."""
+@functools.cache
+def first_step(arithmetic):
+    """The plan, and its first step from zeros as a function of the data and a key."""
     run = dpjax.plan(
         num_examples=64, batch_size=16, num_steps=20, epsilon=3.0, delta=1e-5,
-        clip_norm=1.0, arithmetic=arithmetic, **options,
+        sampling="fixed", adjacency=dpjax.Adjacency.ZERO_OUT,
+        clip_norm=1.0, arithmetic=arithmetic,
     )  # fmt: skip
     gradient = run.value_and_grad(lambda w, x: jnp.vdot(w, x))
-    tx = run.optimizer(optax.sgd(1.0), key=jax.random.key(seed))
 
     @jax.jit
-    def step(params, data):
-        examples = run.load(data, 0, jax.random.key(seed))
-        _, grads = gradient(params, examples)
+    def step(data, key):
+        params, tx = jnp.zeros(data.shape[1]), run.optimizer(optax.sgd(1.0), key=key)
+        _, grads = gradient(params, run.load(data, 0, key))
         updates, _ = tx.update(grads, tx.init(params), params)
-        return optax.apply_updates(params, updates), jnp.sum(examples.mask)
+        return optax.apply_updates(params, updates)
 
-    params, present = step(np.zeros(rows.shape[1], np.float32), rows)
-    assert int(present)
-    return run, np.asarray(params)
-
-
-def stddev_of(run, d):
-    """The noise that the plan promises at least, z (C + √d q), solved for itself."""
-    z, c, stddev = run.noise_multiplier, run.clip_norm, 0.0
-    for _ in range(50):
-        q = stddev / _discrete._deviation(2)
-        stddev = z * (c + math.sqrt(d) * q)
-    return stddev
+    return run, step
 
 
 def test_first_parameters_of_a_float_run():
-    zeros, d = np.zeros((64, 50), np.float32), 50
-    run, params = first_parameters("real", zeros)
+    run, step = first_step("real")
     # From zeros, SGD releases −(0 + σ normal) / b, and b = 16 divides exactly.
     ordered = reachable(run.noise_multiplier * run.clip_norm)
-    assert np.all(is_in(ordered, -params * 16))
-    for seed in range(3):
-        data = np.full((64, d), 0.01 * (seed + 1), np.float32)
-        _, params = first_parameters("real", data, seed)
-        assert not np.all(is_in(ordered, -params * 16))
+    for seed in range(10):
+        for level in (0.0, 0.01, 0.02):
+            data = np.full((64, 50), level, np.float32)
+            params = np.asarray(step(data, jax.random.key(seed)))
+            # 50 numbers that all happen to be reachable have probability below 1e-20.
+            assert np.all(is_in(ordered, -params * 16)) == (level == 0)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_first_parameters_of_a_discrete_run(seed):
-    d = 50
-    data = np.random.default_rng(seed).standard_normal((64, d)).astype(np.float32)
-    run, params = first_parameters("discrete", data * 10.0 ** (2 * seed - 3), seed)
-    q = float(np.float64(noise.lattice_spacing(_stddev_exactly(run, d))))
-    numbers, exact = multiples(params * np.float32(-16), q)
-    assert np.all(exact)
-    assert np.any(numbers % 2)
-    assert np.max(np.abs(numbers)) < 2**24  # below it float32 holds every integer
-
-
-def _stddev_exactly(run, d):
-    return _discrete.lattice_noise(
-        run.clip_norm, run.noise_multiplier, d, most=run.noise_multiplier
-    ).stddev
+def test_first_parameters_of_a_discrete_run():
+    run, step = first_step("discrete")
+    z = run.noise_multiplier
+    stddev = _discrete.lattice_noise(run.clip_norm, z, 50, most=z).stddev
+    q = float(noise.lattice_spacing(stddev))
+    for seed in range(10):
+        data = np.random.default_rng(seed).standard_normal((64, 50)) * 10.0 ** (
+            seed - 5
+        )
+        params = step(data.astype(np.float32), jax.random.key(seed))
+        numbers, exact = multiples(np.asarray(params) * np.float32(-16), q)
+        assert np.all(exact)
+        assert np.max(np.abs(numbers)) < 2**24  # float32 holds every integer below it
+        assert np.any(numbers % 2)
 
 
 # The floats of a sum with and without one example.
@@ -540,7 +529,7 @@ def test_examples_of_data_sets_stay_in_their_random_slots():
         num_examples=100, batch_size=10, num_steps=10, noise_multiplier=1.0, delta=1e-5,
         clip_norm=1.0, arithmetic="discrete",
     )  # fmt: skip
-    (drawn, read) = (
+    drawn, read = (
         next(run.batches(data, key=KEY, start=3, prefetch=0))
         for data in (np.arange(100, dtype=np.float32), _Items())
     )
@@ -610,4 +599,174 @@ def test_the_count_of_a_quantile_clip_is_exact(slots):
         assert all(
             Fraction(float(p)) == Fraction(float(c)) * Fraction(held)
             for p, c in zip(product[::7], counts[::7], strict=True)
+        )
+
+
+# Correlated noise.
+
+STEPS, SHAPE = 21, (3,)
+STRATEGIES = {
+    "geometric": strategies.geometric(0.9),
+    "banded": strategies.banded([1.0, 0.5, -0.3, 0.2]),
+    "banded_inverse": strategies.banded_inverse([1.0, -0.6, 0.25]),
+    "rational": strategies.rational([0.3, 0.8], [0.95, 0.5]),
+    "tree": strategies.tree(0.9),
+    "scaled": strategies.scaled(
+        strategies.geometric(0.9), 2.0 ** np.linspace(-1, 2, STEPS).round()
+    ),
+}
+
+
+def dense_matrix(name, steps=STEPS):
+    """C as exact fractions, by its definition and not by the library's streams."""
+    strategy = STRATEGIES[name]
+    if name == "tree":
+        # C⁻¹: step t subtracts β^{2^i} times the latest node of each level i below its.
+        inverse = [[Fraction(int(i == j)) for j in range(steps)] for i in range(steps)]
+        weights = streaming.tree_weights(strategy.decay, steps)
+        for t in range(1, steps + 1):
+            for i in range(min((t & -t).bit_length() - 1, len(weights))):
+                inverse[t - 1][t - 2**i - 1] = Fraction(float(weights[i]))
+    else:
+        toeplitz = strategy.strategy if name == "scaled" else strategy
+        n, d = ([Fraction(1), *map(Fraction, map(float, x))] for x in toeplitz)
+        row = []  # the coefficients of D / N
+        for k in range(steps):
+            term = d[k] if k < len(d) else Fraction(0)
+            row.append(
+                term - sum(n[i] * row[k - i] for i in range(1, min(k + 1, len(n))))
+            )
+        inverse = [
+            [row[i - j] if i >= j else Fraction(0) for j in range(steps)]
+            for i in range(steps)
+        ]
+    c = [[Fraction(0)] * steps for _ in range(steps)]
+    for j in range(steps):
+        for i in range(steps):
+            known = sum(inverse[i][k] * c[k][j] for k in range(j, i))
+            c[i][j] = (int(i == j) - known) / inverse[i][i]
+    if name == "scaled":
+        factors = [Fraction(float(f)) for f in strategy.factors]
+        c = [[x / factors[j] for j, x in enumerate(row)] for row in c]
+    return c
+
+
+def bad_sums(kind, most):
+    rng = np.random.default_rng(3)
+    if kind == "alternating":
+        sums = np.outer((-1.0) ** np.arange(STEPS), np.full(3, most * (1 - 2.0**-40)))
+    elif kind == "spread":
+        sums = (
+            most
+            * rng.uniform(-1, 1, (STEPS, 3))
+            * 2.0 ** rng.integers(-30, 1, (STEPS, 3))
+        )
+    else:
+        sums = np.full((STEPS, 3), most / 3)
+    return sums
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_recursion_on_sums_is_exact_to_its_stated_rounding(name):
+    strategy, c = STRATEGIES[name], dense_matrix(name)
+    stream = streaming.forward_stream(strategy, STEPS)
+    gain, most = streaming.rounding_gain(strategy, STEPS), 2.0**40
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def run(sums):
+            def step(memory, x):
+                t, s = x
+                return stream.noise(lambda _: s, t, memory)[::-1]
+
+            memory = jnp.zeros((stream.rows, 3))
+            return jax.lax.scan(step, memory, (jnp.arange(1, STEPS + 1), sums))[1]
+
+        for kind in ("alternating", "spread", "constant"):
+            sums = bad_sums(kind, most)
+            rows = np.asarray(run(sums))
+            for i in range(STEPS):
+                for j in range(3):
+                    exact = sum(c[i][k] * Fraction(sums[k, j]) for k in range(i + 1))
+                    off = abs(Fraction(rows[i, j]) - exact)
+                    assert off <= Fraction(gain) * Fraction(most) / 2**53
+
+
+def correlated(name, num_steps=STEPS, stddev=1.0):
+    return dpjax.correlated_noise(
+        STRATEGIES[name], stddev, num_steps=num_steps, key=KEY, arithmetic="discrete"
+    )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_correlated_releases_are_integers_of_the_lattice_after_the_strategy(name):
+    tx, q = correlated(name), float(noise.lattice_spacing(1.0, 3))
+    c = np.array([[float(x) for x in row] for row in dense_matrix(name)])
+    with jax.enable_x64(True):
+        size = 4000
+
+        @jax.jit
+        def run(sums):
+            def step(state, s):
+                out, state = tx.update(s, state)
+                return state, out
+
+            return jax.lax.scan(step, tx.init(sums[0]), sums)[1]
+
+        sums = np.random.default_rng(0).standard_normal((STEPS, size)) * 100
+        released = np.asarray(run(sums))
+        numbers = c @ released / q
+        # Float64 rounds a number below 2⁴⁰ with a gain of less than 2⁸ by 2⁻⁵ at most.
+        assert np.max(np.abs(numbers)) < 2**40
+        assert np.max(np.abs(numbers - np.rint(numbers))) < 2.0**-5
+        # Without C⁻¹ the noise is white: z = 5.5 for each of 231 products.
+        z = c @ (released - sums)
+        covariance = z @ z.T / size
+        off = np.abs(covariance - np.eye(STEPS)) * math.sqrt(size / 2)
+        # False alarm below 231 · 4e-8 for each strategy.
+        assert np.max(off) < 5.5
+
+
+def test_correlated_state_has_no_float64_and_refuses_further_steps():
+    tx = correlated("geometric", 3)
+    params = {"w": np.zeros((4, 5), np.float32), "v": np.zeros(2, np.float32)}
+    update = jax.jit(tx.update, donate_argnums=1)
+    state, outputs = jax.jit(tx.init)(params), []
+    for _ in range(5):
+        out, state = update(params, state)
+        outputs.append(np.asarray(out["w"]))
+        assert all(x.dtype.itemsize <= 4 or jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+                   for x in jax.tree.leaves(state))  # fmt: skip
+        assert out["w"].dtype == jnp.float32
+    assert all(np.all(np.isfinite(x)) for x in outputs[:3])
+    assert all(np.all(np.isnan(x)) for x in outputs[3:])
+
+    # A scan of the same steps gives the same bits.
+    def step(state, _):
+        out, state = tx.update(params, state)
+        return state, out["w"]
+
+    scanned = jax.jit(lambda: jax.lax.scan(step, tx.init(params), None, length=3)[1])()
+    np.testing.assert_array_equal(scanned, outputs[:3])
+
+
+@pytest.mark.parametrize("kind", ["independent", "correlated"])
+def test_noise_on_a_mesh_is_that_of_one_device(kind):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    make = {
+        "independent": lambda: dpjax.add_discrete_gaussian_noise(1.0, key=KEY),
+        "correlated": lambda: correlated("geometric"),
+    }[kind]
+    tx = make()
+    sums = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    run = jax.jit(lambda s: tx.update(s, tx.init(s))[0])
+    spread = jax.device_put(sums, jax.NamedSharding(mesh, jax.P("x")))
+    np.testing.assert_array_equal(run(spread), run(sums))
+
+
+def test_a_strategy_that_float64_cannot_hold_is_refused():
+    strategy = strategies.rational([0.5, 0.6], [0.9999, 0.999])
+    with pytest.raises(ValueError, match="real"):
+        dpjax.correlated_noise(
+            strategy, 1.0, num_steps=100_000, key=KEY, arithmetic="discrete"
         )
