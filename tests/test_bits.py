@@ -175,7 +175,7 @@ def tied(w, e):
 def convolution(w, e):
     dims = ("NWC", "WIO", "NWC")
     out = jax.lax.conv_general_dilated(
-        e["x"][None], w["w"], (1,), "VALID", dimension_numbers=dims
+        e["x"][None].astype(w["w"].dtype), w["w"], (1,), "VALID", dimension_numbers=dims
     )
     return jnp.vdot(out[0], e["y"][2:])
 
