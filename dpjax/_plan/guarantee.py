@@ -239,8 +239,7 @@ def _sampling(plan: RunParameters) -> str:
 
 def _kind(plan: RunParameters) -> str:
     """The distribution of the noise, in words."""
-    on_lattice = "discrete Gaussian (at least, and on a lattice)"
-    return on_lattice if plan.arithmetic == "discrete" else "Gaussian"
+    return "discrete Gaussian" if plan.arithmetic == "discrete" else "Gaussian"
 
 
 def _noise(plan: RunParameters) -> str:

@@ -146,8 +146,8 @@ def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
     others. The bound on the rounding of a float64 sum is for such batches.
     """
     key = jax.random.fold_in(stream(key, "order of slots"), step)
-    # Exactly uniform; JAX's own permutation lets two examples change places where two of
-    # its random words are equal.
+    # Exactly uniform. In JAX's own permutation two examples can change places where two
+    # of its random words are equal.
     order = permutation(key, batch.mask.shape[0])
     return Batch(batch.indices[order], batch.mask[order])
 

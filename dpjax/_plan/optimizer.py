@@ -24,8 +24,12 @@ from dpjax._plan.modules import is_trained
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.schedule import Segment, values_at
 from dpjax.noise._correlated import Buffer, correlated_noise
+from dpjax.noise._correlated_lattice import (
+    DIGITS,
+    correlated_lattice_noise,
+    effective_dimension,
+)
 from dpjax.noise._correlated_lattice import DRAWS as LATTICE_DRAWS
-from dpjax.noise._correlated_lattice import effective_dimension
 from dpjax.noise._discrete import (
     DiscreteGaussianNoiseState,
     check_draws,
@@ -144,11 +148,14 @@ def _correlated_mean_on_lattice(
     plan: RunParameters, strategy: Strategy, key: jax.Array
 ) -> optax.GradientTransformation:
     """From sums of clipped gradients to private means, with noise on a lattice."""
+    # A sum of m clipped gradients is at most m C, and a lattice point z C / 2²⁵.
+    largest = plan.max_batch_size / plan.noise_multiplier * 2.0**25
+    digits = min(max(math.ceil(math.log2(largest)) + 1, 24), DIGITS)
 
     def noise(params: Any) -> optax.GradientTransformation:
         # The noise depends on how many coordinates are rounded.
         dimension = effective_dimension(
-            strategy, num_coordinates(params), plan.num_steps
+            strategy, num_coordinates(params), plan.num_steps, digits
         )
         stddev = lattice_noise(
             plan.clip_norm,
@@ -157,12 +164,8 @@ def _correlated_mean_on_lattice(
             most=plan.noise_multiplier,
             draws=LATTICE_DRAWS,
         ).stddev
-        return correlated_noise(
-            strategy,
-            stddev,
-            num_steps=plan.num_steps,
-            key=key,
-            arithmetic="discrete",
+        return correlated_lattice_noise(
+            strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits
         )
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
 """Clip one gradient, or sum up a batch of clipped gradients."""
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,8 +21,25 @@ from dpjax._core.typing import Shaped, Tree
 _SLACK = 2.0**-20
 
 # How many clipped gradients are added up in float32 before float64 takes over, where
-# the sum's rounding must be bounded: γ_k k C for k of them, below 0.1 % of C.
+# the sum's rounding must be bounded: γ_k k C for k of them, about 0.1 % of C.
 BLOCK = 128
+
+
+class Wide(NamedTuple):
+    """Sums in float64, made where `jax_enable_x64` is on.
+
+    Attributes:
+      x64: whether it is on for the caller, too. The loss is evaluated and
+        differentiated as the caller has it, since a custom derivative may make arrays
+        of the default dtype.
+    """
+
+    x64: bool
+
+
+def loss_scope(wide: Wide | None) -> contextlib.AbstractContextManager[object]:
+    """The context in which a loss is evaluated; None where sums are not in float64."""
+    return contextlib.nullcontext() if wide is None else jax.enable_x64(wide.x64)
 
 
 class Scales(NamedTuple):

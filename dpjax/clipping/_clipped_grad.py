@@ -19,12 +19,13 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.float64 import default_float
 from dpjax._core.meshes import are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
 from dpjax._core.typing import Arithmetic, ArrayLike, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
-from dpjax.clipping._clip import Summed, batch_size
+from dpjax.clipping._clip import Summed, Wide, batch_size
 from dpjax.clipping._microbatches import in_microbatches
 from dpjax.clipping._vmap import clipped_sum as vmap_sum
 
@@ -162,12 +163,12 @@ class ClippedGrad(Generic[Params]):
         Each gradient is clipped to less than C by a factor, which leaves room for what
         the rounding of the sum depends on one example.
         """
-        # The loss was traced before, in the caller's precision, and keeps its dtypes.
+        wide = Wide(x64=default_float() == jnp.float64)
         with jax.enable_x64(True):
             engine = self._engine(closed, groups.numbers)
             factor = 1 / (1 + bookkeeping.relative_error(engine.plan, mask.size))
             clip_norms = [c * factor for c in groups.clip_norms]
-            sum_of = partial(engine.sum, clip_norms, wide=True)
+            sum_of = partial(engine.sum, clip_norms, wide=wide)
             sums, per_example = self._sum_of_parts(
                 sum_of, leaves, batched, mask, wide=True
             )
@@ -364,8 +365,10 @@ def clipped_grad(
         lattice need (`add_discrete_gaussian_noise`). The sum is then made in float64,
         also where `jax_enable_x64` is off, and products of float32 cover at most 128
         rows at a time. Gradients are clipped to C / (1 + h), where h bounds the effect
-        of one example on the sum's rounding. h is about 2⁻²³ b, plus .002 where an
-        example has one row, and .004 where it has 64 rows or more. Both are static.
+        of one example on the sum's rounding. h depends on shapes alone: it is about
+        2⁻²³ b, plus .002 where an example has one row or .0041 where it has 64 rows or
+        more, plus the rounding of float64, which is 2e-4 for 4,000 examples of 128
+        rows (docs/bits.md).
         "auto" is then "bookkeeping" or "vmap", and "ghost" is not available.
 
     Returns:
@@ -402,7 +405,8 @@ def clipped_grad(
     With arithmetic="discrete" the computed floats of two sums differ by at most C (2C
     where an example is replaced) for batches that differ in one slot: every other
     example is in the same slot of both. The batches of `dpjax.plan` are drawn such that
-    this suffices. The statement assumes that a slot's gradient depends on no other
+    this suffices. Inside `jax.shard_map` the statement is for the sum of one device,
+    and not for a sum over devices. The statement assumes that a slot's gradient depends on no other
     slot's example, and that equal blocks of rows have equal products.
 
     Example:

@@ -8,7 +8,14 @@ import jax.extend.core as jex
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
-from dpjax.clipping._clip import Summed, clip_scales, group_squares, sum_in_memory
+from dpjax.clipping._clip import (
+    Summed,
+    Wide,
+    clip_scales,
+    group_squares,
+    loss_scope,
+    sum_in_memory,
+)
 
 
 def clipped_sum(
@@ -19,7 +26,7 @@ def clipped_sum(
     examples: Sequence[jax.Array],
     mask: jax.Array,
     *,
-    wide: bool = False,
+    wide: Wide | None = None,
 ) -> Summed:
     """The sum of clipped gradients, with each example's loss, norm and aux.
 
@@ -30,7 +37,7 @@ def clipped_sum(
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
       mask: b[b]; a masked example contributes zero.
-      wide: whether the clipped gradients are added up in float64.
+      wide: how the clipped gradients are added up in float64; None for float32.
     """
 
     def one(
@@ -47,7 +54,8 @@ def clipped_sum(
         # In float32 at least, so that norms and sums do not round to a narrower dtype.
         return widen(gradient), loss, aux
 
-    gradients, loss, aux = jax.vmap(one)(*examples)
+    with loss_scope(wide):
+        gradients, loss, aux = jax.vmap(one)(*examples)
 
     def sum_gradients(
         gradients: Sequence[jax.Array],
@@ -60,7 +68,7 @@ def clipped_sum(
         squares = jax.vmap(squares_of)(gradients)
         finite, scales, norm = clip_scales(squares, clip_norms, mask)
         return [
-            sum_in_memory(x, scales[group], finite, wide=wide)
+            sum_in_memory(x, scales[group], finite, wide=wide is not None)
             for x, group in zip(gradients, groups, strict=True)
         ], norm
 

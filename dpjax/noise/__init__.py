@@ -8,7 +8,8 @@ The public functions are `dpjax.add_gaussian_noise`,
 1. `_gaussian`: independent noise, and the step limit, after which further steps are
    refused. `_discrete`: independent noise on a lattice, whose guarantee holds for bits.
    `_correlated`: noise that is correlated across steps by any strategy, and a momentum
-   of the sums with the noise of tree aggregation.
+   of the sums with the noise of tree aggregation. `_correlated_lattice`: the former on
+   a lattice.
 2. `tree`: the noise of tree aggregation.
 3. `windows`: private sums over sliding windows. `reduced_momentum`: a momentum of
    differences of gradients, computed from such sums.
@@ -18,5 +19,6 @@ The public functions are `dpjax.add_gaussian_noise`,
 from dpjax.noise import reduced_momentum as reduced_momentum
 from dpjax.noise import tree as tree
 from dpjax.noise import windows as windows
+from dpjax.noise._correlated_lattice import lattice_roundings as lattice_roundings
 from dpjax.noise._discrete import lattice_spacing as lattice_spacing
 from dpjax.noise._gaussian import gamma_norm_like as gamma_norm_like

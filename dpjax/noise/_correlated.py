@@ -98,9 +98,11 @@ def correlated_noise(
 
     With arithmetic="discrete", let C be the sensitivity of the floats of a sum. Then
     the T results are μ'-GDP up to d T 2⁻⁹⁵ (1 + e^ε) in δ, for d coordinates and
-    μ' = μ + 3 √(d T) / 33,554,944. The discrete noise is within a factor e^{±1e-32} a
-    draw of a post-processing of Gaussian noise (`add_discrete_gaussian_noise`). The
-    state also holds sums without noise.
+    μ' = μ + (1 + 2 E) √(d T) / 33,554,944. E is 1, or 2⁻¹³ times a bound on the growth
+    of rounding errors in the recursion of C where that is more, as for strategies with
+    a long memory; `noise.lattice_roundings` returns 1 + 2 E. The discrete noise is
+    within a factor e^{±1e-32} a draw of a post-processing of Gaussian noise
+    (`add_discrete_gaussian_noise`). The state also holds sums without noise.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.

@@ -5,10 +5,10 @@ a lattice of spacing q it releases the integers r_t = round((C s)_t / q) + z_t, 
 computes q (C⁻¹r)_t from the released integers, in any arithmetic. The row (C s)_t is a
 recursion on sums that are not private, so it is computed in float64.
 
-**Sensitivity.** Let neighbouring data sets change C s by Δ over all steps. A rounded
-coordinate is off by at most 1/2, and the recursion in float64 by at most 1, in units
-of q, on each data set. So the integers change by at most ‖Δ‖ / q + 3 √(d T) in L2 norm,
-for d coordinates and T steps.
+**Sensitivity.** Let neighbouring data sets change C s by Δ over all steps. In units of
+q, a rounded coordinate is off by at most 1/2, and the recursion in float64 by at most
+E, on each data set. So the integers change by at most ‖Δ‖ / q + (1 + 2 E) √(d T) in L2
+norm, for d coordinates and T steps.
 """
 
 import math
@@ -34,12 +34,11 @@ from dpjax.noise._discrete import (
 from dpjax.noise._gaussian import check_steps_left
 
 # Rounding affects all later steps, so the lattice has 33,554,944 points to a standard
-# deviation, and rounding adds 3 √(d T) / 33,554,944 to μ.
+# deviation, and rounding adds (1 + 2 E) √(d T) / 33,554,944 to μ.
 DRAWS = 3
-# A rounded coordinate and the recursion are each off on two data sets.
-ROUNDINGS = 3
-# Coordinates are clipped to this many binary digits before the decimal point.
-_DIGITS, _FLOAT64 = 40, 53
+# Sums are clipped to integers of this many binary digits, or of fewer where the caller
+# knows that their sums have fewer.
+DIGITS, _FLOAT64 = 40, 53
 
 
 class CorrelatedLatticeState(NamedTuple):
@@ -62,37 +61,61 @@ class CorrelatedLatticeState(NamedTuple):
     key: Key
 
 
-def effective_dimension(strategy: Strategy, dimension: int, num_steps: int) -> int:
+def lattice_roundings(
+    strategy: Strategy, num_steps: int, digits: int = DIGITS
+) -> float:
+    """By how much rounding moves a coordinate of `correlated_noise` between data sets.
+
+    Args:
+      strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
+      num_steps: T.
+      digits: the binary digits of sums in units of the lattice, above which sums are
+        clipped.
+
+    Returns:
+      1 + 2 E in units of the lattice: 1/2 for the nearest integer, and E for the
+      recursion of C in float64, on each of two data sets.
+
+    Example:
+      >>> from dpjax import strategies
+      >>> lattice_roundings(strategies.geometric(0.9), 1000)
+      3.0
+    """
+    gain = rounding_gain(strategy, num_steps)
+    return 1 + 2 * max(1.0, gain * 2.0 ** (digits - _FLOAT64))
+
+
+def effective_dimension(
+    strategy: Strategy, dimension: int, num_steps: int, digits: int
+) -> int:
     """The number of coordinates with which rounding once moves as much as all steps do.
 
     `lattice_noise` adds the rounding of that many coordinates to the sensitivity C of a
     sum. The sensitivity of C s over a run is at least the norm of a column of C, which
     is at least 1, or 1 over the largest factor of a scaled strategy.
     """
-    largest = 1.0
+    moved, largest = lattice_roundings(strategy, num_steps, digits), 1.0
     if isinstance(strategy, Scaled):
         # In NumPy, since JAX would trace the maximum under jit.
         largest = max(float(np.max(np.asarray(strategy.factors))), 1.0)
-    return math.ceil(ROUNDINGS**2 * dimension * num_steps * largest**2)
+    return math.ceil(moved**2 * dimension * num_steps * largest**2)
 
 
 def correlated_lattice_noise(
-    strategy: Strategy, stddev: ArrayLike, *, num_steps: int, key: Key
+    strategy: Strategy,
+    stddev: ArrayLike,
+    *,
+    num_steps: int,
+    key: Key,
+    digits: int = DIGITS,
 ) -> optax.GradientTransformation:
-    """See `correlated_noise` with arithmetic="discrete" for arguments and guarantee."""
+    """See `correlated_noise` with arithmetic="discrete" for arguments and guarantee.
+
+    Sums are clipped to ±2^digits in units of the lattice.
+    """
     strategy = check_strategy(strategy, num_steps)
     inverse = buffered_stream(strategy, num_steps)
     forward = forward_stream(strategy, num_steps)
-    # Results are exact to one unit of the lattice where the largest sum has so few
-    # binary digits that their rounding, times the gain, is below 1.
-    gain = math.ceil(math.log2(rounding_gain(strategy, num_steps)))
-    digits = min(_DIGITS, _FLOAT64 - gain)
-    if digits < 24:
-        raise ValueError(
-            "arithmetic must be 'real' for this strategy: its recursion adds up so "
-            "many roundings that float64 cannot hold the sums to one unit of the "
-            "lattice."
-        )
     spacing = lattice_spacing(stddev, DRAWS)
 
     def init(params: Tree) -> CorrelatedLatticeState:

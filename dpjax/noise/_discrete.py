@@ -189,7 +189,8 @@ def discrete_gaussian(
         # One draw after the other: the generator is compiled once for all of them.
         keys = jax.random.split(key, draws)
         drawn = jax.lax.map(lambda key: draw_table(key, shape), keys)
-        return sum((SCALE**i * x for i, x in enumerate(drawn[1:], 1)), drawn[0])
+        factors = SCALE ** jnp.arange(draws, dtype=jnp.int32)
+        return jnp.tensordot(factors, drawn, axes=1)
 
     if out_sharding is None:
         return add(key)
@@ -214,7 +215,7 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
       7.63e-06
     """
     validate.nonnegative("stddev", stddev)
-    if draws not in (2, 3):
+    if draws not in (2, 3) or not isinstance(draws, int):
         raise ValueError(f"draws must be 2 or 3; got {draws!r}.")
     return round_up_float32("stddev", stddev) / _deviation(draws)
 

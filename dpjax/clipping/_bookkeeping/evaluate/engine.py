@@ -21,7 +21,13 @@ from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
 from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._clip import Summed, clip_scales, sum_in_memory
+from dpjax.clipping._clip import (
+    Summed,
+    Wide,
+    clip_scales,
+    loss_scope,
+    sum_in_memory,
+)
 
 
 class Part(NamedTuple):
@@ -49,7 +55,7 @@ def clipped_sum(
     mask: jax.Array,
     *,
     by_platform: bool,
-    wide: bool = False,
+    wide: Wide | None = None,
 ) -> Summed:
     """The sum of clipped gradients from one forward and one backward pass.
 
@@ -62,7 +68,7 @@ def clipped_sum(
       by_platform: whether code lowered for a TPU forms all per-example gradients, and
         makes the sum of them. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
-      wide: whether the sums are made in float64 (`float64_sums`).
+      wide: how the sums are made in float64 (`float64_sums`); None for float32.
     """
     rows = [form.gram for form in plan.forms]
     rows_on_gpu = [form.gram for form in plan.forms_on_gpu]
@@ -76,7 +82,7 @@ def clipped_sum(
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
         books = _canonicalize(plan, books)
-        summed = partial(_in_one_pass, plan, clip_norms, wide)
+        summed = partial(_in_one_pass, plan, clip_norms, wide is not None)
         by_rows = partial(summed, rows)
         # The platform is chosen at lowering: one trace may serve several platforms.
         if rows_on_gpu != rows:
@@ -87,7 +93,8 @@ def clipped_sum(
         directly = partial(summed, [False] * len(rows))
         return on_platform("tpu", directly, by_rows, books, leaves, mask)
 
-    books = keep_books(plan, leaves, examples)
+    with loss_scope(wide):
+        books = keep_books(plan, leaves, examples)
     loss, *aux = books.outputs
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
     of_examples = jax.P(leading_axis(examples))

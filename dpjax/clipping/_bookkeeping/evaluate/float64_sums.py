@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dpjax.clipping._bookkeeping.analysis.plan import Plan
 
 # The most rows of a block. With more rows, products are faster and round more: 128 rows
-# keep the bound below 0.4 % of the clip norm.
+# keep the bound at 0.41 % of the clip norm.
 ROWS = 128
 # With fewer rows than this in an example, blocks of one example are too small to be
 # fast, and blocks of several examples would round by up to 512 C for each of them.
