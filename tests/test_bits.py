@@ -391,7 +391,7 @@ def all_draws(monkeypatch):
     monkeypatch.setattr(jax.random, "bits", bits)
     # Ties of the first bits are decided by the last bits of thresholds, all zero.
     monkeypatch.setattr(
-        _discrete, "_is_below", lambda _, column: jnp.zeros(column.shape, bool)
+        _discrete, "_settle_ties", lambda key, below, tied, column: below
     )
     return np.asarray(jax.jit(lambda: _discrete.draw_table(KEY, words.shape))())
 
@@ -757,9 +757,21 @@ def test_noise_on_a_mesh_is_that_of_one_device(kind):
     np.testing.assert_array_equal(run(spread), run(sums))
 
 
-def test_a_strategy_that_float64_cannot_hold_is_refused():
+def test_plan_refuses_a_strategy_whose_recursion_rounds_too_much():
     strategy = strategies.rational([0.5, 0.6], [0.9999, 0.999])
-    with pytest.raises(ValueError, match="real"):
-        dpjax.correlated_noise(
-            strategy, 1.0, num_steps=100_000, key=KEY, arithmetic="discrete"
-        )
+    assert noise.lattice_roundings(strategy, 1000) > 1e6
+    plan = dpjax.plan(
+        num_examples=100,
+        batch_size=10,
+        num_steps=1000,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        clip_norm=1.0,
+        sampling="fixed",
+        adjacency=dpjax.Adjacency.ZERO_OUT,
+        noise="correlated",
+        strategy=strategy,
+        arithmetic="discrete",
+    )
+    with pytest.raises(ValueError, match="too large for a lattice"):
+        plan.optimizer(optax.sgd(0.1), key=KEY).init(jnp.zeros(1000))

@@ -686,7 +686,7 @@ def test_guarantee_has_mu_only_where_it_is_gaussian(poisson_plan):
     assert poisson_plan.guarantee.mu is None
 
 
-@pytest.mark.parametrize("delta, epsilon", [(1e-8, 8.0), (1e-6, 20.0)])
+@pytest.mark.parametrize(("delta", "epsilon"), [(1e-8, 8.0), (1e-6, 20.0)])
 def test_epsilon_on_a_lattice_is_finite_and_at_most_the_target(delta, epsilon):
     run = make_fixed_plan(
         noise_multiplier=None, epsilon=epsilon, delta=delta, arithmetic="discrete"

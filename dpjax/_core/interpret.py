@@ -158,6 +158,12 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
             if eqn.primitive.name in _CALLS:
                 called = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
                 outs = inline(*_open(called), ins)
+            elif eqn.primitive.name == "call_hi_primitive":
+                # JAX 0.12 has operations that are defined by others, as searchsorted.
+                (operation,) = eqn.params.values()
+                avals = [v.aval for v in eqn.invars]
+                called = jax.make_jaxpr(operation.expand)(*avals)
+                outs = inline(*_open(called), ins)
             else:
                 outs = [next(slots) for _ in eqn.outvars]
                 steps.append(_Step(eqn, ins, outs))

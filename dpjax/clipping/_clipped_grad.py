@@ -406,8 +406,8 @@ def clipped_grad(
     where an example is replaced) for batches that differ in one slot: every other
     example is in the same slot of both. The batches of `dpjax.plan` are drawn such that
     this suffices. Inside `jax.shard_map` the statement is for the sum of one device,
-    and not for a sum over devices. The statement assumes that a slot's gradient depends on no other
-    slot's example, and that equal blocks of rows have equal products.
+    and not for a sum over devices. The statement assumes that a slot's gradient depends
+    on no other slot's example, and that equal blocks of rows have equal products.
 
     Example:
       >>> import jax.numpy as jnp

@@ -138,7 +138,12 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
     threshold = packed >> _COLUMN_BITS
     below = (first < threshold) | ((first == threshold) & (bits < second))
     tied = (first == threshold) & (bits == second)
-    below = _settle_ties(for_ties, below, tied, column)
+    # An array of b draws has a tie with probability b 2⁻³⁴.
+    below = jax.lax.cond(
+        jnp.any(tied),
+        lambda: _settle_ties(for_ties, below, tied, column),
+        lambda: below,
+    )
     alias = (packed & (_COLUMNS - 1)).astype(jnp.int32)
     return jnp.where(below, column, alias) - _COLUMNS // 2
 
@@ -148,21 +153,26 @@ def _settle_ties(
 ) -> jax.Array:
     """Decide each tie by the comparison of 64 more bits with the threshold's last bits.
 
-    An array of b draws has a tie with probability b 2⁻³⁴, so that the loop hardly ever
-    runs. It settles one tie in each iteration, because a generator of 64 bits compiles
+    The loop settles one tie in each iteration, because a generator of 64 bits compiles
     faster than one for the whole array.
     """
+    # An axis of length 0 has no largest entry.
+    if not tied.size:
+        return below
     last = jnp.asarray(alias_table().last)
+    shape, columns = column.shape, column.reshape(-1)
+    places = jnp.arange(columns.size, dtype=jnp.uint32)
 
     def settle(flags: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         below, tied = flags
         place = jax.lax.argmax(tied, 0, jnp.uint32)
         high, low = jax.random.bits(jax.random.fold_in(key, place), (2,), jnp.uint32)
-        upper, lower = last[columns[place]]
+        # Selections in place of indices: devices of a mesh then exchange numbers alone.
+        here = places == place
+        upper, lower = last[jnp.sum(jnp.where(here, columns, 0), dtype=jnp.int32)]
         is_below = (high < upper) | ((high == upper) & (low < lower))
-        return below.at[place].set(is_below), tied.at[place].set(False)
+        return jnp.where(here, is_below, below), tied & ~here
 
-    shape, columns = column.shape, column.reshape(-1)
     flags = below.reshape(-1), tied.reshape(-1)
     below, _ = jax.lax.while_loop(lambda flags: jnp.any(flags[1]), settle, flags)
     return below.reshape(shape)
