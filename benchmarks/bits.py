@@ -1,0 +1,119 @@
+"""What a guarantee for the bits that are released costs: noise and steps.
+
+    python benchmarks/bits.py
+
+Noise on a lattice (`dpjax.add_discrete_gaussian_noise`) is compared with normal numbers
+of JAX and with `dpjax.add_gaussian_noise`. Clipped sums whose floats have a proven
+sensitivity are compared with those of real arithmetic, on four networks. The functions
+of a table are called in turn.
+"""
+
+import functools
+import os
+
+import _networks
+import jax
+import jax.numpy as jnp
+from _results import Table, parser, print_tables, write
+from _timing import compiled, said, take_turns
+
+import dpjax
+from dpjax.clipping._bookkeeping import relative_error
+from dpjax.noise._discrete import lattice_noise
+
+ROUNDS = 15
+# The numbers of parameters, and of draws from the table for one draw of the noise.
+SIZES = {10**4: 2, 10**6: 2, 10**7: 3}
+NETWORKS = "mlp", "transformer", "cnn", "wide_resnet"
+CLIP_NORM = 1.0
+
+
+def normal_numbers(key, zeros):
+    """As many normal numbers as there are zeros."""
+    return jax.random.normal(key, zeros.shape, zeros.dtype)
+
+
+def noise_step(make, key, zeros):
+    """One step of a transformation that adds noise."""
+    tx = make(1.0, key=key)
+    return tx.update(zeros, tx.init(zeros))[0]
+
+
+def noise():
+    """Times of noise by number of parameters."""
+    rows = []
+    for size, draws in SIZES.items():
+        discrete = functools.partial(dpjax.add_discrete_gaussian_noise, draws=draws)
+        contenders = {
+            "jax.random.normal": normal_numbers,
+            "add_gaussian_noise": functools.partial(
+                noise_step, dpjax.add_gaussian_noise
+            ),
+            f"add_discrete_gaussian_noise, {draws} draws": functools.partial(
+                noise_step, discrete
+            ),
+        }
+        programs, seconds = {}, {}
+        given = jax.random.key(0), jnp.zeros(size)
+        for name, function in contenders.items():
+            program, seconds[name] = compiled(function, *given)
+            programs[name] = functools.partial(program, *given)
+        times = take_turns(programs, rounds=ROUNDS)
+        base = times["jax.random.normal"].median
+        rows += [
+            [
+                f"{size:,}",
+                name,
+                1e3 * t.median,
+                1e3 * t.least,
+                t.median / base,
+                seconds[name],
+            ]
+            for name, t in times.items()
+        ]
+    columns = {"parameters": "{}", "": "{}", "ms": "{:.2f}", "least": "{:.2f}"}
+    columns |= {"over normal": "{:.1f}", "s to compile": "{:.2f}"}
+    return Table("noise", columns, rows)
+
+
+def steps():
+    """Times of clipped sums in both arithmetics, and what discrete arithmetic loses."""
+    rows = []
+    for name in NETWORKS:
+        loss, params, batch = getattr(_networks, name)()[:3]
+        size = jax.tree.leaves(batch)[0].shape[0]
+        programs, temporaries = {}, {}
+        for arithmetic in ("real", "discrete"):
+            fn = dpjax.clipped_grad(loss, CLIP_NORM, arithmetic=arithmetic)
+            program, _ = compiled(fn, params, batch)
+            programs[arithmetic] = functools.partial(program, params, batch)
+            temporaries[arithmetic] = program.memory_analysis().temp_size_in_bytes
+        times = take_turns(programs, rounds=ROUNDS)
+        real, discrete = (times[x].median for x in ("real", "discrete"))
+        plan = dpjax.clipped_grad(loss, CLIP_NORM).plan(params, batch)
+        dimension = sum(x.size for x in jax.tree.leaves(params))
+        on_lattice = lattice_noise(CLIP_NORM, 1.0, dimension, most=1.0)
+        lost = (1 + relative_error(plan, size)) * float(on_lattice.stddev) / CLIP_NORM
+        memory = temporaries["discrete"] / temporaries["real"]
+        cells = 1e3 * real, 1e3 * discrete, discrete / real, memory, lost
+        rows.append([name, f"{dimension:,}", size, *cells])
+    columns = {"network": "{}", "parameters": "{}", "batch": "{}", "real, ms": "{:.1f}"}
+    columns |= {"discrete, ms": "{:.1f}", "ratio": "{:.2f}", "memory": "{:.2f}"}
+    columns |= {"noise over clip norm, at a multiplier of 1": "{:.4f}"}
+    return Table("steps", columns, rows)
+
+
+def main():
+    """Measure, and say how busy the machine was."""
+    arguments = parser(__doc__).parse_args()
+    before = os.getloadavg()[0]
+    tables = [noise(), steps()]
+    print_tables(*tables)
+    load = (
+        f"The load average was {before:.1f} before and {os.getloadavg()[0]:.1f} after."
+    )
+    write("bits", arguments, tables, times=f"{said(ROUNDS)} {load}")
+
+
+if __name__ == "__main__":
+    main()
