@@ -217,6 +217,7 @@ def train(data, key):
     return {"last": w, "all": updates}
 
 
+@pytest.mark.slow
 def test_train_many_gives_each_run_its_own_key():
     data = np.array([[3.0, 0.0], [-3.0, 0.0]], np.float32)
 

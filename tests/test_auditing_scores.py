@@ -197,6 +197,7 @@ def one_run_scores(mu, count, audits=AUDITS, seed=5):
     return 2.5 * (rng.standard_normal((audits, count)) + mu * included), included
 
 
+@pytest.mark.slow
 def test_one_run_bounds_fail_at_most_at_stated_rate():
     scores, included = one_run_scores(2.0, 300)
     at = {"guess_in": 40, "guess_out": 20, "confidence": 0.99}
@@ -379,6 +380,7 @@ def test_offset_changes_gaussian_bound_only_by_rounding(dtype, x64):
         assert least * (1 - 1e-8) <= found <= exact * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.diagonal
 @pytest.mark.parametrize(
     "bound",

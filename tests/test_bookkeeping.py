@@ -172,6 +172,7 @@ def penalised_mlp(params: Any, example: Any) -> jax.Array:
     return mlp(params, example) + sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
 
 
+@pytest.mark.slow
 def test_ghost_engine_keeps_no_per_example_gradient():
     wide = linear_params(256, 512, 512, 10)
     batch = (np.zeros((64, 256), np.float32), np.zeros((64, 10), np.float32))

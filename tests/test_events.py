@@ -71,6 +71,7 @@ def test_event_types_have_different_tree_structures():
                 assert one != other, (types[i], types[j])
 
 
+@pytest.mark.slow
 def test_jit_distinguishes_events_with_equal_numbers():
     epsilon = jax.jit(lambda x: pld.epsilon(x, 1e-5))
     poisson = events.PoissonGaussian(1.7, 0.1, Adjacency.ADD_REMOVE)

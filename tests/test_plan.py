@@ -396,6 +396,7 @@ def test_updates_beyond_num_steps_raise_or_are_nan():
 # --- models
 
 
+@pytest.mark.slow
 def test_models_with_leaves_that_are_not_arrays_train():
     run = make_fixed_plan()
     model = eqx.filter_jit(eqx.nn.MLP)(5, 1, 8, 1, key=KEY)
@@ -517,6 +518,7 @@ def squared_error(model, examples):
     return jnp.mean((out - y) ** 2), out
 
 
+@pytest.mark.slow
 def test_nnx_module_trains_with_dropout_keys_per_example():
     run = make_fixed_plan()
     private = run.optimizer(optax.adam(0.02), key=KEY)

@@ -192,6 +192,7 @@ def test_traced_step_loads_the_batch_of_the_static_step():
 def test_next_batch_is_prefetched():
     data = BlockingDataset()
     data.let[0].set()
+    data.let[3].set()  # may be requested before the error of batch 2 arrives
     batches = make_plan().batches(data, key=KEY, prefetch=1)
     next(batches)
     assert data.begun[1].wait(20)  # not requested yet, and still blocked

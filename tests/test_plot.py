@@ -191,6 +191,7 @@ def test_epsilon_by_step_matches_the_guarantee(delta):
     assert ax.get_ylabel() == f"ε at δ = {delta or 1e-5:g}"
 
 
+@pytest.mark.slow
 def test_epsilon_curve_is_exact_at_or_above_every_step():
     plan = make_fixed_plan(num_steps=450)
     every = line_data(plot.epsilon_by_step(make_fixed_plan(num_steps=40)).lines[0])[0]
@@ -202,6 +203,7 @@ def test_epsilon_curve_is_exact_at_or_above_every_step():
         assert plan.guarantee.at(t).epsilon(1e-5) <= costs[np.searchsorted(steps, t)]
 
 
+@pytest.mark.slow
 def test_epsilon_curve_of_a_long_run_has_few_points():
     steps, _ = line_data(
         plot.epsilon_by_step(make_fixed_plan(num_steps=100_000)).lines[0]

@@ -98,6 +98,7 @@ def test_epsilon_inverts_delta():
     assert epsilon < pld.epsilon(worst, 1e-4)
 
 
+@pytest.mark.slow
 def test_less_noise_than_published_meets_the_target():
     # At the paper's own n² rounds.
     n = 1000

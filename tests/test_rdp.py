@@ -220,6 +220,7 @@ def resize_to_eight(x):
     return np.resize(np.asarray(x, np.float64), 8)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(curves, st.floats(1.001, 3))
 def test_epsilon_is_nonnegative_and_monotone(point, factor):

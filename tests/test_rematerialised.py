@@ -195,6 +195,7 @@ def temporary_bytes(function: Any, *args: Any) -> int:
 SHORT, LONG = (12, 64, 32), (4, 1024, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize(("shape", "engine"), [(SHORT, "ghost"), (LONG, "vmap")])
 def test_memory_of_auto_is_close_to_a_plain_step(shape, engine):

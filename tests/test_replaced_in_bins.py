@@ -254,6 +254,7 @@ def test_allocation_epsilon_under_replace_holds_in_simulation():
     assert "RandomAllocation" in repr(both)
 
 
+@pytest.mark.slow
 def test_epsilon_falls_with_delta_where_trees_need_almost_none():
     # At δ = 0.305 several trees are private with ε = 0 on the grid that compares them.
     def at(delta):

@@ -244,6 +244,7 @@ def delta_by_quadrature(noise, q, epsilon, adjacency):
     return max(reference_pld.single_delta(k, 1 / noise, q, epsilon) for k in kinds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ONE_OF_ALL)
 def test_one_step_with_little_noise_at_full_capacity_is_tight(x64, adjacency):
     epsilon = compiled_function(adjacency, pld.epsilon)
