@@ -296,32 +296,37 @@ def test_random_key_under_jit_raises():
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("impl", IMPLS)
-def test_restored_state_continues_the_noise(impl):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda key: dpjax.add_gaussian_noise(1.0, key=key),
+        lambda key: dpjax.tree_momentum(0.5, 1.0, num_steps=4, key=key),
+    ],
+    ids=["independent", "tree"],
+)
+def test_restored_state_continues_the_noise(make, impl):
     params = {"a": np.zeros(6, np.float32)}
     key = jax.random.wrap_key_data(WORDS[impl], impl=keys.generator_of(impl))
-    for tx in (
-        dpjax.add_gaussian_noise(1.0, key=key),
-        dpjax.tree_momentum(0.5, 1.0, num_steps=4, key=key),
-    ):
-        update = jax.jit(tx.update)
-        _, state = update(params, jax.jit(tx.init)(params))
+    tx = make(key)
+    update = jax.jit(tx.update)
+    _, state = update(params, jax.jit(tx.init)(params))
 
-        def is_key(x):
-            return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    def is_key(x):
+        return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
-        def restore(x, like):
-            if is_key(like):
-                impl = jax.random.key_impl(like)
-                return jax.random.wrap_key_data(jnp.asarray(x), impl=impl)
-            return jnp.asarray(x)
+    def restore(x, like):
+        if is_key(like):
+            impl = jax.random.key_impl(like)
+            return jax.random.wrap_key_data(jnp.asarray(x), impl=impl)
+        return jnp.asarray(x)
 
-        stored = jax.tree.map(
-            lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), state
-        )
-        back = jax.tree.map(restore, stored, state)
-        for other in (back, jax.device_get(state)):
-            out, expected = update(params, other), update(params, state)
-            np.testing.assert_array_equal(out[0]["a"], expected[0]["a"])
+    stored = jax.tree.map(
+        lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), state
+    )
+    back = jax.tree.map(restore, stored, state)
+    for other in (back, jax.device_get(state)):
+        out, expected = update(params, other), update(params, state)
+        np.testing.assert_array_equal(out[0]["a"], expected[0]["a"])
 
 
 def test_vmapped_noise_equals_noise_of_each_key():
