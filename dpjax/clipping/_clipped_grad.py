@@ -160,8 +160,8 @@ class ClippedGrad(Generic[Params]):
     ) -> tuple[list[jax.Array], PerExample]:
         """The sums made in float64, whose floats have the sensitivity C.
 
-        Each gradient is clipped to less than C by a factor, which leaves room for what
-        the rounding of the sum depends on one example.
+        Each gradient is clipped to C / (1 + h). The rounding error of the sum changes
+        by at most h C / (1 + h) with one example.
         """
         wide = Wide(x64=default_float() == jnp.float64)
         with jax.enable_x64(True):
@@ -366,9 +366,9 @@ def clipped_grad(
         also where `jax_enable_x64` is off, and products of float32 cover at most 128
         rows at a time. Gradients are clipped to C / (1 + h), where h bounds the effect
         of one example on the sum's rounding. h depends on shapes alone: it is about
-        2⁻²³ b, plus .002 where an example has one row or .0041 where it has 64 rows or
-        more, plus the rounding of float64, which is 2e-4 for 4,000 examples of 128
-        rows (docs/bits.md).
+        2⁻²³ b, plus .0021, plus .0041 where an example has 64 rows or more, plus the
+        rounding of float64, which is 2e-4 for 4,000 examples of 128 rows
+        (docs/bits.md).
         "auto" is then "bookkeeping" or "vmap", and "ghost" is not available.
 
     Returns:

@@ -3,8 +3,8 @@
 A mechanism on a lattice releases functions of floats. Its guarantee needs a bound on
 how much the computed sum changes with one example, and not only the exact sum. Consider
 two batches with the same examples in the same slots, but for one slot. Every other
-slot's terms are then the same floats. What rounds differently is bounded here, relative
-to the clip norm:
+slot's terms are then the same floats. This module bounds the difference of the two
+sums' rounding errors, relative to the clip norm:
 
 - **Blocks of rows.** A product in float32 covers at most `ROWS` rows at a time, and the
   blocks' products are added up in float64. Equal blocks have equal products, so only
@@ -73,7 +73,7 @@ def relative_error(plan: "Plan | None", batch: int) -> float:
       example.
     """
     # More terms than these are in no sum: all rows of a component, in all slots.
-    rows, of_blocks = 1, _block_error(1, batch)
+    rows, of_rows = 1, 0.0
     forms = zip(plan.forms, plan.forms_on_gpu, strict=True) if plan else ()
     for component, either in zip(plan.components if plan else (), forms, strict=True):
         # Elsewhere the sum is made of per-example gradients.
@@ -82,20 +82,32 @@ def relative_error(plan: "Plan | None", batch: int) -> float:
         ruled = [site for site in component.sites if isinstance(site, RuledSite)]
         rows = max(rows, sum(site.size.rows for site in ruled))
         for site in ruled:
-            if uses_blocks(component, site):
-                of_blocks = max(of_blocks, _block_error(site.size.rows, batch))
+            if uses_blocks(component, site) and site.size.rows > 1:
+                of_rows = max(of_rows, _error_of_rows(site.size.rows))
     # A term's size is at most 512 times that of the clipped gradient.
     size = 1 / fac.CANCELLED if rows > 1 else 1.0
     in_float64 = 2 * margin(rows * batch + 8, jnp.float64) * size * batch
     cast = 2 * margin(1, jnp.float32) * batch
     # Sixteen roundings of float32 for the products with this number.
-    return of_blocks + in_float64 + cast + 2.0**-20
+    return of_rows + _error_of_examples(batch) + in_float64 + cast + 2.0**-20
 
 
-def _block_error(rows: int, batch: int) -> float:
-    if rows == 1:
-        examples = min(BLOCK, batch)
-        return 2 * margin(examples, jnp.float32) * examples
+def _error_of_examples(batch: int) -> float:
+    """The error of blocks with one row, or one gradient, of each of several examples.
+
+    The examples' norms in the parts of the gradient bound the errors of the parts. The
+    parts of each example add up to C, so the bound is that of one block, on both sides.
+    """
+    examples = min(BLOCK, batch)
+    return 2 * margin(examples, jnp.float32) * examples
+
+
+def _error_of_rows(rows: int) -> float:
+    """The error of blocks with rows of one example.
+
+    The bound adds to that of `_error_of_examples`, where other examples of the block
+    may have their whole norm in another part of the gradient than this example.
+    """
     return margin(min(ROWS, rows), jnp.float32) / fac.CANCELLED
 
 
