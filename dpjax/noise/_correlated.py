@@ -74,7 +74,8 @@ def correlated_noise(
         lattice of spacing q = stddev / 33,554,944, with discrete Gaussian noise z. The
         result is then q (C⁻¹r)_t, and the guarantee holds for the bits of all r_t. It
         needs a known stddev that is not 0 and buffer="stored", stores two more words
-        for each number of the buffer, and clips sums to at most ±2⁴⁰ q.
+        for each number of the buffer, and clips sums to at most ±2⁴⁰ q. An entry that
+        is not finite is NaN from then on, unless C is diagonal.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the

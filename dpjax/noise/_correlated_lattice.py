@@ -178,9 +178,10 @@ def correlated_lattice_noise(
 
 
 def _in_units(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
-    """The sum in units of the lattice, f64[...], clipped; NaN where it is NaN."""
+    """The sum in units of the lattice, f64[...], clipped; NaN where it is not finite."""
     most = 2.0**digits
-    return jnp.clip(x.astype(jnp.float64) / q, -most, most)
+    clipped = jnp.clip(x.astype(jnp.float64) / q, -most, most)
+    return jnp.where(jnp.isfinite(x), clipped, jnp.nan)
 
 
 def _add_integers(x: jax.Array, noise: jax.Array) -> jax.Array:
