@@ -41,6 +41,7 @@ class Way(NamedTuple):
       learning_rates: what is tried; for `dp_nsgd` they are lengths of a step.
       sampling: as for `dpjax.plan`.
       inner: the optimizer, of learning rate and momentum.
+      arithmetic: as for `dpjax.plan`.
     """
 
     runner: Callable[..., Any]
@@ -49,6 +50,7 @@ class Way(NamedTuple):
     learning_rates: tuple[float, ...]
     sampling: Any = None
     inner: Callable[..., optax.GradientTransformation] = optax.sgd
+    arithmetic: str = "real"
 
 
 def initial_params(key, num_inputs):
@@ -99,7 +101,7 @@ def lengths(data, shape):
 
 
 @functools.cache
-def plan_of(sampling, num_examples, size, steps, epsilon):
+def plan_of(sampling, num_examples, size, steps, epsilon, arithmetic="real"):
     """The plan of a run."""
     return dpjax.plan(
         num_examples=num_examples,
@@ -110,12 +112,14 @@ def plan_of(sampling, num_examples, size, steps, epsilon):
         clip_norm=CLIP_NORM,
         sampling=sampling,
         adjacency=Adjacency.REPLACE,
+        arithmetic=arithmetic,
     )
 
 
 def planned(way, data, shape, epsilon):
     """Independent noise, by a plan."""
-    plan = plan_of(way.sampling, len(data[0]), *sizes(data, shape), epsilon)
+    asked = len(data[0]), *sizes(data, shape), epsilon, way.arithmetic
+    plan = plan_of(way.sampling, *asked)
     loss_and_grad = plan.value_and_grad(loss)
 
     def run(key, noise_multiplier, momentum, learning_rate):

@@ -1,29 +1,37 @@
-"""What a guarantee for the bits that are released costs: noise and steps.
+"""What a guarantee for the bits that are released costs: noise, steps and accuracy.
 
-    python benchmarks/bits.py
+    python benchmarks/bits.py [noise] [steps] [accuracy]
 
 Noise on a lattice (`dpjax.add_discrete_gaussian_noise`) is compared with normal numbers
 of JAX and with `dpjax.add_gaussian_noise`. Clipped sums whose floats have a proven
 sensitivity are compared with those of real arithmetic, on four networks. The functions
-of a table are called in turn.
+of a table are called in turn. Accuracy is that of the plans of `train.py` on handwritten
+digits, with the settings that `tune.py` chose in real arithmetic.
 """
 
 import functools
+import math
 import os
 
 import _networks
 import jax
 import jax.numpy as jnp
-from _results import Table, parser, print_tables, write
+import numpy as np
+from _images import load
+from _results import FOLDER, Table, parser, print_tables, write
 from _timing import compiled, said, take_turns
+from _train_methods import WAYS, planned
+from _train_methods import accuracy as test_accuracy
+from train import settings
 
 import dpjax
 from dpjax.clipping._bookkeeping import relative_error
 from dpjax.noise._discrete import lattice_noise
 
 ROUNDS = 15
+SEEDS = 16
 # The numbers of parameters, and of draws from the table for one draw of the noise.
-SIZES = {10**4: 2, 10**6: 2, 10**7: 3}
+SIZES = {10**4: 2, 10**6: 2, 10**7: 3, 10**8: 3}
 NETWORKS = "mlp", "transformer", "cnn", "wide_resnet"
 CLIP_NORM = 1.0
 
@@ -103,16 +111,49 @@ def steps():
     return Table("steps", columns, rows)
 
 
+def accuracy():
+    """Test accuracies of the same plans in both arithmetics."""
+    data, test = load(None)
+    rows = []
+    for name, target, shape, momentum, rate in settings(FOLDER / "tuned.json", None):
+        if WAYS[name].runner is not planned:
+            continue
+        scores = []
+        for arithmetic in ("real", "discrete"):
+            way = WAYS[name]._replace(arithmetic=arithmetic)
+            run, noise = planned(way, data, shape, target)
+            # The noise of a plan is a constant: a lattice depends on the number.
+            train = jax.jit(functools.partial(run, noise_multiplier=noise))
+            keys = [jax.random.key(seed) for seed in range(SEEDS)]
+            params = [
+                train(key, momentum=momentum, learning_rate=rate) for key in keys
+            ]
+            scores.append([float(test_accuracy(p, test)) for p in params])
+        real, discrete = (np.mean(x) for x in scores)
+        error = math.sqrt(sum(np.var(x, ddof=1) for x in scores) / SEEDS)
+        rows.append([name, target, real, discrete, [discrete - real, error]])
+        print(*rows[-1], flush=True)
+    columns = {"training": "{}", "ε": "{:g}", "real": "{:.3f}", "discrete": "{:.3f}"}
+    columns |= {"difference ± standard error": "{:+.3f} ± {:.3f}"}
+    return Table("accuracy", columns, rows)
+
+
 def main():
     """Measure, and say how busy the machine was."""
-    arguments = parser(__doc__).parse_args()
-    before = os.getloadavg()[0]
-    tables = [noise(), steps()]
-    print_tables(*tables)
-    load = (
-        f"The load average was {before:.1f} before and {os.getloadavg()[0]:.1f} after."
-    )
-    write("bits", arguments, tables, times=f"{said(ROUNDS)} {load}")
+    tables = {"noise": noise, "steps": steps, "accuracy": accuracy}
+    options = parser(__doc__)
+    options.add_argument("tables", nargs="*", metavar="TABLE", default=list(tables))
+    arguments = options.parse_args()
+    for name in arguments.tables:
+        before = os.getloadavg()[0]
+        table = tables[name]()
+        print_tables(table)
+        if name == "accuracy":
+            times = f"Means over {SEEDS} seeds."
+        else:
+            times = f"{said(ROUNDS)} The load average was {before:.1f} before and "
+            times += f"{os.getloadavg()[0]:.1f} after."
+        write(f"bits.{name}", arguments, [table], times=times)
 
 
 if __name__ == "__main__":
