@@ -563,6 +563,15 @@ def test_delta_of_a_lattice_includes_its_total_variation():
     assert profile.epsilon(1e-10) == math.inf
 
 
+def test_a_delta_below_the_total_variation_is_refused():
+    settings = {"num_examples": 99, "batch_size": 9, "num_steps": 5, "clip_norm": 0.7}
+    settings |= {"epsilon": 1.0, "sampling": "fixed", "arithmetic": "discrete"}
+    make = functools.partial(dpjax.plan, **settings, adjacency=dpjax.Adjacency.REPLACE)
+    assert 0 < make(delta=6e-14).epsilon <= 1.0
+    with pytest.raises(ValueError, match="delta must be at least 5.7e-14"):
+        make(delta=5e-14)
+
+
 def _exponential(epsilon):
     with mpmath.workdps(40):
         return Fraction(str(mpmath.exp(mpmath.mpf(epsilon))))

@@ -30,6 +30,7 @@ from dpjax.accounting.profiles import (
     SHARES_OF_LATTICE,
     RandomBinsProfile,
 )
+from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 # The share of δ that may be spent on batches which exceed their capacity.
 SHARE = LEAST_SHARE
@@ -327,6 +328,13 @@ def plan(
         raise ValueError(
             "arithmetic must be 'real' where noise is correlated and batches are "
             f"random: no bound is known for sampling {sampling!r} on a lattice."
+        )
+    # The profile of a lattice needs (1 + e^ε) τ <= δ/2, at best with ε = 0.
+    least = 2 * RUN_TOTAL_VARIATION / SHARES_OF_LATTICE[-1]
+    if arithmetic == "discrete" and delta < least:
+        raise ValueError(
+            f"delta must be at least {least:.1e} with arithmetic='discrete', whose "
+            f"random numbers use up a part of δ; got {delta!r}."
         )
     factors = noise_schedule, clip_schedule, batch_schedule
     run = run.parameters(schedule=_schedule(run, mechanism, factors))
