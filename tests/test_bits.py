@@ -159,6 +159,30 @@ def test_first_parameters_of_a_discrete_run():
         assert np.any(numbers % 2)
 
 
+def test_each_step_of_a_schedule_has_a_lattice_of_its_own():
+    factors = np.array([1.5, 1.0, 0.7, 0.7])
+    run = dpjax.plan(
+        num_examples=64, batch_size=16, num_steps=4, epsilon=3.0, delta=1e-5,
+        sampling="fixed", adjacency=dpjax.Adjacency.ZERO_OUT, clip_norm=0.7,
+        noise_schedule=lambda step: factors[step], arithmetic="discrete",
+    )  # fmt: skip
+    tx, zeros = run.optimizer(optax.sgd(1.0), key=KEY), jnp.zeros(20_000)
+    update, state = jax.jit(tx.update), tx.init(zeros)
+    for factor in factors:
+        updates, state = update(zeros, state, zeros)
+        released = np.asarray(updates) * np.float32(-16)
+        # The levels of a schedule are rounded up by less than 1 %, and 20,000 draws
+        # give their deviation to 1 % with five standard errors to spare on each side.
+        ideal = run.noise_multiplier * run.clip_norm * factor
+        assert 0.97 * ideal <= np.std(released) <= 1.04 * ideal
+        # About 160 released numbers are among the 2,600 lattice points next to zero, so
+        # that some are neighbours, at the distance of the lattice's spacing.
+        near = np.unique(released[np.abs(released) < 0.01 * ideal].astype(np.float64))
+        q = np.min(np.diff(near))
+        np.testing.assert_allclose(np.std(released) / q, 131_072, rtol=0.03)
+        np.testing.assert_allclose(near / q, np.rint(near / q), atol=0.2)
+
+
 # The floats of a sum with and without one example.
 
 
