@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dpjax.clipping._clipped_grad import clipped_grad as clipped_grad
     from dpjax.clipping._clipped_grad import explain as explain
     from dpjax.clipping._metrics import metrics as metrics
+    from dpjax.ledger._budget import budget as budget
     from dpjax.noise._correlated import correlated_noise as correlated_noise
     from dpjax.noise._correlated import tree_momentum as tree_momentum
     from dpjax.noise._discrete import (
@@ -62,6 +63,7 @@ _NAMES = {
     "clipping._clip": ("clip_and_sum",),
     "clipping._clipped_grad": ("PerExample", "clipped_grad", "explain"),
     "clipping._metrics": ("metrics",),
+    "ledger._budget": ("budget",),
     "noise._correlated": ("correlated_noise", "tree_momentum"),
     "noise._discrete": ("add_discrete_gaussian_noise",),
     "noise._gaussian": ("add_gaussian_noise", "noisy_mean"),

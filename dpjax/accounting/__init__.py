@@ -19,12 +19,17 @@
    in one random step of each epoch.
 8. `iteration`: runs that release only their last iterate.
 
+**Several mechanisms on the same data:**
+
+9. `composition`: mechanisms that were fixed beforehand, or chosen by earlier outputs.
+
 `profiles` turns any of these results into ε(δ) and δ(ε). `_numerics` holds the numerics
 of all accountants.
 """
 
 from dpjax.accounting import allocation as allocation
 from dpjax.accounting import calibrate as calibrate
+from dpjax.accounting import composition as composition
 from dpjax.accounting import correlated as correlated
 from dpjax.accounting import events as events
 from dpjax.accounting import fdp as fdp

@@ -25,10 +25,14 @@ The modules, in the order in which the data passes through them:
 1. `_chain`: lines of JSON with their hashes, and the atomic appending of a line.
 2. `_entry`: the typed records that lines hold. They describe what ran by events.
 3. `_release`: the functions that record an entry, and the checks that refuse one.
-4. `_total`: the ε of all releases by composition, which holds if all plans were fixed
-   before any output was seen.
+4. `_budget`: one (ε, δ) from which plans, statistics and other mechanisms draw, also
+   where each is chosen by the outputs of those before it.
+5. `_total`: the ε of all releases by composition, which holds if all plans were fixed
+   before any output was seen, and all releases as draws from a budget.
 """
 
+from dpjax.ledger._budget import Budget as Budget
+from dpjax.ledger._budget import Draw as Draw
 from dpjax.ledger._entry import End as End
 from dpjax.ledger._entry import Other as Other
 from dpjax.ledger._entry import Release as Release

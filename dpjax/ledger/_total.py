@@ -4,16 +4,13 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterable
-
-import numpy as np
 
 from dpjax._core import validate
-from dpjax.accounting import pld, profiles
+from dpjax.accounting import composition
 from dpjax.accounting.events import Event
-from dpjax.accounting.profiles import Profile
 from dpjax.ledger import _chain
-from dpjax.ledger._entry import Entry, Other, Release, entry_of
+from dpjax.ledger._budget import Budget
+from dpjax.ledger._entry import End, Entry, Other, Release, entry_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,57 +57,47 @@ class Ledger:
         outputs of earlier runs, even if the total stayed below a number that was fixed
         before. For some first run and two alternatives for the second plan, both with
         the same total, choosing between the alternatives by the first output nearly
-        doubles δ at that ε.
-
-        Reference: Dwork and Roth (2014), Theorem 3.16, for the addition of costs.
+        doubles δ at that ε. `spend` is the privacy filter.
         """
         validate.open_unit("delta", delta)
-        others = [x.event for x in self.entries if isinstance(x, Other)]
         # The difference of two sums under the same noise has no noise: no ε is finite.
         if any(isinstance(x, Release) and x.repeated for x in self.entries):
             return math.inf
-        # Dwork and Roth (2014), Theorem 3.16, https://doi.org/10.1561/0400000042:
-        # (Σ ε_i, Σ δ_i), where δ_i is the recorded δ for a release without a plan, and
-        # an equal part of the remaining δ for each group of runs.
-        total = _up(x.epsilon for x in others)
-        # Rounded down, as is each part below: the δs of all must not exceed delta.
-        used = _up(x.delta for x in others)
-        left = math.nextafter(delta - used, -math.inf)
-        groups = self._groups()
-        if not groups:
-            return total if used <= delta else math.inf
-        part = math.nextafter(left / len(groups), -math.inf)
-        if part <= 0:
-            return math.inf
-        return _up([total, *(float(group.epsilon(part)) for group in groups)])
+        others = [x.event for x in self.entries if isinstance(x, Other)]
+        return composition.epsilon([*self.runs().values(), *others], delta)
 
-    def _groups(self) -> list[Profile]:
-        """The privacy profiles to add up.
+    def spend(self, budget: Budget) -> Budget:
+        """The budget after all runs and other releases of this ledger have drawn.
 
-        All runs that have privacy-loss distributions, or are μ-GDP, are composed into
-        one profile. Each of the other runs has a profile of its own.
+        Args:
+          budget: the budget, as `dpjax.budget` makes it, fixed before the first release
+            and with nothing drawn that the ledger records.
+
+        Returns:
+          The new budget.
+
+        Raises:
+          ValueError: the releases take more than the budget, have another adjacency or
+            unit, or a noise was used twice.
+
+        Privacy: with "adaptive" composition the budget's ε and δ hold for all releases
+        together, also where a plan was chosen by the outputs of earlier runs, if each
+        release was drawn from the budget before it was made.
         """
-        parts, rest, total_variation = [], [], 0.0
-        for whole in map(profiles.of, self.runs().values()):
-            profile = whole
-            if isinstance(whole, profiles.LatticeProfile):
-                profile = whole.gaussian
-            if isinstance(profile, pld.PLD):
-                parts.append(profile)
-            elif profile.mu is not None:
-                # A μ-GDP run composes like one Gaussian mechanism of that μ.
-                parts.append(pld.gaussian(float(np.asarray(profile.mu))))
-            else:
-                rest.append(whole)
-                continue
-            # Distances in total variation of the runs on lattices add up.
-            if isinstance(whole, profiles.LatticeProfile):
-                total_variation += whole.total_variation
-        # Privacy losses of independent mechanisms add: composition joins their steps.
-        together = pld.PLD(tuple(step for part in parts for step in part.steps))
-        if total_variation:
-            together = profiles.LatticeProfile(together, total_variation)
-        return [*([together] if parts else []), *rest]
+        if any(isinstance(x, Release) and x.repeated for x in self.entries):
+            raise ValueError("entries must not use a noise twice: no ε is finite then.")
+        stated = {(x.adjacency, x.unit) for x in self.entries if not isinstance(x, End)}
+        if stated - {(budget.adjacency, budget.unit)}:
+            raise ValueError(
+                f"budget must have the ledger's adjacency and unit, {stated}; got "
+                f"{budget.adjacency!r} and {budget.unit!r}."
+            )
+        for run, event in self.runs().items():
+            budget = budget.draw(event, name=f"run {run}")
+        for x in self.entries:
+            if isinstance(x, Other):
+                budget = budget.draw(x.event, name=x.what)
+        return budget
 
     def __str__(self) -> str:
         """The ledger's entries in words, one line for each."""
@@ -146,12 +133,3 @@ def read(path: str | os.PathLike[str], *, head: str | None = None) -> Ledger:
         )
     entries = tuple(entry_of(line, path) for line in lines)
     return Ledger(entries, lines[-1]["hash"] if lines else _chain.NOTHING)
-
-
-def _up(numbers: Iterable[float]) -> float:
-    """The sum of non-negative numbers, rounded up."""
-    total = 0.0
-    for number in numbers:
-        # The first addition, to zero, is exact and needs no rounding.
-        total = number if total == 0 else math.nextafter(total + number, math.inf)
-    return total

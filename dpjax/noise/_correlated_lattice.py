@@ -178,7 +178,7 @@ def correlated_lattice_noise(
 
 
 def _in_units(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
-    """The sum in units of the lattice, f64[...], clipped; NaN where it is not finite."""
+    """The clipped sum in units of the lattice, f64[...]; NaN where it is not finite."""
     most = 2.0**digits
     clipped = jnp.clip(x.astype(jnp.float64) / q, -most, most)
     return jnp.where(jnp.isfinite(x), clipped, jnp.nan)

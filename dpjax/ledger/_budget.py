@@ -1,0 +1,373 @@
+"""A budget from which everything that reads the data draws."""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import scope
+from dpjax._plan.plan import Plan
+from dpjax._plan.solve import plan as make_plan
+from dpjax.accounting import composition, gdp
+from dpjax.accounting.composition import GaussianBound, add_up
+from dpjax.accounting.events import Event
+
+Composition = Literal["adaptive", "fixed"]
+Unit = Literal["example", "user"]
+
+# Rounding in a sum of squares: draws that together take all of a budget are not
+# refused. The budget's own μ is less than the exact one by more than that.
+_ROUNDING = 1e-12
+# The search for the noise of a plan: how many plans are tried, and how much of what is
+# left may stay unused.
+_TRIALS, _UNUSED = 6, 2e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """One mechanism that draws from a budget.
+
+    Attributes:
+      name: what is released, in words.
+      event: the mechanism.
+      cost: what it takes from a budget for adaptive composition.
+    """
+
+    name: str
+    event: Event
+    cost: GaussianBound
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """A privacy budget and all mechanisms that have drawn from it.
+
+    `dpjax.budget` makes one. A budget never changes: `draw` returns a new one.
+
+    Attributes:
+      epsilon: the ε of all draws together.
+      delta: the δ of all draws together.
+      adjacency: which data sets are compared.
+      composition: "adaptive" or "fixed".
+      slack: the share of δ that is set aside for mechanisms without a GDP parameter.
+      unit: whose participation is protected, "example" or "user".
+      draws: the mechanisms that have drawn from it.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    composition: Composition
+    slack: float
+    unit: Unit
+    draws: tuple[Draw, ...] = ()
+
+    @property
+    def left(self) -> GaussianBound:
+        """What is left for further draws, where composition is adaptive.
+
+        `mu` is the parameter of the Gaussian mechanism that would take the rest.
+        `slack` is the part of δ for mechanisms without a GDP parameter, and
+        `total_variation` the distance of a run on a lattice that `slack` would pay for.
+        """
+        squares, probability, _ = self._spent
+        mu = math.sqrt(max(self._mu**2 - squares, 0.0))
+        slack = max(self.slack * self.delta - probability, 0.0)
+        return GaussianBound(mu, slack, slack / self._of_total_variation)
+
+    @property
+    def epsilon_if_fixed(self) -> float:
+        """The ε of all draws so far, if all were fixed before any output was seen.
+
+        It is rounded up, and below `epsilon` for adaptive composition. Where a draw was
+        chosen by an earlier output, only the budget's epsilon holds.
+        """
+        return self._total([x.event for x in self.draws])
+
+    def draw(
+        self, release: Any, *, slack: float | None = None, name: str = ""
+    ) -> "Budget":
+        """The budget after one more mechanism. Draw before the mechanism runs.
+
+        Args:
+          release: an event of `accounting.events`, or what has one as `event`: a plan's
+            `guarantee`, or a result of `dpjax.statistics`. A `Plan` is taken for its
+            guarantee.
+          slack: the part of δ that a mechanism without a GDP parameter takes, for
+            adaptive composition; None for half of what is left. The more, the less of
+            μ² the mechanism takes.
+          name: what is released, in words.
+
+        Returns:
+          The new budget; the old one stays as it is.
+
+        Raises:
+          ValueError: the mechanism takes more than what is left, has no bound, or is
+            stated for another adjacency or unit.
+        """
+        event = self._check(release)
+        if self.composition == "fixed":
+            cost = GaussianBound(math.nan, 0.0, 0.0)
+            total = self._total([*(x.event for x in self.draws), event])
+            if not total <= self.epsilon:
+                raise ValueError(
+                    f"release must leave the total ε at most {self.epsilon:g}; with "
+                    f"{_named(name, event)} it would be {total:.6g}."
+                )
+        else:
+            cost = self._cost(event, slack)
+        return dataclasses.replace(
+            self, draws=(*self.draws, Draw(name or type(event).__name__, event, cost))
+        )
+
+    def plan(
+        self, *, share: float = 1.0, slack: float | None = None, **arguments: Any
+    ) -> Plan:
+        """A plan for a run that takes what is left, or a share of it.
+
+        Args:
+          share: the share of what is left of μ², in (0, 1]; 1 for "fixed" draws.
+          slack: as for `draw`.
+          **arguments: the arguments of `dpjax.plan`, except epsilon, delta and
+            adjacency, which the budget determines. The plan's epsilon is that of its
+            own run alone, at the budget's δ.
+
+        Returns:
+          The plan, which `draw` accepts with the same slack. Up to 0.2 % of the share
+          stays unused.
+
+        Raises:
+          ValueError: nothing is left; an argument is one that the budget determines, or
+            is wrong for `dpjax.plan`.
+
+        Example:
+          >>> import dpjax
+          >>> from dpjax.accounting.events import Gaussian
+          >>> account = dpjax.budget(2.0, 1e-5, adjacency=dpjax.Adjacency.ZERO_OUT)
+          >>> account = account.draw(Gaussian(0.1), name="mean of the features")
+          >>> run = account.plan(num_examples=1000, batch_size=1000, num_steps=50,
+          ...                    clip_norm=1.0, sampling="fixed")
+          >>> print(f"{run.guarantee.mu:.4f}")
+          0.4886
+          >>> account = account.draw(run, name="training")
+          >>> print(account.left.mu < 1e-3)
+          True
+        """
+        for name in ("epsilon", "delta", "adjacency", "unit"):
+            if name in arguments:
+                raise ValueError(f"{name} must be left to the budget in its plan.")
+        if not 0 < share <= 1 or (share < 1 and self.composition == "fixed"):
+            raise ValueError(
+                "share must be in (0, 1], and 1 with composition 'fixed'; got "
+                f"{share!r}."
+            )
+        left = self.left
+        goal = self._mu if self.composition == "fixed" else math.sqrt(share) * left.mu
+        asked = goal
+        best: Plan | None = None
+        for _ in range(_TRIALS):
+            if not asked > 0:
+                break
+            with scope():
+                target = float(gdp.epsilon(asked, self.delta))
+            trial = make_plan(
+                **arguments,
+                epsilon=target,
+                delta=self.delta,
+                adjacency=self.adjacency,
+                unit=self.unit,
+            )
+            used = self._used(trial.guarantee.event, slack)
+            # The run's part of μ² changes almost as that of a Gaussian mechanism.
+            if used <= goal:
+                best = trial
+                if used >= goal * (1 - _UNUSED):
+                    break
+            asked = asked * (goal * (1 - _UNUSED / 2) / used)
+        if best is None:
+            raise ValueError(f"the budget has nothing left for a plan: {self}")
+        return best
+
+    def __str__(self) -> str:
+        """The budget in words: what each draw took, and what is left."""
+        lines = [
+            f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP under "
+            f"{self.adjacency.name} of one {self.unit}, {self.composition} draws:"
+        ]
+        if self.composition == "fixed":
+            lines += [f"  {x.name}: {x.event}" for x in self.draws]
+            return "\n".join([*lines, f"  ε so far: {self.epsilon_if_fixed:.4g}"])
+        rows = [(x.name, x.cost) for x in self.draws] + [("left", self.left)]
+        lines += [
+            f"  {name}: {cost.mu**2 / self._mu**2:.1%} of μ²"
+            + (f", {cost.slack / self.delta:.1%} of δ" if cost.slack else "")
+            for name, cost in rows
+        ]
+        return "\n".join(lines)
+
+    @property
+    def _mu(self) -> float:
+        """The μ of all draws together, rounded down."""
+        with scope():
+            mu = float(gdp.mu(self.epsilon, self.delta * (1 - self.slack)))
+        return mu * (1 - 2 * _ROUNDING)
+
+    @property
+    def _of_total_variation(self) -> float:
+        """What a distance in total variation of 1 would take from δ: 1 + e^ε."""
+        return (1 + math.exp(min(self.epsilon, 700.0))) * (1 + _ROUNDING)
+
+    @property
+    def _spent(self) -> tuple[float, float, int]:
+        """Σ μ² and the part of δ of all draws, rounded up, and their number."""
+        costs = [x.cost for x in self.draws]
+        squares = add_up(x.mu**2 for x in costs)
+        return squares, add_up(map(self._probability, costs)), len(costs)
+
+    def _probability(self, cost: GaussianBound) -> float:
+        """The part of δ that a mechanism takes."""
+        return cost.slack + self._of_total_variation * cost.total_variation
+
+    def _total(self, drawn: list[Event]) -> float:
+        """The ε of events that were fixed beforehand."""
+        with scope():
+            return composition.epsilon(drawn, self.delta) if drawn else 0.0
+
+    def _used(self, event: Event, slack: float | None) -> float:
+        """The μ that an event takes; for fixed composition, the μ of the whole."""
+        if self.composition == "adaptive":
+            return composition.gaussian_bound(event, self._given(slack)).mu
+        with scope():
+            total = self._total([*(x.event for x in self.draws), event])
+            return float(gdp.mu(total, self.delta))
+
+    def _given(self, slack: float | None) -> float:
+        """The part of δ that a mechanism without a GDP parameter takes."""
+        return self.left.slack / 2 if slack is None else slack
+
+    def _cost(self, event: Event, slack: float | None) -> GaussianBound:
+        """What an event takes from a budget for adaptive composition."""
+        squares, probability, _ = self._spent
+        given = self._given(slack)
+        cost = composition.gaussian_bound(event, given)
+        if not math.isfinite(cost.mu):
+            raise ValueError(
+                f"release must have a bound; got {event!r}, whose μ is infinite with a "
+                f"slack of {given:g}. A mechanism without a GDP parameter needs a "
+                "slack above 0 (dpjax.budget(..., slack=0.1))."
+            )
+        if squares + cost.mu**2 > self._mu**2 * (1 + _ROUNDING):
+            raise ValueError(
+                f"release must take at most the μ of {self.left.mu:.6g} that is left; "
+                f"got {event!r} with a μ of {cost.mu:.6g}."
+            )
+        reserved = self.slack * self.delta * (1 + _ROUNDING)
+        if probability + self._probability(cost) > reserved:
+            raise ValueError(
+                f"release must take at most {self.left.slack:.6g} of δ, which is left; "
+                f"got {event!r}, which takes {self._probability(cost):.6g}."
+            )
+        return cost
+
+    def _check(self, release: Any) -> Event:
+        """The event of a release, after a check of its adjacency and unit."""
+        if isinstance(release, Plan):
+            release = release.guarantee
+        stated = getattr(release, "plan", release)
+        for name, own in (("adjacency", self.adjacency), ("unit", self.unit)):
+            found = {getattr(x, name, None) for x in (release, stated)} - {None}
+            if found - {own}:
+                raise ValueError(
+                    f"{name} must be that of the budget, {own!r}; got {found} in "
+                    f"{release!r}."
+                )
+        known = isinstance(release, Event)
+        event = release if known else getattr(release, "event", release)
+        _check_adjacency(event, self.adjacency)
+        return event
+
+
+def _check_adjacency(event: Any, adjacency: Adjacency) -> None:
+    """Raise if an event, or one inside it, is stated for another adjacency."""
+    if not isinstance(event, Event):
+        raise ValueError(
+            "release must be an event of dpjax.accounting.events, a plan or a record "
+            f"with an event; got {event!r}."
+        )
+    if getattr(event, "adjacency", adjacency) is not adjacency:
+        raise ValueError(f"release must be stated for {adjacency!r}; got {event!r}.")
+    inner = getattr(event, "steps", None) or [getattr(event, "event", None)]
+    for x in inner:
+        if x is not None:
+            _check_adjacency(x, adjacency)
+
+
+def _named(name: str, event: Event) -> str:
+    """A mechanism in words."""
+    return f"{name!r} ({event!r})" if name else repr(event)
+
+
+def budget(
+    epsilon: float,
+    delta: float,
+    *,
+    adjacency: Adjacency,
+    composition: Composition = "adaptive",
+    slack: float = 0.1,
+    unit: Unit = "example",
+) -> Budget:
+    """One (ε, δ) for everything that reads the data.
+
+    Statistics, searches, plans and evaluations draw from it, each by its event.
+
+    Args:
+      epsilon: the ε of all draws together, above 0.
+      delta: the δ of all draws together, in (0, 1).
+      adjacency: which data sets are compared; all draws must be stated for it.
+      composition: "adaptive" if a draw may be chosen by outputs of earlier draws (its
+        mechanism, its noise, its length, or whether it happens); "fixed" if the events
+        of all draws are fixed before any output is seen.
+      slack: the share of δ, in [0, 1), for mechanisms without a GDP parameter, such as
+        plans with Poisson batches, and for lattices; for "adaptive" alone. 0 gives all
+        of δ to mechanisms that have a GDP parameter.
+      unit: whose participation is protected, "example" or "user".
+
+    Returns:
+      A `Budget`.
+
+    Raises:
+      ValueError: a number is out of range; composition is unknown.
+
+    Privacy: all draws together are (ε, δ)-DP. With "adaptive" the budget is a privacy
+    filter: the squares of GDP parameters of all draws add up to at most the μ² of
+    (ε, (1 − slack) δ), and a mechanism without a GDP parameter has one up to a small
+    probability (`accounting.composition.gaussian_bound`). With "fixed" the total is
+    that of `accounting.composition.epsilon`, which is smaller, and wrong if a draw was
+    chosen by an output. Each draw must use noise of its own, and what reads the data
+    without drawing is not covered.
+
+    Reference: Smith and Thakurta (2022), https://arxiv.org/abs/2210.17520; Koskela,
+    Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.
+
+    Example:
+      >>> import dpjax
+      >>> from dpjax.accounting.events import Gaussian
+      >>> account = budget(3.0, 1e-5, adjacency=dpjax.Adjacency.ADD_REMOVE)
+      >>> account = account.draw(Gaussian(0.2), name="mean of the features")
+      >>> print(account)
+      (ε = 3, δ = 1e-05)-DP under ADD_REMOVE of one example, adaptive draws:
+        mean of the features: 7.8% of μ²
+        left: 92.2% of μ², 10.0% of δ
+    """
+    epsilon = validate.positive_float("epsilon", epsilon)
+    delta = validate.positive_float("delta", delta)
+    validate.open_unit("delta", delta)
+    validate.one_of("composition", composition, ("adaptive", "fixed"))
+    validate.one_of("unit", unit, ("example", "user"))
+    validate.nonnegative("slack", slack)
+    if not slack < 1:
+        raise ValueError(f"slack must be below 1; got {slack!r}.")
+    return Budget(
+        epsilon, delta, validate.adjacency(adjacency), composition, float(slack), unit
+    )
