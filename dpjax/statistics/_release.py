@@ -111,7 +111,8 @@ class Release(NamedTuple):
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
             return release_on_lattice(key, sums, LatticeNoise(self.stddev, _DRAWS))
-        # JAX lowers a draw of 64 bits wrongly where x64 is off around the whole program.
+        # Not 64 bits: JAX lowers such a draw wrongly where the program around it has x64
+        # off.
         noise = jax.random.normal(key, sums.shape, jnp.float32)
         return sums + self.stddev * noise.astype(jnp.float64)
 

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
@@ -14,7 +13,7 @@ from dpjax._core.typing import Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.statistics._checks import as_examples, as_num_examples
 from dpjax.statistics._moments import variance
-from dpjax.statistics._release import Released, root_up
+from dpjax.statistics._release import Released, divide_up, root_up
 from dpjax.statistics._sums import mean
 
 
@@ -72,10 +71,9 @@ def standardize(
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or
         0.
 
-    Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z (up to
-    rounding of the last digits, upwards). The center is a `mean`, and the scale a
-    `variance` about this center: two Gaussian mechanisms, of which the second depends
-    on the result of the first.
+    Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. The
+    center is a `mean`, and the scale a `variance` about this center: two Gaussian
+    mechanisms, of which the second depends on the result of the first.
 
     Reference: Dong, Roth and Su (2022), Corollary 2.
 
@@ -96,9 +94,13 @@ def standardize(
     z = validate.positive_float("noise_multiplier", noise_multiplier)
     divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
     # μ² of the center is share (f / z)², f the adjacency's sensitivity factor, and that
-    # of the scale is the rest. About a center, f is √2 in place of 2 under REPLACE.
+    # of the scale is the rest. They add up (Dong, Roth and Su 2022, Corollary 2,
+    # https://arxiv.org/abs/1905.02383). About a center, f is √2 in place of 2 under
+    # REPLACE. The margin covers the four roundings of each noise multiplier.
+    margin = 1 + 2.0**-49
     ratio = root_up(2) / 2 if adjacency is Adjacency.REPLACE else 1.0
-    z_center, z_scale = z / math.sqrt(share), z * ratio / math.sqrt(1 - share)
+    z_center = z / math.sqrt(share) * margin
+    z_scale = z * ratio / math.sqrt(1 - share) * margin
     of_center, of_scale = jax.random.split(stream(key, "statistics standardize"))
     center = mean(
         data,
@@ -120,8 +122,13 @@ def standardize(
         arithmetic=arithmetic,
     )
     scale = _scale(spread.value, clip_norm, z_scale, divisor)
-    event = _composed(center.event, spread.event)
-    return Released(Standardization(center.value, scale), event)
+    event = events.Gaussian(divide_up(adjacency.sensitivity_factor, z))
+    parts = center.event, spread.event
+    apart = [x.total_variation for x in parts if isinstance(x, events.OnLattice)]
+    return Released(
+        Standardization(center.value, scale),
+        events.OnLattice(event, sum(apart)) if apart else event,
+    )
 
 
 @jax.jit
@@ -131,21 +138,3 @@ def _scale(
     """The roots of the variances, none of which is below its noise."""
     least = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
     return jnp.sqrt(jnp.maximum(variances, least))
-
-
-def _composed(
-    first: events.Event, second: events.Event
-) -> events.Gaussian | events.OnLattice:
-    """The event of two Gaussian mechanisms, of which the second may use the first.
-
-    Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383: μ is the
-    root of the sum of squares.
-    """
-    if isinstance(first, events.OnLattice) and isinstance(second, events.OnLattice):
-        apart = first.total_variation + second.total_variation
-        return events.OnLattice(_composed(first.event, second.event), apart)
-    if not (isinstance(first, events.Gaussian) and isinstance(second, events.Gaussian)):
-        raise TypeError(f"two Gaussian mechanisms are needed; got {first}, {second}.")
-    # Both are Python numbers here. hypot errs by at most one unit in the last place.
-    mus = [float(np.asarray(event.mu)) for event in (first, second)]
-    return events.Gaussian(math.nextafter(math.hypot(*mus), math.inf))
