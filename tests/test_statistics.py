@@ -371,6 +371,24 @@ def test_blocks_of_rows_give_the_same_sum(monkeypatch):
     assert np.array_equal(once, expected)
 
 
+@pytest.mark.parametrize("axis", list(jax.sharding.AxisType)[:2])
+def test_values_are_identical_on_a_mesh(axis, monkeypatch):
+    monkeypatch.setattr(_release, "_BLOCK", 24)  # several blocks of rows
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(axis,))
+    x = np.random.default_rng(10).normal(size=(64, 3)).astype(np.float32)
+    sharded = jax.device_put(x, jax.NamedSharding(mesh, jax.P("x")))
+    terms = {"noise_multiplier": 0.5, "key": KEY, "adjacency": Adjacency.ZERO_OUT}
+
+    def values(x):
+        return (
+            statistics.covariance(x, clip_norm=C, **terms).value,
+            statistics.histogram(x[:, 0], edges=[-1, 0, 1], **terms).value,
+        )
+
+    once, again = jax.jit(values)(x), jax.jit(values)(sharded)
+    assert all(np.array_equal(a, b) for a, b in zip(once, again, strict=True))
+
+
 def test_functions_of_one_key_have_separate_noise():
     zeros = np.zeros((2, 1))
     shared = {

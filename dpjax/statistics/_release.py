@@ -1,7 +1,6 @@
 """Release sums over private examples with Gaussian noise, and state the event.
 
-A statistic here is a function of sums Σ_i c(x_i) with noise, whose contributions c(x)
-have a norm of at most 1. The steps of `release`:
+A statistic uses noisy sums of contributions c(x) of norm at most 1. How it is released:
 
 1. **Sum.** `sum_exactly` truncates each contribution to a multiple of 2⁻³² towards
    zero, which lengthens none, and adds up integers. So the sum has no rounding error,
@@ -33,6 +32,7 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import default_float
 from dpjax._core.keys import stream
+from dpjax._core.meshes import let_compiler_shard
 from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
@@ -75,7 +75,8 @@ class Released:
 
 def _flatten(released: Released) -> tuple[list[Any], Any]:
     value = jax.tree_util.GetAttrKey("value"), released.value
-    if is_plain(released.event):
+    # Whether all numbers of the event are Python numbers.
+    if all(isinstance(x, int | float) for x in jax.tree.leaves(released.event)):
         return [value], released.event
     return [value, (jax.tree_util.GetAttrKey("event"), released.event)], None
 
@@ -86,11 +87,6 @@ def _unflatten(event: Any, children: Any) -> Released:
 
 
 jax.tree_util.register_pytree_with_keys(Released, _flatten, _unflatten)
-
-
-def is_plain(event: events.Event) -> bool:
-    """Whether all numbers of an event are Python numbers."""
-    return all(isinstance(x, int | float) for x in jax.tree.leaves(event))
 
 
 class Release(NamedTuple):
@@ -111,8 +107,7 @@ class Release(NamedTuple):
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
             return release_on_lattice(key, sums, LatticeNoise(self.stddev, _DRAWS))
-        # Not 64 bits: JAX lowers such a draw wrongly where the program around it has x64
-        # off.
+        # In float32: JAX lowers a draw of 64 bits wrongly in a program without x64.
         noise = jax.random.normal(key, sums.shape, jnp.float32)
         return sums + self.stddev * noise.astype(jnp.float64)
 
@@ -176,8 +171,7 @@ def release(
     event: events.Gaussian | events.OnLattice = events.Gaussian(divide_up(factor, z))
     if terms.arithmetic == "discrete":
         stddev = _lattice_stddev(z, dimension, num_sums, num_examples)
-        # The factor two covers the factors e^{±4ϑ(2)} of the rounding and the draws,
-        # each of which is below 1e-33, far below TOTAL_VARIATION.
+        # The factor two covers e^{±4ϑ(2)}, within 1e-33 of 1, for rounding and draws.
         draws = _DRAWS * dimension * num_sums
         event = events.OnLattice(event, 2 * draws * TOTAL_VARIATION)
     else:
@@ -216,17 +210,21 @@ def _run(
     def widen(x: ArrayLike) -> jax.Array:
         return jnp.asarray(x).astype(jnp.float64)
 
-    noise = Release(stream(key, f"statistics {name}"), widen(stddev), arithmetic)
-    data, params = jax.tree.map(widen, (data, params))
-    value = statistic(data, params, noise)
-    return jax.tree.map(lambda x: x.astype(dtype), value)
+    def compute(data: Any, params: Any, key: Key, stddev: ArrayLike) -> Any:
+        noise = Release(stream(key, f"statistics {name}"), widen(stddev), arithmetic)
+        data, params = jax.tree.map(widen, (data, params))
+        value = statistic(data, params, noise)
+        return jax.tree.map(lambda x: x.astype(dtype), value)
+
+    # Sums are exact, so that a mesh changes no bit of the result.
+    return let_compiler_shard(compute, data, jax.P())(data, params, key, stddev)
 
 
 @contextlib.contextmanager
 def _float64_scope() -> Iterator[None]:
     """The context in which statistics are traced and run."""
-    promotion = jax.numpy_dtype_promotion("standard")
-    with jax.enable_x64(True), promotion, jax.numpy_rank_promotion("allow"):
+    dtypes, ranks = jax.numpy_dtype_promotion, jax.numpy_rank_promotion
+    with jax.enable_x64(True), dtypes("standard"), ranks("allow"):
         yield
 
 

@@ -70,7 +70,7 @@ def mean(
       ...     jnp.full((1_000, 2), 0.5), clip_norm=1.0, noise_multiplier=5.0,
       ...     key=jax.random.key(0), adjacency=Adjacency.ZERO_OUT)
       >>> [f"{x:.2f}" for x in released.value], released.event
-      (['0.50', '0.49'], Gaussian(mu=0.2))
+      (['0.50', '0.50'], Gaussian(mu=0.2))
     """
     data = as_examples("data", data)
     divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
