@@ -2,6 +2,7 @@
 
 import functools
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 import dpjax
 from dpjax import Adjacency, auditing, statistics
 from dpjax.accounting import events, gdp, profiles
-from dpjax.statistics import _release
+from dpjax.statistics import _release, _standardize
 
 KEY = jax.random.wrap_key_data(np.array([0, 23], np.uint32))
 NAN = np.full(3, np.nan)
@@ -185,6 +186,25 @@ def test_noise_has_the_stated_scale(arithmetic):
         assert np.all(np.abs(found["histogram"]) < 2**23 * spacing)
 
 
+@pytest.mark.parametrize("arithmetic", ["real", "discrete"])
+def test_noise_of_a_bisection_grows_with_its_steps(arithmetic):
+    def is_in_lower_half(key):
+        released = statistics.quantile(
+            [0.1, 0.1, 0.1], 0.5, lower=0.0, upper=1.0, num_steps=16,
+            noise_multiplier=1.0, key=key, adjacency=Adjacency.REPLACE,
+            arithmetic=arithmetic,
+        )  # fmt: skip
+        return released.value < 0.5
+
+    keys = jax.random.split(KEY, 2_000)
+    found = np.asarray(jax.jit(jax.vmap(is_in_lower_half))(keys)).mean()
+    # The first count is 3 / 2, with noise of standard deviation 1/2 · √16.
+    expected = 0.5 + 0.5 * math.erf(1.5 / 2 / math.sqrt(2))
+    # z = 5.5: a false alarm below 4e-8 for each arithmetic.
+    error = 5.5 * math.sqrt(expected * (1 - expected) / len(keys))
+    assert abs(found - expected) < error
+
+
 def test_estimates_are_unbiased_and_agree_with_numpy_at_little_noise():
     rng = np.random.default_rng(3)
     x = rng.uniform(-1, 1, size=(3_000, 3)) @ np.array(
@@ -278,6 +298,28 @@ def test_standardization_centers_and_scales_features():
     # for half of μ² and the factor √2 in place of 2.
     least = 1e6 * 2**0.5 / 2**0.5 * 16 / 20_000
     assert np.all(loud.value.scale >= math.sqrt(least) * (1 - 1e-6))
+
+
+@pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
+def test_center_and_scale_share_the_cost_of_standardization(adjacency, monkeypatch):
+    mus = []
+
+    def spied(function):
+        def run(*args, **kwargs):
+            released = function(*args, **kwargs)
+            mus.append(released.event.mu)
+            return released
+
+        return run
+
+    for name in ("mean", "variance"):
+        monkeypatch.setattr(_standardize, name, spied(getattr(statistics, name)))
+    terms = {"clip_norm": C, "noise_multiplier": 1.9, "key": KEY, "share": 0.3}
+    released = statistics.standardize(ROWS, adjacency=adjacency, **terms)
+    total = Fraction(released.event.mu) ** 2
+    parts = [Fraction(mu) ** 2 for mu in mus]
+    assert sum(parts) <= total <= sum(parts) * (1 + Fraction(1, 10**13))
+    assert abs(parts[0] / total - Fraction(3, 10)) < 1e-12
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
