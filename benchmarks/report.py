@@ -23,6 +23,7 @@ DOCUMENTS = (
     "docs/choosing-a-mechanism.md",
     "docs/correlated.md",
     "docs/auditing.md",
+    "docs/statistics.md",
     "docs/amplification.md",
     "docs/howto/augmentation.md",
     "docs/howto/averaging.md",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dpjax import plot as plot
     from dpjax import sampling as sampling
     from dpjax import solvers as solvers
+    from dpjax import statistics as statistics
     from dpjax import strategies as strategies
     from dpjax import workloads as workloads
     from dpjax._core.adjacency import Adjacency as Adjacency
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 # The same names at run time; a test checks that both lists agree.
 _MODULES = (
     *("accounting", "auditing", "checkpoint", "clipping", "ledger", "noise", "plot"),
-    *("sampling", "solvers", "strategies", "workloads"),
+    *("sampling", "solvers", "statistics", "strategies", "workloads"),
 )
 _NAMES = {
     "_core.adjacency": ("Adjacency",),

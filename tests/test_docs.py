@@ -37,6 +37,7 @@ PAGES = [
     "correlated.md",
     "auditing.md",
     "bits.md",
+    "statistics.md",
     "amplification.md",
     "howto/batchnorm-and-dropout.md",
     "howto/keras.md",

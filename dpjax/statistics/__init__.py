@@ -1,0 +1,27 @@
+"""Private statistics: pure functions of private data, each with its event.
+
+Each function clips or counts the examples, adds Gaussian noise to a sum, and returns a
+`Released`: the private value, and the event by which `accounting.profiles.of`, a ledger
+or a composition knows its cost. All functions work under `jax.jit`, also with traced
+data, and under `jax.vmap` over keys.
+
+1. **Sums of clipped rows**: `sum`, `mean`. With second moments: `variance`,
+   `covariance`, whose result `nearest_psd` makes positive semidefinite. `standardize`
+   returns a `Standardization` of features.
+2. **Counts**: `histogram` in public bins, and `quantile` by bisection.
+3. **Evaluation** on held-out private data: `accuracy`, `loss`, `auc`.
+"""
+
+from dpjax.statistics._counts import histogram as histogram
+from dpjax.statistics._counts import quantile as quantile
+from dpjax.statistics._evaluation import accuracy as accuracy
+from dpjax.statistics._evaluation import auc as auc
+from dpjax.statistics._evaluation import loss as loss
+from dpjax.statistics._moments import covariance as covariance
+from dpjax.statistics._moments import nearest_psd as nearest_psd
+from dpjax.statistics._moments import variance as variance
+from dpjax.statistics._release import Released as Released
+from dpjax.statistics._standardize import Standardization as Standardization
+from dpjax.statistics._standardize import standardize as standardize
+from dpjax.statistics._sums import mean as mean
+from dpjax.statistics._sums import sum as sum  # noqa: A004

@@ -1,0 +1,63 @@
+"""Checks of the arguments of statistics."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import ArrayLike
+
+
+def as_number(name: str, value: ArrayLike) -> float | jax.Array:
+    """A non-negative finite number as a Python float, or a tracer."""
+    validate.scalar(name, value)
+    validate.nonnegative(name, value)
+    array = validate.concrete(value)
+    return jnp.asarray(value) if array is None else float(array)
+
+
+def as_examples(
+    name: str, value: Any, *, ndim: int | None = None
+) -> jax.Array | np.ndarray:
+    """An array of real numbers with a leading axis of examples.
+
+    Raises:
+      ValueError: the value is not an array of real numbers, or has no leading axis, or
+        not `ndim` axes.
+    """
+    try:
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+    except (TypeError, ValueError):  # lists of different lengths
+        array = np.empty(0, object)
+    if not (
+        array.dtype == bool
+        or jnp.issubdtype(array.dtype, jnp.integer)
+        or jnp.issubdtype(array.dtype, jnp.floating)
+    ):
+        raise ValueError(f"{name} must be an array of real numbers; got {value!r}.")
+    if array.ndim == 0 or (ndim is not None and array.ndim != ndim):
+        rule = "a leading axis of examples" if ndim is None else f"{ndim} axes"
+        raise ValueError(f"{name} must have {rule}; got shape {array.shape}.")
+    return array
+
+
+def as_num_examples(value: ArrayLike | None, length: int, adjacency: Adjacency) -> Any:
+    """The public number to divide by: the stated one, or the length of the data.
+
+    Raises:
+      ValueError: the number is missing where the length of the data is private, or is
+        not positive.
+    """
+    if value is None:
+        if adjacency is Adjacency.ADD_REMOVE:
+            raise ValueError(
+                "num_examples must be a public number under Adjacency.ADD_REMOVE, "
+                "where the length of the data is private; got None."
+            )
+        value = length
+    validate.scalar("num_examples", value)
+    validate.positive("num_examples", value)
+    return value

@@ -1,0 +1,244 @@
+"""Private histograms, and quantiles by bisection with private counts."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax.statistics._checks import as_examples
+from dpjax.statistics._release import (
+    Release,
+    Released,
+    Terms,
+    release,
+    root_up,
+    sum_exactly,
+)
+
+
+def histogram(
+    data: ArrayLike,
+    *,
+    noise_multiplier: ArrayLike,
+    key: Key,
+    adjacency: Adjacency,
+    edges: ArrayLike | None = None,
+    num_categories: int | None = None,
+    arithmetic: Arithmetic = "real",
+) -> Released:
+    """The numbers of examples in public bins, with Gaussian noise.
+
+    Args:
+      data: the private examples, f[n].
+      noise_multiplier: z, the standard deviation of the noise in each count, at least
+        0.
+      key: one typed key for this release alone.
+      adjacency: which data sets the event compares.
+      edges: the public edges of k bins, f[k + 1], increasing. A bin contains its left
+        edge, and the last bin its right edge, too. None where num_categories is given.
+      num_categories: k, where the examples are the numbers 0, ..., k − 1. None where
+        edges are given.
+      arithmetic: "real" or "discrete", as in `mean`.
+
+    Returns:
+      A `Released`: the counts f[k], and the event. Noise can make a count negative.
+
+    Raises:
+      ValueError: as for `mean`; data is not f[n]; not exactly one of edges and
+        num_categories is given; edges are not increasing numbers.
+
+    Privacy: the release is μ-GDP with μ = 1 / z under ADD_REMOVE and ZERO_OUT: one
+    example is in at most one bin. Under REPLACE one count loses an example and another
+    gains one, and μ = √2 / z. A value outside of all bins counts nowhere, and neither
+    does a NaN.
+
+    Example:
+      >>> import jax
+      >>> from dpjax import Adjacency
+      >>> released = histogram(
+      ...     [0, 2, 2, 1, 2], num_categories=3, noise_multiplier=0.1,
+      ...     key=jax.random.key(0), adjacency=Adjacency.ADD_REMOVE)
+      >>> print(released.value.round(), released.event)
+      [1. 1. 3.] Gaussian(mu=10.0)
+    """
+    data = as_examples("data", data, ndim=1)
+    if (edges is None) == (num_categories is None):
+        raise ValueError(
+            "give one of edges and num_categories; got "
+            f"edges={edges!r} and num_categories={num_categories!r}."
+        )
+    if num_categories is not None:
+        size = validate.static_int("num_categories", num_categories, minimum=1)
+        params: Any = np.arange(size + 1) - 0.5
+    else:
+        params = increasing("edges", edges)
+        size = len(params) - 1
+    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    return release(
+        "histogram",
+        _histogram,
+        data,
+        params,
+        terms,
+        replaced=root_up(2),
+        dimension=size,
+    )
+
+
+def _histogram(data: jax.Array, edges: jax.Array, noise: Release) -> jax.Array:
+    return noise(count(bins_of(data, edges), len(edges) - 1))
+
+
+def bins_of(values: jax.Array, edges: jax.Array) -> jax.Array:
+    """The bin of each value, i[n]; the number of bins for a value in none."""
+    size = len(edges) - 1
+    bins = jnp.searchsorted(edges, values, side="right") - 1
+    bins = jnp.where(values == edges[-1], size - 1, bins)
+    # A NaN compares False.
+    inside = (values >= edges[0]) & (values <= edges[-1])
+    return jnp.where(inside, bins, size)
+
+
+def count(bins: jax.Array, size: int) -> jax.Array:
+    """How many examples are in each bin, f64[size]; other bins do not count."""
+    # Integers add up exactly, and each example adds 1 to at most one of them.
+    return jnp.bincount(bins, length=size + 1)[:size].astype(jnp.float64)
+
+
+def increasing(name: str, value: Any) -> Any:
+    """At least two increasing and finite numbers f[k + 1]; a traced vector passes."""
+    edges = validate.real_vector(name, value)
+    if edges is None:
+        edges = value
+    elif not (np.all(np.isfinite(edges)) and np.all(np.diff(edges) > 0)):
+        raise ValueError(f"{name} must be increasing and finite; got {value!r}.")
+    if len(edges) < 2:
+        raise ValueError(f"{name} must have at least two numbers; got {value!r}.")
+    return edges
+
+
+class _Bisection(NamedTuple):
+    """The public numbers of quantiles.
+
+    Attributes:
+      shares: q, f[] or f[k].
+      lower: the lower end of the search, f[].
+      upper: the upper end of the search, f[].
+      norm: an upper bound on the norm of one example's contribution to one step, f[].
+      steps: the numbers of the steps, f[t].
+    """
+
+    shares: np.ndarray
+    lower: float
+    upper: float
+    norm: float
+    steps: ArrayLike
+
+
+def quantile(
+    data: ArrayLike,
+    shares: float | Sequence[float],
+    *,
+    lower: float,
+    upper: float,
+    noise_multiplier: ArrayLike,
+    key: Key,
+    adjacency: Adjacency,
+    num_steps: int = 12,
+    arithmetic: Arithmetic = "real",
+) -> Released:
+    """Quantiles between public bounds, by bisection with noisy counts.
+
+    Each step halves an interval: it counts, with noise, whether more than a share q of
+    the examples is at or below the middle, and keeps the half with the quantile.
+
+    Args:
+      data: the private examples, f[n].
+      shares: q, one number or k numbers in (0, 1): 0.5 for the median.
+      lower: a public lower bound of the quantiles, below upper.
+      upper: a public upper bound.
+      noise_multiplier: z, the noise standard deviation over the largest norm of one
+        example's contributions to all counts, at least 0.
+      key: one typed key for this release alone.
+      adjacency: which data sets the event compares.
+      num_steps: t, the number of bisections, 1 to 52. More steps give a finer result
+        and more noise in each count.
+      arithmetic: "real" or "discrete", as in `mean`.
+
+    Returns:
+      A `Released`: the quantiles, f[] or f[k] as shares are, each the middle of an
+      interval of length (upper − lower) / 2ᵗ, and the event. The noise of a step's
+      count of examples is z √t √(Σ_j max(q_j, 1 − q_j)²). Quantiles of several shares
+      are searched separately, and may be out of order.
+
+    Raises:
+      ValueError: as for `mean`; data is not f[n]; a share is not in (0, 1); lower is
+        not below upper.
+
+    Privacy: the release is μ-GDP with μ = 1 / z under ADD_REMOVE and ZERO_OUT, and at
+    most 2 / z under REPLACE. A NaN or an infinity contributes zero.
+
+    Reason: with a threshold m_j, a step releases Σ_i (1[x_i <= m_j] − q_j) for each j,
+    which needs no number of examples. An example contributes at most
+    s = √(Σ_j max(q_j, 1 − q_j)²) in norm, and two examples differ by at most √k, which
+    is at most 2s. Thresholds depend on earlier noisy counts only.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax import Adjacency
+      >>> released = quantile(
+      ...     jnp.linspace(0, 1, 20_001), [0.25, 0.5], lower=-10.0, upper=10.0,
+      ...     noise_multiplier=4.0, key=jax.random.key(0),
+      ...     adjacency=Adjacency.REPLACE)
+      >>> print(released.value.round(2))
+      [0.25 0.5 ]
+    """
+    data = as_examples("data", data, ndim=1)
+    given = np.atleast_1d(np.asarray(shares, np.float64))
+    if given.ndim != 1 or not given.size:
+        raise ValueError(f"shares must be a number or a vector; got {shares!r}.")
+    validate.open_unit("shares", given)
+    increasing("[lower, upper]", [lower, upper])
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    if num_steps > 52:
+        raise ValueError(f"num_steps must be at most 52; got {num_steps!r}.")
+    # The margin covers the roundings of the root, the sum and the contributions.
+    norm = float(np.linalg.norm(np.maximum(given, 1 - given))) * (1 + 2.0**-40)
+    return release(
+        "quantile",
+        _quantile,
+        data,
+        _Bisection(np.asarray(shares), lower, upper, norm, np.arange(num_steps)),
+        Terms(noise_multiplier, key, adjacency, arithmetic),
+        # At least 1, since max(q, 1 − q) is at most 1; the margin is as above.
+        replaced=max(1.0, math.sqrt(given.size) / norm * (1 + 2.0**-39)),
+        dimension=given.size,
+        num_sums=num_steps,
+    )
+
+
+def _quantile(data: jax.Array, params: _Bisection, noise: Release) -> jax.Array:
+    """The middles of the last intervals, f64[] or f64[k]."""
+    rows, shares = data[:, None], jnp.atleast_1d(params.shares)
+
+    def halve(ends: tuple[jax.Array, jax.Array], step: jax.Array) -> Any:
+        low, high = ends
+        middle = (low + high) / 2
+
+        def contribute(x: jax.Array) -> jax.Array:
+            below = jnp.where(x <= middle, 1.0, 0.0) - shares
+            return jnp.where(jnp.isfinite(x), below, 0.0) / params.norm
+
+        above_share = noise(sum_exactly(contribute, rows), step) > 0
+        low = jnp.where(above_share, low, middle)
+        return (low, jnp.where(above_share, middle, high)), None
+
+    ends = jnp.full(shares.shape, params.lower), jnp.full(shares.shape, params.upper)
+    (low, high), _ = jax.lax.scan(halve, ends, jnp.asarray(params.steps, jnp.uint32))
+    return ((low + high) / 2).reshape(params.shares.shape)

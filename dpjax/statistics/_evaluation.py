@@ -1,0 +1,247 @@
+"""Private accuracy, loss and AUC of a model on held-out data that is private, too.
+
+Values in [0, B] are centered: an example contributes 2 v / B − 1, which is in [−1, 1].
+Without centering it would contribute up to 1 for the half of the noise's effect on the
+mean: an added example moves Σ (v − B/2) by at most B/2, and Σ v by up to B.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax.statistics._checks import as_examples, as_num_examples
+from dpjax.statistics._counts import bins_of, count, increasing
+from dpjax.statistics._release import (
+    Release,
+    Released,
+    Terms,
+    release,
+    root_up,
+    sum_exactly,
+)
+
+
+class _Mean(NamedTuple):
+    """The public numbers of a mean of values: their bound, and what to divide by."""
+
+    bound: ArrayLike
+    num_examples: ArrayLike
+
+
+def loss(
+    losses: ArrayLike,
+    *,
+    bound: ArrayLike,
+    noise_multiplier: ArrayLike,
+    key: Key,
+    adjacency: Adjacency,
+    num_examples: ArrayLike | None = None,
+    arithmetic: Arithmetic = "real",
+) -> Released:
+    """The mean of held-out losses clipped to [0, bound], with Gaussian noise.
+
+    Args:
+      losses: the loss of each private example, f[n], by a model that does not depend on
+        these examples or was released before.
+      bound: B, the public bound to which losses are clipped, positive. A NaN counts as
+        B.
+      noise_multiplier: z, the standard deviation of the noise on the sum of losses over
+        B / 2, at least 0.
+      key: one typed key for this release alone.
+      adjacency: which data sets the event compares.
+      num_examples: the public number to divide by, as in `mean`. If n differs under
+        ADD_REMOVE, the result is (n m + (num_examples − n) B / 2) / num_examples for
+        the mean m.
+      arithmetic: "real" or "discrete", as in `mean`.
+
+    Returns:
+      A `Released`: the mean f[] with noise of standard deviation
+      z B / (2 num_examples), and the event. Noise can move it out of [0, B].
+
+    Raises:
+      ValueError: as for `mean`; losses is not f[n]; bound is not positive.
+
+    Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. An example
+    whose contribution is zero, under ZERO_OUT, counts as a loss of B / 2.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax import Adjacency
+      >>> released = loss(
+      ...     jnp.full(2_000, 0.3), bound=4.0, noise_multiplier=2.0,
+      ...     key=jax.random.key(0), adjacency=Adjacency.ZERO_OUT)
+      >>> print(f"{released.value:.2f}", released.event)
+      0.30 Gaussian(mu=0.5)
+    """
+    losses = as_examples("losses", losses, ndim=1)
+    validate.scalar("bound", bound)
+    validate.positive("bound", bound)
+    divisor = as_num_examples(num_examples, len(losses), validate.adjacency(adjacency))
+    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    params = _Mean(bound, divisor)
+    return release("loss", _loss, losses, params, terms, replaced=2.0, dimension=1)
+
+
+def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
+    clipped = jnp.clip(data, 0.0, params.bound)
+    return _centered_mean(
+        jnp.where(jnp.isnan(data), params.bound, clipped), params, noise
+    )
+
+
+def _centered_mean(values: jax.Array, params: _Mean, noise: Release) -> jax.Array:
+    """The noisy mean of values in [0, B], from contributions in [−1, 1]."""
+    half = params.bound / 2
+    rows = jnp.clip(values[:, None] / half - 1, -1.0, 1.0)
+    noisy = noise(sum_exactly(lambda x: x, rows))[0]
+    return (noisy / params.num_examples + 1) * half
+
+
+def accuracy(
+    predictions: ArrayLike,
+    labels: ArrayLike,
+    *,
+    noise_multiplier: ArrayLike,
+    key: Key,
+    adjacency: Adjacency,
+    num_examples: ArrayLike | None = None,
+    arithmetic: Arithmetic = "real",
+) -> Released:
+    """The share of held-out examples with a correct prediction, with Gaussian noise.
+
+    Args:
+      predictions: the predicted class of each private example, i[n].
+      labels: the class of each private example, i[n].
+      noise_multiplier: z, the standard deviation of the noise on the number of correct
+        predictions over 1/2, at least 0.
+      key: one typed key for this release alone.
+      adjacency: which data sets the event compares.
+      num_examples: the public number to divide by, as in `loss`.
+      arithmetic: "real" or "discrete", as in `mean`.
+
+    Returns:
+      A `Released`: the accuracy f[] with noise of standard deviation
+      z / (2 num_examples), and the event. Noise can move it out of [0, 1].
+
+    Raises:
+      ValueError: as for `mean`; predictions and labels are not both of shape [n].
+
+    Privacy: as for `loss`, with losses 0 and 1.
+
+    Example:
+      >>> import jax
+      >>> from dpjax import Adjacency
+      >>> released = accuracy(
+      ...     [0, 1, 2, 1] * 500, [0, 1, 2, 2] * 500, noise_multiplier=4.0,
+      ...     key=jax.random.key(0), adjacency=Adjacency.REPLACE)
+      >>> print(f"{released.value:.2f}", released.event)
+      0.75 Gaussian(mu=0.5)
+    """
+    data = _pair("predictions", predictions, "labels", labels)
+    divisor = as_num_examples(num_examples, len(data[0]), validate.adjacency(adjacency))
+    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    params = _Mean(1.0, divisor)
+    return release(
+        "accuracy", _accuracy, data, params, terms, replaced=2.0, dimension=1
+    )
+
+
+def _accuracy(data: Any, params: _Mean, noise: Release) -> jax.Array:
+    predictions, labels = data
+    correct = jnp.where(predictions == labels, params.bound, 0.0)
+    return _centered_mean(correct, params, noise)
+
+
+def auc(
+    scores: ArrayLike,
+    labels: ArrayLike,
+    *,
+    edges: ArrayLike,
+    noise_multiplier: ArrayLike,
+    key: Key,
+    adjacency: Adjacency,
+    arithmetic: Arithmetic = "real",
+) -> Released:
+    """The area under the ROC curve on held-out data, from noisy histograms of scores.
+
+    The histograms of the scores of positive and of negative examples are released once.
+    The area is computed from them: the probability that a positive example is in a
+    higher bin than a negative one, with half of the probability of the same bin.
+
+    Args:
+      scores: the score of each private example, f[n].
+      labels: 1 for positive and 0 for negative examples, i[n].
+      edges: the public edges of k bins of scores, f[k + 1], increasing. Scores beyond
+        them are in the first or the last bin. More bins give a finer result with more
+        noise.
+      noise_multiplier: z, the standard deviation of the noise in each count, at least
+        0.
+      key: one typed key for this release alone.
+      adjacency: which data sets the event compares.
+      arithmetic: "real" or "discrete", as in `mean`.
+
+    Returns:
+      A `Released`: the area f[], clipped to [0, 1], and the event. With few examples of
+      a class the noise decides.
+
+    Raises:
+      ValueError: as for `histogram`; scores and labels are not both of shape [n].
+
+    Privacy: as for a `histogram` with 2k bins: μ is 1 / z under ADD_REMOVE and
+    ZERO_OUT, and √2 / z under REPLACE. The area itself has a large sensitivity where a
+    class is small, which therefore is not used. A score that is not finite counts
+    nowhere, and neither does an example with another label.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax import Adjacency
+      >>> scores, labels = jnp.arange(4_000) / 4_000, jnp.arange(4_000) >= 1_000
+      >>> released = auc(
+      ...     scores, labels, edges=jnp.linspace(0, 1, 41), noise_multiplier=2.0,
+      ...     key=jax.random.key(0), adjacency=Adjacency.ADD_REMOVE)
+      >>> print(released.value.round(1))
+      1.0
+    """
+    data = _pair("scores", scores, "labels", labels)
+    public = increasing("edges", edges)
+    return release(
+        "auc",
+        _auc,
+        data,
+        public,
+        Terms(noise_multiplier, key, adjacency, arithmetic),
+        replaced=root_up(2),
+        dimension=2 * (len(public) - 1),
+    )
+
+
+def _auc(data: Any, edges: jax.Array, noise: Release) -> jax.Array:
+    scores, labels = data
+    size = len(edges) - 1
+    bins = bins_of(jnp.clip(scores, edges[0], edges[-1]), edges)
+    counted = jnp.isfinite(scores) & ((labels == 0) | (labels == 1))
+    bins = jnp.where(counted, bins + size * (labels == 1), 2 * size)
+    negative, positive = noise(count(bins, 2 * size)).reshape(2, size)
+    # The pairs with the positive example in a higher bin, and half of those in one.
+    # Noise on both is independent, so that the expected number of pairs is right.
+    below = jnp.cumsum(negative) - negative / 2
+    pairs = jnp.maximum(jnp.sum(negative), 1) * jnp.maximum(jnp.sum(positive), 1)
+    return jnp.clip(jnp.sum(positive * below) / pairs, 0.0, 1.0)
+
+
+def _pair(
+    name: str, value: ArrayLike, other: str, value_of_other: ArrayLike
+) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:
+    """Two vectors of one length."""
+    one = as_examples(name, value, ndim=1)
+    two = as_examples(other, value_of_other, ndim=1)
+    if one.shape != two.shape:
+        raise ValueError(
+            f"{name} and {other} must have one length; got {one.shape} and {two.shape}."
+        )
+    return one, two

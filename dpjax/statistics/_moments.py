@@ -1,0 +1,264 @@
+"""Private variances and covariances of clipped rows, with the mean or about a center.
+
+A row x is clipped to the norm C, and u = x / C has a norm of at most 1. One example's
+contribution to a release is a vector c(u):
+
+| release | c(u) | ‖c(u)‖ | ‖c(u) − c(v)‖ |
+| --- | --- | --- | --- |
+| sum, mean | u | 1 | 2 |
+| second moments about a known center | S(u) | 1 | √2 |
+| mean and second moments together | (u, S(u)) / √2 | 1 | 3/2 |
+
+S(u) is the upper triangle of u uᵀ, with factors √2 off the diagonal, or the diagonal
+(u_i²) alone, for variances.
+
+*Proof.* The norm of the weighted triangle is the Frobenius norm of u uᵀ, ‖u‖². Let
+s = ‖u‖², t = ‖v‖² and g = ⟨u, v⟩. Then ‖S(u) − S(v)‖² = s² + t² − 2g² <= 2, and
+‖u − v‖² + ‖S(u) − S(v)‖² = s + t − 2g + s² + t² − 2g². This grows with s and t, and is
+at most 4 − 2g − 2g² <= 4.5 at s = t = 1, attained at g = −1/2. Half of it has the root
+3/2. The diagonal is a part of the triangle's entries, so its distances are no larger.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax.statistics._checks import as_examples, as_num_examples
+from dpjax.statistics._release import (
+    Release,
+    Released,
+    Terms,
+    release,
+    root_up,
+    sum_exactly,
+)
+from dpjax.statistics._sums import flat, positive_norm, row_size, unit_rows
+
+
+class _Moments(NamedTuple):
+    """The public numbers of a release of moments.
+
+    Attributes:
+      clip_norm: C.
+      num_examples: n, which sums are divided by.
+      center: the known center f[...]; None where the mean is released, too.
+    """
+
+    clip_norm: ArrayLike
+    num_examples: ArrayLike
+    center: ArrayLike | None
+
+
+def variance(
+    data: ArrayLike,
+    *,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    key: Key,
+    adjacency: Adjacency,
+    num_examples: ArrayLike | None = None,
+    center: ArrayLike | None = None,
+    arithmetic: Arithmetic = "real",
+) -> Released:
+    """The variance of each feature of clipped rows, with Gaussian noise.
+
+    Args:
+      data: the private examples, f[n, ...].
+      clip_norm: C, the bound on the L2 norm of an example less the center, positive.
+      noise_multiplier: z, the standard deviation of the noise over the largest norm of
+        an example's contribution, at least 0.
+      key: one typed key for this release alone.
+      adjacency: which data sets the event compares.
+      num_examples: the public number to divide by, as in `mean`.
+      center: a center f[...] that is public or was released before. The result is then
+        the mean of the squared distances from the center, with half of the noise's
+        variance. None to estimate the mean from the data, within the same release.
+      arithmetic: "real" or "discrete", as in `mean`.
+
+    Returns:
+      A `Released`: the variances f[...], and the event. They are Σ x² / n − (Σ x / n)²
+      for clipped rows x, without bias from the noise. Noise can make them negative.
+      The noise of Σ x² / n has standard deviation √2 z C² / n, and of Σ x / n √2 z C /
+      n. With a center the noise of the result has standard deviation z C² / n.
+
+    Raises:
+      ValueError: as for `mean`.
+
+    Privacy: the release is μ-GDP with μ = 1 / z under ADD_REMOVE and ZERO_OUT. Under
+    REPLACE μ is 1.5 / z, and √2 / z with a center. A row with a NaN or an infinity
+    contributes zero.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax import Adjacency
+      >>> released = variance(
+      ...     jnp.linspace(-1, 1, 10_001), clip_norm=1.0, noise_multiplier=4.0,
+      ...     key=jax.random.key(0), adjacency=Adjacency.REPLACE)
+      >>> print(f"{released.value:.2f}", released.event)
+      0.33 Gaussian(mu=0.375)
+    """
+    data = as_examples("data", data)
+    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    return release(
+        "variance",
+        _variance,
+        data,
+        _Moments(positive_norm(clip_norm), divisor, center),
+        Terms(noise_multiplier, key, adjacency, arithmetic),
+        replaced=_replaced(center),
+        dimension=row_size(data) * (1 if center is not None else 2),
+    )
+
+
+def _variance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
+    """Second moments of each feature, less the squares of the noisy means."""
+    first, second, added = _moments(flat(data), data.shape[1:], params, noise, _square)
+    return (second - first**2 + added).reshape(data.shape[1:])
+
+
+def covariance(
+    data: ArrayLike,
+    *,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    key: Key,
+    adjacency: Adjacency,
+    num_examples: ArrayLike | None = None,
+    center: ArrayLike | None = None,
+    arithmetic: Arithmetic = "real",
+) -> Released:
+    """The covariance matrix of clipped rows, with Gaussian noise.
+
+    Args:
+      data: the private examples, f[n, d].
+      clip_norm: C, the bound on the L2 norm of an example less the center, positive.
+      noise_multiplier: z, the standard deviation of the noise over the largest norm of
+        an example's contribution, at least 0.
+      key: one typed key for this release alone.
+      adjacency: which data sets the event compares.
+      num_examples: the public number to divide by, as in `mean`.
+      center: a center f[d] that is public or was released before, as in `variance`.
+        None to estimate the mean from the data, within the same release.
+      arithmetic: "real" or "discrete", as in `mean`.
+
+    Returns:
+      A `Released`: a symmetric matrix f[d, d] without bias from the noise, and the
+      event. Noise can make eigenvalues negative (`nearest_psd`). With a center the
+      noise has standard deviation z C² / n on the diagonal, and 1/√2 of that off the
+      diagonal. Without one, second moments have √2 times as much.
+
+    Raises:
+      ValueError: as for `mean`; data is not f[n, d].
+
+    Privacy: as for `variance`, with the same μ: a matrix costs as much as its diagonal.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax import Adjacency
+      >>> x = jnp.array([[0.5, 0.5], [-0.5, -0.5]] * 5_000)
+      >>> released = covariance(
+      ...     x, clip_norm=1.0, noise_multiplier=4.0, center=jnp.zeros(2),
+      ...     key=jax.random.key(0), adjacency=Adjacency.ADD_REMOVE,
+      ...     num_examples=10_000)
+      >>> print(released.value.round(2))
+      [[0.25 0.25]
+       [0.25 0.25]]
+    """
+    data = as_examples("data", data, ndim=2)
+    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    size = data.shape[1]
+    return release(
+        "covariance",
+        _covariance,
+        data,
+        _Moments(positive_norm(clip_norm), divisor, center),
+        Terms(noise_multiplier, key, adjacency, arithmetic),
+        replaced=_replaced(center),
+        dimension=size * (size + 1) // 2 + (size if center is None else 0),
+    )
+
+
+def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
+    """Second moments of all pairs, less the products of the noisy means."""
+    rows, columns = np.triu_indices(data.shape[1])
+    weights = np.where(rows == columns, 1.0, math.sqrt(2))
+
+    def triangle(u: jax.Array) -> jax.Array:
+        return u[:, rows] * u[:, columns] * weights
+
+    first, second, added = _moments(data, data.shape[1:], params, noise, triangle)
+    size = data.shape[1]
+    upper = jnp.zeros((size, size)).at[rows, columns].set(second / weights)
+    symmetric = upper + jnp.triu(upper, 1).T
+    return symmetric - jnp.outer(first, first) + added * jnp.eye(size)
+
+
+def nearest_psd(matrix: ArrayLike) -> jax.Array:
+    """The positive semidefinite matrix nearest to a symmetric matrix.
+
+    Args:
+      matrix: a symmetric matrix f[d, d], such as the value of `covariance`.
+
+    Returns:
+      The matrix f[d, d] without its negative eigenvalues, which is the nearest positive
+      semidefinite matrix in Frobenius norm.
+
+    Privacy: the function reads a private result and no data, so that it costs nothing.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(nearest_psd(jnp.array([[1.0, 0.0], [0.0, -0.5]])))
+      [[1. 0.]
+       [0. 0.]]
+    """
+    values, vectors = jnp.linalg.eigh(jnp.asarray(matrix))
+    return (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T
+
+
+def _square(u: jax.Array) -> jax.Array:
+    return u**2
+
+
+def _moments(
+    rows: jax.Array,
+    shape: tuple[int, ...],
+    params: _Moments,
+    noise: Release,
+    squares: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The noisy first and second moments, and what the first one's noise adds.
+
+    Returns:
+      The mean f64[d], the second moments f64[k], and σ² of the noise in the mean, by
+      which the square of the mean is too large on average. Without a mean, zeros.
+    """
+    scale, n, size = params.clip_norm, params.num_examples, rows.shape[1]
+    if params.center is not None:
+        rows = rows - jnp.broadcast_to(params.center, shape).reshape(-1)
+
+        def contribute(x: jax.Array) -> jax.Array:
+            return squares(unit_rows(x, scale))
+
+        second = noise(sum_exactly(contribute, rows)) * scale**2 / n
+        return jnp.zeros(size), second, jnp.zeros(())
+
+    root = math.sqrt(2)
+
+    def contribute_both(x: jax.Array) -> jax.Array:
+        u = unit_rows(x, scale)
+        return jnp.concatenate([u, squares(u)], axis=1) / root
+
+    both = noise(sum_exactly(contribute_both, rows)) * root / n
+    added = (noise.stddev * root * scale / n) ** 2
+    return both[:size] * scale, both[size:] * scale**2, added
+
+
+def _replaced(center: ArrayLike | None) -> float:
+    return 1.5 if center is None else root_up(2)

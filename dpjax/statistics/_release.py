@@ -1,0 +1,300 @@
+"""Release sums over private examples with Gaussian noise, and state the event.
+
+A statistic uses noisy sums of contributions c(x) of norm at most 1. How it is released:
+
+1. **Sum.** `sum_exactly` truncates each contribution to a multiple of 2⁻³² towards
+   zero, which lengthens none, and adds up integers. So the sum has no rounding error,
+   in whatever order and in whatever blocks it is computed, and one example moves the
+   sum by its own truncated contribution alone.
+2. **Noise** of standard deviation σ = z √t per coordinate, for each of t sums. Each sum
+   may depend on all earlier noisy sums. With `arithmetic="discrete"`, the sum is
+   rounded to a lattice, and σ grows by what this rounding adds to the sensitivity.
+3. **Event.** If one example moves each sum by at most r in norm, the release is
+   r / z-GDP: t adaptive Gaussian mechanisms with μ = r / (z √t) compose to the root of
+   the sum of their μ² (Dong, Roth and Su 2022, Corollary 2).
+
+The rest of a statistic uses the noisy sums only, and is post-processing.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import default_float
+from dpjax._core.keys import stream
+from dpjax._core.meshes import let_compiler_shard
+from dpjax._core.rounding import round_up_float32
+from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax.accounting import events
+from dpjax.noise._discrete import (
+    TOTAL_VARIATION,
+    LatticeNoise,
+    lattice_noise,
+    release_on_lattice,
+)
+from dpjax.statistics._checks import as_number
+
+# Contributions are integers times 2⁻³². A sum of fewer than 2³¹ of them, each at most
+# 1, is below 2⁶³ in these units.
+_UNIT = 2.0**-32
+_MOST_EXAMPLES = 2**31
+# The contributions of so many numbers are in memory at once.
+_BLOCK = 2**22
+# Two draws from the table make one draw of the noise: the spacing is about 2⁻¹⁷ of the
+# standard deviation, and a coordinate saturates at 2⁴⁰ spacings, above 2²² standard
+# deviations.
+_DRAWS = 2
+_LATTICE_RANGE = 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class Released:
+    """A private result, and the event by which accountants know its cost.
+
+    A record is a pytree. An event of plain numbers is a part of its structure: it
+    passes through `jax.jit` and `jax.vmap` as it is, without rounding.
+
+    Attributes:
+      value: the private result, an array or a record of arrays.
+      event: `events.Gaussian`, or `events.OnLattice` with `arithmetic="discrete"`.
+    """
+
+    value: Any
+    event: events.Gaussian | events.OnLattice
+
+
+def _flatten(released: Released) -> tuple[list[Any], Any]:
+    value = jax.tree_util.GetAttrKey("value"), released.value
+    # Whether all numbers of the event are Python numbers.
+    if all(isinstance(x, int | float) for x in jax.tree.leaves(released.event)):
+        return [value], released.event
+    return [value, (jax.tree_util.GetAttrKey("event"), released.event)], None
+
+
+def _unflatten(event: Any, children: Any) -> Released:
+    value, event = (*children, event) if event is not None else children
+    return Released(value, event)
+
+
+jax.tree_util.register_pytree_with_keys(Released, _flatten, _unflatten)
+
+
+class Release(NamedTuple):
+    """The only way in which a statistic may use its sums.
+
+    Attributes:
+      key: a stream of the user's key for this statistic.
+      stddev: σ, f64[].
+      arithmetic: "real" or "discrete".
+    """
+
+    key: Key
+    stddev: jax.Array
+    arithmetic: Arithmetic
+
+    def __call__(self, sums: jax.Array, step: ArrayLike = 0) -> jax.Array:
+        """The sums f64[k] with the noise of one step."""
+        key = jax.random.fold_in(self.key, step)
+        if self.arithmetic == "discrete":
+            return release_on_lattice(key, sums, LatticeNoise(self.stddev, _DRAWS))
+        # In float32: JAX lowers a draw of 64 bits wrongly in a program without x64.
+        noise = jax.random.normal(key, sums.shape, jnp.float32)
+        return sums + self.stddev * noise.astype(jnp.float64)
+
+
+class Statistic(Protocol):
+    """A function of data f64[n, ...], parameters in float64 and a `Release`."""
+
+    def __call__(self, data: Any, params: Any, release: Release, /) -> Any: ...
+
+
+class Terms(NamedTuple):
+    """The arguments that all statistics share.
+
+    Attributes:
+      noise_multiplier: z, the noise standard deviation over the largest norm of one
+        example's contribution, f[].
+      key: one typed key for this release alone.
+      adjacency: which data sets are compared.
+      arithmetic: "real" or "discrete".
+    """
+
+    noise_multiplier: ArrayLike
+    key: Key
+    adjacency: Adjacency
+    arithmetic: Arithmetic
+
+
+def release(
+    name: str,
+    statistic: Statistic,
+    data: Any,
+    params: Any,
+    terms: Terms,
+    *,
+    replaced: float,
+    dimension: int,
+    num_sums: int = 1,
+) -> Released:
+    """A statistic of private data, with its event.
+
+    Args:
+      name: the name of the statistic's stream of the key.
+      statistic: a function of the module level, which releases `num_sums` sums of
+        contributions of norm at most 1.
+      data: arrays with a leading axis of examples, as `as_examples` makes.
+      params: public numbers.
+      terms: the arguments that all statistics share.
+      replaced: a bound on ‖c(x) − c(y)‖ for all examples x and y, at least 1.
+      dimension: the number of entries of one sum.
+      num_sums: the number of sums.
+    """
+    validate.adjacency(terms.adjacency)
+    validate.typed_key("key", terms.key)
+    validate.one_of("arithmetic", terms.arithmetic, ("real", "discrete"))
+    num_examples = len(jax.tree.leaves(data)[0])
+    if num_examples >= _MOST_EXAMPLES:
+        raise ValueError(f"data must have fewer than 2**31 rows; got {num_examples}.")
+    z = as_number("noise_multiplier", terms.noise_multiplier)
+    # One example that leaves or enters moves each sum by its contribution alone.
+    factor = replaced if terms.adjacency is Adjacency.REPLACE else 1.0
+    event: events.Gaussian | events.OnLattice = events.Gaussian(divide_up(factor, z))
+    if terms.arithmetic == "discrete":
+        stddev = _lattice_stddev(z, dimension, num_sums, num_examples)
+        # The factor two covers e^{±4ϑ(2)}, within 1e-33 of 1, for rounding and draws.
+        draws = _DRAWS * dimension * num_sums
+        event = events.OnLattice(event, 2 * draws * TOTAL_VARIATION)
+    else:
+        stddev = round_up_float32("noise_multiplier", z, root_up(num_sums))
+    dtype = default_float()  # the caller's
+    with _float64_scope():
+        value = _run(
+            name,
+            statistic,
+            data,
+            params,
+            terms.key,
+            stddev,
+            arithmetic=terms.arithmetic,
+            dtype=dtype,
+        )
+    return Released(value, event)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("name", "statistic", "arithmetic", "dtype")
+)
+def _run(
+    name: str,
+    statistic: Statistic,
+    data: Any,
+    params: Any,
+    key: Key,
+    stddev: ArrayLike,
+    *,
+    arithmetic: Arithmetic,
+    dtype: np.dtype,
+) -> Any:
+    """The statistic's value in the caller's default dtype, computed in float64."""
+
+    def widen(x: ArrayLike) -> jax.Array:
+        return jnp.asarray(x).astype(jnp.float64)
+
+    def compute(data: Any, params: Any, key: Key, stddev: ArrayLike) -> Any:
+        noise = Release(stream(key, f"statistics {name}"), widen(stddev), arithmetic)
+        data, params = jax.tree.map(widen, (data, params))
+        value = statistic(data, params, noise)
+        return jax.tree.map(lambda x: x.astype(dtype), value)
+
+    # Sums are exact, so that a mesh changes no bit of the result.
+    return let_compiler_shard(compute, data, jax.P())(data, params, key, stddev)
+
+
+@contextlib.contextmanager
+def _float64_scope() -> Iterator[None]:
+    """The context in which statistics are traced and run."""
+    dtypes, ranks = jax.numpy_dtype_promotion, jax.numpy_rank_promotion
+    with jax.enable_x64(True), dtypes("standard"), ranks("allow"):
+        yield
+
+
+def sum_exactly(
+    contribute: Callable[[jax.Array], jax.Array], rows: jax.Array
+) -> jax.Array:
+    """Σ_i c(x_i), f64[k], from contributions truncated to multiples of 2⁻³².
+
+    Args:
+      contribute: from rows f64[b, m] to contributions f64[b, k] of norm at most 1. A
+        row of NaN contributes zero.
+      rows: the examples, f64[n, m].
+    """
+
+    def units(rows: jax.Array) -> jax.Array:
+        contributions = contribute(rows)
+        finite = jnp.where(jnp.isfinite(contributions), contributions, 0.0)
+        # Truncation towards zero shortens each coordinate, and so the norm.
+        return jnp.sum(jnp.trunc(finite / _UNIT).astype(jnp.int64), axis=0)
+
+    count, width = rows.shape
+    size = jax.eval_shape(contribute, rows).shape[1]
+    length = max(1, _BLOCK // max(size, width, 1))
+    if count <= length:
+        total = units(rows)
+    else:
+        rows = jnp.pad(rows, ((0, -count % length), (0, 0)), constant_values=jnp.nan)
+        blocks = rows.reshape(-1, length, width)
+        start = jnp.zeros(size, jnp.int64)
+        total, _ = jax.lax.scan(lambda t, b: (t + units(b), None), start, blocks)
+    # Above 2⁵³ the conversion rounds, by at most 2⁻⁵³ of the sum. A coordinate on the
+    # lattice is below 2⁴⁰ spacings, so that is at most 2⁻¹³ of a spacing. The bound
+    # √d q (1 + 2⁻¹¹) on what the lattice's rounding adds covers it on both data sets,
+    # beside 2⁻¹³ for the quotient.
+    return total.astype(jnp.float64) * _UNIT
+
+
+def _lattice_stddev(
+    z: float | jax.Array, dimension: int, num_sums: int, num_examples: int
+) -> ArrayLike:
+    """The standard deviation for sums that are rounded to the lattice."""
+    if not isinstance(z, float):
+        raise ValueError(
+            "noise_multiplier must be a number, not a traced one, with arithmetic="
+            f"'discrete'; got {z!r}."
+        )
+    per_sum = z * root_up(num_sums)
+    if 0 < _LATTICE_RANGE * per_sum < num_examples:
+        raise ValueError(
+            "data must have at most 2**22 times noise_multiplier rows with arithmetic="
+            f"'discrete', {int(_LATTICE_RANGE * per_sum)}; got {num_examples}."
+        )
+    # Contributions of norm 1 have the sensitivity factor times 1, which is at least 1:
+    # noise that grows by what rounding adds relative to 1 grows by enough.
+    noise = lattice_noise(1.0, per_sum, dimension, most=per_sum, draws=_DRAWS)
+    return round_up_float32("noise_multiplier", noise.stddev)
+
+
+def divide_up(factor: float, z: float | jax.Array) -> ArrayLike:
+    """μ = factor / z, rounded up; infinity for z = 0."""
+    if not isinstance(z, float):
+        return jnp.nextafter(factor / jnp.asarray(z), jnp.inf)
+    if z == 0:
+        return math.inf
+    mu = factor / z
+    exact = Fraction(factor) / Fraction(z)
+    return mu if Fraction(mu) >= exact else math.nextafter(mu, math.inf)
+
+
+def root_up(number: float) -> float:
+    """The square root of a Python number, rounded up; exact roots stay exact."""
+    root = math.sqrt(number)
+    return root if Fraction(root) ** 2 >= number else math.nextafter(root, math.inf)

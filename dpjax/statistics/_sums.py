@@ -1,0 +1,160 @@
+"""Private sums and means of clipped rows."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax.clipping._clip import apply_scales, clip_scales, group_squares
+from dpjax.statistics._checks import as_examples, as_num_examples
+from dpjax.statistics._release import Release, Released, Terms, release, sum_exactly
+
+
+class _Sums(NamedTuple):
+    """The public numbers of a sum: C, and the number that the sum is divided by."""
+
+    clip_norm: ArrayLike
+    num_examples: ArrayLike = 1.0
+
+
+def mean(
+    data: ArrayLike,
+    *,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    key: Key,
+    adjacency: Adjacency,
+    num_examples: ArrayLike | None = None,
+    arithmetic: Arithmetic = "real",
+) -> Released:
+    """The mean of clipped rows, with Gaussian noise.
+
+    Args:
+      data: the private examples, f[n, ...]: an array, a list or a data frame.
+      clip_norm: C, the bound on the L2 norm of an example, positive.
+      noise_multiplier: z, the standard deviation of the noise on the sum over C, at
+        least 0. With 0 nothing is private.
+      key: one typed key, as `dpjax.random_key` makes, for this release alone.
+      adjacency: which data sets the event compares.
+      num_examples: the public number to divide by, positive. None for n, which
+        ADD_REMOVE refuses: there n is private. Under ADD_REMOVE state a number that
+        does not depend on the data; the mean is off by the factor n / num_examples.
+      arithmetic: "real", or "discrete" for noise on a lattice and a guarantee for the
+        bits that are released.
+
+    Returns:
+      A `Released`: the mean f[...], with noise of standard deviation
+      z C / num_examples in each coordinate, and the event. The mean has the default
+      float dtype. With "discrete" and d coordinates, the noise is larger by the factor
+      1 / (1 − z √d / 131,000), about.
+
+    Raises:
+      ValueError: an argument is out of range; num_examples is missing under ADD_REMOVE;
+        with "discrete", noise_multiplier is traced, or n is above 2²² z, or z √d is so
+        large that rounding to the lattice would add more than the sensitivity.
+
+    Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. A row with
+    a NaN or an infinity contributes zero. Each clipped row is truncated to multiples of
+    2⁻³² C, and the sum of truncated rows is exact, so that its rounding needs no
+    allowance. Under ZERO_OUT and REPLACE the
+    number of rows is public. The shape of the data is visible to anyone who sees the
+    program or its memory.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpjax import Adjacency
+      >>> released = mean(
+      ...     jnp.full((1_000, 2), 0.5), clip_norm=1.0, noise_multiplier=5.0,
+      ...     key=jax.random.key(0), adjacency=Adjacency.ZERO_OUT)
+      >>> [f"{x:.2f}" for x in released.value], released.event
+      (['0.50', '0.50'], Gaussian(mu=0.2))
+    """
+    data = as_examples("data", data)
+    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    return _release_sum("mean", data, _Sums(positive_norm(clip_norm), divisor), terms)
+
+
+def sum(  # noqa: A001  (read as `statistics.sum`)
+    data: ArrayLike,
+    *,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    key: Key,
+    adjacency: Adjacency,
+    arithmetic: Arithmetic = "real",
+) -> Released:
+    """The sum of clipped rows, with Gaussian noise.
+
+    Args:
+      data: the private examples, f[n, ...].
+      clip_norm: C, the bound on the L2 norm of an example, positive.
+      noise_multiplier: z, the standard deviation of the noise over C, at least 0.
+      key: one typed key for this release alone.
+      adjacency: which data sets the event compares.
+      arithmetic: "real" or "discrete", as in `mean`.
+
+    Returns:
+      A `Released`: the sum f[...], with noise of standard deviation z C in each
+      coordinate, and the event.
+
+    Raises:
+      ValueError: as for `mean`.
+
+    Privacy: as for `mean`, with μ = adjacency.sensitivity_factor / z.
+
+    Example:
+      >>> import jax
+      >>> from dpjax import Adjacency
+      >>> released = sum(
+      ...     [0.5, 1.5, float("nan")], clip_norm=1.0, noise_multiplier=0.0,
+      ...     key=jax.random.key(0), adjacency=Adjacency.ADD_REMOVE)
+      >>> print(f"{released.value:.3f}")
+      1.500
+    """
+    data = as_examples("data", data)
+    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    return _release_sum("sum", data, _Sums(positive_norm(clip_norm)), terms)
+
+
+def _release_sum(name: str, data: Any, params: _Sums, terms: Terms) -> Released:
+    return release(
+        name, _sum, data, params, terms, replaced=2.0, dimension=row_size(data)
+    )
+
+
+def _sum(data: jax.Array, params: _Sums, noise: Release) -> jax.Array:
+    """The noisy sum of clipped rows, over the number of examples."""
+    noisy = noise(sum_exactly(lambda x: unit_rows(x, params.clip_norm), flat(data)))
+    return (noisy * params.clip_norm / params.num_examples).reshape(data.shape[1:])
+
+
+def unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
+    """The rows f64[b, d] clipped to C, over C. Norms are at most 1 − 2⁻²¹.
+
+    The slack of 2⁻²⁰ in the clipping factors covers the roundings of contributions. A
+    row that is not finite becomes zero.
+    """
+    squares = group_squares([rows], [0], [clip_norm], kept=1)
+    finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
+    return apply_scales(rows, scale, finite) / clip_norm
+
+
+def positive_norm(clip_norm: ArrayLike) -> ArrayLike:
+    """A clip norm, checked to be positive."""
+    validate.scalar("clip_norm", clip_norm)
+    validate.positive("clip_norm", clip_norm)
+    return clip_norm
+
+
+def row_size(data: Any) -> int:
+    """The number of features of an example."""
+    return math.prod(data.shape[1:])
+
+
+def flat(data: jax.Array) -> jax.Array:
+    """The examples as rows f[n, d]."""
+    return data.reshape(len(data), row_size(data))
