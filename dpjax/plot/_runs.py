@@ -1,4 +1,4 @@
-"""Plots of the privacy cost of runs, step by step and side by side."""
+"""Plots of the privacy cost of runs: step by step, side by side, and in a budget."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from dpjax._core import validate
 from dpjax._plan import quantile
 from dpjax._plan.plan import Plan
 from dpjax._plan.schedule import groups
+from dpjax.ledger import Budget
 from dpjax.plot._style import GREY, axes, finish, names, strokes, up
 
 if TYPE_CHECKING:
@@ -262,3 +263,44 @@ def _at(deltas: Sequence[float]) -> str:
     """Say at which δ, if all plans have the same δ."""
     same = len(set(deltas)) == 1
     return f"at δ = {deltas[0]:g}" if same else "at each one's δ"
+
+
+def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
+    """Draw what each draw has taken from a budget, and what is left.
+
+    Args:
+      account: a budget of `dpjax.budget` with adaptive composition.
+      ax: the Axes to draw on; those of a new figure if None.
+
+    Returns:
+      The Axes. A bar for each draw, whose length is its share of μ², follows the bar of
+      the draw before it. The last bar is what is left.
+
+    Raises:
+      ValueError: composition is "fixed", where draws have no shares.
+
+    Example:
+      >>> import dpjax
+      >>> account = dpjax.budget(1.0, 1e-5, adjacency=dpjax.Adjacency.REPLACE)
+      >>> mean = dpjax.accounting.events.Gaussian(0.1)
+      >>> ax = budget(account.draw(mean, name="mean"))
+      >>> print([x.get_text() for x in ax.get_yticklabels()])
+      ['mean', 'left']
+    """
+    if account.composition != "adaptive":
+        raise ValueError(
+            f"account must have adaptive composition; got {account.composition!r}."
+        )
+    rows = [*(x.name for x in account.draws), "left"]
+    ax = axes(ax, (6.0, 1.0 + 0.35 * len(rows)))
+    squares = np.array([*(x.cost.mu for x in account.draws), account.left.mu]) ** 2
+    shares = squares / squares.sum()
+    starts = np.concatenate([[0.0], np.cumsum(shares)[:-1]])
+    colors = [strokes(1)["color"]] * len(account.draws) + [GREY]
+    bars = ax.barh(range(len(rows)), shares, left=starts, color=colors)
+    ax.bar_label(bars, [f"{share:.1%}" for share in shares], padding=3)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.15)
+    total = f"(ε = {account.epsilon:g}, δ = {account.delta:g})"
+    return finish(ax, f"share of the μ² of {total}", "")
