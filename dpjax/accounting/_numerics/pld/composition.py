@@ -19,9 +19,7 @@ from dpjax._core.searches import Point, attach_derivative, close, implicit_deriv
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
-from dpjax.accounting._numerics.convex_order import spread
-from dpjax.accounting._numerics.pld import inversion, overflow, pairs, tilt
-from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
+from dpjax.accounting._numerics.pld import inversion, mechanisms, tilt
 from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
 _TOLERANCE = 2.0**-44  # of ε, relative to its estimate
@@ -40,46 +38,6 @@ def _share(
 
 
 # From here on, the numbers of events are float64 arrays.
-def _poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of a step whose batch holds its whole Poisson sample."""
-    replace = event.adjacency is Adjacency.REPLACE
-    pair = pairs.poisson_replace if replace else pairs.poisson
-    return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
-
-
-def _truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
-    return overflow.with_overflow(
-        _poisson(event, tail),
-        1 / event.noise_multiplier,
-        event.sampling_rate,
-        tail,
-        event.num_examples,
-        event.max_batch_size,
-    )
-
-
-def _allocation(event: Any, tail: jax.Array) -> DiscreteLosses:
-    sigma, num_steps = event.noise_multiplier, event.num_steps
-    if event.adjacency is Adjacency.REPLACE:
-        # replacement_losses pairs the truncated mass with the largest ratios, so the
-        # distribution is truncated at a smaller tail.
-        law = spread.allocation(sigma, num_steps, spread.narrow(tail))
-        return spread.replacement_losses(law, num_steps)
-    return spread.losses(spread.allocation(sigma, num_steps, tail), num_steps)
-
-
-# For each type of event, a function from the event to its discrete losses. The mass of
-# infinite losses is about tail.
-_LOSSES: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
-    events.PoissonGaussian: _poisson,
-    events.TruncatedPoissonGaussian: _truncated_poisson,
-    events.FixedSizeGaussian: lambda event, tail: pairs.fixed_size(
-        event.mu, event.sampling_rate, tail
-    ),
-    events.RandomAllocation: _allocation,
-}
-
-
 def _compose(
     steps: Sequence[events.Repeated], delta: jax.Array
 ) -> tuple[Parts, jax.Array]:
@@ -93,7 +51,7 @@ def _compose(
             # Gaussian mechanisms compose exactly: the squares of their μ add up.
             variance += count * event.mu * event.mu
         else:
-            losses = _LOSSES[type(event)](event, _share(delta, steps, count))
+            losses = mechanisms.finite_losses(event, _share(delta, steps, count))
             parts.append((losses, count))
     return parts, variance
 
@@ -140,29 +98,19 @@ def _check_parameters(
         nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
         for step in jax.tree.unflatten(structure, numbers):
             event, count = step.event, step.count
-            # A mechanism releases nothing where μ is 0, or where the noise is infinite.
-            of_mu = hasattr(event, "mu")
-            name, silent = ("mu", 0.0) if of_mu else ("noise_multiplier", jnp.inf)
-            x = getattr(event, name)
-            idle = (x == silent) | (count == 0)
+            where = mechanisms.domain(event)
+            idle = where.silent | (count == 0)
             whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
-            valid &= (x >= 0) & whole
-            if sampled := hasattr(event, "sampling_rate"):
-                rate = event.sampling_rate
-                idle |= rate == 0
-                valid &= (rate >= 0) & (rate <= 1)
-            usable = valid & ~idle & (x > 0) & (x < jnp.inf)
+            valid &= where.allowed & whole
+            usable = valid & ~idle & where.private
             nothing &= idle
             # The core gets harmless numbers in place of unusable ones, because a NaN in
             # a branch that jnp.where discards would still spoil derivatives.
-            changes = {name: jnp.where(usable, x, 1.0)}
-            if sampled:
-                changes["sampling_rate"] = jnp.where(usable, event.sampling_rate, 0.5)
-            event = dataclasses.replace(event, **changes)
+            event = mechanisms.replace_unless(usable, event)
             safe.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
             valid &= usable | idle
         value = core(asked, safe)
-        value = jnp.where(jnp.isnan(value), worst, value)
+        value = jnp.minimum(jnp.where(jnp.isnan(value), worst, value), worst)
         return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
 
     return scalar

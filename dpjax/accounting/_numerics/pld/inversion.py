@@ -266,17 +266,24 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for events without a Gaussian mechanism.
 
-    The bound treats each of the Σ_i T_i steps separately, and is exact for a single
+    The result is smaller if no sum of losses, or hardly any, is larger than ε. The
+    bound treats each of the Σ_i T_i steps separately, and is exact for a single
     step. The bound is also nearly exact at ε = 0 for many steps whose privacy loss is
     seldom positive. For such steps the bound by inversion is loose, because inversion
     adds a Gaussian mechanism. With Gaussian variance the result is infinite.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)
-    total = jnp.zeros(())
+    total, top, lost = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
     for losses, count in parts:
         over = -jnp.expm1(jnp.minimum(share - losses.loss, 0.0))
         one = jnp.sum(jnp.exp(losses.log_mass) * over) + losses.lost
         total += count * one * (1 + losses.error + 2 * losses.loss.size * ULP)
+        top += count * jnp.max(losses.loss)
+        lost += count * losses.lost
+    # The mass above ε has a loss of at most `top`, and (1 − e^{ε − x})₊ grows with x.
+    # The margin exceeds the rounding errors of the losses and of their sum.
+    over = -jnp.expm1(jnp.minimum(epsilon - top * (1 + 64 * ULP), 0.0))
+    total = jnp.minimum(total, over * (1 + 16 * ULP) + lost * (1 + 64 * ULP))
     total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, SMALL))
     return jnp.log(total)
