@@ -521,6 +521,8 @@ ELSEWHERE = {
     },
     "dpjax.accounting": {
         "pld.of",
+        "pld.delta_lower",  # of known numbers, without derivatives
+        "pld.epsilon_lower",
         "allocation.delta_lower",  # derivatives of lower bounds are a few percent off
         "allocation.epsilon_lower",
         "allocation.pld",  # the others are made of it

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference_pld as reference
 from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as peer
 from scipy.optimize import brentq
@@ -289,6 +290,7 @@ def test_mechanisms_without_privacy_or_without_loss():
         events.EpsilonDelta(1.0, -0.1),
     ):
         assert pld.epsilon(pld.of(event), 1e-5) == np.inf, event
+    for event in (events.Laplace(math.nan), events.DiscreteGaussian(1e9, 2)):
         assert pld.delta(pld.of(event), 0.5) == 1, event
 
 
@@ -331,3 +333,105 @@ def test_profile_of_pure_privacy_holds_at_delta_zero():
     profile = profiles.of(events.Pure(0.7))
     assert profile.epsilon(0.0) == pure.epsilon(0.7, 0.0)
     assert isinstance(profiles.of(events.Laplace(0.7)), pld.PLD)
+
+
+# --- lower bounds
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("poisson", 1.0, 0.01, 1_000, 1e-5),
+        pytest.param(("replace", 0.4, 0.2, 50, 1e-10), marks=pytest.mark.slow),
+        pytest.param(("poisson", 2.0, 0.02, 2_000, 1e-8), marks=pytest.mark.slow),
+    ],
+)
+def test_lower_bound_is_below_exact_and_within_a_percent(case, x64):
+    kind, mu, rate, count, delta = case
+    adjacency = Adjacency.REPLACE if kind == "replace" else ADD
+    step = pld.poisson_gaussian(1 / mu, rate, adjacency=adjacency)
+    run = pld.compose(step, count)
+    low, high = float(pld.epsilon_lower(run, delta)), float(pld.epsilon(run, delta))
+    assert low <= high <= low * 1.01
+    kinds = ("remove", "add") if kind == "poisson" else (kind,)
+
+    def exact(epsilon):
+        return max(
+            reference.composed_delta([(x, mu, rate, count)], epsilon) for x in kinds
+        )
+
+    # ε(δ) is the ε at which the exact δ falls to δ.
+    assert exact(high) <= delta <= exact(low)
+    middle = exact((low + high) / 2)
+    assert 0.9 * middle <= pld.delta_lower(run, (low + high) / 2) <= middle
+
+
+@pytest.mark.parametrize("name", [x for x in PEERS if x != "mixture"])
+def test_lower_bounds_agree_with_dp_accounting(name, x64):
+    ours, of, numbers = PEERS[name]
+    for count, delta in ((8, 1e-6),):
+        high = of(*numbers).self_compose(count).get_epsilon_for_delta(delta)
+        run = pld.compose(ours, count)
+        low = float(pld.epsilon_lower(run, delta))
+        assert low <= high + 1e-9
+        assert low <= float(pld.epsilon(run, delta)) <= low * 1.01
+
+
+@pytest.mark.parametrize(
+    ("one", "lost", "count", "delta"),
+    [(0.1, 1e-8, 100, 1e-5), (0.01, 0.0, 10_000, 1e-6), (2.0, 1e-9, 30, 1e-6)],
+)
+def test_lower_bound_of_known_epsilon_is_below_the_binomial_formula(
+    one, lost, count, delta, x64
+):
+    run = pld.compose(pld.epsilon_delta(one, lost), count)
+    low = float(pld.epsilon_lower(run, delta))
+    assert binomial_delta(one, lost, count, low) >= delta
+    assert float(pld.epsilon(run, delta)) <= low * 1.005
+    for epsilon in (0.5 * low, low):
+        exact = binomial_delta(one, lost, count, epsilon)
+        assert pld.delta_lower(run, epsilon) <= exact
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (events.Gaussian(0.7),),
+        (events.TruncatedPoissonGaussian(1.1, 0.01, 1000, 40, ADD),),
+        pytest.param(EVENTS, marks=pytest.mark.slow),
+        pytest.param(
+            (events.GaussianMixture(*MIXTURE, ADD), events.DiscreteLaplace(4e3, 3000)),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["gaussian", "truncated", "all", "groups"],
+)
+def test_brackets_of_batches_and_compositions_contain_the_bound(steps):
+    """In float32, for an entry of a batch of δ each."""
+    delta = np.array([1e-4, 1e-6])
+    run = pld.PLD(tuple(events.Repeated(event, 3) for event in steps))
+    low, high = (np.asarray(of(run, delta)) for of in (pld.epsilon_lower, pld.epsilon))
+    assert np.all(low <= high)
+    # The shift c of ε is some thousandths for a few steps.
+    assert np.all(high <= low * 1.01 + 5e-3)
+    assert np.all(np.asarray(pld.delta_lower(run, low)) <= pld.delta(run, low))
+
+
+def test_lower_bound_of_fixed_batches_is_that_of_poisson_batches(x64):
+    """Of two data sets that differ in one example's sign, all others opposed to it."""
+    fixed = pld.compose(pld.subsampled_gdp(0.8, 0.05), 100)
+    poisson = pld.compose(pld.poisson_gaussian(1.25, 0.05, adjacency=ADD), 100)
+    low = pld.epsilon_lower(fixed, 1e-5)
+    np.testing.assert_allclose(low, pld.epsilon_lower(poisson, 1e-5), rtol=1e-3)
+    assert low <= pld.epsilon(fixed, 1e-5)
+
+
+def test_lower_bound_that_is_not_available_raises():
+    with pytest.raises(ValueError, match="RandomAllocation has not"):
+        pld.epsilon_lower(pld.of(events.RandomAllocation(1.0, 9, ADD)), 1e-5)
+    with pytest.raises(ValueError, match="not traced ones"):
+        jax.eval_shape(lambda x: pld.delta_lower(pld.laplace(x), 0.1), 1.0)
+    with pytest.raises(ValueError, match="not traced ones"):
+        jax.eval_shape(lambda x: pld.epsilon_lower(pld.laplace(2.0), x), 0.1)
+    assert pld.epsilon_lower(pld.of(events.Laplace(math.nan)), 1e-5) == 0
+    assert pld.delta_lower(pld.of(events.Pure(0.0)), 0.0) == 0

@@ -12,7 +12,9 @@ from dpjax.accounting.pld._distribution import PLD as PLD
 from dpjax.accounting.pld._distribution import compose as compose
 from dpjax.accounting.pld._distribution import convolve as convolve
 from dpjax.accounting.pld._distribution import delta as delta
+from dpjax.accounting.pld._distribution import delta_lower as delta_lower
 from dpjax.accounting.pld._distribution import epsilon as epsilon
+from dpjax.accounting.pld._distribution import epsilon_lower as epsilon_lower
 from dpjax.accounting.pld._distribution import of as of
 from dpjax.accounting.pld._gaussian import gaussian as gaussian
 from dpjax.accounting.pld._gaussian import gaussian_mixture as gaussian_mixture

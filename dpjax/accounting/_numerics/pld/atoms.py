@@ -3,6 +3,8 @@
 Every pair in this module is symmetric, so that one direction stands for both.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +102,57 @@ def _window(stddev: jax.Array, tail: jax.Array) -> tuple[jax.Array, jax.Array]:
     return reach, jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
 
 
+class _Groups(NamedTuple):
+    """Groups of consecutive integers z, with weights e^{−z²/2σ²}.
+
+    Attributes:
+      reach: the largest integer of the window.
+      size: the number of integers in a group.
+      start: the first integer of each group, f[GROUPS].
+      total: the sum of weights over each group.
+      up: the part of that sum that moves to the larger loss.
+      other: the sum of weights times e^{−x} over each group, with x the loss relative
+        to the smallest loss of the group, minus the sum of weights.
+    """
+
+    reach: jax.Array
+    size: jax.Array
+    start: jax.Array
+    total: jax.Array
+    up: jax.Array
+    other: jax.Array
+
+
+def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
+    """The groups for losses that decrease by the slope from one integer to the next."""
+    reach, size = _window(stddev, tail)
+    start = size * np.arange(float(GROUPS)) - reach
+    size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
+
+    def add_integers(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """The sums over groups with one more integer of each group."""
+        j, total, up, other = state
+        z = start + j
+        weight = jnp.exp(-0.5 * (z / stddev) ** 2)
+        weight = jnp.where(z <= reach, weight, 0.0)
+        # `pairs`: the share of the mass that moves to the larger loss, at the start of
+        # the group.
+        fall = jnp.expm1(-(size - j) * slope)
+        share = jnp.minimum(fall / jnp.expm1(-size * slope), 1.0)
+        return j + 1, total + weight, up + weight * share, other + weight * fall
+
+    zero = jnp.zeros(GROUPS)
+    _, total, up, other = jax.lax.while_loop(
+        lambda state: state[0] < size, add_integers, (jnp.zeros(()), zero, zero, zero)
+    )
+    return _Groups(reach, size, start, total, up, other)
+
+
+def _gaussian_error(stddev: jax.Array, groups: _Groups) -> jax.Array:
+    error = ULP * (64 + 4 * groups.size + 4 * (groups.reach / stddev) ** 2)
+    return jax.lax.stop_gradient(error)
+
+
 def discrete_gaussian(
     stddev: jax.Array, sensitivity: int, tail: jax.Array
 ) -> DiscreteLosses:
@@ -108,38 +161,42 @@ def discrete_gaussian(
     The probability of an integer z is e^{−z²/2σ²} over the sum of these numbers. With a
     shift by k, the loss at z is (k² − 2kz) / 2σ².
     """
-    reach, size = _window(stddev, tail)
-    start = size * np.arange(float(GROUPS)) - reach
     slope = sensitivity / (stddev * stddev)
-    size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
-
-    def add_integers(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The sums over groups with one more integer of each group."""
-        j, total, up = state
-        z = start + j
-        weight = jnp.exp(-0.5 * (z / stddev) ** 2)
-        weight = jnp.where(z <= reach, weight, 0.0)
-        # `pairs`: the share of the mass that moves to the larger loss, at the start of
-        # the group. The loss decreases by the slope from one integer to the next.
-        share = jnp.expm1(-(size - j) * slope) / jnp.expm1(-size * slope)
-        return j + 1, total + weight, up + weight * jnp.minimum(share, 1.0)
-
-    zero = jnp.zeros(GROUPS)
-    _, total, up = jax.lax.while_loop(
-        lambda state: state[0] < size, add_integers, (jnp.zeros(()), zero, zero)
-    )
+    groups = _groups(stddev, slope, tail)
+    reach, start, nothing = groups.reach, groups.start, jnp.zeros(1)
     # The sum over the window in place of all integers only makes masses larger.
-    norm = jnp.sum(total)
-    nothing = jnp.zeros(1)
-    mass = jnp.concatenate([up, nothing]) + jnp.concatenate([nothing, total - up])
+    mass = jnp.concatenate([groups.up, nothing])
+    mass = mass + jnp.concatenate([nothing, groups.total - groups.up])
     # Canonne, Kamath and Steinke (2020), https://arxiv.org/abs/2004.00010, Proposition
     # 25: P[X ≥ m] ≤ P[N(0, σ²) ≥ m − 1]. Below the window the loss becomes infinite,
     # above the window it becomes the smallest loss.
     outside = ndtr(-reach / stddev)
-    at = jnp.minimum(jnp.append(start, start[-1] + size), reach)
+    at = jnp.minimum(jnp.append(start, start[-1] + groups.size), reach)
     loss = slope * (sensitivity / 2 - at)
-    mass = mass / norm + outside * jax.lax.stop_gradient(at == reach)
-    error = ULP * (64 + 4 * size + 4 * (reach / stddev) ** 2)
-    error = jax.lax.stop_gradient(jnp.where(size > 0, error, jnp.nan))
+    last = jax.lax.stop_gradient(at == reach)
+    mass = mass / jnp.sum(groups.total) + outside * last
     log_mass = jnp.where(mass > 0, jnp.log(jnp.maximum(mass, SMALL)), -jnp.inf)
+    error = _gaussian_error(stddev, groups)
     return DiscreteLosses(loss[None], log_mass[None], outside[None], error)
+
+
+def discrete_gaussian_groups(
+    stddev: jax.Array, sensitivity: int, tail: jax.Array
+) -> DiscreteLosses:
+    """The losses of groups of integers, of which δ is a lower bound.
+
+    Only the group of the released integer is known, and the integers outside of the
+    window are left out (`merged`).
+    """
+    slope = sensitivity / (stddev * stddev)
+    groups = _groups(stddev, slope, tail)
+    some = groups.total > 0
+    total = jnp.where(some, groups.total, 1.0)
+    # The weights outside of the window would make the sum larger, by twice `outside`.
+    norm = jnp.sum(groups.total) / (1 - 2 * ndtr(-groups.reach / stddev))
+    end = groups.start + groups.size
+    loss = slope * (sensitivity / 2 - end) - jnp.log1p(groups.other / total)
+    log_mass = jnp.where(some, jnp.log(total / norm), -jnp.inf)
+    loss = jnp.where(some, loss, 0.0)
+    error = _gaussian_error(stddev, groups)
+    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)

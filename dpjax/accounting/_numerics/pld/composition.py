@@ -27,10 +27,10 @@ _EVALUATIONS = 6
 _NEGLIGIBLE = 14.0  # a gap in log δ beyond which the estimate was too far off
 _NEAR = 0.5  # a gap in log δ below which the estimate was close enough
 _LOST = 3e-5  # the share of δ that infinite losses may take
-_SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
+SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
-def _share(
+def share_of(
     delta: jax.Array, all_of_them: Sequence[object], count: ArrayLike
 ) -> jax.Array:
     """The mass that one mechanism may move to an infinite loss in each of its steps."""
@@ -51,12 +51,12 @@ def _compose(
             # Gaussian mechanisms compose exactly: the squares of their μ add up.
             variance += count * event.mu * event.mu
         else:
-            losses = mechanisms.finite_losses(event, _share(delta, steps, count))
+            losses = mechanisms.finite_losses(event, share_of(delta, steps, count))
             parts.append((losses, count))
     return parts, variance
 
 
-def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
+def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     """The larger of the two bounds on δ or ε, one for each order of the data sets."""
     # Symmetric losses have one direction; broadcast them to two if others have two.
     directions = max(losses.lost.size for losses, _ in parts)
@@ -79,14 +79,15 @@ def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array
     return jnp.max(jax.lax.map(one, rows))
 
 
-def _check_parameters(
+def check_parameters(
     core: Callable[..., jax.Array], worst: float
 ) -> Callable[..., jax.Array]:
     """A function that checks the parameters of events before it computes δ or ε.
 
     Args:
       core: maps ε and the events to δ, or δ and the events to ε.
-      worst: the result for invalid parameters: 1 for δ, or inf for ε.
+      worst: the result for invalid parameters: 1 for δ, or inf for ε; 0 for a lower
+        bound.
 
     Returns:
       A function of ε or δ and of the leaves and the structure of the events. Its result
@@ -110,7 +111,7 @@ def _check_parameters(
             safe.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
             valid &= usable | idle
         value = core(asked, safe)
-        value = jnp.minimum(jnp.where(jnp.isnan(value), worst, value), worst)
+        value = jnp.where(jnp.isnan(value), worst, value)
         return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
 
     return scalar
@@ -180,7 +181,7 @@ def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     """
     trimmed = []
     for losses, count in parts:
-        share = _share(jnp.exp(log_delta), parts, count)
+        share = share_of(jnp.exp(log_delta), parts, count)
         mass = jnp.where(losses.loss > 0, jnp.exp(losses.log_mass), 1.0)
         # Masses below a level are moved. The level is the largest of 16 candidates,
         # each half of the one before, whose masses add up to at most the share.
@@ -195,8 +196,8 @@ def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     return trimmed
 
 
-def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
-    return delta_of(*_compose(steps, jnp.asarray(_SMALLEST)), epsilon)
+def bound_delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
+    return delta_of(*_compose(steps, jnp.asarray(SMALLEST)), epsilon)
 
 
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -214,7 +215,7 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             cumulants = tilt.cumulants(usual, fixed_variance)
             where = tilt.choose(cumulants, fixed_variance, at, about)
             estimate = _log_delta(usual, fixed_variance, where)(at)
-            estimate = jnp.maximum(estimate, np.log(_SMALLEST))
+            estimate = jnp.maximum(estimate, np.log(SMALLEST))
             # A bound far above the estimate may be loose because the estimate was too
             # low. The next estimate is then half-way between them.
             middle = (estimate + about) / 2
@@ -225,17 +226,18 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             )
 
         about = tilt.estimate_log_delta(tilt.cumulants(fixed, fixed_variance), at)
-        seen = _search(look, jnp.maximum(about, np.log(_SMALLEST)))
+        seen = _search(look, jnp.maximum(about, np.log(SMALLEST)))
         log_delta = _log_delta(
             _drop_rare_losses(parts, seen.about), variance, seen.tilt
         )
         return jnp.exp(attach_derivative(lambda: log_delta(asked), seen.found))
 
-    value = _worst_direction(bound, parts)
+    # Where no evaluation succeeded, the bound is infinite.
+    value = jnp.minimum(worst_direction(bound, parts), 1.0)
     return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
 
 
-def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
+def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     asked = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
     about = jax.lax.stop_gradient(asked)
     return epsilon_of(*_compose(steps, about), delta)
@@ -274,7 +276,7 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
         met = (seen.found > 0) & (seen.found < jnp.inf)
         return implicit_derivative(lambda e: log_delta(e) - target, seen.found, met)
 
-    value = _worst_direction(bound, parts)
+    value = worst_direction(bound, parts)
     return jnp.where(inside, value, jnp.where(delta >= 1, 0.0, jnp.inf))
 
 
@@ -298,11 +300,11 @@ def _smallest_epsilon(
 
 
 _as_float64 = float64("up", static=("structure",), one_by_one=True)
-_delta64 = _as_float64(_check_parameters(_delta, 1.0))
-_epsilon64 = _as_float64(_check_parameters(_epsilon, np.inf))
+_delta64 = _as_float64(check_parameters(bound_delta, 1.0))
+_epsilon64 = _as_float64(check_parameters(bound_epsilon, np.inf))
 
 
-def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
+def flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
     """The numbers of events and their structure, with ADD_REMOVE in place of ZERO_OUT.
 
     Both adjacencies have the same losses. With one structure for both, they share a
@@ -319,11 +321,11 @@ def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
 
 def delta64(epsilon: Any, steps: Sequence[events.Repeated]) -> jax.Array:
     """An upper bound on δ(ε) of all events composed."""
-    numbers, structure = _flat(steps)
+    numbers, structure = flatten_steps(steps)
     return _delta64(epsilon, *numbers, structure=structure)
 
 
 def epsilon64(delta: Any, steps: Sequence[events.Repeated]) -> jax.Array:
     """An upper bound on ε(δ) of all events composed."""
-    numbers, structure = _flat(steps)
+    numbers, structure = flatten_steps(steps)
     return _epsilon64(delta, *numbers, structure=structure)

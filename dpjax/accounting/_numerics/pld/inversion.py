@@ -242,18 +242,24 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     return jnp.exp(here) + above + jnp.minimum(geometric, unimodal)
 
 
-def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """The log of an upper bound on δ(ε), at most the bound of Markov's inequality."""
-    rate, period = wave.tilt.rate, wave.tilt.period
+def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Σ_j ĝ(t_j) e^{it_j ε − K} without the atom, and a bound on the sum's error."""
+    period = wave.tilt.period
     # The addition theorem gives cos and sin of t_j ε from 2 side values, not side².
     near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
     far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
     cos = jnp.cos(far) * jnp.cos(near) - jnp.sin(far) * jnp.sin(near)
     sin = jnp.sin(far) * jnp.cos(near) + jnp.cos(far) * jnp.sin(near)
-    total = jnp.sum(wave.real * cos + wave.imaginary * sin)
     error, by_epsilon = wave.error
-    total = total + error + by_epsilon * jax.lax.stop_gradient(jnp.abs(epsilon))
-    total = total / period + _atom(wave, epsilon)
+    error = error + by_epsilon * jax.lax.stop_gradient(jnp.abs(epsilon))
+    return jnp.sum(wave.real * cos + wave.imaginary * sin), error
+
+
+def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
+    """The log of an upper bound on δ(ε), at most the bound of Markov's inequality."""
+    rate, period = wave.tilt.rate, wave.tilt.period
+    total, error = sum_waves(wave, epsilon)
+    total = (total + error) / period + _atom(wave, epsilon)
     total = jnp.log(jnp.maximum(total, SMALL))
     exponent = wave.log_mass - rate * epsilon + wave.scale
     scale = ULP * (64 + 4 * (jnp.abs(wave.log_mass) + rate * jnp.abs(epsilon)))

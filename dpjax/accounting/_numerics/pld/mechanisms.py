@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.convex_order import spread
 from dpjax.accounting._numerics.pld import atoms, mixture, overflow, pairs
@@ -46,8 +47,9 @@ class Mechanism(NamedTuple):
     harmless: Mapping[str, float]
 
 
-def _of_loss(x: jax.Array) -> Domain:
+def _of_loss(x: ArrayLike) -> Domain:
     """The domain of a bound on privacy loss, such as μ or ε."""
+    x = jnp.asarray(x)
     return Domain(x >= 0, x == 0, x < jnp.inf)
 
 
@@ -117,7 +119,7 @@ def _response_domain(event: Any) -> Domain:
 
 
 def _discrete_domain(noise: jax.Array, sensitivity: int) -> Domain:
-    return _both(_of_noise(noise), _of_loss(jnp.asarray(float(sensitivity))))
+    return _both(_of_noise(noise), _of_loss(float(sensitivity)))
 
 
 def _known_domain(event: Any) -> Domain:

@@ -37,7 +37,7 @@ def _log_mixture(v: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.where(near, jnp.log1p(jnp.where(near, excess, 0.0)), far)
 
 
-def _cells(
+def split(
     means: Sequence[jax.Array], weights: Sequence[jax.Array], tail: jax.Array
 ) -> tuple[Cells, jax.Array, jax.Array]:
     """The cells of a mixture of N(μ_i, 1) against N(0, 1), and their first and last z.
@@ -70,7 +70,7 @@ def _cells(
     return cells, start, stop
 
 
-def _normalised(weights: Sequence[jax.Array]) -> list[jax.Array]:
+def normalise(weights: Sequence[jax.Array]) -> list[jax.Array]:
     """The weights over their sum, raised to at least SMALL to have finite logs."""
     total = sum(weights, jnp.zeros(()))
     raised = [jax.lax.stop_gradient(jnp.maximum(w, SMALL) - w) + w for w in weights]
@@ -81,8 +81,8 @@ def mixture(
     means: Sequence[jax.Array], weights: Sequence[jax.Array], tail: jax.Array
 ) -> DiscreteLosses:
     """The losses of Σ w_i N(μ_i, 1) against N(0, 1), in both directions."""
-    weights = _normalised(weights)
-    cells, start, stop = _cells(means, weights, tail)
+    weights = normalise(weights)
+    cells, start, stop = split(means, weights, tail)
     mean, weight = jnp.stack(means), jnp.stack(weights)
     above, below = jnp.sum(
         weight[None] * ndtr(jnp.stack([mean - stop, start - mean])), axis=1

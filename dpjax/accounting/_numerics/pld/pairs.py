@@ -84,13 +84,13 @@ def phi(z: jax.Array) -> jax.Array:
     return jnp.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
 
 
-def _positive(rate: jax.Array) -> jax.Array:
+def raise_rate(rate: jax.Array) -> jax.Array:
     """The sampling rate, raised to at least SMALL, so that its log is finite."""
     # The derivative stays one, also where the rate is raised.
     return rate + jax.lax.stop_gradient(jnp.maximum(rate, SMALL) - rate)
 
 
-def _split(
+def split(
     mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array, *, count, mirror
 ) -> Cells:
     """The cells between count + 1 evenly spaced points from start to stop.
@@ -174,7 +174,7 @@ def tail_quantile(tail: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(jnp.maximum(-ndtri(jnp.minimum(tail, 0.5)), 1.0))
 
 
-def _ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
+def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
     """The two points beyond which about the mass tail may be truncated, f[2].
 
     N(0, 1) has about this mass below the first point. The mixture
@@ -209,9 +209,9 @@ def _log(mass: jax.Array) -> jax.Array:
 
 def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     """The losses of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions."""
-    rate = _positive(rate)
-    start, stop = _ends(mu, rate, tail)
-    cells = _split(mu, rate, start, stop, count=INTERVALS, mirror=False)
+    rate = raise_rate(rate)
+    start, stop = find_ends(mu, rate, tail)
+    cells = split(mu, rate, start, stop, count=INTERVALS, mirror=False)
     # The truncated mass at large losses gets an infinite loss. The truncated mass at
     # small losses gets the smallest loss of the grid, which is at least its own.
     # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the
@@ -252,9 +252,9 @@ def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Discrete
 
     The pair is its own mirror image, so that one direction stands for both.
     """
-    rate = _positive(rate)
-    _, stop = _ends(mu, rate, tail)
-    cells = _split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
+    rate = raise_rate(rate)
+    _, stop = find_ends(mu, rate, tail)
+    cells = split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
     loss, mass, error = cells.loss, cells.mass, cells.error
     above, below, _, _ = _truncated_masses(mu, rate, -stop, stop)
     mass = mass + _one_entry(0, below, 0.0, loss.size)
@@ -269,10 +269,10 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
 
     Reference: Bok, Su and Altschuler (2024), Proposition D.4.
     """
-    rate = _positive(rate)
-    half, (_, stop) = INTERVALS // 2, _ends(mu, rate, tail)
+    rate = raise_rate(rate)
+    half, (_, stop) = INTERVALS // 2, find_ends(mu, rate, tail)
     # The loss of the mixture against N(0, 1) is zero at z = μ/2, and positive above.
-    cells = _split(mu, rate, mu / 2, stop, count=half, mirror=False)
+    cells = split(mu, rate, mu / 2, stop, count=half, mirror=False)
     loss, mass, error = cells.loss, cells.mass, cells.error
     above, _, idle_above, _ = _truncated_masses(mu, rate, -stop, stop)
     # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
