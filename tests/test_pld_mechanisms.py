@@ -366,7 +366,14 @@ def test_lower_bound_is_below_exact_and_within_a_percent(case, x64):
     assert 0.9 * middle <= pld.delta_lower(run, (low + high) / 2) <= middle
 
 
-@pytest.mark.parametrize("name", [x for x in PEERS if x != "mixture"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        x if x == "laplace" else pytest.param(x, marks=pytest.mark.slow)
+        for x in PEERS
+        if x != "mixture"
+    ],
+)
 def test_lower_bounds_agree_with_dp_accounting(name, x64):
     ours, of, numbers = PEERS[name]
     for count, delta in ((8, 1e-6),):
