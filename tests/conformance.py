@@ -261,6 +261,33 @@ ACCOUNTANTS = {
         1.7,
     ),
     "pld.gaussian": (lambda x: pld.epsilon(pld.gaussian(x), 1e-6), 1.7),
+    "pld.gaussian_mixture": (
+        lambda x: pld.delta(
+            pld.gaussian_mixture(
+                x, (0.0, 1.0, 2.0), (0.81, 0.18, 0.01), adjacency=Adjacency.ADD_REMOVE
+            ),
+            0.5,
+        ),
+        1.7,
+    ),
+    "pld.laplace": (lambda x: pld.delta(pld.compose(pld.laplace(x), 3), 0.5), 1.7),
+    "pld.discrete_laplace": (
+        lambda x: pld.delta(pld.compose(pld.discrete_laplace(x, 2), 3), 0.5),
+        3.7,
+    ),
+    "pld.discrete_gaussian": (
+        lambda x: pld.delta(pld.compose(pld.discrete_gaussian(x, 2), 3), 0.5),
+        3.7,
+    ),
+    "pld.randomized_response": (
+        lambda x: pld.delta(pld.randomized_response(x, 5), 0.5),
+        0.3,
+    ),
+    "pld.pure": (lambda x: pld.delta(pld.compose(pld.pure(x), 3), 0.3), 0.7),
+    "pld.epsilon_delta": (
+        lambda x: pld.delta(pld.compose(pld.epsilon_delta(0.7, x), 3), 0.3),
+        0.02,
+    ),
     "pld.subsampled_gdp": (lambda x: pld.delta(pld.subsampled_gdp(x, 0.1), 0.5), 1.7),
     "pld.compose": (lambda x: pld.delta(composed_poisson_steps(x), 0.3), 1.7),
     "pld.convolve": (
@@ -494,6 +521,8 @@ ELSEWHERE = {
     },
     "dpjax.accounting": {
         "pld.of",
+        "pld.delta_lower",  # of known numbers, without derivatives
+        "pld.epsilon_lower",
         "allocation.delta_lower",  # derivatives of lower bounds are a few percent off
         "allocation.epsilon_lower",
         "allocation.pld",  # the others are made of it

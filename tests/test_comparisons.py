@@ -106,11 +106,7 @@ ABSENT = {
         "accounting.gdp.poisson_mu",
         "accounting.gdp.subsampled_mu",
     ],
-    "Laplace, discrete, private selection": [
-        "accounting.pld.discrete_gaussian",
-        "accounting.pld.discrete_laplace",
-        "accounting.pld.laplace",
-        "accounting.pld.randomized_response",
+    "private selection": [
         "accounting.selection",
         "tune",
     ],
@@ -135,11 +131,18 @@ PRESENT = {
         "accounting.pld.subsampled_gdp",
     ],
     "Poisson batches that overflow": ["accounting.truncation.poisson_gaussian"],
+    "Laplace and discrete noise, randomised response": [
+        "accounting.pld.discrete_gaussian",
+        "accounting.pld.discrete_laplace",
+        "accounting.pld.laplace",
+        "accounting.pld.randomized_response",
+    ],
     "trees, examples several times": ["accounting.tree.momentum_mu"],
     "the last iterate alone": ["accounting.iteration.noisy_gd_mu"],
     "lower bounds on ε": [
         "auditing.epsilon_lower",
         "accounting.allocation.epsilon_lower",
+        "accounting.pld.epsilon_lower",
     ],
 }
 

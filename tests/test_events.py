@@ -3,10 +3,11 @@
 import json
 import math
 
-import dp_accounting as dp
+import dp_accounting
 import jax
 import numpy as np
 import pytest
+from dp_accounting import dp_event as dp
 from dp_accounting.pld import PLDAccountant
 
 from dpjax import Adjacency
@@ -36,6 +37,14 @@ EVENTS = [
         Adjacency.REPLACE,
     ),
     events.EpsilonDelta(0.5, 1e-6),
+    events.Pure(0.5),
+    events.Laplace(1.5),
+    events.DiscreteLaplace(1.5, 3),
+    events.DiscreteGaussian(1.5, 3),
+    events.RandomizedResponse(0.4, 6),
+    events.GaussianMixture(
+        1.3, (0.0, 1.0, 2.5), (0.75, 0.125, 0.125), Adjacency.ADD_REMOVE
+    ),
     events.Repeated(events.Gaussian(0.2), 17),
     events.Composed(
         (
@@ -101,7 +110,7 @@ def test_serialising_traced_or_batched_values_raises():
     [
         ({}, "event must be of type Gaussian"),
         ([], "event must be of type Gaussian"),
-        ({"type": "Laplace", "scale": 1.0}, "event must be of type Gaussian"),
+        ({"type": "Staircase", "scale": 1.0}, "event must be of type Gaussian"),
         ({"type": "Gaussian"}, "event must be of type Gaussian"),
         ({"type": "Gaussian", "mu": 1.0, "sigma": 2.0}, "event must be of type"),
         ({"type": "Gaussian", "mu": True}, "mu must be of type float; got True"),
@@ -200,6 +209,20 @@ PAIRS = [
         REPLACE,
         dp.TruncatedSubsampledGaussianDpEvent(1000, 0.02, 40, 1.3),
     ),
+    (
+        events.GaussianMixture(1.3, (0.0, 2.0), (0.75, 0.25), ADD),
+        ADD,
+        dp.MixtureOfGaussiansDpEvent(1.3, (0.0, 2.0), (0.75, 0.25)),
+    ),
+    (events.Laplace(1.5), ADD, dp.LaplaceDpEvent(1.5)),
+    (events.Laplace(1.5), REPLACE, dp.LaplaceDpEvent(3.0)),
+    (events.DiscreteLaplace(4.0, 6), ADD, dp.DiscreteLaplaceDpEvent(0.25, 6)),
+    (events.DiscreteLaplace(4.0, 6), REPLACE, dp.DiscreteLaplaceDpEvent(0.25, 3)),
+    (
+        events.RandomizedResponse(0.4, 6),
+        REPLACE,
+        dp.RandomizedResponseDpEvent(0.4, 6),
+    ),
     (events.Repeated(STEP, 17), ADD, dp.SelfComposedDpEvent(DP_STEP, 17)),
     (
         events.Composed(
@@ -225,6 +248,8 @@ def test_event_converts_to_dp_accounting_and_back(event, adjacency, expected):
 def test_more_dp_events_are_read():
     batch = dp.SampledWithoutReplacementDpEvent(1000, 50, dp.GaussianDpEvent(4.0))
     assert events.from_dp_event(batch, REPLACE) == events.FixedSizeGaussian(0.5, 0.05)
+    for exact in (dp.LaplaceDpEvent(0.0), dp.DiscreteLaplaceDpEvent(0.0, 2)):
+        assert events.from_dp_event(exact, ADD) == events.Gaussian(math.inf)
     nothing = dp.NonPrivateDpEvent()
     assert events.from_dp_event(nothing, ADD) == events.Gaussian(math.inf)
     nested = dp.SelfComposedDpEvent(
@@ -239,7 +264,9 @@ def test_more_dp_events_are_read():
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_events_that_dp_accounting_lacks_raise(event):
     adjacency = getattr(event, "adjacency", ADD)
-    expressible = events.Gaussian | events.PoissonGaussian | events.Repeated
+    expressible = events.Laplace | events.DiscreteLaplace | events.RandomizedResponse
+    expressible |= events.GaussianMixture
+    expressible |= events.Gaussian | events.PoissonGaussian | events.Repeated
     expressible |= events.TruncatedPoissonGaussian | events.Composed
     if isinstance(event, expressible):
         again = events.from_dp_event(events.to_dp_event(event, adjacency), adjacency)
@@ -254,7 +281,8 @@ def test_events_that_dp_accounting_lacks_raise(event):
 @pytest.mark.parametrize(
     ("event", "adjacency"),
     [
-        (dp.LaplaceDpEvent(1.0), ADD),
+        (dp.RandomizedResponseDpEvent(0.5, 3), ADD),
+        (dp.MixtureOfGaussiansDpEvent(1.0, [1.0], [1.0]), REPLACE),
         (dp.PoissonSampledDpEvent(0.1, dp.LaplaceDpEvent(1.0)), ADD),
         (dp.SelfComposedDpEvent(dp.ZCDpEvent(0.1), 3), ADD),
         (dp.SampledWithoutReplacementDpEvent(9, 3, dp.GaussianDpEvent(1.0)), ADD),
@@ -271,6 +299,11 @@ def test_event_of_another_adjacency_does_not_convert():
         events.to_dp_event(events.Repeated(STEP, 2), REPLACE)
 
 
+def test_odd_integers_do_not_convert_under_replacement():
+    with pytest.raises(ValueError, match="event must be one that dp-accounting has"):
+        events.to_dp_event(events.DiscreteLaplace(4.0, 3), REPLACE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("kind", ["gaussian", "poisson", "truncated"])
@@ -283,9 +316,9 @@ def test_accountants_agree_on_a_converted_event(adjacency, kind):
     }[kind]
     event = events.Repeated(step, 100)
     relation = {
-        Adjacency.ADD_REMOVE: dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        Adjacency.ZERO_OUT: dp.NeighboringRelation.REPLACE_SPECIAL,
-        Adjacency.REPLACE: dp.NeighboringRelation.REPLACE_ONE,
+        Adjacency.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
+        Adjacency.REPLACE: dp_accounting.NeighboringRelation.REPLACE_ONE,
     }[adjacency]
     peer = PLDAccountant(relation).compose(events.to_dp_event(event, adjacency))
     epsilon = float(profiles.of(event).epsilon(1e-5))

@@ -5,8 +5,9 @@
 1. `gdp`: Gaussian differential privacy with parameter μ, exact for Gaussian noise.
    `pure`: pure differential privacy, ε alone.
 2. `rdp`: Rényi curves, which add up and are cheap.
-3. `pld`: nearly exact privacy-loss distributions of subsampled mechanisms, and of
-   compositions of different mechanisms.
+3. `pld`: nearly exact privacy-loss distributions of subsampled mechanisms, of Laplace
+   and discrete noise, of randomised response and of mechanisms with a known ε, and of
+   compositions of all of these. Lower bounds say how exact they are.
 4. `fdp`: bounds on attacks from a privacy profile δ(ε).
 5. `calibrate`: the parameter that meets a target ε.
 

@@ -193,6 +193,111 @@ class RandomBins:
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
+@register_record
+@dataclasses.dataclass(frozen=True)
+class GaussianMixture:
+    """The Gaussian mechanism with a random sensitivity.
+
+    Attributes:
+      noise_multiplier: noise standard deviation over the unit of sensitivities, f[*b].
+      sensitivities: the norms of an example's contribution that are possible, each
+        f[*b] and at least 0.
+      weights: the probability of each sensitivity, or a bound as in
+        `pld.gaussian_mixture`, each f[*b].
+      adjacency: which data sets are compared, ADD_REMOVE or ZERO_OUT.
+    """
+
+    noise_multiplier: ArrayLike
+    sensitivities: tuple[ArrayLike, ...]
+    weights: tuple[ArrayLike, ...]
+    adjacency: Adjacency = dataclasses.field(metadata=STATIC)
+
+
+@register_record
+@dataclasses.dataclass(frozen=True)
+class Laplace:
+    """The Laplace mechanism on all of the data.
+
+    Attributes:
+      scale: the scale of the noise over the L1 sensitivity, f[*b].
+    """
+
+    scale: ArrayLike
+
+
+@register_record
+@dataclasses.dataclass(frozen=True)
+class DiscreteLaplace:
+    """The Laplace mechanism on integers: noise z with probability ∝ e^{−|z|/scale}.
+
+    Attributes:
+      scale: the scale of the noise, f[*b].
+      sensitivity: the L1 sensitivity, a whole number.
+    """
+
+    scale: ArrayLike
+    sensitivity: int = dataclasses.field(metadata=STATIC)
+
+
+@register_record
+@dataclasses.dataclass(frozen=True)
+class DiscreteGaussian:
+    """Discrete Gaussian noise on one integer: z with probability ∝ e^{−z²/(2 stddev²)}.
+
+    Attributes:
+      stddev: the parameter of the noise, f[*b], which is about its standard deviation.
+      sensitivity: the largest change of the integer, a whole number.
+    """
+
+    stddev: ArrayLike
+    sensitivity: int = dataclasses.field(metadata=STATIC)
+
+
+@register_record
+@dataclasses.dataclass(frozen=True)
+class RandomizedResponse:
+    """An example's bucket, or with some probability a uniformly random bucket.
+
+    Attributes:
+      noise_parameter: the probability of the uniformly random bucket, f[*b].
+      num_buckets: the number of buckets, f[*b], a whole number.
+    """
+
+    noise_parameter: ArrayLike
+    num_buckets: ArrayLike
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """REPLACE: the number of answers, one for each example, is released."""
+        return Adjacency.REPLACE
+
+
+@register_record
+@dataclasses.dataclass(frozen=True)
+class Pure:
+    """A mechanism of which only ε is known, at δ = 0.
+
+    Attributes:
+      epsilon: ε, f[*b], at least 0.
+    """
+
+    epsilon: ArrayLike
+
+
+@register_record
+@dataclasses.dataclass(frozen=True)
+class EpsilonDelta:
+    """A mechanism of which only one pair (ε, δ) is known, such as another's release.
+
+    Attributes:
+      epsilon: ε, f[*b], at least 0.
+      delta: the δ for which epsilon holds, f[*b], in [0, 1).
+    """
+
+    epsilon: ArrayLike
+    delta: ArrayLike
+
+
 # The events that have a privacy-loss distribution, and can be repeated and composed.
 Step = (
     Gaussian
@@ -200,6 +305,13 @@ Step = (
     | TruncatedPoissonGaussian
     | FixedSizeGaussian
     | RandomAllocation
+    | GaussianMixture
+    | Laplace
+    | DiscreteLaplace
+    | DiscreteGaussian
+    | RandomizedResponse
+    | Pure
+    | EpsilonDelta
 )
 
 
@@ -249,29 +361,7 @@ class OnLattice:
     total_variation: float
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
-class EpsilonDelta:
-    """A mechanism of which only one pair (ε, δ) is known, such as another's release.
-
-    Attributes:
-      epsilon: ε, at least 0.
-      delta: the δ for which epsilon holds, in [0, 1).
-    """
-
-    epsilon: float
-    delta: float
-
-
-Event = (
-    Step
-    | Repeated
-    | Composed
-    | CorrelatedGaussian
-    | RandomBins
-    | OnLattice
-    | EpsilonDelta
-)
+Event = Step | Repeated | Composed | CorrelatedGaussian | RandomBins | OnLattice
 
 
 def to_dict(event: Event) -> dict[str, Any]:
@@ -314,10 +404,10 @@ def from_dict(values: dict[str, Any]) -> Event:
 
 
 def _dp_accounting() -> Any:
-    """dp-accounting, which is imported only where it is needed: it is optional."""
-    import dp_accounting
+    """The events of dp-accounting, which is optional: imported only where needed."""
+    from dp_accounting import dp_event
 
-    return dp_accounting
+    return dp_event
 
 
 def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
@@ -357,6 +447,19 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
             return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
         case TruncatedPoissonGaussian(noise, rate, size, room):
             return dp.TruncatedSubsampledGaussianDpEvent(size, rate, room, noise)
+        case GaussianMixture(noise, sensitivities, weights):
+            return dp.MixtureOfGaussiansDpEvent(noise, sensitivities, weights)
+        case Laplace(math.inf) | DiscreteLaplace(math.inf):
+            return dp.NoOpDpEvent()
+        case Laplace(scale):
+            factor = adjacency.sensitivity_factor
+            return dp.LaplaceDpEvent(factor * scale)
+        case DiscreteLaplace(scale, change):
+            norm = change / adjacency.sensitivity_factor
+            if norm == int(norm):
+                return dp.DiscreteLaplaceDpEvent(1 / scale, int(norm))
+        case RandomizedResponse(parameter, buckets):
+            return dp.RandomizedResponseDpEvent(parameter, buckets)
     # Of a batch of fixed size, a `DpEvent` needs two sizes, and the event has a ratio.
     raise ValueError(f"event must be one that dp-accounting has; got {event!r}.")
 
@@ -366,7 +469,9 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
 
     Args:
       event: a `DpEvent` of Gaussian noise: on all of the data, on a Poisson sample, on
-        a truncated one or on a random batch of fixed size; or a composition of these.
+        a truncated one or on a random batch of fixed size, or with a random
+        sensitivity; of Laplace noise, of discrete Laplace noise, or of randomised
+        response; or a composition of these.
       adjacency: the adjacency of the accountant that event is for, as in `to_dp_event`.
 
     Returns:
@@ -401,21 +506,40 @@ def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
 
 def _step(event: Any, adjacency: Adjacency) -> Step:
     """The step that a `DpEvent` without a composition describes."""
-    dp = _dp_accounting()
+    dp, factor = _dp_accounting(), adjacency.sensitivity_factor
     match event:
         case dp.NoOpDpEvent():
             return Gaussian(0.0)
         case dp.NonPrivateDpEvent() | dp.GaussianDpEvent(noise_multiplier=0):
             return Gaussian(math.inf)
         case dp.GaussianDpEvent(noise_multiplier=noise):
-            return Gaussian(adjacency.sensitivity_factor / noise)
+            return Gaussian(factor / noise)
+        case dp.LaplaceDpEvent(noise_multiplier=0):
+            return Gaussian(math.inf)
+        case dp.LaplaceDpEvent(noise_multiplier=noise):
+            return Laplace(noise / factor)
+        case dp.DiscreteLaplaceDpEvent(noise_parameter=0):
+            # dp-accounting's accountant, too, gives it no privacy: the probabilities of
+            # all integers are 0.
+            return Gaussian(math.inf)
+        case dp.DiscreteLaplaceDpEvent(noise_parameter=noise, sensitivity=norm):
+            return DiscreteLaplace(1 / noise, int(factor) * norm)
+        case dp.RandomizedResponseDpEvent() if adjacency is Adjacency.REPLACE:
+            return RandomizedResponse(event.noise_parameter, event.num_buckets)
+        case dp.MixtureOfGaussiansDpEvent() if adjacency is not Adjacency.REPLACE:
+            return GaussianMixture(
+                event.standard_deviation,
+                tuple(event.sensitivities),
+                tuple(event.sampling_probs),
+                adjacency,
+            )
         case dp.PoissonSampledDpEvent(event=dp.GaussianDpEvent(noise_multiplier=noise)):
             return PoissonGaussian(noise, event.sampling_probability, adjacency)
         case dp.SampledWithoutReplacementDpEvent(
             event=dp.GaussianDpEvent(noise_multiplier=noise)
         ) if adjacency is Adjacency.REPLACE and noise:
             rate = event.sample_size / event.source_dataset_size
-            return FixedSizeGaussian(adjacency.sensitivity_factor / noise, rate)
+            return FixedSizeGaussian(factor / noise, rate)
         case dp.TruncatedSubsampledGaussianDpEvent():
             return TruncatedPoissonGaussian(
                 event.noise_multiplier,

@@ -399,6 +399,8 @@ def of(event: events.Event) -> Profile:
         return LatticeProfile(of(event.event), event.total_variation)
     if isinstance(event, events.EpsilonDelta):
         return PointProfile(event)
+    if isinstance(event, events.Pure):
+        return Pure(event.epsilon)
     if isinstance(event, events.Composed):
         return pld.PLD(event.steps)
     if isinstance(event, events.Repeated):

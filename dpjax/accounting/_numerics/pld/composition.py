@@ -19,9 +19,7 @@ from dpjax._core.searches import Point, attach_derivative, close, implicit_deriv
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
-from dpjax.accounting._numerics.convex_order import spread
-from dpjax.accounting._numerics.pld import inversion, overflow, pairs, tilt
-from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
+from dpjax.accounting._numerics.pld import inversion, mechanisms, tilt
 from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
 _TOLERANCE = 2.0**-44  # of ε, relative to its estimate
@@ -29,10 +27,10 @@ _EVALUATIONS = 6
 _NEGLIGIBLE = 14.0  # a gap in log δ beyond which the estimate was too far off
 _NEAR = 0.5  # a gap in log δ below which the estimate was close enough
 _LOST = 3e-5  # the share of δ that infinite losses may take
-_SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
+SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
-def _share(
+def share_of(
     delta: jax.Array, all_of_them: Sequence[object], count: ArrayLike
 ) -> jax.Array:
     """The mass that one mechanism may move to an infinite loss in each of its steps."""
@@ -40,46 +38,6 @@ def _share(
 
 
 # From here on, the numbers of events are float64 arrays.
-def _poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of a step whose batch holds its whole Poisson sample."""
-    replace = event.adjacency is Adjacency.REPLACE
-    pair = pairs.poisson_replace if replace else pairs.poisson
-    return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
-
-
-def _truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
-    return overflow.with_overflow(
-        _poisson(event, tail),
-        1 / event.noise_multiplier,
-        event.sampling_rate,
-        tail,
-        event.num_examples,
-        event.max_batch_size,
-    )
-
-
-def _allocation(event: Any, tail: jax.Array) -> DiscreteLosses:
-    sigma, num_steps = event.noise_multiplier, event.num_steps
-    if event.adjacency is Adjacency.REPLACE:
-        # replacement_losses pairs the truncated mass with the largest ratios, so the
-        # distribution is truncated at a smaller tail.
-        law = spread.allocation(sigma, num_steps, spread.narrow(tail))
-        return spread.replacement_losses(law, num_steps)
-    return spread.losses(spread.allocation(sigma, num_steps, tail), num_steps)
-
-
-# For each type of event, a function from the event to its discrete losses. The mass of
-# infinite losses is about tail.
-_LOSSES: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
-    events.PoissonGaussian: _poisson,
-    events.TruncatedPoissonGaussian: _truncated_poisson,
-    events.FixedSizeGaussian: lambda event, tail: pairs.fixed_size(
-        event.mu, event.sampling_rate, tail
-    ),
-    events.RandomAllocation: _allocation,
-}
-
-
 def _compose(
     steps: Sequence[events.Repeated], delta: jax.Array
 ) -> tuple[Parts, jax.Array]:
@@ -93,12 +51,12 @@ def _compose(
             # Gaussian mechanisms compose exactly: the squares of their μ add up.
             variance += count * event.mu * event.mu
         else:
-            losses = _LOSSES[type(event)](event, _share(delta, steps, count))
+            losses = mechanisms.finite_losses(event, share_of(delta, steps, count))
             parts.append((losses, count))
     return parts, variance
 
 
-def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
+def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     """The larger of the two bounds on δ or ε, one for each order of the data sets."""
     # Symmetric losses have one direction; broadcast them to two if others have two.
     directions = max(losses.lost.size for losses, _ in parts)
@@ -121,14 +79,15 @@ def _worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array
     return jnp.max(jax.lax.map(one, rows))
 
 
-def _check_parameters(
+def check_parameters(
     core: Callable[..., jax.Array], worst: float
 ) -> Callable[..., jax.Array]:
     """A function that checks the parameters of events before it computes δ or ε.
 
     Args:
       core: maps ε and the events to δ, or δ and the events to ε.
-      worst: the result for invalid parameters: 1 for δ, or inf for ε.
+      worst: the result for invalid parameters: 1 for δ, or inf for ε; 0 for a lower
+        bound.
 
     Returns:
       A function of ε or δ and of the leaves and the structure of the events. Its result
@@ -140,25 +99,15 @@ def _check_parameters(
         nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
         for step in jax.tree.unflatten(structure, numbers):
             event, count = step.event, step.count
-            # A mechanism releases nothing where μ is 0, or where the noise is infinite.
-            of_mu = hasattr(event, "mu")
-            name, silent = ("mu", 0.0) if of_mu else ("noise_multiplier", jnp.inf)
-            x = getattr(event, name)
-            idle = (x == silent) | (count == 0)
+            where = mechanisms.domain(event)
+            idle = where.silent | (count == 0)
             whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
-            valid &= (x >= 0) & whole
-            if sampled := hasattr(event, "sampling_rate"):
-                rate = event.sampling_rate
-                idle |= rate == 0
-                valid &= (rate >= 0) & (rate <= 1)
-            usable = valid & ~idle & (x > 0) & (x < jnp.inf)
+            valid &= where.allowed & whole
+            usable = valid & ~idle & where.private
             nothing &= idle
             # The core gets harmless numbers in place of unusable ones, because a NaN in
             # a branch that jnp.where discards would still spoil derivatives.
-            changes = {name: jnp.where(usable, x, 1.0)}
-            if sampled:
-                changes["sampling_rate"] = jnp.where(usable, event.sampling_rate, 0.5)
-            event = dataclasses.replace(event, **changes)
+            event = mechanisms.replace_unless(usable, event)
             safe.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
             valid &= usable | idle
         value = core(asked, safe)
@@ -232,7 +181,7 @@ def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     """
     trimmed = []
     for losses, count in parts:
-        share = _share(jnp.exp(log_delta), parts, count)
+        share = share_of(jnp.exp(log_delta), parts, count)
         mass = jnp.where(losses.loss > 0, jnp.exp(losses.log_mass), 1.0)
         # Masses below a level are moved. The level is the largest of 16 candidates,
         # each half of the one before, whose masses add up to at most the share.
@@ -247,8 +196,8 @@ def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     return trimmed
 
 
-def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
-    return delta_of(*_compose(steps, jnp.asarray(_SMALLEST)), epsilon)
+def bound_delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
+    return delta_of(*_compose(steps, jnp.asarray(SMALLEST)), epsilon)
 
 
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -266,7 +215,7 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             cumulants = tilt.cumulants(usual, fixed_variance)
             where = tilt.choose(cumulants, fixed_variance, at, about)
             estimate = _log_delta(usual, fixed_variance, where)(at)
-            estimate = jnp.maximum(estimate, np.log(_SMALLEST))
+            estimate = jnp.maximum(estimate, np.log(SMALLEST))
             # A bound far above the estimate may be loose because the estimate was too
             # low. The next estimate is then half-way between them.
             middle = (estimate + about) / 2
@@ -277,17 +226,18 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             )
 
         about = tilt.estimate_log_delta(tilt.cumulants(fixed, fixed_variance), at)
-        seen = _search(look, jnp.maximum(about, np.log(_SMALLEST)))
+        seen = _search(look, jnp.maximum(about, np.log(SMALLEST)))
         log_delta = _log_delta(
             _drop_rare_losses(parts, seen.about), variance, seen.tilt
         )
         return jnp.exp(attach_derivative(lambda: log_delta(asked), seen.found))
 
-    value = _worst_direction(bound, parts)
+    # Where no evaluation succeeded, the bound is infinite.
+    value = jnp.minimum(worst_direction(bound, parts), 1.0)
     return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
 
 
-def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
+def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     asked = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
     about = jax.lax.stop_gradient(asked)
     return epsilon_of(*_compose(steps, about), delta)
@@ -326,7 +276,7 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
         met = (seen.found > 0) & (seen.found < jnp.inf)
         return implicit_derivative(lambda e: log_delta(e) - target, seen.found, met)
 
-    value = _worst_direction(bound, parts)
+    value = worst_direction(bound, parts)
     return jnp.where(inside, value, jnp.where(delta >= 1, 0.0, jnp.inf))
 
 
@@ -350,11 +300,11 @@ def _smallest_epsilon(
 
 
 _as_float64 = float64("up", static=("structure",), one_by_one=True)
-_delta64 = _as_float64(_check_parameters(_delta, 1.0))
-_epsilon64 = _as_float64(_check_parameters(_epsilon, np.inf))
+_delta64 = _as_float64(check_parameters(bound_delta, 1.0))
+_epsilon64 = _as_float64(check_parameters(bound_epsilon, np.inf))
 
 
-def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
+def flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
     """The numbers of events and their structure, with ADD_REMOVE in place of ZERO_OUT.
 
     Both adjacencies have the same losses. With one structure for both, they share a
@@ -371,11 +321,11 @@ def _flat(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
 
 def delta64(epsilon: Any, steps: Sequence[events.Repeated]) -> jax.Array:
     """An upper bound on δ(ε) of all events composed."""
-    numbers, structure = _flat(steps)
+    numbers, structure = flatten_steps(steps)
     return _delta64(epsilon, *numbers, structure=structure)
 
 
 def epsilon64(delta: Any, steps: Sequence[events.Repeated]) -> jax.Array:
     """An upper bound on ε(δ) of all events composed."""
-    numbers, structure = _flat(steps)
+    numbers, structure = flatten_steps(steps)
     return _epsilon64(delta, *numbers, structure=structure)

@@ -242,18 +242,24 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     return jnp.exp(here) + above + jnp.minimum(geometric, unimodal)
 
 
-def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """The log of an upper bound on δ(ε), at most the bound of Markov's inequality."""
-    rate, period = wave.tilt.rate, wave.tilt.period
+def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Σ_j ĝ(t_j) e^{it_j ε − K} without the atom, and a bound on the sum's error."""
+    period = wave.tilt.period
     # The addition theorem gives cos and sin of t_j ε from 2 side values, not side².
     near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
     far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
     cos = jnp.cos(far) * jnp.cos(near) - jnp.sin(far) * jnp.sin(near)
     sin = jnp.sin(far) * jnp.cos(near) + jnp.cos(far) * jnp.sin(near)
-    total = jnp.sum(wave.real * cos + wave.imaginary * sin)
     error, by_epsilon = wave.error
-    total = total + error + by_epsilon * jax.lax.stop_gradient(jnp.abs(epsilon))
-    total = total / period + _atom(wave, epsilon)
+    error = error + by_epsilon * jax.lax.stop_gradient(jnp.abs(epsilon))
+    return jnp.sum(wave.real * cos + wave.imaginary * sin), error
+
+
+def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
+    """The log of an upper bound on δ(ε), at most the bound of Markov's inequality."""
+    rate, period = wave.tilt.rate, wave.tilt.period
+    total, error = sum_waves(wave, epsilon)
+    total = (total + error) / period + _atom(wave, epsilon)
     total = jnp.log(jnp.maximum(total, SMALL))
     exponent = wave.log_mass - rate * epsilon + wave.scale
     scale = ULP * (64 + 4 * (jnp.abs(wave.log_mass) + rate * jnp.abs(epsilon)))
@@ -266,17 +272,24 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for events without a Gaussian mechanism.
 
-    The bound treats each of the Σ_i T_i steps separately, and is exact for a single
+    The result is smaller if no sum of losses, or hardly any, is larger than ε. The
+    bound treats each of the Σ_i T_i steps separately, and is exact for a single
     step. The bound is also nearly exact at ε = 0 for many steps whose privacy loss is
     seldom positive. For such steps the bound by inversion is loose, because inversion
     adds a Gaussian mechanism. With Gaussian variance the result is infinite.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)
-    total = jnp.zeros(())
+    total, top, lost = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
     for losses, count in parts:
         over = -jnp.expm1(jnp.minimum(share - losses.loss, 0.0))
         one = jnp.sum(jnp.exp(losses.log_mass) * over) + losses.lost
         total += count * one * (1 + losses.error + 2 * losses.loss.size * ULP)
+        top += count * jnp.max(losses.loss)
+        lost += count * losses.lost
+    # The mass above ε has a loss of at most `top`, and (1 − e^{ε − x})₊ grows with x.
+    # The margin exceeds the rounding errors of the losses and of their sum.
+    over = -jnp.expm1(jnp.minimum(epsilon - top * (1 + 64 * ULP), 0.0))
+    total = jnp.minimum(total, over * (1 + 16 * ULP) + lost * (1 + 64 * ULP))
     total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, SMALL))
     return jnp.log(total)

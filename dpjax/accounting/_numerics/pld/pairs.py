@@ -8,7 +8,8 @@ at its ends. (Doroshenko et al. 2022 do this on a grid of losses; here the ends 
 evenly spaced in z.) The move adds h²/6 to the variance of a loss that is spread over an
 interval of length h. That is (Δz)²/6 of the variance, for any noise and sampling rate.
 
-All mechanisms here are mixtures of two unit Gaussians, with loss
+All mechanisms here are mixtures of two unit Gaussians (`mixture` and `atoms` have the
+others), with loss
 
     x(z) = N(μz − μ²/2) [ − N(−μz − μ²/2) ],   N(v) = log(1 − q + q e^v).
 """
@@ -26,8 +27,8 @@ INTERVALS = 4096
 # The largest v for which N(v) is computed directly: e^{2v} is far from overflow.
 _DIRECT = 40.0
 # Gauss-Legendre nodes and weights on [0, 1], for the masses within an interval.
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-_NODES, _WEIGHTS = (_NODES[:, None] + 1) / 2, _WEIGHTS[:, None] / 2
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
+NODES, WEIGHTS = (NODES[:, None] + 1) / 2, WEIGHTS[:, None] / 2
 
 
 class DiscreteLosses(NamedTuple):
@@ -46,6 +47,24 @@ class DiscreteLosses(NamedTuple):
     error: jax.Array
 
 
+class Cells(NamedTuple):
+    """Two ways to move the mass of m cells: apart to their ends, or together.
+
+    Attributes:
+      loss: the losses at the ends of cells, increasing, f[m + 1].
+      mass: P's mass at each end after all mass has moved to the ends, f[m + 1].
+      merged_loss: the log of the ratio of P's and Q's masses of each cell, f[m].
+      merged_mass: P's mass of each cell, f[m].
+      error: a bound on the relative error of each mass, f[].
+    """
+
+    loss: jax.Array
+    mass: jax.Array
+    merged_loss: jax.Array
+    merged_mass: jax.Array
+    error: jax.Array
+
+
 def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     """N(v), precise up to rounding for rates and v of all sizes."""
     # log(1 + q (e^v − 1)) is precise unless its argument is near 0. Where that is so,
@@ -61,24 +80,23 @@ def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     return jnp.where(direct, near, far)
 
 
-def _phi(z: jax.Array) -> jax.Array:
+def phi(z: jax.Array) -> jax.Array:
     return jnp.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
 
 
-def _positive(rate: jax.Array) -> jax.Array:
+def raise_rate(rate: jax.Array) -> jax.Array:
     """The sampling rate, raised to at least SMALL, so that its log is finite."""
     # The derivative stays one, also where the rate is raised.
     return rate + jax.lax.stop_gradient(jnp.maximum(rate, SMALL) - rate)
 
 
-def _split(
+def split(
     mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array, *, count, mirror
-):
-    """The losses at count + 1 evenly spaced points, P's masses there, and their error.
+) -> Cells:
+    """The cells between count + 1 evenly spaced points from start to stop.
 
-    P is (1 − q) N(0, 1) + q N(μ, 1), from start to stop. If mirror is true, Q is the
-    reflection of P at zero; otherwise Q is N(0, 1). The error is a bound on the
-    relative error of each mass.
+    P is (1 − q) N(0, 1) + q N(μ, 1). If mirror is true, Q is the reflection of P at
+    zero; otherwise Q is N(0, 1).
     """
     width = (stop - start) / count
     ends = start + width * np.arange(count + 1.0)
@@ -102,26 +120,50 @@ def _split(
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
 
+    at = ends[None, :-1] + width * NODES
+    mass = width * WEIGHTS * ((1 - rate) * phi(at) + rate * phi(at - mu))
+    inner, whole = climb(mu * width * NODES), climb(jnp.reshape(mu * width, (1, 1)))
+    far = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
+    return divide_masses(loss, inner, whole, mass, width * far)
+
+
+def divide_masses(
+    loss: jax.Array,
+    inner: jax.Array,
+    whole: jax.Array,
+    mass: jax.Array,
+    sharp: jax.Array,
+) -> Cells:
+    """The cells of a line of outcomes, from nodes of Gauss's rule within each cell.
+
+    Args:
+      loss: the losses at the ends of cells, f[m + 1].
+      inner: the growth of the loss from the start of a cell to each node, f[8, m].
+      whole: the growth of the loss over a cell, f[1, m].
+      mass: P's mass at each node, f[8, m].
+      sharp: the width of a cell times the largest distance of an outcome from a mean.
+    """
     # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of the mass at a loss
     # x in [a, b], the share (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) moves to the upper
     # end. Q's mass, which is P's times e^{−x}, then stays the same as well. The code
     # computes this share from x − a and b − a.
-    inner, whole = climb(mu * width * _NODES), climb(jnp.reshape(mu * width, (1, 1)))
     moves = whole > 0
     up = jnp.expm1(-inner) / jnp.expm1(-jnp.where(moves, whole, 1.0))
     # If the loss is constant on an interval, any share will do.
     up = jnp.where(moves, jnp.minimum(up, 1.0), 1.0)
-    at = ends[None, :-1] + width * _NODES
-    mass = width * _WEIGHTS * ((1 - rate) * _phi(at) + rate * _phi(at - mu))
     zero = jnp.zeros(1)
     masses = jnp.concatenate([zero, jnp.sum(mass * up, axis=0)]) + jnp.concatenate(
         [jnp.sum(mass * (1 - up), axis=0), zero]
     )
+    # Q's mass in a cell is the sum of P's times e^{−x}, relative to the lower end.
+    total = jnp.sum(mass, axis=0)
+    kept = jnp.where(total > 0, total, 1.0)
+    shrunk = jnp.sum(mass * jnp.expm1(-inner), axis=0) / kept
     # The error of Gauss's rule is 1.7e-23 (Δz)^16 f^(16), and f^(16) / f is about the
     # 16th power of the distance from a mean or of μ.
-    sharp = width * (jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
     error = 64 * ULP + 1e-21 * sharp**16
-    return loss, masses, jax.lax.stop_gradient(error)
+    merged = loss[:-1] - jnp.log1p(shrunk)
+    return Cells(loss, masses, merged, total, jax.lax.stop_gradient(error))
 
 
 def tail_quantile(tail: jax.Array) -> jax.Array:
@@ -132,7 +174,7 @@ def tail_quantile(tail: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(jnp.maximum(-ndtri(jnp.minimum(tail, 0.5)), 1.0))
 
 
-def _ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
+def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
     """The two points beyond which about the mass tail may be truncated, f[2].
 
     N(0, 1) has about this mass below the first point. The mixture
@@ -167,21 +209,41 @@ def _log(mass: jax.Array) -> jax.Array:
 
 def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     """The losses of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions."""
-    rate = _positive(rate)
-    start, stop = _ends(mu, rate, tail)
-    loss, mass, error = _split(mu, rate, start, stop, count=INTERVALS, mirror=False)
+    rate = raise_rate(rate)
+    start, stop = find_ends(mu, rate, tail)
+    cells = split(mu, rate, start, stop, count=INTERVALS, mirror=False)
     # The truncated mass at large losses gets an infinite loss. The truncated mass at
     # small losses gets the smallest loss of the grid, which is at least its own.
     # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the
     # pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
     above, below, idle_above, idle_below = _truncated_masses(mu, rate, start, stop)
-    removed = _log(mass + _one_entry(0, below, 0.0, loss.size))
-    last = _one_entry(INTERVALS, _log(idle_above), -jnp.inf, loss.size)
+    return both_directions(cells, above, below, idle_above, idle_below)
+
+
+def both_directions(
+    cells: Cells,
+    above: jax.Array,
+    below: jax.Array,
+    idle_above: jax.Array,
+    idle_below: jax.Array,
+) -> DiscreteLosses:
+    """The losses of P against Q and of Q against P, with the truncated masses of both.
+
+    Args:
+      cells: the cells of outcomes that are not truncated.
+      above: P's mass above the last cell.
+      below: P's mass below the first cell.
+      idle_above: Q's mass above the last cell.
+      idle_below: Q's mass below the first cell.
+    """
+    loss, mass, size = cells.loss, cells.mass, cells.loss.size
+    removed = _log(mass + _one_entry(0, below, 0.0, size))
+    last = _one_entry(size - 1, _log(idle_above), -jnp.inf, size)
     return DiscreteLosses(
         jnp.stack([loss, -loss]),
         jnp.stack([removed, jnp.logaddexp(_log(mass) - loss, last)]),
         jnp.stack([above, idle_below]),
-        error,
+        cells.error,
     )
 
 
@@ -190,9 +252,10 @@ def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Discrete
 
     The pair is its own mirror image, so that one direction stands for both.
     """
-    rate = _positive(rate)
-    _, stop = _ends(mu, rate, tail)
-    loss, mass, error = _split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
+    rate = raise_rate(rate)
+    _, stop = find_ends(mu, rate, tail)
+    cells = split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
+    loss, mass, error = cells.loss, cells.mass, cells.error
     above, below, _, _ = _truncated_masses(mu, rate, -stop, stop)
     mass = mass + _one_entry(0, below, 0.0, loss.size)
     return DiscreteLosses(loss[None], _log(mass)[None], above[None], error)
@@ -206,10 +269,11 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
 
     Reference: Bok, Su and Altschuler (2024), Proposition D.4.
     """
-    rate = _positive(rate)
-    half, (_, stop) = INTERVALS // 2, _ends(mu, rate, tail)
+    rate = raise_rate(rate)
+    half, (_, stop) = INTERVALS // 2, find_ends(mu, rate, tail)
     # The loss of the mixture against N(0, 1) is zero at z = μ/2, and positive above.
-    loss, mass, error = _split(mu, rate, mu / 2, stop, count=half, mirror=False)
+    cells = split(mu, rate, mu / 2, stop, count=half, mirror=False)
+    loss, mass, error = cells.loss, cells.mass, cells.error
     above, _, idle_above, _ = _truncated_masses(mu, rate, -stop, stop)
     # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
     # the losses above zero are the mixture's losses x. The losses below zero are their

@@ -16,8 +16,8 @@ from dpjax._core.float64 import SMALL
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
 
-_TILTS = 1.5 ** np.arange(-14.0, 66.0)  # the candidates for λ, from 0.003 to 3e11
-_GAPS = _TILTS[None] - _TILTS[:, None]  # λ′ − λ, for λ in rows and λ′ in columns
+TILTS = 1.5 ** np.arange(-14.0, 66.0)  # the candidates for λ, from 0.003 to 3e11
+_GAPS = TILTS[None] - TILTS[:, None]  # λ′ − λ, for λ in rows and λ′ in columns
 _NEGLIGIBLE = 14.0  # −log of a relative error in δ that may be added on purpose
 _ROUNDING = 2e-11  # about 1 + λ times the relative rounding error outside the atom
 SIDE = 80  # the frequencies form a square of SIDE rows and columns
@@ -43,7 +43,7 @@ class Tilt(NamedTuple):
 
 
 class Cumulants(NamedTuple):
-    """The cumulants of the composed loss at each λ in _TILTS, f[80] each.
+    """The cumulants of the composed loss at each λ in TILTS, f[80] each.
 
     Attributes:
       log_mass: K(λ).
@@ -75,8 +75,8 @@ def log_markov(rate: jax.Array) -> jax.Array:
 
 
 def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
-    """K and two derivatives at each λ in _TILTS, and the mass of e^K away from zero."""
-    rates = jnp.asarray(_TILTS)
+    """K and two derivatives at each λ in TILTS, and the mass of e^K away from zero."""
+    rates = jnp.asarray(TILTS)
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
     spread, touched = jnp.full_like(rates, variance), jnp.zeros_like(rates)
     for losses, count in parts:
@@ -99,7 +99,7 @@ def _log_share(cumulants: Cumulants) -> jax.Array:
 
     This expectation is a difference of two Mills' ratios, each about 1 / (x + 0.8).
     """
-    rates, deviation = jnp.asarray(_TILTS), jnp.sqrt(cumulants.variance) + SMALL
+    rates, deviation = jnp.asarray(TILTS), jnp.sqrt(cumulants.variance) + SMALL
     share = (rates * deviation + 0.8) * ((1 + rates) * deviation + 0.8)
     return jnp.log(deviation) - jnp.log(share) - LOG_SQRT_2PI
 
@@ -120,7 +120,7 @@ def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
 def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """An estimate of ε(δ), from the parabola of K at the most suitable rate."""
     log_mass, mean, variance, _ = cumulants
-    rates, variance = jnp.asarray(_TILTS), variance + SMALL
+    rates, variance = jnp.asarray(TILTS), variance + SMALL
     excess = log_mass - rates * mean + _log_share(cumulants) - log_delta
     # With u the distance of ε from the tilted mean, solve u²/2K″ + λu = excess.
     root = jnp.sqrt(jnp.maximum(rates * rates + 2 * excess / variance, 0.0))
@@ -130,7 +130,7 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 
 def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """The bound on ε(δ) of Markov's inequality, if no loss is infinite."""
-    rates = jnp.asarray(_TILTS)
+    rates = jnp.asarray(TILTS)
     exponent = cumulants.log_mass + log_markov(rates) - log_delta
     return jnp.maximum(_minimum(exponent / rates), 0.0)
 
@@ -138,7 +138,7 @@ def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
     """An estimate of log δ(ε), from the parabola of K at the most suitable rate."""
     log_mass, mean, variance, _ = cumulants
-    rates = jnp.asarray(_TILTS)
+    rates = jnp.asarray(TILTS)
     far = (epsilon - mean) ** 2 / (2 * (variance + SMALL))
     about = log_mass - rates * epsilon - far + _log_share(cumulants)
     markov = _minimum(log_mass + log_markov(rates) - rates * epsilon)
@@ -153,7 +153,7 @@ def choose(
     log_delta: jax.Array,
 ) -> Tilt:
     """The tilt of least cost for an ε at which δ(ε) is about δ."""
-    rates, total = jnp.asarray(_TILTS), cumulants.log_mass
+    rates, total = jnp.asarray(TILTS), cumulants.log_mass
     # −log of an error that is negligible, relative to e^K.
     small = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)
     # The terms at ε ± kL of Poisson's summation must be negligible. By Markov's

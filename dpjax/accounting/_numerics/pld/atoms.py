@@ -1,0 +1,202 @@
+"""Dominating pairs of mechanisms with few different losses, or a lattice of them.
+
+Every pair in this module is symmetric, so that one direction stands for both.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr
+
+from dpjax._core.float64 import SMALL, ULP
+from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
+
+# The error that this number of intervals adds to ε is about 1e-6 of ε.
+INTERVALS = 2048
+# A window of this many groups of integers. Each group has one integer unless the noise
+# is wide.
+GROUPS = 4096
+# The largest number of integers in a group, for a standard deviation of about 1e7. The
+# sums over a group take time, and have a relative rounding error of at most 1e-11.
+MAX_GROUP = 2.0**16
+
+
+def two_losses(epsilon: jax.Array, delta: jax.Array) -> DiscreteLosses:
+    """The losses ±ε of randomised response, and an infinite loss with probability δ.
+
+    Reference: Kairouz, Oh and Viswanath (2015), Theorem 3.3 and its proof: every
+    (ε, δ)-DP mechanism is a post-processing of this pair.
+    """
+    # https://arxiv.org/abs/1311.0776: the masses of ε and −ε are
+    # (1 − δ) e^ε / (1 + e^ε) and (1 − δ) / (1 + e^ε).
+    high = jnp.log1p(-delta) - jnp.log1p(jnp.exp(-epsilon))
+    loss, log_mass = jnp.stack([epsilon, -epsilon]), jnp.stack([high, high - epsilon])
+    error = jax.lax.stop_gradient(ULP * (16 + 4 * epsilon))
+    return DiscreteLosses(loss[None], log_mass[None], delta[None], error)
+
+
+def randomized_response(parameter: jax.Array, buckets: jax.Array) -> DiscreteLosses:
+    """The losses of an answer that is uniform over k buckets with probability p.
+
+    The answers of the two data sets have the probability 1 − p + p/k each. Every other
+    answer has the probability p/k for both.
+    """
+    other = parameter / buckets
+    loss = jnp.log1p((1 - parameter) / other)
+    own = jnp.maximum(1 - parameter + other, SMALL)
+    mass = jnp.stack([own, other, (buckets - 2) * other])
+    log_mass = jnp.log(jnp.maximum(mass, SMALL))
+    losses = jnp.stack([loss, -loss, jnp.zeros(())])
+    return DiscreteLosses(
+        losses[None], log_mass[None], jnp.zeros(1), jnp.asarray(32 * ULP)
+    )
+
+
+def laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
+    """The losses of Laplace noise, with mass moved to some of them.
+
+    Args:
+      epsilon: ε, the shift over the scale of the noise.
+      points: the outcomes over the shift, increasing from 0 to 1. The loss at an
+        outcome y, in units of the scale, is ε − 2y.
+    """
+    # The pair of Lap(0, 1) and Lap(ε, 1) has δ(x) = 1 − e^{(x − ε)/2} for x in [−ε, ε].
+    # The mass that a step from y to y + h moves to its two ends, such that both
+    # distributions keep theirs (`pairs`), is e^{−y} tanh(h/2) / 2 at y, and the same at
+    # y + h. Beyond 0 and ε the steps are infinite.
+    steps = jnp.tanh(epsilon * np.diff(points) / 2)
+    one = jnp.ones(1)
+    sides = jnp.concatenate([one, steps]) + jnp.concatenate([steps, one])
+    log_mass = jnp.log(jnp.maximum(sides / 2, SMALL)) - epsilon * points
+    error = jax.lax.stop_gradient(ULP * (32 + 4 * epsilon))
+    loss = epsilon * (1 - 2 * points)
+    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
+
+
+def even_points() -> np.ndarray:
+    """The outcomes of `laplace` for continuous noise."""
+    return np.linspace(0.0, 1.0, INTERVALS + 1)
+
+
+def integer_points(sensitivity: int) -> np.ndarray:
+    """The outcomes of `laplace` for integer noise: all integers, or some of them.
+
+    The δ of discrete Laplace noise at the losses of its integers is that of Laplace
+    noise, and linear in e^ε between. If all integers are points, the pair is exact.
+    """
+    count = min(sensitivity, INTERVALS)
+    # Python's integers, because a product of these may exceed 64 bits.
+    chosen = [i * sensitivity // count for i in range(count + 1)]
+    return np.array(chosen, np.float64) / sensitivity
+
+
+def _window(stddev: jax.Array, tail: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The reach r of the window, a whole number, and the size of a group.
+
+    The noise is outside of [−r, r] with a probability of about the tail.
+    """
+    sigma = jax.lax.stop_gradient(stddev)
+    reach = jnp.ceil(sigma * tail_quantile(tail)) + 1
+    return reach, jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
+
+
+class _Groups(NamedTuple):
+    """Groups of consecutive integers z, with weights e^{−z²/2σ²}.
+
+    Attributes:
+      reach: the largest integer of the window.
+      size: the number of integers in a group.
+      start: the first integer of each group, f[GROUPS].
+      total: the sum of weights over each group.
+      up: the part of that sum that moves to the larger loss.
+      other: the sum of weights times e^{−x} over each group, with x the loss relative
+        to the smallest loss of the group, minus the sum of weights.
+    """
+
+    reach: jax.Array
+    size: jax.Array
+    start: jax.Array
+    total: jax.Array
+    up: jax.Array
+    other: jax.Array
+
+
+def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
+    """The groups for losses that decrease by the slope from one integer to the next."""
+    reach, size = _window(stddev, tail)
+    start = size * np.arange(float(GROUPS)) - reach
+    size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
+
+    def add_integers(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """The sums over groups with one more integer of each group."""
+        j, total, up, other = state
+        z = start + j
+        weight = jnp.exp(-0.5 * (z / stddev) ** 2)
+        weight = jnp.where(z <= reach, weight, 0.0)
+        # `pairs`: the share of the mass that moves to the larger loss, at the start of
+        # the group.
+        fall = jnp.expm1(-(size - j) * slope)
+        share = jnp.minimum(fall / jnp.expm1(-size * slope), 1.0)
+        return j + 1, total + weight, up + weight * share, other + weight * fall
+
+    zero = jnp.zeros(GROUPS)
+    _, total, up, other = jax.lax.while_loop(
+        lambda state: state[0] < size, add_integers, (jnp.zeros(()), zero, zero, zero)
+    )
+    return _Groups(reach, size, start, total, up, other)
+
+
+def _gaussian_error(stddev: jax.Array, groups: _Groups) -> jax.Array:
+    error = ULP * (64 + 4 * groups.size + 4 * (groups.reach / stddev) ** 2)
+    return jax.lax.stop_gradient(error)
+
+
+def discrete_gaussian(
+    stddev: jax.Array, sensitivity: int, tail: jax.Array
+) -> DiscreteLosses:
+    """The losses of discrete Gaussian noise on the integers, shifted by a whole number.
+
+    The probability of an integer z is e^{−z²/2σ²} over the sum of these numbers. With a
+    shift by k, the loss at z is (k² − 2kz) / 2σ².
+    """
+    slope = sensitivity / (stddev * stddev)
+    groups = _groups(stddev, slope, tail)
+    reach, start, nothing = groups.reach, groups.start, jnp.zeros(1)
+    # The sum over the window in place of all integers only makes masses larger.
+    mass = jnp.concatenate([groups.up, nothing])
+    mass = mass + jnp.concatenate([nothing, groups.total - groups.up])
+    # Canonne, Kamath and Steinke (2020), https://arxiv.org/abs/2004.00010, Proposition
+    # 25: P[X ≥ m] ≤ P[N(0, σ²) ≥ m − 1]. Below the window the loss becomes infinite,
+    # above the window it becomes the smallest loss.
+    outside = ndtr(-reach / stddev)
+    at = jnp.minimum(jnp.append(start, start[-1] + groups.size), reach)
+    loss = slope * (sensitivity / 2 - at)
+    last = jax.lax.stop_gradient(at == reach)
+    mass = mass / jnp.sum(groups.total) + outside * last
+    log_mass = jnp.where(mass > 0, jnp.log(jnp.maximum(mass, SMALL)), -jnp.inf)
+    error = _gaussian_error(stddev, groups)
+    return DiscreteLosses(loss[None], log_mass[None], outside[None], error)
+
+
+def discrete_gaussian_groups(
+    stddev: jax.Array, sensitivity: int, tail: jax.Array
+) -> DiscreteLosses:
+    """The losses of groups of integers, of which δ is a lower bound.
+
+    Only the group of the released integer is known, and the integers outside of the
+    window are left out (`merged`).
+    """
+    slope = sensitivity / (stddev * stddev)
+    groups = _groups(stddev, slope, tail)
+    some = groups.total > 0
+    total = jnp.where(some, groups.total, 1.0)
+    # The weights outside of the window would make the sum larger, by twice `outside`.
+    norm = jnp.sum(groups.total) / (1 - 2 * ndtr(-groups.reach / stddev))
+    end = groups.start + groups.size
+    loss = slope * (sensitivity / 2 - end) - jnp.log1p(groups.other / total)
+    log_mass = jnp.where(some, jnp.log(total / norm), -jnp.inf)
+    loss = jnp.where(some, loss, 0.0)
+    error = _gaussian_error(stddev, groups)
+    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)

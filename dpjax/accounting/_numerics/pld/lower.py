@@ -1,0 +1,208 @@
+"""Lower bounds on δ(ε) and ε(δ) of composed events, for concrete numbers.
+
+The losses are those of `merged`. Let Y be their sum, with all Gaussian mechanisms, and
+f(y) = (1 − e^{ε − y})₊, so that δ(ε) = E f(Y). The inversion needs a further Gaussian
+loss G ~ N(v/2, v). Because f increases, f(Y) is at least f(Y + G − c) wherever G <= c:
+
+    δ(ε) >= E f(Y + G − c) − E[f(Y + G − c); G > c].
+
+The first term is δ(ε + c) with G, which `inversion` gives up to a bound on its error
+and up to the terms at ε + c + kL of Poisson's summation. Markov's inequality with rate
+λ bounds the second term, and the terms of the summation with other rates.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr
+
+from dpjax._core.float64 import SMALL, ULP, float64
+from dpjax._core.searches import bisect
+from dpjax.accounting import events
+from dpjax.accounting._numerics import gaussian
+from dpjax.accounting._numerics.pld import composition, inversion, merged, tilt
+from dpjax.accounting._numerics.pld.overflow import upper_tail
+from dpjax.accounting._numerics.pld.tilt import TILTS, Cumulants, Parts, Tilt
+
+_HALVINGS = 40
+# The ε at which the search for a lower bound starts, over the upper bound.
+_FRACTIONS = 1 - np.exp2(-np.arange(21.0))
+# −log of the second term of the bound, relative to δ: about a thousandth.
+_SMALL = 7.0
+# A relative margin for the rounding of a sum of four terms and of bounds on them.
+_MARGIN = 1e-9
+
+
+def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """The log of δ(ε) of a Gaussian mechanism with μ² = variance, rounded down."""
+    some = variance > 0
+    mu = jnp.sqrt(jnp.where(some, variance, 1.0))
+    upper = gaussian.log_delta(mu, epsilon)
+    # Twice a bound on the error that `log_delta` adds.
+    a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    error = 64 + jnp.abs(upper) + 2 * jnp.abs(jnp.log(mu))
+    error = 4 * ULP * (error + 4 * (2 + jnp.abs(a)) * (2 + b))
+    return jnp.where(some, upper - error, -jnp.inf)
+
+
+def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
+    """The largest δ(ε) of one of the steps alone, rounded down."""
+    largest = jnp.zeros(())
+    for losses, count in parts:
+        over = -jnp.expm1(jnp.minimum(epsilon - losses.loss, 0.0))
+        one = jnp.sum(jnp.exp(losses.log_mass) * over)
+        one = one * (1 - losses.error - 2 * losses.loss.size * ULP)
+        largest = jnp.maximum(largest, jnp.where(count >= 1, one, 0.0))
+    return largest
+
+
+def _other_terms(
+    cumulants: Cumulants, where: Tilt, log_mass: jax.Array, at: jax.Array
+) -> jax.Array:
+    """A bound on Σ g(ε + kL) e^{−K} over all k but 0, by Markov's inequality."""
+    rate, period, added = where
+    rates = jnp.asarray(TILTS)
+    total = cumulants.log_mass + added * (rates * rates + rates) / 2 - log_mass
+    total += tilt.log_markov(rates)
+    # With rate λ', the terms above ε are a geometric series with ratio e^{−(λ' − λ)L},
+    # and so are the terms below ε if λ' < λ. δ <= 1 gives a third series.
+    gap = rates - rate
+    apart = jnp.where(gap == 0, 1.0, jnp.abs(gap))
+    series = -jnp.log(-jnp.expm1(-apart * period))
+    above = jnp.where(gap > 0, total - gap * (at + period) + series, jnp.inf)
+    below = jnp.where(gap < 0, total - gap * (at - period) + series, jnp.inf)
+    certain = rate * (at - period) - log_mass - jnp.log(-jnp.expm1(-rate * period))
+    return jnp.exp(jnp.min(above)) + jnp.exp(jnp.minimum(jnp.min(below), certain))
+
+
+def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Array]):
+    """A function from ε to a lower bound on δ(ε), with a tilt for an (ε, log δ)."""
+
+    def simple(epsilon: jax.Array) -> jax.Array:
+        gauss = jnp.exp(_log_gaussian(variance, epsilon))
+        return jnp.maximum(_one_step(parts, epsilon), gauss)
+
+    if not parts:
+        return simple
+    cumulants = tilt.cumulants(parts, variance)
+    where = tilt.choose(cumulants, variance, *about)
+    wave = inversion.spectrum(parts, variance, where)
+    rate, added = where.rate, where.variance
+    markov = tilt.log_markov(rate)
+    # The second term is e^{K − λ(ε + c)} times the maximum of Markov's inequality and
+    # Φ(−z), with c = v/2 + λv + z√v. It shall be small beside δ.
+    epsilon, log_delta = about
+    room = log_delta - wave.log_mass + rate * epsilon - markov
+    z = jnp.sqrt(2 * (_SMALL + jnp.maximum(-room, 0.0)))
+    shift = added * (0.5 + rate) + z * jnp.sqrt(added)
+    beyond = jnp.where(added > 0, jnp.exp(markov) * ndtr(-z), 0.0)
+
+    def of(epsilon: jax.Array) -> jax.Array:
+        at = epsilon + shift
+        total, error = inversion.sum_waves(wave, at)
+        atom = _log_gaussian(wave.variance, at) + rate * at - wave.log_mass
+        size = jnp.abs(wave.log_mass) + rate * at
+        atom = jnp.exp(atom - 16 * ULP * size)
+        less = error / where.period + beyond
+        less += _other_terms(cumulants, where, wave.log_mass, at)
+        total = total / where.period + atom
+        total = total - less * (1 + _MARGIN) - ULP * 64 * (jnp.abs(total) + atom)
+        exponent = wave.log_mass - rate * at - wave.scale - ULP * (64 + 8 * size)
+        # NaN, from losses beyond all numbers, is no bound.
+        found = jnp.exp(jnp.log(jnp.maximum(total, SMALL)) + exponent)
+        found = jnp.where(total > 0, found, 0.0)
+        return jnp.maximum(jnp.where(jnp.isnan(found), 0.0, found), simple(epsilon))
+
+    return of
+
+
+def _compose(
+    steps: Sequence[events.Repeated], delta: jax.Array
+) -> tuple[Parts, jax.Array, jax.Array, jax.Array]:
+    """Losses with their counts, Gaussian variance, P[infinite loss], total variation.
+
+    The total variation is a bound on the distance of the composition from the one whose
+    losses are returned.
+    """
+    parts, (variance, finite, distance) = [], jnp.zeros(3)
+    for event, count in ((step.event, step.count) for step in steps):
+        if isinstance(event, events.Gaussian):
+            variance += count * event.mu * event.mu
+            continue
+        losses = merged.finite_losses(event, composition.share_of(delta, steps, count))
+        finite += count * jnp.log1p(-losses.lost[0])
+        parts.append((losses, count))
+        if isinstance(event, events.TruncatedPoissonGaussian):
+            # A step is a step on a Poisson sample unless that exceeds the capacity.
+            n, b = jnp.asarray(event.num_examples), jnp.asarray(event.max_batch_size)
+            many = upper_tail(b + 1, n, jnp.asarray(event.sampling_rate))
+            distance += count * jnp.where(b < n, many * (1 + 1e-7) + SMALL, 0.0)
+    # Each infinite loss is independent of the others, hence 1 − Π (1 − δ_i).
+    return parts, variance, -jnp.expm1(finite) * (1 - _MARGIN), distance
+
+
+def _whole(of: Any, lost: jax.Array, distance: jax.Array, epsilon: jax.Array):
+    """The bound with infinite losses, for the mechanism at some total variation."""
+    far = (1 + jnp.exp(jnp.minimum(epsilon, 700.0))) * distance * (1 + _MARGIN)
+    return (of(epsilon) + lost) * (1 - _MARGIN) - far
+
+
+def _directions(bound: Any, parts: Parts) -> jax.Array:
+    return composition.worst_direction(bound, parts) if parts else bound([])
+
+
+def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
+    inside = (epsilon >= 0) & (epsilon < jnp.inf)
+    at = jnp.where(inside, epsilon, 1.0)
+    upper = jnp.maximum(composition.bound_delta(at, steps), composition.SMALLEST)
+    parts, variance, lost, distance = _compose(steps, upper)
+
+    def bound(parts: Parts) -> jax.Array:
+        of = _delta_of(parts, variance, (at, jnp.log(upper)))
+        return jnp.maximum(_whole(of, lost, distance, at), 0.0)
+
+    return jnp.where(inside, jnp.minimum(_directions(bound, parts), upper), 0.0)
+
+
+def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
+    inside = (delta > 0) & (delta < 1)
+    asked = jnp.where(inside, delta, 0.5)
+    upper = composition.bound_epsilon(asked, steps)
+    upper = jnp.where(upper < jnp.inf, upper, 1e3)
+    parts, variance, lost, distance = _compose(steps, asked)
+
+    def bound(parts: Parts) -> jax.Array:
+        of = _delta_of(parts, variance, (upper, jnp.log(asked)))
+
+        def exceeds(epsilon: jax.Array) -> jax.Array:
+            return _whole(of, lost, distance, epsilon) > asked
+
+        # A mechanism with δ(ε) > δ is not (ε, δ)-DP, and an ε of 0 always is a bound.
+        # Far from the tilt's ε the bound on δ may fall short. So the search starts from
+        # the largest of several ε that exceeds δ, and ends below the next one.
+        tried = upper * _FRACTIONS
+        reached = jnp.max(jnp.where(jax.lax.map(exceeds, tried), tried, 0.0))
+        above = jnp.min(jnp.where(tried > reached, tried, upper))
+        return bisect(exceeds, above, reached, _HALVINGS)
+
+    return jnp.where(inside, _directions(bound, parts), 0.0)
+
+
+_as_float64 = float64("down", static=("structure",), one_by_one=True)
+_delta64 = _as_float64(composition.check_parameters(_delta, 0.0))
+_epsilon64 = _as_float64(composition.check_parameters(_epsilon, 0.0))
+
+
+def delta64(epsilon: Any, steps: Sequence[events.Repeated]) -> jax.Array:
+    """A lower bound on δ(ε) of all events composed."""
+    numbers, structure = composition.flatten_steps(steps)
+    return _delta64(epsilon, *numbers, structure=structure)
+
+
+def epsilon64(delta: Any, steps: Sequence[events.Repeated]) -> jax.Array:
+    """A lower bound on ε(δ) of all events composed."""
+    numbers, structure = composition.flatten_steps(steps)
+    return _epsilon64(delta, *numbers, structure=structure)

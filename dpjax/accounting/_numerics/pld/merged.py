@@ -1,0 +1,138 @@
+"""Discrete pairs that are less distinguishable than the pair of a mechanism.
+
+Cut the outcomes into cells, as for the upper bounds (`pairs`), and release only the
+cell. This is a post-processing of the mechanism, so that any δ of the cells' two
+distributions is a lower bound. Outcomes beyond the last cells are left out, which makes
+δ smaller. The pairs of mechanisms with few losses are exact, as in `atoms`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import SMALL, ULP
+from dpjax.accounting import events
+from dpjax.accounting._numerics.pld import atoms, mixture, pairs
+from dpjax.accounting._numerics.pld.pairs import Cells, DiscreteLosses
+
+
+def _log(mass: jax.Array) -> jax.Array:
+    return jnp.where(mass > 0, jnp.log(jnp.maximum(mass, SMALL)), -jnp.inf)
+
+
+def _both_directions(cells: Cells) -> DiscreteLosses:
+    """The losses of merged cells for P against Q, and for Q against P."""
+    loss, log_mass = cells.merged_loss, _log(cells.merged_mass)
+    return DiscreteLosses(
+        jnp.stack([loss, -loss]),
+        jnp.stack([log_mass, log_mass - loss]),
+        jnp.zeros(2),
+        cells.error,
+    )
+
+
+def _poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
+    rate = pairs.raise_rate(rate)
+    start, stop = pairs.find_ends(mu, rate, tail)
+    return _both_directions(
+        pairs.split(mu, rate, start, stop, count=pairs.INTERVALS, mirror=False)
+    )
+
+
+def _poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
+    rate = pairs.raise_rate(rate)
+    _, stop = pairs.find_ends(mu, rate, tail)
+    both = _both_directions(
+        pairs.split(mu, rate, -stop, stop, count=pairs.INTERVALS, mirror=True)
+    )
+    return DiscreteLosses(both.loss[:1], both.log_mass[:1], both.lost[:1], both.error)
+
+
+def _sampled(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of data sets whose other examples contribute nothing."""
+    pair = _poisson_replace if event.adjacency is Adjacency.REPLACE else _poisson
+    return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
+
+
+def _mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
+    means = [s / event.noise_multiplier for s in event.sensitivities]
+    cells, _, _ = mixture.split(means, mixture.normalise(event.weights), tail)
+    return _both_directions(cells)
+
+
+def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
+    """The losses of one coordinate, with cells between the two ends of the change."""
+    epsilon, points = 1 / jnp.asarray(event.scale), atoms.even_points()
+    # The outcomes from y to y + h have the mass e^{−y} (1 − e^{−h}) / 2, and the loss
+    # at their middle. The outcomes beyond 0 and ε have the losses ±ε.
+    mass = -jnp.expm1(-epsilon * np.diff(points)) / 2
+    log_mass = _log(mass) - epsilon * points[:-1]
+    ends = np.array([1.0, -1.0]), np.array([0.0, 1.0])
+    loss = jnp.concatenate([1 - points[:-1] - points[1:], ends[0]]) * epsilon
+    log_mass = jnp.concatenate([log_mass, np.log(0.5) - ends[1] * epsilon])
+    error = ULP * (32 + 4 * epsilon)
+    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
+
+
+def _discrete_laplace(event: events.DiscreteLaplace, tail: jax.Array) -> DiscreteLosses:
+    """The losses of one integer, with groups of integers between 0 and the change."""
+    k = max(event.sensitivity, 1)
+    ratio = jnp.exp(-1 / jnp.asarray(event.scale))
+    edges = np.round(atoms.integer_points(k) * k)
+    first, last = edges[:-1] + 1, edges[1:]
+    last[-1] -= 1  # the integers from k on are an outcome of their own
+    # The integers from a to c have the mass (r^a − r^{c + 1}) / (1 + r), r = e^{−1/b},
+    # and the loss (k − a − c) / b.
+    size = np.maximum(last - first + 1, 0)
+    mass = -jnp.expm1(-size / event.scale)
+    log_mass = _log(mass) - first / event.scale
+    # Beyond 0 and k the geometric series add up to 1 / (1 + r) and r^k / (1 + r).
+    loss = jnp.concatenate([k - first - last, np.array([k, -k])]) / event.scale
+    log_mass = jnp.concatenate([log_mass, np.array([0.0, -k]) / event.scale])
+    log_mass = log_mass - jnp.log1p(ratio)
+    error = ULP * (32 + 4 * k / jnp.asarray(event.scale))
+    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
+
+
+def _response(event: Any, tail: jax.Array) -> DiscreteLosses:
+    return atoms.randomized_response(event.noise_parameter, event.num_buckets)
+
+
+_MERGED: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
+    events.PoissonGaussian: _sampled,
+    # A batch that does not overflow is a Poisson sample. `lower` subtracts the rest.
+    events.TruncatedPoissonGaussian: _sampled,
+    # All other examples contribute the opposite of the given one, which then moves the
+    # sum by two clip norms if it takes part.
+    events.FixedSizeGaussian: lambda event, tail: _poisson(
+        event.mu, event.sampling_rate, tail
+    ),
+    events.GaussianMixture: _mixture,
+    events.Laplace: _laplace,
+    events.DiscreteLaplace: _discrete_laplace,
+    events.DiscreteGaussian: lambda event, tail: atoms.discrete_gaussian_groups(
+        event.stddev, max(event.sensitivity, 1), tail
+    ),
+    events.RandomizedResponse: _response,
+    events.Pure: lambda event, tail: atoms.two_losses(event.epsilon, jnp.zeros(())),
+    events.EpsilonDelta: lambda event, tail: atoms.two_losses(
+        event.epsilon, event.delta
+    ),
+}
+
+
+def has_losses(event: Any) -> bool:
+    """Whether there is a lower bound for this type of event."""
+    return isinstance(event, events.Gaussian) or type(event) in _MERGED
+
+
+def finite_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """Losses of an event that is not `events.Gaussian`, rounded down."""
+    losses = _MERGED[type(event)](event, tail)
+    # A loss is the log of a ratio of two masses, each with a relative error.
+    loss = losses.loss - 4 * losses.error * (1 + jnp.abs(losses.loss))
+    return losses._replace(loss=loss)

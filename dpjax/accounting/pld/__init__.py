@@ -1,0 +1,28 @@
+"""Upper bounds on the privacy-loss distributions of mechanisms and compositions.
+
+A PLD in this package is a list of events with their counts, not a grid of losses.
+Composition therefore costs nothing, and every request for δ(ε) or ε(δ) makes a grid for
+that request (`_numerics.pld.composition`). A request has two stages. Each stage gives
+an upper bound and has its own files of `_numerics.pld`: a discrete pair of
+distributions that dominates the mechanism (`pairs`, `mixture`, `atoms`), and the
+inversion of its composed characteristic function (`inversion`).
+"""
+
+from dpjax.accounting.pld._distribution import PLD as PLD
+from dpjax.accounting.pld._distribution import compose as compose
+from dpjax.accounting.pld._distribution import convolve as convolve
+from dpjax.accounting.pld._distribution import delta as delta
+from dpjax.accounting.pld._distribution import delta_lower as delta_lower
+from dpjax.accounting.pld._distribution import epsilon as epsilon
+from dpjax.accounting.pld._distribution import epsilon_lower as epsilon_lower
+from dpjax.accounting.pld._distribution import of as of
+from dpjax.accounting.pld._gaussian import gaussian as gaussian
+from dpjax.accounting.pld._gaussian import gaussian_mixture as gaussian_mixture
+from dpjax.accounting.pld._gaussian import poisson_gaussian as poisson_gaussian
+from dpjax.accounting.pld._gaussian import subsampled_gdp as subsampled_gdp
+from dpjax.accounting.pld._noise import discrete_gaussian as discrete_gaussian
+from dpjax.accounting.pld._noise import discrete_laplace as discrete_laplace
+from dpjax.accounting.pld._noise import epsilon_delta as epsilon_delta
+from dpjax.accounting.pld._noise import laplace as laplace
+from dpjax.accounting.pld._noise import pure as pure
+from dpjax.accounting.pld._noise import randomized_response as randomized_response
