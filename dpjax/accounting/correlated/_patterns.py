@@ -99,7 +99,7 @@ def reshuffled_order(
 def few_separated_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
 ) -> jax.Array:
-    """The bound of `separated_steps` for at most `most` steps, for fixed orders, too."""
+    """The bound of `separated_steps` for `most` steps; fixed orders have it, too."""
     c = _majorant(strategy.coefficients(num_steps))
     columns = jnp.broadcast_to(weights, (num_steps,))
     columns = jax.lax.cummax(columns, reverse=True)[::n_b]
