@@ -5,8 +5,8 @@
 Noise on a lattice (`dpjax.add_discrete_gaussian_noise`) is compared with normal numbers
 of JAX and with `dpjax.add_gaussian_noise`. Clipped sums whose floats have a proven
 sensitivity are compared with those of real arithmetic, on four networks. The functions
-of a table are called in turn. Accuracy is that of the plans of `train.py` on handwritten
-digits, with the settings that `tune.py` chose in real arithmetic.
+of a table are called in turn. Accuracy is that of the plans of `train.py` on
+handwritten digits, with the settings that `tune.py` chose in real arithmetic.
 """
 
 import functools

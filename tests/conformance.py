@@ -480,7 +480,7 @@ ELSEWHERE = {
         "plan",
         "random_key",
     },
-    "dpjax.sampling": set(),
+    "dpjax.sampling": {"bound_contributions_of_fixed_graph"},
     "dpjax.auditing": {
         "project_on",
         "auroc",

@@ -7,6 +7,7 @@ import functools
 import itertools
 from fractions import Fraction
 from math import comb
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+import scipy.sparse
 import scipy.sparse.csgraph
 import scipy.stats
 from jax.sharding import NamedSharding, PartitionSpec
@@ -586,3 +588,82 @@ def test_invalid_arguments_raise():
             sampling.fixed_size(5, 2, key=KEY, step=step)
         with pytest.raises(ValueError, match="^epoch must"):
             sampling.reshuffled(5, 2, key=KEY, epoch=step)
+
+
+# --- examples with several owners
+
+
+def random_owners(seed, n=200, num_owners=40):
+    rng = np.random.default_rng(seed)
+    return [
+        rng.choice(num_owners, rng.integers(1, 4), replace=False).tolist()
+        for _ in range(n)
+    ]
+
+
+@pytest.mark.parametrize("most", [1, 3, 1000])
+def test_no_owner_exceeds_the_limit_and_no_example_fits(most):
+    owners = random_owners(seed=most)
+    selected = sampling.bound_contributions_of_fixed_graph(owners, most, key=KEY)
+    counts = np.bincount([x for i in selected for x in owners[i]], minlength=40)
+    assert counts.max() <= most
+    others = set(range(len(owners))) - set(selected.tolist())
+    assert all(max(counts[x] for x in owners[i]) == most for i in others)
+    assert bool(others) == (most < 1000)
+    # The same graph in other words: repeated and renamed owners, and sparse rows.
+    words = [[f"owner {x}" for x in row + row[:1]] for row in owners]
+    ends = np.cumsum([0] + [len(row) for row in owners])
+    shape = len(owners), 40
+    flat = [x for row in owners for x in row]
+    rows = scipy.sparse.csr_array((np.ones(ends[-1]), flat, ends), shape)
+    for same in (words, rows):
+        again = sampling.bound_contributions_of_fixed_graph(same, most, key=KEY)
+        np.testing.assert_array_equal(again, selected)
+
+
+def test_selection_with_one_owner_takes_the_limit_of_each():
+    owner = np.array([3, 1, 1, 3, 3, 2, 3, 3])
+    counts = np.zeros(8)
+    for seed in range(40):
+        key = jax.random.wrap_key_data(np.array([0, seed], np.uint32))
+        selected = sampling.bound_contributions_of_fixed_graph(owner, 2, key=key)
+        assert sorted(owner[selected].tolist()) == [1, 1, 2, 3, 3]
+        pairs = sampling.bound_contributions_of_fixed_graph(
+            np.stack([owner, owner], axis=1), 2, key=key
+        )
+        np.testing.assert_array_equal(pairs, selected)
+        counts[selected] += 1
+    # Each of the five examples of owner 3 is selected with probability 2 / 5: 16 of 40,
+    # with a standard deviation of 3.1. Five of these are a false alarm in 1e6.
+    assert np.all(np.abs(counts[owner == 3] - 16) <= 5 * 3.1)
+
+
+def test_removing_an_owner_may_change_many_selected_examples():
+    """The reason why the graph of owners must be fixed."""
+    # Owner 0 shares one example with each other owner, who have one more each.
+    shared = [[0, *range(1, 9)]]
+    own = [[i] for i in range(1, 9)]
+    for seed in range(100):
+        key = jax.random.wrap_key_data(np.array([0, seed], np.uint32))
+        selected = sampling.bound_contributions_of_fixed_graph(shared + own, 1, key=key)
+        if 0 in selected:
+            break
+    assert selected.tolist() == [0]
+    without = sampling.bound_contributions_of_fixed_graph(own, 1, key=KEY)
+    assert len(without) == 8
+
+
+def test_invalid_owners_raise():
+    select = functools.partial(sampling.bound_contributions_of_fixed_graph, key=KEY)
+    with pytest.raises(ValueError, match="max_contributions must be at least 1; got 0"):
+        select([[1]], 0)
+    with pytest.raises(ValueError, match="none for example 1"):
+        select([[1], []], 1)
+    with pytest.raises(ValueError, match="a sequence of owners for each example"):
+        select(["eva", "jo"], 1)
+    with pytest.raises(ValueError, match="NaN"):
+        select(np.array([1.0, np.nan]), 1)
+    with pytest.raises(ValueError, match="indptr"):
+        select(SimpleNamespace(indices=[1, 2], indptr=[0, 1]), 1)
+    with pytest.raises(ValueError, match=r"\(1, 1, 1\)"):
+        select(np.zeros((1, 1, 1)), 1)

@@ -8,7 +8,8 @@
 3. `pld`: nearly exact privacy-loss distributions of subsampled mechanisms, of Laplace
    and discrete noise, of randomised response and of mechanisms with a known ε, and of
    compositions of all of these. Lower bounds say how exact they are.
-4. `fdp`: bounds on attacks from a privacy profile δ(ε).
+4. `fdp`: bounds on attacks from a privacy profile δ(ε). `group`: the ε and δ of several
+   examples from a profile.
 5. `calibrate`: the parameter that meets a target ε.
 
 **The privacy loss of a run**, expressed in one of these notions:
@@ -19,10 +20,11 @@
    Poisson batches that overflow their capacity. `allocation`: examples that take part
    in one random step of each epoch.
 8. `iteration`: runs that release only their last iterate.
+9. `individual`: the loss of each example from its own norms, which is private itself.
 
 **Several mechanisms on the same data:**
 
-9. `composition`: mechanisms that were fixed beforehand, or chosen by earlier outputs.
+10. `composition`: mechanisms that were fixed beforehand, or chosen by earlier outputs.
 
 `profiles` turns any of these results into ε(δ) and δ(ε). `_numerics` holds the numerics
 of all accountants.
@@ -35,6 +37,8 @@ from dpjax.accounting import correlated as correlated
 from dpjax.accounting import events as events
 from dpjax.accounting import fdp as fdp
 from dpjax.accounting import gdp as gdp
+from dpjax.accounting import group as group
+from dpjax.accounting import individual as individual
 from dpjax.accounting import iteration as iteration
 from dpjax.accounting import pld as pld
 from dpjax.accounting import profiles as profiles

@@ -1,12 +1,24 @@
-"""Random allocation: every example takes part in one random step of each epoch.
+"""Random allocation: every example takes part in random steps of each epoch.
 
-Each example picks its step uniformly, independently of all others and of other epochs,
+Each example picks one step uniformly, independently of all others and of other epochs,
 as balls are thrown into bins. Consider the likelihood ratio of the outputs with and
 without one example. In convex order this ratio is at most the mean of independent
 lognormal variables, one for each step (docs/amplification.md has the proof). The mean
 is bounded from above and, to show how tight that bound is, from below;
 `_numerics.convex_order` has both bounds.
+
+**Several steps in an epoch.** An example may pick a uniformly random set of k of the t
+steps. Divide the steps at random into k groups, of ⌊t/k⌋ or ⌈t/k⌉ steps, and pick one
+step of each group: by symmetry the set is uniform. The groups are drawn from the same
+distribution in both data sets, so that by joint convexity δ(ε) is at most the mean of
+δ(ε) over groups that the attacker knows. For known groups, in any order of the steps,
+the comparison of Gaussian processes bounds the likelihood ratio, with sums that depend
+on all earlier releases, by a product over groups of independent means of lognormal
+variables. So k of t steps cost at most the composition of k allocations of one step
+among ⌊t/k⌋ or ⌈t/k⌉ steps, under each adjacency.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,30 +26,44 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
-from dpjax._core.searches import bisect, implicit_derivative
 from dpjax.accounting import events, gdp
 from dpjax.accounting import pld as _pld
-from dpjax.accounting._numerics.convex_order import cells
+from dpjax.accounting._numerics.convex_order.allocation import (
+    delta_lower64,
+    epsilon_lower64,
+)
 
-_POINTS = 1024
-_BISECTIONS = 50
-# The mass that the distribution of the likelihood ratio may leave outside its grid at
-# each end. In the lower bound this mass is merged into the end cells, not lost.
-_TAIL = 1e-12
+
+class _Sizes(NamedTuple):
+    """Static sizes: steps in an epoch, steps of an example in it, and epochs."""
+
+    num_steps: int
+    num_selected: int
+    num_epochs: int
 
 
 def _check_sizes(
-    noise_multiplier: jax.typing.ArrayLike, num_steps: int, num_epochs: int
-):
+    noise_multiplier: jax.typing.ArrayLike,
+    num_steps: int,
+    num_selected: int,
+    num_epochs: int = 1,
+) -> _Sizes:
     validate.positive("noise_multiplier", noise_multiplier)
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    return num_steps, validate.static_int("num_epochs", num_epochs, minimum=1)
+    num_selected = validate.static_int("num_selected", num_selected, minimum=1)
+    if num_selected > num_steps:
+        raise ValueError(
+            f"num_selected must be at most num_steps, {num_steps}; got {num_selected}."
+        )
+    num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
+    return _Sizes(num_steps, num_selected, num_epochs)
 
 
 def pld(
     noise_multiplier: jax.typing.ArrayLike,
     *,
     num_steps: int,
+    num_selected: int = 1,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
 ) -> _pld.PLD:
     """The privacy-loss distribution of one epoch of random allocation.
@@ -45,6 +71,8 @@ def pld(
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       num_steps: the number of steps in the epoch, at least 1.
+      num_selected: the number of steps in which an example takes part, as for
+        `epsilon`.
       adjacency: the relation between the data sets, as for `epsilon`.
 
     Returns:
@@ -66,35 +94,41 @@ def pld(
       >>> print(f"{pld.epsilon(both, 1e-5):.2f}")
       1.26
     """
-    num_steps, _ = _check_sizes(noise_multiplier, num_steps, 1)
+    t, k, _ = _check_sizes(noise_multiplier, num_steps, num_selected)
     validate.adjacency(adjacency)
-    return _pld.of(events.RandomAllocation(noise_multiplier, num_steps, adjacency))
+    # Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202: k of t steps are at
+    # most k compositions of 1 of ⌊t/k⌋. Here t mod k of the groups have a step more.
+    size, larger = divmod(t, k)
+    of_one = events.RandomAllocation(noise_multiplier, size, adjacency)
+    epoch = _pld.compose(_pld.of(of_one), k - larger)
+    if larger:
+        of_one = events.RandomAllocation(noise_multiplier, size + 1, adjacency)
+        epoch = _pld.convolve(epoch, _pld.compose(_pld.of(of_one), larger))
+    return epoch
 
 
 def _run(
-    noise_multiplier: jax.typing.ArrayLike,
-    num_steps: int,
-    num_epochs: int,
-    adjacency: Adjacency,
+    noise_multiplier: jax.typing.ArrayLike, sizes: _Sizes, adjacency: Adjacency
 ) -> tuple[_pld.PLD, jax.Array]:
     """The PLD of all epochs, and a GDP parameter that also holds for known steps.
 
     The GDP parameter holds for an attacker who knows the steps of the example.
     """
-    num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
-    one = pld(noise_multiplier, num_steps=num_steps, adjacency=adjacency)
-    told = _known_steps_mu64(noise_multiplier, num_epochs, adjacency.sensitivity_factor)
+    t, k, num_epochs = sizes
+    one = pld(noise_multiplier, num_steps=t, num_selected=k, adjacency=adjacency)
+    factor = adjacency.sensitivity_factor
+    told = _known_steps_mu64(noise_multiplier, k * num_epochs, factor)
     return _pld.compose(one, num_epochs), told
 
 
 @float64("up")
 def _known_steps_mu64(
-    noise_multiplier: jax.Array, num_epochs: jax.Array, factor: jax.Array
+    noise_multiplier: jax.Array, times: jax.Array, factor: jax.Array
 ) -> jax.Array:
     usable = noise_multiplier > 0
-    # If the steps are known, an epoch is one Gaussian mechanism with μ = factor / σ,
-    # and the squares of μ add up over epochs.
-    mu = factor * jnp.sqrt(num_epochs) / jnp.where(usable, noise_multiplier, 1.0)
+    # If the steps are known, each of an example's steps is a Gaussian mechanism with
+    # μ = factor / σ, and the squares of μ add up over steps.
+    mu = factor * jnp.sqrt(times) / jnp.where(usable, noise_multiplier, 1.0)
     return jnp.where(usable, mu * (1 + 8 * ULP), jnp.inf)
 
 
@@ -104,6 +138,7 @@ def epsilon(
     *,
     num_steps: int,
     num_epochs: int = 1,
+    num_selected: int = 1,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
 ) -> jax.Array:
     """An upper bound on the ε of Gaussian steps with random allocation of examples.
@@ -113,22 +148,27 @@ def epsilon(
       delta: f[*b], strictly between 0 and 1.
       num_steps: t, the number of steps in an epoch, at least 1.
       num_epochs: the number of epochs, each with an allocation of its own.
+      num_selected: k, the number of steps in which an example takes part in an epoch,
+        from 1 to t, static.
       adjacency: which data sets are compared. Under ADD_REMOVE no other example's step
         may depend on the added example.
 
     Returns:
-      ε, f[*b], rounded up. In most cases ε is within 0.2 % of `epsilon_lower`. The
-      bound is piecewise linear, so that its derivatives differ by a few percent from
-      those of the exact ε. A traced δ at or below 0, or a NaN, gives inf.
+      ε, f[*b], rounded up. For k = 1 and in most cases ε is within 0.2 % of
+      `epsilon_lower`. The bound is piecewise linear, so that its derivatives differ by
+      a few percent from those of the exact ε. A traced δ at or below 0, or a NaN, gives
+      inf.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: every example takes part in one step of each epoch, uniformly at random and
-    independently of all others, and contributes at most one clip norm there, which may
-    depend on all earlier steps. Under ADD_REMOVE and ZERO_OUT the bound is exact up to
-    its distance from `epsilon_lower`. Under REPLACE the bound assumes the worst joint
-    distribution of two likelihood ratios: the new example's ratio is as small as
+    Privacy: every example takes part in k steps of each epoch, a set that is uniformly
+    random and independent of all others, and contributes at most one clip norm in each,
+    which may depend on all earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the
+    bound is exact up to its distance from `epsilon_lower`. For k > 1 the bound holds
+    for an attacker who knows k groups of steps, with one step of the example in each
+    (the module's docstring has the proof). Under REPLACE the bound assumes the worst
+    joint distribution of two likelihood ratios: the new example's ratio is as small as
     possible where the old example's ratio is large (docs/amplification.md).
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
@@ -142,7 +182,8 @@ def epsilon(
     """
     # Both are upper bounds. The second needs no grid, and may be tighter if there is
     # little noise.
-    run, told = _run(noise_multiplier, num_steps, num_epochs, adjacency)
+    sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
+    run, told = _run(noise_multiplier, sizes, adjacency)
     return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(told, delta))
 
 
@@ -152,6 +193,7 @@ def delta(
     *,
     num_steps: int,
     num_epochs: int = 1,
+    num_selected: int = 1,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
 ) -> jax.Array:
     """An upper bound on the δ of Gaussian steps with random allocation of examples.
@@ -161,6 +203,7 @@ def delta(
       epsilon: f[*b], at least 0.
       num_steps: t, the number of steps in an epoch, at least 1.
       num_epochs: the number of epochs, each with an allocation of its own.
+      num_selected: as for `epsilon`.
       adjacency: the relation between the data sets, as for `epsilon`.
 
     Returns:
@@ -178,58 +221,30 @@ def delta(
       >>> print(f"{delta(1.0, 0.62, num_steps=100):.1e}")
       1.0e-05
     """
-    run, told = _run(noise_multiplier, num_steps, num_epochs, adjacency)
+    sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
+    run, told = _run(noise_multiplier, sizes, adjacency)
     return jnp.minimum(_pld.delta(run, epsilon), gdp.delta(told, epsilon))
 
 
-def _law(noise_multiplier: jax.Array, num_steps: jax.Array, num_epochs: jax.Array):
-    """A lower bound in convex order on the likelihood ratio of all epochs.
-
-    The result is a pair: whether the noise multiplier is positive and finite, and the
-    distribution of the ratio.
-    """
-    known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
-    variance = 1 / jnp.where(known, noise_multiplier, 1.0) ** 2
-    tail = jnp.asarray(_TAIL)
-    one = cells.mean(cells.lognormal(variance, tail, _POINTS), num_steps, tail)
-    return known, cells.product(one, num_epochs, tail)
-
-
-def _delta_lower(
-    noise_multiplier: jax.Array,
-    epsilon: jax.Array,
-    num_steps: jax.Array,
-    num_epochs: jax.Array,
+@float64("up")
+def _noise_of_sum64(
+    noise_multiplier: jax.Array, t: jax.Array, k: jax.Array, num_epochs: jax.Array
 ) -> jax.Array:
-    known, law = _law(noise_multiplier, num_steps, num_epochs)
-    value = cells.delta(law, epsilon, num_steps * num_epochs)
-    return jnp.where(known & (epsilon >= 0), value, 0.0)
+    # The sum of an epoch's t outputs holds k contributions, which may all be equal, and
+    # noise of variance t σ². Its μ² is k² / (t σ²), and adds up over epochs.
+    scale = jnp.sqrt(t / num_epochs) / k * (1 + 8 * ULP)
+    return noise_multiplier * scale
 
 
-def _epsilon_lower(
-    noise_multiplier: jax.Array,
-    delta: jax.Array,
-    num_steps: jax.Array,
-    num_epochs: jax.Array,
-) -> jax.Array:
-    known, law = _law(noise_multiplier, num_steps, num_epochs)
-    known &= (delta > 0) & (delta < 1)
-    target = jnp.log(jnp.where(known, delta, 0.5))
-
-    def excess(epsilon: jax.Array) -> jax.Array:
-        return cells.log_delta(law, epsilon, num_steps * num_epochs) - target
-
-    # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is not below it.
-    zero, top = jnp.zeros_like(target), cells.largest_epsilon(law)
-    solution = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
-    solution = jnp.where(excess(zero) > 0, solution, 0.0)
-    return implicit_derivative(
-        excess, jnp.where(known, solution, 0.0), known & (solution > 0)
-    )
-
-
-_delta_lower64 = float64("down", one_by_one=True)(_delta_lower)
-_epsilon_lower64 = float64("down", one_by_one=True)(_epsilon_lower)
+def _one_of(
+    noise_multiplier: jax.typing.ArrayLike, sizes: _Sizes
+) -> tuple[jax.typing.ArrayLike, int, int]:
+    """Noise, steps and epochs of an allocation of one step, as lossy as k, or less."""
+    t, k, num_epochs = sizes
+    if k == 1:
+        return noise_multiplier, t, num_epochs
+    # An attacker who reads only the sums sees one Gaussian mechanism.
+    return _noise_of_sum64(noise_multiplier, t, k, num_epochs), 1, 1
 
 
 def epsilon_lower(
@@ -238,16 +253,20 @@ def epsilon_lower(
     *,
     num_steps: int,
     num_epochs: int = 1,
+    num_selected: int = 1,
 ) -> jax.Array:
     """A lower bound on the exact ε that `epsilon` bounds from above.
 
-    No valid analysis can report a smaller ε.
+    No valid analysis can report a smaller ε. For num_selected > 1 the bound is the ε of
+    an attacker who sees only the sum of each epoch's outputs. The bound is then exact
+    for num_selected = num_steps, close for much noise, and far from exact for little.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: t, the number of steps in an epoch, at least 1.
       num_epochs: the number of epochs, each with an allocation of its own.
+      num_selected: as for `epsilon`.
 
     Returns:
       ε, f[*b], rounded down. Traced values out of range give 0.
@@ -262,9 +281,10 @@ def epsilon_lower(
       >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=1000):.4f}")
       0.1388
     """
-    num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
+    sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
     validate.open_unit("delta", delta)
-    return _epsilon_lower64(noise_multiplier, delta, num_steps, num_epochs)
+    noise_multiplier, t, num_epochs = _one_of(noise_multiplier, sizes)
+    return epsilon_lower64(noise_multiplier, delta, t, num_epochs)
 
 
 def delta_lower(
@@ -273,6 +293,7 @@ def delta_lower(
     *,
     num_steps: int,
     num_epochs: int = 1,
+    num_selected: int = 1,
 ) -> jax.Array:
     """A lower bound on the exact δ that `delta` bounds from above.
 
@@ -281,6 +302,7 @@ def delta_lower(
       epsilon: f[*b], at least 0.
       num_steps: t, the number of steps in an epoch, at least 1.
       num_epochs: the number of epochs, each with an allocation of its own.
+      num_selected: as for `epsilon`.
 
     Returns:
       δ, f[*b], rounded down. Traced values out of range give 0.
@@ -295,6 +317,7 @@ def delta_lower(
       >>> print(f"{delta_lower(1.0, 0.62, num_steps=100):.1e}")
       1.0e-05
     """
-    num_steps, num_epochs = _check_sizes(noise_multiplier, num_steps, num_epochs)
+    sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
     validate.nonnegative("epsilon", epsilon, finite=False)
-    return _delta_lower64(noise_multiplier, epsilon, num_steps, num_epochs)
+    noise_multiplier, t, num_epochs = _one_of(noise_multiplier, sizes)
+    return delta_lower64(noise_multiplier, epsilon, t, num_epochs)

@@ -15,10 +15,15 @@ proportional to its batch size, and somewhat more for random assignment to bins.
 3. Samplers that draw a new batch in every step: `fixed_size` without replacement
    (distinct numbers), `poisson` (a binomial count, then that many distinct numbers),
    and `cyclic_poisson`, which samples from one group of the examples after another.
+4. `bound_contributions_of_fixed_graph`: before a run, a selection of the examples in
+   which no owner owns more than a given number of them.
 """
 
 from dpjax.sampling._bins import random_bins as random_bins
 from dpjax.sampling._bins import random_bins_step as random_bins_step
+from dpjax.sampling._owners import (
+    bound_contributions_of_fixed_graph as bound_contributions_of_fixed_graph,
+)
 from dpjax.sampling._samplers import Batch as Batch
 from dpjax.sampling._samplers import cyclic as cyclic
 from dpjax.sampling._samplers import cyclic_poisson as cyclic_poisson

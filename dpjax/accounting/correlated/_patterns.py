@@ -5,6 +5,21 @@ moves C x by at most the square root of Σ_{s,t∈π} |(CᵀC)_st|. The bound is
 where CᵀC >= 0 and all contributions of the example align. The functions here return the
 squared bound at the worst pattern π that an order allows. C is a Toeplitz matrix whose
 columns are scaled by weights, f[T], or f[1] if all are equal.
+
+If an example takes part at most k times, then π is any subset of at most k steps of a
+pattern of its order. Let c be non-negative and non-increasing. For s <= t, (CᵀC)_st =
+Σ_{j<T−t} c_j c_{j+t−s} does not increase with the gap t − s nor with t. A subset whose
+i-th step is moved to an earlier place, such that no gap grows, is therefore no better:
+
+- Let steps be at least n_b apart, as in a fixed order. The i-th step of a subset is
+  then at step i n_b or later, from i = 0 on, and the gap of the i-th and j-th steps is
+  at least (j − i) n_b. So the steps 0, n_b, …, (k − 1) n_b are the worst subset.
+- Let the steps be any one in each epoch. Moving the i-th step of a subset to the same
+  position in epoch i moves no step to a later one, and reduces gaps by whole epochs. So
+  the worst subset lies in the first k epochs.
+
+Weights are replaced by the largest weight at the same step or later, which the moved
+step has at least. Other c are bounded by their majorant.
 """
 
 from collections.abc import Callable
@@ -14,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.float64 import ULP
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.toeplitz import Toeplitz, lower
 
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.
@@ -79,6 +94,36 @@ def reshuffled_order(
         return _by_state(strategy, largest, num_steps, n_b)
     c = _majorant(strategy.coefficients(num_steps))
     return _by_pairs(c, largest, n_b)
+
+
+def few_separated_steps(
+    strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
+) -> jax.Array:
+    """The bound of `separated_steps` for `most` steps; fixed orders have it, too."""
+    c = _majorant(strategy.coefficients(num_steps))
+    columns = jnp.broadcast_to(weights, (num_steps,))
+    columns = jax.lax.cummax(columns, reverse=True)[::n_b]
+    columns = jnp.where(jnp.arange(columns.size) < most, columns, 0.0)
+    # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, … with weights W_e.
+    moved = (lower(columns) @ _by_epoch(c, n_b)).ravel()[:num_steps]
+    return moved @ moved
+
+
+def few_reshuffled_steps(
+    strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
+) -> jax.Array:
+    """The bound of `reshuffled_order` for steps in at most `most` epochs."""
+    columns = jnp.broadcast_to(weights, (num_steps,))
+    largest = jax.lax.cummax(columns, reverse=True)[::n_b]
+    largest = jnp.where(jnp.arange(largest.size) < most, largest, 0.0)
+    c = jnp.abs(strategy.coefficients(num_steps))
+    if strategy.num_vectors > 1:
+        return _by_pairs(_majorant(c), largest, n_b)
+    return jax.lax.cond(
+        jnp.all(c == _majorant(c)),
+        lambda: _by_state(strategy, largest, num_steps, n_b),
+        lambda: _by_pairs(_majorant(c), largest, n_b),
+    )
 
 
 def _majorant(c: jax.Array) -> jax.Array:
@@ -168,7 +213,9 @@ def _by_state(
 
         def best(v: jax.Array) -> jax.Array:
             left = powers[size] * v + u * powers[size - 1 - r]
-            at = jnp.clip(left / end, 0.0, 1.0) * (_GRID - 1)
+            # Without memory, an epoch of weight 0 ends in the state 0.
+            at = left / jnp.where(end > 0, end, 1.0)
+            at = jnp.clip(at, 0.0, 1.0) * (_GRID - 1)
             low = jnp.minimum(at.astype(jnp.int32), _GRID - 2)
             chord = value[low] + (at - low) * (value[low + 1] - value[low])
             return jnp.max(square * v * v + linear * v + constant + chord)
