@@ -435,14 +435,15 @@ except ImportError as error:
 
 @pytest.mark.slow
 def test_programs_on_the_page_draw_the_committed_figures(tmp_path, monkeypatch):
-    page, names = (ROOT / "docs/plots.md").read_text("utf-8"), {}
+    page, variables = (ROOT / "docs/plots.md").read_text("utf-8"), {}
     (tmp_path / "docs/plots").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with jax.numpy_rank_promotion("allow"):  # as it is for users
         for program in page.split("```python\n")[1:]:
-            exec(compile(program.split("```")[0], "plots.md", "exec"), names)
+            exec(compile(program.split("```")[0], "plots.md", "exec"), variables)
     committed = sorted((ROOT / "docs/plots").glob("*.png"))
-    assert {path.name for path in committed} == {"tradeoff.png", "spectrum.png"}
+    names = {"budget.png", "tradeoff.png", "spectrum.png"}
+    assert {path.name for path in committed} == names
     for path in committed:
         assert f"](plots/{path.name})" in page
         one, other = (plt.imread(p) for p in (path, f"docs/plots/{path.name}"))

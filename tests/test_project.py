@@ -26,8 +26,9 @@ LAYERS = (
     ("workloads", "sampling", "clipping", "accounting"),
     ("noise", "strategies", "auditing"),
     ("solvers", "statistics", "_plan"),
-    ("checkpoint", "plot", "_cli"),
+    ("checkpoint",),
     ("ledger",),
+    ("plot", "_cli"),
     ("__init__", "__main__"),
 )
 FLOORS = {room: floor for floor, rooms in enumerate(LAYERS) for room in rooms}
