@@ -452,6 +452,7 @@ ELSEWHERE = {
         "metrics",
         "plan",
         "random_key",
+        "tune",
     },
     "dpjax.sampling": set(),
     "dpjax.auditing": {

@@ -38,6 +38,7 @@ PAGES = [
     "auditing.md",
     "bits.md",
     "amplification.md",
+    "selection.md",
     "howto/batchnorm-and-dropout.md",
     "howto/keras.md",
     "howto/metrics.md",

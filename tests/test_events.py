@@ -11,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 
 from dpjax import Adjacency
 from dpjax._matrices.spec import StrategySpec
-from dpjax.accounting import correlated, events, gdp, pld, profiles
+from dpjax.accounting import correlated, events, gdp, pld, profiles, selection
 from dpjax.strategies import geometric
 
 EVENTS = [
@@ -36,6 +36,11 @@ EVENTS = [
         Adjacency.REPLACE,
     ),
     events.EpsilonDelta(0.5, 1e-6),
+    events.Selection(events.Gaussian(0.5), selection.Geometric(4.0)),
+    events.Selection(
+        events.Selection(events.Gaussian(0.5), selection.Fixed(3)),
+        selection.TruncatedNegativeBinomial(-0.5, 4.0),
+    ),
     events.Repeated(events.Gaussian(0.2), 17),
     events.Composed(
         (

@@ -25,7 +25,7 @@ LAYERS = (
     ("_matrices",),
     ("workloads", "sampling", "clipping", "accounting"),
     ("noise", "strategies", "auditing"),
-    ("solvers", "_plan"),
+    ("solvers", "_plan", "_tuning"),
     ("checkpoint", "plot", "_cli"),
     ("ledger",),
     ("__init__", "__main__"),

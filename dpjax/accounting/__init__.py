@@ -18,6 +18,7 @@
    Poisson batches that overflow their capacity. `allocation`: examples that take part
    in one random step of each epoch.
 8. `iteration`: runs that release only their last iterate.
+9. `selection`: searches, which release only the best of several runs.
 
 `profiles` turns any of these results into ε(δ) and δ(ε). `_numerics` holds the numerics
 of all accountants.
@@ -35,5 +36,6 @@ from dpjax.accounting import profiles as profiles
 from dpjax.accounting import pure as pure
 from dpjax.accounting import random_rounds as random_rounds
 from dpjax.accounting import rdp as rdp
+from dpjax.accounting import selection as selection
 from dpjax.accounting import tree as tree
 from dpjax.accounting import truncation as truncation

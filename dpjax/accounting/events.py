@@ -17,6 +17,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
+from dpjax.accounting._repetitions import Repetitions
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -263,6 +264,23 @@ class EpsilonDelta:
     delta: float
 
 
+@register_record
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The best of K runs of a mechanism, by a score that each run releases with it.
+
+    K is drawn independently of the data. Neither K nor any run but the best is
+    released.
+
+    Attributes:
+      event: one run, with its score.
+      repetitions: the law of K, from `selection`.
+    """
+
+    event: "Event"
+    repetitions: Repetitions = dataclasses.field(metadata=STATIC)
+
+
 Event = (
     Step
     | Repeated
@@ -270,6 +288,7 @@ Event = (
     | CorrelatedGaussian
     | RandomBins
     | OnLattice
+    | Selection
     | EpsilonDelta
 )
 
