@@ -169,6 +169,11 @@ def composed(profile: "Profile", repetitions: Repetitions) -> "Profile | None":
     return pld.gaussian(gdp.compose(np.full(repetitions.count, profile.mu)))
 
 
+def _each(fn: Callable[[float], float], x: np.ndarray) -> np.ndarray:
+    """The values of a function at each number of an array."""
+    return np.array([fn(one) for one in x.ravel().tolist()]).reshape(x.shape)
+
+
 class Selected(NamedTuple):
     """The profile of the best of K runs.
 
@@ -189,14 +194,14 @@ class Selected(NamedTuple):
         validate.open_unit("delta", delta)
         dtype, delta = default_float(), np.asarray(delta, np.float64)
         with scope():
-            return cast(jnp.asarray(np.vectorize(self._epsilon)(delta)), dtype, "up")
+            return cast(jnp.asarray(_each(self._epsilon, delta)), dtype, "up")
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, f[*b], rounded up."""
         validate.nonnegative("epsilon", epsilon, finite=False)
         dtype, epsilon = default_float(), np.asarray(epsilon, np.float64)
         with scope():
-            return cast(jnp.asarray(np.vectorize(self._delta)(epsilon)), dtype, "up")
+            return cast(jnp.asarray(_each(self._delta, epsilon)), dtype, "up")
 
     def _bound(self, tail: float) -> Callable[[float], float]:
         """The function (2) of ε, rounded up, with at most `tail` at infinite ratios."""
