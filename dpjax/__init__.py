@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpjax._plan import accumulate as accumulate
     from dpjax._plan import by_user as by_user
     from dpjax._plan.solve import plan as plan
+    from dpjax._tuning import tune as tune
     from dpjax.clipping._clip import clip_and_sum as clip_and_sum
     from dpjax.clipping._clipped_grad import PerExample as PerExample
     from dpjax.clipping._clipped_grad import clipped_grad as clipped_grad
@@ -61,6 +62,7 @@ _NAMES = {
         *("Bounded", "Examples", "Plan", "QuantileClip", "accumulate", "by_user"),
     ),
     "_plan.solve": ("plan",),
+    "_tuning": ("tune",),
     "clipping._clip": ("clip_and_sum",),
     "clipping._clipped_grad": ("PerExample", "clipped_grad", "explain"),
     "clipping._metrics": ("metrics",),

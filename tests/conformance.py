@@ -479,6 +479,7 @@ ELSEWHERE = {
         "metrics",
         "plan",
         "random_key",
+        "tune",
     },
     "dpjax.sampling": {"bound_contributions_of_fixed_graph"},
     "dpjax.auditing": {

@@ -43,6 +43,8 @@ def test_every_public_accountant_is_in_the_table():
     interpreted = {"events", "profiles"}  # records, which accountants interpret
     # A search outside of jit, and states of a run: in test_group and test_individual.
     interpreted |= {"group", "individual"}
+    # Functions of events and profiles: in test_selection and test_budget.
+    interpreted |= {"selection", "composition"}
     assert {*WINGS} | interpreted == {x for x in public if not x.startswith("_")}
 
 

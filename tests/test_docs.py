@@ -39,6 +39,7 @@ PAGES = [
     "bits.md",
     "statistics.md",
     "amplification.md",
+    "selection.md",
     "howto/batchnorm-and-dropout.md",
     "howto/keras.md",
     "howto/metrics.md",

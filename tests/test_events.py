@@ -12,7 +12,7 @@ from dp_accounting.pld import PLDAccountant
 
 from dpjax import Adjacency
 from dpjax._matrices.spec import StrategySpec
-from dpjax.accounting import correlated, events, gdp, pld, profiles
+from dpjax.accounting import correlated, events, gdp, pld, profiles, selection
 from dpjax.strategies import geometric
 
 EVENTS = [
@@ -44,6 +44,11 @@ EVENTS = [
     events.RandomizedResponse(0.4, 6),
     events.GaussianMixture(
         1.3, (0.0, 1.0, 2.5), (0.75, 0.125, 0.125), Adjacency.ADD_REMOVE
+    ),
+    events.Selection(events.Gaussian(0.5), selection.Geometric(4.0)),
+    events.Selection(
+        events.Selection(events.Gaussian(0.5), selection.Fixed(3)),
+        selection.TruncatedNegativeBinomial(-0.5, 4.0),
     ),
     events.Repeated(events.Gaussian(0.2), 17),
     events.Composed(

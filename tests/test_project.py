@@ -25,7 +25,7 @@ LAYERS = (
     ("_matrices",),
     ("workloads", "sampling", "clipping", "accounting"),
     ("noise", "strategies", "auditing"),
-    ("solvers", "statistics", "_plan"),
+    ("solvers", "statistics", "_plan", "_tuning"),
     ("checkpoint",),
     ("ledger",),
     ("plot", "_cli"),

@@ -25,6 +25,7 @@
 **Several mechanisms on the same data:**
 
 10. `composition`: mechanisms that were fixed beforehand, or chosen by earlier outputs.
+11. `selection`: searches, which release only the best of several runs.
 
 `profiles` turns any of these results into ε(δ) and δ(ε). `_numerics` holds the numerics
 of all accountants.
@@ -45,5 +46,6 @@ from dpjax.accounting import profiles as profiles
 from dpjax.accounting import pure as pure
 from dpjax.accounting import random_rounds as random_rounds
 from dpjax.accounting import rdp as rdp
+from dpjax.accounting import selection as selection
 from dpjax.accounting import tree as tree
 from dpjax.accounting import truncation as truncation

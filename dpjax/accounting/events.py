@@ -17,6 +17,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
+from dpjax.accounting._repetitions import Repetitions
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -361,7 +362,26 @@ class OnLattice:
     total_variation: float
 
 
-Event = Step | Repeated | Composed | CorrelatedGaussian | RandomBins | OnLattice
+@register_record
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The best of K runs of a mechanism, by a score that each run releases with it.
+
+    K is drawn independently of the data. Neither K nor any run but the best is
+    released.
+
+    Attributes:
+      event: one run, with its score.
+      repetitions: the law of K, from `selection`.
+    """
+
+    event: "Event"
+    repetitions: Repetitions = dataclasses.field(metadata=STATIC)
+
+
+Event = (
+    Step | Repeated | Composed | CorrelatedGaussian | RandomBins | OnLattice | Selection
+)
 
 
 def to_dict(event: Event) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from dpjax.accounting import (
     random_rounds,
     truncation,
 )
+from dpjax.accounting._selected import Selected
 
 __all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
 
@@ -397,6 +398,8 @@ def of(event: events.Event) -> Profile:
         return RandomBinsProfile(event)
     if isinstance(event, events.OnLattice):
         return LatticeProfile(of(event.event), event.total_variation)
+    if isinstance(event, events.Selection):
+        return Selected(of(event.event), event.repetitions)
     if isinstance(event, events.EpsilonDelta):
         return PointProfile(event)
     if isinstance(event, events.Pure):

@@ -1,0 +1,271 @@
+"""Laws of the number of repetitions K, each with its generating function.
+
+The generating function of K is G(x) = E x^K. A search draws K independently of the
+data. `_selected` needs only G and its derivative G′.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.float64 import ULP
+from dpjax._core.typing import ArrayLike, Key
+
+
+def _module(x: ArrayLike):
+    """`jax.numpy` for JAX's arrays, and NumPy for numbers and NumPy's arrays."""
+    return jnp if isinstance(x, jax.Array) else np
+
+
+class _Drawn:
+    """A law whose draws invert the cumulative probabilities."""
+
+    mean: float
+
+    def probabilities(self) -> Iterator[tuple[int, float]]:
+        """The pairs of k and P(K = k), in the order of k."""
+        raise NotImplementedError
+
+    @property
+    def total_variation(self) -> float:
+        """A bound on the distance in total variation of draws from the law."""
+        # The sum over 128 bits is exact. A recursion's k-th probability is off by 4 k
+        # roundings. The Poisson probability is off by those of its logarithm, which has
+        # three terms of up to k log k each.
+        return 16 * ULP * (self.mean + 4) * math.log(self.mean + 8)
+
+    def sample(self, key: Key) -> int:
+        """A draw of K, which depends on nothing but the key."""
+        words = np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist()
+        below = sum(word << 32 * i for i, word in enumerate(words))
+        cumulative = 0
+        for k, probability in self.probabilities():  # pyright: ignore
+            # Integers are exact: 2¹²⁸ times a float64 loses only what is below 1.
+            cumulative += int(math.ldexp(probability, 128))
+            # The second condition ends the search in the tail that rounding has lost.
+            if below < cumulative or (k > self.mean and probability < 1e-30):
+                return k
+        raise AssertionError
+
+
+class _NegativeBinomial(_Drawn):
+    """The formulas of a truncated negative binomial law with `shape` and `mean`."""
+
+    shape: float
+
+    def __post_init__(self) -> None:
+        validate.above_one("mean", self.mean)
+        if not (math.isfinite(self.shape) and self.shape > -1):
+            raise ValueError(
+                f"shape must be a finite number above -1; got {self.shape!r}."
+            )
+
+    @functools.cached_property
+    def stop(self) -> float:
+        """γ, with which the law has the given mean."""
+        if self.shape == 1:
+            return 1 / self.mean
+        low, high = -700.0, -1e-15  # log γ; the mean falls from inf to 1
+        for _ in range(200):
+            middle = (low + high) / 2
+            above = self._mean(math.exp(middle)) > self.mean
+            low, high = (middle, high) if above else (low, middle)
+        return math.exp(high)
+
+    def _mean(self, stop: float) -> float:
+        """E[K] = η (1 − γ) / (γ (1 − γ^η))."""
+        lost = self.shape * math.log(stop)
+        # The quotient η / (1 − γ^η) nears 1 / log(1/γ) as η nears 0.
+        quotient = lost / math.expm1(min(lost, 700.0)) if lost else 1.0
+        log = math.log(stop)
+        return math.expm1(log) / log / stop * quotient
+
+    @property
+    def steepness(self) -> float:
+        """The largest G″(x) / G′(x), over x in [0, 1]."""
+        return (1 + self.shape) / self.stop
+
+    def probabilities(self) -> Iterator[tuple[int, float]]:
+        """The pairs of k and P(K = k), in the order of k."""
+        k, kept, eta = 1, 1 - self.stop, self.shape
+        probability = float(np.asarray(self.derivative(0.0)))
+        while True:
+            yield k, probability
+            probability *= kept * (k + eta) / (k + 1)
+            k += 1
+
+    def generating_function(self, x: ArrayLike) -> ArrayLike:
+        """G(x) = ((1 − (1 − γ) x)^−η − 1) / (γ^−η − 1), for x in [0, 1]."""
+        xp = _module(x)
+        log_remainder = xp.log1p(-(1 - self.stop) * x)
+        if self.shape == 0:  # the limit
+            return log_remainder / math.log(self.stop)
+        scale = math.expm1(-self.shape * math.log(self.stop))
+        return xp.expm1(-self.shape * log_remainder) / scale
+
+    def derivative(self, x: ArrayLike) -> ArrayLike:
+        """G′(x) = E[K] (γ / (1 − (1 − γ) x))^(1 + η), for x in [0, 1]."""
+        remainder = self.stop + (1 - self.stop) * (1 - x)
+        return self.mean * (self.stop / remainder) ** (1 + self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedNegativeBinomial(_NegativeBinomial):
+    """A negative binomial number of repetitions, given that it is at least 1.
+
+    P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. A smaller
+    shape has heavier tails, and costs less privacy for the same mean.
+
+    Attributes:
+      shape: η, above -1; 1 is `Geometric` and 0 is `Logarithmic`.
+      mean: E[K], above 1. It determines γ, which is the property `stop`.
+
+    Reference: Papernot and Steinke (2022), Definition 1.
+
+    Example:
+      >>> law = TruncatedNegativeBinomial(0.5, 10.0)
+      >>> print(f"{law.stop:.4f} {law.derivative(1.0):.1f}")
+      0.0368 10.0
+    """
+
+    shape: float
+    mean: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometric(_NegativeBinomial):
+    """A geometric number of repetitions: after each one, stop with probability 1/mean.
+
+    Attributes:
+      mean: E[K], above 1.
+
+    Example:
+      >>> [round(p, 3) for (_, p), _ in zip(Geometric(4.0).probabilities(), range(3))]
+      [0.25, 0.188, 0.141]
+    """
+
+    mean: float
+
+    @property
+    def shape(self) -> float:  # pyright: ignore
+        """η = 1."""
+        return 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Logarithmic(_NegativeBinomial):
+    """A logarithmic number of repetitions: P(K = k) is proportional to (1 − γ)^k / k.
+
+    Attributes:
+      mean: E[K], above 1. It determines γ, which is the property `stop`.
+
+    Example:
+      >>> print(f"{Logarithmic(3.9).stop:.3f}")
+      0.100
+    """
+
+    mean: float
+
+    @property
+    def shape(self) -> float:  # pyright: ignore
+        """η = 0."""
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson(_Drawn):
+    """A Poisson number of repetitions, which may be 0: then nothing is run or released.
+
+    Attributes:
+      mean: E[K], positive.
+
+    Example:
+      >>> print(f"{Poisson(3.0).generating_function(0.0):.4f}")
+      0.0498
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        validate.positive("mean", self.mean)
+
+    @property
+    def steepness(self) -> float:
+        """The largest G″(x) / G′(x), over x in [0, 1]."""
+        return self.mean
+
+    def probabilities(self) -> Iterator[tuple[int, float]]:
+        """The pairs of k and P(K = k), in the order of k."""
+        k = 0
+        while True:
+            # Through logarithms, since e^−mean underflows where the mean is large.
+            log = k * math.log(self.mean) - self.mean - math.lgamma(k + 1)
+            yield k, math.exp(log)
+            k += 1
+
+    def generating_function(self, x: ArrayLike) -> ArrayLike:
+        """G(x) = e^(mean (x − 1)), for x in [0, 1]."""
+        return _module(x).exp(self.mean * (x - 1))
+
+    def derivative(self, x: ArrayLike) -> ArrayLike:
+        """G′(x) = mean e^(mean (x − 1)), for x in [0, 1]."""
+        return self.mean * self.generating_function(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """A fixed number of repetitions, which anyone may know.
+
+    Attributes:
+      count: K, at least 1.
+
+    Example:
+      >>> Fixed(3).derivative(0.5)
+      0.75
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        validate.static_int("count", self.count, minimum=1)
+
+    @property
+    def mean(self) -> float:
+        """E[K]."""
+        return float(self.count)
+
+    @property
+    def steepness(self) -> float:
+        """The largest x G″(x) / G′(x), over x in [0, 1]."""
+        return float(self.count)
+
+    @property
+    def total_variation(self) -> float:
+        """Zero: nothing is drawn."""
+        return 0.0
+
+    def sample(self, key: Key) -> int:
+        """The count."""
+        del key
+        return self.count
+
+    def probabilities(self) -> Iterator[tuple[int, float]]:
+        """The only pair, of the count and 1."""
+        yield self.count, 1.0
+
+    def generating_function(self, x: ArrayLike) -> ArrayLike:
+        """G(x) = x^count, for x in [0, 1]."""
+        return x**self.count
+
+    def derivative(self, x: ArrayLike) -> ArrayLike:
+        """G′(x) = count x^(count − 1), for x in [0, 1]."""
+        return self.count * x ** (self.count - 1)
+
+
+Repetitions = Geometric | Logarithmic | Poisson | TruncatedNegativeBinomial | Fixed

@@ -1,0 +1,250 @@
+"""The profile of the best of K runs, from the profile of one run.
+
+Run a mechanism K times, with K drawn independently of the data, and release the run
+with the best score. The score is part of the mechanism's output, and ties are resolved
+at random. Let P and Q be the laws of one output on neighbouring data sets, with
+likelihood ratio r, and let G be the generating function of K. Let v(y) and u(y) be the
+probabilities, under P and Q, that a run scores below y. The best run is y with density
+G′(v(y)) dP, or G′(u(y)) dQ, since the other K − 1 runs must all score below. So
+
+    δ(ε) = ∫ [r G′(v) − e^ε G′(u)]₊ dQ,    for any ε >= 0;
+
+the output of K = 0 runs is the same under both and adds nothing. The set of outputs
+below y is an event, so that (u, v) lies in the region R of all pairs of probabilities
+that one event can have under Q and P. At each r, the integrand is at most its maximum
+over R:
+
+    δ(ε) <= ∫ φ(r) dQ,    φ(r) = max over (u, v) in R of [r G′(v) − e^ε G′(u)]₊.    (1)
+
+R and the integral of a convex function of r grow with the hockey-stick divergences
+h(t) = ∫ [r − t]₊ dQ. So both may be computed from upper bounds h(e^ε') = δ(ε') of one
+run. φ is convex and piecewise linear, hence a sum of weights w_j times [r − e^ε s_j]₊,
+and (1) is
+
+    δ(ε) <= Σ_j w_j h(e^ε s_j).                                                     (2)
+
+The bound (1) is never above the Rényi bounds of Papernot and Steinke (2022) nor above
+the profile bounds of Koskela, Redberg and Wang (2024): docs/selection.md has the proof.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.float64 import ULP, cast, default_float, scope
+from dpjax._core.typing import ArrayLike
+from dpjax.accounting import gdp, pld
+from dpjax.accounting._repetitions import Fixed, Repetitions
+
+if TYPE_CHECKING:
+    from dpjax.accounting.profiles import Profile
+
+# Evaluations of the base profile. The chords of h then cost about 1e-3 of ε.
+_POINTS = 64
+# Cells of the boundary of R. G′ changes by a factor of about e^0.001 on each of them.
+_CELLS = 1 << 14
+# The mass at infinite r, over δ / E[K]: the first one at which ε is finite is used.
+_TAILS = (1e-4, 1e-2, 0.1, 0.5, 0.9)
+_LEAST = 1e-30  # the least δ of one run at which its profile is evaluated
+# A bound on the relative errors of a few thousand operations in float64.
+_SLACK = 2.0**-36
+_LARGEST = 700.0  # an ε above which e^ε overflows
+
+
+class Curve(NamedTuple):
+    """Upper bounds on h(t) = ∫ [r − t]₊ dQ, linear between the points.
+
+    Attributes:
+      ratio: t, from 0 on, f64[n], increasing.
+      value: h, f64[n], decreasing. After the last point h is constant.
+    """
+
+    ratio: np.ndarray
+    value: np.ndarray
+
+    def at(self, t: np.ndarray) -> np.ndarray:
+        """H at each t, to a few roundings even where it is far below its neighbours."""
+        t = np.minimum(t, self.ratio[-1])
+        i = np.clip(np.searchsorted(self.ratio, t) - 1, 0, len(self.ratio) - 2)
+        x, y = self.ratio, self.value
+        left, right = x[i + 1] - t, t - x[i]
+        return (left * y[i] + right * y[i + 1]) / (x[i + 1] - x[i])
+
+    def most(self, u: np.ndarray) -> np.ndarray:
+        """The largest v such that (u, v) lies in R."""
+        # An event with probabilities (u, v) has v − t u <= h(t), for every t >= 0.
+        bounds = self.value[:, None] + self.ratio[:, None] * u
+        return np.minimum(np.min(bounds, axis=0) * (1 + 4 * ULP), 1.0)
+
+
+class Price(NamedTuple):
+    """The right side of (2): δ(ε) <= Σ_j weight_j h(e^ε ratio_j).
+
+    Attributes:
+      weight: f64[m], positive.
+      ratio: f64[m], increasing.
+    """
+
+    weight: np.ndarray
+    ratio: np.ndarray
+
+
+def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The vertices of the largest convex function below points with increasing x."""
+    xs, ys, kept = x.tolist(), y.tolist(), []
+    for i in range(len(xs)):
+        while len(kept) > 1:
+            a, b = kept[-2:]
+            turn = (ys[b] - ys[a]) * (xs[i] - xs[a]) - (ys[i] - ys[a]) * (xs[b] - xs[a])
+            if turn < 0:
+                break
+            kept.pop()
+        kept.append(i)
+    return x[kept], y[kept]
+
+
+def curve_of(profile: "Profile", tail: float) -> Curve:
+    """The curve of a profile, with at most about `tail` at infinite ratios."""
+    total = float(profile.delta(0.0))  # the total variation of P and Q
+    # Near its end δ(ε) is about e^{−x²} with x proportional to ε.
+    x = np.sqrt(-np.log(np.clip([total, tail], _LEAST, 1.0)))
+    deltas = np.exp(-np.square(np.linspace(x[0], np.max(x), _POINTS)[1:]))
+    epsilons = np.array([float(profile.epsilon(x)) for x in deltas])
+    known = epsilons <= _LARGEST
+    epsilons, deltas = epsilons[known], deltas[known]
+    # Both ends are points of the curve, too: the largest ε may hold for a smaller δ.
+    end = np.max(epsilons, initial=0.0)
+    epsilons = np.append(epsilons, [0.0, end])
+    deltas = np.append(deltas, [total, float(profile.delta(end))])
+    # h(e^ε) = δ(ε). The same holds with P and Q exchanged, where an event's complement
+    # gives h(e^−ε) <= 1 − e^−ε (1 − δ(ε)). At 0, h is 1.
+    up, down = np.exp(epsilons) * (1 + 4 * ULP), np.exp(-epsilons) * (1 - 4 * ULP)
+    ratio = np.concatenate([[0.0], down, up])
+    value = np.concatenate([[1.0], 1 - down * (1 - deltas) + 4 * ULP, deltas])
+    # h is convex, and therefore below the lower hull of points above it.
+    order = np.lexsort((value, ratio))
+    ratio, first = np.unique(ratio[order], return_index=True)
+    ratio, value = lower_hull(ratio, value[order][first])
+    return Curve(ratio, np.minimum.accumulate(value))
+
+
+def price_of(curve: Curve, repetitions: Repetitions) -> Price:
+    """The weights and ratios of (2) for the region R of a curve."""
+    slope = repetitions.derivative
+    near = np.geomspace(1e-15, 0.1, 512)
+    even = np.linspace(0, 1, 1025)
+    u = np.unique(np.concatenate([[0.0], near**3, near, 1 - near, even]))
+    # Further points, at which G′ grows by about equal factors along the boundary.
+    least = np.exp(-60.0) * repetitions.mean
+    level = np.log(np.maximum(slope(u), least))
+    level += np.log(np.maximum(slope(curve.most(u)), least))
+    levels = np.linspace(level[0], level[-1], _CELLS)
+    u = np.unique(np.append(u, np.interp(levels, level, u)))
+    # G′ grows. On a cell from u_k to u_{k+1} the bracket of (1) is therefore at most
+    # r G′(v_{k+1}) − e^ε G′(u_k): a line in r for each cell, of which φ is the maximum.
+    # The first line is 0.
+    slopes = np.append(0.0, slope(curve.most(u[1:])))
+    offsets = np.append(0.0, slope(u[:-1]))
+    order = np.lexsort((offsets, slopes))
+    slopes, first = np.unique(slopes[order], return_index=True)
+    slopes, offsets = lower_hull(slopes, offsets[order][first])
+    # The maximum of the lines is Σ_j w_j [r − e^ε s_j]₊, where the kinks s_j are the
+    # slopes of the hull. Each difference of floats has one relative rounding error.
+    weight = np.diff(slopes)
+    return Price(weight, np.diff(offsets) / weight)
+
+
+def composed(profile: "Profile", repetitions: Repetitions) -> "Profile | None":
+    """The profile of a release of all runs, if their number is fixed and known."""
+    if not isinstance(repetitions, Fixed):
+        return None
+    if isinstance(profile, pld.PLD):
+        return pld.compose(profile, repetitions.count)
+    if profile.mu is None:
+        return None
+    return pld.gaussian(gdp.compose(np.full(repetitions.count, profile.mu)))
+
+
+def _each(fn: Callable[[float], float], x: np.ndarray) -> np.ndarray:
+    """The values of a function at each number of an array."""
+    return np.array([fn(one) for one in x.ravel().tolist()]).reshape(x.shape)
+
+
+class Selected(NamedTuple):
+    """The profile of the best of K runs.
+
+    Attributes:
+      profile: the profile of one run.
+      repetitions: the law of K.
+    """
+
+    profile: "Profile"
+    repetitions: Repetitions
+
+    @property
+    def mu(self) -> None:
+        """No GDP parameter is known."""
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), f[*b], rounded up."""
+        validate.open_unit("delta", delta)
+        dtype, delta = default_float(), np.asarray(delta, np.float64)
+        with scope():
+            return cast(jnp.asarray(_each(self._epsilon, delta)), dtype, "up")
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """The δ for an ε >= 0, f[*b], rounded up."""
+        validate.nonnegative("epsilon", epsilon, finite=False)
+        dtype, epsilon = default_float(), np.asarray(epsilon, np.float64)
+        with scope():
+            return cast(jnp.asarray(_each(self._delta, epsilon)), dtype, "up")
+
+    def _bound(self, tail: float) -> Callable[[float], float]:
+        """The function (2) of ε, rounded up, with at most `tail` at infinite ratios."""
+        law = self.repetitions
+        curve = curve_of(self.profile, tail)
+        price = price_of(curve, law)
+        # An error of 4 ULP in an argument of G′ is one of 4 ULP G″ / G′ in its log.
+        slack = 1 + _SLACK + 64 * ULP * law.steepness
+
+        def bound(epsilon: float) -> float:
+            power = np.exp(min(epsilon, _LARGEST))
+            total = np.sum(price.weight * curve.at(power / slack * price.ratio)) * slack
+            # K is drawn within a total variation τ of its law, on both data sets.
+            return float(total + (1 + power) * law.total_variation)
+
+        return bound
+
+    def _epsilon(self, delta: float) -> float:
+        found = np.inf
+        together = composed(self.profile, self.repetitions)
+        if together is not None:
+            found = float(together.epsilon(delta))
+        for share in _TAILS:
+            bound = self._bound(share * delta / max(1.0, self.repetitions.mean))
+            low, high = 0.0, 1.0
+            while bound(high) > delta and high < _LARGEST:
+                low, high = high, 2 * high
+            if bound(high) > delta:
+                continue
+            # The upper end always meets δ.
+            for _ in range(60):
+                middle = (low + high) / 2
+                low, high = (low, middle) if bound(middle) <= delta else (middle, high)
+            return min(found, 0.0 if bound(0.0) <= delta else high)
+        return found
+
+    def _delta(self, epsilon: float) -> float:
+        if epsilon >= _LARGEST:
+            epsilon = _LARGEST
+        found = 1.0
+        together = composed(self.profile, self.repetitions)
+        if together is not None:
+            found = float(together.delta(epsilon))
+        # The result is about E[K] times the δ of one run at this ε, or more.
+        tail = float(self.profile.delta(epsilon)) * _TAILS[0]
+        return min(found, self._bound(tail)(epsilon))

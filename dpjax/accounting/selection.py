@@ -1,0 +1,167 @@
+"""The cost of a search: the best of K runs, of which only the best one is released.
+
+A search for settings runs a mechanism K times, each time with settings that are drawn
+independently of the data, and releases the run with the best score. K is random (or
+`Fixed`), drawn independently of the data, and not released. Each run includes its
+score, which therefore must be private, too. Nothing else about the runs may be
+released: neither K nor any other output nor any other score.
+
+`epsilon` and `delta` are proven upper bounds (`_selected`), and `epsilon_lower` is what
+the best known attack achieves (`_attack`). `dpjax.tune` runs such a search.
+"""
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.float64 import cast, default_float, scope
+from dpjax._core.typing import ArrayLike
+from dpjax.accounting import _attack, events
+from dpjax.accounting._repetitions import (
+    Fixed,
+    Geometric,
+    Logarithmic,
+    Poisson,
+    Repetitions,
+    TruncatedNegativeBinomial,
+)
+from dpjax.accounting._selected import Selected
+
+if TYPE_CHECKING:
+    from dpjax.accounting.profiles import Profile
+
+__all__ = [
+    "Fixed",
+    "Geometric",
+    "Logarithmic",
+    "Poisson",
+    "TruncatedNegativeBinomial",
+    "delta",
+    "epsilon",
+    "epsilon_lower",
+]
+
+
+def _selected(
+    mechanism: "events.Event | Profile", repetitions: Repetitions
+) -> Selected:
+    """The profile of the best run of a mechanism, given by its event or profile."""
+    from dpjax.accounting import profiles  # `profiles` imports this package's files
+
+    _check(repetitions)
+    known = callable(getattr(mechanism, "epsilon", None))
+    profile = mechanism if known else profiles.of(mechanism)  # pyright: ignore
+    return Selected(profile, repetitions)  # pyright: ignore
+
+
+def _check(repetitions: object) -> None:
+    if not isinstance(repetitions, Repetitions):
+        raise ValueError(
+            "repetitions must be a law of dpjax.accounting.selection, such as "
+            f"Geometric(10.0); got {repetitions!r}."
+        )
+
+
+def epsilon(
+    mechanism: "events.Event | Profile", delta: ArrayLike, *, repetitions: Repetitions
+) -> jax.Array:
+    """An ε at which the best of K runs of a mechanism is (ε, δ)-DP.
+
+    Args:
+      mechanism: the event of one run, with its score, or the profile of one run. All
+        numbers must be known: this function cannot be traced.
+      delta: f[*b], strictly between 0 and 1.
+      repetitions: the law of K, such as `Geometric(10.0)`.
+
+    Returns:
+      ε, f[*b], rounded up; inf where no bound holds. For base mechanisms with Gaussian
+      noise and truncated negative binomial K, ε is mostly within 1 % of what an attack
+      achieves (docs/selection.md).
+
+    Raises:
+      ValueError: an argument is out of range, or repetitions is no law.
+
+    Privacy: K is drawn from the law, independently of the data. The runs are
+    independent of each other, and each of them, with its score, is the mechanism. Only
+    the run with the best score is released; of runs with equal scores, one that is
+    chosen uniformly at random. If K = 0, an output is released that does not depend on
+    the data.
+
+    Reference: the bound is this library's, with a proof in docs/selection.md. It is
+    never above those of Papernot and Steinke (2022), Theorem 2, nor of Koskela, Redberg
+    and Wang (2024), whose settings it shares.
+
+    Example:
+      >>> from dpjax.accounting import gdp
+      >>> run = events.Gaussian(float(gdp.mu(1.0, 1e-5)))
+      >>> print(f"{epsilon(run, 1e-5, repetitions=Geometric(10.0)):.3f}")
+      1.541
+    """
+    return _selected(mechanism, repetitions).epsilon(delta)
+
+
+def delta(
+    mechanism: "events.Event | Profile", epsilon: ArrayLike, *, repetitions: Repetitions
+) -> jax.Array:
+    """A δ at which the best of K runs of a mechanism is (ε, δ)-DP.
+
+    Args:
+      mechanism: the event of one run with its score, or its profile, as for `epsilon`.
+      epsilon: f[*b], at least 0.
+      repetitions: the law of K, as for `epsilon`.
+
+    Returns:
+      δ, f[*b], rounded up.
+
+    Raises:
+      ValueError: an argument is out of range, or repetitions is no law.
+
+    Privacy: as for `epsilon`.
+
+    Example:
+      >>> bound = delta(events.Gaussian(0.5), 2.0, repetitions=Geometric(10.0))
+      >>> print(f"{bound:.1e}")
+      9.5e-03
+    """
+    return _selected(mechanism, repetitions).delta(epsilon)
+
+
+def epsilon_lower(
+    event: events.Event, delta: float, *, repetitions: Repetitions
+) -> jax.Array:
+    """A lower bound on the ε of the best of K runs, from an attack.
+
+    The attacker chooses the score, as a total order of the outputs of one run. The best
+    of a family of orders is found by a dynamic programme.
+
+    Args:
+      event: the event of one run: Gaussian, a composition of Gaussian events, one
+        PoissonGaussian, or EpsilonDelta for the worst mechanism that has them.
+      delta: δ, strictly between 0 and 1.
+      repetitions: the law of K, as for `epsilon`.
+
+    Returns:
+      ε, f[], rounded down: for every smaller ε there is a score with which the best of
+      K runs is not (ε, δ)-DP.
+
+    Raises:
+      ValueError: an argument is out of range, or the exact laws of event are not known.
+
+    Example:
+      >>> run = events.Gaussian(0.5)
+      >>> print(f"{epsilon_lower(run, 1e-5, repetitions=Geometric(10.0)):.2f}")
+      2.99
+    """
+    validate.scalar("delta", delta)
+    validate.open_unit("delta", delta)
+    _check(repetitions)
+    found = [
+        _attack.epsilon_lower(pair, float(delta), repetitions)
+        for pair in _attack.pairs_of(event)
+    ]
+    dtype = default_float()
+    with scope():
+        return cast(jnp.asarray(np.max(found), jnp.float64), dtype, "down")
