@@ -125,9 +125,7 @@ def accuracy():
             # The noise of a plan is a constant: a lattice depends on the number.
             train = jax.jit(functools.partial(run, noise_multiplier=noise))
             keys = [jax.random.key(seed) for seed in range(SEEDS)]
-            params = [
-                train(key, momentum=momentum, learning_rate=rate) for key in keys
-            ]
+            params = [train(key, momentum=momentum, learning_rate=rate) for key in keys]
             scores.append([float(test_accuracy(p, test)) for p in params])
         real, discrete = (np.mean(x) for x in scores)
         error = math.sqrt(sum(np.var(x, ddof=1) for x in scores) / SEEDS)

@@ -8,6 +8,7 @@ finds the best of these orders, and of the bets. On small examples no other orde
 better.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ def pairs_of(event: events.Event) -> list[Pair]:
         # Kairouz, Oh and Viswanath (2015), Theorem 3.1: the four outputs of the
         # mechanism from which all (ε, δ)-DP mechanisms are post-processed. An output is
         # divided into atoms by an independent random number.
-        power, lost = np.exp(event.epsilon), event.delta
+        power, lost = math.exp(_number(event.epsilon)), _number(event.delta)
         kept = (1 - lost) / (1 + power)
         first = np.cumsum([0.0, 0.0, kept, power * kept, lost])
         second = np.cumsum([0.0, lost, power * kept, kept, 0.0])

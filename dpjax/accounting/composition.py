@@ -70,9 +70,9 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
     # Dwork and Roth (2014), Theorem 3.16, https://doi.org/10.1561/0400000042:
     # (Σ ε_i, Σ δ_i), where δ_i is the δ of an event of which only one pair is known,
     # and an equal part of the remaining δ for each other group of events.
-    total = add_up(x.epsilon for x in points)
+    total = add_up(float(np.asarray(x.epsilon)) for x in points)
     # Rounded down, as is each part below: the δs of all must not exceed delta.
-    used = add_up(x.delta for x in points)
+    used = add_up(float(np.asarray(x.delta)) for x in points)
     left = math.nextafter(delta - used, -math.inf)
     groups = _groups(x for x in composed if not isinstance(x, events.EpsilonDelta))
     if not groups:
@@ -178,7 +178,7 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
     if isinstance(event, events.EpsilonDelta):
         with scope():
             mu = float(pure.mu(event.epsilon))
-        return GaussianBound(mu, event.delta, 0.0)
+        return GaussianBound(mu, float(np.asarray(event.delta)), 0.0)
     with scope():
         profile = profiles.of(event)
         if profile.mu is not None:
