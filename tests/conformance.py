@@ -472,6 +472,7 @@ ACCOUNTANTS = {
 ELSEWHERE = {
     "dpjax": {
         "accumulate",
+        "budget",
         "by_user",
         "clip_and_sum",
         "clipped_grad",

@@ -199,15 +199,20 @@ def _search_mu(profile: Profile, slack: float) -> float:
     top = min(float(profile.delta(0.0)), 1.0)
     if top <= slack:
         return 0.0
-    deltas = np.geomspace(top, slack, _POINTS + 1)
-    # Not below zero, nor decreasing: rounding may bring both about.
+    deltas = np.geomspace(min(top, 0.5), slack, _POINTS)
     # One compiled program for all of them, where there is one.
     whole = isinstance(profile, pld.PLD)
-    asked = [deltas[1:]] if whole else deltas[1:].tolist()
-    given = np.concatenate([np.ravel(profile.epsilon(x)) for x in asked])
-    epsilons = np.maximum.accumulate(np.concatenate([[0.0], given]))
-    if not np.all(np.isfinite(epsilons)):
+    given = [deltas] if whole else deltas.tolist()
+    found = np.concatenate([np.ravel(profile.epsilon(x)) for x in given])
+    if not np.all(np.isfinite(found)):
         return math.inf
+    # Kairouz, Oh and Viswanath (2015), Theorem 3.1: (ε, δ)-DP bounds δ(0) as well.
+    share = np.tanh(found / 2)  # (e^ε − 1) / (e^ε + 1)
+    top = min(top, float(np.min(deltas + (1 - deltas) * share)) * MARGIN)
+    below = deltas < top
+    deltas = np.concatenate([[top], deltas[below]])
+    # Not below zero, nor decreasing: rounding may bring both about.
+    epsilons = np.maximum.accumulate(np.concatenate([[0.0], found[below]]))
     start, stop = epsilons[:-1, None], epsilons[1:, None]
     share = np.linspace(0.0, 1.0, _FINE + 1)
     # (e^ε − e^start) / (e^stop − e^start) for equal steps in ε, without overflow.
