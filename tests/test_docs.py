@@ -37,6 +37,7 @@ PAGES = [
     "correlated.md",
     "auditing.md",
     "bits.md",
+    "budget.md",
     "statistics.md",
     "amplification.md",
     "selection.md",

@@ -34,8 +34,8 @@ def all_outputs(path):
     ]
 
 
-def test_there_are_ten_notebooks():
-    assert len(PATHS) == 10
+def test_there_are_eleven_notebooks():
+    assert len(PATHS) == 11
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
