@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm
 
 import dpjax
-from dpjax import Adjacency, ledger
+from dpjax import Adjacency, ledger, statistics
 from dpjax.accounting import composition, events, gdp, pld, profiles
 
 ADD, ZERO = Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT
@@ -206,6 +206,17 @@ def test_wrong_draws_raise():
     spent = account.draw(events.Gaussian(account.left.mu))
     with pytest.raises(ValueError, match="nothing left"):
         spent.plan(**SIZES)
+
+
+def test_statistics_draw_under_their_own_adjacency():
+    mean = statistics.mean(
+        np.ones((9, 2)), clip_norm=2.0, noise_multiplier=20.0, key=jax.random.key(0),
+        adjacency=ZERO,
+    )  # fmt: skip
+    account = dpjax.budget(2.0, 1e-5, adjacency=ZERO)
+    assert account.draw(mean).draws[0].event == events.Gaussian(0.05)
+    with pytest.raises(ValueError, match="ZERO_OUT"):
+        dpjax.budget(2.0, 1e-5, adjacency=ADD).draw(mean)
 
 
 def test_ledger_spends_a_budget(tmp_path):

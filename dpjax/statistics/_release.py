@@ -67,23 +67,27 @@ class Released:
     Attributes:
       value: the private result, an array or a record of arrays.
       event: `events.Gaussian`, or `events.OnLattice` with `arithmetic="discrete"`.
+      adjacency: which data sets the event compares.
     """
 
     value: Any
     event: events.Gaussian | events.OnLattice
+    adjacency: Adjacency
 
 
 def _flatten(released: Released) -> tuple[list[Any], Any]:
     value = jax.tree_util.GetAttrKey("value"), released.value
+    event, adjacency = released.event, released.adjacency
     # Whether all numbers of the event are Python numbers.
-    if all(isinstance(x, int | float) for x in jax.tree.leaves(released.event)):
-        return [value], released.event
-    return [value, (jax.tree_util.GetAttrKey("event"), released.event)], None
+    if all(isinstance(x, int | float) for x in jax.tree.leaves(event)):
+        return [value], (event, adjacency)
+    return [value, (jax.tree_util.GetAttrKey("event"), event)], (None, adjacency)
 
 
-def _unflatten(event: Any, children: Any) -> Released:
+def _unflatten(structure: Any, children: Any) -> Released:
+    event, adjacency = structure
     value, event = (*children, event) if event is not None else children
-    return Released(value, event)
+    return Released(value, event, adjacency)
 
 
 jax.tree_util.register_pytree_with_keys(Released, _flatten, _unflatten)
@@ -188,7 +192,7 @@ def release(
             arithmetic=terms.arithmetic,
             dtype=dtype,
         )
-    return Released(value, event)
+    return Released(value, event, terms.adjacency)
 
 
 @functools.partial(

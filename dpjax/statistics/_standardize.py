@@ -128,6 +128,7 @@ def standardize(
     return Released(
         Standardization(center.value, scale),
         events.OnLattice(event, sum(apart)) if apart else event,
+        adjacency,
     )
 
 
