@@ -67,10 +67,10 @@ def staged_sum(
     kept: int = 0,
     term: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> tuple[jax.Array, int]:
-    """The sum of term(x) over all axes but the first `kept` ones, and its bound's k.
+    """The sum of term(x) over all axes but the first `kept` ones, and a number k.
 
-    γ_k bounds the relative rounding error of the sum (see the module's docstring). k is
-    the number of terms in one stage, added up over the stages.
+    k is the number of terms in one stage, added up over the stages. γ_k then bounds the
+    relative rounding error of the sum (see the module's docstring).
     """
     terms = 0
     while x.ndim > kept:

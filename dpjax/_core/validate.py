@@ -79,10 +79,10 @@ def above_one(name: str, value: object) -> None:
 def whole_count(name: str, value: ArrayLike) -> ArrayLike:
     """The value, if it is a non-negative whole number; a traced value is rounded up.
 
-    More steps cost more privacy, so the next whole number is on the safe side. The
-    rounded value has the derivative one by the original value, so that a derivative by
-    the value is the derivative at the whole number. A traced negative number stays
-    negative; infinity and NaN give NaN.
+    More steps cost more privacy, so the next whole number is on the safe side.
+    Differentiation treats the rounding as the identity: the derivative of a function
+    with respect to the original value is its derivative at the rounded number. A traced
+    negative number stays negative; infinity and NaN give NaN.
 
     Raises:
       ValueError: a static value is negative, not whole or not finite.

@@ -117,7 +117,7 @@ def _geometric_sum(decay: float, terms: int) -> float:
 
 
 def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """The stream that reads the sum of step t divided by the factor f_t."""
+    """The same stream, but its input at step t is divided by f_t first."""
     factors = np.asarray(_checked_factors(strategy))
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:

@@ -82,9 +82,11 @@ class Alerts:
     def warn_of_sum(
         self, sums: Any, norms: jax.Array, mask: jax.Array, names: Sequence[str]
     ) -> None:
-        """Warn of zero clipped sums in the first batch with a finite gradient.
+        """Warn if the clipped sum of a parameter is zero in the first usable batch.
 
-        Under jit the values are unknown, and there is no warning.
+        That is the first batch in which some valid example has a finite gradient. Later
+        batches are not checked. Under jit the values are unknown, and there is no
+        warning.
 
         Args:
           sums: the clipped sum, a tree shaped like the trained parameters.

@@ -333,7 +333,8 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
 def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     """The term of an array after its entries are moved, repeated, or reduced.
 
-    None where the result is neither a constant nor the input up to axes of size one.
+    None unless the result is a constant, or equals the input except for axes of size
+    one.
     """
     name, x = eqn.primitive.name, inputs[0]
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])

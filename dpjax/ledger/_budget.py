@@ -328,9 +328,9 @@ def budget(
       composition: "adaptive" if a draw may be chosen by outputs of earlier draws (its
         mechanism, its noise, its length, or whether it happens); "fixed" if the events
         of all draws are fixed before any output is seen.
-      slack: the share of δ, in [0, 1), for mechanisms without a GDP parameter, such as
-        plans with Poisson batches, and for lattices; for "adaptive" alone. 0 gives all
-        of δ to mechanisms that have a GDP parameter.
+      slack: the share of δ, in [0, 1), that is set aside for mechanisms without a GDP
+        parameter, such as plans with Poisson batches or noise on a lattice; used only
+        with "adaptive". 0 gives all of δ to mechanisms that have a GDP parameter.
       unit: whose participation is protected, "example" or "user".
 
     Returns:
@@ -341,11 +341,12 @@ def budget(
 
     Privacy: all draws together are (ε, δ)-DP. With "adaptive" the budget is a privacy
     filter: the squares of GDP parameters of all draws add up to at most the μ² of
-    (ε, (1 − slack) δ), and a mechanism without a GDP parameter has one up to a small
-    probability (`accounting.composition.gaussian_bound`). With "fixed" the total is
-    that of `accounting.composition.epsilon`, which is smaller, and wrong if a draw was
-    chosen by an output. Each draw must use noise of its own, and what reads the data
-    without drawing is not covered.
+    (ε, (1 − slack) δ). A mechanism without a GDP parameter is treated as one that has a
+    GDP parameter except with a small probability, which its slack pays for
+    (`accounting.composition.gaussian_bound`). With "fixed" the total is that of
+    `accounting.composition.epsilon`, which is smaller, and wrong if a draw was chosen
+    by an output. Each draw must use noise of its own, and what reads the data without
+    drawing is not covered.
 
     Reference: Smith and Thakurta (2022), https://arxiv.org/abs/2210.17520; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

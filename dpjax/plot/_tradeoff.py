@@ -102,7 +102,7 @@ def draw_curves(
     false_positive_rate: float,
     title: str = "true-positive rate at most,",
 ) -> "Axes":
-    """Draw the lines, perfect privacy and no privacy, with a legend."""
+    """Draw the lines, reference lines for perfect and no privacy, and a legend."""
     for number, (rates, missed, label, marked) in enumerate(lines):
         ax.plot(rates, missed, **strokes(number), label=label, markevery=[marked])
     ax.plot([0, 1], [1, 0], ":", color=GREY, linewidth=1, label="perfect privacy")

@@ -161,7 +161,7 @@ def poisson(
 
 
 def _poisson(n: int, rate: float, b: int, key: jax.Array) -> Batch:
-    """A Poisson sample of n examples, of which at most b are retained."""
+    """A Poisson sample drawn from n examples, of which at most b are kept."""
     count_key, order_key = jax.random.split(key)
     most = min(n, b)
     count = _binomial.draw(count_key, n, rate, most)

@@ -269,7 +269,7 @@ def sum_exactly(
 def _lattice_stddev(
     z: float | jax.Array, dimension: int, num_sums: int, num_examples: int
 ) -> ArrayLike:
-    """The standard deviation for sums that are rounded to the lattice."""
+    """The standard deviation of the noise for sums that are rounded to the lattice."""
     if not isinstance(z, float):
         raise ValueError(
             "noise_multiplier must be a number, not a traced one, with arithmetic="

@@ -8,8 +8,9 @@ the chain's state, on a coarse grid, and for the partial sum, on a fine grid. St
 partial sums are rounded at random to the two neighbouring grid points, so that their
 means do not change.
 
-The line is the circle of an epoch without a few positions, which form one gap. Across
-that gap the shared part κ alone bounds the covariance.
+The positions of an epoch form a circle. To get a line, a few neighbouring positions are
+removed, which leaves one gap. Across that gap the shared part κ alone bounds the
+covariance.
 """
 
 from typing import NamedTuple

@@ -84,9 +84,10 @@ def separated_steps(
 def reshuffled_order(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """An upper bound on the squared sensitivity for any one step in each epoch.
+    """An upper bound on the squared sensitivity for one step in each epoch, any one.
 
-    Every column counts with the largest weight in its epoch.
+    An example takes part in exactly one step of each epoch, whichever it is. The bound
+    scales each column by the largest weight of the epoch that contains the column.
     """
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jnp.max(_by_epoch(columns, n_b), axis=1)

@@ -219,10 +219,11 @@ def noisy_cyclic_gd_mu(
       **setting: the assumptions, all of them: see `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the minimum of composition, the minorant, and the minorant
-      from the best step at which the distance was the diameter. The value holds for the
-      worst position of an example, the last of an epoch. Traced arguments out of range
-      give inf.
+      μ, f[*b], rounded up: the smallest of three bounds. They are composition, the
+      minorant over all steps, and the minorant over the last steps alone, which starts
+      at the distance `diameter` and takes the best starting step. The value holds for
+      the worst position of an example, the last of an epoch. Traced arguments out of
+      range give inf.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

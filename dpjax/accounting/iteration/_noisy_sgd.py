@@ -145,7 +145,10 @@ def _best_split64(
 
 @float64("up", static=("assumed",), elementwise=True)
 def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Array:
-    """β times the distance by which one use moves an iterate, over the noise."""
+    """β times the distance by which one use of the differing example moves an iterate.
+
+    The distance is divided by the standard deviation of a step's noise.
+    """
     step = _setting.step(numbers, assumed)
     return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
 

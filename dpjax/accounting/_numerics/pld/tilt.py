@@ -111,7 +111,10 @@ def _minimum(values: jax.Array) -> jax.Array:
 
 
 def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
-    """Each of the values at the minimum of the key; the largest of them in a tie."""
+    """For each array of values, its entry at the position where `key` is smallest.
+
+    In a tie, the largest such entry of each array.
+    """
     best = (key <= _minimum(key))[None]
     chosen = jnp.where(best, jnp.stack(values), -jnp.inf)
     return jnp.max(chosen.reshape(len(values), 8, -1), axis=(1, 2))

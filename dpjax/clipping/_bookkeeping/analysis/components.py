@@ -150,7 +150,7 @@ class Component(NamedTuple):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether the component is one leaf, which is its only operand."""
+        """Whether the component is one parameter leaf, which is its only operand."""
         return self.path.operands == self.path.leaves and len(self.leaves) == 1
 
     @property

@@ -148,8 +148,8 @@ class Scope:
     Attributes:
       closed: the jaxpr.
       depth: the number of scans around the jaxpr.
-      steps: for every batch-invariant variable, the scans between whose iterations it
-        differs. Scans are given by depth, and the outermost scan has depth 0.
+      steps: for every batch-invariant variable, the scans in which it changes from
+        iteration to iteration. Scans are given by depth; the outermost has depth 0.
       sites: for an equation's index, its sites by the operand's position.
       scans: for the index of a scan that parameters enter, the scope of its body.
       outputs: for the index of an output that must depend on the example but is
@@ -164,9 +164,9 @@ class Scope:
     outputs: dict[int, Site] = dataclasses.field(default_factory=dict)
 
     def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
-        """The scans between whose iterations any of the atoms differs.
+        """The scans in which at least one of the atoms changes between iterations.
 
-        The result is None where an example enters one of the atoms.
+        The result is None if one of the atoms depends on an example.
         """
         steps: frozenset[int] = frozenset()
         for atom in atoms:
@@ -207,8 +207,8 @@ def analyse(
 
     Args:
       closed: the jaxpr.
-      steps: for each input the scans between whose iterations it differs, or None where
-        an example enters it.
+      steps: for each input, the scans in which it changes from iteration to iteration,
+        or None if it depends on an example.
       differentiable: for each input, whether it depends on a parameter through a
         derivative.
       lengths: the lengths of the scans around the jaxpr, the outermost first.

@@ -115,9 +115,10 @@ def _in_one_pass(
 ) -> tuple[list[jax.Array], jax.Array]:
     """The sum of clipped gradients, and the norms f[b].
 
-    Where `by_rows` is true for a component, its norms come from rows, and its sum from
-    one product over the batch. Elsewhere the norms are taken of per-example gradients,
-    and the sum is made of the same gradients.
+    Where `by_rows` is true for a component, its norms are computed from rows of
+    activations and cotangents, and its sum by one product over the batch. For the other
+    components the per-example gradients are formed, and norms and sum are computed from
+    them.
     """
     # No component needs a reach: its sum uses the very gradients whose norms are taken.
     parts = [

@@ -95,8 +95,12 @@ def relative_error(plan: "Plan | None", batch: int) -> float:
 def _error_of_examples(batch: int) -> float:
     """The error of blocks with one row, or one gradient, of each of several examples.
 
-    The examples' norms in the parts of the gradient bound the errors of the parts. The
-    parts of each example add up to C, so the bound is that of one block, on both sides.
+    A block holds a term of each of up to `BLOCK` examples, for one part of the
+    gradient. The block's error is at most γ times the sum of the examples' norms in
+    that part. The squares of one example's norms in all parts add up to at most C². By
+    the triangle inequality the errors of all parts together have at most the norm that
+    one block with terms of size C has: γ times the number of examples, times C. This
+    error occurs in each of the two batches, which gives the factor 2.
     """
     examples = min(BLOCK, batch)
     return 2 * margin(examples, jnp.float32) * examples

@@ -176,13 +176,13 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
     """The values of the sites' operands, in the order of `scope.all_sites()`.
 
     An operand in a scan's body may differ between iterations. Its value then holds all
-    iterations: it has one leading axis for each scan between whose iterations the
-    operand differs, the outermost scan first.
+    iterations: it has one leading axis for each scan in which the operand changes from
+    iteration to iteration, the outermost scan first.
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
-      inputs: for each input of the scope that is batch-invariant its value, with the
-        same leading axes; None for the other inputs.
+      inputs: one entry for each input of the scope: its value, with leading axes as
+        above, if the input does not depend on the batch; otherwise None.
     """
     jaxpr = scope.closed.jaxpr
     # All operands, and the batch-invariant inputs of scans that have sites inside.
