@@ -131,7 +131,7 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
     Example:
       >>> law = TruncatedNegativeBinomial(0.5, 10.0)
       >>> print(f"{law.stop:.4f} {law.derivative(1.0):.1f}")
-      0.0368 10.0
+      0.0625 10.0
     """
 
     shape: float

@@ -124,7 +124,7 @@ def delta(
     Example:
       >>> bound = delta(events.Gaussian(0.5), 2.0, repetitions=Geometric(10.0))
       >>> print(f"{bound:.1e}")
-      9.5e-03
+      1.3e-02
     """
     return _selected(mechanism, repetitions).delta(epsilon)
 
@@ -153,7 +153,7 @@ def epsilon_lower(
     Example:
       >>> run = events.Gaussian(0.5)
       >>> print(f"{epsilon_lower(run, 1e-5, repetitions=Geometric(10.0)):.2f}")
-      2.99
+      3.01
     """
     validate.scalar("delta", delta)
     validate.open_unit("delta", delta)

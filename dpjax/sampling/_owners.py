@@ -69,7 +69,7 @@ def bound_contributions_of_fixed_graph(
     Example:
       >>> owners = [["eva"], ["eva", "jo"], ["jo"], ["eva", "kim"]]
       >>> bound_contributions_of_fixed_graph(owners, 1, key=jax.random.key(3))
-      array([0, 2])
+      array([2, 3])
     """
     most = validate.static_int("max_contributions", max_contributions, minimum=1)
     numbers, ends = _rows(owners)
