@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from dpjax._core import validate
@@ -35,6 +36,41 @@ def add_up(numbers: Iterable[float]) -> float:
         # The first addition, to zero, is exact and needs no rounding.
         total = number if total == 0 else math.nextafter(total + number, math.inf)
     return total
+
+
+def check_event(event: Event) -> None:
+    """Raise unless the numbers of an event can be those of a mechanism.
+
+    They are not checked when an event is made, since they may be traced. A negative
+    number would count as a credit.
+    """
+    if isinstance(event, events.Composed):
+        parts, kinds = event.steps, events.Repeated
+    else:
+        parts = (event.event,) if hasattr(event, "event") else ()
+        kinds = events.Step if isinstance(event, events.Repeated) else Event
+    if not isinstance(event, Event) or not all(isinstance(x, kinds) for x in parts):
+        raise ValueError(
+            f"an event of dpjax.accounting.events is needed; got {event!r}."
+        )
+    for part in parts:
+        check_event(part)
+    for path, number in jax.tree.leaves_with_path(event):
+        name = f"{jax.tree_util.keystr(path)} of {type(event).__name__}"
+        validate.scalar(name, number)
+        if validate.concrete(number) is None:
+            raise ValueError(f"{name} must be a number, not a traced one.")
+        validate.nonnegative(name, number, finite=False)
+    for name in ("delta", "total_variation"):
+        if not getattr(event, name, 0.0) < 1:
+            raise ValueError(f"{name} must be below 1; got {event!r}.")
+    if isinstance(event, events.Selection) and not hasattr(
+        event.repetitions, "derivative"
+    ):
+        raise ValueError(
+            "repetitions must be a law of dpjax.accounting.selection; got "
+            f"{event.repetitions!r}."
+        )
 
 
 def epsilon(composed: Sequence[Event], delta: float) -> float:
@@ -66,6 +102,8 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       1.870
     """
     validate.open_unit("delta", delta)
+    for event in composed:
+        check_event(event)
     points = [x for x in composed if isinstance(x, events.EpsilonDelta)]
     # Dwork and Roth (2014), Theorem 3.16, https://doi.org/10.1561/0400000042:
     # (Σ ε_i, Σ δ_i), where δ_i is the δ of an event of which only one pair is known,
@@ -168,12 +206,15 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
       >>> print(f"{gaussian_bound(events.Repeated(step, 1000), 1e-6).mu:.2f}")
       0.46
     """
+    check_event(event)
+    validate.scalar("slack", slack)
     validate.nonnegative("slack", slack)
+    slack = float(slack)
     if not slack < 1:
         raise ValueError(f"slack must be below 1; got {slack!r}.")
     if isinstance(event, events.OnLattice):
         inner = gaussian_bound(event.event, slack)
-        spent = inner.total_variation + event.total_variation
+        spent = inner.total_variation + float(event.total_variation)
         return inner._replace(total_variation=spent)
     if isinstance(event, events.EpsilonDelta):
         with scope():

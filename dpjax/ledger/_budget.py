@@ -93,7 +93,9 @@ class Budget:
         Args:
           release: an event of `accounting.events`, or what has one as `event`: a plan's
             `guarantee`, or a result of `dpjax.statistics`. A `Plan` is taken for its
-            guarantee.
+            guarantee. Pass the record rather than its event, since a Gaussian event
+            states no adjacency. Draw n times for n releases by `jax.vmap`. The unit is
+            checked for plans alone, since an event states no unit.
           slack: the part of δ that a mechanism without a GDP parameter takes, for
             adaptive composition; None for half of what is left. The more, the less of
             μ² the mechanism takes.
@@ -157,6 +159,7 @@ class Budget:
         for name in ("epsilon", "delta", "adjacency", "unit"):
             if name in arguments:
                 raise ValueError(f"{name} must be left to the budget in its plan.")
+        validate.scalar("share", share)
         if not 0 < share <= 1 or (share < 1 and self.composition == "fixed"):
             raise ValueError(
                 "share must be in (0, 1], and 1 with composition 'fixed'; got "
@@ -167,10 +170,10 @@ class Budget:
         asked = goal
         best: Plan | None = None
         for _ in range(_TRIALS):
-            if not asked > 0:
-                break
             with scope():
-                target = float(gdp.epsilon(asked, self.delta))
+                target = float(gdp.epsilon(asked, self.delta)) if asked > 0 else 0.0
+            if not target > 0:
+                break
             trial = make_plan(
                 **arguments,
                 epsilon=target,
@@ -186,7 +189,10 @@ class Budget:
                     break
             asked = asked * (goal * (1 - _UNUSED / 2) / used)
         if best is None:
-            raise ValueError(f"the budget has nothing left for a plan: {self}")
+            raise ValueError(
+                f"share must leave something for a plan; got {share!r} of what is left "
+                f"of {self}"
+            )
         return best
 
     def __str__(self) -> str:
@@ -257,13 +263,13 @@ class Budget:
                 f"slack of {given:g}. A mechanism without a GDP parameter needs a "
                 "slack above 0 (dpjax.budget(..., slack=0.1))."
             )
-        if squares + cost.mu**2 > self._mu**2 * (1 + _ROUNDING):
+        if not squares + cost.mu**2 <= self._mu**2 * (1 + _ROUNDING):
             raise ValueError(
                 f"release must take at most the μ of {self.left.mu:.6g} that is left; "
                 f"got {event!r} with a μ of {cost.mu:.6g}."
             )
         reserved = self.slack * self.delta * (1 + _ROUNDING)
-        if probability + self._probability(cost) > reserved:
+        if not probability + self._probability(cost) <= reserved:
             raise ValueError(
                 f"release must take at most {self.left.slack:.6g} of δ, which is left; "
                 f"got {event!r}, which takes {self._probability(cost):.6g}."
@@ -366,6 +372,7 @@ def budget(
     validate.open_unit("delta", delta)
     validate.one_of("composition", composition, ("adaptive", "fixed"))
     validate.one_of("unit", unit, ("example", "user"))
+    validate.scalar("slack", slack)
     validate.nonnegative("slack", slack)
     if not slack < 1:
         raise ValueError(f"slack must be below 1; got {slack!r}.")

@@ -62,7 +62,9 @@ class Released:
     """A private result, and the event by which accountants know its cost.
 
     A record is a pytree. An event of plain numbers is a part of its structure: it
-    passes through `jax.jit` and `jax.vmap` as it is, without rounding.
+    passes through `jax.jit` and `jax.vmap` as it is, without rounding. It is the event
+    of one release: n releases by `jax.vmap` have n such events. One row is one example;
+    the cost is that of a user only where a user has one row.
 
     Attributes:
       value: the private result, an array or a record of arrays.
