@@ -10,7 +10,7 @@ any mechanism such a parameter, up to a small probability.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -44,11 +44,14 @@ def check_event(event: Event) -> None:
     They are not checked when an event is made, since they may be traced. A negative
     number would count as a credit.
     """
+    parts: tuple[Any, ...] = ()
+    kinds: Any = Event
     if isinstance(event, events.Composed):
         parts, kinds = event.steps, events.Repeated
-    else:
-        parts = (event.event,) if hasattr(event, "event") else ()
-        kinds = events.Step if isinstance(event, events.Repeated) else Event
+    elif isinstance(event, events.Repeated):
+        parts, kinds = (event.event,), events.Step
+    elif isinstance(event, events.OnLattice | events.Selection):
+        parts = (event.event,)
     if not isinstance(event, Event) or not all(isinstance(x, kinds) for x in parts):
         raise ValueError(
             f"an event of dpjax.accounting.events is needed; got {event!r}."
