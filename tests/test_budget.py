@@ -125,6 +125,8 @@ def test_fixed_draws_are_totalled_by_privacy_loss_distributions():
     with pytest.raises(ValueError, match="total ε"):
         drawn.draw(events.Gaussian(0.5))
     assert "training" in str(drawn)
+    with pytest.raises(ValueError, match="composition"):
+        _ = drawn.left
     assert account.draws == ()
 
 
@@ -190,6 +192,8 @@ def test_wrong_draws_raise():
         dpjax.budget(2.0, 1e-5, adjacency=ADD, slack=0.0).draw(RUN)
     with pytest.raises(ValueError, match="event"):
         account.draw(0.3)
+    whole = account.draw(RUN, slack=account.left.slack)
+    assert 0 <= whole.left.slack < 1e-15
     with pytest.raises(ValueError, match="of δ"):
         account.draw(events.EpsilonDelta(0.1, 1.1e-6))
     with pytest.raises(ValueError, match="unit"):

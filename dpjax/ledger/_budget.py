@@ -65,15 +65,20 @@ class Budget:
 
     @property
     def left(self) -> GaussianBound:
-        """What is left for further draws, where composition is adaptive.
+        """The part of an adaptive budget that further draws may take.
 
         `mu` is the parameter of the Gaussian mechanism that would take the rest.
         `slack` is the part of δ for mechanisms without a GDP parameter, and
         `total_variation` the distance of a run on a lattice that `slack` would pay for.
+        Raises ValueError for composition "fixed", whose draws do not add up.
         """
+        if self.composition == "fixed":
+            raise ValueError("composition must be 'adaptive' for what is left.")
         squares, probability, _ = self._spent
         mu = math.sqrt(max(self._mu**2 - squares, 0.0))
-        slack = max(self.slack * self.delta - probability, 0.0)
+        # Less by a rounding error, so that a draw may take all of it.
+        reserved = self.slack * self.delta * (1 - _ROUNDING)
+        slack = max(reserved - probability, 0.0)
         return GaussianBound(mu, slack, slack / self._of_total_variation)
 
     @property
@@ -165,8 +170,8 @@ class Budget:
                 "share must be in (0, 1], and 1 with composition 'fixed'; got "
                 f"{share!r}."
             )
-        left = self.left
-        goal = self._mu if self.composition == "fixed" else math.sqrt(share) * left.mu
+        fixed = self.composition == "fixed"
+        goal = self._mu if fixed else math.sqrt(share) * self.left.mu
         asked = goal
         best: Plan | None = None
         for _ in range(_TRIALS):
@@ -215,8 +220,10 @@ class Budget:
     @property
     def _mu(self) -> float:
         """The μ of all draws together, rounded down."""
+        # Fixed draws are totalled at all of δ.
+        reserved = 0.0 if self.composition == "fixed" else self.slack
         with scope():
-            mu = float(gdp.mu(self.epsilon, self.delta * (1 - self.slack)))
+            mu = float(gdp.mu(self.epsilon, self.delta * (1 - reserved)))
         return mu * (1 - 2 * _ROUNDING)
 
     @property
@@ -243,19 +250,19 @@ class Budget:
     def _used(self, event: Event, slack: float | None) -> float:
         """The μ that an event takes; for fixed composition, the μ of the whole."""
         if self.composition == "adaptive":
-            return composition.gaussian_bound(event, self._given(slack)).mu
+            return composition.gaussian_bound(event, self._slack_of_draw(slack)).mu
         with scope():
             total = self._total([*(x.event for x in self.draws), event])
             return float(gdp.mu(total, self.delta))
 
-    def _given(self, slack: float | None) -> float:
+    def _slack_of_draw(self, slack: float | None) -> float:
         """The part of δ that a mechanism without a GDP parameter takes."""
         return self.left.slack / 2 if slack is None else slack
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:
         """What an event takes from a budget for adaptive composition."""
         squares, probability, _ = self._spent
-        given = self._given(slack)
+        given = self._slack_of_draw(slack)
         cost = composition.gaussian_bound(event, given)
         if not math.isfinite(cost.mu):
             raise ValueError(
@@ -268,7 +275,7 @@ class Budget:
                 f"release must take at most the μ of {self.left.mu:.6g} that is left; "
                 f"got {event!r} with a μ of {cost.mu:.6g}."
             )
-        reserved = self.slack * self.delta * (1 + _ROUNDING)
+        reserved = self.slack * self.delta
         if not probability + self._probability(cost) <= reserved:
             raise ValueError(
                 f"release must take at most {self.left.slack:.6g} of δ, which is left; "

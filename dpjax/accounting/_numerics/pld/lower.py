@@ -144,7 +144,9 @@ def _compose(
     return parts, variance, -jnp.expm1(finite) * (1 - _MARGIN), distance
 
 
-def _whole(of: Any, lost: jax.Array, distance: jax.Array, epsilon: jax.Array):
+def _with_infinite_losses(
+    of: Any, lost: jax.Array, distance: jax.Array, epsilon: jax.Array
+):
     """The bound with infinite losses, for the mechanism at some total variation."""
     far = (1 + jnp.exp(jnp.minimum(epsilon, 700.0))) * distance * (1 + _MARGIN)
     return (of(epsilon) + lost) * (1 - _MARGIN) - far
@@ -162,7 +164,7 @@ def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
 
     def bound(parts: Parts) -> jax.Array:
         of = _delta_of(parts, variance, (at, jnp.log(upper)))
-        return jnp.maximum(_whole(of, lost, distance, at), 0.0)
+        return jnp.maximum(_with_infinite_losses(of, lost, distance, at), 0.0)
 
     return jnp.where(inside, jnp.minimum(_directions(bound, parts), upper), 0.0)
 
@@ -178,7 +180,7 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
         of = _delta_of(parts, variance, (upper, jnp.log(asked)))
 
         def exceeds(epsilon: jax.Array) -> jax.Array:
-            return _whole(of, lost, distance, epsilon) > asked
+            return _with_infinite_losses(of, lost, distance, epsilon) > asked
 
         # A mechanism with δ(ε) > δ is not (ε, δ)-DP, and an ε of 0 always is a bound.
         # Far from the tilt's ε the bound on δ may fall short. So the search starts from
