@@ -221,28 +221,27 @@ def test_epsilon_of_one_step_equals_gaussian_mechanism():
     assert exact * 0.999 <= allocation_bound("epsilon_lower", 1, 4)(0.9, 1e-5) <= exact
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # one program for each number of steps and epochs
 def test_epsilon_bounds_are_close_for_all_sizes():
     rng = np.random.default_rng(3)
-    previous = {}
-    for _ in range(30):
-        noise, delta = 10 ** rng.uniform(-0.4, 0.8), 10 ** rng.uniform(-12, -3)
-        num_steps = int(10 ** rng.uniform(0, 5))
-        num_epochs = int(10 ** rng.uniform(0, 1.5))
-        case = noise, num_steps, num_epochs, delta
-        upper = allocation_bound("epsilon", num_steps, num_epochs)(noise, delta)
-        lower = allocation_bound("epsilon_lower", num_steps, num_epochs)(noise, delta)
-        assert lower <= upper, case
-        assert upper - lower <= 0.015 * upper + 3e-4, case
-        previous[case] = upper
-    # More steps hide an example better; more noise, too.
-    for (noise, num_steps, num_epochs, delta), upper in list(previous.items())[:5]:
-        more = allocation_bound("epsilon", 2 * num_steps + 1, num_epochs)(noise, delta)
-        assert more <= upper * 1.02 + 1e-3
-        assert (
-            allocation_bound("epsilon", num_steps, num_epochs)(2 * noise, delta)
-            <= upper
-        )
+    sizes = [(int(10 ** rng.uniform(0, 5)), int(10 ** rng.uniform(0, 1.5)))]
+    sizes += [(1, 20), (3, 1), (40, 5), (1000, 2), (70000, 30)]
+    for num_steps, num_epochs in sizes:
+        upper_bound = allocation_bound("epsilon", num_steps, num_epochs)
+        lower_bound = allocation_bound("epsilon_lower", num_steps, num_epochs)
+        for _ in range(4):
+            noise, delta = 10 ** rng.uniform(-0.4, 0.8), 10 ** rng.uniform(-12, -3)
+            case = noise, num_steps, num_epochs, delta
+            upper, lower = upper_bound(noise, delta), lower_bound(noise, delta)
+            assert lower <= upper, case
+            assert upper - lower <= 0.015 * upper + 3e-4, case
+            # More noise hides an example better.
+            assert upper_bound(2 * noise, delta) <= upper, case
+    # So do more steps.
+    for num_steps in (3, 40):
+        fewer, more = (allocation_bound("epsilon", n) for n in (num_steps, 81))
+        for noise in (0.5, 1.0, 4.0):
+            assert more(noise, 1e-6) <= fewer(noise, 1e-6) * 1.02 + 1e-3
 
 
 @pytest.mark.slow  # they compile for long

@@ -744,16 +744,9 @@ def assert_resumed_runs_match(folders, plan, whole):
 
 
 @pytest.mark.slow
-def test_killed_run_equals_uninterrupted_run(plan, uninterrupted_runs, tmp_path):
-    assert_resumed_runs_match(
-        kill_and_resume(tmp_path, plan, random.Random(1), 2), plan, uninterrupted_runs
-    )
-
-
-@pytest.mark.slow
-def test_run_killed_fifty_times_equals_uninterrupted_run(
+def test_run_killed_many_times_equals_uninterrupted_run(
     plan, uninterrupted_runs, tmp_path
 ):
     assert_resumed_runs_match(
-        kill_and_resume(tmp_path, plan, random.Random(2), 50), plan, uninterrupted_runs
+        kill_and_resume(tmp_path, plan, random.Random(2), 12), plan, uninterrupted_runs
     )

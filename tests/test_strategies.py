@@ -438,17 +438,20 @@ def test_invalid_schedule_arguments_raise(changed, match):
 @pytest.mark.parametrize("sampling", ["cyclic_poisson", "random_bins"])
 def test_amplified_strategy_meets_target_with_less_error(sampling, optimized):
     workload = workloads.momentum(0.9)
-    sizes = {"num_steps": 60, "steps_per_epoch": 20}
+    sizes = {"num_steps": 24, "steps_per_epoch": 8}
     asked = {**sizes, "sampling": sampling, "adjacency": Adjacency.ZERO_OUT}
     found = strategies.amplified(workload, **asked, epsilon=2.0, delta=1e-4)
-    used = correlated.epsilon(found.strategy, found.noise_multiplier, 1e-4, **asked)
+    with jax.enable_x64(True):  # a float32 of ε is rounded up, past the target
+        used = float(
+            correlated.epsilon(found.strategy, found.noise_multiplier, 1e-4, **asked)
+        )
     assert 1.99 < used <= 2.0
-    error = correlated.error(found.strategy, workload, 60)
+    error = correlated.error(found.strategy, workload, 24)
     np.testing.assert_allclose(found.error, found.noise_multiplier * error, rtol=1e-6)
     random = sampling == "random_bins"
     other = strategies.geometric(0.9) if random else strategies.independent()
     needed = calibrate.solve(lambda x: correlated.epsilon(other, x, 1e-4, **asked), 2.0)
-    assert needed * correlated.error(other, workload, 60) > found.error
+    assert needed * correlated.error(other, workload, 24) > found.error
 
 
 @pytest.mark.parametrize(
