@@ -4,7 +4,8 @@
 
 needs the extra `docs`. A warning of the build fails it. So does a link or an anchor
 that leads nowhere, anything that a page would load from elsewhere, and a public name
-without an entry on an API page. With --browser, `browser.py` looks at the pages too.
+without an entry on an API page, and a search that puts a wrong page first
+(`search.py`). With --browser, `browser.py` looks at the pages too.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import sys
 import urllib.parse
 
 import names
+import search
 
 HERE = pathlib.Path(__file__).parent
 SITE = HERE.parents[1] / "build/site"
@@ -114,7 +116,7 @@ def main() -> None:
     parser.add_argument("--browser", action="store_true", help="look at the pages too")
     arguments = parser.parse_args()
     build()
-    found = problems()
+    found = problems() + search.problems(SITE)
     if arguments.browser:
         import browser
 

@@ -25,6 +25,9 @@ ELSEWHERE = {
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+# How much more a page's sections count in a search than those of other pages. Tasks
+# come before measurements, programs and functions.
+BOOSTS = {"howto/": 2.0, "notebooks/": 0.5, "benchmarks": 0.25, "api/": 0.25}
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 FENCE = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
 GUIDE = re.compile(r"docs/(\w+)\.md")  # in docstrings
@@ -97,7 +100,9 @@ def prose(markdown: str) -> list[str]:
 def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files
 ) -> str:
-    """Links as they are on the site."""
+    """Links as they are on the site, and the page's weight in a search."""
+    boosts = (x for start, x in BOOSTS.items() if page.file.src_uri.startswith(start))
+    page.meta["search"] = {"boost": next(boosts, 1.0)}
 
     def relocate(match: re.Match[str]) -> str:
         link = match[0]

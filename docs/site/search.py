@@ -1,0 +1,52 @@
+"""A check that the site's search puts the right page first.
+
+The theme searches the index that the build writes with lunr.js; `lunr` is the same in
+Python. As in the theme, words are not stemmed, titles weigh more than text (`FIELDS`),
+the last letters of a word may be missing, and a page ranks by its best section.
+"""
+
+import json
+import pathlib
+
+import lunr
+from lunr.stemmer import stemmer
+
+FIELDS = [{"field_name": "title", "boost": 1000}, {"field_name": "text", "boost": 1}]
+# What newcomers search for, and the page that answers it.
+EXPECTED = {
+    "epsilon": "choosing",
+    "learning rate": "choosing",
+    "keras": "howto/keras",
+    "opacus": "migration",
+    "tpu": "howto/devices",
+    "lora": "howto/large-models",
+    "batchnorm": "howto/batchnorm-and-dropout",
+    "hyperparameter": "selection",
+    "last iterate": "iteration",
+    "microbatch": "howto/accumulation",
+}
+
+
+def problems(site: pathlib.Path) -> list[str]:
+    """The searches whose first result is another page."""
+    sections = json.loads((site / "search/search_index.json").read_text())["docs"]
+    builder = lunr.get_default_builder()
+    for pipeline in (builder.pipeline, builder.search_pipeline):
+        pipeline.remove(stemmer)
+    index = lunr.lunr(
+        ref="location",
+        fields=FIELDS,
+        documents=[(x, {"boost": x.get("boost", 1)}) for x in sections],
+        builder=builder,
+    )
+    first = {words: _first_page(index, words) for words in EXPECTED}
+    return [
+        f"search for {words!r} puts {page} first, not {EXPECTED[words]}"
+        for words, page in first.items()
+        if page != EXPECTED[words]
+    ]
+
+
+def _first_page(index: lunr.index.Index, words: str) -> str:
+    found = index.search(" ".join(f"+{word}*" for word in words.split()))
+    return found[0]["ref"].split("#")[0].rstrip("/") if found else "nothing"
