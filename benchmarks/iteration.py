@@ -83,21 +83,18 @@ def plot(path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    from dpjax.plot import style
+
+    plt.style.use(style)
     epochs = np.unique(np.logspace(0, 3, 25).astype(int))
     bounds = [logistic_mu(int(e), 0.002) for e in epochs]
     composed = [float(gdp.epsilon(b.composition, 1e-5)) for b in bounds]
     exact = [float(gdp.epsilon(b.best, 1e-5)) for b in bounds]
     by_rdp = [rdp_epsilon(b.best, 1e-5) for b in bounds]
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    axes.loglog(epochs, composed, color="0.45", linestyle="--", label="composition")
-    axes.loglog(
-        epochs,
-        by_rdp,
-        color="tab:orange",
-        linestyle="-.",
-        label="minorant, converted by RDP",
-    )
-    axes.loglog(epochs, exact, color="tab:blue", label="minorant")
+    figure, axes = plt.subplots()
+    axes.loglog(epochs, composed, label="all iterates, by composition")
+    axes.loglog(epochs, by_rdp, label="last iterate, converted by RDP")
+    axes.loglog(epochs, exact, label="last iterate, this library")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("epochs")
@@ -107,9 +104,8 @@ def plot(path):
         "40 batches an epoch, noise multiplier 3, REPLACE",
         fontsize=10,
     )
-    axes.grid(which="major", alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    axes.legend()
+    figure.savefig(path)
     print(f"\nwrote {path}")
 
 

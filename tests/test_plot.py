@@ -171,6 +171,16 @@ def test_legend_covers_no_curve():
         assert not any(box.contains(*point) for point in points)
 
 
+def test_style_distinguishes_lines_without_colour():
+    with plt.style.context(plot.style):
+        _, ax = plt.subplots()
+        lines = [ax.plot([0, 1], [i, i])[0] for i in range(5)]
+        assert len({str(line._dash_pattern) for line in lines}) == 5
+        assert len({line.get_color() for line in lines}) == 5
+        assert not ax.spines["top"].get_visible()
+    assert plt.rcParams["axes.spines.top"]
+
+
 # --- runs
 
 

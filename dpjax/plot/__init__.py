@@ -12,6 +12,8 @@ without colour.
    `budget` draws what each release takes from a budget.
 3. `noise` draws the size of noise from step to step, and `spectrum` its power by
    frequency.
+
+`style` is the look of these plots for figures of your own: `plt.style.use(plot.style)`.
 """
 
 from dpjax.plot._attack import attack as attack
@@ -21,4 +23,5 @@ from dpjax.plot._runs import comparison as comparison
 from dpjax.plot._runs import epsilon_by_step as epsilon_by_step
 from dpjax.plot._shapes import noise as noise
 from dpjax.plot._shapes import spectrum as spectrum
+from dpjax.plot._style import style as style
 from dpjax.plot._tradeoff import tradeoff as tradeoff

@@ -8,7 +8,7 @@ from dpjax._plan.guarantee import up
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["GREY", "axes", "finish", "names", "strokes", "up"]
+__all__ = ["GREY", "axes", "finish", "names", "strokes", "style", "up"]
 
 # Each colour is dark enough on white. The numbers of colours, strokes and markers are
 # pairwise coprime, so that no two of the first 210 lines agree in all three.
@@ -16,6 +16,33 @@ _COLOURS = ("#000000", "#0072b2", "#b34700", "#00775a", "#8a4173", "#5c5c00")
 _STROKES = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 3, 4)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#6e6e6e"
+# Settings of matplotlib as a dictionary, so that matplotlib need not be imported here.
+style: dict[str, Any] = {
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.prop_cycle": (
+        f"cycler('color', {list(_COLOURS)}) + "
+        f"cycler('linestyle', {[*_STROKES, _STROKES[0]]})"
+    ),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 11,
+    "figure.constrained_layout.use": True,
+    # At 360 pixels, the width of a telephone, letters are then 8 pixels high or more.
+    "figure.figsize": (5.4, 3.6),
+    "font.size": 11,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5,
+    "savefig.dpi": 160,
+}
+"""The look of all pictures of this project, for `matplotlib.pyplot.style.use`.
+
+Lines differ in colour and in stroke. The colours are dark enough on white, and
+differ for the colour-blind.
+"""
 
 
 def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
