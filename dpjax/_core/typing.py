@@ -18,14 +18,13 @@ import numpy as np
 import optax
 
 ArrayLike: TypeAlias = jax.typing.ArrayLike
+Arrays: TypeAlias = Sequence[jax.Array]
 DTypeLike: TypeAlias = jax.typing.DTypeLike
 Key: TypeAlias = chex.PRNGKey  # a typed key, which validate.typed_key checks
 Tree: TypeAlias = optax.Params
 LossFn: TypeAlias = Callable[..., jax.Array]  # from parameters and ONE example
 # From the leaves of the parameters and of the example to the loss and auxiliary output.
-LossOfLeaves: TypeAlias = Callable[
-    [Sequence[jax.Array], Sequence[jax.Array]], tuple[ArrayLike, object]
-]
+LossOfLeaves: TypeAlias = Callable[[Arrays, Arrays], tuple[ArrayLike, object]]
 Atom: TypeAlias = jax.core.Atom  # an input of a jaxpr's equation: variable or literal
 Engine: TypeAlias = Literal["auto", "bookkeeping", "ghost", "vmap"]
 Arithmetic: TypeAlias = Literal["real", "discrete"]

@@ -36,10 +36,7 @@ def value_and_grad(
     gradient = _gradient(loss_fn, plan, **options)
 
     def fn(
-        model: Any,
-        examples: Examples,
-        *others: Any,
-        clip_norm: ArrayLike | None = None,
+        model: Any, examples: Examples, *others: Any, clip_norm: ArrayLike | None = None
     ) -> tuple[Any, Any]:
         grads, per_example, mask, bound = gradient(model, examples, others, clip_norm)
         value = masked_mean(per_example.loss, mask)
@@ -66,10 +63,7 @@ def metrics(
     gradient = _gradient(loss_fn, plan, **options)
 
     def fn(
-        model: Any,
-        examples: Examples,
-        *others: Any,
-        clip_norm: ArrayLike | None = None,
+        model: Any, examples: Examples, *others: Any, clip_norm: ArrayLike | None = None
     ) -> Metrics:
         grads, per_example, mask, bound = gradient(model, examples, others, clip_norm)
         return of_examples(per_example, bound, mask=mask, grads=grads)

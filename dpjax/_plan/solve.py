@@ -25,11 +25,7 @@ from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Factor, Segment, make_segments
 from dpjax.accounting import calibrate, profiles
 from dpjax.accounting.events import RandomBins
-from dpjax.accounting.profiles import (
-    LEAST_SHARE,
-    SHARES_OF_LATTICE,
-    RandomBinsProfile,
-)
+from dpjax.accounting.profiles import LEAST_SHARE, SHARES_OF_LATTICE, RandomBinsProfile
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 # The share of δ that may be spent on batches which exceed their capacity.

@@ -349,10 +349,7 @@ def matched_filter(
 
 
 def mixture_scores(
-    seen: jax.Array,
-    cases: jax.Array,
-    probabilities: ArrayLike,
-    stddev: ArrayLike,
+    seen: jax.Array, cases: jax.Array, probabilities: ArrayLike, stddev: ArrayLike
 ) -> jax.Array:
     """Scores of canaries that took part in one of several ways, chosen at random.
 

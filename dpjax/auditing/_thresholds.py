@@ -153,10 +153,7 @@ def band(
 
 
 def _rates_at(
-    scores_in: jax.Array,
-    scores_out: jax.Array,
-    threshold: jax.Array,
-    error: jax.Array,
+    scores_in: jax.Array, scores_out: jax.Array, threshold: jax.Array, error: jax.Array
 ) -> _Rates:
     """Bounds on a test's rates at a threshold that does not depend on these scores."""
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)

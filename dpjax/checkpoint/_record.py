@@ -285,11 +285,7 @@ def refuse_another(
     The function compares the plan, the name of the data set, the structure of the
     arrays and the draws. `folder` is for error messages.
     """
-    here = {
-        "plan": primary_fields(plan),
-        "data": data,
-        "leaves": _leaves(tree_of(run)),
-    }
+    here = {"plan": primary_fields(plan), "data": data, "leaves": _leaves(tree_of(run))}
     there = {
         "plan": primary_fields(kept.plan),
         "data": kept.data,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.meshes import add_varying_axes, like
-from dpjax._core.typing import ArrayLike, LossOfLeaves
+from dpjax._core.typing import ArrayLike, Arrays, LossOfLeaves
 
 
 class LossByLeaves(NamedTuple):
@@ -96,9 +96,7 @@ class Arguments(NamedTuple):
         types = [jax.typeof(jnp.asarray(x)) for x in batched]
         one = [like(t, t.shape[1:], t.dtype) for t in types]
 
-        def loss_and_aux(
-            leaves: Sequence[jax.Array], example: Sequence[jax.Array]
-        ) -> tuple[ArrayLike, object]:
+        def loss_and_aux(leaves: Arrays, example: Arrays) -> tuple[ArrayLike, object]:
             full = list(args)
             parameters = treedef.unflatten(leaves)
             if isinstance(self.argnums, int):

@@ -13,7 +13,7 @@ from dpjax._core import validate
 from dpjax._core.dtypes import widen
 from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import HIGHEST, square_sum, upper_sum
-from dpjax._core.typing import Shaped, Tree
+from dpjax._core.typing import ArrayLike, Arrays, Shaped, Tree
 
 # Clipping scales a gradient to C (1 − 2⁻²⁰). The slack is sixteen roundings of float32,
 # and covers the root, the quotient and the product. The squares are upper bounds and so
@@ -74,7 +74,7 @@ class Summed(NamedTuple):
 
 
 def clip(
-    gradient: Shaped, clip_norm: jax.typing.ArrayLike, keep: jax.typing.ArrayLike = True
+    gradient: Shaped, clip_norm: ArrayLike, keep: ArrayLike = True
 ) -> tuple[Shaped, jax.Array]:
     """Bound one gradient's L2 norm over all its leaves.
 
@@ -108,9 +108,9 @@ def clip(
 
 
 def group_squares(
-    leaves: Sequence[jax.Array],
+    leaves: Arrays,
     groups: Sequence[int],
-    clip_norms: Sequence[jax.typing.ArrayLike],
+    clip_norms: Sequence[ArrayLike],
     kept: int = 0,
 ) -> list[jax.Array]:
     """For each group of leaves an upper bound of ‖gradient / C‖².
@@ -129,9 +129,7 @@ def group_squares(
 
 
 def clip_scales(
-    squares: Sequence[jax.Array],
-    clip_norms: Sequence[jax.typing.ArrayLike],
-    keep: jax.typing.ArrayLike,
+    squares: Arrays, clip_norms: Sequence[ArrayLike], keep: ArrayLike
 ) -> Scales:
     """The clipping factors, from an upper bound of each group's ‖gradient / C‖².
 
@@ -225,7 +223,7 @@ def _broadcast_scales(per_example: jax.Array, x: jax.Array) -> jax.Array:
     return per_example.reshape(per_example.shape + (1,) * (x.ndim - per_example.ndim))
 
 
-def clip_and_sum(clip_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
+def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
     """Turn per-example gradients into the sum of their clipped versions.
 
     This transformation is for users who have per-example gradients already.

@@ -22,7 +22,7 @@ from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.float64 import default_float
 from dpjax._core.meshes import are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
-from dpjax._core.typing import Arithmetic, ArrayLike, Engine, Params, Tree
+from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
 from dpjax.clipping._clip import Summed, Wide, batch_size
@@ -69,7 +69,7 @@ class ClippedGrad(Generic[Params]):
         ]
         return f"clipped_grad({name}, {', '.join(others)})"
 
-    def sensitivity(self, adjacency: Adjacency) -> jax.typing.ArrayLike:
+    def sensitivity(self, adjacency: Adjacency) -> ArrayLike:
         """The L2 sensitivity of the sum: C, or 2C under REPLACE.
 
         With several clip norms, C is the square root of the sum of their squares.
@@ -130,8 +130,8 @@ class ClippedGrad(Generic[Params]):
     def _sum_of_parts(
         self,
         sum_of: Callable[..., Summed],
-        leaves: Sequence[jax.Array],
-        batched: Sequence[jax.Array],
+        leaves: Arrays,
+        batched: Arrays,
         mask: jax.Array,
         *,
         wide: bool = False,
@@ -154,8 +154,8 @@ class ClippedGrad(Generic[Params]):
         self,
         closed: jex.ClosedJaxpr,
         groups: Groups,
-        leaves: Sequence[jax.Array],
-        batched: Sequence[jax.Array],
+        leaves: Arrays,
+        batched: Arrays,
         mask: jax.Array,
     ) -> tuple[list[jax.Array], PerExample]:
         """The sums made in float64, whose floats have the sensitivity C.

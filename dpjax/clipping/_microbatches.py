@@ -6,7 +6,7 @@ does the same, but it supports neither typed keys nor a batch size that the micr
 size does not divide.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import jax
@@ -21,15 +21,16 @@ from dpjax._core.meshes import (
     sharded_zeros,
     varying_axes,
 )
+from dpjax._core.typing import Arrays
 
 Out = TypeVar("Out")
 
 
 def in_microbatches(
-    clipped_sum: Callable[..., tuple[Sequence[jax.Array], Out]],
+    clipped_sum: Callable[..., tuple[Arrays, Out]],
     size: int,
-    leaves: Sequence[jax.Array],
-    examples: Sequence[jax.Array],
+    leaves: Arrays,
+    examples: Arrays,
     mask: jax.Array,
     *,
     wide: bool = False,

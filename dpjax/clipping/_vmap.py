@@ -7,6 +7,7 @@ import jax.extend.core as jex
 
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import leading_axis, let_compiler_shard
+from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
 from dpjax.clipping._clip import (
     Summed,
@@ -21,9 +22,9 @@ from dpjax.clipping._clip import (
 def clipped_sum(
     closed: jex.ClosedJaxpr,
     groups: Sequence[int],
-    clip_norms: Sequence[jax.typing.ArrayLike],
-    leaves: Sequence[jax.Array],
-    examples: Sequence[jax.Array],
+    clip_norms: Sequence[ArrayLike],
+    leaves: Arrays,
+    examples: Arrays,
     mask: jax.Array,
     *,
     wide: Wide | None = None,
@@ -40,12 +41,8 @@ def clipped_sum(
       wide: how the clipped gradients are added up in float64; None for float32.
     """
 
-    def one(
-        *example: jax.Array,
-    ) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
-        def loss_and_aux(
-            leaves: Sequence[jax.Array],
-        ) -> tuple[jax.Array, list[jax.Array]]:
+    def one(*example: jax.Array) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
+        def loss_and_aux(leaves: Arrays) -> tuple[jax.Array, list[jax.Array]]:
             loss, *aux = evaluate(closed, [*leaves, *example])
             return loss, aux
 
@@ -58,11 +55,9 @@ def clipped_sum(
         gradients, loss, aux = jax.vmap(one)(*examples)
 
     def sum_gradients(
-        gradients: Sequence[jax.Array],
-        clip_norms: Sequence[jax.typing.ArrayLike],
-        mask: jax.Array,
+        gradients: Arrays, clip_norms: Sequence[ArrayLike], mask: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
-        def squares_of(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+        def squares_of(leaves: Arrays) -> list[jax.Array]:
             return group_squares(leaves, groups, clip_norms)
 
         squares = jax.vmap(squares_of)(gradients)

@@ -170,12 +170,7 @@ def _arguments(
 
 
 def random_bins(
-    num_examples: int,
-    num_bins: int,
-    *,
-    max_batch_size: int,
-    key: Key,
-    epoch: ArrayLike,
+    num_examples: int, num_bins: int, *, max_batch_size: int, key: Key, epoch: ArrayLike
 ) -> Batch:
     """One epoch in which every example independently picks one step to take part in.
 

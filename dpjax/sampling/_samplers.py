@@ -70,11 +70,7 @@ def sampler_key(key: Key, consumer: str, name: str, number: ArrayLike) -> jax.Ar
 
 
 def fixed_size(
-    num_examples: int,
-    batch_size: int,
-    *,
-    key: Key,
-    step: ArrayLike,
+    num_examples: int, batch_size: int, *, key: Key, step: ArrayLike
 ) -> Batch:
     """One step on a uniformly random subset of fixed size, drawn without replacement.
 
@@ -320,11 +316,7 @@ def cyclic_step(num_examples: int, batch_size: int, *, step: ArrayLike) -> Batch
 
 
 def reshuffled(
-    num_examples: int,
-    batch_size: int,
-    *,
-    key: Key,
-    epoch: ArrayLike,
+    num_examples: int, batch_size: int, *, key: Key, epoch: ArrayLike
 ) -> Batch:
     """One epoch in a random order, which differs from epoch to epoch.
 
@@ -360,12 +352,7 @@ def reshuffled(
 
 
 def reshuffled_step(
-    num_examples: int,
-    batch_size: int,
-    *,
-    key: Key,
-    epoch: ArrayLike,
-    step: ArrayLike,
+    num_examples: int, batch_size: int, *, key: Key, epoch: ArrayLike, step: ArrayLike
 ) -> Batch:
     """One step of `reshuffled`, without computing the rest of the epoch.
 
@@ -401,11 +388,7 @@ def reshuffled_step(
 
 
 def _permuted_examples(
-    n: int,
-    places: jax.Array,
-    mask: jax.Array,
-    key: Key,
-    epoch: ArrayLike,
+    n: int, places: jax.Array, mask: jax.Array, key: Key, epoch: ArrayLike
 ) -> Batch:
     """The batch of examples at the given positions of the epoch's random order."""
     key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)

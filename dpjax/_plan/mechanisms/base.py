@@ -62,11 +62,7 @@ class Mechanism:
             )
 
     def draw(
-        self,
-        batch_size: int,
-        max_batch_size: int,
-        step: ArrayLike,
-        key: jax.Array,
+        self, batch_size: int, max_batch_size: int, step: ArrayLike, key: jax.Array
     ) -> sampling.Batch:
         """The positions of a step's examples, and the mask of the valid ones."""
         raise NotImplementedError

@@ -557,10 +557,7 @@ def _sensitivity64(
 
 
 def gradient_descent_sensitivity(
-    *,
-    num_steps: ArrayLike,
-    num_examples: ArrayLike,
-    **setting: Unpack[Setting],
+    *, num_steps: ArrayLike, num_examples: ArrayLike, **setting: Unpack[Setting]
 ) -> jax.Array:
     """How far one example can move the last iterate of full-batch gradient descent.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting.iteration._lipschitz import check_curvature, excess
 from dpjax.accounting.iteration._periodic import geometric
 
@@ -85,13 +86,13 @@ def _exponential64(lipschitz, strong, diameter):
 
 
 def langevin_mu(
-    lipschitz: jax.typing.ArrayLike,
+    lipschitz: ArrayLike,
     *,
-    step_size: jax.typing.ArrayLike,
+    step_size: ArrayLike,
     num_steps: float,
-    smoothness: jax.typing.ArrayLike,
-    strong_convexity: jax.typing.ArrayLike,
-    diameter: jax.typing.ArrayLike,
+    smoothness: ArrayLike,
+    strong_convexity: ArrayLike,
+    diameter: ArrayLike,
 ) -> jax.Array:
     """The GDP parameter of the last iterate of Langevin Monte Carlo.
 
@@ -147,10 +148,7 @@ def langevin_mu(
 
 
 def exponential_mechanism_mu(
-    lipschitz: jax.typing.ArrayLike,
-    *,
-    strong_convexity: jax.typing.ArrayLike,
-    diameter: jax.typing.ArrayLike,
+    lipschitz: ArrayLike, *, strong_convexity: ArrayLike, diameter: ArrayLike
 ) -> jax.Array:
     """The GDP parameter of one sample from a density proportional to e^{−F} on a set.
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
+from dpjax._core.typing import ArrayLike
 
 
 def excess(
@@ -111,11 +112,11 @@ def check_curvature(smoothness, weak_convexity, strong_convexity) -> None:
 
 
 def step_lipschitz(
-    step_size: jax.typing.ArrayLike,
+    step_size: ArrayLike,
     *,
-    smoothness: jax.typing.ArrayLike,
-    weak_convexity: jax.typing.ArrayLike = 0.0,
-    strong_convexity: jax.typing.ArrayLike = 0.0,
+    smoothness: ArrayLike,
+    weak_convexity: ArrayLike = 0.0,
+    strong_convexity: ArrayLike = 0.0,
 ) -> jax.Array:
     """The Lipschitz constant of a gradient step without clipping.
 
@@ -145,10 +146,7 @@ def step_lipschitz(
 
 
 def clipped_step_lipschitz(
-    step_size: jax.typing.ArrayLike,
-    *,
-    weak_convexity: jax.typing.ArrayLike,
-    smoothness: jax.typing.ArrayLike,
+    step_size: ArrayLike, *, weak_convexity: ArrayLike, smoothness: ArrayLike
 ) -> jax.Array:
     """The Lipschitz constant of a step along the mean of clipped gradients.
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting import pld
 from dpjax.accounting.iteration import _setting
 from dpjax.accounting.iteration._periodic import geometric
@@ -175,8 +176,8 @@ class _Run(NamedTuple):
 
     numbers: Numbers
     assumed: Assumed
-    rate: jax.typing.ArrayLike
-    delta: jax.typing.ArrayLike
+    rate: ArrayLike
+    delta: ArrayLike
     steps: int
 
     def candidates(self, way: _Way, most: int) -> tuple[jax.Array, jax.Array]:
@@ -189,7 +190,7 @@ class _Run(NamedTuple):
         split = _best_split64(n, self.rate, self.numbers, asked=asked)
         return n, jax.lax.stop_gradient(split)
 
-    def release(self, beta: jax.typing.ArrayLike) -> pld.PLD:
+    def release(self, beta: ArrayLike) -> pld.PLD:
         """The PLD of a subsampled step with β times the sensitivity."""
         mu = _shift64(beta, self.numbers, assumed=self.assumed)
         return pld.subsampled_gdp(mu, self.rate)
@@ -224,12 +225,12 @@ def _diameter(run: _Run) -> jax.Array:
 
 
 def noisy_sgd_bounds(
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    delta: ArrayLike,
     *,
     num_steps: int,
-    batch_size: jax.typing.ArrayLike,
-    num_examples: jax.typing.ArrayLike,
+    batch_size: ArrayLike,
+    num_examples: ArrayLike,
     **setting: Unpack[Setting],
 ) -> Bounds:
     """All bounds on ε of the last iterate of noisy descent on random batches.
@@ -281,12 +282,12 @@ def noisy_sgd_bounds(
 
 
 def noisy_sgd_epsilon(
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    delta: ArrayLike,
     *,
     num_steps: int,
-    batch_size: jax.typing.ArrayLike,
-    num_examples: jax.typing.ArrayLike,
+    batch_size: ArrayLike,
+    num_examples: ArrayLike,
     **setting: Unpack[Setting],
 ) -> jax.Array:
     """ε of the last iterate of noisy gradient descent on random batches of fixed size.

@@ -160,12 +160,7 @@ def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Arr
     return jnp.minimum(best, jnp.min(jnp.where(reached, cost, jnp.inf)))
 
 
-def contraction(
-    y: jax.Array,
-    r: jax.Array,
-    m: jax.Array,
-    cycle: Cycle,
-) -> jax.Array:
+def contraction(y: jax.Array, r: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
     """The value of μ² for all uses of the example in a run, f[].
 
     The value is inf for c > 1 if losses are known to be convex, where c > 1 is not
@@ -190,11 +185,7 @@ def contraction(
 
 
 def restart_variance(
-    y: jax.Array,
-    r: jax.Array,
-    start: jax.Array,
-    m: jax.Array,
-    cycle: Cycle,
+    y: jax.Array, r: jax.Array, start: jax.Array, m: jax.Array, cycle: Cycle
 ) -> jax.Array:
     """The value of μ² for a run whose iterates are in a set of diameter `start`, f[].
 

@@ -14,6 +14,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
 from dpjax._core.searches import bisect, implicit_derivative
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting._numerics.gaussian import delta_of
 from dpjax.accounting.iteration._minorant import schedule_mu
 
@@ -32,11 +33,11 @@ def _schedule_mu64(
 
 
 def optimal_shift_mu(
-    lipschitz: jax.typing.ArrayLike,
-    sensitivity: jax.typing.ArrayLike,
-    stddev: jax.typing.ArrayLike,
+    lipschitz: ArrayLike,
+    sensitivity: ArrayLike,
+    stddev: ArrayLike,
     *,
-    diameter: jax.typing.ArrayLike = np.inf,
+    diameter: ArrayLike = np.inf,
 ) -> jax.Array:
     """The GDP parameter of the last iterate of a noisy iteration, by optimal shifts.
 
@@ -89,7 +90,7 @@ def optimal_shift_mu(
     bounded = validate.diameter(diameter)
     (steps,) = set(lengths.values())
 
-    def full(value: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
+    def full(value: ArrayLike) -> ArrayLike:
         if jnp.ndim(value) > 0:
             return value
         # NumPy numbers stay NumPy: jnp.full would round them to the caller's precision.
@@ -135,15 +136,13 @@ def _epsilon64(mus: jax.Array, delta: jax.Array) -> jax.Array:
     return jnp.where(delta > 0, root, jnp.inf)
 
 
-def _check(mus: jax.typing.ArrayLike) -> None:
+def _check(mus: ArrayLike) -> None:
     if jnp.ndim(mus) == 0 or jnp.shape(mus)[-1] == 0:
         raise ValueError(f"mus must have a non-empty last axis; got {mus!r}.")
     validate.nonnegative("mus", mus, finite=False)
 
 
-def random_assignment_delta(
-    mus: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike
-) -> jax.Array:
+def random_assignment_delta(mus: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     """δ of a run whose examples were assigned to positions in an epoch at random, once.
 
     Args:
@@ -170,9 +169,7 @@ def random_assignment_delta(
     return _delta64(mus, epsilon)
 
 
-def random_assignment_epsilon(
-    mus: jax.typing.ArrayLike, delta: jax.typing.ArrayLike
-) -> jax.Array:
+def random_assignment_epsilon(mus: ArrayLike, delta: ArrayLike) -> jax.Array:
     """ε of a run whose examples were assigned to positions in an epoch at random, once.
 
     Args:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.float64 import float64
+from dpjax._core.typing import ArrayLike
 
 
 def _ratio(c: jax.Array, count: jax.Array) -> jax.Array:
@@ -54,11 +55,11 @@ def _expansion64(r, c, epochs, period):
 
 
 def contraction_mu(
-    sensitivity: jax.typing.ArrayLike,
-    lipschitz: jax.typing.ArrayLike,
+    sensitivity: ArrayLike,
+    lipschitz: ArrayLike,
     *,
-    num_epochs: jax.typing.ArrayLike,
-    batches_per_epoch: jax.typing.ArrayLike,
+    num_epochs: ArrayLike,
+    batches_per_epoch: ArrayLike,
 ) -> jax.Array:
     """The GDP parameter by contraction alone, for full batches or the last batch.
 
@@ -83,10 +84,7 @@ def contraction_mu(
 
 
 def diameter_mu(
-    sensitivity: jax.typing.ArrayLike,
-    diameter: jax.typing.ArrayLike,
-    *,
-    batches_per_epoch: jax.typing.ArrayLike,
+    sensitivity: ArrayLike, diameter: ArrayLike, *, batches_per_epoch: ArrayLike
 ) -> jax.Array:
     """The GDP parameter of convex losses on a bounded set, after Δ/r epochs or more.
 
@@ -108,11 +106,11 @@ def diameter_mu(
 
 
 def expansion_mu(
-    sensitivity: jax.typing.ArrayLike,
-    lipschitz: jax.typing.ArrayLike,
+    sensitivity: ArrayLike,
+    lipschitz: ArrayLike,
     *,
-    num_epochs: jax.typing.ArrayLike,
-    batches_per_epoch: jax.typing.ArrayLike,
+    num_epochs: ArrayLike,
+    batches_per_epoch: ArrayLike,
 ) -> jax.Array:
     """The GDP parameter of a cycle in which noise hides each use before the next.
 

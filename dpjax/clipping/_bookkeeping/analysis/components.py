@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.dtypes import at_least_float32
-from dpjax._core.typing import DTypeLike
+from dpjax._core.typing import Arrays, DTypeLike
 from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
     RuledSite,
@@ -67,7 +67,7 @@ class Path(NamedTuple):
         return len(self.leaves), computed
 
     def forward(
-        self, others: Sequence[jax.Array], *, least: DTypeLike | None
+        self, others: Arrays, *, least: DTypeLike | None
     ) -> Callable[..., list[jax.Array]]:
         """The function from leaves to operands.
 
@@ -82,7 +82,7 @@ class Path(NamedTuple):
             add_outputs(self.eqns, values, apply)
             return [values[v] for v in self.operands]
 
-        def apply(eqn: jex.JaxprEqn, args: Sequence[jax.Array]) -> list[jax.Array]:
+        def apply(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
             # A cast to bfloat16 would round its cotangents to bfloat16 as well.
             if least is not None and eqn.primitive.name == "convert_element_type":
                 dtype = _at_least(least, aval(eqn.outvars[0]).dtype)
@@ -164,10 +164,7 @@ class Component(NamedTuple):
         return tuple(map(self.own_groups.index, self.groups))
 
     def pull_back(
-        self,
-        inputs: Sequence[jax.Array],
-        cotangents: Sequence[jax.Array],
-        least: DTypeLike = jnp.float32,
+        self, inputs: Arrays, cotangents: Arrays, least: DTypeLike = jnp.float32
     ) -> list[jax.Array]:
         """Gradients of the leaves from the gradients of the operands.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.extend.core as jex
 
-from dpjax._core.typing import Engine
+from dpjax._core.typing import Arrays, Engine
 from dpjax.clipping._bookkeeping.analysis.components import Component, Root, components
 from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
@@ -117,7 +117,7 @@ class Plan(NamedTuple):
         inside = (block.plan.num_row_entries for block in self.blocks.values())
         return outside + max(inside, default=0)
 
-    def inputs(self, known: Sequence[jax.Array]) -> list[list[jax.Array]]:
+    def inputs(self, known: Arrays) -> list[list[jax.Array]]:
         """For each component, the values that enter its path.
 
         Args:
@@ -411,10 +411,7 @@ class Explanation:
 
 
 def explanation(
-    plan: Plan,
-    paths: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
-    auto: Engine,
+    plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]], auto: Engine
 ) -> Explanation:
     """The plan as a table with one row for each parameter leaf.
 

@@ -18,14 +18,11 @@ import jax.numpy as jnp
 
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import like
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import match_sites
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite
-from dpjax.clipping._bookkeeping.evaluate.float64_sums import (
-    sum_in_blocks,
-    uses_blocks,
-)
+from dpjax.clipping._bookkeeping.evaluate.float64_sums import sum_in_blocks, uses_blocks
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
 from dpjax.clipping._bookkeeping.rules import factors as fac
 from dpjax.clipping._bookkeeping.rules.base import Rule
@@ -41,7 +38,7 @@ Out = TypeVar("Out")
 
 
 def canonicalize(
-    site: RuledSite, records: Sequence[jax.Array], cotangent: jax.Array
+    site: RuledSite, records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """The records and the cotangent in the rule's canonical form.
 
@@ -55,14 +52,14 @@ def canonicalize(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _canonicalize(
-    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+    alike: Alike[RuledSite], records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     return _map_rule(alike.part, alike.part.rule.canonicalize)(records, cotangent)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def factors_of(
-    alike: Alike[RuledSite], records: Sequence[jax.Array], cotangent: jax.Array
+    alike: Alike[RuledSite], records: Arrays, cotangent: jax.Array
 ) -> Factors:
     """The factors f[b, g, t, ...] of a site, over all iterations of its scans."""
     site = alike.part
@@ -78,17 +75,15 @@ def factors_of(
     return Factors(merge_rows(left), merge_rows(right))
 
 
-def gradient_of(
-    site: RuledSite, records: Sequence[jax.Array], cotangent: jax.Array
-) -> jax.Array:
+def gradient_of(site: RuledSite, records: Arrays, cotangent: jax.Array) -> jax.Array:
     """The operand's gradient for each example and each iteration."""
     function = _map_rule(site, site.rule.gradient)
     return function(widen_floats(records), fac.wide(cotangent))
 
 
 def _map_rule(
-    site: RuledSite, function: Callable[[Sequence[jax.Array], jax.Array], Out]
-) -> Callable[[Sequence[jax.Array], jax.Array], Out]:
+    site: RuledSite, function: Callable[[Arrays, jax.Array], Out]
+) -> Callable[[Arrays, jax.Array], Out]:
     """A rule's method for one example, mapped over the batch and all iterations."""
     # One vmap for each scan around the site, and one for the batch.
     for _ in range(len(site.loops) + 1):
@@ -114,9 +109,7 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
     return x
 
 
-def transpose_sum(
-    site: RuledSite, others: Sequence[jax.Array], cotangent: jax.Array
-) -> jax.Array:
+def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.Array:
     """The operand's gradient, summed over the batch by the equation's transpose.
 
     `cotangent` has been scaled. It and all floating-point arrays in `others` have one
@@ -128,7 +121,7 @@ def transpose_sum(
     exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
     changed = {name: exact[name] for name in exact if name in eqn.params}
 
-    def forward(operand: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+    def forward(operand: jax.Array, others: Arrays) -> jax.Array:
         inputs = list(others)
         # The equation is linear in the operand, with the other inputs fixed.
         inputs.insert(site.rule.position, operand)
@@ -149,7 +142,7 @@ def transpose_sum(
 
 
 def _product_of_blocks(
-    site: RuledSite, others: Sequence[jax.Array], cotangent: jax.Array
+    site: RuledSite, others: Arrays, cotangent: jax.Array
 ) -> jax.Array:
     """The result of `transpose_sum` for a dense site, f64, from blocks of its rows."""
     left, right = factors_of(Alike(site), others, cotangent)
@@ -166,7 +159,7 @@ def _product_of_blocks(
     return reorder(product)
 
 
-def widen_floats(xs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
     """The arrays, with floating-point arrays widened to float32 at least."""
     return tuple(fac.wide(x) if is_real(x) else x for x in xs)
 
@@ -190,7 +183,7 @@ class Seen(NamedTuple):
 def squares_of_rows(
     alike: Alike[Component],
     records: Sequence[tuple[jax.Array, ...]],
-    cotangents: Sequence[jax.Array],
+    cotangents: Arrays,
     clip_norm: ArrayLike,
 ) -> list[jax.Array]:
     """Upper bounds f[b] of the squared norms at the component's roots, from rows.
@@ -245,7 +238,7 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
 
 @functools.partial(jax.jit, static_argnums=0)
 def sums_of_gradients(
-    alike: Alike[Component], seen: Seen, scales: Sequence[jax.Array], finite: jax.Array
+    alike: Alike[Component], seen: Seen, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
     """The scaled sum for each leaf, from per-example gradients formed only for it.
 
@@ -262,7 +255,7 @@ def sums_of_gradients(
 def sums_by_sites(
     alike: Alike[Component],
     seen: Seen,
-    scales: Sequence[jax.Array],
+    scales: Arrays,
     finite: jax.Array,
     *,
     wide: bool = False,
@@ -277,12 +270,7 @@ def sums_by_sites(
 
 
 def _sums_by_sites(
-    component: Component,
-    seen: Seen,
-    scale: jax.Array,
-    finite: jax.Array,
-    *,
-    wide: bool,
+    component: Component, seen: Seen, scale: jax.Array, finite: jax.Array, *, wide: bool
 ) -> list[jax.Array]:
     """The sums for all leaves, with the per-example factors f[b] in `scale`."""
     records = [

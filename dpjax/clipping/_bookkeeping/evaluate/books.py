@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import explicit_mesh, leading_axis, sharded_zeros, varying_axes
+from dpjax._core.typing import Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite
 from dpjax.clipping._bookkeeping.evaluate.run import AtBlock, Ran, run
@@ -55,10 +56,7 @@ NO_BLOCKS = AtBlocks()
 
 
 def keep_books(
-    plan: Plan,
-    leaves: Sequence[jax.Array],
-    examples: Sequence[jax.Array],
-    at_blocks: AtBlocks = NO_BLOCKS,
+    plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: AtBlocks = NO_BLOCKS
 ) -> SiteRecords:
     """Run the loss on the batch, and differentiate it by the taps.
 
@@ -71,7 +69,7 @@ def keep_books(
     axes = varying_axes(plan.scope.closed.out_avals[0])
     taps, forward = _run_with_taps(plan, leaves, examples, axes, at_blocks)
 
-    def loss_first(taps: Sequence[jax.Array]) -> tuple[jax.Array, Ran]:
+    def loss_first(taps: Arrays) -> tuple[jax.Array, Ran]:
         outputs, records = forward(taps, examples)
         return outputs[0], (outputs, records)
 
@@ -84,10 +82,10 @@ def keep_books(
 
 def books_of_block(
     plan: Plan,
-    known: Sequence[jax.Array],
-    examples: Sequence[jax.Array],
+    known: Arrays,
+    examples: Arrays,
     used: Sequence[bool],
-    cotangents: Sequence[jax.Array],
+    cotangents: Arrays,
     at_blocks: AtBlocks = NO_BLOCKS,
 ) -> tuple[SiteRecords, list[jax.Array | None]]:
     """Run a block on the batch and back, from the cotangents of the used outputs.
@@ -109,9 +107,7 @@ def books_of_block(
     # Only floating-point and complex inputs have cotangents.
     real = [is_inexact(x) for x in examples]
 
-    def real_outputs(
-        taps: Sequence[jax.Array], reals: Sequence[jax.Array]
-    ) -> tuple[list[jax.Array], Ran]:
+    def real_outputs(taps: Arrays, reals: Arrays) -> tuple[list[jax.Array], Ran]:
         given = iter(reals)
         full = [next(given) if on else x for on, x in zip(real, examples, strict=True)]
         outputs, records = forward(taps, full)
@@ -130,8 +126,8 @@ def books_of_block(
 
 def _run_with_taps(
     plan: Plan,
-    known: Sequence[jax.Array],
-    examples: Sequence[jax.Array],
+    known: Arrays,
+    examples: Arrays,
     axes: frozenset[str],
     at_blocks: AtBlocks,
 ) -> tuple[list[jax.Array], Callable[..., Ran]]:
@@ -169,10 +165,8 @@ def _run_with_taps(
     # that devices share would be a sum over the devices.
     taps = jax.lax.pcast(taps, tuple(sorted(axes)), to="varying")
 
-    def forward(taps: Sequence[jax.Array], examples: Sequence[jax.Array]) -> Ran:
-        def one(
-            example: Sequence[jax.Array], own: Sequence[jax.Array], each: Any
-        ) -> Ran:
+    def forward(taps: Arrays, examples: Arrays) -> Ran:
+        def one(example: Arrays, own: Arrays, each: Any) -> Ran:
             given = iter(own)
             # Taps for sums have no batch axis. They are closed over instead of passed
             # to vmap, so that they may be sharded along the same mesh axes as examples.

@@ -11,7 +11,7 @@ from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
@@ -21,13 +21,7 @@ from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
 from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._clip import (
-    Summed,
-    Wide,
-    clip_scales,
-    loss_scope,
-    sum_in_memory,
-)
+from dpjax.clipping._clip import Summed, Wide, clip_scales, loss_scope, sum_in_memory
 
 
 class Part(NamedTuple):
@@ -50,8 +44,8 @@ class Part(NamedTuple):
 def clipped_sum(
     plan: Plan,
     clip_norms: Sequence[ArrayLike],
-    leaves: Sequence[jax.Array],
-    examples: Sequence[jax.Array],
+    leaves: Arrays,
+    examples: Arrays,
     mask: jax.Array,
     *,
     by_platform: bool,
@@ -77,7 +71,7 @@ def clipped_sum(
 
     def sum_on_platform(
         books: SiteRecords,
-        leaves: Sequence[jax.Array],
+        leaves: Arrays,
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
@@ -110,7 +104,7 @@ def _in_one_pass(
     wide: bool,
     by_rows: Sequence[bool],
     books: SiteRecords,
-    leaves: Sequence[jax.Array],
+    leaves: Arrays,
     mask: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
     """The sum of clipped gradients, and the norms f[b].
@@ -133,10 +127,7 @@ def _in_one_pass(
 
 
 def squares_alone(
-    plan: Plan,
-    books: SiteRecords,
-    known: Sequence[jax.Array],
-    clip_norms: Sequence[ArrayLike],
+    plan: Plan, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
 ) -> list[jax.Array]:
     """Upper bounds f[b] of the squared norms, in a pass that makes no sums."""
     parts = _parts_of_two_passes(plan, books, known)
@@ -145,20 +136,14 @@ def squares_alone(
 
 
 def sums_alone(
-    plan: Plan,
-    books: SiteRecords,
-    known: Sequence[jax.Array],
-    scales: Sequence[jax.Array],
-    finite: jax.Array,
+    plan: Plan, books: SiteRecords, known: Arrays, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
     """The scaled sum for each leaf, in a pass that knows the scales already."""
     parts = _parts_of_two_passes(plan, books, known)
     return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
 
 
-def _parts_of_two_passes(
-    plan: Plan, books: SiteRecords, known: Sequence[jax.Array]
-) -> list[Part]:
+def _parts_of_two_passes(plan: Plan, books: SiteRecords, known: Arrays) -> list[Part]:
     """The components in a pass for norms or for sums alone.
 
     A component that forms gradients has a reach if its sum may be pulled back once for
@@ -188,9 +173,7 @@ def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
     return books._replace(records=records, cotangents=cotangents)
 
 
-def _collect_records(
-    plan: Plan, books: SiteRecords, known: Sequence[jax.Array]
-) -> list[Seen]:
+def _collect_records(plan: Plan, books: SiteRecords, known: Arrays) -> list[Seen]:
     """For each component its part of the records, from the batch-invariant inputs."""
     return [
         Seen(
@@ -277,8 +260,8 @@ def _sizes(part: Part, bound: Reach, clip_norm: ArrayLike) -> list[fac.Terms]:
 def _sums(
     parts: Sequence[Part],
     kept: Sequence[list[jax.Array] | None],
-    leaves: Sequence[jax.Array],
-    scales: Sequence[jax.Array],
+    leaves: Arrays,
+    scales: Arrays,
     finite: jax.Array,
     *,
     wide: bool = False,

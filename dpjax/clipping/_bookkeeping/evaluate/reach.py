@@ -13,7 +13,6 @@ numbers in float32 or wider: these primitives round by the model in `_core.round
 Through any other map, each example's gradient is pulled back on its own.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32, narrowest_float
-from dpjax._core.typing import Atom
+from dpjax._core.typing import Arrays, Atom
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.jaxpr.equations import (
     aval,
@@ -59,7 +58,7 @@ class Reach(NamedTuple):
     dtype: jnp.dtype
 
 
-def reach(component: Component, inputs: Sequence[jax.Array]) -> Reach | None:
+def reach(component: Component, inputs: Arrays) -> Reach | None:
     """The reach of the pull-back along the component's path.
 
     Args:
@@ -133,7 +132,7 @@ def _terms(linear: jex.Jaxpr) -> int:
     return total
 
 
-def _absolute(linear: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
     """Apply a linear map in which each coefficient is replaced by its absolute value.
 
     Args:
@@ -148,7 +147,7 @@ def _absolute(linear: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.
         known = isinstance(atom, jex.Literal) or atom not in linear_in
         return known and is_real(atom)
 
-    def apply(eqn: jex.JaxprEqn, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    def apply(eqn: jex.JaxprEqn, inputs: Arrays) -> list[jax.Array]:
         absolute = [
             jnp.abs(x) if is_coefficient(v) else x
             for v, x in zip(eqn.invars, inputs, strict=True)

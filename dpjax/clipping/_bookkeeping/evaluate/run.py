@@ -18,7 +18,7 @@ import jax.extend.core as jex
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.meshes import plus
-from dpjax._core.typing import Atom
+from dpjax._core.typing import Arrays, Atom
 from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
     RuledSite,
@@ -42,9 +42,7 @@ Ran = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
 # A function that evaluates a checkpointed block for one example. It takes the block's
 # sites, the values of the block's inputs, and the tap at each site. It returns the
 # block's outputs.
-AtBlock = Callable[
-    [Sequence[KeptSite], Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]
-]
+AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
 
 
 class Stretch(NamedTuple):
@@ -129,9 +127,7 @@ def _is_variable(atom: Atom) -> TypeGuard[jex.Var]:
     return isinstance(atom, jex.Var)
 
 
-def passes(
-    parts: Sequence[Stretch],
-) -> list[Callable[[Sequence[jax.Array], Sequence[jax.Array]], Ran]]:
+def passes(parts: Sequence[Stretch]) -> list[Callable[[Arrays, Arrays], Ran]]:
     """For each segment, a function from its inputs and taps to its outputs and records.
 
     Segments that occur several times use a jitted function. A segment that occurs once
@@ -145,9 +141,7 @@ def passes(
     ]
 
 
-def _pass(
-    alike: Alike[Stretch], inputs: Sequence[jax.Array], taps: Sequence[jax.Array]
-) -> Ran:
+def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
     stretch, pending = alike.part, iter(taps)
     values = dict(zip(stretch.inputs, inputs, strict=True))
     records = []
@@ -215,7 +209,7 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
 
 
 def _in_all_iterations(
-    scope: Scope, eqn: jex.JaxprEqn, inputs: Sequence[jax.Array]
+    scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
 ) -> list[jax.Array]:
     """A batch-invariant equation, mapped over the scans in which its inputs vary."""
 
@@ -230,10 +224,7 @@ def _in_all_iterations(
 
 
 def run(
-    scope: Scope,
-    inputs: Sequence[jax.Array],
-    taps: Sequence[jax.Array],
-    at_block: AtBlock | None = None,
+    scope: Scope, inputs: Arrays, taps: Arrays, at_block: AtBlock | None = None
 ) -> Ran:
     """Evaluate a scope for one example.
 
@@ -283,9 +274,9 @@ def run(
 
 def _scan(
     eqn: jex.JaxprEqn,
-    inputs: Sequence[jax.Array],
+    inputs: Arrays,
     body: Scope,
-    taps: Sequence[jax.Array],
+    taps: Arrays,
     at_block: AtBlock | None,
 ) -> Ran:
     """Evaluate a scan with taps inside its body, for one example.
@@ -296,8 +287,7 @@ def _scan(
     consts, carry = scan_sizes(eqn.params)
 
     def iteration(
-        carried: list[jax.Array],
-        scanned: tuple[list[jax.Array], Sequence[jax.Array]],
+        carried: list[jax.Array], scanned: tuple[list[jax.Array], Arrays]
     ) -> tuple[list[jax.Array], Ran]:
         xs, own = scanned
         out, records = run(body, [*inputs[:consts], *carried, *xs], own, at_block)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.rounding import margin
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
 from dpjax.clipping._bookkeeping.evaluate.books import (
@@ -60,15 +60,15 @@ class Wanted(NamedTuple):
     """
 
     clip_norms: Sequence[ArrayLike]
-    scales: Sequence[jax.Array] = ()
-    finite: Sequence[jax.Array] = ()
+    scales: Arrays = ()
+    finite: Arrays = ()
 
 
 def clipped_sum_in_two_passes(
     plan: Plan,
     clip_norms: Sequence[ArrayLike],
-    leaves: Sequence[jax.Array],
-    examples: Sequence[jax.Array],
+    leaves: Arrays,
+    examples: Arrays,
     mask: jax.Array,
 ) -> Summed:
     """The sum of clipped gradients from two passes, with checkpointed blocks.
@@ -79,7 +79,7 @@ def clipped_sum_in_two_passes(
 
     def weigh(
         books: SiteRecords,
-        leaves: Sequence[jax.Array],
+        leaves: Arrays,
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> Scales:
@@ -110,7 +110,7 @@ def _process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlock
       wanted: which of the two results the blocks compute for the batch.
     """
 
-    def outputs(each: tuple[Sequence[jax.Array], Sequence[jax.Array]]) -> AtBlock:
+    def outputs(each: tuple[Arrays, Arrays]) -> AtBlock:
         of_one = Wanted(wanted.clip_norms, *each)
         return partial(_outputs_of_one_example, blocks, of_one)
 
@@ -121,8 +121,8 @@ def _outputs_of_one_example(
     blocks: Mapping[KeptSite, Block],
     wanted: Wanted,
     sites: Sequence[KeptSite],
-    inputs: Sequence[jax.Array],
-    taps: Sequence[jax.Array],
+    inputs: Arrays,
+    taps: Arrays,
 ) -> list[jax.Array]:
     """The block's outputs for one example, with the custom derivative under vmap.
 
@@ -251,10 +251,7 @@ def _share(
 
 
 def _squares(
-    block: Block,
-    books: SiteRecords,
-    known: Sequence[jax.Array],
-    clip_norms: Sequence[ArrayLike],
+    block: Block, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
 ) -> list[jax.Array]:
     """For each leaf f[b]: its group's squared norms at the group's first leaf, else 0.
 

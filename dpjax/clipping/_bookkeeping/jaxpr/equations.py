@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.meshes import lets_compiler_decide
-from dpjax._core.typing import ArrayLike, Atom
+from dpjax._core.typing import ArrayLike, Arrays, Atom
 
 # The values of variables, and a function that evaluates one equation.
 Values: TypeAlias = dict[jex.Var, jax.Array]
-Apply: TypeAlias = Callable[[jex.JaxprEqn, Sequence[jax.Array]], Sequence[jax.Array]]
+Apply: TypeAlias = Callable[[jex.JaxprEqn, Arrays], Arrays]
 
 # The primitives of rematerialised blocks. A block is inlined too, unless it stays
 # checkpointed: the values at its sites are then recorded, and not computed again.
@@ -33,9 +33,7 @@ _REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
 _LAYOUT = ("sharding", "out_sharding")
 
 
-def bind(
-    eqn: jex.JaxprEqn, values: Sequence[jax.Array], **changed: object
-) -> list[jax.Array]:
+def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array]:
     """The outputs of one equation, with some parameters changed.
 
     The loss may fix shardings along explicit mesh axes. Where the engine lets the
@@ -79,7 +77,7 @@ def as_arrays(values: Sequence[ArrayLike]) -> list[jax.Array]:
 
 
 def evaluate(
-    closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array], apply: Apply = bind
+    closed: jex.ClosedJaxpr, inputs: Arrays, apply: Apply = bind
 ) -> list[jax.Array]:
     """The outputs of a jaxpr for some inputs; `apply` evaluates one equation."""
     values = values_of_inputs(closed, inputs)

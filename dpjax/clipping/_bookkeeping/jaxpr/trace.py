@@ -16,7 +16,7 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpjax._core.typing import Atom, LossOfLeaves
+from dpjax._core.typing import Arrays, Atom, LossOfLeaves
 from dpjax.clipping._bookkeeping.jaxpr.equations import (
     as_arrays,
     bind,
@@ -39,7 +39,7 @@ _CALLS = _INLINED | {"checkpoint", "remat2"}
 
 def trace(
     loss_and_aux: LossOfLeaves,
-    parameters: Sequence[jax.Array],
+    parameters: Arrays,
     example: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jex.ClosedJaxpr, Any]:
     """Trace `loss_and_aux(parameters, example)`, where both are lists of leaves.
@@ -58,9 +58,7 @@ def trace(
         named axis.
     """
 
-    def outputs(
-        parameters: Sequence[jax.Array], example: Sequence[jax.Array]
-    ) -> tuple[jax.Array, object]:
+    def outputs(parameters: Arrays, example: Arrays) -> tuple[jax.Array, object]:
         loss, aux = loss_and_aux(parameters, example)
         return jnp.asarray(loss), aux
 

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.extend.core as jex
 
+from dpjax._core.typing import Arrays
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 from dpjax.clipping._bookkeeping.rules.factors import Factors, Size
 
@@ -68,17 +69,17 @@ class Rule(abc.ABC):
         """The sizes of the gradient's factors."""
 
     def canonicalize(
-        self, others: Sequence[jax.Array], cotangent: jax.Array
+        self, others: Arrays, cotangent: jax.Array
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """The other inputs and the cotangent, in the form that norms and sums use."""
         return tuple(others), cotangent
 
     @abc.abstractmethod
-    def factors(self, others: Sequence[jax.Array], cotangent: jax.Array) -> Factors:
+    def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
         """The rows f[g, t, n] and f[g, t, p]."""
 
     @abc.abstractmethod
-    def gradient(self, others: Sequence[jax.Array], cotangent: jax.Array) -> jax.Array:
+    def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The gradient, in the operand's shape."""
 
     def reorder(self, gradient: jax.Array, axes: Sequence[int]) -> jax.Array:

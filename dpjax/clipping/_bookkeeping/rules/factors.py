@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
 from dpjax._core.rounding import HIGHEST, margin, square_sum, staged_sum
-from dpjax._core.typing import DTypeLike
+from dpjax._core.typing import ArrayLike, DTypeLike
 
 # An inner product is split into at most 16 segments of at least 256 terms. Its rounding
 # error then grows with the terms of one segment plus the number of segments.
@@ -78,7 +78,7 @@ class Size(NamedTuple):
         return (1 if self.one_hot else self.left) + self.right
 
 
-def square_norm(sites: list[Factors], clip_norm: jax.typing.ArrayLike) -> jax.Array:
+def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     """An upper bound f[b] of ‖Σ a_t ⊗ d_t / clip_norm‖², from the rows alone.
 
     The sum is over the rows of all sites. Its squared norm is Σ_ts α_ts δ_ts with
@@ -155,7 +155,7 @@ def upper_norm(
     return jnp.maximum(formed + rounded, CANCELLED * size) * (1 + margin(16, dtype))
 
 
-def size(factors: Factors, clip_norm: jax.typing.ArrayLike) -> jax.Array:
+def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     """An upper bound f[b] of the norm of Σ |a_t| ⊗ |d_t| / clip_norm."""
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
     lengths = _measure(scaled.left).lengths * _measure(scaled.right).lengths
@@ -181,9 +181,7 @@ def wide(x: jax.Array) -> jax.Array:
     return x.astype(at_least_float32(x.dtype))
 
 
-def _in_units_of_clip_norm(
-    sites: list[Factors], clip_norm: jax.typing.ArrayLike
-) -> list[Factors]:
+def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
     """Factors of the same gradient, divided by the clip norm and scaled row by row.
 
     Where no side is one-hot, each left row is divided by its largest absolute entry,
@@ -293,10 +291,7 @@ def _inner_and_error(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | f
     if terms == 0:
         return products, 0.0
     error = margin(terms + 4, products.dtype)
-    return (
-        products,
-        error * one.lengths[..., :, None] * other.lengths[..., None, :],
-    )
+    return (products, error * one.lengths[..., :, None] * other.lengths[..., None, :])
 
 
 def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Array, int]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
+from dpjax._core.typing import Arrays
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_real
 from dpjax.clipping._bookkeeping.rules.base import Layout, Rule
 from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot, Size
@@ -67,7 +68,7 @@ class Gather(Rule):
         return Size(1, rows, left, right, one_hot=True)
 
     def canonicalize(
-        self, others: Sequence[jax.Array], cotangent: jax.Array
+        self, others: Arrays, cotangent: jax.Array
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """The indices clamped to the table, and zero cotangents for dropped lookups.
 
@@ -90,7 +91,7 @@ class Gather(Rule):
         inside = jnp.expand_dims(inside, numbers.offset_dims)
         return (index,), jnp.where(inside, cotangent, jnp.zeros_like(cotangent))
 
-    def factors(self, others: Sequence[jax.Array], cotangent: jax.Array) -> Factors:
+    def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
         """The indices as one-hot rows, and the cotangent's rows f[1, t, p]."""
         size, (axis,) = self.size, self.layout.left
         if self.eqn.primitive.name == "dynamic_slice":
@@ -102,11 +103,10 @@ class Gather(Rule):
             rows = [i for i in range(cotangent.ndim) if i not in offset]
             right = cotangent.transpose(*rows, *offset)
         return Factors(
-            OneHot(index.reshape(1, size.rows)),
-            right.reshape(1, size.rows, size.right),
+            OneHot(index.reshape(1, size.rows)), right.reshape(1, size.rows, size.right)
         )
 
-    def gradient(self, others: Sequence[jax.Array], cotangent: jax.Array) -> jax.Array:
+    def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The table's gradient: the cotangent's rows, added up by their index."""
         (one_hot, right) = self.factors(others, cotangent)
         assert isinstance(one_hot, OneHot)

@@ -6,13 +6,14 @@ for convolutions covers any stride, padding, dilation and feature groups.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core.typing import Arrays
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_real
 from dpjax.clipping._bookkeeping.rules.base import Layout, Rule
 from dpjax.clipping._bookkeeping.rules.factors import HIGHEST, Factors, Size, outer
@@ -48,7 +49,7 @@ class Dense(Rule):
         rows = aval(self.eqn.invars[1 - self.position]).size // (groups * left)
         return Size(groups, rows, left, right)
 
-    def factors(self, others: Sequence[jax.Array], cotangent: jax.Array) -> Factors:
+    def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
         """The other input's rows f[g, t, n] and the cotangent's rows f[g, t, p]."""
         (x,) = others
         size = self.size
@@ -67,7 +68,7 @@ class Dense(Rule):
             cotangent.reshape(size.groups, size.rows, size.right),
         )
 
-    def gradient(self, others: Sequence[jax.Array], cotangent: jax.Array) -> jax.Array:
+    def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The product of the factors, with its axes in the operand's order."""
         product = outer(self.factors(others, cotangent), self.size.left)
         return self.reorder(product, self.layout.axes)
@@ -123,13 +124,13 @@ class Convolution(Rule):
         left = math.prod(self.shape) // features
         return Size(self._groups, rows, left, features // self._groups)
 
-    def factors(self, others: Sequence[jax.Array], cotangent: jax.Array) -> Factors:
+    def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
         """The input's patches f[g, t, n] and the cotangent's pixels f[g, t, p]."""
         read = self._reader(others[0])
         patches = jnp.concatenate([read(start) for start in self._starts()], axis=-1)
         return Factors(patches, self._pixels(cotangent))
 
-    def gradient(self, others: Sequence[jax.Array], cotangent: jax.Array) -> jax.Array:
+    def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The kernel's gradient, by one product for each offset in the window.
 
         The products are computed one after the other, so the patches for all offsets
