@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 
 from dpjax._core import validate
@@ -155,19 +156,15 @@ def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> T
     validate.positive("norm", norm)
     num = validate.static_int("num", num, minimum=1)
     key = stream(validate.typed_key("key", key), "canary directions")
-    leaves, treedef = jax.tree.flatten(params)
-    sizes = [jnp.size(x) for x in leaves]
-    if num > sum(sizes):
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
+    flat, unravel = ravel_pytree(zeros)
+    if num > flat.size:
         raise ValueError(
-            f"num must be at most the {sum(sizes)} coordinates of params; got {num!r}."
+            f"num must be at most the {flat.size} coordinates of params; got {num!r}."
         )
     # Orthonormalised Gaussian columns are uniformly distributed.
-    q, _ = jnp.linalg.qr(jax.random.normal(key, (sum(sizes), num), jnp.float32))
-    rows, parts, begin = (norm * q.T).astype(jnp.float32), [], 0
-    for x, size in zip(leaves, sizes, strict=True):
-        parts.append(rows[:, begin : begin + size].reshape(num, *jnp.shape(x)))
-        begin += size
-    return treedef.unflatten(parts)
+    q, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, num), jnp.float32))
+    return jax.vmap(unravel)((norm * q.T).astype(jnp.float32))
 
 
 def project_on(directions: Tree, released: Tree) -> jax.Array:

@@ -35,7 +35,7 @@ def fingerprint(plan: Plan, key: Key) -> str:
     plan. It does not depend on the secret bits of the key.
     """
     found = {"plan": primary_fields(plan), "draws": describe_draws(plan, key)}
-    return hashlib.sha256(canonical(found).encode()).hexdigest()[:32]
+    return digest_of(found)[:32]
 
 
 def primary_fields(run: RunParameters) -> dict[str, Any]:
@@ -97,6 +97,11 @@ def canonical(value: Any) -> str:
         separators=(",", ":"),
         allow_nan=False,
     )
+
+
+def digest_of(value: Any) -> str:
+    """The SHA-256 of a value's canonical text, in hexadecimal digits."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def differences(kept: Any, given: Any, name: str = "") -> list[str]:

@@ -6,7 +6,6 @@ receive its result. If one process raises an exception, all processes raise one,
 no process waits for another that has stopped.
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dpjax.checkpoint._fingerprint import canonical
+from dpjax.checkpoint._fingerprint import digest_of
 
 T = TypeVar("T")
 # Exception types that other processes raise again with the same type. An exception of
@@ -87,10 +86,7 @@ def gather_values(what: Any) -> list[Any]:
 def check_equal_across_processes(values: dict[str, Any]) -> None:
     """Raise ValueError if the named values differ between processes."""
     # Digests of a fixed length: records may be long, and need only be compared.
-    marks = {
-        name: hashlib.sha256(canonical(x).encode()).hexdigest()
-        for name, x in values.items()
-    }
+    marks = {name: digest_of(x) for name, x in values.items()}
     every = gather_values(marks)
     unlike = [name for name in marks if len({x[name] for x in every}) > 1]
     if unlike:

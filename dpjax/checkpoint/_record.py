@@ -16,7 +16,6 @@ import pathlib
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
@@ -25,11 +24,12 @@ from dpjax._core import validate
 from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import Key, Tree
 from dpjax._plan import Plan
+from dpjax._plan.modules import is_key
 from dpjax._plan.parameters import RunParameters
 from dpjax.checkpoint._fingerprint import (
-    canonical,
     describe_draws,
     differences,
+    digest_of,
     primary_fields,
 )
 
@@ -100,12 +100,6 @@ def digest(tree: Any) -> str:
 def is_saved(leaf: object) -> bool:
     """Whether a leaf is a number or an array, and not, say, a function or a string."""
     return isinstance(leaf, _NUMBERS)
-
-
-def is_key(leaf: object) -> TypeGuard[jax.Array]:
-    """Whether a leaf is a typed key, or an array of typed keys."""
-    typed = isinstance(leaf, jax.Array)
-    return typed and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def raw_data(leaf: Any) -> jax.Array | np.ndarray:
@@ -205,13 +199,8 @@ def make_record(plan: Plan, run: Run, data: str) -> Record:
 def encode_record(record: Record) -> bytes:
     """The content of a record's file: the record with its digest, as JSON."""
     found = to_plain(record)
-    sealed = found | {"digest": _digest(found)}
+    sealed = found | {"digest": digest_of(found)}
     return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()
-
-
-def _digest(found: dict[str, Any]) -> str:
-    """The SHA-256 of all fields of a record."""
-    return hashlib.sha256(canonical(found).encode()).hexdigest()
 
 
 def decode_record(content: bytes, step: int, where: pathlib.Path) -> Record:
@@ -238,7 +227,7 @@ def _verify(found: Any, step: int) -> Record:
     """The record of a step from its plain values and its digest, or ValueError."""
     if not isinstance(found, dict):
         raise ValueError(f"its record is a {type(found).__name__}, not an object.")
-    if found.pop("digest", None) != _digest(found):
+    if found.pop("digest", None) != digest_of(found):
         raise ValueError("its record is not what was written.")
     if found.get("format") != _FORMAT:
         raise ValueError(

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,20 +57,23 @@ class Scales(NamedTuple):
     norm: jax.Array
 
 
-class Summed(NamedTuple):
-    """The sum of clipped gradients and the per-example results.
+class PerExample(NamedTuple):
+    """The results for each example. They are not private: do not release them.
 
     Attributes:
-      grads: for each parameter leaf, the sum f[...].
       loss: the loss of each example, f[b].
-      norm: the norm of each example's gradient before clipping, f[b].
-      aux: the leaves of aux, with a leading axis b.
+      norm: the gradient's L2 norm before clipping, f[b], rounded up (docs/clipping.md).
+      aux: the second result of the loss, with a leading axis b; () without has_aux.
     """
 
-    grads: list[jax.Array]
     loss: jax.Array
     norm: jax.Array
-    aux: list[jax.Array]
+    aux: Any
+
+
+# What an engine returns: for each parameter leaf, the sum f[...] of clipped gradients,
+# and the results for each example, of which aux is a list of leaves.
+Summed = tuple[list[jax.Array], PerExample]
 
 
 def clip(

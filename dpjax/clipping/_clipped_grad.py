@@ -25,25 +25,11 @@ from dpjax._core.platforms import on_platform
 from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
-from dpjax.clipping._clip import Summed, Wide, batch_size
+from dpjax.clipping._clip import PerExample, Summed, Wide, batch_size
 from dpjax.clipping._microbatches import in_microbatches
 from dpjax.clipping._vmap import clipped_sum as vmap_sum
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
-
-
-class PerExample(NamedTuple):
-    """The results for each example. They are not private: do not release them.
-
-    Attributes:
-      loss: the loss of each example, f[b].
-      norm: the gradient's L2 norm before clipping, f[b], rounded up (docs/clipping.md).
-      aux: the second result of the loss, with a leading axis b; () without has_aux.
-    """
-
-    loss: jax.Array
-    norm: jax.Array
-    aux: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,13 +105,10 @@ class ClippedGrad(Generic[Params]):
                 self._engine(closed, groups.numbers).sum, groups.clip_norms
             )
             grads, per_example = self._sum_of_parts(sum_of, leaves, batched, mask)
-        loss, norm, aux = per_example
-        _warn_if_none_contributes(norm, mask)
+        _warn_if_none_contributes(per_example.norm, mask)
         treedef = jax.tree.structure(self.parameters(args))
-        return (
-            treedef.unflatten(grads),
-            PerExample(loss, norm, aux_tree.unflatten(aux)),
-        )
+        aux = aux_tree.unflatten(per_example.aux)
+        return treedef.unflatten(grads), per_example._replace(aux=aux)
 
     def _sum_of_parts(
         self,
@@ -135,20 +118,13 @@ class ClippedGrad(Generic[Params]):
         mask: jax.Array,
         *,
         wide: bool = False,
-    ) -> tuple[list[jax.Array], PerExample]:
+    ) -> Summed:
         """The sums over the whole batch, from one call or one for each microbatch."""
-
-        def clipped_sum(
-            mask: jax.Array, *batched: jax.Array
-        ) -> tuple[list[jax.Array], PerExample]:
-            grads, loss, norm, aux = sum_of(leaves, batched, mask)
-            return grads, PerExample(loss, norm, aux)
-
         micro = self.microbatch_size
         # One microbatch that holds the whole batch needs no scan.
         if micro is None or micro >= mask.size:
-            return clipped_sum(mask, *batched)
-        return in_microbatches(clipped_sum, micro, leaves, batched, mask, wide=wide)
+            return sum_of(leaves, batched, mask)
+        return in_microbatches(sum_of, micro, leaves, batched, mask, wide=wide)
 
     def _sum_in_float64(
         self,
@@ -157,7 +133,7 @@ class ClippedGrad(Generic[Params]):
         leaves: Arrays,
         batched: Arrays,
         mask: jax.Array,
-    ) -> tuple[list[jax.Array], PerExample]:
+    ) -> Summed:
         """The sums made in float64, whose floats have the sensitivity C.
 
         Each gradient is clipped to C / (1 + h). The rounding error of the sum changes

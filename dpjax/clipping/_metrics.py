@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Tree
-from dpjax.clipping._clipped_grad import PerExample
+from dpjax.clipping._clip import PerExample
 
 
 class Metrics(NamedTuple):

@@ -7,7 +7,6 @@ size does not divide.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,25 +21,23 @@ from dpjax._core.meshes import (
     varying_axes,
 )
 from dpjax._core.typing import Arrays
-
-Out = TypeVar("Out")
+from dpjax.clipping._clip import Summed
 
 
 def in_microbatches(
-    clipped_sum: Callable[..., tuple[Arrays, Out]],
+    sum_of: Callable[..., Summed],
     size: int,
     leaves: Arrays,
     examples: Arrays,
     mask: jax.Array,
     *,
     wide: bool = False,
-) -> tuple[list[jax.Array], Out]:
+) -> Summed:
     """The sums over a batch, added up over microbatches, and the per-example results.
 
     Args:
-      clipped_sum: a function from a microbatch's mask and examples to its sums, shaped
-        like the leaves, and a tree of per-example results with a leading axis of
-        examples.
+      sum_of: a function from the leaves, a microbatch's examples and its mask to its
+        sums, shaped like the leaves, and its per-example results.
       size: the number of examples in a microbatch.
       leaves: the parameters' leaves.
       examples: arrays with a leading axis b.
@@ -76,10 +73,9 @@ def in_microbatches(
             for x in outputs
         ]
 
-    def step(
-        sums: list[jax.Array], part: list[jax.Array]
-    ) -> tuple[list[jax.Array], Out]:
-        more, per_example = clipped_sum(*part)
+    def step(sums: list[jax.Array], part: list[jax.Array]) -> Summed:
+        mask, *examples = part
+        more, per_example = sum_of(leaves, examples, mask)
         added = [a + b for a, b in zip(sums, add_varying_axes(more, axes), strict=True)]
         return added, per_example
 

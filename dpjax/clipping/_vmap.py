@@ -10,6 +10,7 @@ from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
 from dpjax.clipping._clip import (
+    PerExample,
     Summed,
     Wide,
     clip_scales,
@@ -74,4 +75,4 @@ def clipped_sum(
         sum_gradients, (leaves, examples), (shardings, of_examples)
     )
     grads, norm = sum_gradients(gradients, clip_norms, mask)
-    return Summed(grads, loss, norm, aux)
+    return grads, PerExample(loss, norm, aux)

@@ -33,7 +33,7 @@ size that meets its upper limit still meets it, and a decay below 1 stays below 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 import jax
@@ -48,6 +48,7 @@ from dpjax._core.float64 import scoped
 from dpjax._core.typing import ArrayLike, DTypeLike, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting
+from dpjax.clipping._bookkeeping.jaxpr.equations import inner_jaxprs
 from dpjax.solvers import _checks
 from dpjax.solvers.prox import Prox
 
@@ -192,21 +193,11 @@ def to_float64(params: Params) -> Params:
 def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
     """All equations of a jaxpr that contain no jaxpr themselves, at any depth."""
     for equation in jaxpr.eqns:
-        inner = list(_bodies(equation.params))
+        inner = list(inner_jaxprs(equation))
         if not inner:
             yield equation
         for body in inner:
             yield from equations(body)
-
-
-def _bodies(params: Mapping[str, object]) -> Iterator[jex.Jaxpr]:
-    """The jaxprs among an equation's parameters, also those in lists and tuples."""
-    for value in params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(part, jex.ClosedJaxpr):
-                yield part.jaxpr
-            elif isinstance(part, jex.Jaxpr):
-                yield part
 
 
 @scoped

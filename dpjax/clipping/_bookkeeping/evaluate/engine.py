@@ -21,7 +21,14 @@ from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
 from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._clip import Summed, Wide, clip_scales, loss_scope, sum_in_memory
+from dpjax.clipping._clip import (
+    PerExample,
+    Summed,
+    Wide,
+    clip_scales,
+    loss_scope,
+    sum_in_memory,
+)
 
 
 class Part(NamedTuple):
@@ -95,7 +102,7 @@ def clipped_sum(
     arrays = (leaves, examples)
     summed = let_compiler_shard(sum_on_platform, arrays, (shardings, of_examples))
     grads, norm = summed(books.without_aux(), leaves, clip_norms, mask)
-    return Summed(grads, loss, norm, aux)
+    return grads, PerExample(loss, norm, aux)
 
 
 def _in_one_pass(

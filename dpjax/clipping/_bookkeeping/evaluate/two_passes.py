@@ -40,7 +40,7 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import (
     evaluate,
     is_inexact,
 )
-from dpjax.clipping._clip import Scales, Summed, clip_scales
+from dpjax.clipping._clip import PerExample, Scales, Summed, clip_scales
 
 _Arrays = list[jax.Array]
 
@@ -99,7 +99,8 @@ def clipped_sum_in_two_passes(
     books = keep_books(plan, leaves, examples, in_blocks).without_aux()
     shardings = [jax.typeof(x).sharding.spec for x in leaves]
     summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
-    return Summed(summed(books, leaves, scales, finite), loss, norm, aux)
+    grads = summed(books, leaves, scales, finite)
+    return grads, PerExample(loss, norm, aux)
 
 
 def _process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
