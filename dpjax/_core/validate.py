@@ -170,6 +170,12 @@ def static_int(name: str, value: object, *, minimum: int) -> int:
     return int(value)
 
 
+def at_most(name: str, value: int, most: int, which: str = "") -> None:
+    """Raise unless value <= most; the message says which number that is."""
+    if value > most:
+        raise ValueError(f"{name} must be at most {which}{most}; got {value!r}.")
+
+
 def one_of(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise unless value is one of the choices."""
     if value not in choices:

@@ -138,11 +138,7 @@ class RunGuarantee:
             guarantee holds.
         """
         steps = validate.static_int("num_steps", num_steps, minimum=1)
-        if steps > self.plan.num_steps:
-            raise ValueError(
-                f"num_steps must be at most the plan's, {self.plan.num_steps}; got "
-                f"{num_steps!r}."
-            )
+        validate.at_most("num_steps", num_steps, self.plan.num_steps, "the plan's, ")
         return dataclasses.replace(self, num_steps=steps)
 
     def record(self) -> dict[str, Any]:

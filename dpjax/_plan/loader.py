@@ -159,7 +159,6 @@ _draw = jax.jit(draw_batch, static_argnums=0)
 def batches(
     plan: RunParameters,
     data: Any,
-    *,
     key: jax.Array,
     start: int,
     progress: bool,
@@ -173,10 +172,7 @@ def batches(
     check(data, plan)
     validate.typed_key("key", key)
     first = validate.static_int("start", start, minimum=0)
-    if first > plan.num_steps:
-        raise ValueError(
-            f"start must be at most num_steps, {plan.num_steps}; got {start!r}."
-        )
+    validate.at_most("start", start, plan.num_steps, "num_steps, ")
     ahead = validate.static_int("prefetch", prefetch, minimum=0)
     read = _read_one_by_one
     if is_tree_of_arrays(data):

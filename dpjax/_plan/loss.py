@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,20 @@ _NOTE = (
 )
 
 
+class Options(NamedTuple):
+    """The arguments that `Plan.value_and_grad` and `Plan.metrics` share."""
+
+    has_aux: bool
+    batched: bool
+    engine: Engine
+    microbatch_size: int | None
+
+
 def value_and_grad(
-    loss_fn: Callable[..., Any], plan: RunParameters, **options: Any
+    loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., Any]:
     """See `Plan.value_and_grad`."""
-    has_aux = options["has_aux"]
-    gradient = _gradient(loss_fn, plan, **options)
+    gradient = _gradient(loss_fn, plan, options)
 
     def fn(
         model: Any, examples: Examples, *others: Any, clip_norm: ArrayLike | None = None
@@ -51,16 +59,16 @@ def value_and_grad(
             # Rescaled to the plan's clip norm, so that every step's sum has the same
             # sensitivity. The optimizer undoes the factor after the noise.
             grads = jax.tree.map(lambda g: g * (plan.clip_norm / bound), grads)
-        return ((value, per_example.aux) if has_aux else value), grads
+        return ((value, per_example.aux) if options.has_aux else value), grads
 
     return fn
 
 
 def metrics(
-    loss_fn: Callable[..., Any], plan: RunParameters, **options: Any
+    loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., Metrics]:
     """See `Plan.metrics`."""
-    gradient = _gradient(loss_fn, plan, **options)
+    gradient = _gradient(loss_fn, plan, options)
 
     def fn(
         model: Any, examples: Examples, *others: Any, clip_norm: ArrayLike | None = None
@@ -98,13 +106,7 @@ def _bound(
 
 
 def _gradient(
-    loss_fn: Callable[..., Any],
-    plan: RunParameters,
-    *,
-    has_aux: bool,
-    batched: bool,
-    engine: Engine,
-    microbatch_size: int | None,
+    loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., tuple[Any, PerExample, jax.Array, ArrayLike]]:
     """A function for the clipped sum, the per-example results, the mask and clip norm.
 
@@ -143,15 +145,17 @@ def _gradient(
                 out = loss_fn(whole, data, *treedef.unflatten(given))
             except Exception as error:
                 # An error of shapes is easier to read with a note on the batch axis.
-                error.add_note(_NOTE.format(axis="is 1" if batched else "taken away"))
+                error.add_note(
+                    _NOTE.format(axis="is 1" if options.batched else "taken away")
+                )
                 raise
             # A state that the loss changes would carry one example to another.
             for _, unchanged in merged:
                 unchanged()
-            return out if has_aux else (out, None)
+            return out if options.has_aux else (out, None)
 
         def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
-            if not batched:
+            if not options.batched:
                 return of_batch(trained, data, own)
             # The loss expects a batch axis: one example is a batch of one.
             data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
@@ -171,8 +175,8 @@ def _gradient(
             loss_and_aux,
             _leave_room_for_casts(plan, bound, mask.size),
             has_aux=True,
-            engine=engine,
-            microbatch_size=microbatch_size,
+            engine=options.engine,
+            microbatch_size=options.microbatch_size,
             arithmetic=plan.arithmetic,
         )
         numbers = example_numbers(mask.size, [examples.data, mask])
@@ -181,7 +185,7 @@ def _gradient(
             numbers = numbers + jnp.asarray(examples.first, numbers.dtype)
         batch = (examples.data, [part.of_examples(numbers) for part in parts])
         grads, per_example = gradient(parts[0].trained, batch, mask=mask)
-        several = batched and not isinstance(examples.data, OfUser)
+        several = options.batched and not isinstance(examples.data, OfUser)
         alerts.warn_of_loss(
             loss_and_aux, loss_of_two if several else None, parts[0], batch
         )

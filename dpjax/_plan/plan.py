@@ -154,15 +154,7 @@ class Plan(RunParameters):
           ValueError: data does not have num_examples examples; start is out of range;
             sharding does not divide m.
         """
-        return loader.batches(
-            self,
-            data,
-            key=key,
-            start=start,
-            progress=progress,
-            sharding=sharding,
-            prefetch=prefetch,
-        )
+        return loader.batches(self, data, key, start, progress, sharding, prefetch)
 
     def value_and_grad(
         self,
@@ -214,14 +206,8 @@ class Plan(RunParameters):
         secret and new in every step. An example's key is derived from its position in
         the batch, and one example more or less changes the positions of others.
         """
-        return loss.value_and_grad(
-            loss_fn,
-            self,
-            has_aux=has_aux,
-            batched=batched,
-            engine=engine,
-            microbatch_size=microbatch_size,
-        )
+        options = loss.Options(has_aux, batched, engine, microbatch_size)
+        return loss.value_and_grad(loss_fn, self, options)
 
     def metrics(
         self,
@@ -250,14 +236,8 @@ class Plan(RunParameters):
 
         Privacy: the metrics are not private; see `dpjax.metrics`.
         """
-        return loss.metrics(
-            loss_fn,
-            self,
-            has_aux=has_aux,
-            batched=batched,
-            engine=engine,
-            microbatch_size=microbatch_size,
-        )
+        options = loss.Options(has_aux, batched, engine, microbatch_size)
+        return loss.metrics(loss_fn, self, options)
 
     def optimizer(
         self,

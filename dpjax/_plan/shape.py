@@ -1,7 +1,5 @@
 """The correlation of a plan's noise: the caller's strategy, or the best one found."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from dpjax import strategies
@@ -12,26 +10,18 @@ from dpjax._plan.parameters import RunParameters
 from dpjax.strategies import _amplified
 
 
-class ResolvedStrategy(NamedTuple):
-    """The strategy of a plan, and an estimate of its noise multiplier.
-
-    Attributes:
-      shape: the numbers of the strategy; None for independent noise.
-      about: an estimate of the noise multiplier that the plan needs, where the search
-        for the strategy found one; else None. It only starts a solver.
-    """
-
-    shape: StrategySpec | None
-    about: float | None = None
-
-
 def resolve_strategy(
     run: RunParameters,
     mechanism: Mechanism,
     workload: Workload | None,
     strategy: Strategy | None,
-) -> ResolvedStrategy:
+) -> tuple[StrategySpec | None, float | None]:
     """The strategy that the caller gave, or the best one found for the workload.
+
+    Returns:
+      The numbers of the strategy, None for independent noise; and an estimate of the
+      noise multiplier that the plan needs, where the search for the strategy found one,
+      else None. The estimate only starts a solver.
 
     Raises:
       ValueError: workload and strategy do not fit the noise or the sampling.
@@ -42,7 +32,7 @@ def resolve_strategy(
                 "workload and strategy are for noise='correlated'; got "
                 f"{workload!r} and {strategy!r}."
             )
-        return ResolvedStrategy(None)
+        return None, None
     if not mechanism.supports_correlation:
         raise ValueError(
             "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
@@ -63,7 +53,7 @@ def resolve_strategy(
         )
     shape = spec_of(strategy, run.num_steps)
     mechanism.check_strategy(shape, run.batch_size)
-    return ResolvedStrategy(shape, about)
+    return shape, about
 
 
 def _best(

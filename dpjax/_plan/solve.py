@@ -49,10 +49,8 @@ def _cost(run: RunParameters) -> float:
 def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
     """Raise for a batch larger than the data set, or than the given capacity."""
     n = mechanism.num_examples
-    if batch_size is not None and batch_size > n:
-        raise ValueError(
-            f"batch_size must be at most num_examples, {n}; got {batch_size!r}."
-        )
+    if batch_size is not None:
+        validate.at_most("batch_size", batch_size, n, "num_examples, ")
     if room is None:
         return
     if not mechanism.overflows:
@@ -60,10 +58,8 @@ def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None
             "max_batch_size must be None with this sampling, whose batches all have "
             f"one size; got {room!r}."
         )
-    if validate.static_int("max_batch_size", room, minimum=batch_size or 1) > n:
-        raise ValueError(
-            f"max_batch_size must be at most num_examples, {n}; got {room!r}."
-        )
+    validate.static_int("max_batch_size", room, minimum=batch_size or 1)
+    validate.at_most("max_batch_size", room, n, "num_examples, ")
 
 
 def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:

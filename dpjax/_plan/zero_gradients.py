@@ -66,20 +66,14 @@ _ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice
 _INEXACT = frozenset({"div", "exp", "pow", "integer_pow", "rsqrt", "sqrt", "tanh"})
 _LOGICAL = frozenset({"and", "not", "or"})
 _OF_CONSTANTS: dict[str, Callable[..., Any]] = {
-    "abs": abs,
-    "add": operator.add,
+    **{name: getattr(operator, name) for name in ("abs", "add", "mul", "neg", "sub")},
+    **{name: getattr(math, name) for name in ("exp", "expm1", "log", "log1p", "tanh")},
     "add_any": operator.add,
     "and": lambda x, y: bool(x) and bool(y),
     "div": operator.truediv,
-    "exp": math.exp,
-    "expm1": math.expm1,
     "is_finite": math.isfinite,
-    "log": math.log,
-    "log1p": math.log1p,
     "max": max,
     "min": min,
-    "mul": operator.mul,
-    "neg": operator.neg,
     "not": operator.not_,
     "or": lambda x, y: bool(x) or bool(y),
     "pow": operator.pow,
@@ -87,8 +81,6 @@ _OF_CONSTANTS: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / math.sqrt(x),
     "sqrt": math.sqrt,
     "square": lambda x: x * x,
-    "sub": operator.sub,
-    "tanh": math.tanh,
 }
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")

@@ -164,7 +164,7 @@ def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> T
         )
     # Orthonormalised Gaussian columns are uniformly distributed.
     q, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, num), jnp.float32))
-    return jax.vmap(unravel)((norm * q.T).astype(jnp.float32))
+    return jax.vmap(unravel)(jnp.asarray(norm * q.T, jnp.float32))
 
 
 def project_on(directions: Tree, released: Tree) -> jax.Array:

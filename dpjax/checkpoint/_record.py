@@ -246,10 +246,8 @@ def check(plan: Plan, run: Run) -> None:
     if not isinstance(run, Run):
         raise ValueError(f"run must be a dpjax.checkpoint.Run; got {type(run)}.")
     validate.typed_key("run.key", run.key)
-    if validate.static_int("run.step", run.step, minimum=0) > plan.num_steps:
-        raise ValueError(
-            f"run.step must be at most the plan's {plan.num_steps}; got {run.step!r}."
-        )
+    validate.static_int("run.step", run.step, minimum=0)
+    validate.at_most("run.step", run.step, plan.num_steps, "the plan's ")
 
 
 def tree_of(run: Run) -> dict[str, Any]:

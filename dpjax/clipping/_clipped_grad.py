@@ -92,10 +92,15 @@ class ClippedGrad(Generic[Params]):
                 f"{mask.shape} and dtype {mask.dtype}."
             )
         if jax.sharding.get_abstract_mesh().manual_axes:
-            args = self._local(args)
+            # For one device's part of `jax.shard_map`, parameters are marked as varying
+            # over the devices. The derivative by a parameter that devices share is a
+            # sum over the devices, which would be clipped as if it were the gradient of
+            # one example.
+            axes = varying_axes(self._trace(args)[0].out_avals[0])
+            args = self._arguments.vary_parameters(args, axes)
         leaves = self._arguments.leaves(args)
         closed, aux_tree = self._trace(args)
-        groups = self._groups(args)
+        groups = self._arguments.groups(self.clip_norm, args)
         if self.arithmetic == "discrete":
             grads, per_example = self._sum_in_float64(
                 closed, groups, leaves, batched, mask
@@ -187,16 +192,6 @@ class ClippedGrad(Generic[Params]):
 
         return _Chosen(by_platform, plan)
 
-    def _local(self, args: Sequence[object]) -> tuple[object, ...]:
-        """The arguments for one device's part of `jax.shard_map`.
-
-        Parameters are marked as varying over the devices. The derivative by a parameter
-        that devices share is a sum over the devices, which would be clipped as if it
-        were the gradient of one example.
-        """
-        closed, _ = self._trace(args)
-        return self._arguments.vary_parameters(args, varying_axes(closed.out_avals[0]))
-
     def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
         """The loss's jaxpr and the structure of aux."""
         return bookkeeping.trace(*self._arguments.by_leaves(self._loss_and_aux, args))
@@ -212,11 +207,8 @@ class ClippedGrad(Generic[Params]):
     def plan(self, *args: object, keep_blocks: bool = False) -> bookkeeping.Plan:
         """The book-keeping engine's plan for the loss; `explain` prints it."""
         closed, _ = self._trace(args)
-        groups = self._groups(args).numbers
-        return bookkeeping.plan(closed, groups, keep_blocks=keep_blocks)
-
-    def _groups(self, args: Sequence[object]) -> Groups:
-        return self._arguments.groups(self.clip_norm, args)
+        groups = self._arguments.groups(self.clip_norm, args)
+        return bookkeeping.plan(closed, groups.numbers, keep_blocks=keep_blocks)
 
     def _loss_and_aux(self, *full: object) -> tuple[jax.Array, object]:
         out = self.loss_fn(*full)

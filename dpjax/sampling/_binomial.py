@@ -108,13 +108,19 @@ def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
     if not len(thresholds):
         return jnp.zeros((), jnp.int32)
     words = random_words(key, (4,))
-    # Compares 128-bit integers word by word, from the least significant word up:
-    # a more significant word overrides the result so far unless the words are equal.
-    passed = jnp.ones(len(thresholds), bool)
-    for word, column in reversed(list(zip(words, thresholds.T, strict=True))):
-        passed = (word > column) | ((word == column) & passed)
-    count = jnp.sum(passed, dtype=jnp.int32)
+    count = jnp.sum(_passed(words, thresholds), dtype=jnp.int32)
     return jnp.where(count > 0, first + count, 0)
+
+
+def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
+    """Whether the 128-bit integers u32[..., 4] reach the thresholds u32[..., 4]."""
+    passed = jnp.ones((), bool)
+    # From the least significant word up: a more significant word overrides the result
+    # so far unless the words are equal.
+    for i in (3, 2, 1, 0):
+        word, threshold = words[..., i], thresholds[..., i]
+        passed = (word > threshold) | ((word == threshold) & passed)
+    return passed
 
 
 def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
@@ -127,12 +133,7 @@ def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
         """Halve the range low..high of the number of thresholds that u reaches."""
         low, high = ends
         middle = (low + high) // 2
-        at = thresholds[middle]
-        # The same comparison of 128-bit integers as in `draw`.
-        passed = jnp.ones(times, bool)
-        for i in (3, 2, 1, 0):
-            word, threshold = words[:, i], at[:, i]
-            passed = (word > threshold) | ((word == threshold) & passed)
+        passed = _passed(words, thresholds[middle])
         searched = low < high
         low = jnp.where(searched & passed, middle + 1, low)
         return low, jnp.where(searched & ~passed, middle, high)

@@ -35,10 +35,8 @@ def sizes(
     """Return both sizes as Python ints, or raise ValueError if one is out of range."""
     n = validate.static_int("num_examples", num_examples, minimum=1)
     b = validate.static_int(name, batch_size, minimum=1)
-    if n > _MOST:
-        raise ValueError(f"num_examples must be at most {_MOST}; got {num_examples!r}.")
-    if b > _MOST:
-        raise ValueError(f"{name} must be at most {_MOST}; got {batch_size!r}.")
+    validate.at_most("num_examples", num_examples, _MOST)
+    validate.at_most(name, batch_size, _MOST)
     return n, b
 
 
@@ -98,10 +96,7 @@ def fixed_size(
       (3, [True, True, True])
     """
     n, b = sizes(num_examples, batch_size)
-    if b > n:
-        raise ValueError(
-            f"batch_size must be at most num_examples, {n}; got {batch_size!r}."
-        )
+    validate.at_most("batch_size", batch_size, n, "num_examples, ")
     key = sampler_key(key, "sampling.fixed_size", "step", step)
     return Batch(_order.distinct(key, n, b), jnp.ones(b, bool))
 
@@ -222,10 +217,7 @@ def cyclic_poisson(
     n, b = sizes(num_examples, max_batch_size, "max_batch_size")
     validate.closed_unit("sampling_rate", sampling_rate)
     p = validate.static_int("num_groups", num_groups, minimum=1)
-    if p > n:
-        raise ValueError(
-            f"num_groups must be at most num_examples, {n}; got {num_groups!r}."
-        )
+    validate.at_most("num_groups", num_groups, n, "num_examples, ")
     own = sampler_key(key, "sampling.cyclic_poisson", "step", step)
     drawn = _poisson(-(-n // p), float(sampling_rate), b, own)
     # uint32 holds ⌈n / p⌉ p, which int32 may not.
@@ -347,8 +339,7 @@ def reshuffled(
       [0, 1, 2, 3]
     """
     n, b = sizes(num_examples, batch_size)
-    places, mask = _epoch(n, b)
-    return _permuted_examples(n, places, mask, key, epoch)
+    return _permuted_examples(n, *_epoch(n, b), key, epoch)
 
 
 def reshuffled_step(
@@ -383,8 +374,7 @@ def reshuffled_step(
       (2,)
     """
     n, b = sizes(num_examples, batch_size)
-    places, mask = _step(n, b, step)
-    return _permuted_examples(n, places, mask, key, epoch)
+    return _permuted_examples(n, *_step(n, b, step), key, epoch)
 
 
 def _permuted_examples(

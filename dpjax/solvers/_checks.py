@@ -33,7 +33,7 @@ class Data(NamedTuple):
 
 
 @jax.jit
-def mask_nonfinite(data: Tree) -> Data:
+def prepare(data: Tree) -> Data:
     """Replace every example that has a NaN or an infinity by zeros, and mask it."""
     finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
     for x in jax.tree.leaves(data):
@@ -46,11 +46,6 @@ def mask_nonfinite(data: Tree) -> Data:
         return jnp.where(keep, x, jnp.zeros_like(x))
 
     return Data(jax.tree.map(zero, data), finite)
-
-
-def prepare(data: Tree) -> Data:
-    """Convert the data to JAX arrays, and apply `mask_nonfinite`."""
-    return mask_nonfinite(jax.tree.map(jnp.asarray, data))
 
 
 def schedule(
@@ -172,10 +167,7 @@ def no_added_example(adjacency: Adjacency) -> None:
 def size(batch_size: int, num_examples: int) -> int:
     """Check that a batch size is from 1 to the number of examples, and return it."""
     batch_size = validate.static_int("batch_size", batch_size, minimum=1)
-    if batch_size > num_examples:
-        raise ValueError(
-            f"batch_size must be at most {num_examples}; got {batch_size!r}."
-        )
+    validate.at_most("batch_size", batch_size, num_examples)
     return batch_size
 
 

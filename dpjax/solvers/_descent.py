@@ -1,7 +1,7 @@
 """Noisy gradient descent x ↦ prox(x − η(mean gradient + λx + noise)), in one scan."""
 
 import functools
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,13 +51,20 @@ def gradient_sum(
     return widen(total), jnp.mean(losses, where=counted), number
 
 
-class _Step(NamedTuple):
-    """The inputs of a step: batch (None for all data), η, noise stddev, step number."""
-
-    batch: sampling.Batch | None
-    step_size: jax.Array
-    stddev: jax.Array
-    number: jax.Array
+def batches_of(
+    batches: Batches, num_examples: int, batch_size: int, key: Key, epoch: jax.Array
+) -> sampling.Batch | None:
+    """The batches of an epoch, with a leading axis of steps; None for all data."""
+    sizes = num_examples, batch_size
+    if batches == "fixed":
+        return sampling.cyclic(*sizes)
+    if batches == "reshuffled":
+        return sampling.reshuffled(*sizes, key=key, epoch=epoch)
+    if batches == "random":
+        batch = sampling.fixed_size(*sizes, key=key, step=epoch)
+        # The inner scan takes one step: give the batch a leading axis of 1.
+        return jax.tree.map(lambda x: x[None], batch)
+    return None
 
 
 _STATIC = "loss_fn", "prox", "clipped", "batches", "batch_size", "microbatch_size"
@@ -92,18 +99,6 @@ def descend(
     noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
     period = step_sizes.shape[1]
 
-    def batches_of(epoch: jax.Array) -> sampling.Batch | None:
-        sizes = num_examples, batch_size
-        if batches == "fixed":
-            return sampling.cyclic(*sizes)
-        if batches == "reshuffled":
-            return sampling.reshuffled(*sizes, key=batch_key, epoch=epoch)
-        if batches == "random":
-            batch = sampling.fixed_size(*sizes, key=batch_key, step=epoch)
-            # The inner scan takes one step: give the batch a leading axis of 1.
-            return jax.tree.map(lambda x: x[None], batch)
-        return None
-
     def take(batch: sampling.Batch | None) -> tuple[Tree, jax.Array, jax.Array]:
         if batch is None:
             return data.examples, data.finite, jnp.asarray(num_examples, jnp.int32)
@@ -111,7 +106,7 @@ def descend(
         mask = batch.mask & data.finite[batch.indices]
         return examples, mask, jnp.sum(batch.mask, dtype=jnp.int32)
 
-    def step(params: Tree, inputs: _Step) -> tuple[Tree, Curve]:
+    def step(params: Tree, inputs: tuple[Any, ...]) -> tuple[Tree, Curve]:
         batch, step_size, stddev, number = inputs
         examples, mask, size = take(batch)
         total, loss, used = gradient_sum(
@@ -141,9 +136,8 @@ def descend(
         number, step_sizes, stddevs = inputs
         # Steps are numbered through all epochs, so that no noise key repeats.
         numbers = number * period + jnp.arange(period)
-        return jax.lax.scan(
-            step, params, _Step(batches_of(number), step_sizes, stddevs, numbers)
-        )
+        batch = batches_of(batches, num_examples, batch_size, batch_key, number)
+        return jax.lax.scan(step, params, (batch, step_sizes, stddevs, numbers))
 
     epochs = jnp.arange(step_sizes.shape[0])
     # Two nested scans: an outer step makes the batches of one epoch only.

@@ -111,12 +111,10 @@ def _train(
         return (optax.apply_updates(params, updates), state), Curve(loss, left_out)
 
     def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
-        sizes = num_examples, run.batch_size
-        if order == "fixed":
-            batches = sampling.cyclic(*sizes)
-        else:
-            order_key = stream(key, "batches")
-            batches = sampling.reshuffled(*sizes, key=order_key, epoch=number)
+        order_key = stream(key, "batches")
+        batches = _descent.batches_of(
+            order, num_examples, run.batch_size, order_key, number
+        )
         return jax.lax.scan(step, carry, batches)
 
     carry = params, optimizer.init(params)

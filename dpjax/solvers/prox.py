@@ -26,10 +26,6 @@ def none(params: Tree, step_size: jax.Array) -> Tree:
     return params
 
 
-def _leafwise(fn: Callable[[jax.Array, jax.Array], jax.Array]) -> Prox:
-    return lambda params, step_size: jax.tree.map(lambda x: fn(x, step_size), params)
-
-
 def l1(weight: float) -> Prox:
     """The prox of weight · ‖x‖₁: soft thresholding.
 
@@ -94,7 +90,9 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
         inside = jnp.clip(x, -step_size * l1_weight, step_size * l1_weight)
         return (x - inside) / (1 + step_size * l2_weight)
 
-    return _leafwise(shrink)
+    return lambda params, step_size: jax.tree.map(
+        lambda x: shrink(x, step_size), params
+    )
 
 
 def projection(project: Callable[..., Tree]) -> Prox:
