@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dpjax import auditing as auditing
     from dpjax import checkpoint as checkpoint
     from dpjax import clipping as clipping
+    from dpjax import features as features
     from dpjax import ledger as ledger
     from dpjax import noise as noise
     from dpjax import plot as plot
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dpjax._plan import accumulate as accumulate
     from dpjax._plan import by_user as by_user
     from dpjax._plan.solve import plan as plan
+    from dpjax._recipe import recipe as recipe
     from dpjax._tuning import tune as tune
     from dpjax.clipping._clip import clip_and_sum as clip_and_sum
     from dpjax.clipping._clipped_grad import PerExample as PerExample
@@ -52,8 +54,16 @@ if TYPE_CHECKING:
 
 # The same names at run time; a test checks that both lists agree.
 _MODULES = (
-    *("accounting", "auditing", "checkpoint", "clipping", "ledger", "noise", "plot"),
-    *("sampling", "solvers", "statistics", "strategies", "workloads"),
+    *(
+        "accounting",
+        "auditing",
+        "checkpoint",
+        "clipping",
+        "features",
+        "ledger",
+        "noise",
+    ),
+    *("plot", "sampling", "solvers", "statistics", "strategies", "workloads"),
 )
 _NAMES = {
     "_core.adjacency": ("Adjacency",),
@@ -62,6 +72,7 @@ _NAMES = {
         *("Bounded", "Examples", "Plan", "QuantileClip", "accumulate", "by_user"),
     ),
     "_plan.solve": ("plan",),
+    "_recipe": ("recipe",),
     "_tuning": ("tune",),
     "clipping._clip": ("clip_and_sum",),
     "clipping._clipped_grad": ("PerExample", "clipped_grad", "explain"),

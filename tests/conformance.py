@@ -483,6 +483,7 @@ ELSEWHERE = {
         "metrics",
         "plan",
         "random_key",
+        "recipe",
         "tune",
     },
     "dpjax.sampling": {"bound_contributions_of_fixed_graph"},

@@ -23,9 +23,9 @@ MODULES = sorted((ROOT / "dpjax").rglob("*.py"))
 LAYERS = (
     ("_core",),
     ("_matrices",),
-    ("workloads", "sampling", "clipping", "accounting"),
+    ("workloads", "features", "sampling", "clipping", "accounting"),
     ("noise", "strategies", "auditing"),
-    ("solvers", "statistics", "_plan", "_tuning"),
+    ("solvers", "statistics", "_plan", "_recipe", "_tuning"),
     ("checkpoint",),
     ("ledger",),
     ("plot", "_cli"),
