@@ -135,7 +135,7 @@ def private_scores(x, labels, num_train, epsilon, keys, with_mean):
     account = account.draw(plan, name="training")
     loss_and_grad = plan.value_and_grad(loss)
 
-    def run(key):
+    def run(key, x, labels):
         of_mean, of_training = jax.random.split(key)
         center = jnp.zeros(num_features)
         if with_mean:
@@ -144,18 +144,20 @@ def private_scores(x, labels, num_train, epsilon, keys, with_mean):
         data = rows[:num_train], labels[:num_train]
         optimizer = plan.optimizer(numbers.optimizer(), key=of_training)
 
-        def step(carry, _):
+        def step(carry, number):
             params, state = carry
-            _, grads = loss_and_grad(params, data)
+            batch = plan.load(data, number, of_training)
+            _, grads = loss_and_grad(params, batch)
             updates, state = optimizer.update(grads, state, params)
             return (optax.apply_updates(params, updates), state), None
 
         params = jnp.zeros((num_features + 1, num_classes))
         carry = params, optimizer.init(params)
-        (params, _), _ = jax.lax.scan(step, carry, length=plan.num_steps)
+        (params, _), _ = jax.lax.scan(step, carry, jnp.arange(plan.num_steps))
         return accuracy(params, rows[num_train:], labels[num_train:])
 
-    return jax.jit(lambda keys: jax.lax.map(run, keys))(keys), account
+    runs = jax.jit(lambda keys, *data: jax.lax.map(lambda key: run(key, *data), keys))
+    return runs(keys, x, labels), account
 
 
 def free_score(x, labels, num_train):

@@ -152,8 +152,8 @@ def recipe(
                 "and 20 % were no better. There is no "
                 f"mean if the norm of its noise exceeds {_LONGEST_NOISE}.",
                 "mean_noise_multiplier": "It takes mean_share of μ².",
-                "intercept": "A small constant lengthens gradients little. No other value "
-                "was tried.",
+                "intercept": "A small constant lengthens gradients little. It was "
+                "not varied.",
             }
         ),
     )
