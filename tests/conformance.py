@@ -17,6 +17,7 @@ from dpjax.accounting import (
     fdp,
     gdp,
     iteration,
+    objective,
     pld,
     pure,
     random_rounds,
@@ -177,6 +178,9 @@ SOLVERS = {
         noise_multiplier=3.0,
         **_SETTING,
         key=key,
+    ),
+    "objective_perturbation": lambda key: solvers.objective_perturbation(
+        _LOGISTIC, _START, _DATA, **_TARGET, key=key
     ),
     "output_perturbation": lambda key: solvers.output_perturbation(
         _LOGISTIC,
@@ -355,6 +359,12 @@ ACCOUNTANTS = {
         lambda x: random_rounds.delta(x, 1.0, rounds=_ROUNDS, sampling_rate=0.05),
         1.7,
     ),
+    "objective.delta": (
+        lambda x: objective.delta(
+            x, 0.8, curvature=0.3, logistic=True, adjacency=Adjacency.REPLACE
+        ),
+        1.7,
+    ),
     "truncation.poisson_gaussian": (
         lambda x: pld.delta(
             truncation.poisson_gaussian(
@@ -517,6 +527,7 @@ ELSEWHERE = {
     "dpjax.solvers": {
         "allot_noise",
         "choose_num_steps",
+        "choose_regularization",
         "round_probabilities",
     },
     "dpjax.solvers.published": {
@@ -538,5 +549,6 @@ ELSEWHERE = {
         "random_rounds.group",
         "random_rounds.uniform",
         "random_rounds.epsilon",  # it calibrates, outside jit
+        "objective.epsilon",  # so does this one
     },
 }

@@ -23,7 +23,7 @@ WINGS = (
     "pure",
     "random_rounds",
 )
-WINGS += ("rdp", "tree", "truncation")
+WINGS += ("objective", "rdp", "tree", "truncation")
 
 
 def test_every_public_accountant_is_in_the_table():

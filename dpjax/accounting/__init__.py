@@ -19,7 +19,8 @@
 7. `random_rounds`: runs that stop after a random number of rounds. `truncation`:
    Poisson batches that overflow their capacity. `allocation`: examples that take part
    in one random step of each epoch.
-8. `iteration`: runs that release only their last iterate.
+8. `iteration`: runs that release only their last iterate. `objective`: the minimum of
+   an objective with a linear noise.
 9. `individual`: the loss of each example from its own norms, which is private itself.
 
 **Several mechanisms on the same data:**
@@ -41,6 +42,7 @@ from dpjax.accounting import gdp as gdp
 from dpjax.accounting import group as group
 from dpjax.accounting import individual as individual
 from dpjax.accounting import iteration as iteration
+from dpjax.accounting import objective as objective
 from dpjax.accounting import pld as pld
 from dpjax.accounting import profiles as profiles
 from dpjax.accounting import pure as pure

@@ -26,6 +26,7 @@ from dpjax.accounting import (
     correlated,
     events,
     gdp,
+    objective,
     pld,
     pure,
     random_rounds,
@@ -197,6 +198,36 @@ class RoundsProfile(NamedTuple):
             rounds=self.rounds,
             sampling_rate=self.sampling_rate,
         )
+
+
+class ObjectiveProfile(NamedTuple):
+    """The profile of objective perturbation, by `accounting.objective`.
+
+    Attributes:
+      noise_multiplier: the noise multiplier, as in `accounting.objective.delta`.
+      curvature: β/Λ.
+      logistic: whether the losses are logistic.
+      adjacency: which data sets are compared.
+      output_mu: the GDP parameter of the output noise.
+    """
+
+    noise_multiplier: ArrayLike
+    curvature: float
+    logistic: bool
+    adjacency: Adjacency
+    output_mu: float
+
+    @property
+    def mu(self) -> None:
+        """No GDP parameter is known."""
+
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε for a δ in (0, 1), rounded up."""
+        return objective.epsilon(delta=float(np.asarray(delta)), **self._asdict())
+
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
+        """The δ for an ε >= 0, rounded up."""
+        return objective.delta(epsilon=epsilon, **self._asdict())
 
 
 @functools.lru_cache(maxsize=256)  # a search for the capacity repeats a few arguments

@@ -8,13 +8,15 @@ data:
 1. `losses`: losses of linear scores, with the constants that an accountant needs.
    `prox`: convex terms and sets that depend on no data.
 2. The solvers, each of which is a paper's algorithm. Solvers that release the last
-   iterate alone need a convex loss or a smooth loss: `output_perturbation` (one draw of
-   noise, at the end), `noisy_gd` (full batches), `noisy_cyclic_gd` (a fixed or
-   reshuffled order) and `noisy_sgd` (random batches). `random_round_sgd` stops after a
-   random number of rounds. Solvers that release every iterate take any loss: `dp_nsgd`,
-   and `sensitivity_reduced_nsgd` where an epoch changes little.
-3. The choices before training: `choose_num_steps` for gradient descent, `allot_noise`
-   among three trees, `round_probabilities` for a random number of rounds.
+   iterate alone need a convex loss or a smooth loss: `objective_perturbation` (one draw
+   of noise, in the objective), `output_perturbation` (one draw of noise, at the end),
+   `noisy_gd` (full batches), `noisy_cyclic_gd` (a fixed or reshuffled order) and
+   `noisy_sgd` (random batches). `random_round_sgd` stops after a random number of
+   rounds. Solvers that release every iterate take any loss: `dp_nsgd`, and
+   `sensitivity_reduced_nsgd` where an epoch changes little.
+3. The choices before training: `choose_regularization` for objective perturbation,
+   `choose_num_steps` for gradient descent, `allot_noise` among three trees,
+   `round_probabilities` for a random number of rounds.
 4. The results: `Result` with its `Curve`, and the `Guarantee` with its profile of ε
    and δ.
 5. `published`: the constants that the papers publish, for comparison.
@@ -35,6 +37,12 @@ from dpjax.solvers._dp_nsgd import dp_nsgd as dp_nsgd
 from dpjax.solvers._noisy_gd import noisy_cyclic_gd as noisy_cyclic_gd
 from dpjax.solvers._noisy_gd import noisy_gd as noisy_gd
 from dpjax.solvers._noisy_gd import noisy_sgd as noisy_sgd
+from dpjax.solvers._objective_perturbation import (
+    choose_regularization as choose_regularization,
+)
+from dpjax.solvers._objective_perturbation import (
+    objective_perturbation as objective_perturbation,
+)
 from dpjax.solvers._output_perturbation import (
     output_perturbation as output_perturbation,
 )

@@ -88,7 +88,7 @@ _CONTRACTION = (
 # The rounding bound of `_precision` assumes this error of gradients and prox.
 _PRECISION = (
     "gradients and prox are as exact as a dot product in float64 (those of "
-    "dpjax.solvers are)"
+    "dpjax.solvers are)",
 )
 
 
@@ -104,7 +104,18 @@ def assume_last_iterate(batches: Batches, setting: Setting) -> tuple[str, ...]:
 
 def assume_one_draw(setting: Setting) -> tuple[str, ...]:
     """The assumptions of a guarantee with one draw of noise, after all steps."""
-    return (_PRECISION, *_contraction_assumptions(setting))
+    return (*_PRECISION, *_contraction_assumptions(setting))
+
+
+def assume_minimum() -> tuple[str, ...]:
+    """The assumptions of a guarantee for the minimum of a perturbed objective."""
+    return (
+        "nothing but the result is released",
+        "Newton's method reaches its tolerance on both data sets: where it does not, "
+        "the result is NaN",
+        *_PRECISION,
+        *_ALWAYS,
+    )
 
 
 def _contraction_assumptions(setting: Setting) -> tuple[str, ...]:

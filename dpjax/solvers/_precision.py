@@ -131,7 +131,7 @@ def executed_setting(setting: Setting) -> Setting:
 MOST = 0.05
 
 
-def _margin(terms: float, dtype: DTypeLike) -> float:
+def margin(terms: float, dtype: DTypeLike = np.float64) -> float:
     """The relative error bound γ_k = k u / (1 − k u) of a sum of k terms."""
     # γ_k is meaningless as k u nears 1; inf makes the caller refuse the run.
     ku = terms * float(jnp.finfo(dtype).eps) / 2
@@ -178,7 +178,7 @@ def rounding(
 
     dimension = sum(x.size for x in jax.tree.leaves(params))
     # γ_k for one example, and γ_{n+k} for the sum over all examples.
-    few, many = (_margin(2 * dimension + 64 + k, dtype) for k in (0, size))
+    few, many = (margin(2 * dimension + 64 + k, dtype) for k in (0, size))
     update = radius + eta * (bound + (curvature + added) * radius)
     error = eta * many * bound + few * update
     shift = setting["adjacency"].sensitivity_factor * eta * bound / size

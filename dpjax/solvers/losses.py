@@ -17,6 +17,7 @@ import optax
 
 from dpjax._core import validate
 from dpjax._core.rounding import HIGHEST, square_sum
+from dpjax._core.typing import ArrayLike
 
 __all__ = ["Loss", "huber", "logistic", "softmax"]
 
@@ -47,6 +48,8 @@ class Loss:
       labels: a description of the allowed labels.
       of_scores: a function from the scores and the label to the loss.
       admits: a function from an array of labels to a mask of the allowed ones.
+      logistic: whether the loss is log(1 + e^{−y⟨w, x⟩}), for which
+        `objective_perturbation` needs less noise.
     """
 
     feature_norm: float
@@ -56,25 +59,30 @@ class Loss:
     labels: str
     of_scores: Callable[[jax.Array, jax.Array], jax.Array]
     admits: Callable[[np.ndarray], np.ndarray]
+    logistic: bool = False
 
     def __call__(
         self, params: jax.Array, example: tuple[jax.Array, jax.Array]
     ) -> jax.Array:
         """The loss of one example (features f[d], label)."""
         features, label = example
-        features = jnp.asarray(features, jnp.result_type(features, jnp.float32))
-        bound = self.feature_norm * (1 - _SLACK)
-        # In units of the bound, squares of small features do not underflow, and squares
-        # of large features do not overflow.
-        norm = jnp.sqrt(square_sum(features, unit=bound))
-        # Divide by 1 at least: features within the ball are not scaled up.
-        features = features / jnp.maximum(norm, 1.0)
+        features = self.scale(features)
         dtype = jnp.promote_types(features.dtype, jnp.result_type(params))
         features, params = features.astype(dtype), params.astype(dtype)
         # The bound on gradients needs this product, and its transpose in the gradient,
         # in full precision.
         scores = jnp.matmul(features, params, precision=HIGHEST)
         return self.of_scores(scores, label)
+
+    def scale(self, features: ArrayLike) -> jax.Array:
+        """The features f[d] of one example, within the ball of radius B."""
+        features = jnp.asarray(features, jnp.result_type(features, jnp.float32))
+        bound = self.feature_norm * (1 - _SLACK)
+        # In units of the bound, squares of small features do not underflow, and squares
+        # of large features do not overflow.
+        norm = jnp.sqrt(square_sum(features, unit=bound))
+        # Divide by 1 at least: features within the ball are not scaled up.
+        return features / jnp.maximum(norm, 1.0)
 
     def check(self, data: object) -> None:
         """Raise ValueError unless data are (features f[n, d], allowed labels [n]).
@@ -146,6 +154,7 @@ def logistic(*, feature_norm: float) -> Loss:
         labels="-1 or 1",
         of_scores=_logistic,
         admits=_signs,
+        logistic=True,
     )
 
 

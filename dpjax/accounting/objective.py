@@ -1,0 +1,212 @@
+"""Objective perturbation: the minimum of a regularised objective with a linear noise.
+
+The release is the minimum θ of J(θ) = Σ_i ℓ_i(θ) + (Λ/2)‖θ‖² + ⟨b, θ⟩, for one draw b
+of N(0, σ² I). Each loss ℓ_i is a convex function of one linear score ⟨x_i, θ⟩, its
+gradients have norms of at most L, and its curvature is at most β. Then
+δ(ε) <= Σ_j δ_G(m_j, ε − c_j), where δ_G(m, ·) is the curve of the Gaussian mechanism
+with μ = m, and (m_j, c_j) are few corners, as follows.
+
+1. **Density.** J has one minimum for each b, with b = b_D(θ) = −(Σ∇ℓ_i(θ) + Λθ). This
+   map is Lipschitz, and so is its inverse, because J is Λ-strongly convex. So θ has the
+   density φ_σ(b_D(θ)) |H_D(θ)|, with the determinant of H_D = Σ∇²ℓ_i + ΛI (almost
+   everywhere, where gradients are only Lipschitz).
+2. **Loss.** Let D and D' be a common data set with one more example z, or z', or none.
+   With v(θ) = b_D'(θ) − b_D(θ) and b = b_D(θ), which is N(0, σ² I) for θ of D,
+   log p_D/p_D' = (2⟨b, v⟩ + ‖v‖²) / (2σ²) + log |H_D| − log |H_D'|.
+3. **Determinants.** Let H >= ΛI belong to the common data set. Example z adds the
+   matrix f''(⟨x, θ⟩) x xᵀ of rank one, so 0 <= log |H_D| − log |H| =
+   log(1 + f'' xᵀH⁻¹x) <= log(1 + f'' ‖x‖² / Λ), and −log |H_D'| only helps.
+4. **Corners.** A gradient is s x/‖x‖ with |s| <= L, so v is in the convex hull of
+   vectors v_j that depend on z and z' alone. ⟨b, v⟩ + ‖v‖²/2 is convex in v, so that it
+   is at most its maximum over the v_j, where it is the privacy loss of the Gaussian
+   mechanism with m_j = ‖v_j‖/σ. With all determinants below c, the loss is at most
+   c + max_j X_j, and E(1 − e^{ε − c − max X_j})₊ <= Σ_j E(1 − e^{ε − c − X_j})₊ =
+   Σ_j δ_G(m_j, ε − c).
+5. **Logistic losses** have gradients p x̃ and curvatures p(1 − p) x̃x̃ᵀ, with p in [0, 1]
+   and x̃ = −y x. log(1 + κ p(1 − p)) is concave in p, hence at most its tangent at any
+   point t. A linear function keeps step 4 valid: each corner has a c_j of its own, and
+   at p = 1, where gradients are largest, c_j is small.
+6. **Output noise.** Let μ_o-GDP noise be added to θ. Given θ, its curve at any ε is
+   at most δ_G(μ_o, ε). In step 4 this adds a normal loss: m_j becomes
+   sqrt(m_j² + μ_o²).
+
+Redberg, Koskela and Wang (2023), https://arxiv.org/abs/2401.00583, have steps 1 to 4
+for an example that leaves or enters, with the constant |log(1 − β/Λ)|.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import validate
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.typing import ArrayLike
+from dpjax.accounting import calibrate
+from dpjax.accounting._numerics import gaussian
+
+__all__ = ["delta", "epsilon"]
+
+# Every tangent gives a bound, and the best one is taken. The one at t = 1/2 is flat.
+_TANGENTS = np.linspace(0.5, 1.0, 17)[:, None]
+
+
+def _corners(
+    curvature: jax.Array, logistic: bool, replaced: bool
+) -> tuple[np.ndarray, jax.Array]:
+    """The norms ‖v_j‖ / L of the corners [k], and their costs c_j [tangents, k]."""
+    if not logistic:
+        # v is in the box with corners ±L x/‖x‖ ± L x'/‖x'‖. Their norms come in two
+        # pairs, with squares that add up to 4L²: `_delta64` has the worst two.
+        norms = np.array([2.0, 2.0, 0.0, 0.0]) if replaced else np.ones(2)
+        return norms, jnp.full((1, norms.size), jnp.log1p(curvature))
+    # f'' ‖x‖² / Λ <= κ p(1 − p), with κ p(1 − p) = β/Λ at p = 1/2.
+    kappa, t = 4 * curvature, _TANGENTS
+    inside = 1 + kappa * t * (1 - t)
+    slope = kappa * (1 - 2 * t) / inside
+    at_0, at_1 = jnp.log(inside) - slope * t, jnp.log(inside) + slope * (1 - t)
+    if not replaced:
+        return np.array([0.0, 1.0]), jnp.concatenate([at_0, at_1], axis=1)
+    # v = p x̃ − p' x̃': (p, p') = (0, 0), (0, 1), (1, 0) and (1, 1).
+    norms = np.array([0.0, 1.0, 1.0, 2.0])
+    return norms, jnp.concatenate([at_0, at_0, at_1, at_1], axis=1)
+
+
+@float64("up", static=("logistic", "replaced"), elementwise=True)
+def _delta64(
+    noise_multiplier: jax.Array,
+    curvature: jax.Array,
+    output_mu: jax.Array,
+    epsilon: jax.Array,
+    *,
+    logistic: bool,
+    replaced: bool,
+) -> jax.Array:
+    norms, costs = _corners(curvature, logistic, replaced)
+    up = 1 + 8 * ULP
+
+    squares = (norms / noise_multiplier) ** 2 + output_mu * output_mu
+    squares = jnp.maximum(squares, jnp.where(norms > 0, TINY, 0.0))  # no underflow
+    positive = squares > 0  # the square root has no derivative at 0
+    m = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1.0)) * up, 0.0)
+
+    # The margin exceeds the roundings of costs, whose terms are at most 4β/Λ.
+    left = epsilon - costs - 64 * ULP * (1 + curvature + epsilon)
+    left = jnp.where(epsilon < jnp.inf, left, jnp.inf)
+    if replaced and not logistic:
+        # δ_G is convex in m² where its slope φ(a) / (2m) grows: a b >= 1, with a and b
+        # of `_numerics.gaussian`, so ε² >= m² + m⁴/4 for the largest m. Then the worst
+        # squares of a given sum are the sum and zero. Else both pairs have all of it.
+        square = m[0] * m[0]
+        convex = left[0, 0] ** 2 >= (square + square * square / 4) * up
+        m = jnp.where(convex & (left[0, 0] > 0), m, m[0])
+    total = jnp.sum(gaussian.delta_of(jnp.broadcast_to(m, left.shape), left), axis=1)
+    bound = jnp.minimum(jnp.min(total) * (1 + 16 * ULP), 1.0)
+    valid = (noise_multiplier > 0) & (curvature >= 0) & (output_mu >= 0)
+    return jnp.where(valid & (epsilon >= 0), bound, 1.0)
+
+
+class _Terms(NamedTuple):
+    """The arguments that δ and ε share."""
+
+    curvature: ArrayLike
+    output_mu: ArrayLike
+    logistic: bool
+    adjacency: Adjacency
+
+
+def _delta(noise_multiplier: ArrayLike, epsilon: ArrayLike, terms: _Terms) -> jax.Array:
+    """`delta`, with its checks."""
+    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
+    validate.nonnegative("epsilon", epsilon, finite=False)
+    validate.nonnegative("curvature", terms.curvature)
+    validate.nonnegative("output_mu", terms.output_mu, finite=False)
+    return _delta64(
+        noise_multiplier,
+        terms.curvature,
+        terms.output_mu,
+        epsilon,
+        logistic=validate.flag("logistic", terms.logistic),
+        replaced=validate.adjacency(terms.adjacency) is Adjacency.REPLACE,
+    )
+
+
+def delta(
+    noise_multiplier: ArrayLike,
+    epsilon: ArrayLike,
+    *,
+    curvature: ArrayLike,
+    logistic: bool,
+    adjacency: Adjacency,
+    output_mu: ArrayLike = 0.0,
+) -> jax.Array:
+    """δ of objective perturbation for generalised linear models.
+
+    Args:
+      noise_multiplier: σ/L, the standard deviation of the linear term over the bound on
+        the norm of one example's gradient, f[*b], positive.
+      epsilon: f[*b], at least 0.
+      curvature: β/Λ, the bound on the curvature of one example's loss over the
+        regularisation of the sum of losses, f[*b], at least 0.
+      logistic: whether the losses are logistic, log(1 + e^{−y⟨x, θ⟩}); L is then the
+        bound on ‖x‖, and β = L²/4. If false, any convex function of one linear score.
+      adjacency: which data sets are compared. The same Λ and σ belong to both of them.
+      output_mu: the GDP parameter of the output noise, given the exact minimum, f[*b].
+
+    Returns:
+      δ, f[*b], rounded up.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Privacy: the exact minimum is (ε, δ)-DP. With output noise the sum is (ε, δ)-DP,
+    also where it replaces the minimum by an approximation within a distance that the
+    noise hides at μ = output_mu. No constraint holds for θ, and Λ > 0.
+
+    Reference: Redberg, Koskela and Wang (2023), whose bound for generalised linear
+    models the proof in this module's first lines extends.
+
+    Example:
+      >>> of = dict(curvature=0.05, logistic=True, adjacency=Adjacency.REPLACE)
+      >>> print(f"{delta(8.0, 1.0, **of):.1e}")
+      2.9e-06
+    """
+    given = _Terms(curvature, output_mu, logistic, adjacency)
+    return _delta(noise_multiplier, epsilon, given)
+
+
+def epsilon(
+    noise_multiplier: ArrayLike,
+    delta: float,
+    *,
+    curvature: ArrayLike,
+    logistic: bool,
+    adjacency: Adjacency,
+    output_mu: ArrayLike = 0.0,
+) -> jax.Array:
+    """ε of objective perturbation: `delta` solved for ε, outside of jit.
+
+    Args:
+      noise_multiplier: σ/L, as for `delta`.
+      delta: the target δ, in (0, 1).
+      curvature: β/Λ, as for `delta`.
+      logistic: as for `delta`.
+      adjacency: as for `delta`.
+      output_mu: as for `delta`.
+
+    Returns:
+      The least ε > 0 whose δ(ε) is at most delta, f[], rounded up.
+
+    Raises:
+      ValueError: an argument is out of range, or no ε has such a small δ.
+
+    Example:
+      >>> of = dict(curvature=0.05, logistic=True, adjacency=Adjacency.REPLACE)
+      >>> print(f"{epsilon(8.0, 1e-5, **of):.3f}")
+      0.926
+    """
+    validate.open_unit("delta", delta)
+    given = _Terms(curvature, output_mu, logistic, adjacency)
+    return calibrate.solve(lambda e: _delta(noise_multiplier, e, given), delta)
