@@ -38,6 +38,21 @@ def output_perturbation(problem, epsilon, key, noise="exact", known=None):
     return result.params, known
 
 
+def objective_perturbation(problem, epsilon, key, known=None):
+    """The minimum of the perturbed objective; λ = μ, or by its rule where μ = 0."""
+    result = solvers.objective_perturbation(
+        problem.loss,
+        problem.start,
+        problem.data,
+        epsilon=epsilon,
+        delta=DELTA,
+        adjacency=Adjacency.REPLACE,
+        regularization=problem.mu or None,
+        key=key,
+    )
+    return result.params, known
+
+
 def noisy_gd(problem, epsilon, key, known=None):
     """As many steps as output perturbation takes."""
     steps = choose_num_steps(
@@ -226,6 +241,7 @@ METHODS = {
     "the same, printed constants": functools.partial(
         output_perturbation, noise="printed"
     ),
+    "objective perturbation": objective_perturbation,
     "noisy GD": noisy_gd,
     "noisy SGD": noisy_sgd,
     "RRPSGD": random_round_sgd,

@@ -136,7 +136,7 @@ def gaussian_delta(mu, epsilon):
 
 
 def test_delta_without_curvature_is_the_sum_over_corners():
-    of = {"curvature": 0.0, "output_mu": 0.3}
+    of = {"curvature": 0.0, "other_mu": 0.3}
     one, two = np.hypot(1 / 1.7, 0.3), np.hypot(2 / 1.7, 0.3)
     e = EPSILONS
     rest = gaussian_delta(0.3, e)
@@ -191,6 +191,7 @@ def wide_run():
         delta=1e-4,
         adjacency=Adjacency.REPLACE,
         regularization=0.02,
+        prior_mu=0.1,
         key=KEY,
     )
     return result, x, y, ridge
@@ -215,6 +216,7 @@ def test_guarantee_meets_its_target(wide_run):
     assert guarantee.mu is None
     assert 0.99 * 1.3 < float(guarantee.epsilon(1e-4)) <= 1.3
     assert float(guarantee.delta(1.3)) <= 1e-4
+    assert guarantee.profile.other_mu >= 0.1
 
 
 def test_results_have_the_density_of_the_proof():
@@ -275,6 +277,7 @@ def test_invalid_arguments_raise():
         ({"delta": 0.0}, "delta"),
         ({"loss": losses.softmax(3, feature_norm=1.0)}, "loss"),
         ({"params": np.zeros(3)}, "params"),
+        ({"prior_mu": 5.0}, "prior_mu"),
     ]:
         given = {"loss": loss, "params": np.zeros(2), "data": data, **good, **change}
         with pytest.raises(ValueError, match=name):

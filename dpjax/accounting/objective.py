@@ -26,9 +26,10 @@ with μ = m, and (m_j, c_j) are few corners, as follows.
    and x̃ = −y x. log(1 + κ p(1 − p)) is concave in p, hence at most its tangent at any
    point t. A linear function keeps step 4 valid: each corner has a c_j of its own, and
    at p = 1, where gradients are largest, c_j is small.
-6. **Output noise.** Let μ_o-GDP noise be added to θ. Given θ, its curve at any ε is
-   at most δ_G(μ_o, ε). In step 4 this adds a normal loss: m_j becomes
-   sqrt(m_j² + μ_o²).
+6. **Other releases.** Let a μ_o-GDP mechanism be composed with this one: statistics
+   before it, or noise on θ after it. Its loss adds to all X_j alike, and the law of b
+   does not depend on it. So the term of corner j is at most the δ of a composition of
+   two Gaussian mechanisms, and m_j becomes sqrt(m_j² + μ_o²).
 
 Redberg, Koskela and Wang (2023), https://arxiv.org/abs/2401.00583, have steps 1 to 4
 for an example that leaves or enters, with the constant |log(1 − β/Λ)|.
@@ -78,7 +79,7 @@ def _corners(
 def _delta64(
     noise_multiplier: jax.Array,
     curvature: jax.Array,
-    output_mu: jax.Array,
+    other_mu: jax.Array,
     epsilon: jax.Array,
     *,
     logistic: bool,
@@ -87,7 +88,7 @@ def _delta64(
     norms, costs = _corners(curvature, logistic, replaced)
     up = 1 + 8 * ULP
 
-    squares = (norms / noise_multiplier) ** 2 + output_mu * output_mu
+    squares = (norms / noise_multiplier) ** 2 + other_mu * other_mu
     squares = jnp.maximum(squares, jnp.where(norms > 0, TINY, 0.0))  # no underflow
     positive = squares > 0  # the square root has no derivative at 0
     m = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1.0)) * up, 0.0)
@@ -104,7 +105,7 @@ def _delta64(
         m = jnp.where(convex & (left[0, 0] > 0), m, m[0])
     total = jnp.sum(gaussian.delta_of(jnp.broadcast_to(m, left.shape), left), axis=1)
     bound = jnp.minimum(jnp.min(total) * (1 + 16 * ULP), 1.0)
-    valid = (noise_multiplier > 0) & (curvature >= 0) & (output_mu >= 0)
+    valid = (noise_multiplier > 0) & (curvature >= 0) & (other_mu >= 0)
     return jnp.where(valid & (epsilon >= 0), bound, 1.0)
 
 
@@ -112,7 +113,7 @@ class _Terms(NamedTuple):
     """The arguments that δ and ε share."""
 
     curvature: ArrayLike
-    output_mu: ArrayLike
+    other_mu: ArrayLike
     logistic: bool
     adjacency: Adjacency
 
@@ -122,11 +123,11 @@ def _delta(noise_multiplier: ArrayLike, epsilon: ArrayLike, terms: _Terms) -> ja
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.nonnegative("epsilon", epsilon, finite=False)
     validate.nonnegative("curvature", terms.curvature)
-    validate.nonnegative("output_mu", terms.output_mu, finite=False)
+    validate.nonnegative("other_mu", terms.other_mu, finite=False)
     return _delta64(
         noise_multiplier,
         terms.curvature,
-        terms.output_mu,
+        terms.other_mu,
         epsilon,
         logistic=validate.flag("logistic", terms.logistic),
         replaced=validate.adjacency(terms.adjacency) is Adjacency.REPLACE,
@@ -140,7 +141,7 @@ def delta(
     curvature: ArrayLike,
     logistic: bool,
     adjacency: Adjacency,
-    output_mu: ArrayLike = 0.0,
+    other_mu: ArrayLike = 0.0,
 ) -> jax.Array:
     """δ of objective perturbation for generalised linear models.
 
@@ -153,7 +154,8 @@ def delta(
       logistic: whether the losses are logistic, log(1 + e^{−y⟨x, θ⟩}); L is then the
         bound on ‖x‖, and β = L²/4. If false, any convex function of one linear score.
       adjacency: which data sets are compared. The same Λ and σ belong to both of them.
-      output_mu: the GDP parameter of the output noise, given the exact minimum, f[*b].
+      other_mu: the GDP parameter of all other releases that this δ includes, f[*b]:
+        of statistics before this release, and of noise on the minimum.
 
     Returns:
       δ, f[*b], rounded up.
@@ -161,9 +163,9 @@ def delta(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: the exact minimum is (ε, δ)-DP. With output noise the sum is (ε, δ)-DP,
-    also where it replaces the minimum by an approximation within a distance that the
-    noise hides at μ = output_mu. No constraint holds for θ, and Λ > 0.
+    Privacy: the exact minimum and the other releases together are (ε, δ)-DP. So is an
+    approximation of the minimum, plus noise that hides its error at other_mu. No
+    constraint holds for θ, and Λ > 0.
 
     Reference: Redberg, Koskela and Wang (2023), whose bound for generalised linear
     models the proof in this module's first lines extends.
@@ -173,7 +175,7 @@ def delta(
       >>> print(f"{delta(8.0, 1.0, **of):.1e}")
       2.9e-06
     """
-    given = _Terms(curvature, output_mu, logistic, adjacency)
+    given = _Terms(curvature, other_mu, logistic, adjacency)
     return _delta(noise_multiplier, epsilon, given)
 
 
@@ -184,7 +186,7 @@ def epsilon(
     curvature: ArrayLike,
     logistic: bool,
     adjacency: Adjacency,
-    output_mu: ArrayLike = 0.0,
+    other_mu: ArrayLike = 0.0,
 ) -> jax.Array:
     """ε of objective perturbation: `delta` solved for ε, outside of jit.
 
@@ -194,7 +196,7 @@ def epsilon(
       curvature: β/Λ, as for `delta`.
       logistic: as for `delta`.
       adjacency: as for `delta`.
-      output_mu: as for `delta`.
+      other_mu: as for `delta`.
 
     Returns:
       The least ε > 0 whose δ(ε) is at most delta, f[], rounded up.
@@ -208,5 +210,5 @@ def epsilon(
       0.926
     """
     validate.open_unit("delta", delta)
-    given = _Terms(curvature, output_mu, logistic, adjacency)
+    given = _Terms(curvature, other_mu, logistic, adjacency)
     return calibrate.solve(lambda e: _delta(noise_multiplier, e, given), delta)

@@ -208,14 +208,14 @@ class ObjectiveProfile(NamedTuple):
       curvature: β/Λ.
       logistic: whether the losses are logistic.
       adjacency: which data sets are compared.
-      output_mu: the GDP parameter of the output noise.
+      other_mu: the GDP parameter of all other releases that are included.
     """
 
     noise_multiplier: ArrayLike
     curvature: float
     logistic: bool
     adjacency: Adjacency
-    output_mu: float
+    other_mu: float
 
     @property
     def mu(self) -> None:
