@@ -209,7 +209,8 @@ def objective_perturbation(
     Privacy: params, with all that prior_mu stands for, is (ε, δ)-DP under the
     adjacency, by `accounting.objective.delta`.
     The search is in float64. It ends at a bound on the gradient's norm that covers
-    rounding, and noise of 2 % of μ hides how far from the minimum it ends.
+    rounding, and noise of 2 % of μ hides how far from the minimum it ends. A
+    search that does not end, which the guarantee excludes, releases NaN.
 
     Reference: Redberg, Koskela and Wang (2023), with the bound of
     `accounting.objective`; for inexact minima, Iyengar, Near, Song, Thakkar, Thakurta
