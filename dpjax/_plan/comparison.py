@@ -83,15 +83,8 @@ class Comparison(NamedTuple):
 
     def __repr__(self) -> str:
         """The table: a row for each mechanism, those without a plan last."""
-        head = (
-            "noise left",
-            "sampling",
-            "noise",
-            "multiplier",
-            "batch (capacity)",
-            "needs",
-        )
-        cells: list[tuple[str, ...]] = [head]
+        head = ("noise left", "sampling", "noise", "multiplier", "batch (capacity)")
+        cells: list[tuple[str, ...]] = [(*head, "needs")]
         least = self.candidates[0].error
         for one in self.candidates:
             known = (f"{one.error / least:.3f}", one.sampling, one.strategy)
@@ -202,14 +195,10 @@ def _refuse(asked: dict[str, Any]) -> None:
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
     """The kinds of noise with which a sampling is planned."""
-    kinds = (
-        ["independent", "correlated"]
-        if mechanism.supports_correlation
-        else ["independent"]
-    )
-    if sampling == "cyclic_poisson":
-        # "correlated" includes independent noise here, as a strategy with one band.
-        kinds = kinds[1:]
+    kinds = ["correlated"] if mechanism.supports_correlation else []
+    # "correlated" includes independent noise here, as a strategy with one band.
+    if sampling != "cyclic_poisson":
+        kinds = ["independent", *kinds]
     if mechanism.order is not None:
         kinds.append("tree")
     # Where no kind is left, `plan` gets the noise as the caller named it, and where it

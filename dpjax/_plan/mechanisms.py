@@ -16,6 +16,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import jax
@@ -117,6 +118,16 @@ class Mechanism:
         return float(batch_size)
 
 
+def _compose(
+    run: RunParameters, step: Callable[[RunParameters], events.Step]
+) -> events.Composed:
+    """The composition of all steps; `step` is the event of one step of a part."""
+    parts = run.constant_runs()
+    return events.Composed(
+        tuple(events.Repeated(step(part), part.num_steps) for part in parts)
+    )
+
+
 class Poisson(Mechanism):
     """Every example takes part with the same probability, in each step anew."""
 
@@ -146,12 +157,7 @@ class Poisson(Mechanism):
                 noise, rate, self.num_examples, part.max_batch_size, self.adjacency
             )
 
-        return events.Composed(
-            tuple(
-                events.Repeated(step(part), part.num_steps)
-                for part in run.constant_runs()
-            )
-        )
+        return _compose(run, step)
 
     def describe(self, batch_size, max_batch_size):
         """The sampling rate, the capacity, and what overflow does."""
@@ -175,18 +181,12 @@ class FixedSize(Mechanism):
 
     def event(self, run):
         """The composition of steps as in `accounting.pld.subsampled_gdp`."""
-        return events.Composed(
-            tuple(
-                events.Repeated(
-                    events.FixedSizeGaussian(
-                        self.adjacency.sensitivity_factor / part.noise_multiplier,
-                        part.batch_size / self.num_examples,
-                    ),
-                    part.num_steps,
-                )
-                for part in run.constant_runs()
-            )
-        )
+
+        def step(part):
+            mu = self.adjacency.sensitivity_factor / part.noise_multiplier
+            return events.FixedSizeGaussian(mu, part.batch_size / self.num_examples)
+
+        return _compose(run, step)
 
     def describe(self, batch_size, max_batch_size):
         """The size of the subset, and how it is drawn."""
@@ -379,6 +379,7 @@ class CyclicPoisson(Mechanism):
 class RandomBins(Mechanism):
     """Every example is assigned once, at random, to one step of all epochs."""
 
+    fresh: ClassVar[bool] = False  # whether the assignment is anew in each epoch
     supports_correlation = True
     supports_schedules = False
     overflows = True
@@ -397,7 +398,8 @@ class RandomBins(Mechanism):
             bins,
             max_batch_size=max_batch_size,
             key=key,
-            epoch=self._assignment_index(step // bins),
+            # The same number in every epoch gives the same assignment in every epoch.
+            epoch=step // bins if self.fresh else step * 0,
             step=step % bins,
         )
 
@@ -407,15 +409,6 @@ class RandomBins(Mechanism):
             raise ValueError(
                 f"strategy must be a Toeplitz strategy in random bins; got C {shape}."
             )
-
-    def _assignment_index(self, epoch: jax.Array) -> jax.Array:
-        """The index of the random assignment of examples to steps in an epoch.
-
-        The index is 0 for every epoch, so that all epochs have the same assignment.
-        """
-        return epoch * 0
-
-    _fresh = False
 
     def event(self, run):
         """The event of the whole run.
@@ -430,13 +423,13 @@ class RandomBins(Mechanism):
             self.steps_per_epoch(int(run.batch_size)),
             self.num_examples,
             int(run.max_batch_size),
-            self._fresh,
+            self.fresh,
             self.adjacency,
         )
 
     def describe(self, batch_size, max_batch_size):
         """The number of bins, the capacity, and what overflow does."""
-        anew = "anew in every epoch" if self._fresh else "the same in every epoch"
+        anew = "anew in every epoch" if self.fresh else "the same in every epoch"
         bins = self.steps_per_epoch(int(batch_size))
         return (
             f"every example picks one of the {bins} steps of an epoch, uniformly at "
@@ -448,11 +441,7 @@ class RandomBins(Mechanism):
 class FreshBins(RandomBins):
     """Every example is assigned anew, at random, to one step of each epoch."""
 
-    _fresh = True
-
-    def _assignment_index(self, epoch):
-        """The number of the epoch: every epoch has another random assignment."""
-        return epoch
+    fresh = True
 
 
 SAMPLINGS: dict[str, type[Mechanism]] = {

@@ -32,7 +32,8 @@ def is_tree_of_arrays(data: Any) -> bool:
     if isinstance(data, list | Iterator):
         return False
     leaves = jax.tree.leaves(data)
-    return bool(leaves) and all(_is_array(x) and np.ndim(x) for x in leaves)
+    arrays = (hasattr(x, "dtype") or hasattr(x, "__array__") for x in leaves)
+    return bool(leaves) and all(arrays) and all(map(np.ndim, leaves))
 
 
 def by_position(data: Any) -> Any:
@@ -44,10 +45,6 @@ def by_position(data: Any) -> Any:
     """
     leaves, treedef = jax.tree.flatten_with_path(data)
     return treedef.unflatten([_array(path, x) for path, x in leaves])
-
-
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "dtype") or hasattr(x, "__array__")
 
 
 def _array(path: Any, x: Any) -> np.ndarray | jax.Array:

@@ -199,10 +199,8 @@ def _findings(
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
     """The batches in which example i is changed, each with a name for the change."""
     leaves, treedef = jax.tree.flatten(data)
-    size, floats = (
-        len(leaves[0]),
-        [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves],
-    )
+    size = len(leaves[0])
+    floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     yield "another", treedef.unflatten([x.at[i].set(x[(i + 1) % size]) for x in leaves])
     for name, factor in _FACTORS.items() if any(floats) else ():
         yield (

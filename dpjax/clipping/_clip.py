@@ -191,26 +191,23 @@ def sum_in_memory(
         return _sum_of_blocks(apply_scales(x, scale, finite))
 
     def product(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-        # A product with ones, because XLA on CPUs takes several times longer for a sum
-        # over a leading axis.
-        ones = jnp.ones(scale.shape, x.dtype)
-        return jnp.tensordot(
-            ones, apply_scales(x, scale, finite), axes=1, precision=HIGHEST
-        )
+        return _product_with_ones(apply_scales(x, scale, finite))
 
     return on_platform("cpu", product, sum_with_scales, x, scale, finite)
 
 
+def _product_with_ones(x: jax.Array) -> jax.Array:
+    """The sum over the leading axis, several times faster on CPUs than XLA's sum."""
+    return jnp.tensordot(jnp.ones(x.shape[:1], x.dtype), x, axes=1, precision=HIGHEST)
+
+
 def _sum_of_blocks(x: jax.Array) -> jax.Array:
     """The sum over the leading axis, f64[...], from the float32 sums of blocks."""
-
-    def product(block: jax.Array) -> jax.Array:
-        ones = jnp.ones(block.shape[:1], block.dtype)
-        return jnp.tensordot(ones, block, axes=1, precision=HIGHEST)
+    directly = functools.partial(jnp.sum, axis=0)
 
     def block_sum(block: jax.Array) -> jax.Array:
-        directly = functools.partial(jnp.sum, axis=0)
-        return on_platform("cpu", product, directly, block).astype(jnp.float64)
+        total = on_platform("cpu", _product_with_ones, directly, block)
+        return total.astype(jnp.float64)
 
     if x.shape[0] <= BLOCK:
         return block_sum(x)
@@ -268,6 +265,17 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
         return treedef.unflatten(total), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def check_mask(mask: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:
+    """The mask as a boolean array of this shape; None for a mask of all examples."""
+    mask = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask)
+    if mask.shape != shape or mask.dtype != jnp.bool_:
+        raise ValueError(
+            f"mask must be a boolean array of shape {shape}; got shape {mask.shape} "
+            f"and dtype {mask.dtype}."
+        )
+    return mask
 
 
 def batch_size(name: str, batched: Tree) -> int:

@@ -25,7 +25,7 @@ from dpjax._core.platforms import on_platform
 from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
-from dpjax.clipping._clip import PerExample, Summed, Wide, batch_size
+from dpjax.clipping._clip import PerExample, Summed, Wide, batch_size, check_mask
 from dpjax.clipping._microbatches import in_microbatches
 from dpjax.clipping._vmap import clipped_sum as vmap_sum
 
@@ -85,12 +85,7 @@ class ClippedGrad(Generic[Params]):
         examples = self._arguments.examples(args)
         batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
         size = batch_size(f"the batch arguments {self.batch_argnums}", batched)
-        mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
-        if mask.shape != (size,) or mask.dtype != jnp.bool_:
-            raise ValueError(
-                f"mask must be a boolean array of shape ({size},); got shape "
-                f"{mask.shape} and dtype {mask.dtype}."
-            )
+        mask = check_mask(mask, (size,))
         if jax.sharding.get_abstract_mesh().manual_axes:
             # For one device's part of `jax.shard_map`, parameters are marked as varying
             # over the devices. The derivative by a parameter that devices share is a

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Tree
-from dpjax.clipping._clip import PerExample
+from dpjax.clipping._clip import PerExample, check_mask
 
 
 class Metrics(NamedTuple):
@@ -84,12 +84,7 @@ def metrics(
     validate.scalar("clip_norm", clip_norm)
     validate.positive("clip_norm", clip_norm)
     losses, norms = per_example.loss, per_example.norm
-    mask = jnp.ones(losses.shape, bool) if mask is None else jnp.asarray(mask)
-    if mask.shape != losses.shape or mask.dtype != jnp.bool_:
-        raise ValueError(
-            f"mask must be a boolean array of shape {losses.shape}; got shape "
-            f"{mask.shape} and dtype {mask.dtype}."
-        )
+    mask = check_mask(mask, losses.shape)
     finite = mask & jnp.isfinite(norms)
     return Metrics(
         num_examples=jnp.sum(mask),

@@ -20,7 +20,7 @@ from dpjax._core import validate
 from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
 from dpjax.accounting import gdp, iteration, pld
-from dpjax.accounting.iteration import Setting
+from dpjax.accounting.iteration import Setting, _setting
 from dpjax.accounting.profiles import EpsilonProfile, Gaussian, Guarantee, Profile
 from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers._checks import Batches, Order, Target
@@ -145,14 +145,7 @@ def _random_batches(run: _Run, noise: np.ndarray) -> EpsilonProfile:
     validate.positive("noise_multiplier", noise)
     largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
     # The value is not needed: the call raises for a setting that is out of range.
-    iteration.noisy_cyclic_gd_mu(
-        1.0,
-        num_epochs=1,
-        batches_per_epoch=1,
-        batch_size=run.batch_size,
-        order="fixed",
-        **largest,
-    )
+    _setting.check(1.0, run.batch_size, **largest)
 
     def epsilon(delta: ArrayLike) -> jax.Array:
         if _constant(run.step_sizes) and _constant(noise):

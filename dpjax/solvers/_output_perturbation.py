@@ -202,10 +202,9 @@ def output_perturbation(
         descend, start, examples, key, num_steps, scale, delta == 0, setting
     )
 
-    # ε for Gamma-norm noise, μ for Gaussian noise: sensitivity over scale, rounded up.
-    spent = jnp.asarray(
-        _precision.round_up(sensitivity / scale)
-    )  # cast to the default dtype
+    # ε for Gamma-norm noise, μ for Gaussian noise: sensitivity over scale, rounded up,
+    # and cast to the default dtype.
+    spent = jnp.asarray(_precision.round_up(sensitivity / scale))
     drawn = "noise of Gamma norm" if delta == 0 else "Gaussian noise"
     guarantee = Guarantee(
         f"the last of {num_steps} iterates of gradient descent, plus {drawn}",

@@ -90,9 +90,10 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
         inside = jnp.clip(x, -step_size * l1_weight, step_size * l1_weight)
         return (x - inside) / (1 + step_size * l2_weight)
 
-    return lambda params, step_size: jax.tree.map(
-        lambda x: shrink(x, step_size), params
-    )
+    def prox(params: Tree, step_size: jax.Array) -> Tree:
+        return jax.tree.map(lambda x: shrink(x, step_size), params)
+
+    return prox
 
 
 def projection(project: Callable[..., Tree]) -> Prox:

@@ -146,10 +146,8 @@ def _run_with_taps(
     in_sum = [at_blocks.sums and isinstance(site, KeptSite) for site in plan.sites]
     taps = []
     for site, summed in zip(plan.sites, in_sum, strict=True):
-        kind, lengths = (
-            aval(site.tap_variable),
-            tuple(loop.length for loop in site.loops),
-        )
+        kind = aval(site.tap_variable)
+        lengths = tuple(loop.length for loop in site.loops)
         if isinstance(site, KeptSite):
             # A block's result comes back as the cotangent of this tap, so the tap has
             # the result's type: one number per example, or an operand-shaped sum.

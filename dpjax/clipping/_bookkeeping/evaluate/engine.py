@@ -290,12 +290,9 @@ def _sums(
                 for x, group in zip(held, component.groups, strict=True)
             ]
         else:
-            by_sites = part.rows or part.reach is not None
-            function = (
-                partial(at.sums_by_sites, wide=wide)
-                if by_sites
-                else at.sums_of_gradients
-            )
+            function = at.sums_of_gradients
+            if part.rows or part.reach is not None:
+                function = partial(at.sums_by_sites, wide=wide)
             own = [scales[group] for group in component.own_groups]
             sums = function(Alike(component), part.seen, own, finite)
         total.update(zip(component.leaves, sums, strict=True))
