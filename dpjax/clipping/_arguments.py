@@ -10,21 +10,6 @@ from dpjax._core.meshes import add_varying_axes, like
 from dpjax._core.typing import ArrayLike, Arrays, LossOfLeaves
 
 
-class LossByLeaves(NamedTuple):
-    """A loss as a function of leaves.
-
-    Attributes:
-      loss_and_aux: the loss and aux, from the parameters' leaves and the leaves of one
-        example.
-      parameters: the parameters' leaves.
-      example: the types of the leaves of one example.
-    """
-
-    loss_and_aux: LossOfLeaves
-    parameters: list[jax.Array]
-    example: list[jax.ShapeDtypeStruct]
-
-
 class Groups(NamedTuple):
     """The groups of parameter leaves that are clipped together.
 
@@ -77,7 +62,7 @@ class Arguments(NamedTuple):
 
     def by_leaves(
         self, function: Callable[..., tuple[ArrayLike, object]], args: Sequence[object]
-    ) -> LossByLeaves:
+    ) -> tuple[LossOfLeaves, list[jax.Array], list[jax.ShapeDtypeStruct]]:
         """The loss as a function of flat lists of leaves, and the leaves of a call.
 
         Args:
@@ -87,9 +72,9 @@ class Arguments(NamedTuple):
             batches are passed to the function unchanged.
 
         Returns:
-          A `LossByLeaves`. Its function takes the list of parameter leaves and the list
-          of one example's leaves, and the record also holds the parameter leaves and
-          the types of the example's leaves.
+          The function from the list of parameter leaves and the list of one example's
+          leaves to the loss and aux; the parameter leaves; and the types of the
+          example's leaves.
         """
         treedef = jax.tree.structure(self.parameters(args))
         batched, example_treedef = jax.tree.flatten(self.examples(args))
@@ -108,7 +93,7 @@ class Arguments(NamedTuple):
                 full[i] = value
             return function(*full)
 
-        return LossByLeaves(loss_and_aux, self.leaves(args), one)
+        return loss_and_aux, self.leaves(args), one
 
     def groups(self, clip_norm: object, args: Sequence[object]) -> Groups:
         """The group of each parameter leaf, and the clip norm of each group.
@@ -121,11 +106,7 @@ class Arguments(NamedTuple):
         numbers = treedef.unflatten(range(len(clip_norms)))
         parameters = self.parameters(args)
         try:
-            groups = jax.tree.map(
-                lambda number, part: [number] * len(jax.tree.leaves(part)),
-                numbers,
-                parameters,
-            )
+            groups = jax.tree.broadcast(numbers, parameters)
         except ValueError as error:
             raise ValueError(
                 "clip_norm must be a number or a prefix of the arguments in argnums; "

@@ -121,13 +121,6 @@ class Assumed(NamedTuple):
     convex: bool
 
 
-class ValidatedSetting(NamedTuple):
-    """A checked setting, for the compiled functions."""
-
-    numbers: Numbers[ArrayLike]
-    assumed: Assumed
-
-
 class Step(NamedTuple):
     """The numbers of a step, f64[] each; distances are in units of the step's noise."""
 
@@ -143,13 +136,14 @@ def _fail(name: str, rule: str, value: object) -> None:
     raise ValueError(f"{name} must be {rule}; got {value!r}.")
 
 
-def _check_step_size(
-    step_size: ArrayLike, smoothness: ArrayLike, regularization: ArrayLike
+def _check_step(
+    step_size: ArrayLike, smoothness: ArrayLike, regularization: ArrayLike, keeps: bool
 ) -> None:
-    eta, M = validate.concrete(step_size), validate.concrete(smoothness)
-    added = validate.concrete(regularization)
-    if eta is None or M is None or added is None:
+    given = step_size, smoothness, regularization
+    eta, M, added = map(validate.concrete, given)
+    if eta is None or added is None:
         return
+    M = np.inf if M is None else M  # a traced smoothness cannot be checked
     upper = np.where(np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + added), 0)
     if np.any(upper > 2 * (1 + 4 * ULP)):
         _fail(
@@ -158,11 +152,7 @@ def _check_step_size(
             "convex loss is not a contraction",
             step_size,
         )
-
-
-def _check_pull(step_size: ArrayLike, regularization: ArrayLike) -> None:
-    eta, added = validate.concrete(step_size), validate.concrete(regularization)
-    if eta is not None and added is not None and np.any(eta * added >= 1):
+    if not keeps and np.any(eta * added >= 1):
         _fail(
             "regularization",
             "below 1 / step_size where clipped gradients may change direction",
@@ -184,8 +174,8 @@ def check(
     regularization: ArrayLike,
     diameter: ArrayLike,
     adjacency: Adjacency,
-) -> ValidatedSetting:
-    """Check the assumptions of a run and return them as a `ValidatedSetting`.
+) -> tuple[Numbers[ArrayLike], Assumed]:
+    """Check the assumptions of a run and return them as numbers and static assumptions.
 
     Raises:
       ValueError: an assumption fails; the message names the assumption.
@@ -216,9 +206,7 @@ def check(
                 "0 under ADD_REMOVE, where a batch may hold any number of examples",
                 strong_convexity,
             )
-    _check_step_size(step_size, smoothness, regularization)
-    if not keeps:
-        _check_pull(step_size, regularization)
+    _check_step(step_size, smoothness, regularization, keeps)
     numbers = Numbers(
         noise_multiplier=noise_multiplier,
         batch_size=batch_size,
@@ -237,7 +225,7 @@ def check(
         factor=adjacency.sensitivity_factor,
         convex=keeps and weak is not None and not np.any(weak > 0),
     )
-    return ValidatedSetting(numbers, assumed)
+    return numbers, assumed
 
 
 def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:

@@ -99,13 +99,11 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
     """
     # From the innermost scan outwards, so that the axes of outer scans do not move.
     for depth in reversed(range(len(site.loops))):
-        axis = 1 + depth
-        if site.loops[depth].shared:
-            x = jnp.moveaxis(x, axis, -3)
-            x = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])
-        else:
-            x = jnp.moveaxis(x, axis, -4)
-            x = x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
+        # The iterations join the rows t, which are axis -2, or the groups g, axis -3.
+        to = -3 if site.loops[depth].shared else -4
+        x = jnp.moveaxis(x, 1 + depth, to)
+        joined = x.shape[to] * x.shape[to + 1]
+        x = x.reshape(*x.shape[:to], joined, *x.shape[to + 2 :])
     return x
 
 
