@@ -28,6 +28,7 @@ DOCUMENTS = [
     "docs/auditing.md",
     "docs/statistics.md",
     "docs/amplification.md",
+    "docs/published-runs.md",
     "docs/howto/augmentation.md",
     "docs/howto/averaging.md",
     "docs/howto/streaming.md",

@@ -40,6 +40,7 @@ PAGES = [
     "budget.md",
     "statistics.md",
     "amplification.md",
+    "published-runs.md",
     "selection.md",
     "howto/batchnorm-and-dropout.md",
     "howto/keras.md",
