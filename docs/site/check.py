@@ -19,7 +19,6 @@ import sys
 import urllib.parse
 
 import names
-import search
 
 HERE = pathlib.Path(__file__).parent
 SITE = HERE.parents[1] / "build/site"
@@ -116,6 +115,8 @@ def main() -> None:
     parser.add_argument("--browser", action="store_true", help="look at the pages too")
     arguments = parser.parse_args()
     build()
+    import search  # with the extra `docs` only
+
     found = problems() + search.problems(SITE)
     if arguments.browser:
         import browser
