@@ -20,7 +20,7 @@ from jax.scipy.special import gammaln, logsumexp
 import dpjax
 from dpjax import Adjacency, auditing, sampling, solvers
 from dpjax.noise import _correlated, reduced_momentum, windows
-from dpjax.solvers import _descent, _output_perturbation
+from dpjax.solvers import _descent, _objective_perturbation, _output_perturbation
 
 CLIP_NORM, SIGMA, DELTA, DECAY = 0.7, 1.6, 1e-2, 0.8
 KNOWN = {
@@ -120,6 +120,23 @@ def _perturbed(epsilon: float, delta: float) -> Callable[..., solvers.Result]:
         )
 
     return run
+
+
+def _objective(_: Any, data: np.ndarray, key: jax.Array) -> solvers.Result:
+    """Huber losses of examples 1 and of labels far away: gradients of the data's size.
+
+    An example of 0 has a feature of 0, and no gradient.
+    """
+    return solvers.objective_perturbation(
+        solvers.losses.huber(CLIP_NORM, feature_norm=1.0),
+        np.zeros(1, np.float32),
+        (np.sign(np.abs(data)), -1e3 * data[:, 0]),
+        epsilon=3.0,
+        delta=DELTA,
+        adjacency=Adjacency.REPLACE,
+        regularization=10.0,
+        key=key,
+    )
 
 
 # --- a random number of rounds, which is seen, too
@@ -260,6 +277,11 @@ SOLVERS = {
         parts=(_halved(_output_perturbation, "gamma_norm_like"),),
         gaussian=False,
         delta=0.0,
+    ),
+    "solvers.objective_perturbation": Solver(
+        _objective,
+        *_data(4, 0),
+        parts=(_halved(_objective_perturbation, "gaussian_like"),),
     ),
     "solvers.random_round_sgd": Solver(
         _random_rounds,

@@ -116,6 +116,7 @@ SOLVERS = {
     "solvers.noisy_sgd": 0.1,
     "solvers.output_perturbation": 0.85,
     "solvers.output_perturbation, δ = 0": 0.7,
+    "solvers.objective_perturbation": 0.8,
     "solvers.random_round_sgd": 0.2,
     "solvers.dp_nsgd": 0.5,
     "solvers.sensitivity_reduced_nsgd": 0.4,
