@@ -144,16 +144,18 @@ def private_scores(x, labels, num_train, epsilon, keys, with_mean):
         data = rows[:num_train], labels[:num_train]
         optimizer = plan.optimizer(numbers.optimizer(), key=of_training)
 
-        def step(carry, number):
+        # A full batch is the same in each step.
+        batch = plan.load(data, 0, of_training)
+
+        def step(carry, _):
             params, state = carry
-            batch = plan.load(data, number, of_training)
             _, grads = loss_and_grad(params, batch)
             updates, state = optimizer.update(grads, state, params)
             return (optax.apply_updates(params, updates), state), None
 
         params = jnp.zeros((num_features + 1, num_classes))
         carry = params, optimizer.init(params)
-        (params, _), _ = jax.lax.scan(step, carry, jnp.arange(plan.num_steps))
+        (params, _), _ = jax.lax.scan(step, carry, length=plan.num_steps)
         return accuracy(params, rows[num_train:], labels[num_train:])
 
     runs = jax.jit(lambda keys, *data: jax.lax.map(lambda key: run(key, *data), keys))
@@ -165,7 +167,7 @@ def free_score(x, labels, num_train):
     num_classes = int(labels.max()) + 1
 
     @jax.jit
-    def run():
+    def run(x, labels):
         rows = normalised(x, x[:num_train].mean(0), 0.3)
         data = rows[:num_train], labels[:num_train]
         optimizer = optax.sgd(FREE_RATE, momentum=0.9)
@@ -180,7 +182,7 @@ def free_score(x, labels, num_train):
         (params, _), _ = jax.lax.scan(step, carry, length=FREE_STEPS)
         return accuracy(params, rows[num_train:], labels[num_train:])
 
-    return float(run())
+    return float(run(x, labels))
 
 
 def accuracy(params, x, labels):
@@ -222,13 +224,13 @@ def main():
     arguments = options.parse_args()
     names = arguments.sets or (SETS if arguments.data else SETS[:1])
     keys = jax.random.split(jax.random.key(2031), arguments.seeds)
-    rows = [row for name in names for row in measured(name, arguments.data, keys)]
     columns = {"data": "{}", "training": "{}", "target ε": "{:g}"}
     columns |= {"ε spent": "{:.4f}", "test accuracy": "{:.3f} ± {:.3f}"}
     columns |= {"seconds": "{:.1f}"}
-    tables = [Table("accuracy", columns, rows)]
-    print_tables(*tables)
-    write("recipe", arguments, tables)
+    for name in names:
+        tables = [Table("accuracy", columns, measured(name, arguments.data, keys))]
+        print_tables(*tables)
+        write(f"recipe.{name.lower()}", arguments, tables)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ DOCUMENTS = (
     "docs/correlated.md",
     "docs/auditing.md",
     "docs/statistics.md",
+    "docs/recipe.md",
     "docs/amplification.md",
     "docs/published-runs.md",
     "docs/howto/augmentation.md",
@@ -151,7 +152,26 @@ def of_parts(name, what):
     return Table(what, tables[0].columns, rows) if tables else None
 
 
+def pipelines():
+    """Accuracy of pipelines by data and ε; what has no ε is in the last column."""
+    table = of_parts("recipe", "accuracy")
+    if table is None:
+        return None
+    found = {(data, way, e): cell for data, way, e, _, cell, _ in table.rows}
+    targets = sorted({e for *_, e in found if e})
+    ways = dict.fromkeys((data, way) for data, way, e in found if e)
+    rows = []
+    for data, way in ways:
+        free = found[data, "non-private", None][0]
+        cells = [found[data, way, target] for target in targets]
+        rows.append([data, way, *cells, free if way == "the recipe" else None])
+    columns = {"data": "{}", "training": "{}"}
+    columns |= dict.fromkeys((f"ε = {x:g}" for x in targets), "{:.3f} ± {:.3f}")
+    return Table("accuracy", columns | {"non-private": "{:.3f}"}, rows)
+
+
 VIEWS = {
+    ("recipe", "accuracy"): pipelines,
     ("mechanisms", "noise"): left_noise,
     ("train", "accuracy"): accuracy,
     ("tuned", "settings"): chosen,

@@ -27,6 +27,7 @@ DOCUMENTS = [
     "docs/correlated.md",
     "docs/auditing.md",
     "docs/statistics.md",
+    "docs/recipe.md",
     "docs/amplification.md",
     "docs/published-runs.md",
     "docs/howto/augmentation.md",

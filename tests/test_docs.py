@@ -39,6 +39,7 @@ PAGES = [
     "bits.md",
     "budget.md",
     "statistics.md",
+    "recipe.md",
     "amplification.md",
     "published-runs.md",
     "selection.md",
