@@ -63,6 +63,16 @@ def accuracy():
     return Table("accuracy", {"training": "{}"} | columns, rows)
 
 
+def headline():
+    """The ways of training that a newcomer chooses from."""
+    table = accuracy()
+    ways = ("recipe, no search, linear", "DP-SGD, Poisson", "DP-SGD, fixed batches")
+    rows = {row[0]: row for row in table.rows}
+    return Table(
+        "headline", table.columns, [rows[way] for way in (*ways, "non-private")]
+    )
+
+
 def chosen():
     """What the search chose; a batch of all examples is said to be one."""
     table = load("tuned")["tables"]["settings"]
@@ -174,6 +184,7 @@ VIEWS = {
     ("recipe", "accuracy"): pipelines,
     ("mechanisms", "noise"): left_noise,
     ("train", "accuracy"): accuracy,
+    ("train", "headline"): headline,
     ("tuned", "settings"): chosen,
     ("clipping", "ratios"): ratios,
     ("clipping", "networks"): networks,
