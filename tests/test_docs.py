@@ -52,11 +52,12 @@ PAGES = [
     "howto/accumulation.md",
     "howto/streaming.md",
     "howto/large-models.md",
+    "howto/language-model.md",
     "howto/resume.md",
     "howto/users.md",
 ]
 # Pages that take a second or two; the others search for noise multipliers.
-QUICK = {"pitfalls.md", "map.md"}
+QUICK = {"pitfalls.md", "map.md", "howto/language-model.md"}
 # Pages whose programs need an optional library.
 NEEDED = {"howto/keras.md": "keras"}
 # Pages whose programs take longer to run than to compile.
