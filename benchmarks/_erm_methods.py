@@ -11,13 +11,16 @@ import jax
 import numpy as np
 import optax
 
-from dpjax import Adjacency, solvers
-from dpjax.accounting import calibrate, iteration, pld
+import dpjax
+from dpjax import Adjacency, solvers, statistics
+from dpjax.accounting import calibrate, gdp, iteration, pld
 from dpjax.solvers import choose_num_steps
 
 DELTA = 1e-3
 BATCH, EPOCHS = 50, 3  # of noisy SGD and RRPSGD; the paper has batches of 50
 STEPS_PER_EPOCH, NSGD_EPOCHS, DECAY = 50, 10, 0.9
+SCALE_SHARE = 0.1  # of μ², for the units of features
+PLAN_STEPS = 200
 NOISE = {}  # of RRPSGD, by number of examples and ε
 
 
@@ -51,6 +54,97 @@ def objective_perturbation(problem, epsilon, key, known=None):
         key=key,
     )
     return result.params, known
+
+
+def scale(problem, epsilon, key):
+    """Features in units of their root mean squares, which cost a share of μ².
+
+    A mean square below what noise alone makes of the largest of d zeros is replaced by
+    that. Returns the scales, a bound on the norm of features, and the μ spent.
+    """
+    spent = SCALE_SHARE**0.5 * float(gdp.mu(epsilon, DELTA))
+    noise = 2**0.5 / spent  # under REPLACE a variance with a center has μ = √2 / z
+    squares = statistics.variance(
+        problem.data[0],
+        clip_norm=1.0,
+        noise_multiplier=noise,
+        center=np.zeros(problem.d),
+        adjacency=Adjacency.REPLACE,
+        key=key,
+    )
+    least = noise / problem.n * (2 * np.log(problem.d)) ** 0.5
+    scales = np.sqrt(np.maximum(np.asarray(squares.value), least))
+    squares = np.maximum(np.asarray(squares.value), 0)
+    bound = float(np.sqrt(np.sum(squares / scales**2)))
+    return scales, bound, spent
+
+
+def scaled_objective_perturbation(problem, epsilon, key, known=None):
+    """The same for features in private units: `scale`."""
+    key, scale_key = jax.random.split(key)
+    scales, bound, spent = scale(problem, epsilon, scale_key)
+    result = solvers.objective_perturbation(
+        problem.loss_of(bound),
+        problem.start,
+        (problem.data[0] / scales.astype(np.float32), problem.data[1]),
+        epsilon=epsilon,
+        delta=DELTA,
+        adjacency=Adjacency.REPLACE,
+        prior_mu=spent,
+        key=key,
+    )
+    return np.asarray(result.params, np.float64) / scales, known
+
+
+def scaled_plan(problem, epsilon, key, known=None):
+    """Full batches with momentum on features in private units."""
+    key, scale_key = jax.random.split(key)
+    scales, bound, _ = scale(problem, epsilon, scale_key)
+    left = (1 - SCALE_SHARE) ** 0.5 * float(gdp.mu(epsilon, DELTA))
+    plan = dpjax.plan(
+        num_examples=problem.n,
+        batch_size=problem.n,
+        num_steps=PLAN_STEPS,
+        noise_multiplier=2 * PLAN_STEPS**0.5 / left,  # REPLACE: μ = 2 √T / z
+        delta=DELTA,
+        clip_norm=bound / 2,
+        sampling="fixed",
+        adjacency=Adjacency.REPLACE,
+    )
+    loss = problem.loss_of(bound)
+    # Momentum 0.9 makes steps ten times as long: together 5 / β in the worst case.
+    rate = 0.5 / loss.smoothness
+    optimizer = plan.optimizer(optax.sgd(rate, momentum=0.9), key=key)
+    params = _run(
+        plan,
+        loss,
+        optimizer,
+        problem.start,
+        (problem.data[0] / scales.astype(np.float32), problem.data[1]),
+    )
+    return np.asarray(params, np.float64) / scales, known
+
+
+def _run(plan, loss, optimizer, start, data):
+    """The mean of the iterates in the second half of a run."""
+    gradient = plan.value_and_grad(loss, batched=False)
+    # A full batch is the same in each step.
+    examples = plan.load(data, 0, jax.random.key(0))
+
+    @jax.jit
+    def run(params, examples):
+        def step(carry, _):
+            params, state = carry
+            _, grads = gradient(params, examples)
+            updates, state = optimizer.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+            return (params, state), params
+
+        first = params, optimizer.init(params)
+        _, path = jax.lax.scan(step, first, length=PLAN_STEPS)
+        return path[PLAN_STEPS // 2 :].mean(0)
+
+    return run(start, examples)
 
 
 def noisy_gd(problem, epsilon, key, known=None):
@@ -242,6 +336,8 @@ METHODS = {
         output_perturbation, noise="printed"
     ),
     "objective perturbation": objective_perturbation,
+    "objective perturbation, scaled": scaled_objective_perturbation,
+    "plan, scaled": scaled_plan,
     "noisy GD": noisy_gd,
     "noisy SGD": noisy_sgd,
     "RRPSGD": random_round_sgd,

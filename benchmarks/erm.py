@@ -16,6 +16,8 @@ methods take turns. diffprivlib and scikit-learn are timed as they are.
 Learning rates, epochs and clip norms were set once by hand for all of the data sets and
 ε. The steps of output perturbation and noisy GD follow from a guess of the radius, in
 which no data went but for Bike's, lowered once (from 1000 to 300) to save time.
+"scaled" methods divide features by their root mean squares, a private release that
+costs a tenth of μ²; they follow rules in n, d, ε and that release alone.
 """
 
 import itertools
@@ -76,8 +78,12 @@ def measure(problem, names, epsilon, seeds):
 
 
 def suited(problem, peers):
-    """The methods that there are for a problem; diffprivlib has no Huber regression."""
+    """The methods that there are for a problem.
+
+    diffprivlib has no Huber regression. Scaled features change a regulariser.
+    """
     absent = {"diffprivlib"} - (set() if problem.linear else set(peers))
+    absent |= {name for name in METHODS if "scaled" in name and problem.mu}
     return [name for name in METHODS if name not in absent]
 
 
@@ -86,7 +92,7 @@ def draw(path, problems, results):
     figure, axes = plt.subplots(
         2, 5, figsize=(17, 7), layout="constrained", sharex=True
     )
-    colors = dict(zip(PRIVATE, plt.get_cmap("tab10").colors, strict=False))
+    colors = dict(zip(PRIVATE, plt.get_cmap("tab20").colors, strict=False))
     for problem, axis in zip(problems, axes.T.ravel(), strict=True):
         for name in PRIVATE:
             values = [results[problem, e].get(name) for e in EPSILONS]

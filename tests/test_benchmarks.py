@@ -32,6 +32,7 @@ DOCUMENTS = [
     "docs/published-runs.md",
     "docs/howto/augmentation.md",
     "docs/howto/averaging.md",
+    "docs/howto/regression.md",
     "docs/howto/streaming.md",
     "benchmarks/README.md",
 ]

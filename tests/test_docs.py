@@ -54,6 +54,7 @@ PAGES = [
     "howto/large-models.md",
     "howto/language-model.md",
     "howto/resume.md",
+    "howto/regression.md",
     "howto/users.md",
 ]
 # Pages that take a second or two; the others search for noise multipliers.
