@@ -102,7 +102,7 @@ def recipe(
       ...     batch_size=numbers.batch_size, num_steps=numbers.num_steps,
       ...     clip_norm=numbers.clip_norm)
       >>> print(f"{run.noise_multiplier:.0f}")
-      58
+      59
     """
     epsilon = validate.positive_float("epsilon", epsilon)
     delta = validate.positive_float("delta", delta)

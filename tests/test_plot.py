@@ -448,7 +448,8 @@ def test_programs_on_the_page_draw_the_committed_figures(tmp_path, monkeypatch):
     page, variables = (ROOT / "docs/plots.md").read_text("utf-8"), {}
     (tmp_path / "docs/plots").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with jax.numpy_rank_promotion("allow"):  # as it is for users
+    # Rank promotion is as users have it; the style of the page ends with it.
+    with jax.numpy_rank_promotion("allow"), plt.rc_context():
         for program in page.split("```python\n")[1:]:
             exec(compile(program.split("```")[0], "plots.md", "exec"), variables)
     committed = sorted((ROOT / "docs/plots").glob("*.png"))
