@@ -386,14 +386,14 @@ def small_table(monkeypatch):
     """The module's own table for a width of 4, whose thresholds have 10 bits."""
     of_module = _discrete.alias_table
     of_module.cache_clear()
-    # The first 26 bits of a threshold are packed with 6 of the alias; 16 and 64 follow.
+    # The first 26 bits of a threshold are packed with 6 of the alias; 32 and 48 follow.
     constants = {"WIDTH": WIDTH, "SCALE": 1, "_COLUMN_BITS": COLUMN_BITS}
     constants |= {"_COLUMNS": 2**COLUMN_BITS, "_THRESHOLD_BITS": FIRST_BITS}
     for name, value in constants.items():
         monkeypatch.setattr(_discrete, name, value)
     weights = _discrete.integer_weights()
     assert sum(weights) == 2 ** (COLUMN_BITS + FIRST_BITS)
-    unused = 32 - COLUMN_BITS + 16 + 64 - FIRST_BITS
+    unused = 32 - COLUMN_BITS + 32 + 48 - FIRST_BITS
     monkeypatch.setattr(_discrete, "_THRESHOLD_BITS", FIRST_BITS + unused)
     monkeypatch.setattr(
         _discrete, "integer_weights", lambda: [w << unused for w in weights]
@@ -408,11 +408,11 @@ def all_draws(monkeypatch):
     column, first = k % 2**COLUMN_BITS, k >> COLUMN_BITS
     words = first << (32 - FIRST_BITS) | column
 
-    def bits(key, shape, dtype):
+    def all_words(key, shape):
         del key
-        return jnp.asarray(words) if dtype == jnp.uint32 else jnp.zeros(shape, dtype)
+        return jnp.asarray(words), jnp.zeros(shape, jnp.uint32)
 
-    monkeypatch.setattr(jax.random, "bits", bits)
+    monkeypatch.setattr(_discrete, "word_pairs", all_words)
     # Ties of the first bits are decided by the last bits of thresholds, all zero.
     monkeypatch.setattr(
         _discrete, "_settle_ties", lambda key, below, tied, column: below

@@ -43,7 +43,7 @@ def test_alias_table_holds_the_weights_exactly():
     for column, (packed, second, (high, low)) in enumerate(
         zip(*(x.tolist() for x in table), strict=True)
     ):
-        threshold = packed >> 14 << 80 | second << 64 | high << 32 | low
+        threshold = packed >> 14 << 80 | second << 48 | (high << 32 | low) >> 16
         found[column] += threshold
         found[packed & 0x3FFF] += 2**98 - threshold
     assert found == _discrete.integer_weights()
@@ -105,18 +105,16 @@ def test_ties_are_decided_by_the_last_bits(monkeypatch):
     size = 4096
     last = np.tile(np.array([[3 << 30, 0]], np.uint32), (2**14, 1))
     packed = np.full(2**14, (5 << 14) | 8192, np.uint32)  # the alias is the number 0
-    table = _discrete.AliasTable(packed, np.full(2**14, 9, np.uint16), last)
+    table = _discrete.AliasTable(packed, np.full(2**14, 9, np.uint32), last)
     monkeypatch.setattr(_discrete, "alias_table", lambda: table)
 
-    def tied_bits(key, shape, dtype=np.uint32):
-        if dtype == jnp.uint16:
-            return jnp.full(shape, 9, jnp.uint16)
-        if shape == (size,):
-            return jnp.full(shape, (5 << 14) | 100, jnp.uint32)  # column 100
-        return random_bits(key, shape, dtype)
+    def tied_words(key, shape):
+        del key
+        column = 100
+        word = jnp.full(shape, (5 << 14) | column, jnp.uint32)
+        return word, jnp.full(shape, 9, jnp.uint32)
 
-    random_bits = jax.random.bits
-    monkeypatch.setattr(jax.random, "bits", tied_bits)
+    monkeypatch.setattr(_discrete, "word_pairs", tied_words)
     draws = np.asarray(jax.jit(lambda: _discrete.draw_table(KEY, (size,)))())
     assert set(draws.tolist()) == {100 - 8192, 0}
     share = np.mean(draws == 100 - 8192)

@@ -188,6 +188,20 @@ def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
     return (high ^ low).reshape(shape)
 
 
+def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """Two independent words for each entry of an array, u32[shape] each.
+
+    Threefry hashes a counter to two words. `jax.random.bits` combines them into one
+    word of 32 bits, or into one number of 64 bits, which needs `jax_enable_x64`. The
+    data of the keys that `jax.random.split` makes are both words, at half the cost.
+    """
+    if _is_threefry(key):
+        both = jax.random.key_data(jax.random.split(key, tuple(shape)))
+        return both[..., 0], both[..., 1]
+    first, second = jax.random.bits(key, (2, *shape), jnp.uint32)
+    return first, second
+
+
 def two_keys(key: Key) -> tuple[Key, Key]:
     """Two new keys of a generator that draws the same bits under `jax.vmap`.
 

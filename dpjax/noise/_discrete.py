@@ -16,8 +16,8 @@ up to a threshold, and the weight of one other number, its alias, from there on.
 weights differ from those of D_512 by less than 2⁻⁹⁸ in total variation.
 
 **Draw.** 14 random bits choose the column, and 98 bits are compared with the threshold.
-The first 34 of these bits decide unless they equal those of the threshold, once in 2³⁴
-draws. The other 64 bits are drawn only for such a draw.
+The first 50 of these bits decide unless they equal those of the threshold, once in 2⁵⁰
+draws. The other 48 bits are drawn only for such a draw.
 """
 
 import functools
@@ -32,7 +32,7 @@ import optax
 
 from dpjax._core import validate
 from dpjax._core.dtypes import widen
-from dpjax._core.keys import leaf_keys, stream
+from dpjax._core.keys import leaf_keys, word_pairs, stream
 from dpjax._core.meshes import draw_like
 from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
@@ -42,8 +42,8 @@ SCALE = 256  # M, the factor between the draws of a wider discrete Gaussian
 _COLUMN_BITS = 14  # the numbers −8192, ..., 8191; the mass beyond is below 1e-56
 _COLUMNS = 2**_COLUMN_BITS
 _THRESHOLD_BITS = 98
-# The bits of a threshold: the first 18 are packed with the alias, then 16, then 64.
-_FIRST, _SECOND, _LAST = 18, 16, 64
+# The bits of a threshold: the first 18 are packed with the alias, then 32, then 48.
+_SECOND, _LAST = 32, 48
 # Fixed-point numbers with 256 binary digits make the weights.
 _DIGITS = 256
 # A bound on the total variation between a draw and D_512: rounding 2¹⁴ weights to
@@ -56,8 +56,8 @@ class AliasTable(NamedTuple):
 
     Attributes:
       packed: the first 18 bits of the threshold, then the 14 bits of the alias, u32[k].
-      second: the next 16 bits of the threshold, u16[k].
-      last: the last 64 bits of the threshold, as two words, u32[k, 2].
+      second: the next 32 bits of the threshold, u32[k].
+      last: the last 48 bits of the threshold and 16 zeros, as two words, u32[k, 2].
     """
 
     packed: np.ndarray
@@ -117,28 +117,23 @@ def alias_table() -> AliasTable:
         t >> shift << _COLUMN_BITS | a for t, a in zip(thresholds, aliases, strict=True)
     ]
     second = [t >> _LAST & (1 << _SECOND) - 1 for t in thresholds]
-    last = [(t >> 32 & 0xFFFFFFFF, t & 0xFFFFFFFF) for t in thresholds]
-    return AliasTable(
-        np.array(packed, np.uint32),
-        np.array(second, np.uint16),
-        np.array(last, np.uint32),
-    )
+    last = [(t >> 16 & 0xFFFFFFFF, t << 16 & 0xFFFFFFFF) for t in thresholds]
+    return AliasTable(*(np.array(x, np.uint32) for x in (packed, second, last)))
 
 
 def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
     """Independent draws from D_512, i32[shape]."""
     table = alias_table()
-    for_column, for_bits, for_ties = jax.random.split(stream(key, "table"), 3)
-    words = jax.random.bits(for_column, shape, jnp.uint32)
-    bits = jax.random.bits(for_bits, shape, jnp.uint16)
-    column = (words & (_COLUMNS - 1)).astype(jnp.int32)
-    first = words >> _COLUMN_BITS
+    for_words, for_ties = jax.random.split(stream(key, "table"))
+    word, bits = word_pairs(for_words, shape)
+    column = (word & (_COLUMNS - 1)).astype(jnp.int32)
+    first = word >> _COLUMN_BITS
     packed = jnp.asarray(table.packed)[column]
     second = jnp.asarray(table.second)[column]
     threshold = packed >> _COLUMN_BITS
     below = (first < threshold) | ((first == threshold) & (bits < second))
     tied = (first == threshold) & (bits == second)
-    # An array of b draws has a tie with probability b 2⁻³⁴.
+    # An array of b draws has a tie with probability b 2⁻⁵⁰.
     below = jax.lax.cond(
         jnp.any(tied),
         lambda: _settle_ties(for_ties, below, tied, column),
@@ -153,8 +148,8 @@ def _settle_ties(
 ) -> jax.Array:
     """Decide each tie by the comparison of 64 more bits with the threshold's last bits.
 
-    The loop settles one tie in each iteration, because a generator of 64 bits compiles
-    faster than one for the whole array.
+    The loop settles one tie in each iteration, because a generator of two words
+    compiles faster than one for the whole array.
     """
     # An axis of length 0 has no largest entry.
     if not tied.size:
