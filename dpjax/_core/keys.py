@@ -15,7 +15,7 @@ import collections
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ import optax
 from jax.core import Tracer
 
 from dpjax._core import chacha
-from dpjax._core.typing import ArrayLike, Bits, Key
+from dpjax._core.typing import ArrayLike, Bits, Key, Shaped
 
 
 def random_key(impl: str | None = None) -> Key:
@@ -249,6 +249,14 @@ def leaf_keys(key: Key, tree: object) -> list[Key]:
     # One vmap over all leaves: a program that folds leaf by leaf takes long to compile.
     keys = jax.vmap(_fold, (None, 0))(key, np.array(pairs, np.uint32))
     return [keys[i] for i in range(len(pairs))]
+
+
+def map_with_keys(
+    function: Callable[[Key, jax.Array], jax.Array], key: Key, tree: Shaped
+) -> Shaped:
+    """The tree of function(key, leaf), with a key of its own for each leaf."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef.unflatten(map(function, leaf_keys(key, tree), leaves))
 
 
 def _is_masked(leaf: object) -> bool:

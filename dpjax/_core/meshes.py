@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType
 
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, DTypeLike, Key, Shaped, Tree
 
@@ -222,6 +223,13 @@ def zeros_like(
     if not _has_auto_axes(x):
         return zeros
     return _copy_sharding(zeros, jnp.broadcast_to(x.astype(dtype), shape))
+
+
+def wide_zeros_like(tree: Tree, leading: Sequence[int] = ()) -> Tree:
+    """The zeros of `zeros_like` for each leaf, in float32 or wider."""
+    return jax.tree.map(
+        lambda x: zeros_like(x, at_least_float32(jnp.result_type(x)), leading), tree
+    )
 
 
 def shard_like(state: Shaped, params: Tree) -> Shaped:

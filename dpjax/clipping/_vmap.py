@@ -8,16 +8,9 @@ import jax.extend.core as jex
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.typing import ArrayLike, Arrays
+from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
-from dpjax.clipping._clip import (
-    PerExample,
-    Summed,
-    Wide,
-    clip_scales,
-    group_squares,
-    loss_scope,
-    sum_in_memory,
-)
+from dpjax.clipping._clip import PerExample, Summed, Wide
 
 
 def clipped_sum(
@@ -52,19 +45,19 @@ def clipped_sum(
         # In float32 at least, so that norms and sums do not round to a narrower dtype.
         return widen(gradient), loss, aux
 
-    with loss_scope(wide):
+    with _clip.loss_scope(wide):
         gradients, loss, aux = jax.vmap(one)(*examples)
 
     def sum_gradients(
         gradients: Arrays, clip_norms: Sequence[ArrayLike], mask: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         def squares_of(leaves: Arrays) -> list[jax.Array]:
-            return group_squares(leaves, groups, clip_norms)
+            return _clip.group_squares(leaves, groups, clip_norms)
 
         squares = jax.vmap(squares_of)(gradients)
-        finite, scales, norm = clip_scales(squares, clip_norms, mask)
+        finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
         return [
-            sum_in_memory(x, scales[group], finite, wide=wide is not None)
+            _clip.sum_in_memory(x, scales[group], finite, wide=wide is not None)
             for x, group in zip(gradients, groups, strict=True)
         ], norm
 

@@ -32,13 +32,8 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
     Sources,
     sources_of,
 )
-from dpjax.clipping._bookkeeping.jaxpr.equations import (
-    add_outputs,
-    aval,
-    bind,
-    is_real,
-    of_function,
-)
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
 
 class Path(NamedTuple):
@@ -63,7 +58,7 @@ class Path(NamedTuple):
 
     def features(self) -> Hashable:
         """A description of the computation without its variables."""
-        computed = of_function(self.inputs, self.eqns, self.operands)
+        computed = eqs.of_function(self.inputs, self.eqns, self.operands)
         return len(self.leaves), computed
 
     def forward(
@@ -79,7 +74,7 @@ class Path(NamedTuple):
 
         def operands(*leaves: jax.Array) -> list[jax.Array]:
             values = dict(zip(self.inputs, (*leaves, *others), strict=True))
-            add_outputs(self.eqns, values, apply)
+            eqs.add_outputs(self.eqns, values, apply)
             return [values[v] for v in self.operands]
 
         def apply(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
@@ -87,7 +82,7 @@ class Path(NamedTuple):
             if least is not None and eqn.primitive.name == "convert_element_type":
                 dtype = _at_least(least, aval(eqn.outvars[0]).dtype)
                 return [args[0].astype(dtype)]
-            return bind(eqn, args)
+            return eqs.bind(eqn, args)
 
         return operands
 
@@ -392,7 +387,7 @@ def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:
         return None
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
-    real = is_real(eqn.invars[0], eqn.outvars[0])
+    real = eqs.is_real(eqn.invars[0], eqn.outvars[0])
     if name in {"convert_element_type", "copy", "copy_p", "reshard"} and real:
         return tuple(range(after.ndim))
     if name == "transpose":

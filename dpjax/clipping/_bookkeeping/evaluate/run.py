@@ -26,15 +26,8 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
     Site,
     TappedSite,
 )
-from dpjax.clipping._bookkeeping.jaxpr.equations import (
-    Alike,
-    add_outputs,
-    bind,
-    needed_equations,
-    of_function,
-    read,
-    values_of_inputs,
-)
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 
 # The outputs, and for each site with a rule, in order, the values of its equation's
 # inputs except the operand.
@@ -73,7 +66,7 @@ class Stretch(NamedTuple):
             tuple((i, isinstance(site, RuledSite)) for i, site in by_operand.items())
             for by_operand in self.sites
         )
-        return taps, of_function(self.inputs, self.eqns, self.outs)
+        return taps, eqs.of_function(self.inputs, self.eqns, self.outs)
 
 
 def stretches(scope: Scope) -> list[Stretch]:
@@ -146,7 +139,7 @@ def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
     values = dict(zip(stretch.inputs, inputs, strict=True))
     records = []
     for eqn, sites in zip(stretch.eqns, stretch.sites, strict=True):
-        args = [read(v, values) for v in eqn.invars]
+        args = [eqs.read(v, values) for v in eqn.invars]
         ruled = None
         for position, site in sites.items():
             # A tapped operand gets its tap before the equation; a rule's site gets its
@@ -155,7 +148,7 @@ def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
                 args[position] = plus(args[position], next(pending))
             else:
                 ruled = position
-        out = bind(eqn, args)
+        out = eqs.bind(eqn, args)
         if ruled is not None:
             out[0] = plus(out[0], next(pending))
             records.append(tuple(x for i, x in enumerate(args) if i != ruled))
@@ -187,9 +180,9 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
             wanted += [v for v in eqn.invars if scope.steps_of(v) is not None]
     wanted += [site.operand for site in scope.outputs.values()]
 
-    values = values_of_inputs(scope.closed, inputs)
+    values = eqs.values_of_inputs(scope.closed, inputs)
     in_all_iterations = functools.partial(_in_all_iterations, scope)
-    add_outputs(needed_equations(jaxpr.eqns, wanted), values, in_all_iterations)
+    eqs.add_outputs(eqs.needed_equations(jaxpr.eqns, wanted), values, in_all_iterations)
 
     values_of_operands = []
     for index, eqn in enumerate(jaxpr.eqns):
@@ -198,7 +191,7 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
             body = scope.scans[index]
             pairs = zip(eqn.invars, body.closed.jaxpr.invars, strict=True)
             entering = [
-                read(outer, values) if inner in body.steps else None
+                eqs.read(outer, values) if inner in body.steps else None
                 for outer, inner in pairs
             ]
             values_of_operands += operands(body, entering)
@@ -214,7 +207,7 @@ def _in_all_iterations(
     """A batch-invariant equation, mapped over the scans in which its inputs vary."""
 
     def function(*inputs: jax.Array) -> list[jax.Array]:
-        return bind(eqn, inputs)
+        return eqs.bind(eqn, inputs)
 
     # The innermost scan is mapped first, so the outermost scan's axis ends up leading.
     steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
@@ -241,7 +234,7 @@ def run(
       The outputs, and for each site with a rule, in order, the values of the equation's
       inputs except the operand.
     """
-    values = values_of_inputs(scope.closed, inputs)
+    values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
     # Segments come in the order of their sites, and so take the taps one by one.
     pending, parts = iter(taps), stretches(scope)
@@ -250,7 +243,7 @@ def run(
         body, kept = scope.scans.get(stretch.start), scope.block_sites(stretch.start)
         if body is not None and (inside := body.all_sites()):
             (eqn,), (sites,) = stretch.eqns, stretch.sites
-            args = [read(v, values) for v in eqn.invars]
+            args = [eqs.read(v, values) for v in eqn.invars]
             # Some inputs of the scan are tapped before it (analysis.sites).
             for position, tap in zip(sites, own, strict=True):
                 args[position] = plus(args[position], tap)
@@ -260,13 +253,14 @@ def run(
         elif kept:
             (eqn,) = stretch.eqns
             assert at_block is not None
-            out, new = at_block(kept, [read(v, values) for v in eqn.invars], own), []
+            args = [eqs.read(v, values) for v in eqn.invars]
+            out, new = at_block(kept, args, own), []
             values.update(zip(eqn.outvars, out, strict=True))
         else:
             out, new = function([values[v] for v in stretch.inputs], own)
             values.update(zip(stretch.outs, out, strict=True))
         records += new
-    outputs = [read(v, values) for v in scope.closed.jaxpr.outvars]
+    outputs = [eqs.read(v, values) for v in scope.closed.jaxpr.outvars]
     for i, tap in zip(scope.outputs, pending, strict=True):
         outputs[i] = plus(outputs[i], tap)
     return outputs, records
