@@ -38,8 +38,13 @@ def leading_axis(arrays: Sequence[Tree]) -> _Entry:
     The entry is that of the first array whose leading axis is sharded, or None if no
     array has a sharded leading axis.
     """
-    specs = [jax.typeof(x).sharding.spec for x in arrays]
+    specs = map(spec_of, arrays)
     return next((s[0] for s in specs if len(s) and s[0] is not None), None)
+
+
+def spec_of(x: Tree) -> jax.P:
+    """The partition spec of an array's type."""
+    return jax.typeof(x).sharding.spec
 
 
 def num_shards(arrays: Sequence[Tree]) -> int:
@@ -143,7 +148,7 @@ def plus(x: jax.Array, more: jax.Array) -> jax.Array:
         return jax.lax.add(x, more)
     # The two types name different meshes, which an addition would refuse.
     with jax.sharding.use_abstract_mesh(mesh):
-        return x + jax.reshard(more, jax.typeof(x).sharding.spec)
+        return x + jax.reshard(more, spec_of(x))
 
 
 def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:

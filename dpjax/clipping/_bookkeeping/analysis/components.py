@@ -241,25 +241,18 @@ def _connected_components(
 
     `reached` gives for each operand the leaves that it depends on.
     """
-    # Union-find: each leaf points to a leaf of the same component, or to itself.
-    first: dict[int, int] = {}
+    from scipy import sparse  # here, since importing SciPy takes long
 
-    def find(leaf: int) -> int:
-        while (before := first.setdefault(leaf, leaf)) != leaf:
-            # Halve the chain to the representative, so that later calls are short.
-            first[leaf] = first[before]
-            leaf = before
-        return leaf
-
-    for leaves in reached:
-        for leaf in leaves:
-            first[find(leaf)] = find(min(leaves))
-    together: dict[int | tuple[int], tuple[set[int], list[int]]] = {}
+    # The nodes of the graph are the operands, and then the leaves.
+    count, num_leaves = len(reached), 1 + max(frozenset((-1,)).union(*reached))
+    edges = [(i, count + leaf) for i, leaves in enumerate(reached) for leaf in leaves]
+    ends = np.array(edges, int).reshape(-1, 2).T
+    shape = (count + num_leaves,) * 2
+    graph = sparse.coo_array((np.ones(len(edges)), tuple(ends)), shape)
+    _, names = sparse.csgraph.connected_components(graph, directed=False)
+    together: dict[int, tuple[set[int], list[int]]] = {}
     for number, leaves in enumerate(reached):
-        # An operand that depends on no leaf is a component of its own. Its name is a
-        # tuple, which cannot equal the number of a leaf.
-        name = find(min(leaves)) if leaves else (number,)
-        all_leaves, members = together.setdefault(name, (set(), []))
+        all_leaves, members = together.setdefault(names[number], (set(), []))
         all_leaves |= leaves
         members.append(number)
     return [(tuple(sorted(a)), tuple(b)) for a, b in together.values()]

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32, narrowest_float
-from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import margin, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays
@@ -21,7 +20,7 @@ from dpjax.clipping._bookkeeping.evaluate.at_component import Seen, factors_of
 from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._clip import PerExample, Summed, Wide
+from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
 
 
 class Part(NamedTuple):
@@ -44,9 +43,7 @@ class Part(NamedTuple):
 def clipped_sum(
     plan: Plan,
     clip_norms: Sequence[ArrayLike],
-    leaves: Arrays,
-    examples: Arrays,
-    mask: jax.Array,
+    inputs: Inputs,
     *,
     by_platform: bool,
     wide: Wide | None = None,
@@ -56,9 +53,7 @@ def clipped_sum(
     Args:
       plan: the analysis of the loss.
       clip_norms: the bound of each group.
-      leaves: the parameters' leaves.
-      examples: the leaves of the batch arguments, with a leading axis b.
-      mask: b[b]; a masked example contributes zero.
+      inputs: parameters and examples.
       by_platform: whether code lowered for a TPU forms all per-example gradients, and
         makes the sum of them. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
@@ -88,13 +83,10 @@ def clipped_sum(
         return on_platform("tpu", directly, by_rows, books, leaves, mask)
 
     with _clip.loss_scope(wide):
-        books = keep_books(plan, leaves, examples)
+        books = keep_books(plan, inputs.leaves, inputs.examples)
     loss, *aux = books.outputs
-    shardings = [jax.typeof(x).sharding.spec for x in leaves]
-    of_examples = jax.P(leading_axis(examples))
-    arrays = (leaves, examples)
-    summed = let_compiler_shard(sum_on_platform, arrays, (shardings, of_examples))
-    grads, norm = summed(books.without_aux(), leaves, clip_norms, mask)
+    summed = inputs.let_compiler_shard(sum_on_platform)
+    grads, norm = summed(books.without_aux(), inputs.leaves, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 
 
