@@ -208,17 +208,6 @@ def test_seeds_give_keys_of_64_bits_with_x64():
         jax.random.key(0.5, impl=chacha.PRNG)
 
 
-def test_block_numbers_are_sums_of_64_bits():
-    rng = np.random.default_rng(0)
-    places = [rng.integers(0, 2**32, 99, dtype=np.uint32) for _ in range(3)]
-    places[0][:2] = 0, 2**32 - 1
-    strides = [2**40 + 12345, 2**32 - 1, 1]
-    low, high = chacha.weighted_sum(places, strides)
-    for i in range(99):
-        total = sum(int(p[i]) * s for p, s in zip(places, strides, strict=True))
-        assert int(low[i]) + 2**32 * int(high[i]) == total % 2**64
-
-
 @pytest.mark.parametrize(
     ("shape", "grid"),
     [
@@ -226,9 +215,8 @@ def test_block_numbers_are_sums_of_64_bits():
         ((33,), (3,)),
         ((5, 32), (5, 2)),
         ((5, 7, 4, 8), (5, 7, 2)),
-        ((2**38,), (2**18, 2**16)),
-        ((4, 2**36), (4, 2**32)),
-        ((2**30, 2**8 + 1), (2**26 * 257 // 2**16, 2**16)),
+        ((4, 2**34), (4, 2**30)),
+        ((2**20, 2**8 + 1), (2**16 * 257,)),
     ],
 )
 def test_grids_have_the_blocks_of_a_draw_in_order(shape, grid):
@@ -240,9 +228,9 @@ def test_draws_beyond_the_counter_raise():
     def lower(size):
         return jax.jit(lambda key: jax.random.bits(key, (size,))).trace(KEY).lower()
 
-    assert "tensor<262144x65536x" in lower(2**38).as_text()  # 2¹⁸ rows of 2¹⁶ blocks
-    with pytest.raises(ValueError, match=r"^shape must need at most 2\*\*64 blocks"):
-        lower(2**60)
+    assert "tensor<4294967296x" in lower(2**36).as_text()  # 2³² blocks
+    with pytest.raises(ValueError, match=r"^shape must need at most 2\*\*32 blocks"):
+        lower(2**36 + 1)
     with pytest.raises(ValueError, match=r"^bit_width must be 8, 16, 32 or 64; got 1"):
         chacha.random_bits(WORDS, 1, (3,))
 

@@ -15,6 +15,7 @@ import test_plan_schedules
 import test_random_rounds
 import test_reduced_momentum
 
+from dpjax._core import keys
 from dpjax._plan import quantile
 from dpjax.noise import _gaussian as noise
 
@@ -38,7 +39,7 @@ def square_noise_scale(monkeypatch):
 
 def share_key_among_leaves(monkeypatch):
     monkeypatch.setattr(
-        noise, "leaf_keys", lambda key, tree: [key] * len(jax.tree.leaves(tree))
+        keys, "leaf_keys", lambda key, tree: [key] * len(jax.tree.leaves(tree))
     )
 
 

@@ -8,8 +8,8 @@ block is used for, so that no block has two uses:
 
 | use | word 12 | word 13 | word 14 | word 15 | words used |
 | --- | --- | --- | --- | --- | --- |
-| random bits | block number, low | high | 0 | bits of a number | all 16 |
-| split | number of the child, low | high | 1 | 0 | the first 8 |
+| random bits | number of the block | 0 | 0 | bits of a number | all 16 |
+| split | number of the child | 0 | 1 | 0 | the first 8 |
 | fold_in | the number folded in | 0 | 2 | 0 | the first 8 |
 | seed | 0 | 0 | 3 | 0 | the first 8 |
 
@@ -19,7 +19,8 @@ a pseudorandom function of the path to the node (Goldreich et al.).
 
 **Random bits** are the key stream of RFC 8439, 2.4, read as little-endian numbers of 8,
 16, 32 or 64 bits. So a number depends on its place in row-major order and on no other
-size of the array, and each device computes the blocks of its own shard.
+size of the array, and each device computes the blocks of its own shard. As in the RFC,
+a block's number has 32 bits, so that one draw has 2³² blocks, or 256 GiB, at most.
 
 Reference: Nir and Langley (2018), https://www.rfc-editor.org/rfc/rfc8439;
 Goldreich, Goldwasser and Micali (1986), https://doi.org/10.1145/6490.6503.
@@ -35,7 +36,7 @@ import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.typing import ArrayLike, Bits
+from dpjax._core.typing import Bits
 
 NAME = "chacha20"
 _BITS, _SPLIT, _FOLD_IN, _SEED = range(4)  # what a block is used for, in word 14
@@ -118,66 +119,31 @@ def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
     return a, b, c, d
 
 
-def _child(rows: Rows[Bits]) -> Bits:
-    """New keys, u32[*grid, 8], from the first half of each block."""
-    xp = _numpy_of(rows[0])
+def _children(key: Bits, numbers: Bits | np.uint32, use: int) -> Bits:
+    """The keys, u32[*grid, 8], of children: the first half of the block of each."""
+    xp, zero = _numpy_of(key), np.uint32(0)
+    rows = block(key, (numbers, zero, np.uint32(use), zero))
     return xp.moveaxis(xp.concatenate(rows[:2]), 0, -1)
 
 
 def fold_in_words(key: Bits, number: Bits) -> Bits:
     """The key data of `jax.random.fold_in(key, number)` for a number u32[]."""
-    return _child(block(key, (number, np.uint32(0), np.uint32(_FOLD_IN), np.uint32(0))))
+    return _children(key, number, _FOLD_IN)
 
 
-def product(x: Bits, factor: int) -> tuple[Bits, Bits]:
-    """The low and high words of x times a factor, modulo 2⁶⁴, for words u32[...].
-
-    JAX has no 64-bit integers by default, so the factor's low word is multiplied in
-    halves of 16 bits.
-    """
-    low, high = np.uint32(factor & 0xFFFFFFFF), np.uint32(factor >> 32 & 0xFFFFFFFF)
-    x0, x1 = x & np.uint32(0xFFFF), x >> np.uint32(16)
-    f0, f1 = low & np.uint32(0xFFFF), low >> np.uint32(16)
-    # (x1 f0 2¹⁶ + x0 f0) / 2¹⁶ is below 2³², and so is the next sum.
-    middle = x1 * f0 + (x0 * f0 >> np.uint32(16))
-    other = x0 * f1 + (middle & np.uint32(0xFFFF))
-    carried = x1 * f1 + (middle >> np.uint32(16)) + (other >> np.uint32(16))
-    return x * low, carried + x * high
-
-
-def weighted_sum(places: list[Bits], strides: list[int]) -> tuple[Bits, Bits]:
-    """The low and high words of Σ places[i] strides[i] modulo 2⁶⁴, each u32[...]."""
-    low, high = product(places[0], strides[0])
-    for place, stride in zip(places[1:], strides[1:], strict=True):
-        more, above = product(place, stride)
-        low = low + more
-        # The sum of two low words has overflowed if it is below one of them.
-        high = high + above + (low < more).astype(np.uint32)
-    return low, high
-
-
-def numbers_of(grid: tuple[int, ...]) -> tuple[jax.Array, jax.Array | np.uint32]:
-    """The row-major numbers of a grid's blocks, as low and high words u32[*grid]."""
-    if any(n > 2**32 for n in grid) or math.prod(grid) > 2**64:
+def numbers_of(grid: tuple[int, ...]) -> jax.Array:
+    """The row-major numbers u32[*grid] of a grid's blocks, 2³² at most."""
+    if math.prod(grid) > 2**32:
         raise ValueError(
-            "shape must need at most 2**64 blocks, and at most 2**32 along one axis; "
-            f"got one that needs {grid}."
+            f"shape must need at most 2**32 blocks; got one that needs {grid}."
         )
     # Sums over the axes, not a reshaped range: each device computes its own part.
-    axes = range(len(grid))
-    places = [jax.lax.broadcasted_iota(jnp.uint32, grid, axis) for axis in axes]
-    strides = [math.prod(grid[axis + 1 :]) for axis in axes]
-    if math.prod(grid) > 2**32:
-        return weighted_sum(places, strides)
-    low = jnp.zeros(grid, jnp.uint32)
-    for place, stride in zip(places, strides, strict=True):
+    numbers = jnp.zeros(grid, jnp.uint32)
+    for axis in range(len(grid)):
+        place = jax.lax.broadcasted_iota(jnp.uint32, grid, axis)
         # A stride of 2³² is that of an axis of length 1, whose place is 0.
-        low = low + place * np.uint32(stride % 2**32)
-    return low, np.uint32(0)
-
-
-# Blocks in a row of the grid of a draw with more than 2³² blocks along one axis.
-_ROW = 2**16
+        numbers += place * np.uint32(math.prod(grid[axis + 1 :]) % 2**32)
+    return numbers
 
 
 def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
@@ -188,10 +154,9 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
     """
     for axis in reversed(range(len(shape))):
         blocks, left = divmod(math.prod(shape[axis:]), in_block)
-        if not left and blocks <= 2**32:
+        if not left:
             return *shape[:axis], blocks
-    blocks = -(-math.prod(shape) // in_block)
-    return (blocks,) if blocks <= 2**32 else (-(-blocks // _ROW), _ROW)
+    return (-(-math.prod(shape) // in_block),)
 
 
 def _read(rows: Rows[jax.Array], width: int) -> jax.Array:
@@ -211,15 +176,16 @@ def _read(rows: Rows[jax.Array], width: int) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
-    if width not in (8, 16, 32, 64):
-        raise ValueError(f"bit_width must be 8, 16, 32 or 64; got {width!r}.")
+def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
+    """Uniform numbers of `bit_width` bits, u[*shape], from a key u32[8]."""
+    if bit_width not in (8, 16, 32, 64):
+        raise ValueError(f"bit_width must be 8, 16, 32 or 64; got {bit_width!r}.")
     size = math.prod(shape)
     if not size:
-        return jnp.zeros(shape, f"uint{width}")
-    grid = grid_of(shape, 512 // width)
-    use = np.uint32(_BITS), np.uint32(width)
-    drawn = _read(block(key, (*numbers_of(grid), *use)), width)
+        return jnp.zeros(shape, f"uint{bit_width}")
+    grid = grid_of(shape, 512 // bit_width)
+    use = np.uint32(0), np.uint32(_BITS), np.uint32(bit_width)
+    drawn = _read(block(key, (numbers_of(grid), *use)), bit_width)
     # The last block may have more numbers than are asked for.
     if drawn.size > size:
         drawn = jax.lax.slice(drawn.reshape(-1), (0,), (size,))
@@ -227,50 +193,31 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return _child(block(key, (*numbers_of(shape), np.uint32(_SPLIT), np.uint32(0))))
-
-
-@jax.jit
-def _fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
-    return fold_in_words(key, number)
-
-
-@jax.jit
-def _from_seed(seed: jax.Array) -> jax.Array:
-    # As for Threefry, the seed is its 64 bits, of which the upper are 0 where the
-    # seed's dtype is narrower.
-    high = jax.lax.shift_right_logical(seed, jnp.asarray(32, seed.dtype))
-    words = jnp.stack([seed.astype(jnp.uint32), high.astype(jnp.uint32)])
-    key = jnp.concatenate([words, jnp.zeros(6, jnp.uint32)])
-    nothing = np.uint32(0)
-    return _child(block(key, (nothing, nothing, np.uint32(_SEED), nothing)))
-
-
-def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform numbers of `bit_width` bits, u[*shape], from a key u32[8]."""
-    return _random_bits(key, bit_width, tuple(shape))
-
-
 def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Keys of children, u32[*shape, 8], which differ from those of `fold_in`."""
-    return _split(key, tuple(shape))
+    return _children(key, numbers_of(shape), _SPLIT)
 
 
-def fold_in(key: jax.Array, number: ArrayLike) -> jax.Array:
+@jax.jit
+def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
     """The key u32[8] of the child with a number, which is taken modulo 2³²."""
-    return _fold_in(key, jnp.asarray(number).astype(jnp.uint32))
+    return fold_in_words(key, number.astype(jnp.uint32))
 
 
-def seed(number: ArrayLike) -> jax.Array:
+@jax.jit
+def seed(number: jax.Array) -> jax.Array:
     """A key u32[8] from an integer, which has 32 bits, or 64 under `jax_enable_x64`.
 
     Such a key is no harder to find than the integer.
     """
-    number = jnp.asarray(number)
     if number.ndim or not jnp.issubdtype(number.dtype, jnp.integer):
         raise TypeError(f"seed must be one integer; got {number.dtype}{number.shape}.")
-    return _from_seed(number)
+    # As for Threefry, the seed is its 64 bits, of which the upper are 0 where the
+    # seed's dtype is narrower.
+    high = jax.lax.shift_right_logical(number, jnp.asarray(32, number.dtype))
+    words = jnp.stack([number.astype(jnp.uint32), high.astype(jnp.uint32)])
+    key = jnp.concatenate([words, jnp.zeros(6, jnp.uint32)])
+    return _children(key, np.uint32(0), _SEED)
 
 
 # The generator, for the argument `impl` of JAX's functions of keys.

@@ -15,7 +15,7 @@ import collections
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ import optax
 from jax.core import Tracer
 
 from dpjax._core import chacha
-from dpjax._core.typing import ArrayLike, Bits, Key
+from dpjax._core.typing import ArrayLike, Bits, Key, Shaped
 
 
 def random_key(impl: str | None = None) -> Key:
@@ -145,10 +145,6 @@ def is_on_one_device(x: jax.Array) -> bool:
     return len(x.sharding.device_set) == 1
 
 
-def _is_threefry(key: Key) -> bool:
-    return str(jax.random.key_impl(key)) == "threefry2x32"
-
-
 # Rotation constants of Threefry-2x32, for even and for odd groups of four rounds.
 _TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 
@@ -180,8 +176,9 @@ def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
     XLA takes four times as long to compile JAX's own Threefry on CPUs.
     """
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
+    known = partitionable and str(jax.random.key_impl(key)) == "threefry2x32"
     size = math.prod(shape)
-    if not partitionable or not _is_threefry(key) or key.ndim or size >= 2**32:
+    if not known or key.ndim or size >= 2**32:
         return jax.random.bits(key, shape, jnp.uint32)
     data = jax.random.key_data(key)
     high, low = threefry((data[0], data[1]), jnp.arange(size, dtype=jnp.uint32))
@@ -263,6 +260,14 @@ def leaf_keys(key: Key, tree: object) -> list[Key]:
     # One vmap over all leaves: a program that folds leaf by leaf takes long to compile.
     keys = jax.vmap(_fold, (None, 0))(key, np.array(pairs, np.uint32))
     return [keys[i] for i in range(len(pairs))]
+
+
+def map_with_keys(
+    function: Callable[[Key, jax.Array], jax.Array], key: Key, tree: Shaped
+) -> Shaped:
+    """The tree of function(key, leaf), with a key of its own for each leaf."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef.unflatten(map(function, leaf_keys(key, tree), leaves))
 
 
 def _is_masked(leaf: object) -> bool:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType
 
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, DTypeLike, Key, Shaped, Tree
 
@@ -37,8 +38,13 @@ def leading_axis(arrays: Sequence[Tree]) -> _Entry:
     The entry is that of the first array whose leading axis is sharded, or None if no
     array has a sharded leading axis.
     """
-    specs = [jax.typeof(x).sharding.spec for x in arrays]
+    specs = map(spec_of, arrays)
     return next((s[0] for s in specs if len(s) and s[0] is not None), None)
+
+
+def spec_of(x: Tree) -> jax.P:
+    """The partition spec of an array's type."""
+    return jax.typeof(x).sharding.spec
 
 
 def num_shards(arrays: Sequence[Tree]) -> int:
@@ -142,7 +148,7 @@ def plus(x: jax.Array, more: jax.Array) -> jax.Array:
         return jax.lax.add(x, more)
     # The two types name different meshes, which an addition would refuse.
     with jax.sharding.use_abstract_mesh(mesh):
-        return x + jax.reshard(more, jax.typeof(x).sharding.spec)
+        return x + jax.reshard(more, spec_of(x))
 
 
 def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:
@@ -222,6 +228,13 @@ def zeros_like(
     if not _has_auto_axes(x):
         return zeros
     return _copy_sharding(zeros, jnp.broadcast_to(x.astype(dtype), shape))
+
+
+def wide_zeros_like(tree: Tree, leading: Sequence[int] = ()) -> Tree:
+    """The zeros of `zeros_like` for each leaf, in float32 or wider."""
+    return jax.tree.map(
+        lambda x: zeros_like(x, at_least_float32(jnp.result_type(x)), leading), tree
+    )
 
 
 def shard_like(state: Shaped, params: Tree) -> Shaped:

@@ -199,13 +199,11 @@ class _Walk(NamedTuple):
       before: the point before the last one.
       now: the last point.
       stride: the factor by which the parameter changes next.
-      moved: whether the last stride changed the parameter.
     """
 
     before: Point
     now: Point
     stride: jax.Array
-    moved: jax.Array
 
 
 class _Bracket(NamedTuple):
@@ -264,7 +262,8 @@ def bracket(
 
     def body(walk: _Walk) -> _Walk:
         further = _next_point(walk, increasing, ends)
-        return _walk(walk, Point(further, excess(further)))
+        reached = Point(further, excess(further))
+        return _Walk(walk.now, reached, walk.stride * walk.stride)
 
     walk = _while(_goes_on, body, _begin(Point(start, excess(start))))
     return walk.before, walk.now
@@ -275,13 +274,15 @@ def _begin(first: Point) -> _Walk:
     # The excess is in log ε. If ε fell like one over the parameter, the log of the
     # parameter would have to move by the excess.
     stride = jnp.exp(jnp.clip(jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
-    return _Walk(first, first, stride, stride > 1)
+    # No parameter equals NaN: the walk goes on from the first point.
+    return _Walk(first._replace(at=jnp.full_like(first.at, jnp.nan)), first, stride)
 
 
 @without_compiler
 def _goes_on(walk: _Walk) -> jax.Array:
     # A stride that changes nothing has reached an end.
-    return ((walk.before.excess > 0) == (walk.now.excess > 0)) & walk.moved
+    same_sign = (walk.before.excess > 0) == (walk.now.excess > 0)
+    return same_sign & (walk.before.at != walk.now.at)
 
 
 @without_compiler
@@ -291,12 +292,6 @@ def _next_point(
     x, stride = walk.now.at, walk.stride
     up = (walk.now.excess > 0) != increasing
     return jnp.clip(jnp.where(up, x * stride, x / stride), *ends)
-
-
-@without_compiler
-def _walk(walk: _Walk, reached: Point) -> _Walk:
-    stride, moved = walk.stride * walk.stride, reached.at != walk.now.at
-    return _Walk(walk.now, reached, stride, moved)
 
 
 @without_compiler

@@ -35,8 +35,13 @@ class Workload(NamedTuple):
     keep: ArrayLike
 
 
-def check_workload(workload: Workload, num_steps: int) -> Workload:
-    """Return the workload; raise ValueError if it is invalid for num_steps steps."""
+def check_workload(
+    workload: Workload, num_steps: int, *, to_optimize: bool = False
+) -> Workload:
+    """Return the workload; raise ValueError if it is invalid for num_steps steps.
+
+    With `to_optimize` its numbers must be known, and one of its rates above 0.
+    """
     if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
         raise ValueError(
             f"workload must be one that dpjax.workloads makes; got {workload!r}."
@@ -48,6 +53,11 @@ def check_workload(workload: Workload, num_steps: int) -> Workload:
                 f"the workload's {name} must be one number, or one for each of "
                 f"num_steps, {num_steps}; got {size}."
             )
+    if to_optimize:
+        if any(validate.concrete(x) is None for x in workload):
+            raise ValueError(f"workload must be known, not traced; got {workload!r}.")
+        if not np.any(np.asarray(workload.rates)):
+            raise ValueError(f"workload must have a rate above 0; got {workload!r}.")
     return workload
 
 

@@ -254,8 +254,13 @@ def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
     return -np.power(np.float64(beta), sizes).astype(np.float32)
 
 
-def _level(step: jax.Array) -> jax.Array:
-    """The index of the lowest set bit of a step: the level of the node it completes."""
+def node_level(step: jax.Array) -> jax.Array:
+    """The level of the largest node that a step completes, i32[]; 32 for step 0.
+
+    The level is the number of trailing zero bits.
+    """
+    # x & −x isolates the lowest set bit. Subtracting one from that bit gives a one for
+    # each trailing zero.
     return jax.lax.population_count((step & -step) - 1)
 
 
@@ -275,7 +280,7 @@ def buffered_tree(
     """
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
-        z, level = draw(step), _level(step)
+        z, level = draw(step), node_level(step)
         if not weights.size:
             return z, memory
 
@@ -311,7 +316,7 @@ def _recomputed_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
 
         if not weights.size:
             return draw(step), memory
-        levels = jnp.minimum(_level(step), weights.size)
+        levels = jnp.minimum(node_level(step), weights.size)
         return jax.lax.fori_loop(0, levels, add, draw(step)), memory
 
     return NoiseStream(0, noise)

@@ -203,13 +203,11 @@ def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
     floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     yield "another", treedef.unflatten([x.at[i].set(x[(i + 1) % size]) for x in leaves])
     for name, factor in _FACTORS.items() if any(floats) else ():
-        yield (
-            name,
-            treedef.unflatten(
-                x.at[i].multiply(jnp.asarray(factor, x.dtype)) if is_float else x
-                for x, is_float in zip(leaves, floats, strict=True)
-            ),
-        )
+        changed = [
+            x.at[i].multiply(jnp.asarray(factor, x.dtype)) if is_float else x
+            for x, is_float in zip(leaves, floats, strict=True)
+        ]
+        yield name, treedef.unflatten(changed)
 
 
 def _minus(one: Tree, other: Tree) -> Tree:
@@ -230,8 +228,6 @@ def _norm(tree: Tree) -> float:
 
 def _epsilon(tree: Tree) -> float:
     """The largest machine epsilon among the floating-point leaves; 0 without any."""
-    floats = [jnp.result_type(x) for x in jax.tree.leaves(tree)]
-    epsilons = [
-        float(jnp.finfo(x).eps) for x in floats if jnp.issubdtype(x, jnp.floating)
-    ]
-    return max(epsilons, default=0.0)
+    dtypes = [jnp.result_type(x) for x in jax.tree.leaves(tree)]
+    floats = [x for x in dtypes if jnp.issubdtype(x, jnp.floating)]
+    return max((float(jnp.finfo(x).eps) for x in floats), default=0.0)

@@ -204,12 +204,10 @@ def train_shadows(
     key = stream(validate.typed_key("key", key), "shadow models")
     coins, runs = jax.random.split(key)
     included = jax.random.bernoulli(coins, 0.5, (num_models, num_examples))
-
-    def one(given: tuple[jax.Array, Key]) -> Tree:
-        return run(*given)
-
     # lax.map over batches of models bounds the memory of training.
-    train = functools.partial(jax.lax.map, one, batch_size=min(size, num_models))
+    train = functools.partial(
+        jax.lax.map, lambda given: run(*given), batch_size=min(size, num_models)
+    )
     outputs = jax.jit(train)((included, jax.random.split(runs, num_models)))
     return Shadows(included, outputs)
 

@@ -23,27 +23,14 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.plain import to_plain
 from dpjax._plan import Plan
+from dpjax.checkpoint import _record as rec
 from dpjax.checkpoint._processes import (
     check_equal_across_processes,
     everywhere,
     gather_values,
     on_primary_process,
 )
-from dpjax.checkpoint._record import (
-    Record,
-    Run,
-    check,
-    decode_record,
-    digest,
-    encode_record,
-    is_saved,
-    make_record,
-    raw_data,
-    refuse_another,
-    restore_leaf,
-    spans_processes,
-    tree_of,
-)
+from dpjax.checkpoint._record import Record, Run, digest
 
 
 def write_arrays(path: pathlib.Path, tree: Any) -> None:
@@ -84,7 +71,7 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
             f"{error}"
         ) from error
     return structure.unflatten(
-        restore_leaf(x, arrays[str(i)]) if _nonempty(x) else x
+        rec.restore_leaf(x, arrays[str(i)]) if _nonempty(x) else x
         for i, x in enumerate(leaves)
     )
 
@@ -109,14 +96,14 @@ def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
     process holds for itself, equal in all, becomes a NumPy array. With one process,
     every array is passed unchanged.
     """
-    as_array = raw_data(leaf)
-    alone = jax.process_count() == 1 or spans_processes(as_array)
+    as_array = rec.raw_data(leaf)
+    alone = jax.process_count() == 1 or rec.spans_processes(as_array)
     return as_array if alone else np.asarray(as_array)
 
 
 def _nonempty(leaf: object) -> bool:
     """Whether a leaf is numeric and has entries: orbax does not save empty arrays."""
-    return is_saved(leaf) and np.size(raw_data(leaf)) > 0
+    return rec.is_saved(leaf) and np.size(rec.raw_data(leaf)) > 0
 
 
 def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
@@ -195,18 +182,18 @@ def save(
       ...     steps(folder)
       (0,)
     """
-    check(plan, run)
+    rec.check(plan, run)
     keep = validate.static_int("keep", keep, minimum=1)
     folder = pathlib.Path(folder).absolute()
     name = digest(run.key)
     on_primary_process(lambda: _refuse_another(folder, plan, run, data, name))
     # The record includes a digest of all arrays, which every process computes.
-    record = make_record(plan, run, data)
+    record = rec.make_record(plan, run, data)
     # Each process has its own clock, so that the time is left out of the comparison.
     check_equal_across_processes(to_plain(record) | {"time": ""})
     if on_primary_process(lambda: _is_kept(folder, run.step, record.arrays)):
         return
-    _write(folder, run.step, tree_of(run), record)
+    _write(folder, run.step, rec.tree_of(run), record)
     on_primary_process(lambda: _clear(folder, steps(folder)[-keep:], name))
 
 
@@ -252,12 +239,12 @@ def restore(
       >>> bool(found.key == run.key)
       True
     """
-    check(plan, like)
+    rec.check(plan, like)
     folder = pathlib.Path(folder).absolute()
     step = on_primary_process(lambda: _choose_step(folder, step))
     record = everywhere(lambda: _read(folder, step))
-    everywhere(lambda: refuse_another(folder, record, plan, like, data))
-    restored = read_arrays(folder / str(step) / _ARRAYS, tree_of(like))
+    everywhere(lambda: rec.refuse_another(folder, record, plan, like, data))
+    restored = read_arrays(folder / str(step) / _ARRAYS, rec.tree_of(like))
     # The digest is of the values alone: it does not depend on the sharding.
     if set(gather_values(digest(restored))) != {record.arrays}:
         raise ValueError(
@@ -360,15 +347,13 @@ def plan_of(folder: Folder) -> Plan:
       ...     plan_of(folder) == plan
       True
     """
-    kept = steps(folder)
-    if not kept:
-        raise ValueError(f"folder must hold a checkpoint; {folder} holds none.")
-    return Plan.of(_read(pathlib.Path(folder), kept[-1]).plan)
+    folder = pathlib.Path(folder)
+    return Plan.of(_read(folder, _choose_step(folder, None)).plan)
 
 
 def _read(folder: pathlib.Path, step: int) -> Record:
     where = folder / str(step)
-    return decode_record((where / _RECORD).read_bytes(), step, where)
+    return rec.decode_record((where / _RECORD).read_bytes(), step, where)
 
 
 def _refuse_another(
@@ -379,7 +364,7 @@ def _refuse_another(
     if not kept:
         return
     newest = _read(folder, kept[-1])
-    refuse_another(folder, newest, plan, run, data)
+    rec.refuse_another(folder, newest, plan, run, data)
     if newest.key != key:
         raise ValueError(
             f"run must be the one that {folder} is of; it has another key. Give each "
@@ -480,7 +465,7 @@ def _finish(folder: pathlib.Path, step: int, record: Record) -> None:
     target = _temporary_folder(folder, step)
     # The record is written last, and the rename is atomic: a folder with the name of a
     # checkpoint is always complete.
-    write(target / _RECORD, encode_record(record))
+    write(target / _RECORD, rec.encode_record(record))
     os.rename(target, folder / str(step))
     sync(folder)
 

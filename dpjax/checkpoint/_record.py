@@ -191,9 +191,14 @@ def make_record(plan: Plan, run: Run, data: str) -> Record:
         key=digest(run.key),
         leaves=_leaves(tree),
         arrays=digest(tree),
-        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        time=now(),
         versions={x: importlib.metadata.version(x) for x in ("dpjax", "jax")},
     )
+
+
+def now() -> str:
+    """The time of day in UTC, by ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def encode_record(record: Record) -> bytes:

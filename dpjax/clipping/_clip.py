@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import optax
 
 from dpjax._core import validate
 from dpjax._core.dtypes import widen
+from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of
 from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import HIGHEST, square_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays, Shaped, Tree
@@ -74,6 +75,28 @@ class PerExample(NamedTuple):
 # What an engine returns: for each parameter leaf, the sum f[...] of clipped gradients,
 # and the results for each example, of which aux is a list of leaves.
 Summed = tuple[list[jax.Array], PerExample]
+
+
+class Inputs(NamedTuple):
+    """The arrays from which an engine makes a sum.
+
+    Attributes:
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading axis b.
+      mask: b[b]; a masked example contributes zero.
+    """
+
+    leaves: Arrays
+    examples: Arrays
+    mask: jax.Array
+
+    def let_compiler_shard(
+        self, function: Callable[..., tuple[list[jax.Array], jax.Array]]
+    ) -> Callable[..., tuple[list[jax.Array], jax.Array]]:
+        """The function, its sums sharded as the leaves and its norms as the batch."""
+        shardings = [spec_of(x) for x in self.leaves]
+        outputs = shardings, jax.P(leading_axis(self.examples))
+        return let_compiler_shard(function, (self.leaves, self.examples), outputs)
 
 
 def clip(

@@ -22,10 +22,11 @@ from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.float64 import default_float
 from dpjax._core.meshes import are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
-from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
+from dpjax._core.typing import Arithmetic, ArrayLike, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
+from dpjax.clipping import _clip
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
-from dpjax.clipping._clip import PerExample, Summed, Wide, batch_size, check_mask
+from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
 from dpjax.clipping._microbatches import in_microbatches
 from dpjax.clipping._vmap import clipped_sum as vmap_sum
 
@@ -84,8 +85,8 @@ class ClippedGrad(Generic[Params]):
         """The sum of clipped gradients, and the results for each example."""
         examples = self._arguments.examples(args)
         batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
-        size = batch_size(f"the batch arguments {self.batch_argnums}", batched)
-        mask = check_mask(mask, (size,))
+        size = _clip.batch_size(f"the batch arguments {self.batch_argnums}", batched)
+        mask = _clip.check_mask(mask, (size,))
         if jax.sharding.get_abstract_mesh().manual_axes:
             # For one device's part of `jax.shard_map`, parameters are marked as varying
             # over the devices. The derivative by a parameter that devices share is a
@@ -93,46 +94,32 @@ class ClippedGrad(Generic[Params]):
             # one example.
             axes = varying_axes(self._trace(args)[0].out_avals[0])
             args = self._arguments.vary_parameters(args, axes)
-        leaves = self._arguments.leaves(args)
+        inputs = Inputs(self._arguments.leaves(args), batched, mask)
         closed, aux_tree = self._trace(args)
         groups = self._arguments.groups(self.clip_norm, args)
         if self.arithmetic == "discrete":
-            grads, per_example = self._sum_in_float64(
-                closed, groups, leaves, batched, mask
-            )
+            grads, per_example = self._sum_in_float64(closed, groups, inputs)
         else:
-            sum_of = partial(
-                self._engine(closed, groups.numbers).sum, groups.clip_norms
-            )
-            grads, per_example = self._sum_of_parts(sum_of, leaves, batched, mask)
+            engine = self._engine(closed, groups.numbers)
+            sum_of = partial(engine.sum, groups.clip_norms)
+            grads, per_example = self._sum_of_parts(sum_of, inputs)
         _warn_if_none_contributes(per_example.norm, mask)
         treedef = jax.tree.structure(self.parameters(args))
         aux = aux_tree.unflatten(per_example.aux)
         return treedef.unflatten(grads), per_example._replace(aux=aux)
 
     def _sum_of_parts(
-        self,
-        sum_of: Callable[..., Summed],
-        leaves: Arrays,
-        batched: Arrays,
-        mask: jax.Array,
-        *,
-        wide: bool = False,
+        self, sum_of: Callable[..., Summed], inputs: Inputs, *, wide: bool = False
     ) -> Summed:
         """The sums over the whole batch, from one call or one for each microbatch."""
         micro = self.microbatch_size
         # One microbatch that holds the whole batch needs no scan.
-        if micro is None or micro >= mask.size:
-            return sum_of(leaves, batched, mask)
-        return in_microbatches(sum_of, micro, leaves, batched, mask, wide=wide)
+        if micro is None or micro >= inputs.mask.size:
+            return sum_of(inputs)
+        return in_microbatches(sum_of, micro, inputs, wide=wide)
 
     def _sum_in_float64(
-        self,
-        closed: jex.ClosedJaxpr,
-        groups: Groups,
-        leaves: Arrays,
-        batched: Arrays,
-        mask: jax.Array,
+        self, closed: jex.ClosedJaxpr, groups: Groups, inputs: Inputs
     ) -> Summed:
         """The sums made in float64, whose floats have the sensitivity C.
 
@@ -142,16 +129,12 @@ class ClippedGrad(Generic[Params]):
         wide = Wide(x64=default_float() == jnp.float64)
         with jax.enable_x64(True):
             engine = self._engine(closed, groups.numbers)
-            factor = 1 / (1 + bookkeeping.relative_error(engine.plan, mask.size))
-            clip_norms = [c * factor for c in groups.clip_norms]
+            h = bookkeeping.relative_error(engine.plan, inputs.mask.size)
+            clip_norms = [c * (1 / (1 + h)) for c in groups.clip_norms]
             sum_of = partial(engine.sum, clip_norms, wide=wide)
-            sums, per_example = self._sum_of_parts(
-                sum_of, leaves, batched, mask, wide=True
-            )
-            grads = [
-                x.astype(at_least_float32(leaf.dtype))
-                for x, leaf in zip(sums, leaves, strict=True)
-            ]
+            sums, per_example = self._sum_of_parts(sum_of, inputs, wide=True)
+            dtypes = [at_least_float32(leaf.dtype) for leaf in inputs.leaves]
+            grads = [x.astype(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
         return grads, per_example
 
     def _engine(self, closed: jex.ClosedJaxpr, groups: Sequence[int]) -> "_Chosen":
@@ -181,9 +164,9 @@ class ClippedGrad(Generic[Params]):
             return _Chosen(partial(one_pass, plan), plan)
         inlined = bookkeeping.plan(closed, groups)
 
-        def by_platform(clip_norms: Sequence[ArrayLike], *arrays: Any) -> Summed:
+        def by_platform(clip_norms: Sequence[ArrayLike], inputs: Inputs) -> Summed:
             by_gradients = partial(one_pass, inlined, clip_norms)
-            return on_platform("tpu", by_gradients, partial(twice, clip_norms), *arrays)
+            return on_platform("tpu", by_gradients, partial(twice, clip_norms), inputs)
 
         return _Chosen(by_platform, plan)
 
@@ -216,7 +199,7 @@ class _Chosen(NamedTuple):
     """The engine of a call.
 
     Attributes:
-      sum: the function from clip norms, leaves, examples and mask to the sum.
+      sum: the function from clip norms and `Inputs` to the sum.
       plan: the analysis of the loss; None for the vmap engine.
     """
 

@@ -18,47 +18,44 @@ from dpjax._core.meshes import (
     let_compiler_shard,
     num_shards,
     sharded_zeros,
+    spec_of,
     varying_axes,
 )
-from dpjax._core.typing import Arrays
-from dpjax.clipping._clip import Summed
+from dpjax.clipping._clip import Inputs, Summed
 
 
 def in_microbatches(
     sum_of: Callable[..., Summed],
     size: int,
-    leaves: Arrays,
-    examples: Arrays,
-    mask: jax.Array,
+    inputs: Inputs,
     *,
     wide: bool = False,
 ) -> Summed:
     """The sums over a batch, added up over microbatches, and the per-example results.
 
     Args:
-      sum_of: a function from the leaves, a microbatch's examples and its mask to its
-        sums, shaped like the leaves, and its per-example results.
+      sum_of: a function from the inputs of a microbatch to its sums, shaped like the
+        leaves, and its per-example results.
       size: the number of examples in a microbatch.
-      leaves: the parameters' leaves.
-      examples: arrays with a leading axis b.
-      mask: b[b]; a masked example contributes zero.
+      inputs: parameters and examples of the batch.
       wide: whether the sums are in float64.
 
     Returns:
       The sums, in float32 at least, and the per-example results in the batch's order.
     """
+    leaves, examples, mask = inputs
     batch, parts = mask.shape[0], -(-mask.shape[0] // size)
-    inputs = [mask, *examples]
+    arrays = [mask, *examples]
     spread = leading_axis(examples)
-    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in (*leaves, *inputs)))
+    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in (*leaves, *arrays)))
 
-    def deal(*inputs: jax.Array) -> list[jax.Array]:
+    def deal(*arrays: jax.Array) -> list[jax.Array]:
         # The last microbatch is padded with copies of the last example, and the mask is
         # false for the copies.
         places = jnp.minimum(jnp.arange(parts * size), batch - 1)
         if parts * size > batch:
-            inputs = tuple(x[places] for x in inputs)
-        mask, *examples = inputs
+            arrays = tuple(x[places] for x in arrays)
+        mask, *examples = arrays
         mask = mask & (jnp.arange(parts * size) < batch)
         # Microbatch j gets the examples j, j + parts, j + 2 parts, and so on.
         return [
@@ -75,14 +72,14 @@ def in_microbatches(
 
     def step(sums: list[jax.Array], part: list[jax.Array]) -> Summed:
         mask, *examples = part
-        more, per_example = sum_of(leaves, examples, mask)
+        more, per_example = sum_of(Inputs(leaves, examples, mask))
         added = [a + b for a, b in zip(sums, add_varying_axes(more, axes), strict=True)]
         return added, per_example
 
     # A microbatch can be sharded only if the number of devices divides its size.
     across = spread if size % num_shards(examples) == 0 else None
-    shardings = [jax.P(None, across, *_spec(x)[1:]) for x in inputs]
-    dealt = let_compiler_shard(deal, inputs, shardings)(*inputs)
+    shardings = [jax.P(None, across, *spec_of(x)[1:]) for x in arrays]
+    dealt = let_compiler_shard(deal, arrays, shardings)(*arrays)
     dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
     zeros = [
         sharded_zeros(jax.typeof(x.astype(dtype)), x.shape)
@@ -91,10 +88,6 @@ def in_microbatches(
     # In `jax.shard_map` a scan's carry must vary over the same axes in every iteration.
     sums, outputs = jax.lax.scan(step, add_varying_axes(zeros, axes), dealt)
     outputs, treedef = jax.tree.flatten(outputs)
-    shardings = [jax.P(spread, *_spec(x)[2:]) for x in outputs]
+    shardings = [jax.P(spread, *spec_of(x)[2:]) for x in outputs]
     outputs = let_compiler_shard(gather, outputs, shardings)(*outputs)
     return sums, treedef.unflatten(outputs)
-
-
-def _spec(x: jax.Array) -> jax.P:
-    return jax.typeof(x).sharding.spec

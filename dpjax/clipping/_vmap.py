@@ -6,27 +6,17 @@ import jax
 import jax.extend.core as jex
 
 from dpjax._core.dtypes import widen
-from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.typing import ArrayLike, Arrays
+from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
-from dpjax.clipping._clip import (
-    PerExample,
-    Summed,
-    Wide,
-    clip_scales,
-    group_squares,
-    loss_scope,
-    sum_in_memory,
-)
+from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
 
 
 def clipped_sum(
     closed: jex.ClosedJaxpr,
     groups: Sequence[int],
     clip_norms: Sequence[ArrayLike],
-    leaves: Arrays,
-    examples: Arrays,
-    mask: jax.Array,
+    inputs: Inputs,
     *,
     wide: Wide | None = None,
 ) -> Summed:
@@ -36,9 +26,7 @@ def clipped_sum(
       closed: the loss's jaxpr, from the leaves and one example to the loss and aux.
       groups: for each leaf, the group that it is clipped with.
       clip_norms: the bound of each group.
-      leaves: the parameters' leaves.
-      examples: the leaves of the batch arguments, with a leading axis b.
-      mask: b[b]; a masked example contributes zero.
+      inputs: parameters and examples.
       wide: how the clipped gradients are added up in float64; None for float32.
     """
 
@@ -48,31 +36,26 @@ def clipped_sum(
             return loss, aux
 
         value_and_grad = jax.value_and_grad(loss_and_aux, has_aux=True)
-        (loss, aux), gradient = value_and_grad(list(leaves))
+        (loss, aux), gradient = value_and_grad(list(inputs.leaves))
         # In float32 at least, so that norms and sums do not round to a narrower dtype.
         return widen(gradient), loss, aux
 
-    with loss_scope(wide):
-        gradients, loss, aux = jax.vmap(one)(*examples)
+    with _clip.loss_scope(wide):
+        gradients, loss, aux = jax.vmap(one)(*inputs.examples)
 
     def sum_gradients(
         gradients: Arrays, clip_norms: Sequence[ArrayLike], mask: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         def squares_of(leaves: Arrays) -> list[jax.Array]:
-            return group_squares(leaves, groups, clip_norms)
+            return _clip.group_squares(leaves, groups, clip_norms)
 
         squares = jax.vmap(squares_of)(gradients)
-        finite, scales, norm = clip_scales(squares, clip_norms, mask)
+        finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
         return [
-            sum_in_memory(x, scales[group], finite, wide=wide is not None)
+            _clip.sum_in_memory(x, scales[group], finite, wide=wide is not None)
             for x, group in zip(gradients, groups, strict=True)
         ], norm
 
-    # The sums are sharded like the parameters, and the norms like the batch.
-    shardings = [jax.typeof(x).sharding.spec for x in leaves]
-    of_examples = jax.P(leading_axis(examples))
-    sum_gradients = let_compiler_shard(
-        sum_gradients, (leaves, examples), (shardings, of_examples)
-    )
-    grads, norm = sum_gradients(gradients, clip_norms, mask)
+    summed = inputs.let_compiler_shard(sum_gradients)
+    grads, norm = summed(gradients, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)

@@ -74,7 +74,7 @@ class Budget:
         """
         if self.composition == "fixed":
             raise ValueError("composition must be 'adaptive' for what is left.")
-        squares, probability, _ = self._spent
+        squares, probability = self._spent
         mu = math.sqrt(max(self._mu**2 - squares, 0.0))
         # Less by a rounding error, so that a draw may take all of it.
         reserved = self.slack * self.delta * (1 - _ROUNDING)
@@ -88,7 +88,7 @@ class Budget:
         It is rounded up, and below `epsilon` for adaptive composition. Where a draw was
         chosen by an earlier output, only the budget's epsilon holds.
         """
-        return self._total([x.event for x in self.draws])
+        return self._total()
 
     def draw(
         self, release: Any, *, slack: float | None = None, name: str = ""
@@ -114,19 +114,18 @@ class Budget:
             stated for another adjacency or unit.
         """
         event = self._check(release)
+        name = name or type(event).__name__
         if self.composition == "fixed":
             cost = GaussianBound(math.nan, 0.0, 0.0)
-            total = self._total([*(x.event for x in self.draws), event])
+            total = self._total(event)
             if not total <= self.epsilon:
                 raise ValueError(
                     f"release must leave the total ε at most {self.epsilon:g}; with "
-                    f"{_named(name, event)} it would be {total:.6g}."
+                    f"{name!r} ({event!r}) it would be {total:.6g}."
                 )
         else:
             cost = self._cost(event, slack)
-        return dataclasses.replace(
-            self, draws=(*self.draws, Draw(name or type(event).__name__, event, cost))
-        )
+        return dataclasses.replace(self, draws=(*self.draws, Draw(name, event, cost)))
 
     def plan(
         self, *, share: float = 1.0, slack: float | None = None, **arguments: Any
@@ -232,28 +231,28 @@ class Budget:
         return (1 + math.exp(min(self.epsilon, 700.0))) * (1 + _ROUNDING)
 
     @property
-    def _spent(self) -> tuple[float, float, int]:
-        """Σ μ² and the part of δ of all draws, rounded up, and their number."""
+    def _spent(self) -> tuple[float, float]:
+        """Σ μ² and the part of δ of all draws, rounded up."""
         costs = [x.cost for x in self.draws]
         squares = add_up(x.mu**2 for x in costs)
-        return squares, add_up(map(self._probability, costs)), len(costs)
+        return squares, add_up(map(self._probability, costs))
 
     def _probability(self, cost: GaussianBound) -> float:
         """The part of δ that a mechanism takes."""
         return cost.slack + self._of_total_variation * cost.total_variation
 
-    def _total(self, drawn: list[Event]) -> float:
-        """The ε of events that were fixed beforehand."""
+    def _total(self, *more: Event) -> float:
+        """The ε of all draws and of more events, if all were fixed beforehand."""
+        events = [*(x.event for x in self.draws), *more]
         with scope():
-            return composition.epsilon(drawn, self.delta) if drawn else 0.0
+            return composition.epsilon(events, self.delta) if events else 0.0
 
     def _used(self, event: Event, slack: float | None) -> float:
         """The μ that an event takes; for fixed composition, the μ of the whole."""
         if self.composition == "adaptive":
             return composition.gaussian_bound(event, self._slack_of_draw(slack)).mu
         with scope():
-            total = self._total([*(x.event for x in self.draws), event])
-            return float(gdp.mu(total, self.delta))
+            return float(gdp.mu(self._total(event), self.delta))
 
     def _slack_of_draw(self, slack: float | None) -> float:
         """The part of δ that a mechanism without a GDP parameter takes."""
@@ -261,7 +260,7 @@ class Budget:
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:
         """What an event takes from a budget for adaptive composition."""
-        squares, probability, _ = self._spent
+        squares, probability = self._spent
         given = self._slack_of_draw(slack)
         cost = composition.gaussian_bound(event, given)
         if not math.isfinite(cost.mu):
@@ -314,11 +313,6 @@ def _check_adjacency(event: Any, adjacency: Adjacency) -> None:
     for x in inner:
         if x is not None:
             _check_adjacency(x, adjacency)
-
-
-def _named(name: str, event: Event) -> str:
-    """A mechanism in words."""
-    return f"{name!r} ({event!r})" if name else repr(event)
 
 
 def budget(

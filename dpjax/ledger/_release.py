@@ -1,6 +1,5 @@
 """The functions that record an entry before a release, and checks that refuse one."""
 
-import datetime
 import hashlib
 import os
 import pathlib
@@ -18,6 +17,7 @@ from dpjax.accounting.events import EpsilonDelta
 from dpjax.checkpoint import Run, digest
 from dpjax.checkpoint._fingerprint import fingerprint
 from dpjax.checkpoint._processes import check_equal_across_processes, on_primary_process
+from dpjax.checkpoint._record import now
 from dpjax.ledger import _chain
 from dpjax.ledger._chain import Line
 from dpjax.ledger._entry import End, Entry, Other, Release, entry_of
@@ -102,10 +102,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       1
     """
     step = validate.static_int("run.step", run.step, minimum=1)
-    if step > plan.num_steps:
-        raise ValueError(
-            f"run.step must be at most the plan's {plan.num_steps}; got {step!r}."
-        )
+    validate.at_most("run.step", step, plan.num_steps, "the plan's ")
     validate.flag("repeated", repeated)
     name, of_plan = run_name(run.key), fingerprint(plan, run.key)
     found = digest(run.params)
@@ -139,7 +136,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
             unit=plan.unit,
             released=found,
             repeated=bool(wrong),
-            time=_now(),
+            time=now(),
         )
 
     _append(path, make)
@@ -188,7 +185,7 @@ def end(path: Path, key: Key, why: str) -> None:
         if not own:
             raise ValueError(f"key must be that of a run in {path}; got {name}.")
         last = max(own, key=lambda x: x.stop)
-        return End(name, last.so_far, last.stop, why, _now())
+        return End(name, last.so_far, last.stop, why, now())
 
     _append(path, make)
 
@@ -237,7 +234,7 @@ def other(
     def make(entries: list[Entry]) -> Other:
         _check_same_adjacency(entries, neighbours, unit)
         event = EpsilonDelta(float(epsilon), float(delta))
-        return Other(what, event, neighbours, unit, _now())
+        return Other(what, event, neighbours, unit, now())
 
     _append(path, make)
 
@@ -296,7 +293,3 @@ def _check_same_adjacency(
                 f"adjacency and unit must be those of the ledger, {x.adjacency.name} "
                 f"and {x.unit!r}; got {adjacency.name} and {unit!r}."
             )
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._core import validate
-from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
-from dpjax._core.meshes import zeros_like
+from dpjax._core.meshes import wide_zeros_like
 from dpjax._core.rounding import round_down_float32, round_up_float32
 from dpjax._core.typing import Arithmetic, ArrayLike, Key
 from dpjax._core.typing import Tree as Leaves
-from dpjax._matrices import streaming as _correlating
 from dpjax._matrices.strategy import Strategy, Tree, check_strategy
+from dpjax._matrices.streaming import buffered_stream, recomputed_stream
 from dpjax.noise._correlated_lattice import correlated_lattice_noise
-from dpjax.noise._gaussian import check_steps_left, gaussian_like
+from dpjax.noise._gaussian import check_step_limit, check_steps_left, gaussian_like
 
 Buffer = Literal["stored", "regenerate"]
 
@@ -126,12 +126,9 @@ def correlated_noise(
     """
     validate.scalar("stddev", stddev)
     validate.nonnegative("stddev", stddev)
-    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    num_steps = check_step_limit(num_steps)
     validate.typed_key("key", key)
     validate.one_of("buffer", buffer, ("stored", "regenerate"))
-    # The step counter is int32, and is at most num_steps + 1.
-    if num_steps >= 2**31 - 1:
-        raise ValueError(f"num_steps must be below 2**31 - 1; got {num_steps!r}.")
     validate.one_of("arithmetic", arithmetic, ("real", "discrete"))
     if arithmetic == "discrete":
         if buffer != "stored":
@@ -141,22 +138,15 @@ def correlated_noise(
             )
         validate.positive("stddev", stddev)
         return correlated_lattice_noise(strategy, stddev, num_steps=num_steps, key=key)
-    make = (
-        _correlating.buffered_stream
-        if buffer == "stored"
-        else _correlating.recomputed_stream
-    )
+    make = buffered_stream if buffer == "stored" else recomputed_stream
     recipe = make(check_strategy(strategy, num_steps), num_steps)
     # Rounding up to float32 can only increase the noise.
     louder = round_up_float32("stddev", stddev)
 
     def init(params: Leaves) -> CorrelatedNoiseState:
-        def room(p: jax.Array) -> jax.Array:
-            return zeros_like(p, at_least_float32(jnp.result_type(p)), (recipe.rows,))
-
         return CorrelatedNoiseState(
             step=jnp.zeros((), jnp.int32),
-            memory=jax.tree.map(room, params) if recipe.rows else (),
+            memory=wide_zeros_like(params, (recipe.rows,)) if recipe.rows else (),
             key=stream(key, "correlated noise"),
             # A copy, since the caller may donate the buffers of the state, and the
             # closure still needs the original.
@@ -184,13 +174,9 @@ def correlated_noise(
         # Inside jit no exception can depend on a value: NaN noise refuses the step.
         refusal = jnp.where(promised, 0.0, jnp.nan)
         private = jax.tree.map(
-            lambda u, w, n: (w + (n + refusal.astype(n.dtype))).astype(
-                jnp.result_type(u)
-            ),
-            updates,
-            wide,
-            noise,
+            lambda w, n: w + (n + refusal.astype(n.dtype)), wide, noise
         )
+        private = optax.tree.cast_like(private, updates)
         return private, state._replace(step=step, memory=memory)
 
     return optax.GradientTransformation(init, update)
@@ -306,9 +292,7 @@ def tree_momentum(
     def init(params: Leaves) -> TreeMomentumState:
         return TreeMomentumState(
             noise=noise.init(params),  # pyright: ignore
-            momentum=jax.tree.map(
-                lambda p: zeros_like(p, at_least_float32(jnp.result_type(p))), params
-            ),
+            momentum=wide_zeros_like(params),
             # A copy, since the caller may donate the buffers of the state, and the
             # closure still needs the original.
             decay=jnp.array(slower, jnp.float32, copy=True),
@@ -330,11 +314,8 @@ def tree_momentum(
         )
         # Inside jit no exception can depend on a value: a NaN factor refuses the step.
         factor = jnp.where(beta == slower, 1.0 - beta, jnp.nan)
-        private = jax.tree.map(
-            lambda u, m: (factor.astype(m.dtype) * m).astype(jnp.result_type(u)),
-            updates,
-            momentum,
-        )
+        private = jax.tree.map(lambda m: factor.astype(m.dtype) * m, momentum)
+        private = optax.tree.cast_like(private, updates)
         return private, state._replace(noise=noise_state, momentum=momentum)
 
     return optax.GradientTransformation(init, update)

@@ -19,15 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._core.dtypes import at_least_float32, widen
-from dpjax._core.keys import leaf_keys, stream
-from dpjax._core.meshes import draw_like, zeros_like
+from dpjax._core.dtypes import widen
+from dpjax._core.keys import stream
+from dpjax._core.meshes import wide_zeros_like, zeros_like
 from dpjax._core.typing import ArrayLike, Key, Tree
 from dpjax._matrices.strategy import Scaled, Strategy, check_strategy
 from dpjax._matrices.streaming import buffered_stream, forward_stream, rounding_gain
 from dpjax.noise._discrete import (
     check_draws,
-    discrete_gaussian,
+    discrete_gaussian_like,
     lattice_spacing,
     num_coordinates,
 )
@@ -124,14 +124,10 @@ def correlated_lattice_noise(
         def words(p: jax.Array) -> jax.Array:
             return zeros_like(p, jnp.uint32, (forward.rows, 2))
 
-        def room(p: jax.Array) -> jax.Array:
-            dtype = at_least_float32(jnp.result_type(p))
-            return zeros_like(p, dtype, (inverse.rows,))
-
         return CorrelatedLatticeState(
             step=jnp.zeros((), jnp.int32),
             sums=jax.tree.map(words, params) if forward.rows else (),
-            released=jax.tree.map(room, params) if inverse.rows else (),
+            released=wide_zeros_like(params, (inverse.rows,)) if inverse.rows else (),
             key=stream(key, "discrete correlated noise"),
         )
 
@@ -145,12 +141,8 @@ def correlated_lattice_noise(
         # Inside jit no exception can depend on a value: a NaN refuses the step.
         refusal = jnp.where(step <= num_steps, 0.0, jnp.nan)
         wide = widen(updates)
-        keys = leaf_keys(jax.random.fold_in(state.key, step), updates)
-        leaves, treedef = jax.tree.flatten(wide)
-        noise = [
-            draw_like(discrete_gaussian, k, x, DRAWS)
-            for k, x in zip(keys, leaves, strict=True)
-        ]
+        key = jax.random.fold_in(state.key, step)
+        noise = discrete_gaussian_like(key, wide, DRAWS)
         with jax.enable_x64(True):
             q = jnp.asarray(spacing, jnp.float64)
             in_units = jax.tree.map(lambda x: _in_units(x, q, digits), wide)
@@ -158,20 +150,15 @@ def correlated_lattice_noise(
                 lambda _: in_units, step, jax.tree.map(_to_float64, state.sums)
             )
             sums = jax.tree.map(_to_words, memory)
-            lattice = [
-                _add_integers(x, z) * q
-                for x, z in zip(jax.tree.leaves(rows), noise, strict=True)
-            ]
             # From here on all is a function of the released integers.
-            given = [
-                (x + refusal).astype(y.dtype)
-                for x, y in zip(lattice, leaves, strict=True)
-            ]
-        given = treedef.unflatten(given)
-        private, released = inverse.noise(lambda _: given, step, state.released)
-        private = jax.tree.map(
-            lambda u, x: x.astype(jnp.result_type(u)), updates, private
-        )
+            lattice = jax.tree.map(
+                lambda x, z, y: (_add_integers(x, z) * q + refusal).astype(y.dtype),
+                rows,
+                noise,
+                wide,
+            )
+        private, released = inverse.noise(lambda _: lattice, step, state.released)
+        private = optax.tree.cast_like(private, updates)
         return private, CorrelatedLatticeState(step, sums, released, state.key)
 
     return optax.GradientTransformation(init, update)

@@ -32,7 +32,7 @@ import optax
 
 from dpjax._core import validate
 from dpjax._core.dtypes import widen
-from dpjax._core.keys import leaf_keys, word_pairs, stream
+from dpjax._core.keys import map_with_keys, stream, word_pairs
 from dpjax._core.meshes import draw_like
 from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
@@ -203,6 +203,13 @@ def discrete_gaussian(
     axes = out_sharding.mesh.explicit_axes
     sharded: Any = jax.sharding.auto_axes(add, axes=axes, out_sharding=out_sharding)
     return sharded(key)
+
+
+def discrete_gaussian_like(key: Key, tree: Shaped, draws: int) -> Shaped:
+    """Draws of `discrete_gaussian` with the shapes of the tree's leaves."""
+    return map_with_keys(
+        lambda key, x: draw_like(discrete_gaussian, key, x, draws), key, tree
+    )
 
 
 def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
@@ -406,16 +413,10 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
       noise: the standard deviation, and the number of draws.
     """
     spacing = lattice_spacing(*noise)
-    leaves, treedef = jax.tree.flatten(widen(sums))
-    keys = leaf_keys(key, sums)
-    noisy = [
-        _release(x, draw_like(discrete_gaussian, key, x, noise.draws), spacing)
-        for x, key in zip(leaves, keys, strict=True)
-    ]
-    dtypes = jax.tree.map(jnp.result_type, sums)
-    return jax.tree.map(
-        lambda x, dtype: x.astype(dtype), treedef.unflatten(noisy), dtypes
-    )
+    wide = widen(sums)
+    drawn = discrete_gaussian_like(key, wide, noise.draws)
+    noisy = jax.tree.map(lambda x, z: _release(x, z, spacing), wide, drawn)
+    return optax.tree.cast_like(noisy, sums)
 
 
 def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:

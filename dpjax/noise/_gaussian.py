@@ -14,7 +14,7 @@ from jax.core import Tracer
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import at_least_float32, widen
-from dpjax._core.keys import is_on_one_device, leaf_keys, stream
+from dpjax._core.keys import is_on_one_device, map_with_keys, stream
 from dpjax._core.meshes import normal_like
 from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
@@ -36,12 +36,7 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
 
     A further step raises ValueError outside jit, and gives NaN updates inside jit.
     """
-    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    if num_steps >= 2**31 - 1:
-        raise ValueError(
-            "num_steps must be below 2**31 - 1, where its count ends; got "
-            f"{num_steps!r}."
-        )
+    num_steps = check_step_limit(num_steps)
 
     def init(params: Tree) -> LimitStepsState:
         del params
@@ -68,6 +63,13 @@ def _scale_within_limit(
     # The selection is between two scalars, which is cheaper than between updates.
     factor = jnp.where(step <= num_steps, jnp.asarray(scale), jnp.nan)
     return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates), step
+
+
+def check_step_limit(num_steps: int) -> int:
+    """A number of steps as an int, or an error; a counter in int32 reaches one more."""
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    validate.at_most("num_steps", num_steps, 2**31 - 2)
+    return num_steps
 
 
 def check_steps_left(count: jax.Array, num_steps: int) -> None:
@@ -102,14 +104,11 @@ def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
 
 def _normal_like(key: Key, tree: Shaped) -> Shaped:
     """Standard Gaussian noise, with a key for each leaf."""
-    leaves, treedef = jax.tree.flatten(tree)
     # Drawn in float32 or wider: casting noise to a narrow dtype before the addition
     # would change its distribution. A cast after the addition is post-processing.
-    drawn = [
-        normal_like(key, leaf, at_least_float32(leaf.dtype))
-        for key, leaf in zip(leaf_keys(key, tree), leaves, strict=True)
-    ]
-    return treedef.unflatten(drawn)
+    return map_with_keys(
+        lambda key, x: normal_like(key, x, at_least_float32(x.dtype)), key, tree
+    )
 
 
 def _scale(tree: Shaped, scale: ArrayLike) -> Shaped:
@@ -242,9 +241,7 @@ def _draw(key: Key, tree: Shaped) -> tuple[Shaped, Key]:
 
 def _add(updates: Shaped, wide: Shaped, noise: Shaped) -> Shaped:
     """The noisy updates, in the dtypes of the updates."""
-    return jax.tree.map(
-        lambda u, w, z: (w + z).astype(jnp.result_type(u)), updates, wide, noise
-    )
+    return optax.tree.cast_like(optax.tree.add(wide, noise), updates)
 
 
 _JITTED = jax.jit(_draw), jax.jit(_scale), jax.jit(_add)
@@ -324,16 +321,12 @@ def stddev_of_sum(
     # clipped sum is the clip norm. Other adjacencies have a factor in the accounting.
     if isinstance(clip_norm, ClippedGrad):
         clip_norm = clip_norm.sensitivity(Adjacency.ADD_REMOVE)
-    numbers = {
-        "clip_norm": clip_norm,
-        "noise_multiplier": noise_multiplier,
-        "expected_batch_size": expected_batch_size,
-    }
-    for name, value in numbers.items():
-        validate.scalar(name, value)
-    validate.positive("clip_norm", clip_norm)
+    validate.scalar("noise_multiplier", noise_multiplier)
     validate.nonnegative("noise_multiplier", noise_multiplier)
-    validate.positive("expected_batch_size", expected_batch_size)
+    sizes = {"clip_norm": clip_norm, "expected_batch_size": expected_batch_size}
+    for name, value in sizes.items():
+        validate.scalar(name, value)
+        validate.positive(name, value)
     return round_up_float32(
         "noise_multiplier times clip_norm", noise_multiplier, clip_norm
     )

@@ -86,17 +86,12 @@ def init(
 ) -> ReducedMomentumState:
     """The state before the first step, for num_steps steps and vectors f[d]."""
     dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
-    zero = jnp.zeros(dimension, dtype)
-    many = jnp.zeros((steps_per_epoch, dimension), dtype)
-    return ReducedMomentumState(
-        anchor=empty_ring(steps_per_epoch, dimension, dtype),
-        change=empty_ring(steps_per_epoch, dimension, dtype),
-        drift=zero,
-        # No step subtracts the node of the highest level.
-        nodes=jnp.zeros((num_steps.bit_length() - 1, dimension), dtype),
-        windows=many,
-        totals=many,
-    )
+    ring = empty_ring(steps_per_epoch, dimension, dtype)
+    drift = jnp.zeros(dimension, dtype)
+    # No step subtracts the node of the highest level.
+    nodes = jnp.zeros((num_steps.bit_length() - 1, dimension), dtype)
+    rows = jnp.zeros((steps_per_epoch, dimension), dtype)
+    return ReducedMomentumState(ring, ring, drift, nodes, windows=rows, totals=rows)
 
 
 def tree_keys(key: Key) -> Terms[Key]:
@@ -193,14 +188,7 @@ def update(
     drift = decay * state.drift + terms.drift + noise
     # (2): m̂_t = α Ĝ_{[1, t]} + α r̂_{[1, t]} with α = 1 − β.
     momentum = (1 - decay) * (total + drift)
-    return momentum, ReducedMomentumState(
-        anchor=anchor,
-        change=change,
-        drift=drift,
-        nodes=nodes,
-        windows=windows,
-        totals=totals,
-    )
+    return momentum, ReducedMomentumState(anchor, change, drift, nodes, windows, totals)
 
 
 def momentum_variance(

@@ -25,6 +25,7 @@ from dpjax._core import validate
 from dpjax._core.dtypes import at_least_float32
 from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, DTypeLike, Key
+from dpjax._matrices.streaming import node_level
 from dpjax.noise.tree import node_noise
 
 __all__ = ["empty_ring", "push", "query", "tree_key", "window_variance"]
@@ -72,13 +73,6 @@ def _int32(step: ArrayLike) -> jax.Array:
     return jnp.asarray(step).astype(jnp.int32)
 
 
-def _trailing_zeros(x: jax.Array) -> jax.Array:
-    """The number of trailing zero bits of an int32; 32 for zero."""
-    # x & −x isolates the lowest set bit. Subtracting one from that bit gives a one for
-    # each trailing zero.
-    return jax.lax.population_count((x & -x) - 1)
-
-
 def tree_key(key: Key) -> Key:
     """The key from which the keys of a ring's nodes are folded."""
     return stream(key, "windows")
@@ -116,7 +110,7 @@ def push(
     slots, begins = (jnp.asarray(x) for x in _layout(window))
     factors = _sizes(decay, len(slots), ring.nodes.dtype)
     step, value, key = _int32(step), value.astype(ring.nodes.dtype), tree_key(key)
-    completed = jnp.minimum(_trailing_zeros(step) + 1, len(slots))
+    completed = jnp.minimum(node_level(step) + 1, len(slots))
 
     # The nodes that end at step t have the levels 0 to ctz(t), the trailing zeros of t.
     # The loop goes up from level 0. A right child ends where its parent does. The
@@ -166,7 +160,7 @@ def query(
     def read(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, total = carry
         fits = 31 - jax.lax.clz(step - start)  # ⌊log₂(step − start)⌋
-        level = jnp.minimum(_trailing_zeros(start), fits)
+        level = jnp.minimum(node_level(start), fits)
         row = begins[level] + (start >> level) % slots[level]
         node = jax.lax.dynamic_index_in_dim(ring.nodes, row, keepdims=False)
         return start + (1 << level), factors[level] * total + node

@@ -19,34 +19,27 @@ from dpjax.plot._style import GREY, axes, finish
 from dpjax.plot._tradeoff import Line, draw_curves, guarantee_lines
 
 
-class Reached(NamedTuple):
-    """Error rates of tests at many thresholds, f64[k] each, by descending threshold.
-
-    Attributes:
-      false_positive: the observed false-positive rates.
-      false_negative: the observed false-negative rates.
-      false_positive_bound: upper bounds on the true false-positive rates, which hold at
-        all thresholds at once with the stated confidence.
-      false_negative_bound: upper bounds on the true false-negative rates, in the same
-        sense.
-    """
+class Rates(NamedTuple):
+    """Error rates of tests at many thresholds, f64[k] each, by descending threshold."""
 
     false_positive: np.ndarray
     false_negative: np.ndarray
-    false_positive_bound: np.ndarray
-    false_negative_bound: np.ndarray
 
 
 @scoped
 def achieved_rates(
     scores_in: ArrayLike, scores_out: ArrayLike, confidence: float
-) -> Reached:
+) -> tuple[Rates, Rates]:
     """The observed and proven error rates of tests that compare scores and thresholds.
 
     Args:
       scores_in: the scores of runs in which the example took part, f[n].
       scores_out: the scores of runs in which the example did not take part, f[m].
       confidence: the confidence of the proven rates.
+
+    Returns:
+      The observed rates, and upper bounds on the true rates, which hold at all
+      thresholds at once with the stated confidence.
     """
     inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
     thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
@@ -56,8 +49,8 @@ def achieved_rates(
         jnp.searchsorted(x, thresholds, side="right") / x.size
         for x in (inside, outside)
     )
-    rates = 1 - quiet, missed, bounds.false_positive, 1 - bounds.true_positive
-    return Reached(*map(np.asarray, rates))
+    proven = bounds.false_positive, 1 - bounds.true_positive
+    return Rates(*map(np.asarray, (1 - quiet, missed))), Rates(*map(np.asarray, proven))
 
 
 if TYPE_CHECKING:
@@ -114,28 +107,13 @@ def attack(
             "scores_in and scores_out must be f[n] and f[m]; got shapes "
             f"{np.shape(scores_in)} and {np.shape(scores_out)}."
         )
-    validate.scalar("false_positive_rate", false_positive_rate)
-    validate.open_unit("false_positive_rate", false_positive_rate)
     lines = guarantee_lines(guarantees, labels, false_positive_rate)
-    rates = achieved_rates(scores_in, scores_out, confidence)
-    seen = _line(
-        rates.false_positive,
-        rates.false_negative,
-        "the attack reached",
-        false_positive_rate,
-    )
-    proven = _line(
-        rates.false_positive_bound,
-        rates.false_negative_bound,
-        f"proven, {100 * confidence:g} %",
-        false_positive_rate,
-    )
-    ax = draw_curves(
-        axes(ax, (5.2, 5.0)),
-        [*lines, seen, proven],
-        false_positive_rate,
-        "true-positive rate,",
-    )
+    observed, bounds = achieved_rates(scores_in, scores_out, confidence)
+    seen = _line(observed, "the attack reached", false_positive_rate)
+    proven = _line(bounds, f"proven, {100 * confidence:g} %", false_positive_rate)
+    lines += [seen, proven]
+    ax = axes(ax, (5.2, 5.0))
+    draw_curves(ax, lines, false_positive_rate, "true-positive rate,")
     # All corners of both staircases: between corners both are constant.
     between = np.union1d(seen.false_positive, proven.false_positive)
     ax.fill_between(
@@ -150,26 +128,23 @@ def attack(
     return finish(ax, "false-positive rate", "false-negative rate")
 
 
-def _line(
-    false_positive: np.ndarray, false_negative: np.ndarray, name: str, rate: float
-) -> Line:
+def _line(rates: Rates, name: str, rate: float) -> Line:
     """The least false-negative rate of an attack at each false-positive rate.
 
     Args:
-      false_positive: the false-positive rates by threshold, f64[k].
-      false_negative: the false-negative rates by threshold, f64[k].
+      rates: the error rates by threshold.
       name: the name for the legend.
       rate: the false-positive rate at which the line has a marker.
 
     Returns:
       A step function with corners from (0, 1) to (1, 0).
     """
-    order = np.argsort(false_positive, kind="stable")
-    rates = np.concatenate([[0.0], false_positive[order], [1.0]])
-    missed = np.concatenate([[1.0], false_negative[order], [0.0]])
+    order = np.argsort(rates.false_positive, kind="stable")
+    alarms = np.concatenate([[0.0], rates.false_positive[order], [1.0]])
+    missed = np.concatenate([[1.0], rates.false_negative[order], [0.0]])
     missed = np.minimum.accumulate(missed)
     # The corners of the staircase from left to right, which steps down at each rate.
-    x, y = np.repeat(rates, 2)[1:], np.repeat(missed, 2)[:-1]
+    x, y = np.repeat(alarms, 2)[1:], np.repeat(missed, 2)[:-1]
     marked = int(np.searchsorted(x, rate, side="right")) - 1
     # Round the true-positive rate down, so that no label overstates the attack.
     power = np.floor((1 - y[marked]) * 1000) / 1000

@@ -61,8 +61,6 @@ def tradeoff(
     """
     if not guarantees:
         raise ValueError("guarantees must be one at least; got none.")
-    validate.scalar("false_positive_rate", false_positive_rate)
-    validate.open_unit("false_positive_rate", false_positive_rate)
     lines = guarantee_lines(guarantees, labels, false_positive_rate)
     return draw_curves(axes(ax, (5.2, 5.0)), lines, false_positive_rate)
 
@@ -82,6 +80,8 @@ def guarantee_lines(
     false_positive_rate: float,
 ) -> list[Line]:
     """The trade-off curves of the given guarantees, as lines to draw."""
+    validate.scalar("false_positive_rate", false_positive_rate)
+    validate.open_unit("false_positive_rate", false_positive_rate)
     profiles = [_profile(guarantee) for guarantee in guarantees]
     legend = names(labels, [_name(guarantee) for guarantee in guarantees])
     # The marked rate is one of the points, so that its marker is on the curve.

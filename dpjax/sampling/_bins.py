@@ -29,7 +29,7 @@ from dpjax._core import validate
 from dpjax._core.keys import two_keys
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _order
-from dpjax.sampling._samplers import Batch, check_number, sampler_key, sizes
+from dpjax.sampling._samplers import MOST, Batch, check_number, sampler_key, sizes
 
 # A count n of coins is split into its digits in base 2⁸: single coins, and sums of 2⁸,
 # 2¹⁶ and 2²⁴ coins, fewer than 2⁸ of each kind.
@@ -164,8 +164,7 @@ def _arguments(
 ) -> tuple[int, int, int]:
     n, b = sizes(num_examples, max_batch_size, "max_batch_size")
     m = validate.static_int("num_bins", num_bins, minimum=1)
-    if m > 2**31 - 1:
-        raise ValueError(f"num_bins must be at most 2**31 - 1; got {num_bins!r}.")
+    validate.at_most("num_bins", m, MOST)
     return n, m, b
 
 
@@ -329,10 +328,8 @@ def random_allocation_step(
     n, b = sizes(num_examples, max_batch_size, "max_batch_size")
     m = validate.static_int("num_steps", num_steps, minimum=1)
     k = validate.static_int("num_selected", num_selected, minimum=1)
-    if m > 2**31 - 1:
-        raise ValueError(f"num_steps must be at most 2**31 - 1; got {num_steps!r}.")
-    if k > m:
-        raise ValueError(f"num_selected must be at most num_steps, {m}; got {k}.")
+    validate.at_most("num_steps", m, MOST)
+    validate.at_most("num_selected", k, m, "num_steps, ")
     key = sampler_key(key, "sampling.random_allocation", "epoch", epoch)
     number = check_number("step", step)
     selected: list[jax.Array] = []

@@ -13,7 +13,7 @@ from dpjax._core import keys, validate
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _order
 
-_MOST = 2**31 - 1  # the largest int32, the dtype of a batch's indices
+MOST = 2**31 - 1  # the largest int32, the dtype of a batch's indices
 
 
 class Batch(NamedTuple):
@@ -35,8 +35,8 @@ def sizes(
     """Return both sizes as Python ints, or raise ValueError if one is out of range."""
     n = validate.static_int("num_examples", num_examples, minimum=1)
     b = validate.static_int(name, batch_size, minimum=1)
-    validate.at_most("num_examples", num_examples, _MOST)
-    validate.at_most(name, batch_size, _MOST)
+    validate.at_most("num_examples", num_examples, MOST)
+    validate.at_most(name, batch_size, MOST)
     return n, b
 
 
@@ -233,10 +233,8 @@ def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
     Returns:
       u32[k, b], 0 where the mask is False, and bool[k, b].
     """
-    steps = -(-n // b)
-    # uint32, since k b may be above the largest int32.
-    places = jnp.arange(steps * b, dtype=jnp.uint32).reshape(steps, b)
-    return jnp.where(places < n, places, 0), places < n
+    steps = jnp.arange(-(-n // b), dtype=jnp.uint32)
+    return jax.vmap(lambda step: _step(n, b, step))(steps)
 
 
 def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:

@@ -321,10 +321,7 @@ def optimize(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     size = validate.static_int("num_vectors", num_vectors, minimum=1)
-    if any(validate.concrete(x) is None for x in check_workload(workload, num_steps)):
-        raise ValueError(f"workload must be known, not traced; got {workload!r}.")
-    if not np.any(np.asarray(workload.rates)):
-        raise ValueError(f"workload must have a rate above 0; got {workload!r}.")
+    check_workload(workload, num_steps, to_optimize=True)
     if size > (1 if kind == "geometric" else num_steps):
         raise ValueError(
             "num_vectors must be 1 for 'geometric', and for others at most num_steps, "

@@ -137,14 +137,9 @@ def scheduled(
     validate.one_of("order", order, get_args(Order))
     if not isinstance(check_strategy(strategy, num_steps), Toeplitz):
         raise ValueError(f"strategy must be a Toeplitz strategy; got {strategy!r}.")
-    check_workload(workload, num_steps)
-    if any(validate.concrete(x) is None for x in (*strategy, *workload)):
-        raise ValueError(
-            "strategy and workload must be known, not traced; got "
-            f"{strategy!r} and {workload!r}."
-        )
-    if not np.any(np.asarray(workload.rates)):
-        raise ValueError(f"workload must have a rate above 0; got {workload!r}.")
+    if any(validate.concrete(x) is None for x in strategy):
+        raise ValueError(f"strategy must be known, not traced; got {strategy!r}.")
+    check_workload(workload, num_steps, to_optimize=True)
     # A plain Toeplitz: the product and bound of an `Optimized` one hold unscaled only.
     shape = Toeplitz(*strategy)
     given = {"num_steps": num_steps, "n_b": min(n_b, num_steps), "order": order}

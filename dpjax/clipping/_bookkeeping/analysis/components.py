@@ -32,13 +32,8 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
     Sources,
     sources_of,
 )
-from dpjax.clipping._bookkeeping.jaxpr.equations import (
-    add_outputs,
-    aval,
-    bind,
-    is_real,
-    of_function,
-)
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
 
 class Path(NamedTuple):
@@ -63,7 +58,7 @@ class Path(NamedTuple):
 
     def features(self) -> Hashable:
         """A description of the computation without its variables."""
-        computed = of_function(self.inputs, self.eqns, self.operands)
+        computed = eqs.of_function(self.inputs, self.eqns, self.operands)
         return len(self.leaves), computed
 
     def forward(
@@ -79,7 +74,7 @@ class Path(NamedTuple):
 
         def operands(*leaves: jax.Array) -> list[jax.Array]:
             values = dict(zip(self.inputs, (*leaves, *others), strict=True))
-            add_outputs(self.eqns, values, apply)
+            eqs.add_outputs(self.eqns, values, apply)
             return [values[v] for v in self.operands]
 
         def apply(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
@@ -87,7 +82,7 @@ class Path(NamedTuple):
             if least is not None and eqn.primitive.name == "convert_element_type":
                 dtype = _at_least(least, aval(eqn.outvars[0]).dtype)
                 return [args[0].astype(dtype)]
-            return bind(eqn, args)
+            return eqs.bind(eqn, args)
 
         return operands
 
@@ -246,25 +241,18 @@ def _connected_components(
 
     `reached` gives for each operand the leaves that it depends on.
     """
-    # Union-find: each leaf points to a leaf of the same component, or to itself.
-    first: dict[int, int] = {}
+    from scipy import sparse  # here, since importing SciPy takes long
 
-    def find(leaf: int) -> int:
-        while (before := first.setdefault(leaf, leaf)) != leaf:
-            # Halve the chain to the representative, so that later calls are short.
-            first[leaf] = first[before]
-            leaf = before
-        return leaf
-
-    for leaves in reached:
-        for leaf in leaves:
-            first[find(leaf)] = find(min(leaves))
-    together: dict[int | tuple[int], tuple[set[int], list[int]]] = {}
+    # The nodes of the graph are the operands, and then the leaves.
+    count, num_leaves = len(reached), 1 + max(frozenset((-1,)).union(*reached))
+    edges = [(i, count + leaf) for i, leaves in enumerate(reached) for leaf in leaves]
+    ends = np.array(edges, int).reshape(-1, 2).T
+    shape = (count + num_leaves,) * 2
+    graph = sparse.coo_array((np.ones(len(edges)), tuple(ends)), shape)
+    _, names = sparse.csgraph.connected_components(graph, directed=False)
+    together: dict[int, tuple[set[int], list[int]]] = {}
     for number, leaves in enumerate(reached):
-        # An operand that depends on no leaf is a component of its own. Its name is a
-        # tuple, which cannot equal the number of a leaf.
-        name = find(min(leaves)) if leaves else (number,)
-        all_leaves, members = together.setdefault(name, (set(), []))
+        all_leaves, members = together.setdefault(names[number], (set(), []))
         all_leaves |= leaves
         members.append(number)
     return [(tuple(sorted(a)), tuple(b)) for a, b in together.values()]
@@ -392,7 +380,7 @@ def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:
         return None
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
-    real = is_real(eqn.invars[0], eqn.outvars[0])
+    real = eqs.is_real(eqn.invars[0], eqn.outvars[0])
     if name in {"convert_element_type", "copy", "copy_p", "reshard"} and real:
         return tuple(range(after.ndim))
     if name == "transpose":

@@ -271,7 +271,7 @@ class Matched(NamedTuple):
       member: the index of the site in its component.
       site: the site.
       swapped: whether its left and right sides must be exchanged to match the sides of
-        the root's first site.
+        the root's other sites. The rows of a lookup stay on the left.
     """
 
     member: int
@@ -289,18 +289,21 @@ def match_sites(component: Component) -> list[list[Matched]] | None:
 
 
 def _match_root(component: Component, root: Root) -> list[Matched] | None:
-    first, matches = None, []
+    matches, layouts = [], []
     for member, axes in zip(root.members, root.axes, strict=True):
         site = component.sites[member]
         if not isinstance(site, RuledSite):
             return None
+        matches.append(Matched(member, site, False))
         groups, left, right = _root_layout(site, axes)
-        groups = groups, site.size.groups
-        first = first or (groups, left, right)
-        straight = first == (groups, left, right)
-        if not straight and first != (groups, right, left):
-            return None
-        matches.append(Matched(member, site, not straight))
+        layouts.append(((groups, site.size.groups), left, right))
+    lookups = [m.site.size.one_hot for m in matches]
+    groups, left, right = layouts[lookups.index(True) if any(lookups) else 0]
+    for i, layout in enumerate(layouts):
+        if layout != (groups, left, right):
+            if lookups[i] or layout != (groups, right, left):
+                return None
+            matches[i] = matches[i]._replace(swapped=True)
     return matches
 
 

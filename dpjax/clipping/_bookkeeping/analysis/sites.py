@@ -25,13 +25,8 @@ import jax.extend.core as jex
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.typing import Atom
-from dpjax.clipping._bookkeeping.jaxpr.equations import (
-    aval,
-    is_inexact,
-    is_rematerialised,
-    of_equation,
-    uses,
-)
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
 from dpjax.clipping._bookkeeping.rules import rule_for
 from dpjax.clipping._bookkeeping.rules.base import Rule
@@ -108,7 +103,7 @@ class RuledSite(Site):
     def features(self) -> Hashable:
         """The rule, its equation without variables, and the scans."""
         rule = self.rule
-        return rule.position, self.loops, rule.name, of_equation(rule.eqn)
+        return rule.position, self.loops, rule.name, eqs.of_equation(rule.eqn)
 
 
 @dataclasses.dataclass(eq=False)
@@ -132,7 +127,7 @@ class KeptSite(Site):
 
     def features(self) -> Hashable:
         """The block's equation without variables, and what enters and leaves it."""
-        block = of_equation(self.eqn)
+        block = eqs.of_equation(self.eqn)
         return self.position, self.known, self.loops, self.outputs, block
 
 
@@ -243,7 +238,7 @@ def analyse(
     def site(eqn: jex.JaxprEqn, position: int, rule: Rule | None) -> Site:
         operand, name = cast(jex.Var, eqn.invars[position]), eqn.primitive.name
         where = operand, loops(operand)
-        if is_rematerialised(eqn):
+        if eqs.is_rematerialised(eqn):
             known = tuple(scope.steps_of(v) is not None for v in eqn.invars)
             return KeptSite(*where, name, eqn, known, position, live_outputs(eqn, live))
         if rule is None:
@@ -258,7 +253,7 @@ def analyse(
         cotangents of all iterations.
         """
         fixed = len(around) < len(lengths) and bool(depends(*eqn.invars))
-        return fixed and uses([eqn], "custom_vjp")
+        return fixed and eqs.uses([eqn], "custom_vjp")
 
     for index, eqn in enumerate(jaxpr.eqns):
         around = scope.steps_of(*eqn.invars)
@@ -266,10 +261,10 @@ def analyse(
             # The outputs stay batch-invariant. They depend on parameters unless the
             # equation stops the derivative.
             through = eqn.primitive.name != "stop_gradient"
-            reached = depends(*eqn.invars)
+            reached = depends(*eqn.invars) if through else frozenset()
             for var in eqn.outvars:
                 scope.steps[var] = around
-                sources[var] = reached if through and is_inexact(var) else frozenset()
+                sources[var] = reached if eqs.is_inexact(var) else frozenset()
             continue
         operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
         if not operands or live.isdisjoint(eqn.outvars):
@@ -441,4 +436,4 @@ def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ..
 
 def _add_real(live: set[jex.Var], atoms: Iterable[Atom]) -> None:
     """Add to `live` those atoms that are variables of a dtype with tangents."""
-    live.update(v for v in atoms if isinstance(v, jex.Var) and is_inexact(v))
+    live.update(v for v in atoms if isinstance(v, jex.Var) and eqs.is_inexact(v))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import like
 from dpjax._core.typing import ArrayLike, Arrays
+from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import match_sites
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite
@@ -27,12 +28,6 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, bind, is_re
 from dpjax.clipping._bookkeeping.rules import factors as fac
 from dpjax.clipping._bookkeeping.rules.base import Rule
 from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot
-from dpjax.clipping._clip import (
-    apply_scales,
-    group_squares,
-    sum_with_scales,
-    zero_if_not_finite,
-)
 
 Out = TypeVar("Out")
 
@@ -64,15 +59,14 @@ def factors_of(
     """The factors f[b, g, t, ...] of a site, over all iterations of its scans."""
     site = alike.part
 
-    def merge_rows(rows: jax.Array | OneHot) -> jax.Array | OneHot:
-        if isinstance(rows, OneHot):
-            # Positions have no feature axis; _merge expects one.
-            return OneHot(_merge(site, rows.position[..., None])[..., 0])
-        return _merge(site, rows)
-
     function = _map_rule(site, site.rule.factors)
     left, right = function(widen_floats(records), fac.wide(cotangent))
-    return Factors(merge_rows(left), merge_rows(right))
+    if isinstance(left, OneHot):
+        # Positions have no feature axis; _merge expects one.
+        left = OneHot(_merge(site, left.position[..., None])[..., 0])
+    else:
+        left = _merge(site, left)
+    return Factors(left, _merge(site, right))
 
 
 def gradient_of(site: RuledSite, records: Arrays, cotangent: jax.Array) -> jax.Array:
@@ -194,8 +188,10 @@ def squares_of_rows(
         for i, site, swapped in root:
             left, right = factors_of(Alike(site), records[i], cotangents[i])
             # A site may use the transposed matrix. Exchanging its two sides gives rows
-            # that can be added to those of the root's first site.
-            rows.append(Factors(right, left) if swapped else Factors(left, right))
+            # that can be added to those of the root's other sites.
+            if swapped and not isinstance(left, OneHot):
+                left, right = right, left
+            rows.append(Factors(left, right))
         squares.append(fac.square_norm(rows, clip_norm))
     return squares
 
@@ -211,7 +207,7 @@ def form_gradients(
     """
     gradients = per_example_gradients(alike, seen)
     groups = alike.part.groups_of_own
-    return gradients, group_squares(gradients, groups, clip_norms, kept=1)
+    return gradients, _clip.group_squares(gradients, groups, clip_norms, kept=1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -244,7 +240,7 @@ def sums_of_gradients(
     """
     gradients = per_example_gradients(alike, seen)
     return [
-        sum_with_scales(x, scales[group], finite)
+        _clip.sum_with_scales(x, scales[group], finite)
         for x, group in zip(gradients, alike.part.groups_of_own, strict=True)
     ]
 
@@ -272,7 +268,7 @@ def _sums_by_sites(
 ) -> list[jax.Array]:
     """The sums for all leaves, with the per-example factors f[b] in `scale`."""
     records = [
-        [zero_if_not_finite(x, finite) if is_real(x) else x for x in others]
+        [_clip.zero_if_not_finite(x, finite) if is_real(x) else x for x in others]
         for others in seen.records
     ]
     # The dtype in which the norms were taken, which is float32 at least.
@@ -287,7 +283,7 @@ def _sums_by_sites(
         if isinstance(site, KeptSite):
             sums.append(cotangent)
             continue
-        share = apply_scales(cotangent.astype(dtype), scale, finite)
+        share = _clip.apply_scales(cotangent.astype(dtype), scale, finite)
         if isinstance(site, RuledSite):
             blocks = wide and uses_blocks(component, site)
             # The product of two float32 numbers is exact in float64.

@@ -8,27 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32, narrowest_float
-from dpjax._core.meshes import leading_axis, let_compiler_shard
 from dpjax._core.platforms import on_platform
-from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
+from dpjax._core.rounding import margin, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays
+from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
 from dpjax.clipping._bookkeeping.evaluate.at_component import Seen, factors_of
 from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
-from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._clip import (
-    PerExample,
-    Summed,
-    Wide,
-    clip_scales,
-    loss_scope,
-    sum_in_memory,
-)
+from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
 
 
 class Part(NamedTuple):
@@ -38,22 +30,20 @@ class Part(NamedTuple):
       component: the component.
       seen: its records and cotangents in canonical form, and the inputs of its path.
       rows: whether its norms come from rows.
-      reach: the reach of its pull-back, where its norms come from per-example gradients
-        and its sum is pulled back once for the whole batch; None elsewhere.
+      by_sites: whether its norms come from per-example gradients, and its sum from one
+        product over the batch for each site.
     """
 
     component: Component
     seen: Seen
     rows: bool
-    reach: Reach | None
+    by_sites: bool
 
 
 def clipped_sum(
     plan: Plan,
     clip_norms: Sequence[ArrayLike],
-    leaves: Arrays,
-    examples: Arrays,
-    mask: jax.Array,
+    inputs: Inputs,
     *,
     by_platform: bool,
     wide: Wide | None = None,
@@ -63,9 +53,7 @@ def clipped_sum(
     Args:
       plan: the analysis of the loss.
       clip_norms: the bound of each group.
-      leaves: the parameters' leaves.
-      examples: the leaves of the batch arguments, with a leading axis b.
-      mask: b[b]; a masked example contributes zero.
+      inputs: parameters and examples.
       by_platform: whether code lowered for a TPU forms all per-example gradients, and
         makes the sum of them. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
@@ -94,14 +82,11 @@ def clipped_sum(
         directly = partial(summed, [False] * len(rows))
         return on_platform("tpu", directly, by_rows, books, leaves, mask)
 
-    with loss_scope(wide):
-        books = keep_books(plan, leaves, examples)
+    with _clip.loss_scope(wide):
+        books = keep_books(plan, inputs.leaves, inputs.examples)
     loss, *aux = books.outputs
-    shardings = [jax.typeof(x).sharding.spec for x in leaves]
-    of_examples = jax.P(leading_axis(examples))
-    arrays = (leaves, examples)
-    summed = let_compiler_shard(sum_on_platform, arrays, (shardings, of_examples))
-    grads, norm = summed(books.without_aux(), leaves, clip_norms, mask)
+    summed = inputs.let_compiler_shard(sum_on_platform)
+    grads, norm = summed(books.without_aux(), inputs.leaves, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 
 
@@ -121,15 +106,15 @@ def _in_one_pass(
     components the per-example gradients are formed, and norms and sum are computed from
     them.
     """
-    # No component needs a reach: its sum uses the very gradients whose norms are taken.
+    # A sum uses the very gradients whose norms are taken.
     parts = [
-        Part(component, seen, rows, None)
+        Part(component, seen, rows, False)
         for component, seen, rows in zip(
             plan.components, _collect_records(plan, books, leaves), by_rows, strict=True
         )
     ]
     squares, kept = _squares(parts, clip_norms, mask.shape)
-    finite, scales, norm = clip_scales(squares, clip_norms, mask)
+    finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
     return _sums(parts, kept, leaves, scales, finite, wide=wide), norm
 
 
@@ -153,9 +138,9 @@ def sums_alone(
 def _parts_of_two_passes(plan: Plan, books: SiteRecords, known: Arrays) -> list[Part]:
     """The components in a pass for norms or for sums alone.
 
-    A component that forms gradients has a reach if its sum may be pulled back once for
-    the whole batch. Only the engine with two passes needs this: in one pass the
-    gradients formed for the norms are still in memory for the sum.
+    Only here may a sum by sites follow norms of gradients: in one pass the gradients
+    formed for the norms are still in memory for the sum. The path to the leaves must
+    only move entries, so that it rounds nothing.
     """
     parts = []
     seen_by_all = _collect_records(plan, _canonicalize(plan, books), known)
@@ -165,8 +150,8 @@ def _parts_of_two_passes(plan: Plan, books: SiteRecords, known: Arrays) -> list[
         # With more rows, the bound on the rounding of their sum would inflate the norm.
         ruled = [site for site in component.sites if isinstance(site, RuledSite)]
         few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
-        bound = reach(component, seen.inputs) if few and not form.gram else None
-        parts.append(Part(component, seen, form.gram, bound))
+        by_sites = component.roots is not None and few and not form.gram
+        parts.append(Part(component, seen, form.gram, by_sites))
     return parts
 
 
@@ -197,7 +182,7 @@ def _squares(
 ) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
     """Upper bounds of the squared norms, and the per-example gradients formed for them.
 
-    Where a component has a reach, its sum is pulled back once for the whole batch, and
+    Where a component's sum is made by sites, it is pulled back once for the batch, and
     not made of the per-example gradients formed here. The norm of those gradients is
     then enlarged by a bound on the rounding of both computations.
 
@@ -230,38 +215,23 @@ def _squares(
 
 
 def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
-    """The squared norms with a bound on the rounding of the pull-back by its reach."""
-    if part.reach is None:
+    """The squared norms with a bound on how differently a sum by sites rounds."""
+    if not part.by_sites:
         return square
-    sizes = _sizes(part, part.reach, clip_norm)
+    (records, cotangents, inputs), sites = part.seen, part.component.sites
     # The bound on rounding assumes the least precise dtype involved.
-    arrays = [*part.seen.cotangents, *(x for xs in part.seen.records for x in xs)]
-    dtype = narrowest_float([part.reach.dtype, *(x.dtype for x in arrays)])
+    arrays = [*inputs, *cotangents, *(x for xs in records for x in xs)]
+    dtype = narrowest_float(x.dtype for x in arrays)
+    sizes = []
+    for site, others, cotangent in zip(sites, records, cotangents, strict=True):
+        # The sites of checkpointed blocks have their norms already, and an operand that
+        # is tapped itself has no root.
+        assert isinstance(site, RuledSite)
+        factors = factors_of(Alike(site), others, cotangent)
+        # Besides a site's own rows, several operands may add to one entry.
+        terms = factors.rows + len(sites)
+        sizes.append(fac.Terms(fac.size(factors, clip_norm), terms))
     return jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
-
-
-def _sizes(part: Part, bound: Reach, clip_norm: ArrayLike) -> list[fac.Terms]:
-    """For each operand, a bound of the terms that the component's gradients sum up.
-
-    `clip_norm` is the unit of the sizes.
-    """
-    out = []
-    for site, others, cotangent, enlarged in zip(
-        part.component.sites,
-        part.seen.records,
-        part.seen.cotangents,
-        bound.norms,
-        strict=True,
-    ):
-        if isinstance(site, RuledSite):
-            factors = factors_of(Alike(site), others, cotangent)
-            length, rows = fac.size(factors, clip_norm), factors.rows
-        else:
-            # A tapped operand's cotangent is its gradient: a sum of one term.
-            square = square_sum(fac.wide(cotangent), 1, clip_norm)
-            length, rows = jnp.sqrt(square), 1
-        out.append(fac.Terms(enlarged * length, rows + bound.terms))
-    return out
 
 
 def _sums(
@@ -276,9 +246,9 @@ def _sums(
     """The scaled sum of the examples' gradients for each leaf.
 
     A component's sum comes from one product over the batch for each site where its
-    norms come from rows or include a bound on the rounding of these products by its
-    reach. Elsewhere the sum comes from per-example gradients: those in `kept`, or the
-    same gradients formed again.
+    norms come from rows or include a bound on the rounding of these products
+    (`_enlarge`). Elsewhere the sum comes from per-example gradients: those in `kept`,
+    or the same gradients formed again.
     """
     total = {}
     for part, held in zip(parts, kept, strict=True):
@@ -286,12 +256,12 @@ def _sums(
         # The same gradients as for the norms, so the sum needs no further bound.
         if held is not None:
             sums = [
-                sum_in_memory(x, scales[group], finite, wide=wide)
+                _clip.sum_in_memory(x, scales[group], finite, wide=wide)
                 for x, group in zip(held, component.groups, strict=True)
             ]
         else:
             function = at.sums_of_gradients
-            if part.rows or part.reach is not None:
+            if part.rows or part.by_sites:
                 function = partial(at.sums_by_sites, wide=wide)
             own = [scales[group] for group in component.own_groups]
             sums = function(Alike(component), part.seen, own, finite)

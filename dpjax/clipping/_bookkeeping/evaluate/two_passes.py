@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
-from dpjax._core.meshes import leading_axis, let_compiler_shard
+from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
@@ -40,7 +40,7 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import (
     evaluate,
     is_inexact,
 )
-from dpjax.clipping._clip import PerExample, Scales, Summed, clip_scales
+from dpjax.clipping._clip import Inputs, PerExample, Scales, Summed, clip_scales
 
 _Arrays = list[jax.Array]
 
@@ -65,11 +65,7 @@ class Wanted(NamedTuple):
 
 
 def clipped_sum_in_two_passes(
-    plan: Plan,
-    clip_norms: Sequence[ArrayLike],
-    leaves: Arrays,
-    examples: Arrays,
-    mask: jax.Array,
+    plan: Plan, clip_norms: Sequence[ArrayLike], inputs: Inputs
 ) -> Summed:
     """The sum of clipped gradients from two passes, with checkpointed blocks.
 
@@ -86,6 +82,7 @@ def clipped_sum_in_two_passes(
         squares = squares_alone(plan, books, leaves, clip_norms)
         return clip_scales(squares, clip_norms, mask)
 
+    leaves, examples, mask = inputs
     in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms))
     books = keep_books(plan, leaves, examples, in_blocks)
     loss, *aux = books.outputs
@@ -97,7 +94,7 @@ def clipped_sum_in_two_passes(
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
     in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
     books = keep_books(plan, leaves, examples, in_blocks).without_aux()
-    shardings = [jax.typeof(x).sharding.spec for x in leaves]
+    shardings = [spec_of(x) for x in leaves]
     summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
     grads = summed(books, leaves, scales, finite)
     return grads, PerExample(loss, norm, aux)
@@ -243,7 +240,7 @@ def _share(
     )
     if wanted.scales:
         make, given = partial(sums_alone, block.plan), (wanted.scales, *wanted.finite)
-        specs = [jax.typeof(x).sharding.spec for x in known[: block.plan.num_leaves]]
+        specs = [spec_of(x) for x in known[: block.plan.num_leaves]]
     else:
         make, given = partial(_squares, block), (wanted.clip_norms,)
         specs = jax.P(leading_axis(examples))

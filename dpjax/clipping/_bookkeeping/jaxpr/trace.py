@@ -17,13 +17,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._core.typing import Arrays, Atom, LossOfLeaves
-from dpjax.clipping._bookkeeping.jaxpr.equations import (
-    as_arrays,
-    bind,
-    inner_jaxprs,
-    is_inexact,
-    is_rematerialised,
-)
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 
 # Calls that may be replaced by their body. Calls of custom_jvp and custom_vjp may not:
 # the derivative of such a call is not the derivative of its body.
@@ -74,7 +68,7 @@ def trace(
         if "unbound axis name" in str(error):
             raise _mixes_examples(str(error)) from error
         raise
-    jaxpr = jex.ClosedJaxpr(jaxpr.jaxpr, as_arrays(jaxpr.consts))
+    jaxpr = jex.ClosedJaxpr(jaxpr.jaxpr, eqs.as_arrays(jaxpr.consts))
     return jaxpr, jax.tree.structure(aux)
 
 
@@ -114,7 +108,7 @@ def inline(
             body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             call = eqn.primitive.name in _INLINED
             # A block that no example enters has no sites inside, and is inlined.
-            if is_rematerialised(eqn):
+            if eqs.is_rematerialised(eqn):
                 call = knowns.issuperset(variables) or not kept(eqn)
             if entered and call and body is not None:
                 inner = getattr(body, "jaxpr", body)
@@ -141,7 +135,7 @@ def inline(
 
     outvars = flatten(outer, {})
     flat = outer.replace(constvars=list(constants), eqns=eqns, outvars=outvars)
-    return jex.ClosedJaxpr(flat, as_arrays(list(constants.values())))
+    return jex.ClosedJaxpr(flat, eqs.as_arrays(list(constants.values())))
 
 
 def _mixes_examples(what: str) -> ValueError:
@@ -177,7 +171,7 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
             _search_derivative(eqn, flags, seen)
         # A shard_map binds the axis names that its body uses.
         if name != "shard_map":
-            for inner in inner_jaxprs(eqn):
+            for inner in eqs.inner_jaxprs(eqn):
                 # For other primitives the inputs of the bodies are matched loosely: all
                 # are active, or none in a custom derivative's body, which JAX does not
                 # differentiate because the custom rule replaces its derivative.
@@ -198,7 +192,7 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
       flags: for each input, whether it depends on a parameter.
       seen: the jaxprs and equations searched already.
     """
-    by = [i for i, v in enumerate(eqn.invars) if flags[i] and is_inexact(v)]
+    by = [i for i, v in enumerate(eqn.invars) if flags[i] and eqs.is_inexact(v)]
     derived = (id(eqn), *by)
     if not by or derived in seen:
         return
@@ -210,7 +204,7 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
             for i, x in zip(by, some, strict=True):
                 full[i] = x
             # Integer outputs have no derivative.
-            return [x for x in bind(eqn, full) if is_inexact(x)]
+            return [x for x in eqs.bind(eqn, full) if eqs.is_inexact(x)]
 
         outs, vjp = jax.vjp(of, *(inputs[i] for i in by))
         return list(vjp([jnp.ones_like(x) for x in outs]))

@@ -8,14 +8,14 @@ where a_t is a row f[n] from the site's input, and d_t is a row f[p] from the co
 of the site's output. The index t runs over the rows, which are sequence positions,
 pixels or iterations. A row's length is its Euclidean norm.
 
-**One-hot rows.** A one-hot row on one side selects a position in a table. The rows of
-the other side are added up by these positions, in a table with one slot for each
+**One-hot rows.** A one-hot row on the left selects a position in a table. The rows of
+the right side are added up by these positions, in a table with one slot for each
 distinct position.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,13 +51,12 @@ class Factors(NamedTuple):
     """The rows of the two sides, f[..., g, t, n] and f[..., g, t, p]."""
 
     left: jax.Array | OneHot
-    right: jax.Array | OneHot
+    right: jax.Array
 
     @property
     def rows(self) -> int:
         """The number of rows t."""
-        one = self.left
-        return one.position.shape[-1] if isinstance(one, OneHot) else one.shape[-2]
+        return self.right.shape[-2]
 
 
 class Size(NamedTuple):
@@ -109,8 +108,9 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     others = len(sites) ** 2 + 48
     total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
     for i, one in enumerate(sides):
-        if (positions := _one_hot_positions(sites[i])) is not None:
-            table = by_position(*positions, rows[i], len(sites))
+        left, right = sites[i]
+        if isinstance(left, OneHot):
+            table = by_position(left.position, right, rows[i], len(sites))
             size, rounded = table.size, table.rounded
             total += (1 + margin(others, dtype)) * table.square
         else:
@@ -158,9 +158,10 @@ def upper_norm(
 def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     """An upper bound f[b] of the norm of Σ |a_t| ⊗ |d_t| / clip_norm."""
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
-    lengths = _measure(scaled.left).lengths * _measure(scaled.right).lengths
-    if (positions := _one_hot_positions(scaled)) is not None:
-        total = by_position(*positions, lengths, 1).size
+    left, right = scaled
+    lengths = _measure(left).lengths * _measure(right).lengths
+    if isinstance(left, OneHot):
+        total = by_position(left.position, right, lengths, 1).size
     else:
         total = jnp.sum(lengths, axis=-1)
     total *= 1 + margin(factors.rows + 4, lengths.dtype)
@@ -170,7 +171,6 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
 def outer(factors: Factors, left_size: int) -> jax.Array:
     """The gradient f[..., g, n, p] that the factors represent; `left_size` is n."""
     left, right = factors
-    assert not isinstance(right, OneHot)
     if isinstance(left, OneHot):
         left = jax.nn.one_hot(left.position, left_size, dtype=right.dtype)
     return jnp.einsum("...tn,...tp->...np", left, right, precision=HIGHEST)
@@ -184,28 +184,25 @@ def wide(x: jax.Array) -> jax.Array:
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
     """Factors of the same gradient, divided by the clip norm and scaled row by row.
 
-    Where no side is one-hot, each left row is divided by its largest absolute entry,
-    and its right row multiplied by it. The squares of either side then overflow or
-    vanish only where the squares of their product do.
+    A left row that is not one-hot is divided by its largest absolute entry, and its
+    right row multiplied by it. The squares of either side then overflow or vanish only
+    where the squares of their product do.
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
     )
     out = []
     for left, right in sites:
-        if isinstance(left, OneHot):
-            assert not isinstance(right, OneHot)
-            out.append(Factors(left, right.astype(dtype) / clip_norm))
-        elif isinstance(right, OneHot):
-            out.append(Factors(left.astype(dtype) / clip_norm, right))
-        else:
-            left, right = left.astype(dtype), right.astype(dtype)
+        right = right.astype(dtype)
+        if not isinstance(left, OneHot):
+            left = left.astype(dtype)
             largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=0.0)
             # A row of zeros is left as it is: 0 / 0 would be NaN.
             largest = jnp.where(largest > 0, largest, 1.0)
             # The multiplication comes first, so that the right side overflows only
             # where the gradient does.
-            out.append(Factors(left / largest, right * largest / clip_norm))
+            left, right = left / largest, right * largest
+        out.append(Factors(left, right / clip_norm))
     return out
 
 
@@ -231,35 +228,18 @@ def _measure(rows: jax.Array | OneHot) -> _Side:
     return _Side(rows, jnp.sqrt(squares) * (1 + margin(4, rows.dtype)))
 
 
-def _one_hot_positions(site: Factors) -> tuple[jax.Array, Any] | None:
-    """The positions and the other side's rows where one side is one-hot, else None."""
-    if isinstance(site.left, OneHot):
-        return site.left.position, site.right
-    if isinstance(site.right, OneHot):
-        return site.right.position, site.left
-    return None
-
-
 def _join_rows(sites: list[Factors]) -> list[Factors]:
-    """The same rows, with all one-hot rows of one side joined into one site.
+    """The same rows, with all one-hot rows joined into one site, which is the last.
 
     Adding up by position then covers them all, without pairs of sites.
     """
-    dense = [f for f in sites if _one_hot_positions(f) is None]
-    left = [(f.left.position, f.right) for f in sites if isinstance(f.left, OneHot)]
-    right = [(f.right.position, f.left) for f in sites if isinstance(f.right, OneHot)]
-    out = [*dense]
-    if left:
-        out.append(Factors(*_in_a_row(left)))
-    if right:
-        position, rows = _in_a_row(right)
-        out.append(Factors(rows, position))
-    return out
-
-
-def _in_a_row(parts: list[tuple[jax.Array, Any]]) -> tuple[OneHot, jax.Array]:
-    positions, rows = zip(*parts, strict=True)
-    return OneHot(jnp.concatenate(positions, axis=-1)), jnp.concatenate(rows, axis=-2)
+    dense = [f for f in sites if not isinstance(f.left, OneHot)]
+    positions = [f.left.position for f in sites if isinstance(f.left, OneHot)]
+    if not positions:
+        return dense
+    rows = [f.right for f in sites if isinstance(f.left, OneHot)]
+    left = OneHot(jnp.concatenate(positions, axis=-1))
+    return [*dense, Factors(left, jnp.concatenate(rows, axis=-2))]
 
 
 def _over_pairs(
@@ -296,15 +276,13 @@ def _inner_and_error(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | f
 
 def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Array, int]:
     """The inner products of all pairs of rows, and the k in their error bound γ_k."""
-    if isinstance(one, OneHot) and isinstance(other, OneHot):
-        same = one.position[..., :, None] == other.position[..., None, :]
-        return same.astype(jnp.float32), 0
+    # One-hot rows are joined into one site, which is never paired with itself.
+    assert not isinstance(other, OneHot)
     if isinstance(one, OneHot):
-        return jnp.swapaxes(_inner(other, one)[0], -1, -2), 0
-    if isinstance(other, OneHot):
         # The inner product with a unit vector is the entry at its position.
-        position = other.position[..., None, :]
-        return jnp.take_along_axis(one, position, axis=-1), 0
+        position = one.position[..., None, :]
+        products = jnp.take_along_axis(other, position, axis=-1)
+        return jnp.swapaxes(products, -1, -2), 0
     size = one.shape[-1]
     step = max(_PIECE, math.ceil(size / _PIECES))
     pieces = [
