@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import sampling, workloads
-from dpjax._core import validate
+from dpjax._core import keys, validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.keys import stream
 from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax._matrices.spec import StrategySpec, spec_of
@@ -90,7 +89,7 @@ def _train(
         clip_norm=1.0,
         noise_multiplier=stddev,
         expected_batch_size=run.batch_size,
-        key=stream(key, "noise"),
+        key=keys.stream(key, "noise"),
         decay=decay,
         num_steps=run.num_steps,
         strategy=None if shape is None else shape.strategy(run.num_steps),
@@ -111,7 +110,7 @@ def _train(
         return (optax.apply_updates(params, updates), state), Curve(loss, left_out)
 
     def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
-        order_key = stream(key, "batches")
+        order_key = keys.stream(key, "batches")
         batches = _descent.batches_of(
             order, num_examples, run.batch_size, order_key, number
         )
@@ -222,7 +221,7 @@ def dp_nsgd(
     scheduled = callable(learning_rate)
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
-        stream(key, "solvers.dp_nsgd"),
+        keys.stream(key, "solvers.dp_nsgd"),
         _precision.to_float32(_precision.stddev(noise_multiplier, clip_norm)),
         _precision.to_float32(decay),
         _precision.to_float32(clip_norm),
