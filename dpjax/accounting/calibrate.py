@@ -131,7 +131,7 @@ def solve(
     direction = "down" if increasing else "up"
     with scope():
         target = jnp.asarray(target_epsilon, jnp.float64)
-        goal = jax.lax.stop_gradient(target) if _is_traced(target) else target
+        goal = _stop_gradient(target)
 
         def epsilon_at(x: jax.Array) -> jax.Array:
             epsilon = jnp.asarray(epsilon_fn(x), jnp.float64)
@@ -155,10 +155,7 @@ def solve(
 
         def excess(x: jax.Array) -> jax.Array:
             # The search is not differentiated: derivatives come from the root alone.
-            epsilon = epsilon_near(x)
-            if _is_traced(epsilon):
-                epsilon = jax.lax.stop_gradient(epsilon)
-            return _excess(epsilon, goal)
+            return _excess(_stop_gradient(epsilon_near(x)), goal)
 
         beginning = _clip(jnp.asarray(start, jnp.float64), ends)
         traced = _is_traced(epsilon_near(beginning)) or _is_traced(target)
@@ -166,9 +163,7 @@ def solve(
         crossed, bad, good = searches.find_bracket(first, second)
         closed = searches.close(excess, bad, good, _CLOSE[dtype.itemsize], log=True)
         solution, met = _find_parameter(crossed, closed, second)
-        solution = round_parameter(
-            jax.lax.stop_gradient(solution) if _is_traced(solution) else solution
-        )
+        solution = round_parameter(_stop_gradient(solution))
         if not _is_traced(met) and not met:
             raise ValueError(
                 f"target_epsilon {target_epsilon!r} is not met by any parameter"
@@ -182,6 +177,11 @@ def solve(
                 lambda x: epsilon_at(x) - target, solution, crossed
             )
         return cast(solution, dtype, direction)
+
+
+def _stop_gradient(x: jax.Array) -> jax.Array:
+    """The value without derivatives; a concrete value is not compiled for that."""
+    return jax.lax.stop_gradient(x) if _is_traced(x) else x
 
 
 def _is_traced(x: object) -> bool:

@@ -92,7 +92,8 @@ class Pure(NamedTuple):
         return pure.delta(self.pure_epsilon, epsilon)
 
 
-class FunctionProfile(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FunctionProfile:
     """The profile of a mechanism without a known GDP parameter, as two functions.
 
     Attributes:

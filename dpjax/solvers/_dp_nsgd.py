@@ -219,12 +219,11 @@ def dp_nsgd(
     # A schedule is static, since it is a function; a number is traced, so that other
     # learning rates need no new compilation.
     scheduled = callable(learning_rate)
+    stddev = _precision.stddev(noise_multiplier, clip_norm)
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
         keys.stream(key, "solvers.dp_nsgd"),
-        _precision.to_float32(_precision.stddev(noise_multiplier, clip_norm)),
-        _precision.to_float32(decay),
-        _precision.to_float32(clip_norm),
+        *_precision.to_float32((stddev, decay, clip_norm)),
         0.0 if scheduled else learning_rate,
         loss_fn=loss_fn,
         schedule=learning_rate if scheduled else None,

@@ -199,13 +199,12 @@ def _noisy_descent(
     profile = accountant(run, noise)
 
     stddevs = _precision.stddev(noise, setting["gradient_norm"], run.batch_size)
+    by_epoch = (np.reshape(x, (-1, run.period)) for x in (run.step_sizes, stddevs))
+    numbers = (*by_epoch, setting["gradient_norm"], setting["regularization"])
     last, curve = _descent.descend(
         jax.tree.map(jnp.asarray, given.params),
         _checks.prepare(given.data),
-        _precision.to_float32(run.step_sizes.reshape(-1, run.period)),
-        _precision.to_float32(np.reshape(stddevs, (-1, run.period))),
-        _precision.to_float32(setting["gradient_norm"]),
-        _precision.to_float32(setting["regularization"]),
+        *_precision.to_float32(numbers),
         keys.stream(given.key, f"solvers.{solver}"),
         loss_fn=given.loss_fn,
         prox=none if given.prox is None else given.prox,

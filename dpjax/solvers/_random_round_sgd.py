@@ -229,13 +229,12 @@ def random_round_sgd(
     # Edges at 2³² exceed every 32-bit number, and do not fit into uint32.
     below = edges[edges < 2**32].astype(np.uint32)
     drawn = 1 + jnp.searchsorted(below, bits, side="right").astype(jnp.int32)
+    stddev = _precision.stddev(noise, clip_norm)
     last, curve = _train(
         jax.tree.map(jnp.asarray, params),
         _checks.prepare(data),
         drawn,
-        _precision.to_float32(step_sizes),
-        _precision.to_float32(clip_norm),
-        _precision.to_float32(_precision.stddev(noise, clip_norm)),
+        *_precision.to_float32((step_sizes, clip_norm, stddev)),
         key,
         loss_fn=loss_fn,
         batch_size=size,

@@ -101,24 +101,16 @@ def standardize(
     z_center = z / math.sqrt(share) * margin
     z_scale = z * ratio / math.sqrt(1 - share) * margin
     of_center, of_scale = jax.random.split(keys.stream(key, "statistics standardize"))
-    center = mean(
-        data,
-        clip_norm=clip_norm,
-        noise_multiplier=z_center,
-        key=of_center,
-        adjacency=adjacency,
-        num_examples=divisor,
-        arithmetic=arithmetic,
-    )
+    release = {
+        "clip_norm": clip_norm,
+        "adjacency": adjacency,
+        "num_examples": divisor,
+        "arithmetic": arithmetic,
+    }
+    center = mean(data, noise_multiplier=z_center, key=of_center, **release)
+    about = center.value
     spread = variance(
-        data,
-        clip_norm=clip_norm,
-        noise_multiplier=z_scale,
-        key=of_scale,
-        adjacency=adjacency,
-        num_examples=divisor,
-        center=center.value,
-        arithmetic=arithmetic,
+        data, noise_multiplier=z_scale, key=of_scale, center=about, **release
     )
     scale = _scale(spread.value, clip_norm, z_scale, divisor)
     event = events.Gaussian(divide_up(adjacency.sensitivity_factor, z))
