@@ -24,8 +24,8 @@ from dpjax import (
     strategies,
     workloads,
 )
-from dpjax.accounting import correlated
-from dpjax.accounting.profiles import Gaussian, Pure, RoundsProfile
+from dpjax.accounting import correlated, random_rounds
+from dpjax.accounting.profiles import FunctionProfile, Gaussian, Pure
 from dpjax.noise import reduced_momentum
 
 STRATEGIES = {
@@ -148,7 +148,13 @@ def of_solvers() -> Iterator[Call]:
     profiles = {
         "Gaussian": Gaussian(1.7),
         "Pure": Pure(0.9),
-        "RoundsProfile": RoundsProfile(3.0, ROUNDS, 0.05),
+        "RoundsProfile": FunctionProfile.of(
+            random_rounds.epsilon,
+            random_rounds.delta,
+            3.0,
+            rounds=ROUNDS,
+            sampling_rate=0.05,
+        ),
     }
     for name, profile in profiles.items():
         for delta in (1e-3, 0.1):

@@ -216,7 +216,7 @@ def test_guarantee_meets_its_target(wide_run):
     assert guarantee.mu is None
     assert 0.99 * 1.3 < float(guarantee.epsilon(1e-4)) <= 1.3
     assert float(guarantee.delta(1.3)) <= 1e-4
-    assert guarantee.profile.other_mu >= 0.1
+    assert guarantee.profile.delta.keywords["other_mu"] >= 0.1
 
 
 def test_results_have_the_density_of_the_proof():

@@ -1,5 +1,6 @@
 """Plots show the values of the library's functions."""
 
+import functools
 import math
 import os
 import pathlib
@@ -21,7 +22,7 @@ from scipy import stats
 import dpjax
 from dpjax import Adjacency, plot
 from dpjax.accounting import gdp, pld, pure
-from dpjax.accounting.profiles import EpsilonProfile, Guarantee, Pure
+from dpjax.accounting.profiles import FunctionProfile, Guarantee, Pure, search_delta
 from dpjax.noise import tree
 from dpjax.plot import _style
 
@@ -93,9 +94,13 @@ def test_pure_tradeoff_curves_are_exact():
     assert (missed >= np.asarray(gdp.tradeoff(pure.mu(1.3), rates)) - 1e-6).all()
 
 
+def make_profile(epsilon_of):
+    return FunctionProfile(epsilon_of, functools.partial(search_delta, epsilon_of))
+
+
 @pytest.fixture
 def profile_curve(mu):
-    profile = EpsilonProfile(jax.jit(lambda delta: gdp.epsilon(mu, delta)))
+    profile = make_profile(jax.jit(lambda delta: gdp.epsilon(mu, delta)))
     promise = Guarantee("a sum", profile, Adjacency.REPLACE, ())
     return line_data(plot.tradeoff(promise).lines[0])
 
@@ -152,7 +157,7 @@ def test_curve_of_infinite_mu_is_zero():
 
 @pytest.fixture
 def infinite_epsilon_curve():
-    blank = EpsilonProfile(lambda delta: jnp.asarray(np.inf))
+    blank = make_profile(lambda delta: jnp.asarray(np.inf))
     return line_data(
         plot.tradeoff(Guarantee("all", blank, Adjacency.REPLACE, ())).lines[0]
     )

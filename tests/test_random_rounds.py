@@ -202,7 +202,7 @@ def test_run_noise_has_the_scale_of_the_guarantee():
     np.testing.assert_allclose(np.std(result.params), std, rtol=5 / math.sqrt(2 * d))
     assert 1e-3 * 0.999 <= result.guarantee.delta(2.0) <= 1e-3
     # Half the noise would not suffice.
-    rounds = result.guarantee.profile.rounds
+    rounds = result.guarantee.profile.delta.keywords["rounds"]
     assert rounds.largest[-1] == 50
     less = accounting.delta(sigma / 2, 2.0, rounds=rounds, sampling_rate=2 / 40)
     assert less > 3e-3

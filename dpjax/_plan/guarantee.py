@@ -10,16 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import validate
+from dpjax._core import plain, validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.plain import to_plain
 from dpjax._core.typing import ArrayLike
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import noise_of
-from dpjax.accounting import fdp, gdp, profiles
-from dpjax.accounting.events import Event
-from dpjax.accounting.profiles import Profile
+from dpjax.accounting import events, fdp, gdp, profiles
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 _ADJACENCY = {
@@ -81,13 +78,13 @@ class RunGuarantee:
     num_steps: int
 
     @property
-    def event(self) -> Event:
+    def event(self) -> events.Event:
         """What ran: the mechanism of the released steps, of `accounting.events`."""
         released = self.plan.parameters(num_steps=self.num_steps)
         return mechanism_of(self.plan).released_event(released)
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> profiles.Profile:
         """The privacy profile ε(δ) and δ(ε), rounded up."""
         return profiles.of(self.event)
 
@@ -151,8 +148,8 @@ class RunGuarantee:
             "delta": plan.delta,
             "mu": self.mu,
             "num_steps": self.num_steps,
-            "event": to_plain(self.event),
-            "plan": to_plain(plan.parameters()),
+            "event": plain.to_plain(self.event),
+            "plan": plain.to_plain(plan.parameters()),
             "adjacency_means": _ADJACENCY[plan.adjacency].format(unit=plan.unit),
             "unit_of_privacy": f"one {plan.unit}",
             "sampling_means": _sampling(plan),
@@ -173,7 +170,7 @@ class RunGuarantee:
 
     def to_json(self) -> str:
         """The record as JSON, in which an infinite ε is the string "inf"."""
-        return json.dumps(to_plain(self.record()), indent=2, ensure_ascii=False)
+        return json.dumps(plain.to_plain(self.record()), indent=2, ensure_ascii=False)
 
     def _repr_markdown_(self) -> str:
         """The statement in Markdown, for notebooks."""

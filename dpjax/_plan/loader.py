@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpjax._core import validate
-from dpjax._core.keys import stream
+from dpjax._core import keys, validate
 from dpjax._core.platforms import host
 from dpjax._core.typing import ArrayLike
 from dpjax._plan.mechanisms import mechanism_of
@@ -145,7 +144,7 @@ def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
     choice of slots for k examples, without one of them, is uniformly random for the
     others. The bound on the rounding of a float64 sum is for such batches.
     """
-    key = jax.random.fold_in(stream(key, "order of slots"), step)
+    key = jax.random.fold_in(keys.stream(key, "order of slots"), step)
     # Exactly uniform. In JAX's own permutation two examples can change places where two
     # of its random words are equal.
     order = permutation(key, batch.mask.shape[0])

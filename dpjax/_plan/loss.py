@@ -11,13 +11,11 @@ import jax.numpy as jnp
 from dpjax._core.meshes import example_numbers
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Engine
-from dpjax._plan import modules
+from dpjax._plan import modules, quantile, users
 from dpjax._plan.alerts import Alerts
 from dpjax._plan.loader import Examples
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.quantile import Bounded, count_within_clip_norm
 from dpjax._plan.schedule import values_at
-from dpjax._plan.users import OfUser, user_loss
 from dpjax.clipping._clipped_grad import PerExample, clipped_grad
 from dpjax.clipping._metrics import Metrics, masked_mean
 from dpjax.clipping._metrics import metrics as of_examples
@@ -52,8 +50,8 @@ def value_and_grad(
             # Sum over clip norm. The optimizer multiplies by the clip norm after the
             # noise, from its own state.
             total = jax.tree.map(lambda g: g / bound, grads)
-            grads = Bounded(
-                total, count_within_clip_norm(per_example.norm, mask, bound)
+            grads = quantile.Bounded(
+                total, quantile.count_within_clip_norm(per_example.norm, mask, bound)
             )
         elif plan.schedule:
             # Rescaled to the plan's clip norm, so that every step's sum has the same
@@ -164,8 +162,8 @@ def _gradient(
 
         def loss_and_aux(trained: Any, unit: Any) -> tuple[Any, Any]:
             data, own = unit
-            if isinstance(data, OfUser):
-                return user_loss(functools.partial(of_one, trained), data, own)
+            if isinstance(data, users.OfUser):
+                return users.user_loss(functools.partial(of_one, trained), data, own)
             return of_one(trained, data, own)
 
         def loss_of_two(trained: Any, unit: Any) -> tuple[Any, Any]:
@@ -185,7 +183,7 @@ def _gradient(
             numbers = numbers + jnp.asarray(examples.first, numbers.dtype)
         batch = (examples.data, [part.of_examples(numbers) for part in parts])
         grads, per_example = gradient(parts[0].trained, batch, mask=mask)
-        several = options.batched and not isinstance(examples.data, OfUser)
+        several = options.batched and not isinstance(examples.data, users.OfUser)
         alerts.warn_of_loss(
             loss_and_aux, loss_of_two if several else None, parts[0], batch
         )

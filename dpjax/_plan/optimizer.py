@@ -12,37 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._core import validate
-from dpjax._core.dtypes import widen
-from dpjax._core.keys import stream
-from dpjax._core.rounding import round_down_float32
+from dpjax._core import dtypes, keys, rounding, validate
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.strategy import Strategy
-from dpjax._plan import quantile
+from dpjax._plan import modules, quantile
 from dpjax._plan.loader import Examples
-from dpjax._plan.modules import is_trained
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.schedule import Segment, values_at
+from dpjax.noise import _correlated_lattice, _discrete, _gaussian
 from dpjax.noise._correlated import Buffer, correlated_noise
-from dpjax.noise._correlated_lattice import (
-    DIGITS,
-    correlated_lattice_noise,
-    effective_dimension,
-)
-from dpjax.noise._correlated_lattice import DRAWS as LATTICE_DRAWS
-from dpjax.noise._discrete import (
-    DiscreteGaussianNoiseState,
-    check_draws,
-    lattice_noise,
-    num_coordinates,
-    release_on_lattice,
-)
-from dpjax.noise._gaussian import (
-    add_gaussian_noise,
-    limit_steps,
-    noisy_mean,
-    stddev_of_sum,
-)
 from dpjax.noise._optimizers import cast_updates_to_float32
 
 
@@ -59,11 +37,15 @@ def optimizer(
     strategy = plan.strategy
     # Each branch refuses steps past num_steps, and ends with a division by b.
     if plan.schedule or plan.quantile:
-        mean = optax.chain(limit_steps(plan.num_steps), _varying_mean(plan, key))
+        mean = optax.chain(
+            _gaussian.limit_steps(plan.num_steps), _varying_mean(plan, key)
+        )
     elif strategy is not None and plan.arithmetic == "discrete":
         mean = _correlated_mean_on_lattice(plan, strategy, key)
     elif strategy is not None:
-        stddev = stddev_of_sum(plan.clip_norm, plan.noise_multiplier, plan.batch_size)
+        stddev = _gaussian.stddev_of_sum(
+            plan.clip_norm, plan.noise_multiplier, plan.batch_size
+        )
         noise = correlated_noise(
             strategy, stddev, num_steps=plan.num_steps, key=key, buffer=buffer
         )
@@ -71,7 +53,7 @@ def optimizer(
     elif plan.arithmetic == "discrete":
         mean = _constant_mean(plan, key)
     else:
-        mean = noisy_mean(
+        mean = _gaussian.noisy_mean(
             clip_norm=plan.clip_norm,
             noise_multiplier=plan.noise_multiplier,
             expected_batch_size=plan.batch_size,
@@ -94,9 +76,9 @@ class _StepNoise(NamedTuple):
     add: Callable[[Any, Any, ArrayLike], tuple[Any, Any]]
 
 
-def _gaussian(stddev: ArrayLike, key: jax.Array) -> _StepNoise:
+def _gaussian_noise(stddev: ArrayLike, key: jax.Array) -> _StepNoise:
     """Gaussian noise of a standard deviation at factor 1."""
-    noise = add_gaussian_noise(stddev, key=key)
+    noise = _gaussian.add_gaussian_noise(stddev, key=key)
 
     def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
         # Noise of the same standard deviation on smaller sums, scaled back afterwards.
@@ -115,17 +97,17 @@ def _on_lattice(
     """
     z = plan.noise_multiplier
 
-    def init(params: Any) -> DiscreteGaussianNoiseState:
-        check_draws(num_coordinates(params), plan.num_steps)
-        return DiscreteGaussianNoiseState(stream(key, "discrete noise"))
+    def init(params: Any) -> _discrete.DiscreteGaussianNoiseState:
+        _discrete.check_draws(_discrete.num_coordinates(params), plan.num_steps)
+        return _discrete.DiscreteGaussianNoiseState(keys.stream(key, "discrete noise"))
 
     def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
         following, current = jax.random.split(state.key)
-        noise = lattice_noise(
-            sensitivity, z * factor, num_coordinates(sums), most=z * most
+        noise = _discrete.lattice_noise(
+            sensitivity, z * factor, _discrete.num_coordinates(sums), most=z * most
         )
-        noisy = release_on_lattice(current, sums, noise)
-        return noisy, DiscreteGaussianNoiseState(following)
+        noisy = _discrete.release_on_lattice(current, sums, noise)
+        return noisy, _discrete.DiscreteGaussianNoiseState(following)
 
     return _StepNoise(init, add)
 
@@ -140,7 +122,7 @@ def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfo
 
     return optax.chain(
         optax.GradientTransformation(noise.init, update),
-        limit_steps(plan.num_steps, 1.0 / plan.batch_size),
+        _gaussian.limit_steps(plan.num_steps, 1.0 / plan.batch_size),
     )
 
 
@@ -150,21 +132,21 @@ def _correlated_mean_on_lattice(
     """From sums of clipped gradients to private means, with noise on a lattice."""
     # A sum of m clipped gradients is at most m C, and a lattice point z C / 2²⁵.
     largest = plan.max_batch_size / plan.noise_multiplier * 2.0**25
-    digits = min(max(math.ceil(math.log2(largest)) + 1, 24), DIGITS)
+    digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _correlated_lattice.DIGITS)
 
     def noise(params: Any) -> optax.GradientTransformation:
         # The noise depends on how many coordinates are rounded.
-        dimension = effective_dimension(
-            strategy, num_coordinates(params), plan.num_steps, digits
+        dimension = _correlated_lattice.effective_dimension(
+            strategy, _discrete.num_coordinates(params), plan.num_steps, digits
         )
-        stddev = lattice_noise(
+        stddev = _discrete.lattice_noise(
             plan.clip_norm,
             plan.noise_multiplier,
             dimension,
             most=plan.noise_multiplier,
-            draws=LATTICE_DRAWS,
+            draws=_correlated_lattice.DRAWS,
         ).stddev
-        return correlated_lattice_noise(
+        return _correlated_lattice.correlated_lattice_noise(
             strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits
         )
 
@@ -225,8 +207,8 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     unit = 1.0 if follows else clip_norm
     # The count is scaled by σ / σ_b, so that noise of σ on it is noise of σ_b on the
     # count itself. Rounded down, the scaled count is no more sensitive than accounted.
-    weight = round_down_float32(sigma / of_count)
-    noise = _gaussian(stddev_of_sum(unit, sigma, plan.batch_size), key)
+    weight = rounding.round_down_float32(sigma / of_count)
+    noise = _gaussian_noise(_gaussian.stddev_of_sum(unit, sigma, plan.batch_size), key)
     if plan.arithmetic == "discrete":
         # With few digits the product with a count, a multiple of 1/2, is exact.
         weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
@@ -249,7 +231,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
                 f"does not hand it on: use the optimizer itself); got {type(updates)}."
             )
         now = values_at(schedule, state.step)
-        released = widen(updates)
+        released = dtypes.widen(updates)
         if follows:
             # Sum and scaled count get their noise together, as one Gaussian mechanism.
             released = released._replace(within=released.within * weight)
@@ -287,7 +269,7 @@ def _allow_other_leaves(
     """
 
     def trained_leaves(params: Any) -> Any:
-        return jax.tree.map(lambda x: x if is_trained(x) else None, params)
+        return jax.tree.map(lambda x: x if modules.is_trained(x) else None, params)
 
     def init(params: Any) -> Any:
         _refuse_masks("params", params)

@@ -12,12 +12,11 @@ from dpjax import sampling as samplers
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Engine
 from dpjax._plan import guarantee as promises
-from dpjax._plan import loader, loss
+from dpjax._plan import loader, loss, users
 from dpjax._plan import optimizer as release
 from dpjax._plan.comparison import Comparison
 from dpjax._plan.mechanisms import Mechanism, mechanism_of
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.users import by_position
 from dpjax.clipping._metrics import Metrics
 from dpjax.noise._correlated import Buffer
 
@@ -113,7 +112,7 @@ class Plan(RunParameters):
           ValueError: data does not have num_examples examples, or as for `batch`.
         """
         loader.check(data, self)
-        examples = loader.take_examples(by_position(data), self.batch(step, key))
+        examples = loader.take_examples(users.by_position(data), self.batch(step, key))
         return loader.attach_plan(self, examples, jnp.asarray(step, jnp.int32))
 
     def batches(

@@ -12,7 +12,6 @@ such an example contributes nothing to the sum. No program is compiled or run.
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.interpret import scan_sizes
+from dpjax._core.numpy_rules import RULES
 from dpjax._core.typing import Atom
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
@@ -60,30 +60,10 @@ _LAYOUTS = frozenset(
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 # Primitives with f(−x) = −f(x) in each input, so that a sign can be moved outside.
 _ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice"}
-# Primitives whose Python functions below are right for some dtypes only: these for
-# floats (integer division truncates), and the logical ones for booleans (on integers
-# they act on bits).
-_INEXACT = frozenset({"div", "exp", "pow", "integer_pow", "rsqrt", "sqrt", "tanh"})
-_LOGICAL = frozenset({"and", "not", "or"})
-_OF_CONSTANTS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in ("abs", "add", "mul", "neg", "sub")},
-    **{name: getattr(math, name) for name in ("exp", "expm1", "log", "log1p", "tanh")},
-    "add_any": operator.add,
-    "and": lambda x, y: bool(x) and bool(y),
-    "div": operator.truediv,
-    "is_finite": math.isfinite,
-    "max": max,
-    "min": min,
-    "not": operator.not_,
-    "or": lambda x, y: bool(x) or bool(y),
-    "pow": operator.pow,
-    "sign": np.sign,
-    "rsqrt": lambda x: 1 / math.sqrt(x),
-    "sqrt": math.sqrt,
-    "square": lambda x: x * x,
-}
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+# Comparisons of an array with itself, where no entry is NaN.
+_COMPARISONS = {
+    **dict.fromkeys(("eq", "le", "ge"), True),
+    **dict.fromkeys(("ne", "lt", "gt"), False),
 }
 
 
@@ -131,7 +111,7 @@ class _Terms:
     def _literal(self, literal: jex.Literal) -> Term:
         value = np.asarray(literal.val)
         if value.size == 1 and np.isrealobj(value):
-            return Constant(float(value.item()))
+            return Constant(value.item())
         return self._look_up(("literal", id(literal.val)))
 
     def _apply(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
@@ -219,41 +199,41 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 
     None where no rule applies; the output then gets a name of its own.
     """
-    name, dtype = eqn.primitive.name, aval(eqn.outvars[0]).dtype
+    name, out = eqn.primitive.name, aval(eqn.outvars[0])
     if name in _LAYOUTS:
         return _layout_term(eqn, inputs)
+    values = [x.value for x in inputs if isinstance(x, Constant)]
+    shapes = [aval(v).shape for v in eqn.invars]
+    if inputs and len(values) == len(inputs) and {*shapes} <= {(), out.shape}:
+        dtypes = [aval(v).dtype for v in eqn.invars]
+        arrays = map(np.asarray, values, dtypes)
+        constant = _constant(lambda *xs: RULES[name](eqn.params)(*xs), *arrays)
+        if constant is not None:
+            return constant
     # 0 · x = 0, as unknown entries are assumed to be finite.
     if name in _PRODUCTS and ZERO in inputs[:2]:
         return ZERO
-    if name in _INEXACT and not jnp.issubdtype(dtype, jnp.floating):
-        return None
-    if name in _LOGICAL and dtype != jnp.bool_:
-        return None
+    if name == "div" and not jnp.issubdtype(out.dtype, jnp.floating):
+        return None  # division of integers truncates
     if name == "div" and inputs[0] == ZERO:
         return ZERO
-    values = [x.value for x in inputs if isinstance(x, Constant)]
-    if len(values) == len(inputs) and (name in _OF_CONSTANTS or name in _COMPARISONS):
-        return _constant(dtype, (_OF_CONSTANTS | _COMPARISONS)[name], *values)
     if len(inputs) == 2:
         # x[:, None] − x[None] is not zero although both inputs have the name of x:
         # their axes of size one differ. So the shapes must agree.
-        shapes = [
-            aval(v).shape
-            for v, x in zip(eqn.invars, inputs, strict=True)
+        unknown = [
+            shape
+            for shape, x in zip(shapes, inputs, strict=True)
             if isinstance(x, Unknown)
         ]
-        out = aval(eqn.outvars[0])
-        if out.size == 1 or all(shape == out.shape for shape in shapes):
+        if out.size == 1 or all(shape == out.shape for shape in unknown):
             return _simplify_pair(name, *inputs)
         return None
     if name == "neg" and isinstance(inputs[0], Unknown):
         return inputs[0]._replace(sign=-inputs[0].sign)
     if name == "is_finite":  # unknown entries are assumed to be finite
         return Constant(1.0)
-    if name == "integer_pow" and values:
-        return _constant(dtype, operator.pow, values[0], eqn.params["y"])
     # Positions along an axis of size one are 0.
-    if name == "iota" and aval(eqn.outvars[0]).size == 1:
+    if name == "iota" and out.size == 1:
         return ZERO
     if name == "select_n":
         which, *cases = inputs
@@ -274,23 +254,14 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     return None
 
 
-def _constant(
-    dtype: np.dtype, function: Callable[..., Any], *values: float
-) -> Constant | None:
-    """The constant f(values), or None where arithmetic in the dtype may differ."""
+def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Constant | None:
+    """The constant f(x, …) of arrays without axes; None if NumPy has no real result."""
     try:
-        value = float(function(*values))
-    except (ArithmeticError, TypeError, ValueError):
-        return None
-    if not jnp.issubdtype(dtype, jnp.floating) and dtype != jnp.bool_:
-        # Integers of the dtype overflow, and a float of Python represents integers
-        # exactly only up to 2⁵³.
-        if not (jnp.issubdtype(dtype, jnp.integer) and value.is_integer()):
-            return None
-        limits = jnp.iinfo(dtype)
-        if not max(limits.min, -(2**53)) <= value <= min(limits.max, 2**53):
-            return None
-    return Constant(value)
+        with np.errstate(all="ignore"):
+            value = np.asarray(function(*arrays))
+    except (ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError):
+        return None  # such as an operation along an axis
+    return Constant(value.item()) if not value.shape and np.isrealobj(value) else None
 
 
 def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
@@ -316,7 +287,7 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
         return y if x in (neutral, y) else x if y == neutral else None
     # x compares with itself as 0 does with 0, since no entry is NaN.
     if name in _COMPARISONS and x == y:
-        return Constant(float(_COMPARISONS[name](0, 0)))
+        return Constant(_COMPARISONS[name])
     if name in {"pad", "dynamic_update_slice"} and x == y == ZERO:
         return ZERO
     return None
@@ -336,11 +307,14 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         return _convert(before.dtype, after.dtype, x)
     if isinstance(x, Constant):
         # How many equal entries each sum or product has.
-        count = before.size // max(after.size, 1)
+        count, entry = (
+            before.size // max(after.size, 1),
+            np.asarray(x.value, before.dtype),
+        )
         if name == "reduce_sum":
-            return _constant(after.dtype, operator.mul, x.value, count)
+            return _constant(lambda entry: entry * count, entry)
         if name == "reduce_prod":
-            return _constant(after.dtype, operator.pow, x.value, count)
+            return _constant(lambda entry: entry**count, entry)
         return x
     if before.size != after.size:
         return None
@@ -360,9 +334,9 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
     """The term of an array after conversion, or None where its values may change."""
     if isinstance(x, Constant):
-        return _constant(
-            after, lambda: bool(x.value) if after == jnp.bool_ else x.value
-        )
+        value = _constant(lambda x: x.astype(after), np.asarray(x.value, before))
+        # NumPy and XLA differ where the integers of a dtype do not include the value.
+        return None if jnp.issubdtype(after, jnp.integer) and value != x else value
     # Only a conversion to a wider float keeps unknown values.
     floats = all(jnp.issubdtype(d, jnp.floating) for d in (before, after))
     return x if floats and jnp.promote_types(before, after) == after else None

@@ -9,16 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpjax._core import validate
+from dpjax._core import searches, validate
 from dpjax._core.float64 import cast, default_float, scope
 from dpjax._core.interpret import without_compiler
-from dpjax._core.searches import (
-    Point,
-    bracket,
-    close,
-    find_bracket,
-    implicit_derivative,
-)
+from dpjax._core.typing import ArrayLike
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
 _FAR = 2.0  # |log ε − log target| is clipped here; beyond, only its sign is used
@@ -67,7 +61,7 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
 
 @without_compiler
 def _find_parameter(
-    crossed: jax.Array, closed: jax.Array, end: Point
+    crossed: jax.Array, closed: jax.Array, end: searches.Point
 ) -> tuple[jax.Array, jax.Array]:
     """The result of the search, and whether ε at this parameter meets the target."""
     return jnp.where(crossed, closed, end.at), crossed | (end.excess <= 0)
@@ -80,7 +74,7 @@ def _clip(x: jax.Array, ends: _Ends) -> jax.Array:
 
 def solve(
     epsilon_fn: Callable[[jax.Array], jax.Array],
-    target_epsilon: jax.typing.ArrayLike,
+    target_epsilon: ArrayLike,
     *,
     increasing: bool = False,
     integer: bool = False,
@@ -137,7 +131,7 @@ def solve(
     direction = "down" if increasing else "up"
     with scope():
         target = jnp.asarray(target_epsilon, jnp.float64)
-        goal = jax.lax.stop_gradient(target) if _is_traced(target) else target
+        goal = _stop_gradient(target)
 
         def epsilon_at(x: jax.Array) -> jax.Array:
             epsilon = jnp.asarray(epsilon_fn(x), jnp.float64)
@@ -161,20 +155,15 @@ def solve(
 
         def excess(x: jax.Array) -> jax.Array:
             # The search is not differentiated: derivatives come from the root alone.
-            epsilon = epsilon_near(x)
-            if _is_traced(epsilon):
-                epsilon = jax.lax.stop_gradient(epsilon)
-            return _excess(epsilon, goal)
+            return _excess(_stop_gradient(epsilon_near(x)), goal)
 
         beginning = _clip(jnp.asarray(start, jnp.float64), ends)
         traced = _is_traced(epsilon_near(beginning)) or _is_traced(target)
-        first, second = bracket(excess, beginning, increasing, ends)
-        crossed, bad, good = find_bracket(first, second)
-        closed = close(excess, bad, good, _CLOSE[dtype.itemsize], log=True)
+        first, second = searches.bracket(excess, beginning, increasing, ends)
+        crossed, bad, good = searches.find_bracket(first, second)
+        closed = searches.close(excess, bad, good, _CLOSE[dtype.itemsize], log=True)
         solution, met = _find_parameter(crossed, closed, second)
-        solution = round_parameter(
-            jax.lax.stop_gradient(solution) if _is_traced(solution) else solution
-        )
+        solution = round_parameter(_stop_gradient(solution))
         if not _is_traced(met) and not met:
             raise ValueError(
                 f"target_epsilon {target_epsilon!r} is not met by any parameter"
@@ -184,17 +173,22 @@ def solve(
         if _is_traced(met):
             solution = jnp.where(met, solution, 0.0 if increasing else jnp.inf)
         if traced and not integer:
-            solution = implicit_derivative(
+            solution = searches.implicit_derivative(
                 lambda x: epsilon_at(x) - target, solution, crossed
             )
         return cast(solution, dtype, direction)
+
+
+def _stop_gradient(x: jax.Array) -> jax.Array:
+    """The value without derivatives; a concrete value is not compiled for that."""
+    return jax.lax.stop_gradient(x) if _is_traced(x) else x
 
 
 def _is_traced(x: object) -> bool:
     return isinstance(x, Tracer)
 
 
-def _scalar(name: str, value: jax.typing.ArrayLike) -> None:
+def _scalar(name: str, value: ArrayLike) -> None:
     if jnp.shape(value) != ():
         raise ValueError(
             f"{name} must be a scalar, and jax.vmap solves for several; got shape "

@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax._core import validate
+from dpjax._core import rounding, validate
 from dpjax._core.float64 import TINY, scope
-from dpjax._core.rounding import MARGIN
 from dpjax.accounting import events, gdp, pld, profiles, pure
 from dpjax.accounting.events import Event
-from dpjax.accounting.profiles import Profile
 
 __all__ = ["GaussianBound", "epsilon", "gaussian_bound"]
 
@@ -124,7 +122,7 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
     return add_up([total, *(float(group.epsilon(part)) for group in groups)])
 
 
-def _groups(composed: Iterable[Event]) -> list[Profile]:
+def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
     """The privacy profiles to add up.
 
     All events that have privacy-loss distributions, or are μ-GDP, are composed into one
@@ -231,7 +229,7 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
     return GaussianBound(mu, slack, 0.0)
 
 
-def _search_mu(profile: Profile, slack: float) -> float:
+def _search_mu(profile: profiles.Profile, slack: float) -> float:
     """The smallest μ for which δ(ε) <= slack + (1 − slack) δ_μ(ε) at every ε >= 0.
 
     δ(ε) is convex in e^ε, as the supremum of P(S) − e^ε Q(S) over events S. So between
@@ -252,7 +250,7 @@ def _search_mu(profile: Profile, slack: float) -> float:
         return math.inf
     # Kairouz, Oh and Viswanath (2015), Theorem 3.1: (ε, δ)-DP bounds δ(0) as well.
     share = np.tanh(found / 2)  # (e^ε − 1) / (e^ε + 1)
-    top = min(top, float(np.min(deltas + (1 - deltas) * share)) * MARGIN)
+    top = min(top, float(np.min(deltas + (1 - deltas) * share)) * rounding.MARGIN)
     below = deltas < top
     deltas = np.concatenate([[top], deltas[below]])
     # Not below zero, nor decreasing: rounding may bring both about.
@@ -263,11 +261,11 @@ def _search_mu(profile: Profile, slack: float) -> float:
     width = np.maximum(stop - start, TINY)
     along = np.exp(-width * (1 - share)) * np.expm1(-width * share) / np.expm1(-width)
     chord = deltas[:-1, None] + (deltas[1:] - deltas[:-1])[:, None] * along
-    needed = np.maximum(chord[:, :-1] - slack, 0.0) / (1 - slack) * MARGIN
+    needed = np.maximum(chord[:, :-1] - slack, 0.0) / (1 - slack) * rounding.MARGIN
     fine = start + (stop - start) * share[1:]
     open_ends = (needed > 0) & (needed < 1) & (fine > 0)
     mus = gdp.mu(np.where(open_ends, fine, 1.0), np.where(open_ends, needed, 1e-3))
     if np.any(needed >= 1):
         return math.inf
     # gdp.mu rounds down by far less than the margin.
-    return float(np.max(np.where(open_ends, np.asarray(mus), 0.0))) * MARGIN
+    return float(np.max(np.where(open_ends, np.asarray(mus), 0.0))) * rounding.MARGIN

@@ -8,13 +8,12 @@ plain numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 
 import jax
 
-from dpjax._core import validate
+from dpjax._core import plain, validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
 from dpjax.accounting._repetitions import Repetitions
@@ -28,14 +27,16 @@ T = TypeVar("T")
 STATIC = {"static": True}
 
 
-def register_record(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a pytree of the fields that are not static.
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def record(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass, and a pytree of the fields that are not static.
 
     `jax.tree_util.register_dataclass` is not used: the structures of two classes that
     it registered are equal if their static fields are equal (JAX 0.10 to 0.12), so that
     a compiled function would confuse two mechanisms. Here the class is part of the
     structure.
     """
+    cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore
     static = [x.name for x in fields if x.metadata.get("static")]
     names = [x.name for x in fields if x.name not in static]
@@ -45,12 +46,8 @@ def register_record(cls: type[T]) -> type[T]:
         return children, (cls, tuple(getattr(event, x) for x in static))
 
     def unflatten(structure: Any, children: Any) -> T:
-        # JAX unflattens placeholders, too, which the checks of __init__ would refuse. A
-        # frozen dataclass allows no assignment but by object.__setattr__.
-        event = object.__new__(cls)
-        for name, value in zip(names + static, (*children, *structure[1]), strict=True):
-            object.__setattr__(event, name, value)
-        return event
+        values = (*children, *structure[1])
+        return cls(**dict(zip(names + static, values, strict=True)))
 
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
     return cls
@@ -59,8 +56,7 @@ def register_record(cls: type[T]) -> type[T]:
 Order = Literal["fixed", "reshuffled"]
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class Gaussian:
     """A Gaussian mechanism on all of the data.
 
@@ -71,8 +67,7 @@ class Gaussian:
     mu: ArrayLike
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class PoissonGaussian:
     """The Gaussian mechanism on a Poisson sample.
 
@@ -87,8 +82,7 @@ class PoissonGaussian:
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class TruncatedPoissonGaussian:
     """The Gaussian mechanism on a Poisson sample, truncated to a batch of fixed shape.
 
@@ -108,8 +102,7 @@ class TruncatedPoissonGaussian:
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class FixedSizeGaussian:
     """A Gaussian mechanism on a random batch of fixed size, under REPLACE.
 
@@ -127,8 +120,7 @@ class FixedSizeGaussian:
         return Adjacency.REPLACE
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class RandomAllocation:
     """An epoch in which each example takes part in one step, chosen at random.
 
@@ -143,8 +135,7 @@ class RandomAllocation:
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class CorrelatedGaussian:
     """A run with correlated noise, and an order of batches that the attacker knows.
 
@@ -166,8 +157,7 @@ class CorrelatedGaussian:
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class RandomBins:
     """A run with balls in bins: every example picks a step of an epoch at random.
 
@@ -194,8 +184,7 @@ class RandomBins:
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class GaussianMixture:
     """The Gaussian mechanism with a random sensitivity.
 
@@ -214,8 +203,7 @@ class GaussianMixture:
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class Laplace:
     """The Laplace mechanism on all of the data.
 
@@ -226,8 +214,7 @@ class Laplace:
     scale: ArrayLike
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class DiscreteLaplace:
     """The Laplace mechanism on integers: noise z with probability ∝ e^{−|z|/scale}.
 
@@ -240,8 +227,7 @@ class DiscreteLaplace:
     sensitivity: int = dataclasses.field(metadata=STATIC)
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class DiscreteGaussian:
     """Discrete Gaussian noise on one integer: z with probability ∝ e^{−z²/(2 stddev²)}.
 
@@ -254,8 +240,7 @@ class DiscreteGaussian:
     sensitivity: int = dataclasses.field(metadata=STATIC)
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class RandomizedResponse:
     """An example's bucket, or with some probability a uniformly random bucket.
 
@@ -273,8 +258,7 @@ class RandomizedResponse:
         return Adjacency.REPLACE
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class Pure:
     """A mechanism of which only ε is known, at δ = 0.
 
@@ -285,8 +269,7 @@ class Pure:
     epsilon: ArrayLike
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class EpsilonDelta:
     """A mechanism of which only one pair (ε, δ) is known, such as another's release.
 
@@ -316,8 +299,7 @@ Step = (
 )
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class Repeated:
     """An event that runs several times.
 
@@ -330,8 +312,7 @@ class Repeated:
     count: ArrayLike = 1
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class Composed:
     """A sequence of events on the same data.
 
@@ -345,8 +326,7 @@ class Composed:
     steps: tuple[Repeated, ...]
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class OnLattice:
     """A run whose sums lie on a lattice, with discrete in place of Gaussian noise.
 
@@ -362,8 +342,7 @@ class OnLattice:
     total_variation: float
 
 
-@register_record
-@dataclasses.dataclass(frozen=True)
+@record
 class Selection:
     """The best of K runs of a mechanism, by a score that each run releases with it.
 
@@ -401,7 +380,7 @@ def to_dict(event: Event) -> dict[str, Any]:
       >>> to_dict(Repeated(Gaussian(0.5), 3))
       {'type': 'Repeated', 'event': {'type': 'Gaussian', 'mu': 0.5}, 'count': 3}
     """
-    return to_plain(event, "event")
+    return plain.to_plain(event, "event")
 
 
 def from_dict(values: dict[str, Any]) -> Event:
@@ -420,7 +399,7 @@ def from_dict(values: dict[str, Any]) -> Event:
       >>> from_dict({"type": "Gaussian", "mu": 0.5})
       Gaussian(mu=0.5)
     """
-    return from_plain(Event, values, "event")
+    return plain.from_plain(Event, values, "event")
 
 
 def _dp_accounting() -> Any:

@@ -26,7 +26,6 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, cast, default_float, float64, scope
 from dpjax._core.typing import ArrayLike
-from dpjax.accounting import gdp, pure
 from dpjax.accounting.profiles import Gaussian, Guarantee, Profile, Pure
 
 # δ(ε) is evaluated at some points over the whole range, and then, in a few rounds, in
@@ -126,7 +125,7 @@ def _epsilon_at(lines: _Lines, delta: float) -> tuple[float, slice]:
     return max(mean, 0.0), slice(i - 1, i + 1)
 
 
-def _refined(
+def _refine(
     profile: Profile,
     size: int,
     top: float,
@@ -190,41 +189,41 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
       >>> print(f"{epsilon(pld.gaussian(0.5), 1e-5, 4):.1f}")
       10.0
     """
-    profile, size = _checked(profile, size)
+    profile, size, exact = _check(profile, size)
     validate.open_unit("delta", delta)
-    if isinstance(profile, Gaussian):
-        return gdp.epsilon(_times64(profile.mu, size), delta)
-    if isinstance(profile, Pure):
-        return pure.epsilon(_times64(profile.pure_epsilon, size), delta)
-    if size == 1:
-        return profile.epsilon(delta)
+    if exact is not None:
+        return exact.epsilon(delta)
     target, dtype = float(np.asarray(delta)) * (1 - _MARGIN), default_float()
     with scope():
         top = size * max(float(profile.epsilon(target / size)), 1e-6)
         if not math.isfinite(top):
             return cast(jnp.asarray(jnp.inf), dtype, "up")
         for _ in range(_TRIES):
-            # The simple bound with equal ε_i meets the target.
+            # The simple bound with equal ε_i, δ Σ_{i<k} e^{iε}, meets the target.
             each = top / size
             ratio = float(profile.delta(each)) / target
-            if ratio <= 0 or math.log(ratio) + _log_sum(each, size) <= 0:
+            log_sum = float(np.logaddexp.reduce(each * np.arange(size)))
+            if ratio <= 0 or math.log(ratio) + log_sum <= 0:
                 break
             top *= _GROWTH
         lowest = math.log(target) - top - 10
-        found = _refined(profile, size, top, lambda x: _epsilon_at(x, target), lowest)
+        found = _refine(profile, size, top, lambda x: _epsilon_at(x, target), lowest)
         return cast(jnp.asarray(found * (1 + _MARGIN) + _MARGIN), dtype, "up")
 
 
-def _checked(profile: Profile, size: int) -> tuple[Profile, int]:
-    """The profile without its description, and the size of the group."""
+def _check(profile: Profile, size: int) -> tuple[Profile, int, Profile | None]:
+    """The profile without its description, the size, and an exact profile of a group.
+
+    No exact profile is known for most profiles.
+    """
     if isinstance(profile, Guarantee):
         profile = profile.profile
-    return profile, validate.static_int("size", size, minimum=1)
-
-
-def _log_sum(each: float, size: int) -> float:
-    """The log of Σ_{i<k} e^{iε}."""
-    return float(np.logaddexp.reduce(each * np.arange(size)))
+    size = validate.static_int("size", size, minimum=1)
+    if isinstance(profile, Gaussian):
+        return profile, size, Gaussian(_times64(profile.mu, size))
+    if isinstance(profile, Pure):
+        return profile, size, Pure(_times64(profile.pure_epsilon, size))
+    return profile, size, profile if size == 1 else None
 
 
 def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
@@ -250,19 +249,15 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
       >>> print(f"{delta(Gaussian(0.5), 1.0, 2):.4f}")
       0.1269
     """
-    profile, size = _checked(profile, size)
+    profile, size, exact = _check(profile, size)
     validate.nonnegative("epsilon", epsilon)
-    if isinstance(profile, Gaussian):
-        return gdp.delta(_times64(profile.mu, size), epsilon)
-    if isinstance(profile, Pure):
-        return pure.delta(_times64(profile.pure_epsilon, size), epsilon)
-    if size == 1:
-        return profile.delta(epsilon)
+    if exact is not None:
+        return exact.delta(epsilon)
     target, dtype = float(np.asarray(epsilon)) * (1 - _MARGIN), default_float()
     with scope():
         # A path may use larger ε_i than ε, and slopes below one after that.
         some = float(profile.epsilon(1e-6))
         top = max(target, size * some if math.isfinite(some) else 0.0, 1e-6)
         lowest = -top - 100.0
-        found = _refined(profile, size, top, lambda x: _delta_at(x, target), lowest)
+        found = _refine(profile, size, top, lambda x: _delta_at(x, target), lowest)
         return cast(jnp.asarray(min(found * (1 + _MARGIN), 1.0)), dtype, "up")

@@ -35,7 +35,7 @@ Redberg, Koskela and Wang (2023), https://arxiv.org/abs/2401.00583, have steps 1
 for an example that leaves or enters, with the constant |log(1 − β/Λ)|.
 """
 
-from typing import NamedTuple
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -109,31 +109,6 @@ def _delta64(
     return jnp.where(valid & (epsilon >= 0), bound, 1.0)
 
 
-class _Terms(NamedTuple):
-    """The arguments that δ and ε share."""
-
-    curvature: ArrayLike
-    other_mu: ArrayLike
-    logistic: bool
-    adjacency: Adjacency
-
-
-def _delta(noise_multiplier: ArrayLike, epsilon: ArrayLike, terms: _Terms) -> jax.Array:
-    """`delta`, with its checks."""
-    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    validate.nonnegative("epsilon", epsilon, finite=False)
-    validate.nonnegative("curvature", terms.curvature)
-    validate.nonnegative("other_mu", terms.other_mu, finite=False)
-    return _delta64(
-        noise_multiplier,
-        terms.curvature,
-        terms.other_mu,
-        epsilon,
-        logistic=validate.flag("logistic", terms.logistic),
-        replaced=validate.adjacency(terms.adjacency) is Adjacency.REPLACE,
-    )
-
-
 def delta(
     noise_multiplier: ArrayLike,
     epsilon: ArrayLike,
@@ -175,8 +150,21 @@ def delta(
       >>> print(f"{delta(8.0, 1.0, **of):.1e}")
       2.9e-06
     """
-    given = _Terms(curvature, other_mu, logistic, adjacency)
-    return _delta(noise_multiplier, epsilon, given)
+    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
+    validate.nonnegative("epsilon", epsilon, finite=False)
+    validate.nonnegative("curvature", curvature)
+    validate.nonnegative("other_mu", other_mu, finite=False)
+    return _delta64(
+        noise_multiplier,
+        curvature,
+        other_mu,
+        epsilon,
+        logistic=validate.flag("logistic", logistic),
+        replaced=validate.adjacency(adjacency) is Adjacency.REPLACE,
+    )
+
+
+_delta = delta  # `epsilon` has an argument of the other name
 
 
 def epsilon(
@@ -210,5 +198,12 @@ def epsilon(
       0.926
     """
     validate.open_unit("delta", delta)
-    given = _Terms(curvature, other_mu, logistic, adjacency)
-    return calibrate.solve(lambda e: _delta(noise_multiplier, e, given), delta)
+    delta_of = functools.partial(
+        _delta,
+        noise_multiplier,
+        curvature=curvature,
+        logistic=logistic,
+        adjacency=adjacency,
+        other_mu=other_mu,
+    )
+    return calibrate.solve(delta_of, delta)

@@ -6,32 +6,22 @@ distribution, a `RandomBinsProfile` for a run with random bins, and a `PointProf
 where only one ε and δ are known.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import validate
+from dpjax._core import rounding, validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import cast, default_float, float64, scope
-from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import ArrayLike
-from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax.accounting import (
-    correlated,
-    events,
-    gdp,
-    objective,
-    pld,
-    pure,
-    random_rounds,
-    truncation,
-)
+from dpjax.accounting import correlated, events, gdp, pld, pure, truncation
 from dpjax.accounting._selected import Selected
 
 __all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
@@ -40,7 +30,7 @@ __all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
 # share is used.
 LEAST_SHARE = 0.01
 _SHARES = (LEAST_SHARE, 0.1, 0.5, 0.9)
-# The smallest δ of the search for δ with random bins, and its number of halvings.
+# The smallest δ of the search for δ, and its number of halvings.
 _LEAST_DELTA, _HALVINGS = 1e-30, 20
 
 
@@ -52,11 +42,11 @@ class Profile(Protocol):
         """The GDP parameter, f[]; None where none is known."""
         ...
 
-    def epsilon(self, delta: ArrayLike) -> jax.Array:
+    def epsilon(self, delta: ArrayLike, /) -> jax.Array:
         """An ε at which the mechanism is (ε, δ)-DP, for a given δ."""
         ...
 
-    def delta(self, epsilon: ArrayLike) -> jax.Array:
+    def delta(self, epsilon: ArrayLike, /) -> jax.Array:
         """A δ at which the mechanism is (ε, δ)-DP, for a given ε."""
         ...
 
@@ -102,36 +92,50 @@ class Pure(NamedTuple):
         return pure.delta(self.pure_epsilon, epsilon)
 
 
-class EpsilonProfile(NamedTuple):
-    """The profile of a mechanism for which only ε as a function of δ is available.
+@dataclasses.dataclass(frozen=True)
+class FunctionProfile:
+    """The profile of a mechanism without a known GDP parameter, as two functions.
 
     Attributes:
-      of_delta: ε as a function of δ, rounded up.
+      epsilon: ε as a function of δ, rounded up.
+      delta: δ as a function of ε, rounded up.
     """
 
-    of_delta: Callable[[ArrayLike], jax.Array]
+    epsilon: Callable[[ArrayLike], jax.Array]
+    delta: Callable[[ArrayLike], jax.Array]
 
     @property
     def mu(self) -> None:
         """No GDP parameter is known."""
 
-    def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
-        return self.of_delta(delta)
+    @classmethod
+    def of(
+        cls,
+        epsilon: Callable[..., jax.Array],
+        delta: Callable[..., jax.Array],
+        *args: Any,
+        **kwargs: Any,
+    ) -> "FunctionProfile":
+        """The profile of a mechanism's two functions, given its own arguments."""
+        return cls(*(functools.partial(f, *args, **kwargs) for f in (epsilon, delta)))
 
-    def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """A δ for an ε >= 0, within 0.1 % of the least δ, searched down to 1e-30."""
-        validate.nonnegative("epsilon", epsilon, finite=False)
-        # Each δ whose ε is at most the given one is a valid bound. The upper end of the
-        # bisection on log δ is always such a δ, or 1.
-        low, high = np.log(1e-30), 0.0
-        if self.of_delta(float(np.exp(low))) <= epsilon:
-            return jnp.asarray(np.exp(low))
-        while high - low > 1e-3:
-            middle = (low + high) / 2
-            meets = bool(self.of_delta(float(np.exp(middle))) <= epsilon)
-            low, high = (low, middle) if meets else (middle, high)
-        return jnp.minimum(jnp.asarray(np.exp(high) * MARGIN), 1.0)
+
+def search_delta(
+    epsilon_of: Callable[[float], ArrayLike], epsilon: ArrayLike
+) -> jax.Array:
+    """The δ for each ε >= 0, f[*b], from ε as a function of δ: bisection from 1e-30."""
+    validate.nonnegative("epsilon", epsilon, finite=False)
+    target = np.asarray(epsilon, np.float64)
+    low, high = np.full(target.shape, math.log(_LEAST_DELTA)), np.zeros(target.shape)
+    epsilons_of = np.vectorize(lambda x: float(np.asarray(epsilon_of(math.exp(x)))))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        # The upper end starts at δ = 1 and moves only to a δ that meets the target, so
+        # that it is always a valid bound.
+        enough = epsilons_of(middle) <= target
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    # The factor is a margin for rounding in exp, log and the cast to float32.
+    return jnp.asarray(np.minimum(np.exp(high) * rounding.MARGIN, 1.0), default_float())
 
 
 @float64("up")
@@ -142,121 +146,26 @@ def _known64(
     return jnp.where(given >= least, value, otherwise)
 
 
-class PointProfile(NamedTuple):
-    """The profile of a mechanism of which only one pair (ε, δ) is known.
-
-    Attributes:
-      event: the mechanism's ε and δ.
-    """
-
-    event: events.EpsilonDelta
-
-    @property
-    def mu(self) -> None:
-        """No GDP parameter is known."""
-
-    def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The event's ε for its δ and any larger one; else inf."""
-        return _known64(self.event.delta, delta, self.event.epsilon, jnp.inf)
-
-    def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The event's δ for its ε and any larger one; else 1."""
-        return _known64(self.event.epsilon, epsilon, self.event.delta, 1.0)
-
-
-class RoundsProfile(NamedTuple):
-    """The profile of a run with a random number of rounds.
-
-    Attributes:
-      noise_multiplier: the noise multiplier, as in `accounting.random_rounds.delta`.
-      rounds: the distribution of the number of rounds.
-      sampling_rate: batch size over number of examples.
-    """
-
-    noise_multiplier: float
-    rounds: random_rounds.Rounds
-    sampling_rate: float
-
-    @property
-    def mu(self) -> None:
-        """No GDP parameter is known."""
-
-    def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
-        return random_rounds.epsilon(
-            self.noise_multiplier,
-            float(np.asarray(delta)),
-            rounds=self.rounds,
-            sampling_rate=self.sampling_rate,
-        )
-
-    def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
-        return random_rounds.delta(
-            self.noise_multiplier,
-            epsilon,
-            rounds=self.rounds,
-            sampling_rate=self.sampling_rate,
-        )
-
-
-class ObjectiveProfile(NamedTuple):
-    """The profile of objective perturbation, by `accounting.objective`.
-
-    Attributes:
-      noise_multiplier: the noise multiplier, as in `accounting.objective.delta`.
-      curvature: β/Λ.
-      logistic: whether the losses are logistic.
-      adjacency: which data sets are compared.
-      other_mu: the GDP parameter of all other releases that are included.
-    """
-
-    noise_multiplier: ArrayLike
-    curvature: float
-    logistic: bool
-    adjacency: Adjacency
-    other_mu: float
-
-    @property
-    def mu(self) -> None:
-        """No GDP parameter is known."""
-
-    def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
-        return objective.epsilon(delta=float(np.asarray(delta)), **self._asdict())
-
-    def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
-        return objective.delta(epsilon=epsilon, **self._asdict())
-
-
 @functools.lru_cache(maxsize=256)  # a search for the capacity repeats a few arguments
 def _epsilon_without_overflow(
-    noise_multiplier: float,
-    strategy: StrategySpec | None,
-    num_steps: int,
-    steps_per_epoch: int,
-    fresh: bool,
-    adjacency: Adjacency,
-    dtype: np.dtype,
-    delta: float,
+    event: events.RandomBins, delta: float, dtype: np.dtype
 ) -> float:
     """The ε of random bins without overflow, rounded up to the default float dtype.
 
     The dtype is an argument only because it belongs to the key of the cache.
     """
     # Independent noise is geometric noise with λ = 0, and shares its compiled program.
-    toeplitz = Toeplitz(np.zeros(0), np.zeros(1))
+    toeplitz, strategy = Toeplitz(np.zeros(0), np.zeros(1)), event.strategy
     if strategy is not None and any(strategy[:2]):
-        toeplitz = strategy.toeplitz(num_steps)
+        toeplitz = strategy.toeplitz(event.num_steps)
     value = correlated.epsilon(
         toeplitz,
-        noise_multiplier,
+        event.noise_multiplier,
         delta,
-        num_steps=num_steps,
-        steps_per_epoch=steps_per_epoch,
-        sampling="fresh_bins" if fresh else "random_bins",
-        adjacency=adjacency,
+        num_steps=event.num_steps,
+        steps_per_epoch=event.steps_per_epoch,
+        sampling="fresh_bins" if event.fresh else "random_bins",
+        adjacency=event.adjacency,
     )
     return float(value)
 
@@ -304,33 +213,13 @@ class RandomBinsProfile(NamedTuple):
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up, by a bisection for δ."""
-        target = np.asarray(epsilon, np.float64)
-        low = np.full(target.shape, math.log(_LEAST_DELTA))
-        high = np.zeros(target.shape)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            epsilons = np.vectorize(lambda x: float(self.epsilon(math.exp(x))))(middle)
-            # The upper end starts at δ = 1 and moves only to a δ that meets the target,
-            # so that it is always a valid bound.
-            enough = epsilons <= target
-            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-        # The factor is a margin for rounding in exp, log and the cast to float32.
-        deltas = np.minimum(np.exp(high) * (1 + 1e-6), 1.0)
-        return jnp.asarray(deltas, default_float())
+        return search_delta(self.epsilon, epsilon)
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
         """The ε for each δ of the same run without a limited capacity."""
-        e = self.event
-        of = functools.partial(
-            _epsilon_without_overflow,
-            e.noise_multiplier,
-            e.strategy,
-            e.num_steps,
-            e.steps_per_epoch,
-            e.fresh,
-            e.adjacency,
-            default_float(),
-        )
+        # One event for all capacities, since it is the key of a cache.
+        event = dataclasses.replace(self.event, num_examples=0, max_batch_size=0)
+        of = functools.partial(_epsilon_without_overflow, event, dtype=default_float())
         epsilons = [of(x) for x in np.ravel(delta).tolist()]
         return jnp.asarray(epsilons).reshape(np.shape(delta))
 
@@ -389,14 +278,14 @@ class LatticeProfile(NamedTuple):
         """The δ for an ε >= 0, rounded up."""
         of_gaussian = np.asarray(self.gaussian.delta(epsilon), np.float64)
         # The margin covers the rounding of the sum to float32.
-        total = (of_gaussian + self._added(epsilon)) * MARGIN
+        total = (of_gaussian + self._added(epsilon)) * rounding.MARGIN
         return jnp.asarray(np.minimum(total, 1.0), default_float())
 
     def _added(self, epsilon: ArrayLike) -> np.ndarray:
         """(1 + e^ε) τ, rounded up."""
         # Above 700 the exponential would overflow, and the sum is above 1 long before.
         power = np.exp(np.minimum(np.asarray(epsilon, np.float64), 700.0))
-        return (1 + power) * self.total_variation * MARGIN
+        return (1 + power) * self.total_variation * rounding.MARGIN
 
 
 def of(event: events.Event) -> Profile:
@@ -432,7 +321,12 @@ def of(event: events.Event) -> Profile:
     if isinstance(event, events.Selection):
         return Selected(of(event.event), event.repetitions)
     if isinstance(event, events.EpsilonDelta):
-        return PointProfile(event)
+        known, lost = event.epsilon, event.delta
+        # Each number holds from the other one on.
+        return FunctionProfile(
+            lambda delta: _known64(lost, delta, known, jnp.inf),
+            lambda epsilon: _known64(known, epsilon, lost, 1.0),
+        )
     if isinstance(event, events.Pure):
         return Pure(event.epsilon)
     if isinstance(event, events.Composed):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting import calibrate, pld
 
 __all__ = ["delta", "epsilon", "group", "uniform"]
@@ -91,31 +92,9 @@ def uniform(most: int, groups: int = 16) -> Rounds:
     return Rounds(largest, np.diff(largest, prepend=0.0) / most)
 
 
-def _mean_delta(
-    noise_multiplier: jax.typing.ArrayLike,
-    epsilon: jax.typing.ArrayLike,
-    rounds: Rounds,
-    sampling_rate: float,
-) -> jax.Array:
-    """An upper bound on δ(ε) = E_R δ_R(ε), f[]."""
-    validate.positive("noise_multiplier", noise_multiplier)
-    validate.closed_unit("sampling_rate", sampling_rate)
-    # Zhang, Zheng, Mou and Wang (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
-    # R is drawn first, so that δ(ε) = Σ_R P(R) δ_R(ε).
-    step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
-    each = pld.delta(pld.compose(step, rounds.largest), epsilon)
-    # The slack exceeds the rounding errors of the weights and of a sum of a few
-    # positive terms, in float32 at worst.
-    slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
-    total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
-    # A product that underflows must not report δ = 0 for a mechanism that releases.
-    least = jnp.where(jnp.max(each) > 0, jnp.finfo(each.dtype).tiny, 0)
-    return jnp.clip(total, least, 1)
-
-
 def delta(
-    noise_multiplier: jax.typing.ArrayLike,
-    epsilon: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    epsilon: ArrayLike,
     *,
     rounds: Rounds,
     sampling_rate: float,
@@ -148,7 +127,22 @@ def delta(
       >>> print(f"{delta(2.0, 1.0, rounds=rounds, sampling_rate=0.01):.1e}")
       3.0e-03
     """
-    return _mean_delta(noise_multiplier, epsilon, rounds, sampling_rate)
+    validate.positive("noise_multiplier", noise_multiplier)
+    validate.closed_unit("sampling_rate", sampling_rate)
+    # Zhang, Zheng, Mou and Wang (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
+    # R is drawn first, so that δ(ε) = Σ_R P(R) δ_R(ε).
+    step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
+    each = pld.delta(pld.compose(step, rounds.largest), epsilon)
+    # The slack exceeds the rounding errors of the weights and of a sum of a few
+    # positive terms, in float32 at worst.
+    slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
+    total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
+    # A product that underflows must not report δ = 0 for a mechanism that releases.
+    least = jnp.where(jnp.max(each) > 0, jnp.finfo(each.dtype).tiny, 0)
+    return jnp.clip(total, least, 1)
+
+
+_delta = delta  # `epsilon` has an argument of the other name
 
 
 def epsilon(
@@ -175,8 +169,10 @@ def epsilon(
     """
     validate.open_unit("delta", delta)
 
-    def delta_of(epsilon: jax.typing.ArrayLike) -> jax.Array:
-        return _mean_delta(noise_multiplier, epsilon, rounds, sampling_rate)
+    def delta_of(epsilon: ArrayLike) -> jax.Array:
+        return _delta(
+            noise_multiplier, epsilon, rounds=rounds, sampling_rate=sampling_rate
+        )
 
     # ε = 0 lies outside the range of `calibrate.solve`, whose parameters are positive.
     if bool(delta_of(0.0) <= delta):

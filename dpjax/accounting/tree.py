@@ -57,6 +57,7 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.typing import ArrayLike
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
@@ -110,10 +111,6 @@ def _fixed_order_totals(
         offset = (ends[:, None] - gap[None, :]) % n_b
         total = total.at[offset].add(repeats[:, None] * jnp.square(inner)[None, :])
     return total
-
-
-def _fixed_order(decay: jax.Array, num_steps: int, steps_per_epoch: int) -> jax.Array:
-    return jnp.max(_fixed_order_totals(decay, num_steps, steps_per_epoch))
 
 
 def _reshuffled_order(
@@ -172,8 +169,10 @@ def _momentum_mu64(
     # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own
     # sensitivity:
     # μ² = max_P Σ_nodes (Σ_{p in P∩node} β^{z−p})² / σ².
-    worst = _fixed_order if order == "fixed" else _reshuffled_order
-    square = worst(decay, num_steps, steps_per_epoch)
+    if order == "fixed":
+        square = jnp.max(_fixed_order_totals(decay, num_steps, steps_per_epoch))
+    else:
+        square = _reshuffled_order(decay, num_steps, steps_per_epoch)
     # The terms are positive and added one after the other, so that relative rounding
     # errors grow with their number. 64 covers the errors within a term.
     terms = num_steps.bit_length() * (-(-num_steps // steps_per_epoch))
@@ -186,10 +185,10 @@ def _momentum_mu64(
 
 
 def momentum_mu(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     num_steps: int,
-    decay: jax.typing.ArrayLike,
+    decay: ArrayLike,
     steps_per_epoch: int,
     order: Literal["fixed", "reshuffled"],
     adjacency: Adjacency,
@@ -310,10 +309,10 @@ def _reduced_momentum_mu64(
 
 
 def reduced_momentum_mu(
-    noise_multipliers: Sequence[jax.typing.ArrayLike],
+    noise_multipliers: Sequence[ArrayLike],
     *,
     num_steps: int,
-    decay: jax.typing.ArrayLike,
+    decay: ArrayLike,
     steps_per_epoch: int,
     adjacency: Adjacency,
 ) -> jax.Array:

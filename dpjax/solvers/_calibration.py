@@ -13,11 +13,9 @@ import jax
 import jax.core
 import numpy as np
 
-from dpjax._core import validate
-from dpjax._core.rounding import MARGIN
+from dpjax._core import rounding, validate
 from dpjax.accounting import calibrate, gdp, iteration
-from dpjax.solvers import _precision
-from dpjax.solvers._checks import Target
+from dpjax.solvers import _checks, _precision
 
 # jax.ensure_compile_time_eval would not do: under it jax.vmap still maps functions with
 # custom derivatives.
@@ -25,7 +23,7 @@ now = jax.core.eval_context
 
 
 def solve_noise(
-    loss_of: Callable[[jax.Array], jax.Array], goal: float, target: Target
+    loss_of: Callable[[jax.Array], jax.Array], goal: float, target: _checks.Target
 ) -> float:
     """The least noise multiplier whose ε (or δ) is at most the goal.
 
@@ -35,7 +33,7 @@ def solve_noise(
         with now():
             noise = float(calibrate.solve(loss_of, goal))
         # The margin covers the roundings to float32 in the accountant and after it.
-        return _precision.round_up(noise * MARGIN)
+        return _precision.round_up(noise * rounding.MARGIN)
     except ValueError as error:
         raise ValueError(
             f"epsilon {target.epsilon!r} at delta {target.delta!r} must be one that "

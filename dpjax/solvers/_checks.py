@@ -224,31 +224,6 @@ def check_target(epsilon: float, delta: float) -> Target:
     return Target(float(epsilon), float(delta))
 
 
-class SettingError(TypeError, ValueError):
-    """An assumption is missing or unknown.
-
-    A missing argument is usually a TypeError and a wrong value a ValueError. Callers
-    may catch this error as either.
-    """
-
-
-def names(setting: Setting) -> None:
-    """Raise a SettingError unless the setting has all assumptions and no other key."""
-    required = Setting.__annotations__.keys()
-    missing = [name for name in required if name not in setting]
-    if missing:
-        raise SettingError(
-            f"{', '.join(missing)} must be given: an assumption of the guarantee, for "
-            "which there is no default (see accounting.iteration.Setting)."
-        )
-    unknown = [name for name in setting if name not in required]
-    if unknown:
-        raise SettingError(
-            f"{', '.join(unknown)} must not be given: no argument and no assumption "
-            "has that name."
-        )
-
-
 def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
     """Raise a ValueError if the setting contradicts the solvers or the data."""
     no_added_example(setting["adjacency"])

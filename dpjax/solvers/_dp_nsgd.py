@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import sampling, workloads
-from dpjax._core import validate
+from dpjax._core import keys, validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.keys import stream
 from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax._matrices.spec import StrategySpec, spec_of
@@ -90,7 +89,7 @@ def _train(
         clip_norm=1.0,
         noise_multiplier=stddev,
         expected_batch_size=run.batch_size,
-        key=stream(key, "noise"),
+        key=keys.stream(key, "noise"),
         decay=decay,
         num_steps=run.num_steps,
         strategy=None if shape is None else shape.strategy(run.num_steps),
@@ -111,7 +110,7 @@ def _train(
         return (optax.apply_updates(params, updates), state), Curve(loss, left_out)
 
     def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
-        order_key = stream(key, "batches")
+        order_key = keys.stream(key, "batches")
         batches = _descent.batches_of(
             order, num_examples, run.batch_size, order_key, number
         )
@@ -220,12 +219,11 @@ def dp_nsgd(
     # A schedule is static, since it is a function; a number is traced, so that other
     # learning rates need no new compilation.
     scheduled = callable(learning_rate)
+    stddev = _precision.stddev(noise_multiplier, clip_norm)
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
-        stream(key, "solvers.dp_nsgd"),
-        _precision.to_float32(_precision.stddev(noise_multiplier, clip_norm)),
-        _precision.to_float32(decay),
-        _precision.to_float32(clip_norm),
+        keys.stream(key, "solvers.dp_nsgd"),
+        *_precision.to_float32((stddev, decay, clip_norm)),
         0.0 if scheduled else learning_rate,
         loss_fn=loss_fn,
         schedule=learning_rate if scheduled else None,

@@ -16,14 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._core import validate
-from dpjax._core.keys import stream
+from dpjax._core import keys, validate
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
-from dpjax.accounting import gdp, iteration, pld
+from dpjax.accounting import gdp, iteration, pld, profiles
 from dpjax.accounting.iteration import Setting, _setting
-from dpjax.accounting.profiles import EpsilonProfile, Gaussian, Guarantee, Profile
 from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers._checks import Batches, Order, Target
 from dpjax.solvers._results import Result
 from dpjax.solvers.prox import Prox, none
 
@@ -34,7 +31,7 @@ class _Given(NamedTuple, Generic[Params]):
     loss_fn: LossFn
     params: Params
     data: Tree
-    noise: optax.ScalarOrSchedule | np.ndarray | Target
+    noise: optax.ScalarOrSchedule | np.ndarray | _checks.Target
     key: Key
     prox: Prox | None
     microbatch_size: int | None
@@ -53,7 +50,7 @@ class _Run(NamedTuple):
       setting: the assumptions, with the numbers that the program uses.
     """
 
-    batches: Batches
+    batches: _checks.Batches
     num_examples: int
     batch_size: int
     period: int
@@ -62,15 +59,15 @@ class _Run(NamedTuple):
 
 
 # Maps a run and its noise multipliers f64[T] to a profile; raises for a bad setting.
-_Accountant = Callable[[_Run, np.ndarray], Profile]
+_Accountant = Callable[[_Run, np.ndarray], profiles.Profile]
 
 
 def _check(
-    given: _Given, batches: Batches, num_epochs: int, batch_size: int | None
+    given: _Given, batches: _checks.Batches, num_epochs: int, batch_size: int | None
 ) -> _Run:
     """Check the arguments, and return the run in the numbers that the program uses."""
     setting = given.setting
-    _checks.names(setting)
+    _setting.check_names(setting)
     num_examples = _checks.examples(given.loss_fn, given.data, given.key)
     _checks.assumptions(given.data, given.prox, setting)
     size = num_examples if batch_size is None else batch_size
@@ -98,13 +95,13 @@ def _constant(values: np.ndarray) -> bool:
     return bool(np.all(values == values[0]))
 
 
-def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
+def _last_iterate(run: _Run, noise: np.ndarray) -> profiles.Gaussian:
     """The GDP profile of the last iterate of a cyclic run.
 
     Constant step sizes and noise, schedules in a fixed order, and schedules in a random
     order each have their own bound.
     """
-    order: Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
+    order: _checks.Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
     if _constant(run.step_sizes) and _constant(noise):
         setting: Setting = {**run.setting, "step_size": run.step_sizes[0]}
         mu = iteration.noisy_cyclic_gd_mu(
@@ -115,13 +112,13 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
             order=order,
             **setting,
         )
-        return Gaussian(mu)
+        return profiles.Gaussian(mu)
     setting = {**run.setting, "step_size": run.step_sizes}
     scheduled = iteration.scheduled_cyclic_gd_mu(
         noise, batches_per_epoch=run.period, batch_size=run.batch_size, **setting
     )
     if order == "fixed":
-        return Gaussian(scheduled)
+        return profiles.Gaussian(scheduled)
     # In a random order an example may be in any step of an epoch: take the least noise
     # of each epoch, and compose the epochs as if every iterate were released (Dong,
     # Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383).
@@ -129,7 +126,7 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     factor = setting["adjacency"].sensitivity_factor
     # Divide by 1 where the noise is 0, so that NumPy does not warn; μ is inf there.
     mus = np.where(worst > 0, factor / np.where(worst > 0, worst, 1), np.inf)
-    return Gaussian(gdp.compose(mus))
+    return profiles.Gaussian(gdp.compose(mus))
 
 
 # A schedule of noise is rounded down to at most this many levels. Each level needs a
@@ -137,7 +134,7 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
 _LEVELS = 4
 
 
-def _random_batches(run: _Run, noise: np.ndarray) -> EpsilonProfile:
+def _random_batches(run: _Run, noise: np.ndarray) -> profiles.FunctionProfile:
     """The profile ε(δ) of a run on random batches.
 
     It is the last iterate's profile, or with schedules that of all iterates.
@@ -145,7 +142,7 @@ def _random_batches(run: _Run, noise: np.ndarray) -> EpsilonProfile:
     validate.positive("noise_multiplier", noise)
     largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
     # The value is not needed: the call raises for a setting that is out of range.
-    _setting.check(1.0, run.batch_size, **largest)
+    _setting.check(1.0, run.batch_size, largest)
 
     def epsilon(delta: ArrayLike) -> jax.Array:
         if _constant(run.step_sizes) and _constant(noise):
@@ -159,7 +156,9 @@ def _random_batches(run: _Run, noise: np.ndarray) -> EpsilonProfile:
             )
         return pld.epsilon(_compose(noise, run.batch_size / run.num_examples), delta)
 
-    return EpsilonProfile(epsilon)
+    return profiles.FunctionProfile(
+        epsilon, functools.partial(profiles.search_delta, epsilon)
+    )
 
 
 def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
@@ -182,7 +181,7 @@ def _noisy_descent(
     solver: str,
     accountant: _Accountant,
     given: _Given[Params],
-    batches: Batches,
+    batches: _checks.Batches,
     num_epochs: int,
     batch_size: int | None,
 ) -> Result[Params, jax.Array]:
@@ -194,20 +193,19 @@ def _noisy_descent(
     setting, num_steps = run.setting, len(run.step_sizes)
 
     noise = given.noise
-    if isinstance(noise, Target):
+    if isinstance(noise, _checks.Target):
         noise = _calibrate(run, accountant, noise)
     noise = _checks.schedule("noise_multiplier", noise, num_steps)
     profile = accountant(run, noise)
 
     stddevs = _precision.stddev(noise, setting["gradient_norm"], run.batch_size)
+    by_epoch = (np.reshape(x, (-1, run.period)) for x in (run.step_sizes, stddevs))
+    numbers = (*by_epoch, setting["gradient_norm"], setting["regularization"])
     last, curve = _descent.descend(
         jax.tree.map(jnp.asarray, given.params),
         _checks.prepare(given.data),
-        _precision.to_float32(run.step_sizes.reshape(-1, run.period)),
-        _precision.to_float32(np.reshape(stddevs, (-1, run.period))),
-        _precision.to_float32(setting["gradient_norm"]),
-        _precision.to_float32(setting["regularization"]),
-        stream(given.key, f"solvers.{solver}"),
+        *_precision.to_float32(numbers),
+        keys.stream(given.key, f"solvers.{solver}"),
         loss_fn=given.loss_fn,
         prox=none if given.prox is None else given.prox,
         clipped=bool(setting["clipped"]),
@@ -216,7 +214,7 @@ def _noisy_descent(
         microbatch_size=given.microbatch_size,
     )
 
-    guarantee = Guarantee(
+    guarantee = profiles.Guarantee(
         f"the last of {num_steps} iterates of {solver}",
         profile,
         setting["adjacency"],
@@ -229,7 +227,7 @@ def _noisy_descent(
     return Result(private, curve, guarantee, num_steps, _precision.to_float32(noise))
 
 
-def _calibrate(run: _Run, accountant: _Accountant, target: Target) -> float:
+def _calibrate(run: _Run, accountant: _Accountant, target: _checks.Target) -> float:
     """The least noise multiplier, the same in all steps, that meets the target."""
 
     def epsilon_of(noise: jax.Array) -> jax.Array:
@@ -248,7 +246,7 @@ def noisy_cyclic_gd(
     *,
     num_epochs: int,
     batch_size: int,
-    order: Order,
+    order: _checks.Order,
     key: Key,
     noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,

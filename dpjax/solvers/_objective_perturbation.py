@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core import validate
+from dpjax._core import keys, validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import default_float
-from dpjax._core.keys import stream
 from dpjax._core.rounding import HIGHEST, MARGIN
 from dpjax._core.typing import ArrayLike, Key
-from dpjax.accounting import gdp
-from dpjax.accounting.profiles import Guarantee, ObjectiveProfile
+from dpjax.accounting import gdp, objective, profiles
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers._results import Curve, Result
@@ -250,17 +248,15 @@ def objective_perturbation(
 
     with _calibration.now():
         output_mu = _OUTPUT_SHARE * float(gdp.mu(epsilon, delta))
-        without_noise = ObjectiveProfile(
-            noise_multiplier=0.0,
-            curvature=loss.smoothness / ridge * MARGIN,
-            logistic=loss.logistic,
-            adjacency=adjacency,
-            other_mu=math.hypot(output_mu, prior_mu) * MARGIN,
-        )
+        terms = {
+            "curvature": loss.smoothness / ridge * MARGIN,
+            "logistic": loss.logistic,
+            "adjacency": adjacency,
+            "other_mu": math.hypot(output_mu, prior_mu) * MARGIN,
+        }
 
         def delta_of(noise_multiplier: jax.Array | float) -> jax.Array:
-            profile = without_noise._replace(noise_multiplier=noise_multiplier)
-            return profile.delta(epsilon)
+            return objective.delta(noise_multiplier, epsilon, **terms)
 
         if not delta_of(math.inf) <= delta:
             raise ValueError(
@@ -269,14 +265,16 @@ def objective_perturbation(
             )
         noise_multiplier = _calibration.solve_noise(delta_of, delta, target)
         stddev = float(_precision.stddev(noise_multiplier, loss.gradient_norm))
-        profile = without_noise._replace(noise_multiplier=noise_multiplier)
+        profile = profiles.FunctionProfile.of(
+            objective.epsilon, objective.delta, noise_multiplier, **terms
+        )
         limit = _tolerance(loss, num_examples, dimension, ridge, stddev, output_mu)
 
-    key, dtype = stream(key, "solvers.objective_perturbation"), default_float()
+    key, dtype = keys.stream(key, "solvers.objective_perturbation"), default_float()
     # In float32: JAX lowers a draw of 64 bits wrongly in a program without x64.
     like = jnp.zeros(start.shape, jnp.float32)
-    linear = gaussian_like(stream(key, "linear"), like, stddev)
-    noise = gaussian_like(stream(key, "output"), like, limit.stddev)
+    linear = gaussian_like(keys.stream(key, "linear"), like, stddev)
+    noise = gaussian_like(keys.stream(key, "output"), like, limit.stddev)
     with jax.enable_x64(True):
         wide, linear, noise = _precision.to_float64((start, linear, noise))
         minimum, curve = _minimise(
@@ -284,7 +282,7 @@ def objective_perturbation(
         )
         private = _descent.narrow(minimum + noise, start)
         curve = curve._replace(loss=curve.loss.astype(dtype))
-    guarantee = Guarantee(
+    guarantee = profiles.Guarantee(
         "the minimum of an objective with a Gaussian linear term, plus Gaussian noise",
         profile,
         adjacency,

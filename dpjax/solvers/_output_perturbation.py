@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import validate
+from dpjax._core import rounding, validate
 from dpjax._core.float64 import default_float
 from dpjax._core.keys import stream
-from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import Key, LossFn, Params, Tree
-from dpjax.accounting import iteration
-from dpjax.accounting.iteration import Setting
-from dpjax.accounting.profiles import Gaussian, Guarantee, Pure
+from dpjax.accounting import iteration, profiles
+from dpjax.accounting.iteration import Setting, _setting
 from dpjax.noise._gaussian import gamma_norm_like, gaussian_like
 from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers import published as printed
@@ -36,7 +34,7 @@ def _check(
     validate.positive("epsilon", epsilon)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
-    _checks.names(setting)
+    _setting.check_names(setting)
     _checks.examples(loss_fn, data, key)
     _checks.assumptions(data, prox, setting)
     if callable(setting["step_size"]) or jnp.ndim(setting["step_size"]):
@@ -187,7 +185,7 @@ def output_perturbation(
             loss_fn, start, examples, prox, **sizes, setting=setting
         )
         if noise == "exact":
-            scale = _calibration.calibrate_one_draw(epsilon, delta) * MARGIN
+            scale = _calibration.calibrate_one_draw(epsilon, delta) * rounding.MARGIN
             scale *= sensitivity
         else:
             scale = printed.output_perturbation_scale(
@@ -206,9 +204,9 @@ def output_perturbation(
     # and cast to the default dtype.
     spent = jnp.asarray(_precision.round_up(sensitivity / scale))
     drawn = "noise of Gamma norm" if delta == 0 else "Gaussian noise"
-    guarantee = Guarantee(
+    guarantee = profiles.Guarantee(
         f"the last of {num_steps} iterates of gradient descent, plus {drawn}",
-        Pure(spent) if delta == 0 else Gaussian(spent),
+        profiles.Pure(spent) if delta == 0 else profiles.Gaussian(spent),
         setting["adjacency"],
         _checks.assume_one_draw(setting),
     )

@@ -110,9 +110,9 @@ def number(value: ArrayLike) -> float:
     return float(np.asarray(value))
 
 
-def to_float32(value: ArrayLike) -> jax.Array:
-    """A result of `round_up` or `round_down` as an equal float32 array."""
-    return jnp.asarray(value, jnp.float32)
+def to_float32(values: Tree) -> Any:
+    """Results of `round_up` or `round_down` as equal float32 arrays."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), values)
 
 
 def executed_setting(setting: Setting) -> Setting:

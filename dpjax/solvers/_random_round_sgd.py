@@ -10,13 +10,10 @@ import optax
 from jax.core import Tracer
 
 from dpjax import sampling
-from dpjax._core import validate
+from dpjax._core import dtypes, keys, validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.dtypes import widen
-from dpjax._core.keys import stream
 from dpjax._core.typing import Key, LossFn, Params, Tree
-from dpjax.accounting import random_rounds
-from dpjax.accounting.profiles import Guarantee, RoundsProfile
+from dpjax.accounting import profiles, random_rounds
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers._results import Curve, Result
@@ -104,7 +101,7 @@ def _train(
     microbatch_size: int | None,
 ) -> tuple[Params, Curve]:
     """The iterate after the given number of rounds, and the curve of all rounds."""
-    noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
+    noise_key, batch_key = keys.stream(key, "noise"), keys.stream(key, "batches")
 
     def step(k: jax.Array, carry: _Carry) -> _Carry:
         batch = sampling.fixed_size(
@@ -133,7 +130,7 @@ def _train(
         return _Carry(params, carry.losses + losses, carry.left_out + batch_size - used)
 
     # The loop ends after R rounds. Its running time may reveal R, which is released.
-    start = _Carry(widen(params), jnp.float32(0), jnp.int32(0))
+    start = _Carry(dtypes.widen(params), jnp.float32(0), jnp.int32(0))
     end = jax.lax.fori_loop(0, rounds, step, start)
     loss = end.losses / (rounds * batch_size - end.left_out)
     return _descent.narrow(end.params, params), Curve(loss, end.left_out)
@@ -227,28 +224,33 @@ def random_round_sgd(
         noise = _calibrate(rounds, rate, noise)
     validate.positive("noise_multiplier", noise)
 
-    key = stream(key, "solvers.random_round_sgd")
-    bits = jax.random.bits(stream(key, "rounds"), (), jnp.uint32)
+    key = keys.stream(key, "solvers.random_round_sgd")
+    bits = jax.random.bits(keys.stream(key, "rounds"), (), jnp.uint32)
     # Edges at 2³² exceed every 32-bit number, and do not fit into uint32.
     below = edges[edges < 2**32].astype(np.uint32)
     drawn = 1 + jnp.searchsorted(below, bits, side="right").astype(jnp.int32)
+    stddev = _precision.stddev(noise, clip_norm)
     last, curve = _train(
         jax.tree.map(jnp.asarray, params),
         _checks.prepare(data),
         drawn,
-        _precision.to_float32(step_sizes),
-        _precision.to_float32(clip_norm),
-        _precision.to_float32(_precision.stddev(noise, clip_norm)),
+        *_precision.to_float32((step_sizes, clip_norm, stddev)),
         key,
         loss_fn=loss_fn,
         batch_size=size,
         microbatch_size=microbatch_size,
     )
 
-    guarantee = Guarantee(
+    guarantee = profiles.Guarantee(
         f"all iterates of a random number of rounds, at most {max_rounds}, and that "
         "number",
-        RoundsProfile(noise, rounds, rate),
+        profiles.FunctionProfile.of(
+            random_rounds.epsilon,
+            random_rounds.delta,
+            noise,
+            rounds=rounds,
+            sampling_rate=rate,
+        ),
         adjacency,
         _checks.every_step("random"),
     )

@@ -316,6 +316,7 @@ def sensitivity_reduced_nsgd(
     validate.positive("change_clip_norm", clips.change)
     validate.positive("drift_clip_norm", clips.drift)
     scheduled = callable(learning_rate)
+    rate = 0.0 if scheduled else learning_rate
     if not scheduled:
         validate.positive("learning_rate", learning_rate)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
@@ -346,11 +347,7 @@ def sensitivity_reduced_nsgd(
     last, curve = _train(
         jax.tree.map(jnp.asarray, params),
         _checks.prepare(data),
-        _precision.to_float32(decay),
-        _precision.to_float32(refresh),
-        jax.tree.map(_precision.to_float32, clips),
-        jax.tree.map(_precision.to_float32, stddevs),
-        _precision.to_float32(0.0 if scheduled else learning_rate),
+        *_precision.to_float32((decay, refresh, clips, stddevs, rate)),
         stream(key, "solvers.sensitivity_reduced_nsgd"),
         loss_fn=loss_fn,
         run=run,
@@ -366,6 +363,6 @@ def sensitivity_reduced_nsgd(
     guarantee = Guarantee(
         mechanism, Gaussian(mu), adjacency, _checks.every_step("fixed")
     )
-    reported = jax.tree.map(_precision.to_float32, noise)
+    reported = _precision.to_float32(noise)
     curve = curve._replace(noise_norm=norm)
     return Result(last, curve, guarantee, run.num_steps, reported)

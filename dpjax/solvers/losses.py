@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._core import validate
-from dpjax._core.rounding import HIGHEST, square_sum
+from dpjax._core import rounding, validate
 from dpjax._core.typing import ArrayLike
 
 __all__ = ["Loss", "huber", "logistic", "softmax"]
@@ -71,7 +70,7 @@ class Loss:
         features, params = features.astype(dtype), params.astype(dtype)
         # The bound on gradients needs this product, and its transpose in the gradient,
         # in full precision.
-        scores = jnp.matmul(features, params, precision=HIGHEST)
+        scores = jnp.matmul(features, params, precision=rounding.HIGHEST)
         return self.of_scores(scores, label)
 
     def scale(self, features: ArrayLike) -> jax.Array:
@@ -80,7 +79,7 @@ class Loss:
         bound = self.feature_norm * (1 - _SLACK)
         # In units of the bound, squares of small features do not underflow, and squares
         # of large features do not overflow.
-        norm = jnp.sqrt(square_sum(features, unit=bound))
+        norm = jnp.sqrt(rounding.square_sum(features, unit=bound))
         # Divide by 1 at least: features within the ball are not scaled up.
         return features / jnp.maximum(norm, 1.0)
 

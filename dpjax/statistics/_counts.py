@@ -11,15 +11,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import Arithmetic, ArrayLike, Key
-from dpjax.statistics._checks import as_examples
-from dpjax.statistics._release import (
-    Release,
-    Released,
-    Terms,
-    release,
-    root_up,
-    sum_exactly,
-)
+from dpjax.statistics import _checks, _release
 
 
 def histogram(
@@ -31,7 +23,7 @@ def histogram(
     edges: ArrayLike | None = None,
     num_categories: int | None = None,
     arithmetic: Arithmetic = "real",
-) -> Released:
+) -> _release.Released:
     """The numbers of examples in public bins, with Gaussian noise.
 
     Args:
@@ -67,7 +59,7 @@ def histogram(
       >>> print(released.value.round(), released.event)
       [1. 1. 3.] Gaussian(mu=10.0)
     """
-    data = as_examples("data", data, ndim=1)
+    data = _checks.as_examples("data", data, ndim=1)
     if (edges is None) == (num_categories is None):
         raise ValueError(
             "give one of edges and num_categories; got "
@@ -79,19 +71,19 @@ def histogram(
     else:
         params = increasing("edges", edges)
         size = len(params) - 1
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    return release(
+    terms = _release.Terms(noise_multiplier, key, adjacency, arithmetic)
+    return _release.release(
         "histogram",
         _histogram,
         data,
         params,
         terms,
-        replaced=root_up(2),
+        replaced=_release.root_up(2),
         dimension=size,
     )
 
 
-def _histogram(data: jax.Array, edges: jax.Array, noise: Release) -> jax.Array:
+def _histogram(data: jax.Array, edges: jax.Array, noise: _release.Release) -> jax.Array:
     return noise(count(bins_of(data, edges), len(edges) - 1))
 
 
@@ -152,7 +144,7 @@ def quantile(
     adjacency: Adjacency,
     num_steps: int = 12,
     arithmetic: Arithmetic = "real",
-) -> Released:
+) -> _release.Released:
     """Quantiles between public bounds, by bisection with noisy counts.
 
     Each step halves an interval: it counts, with noise, whether more than a share q of
@@ -199,7 +191,7 @@ def quantile(
       >>> print(released.value.round(2))
       [0.25 0.5 ]
     """
-    data = as_examples("data", data, ndim=1)
+    data = _checks.as_examples("data", data, ndim=1)
     given = np.atleast_1d(np.asarray(shares, np.float64))
     if given.ndim != 1 or not given.size:
         raise ValueError(f"shares must be a number or a vector; got {shares!r}.")
@@ -210,12 +202,12 @@ def quantile(
         raise ValueError(f"num_steps must be at most 52; got {num_steps!r}.")
     # The margin covers the roundings of the root, the sum and the contributions.
     norm = float(np.linalg.norm(np.maximum(given, 1 - given))) * (1 + 2.0**-40)
-    return release(
+    return _release.release(
         "quantile",
         _quantile,
         data,
         _Bisection(np.asarray(shares), lower, upper, norm, np.arange(num_steps)),
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        _release.Terms(noise_multiplier, key, adjacency, arithmetic),
         # At least 1, since max(q, 1 − q) is at most 1; the margin is as above.
         replaced=max(1.0, math.sqrt(given.size) / norm * (1 + 2.0**-39)),
         dimension=given.size,
@@ -223,7 +215,9 @@ def quantile(
     )
 
 
-def _quantile(data: jax.Array, params: _Bisection, noise: Release) -> jax.Array:
+def _quantile(
+    data: jax.Array, params: _Bisection, noise: _release.Release
+) -> jax.Array:
     """The middles of the last intervals, f64[] or f64[k]."""
     rows, shares = data[:, None], jnp.atleast_1d(params.shares)
 
@@ -235,7 +229,7 @@ def _quantile(data: jax.Array, params: _Bisection, noise: Release) -> jax.Array:
             below = jnp.where(x <= middle, 1.0, 0.0) - shares
             return jnp.where(jnp.isfinite(x), below, 0.0) / params.norm
 
-        above_share = noise(sum_exactly(contribute, rows), step) > 0
+        above_share = noise(_release.sum_exactly(contribute, rows), step) > 0
         low = jnp.where(above_share, low, middle)
         return (low, jnp.where(above_share, middle, high)), None
 

@@ -14,16 +14,8 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax.statistics import _counts, _release
 from dpjax.statistics._checks import as_examples, as_num_examples
-from dpjax.statistics._counts import bins_of, count, increasing
-from dpjax.statistics._release import (
-    Release,
-    Released,
-    Terms,
-    release,
-    root_up,
-    sum_exactly,
-)
 
 
 class _Mean(NamedTuple):
@@ -42,7 +34,7 @@ def loss(
     adjacency: Adjacency,
     num_examples: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
-) -> Released:
+) -> _release.Released:
     """The mean of held-out losses clipped to [0, bound], with Gaussian noise.
 
     Args:
@@ -82,23 +74,27 @@ def loss(
     validate.scalar("bound", bound)
     validate.positive("bound", bound)
     divisor = as_num_examples(num_examples, len(losses), validate.adjacency(adjacency))
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    terms = _release.Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(bound, divisor)
-    return release("loss", _loss, losses, params, terms, replaced=2.0, dimension=1)
+    return _release.release(
+        "loss", _loss, losses, params, terms, replaced=2.0, dimension=1
+    )
 
 
-def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
+def _loss(data: jax.Array, params: _Mean, noise: _release.Release) -> jax.Array:
     clipped = jnp.clip(data, 0.0, params.bound)
     return _centered_mean(
         jnp.where(jnp.isnan(data), params.bound, clipped), params, noise
     )
 
 
-def _centered_mean(values: jax.Array, params: _Mean, noise: Release) -> jax.Array:
+def _centered_mean(
+    values: jax.Array, params: _Mean, noise: _release.Release
+) -> jax.Array:
     """The noisy mean of values in [0, B], from contributions in [−1, 1]."""
     half = params.bound / 2
     rows = jnp.clip(values[:, None] / half - 1, -1.0, 1.0)
-    noisy = noise(sum_exactly(lambda x: x, rows))[0]
+    noisy = noise(_release.sum_exactly(lambda x: x, rows))[0]
     return (noisy / params.num_examples + 1) * half
 
 
@@ -111,7 +107,7 @@ def accuracy(
     adjacency: Adjacency,
     num_examples: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
-) -> Released:
+) -> _release.Released:
     """The share of held-out examples with a correct prediction, with Gaussian noise.
 
     Args:
@@ -144,14 +140,14 @@ def accuracy(
     """
     data = _pair("predictions", predictions, "labels", labels)
     divisor = as_num_examples(num_examples, len(data[0]), validate.adjacency(adjacency))
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    terms = _release.Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(1.0, divisor)
-    return release(
+    return _release.release(
         "accuracy", _accuracy, data, params, terms, replaced=2.0, dimension=1
     )
 
 
-def _accuracy(data: Any, params: _Mean, noise: Release) -> jax.Array:
+def _accuracy(data: Any, params: _Mean, noise: _release.Release) -> jax.Array:
     predictions, labels = data
     correct = jnp.where(predictions == labels, params.bound, 0.0)
     return _centered_mean(correct, params, noise)
@@ -166,7 +162,7 @@ def auc(
     key: Key,
     adjacency: Adjacency,
     arithmetic: Arithmetic = "real",
-) -> Released:
+) -> _release.Released:
     """The area under the ROC curve on held-out data, from noisy histograms of scores.
 
     The histograms of the scores of positive and of negative examples are released once.
@@ -208,25 +204,25 @@ def auc(
       1.0
     """
     data = _pair("scores", scores, "labels", labels)
-    public = increasing("edges", edges)
-    return release(
+    public = _counts.increasing("edges", edges)
+    return _release.release(
         "auc",
         _auc,
         data,
         public,
-        Terms(noise_multiplier, key, adjacency, arithmetic),
-        replaced=root_up(2),
+        _release.Terms(noise_multiplier, key, adjacency, arithmetic),
+        replaced=_release.root_up(2),
         dimension=2 * (len(public) - 1),
     )
 
 
-def _auc(data: Any, edges: jax.Array, noise: Release) -> jax.Array:
+def _auc(data: Any, edges: jax.Array, noise: _release.Release) -> jax.Array:
     scores, labels = data
     size = len(edges) - 1
-    bins = bins_of(jnp.clip(scores, edges[0], edges[-1]), edges)
+    bins = _counts.bins_of(jnp.clip(scores, edges[0], edges[-1]), edges)
     counted = jnp.isfinite(scores) & ((labels == 0) | (labels == 1))
     bins = jnp.where(counted, bins + size * (labels == 1), 2 * size)
-    negative, positive = noise(count(bins, 2 * size)).reshape(2, size)
+    negative, positive = noise(_counts.count(bins, 2 * size)).reshape(2, size)
     # The pairs with the positive example in a higher bin, and half of those in one.
     # Noise on both is independent, so that the expected number of pairs is right.
     below = jnp.cumsum(negative) - negative / 2

@@ -30,15 +30,8 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax.statistics import _release
 from dpjax.statistics._checks import as_examples, as_num_examples
-from dpjax.statistics._release import (
-    Release,
-    Released,
-    Terms,
-    release,
-    root_up,
-    sum_exactly,
-)
 from dpjax.statistics._sums import flat, positive_norm, row_size, unit_rows
 
 
@@ -66,7 +59,7 @@ def variance(
     num_examples: ArrayLike | None = None,
     center: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
-) -> Released:
+) -> _release.Released:
     """The variance of each feature of clipped rows, with Gaussian noise.
 
     Args:
@@ -106,18 +99,18 @@ def variance(
     """
     data = as_examples("data", data)
     divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
-    return release(
+    return _release.release(
         "variance",
         _variance,
         data,
         _Moments(positive_norm(clip_norm), divisor, center),
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        _release.Terms(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=row_size(data) * (1 if center is not None else 2),
     )
 
 
-def _variance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
+def _variance(data: jax.Array, params: _Moments, noise: _release.Release) -> jax.Array:
     """Second moments of each feature, less the squares of the noisy means."""
     first, second, added = _moments(flat(data), data.shape[1:], params, noise, _square)
     return (second - first**2 + added).reshape(data.shape[1:])
@@ -133,7 +126,7 @@ def covariance(
     num_examples: ArrayLike | None = None,
     center: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
-) -> Released:
+) -> _release.Released:
     """The covariance matrix of clipped rows, with Gaussian noise.
 
     Args:
@@ -174,18 +167,20 @@ def covariance(
     data = as_examples("data", data, ndim=2)
     divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
     size = data.shape[1]
-    return release(
+    return _release.release(
         "covariance",
         _covariance,
         data,
         _Moments(positive_norm(clip_norm), divisor, center),
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        _release.Terms(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=size * (size + 1) // 2 + (size if center is None else 0),
     )
 
 
-def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
+def _covariance(
+    data: jax.Array, params: _Moments, noise: _release.Release
+) -> jax.Array:
     """Second moments of all pairs, less the products of the noisy means."""
     rows, columns = np.triu_indices(data.shape[1])
     weights = np.where(rows == columns, 1.0, math.sqrt(2))
@@ -230,7 +225,7 @@ def _moments(
     rows: jax.Array,
     shape: tuple[int, ...],
     params: _Moments,
-    noise: Release,
+    noise: _release.Release,
     squares: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The noisy first and second moments, and what the first one's noise adds.
@@ -246,7 +241,7 @@ def _moments(
         def contribute(x: jax.Array) -> jax.Array:
             return squares(unit_rows(x, scale))
 
-        second = noise(sum_exactly(contribute, rows)) * scale**2 / n
+        second = noise(_release.sum_exactly(contribute, rows)) * scale**2 / n
         return jnp.zeros(size), second, jnp.zeros(())
 
     root = math.sqrt(2)
@@ -255,10 +250,10 @@ def _moments(
         u = unit_rows(x, scale)
         return jnp.concatenate([u, squares(u)], axis=1) / root
 
-    both = noise(sum_exactly(contribute_both, rows)) * root / n
+    both = noise(_release.sum_exactly(contribute_both, rows)) * root / n
     added = (noise.stddev * root * scale / n) ** 2
     return both[:size] * scale, both[size:] * scale**2, added
 
 
 def _replaced(center: ArrayLike | None) -> float:
-    return 1.5 if center is None else root_up(2)
+    return 1.5 if center is None else _release.root_up(2)

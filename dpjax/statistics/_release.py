@@ -28,20 +28,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import validate
+from dpjax._core import meshes, rounding, validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import default_float
 from dpjax._core.keys import stream
-from dpjax._core.meshes import let_compiler_shard
-from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
-from dpjax.noise._discrete import (
-    TOTAL_VARIATION,
-    LatticeNoise,
-    lattice_noise,
-    release_on_lattice,
-)
+from dpjax.noise import _discrete
 from dpjax.statistics._checks import as_number
 
 # Contributions are integers times 2⁻³². A sum of fewer than 2³¹ of them, each at most
@@ -112,7 +105,9 @@ class Release(NamedTuple):
         """The sums f64[k] with the noise of one step."""
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
-            return release_on_lattice(key, sums, LatticeNoise(self.stddev, _DRAWS))
+            return _discrete.release_on_lattice(
+                key, sums, _discrete.LatticeNoise(self.stddev, _DRAWS)
+            )
         # In float32: JAX lowers a draw of 64 bits wrongly in a program without x64.
         noise = jax.random.normal(key, sums.shape, jnp.float32)
         return sums + self.stddev * noise.astype(jnp.float64)
@@ -179,9 +174,9 @@ def release(
         stddev = _lattice_stddev(z, dimension, num_sums, num_examples)
         # The factor two covers e^{±4ϑ(2)}, within 1e-33 of 1, for rounding and draws.
         draws = _DRAWS * dimension * num_sums
-        event = events.OnLattice(event, 2 * draws * TOTAL_VARIATION)
+        event = events.OnLattice(event, 2 * draws * _discrete.TOTAL_VARIATION)
     else:
-        stddev = round_up_float32("noise_multiplier", z, root_up(num_sums))
+        stddev = rounding.round_up_float32("noise_multiplier", z, root_up(num_sums))
     dtype = default_float()  # the caller's
     with _float64_scope():
         value = _run(
@@ -223,7 +218,7 @@ def _run(
         return jax.tree.map(lambda x: x.astype(dtype), value)
 
     # Sums are exact, so that a mesh changes no bit of the result.
-    return let_compiler_shard(compute, data, jax.P())(data, params, key, stddev)
+    return meshes.let_compiler_shard(compute, data, jax.P())(data, params, key, stddev)
 
 
 @contextlib.contextmanager
@@ -285,8 +280,8 @@ def _lattice_stddev(
         )
     # Contributions of norm 1 have the sensitivity factor times 1, which is at least 1:
     # noise that grows by what rounding adds relative to 1 grows by enough.
-    noise = lattice_noise(1.0, per_sum, dimension, most=per_sum, draws=_DRAWS)
-    return round_up_float32("noise_multiplier", noise.stddev)
+    noise = _discrete.lattice_noise(1.0, per_sum, dimension, most=per_sum, draws=_DRAWS)
+    return rounding.round_up_float32("noise_multiplier", noise.stddev)
 
 
 def divide_up(factor: float, z: float | jax.Array) -> ArrayLike:

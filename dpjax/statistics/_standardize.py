@@ -6,9 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core import validate
+from dpjax._core import keys, validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.keys import stream
 from dpjax._core.typing import Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.statistics._checks import as_examples, as_num_examples
@@ -101,25 +100,17 @@ def standardize(
     ratio = root_up(2) / 2 if adjacency is Adjacency.REPLACE else 1.0
     z_center = z / math.sqrt(share) * margin
     z_scale = z * ratio / math.sqrt(1 - share) * margin
-    of_center, of_scale = jax.random.split(stream(key, "statistics standardize"))
-    center = mean(
-        data,
-        clip_norm=clip_norm,
-        noise_multiplier=z_center,
-        key=of_center,
-        adjacency=adjacency,
-        num_examples=divisor,
-        arithmetic=arithmetic,
-    )
+    of_center, of_scale = jax.random.split(keys.stream(key, "statistics standardize"))
+    release = {
+        "clip_norm": clip_norm,
+        "adjacency": adjacency,
+        "num_examples": divisor,
+        "arithmetic": arithmetic,
+    }
+    center = mean(data, noise_multiplier=z_center, key=of_center, **release)
+    about = center.value
     spread = variance(
-        data,
-        clip_norm=clip_norm,
-        noise_multiplier=z_scale,
-        key=of_scale,
-        adjacency=adjacency,
-        num_examples=divisor,
-        center=center.value,
-        arithmetic=arithmetic,
+        data, noise_multiplier=z_scale, key=of_scale, center=about, **release
     )
     scale = _scale(spread.value, clip_norm, z_scale, divisor)
     event = events.Gaussian(divide_up(adjacency.sensitivity_factor, z))

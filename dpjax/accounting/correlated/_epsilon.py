@@ -9,12 +9,8 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
-from dpjax._matrices.strategy import (
-    Strategy,
-    Tree,
-    check_strategy,
-    toeplitz_and_factors,
-)
+from dpjax._core.typing import ArrayLike
+from dpjax._matrices import strategy as matrices
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import gdp, pld
 from dpjax.accounting.correlated import _bins
@@ -30,40 +26,10 @@ Sampling = Literal[
 ]
 
 
-def _in_bins(
-    strategy: Strategy,
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
-    *,
-    num_steps: int,
-    steps_per_epoch: int,
-    sampling: Sampling,
-    adjacency: Adjacency,
-) -> jax.Array:
-    """ε for examples in random bins, f[*b]; a ValueError for a tree.
-
-    The result is the smaller of two bounds: for an attacker who does not know the
-    example's steps, and for an attacker who knows them (`_bins`).
-    """
-    if isinstance(strategy, Tree):
-        raise ValueError(
-            f"strategy must be no tree for examples in random bins; got {strategy!r}."
-        )
-    return _bins.epsilon64(
-        *toeplitz_and_factors(strategy),
-        noise_multiplier,
-        delta,
-        num_steps=num_steps,
-        steps_per_epoch=steps_per_epoch,
-        sampling=sampling,
-        factor=adjacency.sensitivity_factor,
-    )
-
-
 def _cyclic_poisson(
-    strategy: Strategy,
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    strategy: matrices.Strategy,
+    noise_multiplier: ArrayLike,
+    delta: ArrayLike,
     *,
     num_steps: int,
     steps_per_epoch: int,
@@ -101,9 +67,9 @@ def _per_column64(strategy: Toeplitz, noise_multiplier: jax.Array) -> jax.Array:
 
 
 def epsilon(
-    strategy: Strategy,
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    strategy: matrices.Strategy,
+    noise_multiplier: ArrayLike,
+    delta: ArrayLike,
     *,
     num_steps: int,
     steps_per_epoch: int,
@@ -165,14 +131,29 @@ def epsilon(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("sampling", sampling, get_args(Sampling))
-    sizes = {
-        "num_steps": num_steps,
-        "steps_per_epoch": n_b,
-        "adjacency": validate.adjacency(adjacency),
-    }
-    strategy = check_strategy(strategy, num_steps)
+    adjacency = validate.adjacency(adjacency)
+    sizes = {"num_steps": num_steps, "steps_per_epoch": n_b}
+    strategy = matrices.check_strategy(strategy, num_steps)
     if sampling == "cyclic_poisson":
-        return _cyclic_poisson(strategy, noise_multiplier, delta, **sizes)
-    if sampling == "random_bins" or sampling == "fresh_bins":
-        return _in_bins(strategy, noise_multiplier, delta, sampling=sampling, **sizes)
-    return gdp.epsilon(mu(strategy, noise_multiplier, order=sampling, **sizes), delta)
+        return _cyclic_poisson(
+            strategy, noise_multiplier, delta, **sizes, adjacency=adjacency
+        )
+    if sampling != "random_bins" and sampling != "fresh_bins":
+        known = mu(
+            strategy, noise_multiplier, order=sampling, **sizes, adjacency=adjacency
+        )
+        return gdp.epsilon(known, delta)
+    if isinstance(strategy, matrices.Tree):
+        raise ValueError(
+            f"strategy must be no tree for examples in random bins; got {strategy!r}."
+        )
+    # The smaller of two bounds: for an attacker who does not know the example's steps,
+    # and for one who knows them.
+    return _bins.epsilon64(
+        *matrices.toeplitz_and_factors(strategy),
+        noise_multiplier,
+        delta,
+        **sizes,
+        sampling=sampling,
+        factor=adjacency.sensitivity_factor,
+    )

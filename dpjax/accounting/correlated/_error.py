@@ -6,19 +6,13 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import float64
-from dpjax._matrices.strategy import (
-    Strategy,
-    Tree,
-    Workload,
-    check_strategy,
-    check_workload,
-    toeplitz_and_factors,
-)
+from dpjax._core.typing import ArrayLike
+from dpjax._matrices import strategy as matrices
 from dpjax._matrices.toeplitz import Toeplitz, series, times
 
 
 def square_error(
-    strategy: Toeplitz, factors: jax.Array, workload: Workload, num_steps: int
+    strategy: Toeplitz, factors: jax.Array, workload: matrices.Workload, num_steps: int
 ) -> jax.Array:
     """The mean squared error ‖A diag(f) C⁻¹‖_F² / T of a Toeplitz strategy C, f[].
 
@@ -44,7 +38,7 @@ def _rows(num_steps: int) -> np.ndarray:
 
 def variances(
     strategy: Toeplitz,
-    workload: Workload,
+    workload: matrices.Workload,
     factors: jax.Array,
     rates: jax.Array,
     keep: jax.Array,
@@ -80,7 +74,7 @@ def variances(
 
 
 def _state_space(
-    numerator: jax.typing.ArrayLike, denominator: jax.typing.ArrayLike
+    numerator: ArrayLike, denominator: ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
     """The matrix F and the vector g of the state-space form of a filter N / D.
 
@@ -97,7 +91,7 @@ def _state_space(
 
 
 def _tree_square_error(
-    decay: jax.Array, workload: Workload, num_steps: int
+    decay: jax.Array, workload: matrices.Workload, num_steps: int
 ) -> jax.Array:
     """The mean squared error ‖A C⁻¹‖_F² / T of the tree, a sum over its levels, f[].
 
@@ -129,17 +123,25 @@ def _tree_square_error(
 
 @float64("nearest", static=("num_steps",), vectors=(0, 1, 2), elementwise=True)
 def _error64(
-    strategy: Toeplitz, factors: jax.Array, workload: Workload, *, num_steps: int
+    strategy: Toeplitz,
+    factors: jax.Array,
+    workload: matrices.Workload,
+    *,
+    num_steps: int,
 ) -> jax.Array:
     return jnp.sqrt(square_error(strategy, factors, workload, num_steps))
 
 
 @float64("nearest", static=("num_steps",), vectors=(1,), elementwise=True)
-def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> jax.Array:
+def _tree_error64(
+    decay: jax.Array, workload: matrices.Workload, *, num_steps: int
+) -> jax.Array:
     return jnp.sqrt(_tree_square_error(decay, workload, num_steps))
 
 
-def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
+def error(
+    strategy: matrices.Strategy, workload: matrices.Workload, num_steps: int
+) -> jax.Array:
     """The root mean square of the noise in a workload, for white noise of variance 1.
 
     The error is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At noise multiplier σ
@@ -171,15 +173,15 @@ def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
     """
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     strategy, workload = (
-        check_strategy(strategy, num_steps),
-        check_workload(workload, num_steps),
+        matrices.check_strategy(strategy, num_steps),
+        matrices.check_workload(workload, num_steps),
     )
-    if isinstance(strategy, Tree):
+    if isinstance(strategy, matrices.Tree):
         if any(np.shape(x)[-1] > 1 for x in (workload.rates, workload.keep)):
             raise ValueError(
                 "workload must have one rate and one keep for a tree's error; got "
                 f"{workload!r}."
             )
         return _tree_error64(strategy.decay, workload, num_steps=num_steps)
-    shape, factors = toeplitz_and_factors(strategy)
+    shape, factors = matrices.toeplitz_and_factors(strategy)
     return _error64(shape, factors, workload, num_steps=num_steps)

@@ -8,12 +8,8 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP, float64
-from dpjax._matrices.strategy import (
-    Strategy,
-    Tree,
-    check_strategy,
-    toeplitz_and_factors,
-)
+from dpjax._core.typing import ArrayLike
+from dpjax._matrices import strategy as matrices
 from dpjax._matrices.toeplitz import Toeplitz, series_error
 from dpjax.accounting import tree
 from dpjax.accounting.correlated import _patterns
@@ -95,8 +91,8 @@ _mu64 = float64(
 
 
 def mu(
-    strategy: Strategy,
-    noise_multiplier: jax.typing.ArrayLike,
+    strategy: matrices.Strategy,
+    noise_multiplier: ArrayLike,
     *,
     num_steps: int,
     steps_per_epoch: int,
@@ -159,12 +155,12 @@ def mu(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("order", order, tuple(WORST))
-    strategy = check_strategy(strategy, num_steps)
+    strategy = matrices.check_strategy(strategy, num_steps)
     if max_participations is not None:
         most = validate.static_int("max_participations", max_participations, minimum=1)
         # A limit that no order reaches would only compile the same program again.
         max_participations = most if most < -(-num_steps // n_b) else None
-    if isinstance(strategy, Tree):
+    if isinstance(strategy, matrices.Tree):
         if max_participations is not None:
             raise ValueError(
                 f"max_participations must be None for a tree; got {max_participations}."
@@ -181,7 +177,7 @@ def mu(
             order=order,
             adjacency=adjacency,
         )
-    shape, factors = toeplitz_and_factors(strategy)
+    shape, factors = matrices.toeplitz_and_factors(strategy)
     return _mu64(
         shape,
         factors,

@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting.iteration import _periodic, _setting
 from dpjax.accounting.iteration._minorant import HUGE, schedule_mu
 from dpjax.accounting.iteration._periodic import Cycle, geometric
@@ -150,7 +150,7 @@ def _check(
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     validate.positive("batch_size", batch_size)
     validate.one_of("order", order, ("fixed", "reshuffled"))
-    numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
+    numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     cycle = Cycle(epochs, period, order == "reshuffled", assumed.convex)
     return _Run(numbers, cycle, assumed)
 
@@ -513,7 +513,7 @@ def scheduled_cyclic_gd_mu(
     """
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     validate.positive("batch_size", batch_size)
-    numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
+    numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     lengths = {jnp.shape(x) for x in numbers if jnp.ndim(x) > 0}
     if len(lengths) != 1 or any(len(shape) != 1 or shape == (0,) for shape in lengths):
         raise ValueError(
@@ -592,5 +592,5 @@ def gradient_descent_sensitivity(
     validate.positive("num_steps", num_steps)
     num_steps = validate.whole_count("num_steps", num_steps)
     validate.positive("num_examples", num_examples)
-    numbers, assumed = _setting.check(1.0, num_examples, **setting)
+    numbers, assumed = _setting.check(1.0, num_examples, setting)
     return _sensitivity64(num_steps, numbers, assumed=assumed)

@@ -71,25 +71,19 @@ def clipped_excess(
     return jnp.where(jnp.isfinite(rho), bound, jnp.inf)
 
 
-def _valid(*args: jax.Array) -> jax.Array:
-    valid = jnp.array(True)
-    for x in args:
-        valid = valid & (x >= 0)
-    return valid
-
-
 @float64("up")
 def _step64(step_size, smoothness, weak, strong):
     above = excess(step_size, strong - weak, smoothness, strong + weak)
     c = jnp.maximum((1 + above) * (1 + 2 * ULP), 0.0)
-    valid = _valid(step_size, smoothness, weak, strong) & (strong <= smoothness)
+    valid = (step_size >= 0) & (weak >= 0) & (strong >= 0) & (strong <= smoothness)
     return jnp.where(valid & jnp.isfinite(step_size * smoothness), c, jnp.inf)
 
 
 @float64("up")
 def _clipped_step64(step_size, weak, smoothness):
     c = (1 + clipped_excess(step_size, weak, smoothness)) * (1 + 2 * ULP)
-    return jnp.where(_valid(step_size, weak, smoothness), c, jnp.inf)
+    valid = (step_size >= 0) & (weak >= 0) & (smoothness >= 0)
+    return jnp.where(valid, c, jnp.inf)
 
 
 def check_curvature(smoothness, weak_convexity, strong_convexity) -> None:

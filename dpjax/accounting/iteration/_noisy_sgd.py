@@ -32,8 +32,7 @@ from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import pld
-from dpjax.accounting.iteration import _setting
-from dpjax.accounting.iteration._periodic import geometric
+from dpjax.accounting.iteration import _periodic, _setting
 from dpjax.accounting.iteration._setting import Assumed, Bounds, Numbers, Setting, Step
 
 # Candidates for n, relative to the best n of the Gaussian approximation.
@@ -53,8 +52,8 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
     # For c > 1 the sum starts from its largest power, so that `geometric` gets
     # decreasing terms. Each branch gets only the y that it is for.
-    falling = jnp.exp((n + 1) * down) * geometric(down, before)
-    rising = jnp.exp((steps - 1) * up) * geometric(-up, before)
+    falling = jnp.exp((n + 1) * down) * _periodic.geometric(down, before)
+    rising = jnp.exp((steps - 1) * up) * _periodic.geometric(-up, before)
     return 2 * step.shift * jnp.where(y <= 0, falling, rising)
 
 
@@ -66,8 +65,8 @@ def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
     # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
-    falling = jnp.exp(n * down) / jnp.sqrt(geometric(2 * down, count))
-    rising = jnp.exp(up) / jnp.sqrt(geometric(-2 * up, count))
+    falling = jnp.exp(n * down) / jnp.sqrt(_periodic.geometric(2 * down, count))
+    rising = jnp.exp(up) / jnp.sqrt(_periodic.geometric(-2 * up, count))
     return step.diameter * jnp.where(y <= 0, falling, rising)
 
 
@@ -269,7 +268,7 @@ def noisy_sgd_bounds(
         raise ValueError(
             f"batch_size must be at most num_examples; got {batch_size!r}."
         )
-    numbers, assumed = _setting.check(noise_multiplier, batch_size, **setting)
+    numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     validate.adjacency_without_removal(setting["adjacency"])
     run = _Run(numbers, assumed, batch_size / num_examples, delta, steps)
     composed = _composition(run)

@@ -1,20 +1,16 @@
 """The assumptions of the bounds on a last iterate, and their checks."""
 
-from typing import Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP
-from dpjax.accounting.iteration._lipschitz import (
-    check_curvature,
-    clipped_excess,
-    excess,
-)
+from dpjax._core.typing import ArrayLike
+from dpjax.accounting.iteration import _lipschitz
 
 _Number = TypeVar("_Number")
 
@@ -132,14 +128,37 @@ class Step(NamedTuple):
     valid: jax.Array  # whether the numbers are in range
 
 
-def _fail(name: str, rule: str, value: object) -> None:
-    raise ValueError(f"{name} must be {rule}; got {value!r}.")
+class SettingError(TypeError, ValueError):
+    """An assumption is missing or unknown.
+
+    A missing argument is usually a TypeError and a wrong value a ValueError. Callers
+    may catch this error as either.
+    """
 
 
-def _check_step(
-    step_size: ArrayLike, smoothness: ArrayLike, regularization: ArrayLike, keeps: bool
-) -> None:
-    given = step_size, smoothness, regularization
+def check_names(setting: Setting) -> None:
+    """Raise a SettingError unless the setting has all assumptions and no other key."""
+    required = Setting.__annotations__.keys()
+    missing = [name for name in required if name not in setting]
+    if missing:
+        raise SettingError(
+            f"{', '.join(missing)} must be given: an assumption of the guarantee, for "
+            "which there is no default (see accounting.iteration.Setting)."
+        )
+    unknown = [name for name in setting if name not in required]
+    if unknown:
+        raise SettingError(
+            f"{', '.join(unknown)} must not be given: no argument and no assumption "
+            "has that name."
+        )
+
+
+def _fail(numbers: Numbers[ArrayLike], name: str, rule: str) -> None:
+    raise ValueError(f"{name} must be {rule}; got {getattr(numbers, name)!r}.")
+
+
+def _check_step(numbers: Numbers[ArrayLike], keeps: bool) -> None:
+    given = numbers.step_size, numbers.smoothness, numbers.regularization
     eta, M, added = map(validate.concrete, given)
     if eta is None or added is None:
         return
@@ -147,78 +166,59 @@ def _check_step(
     upper = np.where(np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + added), 0)
     if np.any(upper > 2 * (1 + 4 * ULP)):
         _fail(
+            numbers,
             "step_size",
             "at most 2 / (smoothness + regularization), beyond which a step on a "
             "convex loss is not a contraction",
-            step_size,
         )
     if not keeps and np.any(eta * added >= 1):
         _fail(
+            numbers,
             "regularization",
             "below 1 / step_size where clipped gradients may change direction",
-            regularization,
         )
 
 
 def check(
-    noise_multiplier: ArrayLike,
-    batch_size: ArrayLike,
-    *,
-    step_size: ArrayLike,
-    gradient_norm: ArrayLike,
-    clipped: bool,
-    generalised_linear: bool,
-    smoothness: ArrayLike,
-    weak_convexity: ArrayLike,
-    strong_convexity: ArrayLike,
-    regularization: ArrayLike,
-    diameter: ArrayLike,
-    adjacency: Adjacency,
+    noise_multiplier: ArrayLike, batch_size: ArrayLike, setting: Setting
 ) -> tuple[Numbers[ArrayLike], Assumed]:
     """Check the assumptions of a run and return them as numbers and static assumptions.
 
     Raises:
-      ValueError: an assumption fails; the message names the assumption.
+      ValueError: an assumption fails, is missing or unknown; the message names it.
     """
+    check_names(setting)
+    given: dict[str, Any] = {**setting}
+    fields = {name: given[name] for name in Numbers._fields if name in given}
+    numbers = Numbers[ArrayLike](noise_multiplier, batch_size, **fields)
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    validate.positive("step_size", step_size)
-    validate.positive("gradient_norm", gradient_norm)
-    validate.nonnegative("regularization", regularization)
-    check_curvature(smoothness, weak_convexity, strong_convexity)
-    bounded = validate.diameter(diameter)
-    adjacency = validate.adjacency(adjacency)
-    clipped = validate.flag("clipped", clipped)
-    linear = validate.flag("generalised_linear", generalised_linear)
+    validate.positive("step_size", numbers.step_size)
+    validate.positive("gradient_norm", numbers.gradient_norm)
+    validate.nonnegative("regularization", numbers.regularization)
+    weak_convexity, strong_convexity = numbers.weak_convexity, numbers.strong_convexity
+    _lipschitz.check_curvature(numbers.smoothness, weak_convexity, strong_convexity)
+    bounded = validate.diameter(numbers.diameter)
+    adjacency = validate.adjacency(setting["adjacency"])
+    clipped = validate.flag("clipped", setting["clipped"])
+    linear = validate.flag("generalised_linear", setting["generalised_linear"])
     keeps = linear or not clipped
-    strong = validate.concrete(strong_convexity)
+    weak, strong = map(validate.concrete, (weak_convexity, strong_convexity))
     # A traced value is taken to be positive: its value is not known here.
     if strong is None or np.any(strong > 0):
         if clipped:
             _fail(
+                numbers,
                 "strong_convexity",
                 "0 with clipped gradients, which have no curvature where the clip is "
                 "active (a regulariser outside the clip is named regularization)",
-                strong_convexity,
             )
         if adjacency is Adjacency.ADD_REMOVE:
             _fail(
+                numbers,
                 "strong_convexity",
                 "0 under ADD_REMOVE, where a batch may hold any number of examples",
-                strong_convexity,
             )
-    _check_step(step_size, smoothness, regularization, keeps)
-    numbers = Numbers(
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        step_size=step_size,
-        gradient_norm=gradient_norm,
-        smoothness=smoothness,
-        weak_convexity=weak_convexity,
-        strong_convexity=strong_convexity,
-        regularization=regularization,
-        diameter=diameter,
-    )
-    weak = validate.concrete(weak_convexity)
+    _check_step(numbers, keeps)
     assumed = Assumed(
         keeps=keeps,
         bounded=bounded,
@@ -256,11 +256,15 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
     # x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). Prox and projection have constant 1
     # (Lemma 2.9).
     if assumed.keeps:
-        above = excess(eta, strong + added - weak, M + added, strong + added + weak)
+        above = _lipschitz.excess(
+            eta, strong + added - weak, M + added, strong + added + weak
+        )
         log_c = jnp.log1p(jnp.maximum(above, -1 + ULP))
     else:
         pull = 1 - eta * added
-        log_c = jnp.log1p(clipped_excess(eta / pull, weak, M)) + jnp.log1p(-eta * added)
+        log_c = jnp.log1p(_lipschitz.clipped_excess(eta / pull, weak, M)) + jnp.log1p(
+            -eta * added
+        )
         log_c = log_c + 8 * ULP * eta * (added + weak + M)
     log_c = log_c + 4 * ULP * jnp.abs(log_c)  # rounded up, also where it is negative
     # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278: the noise

@@ -12,15 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.float64 import SMALL
-from dpjax.accounting._numerics.convex_order.grid import (
-    Grid,
-    combine_pairs,
-    copies,
-    make_grid,
-    normal,
-    rounding,
-    to_nearest,
-)
+from dpjax.accounting._numerics.convex_order import grid as grids
 
 
 class Masses(NamedTuple):
@@ -38,7 +30,7 @@ class Masses(NamedTuple):
 class Law(NamedTuple):
     """A distribution of the likelihood ratio: labels of the cells, and their masses."""
 
-    grid: Grid
+    grid: grids.Grid
     masses: Masses
 
 
@@ -47,9 +39,9 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 
     Under N(0, 1), log L ~ N(−v/2, v).
     """
-    grid = make_grid(variance, tail, n)
+    grid = grids.make_grid(variance, tail, n)
     # Cells are centred on grid points. The tails belong to the first and last cell.
-    law = normal(variance, grid.log(n)[0] - grid.spacing / 2, n, grid.spacing)
+    law = grids.normal(variance, grid.log(n)[0] - grid.spacing / 2, n, grid.spacing)
     masses = (
         jnp.sum(inner, axis=0).at[0].add(below).at[-1].add(above)
         for inner, below, above in zip(law.nodes, law.below, law.above, strict=True)
@@ -57,7 +49,9 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     return Law(grid, Masses(*masses))
 
 
-def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
+def _window(
+    grid: grids.Grid, masses: Masses, tail: jax.Array, n: int
+) -> tuple[grids.Grid, Masses]:
     """Distributions on about 2n cells, restricted to a window of n cells.
 
     Outside the window there is about the mass `tail` at each end. If such a window
@@ -78,46 +72,46 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     def move_masses(x: jax.Array) -> jax.Array:
         return jnp.zeros((*x.shape[:-1], n)).at[..., at].add(x)
 
-    return Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses)
+    return grids.Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses)
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """A lower bound, in convex order, on the mean of count independent copies of L."""
     n = law.masses.mass.shape[-1]
 
-    def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
+    def combine(grid: grids.Grid, pair: Masses, other: Masses, shares: jax.Array):
         def one(x: tuple[Masses, jax.Array]) -> Masses:
             own, share = x
-            moves = to_nearest(share, grid.spacing, n)
+            moves = grids.to_nearest(share, grid.spacing, n)
             left = jnp.stack([share * own.weight, (1 - share) * own.mass])
-            weight = combine_pairs(left, jnp.stack(other), moves)
+            weight = grids.combine_pairs(left, jnp.stack(other), moves)
             return Masses(
-                combine_pairs(own.mass[None], other.mass[None], moves), weight
+                grids.combine_pairs(own.mass[None], other.mass[None], moves), weight
             )
 
-        fine = Grid(2 * grid.first, grid.spacing / 2)
+        fine = grids.Grid(2 * grid.first, grid.spacing / 2)
         return _window(fine, jax.lax.map(one, (pair, shares)), tail, n)
 
-    return Law(*copies(combine, law.grid, law.masses, law.masses, count))
+    return Law(*grids.copies(combine, law.grid, law.masses, law.masses, count))
 
 
 def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """A lower bound, in convex order, on the product of count copies of L."""
     n = law.masses.mass.shape[-1]
 
-    def combine(grid: Grid, pair: Masses, other: Masses, _: jax.Array):
+    def combine(grid: grids.Grid, pair: Masses, other: Masses, _: jax.Array):
         def one(own: Masses) -> Masses:
             return jax.tree.map(
                 lambda x, y: jnp.convolve(x, y, precision="highest"), own, other
             )
 
-        wide = Grid(2 * grid.first, grid.spacing)
+        wide = grids.Grid(2 * grid.first, grid.spacing)
         return _window(wide, jax.lax.map(one, pair), tail, n)
 
     # The product of no copies is 1, in the cell whose label is nearest to log L = 0.
     at = jnp.clip(-law.grid.first, 0, n - 1)
     one = jnp.where(jnp.arange(n) == at, 1.0, 0.0)
-    return Law(*copies(combine, law.grid, Masses(one, one), law.masses, count))
+    return Law(*grids.copies(combine, law.grid, Masses(one, one), law.masses, count))
 
 
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
@@ -127,7 +121,7 @@ def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     copies that were combined to compute the distribution.
     """
     q, p = law.masses
-    error = rounding(q.size, count)
+    error = grids.rounding(q.size, count)
     # The bound on rounding enlarges the subtracted term and shrinks the other term, so
     # that the result errs downwards.
     e = jnp.exp(epsilon) * (1 + error)

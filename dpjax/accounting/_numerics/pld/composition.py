@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.float64 import float64
+from dpjax._core.float64 import Direction, float64
 from dpjax._core.searches import Point, attach_derivative, close, implicit_derivative
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
@@ -79,7 +79,7 @@ def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     return jnp.max(jax.lax.map(one, rows))
 
 
-def check_parameters(
+def _check_parameters(
     core: Callable[..., jax.Array], worst: float
 ) -> Callable[..., jax.Array]:
     """A function that checks the parameters of events before it computes δ or ε.
@@ -299,12 +299,7 @@ def _smallest_epsilon(
     return jnp.where(epsilon < 3 * top, jnp.maximum(epsilon, 0.0), jnp.inf)
 
 
-_as_float64 = float64("up", static=("structure",), one_by_one=True)
-_delta64 = _as_float64(check_parameters(bound_delta, 1.0))
-_epsilon64 = _as_float64(check_parameters(bound_epsilon, np.inf))
-
-
-def flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
+def _flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
     """The numbers of events and their structure, with ADD_REMOVE in place of ZERO_OUT.
 
     Both adjacencies have the same losses. With one structure for both, they share a
@@ -319,13 +314,23 @@ def flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
     return jax.tree.flatten(same)
 
 
-def delta64(epsilon: Any, steps: Sequence[events.Repeated]) -> jax.Array:
-    """An upper bound on δ(ε) of all events composed."""
-    numbers, structure = flatten_steps(steps)
-    return _delta64(epsilon, *numbers, structure=structure)
+def for_callers(
+    core: Callable[..., jax.Array], worst: float, rounding: Direction = "up"
+) -> Callable[[ArrayLike, Sequence[events.Repeated]], jax.Array]:
+    """A bound as a function of ε or δ and of events, with numbers of any dtype.
+
+    `_check_parameters` describes the first two arguments, and `float64` the rounding.
+    """
+    checked = _check_parameters(core, worst)
+    compiled = float64(rounding, static=("structure",), one_by_one=True)(checked)
+
+    def bound(asked: ArrayLike, steps: Sequence[events.Repeated]) -> jax.Array:
+        numbers, structure = _flatten_steps(steps)
+        return compiled(asked, *numbers, structure=structure)
+
+    return bound
 
 
-def epsilon64(delta: Any, steps: Sequence[events.Repeated]) -> jax.Array:
-    """An upper bound on ε(δ) of all events composed."""
-    numbers, structure = flatten_steps(steps)
-    return _epsilon64(delta, *numbers, structure=structure)
+# Upper bounds on δ(ε) and on ε(δ) of all events composed.
+delta64 = for_callers(bound_delta, 1.0)
+epsilon64 = for_callers(bound_epsilon, np.inf)

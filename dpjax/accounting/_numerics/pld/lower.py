@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtr
 
-from dpjax._core.float64 import SMALL, ULP, float64
+from dpjax._core.float64 import SMALL, ULP
 from dpjax._core.searches import bisect
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
@@ -193,18 +193,6 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     return jnp.where(inside, _directions(bound, parts), 0.0)
 
 
-_as_float64 = float64("down", static=("structure",), one_by_one=True)
-_delta64 = _as_float64(composition.check_parameters(_delta, 0.0))
-_epsilon64 = _as_float64(composition.check_parameters(_epsilon, 0.0))
-
-
-def delta64(epsilon: Any, steps: Sequence[events.Repeated]) -> jax.Array:
-    """A lower bound on δ(ε) of all events composed."""
-    numbers, structure = composition.flatten_steps(steps)
-    return _delta64(epsilon, *numbers, structure=structure)
-
-
-def epsilon64(delta: Any, steps: Sequence[events.Repeated]) -> jax.Array:
-    """A lower bound on ε(δ) of all events composed."""
-    numbers, structure = composition.flatten_steps(steps)
-    return _epsilon64(delta, *numbers, structure=structure)
+# Lower bounds on δ(ε) and on ε(δ) of all events composed.
+delta64 = composition.for_callers(_delta, 0.0, "down")
+epsilon64 = composition.for_callers(_epsilon, 0.0, "down")

@@ -16,7 +16,7 @@ import numpy as np
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import SMALL, ULP
 from dpjax.accounting import events
-from dpjax.accounting._numerics.pld import atoms, mixture, pairs
+from dpjax.accounting._numerics.pld import atoms, mechanisms, mixture, pairs
 from dpjax.accounting._numerics.pld.pairs import Cells, DiscreteLosses
 
 
@@ -98,10 +98,6 @@ def _discrete_laplace(event: events.DiscreteLaplace, tail: jax.Array) -> Discret
     return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
 
 
-def _response(event: Any, tail: jax.Array) -> DiscreteLosses:
-    return atoms.randomized_response(event.noise_parameter, event.num_buckets)
-
-
 _MERGED: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
     events.PoissonGaussian: _sampled,
     # A batch that does not overflow is a Poisson sample. `lower` subtracts the rest.
@@ -117,11 +113,10 @@ _MERGED: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
     events.DiscreteGaussian: lambda event, tail: atoms.discrete_gaussian_groups(
         event.stddev, max(event.sensitivity, 1), tail
     ),
-    events.RandomizedResponse: _response,
-    events.Pure: lambda event, tail: atoms.two_losses(event.epsilon, jnp.zeros(())),
-    events.EpsilonDelta: lambda event, tail: atoms.two_losses(
-        event.epsilon, event.delta
-    ),
+    # The losses of these pairs are exact.
+    events.RandomizedResponse: mechanisms.finite_losses,
+    events.Pure: mechanisms.finite_losses,
+    events.EpsilonDelta: mechanisms.finite_losses,
 }
 
 

@@ -17,7 +17,6 @@ from jax.scipy.special import ndtr
 
 from dpjax._core.float64 import SMALL
 from dpjax.accounting._numerics.pld import pairs
-from dpjax.accounting._numerics.pld.pairs import Cells, DiscreteLosses, tail_quantile
 
 # The largest v for which e^v is computed directly: e^{2v} is far from overflow.
 _DIRECT = 40.0
@@ -39,7 +38,7 @@ def _log_mixture(v: jax.Array, weight: jax.Array) -> jax.Array:
 
 def split(
     means: Sequence[jax.Array], weights: Sequence[jax.Array], tail: jax.Array
-) -> tuple[Cells, jax.Array, jax.Array]:
+) -> tuple[pairs.Cells, jax.Array, jax.Array]:
     """The cells of a mixture of N(μ_i, 1) against N(0, 1), and their first and last z.
 
     All truncated masses are at most about the tail.
@@ -47,9 +46,9 @@ def split(
     count = pairs.INTERVALS
     mean, weight = jnp.stack(means), jnp.stack(weights)
     fixed_mean, fixed_weight = jax.lax.stop_gradient((mean, weight))
-    idle = tail_quantile(tail)
+    idle = pairs.tail_quantile(tail)
     # Each component has at most an equal part of the tail above the last outcome.
-    touched = fixed_mean + tail_quantile(tail / (len(means) * fixed_weight))
+    touched = fixed_mean + pairs.tail_quantile(tail / (len(means) * fixed_weight))
     start, stop = -idle, jnp.maximum(idle, jnp.max(touched))
     width = (stop - start) / count
     ends = start + width * np.arange(count + 1.0)
@@ -79,7 +78,7 @@ def normalise(weights: Sequence[jax.Array]) -> list[jax.Array]:
 
 def mixture(
     means: Sequence[jax.Array], weights: Sequence[jax.Array], tail: jax.Array
-) -> DiscreteLosses:
+) -> pairs.DiscreteLosses:
     """The losses of Σ w_i N(μ_i, 1) against N(0, 1), in both directions."""
     weights = normalise(weights)
     cells, start, stop = split(means, weights, tail)
