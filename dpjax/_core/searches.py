@@ -15,7 +15,7 @@ own arithmetic.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -149,6 +149,53 @@ def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Arra
 
     # stop_gradient: the value's own derivatives must not add to those of fn().
     return differentiable_value(jax.lax.stop_gradient(value), *constants)
+
+
+class Seen(NamedTuple):
+    """A point of the secant method in the log of a positive number.
+
+    Attributes:
+      log: the log of the number.
+      excess: the value there, within ±_FAR.
+      slope: of the secant through this point and the one before.
+    """
+
+    log: float
+    excess: float
+    slope: float
+
+    @property
+    def next(self) -> float:
+        """The log of the next number, where the secant is zero."""
+        return self.log - self.excess / self.slope
+
+
+_FAR = 2.0  # values beyond count as this, which limits steps
+_STEEPEST, _FLATTEST = -8.0, -0.25  # the slopes that log ε has in log σ, and more
+
+
+def secants(
+    excess: Callable[[float], float], start: float, slope: float
+) -> Iterator[Seen]:
+    """The points of the secant method for a zero of excess, decreasing in log x.
+
+    Each evaluation takes long, and the caller decides when to stop.
+
+    Args:
+      excess: the function of x, nearly linear in log x. It may be infinite.
+      start: the first x, positive.
+      slope: an estimate of the slope by log x at the start, negative.
+    """
+    log, before = math.log(start), None
+    while True:
+        value = float(np.clip(excess(math.exp(log)), -_FAR, _FAR))
+        if before is not None and log != before.log:
+            # Rounding, or a clipped value, may give the secant a wrong slope.
+            slope = (value - before.excess) / (log - before.log)
+            slope = min(max(slope, _STEEPEST), _FLATTEST)
+        before = Seen(log, value, slope)
+        yield before
+        log = before.next
 
 
 # A cap on the iterations, in case a descent does not converge.

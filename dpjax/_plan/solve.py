@@ -5,6 +5,7 @@ go, is chosen here, too.
 """
 
 import functools
+import itertools
 import math
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, cast, default_float, scope
+from dpjax._core.searches import secants
 from dpjax._core.typing import Arithmetic
 from dpjax._matrices.strategy import Strategy, Workload
 from dpjax._plan import comparison, quantile
@@ -30,6 +32,11 @@ from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 # The share of δ that may be spent on batches which exceed their capacity.
 SHARE = LEAST_SHARE
+# The relative distance below the target at which the search for the noise ends,
+# and the evaluations that it may take, beyond which another search takes its place.
+_NEAR, _LOOKS = 1e-5, 8
+# A relative excess of what overflow adds to ε, well above the error of an estimate.
+_CLEARLY = 0.02
 
 
 def cost(run: RunParameters) -> float:
@@ -73,7 +80,8 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     For random bins, the probability of an overflow alone tells whether a capacity
     suffices, and bisection finds it. Elsewhere, what overflow adds to ε is about
     proportional to that probability. So the secant method on the logarithms finds the
-    capacity in a few steps. If eight steps are not enough, bisection does.
+    capacity in a few steps. If eight steps are not enough, bisection does. A capacity
+    that suffices is the result if the secant puts the next smaller one clearly above.
 
     Args:
       solved: the run without overflow, with the capacity n of all examples that a step
@@ -135,6 +143,9 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         if last is not None and now != last[0] and excess != last[1]:
             slope = (excess - last[1]) / (now - last[0])
         aim, last = now - excess / slope, (now, excess)
+        below = float(overflow[max(place - 1, 0)])
+        if excess <= 0 and excess + slope * (below - now) > _CLEARLY:
+            return capacity
     return high
 
 
@@ -424,6 +435,11 @@ def _solve(run: RunParameters, guess: float | None) -> RunParameters:
         return run.parameters(epsilon=cost(run))
     # Steps and batch size are whole numbers, and ε grows with them; ε falls with noise.
     whole = unknown != "noise_multiplier"
+    # Without an order of the data, each evaluation of ε takes long.
+    if not whole and mechanism_of(run).order is None:
+        found = _search_noise(run, guess or _guess(run))
+        if found is not None:
+            return found
     value = calibrate.solve(
         lambda x: jnp.asarray(cost(run.parameters(**{unknown: float(x)}))),
         _for_callers(run.epsilon, "down"),
@@ -435,6 +451,32 @@ def _solve(run: RunParameters, guess: float | None) -> RunParameters:
     # The solver stops at a tolerance, and on the safe side: compute ε at its result.
     solved = run.parameters(**{unknown: int(value) if whole else float(value)})
     return solved.parameters(epsilon=cost(solved))
+
+
+def _search_noise(run: RunParameters, start: float) -> RunParameters | None:
+    """The run whose ε is at most _NEAR below the target; None if none is found soon.
+
+    Args:
+      run: the run, whose epsilon is the target.
+      start: an estimate of the noise multiplier.
+    """
+    target = _for_callers(run.epsilon, "down")
+    found = run
+
+    def excess(noise: float) -> float:
+        # The search aims at the middle of the range of results.
+        nonlocal found
+        found = run.parameters(noise_multiplier=_for_callers(noise, "up"))
+        found = found.parameters(epsilon=cost(found))
+        return math.log(max(found.epsilon, TINY) / target) + _NEAR / 2
+
+    # Measured: log ε falls by about this much per log σ, faster if one step tells more.
+    told = min(start**-2, 30.0)
+    slope = 1.3 * told / math.expm1(-told)
+    for seen in itertools.islice(secants(excess, start, slope), _LOOKS):
+        if abs(seen.excess) <= _NEAR / 2:
+            return found
+    return None
 
 
 def _guess(run: RunParameters) -> float:
