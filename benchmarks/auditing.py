@@ -3,13 +3,15 @@
     python benchmarks/auditing.py [--part one_run|mechanisms|samplers|solvers|...]
 
 What is attacked and what is broken is in `_audits.py` (noise), `_audits_samplers.py`
-(who takes part) and `_audits_solvers.py`, which the tests have, too.
+(who takes part), `_audits_solvers.py` and `_audits_events.py` (mechanisms known by
+their events, and statistics), which the tests have, too.
 """
 
 import statistics
 import time
 
 import _audits
+import _audits_events
 import _audits_samplers
 import _audits_solvers
 import jax
@@ -29,6 +31,7 @@ SIZES = [16, 32, 64, 128, 256, 512, 1024]
 # Where scores are no Gaussians: at a δ that so many of them resolve.
 LARGE_DELTA, SAMPLED_CANARIES, PLAN_RUNS = 1e-2, 300_000, 300
 RUNS, GAUSSIAN_RUNS, BROKEN_RUNS = 200_000, 10_000, 3 * 2048
+EVENT_RUNS = 100_000
 MANY = [2**k for k in range(6, 14)]
 
 
@@ -197,6 +200,28 @@ def solvers():
     return Table("solvers", columns, rows)
 
 
+def events():
+    """What is proven of each event's mechanism, and of a twin with half the noise."""
+    rows = []
+    for name, mechanism in _audits_events.all_mechanisms().items():
+        found, of_twin = (
+            _audits_events.proven(
+                name,
+                _audits_events.of_event(
+                    name, num=EVENT_RUNS, key=jax.random.key(9), broken=broken
+                ),
+                confidence=0.99,
+            )
+            for broken in (False, True)
+        )
+        said = _audits_events.reported(name)
+        rows.append([name, mechanism.delta, said, found, found / said, of_twin])
+        print(*rows[-1], flush=True)
+    columns = {"mechanism": "{}", "δ": "{:g}", "ε reported": "{:.2f}"}
+    columns |= {"ε at least": "{:.2f}", "ratio": "{:.2f}"}
+    return Table("events", columns | {"ε at least, half of the noise": "{:.2f}"}, rows)
+
+
 def needed(scores, said, delta):
     """From how many scores on a bound at 99 % exceeds what is said, of three audits."""
     found, size = [], len(scores.inside) // 3
@@ -320,6 +345,7 @@ PARTS = (
     mechanisms,
     samplers,
     solvers,
+    events,
     broken,
     broken_at_random,
     trainings,

@@ -359,6 +359,57 @@ def test_invalid_arguments_raise(call, match):
         call()
 
 
+@pytest.mark.rounding
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize(
+    "law", [LAWS[0], LAWS[2], LAWS[4], selection.Fixed(3)], ids=str
+)
+def test_derivative_by_noise_equals_differences(law, count):
+    """Of the whole search by the noise of one run; `Fixed` is the composition's."""
+
+    def epsilon(sigma):
+        run = events.Repeated(events.Gaussian(1 / sigma), count)
+        return selection.epsilon(run, DELTA, repetitions=law)
+
+    sigma, step = 3.7, 4e-6
+    found = jax.grad(epsilon)(sigma)
+    assert found.dtype == jnp.float32
+    with jax.enable_x64(True):
+        wide = jax.grad(epsilon)(sigma)
+        expected = (epsilon(sigma + step) - epsilon(sigma - step)) / (2 * step)
+    np.testing.assert_allclose(wide, expected, rtol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_derivative_has_the_shape_of_delta_and_one_entry_for_each_number(x64):
+    deltas = np.array([1e-3, 1e-6])
+
+    def epsilon(mus):
+        run = events.Composed(tuple(events.Repeated(events.Gaussian(x)) for x in mus))
+        return selection.epsilon(run, deltas, repetitions=LAWS[0])
+
+    mus, step = np.array([0.2, 0.4]), 1e-6
+    found = jax.jacobian(lambda x: epsilon(list(x)))(jnp.asarray(mus))
+    expected = [
+        (epsilon(mus + step * e) - epsilon(mus - step * e)) / (2 * step)
+        for e in np.eye(2)
+    ]
+    np.testing.assert_allclose(found, np.transpose(expected), rtol=1e-6)
+
+
+def test_traced_numbers_without_derivative_raise():
+    def epsilon(mu):
+        return selection.epsilon(events.Gaussian(mu), DELTA, repetitions=LAWS[0])
+
+    for traced in (jax.jit(epsilon), jax.jit(jax.grad(epsilon))):
+        with pytest.raises(ValueError, match="^event must have numbers that neither"):
+            traced(0.3)
+    with pytest.raises(ValueError, match="^event must have numbers that neither"):
+        jax.vmap(epsilon)(np.array([0.3, 0.4]))
+
+
 def train(setting, key):
     return {"w": setting["rate"] * jnp.ones(2) + 0.1 * jax.random.normal(key, (2,))}
 

@@ -27,17 +27,19 @@ The bound (1) is never above the Rényi bounds of Papernot and Steinke (2022) no
 the profile bounds of Koskela, Redberg and Wang (2024): docs/selection.md has the proof.
 """
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dpjax._core import validate
-from dpjax._core.float64 import ULP, cast, default_float, scope
+from dpjax._core.float64 import ULP, cast, default_float, scope, scoped
 from dpjax._core.typing import ArrayLike
-from dpjax.accounting import gdp, pld
+from dpjax.accounting import pld
 from dpjax.accounting._repetitions import Fixed, Repetitions
 
 if TYPE_CHECKING:
@@ -107,19 +109,36 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x[kept], y[kept]
 
 
-def curve_of(profile: "Profile", tail: float) -> Curve:
-    """The curve of a profile, with at most about `tail` at infinite ratios."""
-    total = float(profile.delta(0.0))  # the total variation of P and Q
+class Points(NamedTuple):
+    """Values of δ(ε) of one run, f64[n] each; an ε above `_LARGEST` is not used."""
+
+    epsilon: Any
+    delta: Any
+
+
+def points_of(profile: "Profile", tail: float, xp: Any = np) -> Points:
+    """The points of a profile, with at most about `tail` at infinite ratios.
+
+    With `jax.numpy` in place of NumPy, numbers of the profile may be traced.
+    """
+    number = float if xp is np else xp.asarray
+    total = number(profile.delta(0.0))  # the total variation of P and Q
     # Near its end δ(ε) is about e^{−x²} with x proportional to ε.
-    x = np.sqrt(-np.log(np.clip([total, tail], _LEAST, 1.0)))
-    deltas = np.exp(-np.square(np.linspace(x[0], np.max(x), _POINTS)[1:]))
-    epsilons = np.array([float(profile.epsilon(x)) for x in deltas])
-    known = epsilons <= _LARGEST
-    epsilons, deltas = epsilons[known], deltas[known]
+    x = xp.sqrt(-xp.log(xp.clip(xp.array([total, tail]), _LEAST, 1.0)))
+    deltas = xp.exp(-xp.square(xp.linspace(x[0], xp.max(x), _POINTS)[1:]))
+    epsilons = xp.array([number(profile.epsilon(x)) for x in deltas])
     # Both ends are points of the curve, too: the largest ε may hold for a smaller δ.
-    end = np.max(epsilons, initial=0.0)
-    epsilons = np.append(epsilons, [0.0, end])
-    deltas = np.append(deltas, [total, float(profile.delta(end))])
+    end = xp.max(xp.where(epsilons <= _LARGEST, epsilons, 0.0))
+    return Points(
+        xp.append(epsilons, xp.array([0.0, end])),
+        xp.append(deltas, xp.array([total, number(profile.delta(end))])),
+    )
+
+
+def curve_of(points: Points) -> Curve:
+    """The curve below the points."""
+    known = points.epsilon <= _LARGEST
+    epsilons, deltas = points.epsilon[known], points.delta[known]
     # h(e^ε) = δ(ε). The same holds with P and Q exchanged, where an event's complement
     # gives h(e^−ε) <= 1 − e^−ε (1 − δ(ε)). At 0, h is 1.
     up, down = np.exp(epsilons) * (1 + 4 * ULP), np.exp(-epsilons) * (1 - 4 * ULP)
@@ -162,16 +181,46 @@ def composed(profile: "Profile", repetitions: Repetitions) -> "Profile | None":
     """The profile of a release of all runs, if their number is fixed and known."""
     if not isinstance(repetitions, Fixed):
         return None
-    if isinstance(profile, pld.PLD):
-        return pld.compose(profile, repetitions.count)
-    if profile.mu is None:
+    if profile.mu is not None:
+        profile = pld.gaussian(profile.mu)
+    if not isinstance(profile, pld.PLD):
         return None
-    return pld.gaussian(gdp.compose(np.full(repetitions.count, profile.mu)))
+    return pld.compose(profile, repetitions.count)
 
 
 def _each(fn: Callable[[float], float], x: np.ndarray) -> np.ndarray:
     """The values of a function at each number of an array."""
     return np.array([fn(one) for one in x.ravel().tolist()]).reshape(x.shape)
+
+
+def bound_of(points: Points, law: Repetitions) -> Callable[[float], float]:
+    """The function (2) of ε, rounded up."""
+    curve = curve_of(points)
+    price = price_of(curve, law)
+    # An error of 4 ULP in an argument of G′ is one of 4 ULP G″ / G′ in its log.
+    slack = 1 + _SLACK + 64 * ULP * law.steepness
+
+    def bound(epsilon: float) -> float:
+        power = np.exp(min(epsilon, _LARGEST))
+        total = np.sum(price.weight * curve.at(power / slack * price.ratio)) * slack
+        # K is drawn within a total variation τ of its law, on both data sets.
+        return float(total + (1 + power) * law.total_variation)
+
+    return bound
+
+
+def least_epsilon(bound: Callable[[float], float], delta: float) -> float:
+    """The least ε at which a bound is at most δ, rounded up; inf if there is none."""
+    low, high = 0.0, 1.0
+    while bound(high) > delta and high < _LARGEST:
+        low, high = high, 2 * high
+    if bound(high) > delta:
+        return np.inf
+    # The upper end always meets δ.
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if bound(middle) <= delta else (middle, high)
+    return 0.0 if bound(0.0) <= delta else high
 
 
 class Selected(NamedTuple):
@@ -192,9 +241,39 @@ class Selected(NamedTuple):
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """The ε for a δ in (0, 1), f[*b], rounded up."""
         validate.open_unit("delta", delta)
-        dtype, delta = default_float(), np.asarray(delta, np.float64)
-        with scope():
-            return cast(jnp.asarray(_each(self._epsilon, delta)), dtype, "up")
+        leaves, structure = jax.tree.flatten(self)
+        places = [i for i, x in enumerate(leaves) if isinstance(x, Tracer)]
+        if not places:
+            return self._epsilons(delta)
+
+        def of(*numbers: Any) -> Selected:
+            known = dict(zip(places, numbers, strict=True))
+            return structure.unflatten(known.get(i, x) for i, x in enumerate(leaves))
+
+        @jax.custom_jvp
+        def found(*numbers: jax.Array) -> jax.Array:
+            if any(isinstance(x, Tracer) for x in numbers):
+                raise ValueError(
+                    "event must have numbers that neither jax.jit nor jax.vmap traces; "
+                    f"jax.grad takes one derivative by them; got {numbers!r}."
+                )
+            return of(*numbers)._epsilons(delta)
+
+        @found.defjvp
+        def jvp(numbers: Any, tangents: Any) -> Any:
+            value, change = found(*numbers), 0.0
+            for i, tangent in enumerate(tangents):
+                one = functools.partial(of, *numbers[:i])
+                slope = _each(
+                    lambda d, i=i, one=one: slope_of(
+                        lambda x: one(x, *numbers[i + 1 :]), float(numbers[i]), d
+                    ),
+                    np.asarray(delta, np.float64),
+                )
+                change += jnp.asarray(slope, value.dtype) * tangent
+            return value, change
+
+        return found(*(leaves[i] for i in places))
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, f[*b], rounded up."""
@@ -203,40 +282,27 @@ class Selected(NamedTuple):
         with scope():
             return cast(jnp.asarray(_each(self._delta, epsilon)), dtype, "up")
 
-    def _bound(self, tail: float) -> Callable[[float], float]:
-        """The function (2) of ε, rounded up, with at most `tail` at infinite ratios."""
-        law = self.repetitions
-        curve = curve_of(self.profile, tail)
-        price = price_of(curve, law)
-        # An error of 4 ULP in an argument of G′ is one of 4 ULP G″ / G′ in its log.
-        slack = 1 + _SLACK + 64 * ULP * law.steepness
-
-        def bound(epsilon: float) -> float:
-            power = np.exp(min(epsilon, _LARGEST))
-            total = np.sum(price.weight * curve.at(power / slack * price.ratio)) * slack
-            # K is drawn within a total variation τ of its law, on both data sets.
-            return float(total + (1 + power) * law.total_variation)
-
-        return bound
+    def _search(self, delta: float) -> tuple[float, float]:
+        """The ε of (2), and the mass at infinite r with which it was found."""
+        tail = 0.0
+        for share in _TAILS:
+            tail = share * delta / max(1.0, self.repetitions.mean)
+            bound = bound_of(points_of(self.profile, tail), self.repetitions)
+            found = least_epsilon(bound, delta)
+            if found < np.inf:
+                return found, tail
+        return np.inf, tail
 
     def _epsilon(self, delta: float) -> float:
-        found = np.inf
         together = composed(self.profile, self.repetitions)
-        if together is not None:
-            found = float(together.epsilon(delta))
-        for share in _TAILS:
-            bound = self._bound(share * delta / max(1.0, self.repetitions.mean))
-            low, high = 0.0, 1.0
-            while bound(high) > delta and high < _LARGEST:
-                low, high = high, 2 * high
-            if bound(high) > delta:
-                continue
-            # The upper end always meets δ.
-            for _ in range(60):
-                middle = (low + high) / 2
-                low, high = (low, middle) if bound(middle) <= delta else (middle, high)
-            return min(found, 0.0 if bound(0.0) <= delta else high)
-        return found
+        known = np.inf if together is None else float(together.epsilon(delta))
+        return min(known, self._search(delta)[0])
+
+    def _epsilons(self, delta: ArrayLike) -> jax.Array:
+        """The ε for each δ, of numbers that are known."""
+        dtype, delta = default_float(), np.asarray(delta, np.float64)
+        with scope():
+            return cast(jnp.asarray(_each(self._epsilon, delta)), dtype, "up")
 
     def _delta(self, epsilon: float) -> float:
         if epsilon >= _LARGEST:
@@ -247,4 +313,38 @@ class Selected(NamedTuple):
             found = float(together.delta(epsilon))
         # The result is about E[K] times the δ of one run at this ε, or more.
         tail = float(self.profile.delta(epsilon)) * _TAILS[0]
-        return min(found, self._bound(tail)(epsilon))
+        points = points_of(self.profile, tail)
+        return min(found, bound_of(points, self.repetitions)(epsilon))
+
+
+@scoped
+def slope_of(selected: Callable[[Any], Selected], x: float, delta: float) -> float:
+    """dε/dx, for a `Selected` that is a function of a number x.
+
+    The points of one run have an exact derivative. ε is a function of these points that
+    is smooth except where a vertex enters or leaves a hull, and its derivative in the
+    direction of the points' is a difference quotient.
+    """
+    law = selected(x).repetitions
+
+    def together(x: Any) -> "Profile | None":
+        return composed(selected(x).profile, law)
+
+    epsilon, tail = selected(x)._search(delta)
+    all_runs, at = together(x), ((jnp.float64(x),), (jnp.float64(1.0),))
+    if all_runs is not None and float(all_runs.epsilon(delta)) <= epsilon:
+        return float(jax.jvp(lambda x: together(x).epsilon(delta), *at)[1])  # pyright: ignore
+    of, slopes = jax.jvp(lambda x: points_of(selected(x).profile, tail, jnp), *at)
+
+    def moved(by: float) -> float:
+        points = Points(
+            *(
+                np.asarray(x) + by * np.asarray(y)
+                for x, y in zip(of, slopes, strict=True)
+            )
+        )
+        return least_epsilon(bound_of(points, law), delta)
+
+    # The smaller the step, the fewer vertices it crosses. Rounding over it is 1e-9.
+    step = 2.0**-20 * (abs(x) or 1.0)
+    return (moved(step) - moved(-step)) / (2 * step)

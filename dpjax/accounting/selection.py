@@ -71,18 +71,19 @@ def epsilon(
     """An ε at which the best of K runs of a mechanism is (ε, δ)-DP.
 
     Args:
-      mechanism: the event of one run, with its score, or the profile of one run. All
-        numbers must be known: this function cannot be traced.
-      delta: f[*b], strictly between 0 and 1.
+      mechanism: the event of one run, with its score, or the profile of one run.
+        `jax.grad` may differentiate once by the event's numbers; `jax.jit` and
+        `jax.vmap` may not trace them.
+      delta: f[*b], strictly between 0 and 1, a number.
       repetitions: the law of K, such as `Geometric(10.0)`.
 
     Returns:
       ε, f[*b], rounded up; inf where no bound holds. For base mechanisms with Gaussian
       noise and truncated negative binomial K, ε is mostly within 1 % of what an attack
-      achieves (docs/selection.md).
+      achieves (docs/selection.md). The derivative is that of the returned bound.
 
     Raises:
-      ValueError: an argument is out of range, or repetitions is no law.
+      ValueError: an argument is out of range or traced, or repetitions is no law.
 
     Privacy: K is drawn from the law, independently of the data. The runs are
     independent of each other, and each of them, with its score, is the mechanism. Only
