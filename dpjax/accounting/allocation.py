@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events, gdp
 from dpjax.accounting import pld as _pld
 from dpjax.accounting._numerics.convex_order.allocation import (
@@ -43,7 +44,7 @@ class _Sizes(NamedTuple):
 
 
 def _check_sizes(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     num_steps: int,
     num_selected: int,
     num_epochs: int = 1,
@@ -60,7 +61,7 @@ def _check_sizes(
 
 
 def pld(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     num_steps: int,
     num_selected: int = 1,
@@ -108,7 +109,7 @@ def pld(
 
 
 def _run(
-    noise_multiplier: jax.typing.ArrayLike, sizes: _Sizes, adjacency: Adjacency
+    noise_multiplier: ArrayLike, sizes: _Sizes, adjacency: Adjacency
 ) -> tuple[_pld.PLD, jax.Array]:
     """The PLD of all epochs, and a GDP parameter that also holds for known steps.
 
@@ -133,8 +134,8 @@ def _known_steps_mu64(
 
 
 def epsilon(
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    delta: ArrayLike,
     *,
     num_steps: int,
     num_epochs: int = 1,
@@ -188,8 +189,8 @@ def epsilon(
 
 
 def delta(
-    noise_multiplier: jax.typing.ArrayLike,
-    epsilon: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    epsilon: ArrayLike,
     *,
     num_steps: int,
     num_epochs: int = 1,
@@ -236,9 +237,7 @@ def _noise_of_sum64(
     return noise_multiplier * scale
 
 
-def _one_of(
-    noise_multiplier: jax.typing.ArrayLike, sizes: _Sizes
-) -> tuple[jax.typing.ArrayLike, int, int]:
+def _one_of(noise_multiplier: ArrayLike, sizes: _Sizes) -> tuple[ArrayLike, int, int]:
     """Noise, steps and epochs of an allocation of one step, as lossy as k, or less."""
     t, k, num_epochs = sizes
     if k == 1:
@@ -248,8 +247,8 @@ def _one_of(
 
 
 def epsilon_lower(
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    delta: ArrayLike,
     *,
     num_steps: int,
     num_epochs: int = 1,
@@ -288,8 +287,8 @@ def epsilon_lower(
 
 
 def delta_lower(
-    noise_multiplier: jax.typing.ArrayLike,
-    epsilon: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    epsilon: ArrayLike,
     *,
     num_steps: int,
     num_epochs: int = 1,

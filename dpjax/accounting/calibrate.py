@@ -19,6 +19,7 @@ from dpjax._core.searches import (
     find_bracket,
     implicit_derivative,
 )
+from dpjax._core.typing import ArrayLike
 
 _CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
 _FAR = 2.0  # |log ε − log target| is clipped here; beyond, only its sign is used
@@ -80,7 +81,7 @@ def _clip(x: jax.Array, ends: _Ends) -> jax.Array:
 
 def solve(
     epsilon_fn: Callable[[jax.Array], jax.Array],
-    target_epsilon: jax.typing.ArrayLike,
+    target_epsilon: ArrayLike,
     *,
     increasing: bool = False,
     integer: bool = False,
@@ -194,7 +195,7 @@ def _is_traced(x: object) -> bool:
     return isinstance(x, Tracer)
 
 
-def _scalar(name: str, value: jax.typing.ArrayLike) -> None:
+def _scalar(name: str, value: ArrayLike) -> None:
     if jnp.shape(value) != ():
         raise ValueError(
             f"{name} must be a scalar, and jax.vmap solves for several; got shape "

@@ -15,11 +15,12 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, broadcast_batch, float64
+from dpjax._core.typing import ArrayLike
 
 EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 127)])
 """The values of ε at which a profile is evaluated by default."""
 
-Profile = Callable[[jax.typing.ArrayLike], jax.Array]
+Profile = Callable[[ArrayLike], jax.Array]
 
 
 @float64("down", vectors=(1, 2))
@@ -45,9 +46,9 @@ def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax
 
 def tradeoff(
     delta_fn: Profile,
-    alpha: jax.typing.ArrayLike,
+    alpha: ArrayLike,
     *,
-    epsilons: jax.typing.ArrayLike = EPSILONS,
+    epsilons: ArrayLike = EPSILONS,
 ) -> jax.Array:
     """A lower bound on the false-negative rate of any attack, from a privacy profile.
 
@@ -80,9 +81,9 @@ def tradeoff(
 
 def true_positive_rate(
     delta_fn: Profile,
-    false_positive_rate: jax.typing.ArrayLike,
+    false_positive_rate: ArrayLike,
     *,
-    epsilons: jax.typing.ArrayLike = EPSILONS,
+    epsilons: ArrayLike = EPSILONS,
 ) -> jax.Array:
     """An upper bound on the true-positive rate of any attack, from a privacy profile.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting._numerics import gaussian
 
 _delta64 = float64("up", elementwise=True)(gaussian.delta_of)
@@ -33,7 +34,7 @@ def _compose64(mus: jax.Array) -> jax.Array:
     return jnp.where(regular[..., 0], total, largest[..., 0])
 
 
-def tradeoff(mu: jax.typing.ArrayLike, alpha: jax.typing.ArrayLike) -> jax.Array:
+def tradeoff(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
     """The least false-negative rate of any attack on a μ-GDP mechanism.
 
     G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
@@ -60,7 +61,7 @@ def tradeoff(mu: jax.typing.ArrayLike, alpha: jax.typing.ArrayLike) -> jax.Array
     return _tradeoff64(mu, alpha)
 
 
-def delta(mu: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike) -> jax.Array:
+def delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     """The least δ for which every μ-GDP mechanism is (ε, δ)-DP.
 
     Args:
@@ -84,7 +85,7 @@ def delta(mu: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike) -> jax.Array:
     return _delta64(mu, epsilon)
 
 
-def epsilon(mu: jax.typing.ArrayLike, delta: jax.typing.ArrayLike) -> jax.Array:
+def epsilon(mu: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The least ε >= 0 for which every μ-GDP mechanism is (ε, δ)-DP.
 
     Args:
@@ -112,7 +113,7 @@ def epsilon(mu: jax.typing.ArrayLike, delta: jax.typing.ArrayLike) -> jax.Array:
     return _epsilon64(mu, delta)
 
 
-def mu(epsilon: jax.typing.ArrayLike, delta: jax.typing.ArrayLike) -> jax.Array:
+def mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The largest μ for which every μ-GDP mechanism is (ε, δ)-DP.
 
     Args:
@@ -136,7 +137,7 @@ def mu(epsilon: jax.typing.ArrayLike, delta: jax.typing.ArrayLike) -> jax.Array:
     return _mu64(epsilon, delta)
 
 
-def compose(mus: jax.typing.ArrayLike) -> jax.Array:
+def compose(mus: ArrayLike) -> jax.Array:
     """The GDP parameter of the composition of mechanisms, adaptive or not.
 
     Args:

@@ -13,6 +13,7 @@ from jax.scipy.special import erfinv, ndtri
 
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.typing import ArrayLike
 
 
 @float64("up")
@@ -54,9 +55,7 @@ def _mu64(pure: jax.Array) -> jax.Array:
     return jnp.where(regular, mu, jnp.where(pure == 0, 0.0, jnp.inf))
 
 
-def delta(
-    pure_epsilon: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike
-) -> jax.Array:
+def delta(pure_epsilon: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     """The least δ for which every pure_epsilon-DP mechanism is (ε, δ)-DP.
 
     Args:
@@ -81,9 +80,7 @@ def delta(
     return _delta64(pure_epsilon, epsilon)
 
 
-def epsilon(
-    pure_epsilon: jax.typing.ArrayLike, delta: jax.typing.ArrayLike
-) -> jax.Array:
+def epsilon(pure_epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The least ε >= 0 for which every pure_epsilon-DP mechanism is (ε, δ)-DP.
 
     Args:
@@ -107,7 +104,7 @@ def epsilon(
     return _epsilon64(pure_epsilon, delta)
 
 
-def mu(pure_epsilon: jax.typing.ArrayLike) -> jax.Array:
+def mu(pure_epsilon: ArrayLike) -> jax.Array:
     """The least μ for which every pure_epsilon-DP mechanism is μ-GDP.
 
     Args:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting import calibrate, pld
 
 __all__ = ["delta", "epsilon", "group", "uniform"]
@@ -92,8 +93,8 @@ def uniform(most: int, groups: int = 16) -> Rounds:
 
 
 def _mean_delta(
-    noise_multiplier: jax.typing.ArrayLike,
-    epsilon: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    epsilon: ArrayLike,
     rounds: Rounds,
     sampling_rate: float,
 ) -> jax.Array:
@@ -114,8 +115,8 @@ def _mean_delta(
 
 
 def delta(
-    noise_multiplier: jax.typing.ArrayLike,
-    epsilon: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    epsilon: ArrayLike,
     *,
     rounds: Rounds,
     sampling_rate: float,
@@ -175,7 +176,7 @@ def epsilon(
     """
     validate.open_unit("delta", delta)
 
-    def delta_of(epsilon: jax.typing.ArrayLike) -> jax.Array:
+    def delta_of(epsilon: ArrayLike) -> jax.Array:
         return _mean_delta(noise_multiplier, epsilon, rounds, sampling_rate)
 
     # ε = 0 lies outside the range of `calibrate.solve`, whose parameters are positive.

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, default_float, float64
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting._numerics import rdp_curves
 
 ORDERS = 1.0 + np.concatenate(
@@ -42,13 +43,13 @@ def _compose64(*curves_and_count: jax.Array) -> jax.Array:
     return jnp.where(is_count, value, jnp.inf)
 
 
-def _array(value: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
+def _array(value: ArrayLike) -> jax.Array | np.ndarray:
     """The value as an array: a NumPy array unless it is a JAX array already."""
     return value if isinstance(value, jax.Array) else np.asarray(value, np.float64)
 
 
 def _align(
-    *scalars: jax.typing.ArrayLike, curves: tuple[jax.typing.ArrayLike, ...]
+    *scalars: ArrayLike, curves: tuple[ArrayLike, ...]
 ) -> list[jax.Array | np.ndarray]:
     """Give all arrays the same rank, and give the scalars an axis for the orders."""
     arrays = [_array(x) for x in curves] + [_array(x)[..., None] for x in scalars]
@@ -56,9 +57,7 @@ def _align(
     return [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in arrays]
 
 
-def gaussian(
-    noise_multiplier: jax.typing.ArrayLike, orders: jax.typing.ArrayLike
-) -> jax.Array:
+def gaussian(noise_multiplier: ArrayLike, orders: ArrayLike) -> jax.Array:
     """The Rényi curve of the Gaussian mechanism, exact.
 
     Args:
@@ -86,9 +85,9 @@ def gaussian(
 
 
 def poisson_gaussian(
-    noise_multiplier: jax.typing.ArrayLike,
-    sampling_rate: jax.typing.ArrayLike,
-    orders: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    sampling_rate: ArrayLike,
+    orders: ArrayLike,
 ) -> jax.Array:
     """The Rényi curve of the Gaussian mechanism on a Poisson sample.
 
@@ -128,9 +127,9 @@ def poisson_gaussian(
 
 
 def fixed_size_gaussian(
-    noise_multiplier: jax.typing.ArrayLike,
-    sampling_rate: jax.typing.ArrayLike,
-    orders: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    sampling_rate: ArrayLike,
+    orders: ArrayLike,
 ) -> jax.Array:
     """The Rényi curve of the Gaussian mechanism on a batch of fixed size.
 
@@ -167,9 +166,7 @@ def fixed_size_gaussian(
     return rdp_curves.fixed_size_gaussian64(sigma, q, a)
 
 
-def compose(
-    *curves: jax.typing.ArrayLike, count: jax.typing.ArrayLike = 1
-) -> jax.Array:
+def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
     """The curve of the composition of mechanisms that each run count times.
 
     Args:
@@ -203,15 +200,15 @@ def compose(
     return _compose64(*_align(count, curves=curves))
 
 
-def _check_conversion(curve: jax.typing.ArrayLike, orders: jax.typing.ArrayLike):
+def _check_conversion(curve: ArrayLike, orders: ArrayLike):
     validate.nonnegative("curve", curve, finite=False)
     validate.above_one("orders", orders)
 
 
 def epsilon(
-    curve: jax.typing.ArrayLike,
-    orders: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    curve: ArrayLike,
+    orders: ArrayLike,
+    delta: ArrayLike,
 ) -> jax.Array:
     """The least ε >= 0 at which the curve proves (ε, δ)-DP.
 
@@ -242,9 +239,9 @@ def epsilon(
 
 
 def best_order(
-    curve: jax.typing.ArrayLike,
-    orders: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    curve: ArrayLike,
+    orders: ArrayLike,
+    delta: ArrayLike,
 ) -> jax.Array:
     """The order of the curve at which the bound on ε is smallest.
 
@@ -276,9 +273,9 @@ def best_order(
 
 
 def delta(
-    curve: jax.typing.ArrayLike,
-    orders: jax.typing.ArrayLike,
-    epsilon: jax.typing.ArrayLike,
+    curve: ArrayLike,
+    orders: ArrayLike,
+    epsilon: ArrayLike,
 ) -> jax.Array:
     """The least δ at which the curve proves (ε, δ)-DP.
 

@@ -57,6 +57,7 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.typing import ArrayLike
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
@@ -186,10 +187,10 @@ def _momentum_mu64(
 
 
 def momentum_mu(
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     num_steps: int,
-    decay: jax.typing.ArrayLike,
+    decay: ArrayLike,
     steps_per_epoch: int,
     order: Literal["fixed", "reshuffled"],
     adjacency: Adjacency,
@@ -310,10 +311,10 @@ def _reduced_momentum_mu64(
 
 
 def reduced_momentum_mu(
-    noise_multipliers: Sequence[jax.typing.ArrayLike],
+    noise_multipliers: Sequence[ArrayLike],
     *,
     num_steps: int,
-    decay: jax.typing.ArrayLike,
+    decay: ArrayLike,
     steps_per_epoch: int,
     adjacency: Adjacency,
 ) -> jax.Array:

@@ -12,6 +12,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events, pld
 
 
@@ -38,8 +39,8 @@ def _overflow_delta64(epsilon: jax.Array, expected_overflows: jax.Array) -> jax.
 
 
 def poisson_gaussian(
-    noise_multiplier: jax.typing.ArrayLike,
-    sampling_rate: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    sampling_rate: ArrayLike,
     *,
     num_examples: int,
     max_batch_size: int,
@@ -93,7 +94,7 @@ def poisson_gaussian(
 
 
 def overflow_delta(
-    epsilon: jax.typing.ArrayLike,
+    epsilon: ArrayLike,
     *,
     num_examples: int,
     sampling_rate: float,

@@ -20,6 +20,7 @@ from jax.scipy.special import ndtr, ndtri
 
 from dpjax._core.float64 import TINY, ULP, scoped
 from dpjax._core.searches import newton, nudge
+from dpjax._core.typing import ArrayLike
 
 # Gauss-Legendre nodes and weights on [0, 1], for Mills' ratio.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
@@ -27,7 +28,7 @@ _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
 LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 
 
-def mills(a: jax.Array, mu: jax.typing.ArrayLike | None = None) -> jax.Array:
+def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:
     """Mills' ratio R(a), or (R(a) − R(a + μ)) / μ given μ, for a >= −1, f[*b].
 
     One quadrature gives either value.

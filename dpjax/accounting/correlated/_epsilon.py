@@ -9,6 +9,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax._matrices.strategy import (
     Strategy,
     Tree,
@@ -32,8 +33,8 @@ Sampling = Literal[
 
 def _in_bins(
     strategy: Strategy,
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    delta: ArrayLike,
     *,
     num_steps: int,
     steps_per_epoch: int,
@@ -62,8 +63,8 @@ def _in_bins(
 
 def _cyclic_poisson(
     strategy: Strategy,
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    delta: ArrayLike,
     *,
     num_steps: int,
     steps_per_epoch: int,
@@ -102,8 +103,8 @@ def _per_column64(strategy: Toeplitz, noise_multiplier: jax.Array) -> jax.Array:
 
 def epsilon(
     strategy: Strategy,
-    noise_multiplier: jax.typing.ArrayLike,
-    delta: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    delta: ArrayLike,
     *,
     num_steps: int,
     steps_per_epoch: int,

@@ -6,6 +6,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.float64 import float64
+from dpjax._core.typing import ArrayLike
 from dpjax._matrices.strategy import (
     Strategy,
     Tree,
@@ -80,7 +81,7 @@ def variances(
 
 
 def _state_space(
-    numerator: jax.typing.ArrayLike, denominator: jax.typing.ArrayLike
+    numerator: ArrayLike, denominator: ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
     """The matrix F and the vector g of the state-space form of a filter N / D.
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax._matrices.strategy import (
     Strategy,
     Tree,
@@ -96,7 +97,7 @@ _mu64 = float64(
 
 def mu(
     strategy: Strategy,
-    noise_multiplier: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
     *,
     num_steps: int,
     steps_per_epoch: int,

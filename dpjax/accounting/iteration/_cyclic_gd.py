@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting.iteration import _periodic, _setting
 from dpjax.accounting.iteration._minorant import HUGE, schedule_mu
 from dpjax.accounting.iteration._periodic import Cycle, geometric

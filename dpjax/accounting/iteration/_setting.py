@@ -5,11 +5,11 @@ from typing import Generic, NamedTuple, TypedDict, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting.iteration._lipschitz import (
     check_curvature,
     clipped_excess,

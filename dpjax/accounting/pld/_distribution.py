@@ -9,6 +9,7 @@ from jax.core import Tracer
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.pld import composition, lower, merged
 from dpjax.accounting.events import register_record
@@ -34,11 +35,11 @@ class PLD:
     def mu(self) -> None:
         """No GDP parameter is known."""
 
-    def epsilon(self, delta: jax.typing.ArrayLike) -> jax.Array:
+    def epsilon(self, delta: ArrayLike) -> jax.Array:
         """The ε for a δ in (0, 1), rounded up."""
         return epsilon(self, delta)
 
-    def delta(self, epsilon: jax.typing.ArrayLike) -> jax.Array:
+    def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up."""
         return delta(self, epsilon)
 
@@ -71,7 +72,7 @@ def of(event: events.Step) -> PLD:
     return PLD((events.Repeated(event),))
 
 
-def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
+def compose(pld: PLD, count: ArrayLike) -> PLD:
     """The privacy-loss distribution of all mechanisms of a PLD, run count times.
 
     Args:
@@ -101,9 +102,7 @@ def compose(pld: PLD, count: jax.typing.ArrayLike) -> PLD:
     )
 
 
-def _multiply_counts(
-    one: jax.typing.ArrayLike, other: jax.typing.ArrayLike
-) -> jax.typing.ArrayLike:
+def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
     """The product of two counts, rounded up where a float cannot represent it."""
     if isinstance(one, int) and isinstance(other, int):
         return one * other
@@ -156,7 +155,7 @@ def convolve(a: PLD, b: PLD) -> PLD:
     return PLD(steps)
 
 
-def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
+def delta(pld: PLD, epsilon: ArrayLike) -> jax.Array:
     """An upper bound on the least δ at which the composed mechanism is (ε, δ)-DP.
 
     Args:
@@ -182,7 +181,7 @@ def delta(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
     return composition.delta64(epsilon, _steps(pld))
 
 
-def epsilon(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
+def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
     """An upper bound on the least ε >= 0 at which the composed mechanism is (ε, δ)-DP.
 
     Args:
@@ -230,7 +229,7 @@ def _steps_with_lower_bounds(pld: PLD, *others: object) -> tuple[events.Repeated
     return steps
 
 
-def delta_lower(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
+def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
     """A lower bound on the least δ at which the composed mechanism is (ε, δ)-DP.
 
     Args:
@@ -260,7 +259,7 @@ def delta_lower(pld: PLD, epsilon: jax.typing.ArrayLike) -> jax.Array:
     return lower.delta64(epsilon, _steps_with_lower_bounds(pld, epsilon))
 
 
-def epsilon_lower(pld: PLD, delta: jax.typing.ArrayLike) -> jax.Array:
+def epsilon_lower(pld: PLD, delta: ArrayLike) -> jax.Array:
     """A lower bound on the least ε >= 0 at which the composed mechanism is (ε, δ)-DP.
 
     Args:

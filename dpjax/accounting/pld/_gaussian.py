@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.pld.mechanisms import WEIGHTS_TOLERANCE
 from dpjax.accounting.pld._distribution import PLD, of
 
 
-def gaussian(mu: jax.typing.ArrayLike) -> PLD:
+def gaussian(mu: ArrayLike) -> PLD:
     """The privacy-loss distribution of a μ-GDP mechanism.
 
     Args:
@@ -38,8 +38,8 @@ def gaussian(mu: jax.typing.ArrayLike) -> PLD:
 
 
 def poisson_gaussian(
-    noise_multiplier: jax.typing.ArrayLike,
-    sampling_rate: jax.typing.ArrayLike,
+    noise_multiplier: ArrayLike,
+    sampling_rate: ArrayLike,
     *,
     adjacency: Adjacency,
 ) -> PLD:
@@ -80,9 +80,7 @@ def poisson_gaussian(
     return of(events.PoissonGaussian(noise_multiplier, sampling_rate, adjacency))
 
 
-def subsampled_gdp(
-    mu: jax.typing.ArrayLike, sampling_rate: jax.typing.ArrayLike
-) -> PLD:
+def subsampled_gdp(mu: ArrayLike, sampling_rate: ArrayLike) -> PLD:
     """The privacy-loss distribution of a μ-GDP mechanism on a batch of fixed size.
 
     Args:
@@ -113,9 +111,9 @@ def subsampled_gdp(
 
 
 def gaussian_mixture(
-    noise_multiplier: jax.typing.ArrayLike,
-    sensitivities: Sequence[jax.typing.ArrayLike],
-    weights: Sequence[jax.typing.ArrayLike],
+    noise_multiplier: ArrayLike,
+    sensitivities: Sequence[ArrayLike],
+    weights: Sequence[ArrayLike],
     *,
     adjacency: Adjacency,
 ) -> PLD:

@@ -1,13 +1,12 @@
 """Privacy-loss distributions of mechanisms without Gaussian noise on real numbers."""
 
-import jax
-
 from dpjax._core import validate
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting.pld._distribution import PLD, of
 
 
-def laplace(scale: jax.typing.ArrayLike) -> PLD:
+def laplace(scale: ArrayLike) -> PLD:
     """The privacy-loss distribution of the Laplace mechanism.
 
     Args:
@@ -36,7 +35,7 @@ def laplace(scale: jax.typing.ArrayLike) -> PLD:
     return of(events.Laplace(scale))
 
 
-def discrete_laplace(scale: jax.typing.ArrayLike, sensitivity: int) -> PLD:
+def discrete_laplace(scale: ArrayLike, sensitivity: int) -> PLD:
     """The privacy-loss distribution of the Laplace mechanism on integers.
 
     Args:
@@ -68,7 +67,7 @@ def discrete_laplace(scale: jax.typing.ArrayLike, sensitivity: int) -> PLD:
     return of(events.DiscreteLaplace(scale, sensitivity))
 
 
-def discrete_gaussian(stddev: jax.typing.ArrayLike, sensitivity: int) -> PLD:
+def discrete_gaussian(stddev: ArrayLike, sensitivity: int) -> PLD:
     """The privacy-loss distribution of discrete Gaussian noise on one integer.
 
     Args:
@@ -99,9 +98,7 @@ def discrete_gaussian(stddev: jax.typing.ArrayLike, sensitivity: int) -> PLD:
     return of(events.DiscreteGaussian(stddev, sensitivity))
 
 
-def randomized_response(
-    noise_parameter: jax.typing.ArrayLike, num_buckets: jax.typing.ArrayLike
-) -> PLD:
+def randomized_response(noise_parameter: ArrayLike, num_buckets: ArrayLike) -> PLD:
     """The privacy-loss distribution of randomised response.
 
     Args:
@@ -132,7 +129,7 @@ def randomized_response(
     return of(events.RandomizedResponse(noise_parameter, num_buckets))
 
 
-def pure(epsilon: jax.typing.ArrayLike) -> PLD:
+def pure(epsilon: ArrayLike) -> PLD:
     """The privacy-loss distribution that dominates every ε-DP mechanism.
 
     | mechanism, with a bound Δ on the change of each score | ε |
@@ -170,7 +167,7 @@ def pure(epsilon: jax.typing.ArrayLike) -> PLD:
     return of(events.Pure(epsilon))
 
 
-def epsilon_delta(epsilon: jax.typing.ArrayLike, delta: jax.typing.ArrayLike) -> PLD:
+def epsilon_delta(epsilon: ArrayLike, delta: ArrayLike) -> PLD:
     """The privacy-loss distribution that dominates every (ε, δ)-DP mechanism.
 
     Args:
