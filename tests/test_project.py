@@ -300,7 +300,8 @@ def test_dir_lists_only_public_names():
 
 
 def test_signatures_show_types_by_name():
-    modules = [dpjax.accounting, dpjax.noise, dpjax.sampling, dpjax.statistics]
+    modules = [getattr(dpjax, name) for name in dpjax.__all__]
+    modules = [x for x in modules if inspect.ismodule(x)]
     modules += [x for x in vars(dpjax.accounting).values() if inspect.ismodule(x)]
     functions = {
         f"{module.__name__}.{name}": value

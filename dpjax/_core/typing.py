@@ -24,6 +24,7 @@ Arrays: TypeAlias = Sequence[jax.Array]
 DTypeLike = TypeAliasType("DTypeLike", jax.typing.DTypeLike)
 Key: TypeAlias = chex.PRNGKey  # a typed key, which validate.typed_key checks
 Tree = TypeAliasType("Tree", optax.Params)
+ScalarOrSchedule = TypeAliasType("ScalarOrSchedule", optax.ScalarOrSchedule)
 LossFn: TypeAlias = Callable[..., jax.Array]  # from parameters and ONE example
 # From the leaves of the parameters and of the example to the loss and auxiliary output.
 LossOfLeaves: TypeAlias = Callable[[Arrays, Arrays], tuple[ArrayLike, object]]

@@ -14,11 +14,10 @@ from typing import Generic, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from dpjax._core import validate
 from dpjax._core.keys import stream
-from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
+from dpjax._core.typing import ArrayLike, Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax.accounting import gdp, iteration, pld
 from dpjax.accounting.iteration import Setting, _setting
 from dpjax.accounting.profiles import EpsilonProfile, Gaussian, Guarantee, Profile
@@ -34,7 +33,7 @@ class _Given(NamedTuple, Generic[Params]):
     loss_fn: LossFn
     params: Params
     data: Tree
-    noise: optax.ScalarOrSchedule | np.ndarray | Target
+    noise: ScalarOrSchedule | np.ndarray | Target
     key: Key
     prox: Prox | None
     microbatch_size: int | None
@@ -250,7 +249,7 @@ def noisy_cyclic_gd(
     batch_size: int,
     order: Order,
     key: Key,
-    noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
+    noise_multiplier: ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     prox: Prox | None = None,
@@ -329,7 +328,7 @@ def noisy_gd(
     *,
     num_steps: int,
     key: Key,
-    noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
+    noise_multiplier: ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     prox: Prox | None = None,
@@ -397,7 +396,7 @@ def noisy_sgd(
     num_steps: int,
     batch_size: int,
     key: Key,
-    noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
+    noise_multiplier: ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     prox: Prox | None = None,

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.core import Tracer
 
 from dpjax import sampling
@@ -14,7 +13,7 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
-from dpjax._core.typing import Key, LossFn, Params, Tree
+from dpjax._core.typing import Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax.accounting import random_rounds
 from dpjax.accounting.profiles import Guarantee, RoundsProfile
 from dpjax.noise._gaussian import gaussian_like
@@ -150,7 +149,7 @@ def random_round_sgd(
     adjacency: Adjacency,
     max_rounds: int,
     batch_size: int,
-    step_size: optax.ScalarOrSchedule | np.ndarray,
+    step_size: ScalarOrSchedule | np.ndarray,
     smoothness: float,
     clip_norm: float,
     key: Key,
