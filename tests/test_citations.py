@@ -1,4 +1,4 @@
-"""The papers to cite for a run: what each is cited for, and what docs/papers.md says."""
+"""The papers to cite for a run: what each is cited for, and its section in the docs."""
 
 import pathlib
 import re
