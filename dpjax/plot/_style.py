@@ -29,6 +29,7 @@ style: dict[str, Any] = {
     "axes.titlesize": 11,
     "figure.constrained_layout.use": True,
     # At 360 pixels, the width of a telephone, letters are then 8 pixels high or more.
+    "figure.dpi": 160,
     "figure.figsize": (5.4, 3.6),
     "font.size": 11,
     "grid.color": "#dddddd",
