@@ -454,7 +454,7 @@ except ImportError as error:
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert "dpjax[plot]" in found.stdout
+    assert "'.[plot]'" in found.stdout
 
 
 @pytest.mark.slow

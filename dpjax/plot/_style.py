@@ -55,8 +55,8 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError(
-            "dpjax.plot draws with matplotlib, which the extra named plot brings: "
-            "pip install 'dpjax[plot]'."
+            "dpjax.plot draws with matplotlib. In a checkout of dpjax: "
+            "pip install '.[plot]'."
         ) from error
     _, ax = plt.subplots(figsize=size, layout="constrained")
     return ax
