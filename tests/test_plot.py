@@ -219,6 +219,20 @@ def test_epsilon_curve_is_exact_at_or_above_every_step():
 
 
 @pytest.mark.slow
+def test_epsilon_curve_without_mu_marks_the_steps_that_it_knows():
+    plan = make_fixed_plan(sampling="poisson", num_steps=40)
+    ax = plot.epsilon_by_step(plan)
+    (line,) = ax.lines
+    steps, costs = line_data(line)
+    assert 1 < len(steps) <= 30
+    for t, cost in list(zip(steps, costs, strict=True))[::10]:
+        assert cost == float(plan.guarantee.at(int(t)).epsilon(1e-5))
+    assert line.get_markevery() is None
+    assert "at the markers" in ax.get_xlabel()
+    assert line.get_drawstyle() == "default"
+
+
+@pytest.mark.slow
 def test_epsilon_curve_of_a_long_run_has_few_points():
     steps, _ = line_data(
         plot.epsilon_by_step(make_fixed_plan(num_steps=100_000)).lines[0]
@@ -445,7 +459,7 @@ except ImportError as error:
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert "dpjax[plot]" in found.stdout
+    assert "'.[plot]'" in found.stdout
 
 
 @pytest.mark.slow

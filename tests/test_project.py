@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import inspect
 import pathlib
 import re
 import subprocess
@@ -298,9 +299,29 @@ def test_dir_lists_only_public_names():
     assert (ROOT / "dpjax/py.typed").exists()
 
 
+def test_signatures_show_types_by_name():
+    modules = [getattr(dpjax, name) for name in dpjax.__all__]
+    modules = [x for x in modules if inspect.ismodule(x)]
+    modules += [x for x in vars(dpjax.accounting).values() if inspect.ismodule(x)]
+    functions = {
+        f"{module.__name__}.{name}": value
+        for module in [dpjax, *modules]
+        for name in dir(module)
+        if inspect.isfunction(value := getattr(module, name))
+    }
+    assert len(functions) > 100
+    for name, function in functions.items():
+        text = str(inspect.signature(function))
+        # A union that is spelled out names the scalars of NumPy.
+        assert "numpy.number" not in text, name
+        assert text.count("fresh_bins") <= 1, name
+    assert "delta: ArrayLike)" in str(inspect.signature(dpjax.accounting.gdp.epsilon))
+
+
 def test_imported_packages_are_declared_dependencies():
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    declared = {re.match(r"[\w-]+", x)[0] for x in pyproject["project"]["dependencies"]}
+    required = pyproject["project"]["dependencies"]
+    declared = {re.match(r"[\w-]+", x)[0].replace("-", "_") for x in required}
     # Used only where they are installed, or dependencies of an extra.
     optional = {"flax", "tqdm", "matplotlib", "orbax", "dp_accounting"}
     found = {

@@ -8,6 +8,7 @@ copied beside the site. Formulas become MathML here, so that no script renders t
 import pathlib
 import posixpath
 import re
+import tomllib
 
 import latex2mathml.converter
 import notebook_pages
@@ -52,6 +53,15 @@ def target_of(link: str, page: str) -> tuple[str, str]:
     path, _, anchor = link.partition("#")
     folder = posixpath.dirname(source_of(page))
     return posixpath.normpath(posixpath.join(folder, path)), anchor
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Every page says which version it describes: in its header and below it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name = f"dpjax {project['version']}"
+    config.site_name = name
+    config.copyright = f"These pages describe {name}."
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -5,11 +5,12 @@ import functools
 import json
 import math
 import pathlib
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from dpjax._cli.page import page, text_plot
 from dpjax._core.plain import from_plain, to_plain
 from dpjax._plan import RunGuarantee
 from dpjax._plan.mechanisms import SAMPLINGS
@@ -27,8 +28,8 @@ _NOT_GIVEN = {"epsilon", "solved_for", "max_batch_size"}
 _NOT_GIVEN |= {"schedule", "quantile", "shape"}
 
 
-def report(path: str, as_json: bool) -> str:
-    """The statement for a paper, as text or JSON, from a file that `to_json` wrote.
+def report(path: str, form: Literal["text", "json", "html"]) -> str:
+    """The statement for a paper in one of three forms, from what `to_json` wrote.
 
     Raises:
       ValueError: the file is not JSON or not such a record, no plan has its numbers, or
@@ -46,10 +47,12 @@ def report(path: str, as_json: bool) -> str:
         raise ValueError(f"{path}: {error}") from error
     # The last line names the versions. They must be those that ran, not those of today.
     statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}"
-    if not as_json:
+    if form == "html":
+        return page(guarantee, statement)
+    if form == "text":
         return (
-            f"{statement}\n\nε and what attacks can achieve were computed again from "
-            f"the run's numbers in {path}."
+            f"{statement}\n\n{text_plot(guarantee)}\n\nε and what attacks can achieve "
+            f"were computed again from the run's numbers in {path}."
         )
     delta = guarantee.plan.delta
     said = {"epsilon": guarantee.epsilon(delta), "delta": delta, "statement": statement}

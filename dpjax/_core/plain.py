@@ -70,6 +70,7 @@ def from_plain(kind: Any, value: Any, name: str) -> Any:
     Raises:
       ValueError: no value of this type has these plain values.
     """
+    kind = getattr(kind, "__value__", kind)  # what an alias with a name stands for
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if value is None and types.NoneType in kinds:
         return None

@@ -5,6 +5,7 @@ of arrays and numbers (chex's alias excludes numbers). Only the author of a loss
 the types of its parameters and examples, so the alias `LossFn` does not restrict the
 arguments. Signatures use `Any` for results of a user's function and for arguments that
 are passed on to such a function. They use `object` for values that are not inspected.
+`help` shows an alias of `TypeAliasType` by its name, and any other by its definition.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +17,14 @@ import jax.core
 import jax.typing
 import numpy as np
 import optax
+from typing_extensions import TypeAliasType
 
-ArrayLike: TypeAlias = jax.typing.ArrayLike
+ArrayLike = TypeAliasType("ArrayLike", jax.typing.ArrayLike)
 Arrays: TypeAlias = Sequence[jax.Array]
-DTypeLike: TypeAlias = jax.typing.DTypeLike
+DTypeLike = TypeAliasType("DTypeLike", jax.typing.DTypeLike)
 Key: TypeAlias = chex.PRNGKey  # a typed key, which validate.typed_key checks
-Tree: TypeAlias = optax.Params
+Tree = TypeAliasType("Tree", optax.Params)
+ScalarOrSchedule = TypeAliasType("ScalarOrSchedule", optax.ScalarOrSchedule)
 LossFn: TypeAlias = Callable[..., jax.Array]  # from parameters and ONE example
 # From the leaves of the parameters and of the example to the loss and auxiliary output.
 LossOfLeaves: TypeAlias = Callable[[Arrays, Arrays], tuple[ArrayLike, object]]

@@ -1,6 +1,7 @@
 """The guarantee of a run, as a statement for a paper and as a record for a machine."""
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
@@ -13,6 +14,7 @@ import numpy as np
 from dpjax._core import plain, validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
+from dpjax._plan import citations as papers
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import noise_of
@@ -115,8 +117,7 @@ class RunGuarantee:
         """
         if self.mu is not None:
             return gdp.tradeoff(self.mu, alpha)
-        deltas = np.array([self.plan.delta, *_DELTAS])
-        epsilons = np.array([float(self.epsilon(delta)) for delta in deltas])
+        deltas, epsilons = _points(self)
         # A point with infinite ε bounds nothing, and without others the bound is 0.
         known = epsilons < np.inf
         if not known.any():
@@ -172,6 +173,20 @@ class RunGuarantee:
         """The record as JSON, in which an infinite ε is the string "inf"."""
         return json.dumps(plain.to_plain(self.record()), indent=2, ensure_ascii=False)
 
+    def citations(self) -> str:
+        r"""What a paper must cite: BibTeX of what the run used, and of this library.
+
+        Example:
+          >>> import dpjax
+          >>> run = dpjax.plan(num_examples=1000, batch_size=100, num_steps=20,
+          ...                  noise_multiplier=4.0, delta=1e-5, clip_norm=1.0,
+          ...                  sampling="fixed", adjacency=dpjax.Adjacency.REPLACE)
+          >>> import re
+          >>> re.findall(r"{(\w+),\n", run.guarantee.citations())
+          ['dpjax', 'abadi2016', 'balle2018', 'dong2022']
+        """
+        return papers.citations(self.plan, self.event)
+
     def _repr_markdown_(self) -> str:
         """The statement in Markdown, for notebooks."""
         # Markdown needs an empty line between paragraphs.
@@ -198,6 +213,13 @@ class RunGuarantee:
             f"Assumptions: {'; '.join(found['assumptions'])}.\n"
             f"dpjax {found['versions']['dpjax']}, jax {found['versions']['jax']}."
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
+    """The δ at which the profile bounds attacks, and its ε there, f64[k] each."""
+    deltas = np.array([guarantee.plan.delta, *_DELTAS])
+    return deltas, np.array([float(guarantee.epsilon(delta)) for delta in deltas])
 
 
 def _bits(plan: RunParameters) -> str:

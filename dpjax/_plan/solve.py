@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import TypeAliasType
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
@@ -160,15 +161,18 @@ def _is_spared(run: RunParameters, epsilon: float) -> bool:
         return RandomBinsProfile(event).is_spared(epsilon, delta)
 
 
-Sampling = Literal[
-    "poisson",
-    "fixed_size",
-    "fixed",
-    "reshuffled",
-    "cyclic_poisson",
-    "random_bins",
-    "fresh_bins",
-]
+Sampling = TypeAliasType(
+    "Sampling",
+    Literal[
+        "poisson",
+        "fixed_size",
+        "fixed",
+        "reshuffled",
+        "cyclic_poisson",
+        "random_bins",
+        "fresh_bins",
+    ],
+)
 
 
 def plan(

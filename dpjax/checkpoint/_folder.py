@@ -122,7 +122,8 @@ def _orbax() -> Any:
         import orbax.checkpoint as ocp
     except ImportError as error:
         raise ImportError(
-            "dpjax.checkpoint needs orbax: pip install 'dpjax[checkpoint]'."
+            "dpjax.checkpoint needs orbax. In a checkout of dpjax: "
+            "pip install '.[checkpoint]'."
         ) from error
     return ocp
 

@@ -14,7 +14,7 @@ import optax
 from dpjax._core import validate
 from dpjax._core.dtypes import widen
 from dpjax._core.meshes import shard_like
-from dpjax._core.typing import ArrayLike, Key, Tree
+from dpjax._core.typing import ArrayLike, Key, ScalarOrSchedule, Tree
 from dpjax._matrices.strategy import Strategy
 from dpjax.clipping._clipped_grad import ClippedGrad
 from dpjax.noise._correlated import Buffer, correlated_noise, tree_momentum
@@ -67,7 +67,7 @@ def cast_updates_to_float32(
 
 
 def dp_sgd(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: ScalarOrSchedule,
     *,
     clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
@@ -118,7 +118,7 @@ def dp_sgd(
 
 
 def dp_adam(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: ScalarOrSchedule,
     *,
     clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
@@ -167,7 +167,7 @@ def dp_adam(
 
 
 def dp_adamw(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: ScalarOrSchedule,
     *,
     clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,
@@ -177,7 +177,7 @@ def dp_adamw(
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-8,
-    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    weight_decay: ScalarOrSchedule = 1e-4,
     mask: Tree | Callable[..., Tree] | None = None,
 ) -> optax.GradientTransformation:
     """Private Adam with decoupled weight decay on the clipped sum.
@@ -223,7 +223,7 @@ def dp_adamw(
 
 
 def dp_nsgd(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: ScalarOrSchedule,
     *,
     clip_norm: ArrayLike | ClippedGrad,
     noise_multiplier: ArrayLike,

@@ -36,17 +36,18 @@ def epsilon_by_step(
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: ε after t steps against t, with a marker at the last step.
+      The Axes: ε after t steps against t.
 
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: there is no plan, or an argument is not a plan; the number of labels
         is not the number of plans; delta is out of range.
 
-    Privacy: ε is that of `plan.guarantee.at(t)`, at up to 30 steps, or 400 steps where
-    μ is known. Between two such steps the line has the ε of the later step, which is an
-    upper bound. The ε at t holds for a t that was fixed before the run. If t was chosen
-    by looking at the run, only the ε of the whole plan holds.
+    Privacy: ε is that of `plan.guarantee.at(t)`, at up to 400 steps if μ is known. The
+    line between two such steps has the ε of the later step, which is an upper bound. If
+    no μ is known, ε is computed at up to 30 steps, which have markers. The straight
+    lines between markers are no bounds. The ε at t holds for a t that was fixed before
+    the run. If t was chosen by looking at the run, only the ε of the whole plan holds.
 
     Example:
       >>> import dpjax
@@ -63,26 +64,26 @@ def epsilon_by_step(
         validate.open_unit("delta", delta)
     deltas = [plan.delta if delta is None else delta for plan in plans]
     legend = names(labels, [_name(plan) for plan in plans])
-    ax = axes(ax, (6.0, 4.0))
+    ax = axes(ax, (5.4, 3.6))
     for number, (plan, each, name) in enumerate(
         zip(plans, deltas, legend, strict=True)
     ):
         steps = _steps(plan)
         costs = [float(plan.guarantee.at(int(t)).epsilon(each)) for t in steps]
-        label = f"{name}: ε = {up(costs[-1], 2)}"
-        ax.plot(
-            steps,
-            costs,
-            **strokes(number),
-            # Between computed steps the later, larger ε holds.
-            drawstyle="steps-pre",
-            markevery=[-1],
-            label=label,
-        )
+        look = strokes(number) | {"label": f"{name}: ε = {up(costs[-1], 2)}"}
+        # With few steps, their markers say where ε was computed. With many, the line
+        # has the later, larger ε between them.
+        if plan.guarantee.mu is None:
+            look["markersize"] = 3.5
+        else:
+            look |= {"drawstyle": "steps-pre", "markevery": [-1]}
+        ax.plot(steps, costs, **look)
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False, fontsize="small")
-    return finish(ax, "steps taken", f"ε {_at(deltas)}")
+    few = any(plan.guarantee.mu is None for plan in plans)
+    where = "steps taken (ε is computed at the markers)" if few else "steps taken"
+    return finish(ax, where, f"ε {_at(deltas)}")
 
 
 def compare(
@@ -179,7 +180,7 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
         )
     candidates = run.comparison.candidates
     least = candidates[0].error
-    ax = axes(ax, (7.0, 1.0 + 0.35 * len(candidates)))
+    ax = axes(ax, (6.0, 1.0 + 0.35 * len(candidates)))
     values = [one.error / least for one in candidates]
     texts = [
         "no plan"
@@ -292,7 +293,7 @@ def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
             f"account must have adaptive composition; got {account.composition!r}."
         )
     rows = [*(x.name for x in account.draws), "left"]
-    ax = axes(ax, (6.0, 1.0 + 0.35 * len(rows)))
+    ax = axes(ax, (5.4, 1.0 + 0.35 * len(rows)))
     squares = np.array([*(x.cost.mu for x in account.draws), account.left.mu]) ** 2
     shares = squares / squares.sum()
     starts = np.concatenate([[0.0], np.cumsum(shares)[:-1]])

@@ -40,7 +40,7 @@ def noise(
       0.2294
     """
     checked, legend = _check_shapes(shapes, labels)
-    ax = axes(ax, (6.0, 4.0))
+    ax = axes(ax, (5.4, 3.6))
     for number, (shape, name) in enumerate(zip(checked, legend, strict=True)):
         steps = np.arange(1, len(shape) + 1)
         style = _sparse(number, len(steps))
@@ -81,7 +81,7 @@ def spectrum(
     checked, legend = _check_shapes(shapes, labels)
     if any(len(shape) < 2 for shape in checked):
         raise ValueError(f"shapes must have two steps at least; got {shapes!r}.")
-    ax = axes(ax, (6.0, 4.0))
+    ax = axes(ax, (5.4, 3.6))
     for number, (shape, name) in enumerate(zip(checked, legend, strict=True)):
         count = len(shape)
         frequencies = np.arange(1, count // 2 + 1) / count

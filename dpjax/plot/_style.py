@@ -29,6 +29,7 @@ style: dict[str, Any] = {
     "axes.titlesize": 11,
     "figure.constrained_layout.use": True,
     # At 360 pixels, the width of a telephone, letters are then 8 pixels high or more.
+    "figure.dpi": 160,
     "figure.figsize": (5.4, 3.6),
     "font.size": 11,
     "grid.color": "#dddddd",
@@ -54,8 +55,8 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError(
-            "dpjax.plot draws with matplotlib, which the extra named plot brings: "
-            "pip install 'dpjax[plot]'."
+            "dpjax.plot draws with matplotlib. In a checkout of dpjax: "
+            "pip install '.[plot]'."
         ) from error
     _, ax = plt.subplots(figsize=size, layout="constrained")
     return ax

@@ -11,7 +11,7 @@ from dpjax import sampling, workloads
 from dpjax._core import keys, validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.rounding import MARGIN
-from dpjax._core.typing import Key, LossFn, Params, Tree
+from dpjax._core.typing import Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Scaled
 from dpjax._matrices.toeplitz import Toeplitz
@@ -67,7 +67,7 @@ def _train(
     stddev: jax.Array,
     decay: jax.Array,
     clip_norm: jax.Array,
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: ScalarOrSchedule,
     *,
     loss_fn: LossFn,
     schedule: optax.Schedule | None,
@@ -132,7 +132,7 @@ def dp_nsgd(
     order: Order,
     num_epochs: int,
     batch_size: int,
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: ScalarOrSchedule,
     decay: float,
     clip_norm: float,
     key: Key,

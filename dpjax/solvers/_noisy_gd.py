@@ -14,7 +14,6 @@ from typing import Generic, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from dpjax._core import keys, validate
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
@@ -248,7 +247,7 @@ def noisy_cyclic_gd(
     batch_size: int,
     order: _checks.Order,
     key: Key,
-    noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
+    noise_multiplier: ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     prox: Prox | None = None,
@@ -327,7 +326,7 @@ def noisy_gd(
     *,
     num_steps: int,
     key: Key,
-    noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
+    noise_multiplier: ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     prox: Prox | None = None,
@@ -395,7 +394,7 @@ def noisy_sgd(
     num_steps: int,
     batch_size: int,
     key: Key,
-    noise_multiplier: optax.ScalarOrSchedule | np.ndarray | None = None,
+    noise_multiplier: ScalarOrSchedule | np.ndarray | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     prox: Prox | None = None,

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.core import Tracer
 
 from dpjax import sampling
@@ -147,7 +146,7 @@ def random_round_sgd(
     adjacency: Adjacency,
     max_rounds: int,
     batch_size: int,
-    step_size: optax.ScalarOrSchedule | np.ndarray,
+    step_size: ScalarOrSchedule | np.ndarray,
     smoothness: float,
     clip_norm: float,
     key: Key,

@@ -27,7 +27,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
 from dpjax._core.rounding import MARGIN
-from dpjax._core.typing import Key, LossFn, Params, Tree
+from dpjax._core.typing import Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax.accounting import gdp
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.accounting.tree import reduced_momentum_mu
@@ -244,7 +244,7 @@ def sensitivity_reduced_nsgd(
     adjacency: Adjacency,
     num_epochs: int,
     batch_size: int,
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: ScalarOrSchedule,
     decay: float,
     refresh: float,
     clip_norm: float,
