@@ -192,7 +192,7 @@ def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     word of 32 bits, or into one number of 64 bits, which needs `jax_enable_x64`. The
     data of the keys that `jax.random.split` makes are both words, at half the cost.
     """
-    if _is_threefry(key):
+    if generator_name(key) == "threefry2x32":
         both = jax.random.key_data(jax.random.split(key, tuple(shape)))
         return both[..., 0], both[..., 1]
     first, second = jax.random.bits(key, (2, *shape), jnp.uint32)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import keys, validate
-from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
+from dpjax._core.typing import ArrayLike, Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax.accounting import gdp, iteration, pld, profiles
 from dpjax.accounting.iteration import Setting, _setting
 from dpjax.solvers import _calibration, _checks, _descent, _precision
@@ -30,7 +30,7 @@ class _Given(NamedTuple, Generic[Params]):
     loss_fn: LossFn
     params: Params
     data: Tree
-    noise: optax.ScalarOrSchedule | np.ndarray | _checks.Target
+    noise: ScalarOrSchedule | np.ndarray | _checks.Target
     key: Key
     prox: Prox | None
     microbatch_size: int | None
