@@ -145,10 +145,6 @@ def is_on_one_device(x: jax.Array) -> bool:
     return len(x.sharding.device_set) == 1
 
 
-def _is_threefry(key: Key) -> bool:
-    return str(jax.random.key_impl(key)) == "threefry2x32"
-
-
 # Rotation constants of Threefry-2x32, for even and for odd groups of four rounds.
 _TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 
@@ -180,8 +176,9 @@ def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
     XLA takes four times as long to compile JAX's own Threefry on CPUs.
     """
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
+    known = partitionable and str(jax.random.key_impl(key)) == "threefry2x32"
     size = math.prod(shape)
-    if not partitionable or not _is_threefry(key) or key.ndim or size >= 2**32:
+    if not known or key.ndim or size >= 2**32:
         return jax.random.bits(key, shape, jnp.uint32)
     data = jax.random.key_data(key)
     high, low = threefry((data[0], data[1]), jnp.arange(size, dtype=jnp.uint32))

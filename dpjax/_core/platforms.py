@@ -35,21 +35,17 @@ def on_platform(
         return jax.lax.platform_dependent(*args, default=elsewhere, **{name: there})
     # Without staging, the function runs on the devices of its arrays, or on the default
     # backend where no argument is an array.
-    leaves = [x for x in jax.tree.leaves(args) if _is_concrete(x)]
-    platforms = {d.platform for x in leaves for d in x.devices()}
+    arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
+    known = [x for x in arrays if not isinstance(x, jax.core.Tracer)]
+    platforms = {d.platform for x in known for d in x.devices()}
     name = "gpu" if name == "cuda" else name  # as devices and backends call it
-    return (there if name in (platforms or {jax.default_backend()}) else elsewhere)(
-        *args
-    )
+    is_there = name in (platforms or {jax.default_backend()})
+    return there(*args) if is_there else elsewhere(*args)
 
 
 def _is_staged_out() -> bool:
     # Inside of a trace that stages operations out, even a constant is a tracer.
     return isinstance(jnp.zeros(()), jax.core.Tracer)
-
-
-def _is_concrete(x: object) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
 @functools.cache

@@ -98,7 +98,8 @@ def square_sum(x: jax.Array, kept: int = 0, unit: ArrayLike = 1.0) -> jax.Array:
     The bound holds even where each entry of x has one rounding error.
     """
     # A Python number takes the array's dtype, as it does in an expression.
-    return _square_sum(x, kept, np.asarray(unit, x.dtype) if _is_weak(unit) else unit)
+    unit = np.asarray(unit, x.dtype) if isinstance(unit, int | float) else unit
+    return _square_sum(x, kept, unit)
 
 
 @functools.partial(jax.jit, static_argnames="kept")  # traced once for equal shapes
@@ -107,10 +108,6 @@ def _square_sum(x: jax.Array, kept: int, unit: ArrayLike) -> jax.Array:
     # 8 more terms cover the entries' own roundings, the division, the square and the
     # products here.
     return total * (1 + margin(terms + 8, x.dtype))
-
-
-def _is_weak(unit: ArrayLike) -> bool:
-    return isinstance(unit, int | float)
 
 
 def upper_sum(parts: Sequence[jax.Array]) -> jax.Array:

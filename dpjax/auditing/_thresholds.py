@@ -152,19 +152,6 @@ def band(
     return thresholds, _Rates(false, true)
 
 
-def _rates_at(
-    scores_in: jax.Array, scores_out: jax.Array, threshold: jax.Array, error: jax.Array
-) -> _Rates:
-    """Bounds on a test's rates at a threshold that does not depend on these scores."""
-    scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
-    # The threshold is fixed in advance, so that each count is binomial.
-    hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
-    return _Rates(
-        upper(alarms, scores_out.size, error / 2),
-        lower(hits, scores_in.size, error / 2),
-    )
-
-
 @float64("down", vectors=(0, 1), elementwise=True)
 def _epsilon_lower64(
     scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
@@ -189,7 +176,12 @@ def _epsilon_at64(
     delta: jax.Array,
     confidence: jax.Array,
 ) -> jax.Array:
-    return _epsilon(_rates_at(scores_in, scores_out, threshold, 1 - confidence), delta)
+    scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
+    # The threshold does not depend on these scores, so that each count is binomial.
+    hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
+    error = (1 - confidence) / 2
+    false = upper(alarms, scores_out.size, error)
+    return _epsilon(_Rates(false, lower(hits, scores_in.size, error)), delta)
 
 
 # Rounded up: rounded down, the threshold would lie below the score that it equals, and
@@ -219,10 +211,7 @@ def check_confidence(value: ArrayLike) -> None:
 
 def check_delta(delta: ArrayLike) -> None:
     """Raise a ValueError unless 0 <= δ < 1."""
-    validate.closed_unit("delta", delta)
-    known = validate.concrete(delta)
-    if known is not None and not (known < 1).all():
-        raise ValueError(f"delta must be below 1; got {delta!r}.")
+    validate.decay("delta", delta)
 
 
 def epsilon_lower(

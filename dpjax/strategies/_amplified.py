@@ -283,7 +283,7 @@ def _best_decay(at: Any, mu_of: Any) -> Amplified:
     """
 
     def look(x: float, near: _Look | None, limit: float) -> _Look:
-        strategy = _geometric(x)
+        strategy = _making.geometric(-np.expm1(-x))
         unit = mu_of(strategy)
         start = _UNKNOWN
         if near is not None:
@@ -307,12 +307,3 @@ def _best_decay(at: Any, mu_of: Any) -> Amplified:
             now = look(x, top, best.found.error)
             best = min(best, now, key=lambda one: one.found.error)
     return best.found
-
-
-def _geometric(x: float) -> Toeplitz:
-    """The geometric strategy with λ = 1 − e^{−x}.
-
-    The strategy with λ = 0 has the same array shapes as all others, so that one
-    compiled program evaluates all of them.
-    """
-    return _making.geometric(-np.expm1(-x))
