@@ -19,6 +19,8 @@ from jax.interpreters import ad, batching, mlir
 from test_bookkeeping import MLP, MLP_BATCH, assert_matches_reference, mlp, normal
 
 import dpjax
+from dpjax.clipping._bookkeeping.evaluate.run import stretches
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
@@ -416,7 +418,12 @@ def test_equal_blocks_share_traces_and_match_reference():
         (normal(3 * i, 2, 4), normal(3 * i + 1, 2, 4), normal(3 * i + 2, 4))
         for i in range(8)
     ]
-    assert_matches_reference(loss, params, normal(30, 5, 4))
+    x = normal(30, 5, 4)
+    assert_matches_reference(loss, params, x)
+    found = stretches(dpjax.clipped_grad(loss, 1.0).plan(params, x).scope)
+    # One stretch before the first layer, and one from each layer to the next.
+    assert len(found) == 1 + len(params)
+    assert 2 < len({Alike(stretch) for stretch in found}) < len(found)
 
 
 @pytest.mark.slow

@@ -1,8 +1,17 @@
-"""Evaluate a loss with taps added at its sites, and evaluate the sites' operands."""
+"""Evaluate a loss with taps added at its sites, and evaluate the sites' operands.
 
+**Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
+would batch, differentiate and transpose the equations of each block separately. The
+loss is therefore cut at every site with a rule. Segments that are identical up to
+variable names (`jaxpr.equations.Alike`) share one jitted function, which JAX batches,
+differentiates and transposes once. The compiler still optimises across the calls.
+"""
+
+import collections
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeGuard
 
 import jax
 import jax.extend.core as jex
@@ -10,8 +19,15 @@ import jax.extend.core as jex
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.meshes import plus
 from dpjax._core.typing import Arrays, Atom
-from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, Scope, TappedSite
+from dpjax.clipping._bookkeeping.analysis.sites import (
+    KeptSite,
+    RuledSite,
+    Scope,
+    Site,
+    TappedSite,
+)
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 
 # The outputs, and for each site with a rule, in order, the values of its equation's
 # inputs except the operand.
@@ -20,6 +36,127 @@ Ran = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
 # sites, the values of the block's inputs, and the tap at each site. It returns the
 # block's outputs.
 AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
+
+
+class Stretch(NamedTuple):
+    """A segment: some consecutive equations of a scope.
+
+    Attributes:
+      start: the index of the first equation.
+      eqns: the equations.
+      sites: for each equation its sites, by the position of the operand.
+      inputs: the variables that the segment reads but does not compute.
+      outs: the computed variables that are used after the segment.
+    """
+
+    start: int
+    eqns: tuple[jex.JaxprEqn, ...]
+    sites: tuple[Mapping[int, Site], ...]
+    inputs: tuple[jex.Var, ...]
+    outs: tuple[jex.Var, ...]
+
+    @property
+    def all_sites(self) -> list[Site]:
+        """The segment's sites, by equation and then by position."""
+        return [site for by_operand in self.sites for site in by_operand.values()]
+
+    def features(self) -> Hashable:
+        """The function that the segment computes, and where taps are added."""
+        taps = tuple(
+            tuple((i, isinstance(site, RuledSite)) for i, site in by_operand.items())
+            for by_operand in self.sites
+        )
+        return taps, eqs.of_function(self.inputs, self.eqns, self.outs)
+
+
+def stretches(scope: Scope) -> list[Stretch]:
+    """The scope's equations in segments.
+
+    A scan that parameters enter and a checkpointed block are segments of their own,
+    because `run` evaluates them in other ways.
+    """
+    eqns = scope.closed.jaxpr.eqns
+    starts = {0}
+    for index in range(len(eqns)):
+        if any(isinstance(site, RuledSite) for site in scope.sites_at(index)):
+            starts.add(index)
+        if index in scope.scans or scope.block_sites(index):
+            starts |= {index, index + 1}
+    # The last use of each variable; the scope's outputs are used after all equations.
+    last: dict[jex.Var, int] = {}
+    for index, eqn in enumerate(eqns):
+        last.update((v, index) for v in eqn.invars if _is_variable(v))
+    outputs = filter(_is_variable, scope.closed.jaxpr.outvars)
+    last.update(dict.fromkeys(outputs, len(eqns)))
+
+    bounds = sorted({*starts, len(eqns)})
+    return [
+        _stretch(scope, start, stop, last) for start, stop in itertools.pairwise(bounds)
+    ]
+
+
+def _stretch(
+    scope: Scope, start: int, stop: int, last: Mapping[jex.Var, int]
+) -> Stretch:
+    """The segment from index `start` to `stop`.
+
+    `last` gives for each variable the index of the last equation that uses it.
+    """
+    # Dicts without values are ordered sets: the order of variables is part of a
+    # segment's features.
+    eqns = tuple(scope.closed.jaxpr.eqns[start:stop])
+    made = dict.fromkeys(v for eqn in eqns for v in eqn.outvars)
+    used = dict.fromkeys(v for eqn in eqns for v in eqn.invars if _is_variable(v))
+    return Stretch(
+        start,
+        eqns,
+        tuple(scope.sites.get(i, {}) for i in range(start, stop)),
+        tuple(v for v in used if v not in made),
+        tuple(v for v in made if last.get(v, -1) >= stop),
+    )
+
+
+def _is_variable(atom: Atom) -> TypeGuard[jex.Var]:
+    return isinstance(atom, jex.Var)
+
+
+def passes(parts: Sequence[Stretch]) -> list[Callable[[Arrays, Arrays], Ran]]:
+    """For each segment, a function from its inputs and taps to its outputs and records.
+
+    Segments that occur several times use a jitted function. A segment that occurs once
+    is traced in place.
+    """
+    alike = [Alike(stretch) for stretch in parts]
+    counts = collections.Counter(alike)
+    return [
+        functools.partial(_pass_once if counts[one] > 1 else _pass, one)
+        for one in alike
+    ]
+
+
+def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
+    stretch, pending = alike.part, iter(taps)
+    values = dict(zip(stretch.inputs, inputs, strict=True))
+    records = []
+    for eqn, sites in zip(stretch.eqns, stretch.sites, strict=True):
+        args = [eqs.read(v, values) for v in eqn.invars]
+        ruled = None
+        for position, site in sites.items():
+            # A tapped operand gets its tap before the equation; a rule's site gets its
+            # tap on the equation's output.
+            if isinstance(site, TappedSite):
+                args[position] = plus(args[position], next(pending))
+            else:
+                ruled = position
+        out = eqs.bind(eqn, args)
+        if ruled is not None:
+            out[0] = plus(out[0], next(pending))
+            records.append(tuple(x for i, x in enumerate(args) if i != ruled))
+        values.update(zip(eqn.outvars, out, strict=True))
+    return [values[v] for v in stretch.outs], records
+
+
+_pass_once = jax.jit(_pass, static_argnums=0)
 
 
 def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
@@ -34,21 +171,12 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
       inputs: one entry for each input of the scope: its value, with leading axes as
         above, if the input does not depend on the batch; otherwise None.
     """
-    jaxpr = scope.closed.jaxpr
-    # All operands, and the batch-invariant inputs of scans that have sites inside.
-    wanted: list[Atom] = []
-    for index, eqn in enumerate(jaxpr.eqns):
-        wanted += [site.operand for site in scope.sites_at(index)]
-        if index in scope.scans:
-            wanted += [v for v in eqn.invars if scope.steps_of(v) is not None]
-    wanted += [site.operand for site in scope.outputs.values()]
-
-    values = eqs.values_of_inputs(scope.closed, inputs)
+    values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
     in_all_iterations = functools.partial(_in_all_iterations, scope)
-    eqs.add_outputs(eqs.needed_equations(jaxpr.eqns, wanted), values, in_all_iterations)
-
-    values_of_operands = []
-    for index, eqn in enumerate(jaxpr.eqns):
+    for index, eqn in enumerate(scope.closed.jaxpr.eqns):
+        # The batch-invariant equations; those that no operand needs are traced in vain.
+        if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
+            eqs.add_outputs([eqn], values, in_all_iterations)
         values_of_operands += [values[site.operand] for site in scope.sites_at(index)]
         if index in scope.scans:
             body = scope.scans[index]
@@ -99,33 +227,30 @@ def run(
     """
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
-    # Sites come in the order of the equations, and so take the taps one by one.
-    pending = iter(taps)
-    for index, eqn in enumerate(scope.closed.jaxpr.eqns):
-        args = [eqs.read(v, values) for v in eqn.invars]
-        body, ruled = scope.scans.get(index), None
-        if kept := scope.block_sites(index):
-            assert at_block is not None
-            out = at_block(kept, args, list(itertools.islice(pending, len(kept))))
-            values.update(zip(eqn.outvars, out, strict=True))
-            continue
-        for position, site in scope.sites.get(index, {}).items():
-            # A tapped operand gets its tap before the equation, or before the scan. A
-            # rule's site gets its tap on the equation's output.
-            if isinstance(site, TappedSite):
-                args[position] = plus(args[position], next(pending))
-            else:
-                ruled = position
+    # Segments come in the order of their sites, and so take the taps one by one.
+    pending, parts = iter(taps), stretches(scope)
+    for stretch, function in zip(parts, passes(parts), strict=True):
+        own = list(itertools.islice(pending, len(stretch.all_sites)))
+        body, kept = scope.scans.get(stretch.start), scope.block_sites(stretch.start)
         if body is not None and (inside := body.all_sites()):
+            (eqn,), (sites,) = stretch.eqns, stretch.sites
+            args = [eqs.read(v, values) for v in eqn.invars]
+            # Some inputs of the scan are tapped before it (analysis.sites).
+            for position, tap in zip(sites, own, strict=True):
+                args[position] = plus(args[position], tap)
             within = list(itertools.islice(pending, len(inside)))
             out, new = _scan(eqn, args, body, within, at_block)
-            records += new
+            values.update(zip(eqn.outvars, out, strict=True))
+        elif kept:
+            (eqn,) = stretch.eqns
+            assert at_block is not None
+            args = [eqs.read(v, values) for v in eqn.invars]
+            out, new = at_block(kept, args, own), []
+            values.update(zip(eqn.outvars, out, strict=True))
         else:
-            out = eqs.bind(eqn, args)
-        if ruled is not None:
-            out[0] = plus(out[0], next(pending))
-            records.append(tuple(x for i, x in enumerate(args) if i != ruled))
-        values.update(zip(eqn.outvars, out, strict=True))
+            out, new = function([values[v] for v in stretch.inputs], own)
+            values.update(zip(stretch.outs, out, strict=True))
+        records += new
     outputs = [eqs.read(v, values) for v in scope.closed.jaxpr.outvars]
     for i, tap in zip(scope.outputs, pending, strict=True):
         outputs[i] = plus(outputs[i], tap)
