@@ -60,9 +60,8 @@ def clipped_sum(
       wide: how the sums are made in float64 (`float64_sums`); None for float32.
     """
     rows = [form.gram for form in plan.forms]
-    rows_on_gpu = [form.gram for form in plan.forms_on_gpu]
     # Without any component that uses rows, the TPU's branch would be the same code.
-    by_platform = by_platform and any(rows + rows_on_gpu)
+    by_platform = by_platform and any(rows)
 
     def sum_on_platform(
         books: SiteRecords,
@@ -73,12 +72,9 @@ def clipped_sum(
         books = _canonicalize(plan, books)
         summed = partial(_in_one_pass, plan, clip_norms, wide is not None)
         by_rows = partial(summed, rows)
-        # The platform is chosen at lowering: one trace may serve several platforms.
-        if rows_on_gpu != rows:
-            on_gpu = partial(summed, rows_on_gpu)
-            by_rows = partial(on_platform, "cuda", on_gpu, by_rows)
         if not by_platform:
             return by_rows(books, leaves, mask)
+        # The platform is chosen at lowering: one trace may serve several platforms.
         directly = partial(summed, [False] * len(rows))
         return on_platform("tpu", directly, by_rows, books, leaves, mask)
 
