@@ -283,6 +283,7 @@ def _best_decay(at: Any, mu_of: Any) -> Amplified:
     """
 
     def look(x: float, near: _Look | None, limit: float) -> _Look:
+        # λ = 0 gives the same shapes as all others: one program evaluates all of them.
         strategy = _making.geometric(-np.expm1(-x))
         unit = mu_of(strategy)
         start = _UNKNOWN

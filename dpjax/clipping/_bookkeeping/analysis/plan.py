@@ -77,6 +77,11 @@ class Plan(NamedTuple):
     blocks: dict[KeptSite, "Block"]
 
     @property
+    def by_rows(self) -> list[bool]:
+        """For each component, whether its norms come from rows."""
+        return [form.gram for form in self.forms]
+
+    @property
     def automatic(self) -> Engine:
         """The engine that engine="auto" takes, for a plan that keeps blocks.
 
