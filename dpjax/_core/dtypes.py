@@ -24,6 +24,11 @@ def narrowest_float(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
     return max(floats, key=lambda d: jnp.finfo(d).eps, default=jnp.dtype(jnp.float32))
 
 
+def cast_like(tree: Shaped, other: object) -> Shaped:
+    """The tree, with each leaf in the dtype of the other tree's leaf."""
+    return jax.tree.map(lambda x, y: x.astype(jnp.result_type(y)), tree, other)
+
+
 def widen(tree: Shaped) -> Shaped:
     """The tree with every leaf in at least float32, or an error for a non-real leaf.
 

@@ -38,7 +38,6 @@ def on_platform(
     arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
     known = [x for x in arrays if not isinstance(x, jax.core.Tracer)]
     platforms = {d.platform for x in known for d in x.devices()}
-    name = "gpu" if name == "cuda" else name  # as devices and backends call it
     is_there = name in (platforms or {jax.default_backend()})
     return there(*args) if is_there else elsewhere(*args)
 

@@ -53,12 +53,8 @@ def positive_float(name: str, value: object) -> float:
 
 def nonnegative(name: str, value: object, *, finite: bool = True) -> None:
     """Raise unless value >= 0 (and value is finite, unless `finite` is False)."""
-    if finite:
-        _check(
-            name, value, "non-negative and finite", lambda x: (x >= 0) & np.isfinite(x)
-        )
-    else:
-        _check(name, value, "non-negative", lambda x: x >= 0)
+    rule = "non-negative and finite" if finite else "non-negative"
+    _check(name, value, rule, lambda x: (x >= 0) & (np.isfinite(x) | (not finite)))
 
 
 def open_unit(name: str, value: object) -> None:

@@ -185,8 +185,7 @@ def project_on(directions: Tree, released: Tree) -> jax.Array:
     """
 
     def part(u: jax.Array, y: jax.Array) -> jax.Array:
-        flat = (x.reshape(len(x), -1) for x in (y, u))
-        y, u = flat
+        y, u = (x.reshape(len(x), -1) for x in (y, u))
         return jnp.matmul(y, u.T, precision="highest")
 
     return jax.tree.reduce(jnp.add, jax.tree.map(part, directions, released))

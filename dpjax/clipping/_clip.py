@@ -276,18 +276,15 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
     """
     validate.positive("clip_norm", clip_norm)
 
-    def update(
-        updates: Tree, state: Tree, params: Tree | None = None
-    ) -> tuple[Tree, Tree]:
-        del params
+    def sum_clipped(updates: Tree, _: Tree | None) -> Tree:
         batch_size("updates", updates)
         leaves, treedef = jax.tree.flatten(widen(updates))
         squares = group_squares(leaves, [0] * len(leaves), [clip_norm], kept=1)
         finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
         total = [sum_in_memory(x, scale, finite) for x in leaves]
-        return treedef.unflatten(total), state
+        return treedef.unflatten(total)
 
-    return optax.GradientTransformation(optax.init_empty_state, update)
+    return optax.stateless(sum_clipped)
 
 
 def check_mask(mask: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:

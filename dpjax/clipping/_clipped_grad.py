@@ -408,10 +408,6 @@ def explain(
 ) -> bookkeeping.Explanation:
     """Show how engine="bookkeeping" treats each parameter of a loss.
 
-    The engine weighs memory traffic against arithmetic differently in code lowered for
-    CUDA, and may use rows only there. The table shows the choice for JAX's default
-    backend.
-
     Args:
       loss_fn: as for `clipped_grad`.
       *args: the arguments of a call, with parameters and a batch. Their shapes and

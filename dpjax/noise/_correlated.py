@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._core import validate
-from dpjax._core.dtypes import widen
+from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.keys import stream
 from dpjax._core.meshes import wide_zeros_like
 from dpjax._core.rounding import round_down_float32, round_up_float32
@@ -19,7 +19,12 @@ from dpjax._core.typing import Tree as Leaves
 from dpjax._matrices.strategy import Strategy, Tree, check_strategy
 from dpjax._matrices.streaming import buffered_stream, recomputed_stream
 from dpjax.noise._correlated_lattice import correlated_lattice_noise
-from dpjax.noise._gaussian import check_step_limit, check_steps_left, gaussian_like
+from dpjax.noise._gaussian import (
+    check_step_limit,
+    check_steps_left,
+    gaussian_like,
+    transformation,
+)
 
 Buffer = Literal["stored", "regenerate"]
 
@@ -153,10 +158,7 @@ def correlated_noise(
             stddev=jnp.array(louder, jnp.float32, copy=True),
         )
 
-    def update(
-        updates: Leaves, state: Any, params: Leaves | None = None
-    ) -> tuple[Leaves, CorrelatedNoiseState]:
-        del params
+    def update(updates: Leaves, state: Any) -> tuple[Leaves, CorrelatedNoiseState]:
         check_steps_left(state.step, num_steps)
         # The minimum stops the counter at num_steps + 1: it never overflows.
         step = jnp.minimum(state.step, num_steps) + 1
@@ -176,10 +178,10 @@ def correlated_noise(
         private = jax.tree.map(
             lambda w, n: w + (n + refusal.astype(n.dtype)), wide, noise
         )
-        private = optax.tree.cast_like(private, updates)
+        private = cast_like(private, updates)
         return private, state._replace(step=step, memory=memory)
 
-    return optax.GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def _same_shape(update: jax.Array, memory: jax.Array) -> None:
@@ -298,10 +300,7 @@ def tree_momentum(
             decay=jnp.array(slower, jnp.float32, copy=True),
         )
 
-    def update(
-        updates: Leaves, state: Any, params: Leaves | None = None
-    ) -> tuple[Leaves, TreeMomentumState]:
-        del params
+    def update(updates: Leaves, state: Any) -> tuple[Leaves, TreeMomentumState]:
         noisy, noise_state = noise.update(widen(updates), state.noise)
         # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328:
         # m_t = β m_{t−1} + g_t, here without the factor 1 − β until the end. The noise
@@ -315,7 +314,7 @@ def tree_momentum(
         # Inside jit no exception can depend on a value: a NaN factor refuses the step.
         factor = jnp.where(beta == slower, 1.0 - beta, jnp.nan)
         private = jax.tree.map(lambda m: factor.astype(m.dtype) * m, momentum)
-        private = optax.tree.cast_like(private, updates)
+        private = cast_like(private, updates)
         return private, state._replace(noise=noise_state, momentum=momentum)
 
-    return optax.GradientTransformation(init, update)
+    return transformation(init, update)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._core.dtypes import widen
+from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.keys import stream
 from dpjax._core.meshes import wide_zeros_like, zeros_like
 from dpjax._core.typing import ArrayLike, Key, Tree
@@ -31,7 +31,7 @@ from dpjax.noise._discrete import (
     lattice_spacing,
     num_coordinates,
 )
-from dpjax.noise._gaussian import check_steps_left
+from dpjax.noise._gaussian import check_steps_left, transformation
 
 # Rounding affects all later steps, so the lattice has 33,554,944 points to a standard
 # deviation, and rounding adds (1 + 2 E) √(d T) / 33,554,944 to μ.
@@ -131,10 +131,7 @@ def correlated_lattice_noise(
             key=stream(key, "discrete correlated noise"),
         )
 
-    def update(
-        updates: Tree, state: Any, params: Tree | None = None
-    ) -> tuple[Tree, CorrelatedLatticeState]:
-        del params
+    def update(updates: Tree, state: Any) -> tuple[Tree, CorrelatedLatticeState]:
         check_steps_left(state.step, num_steps)
         # The minimum stops the counter at num_steps + 1: it never overflows.
         step = jnp.minimum(state.step, num_steps) + 1
@@ -158,10 +155,10 @@ def correlated_lattice_noise(
                 wide,
             )
         private, released = inverse.noise(lambda _: lattice, step, state.released)
-        private = optax.tree.cast_like(private, updates)
+        private = cast_like(private, updates)
         return private, CorrelatedLatticeState(step, sums, released, state.key)
 
-    return optax.GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def _in_units(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:

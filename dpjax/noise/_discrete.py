@@ -31,11 +31,12 @@ import numpy as np
 import optax
 
 from dpjax._core import validate
-from dpjax._core.dtypes import widen
+from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.keys import map_with_keys, stream, word_pairs
 from dpjax._core.meshes import draw_like
 from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
+from dpjax.noise._gaussian import transformation
 
 WIDTH = 512  # σ of the table
 SCALE = 256  # M, the factor between the draws of a wider discrete Gaussian
@@ -384,24 +385,19 @@ def add_discrete_gaussian_noise(
       0.50
     """
     validate.scalar("stddev", stddev)
-    validate.nonnegative("stddev", stddev)
     validate.typed_key("key", key)
     lattice_spacing(stddev, draws)  # raises where an argument is out of range
 
-    def init(params: Tree) -> DiscreteGaussianNoiseState:
-        del params
+    def init(_: Tree) -> DiscreteGaussianNoiseState:
         return DiscreteGaussianNoiseState(stream(key, "discrete noise"))
 
-    def update(
-        updates: Tree, state: Any, params: Tree | None = None
-    ) -> tuple[Tree, DiscreteGaussianNoiseState]:
-        del params
+    def update(updates: Tree, state: Any) -> tuple[Tree, DiscreteGaussianNoiseState]:
         # The current key is used once and dropped: no later state reveals this noise.
         following, current = jax.random.split(state.key)
         noisy = release_on_lattice(current, updates, LatticeNoise(stddev, draws))
         return noisy, DiscreteGaussianNoiseState(following)
 
-    return optax.GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
@@ -416,7 +412,7 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
     wide = widen(sums)
     drawn = discrete_gaussian_like(key, wide, noise.draws)
     noisy = jax.tree.map(lambda x, z: _release(x, z, spacing), wide, drawn)
-    return optax.tree.cast_like(noisy, sums)
+    return cast_like(noisy, sums)
 
 
 def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:

@@ -4,6 +4,7 @@ Every mechanism with a step limit refuses steps beyond those that were accounted
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +14,26 @@ from jax.core import Tracer
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.dtypes import at_least_float32, cast_like, widen
 from dpjax._core.keys import is_on_one_device, map_with_keys, stream
 from dpjax._core.meshes import normal_like
 from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
 from dpjax.clipping._clipped_grad import ClippedGrad
+
+
+def transformation(
+    init: Callable[..., Any], update: Callable[[Tree, Any], tuple[Tree, Any]]
+) -> optax.GradientTransformation:
+    """An optax transformation whose updates do not depend on the parameters."""
+
+    def update_without_params(
+        updates: Tree, state: Any, params: Tree | None = None
+    ) -> tuple[Tree, Any]:
+        del params
+        return update(updates, state)
+
+    return optax.GradientTransformation(init, update_without_params)
 
 
 class LimitStepsState(NamedTuple):
@@ -38,19 +53,12 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
     """
     num_steps = check_step_limit(num_steps)
 
-    def init(params: Tree) -> LimitStepsState:
-        del params
-        return LimitStepsState(jnp.zeros((), jnp.int32))
-
-    def update(
-        updates: Tree, state: Any, params: Tree | None = None
-    ) -> tuple[Tree, LimitStepsState]:
-        del params
+    def update(updates: Tree, state: Any) -> tuple[Tree, LimitStepsState]:
         check_steps_left(state.step, num_steps)
         passed, step = _scale_within_limit(updates, state.step, num_steps, scale)
         return passed, LimitStepsState(step)
 
-    return optax.GradientTransformation(init, update)
+    return transformation(lambda _: LimitStepsState(jnp.zeros((), jnp.int32)), update)
 
 
 # Outside of jit this is one program; within, it is a part of the program around it.
@@ -209,16 +217,10 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     validate.typed_key("key", key)
     scale = round_up_float32("stddev", stddev)
 
-    def init(params: Tree) -> AddGaussianNoiseState:
-        del params
+    def init(_: Tree) -> AddGaussianNoiseState:
         return AddGaussianNoiseState(stream(key, "independent noise"))
 
-    def update(
-        updates: Tree,
-        state: Any,
-        params: Tree | None = None,
-    ) -> tuple[Tree, AddGaussianNoiseState]:
-        del params
+    def update(updates: Tree, state: Any) -> tuple[Tree, AddGaussianNoiseState]:
         wide = widen(updates)
         louder = round_up_float32("stddev", scale)
         # Outside of jit, noise on one device is drawn, scaled and added by a program
@@ -229,7 +231,7 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
         noisy = add(updates, wide, scaled(noise, louder))
         return noisy, AddGaussianNoiseState(following)
 
-    return optax.GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def _draw(key: Key, tree: Shaped) -> tuple[Shaped, Key]:
@@ -241,7 +243,7 @@ def _draw(key: Key, tree: Shaped) -> tuple[Shaped, Key]:
 
 def _add(updates: Shaped, wide: Shaped, noise: Shaped) -> Shaped:
     """The noisy updates, in the dtypes of the updates."""
-    return optax.tree.cast_like(optax.tree.add(wide, noise), updates)
+    return cast_like(optax.tree.add(wide, noise), updates)
 
 
 _JITTED = jax.jit(_draw), jax.jit(_scale), jax.jit(_add)

@@ -35,6 +35,17 @@ class Table(NamedTuple):
     first: int
 
 
+def _tail(n: int, mode: int, taken: int, left: int) -> list[int]:
+    """The weights of the numbers above the mode, down to the first that is 0."""
+    weights, weight, k = [], 1 << _WEIGHT_BITS, mode
+    # P(k + 1) / P(k) = (n − k) q / ((k + 1) (1 − q)), at most 1 from the mode on.
+    while weight and k < n:
+        weight = weight * (n - k) * taken // ((k + 1) * left)
+        weights.append(weight)
+        k += 1
+    return weights
+
+
 def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
     """Integer weights proportional to the probabilities of a binomial distribution.
 
@@ -48,19 +59,9 @@ def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
       The count of the first weight, and the weights in the order of their counts.
     """
     mode = min((n + 1) * taken // (taken + left), n)
-    below, above = [], []
-    # P(k − 1) / P(k) = k (1 − q) / ((n − k + 1) q), at most 1 for k up to the mode.
-    weight, k = 1 << _WEIGHT_BITS, mode
-    while weight and k:
-        weight = weight * k * left // ((n - k + 1) * taken)
-        below.append(weight)
-        k -= 1
-    # P(k + 1) / P(k) = (n − k) q / ((k + 1) (1 − q)), at most 1 from the mode on.
-    weight, k = 1 << _WEIGHT_BITS, mode
-    while weight and k < n:
-        weight = weight * (n - k) * taken // ((k + 1) * left)
-        above.append(weight)
-        k += 1
+    above = _tail(n, mode, taken, left)
+    # Of n coins, k are tails where n − k are heads.
+    below = _tail(n, n - mode, left, taken)
     return mode - len(below), [*below[::-1], 1 << _WEIGHT_BITS, *above]
 
 

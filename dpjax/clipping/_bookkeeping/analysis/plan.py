@@ -27,12 +27,10 @@ from dpjax.clipping._bookkeeping.jaxpr.trace import inline
 from dpjax.clipping._bookkeeping.rules.base import Layout
 from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS, Size
 
-# Reading or writing a number takes as long as this many multiplications. The value for
-# CPUs was measured. The value for NVIDIA GPUs was not: data sheets imply 20 for
-# A100 (19.5 TFLOP/s in float32 outside of tensor cores, where a multiplication and an
-# addition count as two; 2.0 TB/s), 28 for H200 (67 TFLOP/s; 4.8 TB/s) and 40 for H100
-# SXM (67 TFLOP/s; 3.35 TB/s).
-_TRAFFIC, _TRAFFIC_ON_GPU = 16, 28
+# Reading or writing a number takes as long as this many multiplications, as measured on
+# CPUs. Data sheets of NVIDIA GPUs imply 20 to 40, with which few layers would take
+# another form: memory decides for most of them.
+_TRAFFIC = 16
 # Where per-example gradients are cheaper to compute than rows, they may take up to this
 # many times the memory of the rows.
 _ROOM = 2
@@ -67,7 +65,6 @@ class Plan(NamedTuple):
       num_leaves: how many of these inputs are leaves.
       components: the components of leaves and operands.
       forms: the form of each component.
-      forms_on_gpu: the form of each component in code lowered for CUDA.
       blocks: the blocks that stay checkpointed, by the first of their sites.
     """
 
@@ -77,8 +74,12 @@ class Plan(NamedTuple):
     num_leaves: int
     components: list[Component]
     forms: list[Form]
-    forms_on_gpu: list[Form]
     blocks: dict[KeptSite, "Block"]
+
+    @property
+    def by_rows(self) -> list[bool]:
+        """For each component, whether its norms come from rows."""
+        return [form.gram for form in self.forms]
 
     @property
     def automatic(self) -> Engine:
@@ -209,13 +210,8 @@ def plan(
             break
         opened |= shared
     sizes = [x.size for x in closed.in_avals[: len(groups)]]
-    forms, on_gpu = (
-        [_form(c, sizes, traffic) for c in parts]
-        for traffic in (_TRAFFIC, _TRAFFIC_ON_GPU)
-    )
-    blocks = _blocks(sites, parts)
-    leaves = len(groups)
-    return Plan(scope, sites, from_leaves, leaves, parts, forms, on_gpu, blocks)
+    forms, blocks = [_form(c, sizes) for c in parts], _blocks(sites, parts)
+    return Plan(scope, sites, from_leaves, len(groups), parts, forms, blocks)
 
 
 def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite, Block]:
@@ -318,17 +314,17 @@ def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     return Layout((*axes[:stacked], *groups), left, right)
 
 
-def _form(component: Component, leaf_sizes: list[int], traffic: int) -> Form:
+def _form(component: Component, leaf_sizes: list[int]) -> Form:
     numbers = sum(leaf_sizes[i] for i in component.leaves)
     ruled = [site.size for site in component.sites if isinstance(site, RuledSite)]
-    products = sum(_products(s, traffic) for s in ruled)
+    products = sum(map(_products, ruled))
     # A gradient is written, and read for the norm and the sum.
-    gradients = products + 3 * traffic * numbers
+    gradients = products + 3 * _TRAFFIC * numbers
     if (roots := match_sites(component)) is None:
         return Form(False, gradients, gradients)
     stored = sum(s.groups * s.rows * s.entries_per_row for s in ruled)
     sizes = [[m.site.size for m in root] for root in roots]
-    pairs = products + sum(_pairs(root, traffic) for root in sizes)
+    pairs = products + sum(map(_pairs, sizes))
     # Rows need less memory than gradients, and are cheaper or save a lot of memory.
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
     # With too many rows, the bound on rounding would inflate the norm.
@@ -336,15 +332,15 @@ def _form(component: Component, leaf_sizes: list[int], traffic: int) -> Form:
     return Form(gram, pairs if gram else gradients, gradients)
 
 
-def _products(size: Size, traffic: int) -> int:
+def _products(size: Size) -> int:
     """The cost in multiplications of one example's gradient at a site."""
     # For one-hot rows nothing is multiplied: each row is added to one row of a table,
     # which costs memory traffic.
-    added = traffic if size.one_hot else size.left
+    added = _TRAFFIC if size.one_hot else size.left
     return size.groups * size.rows * size.right * added
 
 
-def _pairs(sizes: Sequence[Size], traffic: int) -> int:
+def _pairs(sizes: Sequence[Size]) -> int:
     """The cost in multiplications of a root's norm from rows.
 
     One-hot rows are added up by position; other rows are taken in pairs.
@@ -355,7 +351,7 @@ def _pairs(sizes: Sequence[Size], traffic: int) -> int:
             # Between two sites with one-hot rows there is nothing to compute: all their
             # rows are added to one table.
             both = one.one_hot and other.one_hot
-            alone = 2 * _products(one, traffic) if i == j else 0
+            alone = 2 * _products(one) if i == j else 0
             shared = min(one.entries_per_row, other.entries_per_row)
             pairs = one.groups * one.rows * other.rows * shared
             total += alone if both else pairs
@@ -428,10 +424,7 @@ def explanation(
         Row(path, tuple(shape), "", "none", 0.0, 0.0, "")
         for path, shape in zip(paths, shapes, strict=True)
     ]
-    # The engine chooses a form by the platform that the code is lowered for. The table
-    # shows the choice for JAX's default backend.
-    forms = plan.forms_on_gpu if jax.default_backend() == "gpu" else plan.forms
-    for component, form in zip(plan.components, forms, strict=True):
+    for component, form in zip(plan.components, plan.forms, strict=True):
         for i in component.leaves:
             rows[i] = rows[i]._replace(
                 sites=", ".join(plan.sites[k].name for k in component.operands),

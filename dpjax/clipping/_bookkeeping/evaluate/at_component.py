@@ -69,12 +69,6 @@ def factors_of(
     return Factors(left, _merge(site, right))
 
 
-def gradient_of(site: RuledSite, records: Arrays, cotangent: jax.Array) -> jax.Array:
-    """The operand's gradient for each example and each iteration."""
-    function = _map_rule(site, site.rule.gradient)
-    return function(widen_floats(records), fac.wide(cotangent))
-
-
 def _map_rule(
     site: RuledSite, function: Callable[[Arrays, jax.Array], Out]
 ) -> Callable[[Arrays, jax.Array], Out]:
@@ -219,7 +213,8 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
     ):
         # At a tapped site the cotangent is the operand's gradient already.
         if isinstance(site, RuledSite):
-            gradient = gradient_of(site, others, gradient)
+            function = _map_rule(site, site.rule.gradient)
+            gradient = function(widen_floats(others), fac.wide(gradient))
         # All iterations of a shared loop use one operand: its gradient is their sum.
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)

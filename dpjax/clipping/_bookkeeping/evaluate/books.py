@@ -104,24 +104,19 @@ def books_of_block(
     """
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
     taps, forward = _run_with_taps(plan, known, examples, axes, at_blocks)
-    # Only floating-point and complex inputs have cotangents.
-    real = [is_inexact(x) for x in examples]
 
-    def real_outputs(taps: Arrays, reals: Arrays) -> tuple[list[jax.Array], Ran]:
-        given = iter(reals)
-        full = [next(given) if on else x for on, x in zip(real, examples, strict=True)]
-        outputs, records = forward(taps, full)
+    def used_outputs(taps: Arrays, examples: Arrays) -> tuple[list[jax.Array], Ran]:
+        outputs, records = forward(taps, examples)
         kept = [x for x, on in zip(outputs, used, strict=True) if on]
         return kept, (outputs, records)
 
-    reals = [x for on, x in zip(real, examples, strict=True) if on]
-    _, vjp, (outputs, records) = jax.vjp(real_outputs, taps, reals, has_aux=True)
-    of_taps, of_reals = vjp(list(cotangents))
-    given = iter(of_reals)
-    return (
-        SiteRecords(outputs, records, of_taps),
-        [next(given) if on else None for on in real],
-    )
+    examples = list(examples)
+    _, vjp, (outputs, records) = jax.vjp(used_outputs, taps, examples, has_aux=True)
+    of_taps, of_examples = vjp(list(cotangents))
+    # Only floating-point and complex inputs have cotangents.
+    pairs = zip(of_examples, examples, strict=True)
+    of_reals = [c if is_inexact(x) else None for c, x in pairs]
+    return SiteRecords(outputs, records, of_taps), of_reals
 
 
 def _run_with_taps(

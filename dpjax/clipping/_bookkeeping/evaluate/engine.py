@@ -59,10 +59,8 @@ def clipped_sum(
         `dpjax._core.rounding`.
       wide: how the sums are made in float64 (`float64_sums`); None for float32.
     """
-    rows = [form.gram for form in plan.forms]
-    rows_on_gpu = [form.gram for form in plan.forms_on_gpu]
     # Without any component that uses rows, the TPU's branch would be the same code.
-    by_platform = by_platform and any(rows + rows_on_gpu)
+    by_platform = by_platform and any(plan.by_rows)
 
     def sum_on_platform(
         books: SiteRecords,
@@ -72,14 +70,11 @@ def clipped_sum(
     ) -> tuple[list[jax.Array], jax.Array]:
         books = _canonicalize(plan, books)
         summed = partial(_in_one_pass, plan, clip_norms, wide is not None)
-        by_rows = partial(summed, rows)
-        # The platform is chosen at lowering: one trace may serve several platforms.
-        if rows_on_gpu != rows:
-            on_gpu = partial(summed, rows_on_gpu)
-            by_rows = partial(on_platform, "cuda", on_gpu, by_rows)
+        by_rows = partial(summed, plan.by_rows)
         if not by_platform:
             return by_rows(books, leaves, mask)
-        directly = partial(summed, [False] * len(rows))
+        # The platform is chosen at lowering: one trace may serve several platforms.
+        directly = partial(summed, [False] * len(plan.forms))
         return on_platform("tpu", directly, by_rows, books, leaves, mask)
 
     with _clip.loss_scope(wide):
@@ -106,13 +101,7 @@ def _in_one_pass(
     components the per-example gradients are formed, and norms and sum are computed from
     them.
     """
-    # A sum uses the very gradients whose norms are taken.
-    parts = [
-        Part(component, seen, rows, False)
-        for component, seen, rows in zip(
-            plan.components, _collect_records(plan, books, leaves), by_rows, strict=True
-        )
-    ]
+    parts = _parts(plan, books, leaves, by_rows)
     squares, kept = _squares(parts, clip_norms, mask.shape)
     finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
     return _sums(parts, kept, leaves, scales, finite, wide=wide), norm
@@ -122,7 +111,8 @@ def squares_alone(
     plan: Plan, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
 ) -> list[jax.Array]:
     """Upper bounds f[b] of the squared norms, in a pass that makes no sums."""
-    parts = _parts_of_two_passes(plan, books, known)
+    books = _canonicalize(plan, books)
+    parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
     squares, _ = _squares(parts, clip_norms, books.outputs[0].shape[:1])
     return squares
 
@@ -131,28 +121,9 @@ def sums_alone(
     plan: Plan, books: SiteRecords, known: Arrays, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
     """The scaled sum for each leaf, in a pass that knows the scales already."""
-    parts = _parts_of_two_passes(plan, books, known)
+    books = _canonicalize(plan, books)
+    parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
     return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
-
-
-def _parts_of_two_passes(plan: Plan, books: SiteRecords, known: Arrays) -> list[Part]:
-    """The components in a pass for norms or for sums alone.
-
-    Only here may a sum by sites follow norms of gradients: in one pass the gradients
-    formed for the norms are still in memory for the sum. The path to the leaves must
-    only move entries, so that it rounds nothing.
-    """
-    parts = []
-    seen_by_all = _collect_records(plan, _canonicalize(plan, books), known)
-    for component, form, seen in zip(
-        plan.components, plan.forms, seen_by_all, strict=True
-    ):
-        # With more rows, the bound on the rounding of their sum would inflate the norm.
-        ruled = [site for site in component.sites if isinstance(site, RuledSite)]
-        few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
-        by_sites = component.roots is not None and few and not form.gram
-        parts.append(Part(component, seen, form.gram, by_sites))
-    return parts
 
 
 def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
@@ -165,16 +136,40 @@ def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
     return books._replace(records=records, cotangents=cotangents)
 
 
-def _collect_records(plan: Plan, books: SiteRecords, known: Arrays) -> list[Seen]:
-    """For each component its part of the records, from the batch-invariant inputs."""
-    return [
-        Seen(
-            [books.records[i] for i in component.operands],
-            [books.cotangents[i] for i in component.operands],
-            inputs,
-        )
-        for component, inputs in zip(plan.components, plan.inputs(known), strict=True)
-    ]
+def _parts(
+    plan: Plan,
+    books: SiteRecords,
+    known: Arrays,
+    by_rows: Sequence[bool],
+    *,
+    two_passes: bool = False,
+) -> list[Part]:
+    """The components with their parts of the records, which are in canonical form.
+
+    Only in two passes may a sum by sites follow norms of gradients: in one pass the
+    gradients formed for the norms are still in memory for the sum. The path to the
+    leaves must only move entries, so that it rounds nothing.
+
+    Args:
+      plan: the analysis of the loss.
+      books: the records.
+      known: the batch-invariant inputs, of which the leaves are the first.
+      by_rows: for each component, whether its norms come from rows.
+      two_passes: whether the pass is for norms or for sums alone.
+    """
+    parts = []
+    for component, inputs, rows in zip(
+        plan.components, plan.inputs(known), by_rows, strict=True
+    ):
+        records = [books.records[i] for i in component.operands]
+        cotangents = [books.cotangents[i] for i in component.operands]
+        # With more rows, the bound on the rounding of their sum would inflate the norm.
+        ruled = [site for site in component.sites if isinstance(site, RuledSite)]
+        few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
+        by_sites = two_passes and not rows and few and component.roots is not None
+        seen = Seen(records, cotangents, inputs)
+        parts.append(Part(component, seen, rows, by_sites))
+    return parts
 
 
 def _squares(

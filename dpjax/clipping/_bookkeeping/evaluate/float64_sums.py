@@ -74,10 +74,10 @@ def relative_error(plan: "Plan | None", batch: int) -> float:
     """
     # More terms than these are in no sum: all rows of a component, in all slots.
     rows, of_rows = 1, 0.0
-    forms = zip(plan.forms, plan.forms_on_gpu, strict=True) if plan else ()
-    for component, either in zip(plan.components if plan else (), forms, strict=True):
+    pairs = zip(plan.components, plan.forms, strict=True) if plan else ()
+    for component, form in pairs:
         # Elsewhere the sum is made of per-example gradients.
-        if not any(form.gram for form in either):
+        if not form.gram:
             continue
         ruled = [site for site in component.sites if isinstance(site, RuledSite)]
         rows = max(rows, sum(site.size.rows for site in ruled))

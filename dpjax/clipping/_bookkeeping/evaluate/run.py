@@ -34,21 +34,12 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
       inputs: one entry for each input of the scope: its value, with leading axes as
         above, if the input does not depend on the batch; otherwise None.
     """
-    jaxpr = scope.closed.jaxpr
-    # All operands, and the batch-invariant inputs of scans that have sites inside.
-    wanted: list[Atom] = []
-    for index, eqn in enumerate(jaxpr.eqns):
-        wanted += [site.operand for site in scope.sites_at(index)]
-        if index in scope.scans:
-            wanted += [v for v in eqn.invars if scope.steps_of(v) is not None]
-    wanted += [site.operand for site in scope.outputs.values()]
-
-    values = eqs.values_of_inputs(scope.closed, inputs)
+    values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
     in_all_iterations = functools.partial(_in_all_iterations, scope)
-    eqs.add_outputs(eqs.needed_equations(jaxpr.eqns, wanted), values, in_all_iterations)
-
-    values_of_operands = []
-    for index, eqn in enumerate(jaxpr.eqns):
+    for index, eqn in enumerate(scope.closed.jaxpr.eqns):
+        # The batch-invariant equations; those that no operand needs are traced in vain.
+        if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
+            eqs.add_outputs([eqn], values, in_all_iterations)
         values_of_operands += [values[site.operand] for site in scope.sites_at(index)]
         if index in scope.scans:
             body = scope.scans[index]

@@ -103,19 +103,6 @@ def add_outputs(
         values.update(zip(eqn.outvars, out, strict=True))
 
 
-def needed_equations(
-    eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
-) -> list[jex.JaxprEqn]:
-    """The equations that the variables in `outs` depend on, in order."""
-    wanted = {v for v in outs if isinstance(v, jex.Var)}
-    needed = []
-    for eqn in reversed(eqns):
-        if not wanted.isdisjoint(eqn.outvars):
-            needed.append(eqn)
-            wanted.update(v for v in eqn.invars if isinstance(v, jex.Var))
-    return needed[::-1]
-
-
 def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
     """The value of a variable or literal; JAX holds a literal's value in NumPy."""
     return atom.val if isinstance(atom, jex.Literal) else values[atom]
