@@ -55,9 +55,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP, float64
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:

@@ -11,8 +11,7 @@ from jax.core import Tracer
 
 from dpjax import sampling
 from dpjax._core import dtypes, keys, validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import Key, LossFn, Params, Tree
+from dpjax._core.typing import Adjacency, Key, LossFn, Params, Tree
 from dpjax.accounting import profiles, random_rounds
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _calibration, _checks, _descent, _precision

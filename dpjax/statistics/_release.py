@@ -29,10 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import meshes, rounding, validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import default_float
 from dpjax._core.keys import stream
-from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.noise import _discrete
 from dpjax.statistics._checks import as_number

@@ -11,8 +11,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.float64 import SMALL
+from dpjax._core.float64 import SMALL, float64
+from dpjax._core.searches import bisect, implicit_derivative
 from dpjax.accounting._numerics.convex_order import grid as grids
+
+_POINTS = 1024
+_BISECTIONS = 50
+# The mass that the distribution of the likelihood ratio may leave outside its grid at
+# each end. In the lower bound this mass is merged into the end cells, not lost.
+_TAIL = 1e-12
 
 
 class Masses(NamedTuple):
@@ -130,13 +137,61 @@ def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.maximum(above, below)
 
 
-def log_delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
-    """The log of `delta`, with SMALL in place of zero."""
-    return jnp.log(jnp.maximum(delta(law, epsilon, count), SMALL))
+def _law_of_allocation(
+    noise_multiplier: jax.Array, num_steps: jax.Array, num_epochs: jax.Array
+):
+    """A lower bound in convex order on the likelihood ratio of all epochs.
+
+    The result is a pair: whether the noise multiplier is positive and finite, and the
+    distribution of the ratio.
+    """
+    known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
+    variance = 1 / jnp.where(known, noise_multiplier, 1.0) ** 2
+    tail = jnp.asarray(_TAIL)
+    one = mean(lognormal(variance, tail, _POINTS), num_steps, tail)
+    return known, product(one, num_epochs, tail)
 
 
-def largest_epsilon(law: Law) -> jax.Array:
-    """An ε beyond which `delta` is zero, f[]."""
-    # Labels may be a few points away from the means of their cells, hence the margin.
+_for_callers = float64("down", one_by_one=True)
+
+
+@_for_callers
+def delta_lower64(
+    noise_multiplier: jax.Array,
+    epsilon: jax.Array,
+    num_steps: jax.Array,
+    num_epochs: jax.Array,
+) -> jax.Array:
+    """A lower bound on δ(ε) of random allocation: one random step in each epoch."""
+    known, law = _law_of_allocation(noise_multiplier, num_steps, num_epochs)
+    value = delta(law, epsilon, num_steps * num_epochs)
+    return jnp.where(known & (epsilon >= 0), value, 0.0)
+
+
+@_for_callers
+def epsilon_lower64(
+    noise_multiplier: jax.Array,
+    asked: jax.Array,
+    num_steps: jax.Array,
+    num_epochs: jax.Array,
+) -> jax.Array:
+    """A lower bound on ε(δ) of random allocation, at the asked δ."""
+    known, law = _law_of_allocation(noise_multiplier, num_steps, num_epochs)
+    known &= (asked > 0) & (asked < 1)
+    target = jnp.log(jnp.where(known, asked, 0.5))
+
+    def excess(epsilon: jax.Array) -> jax.Array:
+        bound = delta(law, epsilon, num_steps * num_epochs)
+        return jnp.log(jnp.maximum(bound, SMALL)) - target
+
+    # δ is zero beyond an ε. Labels may be a few points away from the means of their
+    # cells, hence the margin of 100 points.
     ends = jnp.abs(law.grid.log(law.masses.mass.size))
-    return jnp.max(ends) + 100 * law.grid.spacing
+    top = jnp.max(ends) + 100 * law.grid.spacing
+    # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is not below it.
+    zero = jnp.zeros_like(target)
+    solution = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
+    solution = jnp.where(excess(zero) > 0, solution, 0.0)
+    return implicit_derivative(
+        excess, jnp.where(known, solution, 0.0), known & (solution > 0)
+    )

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import Direction, float64
 from dpjax._core.searches import Point, attach_derivative, close, implicit_derivative
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
 from dpjax.accounting._numerics.pld import inversion, mechanisms, tilt
