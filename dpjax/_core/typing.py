@@ -4,8 +4,8 @@ The alias for a pytree is optax's, with which a static checker accepts nested co
 of arrays and numbers (chex's alias excludes numbers). Only the author of a loss knows
 the types of its parameters and examples, so the alias `LossFn` does not restrict the
 arguments. Signatures use `Any` for results of a user's function and for arguments that
-are passed on to such a function. They use `object` for values that are not inspected. `Adjacency`, which most signatures of accountants have,
-is here, too.
+are passed on to such a function. They use `object` for values that are not inspected.
+`Adjacency`, which the signatures of accountants name, is here, too.
 """
 
 from collections.abc import Callable, Sequence
