@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from dpjax._core.float64 import SMALL, float64
 from dpjax._core.searches import bisect, implicit_derivative
 from dpjax.accounting._numerics.convex_order import grid as grids
+from dpjax.accounting._numerics.convex_order.grid import Grid
 
 _POINTS = 1024
 _BISECTIONS = 50
@@ -37,7 +38,7 @@ class Masses(NamedTuple):
 class Law(NamedTuple):
     """A distribution of the likelihood ratio: labels of the cells, and their masses."""
 
-    grid: grids.Grid
+    grid: Grid
     masses: Masses
 
 
@@ -56,9 +57,7 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     return Law(grid, Masses(*masses))
 
 
-def _window(
-    grid: grids.Grid, masses: Masses, tail: jax.Array, n: int
-) -> tuple[grids.Grid, Masses]:
+def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
     """Distributions on about 2n cells, restricted to a window of n cells.
 
     Outside the window there is about the mass `tail` at each end. If such a window
@@ -79,14 +78,14 @@ def _window(
     def move_masses(x: jax.Array) -> jax.Array:
         return jnp.zeros((*x.shape[:-1], n)).at[..., at].add(x)
 
-    return grids.Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses)
+    return Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses)
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """A lower bound, in convex order, on the mean of count independent copies of L."""
     n = law.masses.mass.shape[-1]
 
-    def combine(grid: grids.Grid, pair: Masses, other: Masses, shares: jax.Array):
+    def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
         def one(x: tuple[Masses, jax.Array]) -> Masses:
             own, share = x
             moves = grids.to_nearest(share, grid.spacing, n)
@@ -96,7 +95,7 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
                 grids.combine_pairs(own.mass[None], other.mass[None], moves), weight
             )
 
-        fine = grids.Grid(2 * grid.first, grid.spacing / 2)
+        fine = Grid(2 * grid.first, grid.spacing / 2)
         return _window(fine, jax.lax.map(one, (pair, shares)), tail, n)
 
     return Law(*grids.copies(combine, law.grid, law.masses, law.masses, count))
@@ -106,13 +105,13 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """A lower bound, in convex order, on the product of count copies of L."""
     n = law.masses.mass.shape[-1]
 
-    def combine(grid: grids.Grid, pair: Masses, other: Masses, _: jax.Array):
+    def combine(grid: Grid, pair: Masses, other: Masses, _: jax.Array):
         def one(own: Masses) -> Masses:
             return jax.tree.map(
                 lambda x, y: jnp.convolve(x, y, precision="highest"), own, other
             )
 
-        wide = grids.Grid(2 * grid.first, grid.spacing)
+        wide = Grid(2 * grid.first, grid.spacing)
         return _window(wide, jax.lax.map(one, pair), tail, n)
 
     # The product of no copies is 1, in the cell whose label is nearest to log L = 0.
