@@ -100,9 +100,8 @@ def _on_lattice(
 
     def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
         following, current = jax.random.split(state.key)
-        noise = _discrete.lattice_noise(
-            sensitivity, z * factor, _discrete.num_coordinates(sums), most=z * most
-        )
+        size = _discrete.num_coordinates(sums)
+        noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * most)
         noisy = _discrete.release_on_lattice(current, sums, noise)
         return noisy, _discrete.DiscreteGaussianNoiseState(following)
 

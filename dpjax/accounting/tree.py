@@ -104,9 +104,8 @@ def _fixed_order_totals(
 
         gap = jnp.arange(min(size, n_b))
         participations = (size - 1 - gap) // n_b + 1
-        inner = jnp.power(decay, gap) * _geometric_sums(
-            ratio, participations, (size - 1) // n_b + 1
-        )
+        sums = _geometric_sums(ratio, participations, (size - 1) // n_b + 1)
+        inner = jnp.power(decay, gap) * sums
         offset = (ends[:, None] - gap[None, :]) % n_b
         total = total.at[offset].add(repeats[:, None] * jnp.square(inner)[None, :])
     return total
@@ -256,9 +255,8 @@ def _window_totals(
         left = index % 2 == 0
         # The first and last t whose window releases the node: see the module docstring.
         soonest = jnp.where(left, end, jnp.maximum(end, before - size + window + 1))
-        latest = jnp.where(
-            left, jnp.minimum(end + size - 1, before + window), before + window
-        )
+        latest = before + window
+        latest = jnp.where(left, jnp.minimum(end + size - 1, latest), latest)
         soonest, latest = jnp.maximum(soonest, first), jnp.minimum(latest, last)
         moved = jnp.where(soonest <= latest, jnp.power(decay, 2 * (end - step)), 0.0)
         total = total.at[step % window].add(moved)

@@ -359,9 +359,8 @@ def sensitivity_reduced_nsgd(
     norm = np.sqrt(sum(x.size for x in jax.tree.leaves(last)) * coordinate)
     norm = jnp.asarray(norm * (1 - decay) / run.batch_size)
     mechanism = f"all {run.num_steps} iterates of sensitivity-reduced momentum"
-    guarantee = Guarantee(
-        mechanism, Gaussian(mu), adjacency, _checks.every_step("fixed")
-    )
+    assumptions = _checks.every_step("fixed")
+    guarantee = Guarantee(mechanism, Gaussian(mu), adjacency, assumptions)
     reported = _precision.to_float32(noise)
     curve = curve._replace(noise_norm=norm)
     return Result(last, curve, guarantee, run.num_steps, reported)

@@ -202,9 +202,8 @@ class _Classes:
 
 
 def _softmax(scores: jax.Array, label: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(
-        scores, jnp.asarray(label).astype(jnp.int32)
-    )
+    label = jnp.asarray(label).astype(jnp.int32)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, label)
 
 
 def softmax(num_classes: int, *, feature_norm: float) -> Loss:

@@ -83,9 +83,8 @@ def loss(
 
 def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
     clipped = jnp.clip(data, 0.0, params.bound)
-    return _centered_mean(
-        jnp.where(jnp.isnan(data), params.bound, clipped), params, noise
-    )
+    known = jnp.where(jnp.isnan(data), params.bound, clipped)
+    return _centered_mean(known, params, noise)
 
 
 def _centered_mean(values: jax.Array, params: _Mean, noise: Release) -> jax.Array:

@@ -104,9 +104,8 @@ class Release(NamedTuple):
         """The sums f64[k] with the noise of one step."""
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
-            return _discrete.release_on_lattice(
-                key, sums, _discrete.LatticeNoise(self.stddev, _DRAWS)
-            )
+            noise = _discrete.LatticeNoise(self.stddev, _DRAWS)
+            return _discrete.release_on_lattice(key, sums, noise)
         # In float32: JAX lowers a draw of 64 bits wrongly in a program without x64.
         noise = jax.random.normal(key, sums.shape, jnp.float32)
         return sums + self.stddev * noise.astype(jnp.float64)

@@ -296,9 +296,8 @@ def _log_excess(
     at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
 
     def window_sum(low: jax.Array, high: jax.Array, rule: _Rule) -> jax.Array:
-        return _window_sum(
-            excess, low, high, at.crossing, at.highest, (sigma, q, a), rule
-        )
+        density = sigma, q, a
+        return _window_sum(excess, low, high, at.crossing, at.highest, density, rule)
 
     total = window_sum(at.first, at.split, _FIRST_RULE)
     others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(at.lows, at.highs)

@@ -91,9 +91,8 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
             moves = grids.to_nearest(share, grid.spacing, n)
             left = jnp.stack([share * own.weight, (1 - share) * own.mass])
             weight = grids.combine_pairs(left, jnp.stack(other), moves)
-            return Masses(
-                grids.combine_pairs(own.mass[None], other.mass[None], moves), weight
-            )
+            mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
+            return Masses(mass, weight)
 
         fine = Grid(2 * grid.first, grid.spacing / 2)
         return _window(fine, jax.lax.map(one, (pair, shares)), tail, n)
@@ -190,7 +189,5 @@ def epsilon_lower64(
     # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is not below it.
     zero = jnp.zeros_like(target)
     solution = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
-    solution = jnp.where(excess(zero) > 0, solution, 0.0)
-    return implicit_derivative(
-        excess, jnp.where(known, solution, 0.0), known & (solution > 0)
-    )
+    solution = jnp.where(known & (excess(zero) > 0), solution, 0.0)
+    return implicit_derivative(excess, solution, solution > 0)

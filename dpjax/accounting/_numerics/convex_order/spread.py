@@ -48,10 +48,8 @@ def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
     law = grids.normal(variance, log[0], n - 1, grid.spacing)
     up = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
     mass, _ = law.nodes
-    nothing = jnp.zeros(1)
-    mass = jnp.concatenate([jnp.sum(mass * (1 - up), 0), nothing]) + jnp.concatenate(
-        [nothing, jnp.sum(mass * up, 0)]
-    )
+    lower, upper = jnp.sum(mass * (1 - up), 0), jnp.sum(mass * up, 0)
+    mass = jnp.pad(lower, (0, 1)) + jnp.pad(upper, (1, 0))
     # Below the grid, P's mass fixes how much of Q's mass moves to the first point; the
     # rest of Q's mass moves to 0. Above the grid, Q's mass fixes how much of P's mass
     # moves to the last point; the rest of P's mass moves to infinity.
