@@ -79,9 +79,7 @@ def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Ar
     return jnp.where(counts == largest, many, few)
 
 
-def _fixed_order_totals(
-    decay: jax.Array, num_steps: int, steps_per_epoch: int
-) -> jax.Array:
+def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     """Σ_nodes (Σ_e β^{z − p − e n_b})², the squared sensitivity, by position, f[n_b].
 
     The position p is a step modulo n_b, the number of steps in an epoch, and e counts
@@ -91,7 +89,6 @@ def _fixed_order_totals(
     correlation of these inner sums, as a function of the gap, with the positions z mod
     n_b at which nodes end. These positions are periodic.
     """
-    n_b = steps_per_epoch
     ratio = jnp.power(decay, n_b)
     total = jnp.zeros(n_b, decay.dtype)
     for level in range(num_steps.bit_length()):
@@ -111,9 +108,7 @@ def _fixed_order_totals(
     return total
 
 
-def _reshuffled_order(
-    decay: jax.Array, num_steps: int, steps_per_epoch: int
-) -> jax.Array:
+def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     """The squared sensitivity, as an upper bound, for any one step in each epoch.
 
     The squared sensitivity is Σ_nodes inner², where inner(node) is Σ_{p in P∩node}
@@ -124,7 +119,6 @@ def _reshuffled_order(
     one term for each epoch, and each epoch takes its worst step. The bound is exact
     where no node contains steps of two epochs.
     """
-    n_b = steps_per_epoch
     num_epochs = -(-num_steps // n_b)
     step = jnp.arange(1, num_epochs * n_b + 1)
     epoch_end = ((step - 1) // n_b + 1) * n_b

@@ -83,9 +83,10 @@ class _Carry(NamedTuple):
     left_out: jax.Array
 
 
-@functools.partial(
-    jax.jit, static_argnames=("loss_fn", "batch_size", "microbatch_size")
-)
+_STATIC = "loss_fn", "batch_size", "microbatch_size"
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def _train(
     params: Params,
     data: _checks.Data,

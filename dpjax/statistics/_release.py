@@ -190,9 +190,10 @@ def release(
     return Released(value, event, terms.adjacency)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("name", "statistic", "arithmetic", "dtype")
-)
+_STATIC = "name", "statistic", "arithmetic", "dtype"
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def _run(
     name: str,
     statistic: Statistic,
