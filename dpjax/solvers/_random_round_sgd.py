@@ -204,7 +204,7 @@ def random_round_sgd(
       ...     epsilon=2.0, delta=1e-5, adjacency=Adjacency.REPLACE, max_rounds=4,
       ...     batch_size=5, step_size=1.0, smoothness=0.25, clip_norm=1.0,
       ...     key=jax.random.key(1))
-      >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.rounds <= 4)
+      >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.num_steps <= 4)
       (True, True)
     """
     noise = _checks.noise(noise_multiplier, epsilon, delta)
