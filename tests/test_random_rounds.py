@@ -196,7 +196,7 @@ def test_run_noise_has_the_scale_of_the_guarantee():
         clip_norm=0.4,
         key=KEY,
     )
-    sigma, R = float(result.noise_multiplier), int(result.rounds)
+    sigma, R = float(result.noise_multiplier), int(result.num_steps)
     assert 1 <= R <= 50
     std = 0.5 / 2 * 0.4 * sigma * math.sqrt(R)
     np.testing.assert_allclose(np.std(result.params), std, rtol=5 / math.sqrt(2 * d))

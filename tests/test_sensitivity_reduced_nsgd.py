@@ -91,7 +91,7 @@ def plain_run():
 
 def test_solver_matches_algorithm_2(plain_run):
     result = plain_run
-    expected = reference_run(make_data(), result.noise_multipliers)
+    expected = reference_run(make_data(), result.noise_multiplier)
     np.testing.assert_allclose(result.params, expected, atol=2e-5)
     curve = jax.device_get(result.curve)
     assert 0 < curve.drift_clipped.mean() < 1  # both sides of the clip
@@ -107,7 +107,7 @@ def damaged_data_and_run():
 
 def test_nonfinite_examples_contribute_zero_and_are_counted(damaged_data_and_run):
     (x, y), result = damaged_data_and_run
-    expected = reference_run((x, y), result.noise_multipliers, left_out=(3, 11))
+    expected = reference_run((x, y), result.noise_multiplier, left_out=(3, 11))
     np.testing.assert_allclose(result.params, expected, atol=2e-5)
     np.testing.assert_array_equal(result.curve.left_out, [1, 0, 1, 0, 0] * 4)
 
@@ -123,7 +123,7 @@ def test_guarantee_meets_target_and_matches_accountant(run_under_adjacency, adja
     result = run_under_adjacency
     assert 2.0 * (1 - 1e-4) < result.guarantee.epsilon(1e-5) <= 2.0
     mu = reduced_momentum_mu(
-        tuple(float(s) for s in result.noise_multipliers),
+        tuple(float(s) for s in result.noise_multiplier),
         num_steps=20,
         decay=0.8,
         steps_per_epoch=5,
@@ -179,7 +179,7 @@ def one_epoch_run():
 @pytest.mark.matrix
 def test_one_epoch_needs_no_change_noise(one_epoch_run):
     result = one_epoch_run
-    assert result.noise_multipliers.change == np.inf
+    assert result.noise_multiplier.change == np.inf
     assert np.all(np.isfinite(result.params))
     assert result.guarantee.epsilon(1e-5) <= 2.0
 

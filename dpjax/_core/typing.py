@@ -6,6 +6,7 @@ the types of its parameters and examples, so the alias `LossFn` does not restric
 arguments. Signatures use `Any` for results of a user's function and for arguments that
 are passed on to such a function. They use `object` for values that are not inspected.
 `help` shows an alias of `TypeAliasType` by its name, and any other by its definition.
+`Adjacency`, which the signatures of accountants name, is here, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ import jax.typing
 import numpy as np
 import optax
 from typing_extensions import TypeAliasType
+
+from dpjax._core.adjacency import Adjacency as Adjacency
 
 ArrayLike = TypeAliasType("ArrayLike", jax.typing.ArrayLike)
 Arrays: TypeAlias = Sequence[jax.Array]

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import plain, validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._plan import citations as papers
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters

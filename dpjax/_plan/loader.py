@@ -118,22 +118,16 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     def draw(size: int) -> Batch:
         return mechanism.draw(size, plan.max_batch_size, step, key)
 
+    sizes = sorted({x.batch_size for x in plan.schedule} or {plan.batch_size})
+    if len(sizes) == 1:
+        batch = draw(sizes[0])
+    else:
+        # A sampler needs a static batch size, so a traced step selects one of them.
+        number = jnp.sum(jnp.asarray(sizes) < values_at(plan.schedule, step).batch_size)
+        batch = jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
     if plan.arithmetic == "discrete" and mechanism.order is None:
-        return _shuffle_slots(_draw_unordered(plan, step, draw), step, key)
-    return _draw_unordered(plan, step, draw)
-
-
-def _draw_unordered(
-    plan: RunParameters, step: ArrayLike, draw: Callable[[int], Batch]
-) -> Batch:
-    """The batch of a step, of the size that the step has in the schedule."""
-    sizes = sorted({piece.batch_size for piece in plan.schedule})
-    if len(sizes) < 2:
-        return draw(plan.batch_size if not sizes else sizes[0])
-    size = values_at(plan.schedule, step).batch_size
-    # A sampler needs a static batch size, so a traced step selects one of them.
-    number = jnp.sum(jnp.asarray(sizes) < size)
-    return jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
+        return _shuffle_slots(batch, step, key)
+    return batch
 
 
 def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:

@@ -50,9 +50,8 @@ def value_and_grad(
             # Sum over clip norm. The optimizer multiplies by the clip norm after the
             # noise, from its own state.
             total = jax.tree.map(lambda g: g / bound, grads)
-            grads = quantile.Bounded(
-                total, quantile.count_within_clip_norm(per_example.norm, mask, bound)
-            )
+            within = quantile.count_within_clip_norm(per_example.norm, mask, bound)
+            grads = quantile.Bounded(total, within)
         elif plan.schedule:
             # Rescaled to the plan's clip norm, so that every step's sum has the same
             # sensitivity. The optimizer undoes the factor after the noise.

@@ -21,6 +21,7 @@ from dpjax._plan.parameters import RunParameters
 from dpjax._plan.schedule import Segment, values_at
 from dpjax.noise import _correlated_lattice, _discrete, _gaussian
 from dpjax.noise._correlated import Buffer, correlated_noise
+from dpjax.noise._gaussian import limit_steps, stddev_of_sum
 from dpjax.noise._optimizers import cast_updates_to_float32
 
 
@@ -37,15 +38,11 @@ def optimizer(
     strategy = plan.strategy
     # Each branch refuses steps past num_steps, and ends with a division by b.
     if plan.schedule or plan.quantile:
-        mean = optax.chain(
-            _gaussian.limit_steps(plan.num_steps), _varying_mean(plan, key)
-        )
+        mean = optax.chain(limit_steps(plan.num_steps), _varying_mean(plan, key))
     elif strategy is not None and plan.arithmetic == "discrete":
         mean = _correlated_mean_on_lattice(plan, strategy, key)
     elif strategy is not None:
-        stddev = _gaussian.stddev_of_sum(
-            plan.clip_norm, plan.noise_multiplier, plan.batch_size
-        )
+        stddev = stddev_of_sum(plan.clip_norm, plan.noise_multiplier, plan.batch_size)
         noise = correlated_noise(
             strategy, stddev, num_steps=plan.num_steps, key=key, buffer=buffer
         )
@@ -103,9 +100,8 @@ def _on_lattice(
 
     def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
         following, current = jax.random.split(state.key)
-        noise = _discrete.lattice_noise(
-            sensitivity, z * factor, _discrete.num_coordinates(sums), most=z * most
-        )
+        size = _discrete.num_coordinates(sums)
+        noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * most)
         noisy = _discrete.release_on_lattice(current, sums, noise)
         return noisy, _discrete.DiscreteGaussianNoiseState(following)
 
@@ -122,7 +118,7 @@ def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfo
 
     return optax.chain(
         optax.GradientTransformation(noise.init, update),
-        _gaussian.limit_steps(plan.num_steps, 1.0 / plan.batch_size),
+        limit_steps(plan.num_steps, 1.0 / plan.batch_size),
     )
 
 
@@ -208,7 +204,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     # The count is scaled by σ / σ_b, so that noise of σ on it is noise of σ_b on the
     # count itself. Rounded down, the scaled count is no more sensitive than accounted.
     weight = rounding.round_down_float32(sigma / of_count)
-    noise = _gaussian_noise(_gaussian.stddev_of_sum(unit, sigma, plan.batch_size), key)
+    noise = _gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key)
     if plan.arithmetic == "discrete":
         # With few digits the product with a count, a multiple of 1/2, is exact.
         weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())

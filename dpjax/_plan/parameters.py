@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Any
 
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import Arithmetic
+from dpjax._core.typing import Adjacency, Arithmetic
 from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.strategy import Strategy
 from dpjax._plan.quantile import QuantileClip

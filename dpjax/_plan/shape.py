@@ -1,5 +1,7 @@
 """The correlation of a plan's noise: the caller's strategy, or the best one found."""
 
+from typing import Any
+
 import numpy as np
 
 from dpjax import strategies
@@ -65,7 +67,7 @@ def _best(
     estimate is None. For random batches, the strategy is the best that
     `strategies.amplified` finds.
     """
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_steps": run.num_steps,
         "steps_per_epoch": mechanism.steps_per_epoch(run.batch_size),
     }
@@ -84,13 +86,9 @@ def _best(
             adjacency=run.adjacency,
         )
         return best.strategy, best.noise_multiplier
-    optimized = strategies.optimize(
-        "rational", workload, **sizes, order=mechanism.order
-    )
+    sizes["order"] = mechanism.order
+    optimized = strategies.optimize("rational", workload, **sizes)
     # A workload whose rates or sums vary by step also gets factors that vary by step.
     if all(np.size(x) == 1 for x in workload[2:]):
         return optimized, None
-    optimized = strategies.scheduled(
-        optimized, workload, **sizes, order=mechanism.order
-    )
-    return optimized, None
+    return strategies.scheduled(optimized, workload, **sizes), None

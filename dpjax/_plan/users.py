@@ -99,9 +99,8 @@ class Users:
 
     def stacked(self) -> OfUser:
         """All users in memory, with a leading axis n: data for `Plan.load`."""
-        return OfUser(
-            jax.tree.map(lambda x: x[self._rows], self._data), jnp.asarray(self._mask)
-        )
+        examples = jax.tree.map(lambda x: x[self._rows], self._data)
+        return OfUser(examples, jnp.asarray(self._mask))
 
     def __repr__(self) -> str:
         """The number of users, and the maximum number of examples of one user."""

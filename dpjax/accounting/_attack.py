@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._repetitions import Repetitions
 

@@ -24,12 +24,11 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events, gdp
 from dpjax.accounting import pld as _pld
-from dpjax.accounting._numerics.convex_order import allocation as lower
+from dpjax.accounting._numerics.convex_order import cells
 
 
 class _Sizes(NamedTuple):
@@ -280,7 +279,7 @@ def epsilon_lower(
     sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
     validate.open_unit("delta", delta)
     noise_multiplier, t, num_epochs = _one_of(noise_multiplier, sizes)
-    return lower.epsilon_lower64(noise_multiplier, delta, t, num_epochs)
+    return cells.epsilon_lower64(noise_multiplier, delta, t, num_epochs)
 
 
 def delta_lower(
@@ -316,4 +315,4 @@ def delta_lower(
     sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
     validate.nonnegative("epsilon", epsilon, finite=False)
     noise_multiplier, t, num_epochs = _one_of(noise_multiplier, sizes)
-    return lower.delta_lower64(noise_multiplier, epsilon, t, num_epochs)
+    return cells.delta_lower64(noise_multiplier, epsilon, t, num_epochs)

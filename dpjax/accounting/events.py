@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 import jax
 
 from dpjax._core import plain, validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices.spec import StrategySpec
 from dpjax.accounting._repetitions import Repetitions
 
@@ -509,18 +508,19 @@ def _step(event: Any, adjacency: Adjacency) -> Step:
     match event:
         case dp.NoOpDpEvent():
             return Gaussian(0.0)
-        case dp.NonPrivateDpEvent() | dp.GaussianDpEvent(noise_multiplier=0):
+        case (
+            dp.NonPrivateDpEvent()
+            | dp.GaussianDpEvent(noise_multiplier=0)
+            | dp.LaplaceDpEvent(noise_multiplier=0)
+            # dp-accounting's accountant, too, gives it no privacy: the probabilities of
+            # all integers are 0.
+            | dp.DiscreteLaplaceDpEvent(noise_parameter=0)
+        ):
             return Gaussian(math.inf)
         case dp.GaussianDpEvent(noise_multiplier=noise):
             return Gaussian(factor / noise)
-        case dp.LaplaceDpEvent(noise_multiplier=0):
-            return Gaussian(math.inf)
         case dp.LaplaceDpEvent(noise_multiplier=noise):
             return Laplace(noise / factor)
-        case dp.DiscreteLaplaceDpEvent(noise_parameter=0):
-            # dp-accounting's accountant, too, gives it no privacy: the probabilities of
-            # all integers are 0.
-            return Gaussian(math.inf)
         case dp.DiscreteLaplaceDpEvent(noise_parameter=noise, sensitivity=norm):
             return DiscreteLaplace(1 / noise, int(factor) * norm)
         case dp.RandomizedResponseDpEvent() if adjacency is Adjacency.REPLACE:

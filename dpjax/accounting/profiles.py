@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import rounding, validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import cast, default_float, float64, scope
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import correlated, events, gdp, pld, pure, truncation
 from dpjax.accounting._selected import Selected

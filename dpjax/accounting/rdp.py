@@ -205,6 +205,15 @@ def _check_conversion(curve: ArrayLike, orders: ArrayLike):
     validate.above_one("orders", orders)
 
 
+def _epsilon_by_order(
+    curve: ArrayLike, orders: ArrayLike, delta: ArrayLike
+) -> jax.Array:
+    """The ε that each order of the curve proves, f[*b, k]."""
+    _check_conversion(curve, orders)
+    validate.open_unit("delta", delta)
+    return rdp_curves.epsilon64(*_align(delta, curves=(curve, orders)))
+
+
 def epsilon(
     curve: ArrayLike,
     orders: ArrayLike,
@@ -231,11 +240,7 @@ def epsilon(
       >>> print(f"{epsilon(gaussian(1.0, ORDERS), ORDERS, 1e-5):.4f}")
       4.7284
     """
-    _check_conversion(curve, orders)
-    validate.open_unit("delta", delta)
-    return jnp.min(
-        rdp_curves.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
-    )
+    return jnp.min(_epsilon_by_order(curve, orders, delta), axis=-1)
 
 
 def best_order(
@@ -263,11 +268,7 @@ def best_order(
       >>> print(f"{best_order(gaussian(1.0, ORDERS), ORDERS, 1e-5):.2f}")
       5.43
     """
-    _check_conversion(curve, orders)
-    validate.open_unit("delta", delta)
-    best = jnp.argmin(
-        rdp_curves.epsilon64(*_align(delta, curves=(curve, orders))), axis=-1
-    )
+    best = jnp.argmin(_epsilon_by_order(curve, orders, delta), axis=-1)
     # The order is one of the caller's, so no rounding direction applies to the cast.
     return jnp.asarray(orders, default_float())[best]
 
@@ -299,6 +300,5 @@ def delta(
     """
     _check_conversion(curve, orders)
     validate.nonnegative("epsilon", epsilon, finite=False)
-    return jnp.min(
-        rdp_curves.delta64(*_align(epsilon, curves=(curve, orders))), axis=-1
-    )
+    by_order = rdp_curves.delta64(*_align(epsilon, curves=(curve, orders)))
+    return jnp.min(by_order, axis=-1)

@@ -55,9 +55,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP, float64
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
@@ -80,9 +79,7 @@ def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Ar
     return jnp.where(counts == largest, many, few)
 
 
-def _fixed_order_totals(
-    decay: jax.Array, num_steps: int, steps_per_epoch: int
-) -> jax.Array:
+def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     """Σ_nodes (Σ_e β^{z − p − e n_b})², the squared sensitivity, by position, f[n_b].
 
     The position p is a step modulo n_b, the number of steps in an epoch, and e counts
@@ -92,7 +89,6 @@ def _fixed_order_totals(
     correlation of these inner sums, as a function of the gap, with the positions z mod
     n_b at which nodes end. These positions are periodic.
     """
-    n_b = steps_per_epoch
     ratio = jnp.power(decay, n_b)
     total = jnp.zeros(n_b, decay.dtype)
     for level in range(num_steps.bit_length()):
@@ -105,17 +101,14 @@ def _fixed_order_totals(
 
         gap = jnp.arange(min(size, n_b))
         participations = (size - 1 - gap) // n_b + 1
-        inner = jnp.power(decay, gap) * _geometric_sums(
-            ratio, participations, (size - 1) // n_b + 1
-        )
+        sums = _geometric_sums(ratio, participations, (size - 1) // n_b + 1)
+        inner = jnp.power(decay, gap) * sums
         offset = (ends[:, None] - gap[None, :]) % n_b
         total = total.at[offset].add(repeats[:, None] * jnp.square(inner)[None, :])
     return total
 
 
-def _reshuffled_order(
-    decay: jax.Array, num_steps: int, steps_per_epoch: int
-) -> jax.Array:
+def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     """The squared sensitivity, as an upper bound, for any one step in each epoch.
 
     The squared sensitivity is Σ_nodes inner², where inner(node) is Σ_{p in P∩node}
@@ -126,7 +119,6 @@ def _reshuffled_order(
     one term for each epoch, and each epoch takes its worst step. The bound is exact
     where no node contains steps of two epochs.
     """
-    n_b = steps_per_epoch
     num_epochs = -(-num_steps // n_b)
     step = jnp.arange(1, num_epochs * n_b + 1)
     epoch_end = ((step - 1) // n_b + 1) * n_b
@@ -257,9 +249,8 @@ def _window_totals(
         left = index % 2 == 0
         # The first and last t whose window releases the node: see the module docstring.
         soonest = jnp.where(left, end, jnp.maximum(end, before - size + window + 1))
-        latest = jnp.where(
-            left, jnp.minimum(end + size - 1, before + window), before + window
-        )
+        latest = before + window
+        latest = jnp.where(left, jnp.minimum(end + size - 1, latest), latest)
         soonest, latest = jnp.maximum(soonest, first), jnp.minimum(latest, last)
         moved = jnp.where(soonest <= latest, jnp.power(decay, 2 * (end - step)), 0.0)
         total = total.at[step % window].add(moved)

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events, pld
 
 

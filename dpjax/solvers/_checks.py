@@ -12,8 +12,7 @@ import numpy as np
 import optax
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import ArrayLike, Key, LossFn, Tree
+from dpjax._core.typing import Adjacency, ArrayLike, Key, LossFn, Tree
 from dpjax.accounting.iteration import Setting
 from dpjax.clipping._clip import batch_size as leading_axis
 from dpjax.solvers.losses import Loss

@@ -9,9 +9,15 @@ import optax
 
 from dpjax import sampling, workloads
 from dpjax._core import keys, validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.rounding import MARGIN
-from dpjax._core.typing import Key, LossFn, Params, ScalarOrSchedule, Tree
+from dpjax._core.typing import (
+    Adjacency,
+    Key,
+    LossFn,
+    Params,
+    ScalarOrSchedule,
+    Tree,
+)
 from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Scaled
 from dpjax._matrices.toeplitz import Toeplitz

@@ -19,6 +19,7 @@ from dpjax._core import keys, validate
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax.accounting import gdp, iteration, pld, profiles
 from dpjax.accounting.iteration import Setting, _setting
+from dpjax.accounting.profiles import FunctionProfile, Gaussian, Guarantee, Profile
 from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers._results import Result
 from dpjax.solvers.prox import Prox, none
@@ -58,7 +59,7 @@ class _Run(NamedTuple):
 
 
 # Maps a run and its noise multipliers f64[T] to a profile; raises for a bad setting.
-_Accountant = Callable[[_Run, np.ndarray], profiles.Profile]
+_Accountant = Callable[[_Run, np.ndarray], Profile]
 
 
 def _check(
@@ -94,7 +95,7 @@ def _constant(values: np.ndarray) -> bool:
     return bool(np.all(values == values[0]))
 
 
-def _last_iterate(run: _Run, noise: np.ndarray) -> profiles.Gaussian:
+def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     """The GDP profile of the last iterate of a cyclic run.
 
     Constant step sizes and noise, schedules in a fixed order, and schedules in a random
@@ -111,13 +112,13 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> profiles.Gaussian:
             order=order,
             **setting,
         )
-        return profiles.Gaussian(mu)
+        return Gaussian(mu)
     setting = {**run.setting, "step_size": run.step_sizes}
     scheduled = iteration.scheduled_cyclic_gd_mu(
         noise, batches_per_epoch=run.period, batch_size=run.batch_size, **setting
     )
     if order == "fixed":
-        return profiles.Gaussian(scheduled)
+        return Gaussian(scheduled)
     # In a random order an example may be in any step of an epoch: take the least noise
     # of each epoch, and compose the epochs as if every iterate were released (Dong,
     # Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383).
@@ -125,7 +126,7 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> profiles.Gaussian:
     factor = setting["adjacency"].sensitivity_factor
     # Divide by 1 where the noise is 0, so that NumPy does not warn; μ is inf there.
     mus = np.where(worst > 0, factor / np.where(worst > 0, worst, 1), np.inf)
-    return profiles.Gaussian(gdp.compose(mus))
+    return Gaussian(gdp.compose(mus))
 
 
 # A schedule of noise is rounded down to at most this many levels. Each level needs a
@@ -133,7 +134,7 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> profiles.Gaussian:
 _LEVELS = 4
 
 
-def _random_batches(run: _Run, noise: np.ndarray) -> profiles.FunctionProfile:
+def _random_batches(run: _Run, noise: np.ndarray) -> FunctionProfile:
     """The profile ε(δ) of a run on random batches.
 
     It is the last iterate's profile, or with schedules that of all iterates.
@@ -155,9 +156,7 @@ def _random_batches(run: _Run, noise: np.ndarray) -> profiles.FunctionProfile:
             )
         return pld.epsilon(_compose(noise, run.batch_size / run.num_examples), delta)
 
-    return profiles.FunctionProfile(
-        epsilon, functools.partial(profiles.search_delta, epsilon)
-    )
+    return FunctionProfile(epsilon, functools.partial(profiles.search_delta, epsilon))
 
 
 def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
@@ -213,7 +212,7 @@ def _noisy_descent(
         microbatch_size=given.microbatch_size,
     )
 
-    guarantee = profiles.Guarantee(
+    guarantee = Guarantee(
         f"the last of {num_steps} iterates of {solver}",
         profile,
         setting["adjacency"],

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import keys, validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import default_float
 from dpjax._core.rounding import HIGHEST, MARGIN
-from dpjax._core.typing import ArrayLike, Key
+from dpjax._core.typing import Adjacency, ArrayLike, Key
 from dpjax.accounting import gdp, objective, profiles
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _calibration, _checks, _descent, _precision

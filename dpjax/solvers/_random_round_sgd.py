@@ -10,8 +10,14 @@ from jax.core import Tracer
 
 from dpjax import sampling
 from dpjax._core import dtypes, keys, validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import Key, LossFn, Params, ScalarOrSchedule, Tree
+from dpjax._core.typing import (
+    Adjacency,
+    Key,
+    LossFn,
+    Params,
+    ScalarOrSchedule,
+    Tree,
+)
 from dpjax.accounting import profiles, random_rounds
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _calibration, _checks, _descent, _precision
@@ -83,9 +89,10 @@ class _Carry(NamedTuple):
     left_out: jax.Array
 
 
-@functools.partial(
-    jax.jit, static_argnames=("loss_fn", "batch_size", "microbatch_size")
-)
+_STATIC = "loss_fn", "batch_size", "microbatch_size"
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def _train(
     params: Params,
     data: _checks.Data,
@@ -203,7 +210,7 @@ def random_round_sgd(
       ...     epsilon=2.0, delta=1e-5, adjacency=Adjacency.REPLACE, max_rounds=4,
       ...     batch_size=5, step_size=1.0, smoothness=0.25, clip_norm=1.0,
       ...     key=jax.random.key(1))
-      >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.rounds <= 4)
+      >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.num_steps <= 4)
       (True, True)
     """
     noise = _checks.noise(noise_multiplier, epsilon, delta)

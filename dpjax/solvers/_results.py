@@ -63,20 +63,3 @@ class Result(NamedTuple, Generic[Params, Noise]):
     noise_multiplier: Noise
     sensitivity: float | None = None
     scale: float | None = None
-
-    # Aliases: the names that individual solvers used for these fields.
-
-    @property
-    def rounds(self) -> int:
-        """An alias of `num_steps`, for `random_round_sgd`, which draws this number."""
-        return self.num_steps
-
-    @property
-    def left_out(self) -> jax.Array:
-        """An alias of `curve.left_out`."""
-        return self.curve.left_out
-
-    @property
-    def noise_multipliers(self) -> Noise:
-        """An alias of `noise_multiplier`, for a solver with three of them."""
-        return self.noise_multiplier

@@ -23,11 +23,17 @@ from jax.flatten_util import ravel_pytree
 
 from dpjax import sampling
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
 from dpjax._core.rounding import MARGIN
-from dpjax._core.typing import Key, LossFn, Params, ScalarOrSchedule, Tree
+from dpjax._core.typing import (
+    Adjacency,
+    Key,
+    LossFn,
+    Params,
+    ScalarOrSchedule,
+    Tree,
+)
 from dpjax.accounting import gdp
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.accounting.tree import reduced_momentum_mu
@@ -360,9 +366,8 @@ def sensitivity_reduced_nsgd(
     norm = np.sqrt(sum(x.size for x in jax.tree.leaves(last)) * coordinate)
     norm = jnp.asarray(norm * (1 - decay) / run.batch_size)
     mechanism = f"all {run.num_steps} iterates of sensitivity-reduced momentum"
-    guarantee = Guarantee(
-        mechanism, Gaussian(mu), adjacency, _checks.every_step("fixed")
-    )
+    assumptions = _checks.every_step("fixed")
+    guarantee = Guarantee(mechanism, Gaussian(mu), adjacency, assumptions)
     reported = _precision.to_float32(noise)
     curve = curve._replace(noise_norm=norm)
     return Result(last, curve, guarantee, run.num_steps, reported)

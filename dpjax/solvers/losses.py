@@ -8,7 +8,7 @@ has to be assumed.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TypedDict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +22,6 @@ __all__ = ["Loss", "huber", "logistic", "softmax"]
 
 # Sixteen float32 roundings, as in clipping: the scaled features stay within the ball.
 _SLACK = 2.0**-20
-
-
-class LossSetting(TypedDict):
-    """The part of `accounting.iteration.Setting` that a loss determines."""
-
-    gradient_norm: float
-    clipped: bool
-    generalised_linear: bool
-    smoothness: float
-    weak_convexity: float
-    strong_convexity: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +99,7 @@ class Loss:
             )
 
     @property
-    def setting(self) -> LossSetting:
+    def setting(self) -> dict[str, Any]:
         """The loss's part of an accountant's setting: convex, without clipping."""
         return {
             "gradient_norm": self.gradient_norm,
@@ -213,9 +202,8 @@ class _Classes:
 
 
 def _softmax(scores: jax.Array, label: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(
-        scores, jnp.asarray(label).astype(jnp.int32)
-    )
+    label = jnp.asarray(label).astype(jnp.int32)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, label)
 
 
 def softmax(num_classes: int, *, feature_norm: float) -> Loss:

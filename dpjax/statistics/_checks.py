@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 
 
 def as_number(name: str, value: ArrayLike) -> float | jax.Array:

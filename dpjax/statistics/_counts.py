@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _checks, _release
+from dpjax.statistics._release import Release, Released, Terms
 
 
 def histogram(
@@ -23,7 +23,7 @@ def histogram(
     edges: ArrayLike | None = None,
     num_categories: int | None = None,
     arithmetic: Arithmetic = "real",
-) -> _release.Released:
+) -> Released:
     """The numbers of examples in public bins, with Gaussian noise.
 
     Args:
@@ -71,7 +71,7 @@ def histogram(
     else:
         params = increasing("edges", edges)
         size = len(params) - 1
-    terms = _release.Terms(noise_multiplier, key, adjacency, arithmetic)
+    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
     return _release.release(
         "histogram",
         _histogram,
@@ -83,7 +83,7 @@ def histogram(
     )
 
 
-def _histogram(data: jax.Array, edges: jax.Array, noise: _release.Release) -> jax.Array:
+def _histogram(data: jax.Array, edges: jax.Array, noise: Release) -> jax.Array:
     return noise(count(bins_of(data, edges), len(edges) - 1))
 
 
@@ -144,7 +144,7 @@ def quantile(
     adjacency: Adjacency,
     num_steps: int = 12,
     arithmetic: Arithmetic = "real",
-) -> _release.Released:
+) -> Released:
     """Quantiles between public bounds, by bisection with noisy counts.
 
     Each step halves an interval: it counts, with noise, whether more than a share q of
@@ -207,7 +207,7 @@ def quantile(
         _quantile,
         data,
         _Bisection(np.asarray(shares), lower, upper, norm, np.arange(num_steps)),
-        _release.Terms(noise_multiplier, key, adjacency, arithmetic),
+        Terms(noise_multiplier, key, adjacency, arithmetic),
         # At least 1, since max(q, 1 − q) is at most 1; the margin is as above.
         replaced=max(1.0, math.sqrt(given.size) / norm * (1 + 2.0**-39)),
         dimension=given.size,
@@ -215,9 +215,7 @@ def quantile(
     )
 
 
-def _quantile(
-    data: jax.Array, params: _Bisection, noise: _release.Release
-) -> jax.Array:
+def _quantile(data: jax.Array, params: _Bisection, noise: Release) -> jax.Array:
     """The middles of the last intervals, f64[] or f64[k]."""
     rows, shares = data[:, None], jnp.atleast_1d(params.shares)
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _counts, _release
 from dpjax.statistics._checks import as_examples, as_num_examples
+from dpjax.statistics._release import Release, Released, Terms, sum_exactly
 
 
 class _Mean(NamedTuple):
@@ -34,7 +34,7 @@ def loss(
     adjacency: Adjacency,
     num_examples: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
-) -> _release.Released:
+) -> Released:
     """The mean of held-out losses clipped to [0, bound], with Gaussian noise.
 
     Args:
@@ -74,27 +74,24 @@ def loss(
     validate.scalar("bound", bound)
     validate.positive("bound", bound)
     divisor = as_num_examples(num_examples, len(losses), validate.adjacency(adjacency))
-    terms = _release.Terms(noise_multiplier, key, adjacency, arithmetic)
+    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(bound, divisor)
     return _release.release(
         "loss", _loss, losses, params, terms, replaced=2.0, dimension=1
     )
 
 
-def _loss(data: jax.Array, params: _Mean, noise: _release.Release) -> jax.Array:
+def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
     clipped = jnp.clip(data, 0.0, params.bound)
-    return _centered_mean(
-        jnp.where(jnp.isnan(data), params.bound, clipped), params, noise
-    )
+    known = jnp.where(jnp.isnan(data), params.bound, clipped)
+    return _centered_mean(known, params, noise)
 
 
-def _centered_mean(
-    values: jax.Array, params: _Mean, noise: _release.Release
-) -> jax.Array:
+def _centered_mean(values: jax.Array, params: _Mean, noise: Release) -> jax.Array:
     """The noisy mean of values in [0, B], from contributions in [−1, 1]."""
     half = params.bound / 2
     rows = jnp.clip(values[:, None] / half - 1, -1.0, 1.0)
-    noisy = noise(_release.sum_exactly(lambda x: x, rows))[0]
+    noisy = noise(sum_exactly(lambda x: x, rows))[0]
     return (noisy / params.num_examples + 1) * half
 
 
@@ -107,7 +104,7 @@ def accuracy(
     adjacency: Adjacency,
     num_examples: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
-) -> _release.Released:
+) -> Released:
     """The share of held-out examples with a correct prediction, with Gaussian noise.
 
     Args:
@@ -140,14 +137,14 @@ def accuracy(
     """
     data = _pair("predictions", predictions, "labels", labels)
     divisor = as_num_examples(num_examples, len(data[0]), validate.adjacency(adjacency))
-    terms = _release.Terms(noise_multiplier, key, adjacency, arithmetic)
+    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(1.0, divisor)
     return _release.release(
         "accuracy", _accuracy, data, params, terms, replaced=2.0, dimension=1
     )
 
 
-def _accuracy(data: Any, params: _Mean, noise: _release.Release) -> jax.Array:
+def _accuracy(data: Any, params: _Mean, noise: Release) -> jax.Array:
     predictions, labels = data
     correct = jnp.where(predictions == labels, params.bound, 0.0)
     return _centered_mean(correct, params, noise)
@@ -162,7 +159,7 @@ def auc(
     key: Key,
     adjacency: Adjacency,
     arithmetic: Arithmetic = "real",
-) -> _release.Released:
+) -> Released:
     """The area under the ROC curve on held-out data, from noisy histograms of scores.
 
     The histograms of the scores of positive and of negative examples are released once.
@@ -210,13 +207,13 @@ def auc(
         _auc,
         data,
         public,
-        _release.Terms(noise_multiplier, key, adjacency, arithmetic),
+        Terms(noise_multiplier, key, adjacency, arithmetic),
         replaced=_release.root_up(2),
         dimension=2 * (len(public) - 1),
     )
 
 
-def _auc(data: Any, edges: jax.Array, noise: _release.Release) -> jax.Array:
+def _auc(data: Any, edges: jax.Array, noise: Release) -> jax.Array:
     scores, labels = data
     size = len(edges) - 1
     bins = _counts.bins_of(jnp.clip(scores, edges[0], edges[-1]), edges)

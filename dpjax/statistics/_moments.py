@@ -28,10 +28,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _release
 from dpjax.statistics._checks import as_examples, as_num_examples
+from dpjax.statistics._release import Release, Released, Terms, sum_exactly
 from dpjax.statistics._sums import flat, positive_norm, row_size, unit_rows
 
 
@@ -59,7 +59,7 @@ def variance(
     num_examples: ArrayLike | None = None,
     center: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
-) -> _release.Released:
+) -> Released:
     """The variance of each feature of clipped rows, with Gaussian noise.
 
     Args:
@@ -104,13 +104,13 @@ def variance(
         _variance,
         data,
         _Moments(positive_norm(clip_norm), divisor, center),
-        _release.Terms(noise_multiplier, key, adjacency, arithmetic),
+        Terms(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=row_size(data) * (1 if center is not None else 2),
     )
 
 
-def _variance(data: jax.Array, params: _Moments, noise: _release.Release) -> jax.Array:
+def _variance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
     """Second moments of each feature, less the squares of the noisy means."""
     first, second, added = _moments(flat(data), data.shape[1:], params, noise, _square)
     return (second - first**2 + added).reshape(data.shape[1:])
@@ -126,7 +126,7 @@ def covariance(
     num_examples: ArrayLike | None = None,
     center: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
-) -> _release.Released:
+) -> Released:
     """The covariance matrix of clipped rows, with Gaussian noise.
 
     Args:
@@ -172,15 +172,13 @@ def covariance(
         _covariance,
         data,
         _Moments(positive_norm(clip_norm), divisor, center),
-        _release.Terms(noise_multiplier, key, adjacency, arithmetic),
+        Terms(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=size * (size + 1) // 2 + (size if center is None else 0),
     )
 
 
-def _covariance(
-    data: jax.Array, params: _Moments, noise: _release.Release
-) -> jax.Array:
+def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
     """Second moments of all pairs, less the products of the noisy means."""
     rows, columns = np.triu_indices(data.shape[1])
     weights = np.where(rows == columns, 1.0, math.sqrt(2))
@@ -225,7 +223,7 @@ def _moments(
     rows: jax.Array,
     shape: tuple[int, ...],
     params: _Moments,
-    noise: _release.Release,
+    noise: Release,
     squares: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The noisy first and second moments, and what the first one's noise adds.
@@ -241,7 +239,7 @@ def _moments(
         def contribute(x: jax.Array) -> jax.Array:
             return squares(unit_rows(x, scale))
 
-        second = noise(_release.sum_exactly(contribute, rows)) * scale**2 / n
+        second = noise(sum_exactly(contribute, rows)) * scale**2 / n
         return jnp.zeros(size), second, jnp.zeros(())
 
     root = math.sqrt(2)
@@ -250,7 +248,7 @@ def _moments(
         u = unit_rows(x, scale)
         return jnp.concatenate([u, squares(u)], axis=1) / root
 
-    both = noise(_release.sum_exactly(contribute_both, rows)) * root / n
+    both = noise(sum_exactly(contribute_both, rows)) * root / n
     added = (noise.stddev * root * scale / n) ** 2
     return both[:size] * scale, both[size:] * scale**2, added
 

@@ -29,10 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import meshes, rounding, validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import default_float
 from dpjax._core.keys import stream
-from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.noise import _discrete
 from dpjax.statistics._checks import as_number
@@ -105,9 +104,8 @@ class Release(NamedTuple):
         """The sums f64[k] with the noise of one step."""
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
-            return _discrete.release_on_lattice(
-                key, sums, _discrete.LatticeNoise(self.stddev, _DRAWS)
-            )
+            noise = _discrete.LatticeNoise(self.stddev, _DRAWS)
+            return _discrete.release_on_lattice(key, sums, noise)
         # In float32: JAX lowers a draw of 64 bits wrongly in a program without x64.
         noise = jax.random.normal(key, sums.shape, jnp.float32)
         return sums + self.stddev * noise.astype(jnp.float64)
@@ -192,9 +190,10 @@ def release(
     return Released(value, event, terms.adjacency)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("name", "statistic", "arithmetic", "dtype")
-)
+_STATIC = "name", "statistic", "arithmetic", "dtype"
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def _run(
     name: str,
     statistic: Statistic,

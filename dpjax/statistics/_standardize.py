@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import keys, validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.statistics._checks import as_examples, as_num_examples
 from dpjax.statistics._moments import variance

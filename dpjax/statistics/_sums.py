@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import Arithmetic, ArrayLike, Key
+from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.clipping._clip import apply_scales, clip_scales, group_squares
 from dpjax.statistics._checks import as_examples, as_num_examples
 from dpjax.statistics._release import Release, Released, Terms, release, sum_exactly

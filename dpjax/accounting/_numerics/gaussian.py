@@ -222,7 +222,5 @@ def _tradeoff_jvp(primals, tangents):
     # the second exponent cancel, so that large |z| causes no overflow.
     by_mu = -jnp.exp(log_phi(z + mu_))
     by_alpha = -jnp.exp(-mu_ * (z + mu_ / 2))
-    slope = jnp.where(inside, by_mu, 0.0) * dmu + jnp.where(inside, by_alpha, 0.0) * (
-        dalpha
-    )
-    return tradeoff(mu, alpha), slope
+    by_mu, by_alpha = (jnp.where(inside, x, 0.0) for x in (by_mu, by_alpha))
+    return tradeoff(mu, alpha), by_mu * dmu + by_alpha * dalpha

@@ -25,15 +25,14 @@ zero. With L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
-from dpjax._core.float64 import SMALL, ULP, scoped
+from dpjax._core.float64 import SMALL, ULP
 from dpjax._core.searches import bisect
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
 
@@ -288,51 +287,17 @@ def _window_sum(
     return total * c * half
 
 
-def _forward_mode(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """An elementwise function whose derivatives of every order use forward mode.
-
-    Reverse mode would store every term of the sum over nodes.
-    """
-
-    def partial(position: int) -> Callable[..., jax.Array]:
-        def derivative(*args: jax.Array) -> jax.Array:
-            before, x, after = args[:position], args[position], args[position + 1 :]
-            one = jnp.ones_like(x)
-            return jax.jvp(lambda x: fn(*before, x, *after), (x,), (one,))[1]
-
-        return _forward_mode(derivative)
-
-    @jax.custom_jvp
-    @scoped
-    def call(*args: jax.Array) -> jax.Array:
-        return fn(*args)
-
-    @scoped
-    def rule(
-        primals: Sequence[jax.Array], tangents: Sequence[jax.Array | SymbolicZero]
-    ) -> tuple[jax.Array, jax.Array]:
-        out = call(*primals)
-        total = jnp.zeros_like(out)
-        for i, tangent in enumerate(tangents):
-            if not isinstance(tangent, SymbolicZero):
-                total += partial(i)(*primals) * tangent
-        return out, total
-
-    call.defjvp(rule, symbolic_zeros=True)
-    return call
-
-
 def _log_excess(
     excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
-    # Windows are not differentiated: their positions do not change the integral.
+    # Windows are not differentiated: their positions do not change the integral. The
+    # integral's derivatives are forward (`float64`), and store no terms of its sums.
     fixed = jax.lax.stop_gradient
     at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
 
     def window_sum(low: jax.Array, high: jax.Array, rule: _Rule) -> jax.Array:
-        return _window_sum(
-            excess, low, high, at.crossing, at.highest, (sigma, q, a), rule
-        )
+        density = sigma, q, a
+        return _window_sum(excess, low, high, at.crossing, at.highest, density, rule)
 
     total = window_sum(at.first, at.split, _FIRST_RULE)
     others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(at.lows, at.highs)
@@ -341,13 +306,11 @@ def _log_excess(
     return at.highest + jnp.log(total) - LOG_SQRT_2PI + error
 
 
-@_forward_mode
 def poisson(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     """An upper bound on log E h(y), for σ >= 0.1, 1e-60 <= q <= 1 and a > 1."""
     return _log_excess(_POISSON, sigma, q, a)
 
 
-@_forward_mode
 def fixed_size(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     """An upper bound on log E h(y) for batches of fixed size and μ = 1/σ."""
     return _log_excess(_FIXED_SIZE, sigma, q, a)

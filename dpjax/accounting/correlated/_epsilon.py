@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import ULP, float64
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices import strategy as matrices
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import gdp, pld
@@ -133,15 +132,12 @@ def epsilon(
     validate.one_of("sampling", sampling, get_args(Sampling))
     adjacency = validate.adjacency(adjacency)
     sizes = {"num_steps": num_steps, "steps_per_epoch": n_b}
+    run = {**sizes, "adjacency": adjacency}
     strategy = matrices.check_strategy(strategy, num_steps)
     if sampling == "cyclic_poisson":
-        return _cyclic_poisson(
-            strategy, noise_multiplier, delta, **sizes, adjacency=adjacency
-        )
+        return _cyclic_poisson(strategy, noise_multiplier, delta, **run)
     if sampling != "random_bins" and sampling != "fresh_bins":
-        known = mu(
-            strategy, noise_multiplier, order=sampling, **sizes, adjacency=adjacency
-        )
+        known = mu(strategy, noise_multiplier, order=sampling, **run)
         return gdp.epsilon(known, delta)
     if isinstance(strategy, matrices.Tree):
         raise ValueError(

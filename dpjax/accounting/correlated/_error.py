@@ -8,11 +8,12 @@ from dpjax._core import validate
 from dpjax._core.float64 import float64
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices import strategy as matrices
+from dpjax._matrices.strategy import Strategy, Tree, Workload
 from dpjax._matrices.toeplitz import Toeplitz, series, times
 
 
 def square_error(
-    strategy: Toeplitz, factors: jax.Array, workload: matrices.Workload, num_steps: int
+    strategy: Toeplitz, factors: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
     """The mean squared error ‖A diag(f) C⁻¹‖_F² / T of a Toeplitz strategy C, f[].
 
@@ -38,7 +39,7 @@ def _rows(num_steps: int) -> np.ndarray:
 
 def variances(
     strategy: Toeplitz,
-    workload: matrices.Workload,
+    workload: Workload,
     factors: jax.Array,
     rates: jax.Array,
     keep: jax.Array,
@@ -91,7 +92,7 @@ def _state_space(
 
 
 def _tree_square_error(
-    decay: jax.Array, workload: matrices.Workload, num_steps: int
+    decay: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
     """The mean squared error ‖A C⁻¹‖_F² / T of the tree, a sum over its levels, f[].
 
@@ -125,7 +126,7 @@ def _tree_square_error(
 def _error64(
     strategy: Toeplitz,
     factors: jax.Array,
-    workload: matrices.Workload,
+    workload: Workload,
     *,
     num_steps: int,
 ) -> jax.Array:
@@ -133,15 +134,11 @@ def _error64(
 
 
 @float64("nearest", static=("num_steps",), vectors=(1,), elementwise=True)
-def _tree_error64(
-    decay: jax.Array, workload: matrices.Workload, *, num_steps: int
-) -> jax.Array:
+def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> jax.Array:
     return jnp.sqrt(_tree_square_error(decay, workload, num_steps))
 
 
-def error(
-    strategy: matrices.Strategy, workload: matrices.Workload, num_steps: int
-) -> jax.Array:
+def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
     """The root mean square of the noise in a workload, for white noise of variance 1.
 
     The error is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At noise multiplier σ
@@ -176,7 +173,7 @@ def error(
         matrices.check_strategy(strategy, num_steps),
         matrices.check_workload(workload, num_steps),
     )
-    if isinstance(strategy, matrices.Tree):
+    if isinstance(strategy, Tree):
         if any(np.shape(x)[-1] > 1 for x in (workload.rates, workload.keep)):
             raise ValueError(
                 "workload must have one rate and one keep for a tree's error; got "

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP, float64
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices import strategy as matrices
 from dpjax._matrices.toeplitz import Toeplitz, series_error
 from dpjax.accounting import tree

@@ -89,6 +89,18 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
     return jax.lax.stop_gradient(trees)
 
 
+def _multiply_lognormal(
+    law: spread.Law, variance: jax.Array, tail: jax.Array
+) -> tuple[spread.Law, jax.Array]:
+    """The product of L and a lognormal, and the variance that the grid cannot hold."""
+    fits = variance >= law.grid.spacing**2
+    safe = jnp.where(fits, variance, 1.0)
+    law = jax.lax.cond(
+        fits, lambda x: spread.times_lognormal(x, safe, tail), lambda x: x, law
+    )
+    return law, jnp.where(fits, 0.0, variance)
+
+
 def ratio(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array, tail: jax.Array, n: int
 ) -> tuple[spread.Law, jax.Array]:
@@ -110,24 +122,12 @@ def ratio(
     leaf = jnp.maximum(by_gap[0] - of[0], 1e-9 * by_gap[0])
     law = spread.lognormal(leaf, tail, n)
 
-    def multiply_lognormal(
-        x: tuple[spread.Law, jax.Array],
-    ) -> tuple[spread.Law, jax.Array]:
-        law, variance = x
-        fits = variance >= law.grid.spacing**2
-        safe = jnp.where(fits, variance, 1.0)
-        law = jax.lax.cond(
-            fits, lambda x: spread.times_lognormal(x, safe, tail), lambda x: x, law
-        )
-        return law, jnp.where(fits, 0.0, variance)
-
     def join(
         k: jax.Array, x: tuple[spread.Law, jax.Array]
     ) -> tuple[spread.Law, jax.Array]:
         law, rest = x
-        return multiply_lognormal(
-            (spread.double(law, tail), rest + of[k] - following[k])
-        )
+        rest = rest + of[k] - following[k]
+        return _multiply_lognormal(spread.double(law, tail), rest, tail)
 
     law, rest = jax.lax.fori_loop(0, tree.joins, join, (law, jnp.zeros_like(leaf)))
     law = spread.mean(law, jnp.maximum(tree.copies, 1), tail)
@@ -148,11 +148,7 @@ def _estimate(
     """
     tail = 1e-4 * delta
     law, variance = ratio(tree, by_gap, n_b, tail, _COARSE)
-    felt = variance >= law.grid.spacing**2
-    safe = jnp.where(felt, variance, 1.0)
-    law = jax.lax.cond(
-        felt, lambda x: spread.times_lognormal(x, safe, tail), lambda x: x, law
-    )
+    law, _ = _multiply_lognormal(law, variance, tail)
     log = law.grid.log(_COARSE)
 
     def of_one() -> jax.Array:

@@ -99,9 +99,8 @@ def pool(x: Block, y: Block) -> Block:
 def slope(x: Block) -> Slope:
     """The slope of a block, infinite if its run is 0."""
     some = x.run > 0
-    return Slope(
-        x.exponent, jnp.where(some, x.rise / jnp.where(some, x.run, 1.0), jnp.inf)
-    )
+    mantissa = x.rise / jnp.where(some, x.run, 1.0)
+    return Slope(x.exponent, jnp.where(some, mantissa, jnp.inf))
 
 
 def steeper(x: Slope, y: Slope) -> jax.Array:

@@ -87,9 +87,8 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     # error of the weight. Weights below e^{−40} of the largest in their block are
     # negligible, and a weight equal to the largest is exactly 1.
     counts = (fixed[0] - top > -40.0) & (fixed[0] != top)
-    reach = jnp.max(
-        jnp.where(counts, jnp.maximum(jnp.abs(fixed[0]), jnp.abs(top)), 0.0)
-    )
+    size = jnp.maximum(jnp.abs(fixed[0]), jnp.abs(top))
+    reach = jnp.max(jnp.where(counts, size, 0.0))
     error = ULP * (128 + 2 * steps + 64 * reach)
     return jnp.where(lost, jnp.inf, jnp.sum(each)), error
 

@@ -194,9 +194,8 @@ def restart_variance(
     after a use. For reshuffled batches with c > 1 the last step is the only candidate.
     """
     epochs, period, reshuffled, convex = cycle
-    falling = _best_contracting_restart(
-        jnp.where(y <= 0, y, 0.0), r, start, m, period, epochs
-    )
+    down = jnp.where(y <= 0, y, 0.0)
+    falling = _best_contracting_restart(down, r, start, m, period, epochs)
     if convex:
         return jnp.where(y <= 0, falling, jnp.inf)
     up = jnp.where(y <= 0, 0.0, y)

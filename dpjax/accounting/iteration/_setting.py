@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY, ULP
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting.iteration import _lipschitz
 
 _Number = TypeVar("_Number")
@@ -262,9 +261,8 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
         log_c = jnp.log1p(jnp.maximum(above, -1 + ULP))
     else:
         pull = 1 - eta * added
-        log_c = jnp.log1p(_lipschitz.clipped_excess(eta / pull, weak, M)) + jnp.log1p(
-            -eta * added
-        )
+        above = _lipschitz.clipped_excess(eta / pull, weak, M)
+        log_c = jnp.log1p(above) + jnp.log1p(-eta * added)
         log_c = log_c + 8 * ULP * eta * (added + weak + M)
     log_c = log_c + 4 * ULP * jnp.abs(log_c)  # rounded up, also where it is negative
     # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278: the noise

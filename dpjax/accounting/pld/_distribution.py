@@ -8,8 +8,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.pld import composition, lower, merged
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.pld.mechanisms import WEIGHTS_TOLERANCE
 from dpjax.accounting.pld._distribution import PLD, of

@@ -11,8 +11,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.float64 import SMALL
+from dpjax._core.float64 import SMALL, float64
+from dpjax._core.searches import bisect, implicit_derivative
 from dpjax.accounting._numerics.convex_order import grid as grids
+from dpjax.accounting._numerics.convex_order.grid import Grid
+
+_POINTS = 1024
+_BISECTIONS = 50
+# The mass that the distribution of the likelihood ratio may leave outside its grid at
+# each end. In the lower bound this mass is merged into the end cells, not lost.
+_TAIL = 1e-12
 
 
 class Masses(NamedTuple):
@@ -30,7 +38,7 @@ class Masses(NamedTuple):
 class Law(NamedTuple):
     """A distribution of the likelihood ratio: labels of the cells, and their masses."""
 
-    grid: grids.Grid
+    grid: Grid
     masses: Masses
 
 
@@ -49,9 +57,7 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     return Law(grid, Masses(*masses))
 
 
-def _window(
-    grid: grids.Grid, masses: Masses, tail: jax.Array, n: int
-) -> tuple[grids.Grid, Masses]:
+def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
     """Distributions on about 2n cells, restricted to a window of n cells.
 
     Outside the window there is about the mass `tail` at each end. If such a window
@@ -72,24 +78,23 @@ def _window(
     def move_masses(x: jax.Array) -> jax.Array:
         return jnp.zeros((*x.shape[:-1], n)).at[..., at].add(x)
 
-    return grids.Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses)
+    return Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses)
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """A lower bound, in convex order, on the mean of count independent copies of L."""
     n = law.masses.mass.shape[-1]
 
-    def combine(grid: grids.Grid, pair: Masses, other: Masses, shares: jax.Array):
+    def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
         def one(x: tuple[Masses, jax.Array]) -> Masses:
             own, share = x
             moves = grids.to_nearest(share, grid.spacing, n)
             left = jnp.stack([share * own.weight, (1 - share) * own.mass])
             weight = grids.combine_pairs(left, jnp.stack(other), moves)
-            return Masses(
-                grids.combine_pairs(own.mass[None], other.mass[None], moves), weight
-            )
+            mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
+            return Masses(mass, weight)
 
-        fine = grids.Grid(2 * grid.first, grid.spacing / 2)
+        fine = Grid(2 * grid.first, grid.spacing / 2)
         return _window(fine, jax.lax.map(one, (pair, shares)), tail, n)
 
     return Law(*grids.copies(combine, law.grid, law.masses, law.masses, count))
@@ -99,13 +104,13 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """A lower bound, in convex order, on the product of count copies of L."""
     n = law.masses.mass.shape[-1]
 
-    def combine(grid: grids.Grid, pair: Masses, other: Masses, _: jax.Array):
+    def combine(grid: Grid, pair: Masses, other: Masses, _: jax.Array):
         def one(own: Masses) -> Masses:
             return jax.tree.map(
                 lambda x, y: jnp.convolve(x, y, precision="highest"), own, other
             )
 
-        wide = grids.Grid(2 * grid.first, grid.spacing)
+        wide = Grid(2 * grid.first, grid.spacing)
         return _window(wide, jax.lax.map(one, pair), tail, n)
 
     # The product of no copies is 1, in the cell whose label is nearest to log L = 0.
@@ -130,13 +135,59 @@ def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.maximum(above, below)
 
 
-def log_delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
-    """The log of `delta`, with SMALL in place of zero."""
-    return jnp.log(jnp.maximum(delta(law, epsilon, count), SMALL))
+def _law_of_allocation(
+    noise_multiplier: jax.Array, num_steps: jax.Array, num_epochs: jax.Array
+):
+    """A lower bound in convex order on the likelihood ratio of all epochs.
+
+    The result is a pair: whether the noise multiplier is positive and finite, and the
+    distribution of the ratio.
+    """
+    known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
+    variance = 1 / jnp.where(known, noise_multiplier, 1.0) ** 2
+    tail = jnp.asarray(_TAIL)
+    one = mean(lognormal(variance, tail, _POINTS), num_steps, tail)
+    return known, product(one, num_epochs, tail)
 
 
-def largest_epsilon(law: Law) -> jax.Array:
-    """An ε beyond which `delta` is zero, f[]."""
-    # Labels may be a few points away from the means of their cells, hence the margin.
+_for_callers = float64("down", one_by_one=True)
+
+
+@_for_callers
+def delta_lower64(
+    noise_multiplier: jax.Array,
+    epsilon: jax.Array,
+    num_steps: jax.Array,
+    num_epochs: jax.Array,
+) -> jax.Array:
+    """A lower bound on δ(ε) of random allocation: one random step in each epoch."""
+    known, law = _law_of_allocation(noise_multiplier, num_steps, num_epochs)
+    value = delta(law, epsilon, num_steps * num_epochs)
+    return jnp.where(known & (epsilon >= 0), value, 0.0)
+
+
+@_for_callers
+def epsilon_lower64(
+    noise_multiplier: jax.Array,
+    asked: jax.Array,
+    num_steps: jax.Array,
+    num_epochs: jax.Array,
+) -> jax.Array:
+    """A lower bound on ε(δ) of random allocation, at the asked δ."""
+    known, law = _law_of_allocation(noise_multiplier, num_steps, num_epochs)
+    known &= (asked > 0) & (asked < 1)
+    target = jnp.log(jnp.where(known, asked, 0.5))
+
+    def excess(epsilon: jax.Array) -> jax.Array:
+        bound = delta(law, epsilon, num_steps * num_epochs)
+        return jnp.log(jnp.maximum(bound, SMALL)) - target
+
+    # δ is zero beyond an ε. Labels may be a few points away from the means of their
+    # cells, hence the margin of 100 points.
     ends = jnp.abs(law.grid.log(law.masses.mass.size))
-    return jnp.max(ends) + 100 * law.grid.spacing
+    top = jnp.max(ends) + 100 * law.grid.spacing
+    # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is not below it.
+    zero = jnp.zeros_like(target)
+    solution = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
+    solution = jnp.where(known & (excess(zero) > 0), solution, 0.0)
+    return implicit_derivative(excess, solution, solution > 0)

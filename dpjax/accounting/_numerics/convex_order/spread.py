@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from dpjax._core.float64 import SMALL, ULP
 from dpjax.accounting._numerics.convex_order import grid as grids
+from dpjax.accounting._numerics.convex_order.grid import Grid
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
 # With 1024 points ε is within 3e-4 of exact at noise multiplier 1 and 100 steps. The
@@ -37,20 +38,18 @@ class Masses(NamedTuple):
 class Law(NamedTuple):
     """A distribution of the likelihood ratio: a grid and its masses."""
 
-    grid: grids.Grid
+    grid: Grid
     masses: Masses
 
 
-def _lognormal(variance: jax.Array, grid: grids.Grid, n: int) -> Masses:
+def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
     """An upper bound on L with log L ~ N(−v/2, v), on n points of the grid."""
     log = grid.log(n)
     law = grids.normal(variance, log[0], n - 1, grid.spacing)
     up = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
     mass, _ = law.nodes
-    nothing = jnp.zeros(1)
-    mass = jnp.concatenate([jnp.sum(mass * (1 - up), 0), nothing]) + jnp.concatenate(
-        [nothing, jnp.sum(mass * up, 0)]
-    )
+    lower, upper = jnp.sum(mass * (1 - up), 0), jnp.sum(mass * up, 0)
+    mass = jnp.pad(lower, (0, 1)) + jnp.pad(upper, (1, 0))
     # Below the grid, P's mass fixes how much of Q's mass moves to the first point; the
     # rest of Q's mass moves to 0. Above the grid, Q's mass fixes how much of P's mass
     # moves to the last point; the rest of P's mass moves to infinity.
@@ -73,9 +72,7 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     return Law(grid, _lognormal(variance, grid, n))
 
 
-def _coarser(
-    mass: jax.Array, grid: grids.Grid, factor: jax.Array
-) -> tuple[jax.Array, grids.Grid]:
+def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array, Grid]:
     """The masses f[k, m] spread to a grid of factor times the spacing, as f[k, m + 1].
 
     The factor is a traced whole number, so the shape stays; unused entries are zero.
@@ -83,7 +80,7 @@ def _coarser(
     m = mass.shape[1]
     point = grid.first + jnp.arange(m)
     to = jnp.floor(point / factor)
-    wide = grids.Grid(to[0], grid.spacing * factor)
+    wide = Grid(to[0], grid.spacing * factor)
     up = jnp.expm1(grid.spacing * (point - factor * to)) / jnp.expm1(wide.spacing)
     at = (to - to[0]).astype(jnp.int32)
     out = jnp.zeros((mass.shape[0], m + 1))
@@ -91,9 +88,7 @@ def _coarser(
     return out.at[:, at + 1].add(up[None] * mass), wide
 
 
-def _window(
-    grid: grids.Grid, masses: Masses, tail: jax.Array, n: int
-) -> tuple[grids.Grid, Masses]:
+def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
     """Distributions on about 2n points, restricted to a window of n points.
 
     Outside the window there is about the mass `tail` at each end. If such a window
@@ -123,7 +118,7 @@ def _window(
     mass = mass.at[:, -1].add(jnp.sum(beyond, axis=1))
     zero = zero + jnp.sum(before * jnp.maximum(1 - x / first, 0.0), axis=1)
     lost = lost + jnp.sum(beyond * jnp.maximum(x - last, 0.0), axis=1)
-    return grids.Grid(grid.first + start, grid.spacing), Masses(mass, zero, lost)
+    return Grid(grid.first + start, grid.spacing), Masses(mass, zero, lost)
 
 
 def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Masses:
@@ -145,16 +140,16 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on the mean of count independent copies of L."""
     n = law.masses.mass.size
 
-    def combine(grid: grids.Grid, pair: Masses, other: Masses, shares: jax.Array):
+    def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
         both = jax.lax.map(
             lambda x: _sum(x[0], other, x[1], grid.spacing), (pair, shares)
         )
-        return _window(grids.Grid(2 * grid.first, grid.spacing / 2), both, tail, n)
+        return _window(Grid(2 * grid.first, grid.spacing / 2), both, tail, n)
 
     return Law(*grids.copies(combine, law.grid, law.masses, law.masses, count))
 
 
-def _in_own_window(grid: grids.Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
+def _in_own_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """One distribution on its window of n points; see `_window`."""
     grid, masses = _window(grid, jax.tree.map(lambda x: x[None], masses), tail, n)
     return Law(grid, jax.tree.map(lambda x: x[0], masses))
@@ -164,9 +159,7 @@ def double(law: Law, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on the mean of two independent copies of L."""
     (first, spacing), masses = law
     both = _sum(masses, masses, jnp.asarray(0.5), spacing)
-    return _in_own_window(
-        grids.Grid(2 * first, spacing / 2), both, tail, masses.mass.size
-    )
+    return _in_own_window(Grid(2 * first, spacing / 2), both, tail, masses.mass.size)
 
 
 def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
@@ -182,16 +175,12 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     doublings = jnp.ceil(jnp.log2(2 * ends / (law.grid.spacing * (n - 2))))
     factor = jax.lax.stop_gradient(jnp.exp2(jnp.maximum(doublings, 0.0)))
     mass, grid = _coarser(mass[None], law.grid, factor)
-    other = grids.Grid(
-        jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing
-    )
+    other = Grid(jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing)
     factors = _lognormal(variance, other, n)
     # Both grids have the same spacing, so the logs of products lie on such a grid too.
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
     masses = Masses(product, zero + factors.zero, lost + factors.lost)
-    return _in_own_window(
-        grids.Grid(grid.first + other.first, grid.spacing), masses, tail, n
-    )
+    return _in_own_window(Grid(grid.first + other.first, grid.spacing), masses, tail, n)
 
 
 def losses(law: Law, count: jax.Array) -> DiscreteLosses:

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import Direction, float64
 from dpjax._core.searches import Point, attach_derivative, close, implicit_derivative
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
 from dpjax.accounting._numerics.pld import inversion, mechanisms, tilt
@@ -221,15 +220,13 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             middle = (estimate + about) / 2
             further = jnp.where(estimate - about > _NEGLIGIBLE, middle, estimate)
             settled = jnp.abs(estimate - about) < _NEAR
-            return _Candidate(
-                estimate, about, where, jnp.where(settled, jnp.nan, further)
-            )
+            further = jnp.where(settled, jnp.nan, further)
+            return _Candidate(estimate, about, where, further)
 
         about = tilt.estimate_log_delta(tilt.cumulants(fixed, fixed_variance), at)
         seen = _search(look, jnp.maximum(about, np.log(SMALLEST)))
-        log_delta = _log_delta(
-            _drop_rare_losses(parts, seen.about), variance, seen.tilt
-        )
+        usual = _drop_rare_losses(parts, seen.about)
+        log_delta = _log_delta(usual, variance, seen.tilt)
         return jnp.exp(attach_derivative(lambda: log_delta(asked), seen.found))
 
     # Where no evaluation succeeded, the bound is infinite.
@@ -267,9 +264,8 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
             further = jnp.where(epsilon < jnp.inf, epsilon, markov)
             # A second evaluation for the same estimate would find the same.
             settled |= further == about
-            return _Candidate(
-                epsilon, about, where, jnp.where(settled, jnp.nan, further)
-            )
+            further = jnp.where(settled, jnp.nan, further)
+            return _Candidate(epsilon, about, where, further)
 
         seen = _search(look, tilt.estimate_epsilon(cumulants, goal))
         log_delta = _log_delta(parts, variance, seen.tilt)

@@ -32,6 +32,7 @@ from dpjax._core.float64 import SMALL, ULP
 from dpjax.accounting._numerics import gaussian
 from dpjax.accounting._numerics.pld import tilt as tilts
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
+from dpjax.accounting._numerics.pld.tilt import FREQUENCIES, SIDE, Parts, Tilt
 
 
 class Spectrum(NamedTuple):
@@ -52,7 +53,7 @@ class Spectrum(NamedTuple):
       lost: the probability of an infinite loss, f[].
     """
 
-    tilt: tilts.Tilt
+    tilt: Tilt
     log_mass: jax.Array
     variance: jax.Array
     discrete: jax.Array
@@ -106,8 +107,8 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     # loss near zero, so that an atom at zero costs no digits.
     total = tilts.log_sum(losses, rate)
     weight = jnp.exp(losses.log_mass + rate * losses.loss - total)
-    units = step * np.array([1.0, tilts.SIDE])
-    turns = _turns(jnp.outer(units, losses.loss), tilts.SIDE)
+    units = step * np.array([1.0, SIDE])
+    turns = _turns(jnp.outer(units, losses.loss), SIDE)
     (near_cos, far_cos), (near_sin, far_sin) = (jnp.unstack(x, axis=1) for x in turns)
     near = weight[None] * jnp.concatenate([near_cos, near_sin])
     far = jnp.concatenate([far_cos, far_sin])
@@ -129,10 +130,10 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     )
     # |e^{itY} − 1| is at most min(|tY|, 2), and reach sums that bound by weight:
     # rounding errors of φ − 1 are relative to them.
-    frequencies = (units[:, None] * np.arange(float(tilts.SIDE))[None]).ravel()
+    frequencies = (units[:, None] * np.arange(float(SIDE))[None]).ravel()
     reach = jnp.minimum(jnp.outer(frequencies, jnp.abs(losses.loss)), 2.0) @ weight
-    touched = 2 * (reach[None, : tilts.SIDE] + reach[tilts.SIDE :, None])
-    frequency = rate + frequencies[None, : tilts.SIDE] + frequencies[tilts.SIDE :, None]
+    touched = 2 * (reach[None, :SIDE] + reach[SIDE:, None])
+    frequency = rate + frequencies[None, :SIDE] + frequencies[SIDE:, None]
     angles = frequency * jnp.sum(weight * jnp.abs(losses.loss))
     relative = losses.error + ULP * (4 * losses.loss.size + 1024)
     error = touched * relative + 8 * ULP * angles
@@ -143,11 +144,11 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     return _Wave(total, log_abs / 2, angle, error)
 
 
-def spectrum(parts: tilts.Parts, variance: jax.Array, tilt: tilts.Tilt) -> Spectrum:
+def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     """ĝ for mechanisms in one direction, each with a count, and a Gaussian variance."""
     # Sums of the logs and angles of all characteristic functions, with their errors.
     rate, step = tilt.rate, 2 * np.pi / tilt.period
-    index = np.arange(float(tilts.FREQUENCIES)).reshape(tilts.SIDE, tilts.SIDE)
+    index = np.arange(float(FREQUENCIES)).reshape(SIDE, SIDE)
     frequency = step * index
     variance = variance + tilt.variance
     gaussian, discrete = variance * (rate * rate + rate) / 2, jnp.zeros(())
@@ -189,13 +190,13 @@ def spectrum(parts: tilts.Parts, variance: jax.Array, tilt: tilts.Tilt) -> Spect
     error += ULP * (64 + 4 * jnp.abs(phase)) * parts_of
     # The truncated tail is at most Σ_{j ≥ J} 2 e^{−μ²t²/2} / t², where
     # Σ_{j ≥ J} j⁻² <= 1 / (J − 1). The factor 4 counts the atom's tail as well.
-    last = step * tilts.FREQUENCIES
-    tail = 4 * jnp.exp(-variance * last**2 / 2) / (step**2 * (tilts.FREQUENCIES - 1))
+    last = step * FREQUENCIES
+    tail = 4 * jnp.exp(-variance * last**2 / 2) / (step**2 * (FREQUENCIES - 1))
     real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
     # The rounding errors of the sum itself, and below those of its angles tε. Bounds on
     # errors are not differentiated.
     terms = jax.lax.stop_gradient(jnp.abs(real) + jnp.abs(imaginary))
-    rounding = 4 * tilts.SIDE * ULP * jnp.sum(terms)
+    rounding = 4 * SIDE * ULP * jnp.sum(terms)
     return Spectrum(
         tilt,
         gaussian + discrete,
@@ -239,14 +240,8 @@ def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]
     """Σ_j ĝ(t_j) e^{it_j ε − K} without the atom, and a bound on the sum's error."""
     period = wave.tilt.period
     # The addition theorem gives cos and sin of t_j ε from 2 side values, not side².
-    near = 2 * np.pi / period * epsilon * np.arange(float(tilts.SIDE))[None]
-    far = (
-        2
-        * np.pi
-        / period
-        * epsilon
-        * np.arange(0.0, tilts.FREQUENCIES, tilts.SIDE)[:, None]
-    )
+    near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
+    far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
     cos = jnp.cos(far) * jnp.cos(near) - jnp.sin(far) * jnp.sin(near)
     sin = jnp.sin(far) * jnp.cos(near) + jnp.cos(far) * jnp.sin(near)
     error, by_epsilon = wave.error
@@ -268,9 +263,7 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     )
 
 
-def union_bound(
-    parts: tilts.Parts, variance: jax.Array, epsilon: jax.Array
-) -> jax.Array:
+def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for events without a Gaussian mechanism.
 
     The result is smaller if no sum of losses, or hardly any, is larger than ε. The

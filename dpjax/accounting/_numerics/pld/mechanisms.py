@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.adjacency import Adjacency
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.convex_order import spread
 from dpjax.accounting._numerics.pld import atoms, mixture, overflow, pairs

@@ -38,17 +38,16 @@ def _both_directions(cells: Cells) -> DiscreteLosses:
 def _poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     rate = pairs.raise_rate(rate)
     start, stop = pairs.find_ends(mu, rate, tail)
-    return _both_directions(
-        pairs.split(mu, rate, start, stop, count=pairs.INTERVALS, mirror=False)
-    )
+    count = pairs.INTERVALS
+    cells = pairs.split(mu, rate, start, stop, count=count, mirror=False)
+    return _both_directions(cells)
 
 
 def _poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     rate = pairs.raise_rate(rate)
     _, stop = pairs.find_ends(mu, rate, tail)
-    both = _both_directions(
-        pairs.split(mu, rate, -stop, stop, count=pairs.INTERVALS, mirror=True)
-    )
+    cells = pairs.split(mu, rate, -stop, stop, count=pairs.INTERVALS, mirror=True)
+    both = _both_directions(cells)
     return DiscreteLosses(both.loss[:1], both.log_mass[:1], both.lost[:1], both.error)
 
 

@@ -83,8 +83,7 @@ def mixture(
     weights = normalise(weights)
     cells, start, stop = split(means, weights, tail)
     mean, weight = jnp.stack(means), jnp.stack(weights)
-    above, below = jnp.sum(
-        weight[None] * ndtr(jnp.stack([mean - stop, start - mean])), axis=1
-    )
+    masses = weight[None] * ndtr(jnp.stack([mean - stop, start - mean]))
+    above, below = jnp.sum(masses, axis=1)
     idle_above, idle_below = ndtr(jnp.stack([-stop, start]))
     return pairs.both_directions(cells, above, below, idle_above, idle_below)

@@ -100,12 +100,10 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     # With X ~ Binomial(n, q), P[X < k] is P[n − X >= n − k + 1], and n − X is
     # Binomial(n, 1 − q). The integral is taken of the smaller of the two tails.
     rare = k >= (n + 1) * rate
-    tail = _small_tail(
-        jnp.where(rare, k, n - k + 1), n, jnp.where(rare, rate, 1 - rate)
-    )
-    return jnp.where(
-        inside, jnp.where(rare, tail, 1 - tail), jnp.where(certain, 1.0, 0.0)
-    )
+    least, share = jnp.where(rare, k, n - k + 1), jnp.where(rare, rate, 1 - rate)
+    tail = _small_tail(least, n, share)
+    tail = jnp.where(rare, tail, 1 - tail)
+    return jnp.where(inside, tail, jnp.where(certain, 1.0, 0.0))
 
 
 def with_overflow(

@@ -151,10 +151,8 @@ def divide_masses(
     up = jnp.expm1(-inner) / jnp.expm1(-jnp.where(moves, whole, 1.0))
     # If the loss is constant on an interval, any share will do.
     up = jnp.where(moves, jnp.minimum(up, 1.0), 1.0)
-    zero = jnp.zeros(1)
-    masses = jnp.concatenate([zero, jnp.sum(mass * up, axis=0)]) + jnp.concatenate(
-        [jnp.sum(mass * (1 - up), axis=0), zero]
-    )
+    upper, lower = jnp.sum(mass * up, axis=0), jnp.sum(mass * (1 - up), axis=0)
+    masses = jnp.pad(upper, (1, 0)) + jnp.pad(lower, (0, 1))
     # Q's mass in a cell is the sum of P's times e^{−x}, relative to the lower end.
     total = jnp.sum(mass, axis=0)
     kept = jnp.where(total > 0, total, 1.0)

@@ -9,7 +9,7 @@ import jax.extend.core as jex
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.meshes import plus
-from dpjax._core.typing import Arrays, Atom
+from dpjax._core.typing import Arrays
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, Scope, TappedSite
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 
