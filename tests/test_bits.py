@@ -79,11 +79,13 @@ def attack_one_coordinate(size):
     assert np.all(is_in(ordered, without))  # the enumeration is of what JAX computes
     given = outputs(dpjax.add_gaussian_noise, np.ones(size, np.float32))
     share = 1 - np.mean(is_in(ordered, given))
-    # All 2²³ draws with the example give the exact share, 88 %.
-    exact = 1 - np.mean(is_in(ordered, reachable(SIGMA, 1.0)))
+    # Every eighth of the 2²³ draws with the example, in order, gives the share, 88 %.
+    some = reachable(SIGMA, 1.0)[::8]
+    exact = 1 - np.mean(is_in(ordered, some))
     assert 0.87 < exact < 0.9
-    # z = 5.5: false alarm below 4e-8.
-    assert abs(share - exact) < 5.5 * math.sqrt(exact * (1 - exact) / size)
+    # z = 5.5: false alarm below 4e-8. That every eighth is in order errs by less.
+    deviation = math.sqrt(exact * (1 - exact) * (1 / size + 1 / some.size))
+    assert abs(share - exact) < 5.5 * deviation
     q = float(noise.lattice_spacing(SIGMA))
     for sums in (np.zeros(size, np.float32), np.ones(size, np.float32)):
         given = outputs(dpjax.add_discrete_gaussian_noise, sums)
@@ -100,6 +102,7 @@ def test_ten_million_outputs_of_one_coordinate():
     attack_one_coordinate(10_000_000)
 
 
+@pytest.mark.slow  # the default suite attacks one coordinate, and whole runs
 def test_outputs_of_a_thousand_coordinates():
     ordered, runs, d = reachable(SIGMA), 20, 1000
     example = np.full((runs, d), 1 / math.sqrt(d), np.float32)
@@ -292,8 +295,10 @@ def distances(name, engine, batch, kinds=KINDS, micro=None, dtype=np.float32):
 
 
 DEFAULT = [
-    *itertools.product(["one row", "tied", "two layers"], ["vmap", "bookkeeping"]),
-    *itertools.product(["few rows", "64 rows", "200 rows"], ["bookkeeping"]),
+    ("one row", "vmap"),
+    ("two layers", "vmap"),
+    ("tied", "bookkeeping"),
+    ("64 rows", "bookkeeping"),
     ("convolution", "bookkeeping"),
     ("embedding", "bookkeeping"),
     ("bias", "auto"),
@@ -724,7 +729,13 @@ def correlated(name, num_steps=STEPS, stddev=1.0):
     )
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=[] if x in ("rational", "tree") else pytest.mark.matrix)
+        for x in STRATEGIES
+    ],
+)
 def test_correlated_releases_are_integers_of_the_lattice_after_the_strategy(name):
     tx, q = correlated(name), float(noise.lattice_spacing(1.0, 3))
     c = np.array([[float(x) for x in row] for row in dense_matrix(name)])
@@ -776,14 +787,10 @@ def test_correlated_state_has_no_float64_and_refuses_further_steps():
     np.testing.assert_array_equal(scanned, outputs[:3])
 
 
-@pytest.mark.parametrize("kind", ["independent", "correlated"])
-def test_noise_on_a_mesh_is_that_of_one_device(kind):
+def test_correlated_noise_on_a_mesh_is_that_of_one_device():
+    """Independent noise is in `test_placement`."""
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    make = {
-        "independent": lambda: dpjax.add_discrete_gaussian_noise(1.0, key=KEY),
-        "correlated": lambda: correlated("geometric"),
-    }[kind]
-    tx = make()
+    tx = correlated("geometric")
     sums = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
     run = jax.jit(lambda s: tx.update(s, tx.init(s))[0])
     spread = jax.device_put(sums, jax.NamedSharding(mesh, jax.P("x")))

@@ -129,7 +129,7 @@ def test_many_random_programs_match_reference(program, engine):
     assert_matches_reference(*program, engine=engine)
 
 
-@pytest.mark.diagonal("engine")
+@pytest.mark.diagonal
 @pytest.mark.parametrize("clip_norm", [1e-3, 0.5, 1e6])
 @pytest.mark.parametrize(
     ("microbatch_size", "engine"),
@@ -262,6 +262,7 @@ def test_several_argnums_share_one_norm():
     assert isinstance(got[0], tuple)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
 def test_nonfinite_examples_contribute_zero(engine):
     x, y = normal(7, 9, 12), normal(8, 9, 3)
@@ -290,6 +291,7 @@ def test_keys_as_examples_match_reference():
     )
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])
 def test_half_precision_sums_in_float32(engine):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), MLP)
@@ -407,6 +409,7 @@ def test_traced_clip_norm_equals_static():
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
 def test_groups_of_leaves_are_clipped_separately(engine):
     def loss(params, example):

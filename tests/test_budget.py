@@ -23,7 +23,7 @@ def exact_delta(mu, epsilon):
 
 def poisson_delta(noise, rate, epsilon):
     """δ of one Poisson step under removal, by quadrature, at any ε."""
-    y = np.linspace(-8 * noise, 8 * noise + 1, 20_001)
+    y = np.linspace(-8 * noise, 8 * noise + 1, 2_001)
     idle = np.exp(-0.5 * (y / noise) ** 2)
     present = np.exp(-0.5 * ((y - 1) / noise) ** 2)
     mixed = (1 - rate) * idle + rate * present
@@ -35,7 +35,21 @@ def poisson_delta(noise, rate, epsilon):
 # --- a mechanism as a Gaussian one
 
 
-@pytest.mark.parametrize("slack", [pytest.param(1e-7, marks=pytest.mark.slow), 1e-3])
+def test_bound_covers_randomised_response():
+    """Of p = 0.7: the truth with probability 0.85, so that e^ε₀ = 17 / 3."""
+    response, slack = events.RandomizedResponse(0.3, 2), 1e-3
+    bound = composition.gaussian_bound(response, slack)
+    epsilons = np.linspace(1e-6, math.log(17 / 3), 500)
+    deltas = 0.85 - np.exp(epsilons) * 0.15
+    covered = slack + (1 - slack) * exact_delta(bound.mu, epsilons)
+    assert np.all(deltas <= covered * (1 + 1e-6))
+    # A μ that is 2 % smaller does not cover the profile.
+    less = slack + (1 - slack) * exact_delta(bound.mu * 0.98, epsilons)
+    assert np.any(deltas > less)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slack", [1e-7, 1e-3])
 def test_bound_covers_the_whole_profile(slack):
     bound = composition.gaussian_bound(RUN, slack)
     assert (bound.slack, bound.total_variation) == (slack, 0.0)
@@ -78,7 +92,7 @@ def test_a_choice_between_equal_totals_exceeds_them():
     epsilon = max(totals)
     # Output y of the first mechanism has loss y / 4 + 1 / 32 where y is normal without
     # the example; the second is chosen to have the larger δ at what is left of ε.
-    y = np.linspace(-9.0, 9.0, 3_001)
+    y = np.linspace(-9.0, 9.0, 601)
     left = epsilon - (y / 4 + 1 / 32)
     worst = np.maximum(exact_delta(SECOND.mu, left), poisson_delta(0.1, 1e-5, left))
     chosen = np.sum(worst * np.exp(-(y**2) / 2)) * (y[1] - y[0]) / math.sqrt(2 * np.pi)
@@ -86,7 +100,10 @@ def test_a_choice_between_equal_totals_exceeds_them():
     account = dpjax.budget(epsilon, DELTA, adjacency=ADD, slack=0.2).draw(FIRST)
     with pytest.raises(ValueError, match="left"):
         account.draw(SECOND)
-    # A budget that allows either choice allows for the choice.
+
+
+@pytest.mark.slow
+def test_a_budget_that_allows_either_choice_allows_for_the_choice():
     account = dpjax.budget(1.35, DELTA, adjacency=ADD, slack=0.2).draw(FIRST)
     account.draw(SECOND)
     with pytest.raises(ValueError, match="left"):
@@ -179,7 +196,7 @@ def test_plans_on_a_lattice_and_of_shares_draw():
 def test_wrong_draws_raise():
     account = dpjax.budget(2.0, 1e-5, adjacency=ADD)
     other = events.PoissonGaussian(1.0, 0.1, ZERO)
-    run = dpjax.plan(**SIZES, epsilon=0.5, delta=1e-5, adjacency=ZERO)
+    run = dpjax.plan(**SIZES, epsilon=0.5, delta=1e-5, sampling="fixed", adjacency=ZERO)
     wrong = [other, events.Repeated(other, 3), run, run.guarantee]
     wrong += [events.Composed((events.Repeated(other, 3),))]
     for release in wrong:
@@ -192,7 +209,9 @@ def test_wrong_draws_raise():
         dpjax.budget(2.0, 1e-5, adjacency=ADD, slack=0.0).draw(RUN)
     with pytest.raises(ValueError, match="event"):
         account.draw(0.3)
-    whole = account.draw(RUN, slack=account.left.slack)
+    whole = dpjax.budget(2.0, 1e-5, adjacency=Adjacency.REPLACE)
+    small = events.RandomizedResponse(0.9, 2)
+    whole = whole.draw(small, slack=whole.left.slack)
     assert 0 <= whole.left.slack < 1e-15
     with pytest.raises(ValueError, match="of δ"):
         account.draw(events.EpsilonDelta(0.1, 1.1e-6))

@@ -59,10 +59,17 @@ def test_every_public_function_is_in_a_conformance_table():
 
 # --- transformations
 
-BY_MECHANISM = [
-    pytest.param(name, marks=[] if name in MECHANISMS else [pytest.mark.matrix])
-    for name in TRANSFORMATIONS
-]
+OF_MECHANISMS = [x for x in TRANSFORMATIONS if x in MECHANISMS]
+OTHERS = [x for x in TRANSFORMATIONS if x not in MECHANISMS]
+
+
+def pairs_of(arguments, first):
+    """Each mechanism with each argument, and each other transformation with the first.
+
+    The others share the mechanisms' code. The default suite runs mechanisms alone.
+    """
+    of_others = [pytest.param(x, first, marks=[pytest.mark.matrix]) for x in OTHERS]
+    return [*itertools.product(OF_MECHANISMS, arguments), *of_others]
 
 
 def make_gradients(dtype="float32"):
@@ -152,8 +159,9 @@ def assert_same_program_under_strict_promotion(fn, *args):
 
 
 @pytest.mark.diagonal("transformation")
-@pytest.mark.parametrize("name", ["x64", "explicit", "auto"])
-@pytest.mark.parametrize("transformation", BY_MECHANISM)
+@pytest.mark.parametrize(
+    ("transformation", "name"), pairs_of(["x64", "explicit", "auto"], "x64")
+)
 def test_updates_do_not_depend_on_the_configuration(transformation, name):
     expected = default_updates(transformation)
     with configuration(name):
@@ -178,7 +186,7 @@ def test_updates_have_the_same_program_under_strict_promotion(transformation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("transformation", [*OF_MECHANISMS, "dp_adam"])
 def test_updates_step_by_step_equal_those_of_a_scan(transformation):
     tx = TRANSFORMATIONS[transformation](jax.random.key(3))
     expected = default_updates(transformation)
@@ -188,7 +196,7 @@ def test_updates_step_by_step_equal_those_of_a_scan(transformation):
 
 
 @pytest.mark.diagonal  # test_placement has one of each way to draw
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("transformation", OF_MECHANISMS)
 def test_shards_of_a_manual_mesh_get_independent_noise(transformation):
     make = TRANSFORMATIONS[transformation]
     mesh, rows = mesh_of(jax.sharding.AxisType.Auto), jax.P("x")
@@ -208,8 +216,14 @@ def test_shards_of_a_manual_mesh_get_independent_noise(transformation):
 
 
 @pytest.mark.diagonal("impl")
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize(
+    ("transformation", "impl"),
+    [
+        *((x, "threefry2x32") for x in TRANSFORMATIONS),
+        *((x, "chacha20") for x in OF_MECHANISMS),
+        *itertools.product(["tree_momentum", "dp_sgd"], ["rbg", "unsafe_rbg"]),
+    ],
+)
 def test_leaves_and_steps_get_independent_noise(transformation, impl):
     zeros = {k: np.zeros((8, 8), np.float32) for k in ("a", "b")}
     if transformation == "dp_nsgd":  # steps of fixed length: signs carry the noise
@@ -228,8 +242,7 @@ def test_leaves_and_steps_get_independent_noise(transformation, impl):
 
 
 @pytest.mark.diagonal("transformation")
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("transformation", BY_MECHANISM)
+@pytest.mark.parametrize(("transformation", "dtype"), pairs_of(HALVES, "bfloat16"))
 def test_noise_is_added_before_casting_down(transformation, dtype):
     low = make_gradients(dtype)
     wide = {name: x.astype(np.float32) for name, x in low.items()}
@@ -335,10 +348,14 @@ def distance(one, other):
 
 
 @pytest.mark.diagonal("engine")
-@pytest.mark.parametrize("name", ["x64", "explicit", "auto", "manual"])
 @pytest.mark.parametrize(
-    ("engine", "size", "arithmetic"),
-    [pytest.param(*x, marks=[pytest.mark.slow] if x[1] else []) for x in CLIPPED_SUMS],
+    ("engine", "size", "arithmetic", "name"),
+    [
+        pytest.param(*x, name, marks=[pytest.mark.slow] if x[1] else [])
+        for x in CLIPPED_SUMS
+        # Microbatches meet the mesh where its axes are explicit.
+        for name in (["explicit"] if x[1] else ["x64", "explicit", "auto", "manual"])
+    ],
 )
 def test_clipped_sums_do_not_depend_on_the_configuration(
     engine, size, arithmetic, name

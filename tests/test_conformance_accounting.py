@@ -116,22 +116,9 @@ def under_strict_promotion(fn):
     return strict_call
 
 
-# Ways to call an accountant, and the type of the number that it is given.
-WAYS = {
-    "of a number": (lambda fn: fn, float),
-    "of an array": (lambda fn: fn, as_float32),
-    "compiled": (jax.jit, as_float32),
-    "compiled of a number": (jax.jit, float),
-    "strict": (under_strict_promotion, as_float32),
-}
-
-
-@pytest.mark.diagonal("name")
 @BY_NAME
-@pytest.mark.parametrize("way", WAYS)
-def test_values_do_not_depend_on_the_configuration(wing, name, way):
+def test_values_are_the_rounded_values_in_float64(wing, name):
     fn, x = ACCOUNTANTS[name]
-    transform, number = WAYS[way]
     x = np.float32(x)
     value = value_in_float64(fn, x)
     assert value.dtype == np.float64
@@ -139,48 +126,58 @@ def test_values_do_not_depend_on_the_configuration(wing, name, way):
     with jax.enable_x64(True):
         for wide in (np.float64(x), jax.device_put(np.float64(x))):
             np.testing.assert_array_equal(np.asarray(fn(wide)), value)
-    found = transform(fn)(number(x))
+    assert_rounded(fn(as_float32(x)), value, wing)
+    # The dtypes of other calls, by shapes alone.
+    for call, number in (
+        (under_strict_promotion(fn), as_float32(x)),
+        (fn, float(x)),
+    ):
+        assert jax.eval_shape(call, number).dtype == np.float32
+
+
+def assert_rounded(found, value, wing):
+    """One rounding to float32, in the direction of more privacy loss: two at most.
+
+    (A sum of five numbers that float32 holds adds 24 for itself.)
+    """
     assert found.dtype == np.float32
-    # One rounding to float32, in the direction of more privacy loss: two at most apart.
-    # (A sum of five numbers that float32 holds adds 24 for itself.)
     rtol = 2.0**-18 if wing == "random_rounds" else 2.0**-22
     np.testing.assert_allclose(np.asarray(found), value, rtol=rtol, atol=0)
-    # The dtype under strict promotion, by shapes alone.
-    assert jax.eval_shape(under_strict_promotion(fn), as_float32(x)).dtype == np.float32
 
 
 @pytest.mark.diagonal
 @BY_NAME
-def test_derivatives_match_finite_differences(wing, name):
+def test_values_do_not_depend_on_the_call(wing, name):
     fn, x = ACCOUNTANTS[name]
-    value, searched = value_in_float64(fn, x), name.startswith(SEARCHED)
+    value, x = value_in_float64(fn, np.float32(x)), as_float32(x)
+    assert_rounded(jax.jit(fn)(x), value, wing)
+    assert_rounded(under_strict_promotion(fn)(x), value, wing)
+    assert_rounded(fn(float(x)), value, wing)
+
+
+@pytest.mark.diagonal
+@BY_NAME
+def test_batches_and_derivatives_match_single_values_and_differences(wing, name):
+    fn, x = ACCOUNTANTS[name]
+    searched = name.startswith(SEARCHED)
+    xs = np.asarray([0.9 * x, x], np.float32)
 
     @jax.jit
-    def slope_at(x):
-        return jax.jvp(fn, (x,), (jnp.ones_like(x),))[1]
+    @jax.vmap
+    def value_and_slope(x):
+        return jax.jvp(fn, (x,), (jnp.ones_like(x),))
 
-    with jax.enable_x64(True):
-        slope = np.asarray(slope_at(np.float64(x)))
-    step = (1e-2 if searched else 1e-4) * x
-    difference = (value_in_float64(fn, x + step) - value_in_float64(fn, x - step)) / (
-        2 * step
-    )
-    scale = np.abs(value) / x + np.abs(difference)
-    # The third derivative over the second scale is at most about a hundred here, and
-    # values are exact to 1e-9 or so: (1e-4)² 100 + 1e-9 / 1e-4, or (1e-2)² 100 + 1e-3.
-    limit = 1.1e-2 if searched else 2e-5
-    assert np.all(np.abs(slope - difference) <= limit * scale)
-    found = under_strict_promotion(slope_at)(as_float32(x))
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(np.asarray(found), slope, rtol=1e-3, atol=1e-30)
-
-
-@pytest.mark.diagonal
-@BY_NAME
-def test_vmapped_values_equal_single_values(wing, name):
-    fn, x = ACCOUNTANTS[name]
-    xs = np.asarray([0.9 * x, x], np.float32)
-    got = np.asarray(jax.jit(jax.vmap(fn))(xs))
-    for one, each in zip(got, xs, strict=True):
+    values, slopes = jax.device_get(under_strict_promotion(value_and_slope)(xs))
+    assert values.dtype == slopes.dtype == np.float32
+    for found, slope, each in zip(values, slopes, xs, strict=True):
         alone = np.asarray(fn(as_float32(each)))
-        np.testing.assert_allclose(one, alone, rtol=2.0**-22)
+        np.testing.assert_allclose(found, alone, rtol=2.0**-22)
+        at, step = float(each), (1e-2 if searched else 1e-4) * float(each)
+        low, value, high = (value_in_float64(fn, at + s) for s in (-step, 0, step))
+        difference = (high - low) / (2 * step)
+        scale = np.abs(value) / at + np.abs(difference)
+        # The third derivative over the second scale is at most about a hundred here,
+        # and values are exact to 1e-9 or so: (1e-4)² 100 + 1e-9 / 1e-4, or
+        # (1e-2)² 100 + 1e-3.
+        limit = 1.1e-2 if searched else 2e-5
+        assert np.all(np.abs(slope - difference) <= limit * scale)

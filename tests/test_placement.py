@@ -288,6 +288,7 @@ def run_inside_shard_map(name, check_vma=True, steps=3):
     return jax.jit(run)(params)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", DRAWING)
 def test_shard_map_noise_differs_on_shards_and_agrees_on_replicas(name):
     # The out_specs of "whole" already require equal copies; this compares them.

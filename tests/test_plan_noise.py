@@ -42,6 +42,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", SHAPES)
 def test_plan_on_a_lattice_runs_in_jit(name):
     run = correlated_plan(strategy=SHAPES[name], arithmetic="discrete")

@@ -64,21 +64,22 @@ def compiled_delta(kind, *numbers):
 
 @pytest.mark.rounding
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "every"),
     [
-        "poisson",
-        pytest.param("replace", marks=pytest.mark.slow),
-        pytest.param("fixed", marks=pytest.mark.slow),
+        ("poisson", 4),
+        pytest.param("poisson", 1, marks=pytest.mark.slow),
+        pytest.param("replace", 1, marks=pytest.mark.slow),
+        pytest.param("fixed", 1, marks=pytest.mark.slow),
     ],
 )
-def test_one_step_bounds_are_tight_upper_bounds(kind, x64):
+def test_one_step_bounds_are_tight_upper_bounds(kind, every, x64):
     rng = np.random.default_rng(1)
     mu = 10 ** rng.uniform(-3, 0.9, 25)
     q = 10 ** rng.uniform(-6, 0, 25)
     q[:4] = 1.0
     delta = 10 ** rng.uniform(-12, -0.3, 25) * np.minimum(q, 0.5)
     positive = 0
-    for m, r, d in zip(mu, q, delta, strict=True):
+    for m, r, d in list(zip(mu, q, delta, strict=True))[::every]:
         e = compiled_epsilon(kind, m, r, 1, d)
         f = compiled_delta(kind, m, r, 1, e)
         exact = max(reference.single_delta(k, m, r, e) for k in directions(kind))
@@ -90,7 +91,7 @@ def test_one_step_bounds_are_tight_upper_bounds(kind, x64):
                 reference.single_delta(k, m, r, e - 1e-3) for k in directions(kind)
             ]
             assert max(below) > d, (m, r, d)
-    assert positive >= 5
+    assert positive * every >= 5
 
 
 CASES = [  # kind, μ, q, count, δ; for the last one dp_accounting reports too little
@@ -138,7 +139,7 @@ def mark_others_as_matrix(default, cases):
     ]
 
 
-@pytest.mark.parametrize("case", mark_others_as_matrix((CASES[0], CASES[5]), CASES))
+@pytest.mark.parametrize("case", mark_others_as_matrix(CASES[:1], CASES))
 def test_composed_epsilon_is_within_a_thousandth_above_exact(case, x64):
     *run, delta = case
     epsilon = compiled_epsilon(*case)

@@ -47,12 +47,13 @@ def noise_on_integers(kind, scale, sensitivity):
 @pytest.mark.parametrize(
     ("kind", "scale", "sensitivity"),
     [
-        ("laplace", 0.4, 1),
-        ("laplace", 6.0, 7),
+        pytest.param("laplace", 0.4, 1, marks=pytest.mark.matrix),
+        pytest.param("laplace", 6.0, 7, marks=pytest.mark.matrix),
         ("laplace", 3000.0, 5000),  # some of the integers are points of the pair
-        ("gaussian", 0.6, 1),
+        pytest.param("gaussian", 0.6, 1, marks=pytest.mark.matrix),
         ("gaussian", 7.0, 20),
-        ("gaussian", 900.0, 1000),  # 13 integers in a group
+        # 13 integers in a group
+        pytest.param("gaussian", 900.0, 1000, marks=pytest.mark.matrix),
     ],
 )
 def test_one_step_matches_a_sum_over_integers(kind, scale, sensitivity, x64):
@@ -148,7 +149,12 @@ PEERS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=[pytest.mark.slow] * (x == "mixture")) for x in PEERS],
+    [
+        x
+        if x in ("laplace", "discrete gaussian")
+        else pytest.param(x, marks=pytest.mark.slow)
+        for x in PEERS
+    ],
 )
 def test_bounds_agree_with_dp_accounting(name, x64):
     """Between dp_accounting's bounds, up to its grid's error; never below the lower."""
@@ -405,7 +411,10 @@ def test_lower_bound_of_known_epsilon_is_below_the_binomial_formula(
     "steps",
     [
         (events.Gaussian(0.7),),
-        (events.TruncatedPoissonGaussian(1.1, 0.01, 1000, 40, ADD),),
+        pytest.param(
+            (events.TruncatedPoissonGaussian(1.1, 0.01, 1000, 40, ADD),),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(EVENTS, marks=pytest.mark.slow),
         pytest.param(
             (events.GaussianMixture(*MIXTURE, ADD), events.DiscreteLaplace(4e3, 3000)),
