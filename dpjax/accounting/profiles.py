@@ -247,7 +247,7 @@ def _epsilon_without_overflow(
     """
     # Independent noise is geometric noise with λ = 0, and shares its compiled program.
     toeplitz = Toeplitz(np.zeros(0), np.zeros(1))
-    if strategy is not None and any(strategy[:2]):
+    if strategy is not None:
         toeplitz = strategy.toeplitz(num_steps)
     value = correlated.epsilon(
         toeplitz,
@@ -321,10 +321,11 @@ class RandomBinsProfile(NamedTuple):
     def _ideal(self, delta: ArrayLike) -> jax.Array:
         """The ε for each δ of the same run without a limited capacity."""
         e = self.event
+        correlates = e.strategy is not None and any(e.strategy[:2])
         of = functools.partial(
             _epsilon_without_overflow,
             e.noise_multiplier,
-            e.strategy,
+            e.strategy if correlates else None,
             e.num_steps,
             e.steps_per_epoch,
             e.fresh,
