@@ -6,11 +6,11 @@ caller calls good, despite rounding errors. JAX does not differentiate through t
 searches. The implicit function theorem gives the derivatives of a root from the
 function at the root alone.
 
-`bracket` and `close` find the parameter at which a monotone function crosses zero, and
-`minimize` minimizes a function. The search for a crossing walks until the function has
-changed its sign, and then narrows the bracket. With concrete numbers the search calls
-the function directly, so that a caller may compile it, and NumPy evaluates the search's
-own arithmetic.
+`bracket` and `close` find the parameter at which a monotone function crosses zero,
+`secants` finds it in few evaluations, and `minimize` minimizes a function. `bracket`
+walks until the function has changed its sign, and `close` then narrows the bracket.
+With concrete numbers both call the function directly, so that a caller may compile it,
+and NumPy evaluates the search's own arithmetic.
 """
 
 import functools
@@ -152,12 +152,12 @@ def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Arra
 
 
 class Seen(NamedTuple):
-    """A point of the secant method in the log of a positive number.
+    """A point of a search in the log of a positive number.
 
     Attributes:
       log: the log of the number.
       excess: the value there, within ±_FAR.
-      slope: of the secant through this point and the one before.
+      slope: the mean slope from here to the zero, by an estimate.
     """
 
     log: float
@@ -166,36 +166,41 @@ class Seen(NamedTuple):
 
     @property
     def next(self) -> float:
-        """The log of the next number, where the secant is zero."""
+        """The log of the next number, where the estimate is zero."""
         return self.log - self.excess / self.slope
 
 
-_FAR = 2.0  # values beyond count as this, which limits steps
 _STEEPEST, _FLATTEST = -8.0, -0.25  # the slopes that log ε has in log σ, and more
 
 
 def secants(
     excess: Callable[[float], float], start: float, slope: float
 ) -> Iterator[Seen]:
-    """The points of the secant method for a zero of excess, decreasing in log x.
+    """The points of a search for the zero of a function that falls with log x.
 
-    Each evaluation takes long, and the caller decides when to stop.
+    Each point is the zero of the parabola through the last three points, or of the
+    secant through two. The caller decides when to stop.
 
     Args:
       excess: the function of x, nearly linear in log x. It may be infinite.
       start: the first x, positive.
       slope: an estimate of the slope by log x at the start, negative.
     """
-    log, before = math.log(start), None
+    log, points, secant = math.log(start), [], slope
     while True:
-        value = float(np.clip(excess(math.exp(log)), -_FAR, _FAR))
-        if before is not None and log != before.log:
-            # Rounding, or a clipped value, may give the secant a wrong slope.
-            slope = (value - before.excess) / (log - before.log)
+        value = min(max(excess(math.exp(log)), -_FAR), _FAR)
+        if points and log != points[-1].log:
+            last, before = points[-1], secant
+            secant = slope = (value - last.excess) / (log - last.log)
+            if len(points) > 1 and secant < 0 and log != points[-2].log:
+                # Newton's form of the parabola, at the zero of the secant.
+                bend = (secant - before) / (log - points[-2].log)
+                slope += bend * (log - last.log - value / secant)
+            # Rounding, or a value that is cut off, may give a wrong slope.
             slope = min(max(slope, _STEEPEST), _FLATTEST)
-        before = Seen(log, value, slope)
-        yield before
-        log = before.next
+        points.append(Seen(log, value, slope))
+        yield points[-1]
+        log = points[-1].next
 
 
 # A cap on the iterations, in case a descent does not converge.
@@ -229,6 +234,7 @@ def minimize(
 
 _Function = Callable[[jax.Array], jax.Array]
 _State = TypeVar("_State")
+_FAR = 2.0  # an excess beyond ±_FAR counts as this, which limits the steps
 _LEAST_STRIDE = 1e-3  # the least log of a first stride; ten squarings exceed e
 
 

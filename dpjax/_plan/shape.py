@@ -17,13 +17,13 @@ def resolve_strategy(
     mechanism: Mechanism,
     workload: Workload | None,
     strategy: Strategy | None,
-) -> tuple[StrategySpec | None, float | None]:
+) -> tuple[StrategySpec | None, _amplified.Start | None]:
     """The strategy that the caller gave, or the best one found for the workload.
 
     Returns:
-      The numbers of the strategy, None for independent noise; and an estimate of the
-      noise multiplier that the plan needs, where the search for the strategy found one,
-      else None. The estimate only starts a solver.
+      The numbers of the strategy, None for independent noise; and where a solver for
+      the noise multiplier begins, if the search for the strategy estimated the noise
+      multiplier of correlated noise, else None.
 
     Raises:
       ValueError: workload and strategy do not fit the noise or the sampling.
@@ -60,11 +60,11 @@ def resolve_strategy(
 
 def _best(
     run: RunParameters, mechanism: Mechanism, workload: Workload
-) -> tuple[Strategy, float | None]:
-    """The best strategy for a workload, and an estimate of its noise multiplier.
+) -> tuple[Strategy, _amplified.Start | None]:
+    """The best strategy for a workload, and where a solver for its noise begins.
 
     For ordered batches, the strategy is the best with one stored vector, and the
-    estimate is None. For random batches, the strategy is the best that
+    beginning is None. For random batches, the strategy is the best that
     `strategies.amplified` finds.
     """
     sizes: dict[str, Any] = {
@@ -77,7 +77,7 @@ def _best(
                 "epsilon, or a strategy, must be given with this sampling: which "
                 "correlation is best for a workload depends on ε."
             )
-        best = _amplified.estimate(
+        best, about = _amplified.estimate(
             workload,
             **sizes,
             epsilon=run.epsilon,
@@ -85,7 +85,9 @@ def _best(
             sampling=run.sampling,  # pyright: ignore
             adjacency=run.adjacency,
         )
-        return best.strategy, best.noise_multiplier
+        # Independent noise begins as it does where it is named, so that no ε is
+        # computed twice in a comparison.
+        return best.strategy, about if any(map(np.any, best.strategy)) else None
     sizes["order"] = mechanism.order
     optimized = strategies.optimize("rational", workload, **sizes)
     # A workload whose rates or sums vary by step also gets factors that vary by step.

@@ -30,12 +30,13 @@ from dpjax.accounting import calibrate, profiles
 from dpjax.accounting.events import RandomBins
 from dpjax.accounting.profiles import LEAST_SHARE, SHARES_OF_LATTICE, RandomBinsProfile
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
+from dpjax.strategies import _amplified
 
 # The share of δ that may be spent on batches which exceed their capacity.
 SHARE = LEAST_SHARE
 # The relative distance below the target at which the search for the noise ends,
 # and the evaluations that it may take, beyond which another search takes its place.
-_NEAR, _LOOKS = 1e-5, 8
+_NEAR, _LOOKS = 2e-5, 8
 # A relative excess of what overflow adds to ε, well above the error of an estimate.
 _CLEARLY = 0.02
 
@@ -426,13 +427,13 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
         return float(cast(jnp.asarray(epsilon, jnp.float64), dtype, direction))
 
 
-def _solve(run: RunParameters, guess: float | None) -> RunParameters:
+def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
     """The run with the unknown number solved for, and with ε as its numbers cost.
 
     Args:
       run: the run, with a placeholder for the unknown number. Unless ε is the unknown,
         its epsilon is the target.
-      guess: an estimate of the noise multiplier, or None.
+      guess: where the search for the noise multiplier begins, or None.
     """
     unknown = run.solved_for
     if unknown == "epsilon":
@@ -449,7 +450,7 @@ def _solve(run: RunParameters, guess: float | None) -> RunParameters:
         _for_callers(run.epsilon, "down"),
         increasing=whole,
         integer=whole,
-        start=1.0 if whole else guess or _guess(run),
+        start=1.0 if whole else (guess or _guess(run)).noise_multiplier,
         upper=run.max_batch_size if unknown == "batch_size" else float("inf"),
     )
     # The solver stops at a tolerance, and on the safe side: compute ε at its result.
@@ -457,12 +458,12 @@ def _solve(run: RunParameters, guess: float | None) -> RunParameters:
     return solved.parameters(epsilon=cost(solved))
 
 
-def _search_noise(run: RunParameters, start: float) -> RunParameters | None:
+def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters | None:
     """The run whose ε is at most _NEAR below the target; None if none is found soon.
 
     Args:
       run: the run, whose epsilon is the target.
-      start: an estimate of the noise multiplier.
+      start: an estimate of the noise multiplier, and of the slope of log ε there.
     """
     target = _for_callers(run.epsilon, "down")
     found = run
@@ -474,25 +475,22 @@ def _search_noise(run: RunParameters, start: float) -> RunParameters | None:
         found = found.parameters(epsilon=cost(found))
         return math.log(max(found.epsilon, TINY) / target) + _NEAR / 2
 
-    # Measured: log ε falls by about this much per log σ, faster if one step tells more.
-    told = min(start**-2, 30.0)
-    slope = 1.3 * told / math.expm1(-told)
-    for seen in itertools.islice(secants(excess, start, slope), _LOOKS):
+    for seen in itertools.islice(secants(excess, *start), _LOOKS):
         if abs(seen.excess) <= _NEAR / 2:
             return found
     return None
 
 
-def _guess(run: RunParameters) -> float:
-    """A noise multiplier with which the solver begins.
-
-    By the central limit theorem, T steps on small random samples of the data are about
-    μ-GDP with μ² = T (b / n)² (e^{1/σ²} − 1). That is about (ε, δ)-differential privacy
-    where μ² is about 2 (√(ε + log 1/δ) − √(log 1/δ))².
-    """
-    log = -math.log(run.delta)
-    mu = math.sqrt(2) * (math.sqrt(run.epsilon + log) - math.sqrt(log))
-    rate = run.batch_size / run.num_examples
-    ratio = mu * mu / (run.num_steps * rate * rate)
-    # The clamp keeps extreme targets from a division by zero and from overflow.
-    return 1 / math.sqrt(math.log1p(min(max(ratio, 1e-9), 1e9)))
+def _guess(run: RunParameters) -> _amplified.Start:
+    """A noise multiplier with which the solver begins."""
+    mechanism = mechanism_of(run)
+    epochs = run.num_steps / mechanism.steps_per_epoch(run.batch_size)
+    # In random bins, all epochs share one draw of a step.
+    square = max(epochs, 1.0) if run.sampling == "random_bins" else 1.0
+    return _amplified.central_limit(
+        run.epsilon,
+        run.delta,
+        rate=run.batch_size / run.num_examples,
+        draws=run.num_steps / square,
+        square=square,
+    )

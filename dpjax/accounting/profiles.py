@@ -155,7 +155,7 @@ def _epsilon_without_overflow(
     """
     # Independent noise is geometric noise with λ = 0, and shares its compiled program.
     toeplitz, strategy = Toeplitz(np.zeros(0), np.zeros(1)), event.strategy
-    if strategy is not None and any(strategy[:2]):
+    if strategy is not None:
         toeplitz = strategy.toeplitz(event.num_steps)
     value = correlated.epsilon(
         toeplitz,
@@ -216,8 +216,11 @@ class RandomBinsProfile(NamedTuple):
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
         """The ε for each δ of the same run without a limited capacity."""
-        # One event for all capacities, since it is the key of a cache.
+        # One event for all capacities, and for both names of independent noise, since
+        # it is the key of a cache.
         event = dataclasses.replace(self.event, num_examples=0, max_batch_size=0)
+        if event.strategy is not None and not any(event.strategy[:2]):
+            event = dataclasses.replace(event, strategy=None)
         of = functools.partial(_epsilon_without_overflow, event, dtype=default_float())
         epsilons = [of(x) for x in np.ravel(delta).tolist()]
         return jnp.asarray(epsilons).reshape(np.shape(delta))

@@ -10,6 +10,7 @@ computed only for the best strategy.
 """
 
 import functools
+import itertools
 import math
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,6 +19,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY
+from dpjax._core.searches import secants
 from dpjax._matrices.strategy import Workload, check_workload
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import calibrate
@@ -53,6 +55,16 @@ class Amplified(NamedTuple):
     strategy: Toeplitz
     noise_multiplier: float
     error: float
+
+
+class Start(NamedTuple):
+    """Where the secant method begins: a noise multiplier, and the slope of log ε there.
+
+    The slope is by the log of the noise multiplier.
+    """
+
+    noise_multiplier: float
+    slope: float
 
 
 def amplified(
@@ -114,32 +126,39 @@ def amplified(
         "adjacency": validate.adjacency(adjacency),
     }
     numbers = workload, epsilon, delta, asked
-    best = _search(*numbers)
-    best = _required_noise(*numbers, best.strategy, best.noise_multiplier)
+    best, start = _search(*numbers)
+    best = _required_noise(*numbers, best.strategy, start.noise_multiplier)
     return _simplify(best)
 
 
 def estimate(
     workload: Workload, *, epsilon: float, delta: float, **asked: Any
-) -> Amplified:
+) -> tuple[Amplified, Start]:
     """As `amplified`, but the noise multiplier is an estimate.
 
     With the estimate, ε differs from the target by about a part in a thousand. The
-    arguments are not checked.
+    second result is where a search for the exact noise begins. The arguments are not
+    checked.
     """
     workload = check_workload(workload, asked["num_steps"])
-    return _simplify(_search(workload, epsilon, delta, asked))
+    best, start = _search(workload, epsilon, delta, asked)
+    return _simplify(best), start
 
 
 def _search(
     workload: Workload, epsilon: float, delta: float, asked: dict[str, Any]
-) -> Amplified:
-    """The strategy with the least error, and an estimate of its noise multiplier."""
+) -> tuple[Amplified, Start]:
+    """The strategy with the least error, with an estimate of its noise multiplier."""
     at = functools.partial(_estimate_noise, workload, epsilon, delta, asked)
+    steps, n_b = asked["num_steps"], asked["steps_per_epoch"]
+    # In random bins, all epochs share one draw of a step.
+    square = max(steps / n_b, 1.0) if asked["sampling"] == "random_bins" else 1.0
+    start = central_limit(
+        epsilon, delta, rate=1 / n_b, draws=steps / square, square=square
+    )
     if asked["sampling"] == "cyclic_poisson":
-        sizes = asked["num_steps"], asked["steps_per_epoch"]
-        return _best_bands(at, workload, *sizes)
-    return _best_decay(at, functools.partial(_mu, asked))
+        return _best_bands(at, start, workload, steps, n_b)
+    return _best_decay(at, start, functools.partial(_mu, asked))
 
 
 def _mu(asked: dict[str, Any], strategy: Toeplitz) -> float:
@@ -174,17 +193,29 @@ def _required_noise(
     return Amplified(strategy, float(sigma), float(left))
 
 
-class _Start(NamedTuple):
-    """Where the secant method begins: a noise multiplier, and the slope of log ε there.
+def central_limit(
+    epsilon: float, delta: float, *, rate: float, draws: float, square: float = 1.0
+) -> Start:
+    """Where to begin, by the central limit theorem.
 
-    log ε falls by somewhat more than log σ grows, so the slope is −1.2 if unknown.
+    With an example in each of k draws with probability q, which then moves the sums by
+    s, the run is about μ-GDP with μ² = k q² (e^{s²/σ²} − 1). That is about (ε, δ)-DP
+    where μ² is about 2 (√(ε + log 1/δ) − √(log 1/δ))².
+
+    Args:
+      epsilon: ε of the run.
+      delta: δ of the run.
+      rate: q.
+      draws: k.
+      square: s².
     """
-
-    noise_multiplier: float = 1.0
-    slope: float = -1.2
-
-
-_UNKNOWN = _Start()
+    log = -math.log(delta)
+    mu = math.sqrt(2) * (math.sqrt(epsilon + log) - math.sqrt(log))
+    ratio = mu * mu / (draws * rate * rate)
+    # The clamp keeps extreme targets from a division by zero and from overflow.
+    told = math.log1p(min(max(ratio, 1e-9), 1e9))  # s²/σ²
+    # Measured: log ε falls by about 1.3 times as much as log (e^{s²/σ²} − 1) / 2 does.
+    return Start(math.sqrt(square / told), 1.3 * told / math.expm1(-told))
 
 
 class _Look(NamedTuple):
@@ -194,13 +225,13 @@ class _Look(NamedTuple):
       x: −log(1 − λ).
       unit: the GDP parameter at σ = 1 against an attacker who knows an example's steps.
       found: the strategy with an estimate of its noise and error.
-      start: where the search for the noise ended.
+      start: the estimate of the noise, and the slope there.
     """
 
     x: float
     unit: float
     found: Amplified
-    start: _Start
+    start: Start
 
 
 def _estimate_noise(
@@ -209,9 +240,9 @@ def _estimate_noise(
     delta: float,
     asked: dict[str, Any],
     strategy: Toeplitz,
-    start: _Start = _UNKNOWN,
+    start: Start,
     limit: float = math.inf,
-) -> tuple[Amplified, _Start]:
+) -> tuple[Amplified, Start]:
     """As `_required_noise`, but ε is only approximately the target.
 
     The ratio of the two values of ε is about a part in a thousand from one. The search
@@ -224,38 +255,35 @@ def _estimate_noise(
       The estimate, and where to begin for a similar strategy.
     """
     unit = float(error(strategy, workload, asked["num_steps"]))
-    log_noise, slope = math.log(start.noise_multiplier), start.slope
-    before = None
-    for _ in range(_LOOKS):
-        found = float(epsilon_of(strategy, math.exp(log_noise), delta, **asked))
-        # ε may be 0 or infinite: the clamps keep the logarithm finite and limit steps.
-        ratio = math.log(max(found, TINY) / epsilon)
-        excess, off = float(np.clip(ratio, -2, 2)), abs(ratio)
-        if before is not None and log_noise != before[0]:
-            slope = (excess - before[1]) / (log_noise - before[0])
-            # Rounding, or a clamped excess, may make the secant flat or of wrong sign.
-            slope = float(np.clip(slope, -4, -0.25))
-            # The error of a secant step is about the product of the last two excesses.
-            off *= min(abs(before[1]), 1.0)
-        before = log_noise, excess
-        steepest = slope * (_MOST_SLOPE if excess > 0 else _LEAST_SLOPE)
-        least = math.exp(log_noise - excess / steepest)
-        log_noise -= excess / slope
-        if min(off, abs(ratio)) < _NEAR or least * unit > limit:
-            noise = math.exp(log_noise)
-            return Amplified(strategy, noise, noise * unit), _Start(noise, slope)
+
+    def excess(noise: float) -> float:
+        found = float(epsilon_of(strategy, noise, delta, **asked))
+        return math.log(max(found, TINY) / epsilon)
+
+    # The relative error of the slope: a neighbour's at first, then that of a secant,
+    # which is about the last excess.
+    unsure = 0.3
+    for seen in itertools.islice(secants(excess, *start), _LOOKS):
+        steepest = seen.slope * (_MOST_SLOPE if seen.excess > 0 else _LEAST_SLOPE)
+        least = math.exp(seen.log - seen.excess / steepest)
+        off, unsure = abs(seen.excess) * unsure, abs(seen.excess)
+        if off < _NEAR or least * unit > limit:
+            noise = math.exp(seen.next)
+            return Amplified(strategy, noise, noise * unit), Start(noise, seen.slope)
     found = _required_noise(
         workload, epsilon, delta, asked, strategy, start.noise_multiplier
     )
-    return found, _Start(found.noise_multiplier)
+    return found, Start(found.noise_multiplier, start.slope)
 
 
-def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplified:
+def _best_bands(
+    at: Any, start: Start, workload: Workload, num_steps: int, n_b: int
+) -> tuple[Amplified, Start]:
     """The strategy with the least error among banded strategies of 1, 2, 4, ... bands.
 
     The search stops after two numbers of bands in a row that do not lower the error.
     """
-    best, start = at(_making.independent())
+    best, start = at(_making.independent(), start)
     worse, bands = 0, 2
     while worse < 2 and bands <= min(n_b, num_steps):
         # Two steps of one example that are p or more apart move different rows of C x.
@@ -272,31 +300,36 @@ def _best_bands(at: Any, workload: Workload, num_steps: int, n_b: int) -> Amplif
         worse = 0 if found.error < best.error else worse + 1
         best, start = (found, near) if found.error < best.error else (best, start)
         bands *= 2
-    return best
+    return best, start
 
 
-def _best_decay(at: Any, mu_of: Any) -> Amplified:
+def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
     """The geometric strategy with the least error, for λ on a grid.
 
     A second, finer grid surrounds the best λ of the first grid. The search on the first
     grid stops after two λ in a row that do not lower the error.
     """
+    looks: list[_Look] = []
 
-    def look(x: float, near: _Look | None, limit: float) -> _Look:
-        strategy = _making.geometric(-np.expm1(-x))
-        unit = mu_of(strategy)
-        start = _UNKNOWN
-        if near is not None:
-            # About as much noise is needed for each unit of μ as for the neighbour.
-            noise = near.start.noise_multiplier * unit / near.unit
-            start = near.start._replace(noise_multiplier=noise)
-        return _Look(x, unit, *at(strategy, start, limit))
+    def look(x: float, limit: float) -> _Look:
+        strategy = _geometric(x)
+        unit, near = mu_of(strategy), start
+        if looks:
+            # The noise that is needed for each unit of μ, from the nearest two looks.
+            one, *others = sorted(looks, key=lambda look: abs(look.x - x))
+            log = math.log(one.start.noise_multiplier / one.unit)
+            for other in others[:1]:
+                rise = math.log(other.start.noise_multiplier / other.unit) - log
+                log += rise * (x - one.x) / (other.x - one.x)
+            near = one.start._replace(noise_multiplier=math.exp(log) * unit)
+        looks.append(_Look(x, unit, *at(strategy, near, limit)))
+        return looks[-1]
 
     step = -np.log(_NEAREST) / (_COARSE - 1)
-    best = now = look(0.0, None, math.inf)
+    best = look(0.0, math.inf)
     worse = 0
     for k in range(1, _COARSE):
-        now = look(k * step, now, best.found.error)
+        now = look(k * step, best.found.error)
         worse = 0 if now.found.error < best.found.error else worse + 1
         best = best if worse else now
         if worse == 2:
@@ -304,6 +337,15 @@ def _best_decay(at: Any, mu_of: Any) -> Amplified:
     top = best
     for x in top.x + step * np.arange(1 - _FINER, _FINER) / _FINER:
         if x >= 0 and x != top.x:
-            now = look(x, top, best.found.error)
+            now = look(x, best.found.error)
             best = min(best, now, key=lambda one: one.found.error)
-    return best.found
+    return best.found, best.start
+
+
+def _geometric(x: float) -> Toeplitz:
+    """The geometric strategy with λ = 1 − e^{−x}.
+
+    The strategy with λ = 0 has the same array shapes as all others, so that one
+    compiled program evaluates all of them.
+    """
+    return _making.geometric(-np.expm1(-x))

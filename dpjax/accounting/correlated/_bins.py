@@ -105,10 +105,10 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
     """The |c_t|, f[num_steps], and a bound on the L2 norm of their rounding errors."""
-    fixed = jax.lax.stop_gradient(strategy)
+    c = strategy.coefficients(num_steps)
     # A bound on rounding errors needs no derivative.
-    off = series_error(fixed, fixed.coefficients(num_steps))
-    return jnp.abs(strategy.coefficients(num_steps)), off
+    off = series_error(*jax.lax.stop_gradient((strategy, c)))
+    return jnp.abs(c), off
 
 
 Bins = Literal["random_bins", "fresh_bins"]
@@ -212,8 +212,9 @@ def _epsilon_in_bins(
         value = epsilon_of(parts, 4 * variance if replace else variance, asked)
     else:
         chain = _chain.best(by_gap, places)
+        square = _trees.log_square(tree, by_gap, places)
         value = _chain.smallest_epsilon(
-            losses, variance, chain, shared, asked, tail, epochs
+            losses, variance, square, chain, shared, asked, tail, epochs
         )
     return jnp.where(known & ~jnp.isnan(value), value, jnp.inf)
 

@@ -101,6 +101,29 @@ def _multiply_lognormal(
     return law, jnp.where(fits, 0.0, variance)
 
 
+def _covariances(
+    tree: Tree, by_gap: jax.Array, n_b: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The covariances between the parts of each join, f[most], and between copies."""
+    last = n_b // 2
+    of = by_gap[jnp.minimum(tree.gaps, last)]
+    top = by_gap[jnp.minimum(tree.apart, last)]
+    top = jnp.where((tree.joins == 0) & (tree.copies == 1), by_gap[0], top)
+    return jnp.where(jnp.arange(of.size) < tree.joins, of, top), top
+
+
+def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
+    """The log of E L², the mean of e^{K′} over pairs of positions of a tree."""
+    of, top = _covariances(tree, by_gap, n_b)
+    size = jnp.exp2(1.0 * tree.joins)
+    parts = jnp.where(np.arange(of.size) < tree.joins, np.exp2(np.arange(of.size)), 0.0)
+    others = jnp.stack([jnp.ones_like(size), (tree.copies - 1) * size])
+    pairs = jnp.concatenate([others, parts])
+    common = jnp.concatenate([jnp.stack([by_gap[0], top]), of])
+    total = jax.scipy.special.logsumexp(common, b=pairs)
+    return total - jnp.log(size * tree.copies)
+
+
 def ratio(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array, tail: jax.Array, n: int
 ) -> tuple[spread.Law, jax.Array]:
@@ -111,12 +134,7 @@ def ratio(
     the variance of a join is below the resolution of the grid, the variance is added to
     the next join, whose larger group then shares it. This only increases covariances.
     """
-    last = n_b // 2
-    of = by_gap[jnp.minimum(tree.gaps, last)]
-    top = by_gap[jnp.minimum(tree.apart, last)]
-    top = jnp.where((tree.joins == 0) & (tree.copies == 1), by_gap[0], top)
-    level = jnp.arange(of.size)
-    of = jnp.where(level < tree.joins, of, top)
+    of, top = _covariances(tree, by_gap, n_b)
     following = jnp.append(of[1:], top)
     # A leaf without variance would have a grid without spacing. More is a valid bound.
     leaf = jnp.maximum(by_gap[0] - of[0], 1e-9 * by_gap[0])

@@ -82,8 +82,12 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
     for losses, count in parts:
         # A row for each rate.
         rate, loss, mass = rates[:, None], losses.loss[None], losses.log_mass[None]
-        total = log_sum(losses._replace(loss=loss, log_mass=mass), rate)
-        weight = jnp.exp(mass + rate * loss - total[:, None])
+        # As `log_sum`; the tilted masses are computed once for all sums.
+        exponent = mass + rate * loss
+        top = jnp.max(exponent, axis=1)
+        weight = jnp.exp(exponent - top[:, None])
+        total = jnp.sum(weight, axis=1)
+        weight, total = weight / total[:, None], jnp.log(total) + top
         middle = jnp.sum(weight * loss, axis=1)
         away = weight * jnp.minimum((1 + rate) * jnp.abs(loss), 1.0)
         square = weight * (loss - middle[:, None]) ** 2
