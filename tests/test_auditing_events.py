@@ -1,4 +1,4 @@
-"""Mechanisms known by their events, and private statistics, under attack.
+"""Mechanisms known by their events, private statistics and searches under attack.
 
 No lower bound exceeds the ε of the event, and each comes close to it. False alarms: a
 bound here exceeds the true ε with probability 1e-4 at most, so that one of all 27 does
@@ -14,16 +14,21 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import statistics
-from dpjax.accounting import events
+from dpjax import auditing, statistics
+from dpjax.accounting import _attack, events, gdp, selection
 
 
 @pytest.fixture(scope="module")
-def audits():
-    """The benchmark's module `_audits_events`; the benchmarks are not a package."""
+def import_benchmark():
+    """Function that imports a module of the benchmarks, which are not a package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(pathlib.Path(__file__).parents[1] / "benchmarks")
-        yield importlib.import_module("_audits_events")
+        yield importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def audits(import_benchmark):
+    return import_benchmark("_audits_events")
 
 
 # The least fraction of ε that 50,000 runs on each data set prove. An attack on one
@@ -100,3 +105,37 @@ def test_audit_of_a_statistic_on_a_lattice(audits):
     assert 0.9 * said < found <= said < found_of_twin
     # The lattice costs next to nothing.
     np.testing.assert_allclose(said, audits.reported("statistics.mean"), rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_audit_of_a_search_proves_most_of_its_epsilon(import_benchmark):
+    """Of `tune` with geometric K of mean 10, by the worst known score.
+
+    The outputs of all searches are computed together, and are those of `tune`.
+    """
+    searches = import_benchmark("_searches")
+    law, mu, delta = selection.Geometric(10.0), 0.5, 1e-2
+    run = events.Gaussian(mu)
+    known = float(selection.epsilon_lower(run, delta, repetitions=law))
+    attack = searches.best_attack(mu, 0.95 * known, law)
+    # The recursion that finds the attack has the rates of the one in the library.
+    inside, outside = attack.rates
+    (pair,) = _attack.pairs_of(run)
+    exact = _attack.delta_lower(pair, 0.95 * known, law)
+    np.testing.assert_allclose(
+        inside - np.exp(0.95 * known) * outside, exact, rtol=1e-6
+    )
+    keys = jax.random.split(jax.random.key(4), 8)
+    alone = [searches.search(attack, law, mu, key) for key in keys]
+    together = searches.many_searches(attack, law, mu, keys)
+    np.testing.assert_allclose(alone, together, rtol=1e-5, atol=1e-6)
+
+    scores = searches.of_searches(attack, law, mu, num=100_000, key=jax.random.key(5))
+    # Five standard errors: a false alarm below 1e-6 on each side.
+    for rate, won in zip(attack.rates, scores, strict=True):
+        assert abs(won.mean() - rate) < 5 * np.sqrt(rate / len(won))
+    found = auditing.epsilon_at(*scores, delta, threshold=0.5, confidence=0.99)
+    said = selection.epsilon(run, delta, repetitions=law)
+    assert 0.85 * said < found <= said
+    # Nobody may report the ε of one run for the search.
+    assert found > 1.8 * gdp.epsilon(mu, delta)

@@ -228,6 +228,21 @@ PAIRS = [
         REPLACE,
         dp.RandomizedResponseDpEvent(0.4, 6),
     ),
+    *(
+        (
+            events.Selection(events.Repeated(STEP, 17), law),
+            ADD,
+            dp.RepeatAndSelectDpEvent(
+                dp.SelfComposedDpEvent(DP_STEP, 17), law.mean, shape
+            ),
+        )
+        for law, shape in (
+            (selection.Geometric(10.0), 1),
+            (selection.Logarithmic(3.9), 0),
+            (selection.Poisson(3.0), math.inf),
+            (selection.TruncatedNegativeBinomial(0.5, 7.0), 0.5),
+        )
+    ),
     (events.Repeated(STEP, 17), ADD, dp.SelfComposedDpEvent(DP_STEP, 17)),
     (
         events.Composed(
@@ -266,6 +281,15 @@ def test_more_dp_events_are_read():
     assert events.from_dp_event(nested, ADD) == expected
 
 
+def has_fixed_count(event):
+    """Whether a search, or one inside it, has `Fixed` repetitions."""
+    if not isinstance(event, events.Selection):
+        return False
+    return isinstance(event.repetitions, selection.Fixed) or has_fixed_count(
+        event.event
+    )
+
+
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_events_that_dp_accounting_lacks_raise(event):
     adjacency = getattr(event, "adjacency", ADD)
@@ -273,6 +297,8 @@ def test_events_that_dp_accounting_lacks_raise(event):
     expressible |= events.GaussianMixture
     expressible |= events.Gaussian | events.PoissonGaussian | events.Repeated
     expressible |= events.TruncatedPoissonGaussian | events.Composed
+    if isinstance(event, events.Selection) and not has_fixed_count(event):
+        expressible |= events.Selection
     if isinstance(event, expressible):
         again = events.from_dp_event(events.to_dp_event(event, adjacency), adjacency)
         leaves = map(jax.tree.leaves, (again, event))
@@ -291,6 +317,8 @@ def test_events_that_dp_accounting_lacks_raise(event):
         (dp.PoissonSampledDpEvent(0.1, dp.LaplaceDpEvent(1.0)), ADD),
         (dp.SelfComposedDpEvent(dp.ZCDpEvent(0.1), 3), ADD),
         (dp.SampledWithoutReplacementDpEvent(9, 3, dp.GaussianDpEvent(1.0)), ADD),
+        # A composition of searches has no distribution of losses.
+        (dp.SelfComposedDpEvent(dp.RepeatAndSelectDpEvent(DP_STEP, 3.0, 1), 2), ADD),
         (None, ADD),
     ],
 )

@@ -7,6 +7,7 @@ plain numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict
 """
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 
@@ -15,7 +16,14 @@ import jax
 from dpjax._core import plain, validate
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices.spec import StrategySpec
-from dpjax.accounting._repetitions import Repetitions
+from dpjax.accounting._repetitions import (
+    Fixed,
+    Geometric,
+    Logarithmic,
+    Poisson,
+    Repetitions,
+    TruncatedNegativeBinomial,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -458,6 +466,11 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
                 return dp.DiscreteLaplaceDpEvent(1 / scale, int(norm))
         case RandomizedResponse(parameter, buckets):
             return dp.RandomizedResponseDpEvent(parameter, buckets)
+        case Selection(one, law) if not isinstance(law, Fixed):
+            # dp-accounting's Poisson law is the one with an infinite shape.
+            shape = getattr(law, "shape", math.inf)
+            one = to_dp_event(one, adjacency)
+            return dp.RepeatAndSelectDpEvent(one, law.mean, shape)
     # Of a batch of fixed size, a `DpEvent` needs two sizes, and the event has a ratio.
     raise ValueError(f"event must be one that dp-accounting has; got {event!r}.")
 
@@ -469,7 +482,7 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
       event: a `DpEvent` of Gaussian noise: on all of the data, on a Poisson sample, on
         a truncated one or on a random batch of fixed size, or with a random
         sensitivity; of Laplace noise, of discrete Laplace noise, or of randomised
-        response; or a composition of these.
+        response; or a composition of these, or the best of several runs of such.
       adjacency: the adjacency of the accountant that event is for, as in `to_dp_event`.
 
     Returns:
@@ -486,6 +499,12 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
     """
     dp = _dp_accounting()
     validate.adjacency(adjacency)
+    match event:
+        case dp.RepeatAndSelectDpEvent(event=one, mean=mean, shape=shape):
+            laws = {0: Logarithmic, 1: Geometric, math.inf: Poisson}
+            other = functools.partial(TruncatedNegativeBinomial, shape)
+            law = laws.get(shape, other)(mean)
+            return Selection(from_dp_event(one, adjacency), law)
     steps = tuple(_steps(event, 1, adjacency))
     if isinstance(event, dp.ComposedDpEvent) or len(steps) != 1:
         return Composed(steps)
