@@ -36,8 +36,9 @@ import matplotlib
 import numpy as np
 from _erm_methods import DELTA, METHODS
 from _erm_problem import Problem
-from _results import FOLDER, OURS, Table, parser, print_tables, read, write
+from _results import OURS, Table, parser, print_tables, write
 from _timing import said, take_turns
+from report import excess
 
 from dpjax import plot
 
@@ -47,7 +48,6 @@ import matplotlib.pyplot as plt
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 SCALED, WHITENED = "objective perturbation, scaled", "plan, whitened"
 DRAWN = (WHITENED, SCALED, "printed", "diffprivlib")
-SHARED = 6  # columns of the excess table before those of the methods
 
 
 class Found(NamedTuple):
@@ -100,36 +100,17 @@ def suited(problem, peers):
     return [name for name in METHODS if name not in absent]
 
 
-def excess_of_all():
-    """The written table of all methods, with the columns of those measured alone."""
-    whole, alone = (
-        read(FOLDER / f"{name}.json")["tables"]["excess"]
-        for name in ("erm", "erm.alone")
-    )
-    new = {tuple(row[:3]): row for row in alone.rows}
-    names = [name for name in METHODS if name in {*whole.columns, *alone.columns}]
-    columns = dict(list(whole.columns.items())[:SHARED]) | dict.fromkeys(
-        names, "{:.3g}"
-    )
-    rows = []
-    for row in whole.rows:
-        found = dict(zip(whole.columns, row, strict=True))
-        found |= dict(zip(alone.columns, new[tuple(row[:3])], strict=True))
-        rows.append([found[name] for name in columns])
-    return Table("excess", columns, rows)
-
-
 def draw(path):
     """Excess loss against ε without a regulariser, a panel for each data set."""
     plt.style.use(plot.style)
-    table = excess_of_all()
+    table = excess()
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     figure, axes = plt.subplots(3, 1, figsize=(5.4, 8.4), sharex=True)
     for axis, name in zip(axes, ("Bank", "Adult", "CreditCard"), strict=True):
         found = [row for row in rows if row["data"] == name and row["μ"] == 0]
         for number, method in enumerate(DRAWN):
             values = [row[method] for row in found]
-            axis.plot(EPSILONS, values, label=method, **plot.strokes(number))
+            axis.plot(EPSILONS, values, label=method, marker="os^D"[number])
         axis.set_title(name)
         axis.set_xscale("log")
         axis.set_yscale("log")

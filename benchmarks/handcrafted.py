@@ -3,8 +3,8 @@
     python benchmarks/handcrafted.py --data FOLDER [--epsilons 1 3] [--ways NAME ...]
 
 Tramèr and Boneh (2021), https://arxiv.org/abs/2011.11660, found that linear models on
-fixed features reach more than networks that are trained end to end, at ε = 3. Here 8,000
-of MNIST's test images train and 2,000 test, at δ = 1e-5 under REPLACE:
+fixed features reach more than networks that are trained end to end, at ε = 3. Here
+8,000 of MNIST's test images train and 2,000 test, at δ = 1e-5 under REPLACE:
 
   gradients   the recipe of `recipe.py`: softmax regression on gradient histograms
   scattering  the same on a scattering transform of order 2 (`_scattering.py`), with
