@@ -19,7 +19,11 @@ class Problem:
         self.x, self.y = (a.astype(np.float64) for a in self.data)
         self.n, self.d = self.x.shape
         self.linear = data_set.positive is None
-        self.loss = self.loss_of(1.0)
+        self.loss = (
+            losses.huber(1.0, feature_norm=1.0)
+            if self.linear
+            else losses.logistic(feature_norm=1.0)
+        )
         self.whole_loss = functools.partial(_regularised, self.loss, mu)
         self.setting = {
             **self.loss.setting,
@@ -31,12 +35,6 @@ class Problem:
         self.start = jnp.zeros(self.d)
         self.best = self._minimum()
         self.at_start = self.objective(self.start) - self.best
-
-    def loss_of(self, feature_norm):
-        """The loss for features of at most this norm."""
-        if self.linear:
-            return losses.huber(1.0, feature_norm=feature_norm)
-        return losses.logistic(feature_norm=feature_norm)
 
     def _parts(self, w):
         """Objective, derivative by the scores, and curvature along them."""

@@ -174,34 +174,54 @@ def pipelines():
     rows = []
     for data, way in ways:
         free = found[data, "non-private", None][0]
-        cells = [found[data, way, target] for target in targets]
+        cells = [found.get((data, way, target)) for target in targets]
         rows.append([data, way, *cells, free if way == "the recipe" else None])
     columns = {"data": "{}", "training": "{}"}
     columns |= dict.fromkeys((f"ε = {x:g}" for x in targets), "{:.3f} ± {:.3f}")
     return Table("accuracy", columns | {"non-private": "{:.3f}"}, rows)
 
 
+def excess():
+    """Excess losses of all methods: those of `erm`, and those measured alone."""
+    whole, alone = (load(x)["tables"]["excess"] for x in ("erm", "erm.alone"))
+    new = {tuple(row[:3]): row for row in alone.rows}
+    rows = []
+    for row in whole.rows:
+        found = dict(zip(whole.columns, row, strict=True))
+        rows.append(found | dict(zip(alone.columns, new[tuple(row[:3])], strict=True)))
+    columns = whole.columns | alone.columns
+    return Table("excess", columns, [[row[name] for name in columns] for row in rows])
+
+
 def convex():
-    """Excess losses without a regulariser, and diffprivlib's from the whole table."""
-    table = load("erm.Bank-Adult-CreditCard")["tables"]["excess"]
+    """Excess losses of some methods without a regulariser."""
+    table = excess()
     shown = ["data", "ε", "printed", "output perturbation", "noisy GD"]
     shown += ["objective perturbation", "objective perturbation, scaled"]
-    shown += ["plan, scaled"]
-    whole = load("erm")["tables"]["excess"]
-    peer = [*whole.columns].index("diffprivlib")
-    peers = {tuple(row[:3]): row[peer] for row in whole.rows}
-    places = [[*table.columns].index(name) for name in shown]
+    shown += ["plan, whitened", "diffprivlib"]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    cells = [[row[name] for name in shown] for row in rows]
+    kept = [x for x, row in zip(cells, rows, strict=True) if row["plan, whitened"]]
+    return Table("convex", {name: table.columns[name] for name in shown}, kept)
+
+
+def by_target(name):
+    """Accuracy by way and ε, of a result that has no other rows."""
+    table = load(name)["tables"]["accuracy"]
+    found = {(way, target): cell for way, target, _, cell in table.rows}
+    targets = sorted({target for _, target in found})
     rows = [
-        [*(row[place] for place in places), peers[tuple(row[:3])]]
-        for row in table.rows
-        if row[1] == 0
+        [way, *(found.get((way, target)) for target in targets)]
+        for way in dict.fromkeys(way for way, _ in found)
     ]
-    columns = {name: table.columns[name] for name in shown}
-    return Table("convex", columns | {"diffprivlib": "{:.3g}"}, rows)
+    columns = dict.fromkeys((f"ε = {x:g}" for x in targets), "{:.3f} ± {:.3f}")
+    return Table("accuracy", {"training": "{}"} | columns, rows)
 
 
 VIEWS = {
     ("erm", "convex"): convex,
+    ("erm", "excess"): excess,
+    ("handcrafted", "accuracy"): functools.partial(by_target, "handcrafted"),
     ("recipe", "accuracy"): pipelines,
     ("mechanisms", "noise"): left_noise,
     ("train", "accuracy"): accuracy,
