@@ -70,14 +70,14 @@ def epsilon_by_step(
     ):
         steps = _steps(plan)
         costs = [float(plan.guarantee.at(int(t)).epsilon(each)) for t in steps]
-        look = strokes(number) | {"label": f"{name}: ε = {up(costs[-1], 2)}"}
+        look = strokes(number)
         # With few steps, their markers say where ε was computed. With many, the line
         # has the later, larger ε between them.
         if plan.guarantee.mu is None:
             look["markersize"] = 3.5
         else:
             look |= {"drawstyle": "steps-pre", "markevery": [-1]}
-        ax.plot(steps, costs, **look)
+        ax.plot(steps, costs, **look, label=f"{name}: ε = {up(costs[-1], 2)}")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False, fontsize="small")
