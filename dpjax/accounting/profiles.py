@@ -354,6 +354,9 @@ class Guarantee(NamedTuple):
       >>> noisy = Guarantee("a sum", Pure(1.0), Adjacency.REPLACE, ())
       >>> print(noisy.epsilon(0.0), f"{noisy.mu:.3f}")
       1.0 1.232
+      >>> print(noisy)
+      (guarantee.epsilon(δ), δ)-differential privacy under REPLACE for a sum.
+      Assumptions: none.
     """
 
     mechanism: str
@@ -373,3 +376,11 @@ class Guarantee(NamedTuple):
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, rounded up."""
         return self.profile.delta(epsilon)
+
+    def __str__(self) -> str:
+        """The guarantee in words, for every δ."""
+        return (
+            "(guarantee.epsilon(δ), δ)-differential privacy under "
+            f"{self.adjacency.name} for {self.mechanism}.\n"
+            f"Assumptions: {'; '.join(self.assumptions) or 'none'}."
+        )

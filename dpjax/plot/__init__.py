@@ -8,7 +8,7 @@ without colour.
 1. `tradeoff` draws the best trade-off of error rates that any attack can achieve.
    `attack` draws the error rates that one attack achieved.
 2. `epsilon_by_step` draws the privacy cost of a run that stops early. `compare` draws
-   plans side by side. `comparison` draws the mechanisms from which a plan was chosen.
+   plans together. `comparison` draws the mechanisms from which a plan was chosen.
    `budget` draws what each release takes from a budget.
 3. `noise` draws the size of noise from step to step, and `spectrum` its power by
    frequency.

@@ -1,4 +1,4 @@
-"""Plots of the privacy cost of runs: step by step, side by side, and in a budget."""
+"""Plots of the privacy cost of runs: step by step, together, and in a budget."""
 
 import math
 from collections.abc import Sequence
@@ -70,14 +70,14 @@ def epsilon_by_step(
     ):
         steps = _steps(plan)
         costs = [float(plan.guarantee.at(int(t)).epsilon(each)) for t in steps]
-        look = strokes(number) | {"label": f"{name}: ε = {up(costs[-1], 2)}"}
+        look = strokes(number)
         # With few steps, their markers say where ε was computed. With many, the line
         # has the later, larger ε between them.
         if plan.guarantee.mu is None:
             look["markersize"] = 3.5
         else:
             look |= {"drawstyle": "steps-pre", "markevery": [-1]}
-        ax.plot(steps, costs, **look)
+        ax.plot(steps, costs, **look, label=f"{name}: ε = {up(costs[-1], 2)}")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False, fontsize="small")
@@ -92,7 +92,7 @@ def compare(
     labels: Sequence[str] | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw plans side by side: their noise, their ε and their signal-to-noise ratio.
+    """Draw plans together: their noise, their ε and their signal-to-noise ratio.
 
     Args:
       plans: the plans of the runs.
@@ -135,12 +135,12 @@ def compare(
         ),
         "signal to noise": (signals, [_short(x) for x in signals]),
     }
-    ax = axes(ax, (8.0, 1.0 + 0.4 * len(plans)))
+    ax = axes(ax, (5.4, 1.5 + len(plans)))
     ax.set_axis_off()
     for number, (title, (values, texts)) in enumerate(columns.items()):
-        panel = ax.inset_axes((number * 0.35, 0.0, 0.3, 0.9))
+        panel = ax.inset_axes((0.0, 0.7 - number * 0.35, 1.0, 0.22))
         panel.set_title(title, fontsize="medium", loc="left")
-        _bars(panel, values, texts, legend if number == 0 else [""] * len(plans))
+        _bars(panel, values, texts, legend)
     return ax
 
 
@@ -210,6 +210,7 @@ def _bars(
     panel.set_yticks(places, labels)
     panel.set_xticks([])
     panel.tick_params(length=0)
+    panel.grid(visible=False)
     panel.spines[["top", "right", "bottom"]].set_visible(False)
     panel.spines["left"].set_color(GREY)
 
