@@ -11,14 +11,14 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.meshes import plus
-from dpjax._core.typing import Arrays, Atom
+from dpjax._core.typing import Arrays
 from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
     RuledSite,
@@ -84,54 +84,21 @@ def stretches(scope: Scope) -> list[Stretch]:
             starts |= {index, index + 1}
     # The last use of each variable; the scope's outputs are used after all equations.
     last: dict[jex.Var, int] = {}
-    for index, eqn in enumerate(eqns):
-        last.update((v, index) for v in eqn.invars if _is_variable(v))
-    outputs = filter(_is_variable, scope.closed.jaxpr.outvars)
-    last.update(dict.fromkeys(outputs, len(eqns)))
-
-    bounds = sorted({*starts, len(eqns)})
-    return [
-        _stretch(scope, start, stop, last) for start, stop in itertools.pairwise(bounds)
-    ]
-
-
-def _stretch(
-    scope: Scope, start: int, stop: int, last: Mapping[jex.Var, int]
-) -> Stretch:
-    """The segment from index `start` to `stop`.
-
-    `last` gives for each variable the index of the last equation that uses it.
-    """
-    # Dicts without values are ordered sets: the order of variables is part of a
-    # segment's features.
-    eqns = tuple(scope.closed.jaxpr.eqns[start:stop])
-    made = dict.fromkeys(v for eqn in eqns for v in eqn.outvars)
-    used = dict.fromkeys(v for eqn in eqns for v in eqn.invars if _is_variable(v))
-    return Stretch(
-        start,
-        eqns,
-        tuple(scope.sites.get(i, {}) for i in range(start, stop)),
-        tuple(v for v in used if v not in made),
-        tuple(v for v in made if last.get(v, -1) >= stop),
-    )
-
-
-def _is_variable(atom: Atom) -> TypeGuard[jex.Var]:
-    return isinstance(atom, jex.Var)
-
-
-def passes(parts: Sequence[Stretch]) -> list[Callable[[Arrays, Arrays], Ran]]:
-    """For each segment, a function from its inputs and taps to its outputs and records.
-
-    Segments that occur several times use a jitted function. A segment that occurs once
-    is traced in place.
-    """
-    alike = [Alike(stretch) for stretch in parts]
-    counts = collections.Counter(alike)
-    return [
-        functools.partial(_pass_once if counts[one] > 1 else _pass, one)
-        for one in alike
-    ]
+    uses = [*(eqn.invars for eqn in eqns), scope.closed.jaxpr.outvars]
+    for index, atoms in enumerate(uses):
+        last.update((v, index) for v in atoms if isinstance(v, jex.Var))
+    parts = []
+    for start, stop in itertools.pairwise(sorted({*starts, len(eqns)})):
+        own = tuple(eqns[start:stop])
+        # Dicts without values are ordered sets: the order of variables is part of a
+        # segment's features.
+        made = dict.fromkeys(v for eqn in own for v in eqn.outvars)
+        entering = (v for eqn in own for v in eqn.invars if isinstance(v, jex.Var))
+        inputs = tuple(v for v in dict.fromkeys(entering) if v not in made)
+        outs = tuple(v for v in made if last.get(v, -1) >= stop)
+        sites = tuple(scope.sites.get(i, {}) for i in range(start, stop))
+        parts.append(Stretch(start, own, sites, inputs, outs))
+    return parts
 
 
 def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
@@ -228,8 +195,10 @@ def run(
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
     # Segments come in the order of their sites, and so take the taps one by one.
-    pending, parts = iter(taps), stretches(scope)
-    for stretch, function in zip(parts, passes(parts), strict=True):
+    pending, parts = iter(taps), [Alike(stretch) for stretch in stretches(scope)]
+    counts = collections.Counter(parts)
+    for alike in parts:
+        stretch = alike.part
         own = list(itertools.islice(pending, len(stretch.all_sites)))
         body, kept = scope.scans.get(stretch.start), scope.block_sites(stretch.start)
         if body is not None and (inside := body.all_sites()):
@@ -248,7 +217,9 @@ def run(
             out, new = at_block(kept, args, own), []
             values.update(zip(eqn.outvars, out, strict=True))
         else:
-            out, new = function([values[v] for v in stretch.inputs], own)
+            # A segment that occurs once is traced in place.
+            function = _pass_once if counts[alike] > 1 else _pass
+            out, new = function(alike, [values[v] for v in stretch.inputs], own)
             values.update(zip(stretch.outs, out, strict=True))
         records += new
     outputs = [eqs.read(v, values) for v in scope.closed.jaxpr.outvars]
