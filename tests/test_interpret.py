@@ -29,15 +29,17 @@ FUNCTIONS = {
     "integer powers": (lambda x: (x**3, x**-2, x**7, jnp.square(x)), X),
     "bits": (lambda x: (x << 2, x >> 1, ~x & 5 | 1, lax.clz(x)), WHOLE),
     "shifts": (lambda x: lax.shift_right_logical(x, np.uint32(3)), np.uint32([9, 81])),
+    "popcount": (lax.population_count, WHOLE),
     "exponentials": (lambda x: (jnp.exp(x), jnp.exp2(x), jnp.expm1(x)), X),
     "logarithms": (lambda x: (jnp.log(x), jnp.log1p(x), jnp.sqrt(x)), POSITIVE),
     "powers": (lambda x: (x**0.3, jnp.cbrt(x), lax.rsqrt(x)), POSITIVE),
     "waves": (lambda x: (jnp.sin(x), jnp.cos(x), jnp.tan(x), jnp.arctan2(x, 0.3)), X),
     "hyperbolic": (lambda x: (jnp.tanh(x), jnp.sinh(x), jnp.arcsinh(x)), X),
     "special": (lambda x: (lax.erf(x), lax.erfc(x), jax.nn.sigmoid(x)), X),
-    "more special": (lax.lgamma, POSITIVE),
+    "more special": (lambda x: (lax.lgamma(x), lax.digamma(x)), POSITIVE),
     "inverse of erf": (lax.erf_inv, SMALL),
-    "rounding": (lambda x: (jnp.floor(x), jnp.ceil(x), jnp.sign(x)), X),
+    "rounding": (lambda x: (jnp.floor(x), jnp.ceil(x), jnp.round(x), jnp.sign(x)), X),
+    "away from zero": (lambda x: lax.round(x), np.array([0.5, -0.5, 1.5, 2.4])),
     "next": (lambda x: jnp.nextafter(x, jnp.inf), X),
     "comparisons": (lambda x, y: ((x < y) | (x >= y), x == y, x != y), X, POSITIVE),
     "searches": (
@@ -48,6 +50,7 @@ FUNCTIONS = {
     "choices": (lambda x: (jnp.where(x > 0, x, 0), jnp.clip(x, -1, 1)), X),
     "case": (lambda i, x: lax.select_n(i, x, 2 * x, 3 * x), WHOLE % 3, WHOLE),
     "casts": (lambda x: (x.astype(jnp.float32), x.astype(jnp.int32), x > 0), X),
+    "complex": (lambda x: jnp.abs(lax.complex(x, 2 * x)) + lax.complex(x, x).imag, X),
     "transform": (lambda x: (jnp.fft.fft(x), jnp.fft.irfft(jnp.fft.rfft(x))), X),
     "products": (lambda x, y: (x @ y.T, jnp.einsum("ij,ij->i", x, y)), X, POSITIVE),
     "batched products": (
@@ -60,7 +63,7 @@ FUNCTIONS = {
     ),
     "truth": (lambda x: ((x > 0).any(0), (x > -9).all()), X),
     "running sums": (lambda x: (jnp.cumsum(x, 1), lax.cummax(x, 0, reverse=True)), X),
-    "more running sums": (lambda x: jnp.cumprod(x, 0), X),
+    "more running sums": (lambda x: (jnp.cumprod(x, 0), lax.cumlogsumexp(x, 1)), X),
     "shapes": (
         lambda x: (x.T[::-1, 1:], x.reshape(2, -1), x[:, None], x[1:2].squeeze(0)),
         X,
@@ -87,7 +90,14 @@ FUNCTIONS = {
         3 * ROWS,
     ),
     "rows of a batch": (jax.vmap(lambda x, i: x[i]), X, np.array([3, 0, 2])),
-    "slices": (lambda x, i: lax.dynamic_slice(x, (i, 1), (2, 2)), X, np.array(2)),
+    "slices": (
+        lambda x, i: (
+            lax.dynamic_slice(x, (i, 1), (2, 2)),
+            lax.dynamic_update_slice(x, x[:2], (i, 2)),
+        ),
+        X,
+        np.array(2),
+    ),
     "windows": (
         lambda x, i: (
             jax.vmap(lambda i: lax.dynamic_slice(x, (i, 1), (2, 2)))(i),
@@ -103,7 +113,7 @@ FUNCTIONS = {
     ),
     "updates beyond": (lambda x, i: x.at[3 * i].add(x[i], mode="drop"), X, ROWS),
     "updates of a batch": (
-        jax.vmap(lambda x, i: x.at[i].max(9.0)),
+        jax.vmap(lambda x, i: x.at[i].min(-9.0)),
         X,
         np.array([3, 0, 2]),
     ),

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 # A function of NumPy arrays that returns one array, or a sequence of arrays for an
@@ -105,6 +106,15 @@ def _window(x: np.ndarray, sizes: Sequence[int], starts: Iterable[Any]) -> Any:
 
 def _dynamic_slice(params: Mapping[str, Any]) -> Function:
     return lambda x, *starts: x[_window(x, params["slice_sizes"], starts)]
+
+
+def _dynamic_update(params: Mapping[str, Any]) -> Function:
+    def update(x: np.ndarray, part: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+        x = x.copy()
+        x[_window(x, part.shape, starts)] = part
+        return x
+
+    return update
 
 
 def _gather(params: Mapping[str, Any]) -> Function:
@@ -280,6 +290,12 @@ def _split(params: Mapping[str, Any]) -> Function:
     return lambda x: np.split(x, at, axis=params["axis"])
 
 
+def _round(params: Mapping[str, Any]) -> Function:
+    if params["rounding_method"] == jax.lax.RoundingMethod.TO_NEAREST_EVEN:
+        return np.rint
+    return lambda x: np.trunc(x + np.copysign(0.5, x))
+
+
 def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
     bits = 8 * x.dtype.itemsize
     left, zeros = x.view(f"u{x.dtype.itemsize}"), np.full(x.shape, bits, x.dtype)
@@ -307,6 +323,10 @@ def _total_order(compare: Function) -> Function:
 def _polynomial(x: np.ndarray, *coefficients: np.ndarray) -> np.ndarray:
     # Horner's rule; the coefficient of the highest power is the last one.
     return functools.reduce(lambda total, c: total * x + c, reversed(coefficients))
+
+
+def _count_ones(x: np.ndarray) -> np.ndarray:
+    return np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)
 
 
 def _elementwise(fn: Function) -> Rule:
@@ -354,8 +374,8 @@ def _all_same(params: Mapping[str, Any]) -> Function:
 
 # Operations that are functions of NumPy with the same name, and with another one.
 _SAME_NAMES = (
-    "abs ceil cbrt cos cosh exp exp2 expm1 floor log log1p log2 nextafter sign sin "
-    "sinh sqrt square tan tanh"
+    "abs ceil cbrt conj cos cosh exp exp2 expm1 floor imag log log1p log2 nextafter "
+    "real sign sin sinh sqrt square tan tanh"
 )
 _OTHER_NAMES: dict[str, Function] = {
     "add": np.add,
@@ -389,6 +409,8 @@ _OTHER_NAMES: dict[str, Function] = {
     "not": np.invert,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "clz": _count_leading_zeros,
+    "population_count": _count_ones,
+    "complex": lambda x, y: x + 1j * y,
     "polynomial": _polynomial,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
 }
@@ -400,10 +422,12 @@ RULES: dict[str, Rule] = {
     "erfc": _scipy("erfc"),
     "erf_inv": _scipy("erfinv"),
     "lgamma": _scipy("gammaln"),
+    "digamma": _scipy("psi"),
     "logistic": _scipy("expit"),
     "div": _divide,
     "integer_pow": _integer_pow,
     "select_n": _select,
+    "round": _round,
     "iota": _iota,
     "fft": _fft,
     "dot_general": _dot,
@@ -425,9 +449,11 @@ RULES: dict[str, Rule] = {
     "sort": _sort,
     "gather": _gather,
     "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
     "scatter": _scatter(operator.setitem),  # pyright: ignore
     "scatter-add": _scatter(np.add.at),
     "scatter-max": _scatter(np.maximum.at),
+    "scatter-min": _scatter(np.minimum.at),
     "conv_general_dilated": _convolution,
     "reduce_sum": _reduction(np.add.reduce),
     "reduce_prod": _reduction(np.multiply.reduce),
@@ -441,6 +467,7 @@ RULES: dict[str, Rule] = {
     "cumprod": _cumulative(np.multiply),
     "cummax": _cumulative(np.maximum),
     "cummin": _cumulative(np.minimum),
+    "cumlogsumexp": _cumulative(np.logaddexp),
     "stop_gradient": _same,
     "copy": _same,
     "optimization_barrier": _all_same,

@@ -1,8 +1,17 @@
-"""Evaluate a loss with taps added at its sites, and evaluate the sites' operands."""
+"""Evaluate a loss with taps added at its sites, and evaluate the sites' operands.
 
+**Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
+would batch, differentiate and transpose the equations of each block separately. The
+loss is therefore cut at every site with a rule. Segments that are identical up to
+variable names (`jaxpr.equations.Alike`) share one jitted function, which JAX batches,
+differentiates and transposes once. The compiler still optimises across the calls.
+"""
+
+import collections
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -10,8 +19,15 @@ import jax.extend.core as jex
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.meshes import plus
 from dpjax._core.typing import Arrays
-from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, Scope, TappedSite
+from dpjax.clipping._bookkeeping.analysis.sites import (
+    KeptSite,
+    RuledSite,
+    Scope,
+    Site,
+    TappedSite,
+)
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 
 # The outputs, and for each site with a rule, in order, the values of its equation's
 # inputs except the operand.
@@ -20,6 +36,94 @@ Ran = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
 # sites, the values of the block's inputs, and the tap at each site. It returns the
 # block's outputs.
 AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
+
+
+class Stretch(NamedTuple):
+    """A segment: some consecutive equations of a scope.
+
+    Attributes:
+      start: the index of the first equation.
+      eqns: the equations.
+      sites: for each equation its sites, by the position of the operand.
+      inputs: the variables that the segment reads but does not compute.
+      outs: the computed variables that are used after the segment.
+    """
+
+    start: int
+    eqns: tuple[jex.JaxprEqn, ...]
+    sites: tuple[Mapping[int, Site], ...]
+    inputs: tuple[jex.Var, ...]
+    outs: tuple[jex.Var, ...]
+
+    @property
+    def all_sites(self) -> list[Site]:
+        """The segment's sites, by equation and then by position."""
+        return [site for by_operand in self.sites for site in by_operand.values()]
+
+    def features(self) -> Hashable:
+        """The function that the segment computes, and where taps are added."""
+        taps = tuple(
+            tuple((i, isinstance(site, RuledSite)) for i, site in by_operand.items())
+            for by_operand in self.sites
+        )
+        return taps, eqs.of_function(self.inputs, self.eqns, self.outs)
+
+
+def stretches(scope: Scope) -> list[Stretch]:
+    """The scope's equations in segments.
+
+    A scan that parameters enter and a checkpointed block are segments of their own,
+    because `run` evaluates them in other ways.
+    """
+    eqns = scope.closed.jaxpr.eqns
+    starts = {0}
+    for index in range(len(eqns)):
+        if any(isinstance(site, RuledSite) for site in scope.sites_at(index)):
+            starts.add(index)
+        if index in scope.scans or scope.block_sites(index):
+            starts |= {index, index + 1}
+    # The last use of each variable; the scope's outputs are used after all equations.
+    last: dict[jex.Var, int] = {}
+    uses = [*(eqn.invars for eqn in eqns), scope.closed.jaxpr.outvars]
+    for index, atoms in enumerate(uses):
+        last.update((v, index) for v in atoms if isinstance(v, jex.Var))
+    parts = []
+    for start, stop in itertools.pairwise(sorted({*starts, len(eqns)})):
+        own = tuple(eqns[start:stop])
+        # Dicts without values are ordered sets: the order of variables is part of a
+        # segment's features.
+        made = dict.fromkeys(v for eqn in own for v in eqn.outvars)
+        entering = (v for eqn in own for v in eqn.invars if isinstance(v, jex.Var))
+        inputs = tuple(v for v in dict.fromkeys(entering) if v not in made)
+        outs = tuple(v for v in made if last.get(v, -1) >= stop)
+        sites = tuple(scope.sites.get(i, {}) for i in range(start, stop))
+        parts.append(Stretch(start, own, sites, inputs, outs))
+    return parts
+
+
+def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
+    stretch, pending = alike.part, iter(taps)
+    values = dict(zip(stretch.inputs, inputs, strict=True))
+    records = []
+    for eqn, sites in zip(stretch.eqns, stretch.sites, strict=True):
+        args = [eqs.read(v, values) for v in eqn.invars]
+        ruled = None
+        for position, site in sites.items():
+            # A tapped operand gets its tap before the equation; a rule's site gets its
+            # tap on the equation's output.
+            if isinstance(site, TappedSite):
+                args[position] = plus(args[position], next(pending))
+            else:
+                ruled = position
+        out = eqs.bind(eqn, args)
+        if ruled is not None:
+            out[0] = plus(out[0], next(pending))
+            records.append(tuple(x for i, x in enumerate(args) if i != ruled))
+        values.update(zip(eqn.outvars, out, strict=True))
+    return [values[v] for v in stretch.outs], records
+
+
+_pass_once = jax.jit(_pass, static_argnums=0)
 
 
 def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
@@ -90,33 +194,34 @@ def run(
     """
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
-    # Sites come in the order of the equations, and so take the taps one by one.
-    pending = iter(taps)
-    for index, eqn in enumerate(scope.closed.jaxpr.eqns):
-        args = [eqs.read(v, values) for v in eqn.invars]
-        body, ruled = scope.scans.get(index), None
-        if kept := scope.block_sites(index):
-            assert at_block is not None
-            out = at_block(kept, args, list(itertools.islice(pending, len(kept))))
-            values.update(zip(eqn.outvars, out, strict=True))
-            continue
-        for position, site in scope.sites.get(index, {}).items():
-            # A tapped operand gets its tap before the equation, or before the scan. A
-            # rule's site gets its tap on the equation's output.
-            if isinstance(site, TappedSite):
-                args[position] = plus(args[position], next(pending))
-            else:
-                ruled = position
+    # Segments come in the order of their sites, and so take the taps one by one.
+    pending, parts = iter(taps), [Alike(stretch) for stretch in stretches(scope)]
+    counts = collections.Counter(parts)
+    for alike in parts:
+        stretch = alike.part
+        own = list(itertools.islice(pending, len(stretch.all_sites)))
+        body, kept = scope.scans.get(stretch.start), scope.block_sites(stretch.start)
         if body is not None and (inside := body.all_sites()):
+            (eqn,), (sites,) = stretch.eqns, stretch.sites
+            args = [eqs.read(v, values) for v in eqn.invars]
+            # Some inputs of the scan are tapped before it (analysis.sites).
+            for position, tap in zip(sites, own, strict=True):
+                args[position] = plus(args[position], tap)
             within = list(itertools.islice(pending, len(inside)))
             out, new = _scan(eqn, args, body, within, at_block)
-            records += new
+            values.update(zip(eqn.outvars, out, strict=True))
+        elif kept:
+            (eqn,) = stretch.eqns
+            assert at_block is not None
+            args = [eqs.read(v, values) for v in eqn.invars]
+            out, new = at_block(kept, args, own), []
+            values.update(zip(eqn.outvars, out, strict=True))
         else:
-            out = eqs.bind(eqn, args)
-        if ruled is not None:
-            out[0] = plus(out[0], next(pending))
-            records.append(tuple(x for i, x in enumerate(args) if i != ruled))
-        values.update(zip(eqn.outvars, out, strict=True))
+            # A segment that occurs once is traced in place.
+            function = _pass_once if counts[alike] > 1 else _pass
+            out, new = function(alike, [values[v] for v in stretch.inputs], own)
+            values.update(zip(stretch.outs, out, strict=True))
+        records += new
     outputs = [eqs.read(v, values) for v in scope.closed.jaxpr.outvars]
     for i, tap in zip(scope.outputs, pending, strict=True):
         outputs[i] = plus(outputs[i], tap)

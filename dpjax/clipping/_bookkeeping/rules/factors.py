@@ -252,7 +252,7 @@ def _over_pairs(
       other: the left and right side whose rows are indexed by s.
       others: the number of further roundings that the bound must cover.
     """
-    (alpha, of_alpha), (delta, of_delta) = map(_inner_and_error, one, other)
+    (alpha, of_alpha), (delta, of_delta) = map(_inner, one, other)
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
     # The sum has two stages, one for each site's rows. The number of roundings is then
     # the sum of the numbers of rows and not their product. The barrier keeps XLA from
@@ -264,37 +264,29 @@ def _over_pairs(
     return jnp.sum(by_row, axis=-1)
 
 
-def _inner_and_error(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
+def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
     """Inner products f[..., t, s] of all pairs of rows, and a bound of their errors."""
-    products, terms = _inner(one.rows, other.rows)
-    # Inner products with a one-hot row are exact.
-    if terms == 0:
-        return products, 0.0
-    error = margin(terms + 4, products.dtype)
-    return (products, error * one.lengths[..., :, None] * other.lengths[..., None, :])
-
-
-def _inner(one: jax.Array | OneHot, other: jax.Array | OneHot) -> tuple[jax.Array, int]:
-    """The inner products of all pairs of rows, and the k in their error bound γ_k."""
     # One-hot rows are joined into one site, which is never paired with itself.
-    assert not isinstance(other, OneHot)
-    if isinstance(one, OneHot):
-        # The inner product with a unit vector is the entry at its position.
-        position = one.position[..., None, :]
-        products = jnp.take_along_axis(other, position, axis=-1)
-        return jnp.swapaxes(products, -1, -2), 0
-    size = one.shape[-1]
+    assert not isinstance(other.rows, OneHot)
+    if isinstance(one.rows, OneHot):
+        # The inner product with a unit vector is the entry at its position, exactly.
+        position = one.rows.position[..., None, :]
+        products = jnp.take_along_axis(other.rows, position, axis=-1)
+        return jnp.swapaxes(products, -1, -2), 0.0
+    size = one.rows.shape[-1]
     step = max(_PIECE, math.ceil(size / _PIECES))
     pieces = [
         jnp.einsum(
             "...tn,...sn->...ts",
-            one[..., start : start + step],
-            other[..., start : start + step],
+            one.rows[..., start : start + step],
+            other.rows[..., start : start + step],
             precision=HIGHEST,
         )
         for start in range(0, size, step)
     ]
-    return sum(pieces[1:], pieces[0]), min(step, size) + len(pieces)
+    products = sum(pieces[1:], pieces[0])
+    error = margin(min(step, size) + len(pieces) + 4, products.dtype)
+    return products, error * one.lengths[..., :, None] * other.lengths[..., None, :]
 
 
 class Table(NamedTuple):
