@@ -2,7 +2,7 @@
 
 `of` returns the profile of an event. The profile is a `Gaussian` if the event is
 equivalent to a Gaussian mechanism, a `pld.PLD` if the event has a privacy-loss
-distribution, a `RandomBinsProfile` for a run with random bins, and a `PointProfile`
+distribution, a `RandomBinsProfile` for a run with random bins, and a `FunctionProfile`
 where only one ε and δ are known.
 """
 
