@@ -355,6 +355,7 @@ def test_stream_of_a_known_key_is_that_of_a_traced_key(impl):
     )
 
 
+@pytest.mark.diagonal("impl")
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("shape", [(), (4,), (2, 37)])
 def test_random_words_are_those_of_jax(impl, shape):

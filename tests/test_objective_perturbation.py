@@ -62,6 +62,7 @@ def line(half, count=200_001):
 EPSILONS = np.array([0.3, 0.6, 1.0, 1.5, 2.5])
 
 
+@pytest.mark.diagonal("kind")
 @pytest.mark.parametrize("kind", [logistic, huber])
 @pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.REPLACE])
 def test_delta_bounds_exact_densities_in_one_dimension(kind, adjacency):
