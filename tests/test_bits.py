@@ -154,6 +154,7 @@ def test_first_parameters_of_a_discrete_run():
         assert np.any(numbers % 2)
 
 
+@pytest.mark.slow
 def test_each_step_of_a_schedule_has_a_lattice_of_its_own():
     factors = np.array([1.5, 1.0, 0.7, 0.7])
     run = dpjax.plan(
@@ -724,7 +725,7 @@ def correlated(name, num_steps=STEPS, stddev=1.0):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(x, marks=[] if x in ("rational", "tree") else pytest.mark.matrix)
+        pytest.param(x, marks=[] if x == "rational" else [pytest.mark.matrix])
         for x in STRATEGIES
     ],
 )

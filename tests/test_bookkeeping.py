@@ -106,7 +106,7 @@ MLP_BATCH = (normal(7, 6, 12), normal(8, 6, 3))
 
 
 @settings(
-    max_examples=5,
+    max_examples=3,
     deadline=None,
     derandomize=True,
     database=None,
@@ -300,6 +300,7 @@ def test_half_precision_sums_in_float32(engine):
     assert_matches_reference(mlp, params, batch, rtol=3e-2, engine=engine)
 
 
+@pytest.mark.matrix
 def test_mixed_precision_matches_reference():
     def loss(params, example):
         half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
@@ -582,6 +583,7 @@ def test_slices_of_one_parameter_match_reference():
         assert rows or row.why == "used in several forms"
 
 
+@pytest.mark.matrix
 def test_slices_of_one_parameter_in_a_scan_match_reference():
     w = normal(0, 4, 2, 16, 16, scale=0.25)
 

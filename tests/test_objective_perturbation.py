@@ -220,6 +220,7 @@ def test_guarantee_meets_its_target(wide_run):
     assert guarantee.profile.other_mu >= 0.1
 
 
+@pytest.mark.slow
 def test_results_have_the_density_of_the_proof():
     x, y = np.array([[0.9], [-0.5], [0.7]]), np.array([1.0, 1.0, -1.0])
     train = functools.partial(

@@ -490,7 +490,7 @@ def test_batched_traced_counts_round_up(dtype, x64):
     assert np.isfinite(many(counts)).all()
 
 
-@pytest.mark.diagonal
+@pytest.mark.slow  # products of counts are in the test below
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_traced_counts_round_up_to_whole_numbers(dtype, x64):
     def composed_epsilon(count):

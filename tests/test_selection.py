@@ -261,6 +261,7 @@ def test_one_run_costs_what_the_mechanism_costs():
     assert selection.epsilon_lower(RUN, DELTA, repetitions=once) <= upper
 
 
+@pytest.mark.slow
 def test_bounded_repetitions_cost_at_most_the_composition():
     for count in (2, 10):
         law = selection.Fixed(count)
@@ -283,6 +284,7 @@ def test_delta_inverts_epsilon():
     assert many[0] == epsilon > many[1]
 
 
+@pytest.mark.slow
 def test_unknown_divergences_have_no_finite_bound():
     law = selection.Geometric(5.0)
     # δ grows by the mean number of runs, at the most.
