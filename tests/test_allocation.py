@@ -151,7 +151,7 @@ def simulate_delta(
     return [(t.mean(), t.std() / np.sqrt(samples)) for t in terms]
 
 
-@pytest.mark.diagonal
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "num_steps", "num_epochs", "epsilon"),
     [(0.8, 30, 1, 0.5), (1.5, 7, 3, 0.4), (0.5, 50, 2, 3.0)],

@@ -68,6 +68,7 @@ def test_chain_covariances_dominate_exact_covariances(n_b, decay):
         assert np.all(exact[np.ix_(turned, turned)] <= above * (1 + 1e-12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variance", "decay", "epsilon"),
     [(0.7, 0.6, 0.5), (0.3, 0.9, 0.2), (2.0, 0.1, 1.5)],

@@ -284,19 +284,14 @@ def test_no_two_keys_of_a_tree_share_a_word_pair():
 
     @jax.jit
     def tree(key):
-        level = [key]
-        found = [key]
+        def children(parent):
+            folded = jax.vmap(lambda i: jax.random.fold_in(parent, i))(jnp.arange(4))
+            return jnp.concatenate([jax.random.split(parent, 4), folded])
+
+        levels = [key.reshape(1)]
         for _ in range(2):
-            level = [
-                k
-                for parent in level
-                for k in (
-                    *jax.random.split(parent, 4),
-                    *(jax.random.fold_in(parent, i) for i in range(4)),
-                )
-            ]
-            found += level
-        data = jnp.stack([jax.random.key_data(k) for k in found])
+            levels.append(jax.vmap(children)(levels[-1]).reshape(-1))
+        data = jax.random.key_data(jnp.concatenate(levels))
         bits = [jax.random.bits(key, (8,), f"uint{w}") for w in (8, 16, 32)]
         return data, bits
 
@@ -381,6 +376,7 @@ def test_each_device_draws_its_own_part(axis_type, spec):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.matrix
 def test_shards_of_shard_map_draw_with_keys_of_their_own():
     mesh = jax.make_mesh((4,), ("x",))
 
@@ -462,6 +458,7 @@ def plan():
     )
 
 
+@pytest.mark.matrix
 def test_checkpoints_restore_and_ledgers_record_runs(plan, tmp_path):
     key = dpjax.random_key("chacha20")
     middle = run_of_plan(plan, key, 3)
@@ -499,7 +496,7 @@ NOISE = (
 )
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix  # `test_conformance` draws all noise with such keys
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_is_the_same_in_a_scan_and_step_by_step(name):
     """With a known key and eager steps on one side, a traced key on the other."""
@@ -537,6 +534,7 @@ def test_batches_are_the_same_for_known_and_traced_keys(name):
     np.testing.assert_array_equal(known.mask, traced.mask)
 
 
+@pytest.mark.matrix
 def test_audits_take_such_keys():
     scores = np.arange(20.0)
 

@@ -86,7 +86,7 @@ PLANS = {
 @pytest.mark.parametrize(
     ("name", "buffer"),
     [
-        ("tree", "regenerate"),
+        pytest.param("tree", "regenerate", marks=pytest.mark.matrix),
         pytest.param("quantile", "stored", marks=pytest.mark.matrix),
         *(
             pytest.param(name, "stored", marks=pytest.mark.slow)

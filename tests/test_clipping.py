@@ -250,7 +250,7 @@ def test_clip_norm_may_be_traced():
     assert_close(total, traced, 1e-6)
 
 
-@pytest.mark.diagonal("engine")
+@pytest.mark.diagonal  # `test_conformance` has each engine in the default suite
 @pytest.mark.parametrize(
     ("engine", "microbatch_size"),
     [

@@ -60,16 +60,24 @@ def test_every_public_function_is_in_a_conformance_table():
 # --- transformations
 
 OF_MECHANISMS = [x for x in TRANSFORMATIONS if x in MECHANISMS]
-OTHERS = [x for x in TRANSFORMATIONS if x not in MECHANISMS]
+# With these the default suite compiles programs: each kind of noise once.
+QUICK = (
+    "add_discrete_gaussian_noise",
+    "tree_momentum, regenerated",
+    "dp_nsgd, correlated",
+)
 
 
 def pairs_of(arguments, first):
     """Each mechanism with each argument, and each other transformation with the first.
 
-    The others share the mechanisms' code. The default suite runs mechanisms alone.
+    The others share the mechanisms' code.
     """
-    of_others = [pytest.param(x, first, marks=[pytest.mark.matrix]) for x in OTHERS]
-    return [*itertools.product(OF_MECHANISMS, arguments), *of_others]
+    return [
+        pytest.param(x, argument, marks=[] if x in QUICK else [pytest.mark.matrix])
+        for x in TRANSFORMATIONS
+        for argument in (arguments if x in MECHANISMS else [first])
+    ]
 
 
 def make_gradients(dtype="float32"):
@@ -173,7 +181,15 @@ def test_updates_do_not_depend_on_the_configuration(transformation, name):
         assert_close(run(grads, SCALES), expected)
 
 
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize(
+    "transformation",
+    [
+        pytest.param(
+            x, marks=[] if x in (*MECHANISMS, "dp_adam") else [pytest.mark.matrix]
+        )
+        for x in TRANSFORMATIONS
+    ],
+)
 def test_updates_have_the_same_program_under_strict_promotion(transformation):
     run = make_step_loop(TRANSFORMATIONS[transformation])
     if transformation in ("dp_adam", "dp_adamw"):
@@ -535,9 +551,18 @@ def make_batch_loop(sampler, impl=None):
 STEPS = np.array([5, 5], np.uint32), np.array([0, 7], np.int32)
 
 
+# One of each way to draw.
+QUICK_SAMPLERS = ("reshuffled_step", "poisson", "random_bins_step")
+BY_SAMPLER = [
+    pytest.param(x, marks=[] if x in QUICK_SAMPLERS else [pytest.mark.matrix])
+    for x in SAMPLERS
+]
+RANDOM_SAMPLERS = [x for x in BY_SAMPLER if not x.values[0].startswith("cyclic")]
+
+
 @pytest.mark.diagonal("sampler")
 @pytest.mark.parametrize("name", ["x64", "explicit"])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", BY_SAMPLER)
 def test_batches_do_not_depend_on_the_configuration(sampler, name):
     expected = jax.device_get(jax.jit(make_batch_loop(sampler))(*STEPS))
     with configuration(name):
@@ -568,7 +593,7 @@ def test_batches_drawn_one_by_one_equal_those_of_a_map(sampler):
 
 @pytest.mark.diagonal("sampler")
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("sampler", [s for s in SAMPLERS if not s.startswith("cyclic")])
+@pytest.mark.parametrize("sampler", RANDOM_SAMPLERS)
 def test_batches_differ_between_keys_and_steps(sampler, impl):
     seeds, steps = np.array([5, 5, 6, 6], np.uint32), np.array([0, 1, 0, 1], np.int32)
     together = jax.device_get(jax.jit(make_batch_loop(sampler, impl))(seeds, steps))
@@ -679,7 +704,6 @@ def test_consumers_of_one_key_never_share_a_stream():
     "kind",
     [
         "transformation add_gaussian_noise",
-        "transformation tree_momentum, regenerated",
         "transformation correlated_noise, tree regenerated",
         pytest.param("transformation", marks=pytest.mark.slow),
         pytest.param("solver", marks=pytest.mark.slow),

@@ -103,29 +103,29 @@ def test_nonfinite_gradients_of_all_examples_give_zero_sum(engine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nan_between_clipping_and_noise_stays_in_its_entry(name, value):
+def test_nan_between_clipping_and_noise_stays_in_its_entry(name):
     """A user's own transformation may make it. Finite entries keep their noise."""
     sums = jnp.linspace(-1.0, 1.0, 12)
     tx = TRANSFORMATIONS[name](KEY)
     step = jax.jit(lambda u, state: tx.update(u, state, sums))
     start = tx.init(sums)
     clean, _ = step(sums, start)
-    broken, after = step(sums.at[5].set(value), start)
-    assert not np.isfinite(broken[5])
     elsewhere = np.arange(12) != 5
-    if "nsgd" in name:  # divides by the norm of the whole, which is NaN or infinite
-        expected = np.nan if np.isnan(value) else 0
-        np.testing.assert_array_equal(broken[elsewhere], np.full(11, expected))
-        return
-    np.testing.assert_array_equal(broken[elsewhere], clean[elsewhere])
-    again, _ = step(sums, after)  # a sum without it
-    assert np.isfinite(again[elsewhere]).all()
-    # A state of noise alone does not contain the NaN. Momentum of sums keeps it, and so
-    # does the recursion of (C s)_t on a lattice.
-    recursion_of_sums = name.startswith("correlated_noise, discrete")
-    of_noise = name.startswith(("add", "noisy", "correlated"))
-    assert np.isfinite(again[5]) == (of_noise and not recursion_of_sums)
+    for value in (np.nan, np.inf):
+        broken, after = step(sums.at[5].set(value), start)
+        assert not np.isfinite(broken[5])
+        if "nsgd" in name:  # divides by the norm of the whole: NaN or infinite
+            expected = np.nan if np.isnan(value) else 0
+            np.testing.assert_array_equal(broken[elsewhere], np.full(11, expected))
+            continue
+        np.testing.assert_array_equal(broken[elsewhere], clean[elsewhere])
+        again, _ = step(sums, after)  # a sum without it
+        assert np.isfinite(again[elsewhere]).all()
+        # A state of noise alone does not contain the NaN. Momentum of sums keeps it,
+        # and so does the recursion of (C s)_t on a lattice.
+        recursion_of_sums = name.startswith("correlated_noise, discrete")
+        of_noise = name.startswith(("add", "noisy", "correlated"))
+        assert np.isfinite(again[5]) == (of_noise and not recursion_of_sums)
 
 
 # --- empty and overflowing batches

@@ -165,7 +165,7 @@ def assert_uncorrelated(vectors):
     assert np.max(np.abs(correlations)) < 6 / np.sqrt(len(vectors[0]))
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix  # `test_conformance` has it for each generator
 @pytest.mark.parametrize("impl", IMPLS)
 def test_noise_of_steps_leaves_and_mechanisms_is_uncorrelated(impl):
     n, key = 2000, jax.random.wrap_key_data(WORDS[impl], impl=keys.generator_of(impl))
@@ -190,7 +190,7 @@ def test_tree_nodes_get_distinct_noise():
     assert len(np.unique(drawn)) == np.sum(inside)
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize("where", ["masked", "partition", "prefix"])
 def test_masked_transformations_share_no_noise(where):
     n = 2000
@@ -332,6 +332,7 @@ def test_restored_state_continues_the_noise(make, impl):
         np.testing.assert_array_equal(out[0]["a"], expected[0]["a"])
 
 
+@pytest.mark.matrix
 def test_vmapped_noise_equals_noise_of_each_key():
     keys = jax.random.split(KEY, 2)
 
@@ -355,6 +356,7 @@ def test_stream_of_a_known_key_is_that_of_a_traced_key(impl):
     )
 
 
+@pytest.mark.diagonal("impl")
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("shape", [(), (4,), (2, 37)])
 def test_random_words_are_those_of_jax(impl, shape):

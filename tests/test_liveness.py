@@ -113,7 +113,16 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(
+            x, marks=[pytest.mark.matrix] if x is _loss_with_block_logs else []
+        )
+        for x in LOSSES
+    ],
+    ids=lambda loss: loss.__name__,
+)
 def test_engines_differentiate_what_jax_differentiates(loss):
     params, examples = _parameters(), _examples()
 

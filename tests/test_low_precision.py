@@ -146,7 +146,7 @@ def test_convolutions_under_x64_match_reference(rank, form, dtype, x64):
     )
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_recurrent_network_under_x64_matches_reference(microbatch_size, x64):
     def loss(params, ids):

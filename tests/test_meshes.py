@@ -136,6 +136,7 @@ def test_sums_on_axes_of_every_type_equal_one_device(
         assert per_example.norm.sharding.is_equivalent_to(spread, 1)
 
 
+@pytest.mark.matrix
 def test_sums_without_a_mesh_in_context_equal_one_device(expected_sum):
     mesh = jax.make_mesh((2, 2), ("data", "model"))
     params, ids = place_on_mesh(mesh, tensor_parallel=True)

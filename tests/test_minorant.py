@@ -74,7 +74,7 @@ def solve_quadratic_program(c, s, tau):
 numbers = st.lists(st.floats(0, 1), min_size=18, max_size=18).map(np.array)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(numbers, st.booleans())
 def test_optimal_shift_mu_solves_the_quadratic_program(u, sparse):
     c, s, tau = 0.3 + 1.4 * u[:6], u[6:12] + 0.01, 0.2 + u[12:]
@@ -87,7 +87,10 @@ def test_optimal_shift_mu_solves_the_quadratic_program(u, sparse):
     assert mu**2 == pytest.approx(optimum, rel=1e-5)
 
 
-@pytest.mark.parametrize("centre", [0.2, 0.97, 1.0, 1.03, 3.0])
+@pytest.mark.parametrize(
+    "centre",
+    [0.2, 3.0, *(pytest.param(x, marks=pytest.mark.matrix) for x in (0.97, 1.0, 1.03))],
+)
 def test_weights_beyond_the_float_range_match_mpmath(centre, x64):
     """mpmath's exponents have no range; c^T is between 1e-700 and 1e480 here."""
     rng = np.random.default_rng(0)
@@ -100,7 +103,7 @@ def test_weights_beyond_the_float_range_match_mpmath(centre, x64):
         assert 0 <= mu**2 / exact - 1 <= 2e-11, (centre, mu, exact)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(numbers, st.floats(-1.5, 1))
 def test_bounded_mu_equals_the_best_of_all_starts(u, size):
     c, s, tau = 0.5 + u[:6], u[6:12] * (u[:6] > 0.3) + 1e-3, 0.2 + u[12:]

@@ -145,6 +145,7 @@ def test_tree_noise_has_the_covariance_of_shared_nodes():
     assert np.max(np.abs(error)) < 6 * np.sqrt(2 / n)
 
 
+@pytest.mark.matrix  # `test_correlated_noise` has one
 @pytest.mark.parametrize(
     ("num_steps", "decay"),
     [
@@ -241,7 +242,7 @@ def test_changed_hyperparameters_give_nan_updates(buffer):
         assert np.all(np.isnan(out))
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix  # `test_conformance` has meshes
 @pytest.mark.parametrize("buffer", ["stored", "regenerate"])
 def test_noise_does_not_depend_on_the_sharding(buffer):
     mesh = jax.make_mesh((2,), ("model",), (jax.sharding.AxisType.Auto,))
@@ -316,6 +317,7 @@ def test_invalid_arguments_raise():
                 )
 
 
+@pytest.mark.matrix
 def test_float64_parameters_get_float64_noise(x64):
     params = np.zeros(10)
     for tx in (

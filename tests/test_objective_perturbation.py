@@ -62,6 +62,7 @@ def line(half, count=200_001):
 EPSILONS = np.array([0.3, 0.6, 1.0, 1.5, 2.5])
 
 
+@pytest.mark.diagonal("kind")
 @pytest.mark.parametrize("kind", [logistic, huber])
 @pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.REPLACE])
 def test_delta_bounds_exact_densities_in_one_dimension(kind, adjacency):
@@ -219,6 +220,7 @@ def test_guarantee_meets_its_target(wide_run):
     assert guarantee.profile.delta.keywords["other_mu"] >= 0.1
 
 
+@pytest.mark.slow
 def test_results_have_the_density_of_the_proof():
     x, y = np.array([[0.9], [-0.5], [0.7]]), np.array([1.0, 1.0, -1.0])
     train = functools.partial(

@@ -92,18 +92,11 @@ def assert_updates_close(out, expected):
     chex.assert_trees_all_close(out, expected, rtol=32 * 2.0**-23, atol=32 * 2.0**-23)
 
 
-# The chains share the code that draws, and Auto meshes are the easier case.
-CASES = [
-    (name, kind)
-    for kind in (AxisType.Explicit, AxisType.Auto)
-    for name in (MAKE if kind is AxisType.Explicit else DRAWING)
-]
-
-
+# Auto meshes are the easier case, and `test_conformance` has them.
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), CASES)
-def test_updates_on_a_mesh_equal_one_device(name, kind):
-    mesh = mesh_of(kind)
+@pytest.mark.parametrize("name", MAKE)
+def test_updates_on_a_mesh_equal_one_device(name):
+    mesh = mesh_of(AxisType.Explicit)
     with jax.set_mesh(mesh):
         out, _ = train(MAKE[name], shard_params(make_parameters(), mesh), True)
     assert_updates_close(out, single_device_updates(name))
@@ -322,6 +315,7 @@ def test_noise_without_check_vma_raises(name):
         jax.pmap(lambda u: tx.update(u, tx.init(u))[0])(np.zeros((4, 3), np.float32))
 
 
+@pytest.mark.matrix  # the test of shard_map has one axis
 def test_shards_of_two_axes_get_independent_noise():
     mesh = jax.make_mesh((2, 2), ("a", "b"), (AxisType.Explicit, AxisType.Explicit))
     tx = dpjax.add_gaussian_noise(1.0, key=root_key())

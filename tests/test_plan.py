@@ -578,7 +578,7 @@ def test_each_example_gets_its_own_keys():
     np.testing.assert_allclose(grads, expected, rtol=1e-6)
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_example_keys_do_not_depend_on_the_sharding(kind):
     run = make_fixed_plan(batch_size=40)

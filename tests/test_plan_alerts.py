@@ -140,7 +140,7 @@ ALL, BATCH, FROZEN = {"w", "b", "scale"}, "in a batch of one", "frozen or unused
         pytest.param(centered_after_a_scan, {"w"}, BATCH, marks=pytest.mark.matrix),
         (frozen_loss, {"w", "scale"}, FROZEN),
         pytest.param(per_example_loss, set(), None, marks=pytest.mark.matrix),
-        (outer_differences, set(), None),
+        pytest.param(outer_differences, set(), None, marks=pytest.mark.matrix),
         pytest.param(in_batch_distances, {"w", "b"}, BATCH, marks=pytest.mark.matrix),
         (lookups_and_integers, set(), None),
     ],

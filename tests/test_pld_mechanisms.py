@@ -249,10 +249,8 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [x if x == "laplace" else pytest.param(x, marks=pytest.mark.slow) for x in NUMBERS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NUMBERS)
 def test_batches_and_derivatives_match_single_values(name, x64):
     of, x = NUMBERS[name]
 
