@@ -170,7 +170,7 @@ class Seen(NamedTuple):
         return self.log - self.excess / self.slope
 
 
-_STEEPEST, _FLATTEST = -8.0, -0.25  # the slopes that log ε has in log σ, and more
+_STEEPEST, _FLATTEST = -8.0, -0.7  # the slopes that log ε has in log σ, and more
 
 
 def secants(
@@ -196,6 +196,7 @@ def secants(
                 # Newton's form of the parabola, at the zero of the secant.
                 bend = (secant - before) / (log - points[-2].log)
                 slope += bend * (log - last.log - value / secant)
+                slope = min(max(slope, 1.5 * secant), secant / 1.5)
             # Rounding, or a value that is cut off, may give a wrong slope.
             slope = min(max(slope, _STEEPEST), _FLATTEST)
         points.append(Seen(log, value, slope))
