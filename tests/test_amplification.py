@@ -137,9 +137,11 @@ def test_adaptive_gradients_never_exceed_aligned_ones():
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def covariances_and_trees(strategy, num_steps, n_b):
-    """Coefficients, covariances by gap, and the trees that bound these covariances."""
+    """Coefficients, covariances by gap, the trees that bound these, and log E L²."""
     by_gap = _bins.random_bins(strategy, num_steps, n_b).by_gap
-    return strategy.coefficients(num_steps), by_gap, _trees.candidates(by_gap, n_b)
+    trees = _trees.candidates(by_gap, n_b)
+    squares = jax.vmap(lambda tree: _trees.log_square(tree, by_gap, n_b))(trees)
+    return strategy.coefficients(num_steps), by_gap, trees, squares
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_tree_covariances_dominate_exact_covariances(n_b):
     num_steps = 3 * n_b - 1
     for decay in (0.0, 0.5, 0.9):
         found = covariances_and_trees(strategies.geometric(decay), num_steps, n_b)
-        coefficients, by_gap, trees = jax.tree.map(np.asarray, found)
+        coefficients, by_gap, trees, squares = jax.tree.map(np.asarray, found)
         moved = cumulative_shifts(
             coefficients[1:], fixed_bin_patterns(num_steps, n_b), num_steps
         )
@@ -161,7 +163,8 @@ def test_tree_covariances_dominate_exact_covariances(n_b):
         fits = np.flatnonzero(trees.copies)
         assert fits.size
         for i in fits:
-            assert_tree_dominates(exact, by_gap, *(x[i] for x in trees))
+            shared = assert_tree_dominates(exact, by_gap, *(x[i] for x in trees))
+            np.testing.assert_allclose(squares[i], np.log(np.mean(np.exp(shared))))
 
 
 def assert_tree_dominates(exact, by_gap, gap, joins, copies, apart):
@@ -181,6 +184,7 @@ def assert_tree_dominates(exact, by_gap, gap, joins, copies, apart):
     for turn in range(n_b):
         turned = (places + turn) % n_b
         assert np.all(exact[np.ix_(turned, turned)] <= shared * (1 + 1e-12))
+    return shared
 
 
 def random_setting(rng):

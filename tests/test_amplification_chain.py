@@ -11,7 +11,8 @@ import scipy.stats
 
 from dpjax import Adjacency, strategies
 from dpjax.accounting import correlated
-from dpjax.accounting.correlated import _bins, _chain
+from dpjax.accounting._numerics.convex_order import spread
+from dpjax.accounting.correlated import _bins, _chain, _trees
 
 pytestmark = pytest.mark.optimized  # loops over thousands of rows
 
@@ -146,3 +147,46 @@ def test_derivatives_are_finite_where_chains_give_the_best_bound():
     slope = jax.jit(jax.grad(epsilon))(3.43)
     difference = (epsilon(3.6) - epsilon(3.26)) / 0.34
     np.testing.assert_allclose(slope, difference, rtol=0.05)
+
+
+@functools.cache
+def epsilon_fn(n_b):
+    """A function for ε of one epoch with and without the test for the chain's use."""
+
+    @jax.jit
+    def epsilon(strategy, noise_multiplier):
+        by_gap = _bins.random_bins(strategy, n_b, n_b).by_gap / noise_multiplier**2
+        delta, tail, one = jnp.asarray(1e-5), jnp.asarray(1e-10), jnp.ones(())
+        tree = _trees.best(by_gap, n_b, delta, one)
+        law, variance = _trees.ratio(tree, by_gap, n_b, tail, spread.POINTS)
+        chain, square = _chain.best(by_gap, n_b), _trees.log_square(tree, by_gap, n_b)
+
+        def of(square):
+            losses = spread.losses(law, 2 * n_b)
+            return _chain.smallest_epsilon(
+                losses, variance, square, chain, 0.0 * one, delta, tail, one
+            )
+
+        # With −inf the chain is never tried, and with inf it always is.
+        return jax.lax.map(of, jnp.stack([-jnp.inf * one, square, jnp.inf * one]))
+
+    return epsilon
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n_b", "decay", "noise_multiplier", "tried"),
+    [
+        (20, 0.0, 0.8, False),
+        (20, 0.93, 3.0, False),
+        (20, 0.5, 1.2, True),
+        (60, 0.7, 2.0, True),
+    ],
+)
+def test_chain_is_left_out_only_where_it_is_no_better(
+    n_b, decay, noise_multiplier, tried
+):
+    strategy = strategies.geometric(decay)
+    tree, value, both = map(float, epsilon_fn(n_b)(strategy, noise_multiplier))
+    assert value == both
+    assert (both < tree) == tried

@@ -1,5 +1,8 @@
 """Calibration against closed forms and exhaustive search."""
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import mpmath as mp
@@ -8,6 +11,7 @@ import pytest
 import scipy.stats
 
 from dpjax import Adjacency
+from dpjax._core.searches import secants
 from dpjax.accounting import calibrate, gdp, tree, truncation
 
 # Outside `jax.jit` a search is some twenty small programs: the default suite has none.
@@ -319,3 +323,17 @@ def test_solve_evaluates_no_parameter_twice(start):
     assert float(root) == pytest.approx(1.7, rel=1e-6)
     assert len(set(asked)) == len(asked)
     assert len(asked) <= (8 if start == 1.7 else 20)
+
+
+@pytest.mark.parametrize("start", [0.1, 0.9, 10.0])
+@pytest.mark.parametrize("slope", [-0.7, -1.2, -3.0])
+def test_secants_reach_the_zero_of_a_curved_function(start, slope):
+    # The zero of log(e^{1/x²} − 1) − log 2 is at log(3)^{−1/2}; for small x, infinite.
+    def excess(x):
+        return math.log(math.expm1(x**-2) / 2) if x > 0.05 else math.inf
+
+    points = itertools.islice(secants(excess, start, slope), 12)
+    found = [abs(point.log + math.log(math.log(3)) / 2) for point in points]
+    assert min(found) < 1e-9
+    # From near the zero the method takes few evaluations.
+    assert start != 0.9 or sum(off > 1e-6 for off in found) <= 5

@@ -158,19 +158,16 @@ class Seen(NamedTuple):
       log: the log of the number.
       excess: the value there, within ±_FAR.
       slope: the mean slope from here to the zero, by an estimate.
+      next: the log of the next number, where the estimate is zero.
     """
 
     log: float
     excess: float
     slope: float
-
-    @property
-    def next(self) -> float:
-        """The log of the next number, where the estimate is zero."""
-        return self.log - self.excess / self.slope
+    next: float
 
 
-_STEEPEST, _FLATTEST = -8.0, -0.25  # the slopes that log ε has in log σ, and more
+_STEEPEST, _FLATTEST = -8.0, -0.7  # the slopes that log ε has in log σ, and more
 
 
 def secants(
@@ -179,7 +176,8 @@ def secants(
     """The points of a search for the zero of a function that falls with log x.
 
     Each point is the zero of the parabola through the last three points, or of the
-    secant through two. The caller decides when to stop.
+    secant through two, or halves the bracket of the zero if that is outside of it. The
+    caller decides when to stop.
 
     Args:
       excess: the function of x, nearly linear in log x. It may be infinite.
@@ -187,8 +185,10 @@ def secants(
       slope: an estimate of the slope by log x at the start, negative.
     """
     log, points, secant = math.log(start), [], slope
+    low, high = -math.inf, math.inf
     while True:
         value = min(max(excess(math.exp(log)), -_FAR), _FAR)
+        low, high = (log, high) if value > 0 else (low, log)
         if points and log != points[-1].log:
             last, before = points[-1], secant
             secant = slope = (value - last.excess) / (log - last.log)
@@ -196,11 +196,14 @@ def secants(
                 # Newton's form of the parabola, at the zero of the secant.
                 bend = (secant - before) / (log - points[-2].log)
                 slope += bend * (log - last.log - value / secant)
+                slope = min(max(slope, 1.5 * secant), secant / 1.5)
             # Rounding, or a value that is cut off, may give a wrong slope.
             slope = min(max(slope, _STEEPEST), _FLATTEST)
-        points.append(Seen(log, value, slope))
+        further = log - value / slope
+        further = further if low <= further <= high else (low + high) / 2
+        points.append(Seen(log, value, slope, further))
         yield points[-1]
-        log = points[-1].next
+        log = further
 
 
 # A cap on the iterations, in case a descent does not converge.

@@ -211,7 +211,7 @@ def plan(
       clip_norm: the bound C on the L2 norm of one example's gradient, positive; or a
         `dpjax.QuantileClip`, which follows the gradients' norms.
       noise_multiplier: noise standard deviation over C, positive. None for the minimum
-        that the other numbers need.
+        that the other numbers need, for random batches to about 2e-5 of ε.
       max_batch_size: the most examples that a batch of varying size (Poisson samples or
         bins) may hold, from b to n. If None, it is the smallest value that is at least
         three standard deviations above b, or n if that is less (with cyclic Poisson
