@@ -216,7 +216,7 @@ def sum_in_memory(
     """
     if wide:
         return _sum_of_blocks(apply_scales(x, scale, finite))
-    # A product takes longer to compile than a sum. It pays for large gradients alone.
+    # A product takes longer to compile than a sum: it pays for large gradients alone.
     if math.prod(x.shape[1:]) < _LARGE:
         return sum_with_scales(x, scale, finite)
 

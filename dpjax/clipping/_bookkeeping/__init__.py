@@ -27,7 +27,7 @@ loss's jaxpr instead, and so works for any function.
 3. `evaluate.run` evaluates the loss under vmap, which leaves batch-invariant values
    unmapped. It adds a zero, called a *tap*, at every site. One vjp by the taps gives
    all cotangents, and the forward pass records the other inputs of the sites'
-   equations.
+   equations. It traces equations that repeat, as in a deep network, only once.
 4. `rules` turn an equation's input and output cotangent into rows x_t and d_t
    (`rules.factors`). There are rules for products, convolutions and gathers.
    At an equation without a rule the tap is added to the *operand*. The tap's cotangent

@@ -196,9 +196,9 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
         right = right.astype(dtype)
         if not isinstance(left, OneHot):
             left = left.astype(dtype)
-            largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=0.0)
-            # A row of zeros is left as it is: 0 / 0 would be NaN.
-            largest = jnp.where(largest > 0, largest, 1.0)
+            # For a row of zeros this is the least normal number: 0 / 0 would be NaN.
+            tiny = jnp.finfo(dtype).tiny
+            largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=tiny)
             # The multiplication comes first, so that the right side overflows only
             # where the gradient does.
             left, right = left / largest, right * largest
