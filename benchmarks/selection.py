@@ -131,19 +131,16 @@ def searches():
     keys = jax.random.split(jax.random.key(0), SEEDS)
     options = {"repetitions": LAW, "event": event, "delta": DELTA}
     found = [dpjax.tune(RATES, fit, score, **options, key=key) for key in keys]
-    total = found[0].epsilon
-    mu = math.hypot(*mus)
-    rows = [
-        [
-            f"the best of K runs, ε = {total:.3f}",
-            *spread([tested(x.output) for x in found]),
-        ]
-    ]
+    total, mu = found[0].epsilon, math.hypot(*mus)
+    best = [tested(x.output) for x in found]
+    print(*zip([float(x.setting) for x in found], best, strict=True), flush=True)
+    rows = [[f"the best of K runs, ε = {total:.3f}", *summary(best)]]
     for rate in RATES:
         runs = [tested(fit(rate, key)) for key in keys]
-        rows.append([f"one run with the rate {rate:.2g}", *spread(runs)])
+        rows.append([f"one run with the rate {rate:.2g}", *summary(runs)])
         print(*rows[-1], flush=True)
     columns = {"": "{}", "test accuracy": "{:.3f} ± {:.3f}"}
+    columns |= {"median": "{:.3f}", "lowest": "{:.3f}"}
     costs = [[float(gdp.epsilon(mu, DELTA)), total, published(mu)]]
     heads = ("one run", "the search", "Papernot and Steinke (2022)")
     return (
@@ -152,9 +149,13 @@ def searches():
     )
 
 
-def spread(numbers):
-    """The mean and the standard deviation, as one cell."""
-    return [[float(np.mean(numbers)), float(np.std(numbers))]]
+def summary(numbers):
+    """The mean and the standard deviation as one cell, the median and the least."""
+    return [
+        [float(np.mean(numbers)), float(np.std(numbers))],
+        float(np.median(numbers)),
+        min(numbers),
+    ]
 
 
 PARTS = {"attack": lambda: (attack(),), "digits": searches}

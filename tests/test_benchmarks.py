@@ -28,6 +28,7 @@ DOCUMENTS = [
     "docs/auditing.md",
     "docs/statistics.md",
     "docs/recipe.md",
+    "docs/selection.md",
     "docs/amplification.md",
     "docs/published-runs.md",
     "docs/howto/augmentation.md",

@@ -281,6 +281,12 @@ def test_more_dp_events_are_read():
     assert events.from_dp_event(nested, ADD) == expected
 
 
+def test_search_with_a_negative_shape_does_not_convert():
+    law = selection.TruncatedNegativeBinomial(-0.5, 7.0)
+    with pytest.raises(ValueError, match="event must be one that dp-accounting has"):
+        events.to_dp_event(events.Selection(STEP, law), ADD)
+
+
 def has_fixed_count(event):
     """Whether a search, or one inside it, has `Fixed` repetitions."""
     if not isinstance(event, events.Selection):

@@ -467,10 +467,12 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
         case RandomizedResponse(parameter, buckets):
             return dp.RandomizedResponseDpEvent(parameter, buckets)
         case Selection(one, law) if not isinstance(law, Fixed):
-            # dp-accounting's Poisson law is the one with an infinite shape.
+            # dp-accounting's Poisson law is the one with an infinite shape, and no
+            # shape is negative.
             shape = getattr(law, "shape", math.inf)
-            one = to_dp_event(one, adjacency)
-            return dp.RepeatAndSelectDpEvent(one, law.mean, shape)
+            if shape >= 0:
+                one = to_dp_event(one, adjacency)
+                return dp.RepeatAndSelectDpEvent(one, law.mean, shape)
     # Of a batch of fixed size, a `DpEvent` needs two sizes, and the event has a ratio.
     raise ValueError(f"event must be one that dp-accounting has; got {event!r}.")
 
