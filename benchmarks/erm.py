@@ -218,6 +218,8 @@ def main():
         if name not in arguments.only:
             continue
         for mu in (0.0, data_set.strong):
+            if mu and {SCALED, WHITENED}.issuperset(methods):
+                continue
             start = time.perf_counter()
             problem = Problem(data_set, mu, arguments.data)
             problems.append(problem)
@@ -242,9 +244,10 @@ def main():
     if not arguments.methods:
         tables += [claims_table(problems, results), seconds_table(problems, results)]
     print_tables(*tables)
-    only = "" if len(problems) == 2 * len(sets) else f".{'-'.join(arguments.only)}"
+    alone = ".alone" if arguments.methods else ""
+    only = f".{'-'.join(arguments.only)}" if arguments.only != list(sets) else ""
     write(
-        f"erm{'.alone' if arguments.methods else ''}{only}",
+        f"erm{alone}{only}",
         arguments,
         tables,
         packages=[*OURS, "scikit-learn", *peers],
