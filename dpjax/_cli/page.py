@@ -5,6 +5,7 @@ import html
 import numpy as np
 
 from dpjax._plan.guarantee import RunGuarantee, up
+from dpjax.accounting._tradeoff_curve import curve
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #00695c; --soft: #75757566; }
@@ -76,7 +77,7 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
 def _curve(guarantee: RunGuarantee) -> str:
     """The trade-off curve as a figure, with a caption."""
     rates = np.sin(np.linspace(0.0, np.pi / 2, 101)) ** 2  # dense at both ends
-    missed = np.asarray(guarantee.tradeoff(rates), np.float64)
+    missed = curve(guarantee.profile, rates)
     line = " ".join(
         f"{60 + 300 * x:.1f},{310 - 300 * y:.1f}"
         for x, y in zip(rates, missed, strict=True)
