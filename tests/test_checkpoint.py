@@ -677,7 +677,7 @@ def test_saving_without_orbax_names_the_extra(
     plan, uninterrupted_runs, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(ImportError, match=r"dpjax\[checkpoint\]"):
+    with pytest.raises(ImportError, match=r"'\.\[checkpoint\]'"):
         checkpoint.save(tmp_path, plan, uninterrupted_runs[0])
 
 

@@ -118,6 +118,7 @@ def amplified(
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("sampling", sampling, get_args(Sampling))
     epsilon = validate.positive_float("epsilon", epsilon)
+    validate.open_unit("delta", delta)
     workload = check_workload(workload, num_steps)
     asked = {
         "num_steps": num_steps,
