@@ -111,7 +111,8 @@ def draw(path):
         drawn = [method for method in DRAWN if method in table.columns]
         for number, method in enumerate(drawn):
             values = [row[method] for row in found]
-            axis.plot(EPSILONS, values, label=method, marker="os^D"[number])
+            label = "published figures" if method == "printed" else method
+            axis.plot(EPSILONS, values, label=label, marker="os^D"[number])
         axis.set_title(name)
         axis.set_xscale("log")
         axis.set_yscale("log")
