@@ -108,9 +108,11 @@ def draw(path):
     figure, axes = plt.subplots(3, 1, figsize=(5.4, 8.4), sharex=True)
     for axis, name in zip(axes, ("Bank", "Adult", "CreditCard"), strict=True):
         found = [row for row in rows if row["data"] == name and row["μ"] == 0]
-        for number, method in enumerate(DRAWN):
+        drawn = [method for method in DRAWN if method in table.columns]
+        for number, method in enumerate(drawn):
             values = [row[method] for row in found]
-            axis.plot(EPSILONS, values, label=method, marker="os^D"[number])
+            label = "published figures" if method == "printed" else method
+            axis.plot(EPSILONS, values, label=label, marker="os^D"[number])
         axis.set_title(name)
         axis.set_xscale("log")
         axis.set_yscale("log")

@@ -45,7 +45,10 @@ NETWORKS = {
 
 # Methods of `erm` whose columns are in results of their own.
 ALONE = {
-    "erm.Bank-Adult-CreditCard": ["objective perturbation"],
+    "erm.Bank-Adult-CreditCard": [
+        "objective perturbation",
+        "objective perturbation, scaled",
+    ],
     "erm.alone.Bank-Adult-CreditCard": [
         "objective perturbation, scaled",
         "plan, whitened",
@@ -183,7 +186,7 @@ def pipelines():
     ways = dict.fromkeys((data, way) for data, way, e in found if e)
     rows = []
     for data, way in ways:
-        free = found[data, "non-private", None][0]
+        free, _ = found.get((data, "non-private", None), (None, None))
         cells = [found.get((data, way, target)) for target in targets]
         rows.append([data, way, *cells, free if way == "the recipe" else None])
     columns = {"data": "{}", "training": "{}"}
@@ -197,6 +200,8 @@ def excess():
     columns = dict(table.columns)
     found = {tuple(row[:3]): dict(zip(columns, row, strict=True)) for row in table.rows}
     for name, methods in ALONE.items():
+        if not (FOLDER / f"{name}.json").exists():
+            continue
         other = load(name)["tables"]["excess"]
         columns |= {method: other.columns[method] for method in methods}
         for row in other.rows:
@@ -212,9 +217,13 @@ def convex():
     shown = ["data", "ε", "printed", "output perturbation", "noisy GD"]
     shown += ["objective perturbation", "objective perturbation, scaled"]
     shown += ["plan, whitened", "diffprivlib"]
+    shown = [name for name in shown if name in table.columns]
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    cells = [[row[name] for name in shown] for row in rows]
-    kept = [x for x, row in zip(cells, rows, strict=True) if row["plan, whitened"]]
+    kept = [
+        [row[name] for name in shown]
+        for row in rows
+        if row["μ"] == 0 and row["objective perturbation, scaled"] is not None
+    ]
     return Table("convex", {name: table.columns[name] for name in shown}, kept)
 
 
