@@ -356,6 +356,16 @@ def test_stream_of_a_known_key_is_that_of_a_traced_key(impl):
     )
 
 
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (0, 4)])
+def test_word_pairs_are_both_words_of_each_hash(shape):
+    # JAX makes the data of new keys of Threefry from the same hashes.
+    key = jax.random.key(5, impl="threefry2x32")
+    data = jax.random.key_data(jax.random.split(key, shape))
+    first, second = jax.jit(lambda key: keys.word_pairs(key, shape))(key)
+    np.testing.assert_array_equal(first, data[..., 0])
+    np.testing.assert_array_equal(second, data[..., 1])
+
+
 @pytest.mark.diagonal("impl")
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("shape", [(), (4,), (2, 37)])

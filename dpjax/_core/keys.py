@@ -188,15 +188,18 @@ def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
 def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """Two independent words for each entry of an array, u32[shape] each.
 
-    Threefry hashes a counter to two words. `jax.random.bits` combines them into one
-    word of 32 bits, or into one number of 64 bits, which needs `jax_enable_x64`. The
-    data of the keys that `jax.random.split` makes are both words, at half the cost.
+    Threefry hashes a counter to two words, of which `jax.random.bits` makes one.
     """
-    if generator_name(key) == "threefry2x32":
-        both = jax.random.key_data(jax.random.split(key, tuple(shape)))
-        return both[..., 0], both[..., 1]
-    first, second = jax.random.bits(key, (2, *shape), jnp.uint32)
-    return first, second
+    if generator_name(key) != "threefry2x32" or math.prod(shape) >= 2**32:
+        first, second = jax.random.bits(key, (2, *shape), jnp.uint32)
+        return first, second
+    # The number of an entry as a sum over axes: each device of a mesh computes its own.
+    counter, stride = jnp.zeros(shape, jnp.uint32), 1
+    for axis in reversed(range(len(shape))):
+        numbers = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        counter, stride = counter + numbers * np.uint32(stride), stride * shape[axis]
+    data = jax.random.key_data(key)
+    return threefry((data[0], data[1]), counter)
 
 
 def two_keys(key: Key) -> tuple[Key, Key]:

@@ -129,8 +129,9 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
     word, bits = word_pairs(for_words, shape)
     column = (word & (_COLUMNS - 1)).astype(jnp.int32)
     first = word >> _COLUMN_BITS
-    packed = jnp.asarray(table.packed)[column]
-    second = jnp.asarray(table.second)[column]
+    # One lookup for both: a row of the table.
+    rows = jnp.asarray(np.stack([table.packed, table.second], axis=1))
+    packed, second = jnp.moveaxis(rows.at[column].get(mode="promise_in_bounds"), -1, 0)
     threshold = packed >> _COLUMN_BITS
     below = (first < threshold) | ((first == threshold) & (bits < second))
     tied = (first == threshold) & (bits == second)
