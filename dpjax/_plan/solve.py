@@ -476,7 +476,8 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
         return math.log(max(found.epsilon, TINY) / target) + _NEAR / 2
 
     for seen in itertools.islice(secants(excess, *start), _LOOKS):
-        if abs(seen.excess) <= _NEAR / 2:
+        # The logarithm may hide a last digit.
+        if abs(seen.excess) <= _NEAR / 2 and found.epsilon <= target:
             return found
     return None
 
