@@ -1,4 +1,4 @@
-"""A private search for settings, with the search in its ε.
+"""A private hyperparameter search, whose ε includes the cost of the search.
 
 All runs of a search read the data. `tune` draws their number and their settings
 independently of the data, and releases the best run alone, so that the guarantee of

@@ -222,7 +222,7 @@ def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bits(plan: RunParameters) -> str:
-    """What the guarantee says about the bits of the released numbers."""
+    """The words with which a guarantee covers the bits of the released numbers."""
     if plan.arithmetic == "real":
         return ""
     return (

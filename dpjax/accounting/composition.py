@@ -152,21 +152,22 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
 
 
 class GaussianBound(NamedTuple):
-    """Numbers of mechanisms that add up, also where they depend on earlier outputs.
+    """Three numbers of a mechanism that add up, even if it depends on earlier outputs.
 
-    Let a mechanism be within `total_variation` of another one on each data set. That
-    other one is a post-processing of a Gaussian mechanism with parameter `mu`, but
-    reveals everything with probability `slack`. Let many such mechanisms run, the
+    Let a mechanism be within `total_variation` of another one on each data set. With
+    probability 1 − `slack`, the other mechanism post-processes the output of a Gaussian
+    mechanism with parameter `mu`. With probability `slack`, independently of the data,
+    it reveals the data. Let many such mechanisms run, the
     numbers of each chosen by the outputs before it, as long as Σ mu² <= μ²,
     Σ slack <= s and Σ total_variation <= τ. Then all of them together are
     (ε, δ_μ(ε) + s + (1 + e^ε) τ)-DP for every ε >= 0, where δ_μ is the profile of
     μ-GDP.
 
     Reason: replace each mechanism by the one that it is close to, which changes the law
-    of all outputs by at most τ. Let each reveal nothing in place of everything, which
-    changes nothing but with probability s, independently of the data given the earlier
-    outputs. What is left is a sequence of GDP mechanisms whose Σ mu² never exceeds μ²,
-    and that is μ-GDP.
+    of all outputs by at most τ. Then let each reveal nothing where it would reveal the
+    data. This changes the outputs with probability at most s, independently of the data
+    given the earlier outputs. The result is a sequence of GDP mechanisms whose Σ mu²
+    never exceeds μ², and such a sequence is μ-GDP.
 
     Attributes:
       mu: the GDP parameter, f[].
@@ -191,8 +192,9 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
         in [0, 1).
 
     Returns:
-      The `GaussianBound`. A mechanism with a GDP parameter needs no slack, and an
-      `EpsilonDelta` event needs its own δ. Any other mechanism takes the given slack;
+      The `GaussianBound`. Its slack is 0 for a mechanism with a GDP parameter, and δ
+      for an `EpsilonDelta` event, whatever the argument is. Any other mechanism takes
+      the given slack;
       its mu is rounded up, mostly by less than 0.5 %, and infinite if slack is 0.
 
     Raises:

@@ -92,7 +92,10 @@ class _Rates(NamedTuple):
 
 
 def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
-    """The largest ε that the bounds on a test's rates refute, by either error."""
+    """The largest ε for which a test's error rates contradict (ε, δ)-DP.
+
+    The inequality holds with the two errors in either order; both are tried.
+    """
     a, b = rates
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:
     # b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ.

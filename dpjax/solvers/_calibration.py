@@ -27,7 +27,7 @@ def solve_noise(
 ) -> float:
     """The least noise multiplier whose ε (or δ) is at most the goal.
 
-    `loss_of` maps a noise multiplier to the privacy loss that it leaves.
+    `loss_of` maps a noise multiplier to the ε (or δ) of the run.
     """
     try:
         with now():

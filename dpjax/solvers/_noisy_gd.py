@@ -342,8 +342,8 @@ def noisy_gd(
       data: a pytree whose leaves share a leading axis of n examples.
       num_steps: T, at least 1.
       key: one typed key, for the noise.
-      noise_multiplier: standard deviation of the noise on the sum of gradients over
-        gradient_norm, at least 0: a number, an optax schedule, or f[T].
+      noise_multiplier: standard deviation of the noise on the sum of gradients,
+        divided by gradient_norm, at least 0: a number, an optax schedule, or f[T].
       epsilon: the target ε, positive; it and delta replace the noise multiplier.
       delta: the target δ, in (0, 1).
       prox: see `dpjax.solvers.prox`.

@@ -251,9 +251,9 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     first, last = jnp.asarray(cuts[:-1]), jnp.asarray(cuts[1:] - 1)
     spectrum = jnp.fft.rfft(c, 2 * num_steps)
 
-    def gram(f: jax.Array) -> jax.Array:
-        """Bounds on (CᵀC)_st by gap t − s, f[T + 1], for t in epoch f or after it."""
-        kept = jnp.where(jnp.arange(num_steps) < num_steps - f * n_b, c, 0.0)
+    def gram(epoch: jax.Array) -> jax.Array:
+        """Upper bounds on (CᵀC)_st for t in an epoch or later, by the gap t − s."""
+        kept = jnp.where(jnp.arange(num_steps) < num_steps - epoch * n_b, c, 0.0)
         kept = jnp.conj(jnp.fft.rfft(kept, 2 * num_steps))
         g = jnp.fft.irfft(spectrum * kept, 2 * num_steps)[:num_steps]
         # A bound on the rounding errors of the Fourier transforms. The appended 0 is

@@ -125,9 +125,9 @@ class _Run(NamedTuple):
     assumed: Assumed
 
     def of(self, bound: Callable[..., jax.Array], *args: ArrayLike) -> jax.Array:
-        """A bound for this run.
+        """The value of a bound for this run's numbers, cycle and assumptions.
 
-        The last argument is the example's tail; the arguments before it are passed on.
+        The last of `args` is the number of steps after the example's last step.
         """
         return bound(*args, self.numbers, cycle=self.cycle, assumed=self.assumed)
 

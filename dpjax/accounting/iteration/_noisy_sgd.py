@@ -60,7 +60,8 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
 def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
     """The cost of reducing the distance Δ to zero within the last n steps.
 
-    A Gaussian mechanism whose μ is α times this cost accounts for all earlier steps.
+    The result is in units of 1 / α: a Gaussian mechanism whose μ is α times the result
+    accounts for all steps before the last n (Theorem 4.9 there).
     """
     # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
@@ -195,7 +196,7 @@ class _Run(NamedTuple):
         return pld.subsampled_gdp(mu, self.rate)
 
     def gaussian(self, way: _Way, n: jax.Array, beta: jax.Array) -> pld.PLD:
-        """The PLD of the Gaussian mechanism that bounds the loss of all early steps."""
+        """The PLD of the Gaussian mechanism that dominates all but the last n steps."""
         asked = _Asked(way, self.steps, self.assumed)
         return pld.gaussian(_early_steps_mu64(n, beta, self.numbers, asked=asked))
 

@@ -184,7 +184,7 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
 
 
 def losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses of a distribution of L, in both directions.
+    """The privacy losses of a pair whose likelihood ratio is L, in both directions.
 
     The bound on the rounding errors grows with `count`, the number of independent
     copies that were combined to compute the distribution.

@@ -102,7 +102,10 @@ def split(
     ends = start + width * np.arange(count + 1.0)
 
     def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """N(v) at all ends, and the second component's share N′(v) at lower ends."""
+        """The log ratio N(v) at all points, and N′(v) at each cell's lower point.
+
+        N(v) = log(1 − q + q e^v), and N′(v) is the share of N(μ, 1) in the mixture.
+        """
         log_ratio = log_mixture(v, rate)
         return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
 

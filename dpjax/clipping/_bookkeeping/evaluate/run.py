@@ -61,7 +61,7 @@ class Stretch(NamedTuple):
         return [site for by_operand in self.sites for site in by_operand.values()]
 
     def features(self) -> Hashable:
-        """The function that the segment computes, and where taps are added."""
+        """A key that is equal for segments with the same function and the same taps."""
         taps = tuple(
             tuple((i, isinstance(site, RuledSite)) for i, site in by_operand.items())
             for by_operand in self.sites

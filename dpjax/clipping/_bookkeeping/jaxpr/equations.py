@@ -157,7 +157,7 @@ PartT = TypeVar("PartT", bound=HasFeatures)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alike(Generic[PartT]):
-    """A part of a loss that equals other parts with the same features."""
+    """A part of a loss that compares equal to every part with the same features."""
 
     part: PartT
 

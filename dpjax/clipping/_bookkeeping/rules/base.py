@@ -56,7 +56,7 @@ class Rule(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the rule covers this equation's gradient by this input."""
+        """Whether the rule has the gradient with respect to the input at `position`."""
 
     @property
     @abc.abstractmethod

@@ -41,7 +41,7 @@ class OneHot(NamedTuple):
     """Rows that are unit vectors, stored as the positions of their ones.
 
     Attributes:
-      position: i[..., t], each within the number of entries in a row.
+      position: i[..., t], each at least 0 and less than the length of a row.
     """
 
     position: jax.Array
