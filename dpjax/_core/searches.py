@@ -176,13 +176,13 @@ def secants(
     """The points of a search for the zero of a function that falls with log x.
 
     Each point is the zero of the parabola through the last three points, or of the
-    secant through two, or halves the bracket of the zero if that is outside of it. The
-    caller decides when to stop.
+    secant through the last two. If that zero is outside of the bracket, the point is
+    the middle of the bracket, in log x. The caller decides when to stop.
 
     Args:
       excess: the function of x, nearly linear in log x. It may be infinite.
       start: the first x, positive.
-      slope: an estimate of the slope by log x at the start, negative.
+      slope: an estimate of the derivative with respect to log x at the start, negative.
     """
     log, points, secant = math.log(start), [], slope
     low, high = -math.inf, math.inf

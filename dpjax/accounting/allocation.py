@@ -82,7 +82,7 @@ def pld(
     Privacy: the assumptions and the guarantee are those of `epsilon`.
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
-    sampling; Kahane (1986) for the pair.
+    sampling; Kahane (1986) for the dominating pair of distributions.
 
     Example:
       >>> from dpjax.accounting import allocation, pld
@@ -169,7 +169,7 @@ def epsilon(
     possible where the old example's ratio is large (docs/amplification.md).
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
-    sampling; Kahane (1986) for the pair.
+    sampling; Kahane (1986) for the dominating pair of distributions.
 
     Example:
       >>> print(f"{epsilon(1.0, 1e-5, num_steps=100):.4f}")
@@ -212,7 +212,7 @@ def delta(
     Privacy: the assumptions and the guarantee are those of `epsilon`.
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
-    sampling; Kahane (1986) for the pair.
+    sampling; Kahane (1986) for the dominating pair of distributions.
 
     Example:
       >>> print(f"{delta(1.0, 0.62, num_steps=100):.1e}")

@@ -122,7 +122,7 @@ class FunctionProfile:
 def search_delta(
     epsilon_of: Callable[[float], ArrayLike], epsilon: ArrayLike
 ) -> jax.Array:
-    """The δ for each ε >= 0, f[*b], from ε as a function of δ: bisection from 1e-30."""
+    """A δ, rounded up, for each ε >= 0, f[*b], by bisection between 1e-30 and 1."""
     validate.nonnegative("epsilon", epsilon, finite=False)
     target = np.asarray(epsilon, np.float64)
     low, high = np.full(target.shape, math.log(_LEAST_DELTA)), np.zeros(target.shape)

@@ -70,7 +70,7 @@ class Budget:
         `mu` is the parameter of the Gaussian mechanism that would take the rest.
         `slack` is the part of δ for mechanisms without a GDP parameter, and
         `total_variation` the distance of a run on a lattice that `slack` would pay for.
-        Raises ValueError for composition "fixed", whose draws do not add up.
+        Raises ValueError for composition "fixed", where costs are not sums of μ².
         """
         if self.composition == "fixed":
             raise ValueError("composition must be 'adaptive' for what is left.")
@@ -350,10 +350,10 @@ def budget(
     filter: the squares of GDP parameters of all draws add up to at most the μ² of
     (ε, (1 − slack) δ). A mechanism without a GDP parameter is treated as one that has a
     GDP parameter except with a small probability, which its slack pays for
-    (`accounting.composition.gaussian_bound`). With "fixed" the total is that of
-    `accounting.composition.epsilon`, which is smaller, and wrong if a draw was chosen
-    by an output. Each draw must use noise of its own, and what reads the data without
-    drawing is not covered.
+    (`accounting.composition.gaussian_bound`). With "fixed",
+    `accounting.composition.epsilon` computes the total. This total is smaller, but it
+    does not hold if a draw was chosen by an earlier output. Each draw must use noise of
+    its own, and what reads the data without drawing is not covered.
 
     Reference: Smith and Thakurta (2022), https://arxiv.org/abs/2210.17520; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

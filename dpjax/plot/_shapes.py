@@ -21,8 +21,8 @@ def noise(
       *shapes: how the noise of T steps, in the update of the optimizer, is composed of
         independent standard Gaussians z. A shape is either a matrix A, f[T, k], for the
         noise Σ_j A[t, j] z_j at step t, or coefficients c, f[T], for the noise
-        Σ_{j<=t} c_j z_{t−j}. Both include the unit, for example the noise multiplier
-        times the clip norm over the batch size.
+        Σ_{j<=t} c_j z_{t−j}. Both include the scale of the noise, for example the
+        noise multiplier times the clip norm over the batch size.
       labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
@@ -31,8 +31,8 @@ def noise(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no shape, or a shape is not finite or has other axes; the
-        number of labels is not the number of shapes.
+      ValueError: there is no shape, or a shape is not finite, or is no matrix or
+        vector; the number of labels is not the number of shapes.
 
     Example:
       >>> ax = noise(0.1 * 0.9 ** np.arange(200), labels=["momentum of 0.9"])

@@ -222,7 +222,7 @@ def _run(
 
 @contextlib.contextmanager
 def _float64_scope() -> Iterator[None]:
-    """The context in which statistics are traced and run."""
+    """A context with float64, in which statistics are traced and run."""
     dtypes, ranks = jax.numpy_dtype_promotion, jax.numpy_rank_promotion
     with jax.enable_x64(True), dtypes("standard"), ranks("allow"):
         yield

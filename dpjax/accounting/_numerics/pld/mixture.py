@@ -39,9 +39,9 @@ def _log_mixture(v: jax.Array, weight: jax.Array) -> jax.Array:
 def split(
     means: Sequence[jax.Array], weights: Sequence[jax.Array], tail: jax.Array
 ) -> tuple[pairs.Cells, jax.Array, jax.Array]:
-    """The cells of a mixture of N(μ_i, 1) against N(0, 1), and their first and last z.
+    """The cells of a mixture of N(μ_i, 1) against N(0, 1), and the range of outcomes.
 
-    All truncated masses are at most about the tail.
+    Each mass that the truncation to this range cuts off is at most about `tail`.
     """
     count = pairs.INTERVALS
     mean, weight = jnp.stack(means), jnp.stack(weights)

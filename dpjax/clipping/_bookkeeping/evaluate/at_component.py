@@ -96,10 +96,11 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
 
 
 def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.Array:
-    """The operand's gradient, summed over the batch by the equation's transpose.
+    """The gradient with respect to the operand, summed by the equation's transpose.
 
-    `cotangent` has been scaled. It and all floating-point arrays in `others` have one
-    dtype, and the sum is computed in that dtype.
+    The sum is over the batch. `cotangent` is already scaled by example. It and all
+    floating-point arrays in `others` have one dtype, and the sum is computed in
+    that dtype.
     """
     eqn, dtype = site.rule.eqn, cotangent.dtype
     # The loss may ask for bfloat16 or TF32 products; the sensitivity bound rests on

@@ -73,7 +73,7 @@ class Size(NamedTuple):
 
     @property
     def entries_per_row(self) -> int:
-        """How many numbers are stored for one pair of rows."""
+        """How many numbers one row of the left and one of the right factor have."""
         return (1 if self.one_hot else self.left) + self.right
 
 

@@ -53,7 +53,7 @@ class Gather(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The indexed axis is left, and the other axes are right."""
+        """The left factor has the indexed axis, the right factor the other axes."""
         sizes = self.eqn.params["slice_sizes"]
         axes = range(len(self.shape))
         (axis,) = (i for i in axes if sizes[i] != self.shape[i])
@@ -72,10 +72,10 @@ class Gather(Rule):
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """The indices clamped to the table, and zero cotangents for dropped lookups.
 
-        A lookup that is out of bounds and not clipped reads no row of the table, and
-        the equation's transpose drops it: its cotangent is set to zero. After that,
-        norms and sums use the same row for every lookup, however a compiler treats an
-        index out of bounds.
+        A lookup that is out of bounds, in a mode other than "clip", reads no row of the
+        table, and the equation's transpose drops it: its cotangent is set to zero.
+        After that, norms and sums use the same row for every lookup, however a compiler
+        treats an index out of bounds.
         """
         params = self.eqn.params
         tops = [n - m for n, m in zip(self.shape, params["slice_sizes"], strict=True)]
