@@ -16,6 +16,7 @@ import numpy as np
 
 import dpjax
 from dpjax import Adjacency, auditing, strategies
+from dpjax._core import keys
 from dpjax._matrices import streaming
 from dpjax.accounting import correlated, gdp
 from dpjax.accounting.tree import momentum_mu
@@ -254,7 +255,7 @@ TWINS = {
         _PLAIN, _independent_scores(1 / 8)
     ),
     "one key for two leaves": Twin(
-        _PLAIN, _of_two_leaves, (noise, "leaf_keys", _same_for_all_leaves)
+        _PLAIN, _of_two_leaves, (keys, "leaf_keys", _same_for_all_leaves)
     ),
     "one key for two nodes of a level": Twin(
         MECHANISMS["tree_momentum"],

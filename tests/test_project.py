@@ -199,7 +199,7 @@ def test_plan_page_programs_run(capsys):
         for program in page.split("```python\n")[1:]:
             exec(compile(program.split("```")[0], "plan.md", "exec"), names)
     printed = capsys.readouterr().out
-    for words in ("room for", "had it stopped", "True", "one user", "% clipped"):
+    for words in ("capacity", "had it stopped", "True", "one user", "% clipped"):
         assert words in printed
 
 

@@ -57,9 +57,9 @@ loss's jaxpr instead, and so works for any function.
    exist only while the block's share of the norms, or of the sums, is computed from
    them. In one pass all records are needed at the end, so the blocks are not
    rematerialised.
-9. The ghost engine forms the gradients again for the sum where the norm came from
-   gradients. Where the path only moves entries, products over the batch make the sum
-   instead, and the norm includes a bound on how differently they round.
+9. `evaluate.reach` bounds the rounding of pull-backs. The ghost engine pulls the sum of
+   gradients back once where the maps between leaves and operands follow the rounding
+   model. The norm then includes a bound on the effect of the terms in those maps.
 
 **Rounding.** Where rows cancel, the Gram form is a small difference of large terms.
 `rules.factors.square_norm` adds a bound on the rounding error, by the model in

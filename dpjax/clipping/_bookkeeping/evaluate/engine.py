@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.platforms import on_platform
-from dpjax._core.rounding import margin, staged_sum, upper_sum
+from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping.analysis.components import Component
@@ -18,6 +18,7 @@ from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
 from dpjax.clipping._bookkeeping.evaluate.at_component import Seen, factors_of
 from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
+from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
 from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
@@ -30,14 +31,14 @@ class Part(NamedTuple):
       component: the component.
       seen: its records and cotangents in canonical form, and the inputs of its path.
       rows: whether its norms come from rows.
-      by_sites: whether its norms come from per-example gradients, and its sum from one
-        product over the batch for each site.
+      reach: the reach of its pull-back, if its norms come from per-example gradients
+        and its sum is pulled back once for the batch; None elsewhere.
     """
 
     component: Component
     seen: Seen
     rows: bool
-    by_sites: bool
+    reach: Reach | None
 
 
 def clipped_sum(
@@ -147,8 +148,8 @@ def _parts(
     """The components with their parts of the records, which are in canonical form.
 
     Only in two passes may a sum by sites follow norms of gradients: in one pass the
-    gradients formed for the norms are still in memory for the sum. The path to the
-    leaves must only move entries, so that it rounds nothing.
+    gradients formed for the norms are still in memory for the sum. The rounding of the
+    path to the leaves must have a bound (`reach`).
 
     Args:
       plan: the analysis of the loss.
@@ -166,9 +167,9 @@ def _parts(
         # With more rows, the bound on the rounding of their sum would inflate the norm.
         ruled = [site for site in component.sites if isinstance(site, RuledSite)]
         few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
-        by_sites = two_passes and not rows and few and component.roots is not None
+        bound = reach(component, inputs) if two_passes and few and not rows else None
         seen = Seen(records, cotangents, inputs)
-        parts.append(Part(component, seen, rows, by_sites))
+        parts.append(Part(component, seen, rows, bound))
     return parts
 
 
@@ -211,21 +212,24 @@ def _squares(
 
 def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     """The squared norms with a bound on how differently a sum by sites rounds."""
-    if not part.by_sites:
+    if part.reach is None:
         return square
-    (records, cotangents, inputs), sites = part.seen, part.component.sites
-    # The bound on rounding assumes the least precise dtype involved.
-    arrays = [*inputs, *cotangents, *(x for xs in records for x in xs)]
-    dtype = narrowest_float(x.dtype for x in arrays)
+    records, cotangents, _ = part.seen
     sizes = []
-    for site, others, cotangent in zip(sites, records, cotangents, strict=True):
-        # The sites of checkpointed blocks have their norms already, and an operand that
-        # is tapped itself has no root.
-        assert isinstance(site, RuledSite)
-        factors = factors_of(Alike(site), others, cotangent)
-        # Besides a site's own rows, several operands may add to one entry.
-        terms = factors.rows + len(sites)
-        sizes.append(fac.Terms(fac.size(factors, clip_norm), terms))
+    for site, others, cotangent, enlarged in zip(
+        part.component.sites, records, cotangents, part.reach.norms, strict=True
+    ):
+        if isinstance(site, RuledSite):
+            factors = factors_of(Alike(site), others, cotangent)
+            length, rows = fac.size(factors, clip_norm), factors.rows
+        else:
+            # A tapped operand's cotangent is its gradient: a sum of one term.
+            square_of_one = square_sum(fac.wide(cotangent), 1, clip_norm)
+            length, rows = jnp.sqrt(square_of_one), 1
+        sizes.append(fac.Terms(enlarged * length, rows + part.reach.terms))
+    # The bound on rounding assumes the least precise dtype involved.
+    arrays = [*cotangents, *(x for xs in records for x in xs)]
+    dtype = narrowest_float([part.reach.dtype, *(x.dtype for x in arrays)])
     return jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
 
 
@@ -256,7 +260,7 @@ def _sums(
             ]
         else:
             function = at.sums_of_gradients
-            if part.rows or part.by_sites:
+            if part.rows or part.reach is not None:
                 function = partial(at.sums_by_sites, wide=wide)
             own = [scales[group] for group in component.own_groups]
             sums = function(Alike(component), part.seen, own, finite)

@@ -1,0 +1,163 @@
+"""A bound on the terms that a pull-back adds up to make a gradient.
+
+A sum over the batch can be pulled back from operands to leaves once. Each example then
+contributes the terms J_k g_k, where g_k is its gradient at operand k and J_k is the
+transposed Jacobian. Where these terms cancel, the norm of the example's gradient bounds
+neither their rounding errors nor how far large terms displace other examples in a
+partial sum. Let |J| hold the absolute values of the coefficients, summed over all paths
+through the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both effects.
+
+This module bounds ‖|J|‖ by the square root of the largest row sum times the largest
+column sum. It does so for maps whose primitives only multiply, add and move real
+numbers in float32 or wider: these primitives round by the model in `_core.rounding`.
+Through any other map, each example's gradient is pulled back on its own.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from dpjax._core.dtypes import at_least_float32, narrowest_float
+from dpjax._core.typing import Arrays, Atom
+from dpjax.clipping._bookkeeping.analysis.components import Component
+from dpjax.clipping._bookkeeping.jaxpr.equations import (
+    aval,
+    bind,
+    evaluate,
+    is_inexact,
+    is_real,
+    uses,
+)
+from dpjax.clipping._bookkeeping.jaxpr.trace import inline
+from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS
+
+# Primitives that only multiply, add or move numbers, once the map is linear.
+_KNOWN = frozenset(
+    {
+        *("add", "add_any", "sub", "neg", "mul", "div", "reduce_sum", "select_n"),
+        *("broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "rev"),
+        *("concatenate", "convert_element_type", "copy"),
+    }
+)
+
+
+class Reach(NamedTuple):
+    """How far a pull-back can enlarge absolute values, and how it rounds.
+
+    Attributes:
+      norms: for each operand, an upper bound f[] of ‖|J_k|‖, the factor by which the
+        pull-back enlarges the norm of absolute values.
+      terms: the number of additions and products in the pull-back, all paths together.
+      dtype: the least precise dtype of the pull-back's computation.
+    """
+
+    norms: list[jax.Array | float]
+    terms: int
+    dtype: jnp.dtype
+
+
+def reach(component: Component, inputs: Arrays) -> Reach | None:
+    """The reach of the pull-back along the component's path.
+
+    Args:
+      component: the component.
+      inputs: the values that enter its path, the leaves first.
+
+    Returns:
+      The reach, or None where the rounding of the pull-back has no known bound.
+    """
+    if not component.leaves:
+        return None
+    # With roots the path only moves entries, so every factor is one. The terms are one
+    # for each operand, because several operands may add to one entry.
+    if component.roots is not None:
+        dtype = narrowest_float(x.dtype for x in inputs)
+        return Reach([1.0] * len(component.operands), len(component.operands), dtype)
+    path, count = component.path, len(component.leaves)
+    # The derivative rule of a custom_vjp need not be linear in the cotangent.
+    if uses(path.eqns, "custom_vjp"):
+        return None
+    inputs, others = inputs[:count], inputs[count:]
+    _, tangents = jax.linearize(path.forward(others, least=None), *inputs)
+    everywhere = [True] * len(inputs)
+    linear = inline(jax.make_jaxpr(tangents)(*inputs), everywhere, everywhere)
+    if not all(map(_is_known, linear.jaxpr.eqns)) or not all(
+        at_least_float32(x.dtype) == x.dtype for x in (*inputs, *linear.out_avals)
+    ):
+        return None
+    terms = len(component.operands) + _terms(linear.jaxpr)
+    if terms > MOST_ROWS:
+        return None
+
+    # |J| applied to ones gives the row sums; its transpose gives the column sums.
+    by_column = _absolute(linear, [jnp.ones_like(x) for x in inputs])
+    norms = []
+    for k, row_sums in enumerate(by_column):
+        transpose = jax.linear_transpose(lambda *xs: _absolute(linear, xs)[k], *inputs)
+        column_sums = transpose(jnp.ones_like(row_sums))
+        largest = [jnp.max(x, initial=0.0) for x in (row_sums, *column_sums)]
+        # The factor 1.05 covers the rounding of these sums themselves.
+        norms.append(1.05 * jnp.sqrt(largest[0]) * jnp.sqrt(sum(largest[1:])))
+    jaxpr = linear.jaxpr
+    atoms = [*jaxpr.invars, *jaxpr.constvars]
+    atoms += [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
+    return Reach(norms, terms, narrowest_float(aval(v).dtype for v in atoms))
+
+
+def _is_known(eqn: jex.JaxprEqn) -> bool:
+    return eqn.primitive.name in _KNOWN and all(
+        is_real(v) and at_least_float32(aval(v).dtype) == aval(v).dtype
+        for v in (*eqn.invars, *eqn.outvars)
+        if is_inexact(v)
+    )
+
+
+def _terms(linear: jex.Jaxpr) -> int:
+    """The number of additions and products in the transpose of a linear map.
+
+    The number counts all paths together, so it bounds the number along each path.
+    """
+    uses = [v for eqn in linear.eqns for v in eqn.invars if isinstance(v, jex.Var)]
+    # The transpose adds the cotangents of all uses of a variable: one addition for each
+    # use after the first.
+    total = len(uses) - len(set(uses))
+    for eqn in linear.eqns:
+        if eqn.primitive.name in {"mul", "div"}:
+            total += 1
+        elif eqn.primitive.name == "broadcast_in_dim":
+            # The transpose of a broadcast is a sum over the copies of each entry.
+            total += aval(eqn.outvars[0]).size // max(aval(eqn.invars[0]).size, 1) - 1
+    return total
+
+
+def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
+    """Apply a linear map in which each coefficient is replaced by its absolute value.
+
+    Args:
+      linear: the map's jaxpr.
+      inputs: the values to apply it to.
+    """
+    linear_in = set(linear.jaxpr.invars)
+
+    def is_coefficient(atom: Atom) -> bool:
+        # Coefficients are the values that do not depend on the map's inputs. Integers
+        # and booleans, as the predicates of select_n, are no coefficients.
+        known = isinstance(atom, jex.Literal) or atom not in linear_in
+        return known and is_real(atom)
+
+    def apply(eqn: jex.JaxprEqn, inputs: Arrays) -> list[jax.Array]:
+        absolute = [
+            jnp.abs(x) if is_coefficient(v) else x
+            for v, x in zip(eqn.invars, inputs, strict=True)
+        ]
+        linear_in.update(eqn.outvars)
+        # A sign is a coefficient of -1, whose absolute value is 1.
+        if eqn.primitive.name == "neg":
+            return absolute
+        if eqn.primitive.name == "sub":
+            return [absolute[0] + absolute[1]]
+        return bind(eqn, absolute)
+
+    return evaluate(linear, inputs, apply)
