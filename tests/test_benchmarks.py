@@ -129,7 +129,8 @@ def test_last_iterate_sentences_match_the_times(import_benchmark):
         "1,000 batches, the μ of an example at each of the 1,000 positions of the "
         f"cycle takes {ms['noisy_cyclic_gd_mus, all 1000 offsets']:.1f} ms in total "
         f"without a diameter and {ms['all offsets, with a diameter']:.0f} ms with "
-        f"one. The ε of such a cycle and its derivative take {ms['its ε and derivative by step size']:.1f} ms."
+        "one. The ε of such a cycle and its derivative take "
+        f"{ms['its ε and derivative by step size']:.1f} ms."
     )
     page = read_as_one_line("docs/iteration.md")
     assert expected in page
