@@ -251,7 +251,7 @@ class Selected(NamedTuple):
             return structure.unflatten(known.get(i, x) for i, x in enumerate(leaves))
 
         @jax.custom_jvp
-        def found(*numbers: jax.Array) -> jax.Array:
+        def differentiable_epsilon(*numbers: jax.Array) -> jax.Array:
             if any(isinstance(x, Tracer) for x in numbers):
                 raise ValueError(
                     "event must have numbers that neither jax.jit nor jax.vmap traces; "
@@ -259,9 +259,9 @@ class Selected(NamedTuple):
                 )
             return of(*numbers)._epsilons(delta)
 
-        @found.defjvp
+        @differentiable_epsilon.defjvp
         def jvp(numbers: Any, tangents: Any) -> Any:
-            value, change = found(*numbers), 0.0
+            value, change = differentiable_epsilon(*numbers), 0.0
             for i, tangent in enumerate(tangents):
                 one = functools.partial(of, *numbers[:i])
                 slope = _each(
@@ -273,7 +273,7 @@ class Selected(NamedTuple):
                 change += jnp.asarray(slope, value.dtype) * tangent
             return value, change
 
-        return found(*(leaves[i] for i in places))
+        return differentiable_epsilon(*(leaves[i] for i in places))
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """The δ for an ε >= 0, f[*b], rounded up."""
@@ -327,13 +327,13 @@ def slope_of(selected: Callable[[Any], Selected], x: float, delta: float) -> flo
     """
     law = selected(x).repetitions
 
-    def together(x: Any) -> "Profile | None":
+    def all_runs_of(x: Any) -> "Profile | None":
         return composed(selected(x).profile, law)
 
     epsilon, tail = selected(x)._search(delta)
-    all_runs, at = together(x), ((jnp.float64(x),), (jnp.float64(1.0),))
+    all_runs, at = all_runs_of(x), ((jnp.float64(x),), (jnp.float64(1.0),))
     if all_runs is not None and float(all_runs.epsilon(delta)) <= epsilon:
-        return float(jax.jvp(lambda x: together(x).epsilon(delta), *at)[1])  # pyright: ignore
+        return float(jax.jvp(lambda x: all_runs_of(x).epsilon(delta), *at)[1])  # pyright: ignore
     of, slopes = jax.jvp(lambda x: points_of(selected(x).profile, tail, jnp), *at)
 
     def moved(by: float) -> float:
