@@ -4,11 +4,11 @@
 
 The public text is the docstrings of Python's standard library. The docstrings of NumPy
 and SciPy stand for the private text. The program first trains a causal transformer over
-characters on the public text, without privacy. It then freezes these weights, and trains
-low-rank adapters on the private text with `dpjax.plan`. The unit of privacy is one
-sequence of characters, and not a docstring or its author. With `--devices`, the batch,
-the weights, the adapters, the optimizer's moments and the noise are sharded over virtual
-devices of the CPU.
+characters on the public text, without privacy. It then freezes these weights, and
+trains low-rank adapters on the private text with `dpjax.plan`. The unit of privacy is
+one sequence of characters, and not a docstring or its author. With `--devices`, the
+batch, the weights, the adapters, the optimizer's moments and the noise are sharded over
+virtual devices of the CPU.
 """
 
 import argparse
