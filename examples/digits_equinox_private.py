@@ -1,4 +1,7 @@
-"""Handwritten digits with equinox; digits_equinox_private.py is the same, private."""
+"""Train on handwritten digits with equinox.
+
+The script digits_equinox_private.py does the same with differential privacy.
+"""
 
 import equinox as eqx
 import jax

@@ -1,4 +1,7 @@
-"""Handwritten digits with haiku; digits_haiku_private.py is the same, private."""
+"""Train on handwritten digits with haiku.
+
+The script digits_haiku_private.py does the same with differential privacy.
+"""
 
 import haiku as hk
 import jax

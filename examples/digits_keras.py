@@ -1,4 +1,7 @@
-"""Handwritten digits, Keras on JAX; digits_keras_private.py is the same, private."""
+"""Train on handwritten digits with Keras on JAX.
+
+The script digits_keras_private.py does the same with differential privacy.
+"""
 
 import os
 

@@ -1,4 +1,7 @@
-"""Handwritten digits with flax.linen; digits_linen_private.py is the same, private."""
+"""Train on handwritten digits with flax.linen.
+
+The script digits_linen_private.py does the same with differential privacy.
+"""
 
 import jax
 import numpy as np

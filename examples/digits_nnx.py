@@ -1,4 +1,7 @@
-"""Handwritten digits with flax.nnx; digits_nnx_private.py is the same, private."""
+"""Train on handwritten digits with flax.nnx.
+
+The script digits_nnx_private.py does the same with differential privacy.
+"""
 
 import jax
 import numpy as np

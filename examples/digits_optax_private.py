@@ -1,4 +1,7 @@
-"""Handwritten digits with optax alone; digits_optax_private.py is the same, private."""
+"""Train on handwritten digits with optax alone.
+
+The script digits_optax_private.py does the same with differential privacy.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,14 +1,14 @@
-"""A small language model: trained on public text, fine-tuned privately by LoRA.
+"""Train a small language model on public text, and fine-tune it privately by LoRA.
 
     python examples/lora_transformer.py [--devices 8]
 
-The public text is the docstrings of Python's standard library, and the docstrings of
-NumPy and SciPy play the private text. A causal transformer over characters is trained
-on the public text without privacy. Its weights are then frozen, and low-rank adapters
-are trained on the private text with `dpjax.plan`. The unit of privacy is one sequence
-of characters, and not a docstring or its author. With `--devices`, the batch, the
-weights, the adapters, the optimizer's moments and the noise are sharded over virtual
-devices of the CPU.
+The public text is the docstrings of Python's standard library. The docstrings of NumPy
+and SciPy stand for the private text. The program first trains a causal transformer over
+characters on the public text, without privacy. It then freezes these weights, and
+trains low-rank adapters on the private text with `dpjax.plan`. The unit of privacy is
+one sequence of characters, and not a docstring or its author. With `--devices`, the
+batch, the weights, the adapters, the optimizer's moments and the noise are sharded over
+virtual devices of the CPU.
 """
 
 import argparse

@@ -93,8 +93,8 @@ def test_convex_problem_sentences_match_the_results(import_benchmark):
     lower, total = claims["less loss than noisy SGD"]
     sooner, both = claims["less time than noisy SGD"][0], claims["both"][0]
     text = read_as_one_line("benchmarks/README.md")
-    said = f"lower loss on {lower} of {total} rows and the lower time on {sooner}"
-    assert f"{said}, both on {both}." in text
+    said = f"lower loss on {lower} of {total} rows, the lower time on {sooner} rows"
+    assert f"{said}, and both on {both} rows." in text
     factors = {True: [], False: []}
     for row in table_rows(import_benchmark, "erm", "excess"):
         factor = row["noisy SGD"] / row["output perturbation"]

@@ -113,7 +113,7 @@ PRESENT = {
     "clip norm that follows a quantile": ["QuantileClip"],
     "correlated noise": ["correlated_noise", "strategies.optimize", "tree_momentum"],
     "users as the unit": ["by_user"],
-    "Poisson samples in cycles, balls in bins": [
+    "cyclic Poisson sampling, balls in bins": [
         "sampling.cyclic_poisson",
         "sampling.random_bins",
         "accounting.correlated.epsilon",
