@@ -228,13 +228,13 @@ def sensitivity(
     prox: Prox,
     *,
     num_steps: int,
-    num_examples: int,
     setting: Setting,
 ) -> float:
     """How far one example can move the last iterate that float64 computes.
 
     Returns the sensitivity in real arithmetic plus the distance that rounding can add.
     """
+    num_examples = len(data.finite)
     sizes = {"num_steps": num_steps, "num_examples": num_examples}
     real = float(iteration.gradient_descent_sensitivity(**sizes, **setting))
     if not real < math.inf:
@@ -251,9 +251,7 @@ def sensitivity(
             f"got one whose gradient is narrowed by {narrow}."
         )
     start = widen(params)
-    share, shift = rounding(
-        start, prox, num_steps=num_steps, num_examples=num_examples, setting=setting
-    )
+    share, shift = rounding(start, prox, **sizes, setting=setting)
     if share > MOST:
         raise ValueError(
             "num_steps must be fewer, or the examples, or the parameters smaller: with "
