@@ -235,8 +235,11 @@ def sensitivity(
     Returns the sensitivity in real arithmetic plus the distance that rounding can add.
     """
     num_examples = len(data.finite)
-    sizes = {"num_steps": num_steps, "num_examples": num_examples}
-    real = float(iteration.gradient_descent_sensitivity(**sizes, **setting))
+    real = float(
+        iteration.gradient_descent_sensitivity(
+            num_steps=num_steps, num_examples=num_examples, **setting
+        )
+    )
     if not real < math.inf:
         raise ValueError(
             "epsilon must be one that some noise reaches: one example can move the "
@@ -251,7 +254,9 @@ def sensitivity(
             f"got one whose gradient is narrowed by {narrow}."
         )
     start = widen(params)
-    share, shift = rounding(start, prox, **sizes, setting=setting)
+    share, shift = rounding(
+        start, prox, num_steps=num_steps, num_examples=num_examples, setting=setting
+    )
     if share > MOST:
         raise ValueError(
             "num_steps must be fewer, or the examples, or the parameters smaller: with "
