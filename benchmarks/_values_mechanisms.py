@@ -164,7 +164,7 @@ def of_solvers() -> Iterator[Call]:
         yield f"solvers.{name}.delta", functools.partial(profile.delta, 0.8)
     for adjacency in (ZERO, REPLACE):
         yield (
-            f"_sensitivity_reduced_nsgd.allot_noise, {adjacency.name}",
+            f"solvers.allot_noise, {adjacency.name}",
             functools.partial(
                 _sensitivity_reduced_nsgd.allot_noise,
                 1.0,
