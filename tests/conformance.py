@@ -124,6 +124,9 @@ SAMPLERS = {
     "random_bins_step": lambda key, step: sampling.random_bins_step(
         400, 40, max_batch_size=30, key=key, epoch=step, step=2
     ),
+    "random_allocation_step": lambda key, step: sampling.random_allocation_step(
+        400, 40, num_selected=2, max_batch_size=50, key=key, epoch=step, step=2
+    ),
 }
 
 _X = np.linspace(-0.8, 0.9, 96, dtype=np.float32).reshape(32, 3)

@@ -1,8 +1,9 @@
-"""Random bins: each example picks one step of an epoch.
+"""Random bins: each example picks one step of an epoch, or several.
 
 A statistical test compares a p-value with ALARM, its rate of false alarms over keys.
 """
 
+import collections
 import itertools
 
 import jax
@@ -90,3 +91,80 @@ def test_bins_of_a_million_examples_are_disjoint_and_binomial():
     assert not np.asarray(step(bins).mask).any()
     # Uniform over the data: a false alarm in 1e6.
     assert scipy.stats.kstest(np.concatenate(rows) / n, "uniform").pvalue > ALARM
+
+
+# --- several steps an epoch
+
+
+def read_allocation(n, num_steps, num_selected, epoch, key=KEY):
+    """Whether each example takes part in each step, bool[num_steps, n]."""
+
+    @jax.jit
+    def draw(step):
+        batch = sampling.random_allocation_step(
+            n,
+            num_steps,
+            num_selected=num_selected,
+            max_batch_size=n,
+            key=key,
+            epoch=epoch,
+            step=step,
+        )
+        return jnp.zeros(n, jnp.int32).at[batch.indices].add(batch.mask), batch
+
+    members, batches = jax.lax.map(draw, jnp.arange(num_steps, dtype=jnp.uint32))
+    assert members.max() <= 1  # no example twice in one batch
+    order = np.where(batches.mask, batches.indices, n)
+    assert (np.diff(order, axis=1) >= 0).all()  # the data's order, padding last
+    return np.asarray(members, bool)
+
+
+@pytest.mark.parametrize(("num_steps", "num_selected"), [(5, 2), (5, 5), (7, 1)])
+def test_all_sets_of_steps_are_equally_likely(num_steps, num_selected):
+    members = read_allocation(4_000, num_steps, num_selected, epoch=3)
+    assert (members.sum(0) == num_selected).all()
+    counts = collections.Counter(map(tuple, members.T))
+    sets = [
+        tuple(t in chosen for t in range(num_steps))
+        for chosen in itertools.combinations(range(num_steps), num_selected)
+    ]
+    assert set(counts) <= set(sets)
+    if len(sets) > 1:
+        observed = [counts[x] for x in sets]
+        assert matches_distribution(observed, np.full(len(sets), 1 / len(sets)))
+
+
+def test_allocation_drops_the_last_examples_and_pads():
+    def draw(size, epoch, step):
+        return sampling.random_allocation_step(
+            50,
+            3,
+            num_selected=2,
+            max_batch_size=size,
+            key=KEY,
+            epoch=epoch,
+            step=step,
+        )
+
+    cases = (50, 1, 1), (10, 1, 1), (10, 1, 3), (50, 2, 1)
+    batches = jax.jit(lambda: [draw(*case) for case in cases])()
+    whole, part, beyond, other = jax.tree.map(np.asarray, batches)
+    np.testing.assert_array_equal(part.indices, whole.indices[:10])
+    assert part.mask.all()
+    assert not beyond.mask.any()
+    assert (other.indices != whole.indices).any()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_selected": 4}, "num_selected must be at most num_steps, 3; got 4"),
+        ({"num_selected": 0}, "num_selected"),
+        ({"step": -1}, "step"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+    ],
+)
+def test_wrong_allocation_arguments_raise(changed, message):
+    given = {"num_selected": 2, "max_batch_size": 4, "epoch": 0, "step": 0, **changed}
+    with pytest.raises(ValueError, match=message):
+        sampling.random_allocation_step(4, 3, key=KEY, **given)

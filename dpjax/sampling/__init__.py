@@ -12,6 +12,7 @@ proportional to its batch size, and for random assignment to bins to the data se
    own order, and `reshuffled` a random order (a permutation evaluated only at the
    positions that a batch needs). In `random_bins` every example picks a step at random.
    `cyclic_step`, `reshuffled_step` and `random_bins_step` give a single step.
+   `random_allocation_step` is for examples that take part k times an epoch.
 3. Samplers that draw a new batch in every step: `fixed_size` without replacement
    (distinct numbers), `poisson` (a binomial count, then that many distinct numbers),
    and `cyclic_poisson`, which samples from one group of the examples after another.
@@ -19,6 +20,7 @@ proportional to its batch size, and for random assignment to bins to the data se
    which no owner owns more than a given number of them.
 """
 
+from dpjax.sampling._bins import random_allocation_step as random_allocation_step
 from dpjax.sampling._bins import random_bins as random_bins
 from dpjax.sampling._bins import random_bins_step as random_bins_step
 from dpjax.sampling._owners import (

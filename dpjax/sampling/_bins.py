@@ -6,6 +6,8 @@ of the last one. Every example's choice is drawn, and a bin is the set of exampl
 chose it.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,13 @@ def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
 def _bins(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
     """The bin of every example, i32[n]."""
     return _choices(n, m, sampler_key(key, "sampling.random_bins", "epoch", epoch))
+
+
+def _gather(takes_part: jax.Array, b: int) -> Batch:
+    """The first b of the examples that take part, from bool[n], in the data's order."""
+    (positions,) = jnp.nonzero(takes_part, size=b, fill_value=0)
+    mask = jnp.arange(b) < jnp.sum(takes_part, dtype=jnp.int32)
+    return Batch(jnp.where(mask, positions.astype(jnp.int32), 0), mask)
 
 
 def _arguments(
@@ -137,7 +146,73 @@ def random_bins_step(
     """
     n, m, b = _arguments(num_examples, num_bins, max_batch_size)
     mine = _bins(n, m, key, epoch).astype(jnp.uint32) == check_number("step", step)
-    # The first b of the examples that take part, in the data's order.
-    (positions,) = jnp.nonzero(mine, size=b, fill_value=0)
-    mask = jnp.arange(b) < jnp.sum(mine, dtype=jnp.int32)
-    return Batch(jnp.where(mask, positions.astype(jnp.int32), 0), mask)
+    return _gather(mine, b)
+
+
+def random_allocation_step(
+    num_examples: int,
+    num_steps: int,
+    *,
+    num_selected: int,
+    max_batch_size: int,
+    key: Key,
+    epoch: ArrayLike,
+    step: ArrayLike,
+) -> Batch:
+    """One step of an epoch in which every example takes part in k random steps.
+
+    Every example independently picks k of the epoch's m steps, all sets of k steps with
+    the same probability.
+
+    Args:
+      num_examples: n, static, from 1 to 2³¹ − 1.
+      num_steps: m, static, from 1 to 2³¹ − 1: the number of steps in an epoch.
+      num_selected: k, static, from 1 to m. A step takes O(n k²) time.
+      max_batch_size: b, static. If more than b examples picked this step, the first b
+        are retained.
+      key: one typed key for the whole run; the epoch is folded into it.
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+        2³².
+      step: the step's number within the epoch, i[], from 0 to m − 1; may be traced. For
+        a larger number the batch is all padding.
+
+    Returns:
+      A `Batch` of i32[b] and bool[b], in the data's order, with padding last.
+
+    Raises:
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; num_selected is
+        above num_steps; a static epoch or step is not an integer from 0 to 2³² − 1; key
+        is not a typed key.
+
+    Privacy: if no step has more than b examples, this is the random allocation of
+    `accounting.allocation` with `num_selected=k`, provided that the random bits are
+    uniform and secret. Leaving examples out is a different mechanism.
+    `accounting.truncation.overflow_delta` gives its cost, for sampling rate k / m and m
+    steps for each epoch.
+
+    Reference: Bentley and Floyd (1987), https://doi.org/10.1145/30401.315746, for the
+    set of k numbers.
+
+    Example:
+      >>> import jax
+      >>> steps = [random_allocation_step(5, 3, num_selected=2, max_batch_size=5,
+      ...     key=jax.random.key(0), epoch=0, step=t) for t in range(3)]
+      >>> sum(int(batch.mask.sum()) for batch in steps)
+      10
+    """
+    n, b = sizes(num_examples, max_batch_size, "max_batch_size")
+    m = validate.static_int("num_steps", num_steps, minimum=1)
+    k = validate.static_int("num_selected", num_selected, minimum=1)
+    validate.at_most("num_steps", m, MOST)
+    validate.at_most("num_selected", k, m, "num_steps, ")
+    key = sampler_key(key, "sampling.random_allocation", "epoch", epoch)
+    number = check_number("step", step)
+    selected: list[jax.Array] = []
+    # Floyd's rule: a uniform number of the first j + 1, or j where that one was chosen
+    # before, makes all sets of k numbers equally likely.
+    for i, last in enumerate(range(m - k, m)):
+        drawn = _choices(n, last + 1, jax.random.fold_in(key, i))
+        known = sum((drawn == x for x in selected), jnp.zeros(n, bool))
+        selected.append(jnp.where(known, last, drawn))
+    mine = [x.astype(jnp.uint32) == number for x in selected]
+    return _gather(functools.reduce(jnp.logical_or, mine), b)
