@@ -5,8 +5,10 @@ import json
 import math
 import os
 import pathlib
+import re
 import runpy
 import shlex
+import statistics
 import subprocess
 import sys
 
@@ -293,6 +295,21 @@ def test_correlated_noise_is_planned_compared_and_reported(
     assert run_command(f"report {path}").startswith(
         str(run.guarantee).rpartition("\n")[0]
     )
+
+
+def test_report_plots_at_or_above_the_true_positive_rates(
+    run_command, write_record, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # it is not needed
+    text = run_command(write_record(make_plan("fixed").guarantee))
+    rows = [row[5:] for row in text.splitlines() if re.match(r"(...) \|", row)]
+    (width,) = (line.count("-") for line in text.splitlines() if line[4:6] == "+-")
+    normal, mu = statistics.NormalDist(), make_plan("fixed").guarantee.mu
+    for column in range(1, width - 1):
+        top = next(i for i, row in enumerate(rows) if row[column : column + 1] == "*")
+        rate = normal.cdf(normal.inv_cdf(column / (width - 1)) + mu)
+        unit = 1 / (len(rows) - 1)
+        assert 0 <= 1 - top * unit - rate < unit + 1e-6
 
 
 def test_report_shows_the_versions_of_the_record(run_command, write_record):

@@ -1,5 +1,6 @@
 """The numbers of a recipe against what its rules promise."""
 
+import dataclasses
 import math
 
 import jax
@@ -70,6 +71,14 @@ def test_mean_is_left_out_where_its_noise_is_long():
     assert many.mean_noise_multiplier * math.sqrt(90) / 2000 <= 0.5
     assert few.mean_share == 0
     assert few.mean_noise_multiplier == math.inf
+
+
+def test_each_number_has_a_reason():
+    found = dpjax.recipe(1.0, 1e-5, **SIZES, adjacency=Adjacency.REPLACE)
+    names = {x.name for x in dataclasses.fields(found)} - {"reasons"}
+    assert set(found.reasons) == names
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.num_steps = 3
 
 
 @pytest.mark.parametrize(

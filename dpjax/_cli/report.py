@@ -48,8 +48,8 @@ def report(path: str, as_json: bool) -> str:
     statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}"
     if not as_json:
         return (
-            f"{statement}\n\nε and what attacks can achieve were computed again from "
-            f"the run's numbers in {path}."
+            f"{statement}\n\n{text_plot(guarantee)}\n\nε and what attacks can achieve "
+            f"were computed again from the run's numbers in {path}."
         )
     delta = guarantee.plan.delta
     said = {"epsilon": guarantee.epsilon(delta), "delta": delta, "statement": statement}
@@ -143,3 +143,24 @@ def _versions(record: Any) -> str:
     """The versions of dpjax and JAX that ran, according to the record, as text."""
     versions = _field(record, "versions", dict[str, str])
     return ", ".join(f"{x} {_field(versions, x, str)}" for x in ("dpjax", "jax")) + "."
+
+
+def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str:
+    """The largest true-positive rates of attacks, for a terminal; rounded up."""
+    rates = np.linspace(0.0, 1.0, width)
+    powers = 1 - np.asarray(guarantee.tradeoff(rates), np.float64)
+    rows = [[" "] * width for _ in range(height)]
+    for column, (rate, power) in enumerate(zip(rates, powers, strict=True)):
+        for value, mark in ((rate, "."), (power, "*")):
+            rows[height - 1 - int(np.ceil(value * (height - 1)))][column] = mark
+    labels = ["1.0", *[" " * 3] * (height - 2), "0.0"]
+    lines = [
+        f"{label} |{''.join(row)}".rstrip()
+        for label, row in zip(labels, rows, strict=True)
+    ]
+    title = "true-positive rate of attacks, at most (*); of guesses (.)"
+    below = [
+        f"    +{'-' * width}",
+        f"     0.0{'false-positive rate':^{width - 6}}1.0",
+    ]
+    return "\n".join([title, *lines, *below])
