@@ -26,8 +26,7 @@ from dpjax import (
 )
 from dpjax.accounting import correlated, random_rounds
 from dpjax.accounting.profiles import FunctionProfile, Gaussian, Pure
-from dpjax.noise import _reduced_momentum as reduced_momentum
-from dpjax.solvers import _random_round_sgd, _sensitivity_reduced_nsgd
+from dpjax.noise import reduced_momentum
 
 STRATEGIES = {
     "independent": strategies.independent(),
@@ -166,7 +165,7 @@ def of_solvers() -> Iterator[Call]:
         yield (
             f"solvers.allot_noise, {adjacency.name}",
             functools.partial(
-                _sensitivity_reduced_nsgd.allot_noise,
+                solvers.allot_noise,
                 1.0,
                 bounds=reduced_momentum.Terms(1.0, 0.1, 0.05),
                 decay=0.9,
@@ -185,7 +184,7 @@ def of_solvers() -> Iterator[Call]:
         )
     yield (
         "solvers.round_probabilities",
-        functools.partial(_random_round_sgd.round_probabilities, np.full(9, 0.5), 1.0),
+        functools.partial(solvers.round_probabilities, np.full(9, 0.5), 1.0),
     )
 
 

@@ -307,7 +307,7 @@ def reduced_momentum_mu(
     steps_per_epoch: int,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """The GDP parameter of all momenta of reduced sensitivity together.
+    """The GDP parameter of all momenta of `dpjax.noise.reduced_momentum` together.
 
     Args:
       noise_multipliers: for anchor terms, change terms and drift terms the noise

@@ -14,8 +14,9 @@ data:
    `noisy_sgd` (random batches). `random_round_sgd` stops after a random number of
    rounds. Solvers that release every iterate take any loss: `dp_nsgd`, and
    `sensitivity_reduced_nsgd` where an epoch changes little.
-3. The choices before training: `choose_regularization` for objective perturbation, and
-   `choose_num_steps` for gradient descent.
+3. The choices before training: `choose_regularization` for objective perturbation,
+   `choose_num_steps` for gradient descent, `allot_noise` among three trees,
+   `round_probabilities` for a random number of rounds.
 4. The results: `Result` with its `Curve`, and the `Guarantee` with its profile of ε
    and δ.
 
@@ -44,8 +45,10 @@ from dpjax.solvers._output_perturbation import (
     output_perturbation as output_perturbation,
 )
 from dpjax.solvers._random_round_sgd import random_round_sgd as random_round_sgd
+from dpjax.solvers._random_round_sgd import round_probabilities as round_probabilities
 from dpjax.solvers._results import Curve as Curve
 from dpjax.solvers._results import Result as Result
+from dpjax.solvers._sensitivity_reduced_nsgd import allot_noise as allot_noise
 from dpjax.solvers._sensitivity_reduced_nsgd import (
     sensitivity_reduced_nsgd as sensitivity_reduced_nsgd,
 )

@@ -38,8 +38,8 @@ from dpjax.accounting import gdp
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.clipping._clip import clip
-from dpjax.noise import _reduced_momentum as reduced_momentum
-from dpjax.noise._reduced_momentum import ReducedMomentumState, Terms
+from dpjax.noise import reduced_momentum
+from dpjax.noise.reduced_momentum import ReducedMomentumState, Terms
 from dpjax.solvers import _calibration, _checks, _precision
 from dpjax.solvers._descent import narrow
 from dpjax.solvers._results import Curve, Result
@@ -83,6 +83,9 @@ def allot_noise(
       >>> print([f"{x:.2f}" for x in noise])
       ['6.51', '20.88', '31.90']
     """
+    validate.positive("target_mu", target_mu)
+    for name, bound in bounds._asdict().items():
+        validate.positive(f"bounds.{name}", bound)
     mu = functools.partial(
         reduced_momentum_mu,
         num_steps=num_steps,
@@ -143,7 +146,7 @@ def _example(
     change, change_norm = clip(anchor - before, bounds.change, keep)
     drift, drift_norm = clip(here - anchor, bounds.drift, keep)
     # One tree serves for F^Δ and F^G from the third epoch on, where the window depends
-    # on both: see `noise._reduced_momentum`.
+    # on both: see `noise.reduced_momentum`.
     mixed = (1 - refresh) * change + refresh * anchor
     return _Example(
         terms=Terms(anchor, mixed, drift),

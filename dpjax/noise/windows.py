@@ -21,10 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core import validate
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, DTypeLike, Key
 from dpjax._matrices.streaming import node_level
 from dpjax.noise.tree import node_noise
+
+__all__ = ["empty_ring", "push", "query", "tree_key", "window_variance"]
 
 _Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -48,8 +52,12 @@ def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
-    """A ring of zeros for windows of `window` steps and vectors f[d]."""
-    slots, _ = _layout(window)
+    """A ring of zeros for windows of `window` steps and vectors f[d].
+
+    The dtype is widened to float32 at least.
+    """
+    slots, _ = _layout(validate.static_int("window", window, minimum=1))
+    dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
     nodes = jnp.zeros((slots.sum(), dimension), dtype)
     return Ring(nodes, jnp.zeros((len(slots), dimension), dtype))
 
@@ -173,10 +181,16 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
       Σ β^{2(t − z)} over the nodes of the steps max(t − n, 0) + 1, …, t, where z is a
       node's end, for t = 1, …, T: f64[T].
 
+    Raises:
+      ValueError: an argument is out of range.
+
     Example:
       >>> window_variance(4, 3, 0.5)  # of 2..4: nodes [2, 2] and [3, 4]
       array([1.    , 1.    , 1.25  , 1.0625])
     """
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    window = validate.static_int("window", window, minimum=1)
+    validate.decay("decay", decay)
     step = np.arange(1, num_steps + 1)
     start, total = np.maximum(step - window, 0), np.zeros(num_steps)
     # The loop of `query` for all steps at once: a node that ends at z has weight
