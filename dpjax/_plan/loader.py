@@ -154,6 +154,7 @@ def batches(
     data: Any,
     key: jax.Array,
     start: int,
+    progress: bool,
     sharding: jax.sharding.Sharding | None,
     prefetch: int,
 ) -> Iterator[Examples]:
@@ -178,7 +179,7 @@ def batches(
             return jax.device_get(_draw(plan, step, jax.device_put(key, host())))
 
     def jobs() -> Iterator[Callable[[], Examples]]:
-        for step in range(first, plan.num_steps):
+        for step in _with_progress_bar(range(first, plan.num_steps), progress):
             batch = draw(step)
             # The default arguments bind this step's values, and not the last step's.
             yield lambda batch=batch, step=step: attach_plan(
@@ -285,3 +286,13 @@ def _several(data: Any, positions: list[int]) -> list[Any]:
             f"{there}."
         )
     return examples
+
+
+def _with_progress_bar(steps: range, progress: bool) -> Any:
+    if not progress:
+        return steps
+    try:
+        from tqdm.auto import tqdm  # pyright: ignore[reportMissingModuleSource]
+    except ImportError:
+        return steps
+    return tqdm(steps, unit="step")

@@ -121,6 +121,7 @@ class Plan(RunParameters):
         *,
         key: jax.Array,
         start: int = 0,
+        progress: bool = False,
         sharding: jax.sharding.Sharding | None = None,
         prefetch: int = 0,
     ) -> Iterator[loader.Examples]:
@@ -137,6 +138,7 @@ class Plan(RunParameters):
           key: one typed key for the whole run, which may be the optimizer's.
           start: the first step, from 0 to T. A run that resumes after k steps passes k
             and restores the optimizer's state: a new state would repeat its noise.
+          progress: whether to show a progress bar, where tqdm is installed.
           sharding: how the leading axis m is sharded over a mesh, such as
             `NamedSharding(mesh, P("data"))`. It must divide m evenly. Each process
             reads the examples of its own devices, and all processes must have the same
@@ -151,7 +153,7 @@ class Plan(RunParameters):
           ValueError: data does not have num_examples examples; start is out of range;
             sharding does not divide m.
         """
-        return loader.batches(self, data, key, start, sharding, prefetch)
+        return loader.batches(self, data, key, start, progress, sharding, prefetch)
 
     def value_and_grad(
         self,
