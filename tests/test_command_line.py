@@ -1,6 +1,7 @@
 """The command line prints the results of the library's functions."""
 
 import functools
+import html
 import json
 import math
 import os
@@ -310,6 +311,29 @@ def test_report_plots_at_or_above_the_true_positive_rates(
         rate = normal.cdf(normal.inv_cdf(column / (width - 1)) + mu)
         unit = 1 / (len(rows) - 1)
         assert 0 <= 1 - top * unit - rate < unit + 1e-6
+
+
+def test_report_page_has_all_parts_and_loads_nothing(run_command, write_record):
+    guarantee = make_plan("fixed").guarantee
+    versions = {"dpjax": "<script>", "jax": "0.9"}
+    page = run_command(write_record(guarantee, versions=versions) + " --html")
+    assert not re.search(r"<script|<link|src=|href=|url\(|@import", page)
+    assert page.count("&lt;script&gt;") == 1
+    text = html.unescape(re.sub(r"<[^>]+>", "", page))
+    *lines, _ = str(guarantee).splitlines()
+    assert all(line in text for line in lines)
+    assert guarantee.citations() in text
+    for steps in (9, 18, 27, 36):
+        cost = math.ceil(1000 * float(guarantee.at(steps).epsilon(1e-5))) / 1000
+        assert f"<tr><td>{steps}</td><td>{steps / 36:.0%}</td><td>{cost:.3f}<" in page
+    points = re.search(r'points="([^"]+)"', page)[1].split()
+    normal = statistics.NormalDist()
+    for x, y in [map(float, point.split(",")) for point in points][1:-1]:
+        rate, missed = (x - 60) / 300, (310 - y) / 300
+        if 0.01 < rate < 0.99:
+            # A tenth of a pixel of each coordinate, where the slope is at most 20.
+            expected = normal.cdf(normal.inv_cdf(1 - rate) - guarantee.mu)
+            assert abs(missed - expected) < 21 * 0.05 / 300
 
 
 def test_report_shows_the_versions_of_the_record(run_command, write_record):

@@ -241,6 +241,38 @@ def test_epsilon_curve_of_a_long_run_has_few_points():
     assert steps[-1] == 100_000
 
 
+def test_compare_shows_the_numbers_of_plans():
+    plans = (
+        make_fixed_plan(),
+        make_fixed_plan(noise_multiplier=6.0, delta=1e-4),
+        make_fixed_plan(num_steps=20),
+    )
+    ax = plot.compare(plans, labels=["a", "b", "c"])
+    widths = [[bar.get_width() for bar in panel.patches] for panel in ax.child_axes]
+    signals = [math.sqrt(t) * 100 / s for t, s in ((40, 3), (40, 6), (20, 3))]
+    assert widths[0] == [3.0, 6.0, 3.0]
+    assert widths[1] == [plan.epsilon for plan in plans]
+    np.testing.assert_allclose(widths[2], signals, rtol=1e-12)
+    first, second, _ = ax.child_axes
+    assert [t.get_text() for t in first.get_yticklabels()] == ["a", "b", "c"]
+    assert second.get_title("left") == "ε at each one's δ"
+
+
+def test_signal_to_noise_of_varying_noise():
+    halved = make_fixed_plan(noise_schedule=lambda step: jnp.where(step < 10, 2.0, 1.0))
+    signal = plot.compare([halved]).child_axes[2].patches[0].get_width()
+    steps = [100 / (3.0 * (2.0 if t < 10 else 1.0)) for t in range(40)]
+    assert signal == pytest.approx(math.hypot(*steps), rel=1e-12)
+
+
+def test_signal_to_noise_with_a_noisy_count():
+    counted = make_fixed_plan(clip_norm=dpjax.QuantileClip(0.7, noise_multiplier=2.0))
+    sigma = (3.0**-2 - (2 * 2.0) ** -2) ** -0.5
+    noise, _, signal = plot.compare([counted]).child_axes
+    assert noise.patches[0].get_width() == pytest.approx(sigma)
+    assert signal.patches[0].get_width() == pytest.approx(math.sqrt(40) * 100 / sigma)
+
+
 # --- noise
 
 
@@ -367,6 +399,7 @@ def axes_results(draw):
         lambda ax: plot.tradeoff(1.0, ax=ax),
         lambda ax: plot.attack(*ATTACK, 1.0, confidence=0.9, ax=ax),
         lambda ax: plot.epsilon_by_step(make_fixed_plan(), ax=ax),
+        lambda ax: plot.compare([make_fixed_plan()], ax=ax),
         lambda ax: plot.noise(np.ones(3), ax=ax),
         lambda ax: plot.spectrum(np.ones(3), ax=ax),
     ],
@@ -392,6 +425,7 @@ def test_given_axes_are_used_and_returned(axes_results):
         (plot.epsilon_by_step, "plans"),
         (lambda: plot.epsilon_by_step(1.0), "plans"),
         (lambda: plot.epsilon_by_step(make_fixed_plan(), delta=2.0), "delta"),
+        (lambda: plot.compare([]), "plans"),
         (plot.noise, "shapes"),
         (lambda: plot.noise(np.ones((2, 2, 2))), "shapes"),
         (lambda: plot.noise([1.0, math.nan]), "shapes"),

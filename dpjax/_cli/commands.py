@@ -49,7 +49,7 @@ _COMMANDS = {
         "The statement for a paper, from what plan.guarantee.to_json() wrote.",
         "ε is computed again from the record's own numbers, and a record that claims "
         "less is refused. Whether they are those of the run, no record can tell.",
-        ("guarantee.json",),
+        ("guarantee.json --html > report.html",),
     ),
 }  # fmt: skip
 _HELP = {
@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         if command == "report":
-            print(report(given["guarantee"], as_json))
+            form = "json" if as_json else "html" if given["html"] else "text"
+            print(report(given["guarantee"], form))
         else:
             print(show_plan(command, given, as_json))
     except (ValueError, ArithmeticError, OSError) as error:
@@ -126,11 +127,13 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        forms = one.add_mutually_exclusive_group()
         if name == "report":
             one.add_argument("guarantee", help="a file of JSON")
+            forms.add_argument("--html", action="store_true", help="print a web page")
         else:
             _add_options(one, name)
-        one.add_argument("--json", action="store_true", help="print JSON")
+        forms.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 

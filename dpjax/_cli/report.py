@@ -5,11 +5,12 @@ import functools
 import json
 import math
 import pathlib
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from dpjax._cli.page import page, text_plot
 from dpjax._core.plain import from_plain, to_plain
 from dpjax._plan import RunGuarantee
 from dpjax._plan.mechanisms import SAMPLINGS
@@ -27,8 +28,8 @@ _NOT_GIVEN = {"epsilon", "solved_for", "max_batch_size"}
 _NOT_GIVEN |= {"schedule", "quantile", "shape"}
 
 
-def report(path: str, as_json: bool) -> str:
-    """The statement for a paper, as text or JSON, from what `to_json` wrote.
+def report(path: str, form: Literal["text", "json", "html"]) -> str:
+    """The statement for a paper in one of three forms, from what `to_json` wrote.
 
     Raises:
       ValueError: the file is not JSON or not such a record, no plan has its numbers, or
@@ -46,7 +47,9 @@ def report(path: str, as_json: bool) -> str:
         raise ValueError(f"{path}: {error}") from error
     # The last line names the versions. They must be those that ran, not those of today.
     statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}"
-    if not as_json:
+    if form == "html":
+        return page(guarantee, statement)
+    if form == "text":
         return (
             f"{statement}\n\n{text_plot(guarantee)}\n\nε and what attacks can achieve "
             f"were computed again from the run's numbers in {path}."
@@ -143,24 +146,3 @@ def _versions(record: Any) -> str:
     """The versions of dpjax and JAX that ran, according to the record, as text."""
     versions = _field(record, "versions", dict[str, str])
     return ", ".join(f"{x} {_field(versions, x, str)}" for x in ("dpjax", "jax")) + "."
-
-
-def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str:
-    """The largest true-positive rates of attacks, for a terminal; rounded up."""
-    rates = np.linspace(0.0, 1.0, width)
-    powers = 1 - np.asarray(guarantee.tradeoff(rates), np.float64)
-    rows = [[" "] * width for _ in range(height)]
-    for column, (rate, power) in enumerate(zip(rates, powers, strict=True)):
-        for value, mark in ((rate, "."), (power, "*")):
-            rows[height - 1 - int(np.ceil(value * (height - 1)))][column] = mark
-    labels = ["1.0", *[" " * 3] * (height - 2), "0.0"]
-    lines = [
-        f"{label} |{''.join(row)}".rstrip()
-        for label, row in zip(labels, rows, strict=True)
-    ]
-    title = "true-positive rate of attacks, at most (*); of guesses (.)"
-    below = [
-        f"    +{'-' * width}",
-        f"     0.0{'false-positive rate':^{width - 6}}1.0",
-    ]
-    return "\n".join([title, *lines, *below])

@@ -7,9 +7,9 @@ without colour.
 
 1. `tradeoff` draws the best trade-off of error rates that any attack can achieve.
    `attack` draws the error rates that one attack achieved.
-2. `epsilon_by_step` draws the privacy cost of a run that stops early. `comparison`
-   draws the mechanisms from which a plan was chosen. `budget` draws what each release
-   takes from a budget.
+2. `epsilon_by_step` draws the privacy cost of a run that stops early. `compare` draws
+   plans together. `comparison` draws the mechanisms from which a plan was chosen.
+   `budget` draws what each release takes from a budget.
 3. `noise` draws the size of noise from step to step, and `spectrum` its power by
    frequency.
 
@@ -18,6 +18,7 @@ without colour.
 
 from dpjax.plot._attack import attack as attack
 from dpjax.plot._runs import budget as budget
+from dpjax.plot._runs import compare as compare
 from dpjax.plot._runs import comparison as comparison
 from dpjax.plot._runs import epsilon_by_step as epsilon_by_step
 from dpjax.plot._shapes import noise as noise

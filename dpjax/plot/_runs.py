@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpjax._core import validate
+from dpjax._plan import quantile
 from dpjax._plan.plan import Plan
+from dpjax._plan.schedule import groups
 from dpjax.ledger import Budget
 from dpjax.plot._style import GREY, axes, finish, names, strokes, up
 
@@ -84,6 +86,64 @@ def epsilon_by_step(
     return finish(ax, where, f"ε {_at(deltas)}")
 
 
+def compare(
+    plans: Sequence[Plan],
+    *,
+    labels: Sequence[str] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw plans together: their noise, their ε and their signal-to-noise ratio.
+
+    Args:
+      plans: the plans of the runs.
+      labels: a name for each plan.
+      ax: the matplotlib Axes that three panels are drawn in; None for those of a new
+        figure.
+
+    Returns:
+      The Axes with three panels, its `child_axes`: the noise multiplier, ε rounded up,
+      and the signal-to-noise ratio of a run. The signal is the largest possible signal,
+      in which all gradients have the clip norm and one direction; the noise is the
+      standard deviation of the noise along this direction. The ratio is b / σ for one
+      step, and √T b / σ for T steps with independent noise, or sqrt(Σ (b / σ)²) where
+      b and σ vary from step to step.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: there is no plan, or an argument is not a plan; the number of labels
+        is not the number of plans.
+
+    Example:
+      >>> import dpjax
+      >>> setting = dict(num_examples=1000, batch_size=100, num_steps=20, delta=1e-5,
+      ...                clip_norm=1.0, sampling="fixed",
+      ...                adjacency=dpjax.Adjacency.ZERO_OUT)
+      >>> ax = compare([dpjax.plan(**setting, epsilon=e) for e in (1.0, 2.0)])
+      >>> [panel.get_title("left") for panel in ax.child_axes]
+      ['noise multiplier', 'ε at δ = 1e-05', 'signal to noise']
+    """
+    _check(plans)
+    legend = names(labels, [_name(plan) for plan in plans])
+    sigmas = [_gradients_noise(plan) for plan in plans]
+    epsilons = [plan.epsilon for plan in plans]
+    signals = [signal_to_noise(plan) for plan in plans]
+    columns = {
+        "noise multiplier": (sigmas, [up(x) for x in sigmas]),
+        f"ε {_at([plan.delta for plan in plans])}": (
+            epsilons,
+            [up(x) for x in epsilons],
+        ),
+        "signal to noise": (signals, [_short(x) for x in signals]),
+    }
+    ax = axes(ax, (5.4, 1.5 + len(plans)))
+    ax.set_axis_off()
+    for number, (title, (values, texts)) in enumerate(columns.items()):
+        panel = ax.inset_axes((0.0, 0.7 - number * 0.35, 1.0, 0.22))
+        panel.set_title(title, fontsize="medium", loc="left")
+        _bars(panel, values, texts, legend)
+    return ax
+
+
 def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
     """Draw the noise of each mechanism from which a plan was chosen.
 
@@ -125,27 +185,56 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
     texts = [
         "no plan"
         if one.plan is None
-        else f"{value:.2f} (σ = {one.plan.noise_multiplier:.3g})"
+        else f"{value:.2f} (σ = {_short(one.plan.noise_multiplier)})"
         for one, value in zip(candidates, values, strict=True)
     ]
-    places = np.arange(len(candidates))
-    # A mechanism without a plan has no bar, and its text alone says so.
-    drawn = [value if math.isfinite(value) else 0.0 for value in values]
-    bars = ax.barh(places, drawn, height=0.6, color="#c9d7e3", edgecolor="black")
-    ax.bar_label(bars, texts, padding=3, fontsize="small")
-    # Leave space for the texts at the ends of the bars.
-    ax.set_xlim(0, 1.35 * max(drawn))
-    # The best mechanism is on top.
-    ax.invert_yaxis()
-    ax.set_yticks(places, [f"{one.sampling}, {one.strategy}" for one in candidates])
-    ax.set_xticks([])
-    ax.tick_params(length=0)
-    ax.grid(visible=False)
-    ax.spines[["top", "right", "bottom"]].set_visible(False)
-    ax.spines["left"].set_color(GREY)
+    _bars(ax, values, texts, [f"{one.sampling}, {one.strategy}" for one in candidates])
     ax.axvline(1.0, color=GREY, linewidth=0.8)
     ax.set_title("noise left in the workload, least = 1", fontsize="medium", loc="left")
     return ax
+
+
+def _bars(
+    panel: "Axes", values: list[float], texts: list[str], labels: list[str]
+) -> None:
+    """Draw one panel: a bar for each value, labelled with its text at the end."""
+    places = np.arange(len(values))
+    # An infinite value has no bar, and its text alone says so.
+    drawn = [value if math.isfinite(value) else 0.0 for value in values]
+    bars = panel.barh(places, drawn, height=0.6, color="#c9d7e3", edgecolor="black")
+    panel.bar_label(bars, texts, padding=3, fontsize="small")
+    # Leave space for the texts at the ends of the bars.
+    panel.set_xlim(0, 1.35 * (max(drawn) or 1.0))
+    # The first plan is on top.
+    panel.invert_yaxis()
+    panel.set_yticks(places, labels)
+    panel.set_xticks([])
+    panel.tick_params(length=0)
+    panel.grid(visible=False)
+    panel.spines[["top", "right", "bottom"]].set_visible(False)
+    panel.spines["left"].set_color(GREY)
+
+
+def signal_to_noise(plan: Plan) -> float:
+    """The signal-to-noise ratio of a plan: the square root of Σ (b / σ)² over steps."""
+    sigma = _gradients_noise(plan)
+    if not plan.schedule:
+        return math.sqrt(plan.num_steps) * plan.batch_size / sigma
+    # Steps with equal noise and batch size are counted together.
+    counts = groups(plan.schedule, plan.num_steps)
+    return math.sqrt(
+        sum(count * (b / (sigma * r)) ** 2 for (r, b), count in counts.items())
+    )
+
+
+def _gradients_noise(plan: Plan) -> float:
+    """The noise multiplier of the gradients alone.
+
+    A plan with `QuantileClip` also adds noise to counts; this noise is not included.
+    """
+    if plan.quantile is None:
+        return plan.noise_multiplier
+    return quantile.noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)[0]
 
 
 def _steps(plan: Plan) -> np.ndarray:
@@ -156,6 +245,11 @@ def _steps(plan: Plan) -> np.ndarray:
     # Squares are densest at the start of a run.
     apart = np.linspace(0.0, 1.0, count) ** 2
     return np.unique(np.ceil(1 + (plan.num_steps - 1) * apart).astype(int))
+
+
+def _short(value: float) -> str:
+    """Format a value with about three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _check(plans: Sequence[Plan]) -> None:
