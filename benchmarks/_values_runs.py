@@ -145,6 +145,10 @@ SOLVERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         solvers.dp_nsgd,
         {**NORMALISED, "order": "reshuffled", "clip_norm": 0.6},
     ),
+    "solver dp_nsgd, strategy": (
+        solvers.dp_nsgd,
+        {**NORMALISED, "order": "fixed", "clip_norm": 0.6, "strategy": RATIONAL},
+    ),
     "solver noisy_gd": (solvers.noisy_gd, {**NOISY, "num_steps": 4}),
     "solver noisy_gd, prox": (
         solvers.noisy_gd,

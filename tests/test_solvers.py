@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import Adjacency, solvers
+from dpjax import Adjacency, solvers, strategies
+from dpjax.accounting import correlated
 from dpjax.accounting import tree as accounting
 
 # The key of seed 11 and parameters, made without compiling anything.
@@ -98,6 +99,56 @@ def test_reported_noise_norm_of_first_step_is_as_accounted(plain_run):
     expected = 1.5 * sigma * (1 - 0.9) * math.sqrt(5) / 25
     noise_norm = np.asarray(plain_run.curve.noise_norm)
     np.testing.assert_allclose(noise_norm[0], expected, rtol=1e-5)
+
+
+SHAPES = {
+    "one vector": strategies.rational([0.25], [0.75]),
+    "scaled": strategies.scaled(strategies.geometric(0.75), np.linspace(1, 3, 144)),
+}
+
+
+@pytest.fixture
+def strategy_run(name, order):
+    return train(make_data(), order=order, epsilon=8.0, strategy=SHAPES[name])
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("order", ["fixed", "reshuffled"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_strategy_noise_matches_accountant_and_matrices(strategy_run, name, order):
+    data, strategy, result = make_data(), SHAPES[name], strategy_run
+    assert accuracy(result.params, data) > 0.8
+    assert 8.0 * (1 - 1e-4) < result.guarantee.epsilon(1e-5) <= 8.0
+    sigma = float(result.noise_multiplier)
+    mu = correlated.mu(
+        strategy,
+        sigma,
+        num_steps=144,
+        steps_per_epoch=24,
+        order=order,
+        adjacency=Adjacency.ZERO_OUT,
+    )
+    np.testing.assert_allclose(result.guarantee.mu, mu, rtol=1e-6)
+    # The root mean square norm of the noise in the momentum, from the matrices.
+    lag = np.subtract.outer(np.arange(144), np.arange(144))
+    momentum = np.where(lag >= 0, 0.1 * 0.9 ** np.maximum(lag, 0), 0.0)
+    inverse = jax.jit(lambda: strategy.inverse_matrix(144))()
+    noise = momentum @ np.asarray(inverse, np.float64)
+    norm = 1.5 * sigma / 25 * np.sqrt(5 * np.sum(noise**2, axis=1))
+    np.testing.assert_allclose(result.curve.noise_norm, norm, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"strategy": strategies.tree(0.9)},
+        {"strategy": 0.5},
+        {"strategy": strategies.scaled(SHAPES["one vector"], np.ones(9))},
+    ],
+)
+def test_invalid_strategy_raises(changed):
+    with pytest.raises(ValueError, match="^strategy must"):
+        train(make_data(50), **changed)
 
 
 @pytest.fixture

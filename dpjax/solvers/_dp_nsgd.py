@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import sampling
+from dpjax import sampling, workloads
 from dpjax._core import keys, validate
 from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import (
@@ -17,7 +17,11 @@ from dpjax._core.typing import (
     ScalarOrSchedule,
     Tree,
 )
-from dpjax.accounting import gdp, tree
+from dpjax._matrices.spec import StrategySpec, spec_of
+from dpjax._matrices.strategy import Scaled
+from dpjax._matrices.toeplitz import Toeplitz
+from dpjax.accounting import correlated, gdp, tree
+from dpjax.accounting.correlated._error import variances
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.noise import _optimizers as optimizers
 from dpjax.noise.tree import prefix_variance
@@ -25,8 +29,35 @@ from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers._checks import Epochs, Order
 from dpjax.solvers._results import Curve, Result
 
+
+def _shape(strategy: Toeplitz | Scaled | None, run: Epochs) -> StrategySpec | None:
+    """The numbers that define a strategy, as a hashable spec; None for the tree."""
+    if strategy is None:
+        return None
+    if not isinstance(strategy, Toeplitz | Scaled):
+        raise ValueError(
+            f"strategy must be a Toeplitz or scaled strategy; got {strategy!r}."
+        )
+    return spec_of(strategy, run.num_steps)
+
+
+def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
+    """The variance f[T] of the momentum's noise per step, for draws of variance 1."""
+    if shape is None:
+        steps = jnp.arange(1, run.num_steps + 1)
+        return (1 - decay) ** 2 * prefix_variance(steps, decay)
+    ones = jnp.ones(run.num_steps)
+    return variances(
+        shape.toeplitz(run.num_steps),
+        workloads.momentum(decay),
+        factors=jnp.asarray(shape.factors or (1.0,)) * ones,
+        rates=(1 - decay) * ones,
+        keep=0 * ones,
+    )
+
+
 _Carry = tuple[Tree, optax.OptState]
-_STATIC = "loss_fn", "schedule", "order", "run", "microbatch_size"
+_STATIC = "loss_fn", "schedule", "order", "run", "microbatch_size", "shape"
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
@@ -44,6 +75,7 @@ def _train(
     order: Order,
     run: Epochs,
     microbatch_size: int | None,
+    shape: StrategySpec | None,
 ) -> tuple[Tree, Curve]:
     """The last parameters and the curve, compiled once for many runs.
 
@@ -61,6 +93,7 @@ def _train(
         key=keys.stream(key, "noise"),
         decay=decay,
         num_steps=run.num_steps,
+        strategy=None if shape is None else shape.strategy(run.num_steps),
     )
 
     def step(carry: _Carry, batch: sampling.Batch) -> tuple[_Carry, Curve]:
@@ -105,8 +138,9 @@ def dp_nsgd(
     clip_norm: float,
     key: Key,
     microbatch_size: int | None = None,
+    strategy: Toeplitz | Scaled | None = None,
 ) -> Result[Params, jax.Array]:
-    """Train by normalised steps along a private momentum.
+    """Train by normalised steps along a private momentum, the tree's or a strategy's.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
@@ -124,6 +158,8 @@ def dp_nsgd(
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for the noise and the order.
       microbatch_size: see `clipped_grad`.
+      strategy: how the noise is correlated from step to step, a strategy that
+        `dpjax.strategies` makes. None stands for the noise of the tree.
 
     Returns:
       A `Result`: params, curve, guarantee and the noise multiplier of the run.
@@ -137,7 +173,8 @@ def dp_nsgd(
     guarantee.epsilon(delta) is at most epsilon. n, the shapes and the hyperparameters
     are taken as public. The curve's loss is outside the guarantee.
 
-    Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting.
+    Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting; with a
+    strategy Denisov et al. (2022), https://arxiv.org/abs/2202.08312.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -159,11 +196,14 @@ def dp_nsgd(
     decay, clip_norm = _precision.round_down(decay), _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
+    shape = _shape(strategy, run)
 
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
-    mu_of = functools.partial(
-        tree.momentum_mu, decay=decay, **steps, order=order, adjacency=adjacency
-    )
+    if shape is None:
+        mu_of = functools.partial(tree.momentum_mu, decay=decay)
+    else:
+        mu_of = functools.partial(correlated.mu, shape.strategy(run.num_steps))
+    mu_of = functools.partial(mu_of, **steps, order=order, adjacency=adjacency)
     with _calibration.now():
         goal = float(gdp.mu(target.epsilon, target.delta))
         # μ is proportional to 1/σ, so that one evaluation at σ = 1 gives σ.
@@ -184,17 +224,16 @@ def dp_nsgd(
         order=order,
         run=run,
         microbatch_size=microbatch_size,
+        shape=shape,
     )
 
-    # The variance of the momentum's noise in each step, for draws of variance 1.
-    variance = (1 - decay) ** 2 * prefix_variance(
-        jnp.arange(1, run.num_steps + 1), decay
-    )
+    variance = _variance(shape, decay, run)
     dimension = sum(x.size for x in jax.tree.leaves(trained))
     # The noise of a mean gradient in one coordinate, before the momentum.
     coordinate = clip_norm * noise_multiplier / run.batch_size
     curve = curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance))
-    mechanism = f"all {run.num_steps} iterates of tree-aggregated momentum"
+    momentum = "tree-aggregated momentum" if shape is None else f"momentum, C {shape}"
+    mechanism = f"all {run.num_steps} iterates of {momentum}"
     guarantee = Guarantee(mechanism, profile, adjacency, _checks.every_step(order))
     # Rounded down, so that the reported noise never exceeds the noise added.
     reported = _precision.to_float32(_precision.round_down(noise_multiplier))
