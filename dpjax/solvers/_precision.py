@@ -228,6 +228,7 @@ def sensitivity(
     prox: Prox,
     *,
     num_steps: int,
+    num_examples: int,
     setting: Setting,
 ) -> float:
     """How far one example can move the last iterate that float64 computes.
