@@ -7,7 +7,6 @@ import functools
 import itertools
 from fractions import Fraction
 from math import comb
-from types import SimpleNamespace
 
 import chex
 import jax
@@ -610,15 +609,10 @@ def test_no_owner_exceeds_the_limit_and_no_example_fits(most):
     others = set(range(len(owners))) - set(selected.tolist())
     assert all(max(counts[x] for x in owners[i]) == most for i in others)
     assert bool(others) == (most < 1000)
-    # The same graph in other words: repeated and renamed owners, and sparse rows.
+    # The same graph in other words: repeated and renamed owners.
     words = [[f"owner {x}" for x in row + row[:1]] for row in owners]
-    ends = np.cumsum([0] + [len(row) for row in owners])
-    shape = len(owners), 40
-    flat = [x for row in owners for x in row]
-    rows = scipy.sparse.csr_array((np.ones(ends[-1]), flat, ends), shape)
-    for same in (words, rows):
-        again = sampling.bound_contributions_of_fixed_graph(same, most, key=KEY)
-        np.testing.assert_array_equal(again, selected)
+    again = sampling.bound_contributions_of_fixed_graph(words, most, key=KEY)
+    np.testing.assert_array_equal(again, selected)
 
 
 def test_selection_with_one_owner_takes_the_limit_of_each():
@@ -626,7 +620,9 @@ def test_selection_with_one_owner_takes_the_limit_of_each():
     counts = np.zeros(8)
     for seed in range(40):
         key = jax.random.wrap_key_data(np.array([0, seed], np.uint32))
-        selected = sampling.bound_contributions_of_fixed_graph(owner, 2, key=key)
+        selected = sampling.bound_contributions_of_fixed_graph(
+            owner[:, None], 2, key=key
+        )
         assert sorted(owner[selected].tolist()) == [1, 1, 2, 3, 3]
         pairs = sampling.bound_contributions_of_fixed_graph(
             np.stack([owner, owner], axis=1), 2, key=key
@@ -662,8 +658,8 @@ def test_invalid_owners_raise():
     with pytest.raises(ValueError, match="a sequence of owners for each example"):
         select(["eva", "jo"], 1)
     with pytest.raises(ValueError, match="NaN"):
-        select(np.array([1.0, np.nan]), 1)
-    with pytest.raises(ValueError, match="indptr"):
-        select(SimpleNamespace(indices=[1, 2], indptr=[0, 1]), 1)
-    with pytest.raises(ValueError, match=r"\(1, 1, 1\)"):
-        select(np.zeros((1, 1, 1)), 1)
+        select(np.array([[1.0], [np.nan]]), 1)
+    with pytest.raises(ValueError, match="a sequence of owners for each example"):
+        select(np.array([1.0, 2.0]), 1)
+    with pytest.raises(ValueError, match="masked"):
+        select(np.ma.masked_equal([[1], [2]], 2), 1)

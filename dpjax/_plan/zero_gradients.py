@@ -53,18 +53,11 @@ _LAYOUTS = frozenset(
     {
         *("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "rev"),
         *("slice", "dynamic_slice", "gather", "reduce_sum", "reduce_max", "reduce_min"),
-        *("reduce_prod", "copy", "stop_gradient", "reshard", "convert_element_type"),
+        *("copy", "stop_gradient", "reshard", "convert_element_type"),
     }
 )
 # Primitives whose output is zero if one of the first two inputs is zero.
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
-# Primitives with f(−x) = −f(x) in each input, so that a sign can be moved outside.
-_ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice"}
-# Comparisons of an array with itself, where no entry is NaN.
-_COMPARISONS = {
-    **dict.fromkeys(("eq", "le", "ge"), True),
-    **dict.fromkeys(("ne", "lt", "gt"), False),
-}
 
 
 def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
@@ -170,13 +163,6 @@ class _Terms:
 
         Two equations that apply one operation to the same terms get the same names.
         """
-        name, sign = eqn.primitive.name, 1
-        if name in _ODD:
-            # (−x) · y and x · (−y) get one name and the sign −1.
-            sign = math.prod(x.sign for x in inputs if isinstance(x, Unknown))
-            inputs = [
-                x._replace(sign=1) if isinstance(x, Unknown) else x for x in inputs
-            ]
         try:
             params: Hashable = tuple(sorted(eqn.params.items()))
             hash(params)
@@ -184,14 +170,8 @@ class _Terms:
             params = id(eqn)  # parameters without a hash: equal to no other equation's
         # A name ignores axes of size one, but an operation depends on them.
         types = [(aval(v).shape, aval(v).dtype) for v in eqn.invars]
-        typed = list(zip(inputs, types, strict=True))
-        if name in {"mul", "add", "add_any"}:
-            typed.sort(key=repr)  # x + y and y + x get one name
-        made = (name, params, tuple(typed))
-        return [
-            self._look_up((*made, i))._replace(sign=sign)
-            for i in range(len(eqn.outvars))
-        ]
+        made = (eqn.primitive.name, params, *zip(inputs, types, strict=True))
+        return [self._look_up((*made, i)) for i in range(len(eqn.outvars))]
 
 
 def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
@@ -240,9 +220,6 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         if isinstance(which, Constant):
             return cases[int(which.value)]
         return cases[0] if len(set(cases)) == 1 else None
-    # Constants only: an unknown array would be repeated along the axis.
-    if name == "concatenate" and len(set(inputs)) == 1 and values:
-        return inputs[0]
     if name.startswith("scatter-add"):  # the gradient of indexing
         array, indices, updates = inputs
         if updates == ZERO:
@@ -285,11 +262,6 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
     if name in {"max", "min"}:
         neutral = Constant(-math.inf if name == "max" else math.inf)
         return y if x in (neutral, y) else x if y == neutral else None
-    # x compares with itself as 0 does with 0, since no entry is NaN.
-    if name in _COMPARISONS and x == y:
-        return Constant(_COMPARISONS[name])
-    if name in {"pad", "dynamic_update_slice"} and x == y == ZERO:
-        return ZERO
     return None
 
 
@@ -306,28 +278,20 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if name == "convert_element_type":
         return _convert(before.dtype, after.dtype, x)
     if isinstance(x, Constant):
-        # How many equal entries each sum or product has.
-        count, entry = (
-            before.size // max(after.size, 1),
-            np.asarray(x.value, before.dtype),
-        )
         if name == "reduce_sum":
+            # How many equal entries each sum has.
+            count = before.size // max(after.size, 1)
+            entry = np.asarray(x.value, before.dtype)
             return _constant(lambda entry: entry * count, entry)
-        if name == "reduce_prod":
-            return _constant(lambda entry: entry**count, entry)
         return x
     if before.size != after.size:
         return None
     if after.size == 1:
         return x
     # The axes with more than one entry must keep their order and their sizes.
-    long = [i for i, n in enumerate(before.shape) if n != 1]
-    if name == "transpose":
-        order = [i for i in eqn.params["permutation"] if i in long]
-        return x if order == long else None
-    if name in {"rev", "gather"}:
+    if name in {"rev", "gather", "transpose"}:
         return None
-    same = [n for n in after.shape if n != 1] == [before.shape[i] for i in long]
+    same = [n for n in after.shape if n != 1] == [n for n in before.shape if n != 1]
     return x if same else None
 
 

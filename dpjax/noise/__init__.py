@@ -21,4 +21,3 @@ from dpjax.noise import tree as tree
 from dpjax.noise import windows as windows
 from dpjax.noise._correlated_lattice import lattice_roundings as lattice_roundings
 from dpjax.noise._discrete import lattice_spacing as lattice_spacing
-from dpjax.noise._gaussian import gamma_norm_like as gamma_norm_like

@@ -1,35 +1,22 @@
 """A bound on the contributions of owners, for examples with several owners each."""
 
-import itertools
-from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Hashable, Sequence
 
 import jax
 import numpy as np
 
 from dpjax._core import keys, validate
-from dpjax._core.typing import ArrayLike, Key
+from dpjax._core.typing import Key
 from dpjax.sampling import _order
-
-
-class Rows(Protocol):
-    """Compressed sparse rows, such as a `scipy.sparse.csr_array`.
-
-    Row i has the entries indices[indptr[i]] to indices[indptr[i + 1] − 1].
-    """
-
-    indices: Any
-    indptr: Any
-
-
-Owners = Sequence[Sequence[Hashable]] | ArrayLike | Rows
-
 
 _permutation = jax.jit(_order.permutation, static_argnums=1)
 
 
 def bound_contributions_of_fixed_graph(
-    owners: Owners, max_contributions: int, *, key: Key
+    owners: Sequence[Collection[Hashable]] | np.ndarray,
+    max_contributions: int,
+    *,
+    key: Key,
 ) -> np.ndarray:
     """Select examples such that no owner owns more than a given number of them.
 
@@ -39,9 +26,8 @@ def bound_contributions_of_fixed_graph(
 
     Args:
       owners: the owners of each example, at least one: n sequences of numbers, strings
-        or other hashable names; an array [n], with one owner each, or [n, w]; or
-        compressed sparse rows, of which every stored entry of a row is an owner. An
-        owner that is named twice for one example counts once.
+        or other hashable names, or an array [n, w]. An owner that is named twice for
+        one example counts once.
       max_contributions: k, the most selected examples of one owner, at least 1.
       key: a typed JAX key. The order depends on the key and on n alone.
 
@@ -72,19 +58,20 @@ def bound_contributions_of_fixed_graph(
       array([2, 3])
     """
     most = validate.static_int("max_contributions", max_contributions, minimum=1)
-    numbers, ends = _rows(owners)
-    n = len(ends) - 1
+    if np.ma.is_masked(owners):
+        raise ValueError("owners must not have masked entries, which would be read.")
+    given = owners.tolist() if isinstance(owners, np.ndarray) else owners
     # A row names an owner once, so that a repeated name counts as one contribution.
-    rows = [set(numbers[a:b]) for a, b in itertools.pairwise(ends)]
+    rows = [set(_check_row(row)) for row in given]
     if not all(rows):
         empty = next(i for i, row in enumerate(rows) if not row)
         raise ValueError(
             "owners must have at least one owner for each example; got none for "
             f"example {empty}. An example that nobody owns is protected for nobody."
         )
-    order = _permutation(keys.stream(key, "bound_contributions"), n)
-    left = dict.fromkeys(numbers, most)
-    selected = np.zeros(n, bool)
+    order = _permutation(keys.stream(key, "bound_contributions"), len(rows))
+    left = dict.fromkeys(set().union(*rows), most)
+    selected = np.zeros(len(rows), bool)
     for i in np.asarray(order).tolist():
         if all(left[owner] for owner in rows[i]):
             selected[i] = True
@@ -93,37 +80,13 @@ def bound_contributions_of_fixed_graph(
     return np.flatnonzero(selected)
 
 
-def _rows(owners: Any) -> tuple[list[Hashable], list[int]]:
-    """All owners, one example after another, and where each example's owners begin."""
-    if hasattr(owners, "indptr"):
-        flat, ends = np.asarray(owners.indices), np.asarray(owners.indptr)
-        valid = ends.ndim == 1 and ends.size and ends[0] == 0 and ends[-1] == flat.size
-        if not valid or np.any(np.diff(ends) < 0):
-            raise ValueError(
-                "owners must have non-decreasing indptr from 0 to the number of "
-                f"indices, {flat.size}; got {ends}."
-            )
-        names, ends = flat.tolist(), ends.tolist()
-    elif isinstance(owners, np.ndarray | jax.Array):
-        array = np.asarray(owners)
-        if array.ndim not in (1, 2) or np.ma.is_masked(owners):
-            raise ValueError(
-                "owners must be an array [n] or [n, w] without masked entries; got "
-                f"shape {array.shape}."
-            )
-        width = array.shape[1] if array.ndim == 2 else 1
-        names, ends = array.ravel().tolist(), [i * width for i in range(len(array) + 1)]
-    else:
-        names, ends = [], [0]
-        for row in owners:
-            # The letters of a string would be taken for owners.
-            if isinstance(row, str | bytes) or not hasattr(row, "__iter__"):
-                raise ValueError(
-                    "owners must be a sequence of owners for each example; got "
-                    f"{row!r}. For one owner each, pass an array."
-                )
-            names += row
-            ends.append(len(names))
-    if any(name != name for name in names):
+def _check_row(row: Collection[Hashable]) -> Collection[Hashable]:
+    """The owners of one example, or ValueError."""
+    # The letters of a string would be taken for owners.
+    if isinstance(row, str | bytes) or not hasattr(row, "__iter__"):
+        raise ValueError(
+            f"owners must be a sequence of owners for each example; got {row!r}."
+        )
+    if any(name != name for name in row):
         raise ValueError("owners must be equal to themselves, and no owner NaN.")
-    return names, ends
+    return row
