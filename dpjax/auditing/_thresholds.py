@@ -123,10 +123,8 @@ def replace_nan_scores(
     )
 
 
-def band(
-    scores_in: jax.Array, scores_out: jax.Array, error: jax.Array
-) -> tuple[jax.Array, _Rates]:
-    """Thresholds in descending order, and bounds on a test's rates at all at once."""
+def band(scores_in: jax.Array, scores_out: jax.Array, error: jax.Array) -> _Rates:
+    """Bounds on a test's rates, which hold at all of these thresholds at once."""
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (counts(x.size) for x in (scores_in, scores_out))
     # Half of the error for each rate, and an equal share of it for each count.
@@ -143,23 +141,21 @@ def band(
     # the signs turn their descending order into the ascending order that is needed.
     above = jnp.searchsorted(-reached, -thresholds)
     true = jnp.where(above > 0, true[jnp.maximum(above, 1) - 1], 0.0)
-    return thresholds, _Rates(false, true)
+    return _Rates(false, true)
 
 
 @float64("down", vectors=(0, 1), elementwise=True)
 def _epsilon_lower64(
     scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
 ) -> jax.Array:
-    _, rates = band(scores_in, scores_out, 1 - confidence)
-    return jnp.max(_epsilon(rates, delta))
+    return jnp.max(_epsilon(band(scores_in, scores_out, 1 - confidence), delta))
 
 
 @float64("down", vectors=(0, 1), elementwise=True)
 def _mu_lower64(
     scores_in: jax.Array, scores_out: jax.Array, confidence: jax.Array
 ) -> jax.Array:
-    _, rates = band(scores_in, scores_out, 1 - confidence)
-    return jnp.max(_mu(rates))
+    return jnp.max(_mu(band(scores_in, scores_out, 1 - confidence)))
 
 
 @float64("down", vectors=(0, 1), elementwise=True)

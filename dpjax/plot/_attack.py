@@ -42,7 +42,7 @@ def achieved_rates(
       thresholds at once with the stated confidence.
     """
     inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
-    thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence))
+    thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
     inside, outside = map(jnp.sort, replace_nan_scores(inside, outside))
     # Scores at or below a threshold, as shares: missed examples and no false alarms.
     missed, quiet = (
