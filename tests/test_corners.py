@@ -295,6 +295,11 @@ TABLE = {
         (ALPHAS,),
         is_at_most(lambda alpha: gaussian_tradeoff(1.0, alpha)),
     ),
+    "fdp.true_positive_rate": Line(
+        lambda alpha: fdp.true_positive_rate(lambda e: gdp.delta(1.0, e), alpha),
+        (ALPHAS,),
+        is_at_least(lambda alpha: 1 - gaussian_tradeoff(1.0, alpha)),
+    ),
     "tree.momentum_mu, fixed": Line(
         lambda s, b: momentum_mu(s, b, "fixed"),
         (NOISES, [0, 1e-300, 0.9, ALMOST_ONE]),

@@ -1,4 +1,4 @@
-"""Bounds on attacks from δ(ε): the trade-off curve.
+"""Bounds on attacks from δ(ε): trade-off curve and true-positive rate.
 
 Every point of a privacy profile δ(ε) bounds every attack that tells two neighbouring
 data sets apart. Any accountant gives such points, so the functions of this module take
@@ -77,3 +77,38 @@ def tradeoff(
     if jnp.ndim(epsilons) != 1:
         raise ValueError(f"epsilons must have one axis; got {epsilons!r}.")
     return _tradeoff64(alpha, epsilons, delta_fn(epsilons))
+
+
+def true_positive_rate(
+    delta_fn: Profile,
+    false_positive_rate: ArrayLike,
+    *,
+    epsilons: ArrayLike = EPSILONS,
+) -> jax.Array:
+    """An upper bound on the true-positive rate of any attack, from a privacy profile.
+
+    Args:
+      delta_fn: δ as a function of ε, f[k] to f[k], for both orders of the data sets.
+      false_positive_rate: the attack's false-positive rate, f[*b], in [0, 1].
+      epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
+
+    Returns:
+      One minus the trade-off curve, f[*b], rounded up.
+
+    Raises:
+      ValueError: a static argument is out of range.
+
+    Reference: see `tradeoff`.
+
+    Example:
+      >>> from dpjax.accounting import gdp
+      >>> print(f"{true_positive_rate(lambda e: gdp.delta(1.0, e), 0.001):.3f}")
+      0.018
+    """
+    validate.closed_unit("false_positive_rate", false_positive_rate)
+    return _complement64(tradeoff(delta_fn, false_positive_rate, epsilons=epsilons))
+
+
+@float64("up")
+def _complement64(x: jax.Array) -> jax.Array:
+    return 1 - x

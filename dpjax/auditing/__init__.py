@@ -10,9 +10,9 @@ the function's result, and compares this distance with the claimed sensitivity.
 From a mechanism to scores:
 
 1. `plant` adds canaries to a loss, which are examples with known gradients. `released`
-   returns the values that a mechanism releases. `white_by_strategy` makes the noise in
-   these values white, and `matched_filter` then computes a score for each canary.
-   `mixture_scores` computes scores if a canary took part in random steps.
+   returns the values that a mechanism releases. `white_by_strategy` and `white_by_tree`
+   make the noise in these values white, and `matched_filter` then computes a score for
+   each canary. `mixture_scores` computes scores if a canary took part in random steps.
 2. `train_many` runs thousands of whole runs, on a data set and on its neighbour, and
    `linear_scores` computes a score for each run.
 3. `train_shadows`, `log_odds`, `likelihood_ratios`: membership inference, which tests
@@ -38,6 +38,7 @@ from dpjax.auditing._canaries import mixture_scores as mixture_scores
 from dpjax.auditing._canaries import plant as plant
 from dpjax.auditing._canaries import released as released
 from dpjax.auditing._canaries import white_by_strategy as white_by_strategy
+from dpjax.auditing._canaries import white_by_tree as white_by_tree
 from dpjax.auditing._check import Finding as Finding
 from dpjax.auditing._check import Report as Report
 from dpjax.auditing._check import check as check

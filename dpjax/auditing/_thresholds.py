@@ -372,7 +372,7 @@ def true_positive_rate(
 
     Returns:
       The share of scores_in above the threshold, f[*b], an estimate. The largest rate
-      that a guarantee allows is 1 minus `accounting.fdp.tradeoff`.
+      that a guarantee allows is `accounting.fdp.true_positive_rate`.
 
     Raises:
       ValueError: there are no scores, or the rate is out of range.
