@@ -36,6 +36,8 @@ import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core.typing import Bits
+
 NAME = "chacha20"
 _BITS, _SPLIT, _FOLD_IN, _SEED = range(4)  # what a block is used for, in word 14
 # RFC 8439, 2.3: the first four words of the state, "expand 32-byte k" in ASCII.
@@ -43,10 +45,10 @@ _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32)
 _ROUNDS = 20
 
 # The state of 16 words as its four rows, each u32[4, *grid], for a grid of blocks.
-Rows = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Rows = tuple[Bits, Bits, Bits, Bits]
 
 
-def quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> Rows:
+def quarter_round(a: Bits, b: Bits, c: Bits, d: Bits) -> Rows[Bits]:
     """The quarter round of RFC 8439, 2.1, on each element of four arrays of words."""
     a = a + b
     d = _rotate(d ^ a, 16)
@@ -59,16 +61,21 @@ def quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> Row
     return a, b, c, d
 
 
-def _rotate(x: jax.Array, by: int) -> jax.Array:
+def _rotate(x: Bits, by: int) -> Bits:
     return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
-def _turn(row: jax.Array, by: int) -> jax.Array:
+def _numpy_of(x: Bits) -> Any:
+    """The module whose functions take this array: `jax.numpy` or `numpy`."""
+    return np if isinstance(x, np.ndarray) else jnp
+
+
+def _turn(row: Bits, by: int) -> Bits:
     """A row of the state, with word (i + by) modulo 4 at place i."""
-    return jnp.concatenate([row[by:], row[:by]])
+    return _numpy_of(row).concatenate([row[by:], row[:by]])
 
 
-def double_round(rows: Rows) -> Rows:
+def double_round(rows: Rows[Bits]) -> Rows[Bits]:
     """A column round and a diagonal round (RFC 8439, 2.3)."""
     # The four quarter rounds of a column round are one on whole rows.
     a, b, c, d = quarter_round(*rows)
@@ -77,7 +84,7 @@ def double_round(rows: Rows) -> Rows:
     return a, _turn(b, 3), _turn(c, 2), _turn(d, 1)
 
 
-def block(key: jax.Array, words: tuple[jax.Array | np.uint32, ...]) -> Rows:
+def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
     """The blocks of one key, for the counters and nonces of a grid (RFC 8439, 2.3).
 
     Args:
@@ -87,6 +94,7 @@ def block(key: jax.Array, words: tuple[jax.Array | np.uint32, ...]) -> Rows:
     Returns:
       The 16 words of each block as four rows, each u32[4, *grid].
     """
+    xp = _numpy_of(key)
     # Zeros of the grid's shape, made of all inputs: inside `jax.shard_map`, all parts
     # of a loop's carry must vary over the mesh as the key and the words do.
     zero = functools.reduce(operator.xor, words, key[0]) & np.uint32(0)
@@ -95,20 +103,32 @@ def block(key: jax.Array, words: tuple[jax.Array | np.uint32, ...]) -> Rows:
         _CONSTANTS.reshape(columns) ^ zero[None],
         key[:4].reshape(columns) ^ zero[None],
         key[4:].reshape(columns) ^ zero[None],
-        jnp.stack([word ^ zero for word in words]),
+        xp.stack([word ^ zero for word in words]),
     )
-    # Written out, the rounds take XLA six times as long to compile on CPUs, and their
-    # program is no faster.
-    rows = jax.lax.fori_loop(0, _ROUNDS // 2, lambda _, rows: double_round(rows), start)
+    rows = start
+    if xp is np:
+        for _ in range(_ROUNDS // 2):
+            rows = double_round(rows)
+    else:
+        # Written out, the rounds take XLA six times as long to compile on CPUs, and
+        # their program is no faster.
+        rows = jax.lax.fori_loop(
+            0, _ROUNDS // 2, lambda _, rows: double_round(rows), start
+        )
     a, b, c, d = (x + y for x, y in zip(rows, start, strict=True))
     return a, b, c, d
 
 
-def _children(key: jax.Array, numbers: jax.Array | np.uint32, use: int) -> jax.Array:
+def _children(key: Bits, numbers: Bits | np.uint32, use: int) -> Bits:
     """The keys, u32[*grid, 8], of children: the first half of the block of each."""
-    zero = np.uint32(0)
+    xp, zero = _numpy_of(key), np.uint32(0)
     rows = block(key, (numbers, zero, np.uint32(use), zero))
-    return jnp.moveaxis(jnp.concatenate(rows[:2]), 0, -1)
+    return xp.moveaxis(xp.concatenate(rows[:2]), 0, -1)
+
+
+def fold_in_words(key: Bits, number: Bits) -> Bits:
+    """The key data of `jax.random.fold_in(key, number)` for a number u32[]."""
+    return _children(key, number, _FOLD_IN)
 
 
 def numbers_of(grid: tuple[int, ...]) -> jax.Array:
@@ -139,7 +159,7 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
     return (-(-math.prod(shape) // in_block),)
 
 
-def _read(rows: Rows, width: int) -> jax.Array:
+def _read(rows: Rows[jax.Array], width: int) -> jax.Array:
     """The numbers of `width` bits in each block, u[*grid, ...], in the RFC's order."""
     # Row by row, XLA fuses this with what is done with the numbers on CPUs. A transpose
     # of all 16 words at once makes normal numbers take four times as long.
@@ -181,7 +201,7 @@ def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 @jax.jit
 def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
     """The key u32[8] of the child with a number, which is taken modulo 2³²."""
-    return _children(key, number.astype(jnp.uint32), _FOLD_IN)
+    return fold_in_words(key, number.astype(jnp.uint32))
 
 
 @jax.jit

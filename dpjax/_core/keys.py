@@ -25,7 +25,7 @@ import optax
 from jax.core import Tracer
 
 from dpjax._core import chacha
-from dpjax._core.typing import ArrayLike, Key, Shaped
+from dpjax._core.typing import ArrayLike, Bits, Key, Shaped
 
 
 def random_key(impl: str | None = None) -> Key:
@@ -112,7 +112,30 @@ def words(name: str) -> tuple[int, int]:
 def stream(key: Key, consumer: str) -> Key:
     """The key for one kind of consumer, derived from the user's key."""
     pair = np.array(words(f"dpjax {consumer}"), np.uint32)
-    return _fold(_order_dependent_key(key), pair)
+    key = _order_dependent_key(key)
+    data = jax.random.key_data(key)
+    fold = _NUMPY_FOLDS.get(generator_name(key))
+    if not is_on_one_device(data) or key.ndim or not fold:
+        return _fold(key, pair)
+    # NumPy folds a known key without compiling a program. The result is on the device
+    # of the key, as JAX's would be.
+    folded = np.asarray(jax.device_get(data))
+    for word in pair:
+        folded = fold(folded, word)
+    place = data.sharding if data.committed else None
+    put = jax.device_put(folded, place)
+    return jax.random.wrap_key_data(put, impl=jax.random.key_impl(key))
+
+
+def _fold_threefry(data: np.ndarray, word: np.uint32) -> np.ndarray:
+    return np.concatenate(threefry(list(data[:, None]), np.full(1, word)))
+
+
+# `jax.random.fold_in` of key data in NumPy, by generator.
+_NUMPY_FOLDS = {
+    "threefry2x32": _fold_threefry,
+    chacha.NAME: lambda data, word: chacha.fold_in_words(data, np.asarray(word)),
+}
 
 
 def is_on_one_device(x: jax.Array) -> bool:
@@ -126,7 +149,7 @@ def is_on_one_device(x: jax.Array) -> bool:
 _TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
-def threefry(key: Sequence[jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
     """The output words of Threefry-2x32 for the counters (0, x), both u32[b].
 
     Threefry-2x32 is the default generator of JAX: with the two words of a key,
@@ -213,7 +236,6 @@ def generator_name(key: Key) -> str:
     return str(jax.random.key_impl(_order_dependent_key(key)))
 
 
-@jax.jit
 def _fold(key: Key, pair: ArrayLike) -> Key:
     # fold_in takes 32 bits, too few for hashes of names that must not collide.
     high, low = jnp.asarray(pair)

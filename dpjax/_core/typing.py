@@ -16,6 +16,7 @@ import chex
 import jax
 import jax.core
 import jax.typing
+import numpy as np
 import optax
 from typing_extensions import TypeAliasType
 
@@ -33,6 +34,9 @@ LossOfLeaves: TypeAlias = Callable[[Arrays, Arrays], tuple[ArrayLike, object]]
 Atom: TypeAlias = jax.core.Atom  # an input of a jaxpr's equation: variable or literal
 Engine: TypeAlias = Literal["auto", "bookkeeping", "ghost", "vmap"]
 Arithmetic: TypeAlias = Literal["real", "discrete"]
+
+# 32-bit words, of JAX or of NumPy.
+Bits = TypeVar("Bits", jax.Array, np.ndarray)
 
 # Where a signature has one of these variables twice, the output has the input's tree
 # structure. The trees may have user-defined nodes, such as modules, which a static
