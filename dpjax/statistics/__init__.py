@@ -5,7 +5,7 @@ Each function clips or counts the examples, adds Gaussian noise to a sum, and re
 or a composition knows its cost. All functions work under `jax.jit`, also with traced
 data, and under `jax.vmap` over keys.
 
-1. **Sums of clipped rows**: `mean`. With second moments: `variance`,
+1. **Sums of clipped rows**: `sum`, `mean`. With second moments: `variance`,
    `covariance`. `standardize` returns a `Standardization` of features.
 2. **Counts**: `histogram` in public bins, and `quantile` by bisection.
 3. **Evaluation** on held-out private data: `accuracy`, `loss`, `auc`.
@@ -22,3 +22,4 @@ from dpjax.statistics._release import Released as Released
 from dpjax.statistics._standardize import Standardization as Standardization
 from dpjax.statistics._standardize import standardize as standardize
 from dpjax.statistics._sums import mean as mean
+from dpjax.statistics._sums import sum as sum  # noqa: A004
