@@ -41,7 +41,8 @@ def test_every_public_accountant_is_in_the_table():
     assert found == set(ACCOUNTANTS) | ELSEWHERE["dpjax.accounting"]
     public = {m.name for m in pkgutil.iter_modules(accounting.__path__)}
     interpreted = {"events", "profiles"}  # records, which accountants interpret
-    interpreted |= {"group"}  # a search outside of jit: in test_group
+    # A search outside of jit, and states of a run: in test_group and test_individual.
+    interpreted |= {"group", "individual"}
     # Functions of events and profiles: in test_selection and test_budget.
     interpreted |= {"selection", "composition"}
     assert {*WINGS} | interpreted == {x for x in public if not x.startswith("_")}
@@ -64,6 +65,7 @@ HEAVY = {
     "correlated.epsilon",
     "iteration.noisy_sgd_epsilon",
     "iteration.optimal_shift_mu",
+    "iteration.random_assignment_epsilon",
     "iteration.scheduled_cyclic_gd_mu",
     "pld.compose",
     "pld.convolve",
@@ -79,6 +81,7 @@ HEAVY = {
     "pld.randomized_response",
     "pld.subsampled_gdp",
     "random_rounds.delta",
+    "rdp.best_order",
     "truncation.poisson_gaussian",
 }
 BY_NAME = pytest.mark.parametrize(

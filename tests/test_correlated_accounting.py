@@ -53,12 +53,18 @@ def participation_patterns(order, num_steps, n_b):
     return list(separated_patterns(0))
 
 
-def brute_force_sensitivity(c, order, num_steps, n_b):
+def subsets_of(patterns, most):
+    """All subsets of patterns with `most` steps; entries of |CᵀC| are at least 0."""
+    return {s for p in patterns for s in itertools.combinations(p, min(most, len(p)))}
+
+
+def brute_force_sensitivity(c, order, num_steps, n_b, most=None):
     """max_π Σ |(CᵀC)_st| for a matrix C, or for the coefficients of a Toeplitz one."""
     c = toeplitz_matrix(c) if c.ndim == 1 else np.asarray(c)
     gram = np.abs(c.T @ c)
     groups = {}
-    for pattern in participation_patterns(order, num_steps, n_b):
+    patterns = participation_patterns(order, num_steps, n_b)
+    for pattern in patterns if most is None else subsets_of(patterns, most):
         groups.setdefault(len(pattern), []).append(tuple(pattern))
     best = 0.0
     for group in map(np.array, groups.values()):
@@ -75,6 +81,7 @@ def mu(strategy, noise_multiplier=1.0, *, order="fixed", num_steps, n_b, **kwarg
         steps_per_epoch=n_b,
         order=order,
         adjacency=kwargs.get("adjacency", Adjacency.ZERO_OUT),
+        max_participations=kwargs.get("most"),
     )
 
 
@@ -123,6 +130,66 @@ def test_sensitivity_bounds_hold_for_all_patterns_and_are_close(
         assert bound <= exact * most, name
 
 
+@pytest.mark.diagonal("order")
+@pytest.mark.parametrize(("shape", "most"), [((13, 3), 2), ((11, 2), 4), ((16, 5), 1)])
+@pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
+@pytest.mark.parametrize("names", [OF_ONE, OF_MORE], ids=["one", "more"])
+def test_limited_participation_bounds_hold_for_all_subsets_and_are_close(
+    names, order, shape, most, x64
+):
+    num_steps, n_b = shape
+    asked = stack_strategies(
+        [STRATEGIES[x][0] for x in names], 1 if names is OF_ONE else 3
+    )
+    common = {"order": order, "num_steps": num_steps, "n_b": n_b}
+    bounds = np.asarray(mu(asked, 2.5, most=most, **common))
+    assert np.all(bounds < np.asarray(mu(asked, 2.5, **common)))
+    coefficients = np.asarray(map_over_strategies(asked, "coefficients", num_steps))
+    for name, c, bound in zip(names, coefficients, bounds, strict=True):
+        exact = brute_force_sensitivity(c, order, num_steps, n_b, most) / 2.5
+        assert bound >= exact * (1 - 1e-15), name
+        monotone = np.all(np.diff(c) <= 0) and np.all(c >= 0)
+        slack = STRATEGIES[name][1] if order == "reshuffled" else 1 + 1e-9
+        assert bound <= exact * (slack if monotone else 1.5), name
+
+
+@pytest.mark.diagonal("order")
+@pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
+def test_limited_participation_bounds_hold_for_growing_strategies(order, x64):
+    num_steps, n_b, most = 13, 3, 3
+    asked = stack_strategies(GROWING, 1)
+    bounds = np.asarray(mu(asked, order=order, num_steps=13, n_b=3, most=most))
+    coefficients = np.asarray(map_over_strategies(asked, "coefficients", num_steps))
+    for strategy, c, bound in zip(GROWING, coefficients, bounds, strict=True):
+        exact = brute_force_sensitivity(c, order, num_steps, n_b, most)
+        assert bound >= exact * (1 - 1e-15), strategy
+
+
+@pytest.mark.diagonal("order")
+@pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
+def test_limited_participation_bounds_hold_for_scaled_strategies(order, x64):
+    factors = np.stack([np.exp(0.2 * np.arange(13)), FACTORS[:13]])
+    toeplitz = strategies.Toeplitz(np.zeros((2, 0)), np.full((2, 1), -0.6))
+    asked = strategies.Scaled(toeplitz, factors)
+    bounds = np.asarray(mu(asked, order=order, num_steps=13, n_b=3, most=3))
+    matrices = toeplitz_matrix(0.6 ** np.arange(13)) / factors[:, None]
+    exact = [brute_force_sensitivity(c, order, 13, 3, most=3) for c in matrices]
+    assert np.all(bounds >= np.array(exact) * (1 - 1e-15))
+    # Weights that fall make the first steps the worst, where the bound is close.
+    assert bounds[0] <= exact[0] * (1.2 if order == "reshuffled" else 1 + 1e-9)
+
+
+def test_limits_of_participation_are_checked():
+    usual = {"num_steps": 12, "n_b": 4}
+    geometric = strategies.geometric(0.5)
+    assert mu(geometric, **usual, most=3) == mu(geometric, **usual)
+    for most in (0, 1.5, True):
+        with pytest.raises(ValueError, match="max_participations"):
+            mu(geometric, **usual, most=most)
+    with pytest.raises(ValueError, match="max_participations"):
+        mu(strategies.tree(0.9), **usual, most=2)
+
+
 # Column factors, constant in each epoch or arbitrary.
 FACTORS = np.exp(np.random.default_rng(5).normal(size=38))
 SCALED = {
@@ -153,6 +220,11 @@ def test_scaled_strategy_bounds_hold_for_all_patterns(names, order, shape, x64):
     )
     asked = strategies.Scaled(shapes, np.array([x.factors for x in made]))
     matrices = np.asarray(map_over_strategies(asked, "matrix", num_steps))
+    np.testing.assert_allclose(
+        matrices @ np.asarray(map_over_strategies(asked, "inverse_matrix", num_steps)),
+        np.broadcast_to(np.eye(num_steps), matrices.shape),
+        atol=1e-12,
+    )
     bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
     slacks = [1e-9, 0.1] * len(names)
     for c, bound, slack in zip(matrices, bounds, slacks, strict=True):
@@ -170,6 +242,11 @@ def test_tree_bounds_hold_for_all_patterns(order, slack, shape, x64):
     decays = [strategies.tree(x).decay for x in (0.0, 0.75, 0.984375)]
     asked = strategies.Tree(np.array(decays))
     matrices = np.asarray(map_over_strategies(asked, "matrix", num_steps))
+    np.testing.assert_allclose(
+        matrices @ np.asarray(map_over_strategies(asked, "inverse_matrix", num_steps)),
+        np.broadcast_to(np.eye(num_steps), matrices.shape),
+        atol=1e-12,
+    )
     bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
     for c, bound in zip(matrices, bounds, strict=True):
         exact = brute_force_sensitivity(c, order, num_steps, n_b) / 2.5
@@ -410,7 +487,7 @@ def test_error_of_scaled_and_tree_strategies_matches_dense_matrices(name, varyin
         decays = [strategies.tree(x).decay for x in (0.0, 0.875)]
         made.append(strategies.Tree(np.array(decays)))
     for batch in made:
-        inverses = np.linalg.inv(map_over_strategies(batch, "matrix", 37))
+        inverses = np.asarray(map_over_strategies(batch, "inverse_matrix", 37))
         want = np.linalg.norm(dense @ inverses, axis=(1, 2)) / np.sqrt(37)
         got = correlated.error(batch, workload, 37)
         np.testing.assert_allclose(got, want, rtol=1e-9)

@@ -54,7 +54,14 @@ def test_likelihood_ratio_tests_stay_below_the_bound(x64):
         )
         assert np.all(tpr <= np.asarray(bound))
     best = np.max(drawn - plain)
-    assert best <= float(pld.delta(step, 0.0)) <= best * 1.05
+    advantage = float(fdp.advantage(lambda e: pld.delta(step, e)))
+    assert best <= advantage <= best * 1.05
+
+
+def test_advantage_of_gaussian_matches_closed_form(x64):
+    np.testing.assert_allclose(
+        fdp.advantage(lambda e: gdp.delta(1.3, e)), 2 * norm.cdf(0.65) - 1, rtol=1e-12
+    )
 
 
 def test_float32_derivatives_match_gaussian_tradeoff():

@@ -21,11 +21,12 @@
    in one random step of each epoch.
 8. `iteration`: runs that release only their last iterate. `objective`: the minimum of
    an objective with a linear noise.
+9. `individual`: the loss of each example from its own norms, which is private itself.
 
 **Several mechanisms on the same data:**
 
-9. `composition`: mechanisms that were fixed beforehand, or chosen by earlier outputs.
-10. `selection`: searches, which release only the best of several runs.
+10. `composition`: mechanisms that were fixed beforehand, or chosen by earlier outputs.
+11. `selection`: searches, which release only the best of several runs.
 
 `profiles` turns any of these results into ε(δ) and δ(ε). `_numerics` holds the numerics
 of all accountants.
@@ -39,6 +40,7 @@ from dpjax.accounting import events as events
 from dpjax.accounting import fdp as fdp
 from dpjax.accounting import gdp as gdp
 from dpjax.accounting import group as group
+from dpjax.accounting import individual as individual
 from dpjax.accounting import iteration as iteration
 from dpjax.accounting import objective as objective
 from dpjax.accounting import pld as pld

@@ -1,4 +1,4 @@
-"""Bounds on attacks from δ(ε): trade-off curve and true-positive rate.
+"""Bounds on attacks from δ(ε): trade-off curve, true-positive rate, advantage.
 
 Every point of a privacy profile δ(ε) bounds every attack that tells two neighbouring
 data sets apart. Any accountant gives such points, so the functions of this module take
@@ -112,3 +112,23 @@ def true_positive_rate(
 @float64("up")
 def _complement64(x: jax.Array) -> jax.Array:
     return 1 - x
+
+
+def advantage(delta_fn: Profile) -> jax.Array:
+    """An upper bound on an attack's true-positive rate minus its false-positive rate.
+
+    Args:
+      delta_fn: δ as a function of ε.
+
+    Returns:
+      δ(0), f[*b], an upper bound on the total variation distance of the outputs on
+      neighbouring data sets.
+
+    Reference: Dong, Roth and Su (2022), Proposition 3, at ε = 0.
+
+    Example:
+      >>> from dpjax.accounting import gdp
+      >>> print(f"{advantage(lambda e: gdp.delta(1.0, e)):.3f}")
+      0.383
+    """
+    return delta_fn(0.0)

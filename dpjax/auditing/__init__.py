@@ -9,10 +9,11 @@ the function's result, and compares this distance with the claimed sensitivity.
 
 From a mechanism to scores:
 
-1. `plant` adds canaries to a loss, which are examples with known gradients. `released`
-   returns the values that a mechanism releases. `white_by_strategy` and `white_by_tree`
-   make the noise in these values white, and `matched_filter` then computes a score for
-   each canary. `mixture_scores` computes scores if a canary took part in random steps.
+1. `plant`, `plant_directions` and `random_directions` add canaries to a loss, which are
+   examples with known gradients. `released` returns the values that a mechanism
+   releases. `white_by_strategy` and `white_by_tree` make the noise in these values
+   white, and `matched_filter` then computes a score for each canary. `mixture_scores`
+   computes scores if a canary took part in random steps.
 2. `train_many` runs thousands of whole runs, on a data set and on its neighbour, and
    `linear_scores` computes a score for each run.
 3. `train_shadows`, `log_odds`, `likelihood_ratios`: membership inference, which tests
@@ -22,12 +23,12 @@ From a mechanism to scores:
 From scores to a bound:
 
 1. `epsilon_lower`, `mu_lower`: bounds from the scores of independent attacks, at all
-   thresholds. `epsilon_at` uses one threshold. `gaussian_mu_lower` loses least, but
-   needs a Gaussian mechanism.
+   thresholds. `epsilon_at` uses one threshold, from `best_threshold`.
+   `gaussian_mu_lower` loses least, but needs a Gaussian mechanism.
 2. `one_run_epsilon_lower`, `one_run_mu_lower`: bounds from many canaries in one run,
    each of which took part with probability 1/2. The canaries' scores may depend on each
    other in any way.
-3. `auroc`, `true_positive_rate`: estimates, which prove nothing.
+3. `auroc`, `true_positive_rate`, `bootstrap_quantiles`: estimates, which prove nothing.
 """
 
 from dpjax.auditing._canaries import Marked as Marked
@@ -36,6 +37,9 @@ from dpjax.auditing._canaries import Whiten as Whiten
 from dpjax.auditing._canaries import matched_filter as matched_filter
 from dpjax.auditing._canaries import mixture_scores as mixture_scores
 from dpjax.auditing._canaries import plant as plant
+from dpjax.auditing._canaries import plant_directions as plant_directions
+from dpjax.auditing._canaries import project_on as project_on
+from dpjax.auditing._canaries import random_directions as random_directions
 from dpjax.auditing._canaries import released as released
 from dpjax.auditing._canaries import white_by_strategy as white_by_strategy
 from dpjax.auditing._canaries import white_by_tree as white_by_tree
@@ -46,6 +50,8 @@ from dpjax.auditing._gaussian import gaussian_mu_lower as gaussian_mu_lower
 from dpjax.auditing._one_run import one_run_epsilon_lower as one_run_epsilon_lower
 from dpjax.auditing._one_run import one_run_mu_lower as one_run_mu_lower
 from dpjax.auditing._thresholds import auroc as auroc
+from dpjax.auditing._thresholds import best_threshold as best_threshold
+from dpjax.auditing._thresholds import bootstrap_quantiles as bootstrap_quantiles
 from dpjax.auditing._thresholds import epsilon_at as epsilon_at
 from dpjax.auditing._thresholds import epsilon_lower as epsilon_lower
 from dpjax.auditing._thresholds import mu_lower as mu_lower

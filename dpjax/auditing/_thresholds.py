@@ -15,6 +15,7 @@ confidence band over all thresholds.
 The module ends with estimates of an attack's success, which have no confidence bound.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -24,8 +25,9 @@ from jax.scipy.special import ndtri
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
+from dpjax._core.keys import stream
 from dpjax._core.searches import bisect
-from dpjax._core.typing import ArrayLike
+from dpjax._core.typing import ArrayLike, Key
 from dpjax.accounting._numerics.pld.overflow import upper_tail
 
 # The relative error of the binomial tail is less than this.
@@ -123,12 +125,21 @@ def replace_nan_scores(
     )
 
 
-def band(scores_in: jax.Array, scores_out: jax.Array, error: jax.Array) -> _Rates:
-    """Bounds on a test's rates, which hold at all of these thresholds at once."""
+def band(
+    scores_in: jax.Array, scores_out: jax.Array, error: jax.Array, *, union: bool
+) -> tuple[jax.Array, _Rates]:
+    """Thresholds in descending order, and bounds on a test's rates at each threshold.
+
+    With `union` the bounds hold at all thresholds at once; otherwise the bounds at each
+    single threshold hold.
+    """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
-    of_in, of_out = (counts(x.size) for x in (scores_in, scores_out))
-    # Half of the error for each rate, and an equal share of it for each count.
-    shares = [error / 2 / len(k) for k in (of_in, of_out)]
+    of_in, of_out = (
+        counts(x.size) if union else np.arange(1, x.size + 1)
+        for x in (scores_in, scores_out)
+    )
+    # Half of the error for each rate, and in a union an equal share for each count.
+    shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
     # The kth largest scores, for the counts k above.
     thresholds, reached = (
         jnp.sort(x, descending=True)[k - 1]
@@ -141,21 +152,23 @@ def band(scores_in: jax.Array, scores_out: jax.Array, error: jax.Array) -> _Rate
     # the signs turn their descending order into the ascending order that is needed.
     above = jnp.searchsorted(-reached, -thresholds)
     true = jnp.where(above > 0, true[jnp.maximum(above, 1) - 1], 0.0)
-    return _Rates(false, true)
+    return thresholds, _Rates(false, true)
 
 
 @float64("down", vectors=(0, 1), elementwise=True)
 def _epsilon_lower64(
     scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
 ) -> jax.Array:
-    return jnp.max(_epsilon(band(scores_in, scores_out, 1 - confidence), delta))
+    _, rates = band(scores_in, scores_out, 1 - confidence, union=True)
+    return jnp.max(_epsilon(rates, delta))
 
 
 @float64("down", vectors=(0, 1), elementwise=True)
 def _mu_lower64(
     scores_in: jax.Array, scores_out: jax.Array, confidence: jax.Array
 ) -> jax.Array:
-    return jnp.max(_mu(band(scores_in, scores_out, 1 - confidence)))
+    _, rates = band(scores_in, scores_out, 1 - confidence, union=True)
+    return jnp.max(_mu(rates))
 
 
 @float64("down", vectors=(0, 1), elementwise=True)
@@ -172,6 +185,16 @@ def _epsilon_at64(
     error = (1 - confidence) / 2
     false = upper(alarms, scores_out.size, error)
     return _epsilon(_Rates(false, lower(hits, scores_in.size, error)), delta)
+
+
+# Rounded up: rounded down, the threshold would lie below the score that it equals, and
+# the test would count that score as above the threshold.
+@float64("up", vectors=(0, 1), elementwise=True)
+def _best_threshold64(
+    scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
+) -> jax.Array:
+    thresholds, rates = band(scores_in, scores_out, 1 - confidence, union=False)
+    return thresholds[jnp.argmax(_epsilon(rates, delta))]
 
 
 def check_scores(**scores: ArrayLike) -> None:
@@ -255,7 +278,7 @@ def epsilon_at(
       scores_out: as for `epsilon_lower`, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       threshold: f[*b]. The threshold must not depend on these scores: choose the
-        threshold with the largest bound on other scores.
+        threshold on other scores, by `best_threshold`.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
@@ -271,14 +294,51 @@ def epsilon_at(
       >>> import numpy as np
       >>> noise = np.random.default_rng(0).standard_normal((2, 5000))
       >>> inside, outside = noise[0] + 1.0, noise[1]
-      >>> found = epsilon_at(inside, outside, 1e-5, threshold=2.5, confidence=0.99)
+      >>> t = best_threshold(inside[:2500], outside[:2500], 1e-5, confidence=0.99)
+      >>> found = epsilon_at(
+      ...     inside[2500:], outside[2500:], 1e-5, threshold=t, confidence=0.99)
       >>> print(f"{found:.2f} of 4.38")
-      2.06 of 4.38
+      1.83 of 4.38
     """
     check_scores(scores_in=scores_in, scores_out=scores_out)
     check_delta(delta)
     check_confidence(confidence)
     return _epsilon_at64(scores_in, scores_out, threshold, delta, confidence)
+
+
+def best_threshold(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: ArrayLike,
+    *,
+    confidence: ArrayLike,
+) -> jax.Array:
+    """The threshold at which these scores would prove the largest lower bound on ε.
+
+    Use the threshold in `epsilon_at` on other scores.
+
+    Args:
+      scores_in: as for `epsilon_lower`, f[*b, n].
+      scores_out: f[*b, m].
+      delta: δ, f[*b], in [0, 1).
+      confidence: the confidence of the later bound, f[*b], in (0.5, 1).
+
+    Returns:
+      The threshold, one of scores_out, f[*b].
+
+    Raises:
+      ValueError: an argument is out of range, or there are no scores.
+
+    Example:
+      >>> import numpy as np
+      >>> inside, outside = np.array([2.0, 3.0]), np.array([0.0, 1.0])
+      >>> print(best_threshold(inside, outside, 0.0, confidence=0.9))
+      1.0
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    check_delta(delta)
+    check_confidence(confidence)
+    return _best_threshold64(scores_in, scores_out, delta, confidence)
 
 
 def mu_lower(
@@ -386,3 +446,61 @@ def true_positive_rate(
     check_scores(scores_in=scores_in, scores_out=scores_out)
     validate.closed_unit("false_positive_rate", false_positive_rate)
     return _true_positive_rate64(scores_in, scores_out, false_positive_rate)
+
+
+def bootstrap_quantiles(
+    statistic: Callable[[jax.Array, jax.Array], jax.Array],
+    scores_in: jax.Array,
+    scores_out: jax.Array,
+    quantiles: ArrayLike,
+    *,
+    num_samples: int,
+    key: Key,
+) -> jax.Array:
+    """Bootstrap quantiles of a statistic of scores: its spread, and not a bound.
+
+    Bootstrap quantiles prove nothing. For a statistic like ε they are too small if
+    there are few scores, and they ignore the tails beyond the observed scores.
+
+    Args:
+      statistic: a function from scores_in f[n] and scores_out f[m] to a number, such as
+        `auroc`.
+      scores_in: f[n].
+      scores_out: f[m].
+      quantiles: the probabilities of the quantiles, f[*q], in [0, 1].
+      num_samples: the number of resamples, static, at least 1.
+      key: one typed key.
+
+    Returns:
+      The quantiles, f[*q].
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Reference: Efron (1979), https://doi.org/10.1214/aos/1176344552.
+
+    Example:
+      >>> import jax
+      >>> noise = jax.random.normal(jax.random.key(0), (2, 500))
+      >>> found = bootstrap_quantiles(
+      ...     auroc, noise[0] + 1.0, noise[1], jax.numpy.array([0.05, 0.95]),
+      ...     num_samples=200, key=jax.random.key(1))
+      >>> print(f"{found[0]:.2f} to {found[1]:.2f}")
+      0.74 to 0.79
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    validate.closed_unit("quantiles", quantiles)
+    num_samples = validate.static_int("num_samples", num_samples, minimum=1)
+    key = stream(validate.typed_key("key", key), "bootstrap")
+
+    def resample(key: Key) -> jax.Array:
+        keys = jax.random.split(key)
+        return statistic(
+            *(
+                jax.random.choice(k, jnp.asarray(x), (len(x),))
+                for k, x in zip(keys, (scores_in, scores_out), strict=True)
+            )
+        )
+
+    samples = jax.vmap(resample)(jax.random.split(key, num_samples))
+    return jnp.quantile(samples, jnp.asarray(quantiles, samples.dtype))

@@ -6,7 +6,8 @@ or a composition knows its cost. All functions work under `jax.jit`, also with t
 data, and under `jax.vmap` over keys.
 
 1. **Sums of clipped rows**: `sum`, `mean`. With second moments: `variance`,
-   `covariance`. `standardize` returns a `Standardization` of features.
+   `covariance`, whose result `nearest_psd` makes positive semidefinite. `standardize`
+   returns a `Standardization` of features.
 2. **Counts**: `histogram` in public bins, and `quantile` by bisection.
 3. **Evaluation** on held-out private data: `accuracy`, `loss`, `auc`.
 """
@@ -17,6 +18,7 @@ from dpjax.statistics._evaluation import accuracy as accuracy
 from dpjax.statistics._evaluation import auc as auc
 from dpjax.statistics._evaluation import loss as loss
 from dpjax.statistics._moments import covariance as covariance
+from dpjax.statistics._moments import nearest_psd as nearest_psd
 from dpjax.statistics._moments import variance as variance
 from dpjax.statistics._release import Released as Released
 from dpjax.statistics._standardize import Standardization as Standardization

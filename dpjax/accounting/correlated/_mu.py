@@ -19,6 +19,12 @@ WORST = {
     "reshuffled": _patterns.reshuffled_order,
     "separated": _patterns.separated_steps,
 }
+# The same for examples that take part in at most a given number of these steps.
+WORST_OF_FEW = {
+    "fixed": _patterns.few_separated_steps,
+    "reshuffled": _patterns.few_reshuffled_steps,
+    "separated": _patterns.few_separated_steps,
+}
 
 
 def mu_of(
@@ -30,6 +36,7 @@ def mu_of(
     steps_per_epoch: int,
     order: Order,
     factor: float,
+    max_participations: int | None = None,
 ) -> jax.Array:
     """An upper bound on the GDP parameter μ of a run with correlated noise, f[].
 
@@ -44,13 +51,21 @@ def mu_of(
       steps_per_epoch: n_b, static.
       order: the order of the examples, as in `mu`.
       factor: the sensitivity of a clipped sum over the clip norm, by the adjacency.
+      max_participations: the most steps that an example takes part in, static; None if
+        the order alone limits them.
     """
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ²: releasing x + C⁻¹z is releasing C x + z,
     # Denisov et al. (2022), https://arxiv.org/abs/2202.08312, also where sums depend on
     # earlier releases: whatever these were, an example moves C x by no more than this.
     weights = 1 / factors
-    square = WORST[order](strategy, weights, num_steps, steps_per_epoch)
+    sizes = (num_steps, steps_per_epoch)
+    square = WORST[order](strategy, weights, *sizes)
     times = -(-num_steps // steps_per_epoch)
+    if max_participations is not None and max_participations < times:
+        times = max_participations
+        # Every subset of a pattern is within the bound for the whole pattern, too.
+        few = WORST_OF_FEW[order](strategy, weights, *sizes, times)
+        square = jnp.minimum(square, few)
     # Sums have at most T terms. The rounding errors of the coefficients act like a
     # strategy of their own: they move C x by `off` for each participation.
     fixed = jax.lax.stop_gradient(strategy)
@@ -68,7 +83,7 @@ def mu_of(
 
 _mu64 = float64(
     "up",
-    static=("num_steps", "steps_per_epoch", "order", "factor"),
+    static=("num_steps", "steps_per_epoch", "order", "factor", "max_participations"),
     vectors=(0, 1),
     elementwise=True,
 )(mu_of)
@@ -82,6 +97,7 @@ def mu(
     steps_per_epoch: int,
     order: Order,
     adjacency: Adjacency,
+    max_participations: int | None = None,
 ) -> jax.Array:
     """The GDP parameter of all sums that `dpjax.correlated_noise` releases.
 
@@ -102,6 +118,10 @@ def mu(
       adjacency: which data sets are compared. Under ADD_REMOVE the batch of any other
         example must not depend on the one added, which batches of fixed size cannot
         give.
+      max_participations: the most steps of the run in which any one example takes part,
+        static, at least 1; None if every step that the order allows counts. The
+        sampler of the caller must enforce this limit: an example that reached it must
+        take part in no later step. Not available for a tree.
 
     Returns:
       μ, f[*b], rounded up; inf without noise, for traced values out of range, and for
@@ -111,8 +131,8 @@ def mu(
       ValueError: a static argument is out of range, or `strategy` is not a strategy,
         has more coefficients than num_steps, or does not support this order.
 
-    Privacy: an example may take part in any subset of the steps that the order
-    allows. The result is exact for order="fixed"
+    Privacy: an example may take part in any subset, of at most max_participations
+    steps, of the steps that the order allows. The result is exact for order="fixed"
     and "separated" and for C >= 0 with coefficients that do not grow (not from
     `strategies.scaled`), and an upper bound for others. The guarantee holds for sums
     of sensitivity 1 clip norm that depend on all earlier releases, for real arithmetic
@@ -135,7 +155,15 @@ def mu(
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("order", order, tuple(WORST))
     strategy = matrices.check_strategy(strategy, num_steps)
+    if max_participations is not None:
+        most = validate.static_int("max_participations", max_participations, minimum=1)
+        # A limit that no order reaches would only compile the same program again.
+        max_participations = most if most < -(-num_steps // n_b) else None
     if isinstance(strategy, matrices.Tree):
+        if max_participations is not None:
+            raise ValueError(
+                f"max_participations must be None for a tree; got {max_participations}."
+            )
         if order == "separated":
             raise ValueError(
                 f"order must be 'fixed' or 'reshuffled' for a tree; got {order!r}."
@@ -158,4 +186,5 @@ def mu(
         steps_per_epoch=min(n_b, num_steps),
         order=order,
         factor=validate.adjacency(adjacency).sensitivity_factor,
+        max_participations=max_participations,
     )

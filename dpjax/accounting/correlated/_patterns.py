@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.float64 import ULP
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.toeplitz import Toeplitz, lower
 
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.
@@ -95,6 +95,36 @@ def reshuffled_order(
         return _by_state(strategy, largest, num_steps, n_b)
     c = _majorant(strategy.coefficients(num_steps))
     return _by_pairs(c, largest, n_b)
+
+
+def few_separated_steps(
+    strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
+) -> jax.Array:
+    """The bound of `separated_steps` for `most` steps; fixed orders have it, too."""
+    c = _majorant(strategy.coefficients(num_steps))
+    columns = jnp.broadcast_to(weights, (num_steps,))
+    columns = jax.lax.cummax(columns, reverse=True)[::n_b]
+    columns = jnp.where(jnp.arange(columns.size) < most, columns, 0.0)
+    # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, … with weights W_e.
+    moved = (lower(columns) @ _by_epoch(c, n_b)).ravel()[:num_steps]
+    return moved @ moved
+
+
+def few_reshuffled_steps(
+    strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
+) -> jax.Array:
+    """The bound of `reshuffled_order` for steps in at most `most` epochs."""
+    columns = jnp.broadcast_to(weights, (num_steps,))
+    largest = jax.lax.cummax(columns, reverse=True)[::n_b]
+    largest = jnp.where(jnp.arange(largest.size) < most, largest, 0.0)
+    c = jnp.abs(strategy.coefficients(num_steps))
+    if strategy.num_vectors > 1:
+        return _by_pairs(_majorant(c), largest, n_b)
+    return jax.lax.cond(
+        jnp.all(c == _majorant(c)),
+        lambda: _by_state(strategy, largest, num_steps, n_b),
+        lambda: _by_pairs(_majorant(c), largest, n_b),
+    )
 
 
 def _majorant(c: jax.Array) -> jax.Array:

@@ -239,7 +239,7 @@ def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
 
     Raises:
       ValueError: a number is traced; ε is negative; an event is `RandomAllocation`, for
-        which `allocation.epsilon_lower` has a bound.
+        which `allocation.delta_lower` has a bound.
 
     Privacy: two data sets exist with this δ or a larger one: those in which no other
     example contributes, or for `subsampled_gdp`, all others contribute the opposite. Of

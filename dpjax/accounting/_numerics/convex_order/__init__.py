@@ -10,7 +10,7 @@ Averages and products of independent ratios preserve the order (Shaked and Shant
 1. `spread`: a bound from above, on a grid that is evenly spaced in log L. Mass between
    two points moves to both, such that the mean stays the same.
 2. `cells`: a bound from below. Mass in a cell is replaced by its conditional mean. The
-   lower bounds on ε of random allocation follow.
+   lower bounds on δ and ε of random allocation follow.
 3. `grid`: the means of all pairs of points of a grid, and the mean or product of many
    independent copies, by doubling. The distance of the log of the mean of e^{hi} and
    e^{hj} from hi depends on j − i alone, so that a sum over pairs is a sum of products

@@ -1,0 +1,154 @@
+"""Gaussian differential privacy of each example, from the norms that it contributed.
+
+An example whose clipped gradient has the norm c <= C moves the sum of a step by c, not
+by C. Over steps with independent noise of standard deviation s its own parameter is
+μ_i = sqrt(Σ_t (c_{i,t} / s)²), which is mostly below that of the worst example.
+
+**These numbers are private data.** They are computed from gradients, and no noise is
+added. They must not be released, neither one by one nor as a mean or maximum.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core import validate
+from dpjax._core.typing import ArrayLike
+
+
+class PrivateLosses(NamedTuple):
+    """The privacy losses of all examples so far. They are private: never release them.
+
+    Attributes:
+      squares: μ_i² of each example, f[n], rounded up.
+    """
+
+    squares: jax.Array
+
+
+def init(num_examples: int) -> PrivateLosses:
+    """The privacy losses before the first step, which are zero.
+
+    Args:
+      num_examples: n, static, at least 1.
+
+    Returns:
+      `PrivateLosses`, private data from the first update on.
+
+    Raises:
+      ValueError: num_examples is out of range.
+
+    Example:
+      >>> init(3).squares.tolist()
+      [0.0, 0.0, 0.0]
+    """
+    n = validate.static_int("num_examples", num_examples, minimum=1)
+    return PrivateLosses(jnp.zeros(n, jnp.result_type(float)))
+
+
+def update(
+    losses: PrivateLosses,
+    norms: ArrayLike,
+    indices: ArrayLike,
+    *,
+    mask: ArrayLike,
+    clip_norm: ArrayLike,
+    stddev: ArrayLike,
+) -> PrivateLosses:
+    """Add the privacy loss of one step with Gaussian noise.
+
+    Args:
+      losses: the losses of all earlier steps.
+      norms: the norm of each example's gradient before clipping, f[b], such as the
+        `norm` that `clipped_grad` returns. A NaN counts as clip_norm.
+      indices: the numbers of the examples, i[b], each at most once among the valid
+        ones. The number of a valid one must be from 0 to n − 1.
+      mask: False for padding, bool[b].
+      clip_norm: C, f[], positive.
+      stddev: s, the noise standard deviation of the sum, in the units of clip_norm,
+        f[], positive.
+
+    Returns:
+      The losses with (min(norm, C) / s)² added to each example of the batch. They are
+      private data. With a valid index out of range, all losses are inf.
+
+    Raises:
+      ValueError: a static argument is out of range, or the batch's arrays have
+        different shapes.
+
+    Privacy: see `gdp`.
+
+    Reference: Feldman and Zrnic (2021), https://arxiv.org/abs/2008.11193; Koskela,
+    Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.
+
+    Example:
+      >>> losses = update(init(3), jnp.array([0.5, 9.0]), jnp.array([2, 0]),
+      ...                 mask=jnp.array([True, True]), clip_norm=1.0, stddev=2.0)
+      >>> print(gdp(losses).round(4).tolist())
+      [0.5, 0.0, 0.25]
+    """
+    validate.positive("clip_norm", clip_norm)
+    validate.positive("stddev", stddev)
+    (total,) = losses
+    norms, indices, mask = map(jnp.asarray, (norms, indices, mask))
+    if norms.ndim != 1 or not norms.shape == indices.shape == mask.shape:
+        raise ValueError(
+            "norms, indices and mask must have one shape [b]; got "
+            f"{norms.shape}, {indices.shape} and {mask.shape}."
+        )
+    if not jnp.issubdtype(indices.dtype, jnp.integer) or mask.dtype != bool:
+        raise ValueError(
+            "indices must be integers and mask boolean; got "
+            f"{indices.dtype} and {mask.dtype}."
+        )
+    norms, clip, stddev = (
+        jnp.asarray(x, total.dtype) for x in (norms, clip_norm, stddev)
+    )
+    # Feldman and Zrnic (2021): the sensitivity of a step to an example is the example's
+    # own clipped norm. A norm that is NaN or negative is taken for the largest.
+    contribution = jnp.where(norms >= 0, jnp.minimum(norms, clip), clip)
+    inside = (indices >= 0) & (indices < total.size)
+    # Dropped if out of range, as padding is.
+    at = jnp.where(mask & inside, indices, total.size)
+    # The casts to this dtype, a division, a square and a sum have at most eight
+    # roundings. The norms may be rounded once more where they were computed.
+    margin = 1 + 8 * jnp.finfo(total.dtype).eps
+    squares = jnp.square(contribution / stddev) * margin
+    # The sum is rounded by half of eps at most; adding TINY keeps underflow above zero.
+    old = total.at[at].get(mode="fill", fill_value=0.0)
+    tiny = jnp.where(contribution > 0, jnp.finfo(total.dtype).tiny, 0.0)
+    new = (old + squares + tiny) * (1 + 2 * jnp.finfo(total.dtype).eps)
+    total = total.at[at].set(new, mode="drop")
+    valid = jnp.all(inside | ~mask) & (clip > 0) & (stddev > 0)
+    return PrivateLosses(jnp.where(valid, total, jnp.inf))
+
+
+def gdp(losses: PrivateLosses) -> jax.Array:
+    """The GDP parameter μ_i of each example. It is private: never release it.
+
+    Args:
+      losses: the losses of all steps.
+
+    Returns:
+      μ_i, f[n], rounded up.
+
+    Privacy: the steps add independent Gaussian noise to sums of clipped gradients, and
+    batches do not depend on the data: full batches, or a fixed order that the attacker
+    may know. For Poisson-sampled steps μ_i holds only for an attacker who knows the
+    batches, and does not include amplification; correlated noise is not covered. The
+    other data set lacks example i, or has zero in its place (ADD_REMOVE, ZERO_OUT).
+    Norms depend on earlier outputs, so that μ_i is the loss along the run that took
+    place, not a guarantee before the run. A guarantee follows if every example leaves
+    all further steps before its μ_i exceeds a limit that was fixed in advance: the run
+    is then GDP with that limit.
+
+    Reference: Feldman and Zrnic (2021), https://arxiv.org/abs/2008.11193; Koskela,
+    Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.
+
+    Example:
+      >>> gdp(init(2)).tolist()
+      [0.0, 0.0]
+    """
+    (total,) = losses
+    return jnp.sqrt(total) * (1 + 2 * jnp.finfo(total.dtype).eps)
