@@ -6,11 +6,11 @@ bounds of Kong and Ribero (2024) stand beside composition and beside the minoran
 
 import math
 
-import _iteration_closed_forms as printed
 from _iteration_settings import SMOOTH, contracting, logistic_mu, rdp_epsilon
 from _results import Table
 
 from dpjax.accounting import gdp, iteration
+from dpjax.accounting.iteration import published as printed
 
 
 def beside(paper, ours, digits):

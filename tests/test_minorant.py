@@ -10,14 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax.accounting.iteration import optimal_shift_mu
+from dpjax.accounting.iteration import published as printed
 
 mp.mp.dps = 60
-
-
-@pytest.fixture(scope="module")
-def printed(import_benchmark):
-    """The closed forms of the papers."""
-    return import_benchmark("_iteration_closed_forms")
 
 
 def squared_mu(c, s, tau, number=float):
@@ -127,7 +122,7 @@ def last_batch_schedule(period, epochs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("period", "epochs"), [(1, 40), (8, 5)])
-def test_optimal_shift_mu_is_at_most_the_closed_forms(period, epochs, printed, x64):
+def test_optimal_shift_mu_is_at_most_the_closed_forms(period, epochs, x64):
     """In 4,000 random settings, with equality where the closed form is exact."""
     rng = np.random.default_rng(period)
     n = 4_000
@@ -264,7 +259,7 @@ def test_invalid_arguments_raise(call, message):
 
 
 @pytest.mark.slow
-def test_a_million_steps_match_closed_form(printed, x64):
+def test_a_million_steps_match_closed_form(x64):
     steps = 1_000_000
     noise = np.ones(steps)
     expected = printed.contraction_mu(

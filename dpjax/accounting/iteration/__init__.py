@@ -20,10 +20,12 @@ the shifts, so that they give no smaller μ.
    an example can have; `_cyclic_gd` for full batches and cycles of batches, with
    constant or varying steps, and for descent without noise; `_noisy_sgd` for random
    batches; `_langevin` for limits in continuous time.
+5. `published`: closed forms as published, for comparison.
 
 Which assumption allows which bound is in docs/iteration.md.
 """
 
+from dpjax.accounting.iteration import published as published
 from dpjax.accounting.iteration._cyclic_gd import (
     gradient_descent_sensitivity as gradient_descent_sensitivity,
 )

@@ -1,0 +1,132 @@
+"""Closed forms from the literature, for comparison with the bounds of this package.
+
+`iteration.noisy_gd_mu` and `iteration.noisy_cyclic_gd_mu` are never larger than these
+closed forms, and they check the assumptions. Here r = L/(bσ) is the gradient
+sensitivity over the batch size and the noise standard deviation on the mean gradient,
+and c is the Lipschitz constant of a step. Values are rounded to nearest: no guarantee
+depends on them.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core.float64 import float64
+from dpjax._core.typing import ArrayLike
+
+
+def _ratio(c: jax.Array, count: jax.Array) -> jax.Array:
+    """(1 − c^k)/(1 + c^k), which is tanh(−k log(c)/2)."""
+    return jnp.tanh(-count * jnp.log(c) / 2)
+
+
+@float64("nearest")
+def _contraction64(r, c, epochs, period):
+    # Bok, Su and Altschuler (2024), Theorems 4.2 (full) and 4.5 (cyclic),
+    # https://arxiv.org/abs/2403.00278, and their limits at c = 1.
+    one = c >= 1
+    safe = jnp.where(one, 0.5, c)
+    full = _ratio(safe, epochs) / _ratio(safe, jnp.ones_like(safe))
+    y = jnp.log(safe)
+    run = jnp.expm1(period * y)
+    earlier = -jnp.exp((2 * period - 2) * y) * jnp.expm1(2 * y) / (run * run)
+    cyclic = 1 + earlier * _ratio(safe, period * (epochs - 1))
+    limit = 1 + (epochs - 1) / period
+    square = jnp.where(one, limit, jnp.where(period == 1, full, cyclic))
+    return jnp.where(c <= 1, r * jnp.sqrt(square), jnp.inf)
+
+
+@float64("nearest")
+def _diameter64(r, diameter, period):
+    # Bok, Su and Altschuler (2024), Theorems 4.3 and 4.6.
+    # The factor corrects a quotient that rounding raised slightly above an integer.
+    waits = jnp.ceil(diameter / r * (1 - 1e-14))
+    first = jnp.where(period == 1, 0.0, r * r)
+    return jnp.sqrt(first + (3 * r * diameter + r * r * waits) / period)
+
+
+@float64("nearest")
+def _expansion64(r, c, epochs, period):
+    # Kong and Ribero (2024), Proposition 2.2(a), https://arxiv.org/abs/2407.05237: a
+    # use with l steps to the next costs r² θ(l) = r² / Σ_{i<l} c^{−2i}.
+    y = -2 * jnp.log(c)
+    safe = jnp.where(y == 0, 1.0, y)
+    run = jnp.where(y == 0, period, jnp.expm1(period * safe) / jnp.expm1(safe))
+    return r * jnp.sqrt((epochs - 1) / run + 1)
+
+
+def contraction_mu(
+    sensitivity: ArrayLike,
+    lipschitz: ArrayLike,
+    *,
+    num_epochs: ArrayLike,
+    batches_per_epoch: ArrayLike,
+) -> jax.Array:
+    """The GDP parameter by contraction alone, for full batches or the last batch.
+
+    Args:
+      sensitivity: r, f[*b].
+      lipschitz: c, f[*b], in (0, 1]; a larger value gives inf.
+      num_epochs: E, f[*b]; the number of steps for full batches.
+      batches_per_epoch: l, f[*b], 1 for full batches.
+
+    Returns:
+      r sqrt((1 − c^E)(1 + c) / ((1 + c^E)(1 − c))) for l = 1, and otherwise
+      r sqrt(1 + c^{2l−2} (1 − c²) (1 − c^{l(E−1)}) / ((1 − c^l)² (1 + c^{l(E−1)}))).
+
+    Reference: Bok, Su and Altschuler (2024), Theorems 4.2 and 4.5.
+
+    Example:
+      >>> mu = contraction_mu(0.1, 0.98, num_epochs=1000, batches_per_epoch=1)
+      >>> print(f"{mu:.3f}")
+      0.995
+    """
+    return _contraction64(sensitivity, lipschitz, num_epochs, batches_per_epoch)
+
+
+def diameter_mu(
+    sensitivity: ArrayLike, diameter: ArrayLike, *, batches_per_epoch: ArrayLike
+) -> jax.Array:
+    """The GDP parameter of convex losses on a bounded set, after Δ/r epochs or more.
+
+    Args:
+      sensitivity: r, f[*b], positive.
+      diameter: Δ = D/(ησ), f[*b].
+      batches_per_epoch: l, f[*b], 1 for full batches.
+
+    Returns:
+      sqrt(3rΔ + r²⌈Δ/r⌉) for l = 1, and otherwise sqrt(r² + (3rΔ + r²⌈Δ/r⌉)/l).
+
+    Reference: Bok, Su and Altschuler (2024), Theorems 4.3 and 4.6.
+
+    Example:
+      >>> print(f"{diameter_mu(0.5 / 8, 1 / (0.1 * 8), batches_per_epoch=1):.3f}")
+      0.559
+    """
+    return _diameter64(sensitivity, diameter, batches_per_epoch)
+
+
+def expansion_mu(
+    sensitivity: ArrayLike,
+    lipschitz: ArrayLike,
+    *,
+    num_epochs: ArrayLike,
+    batches_per_epoch: ArrayLike,
+) -> jax.Array:
+    """The GDP parameter of a cycle in which noise hides each use before the next.
+
+    Args:
+      sensitivity: r, f[*b].
+      lipschitz: c, f[*b], positive; optimal shifts do not improve on it for c >= 1.
+      num_epochs: E, f[*b].
+      batches_per_epoch: l, f[*b].
+
+    Returns:
+      r sqrt((E − 1)/Σ_{i<l} c^{−2i} + 1), for the last batch of the cycle.
+
+    Reference: Kong and Ribero (2024), Proposition 2.2(a), with θ(1) for the last use.
+
+    Example:
+      >>> print(f"{expansion_mu(0.5, 1.01, num_epochs=101, batches_per_epoch=50):.3f}")
+      1.016
+    """
+    return _expansion64(sensitivity, lipschitz, num_epochs, batches_per_epoch)
