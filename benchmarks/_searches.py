@@ -3,12 +3,13 @@
 A run releases a number with Gaussian noise of standard deviation 1, moved by μ if the
 example is there. The attacker chooses the score, as an order of the outputs in which
 the best run gives away most, and bets on some of the outputs. Both come from the
-dynamic programme of `accounting._attack`.
+dynamic programme of `_search_bounds`.
 """
 
 import functools
 from typing import NamedTuple
 
+import _search_bounds
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 import dpjax
 from dpjax import auditing
 from dpjax._core import keys
-from dpjax.accounting import _attack, events, selection
+from dpjax.accounting import events, selection
 
 
 class Attack(NamedTuple):
@@ -37,7 +38,7 @@ class Attack(NamedTuple):
 
 def best_attack(mu: float, epsilon: float, law: selection.Geometric) -> Attack:
     """The attack with the largest δ at one ε, by the recursion of `delta_lower`."""
-    (pair,) = _attack.pairs_of(events.Gaussian(mu))
+    (pair,) = _search_bounds.pairs_of(events.Gaussian(mu))
     # Entry [i, j] is G at the probability of the atoms i, …, j − 1.
     first, second = (
         np.asarray(law.generating_function(np.maximum(x - x[:, None], 0))) for x in pair
@@ -64,7 +65,7 @@ def best_attack(mu: float, epsilon: float, law: selection.Geometric) -> Attack:
         bets[atom] = won[0] > np.exp(epsilon) * won[1]
         rates += won * bets[atom]
     # `pairs_of` has its atoms between these edges.
-    width = _attack._WIDTH
+    width = _search_bounds._WIDTH
     edges = np.linspace(-width, mu + width, n - 1)
     return Attack(edges, rank, bets, (float(rates[0]), float(rates[1])))
 

@@ -1,5 +1,6 @@
 import contextlib
 import gc
+import importlib
 import os
 import pathlib
 import time
@@ -161,6 +162,14 @@ def programs(request):
         yield
     if count_mapped_regions() >= _MANY_PIECES:
         jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def import_benchmark():
+    """Function that imports a module of the benchmarks, which are not a package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(pathlib.Path(__file__).parents[1] / "benchmarks")
+        yield importlib.import_module
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import scipy.stats
 from dpjax import Adjacency, strategies
 from dpjax.accounting import correlated
 from dpjax.accounting._numerics.convex_order import spread
+from dpjax.accounting._numerics.pld.composition import epsilon_of
 from dpjax.accounting.correlated import _bins, _chain, _trees
 
 pytestmark = pytest.mark.optimized  # loops over thousands of rows
@@ -162,9 +163,9 @@ def epsilon_fn(n_b):
         chain, square = _chain.best(by_gap, n_b), _trees.log_square(tree, by_gap, n_b)
 
         def of(square):
-            losses = spread.losses(law, 2 * n_b)
-            return _chain.smallest_epsilon(
-                losses, variance, square, chain, 0.0 * one, delta, tail, one
+            of_tree = epsilon_of([(spread.losses(law, 2 * n_b), one)], variance, delta)
+            return _chain.smaller_epsilon(
+                of_tree, square, chain, 0.0 * one, delta, tail, one
             )
 
         # With −inf the chain is never tried, and with inf it always is.

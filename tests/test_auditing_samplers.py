@@ -5,9 +5,6 @@ close to it. False alarms: a bound here exceeds the reported ε with probability
 most; keys are fixed. Mechanisms with one defect each are detected.
 """
 
-import importlib
-import pathlib
-
 import jax
 import numpy as np
 import pytest
@@ -18,14 +15,6 @@ from dpjax import auditing, solvers
 from dpjax.accounting import gdp
 
 CONFIDENCE, DELTA = 0.9999, 1e-2
-
-
-@pytest.fixture(scope="module")
-def import_benchmark():
-    """Function that imports a module of the benchmarks, which are not a package."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(pathlib.Path(__file__).parents[1] / "benchmarks")
-        yield importlib.import_module
 
 
 @pytest.fixture(scope="module")

@@ -359,7 +359,8 @@ def test_released_passes_through_jit_without_rounding_its_event():
     assert fixed.event == events.Gaussian(math.nextafter(2 / 3.7, 1))
     traced = jax.jit(release)(jnp.ones(3), 3.7)
     assert 2 / float(np.float32(3.7)) <= traced.event.mu <= 2 / 3.7 * (1 + 3e-7)
-    np.testing.assert_allclose(traced.value, fixed.value, rtol=1e-6)
+    # The noise, at most four deviations here, differs by the same factor.
+    np.testing.assert_allclose(traced.value, fixed.value, atol=4 * 3.7 * C * 3e-7)
 
 
 def test_values_agree_for_kinds_of_data():

@@ -154,8 +154,7 @@ def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
 
     Threefry-2x32 is the default generator of JAX: with the two words of a key,
     `fold_in` gives the key of these words for the counter (0, number). Written out
-    here, it fuses with the code around it, and runs without a compiler on NumPy's
-    arrays.
+    here, it fuses with the code around it.
 
     Reference: Salmon et al. (2011), https://doi.org/10.1145/2063384.2063405.
     """

@@ -27,9 +27,8 @@ The bound (1) is never above the Rényi bounds of Papernot and Steinke (2022) no
 the profile bounds of Koskela, Redberg and Wang (2024): docs/selection.md has the proof.
 """
 
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +36,10 @@ import numpy as np
 from jax.core import Tracer
 
 from dpjax._core import validate
-from dpjax._core.float64 import ULP, cast, default_float, scope, scoped
+from dpjax._core.float64 import ULP, cast, default_float, scope
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import pld
 from dpjax.accounting._repetitions import Fixed, Repetitions
-
-if TYPE_CHECKING:
-    from dpjax.accounting.profiles import Profile
 
 # Evaluations of the base profile. The chords of h then cost about 1e-3 of ε.
 _POINTS = 64
@@ -55,6 +51,24 @@ _LEAST = 1e-30  # the least δ of one run at which its profile is evaluated
 # A bound on the relative errors of a few thousand operations in float64.
 _SLACK = 2.0**-36
 _LARGEST = 700.0  # an ε above which e^ε overflows
+_STEP = 2.0**-24  # of a difference quotient, relative to the number
+
+
+class Profile(Protocol):
+    """ε and δ of a mechanism, each as a function of the other, rounded up."""
+
+    @property
+    def mu(self) -> ArrayLike | None:
+        """The GDP parameter, f[]; None where none is known."""
+        ...
+
+    def epsilon(self, delta: ArrayLike, /) -> jax.Array:
+        """An ε at which the mechanism is (ε, δ)-DP, for a given δ."""
+        ...
+
+    def delta(self, epsilon: ArrayLike, /) -> jax.Array:
+        """A δ at which the mechanism is (ε, δ)-DP, for a given ε."""
+        ...
 
 
 class Curve(NamedTuple):
@@ -109,36 +123,18 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x[kept], y[kept]
 
 
-class Points(NamedTuple):
-    """Values of δ(ε) of one run, f64[n] each; an ε above `_LARGEST` is not used."""
-
-    epsilon: Any
-    delta: Any
-
-
-def points_of(profile: "Profile", tail: float, xp: Any = np) -> Points:
-    """The points of a profile, with at most about `tail` at infinite ratios.
-
-    With `jax.numpy` in place of NumPy, numbers of the profile may be traced.
-    """
-    number = float if xp is np else xp.asarray
-    total = number(profile.delta(0.0))  # the total variation of P and Q
+def curve_of(profile: Profile, tail: float) -> Curve:
+    """The curve of one run, with at most about `tail` at infinite ratios."""
+    total = float(profile.delta(0.0))  # the total variation of P and Q
     # Near its end δ(ε) is about e^{−x²} with x proportional to ε.
-    x = xp.sqrt(-xp.log(xp.clip(xp.array([total, tail]), _LEAST, 1.0)))
-    deltas = xp.exp(-xp.square(xp.linspace(x[0], xp.max(x), _POINTS)[1:]))
-    epsilons = xp.array([number(profile.epsilon(x)) for x in deltas])
+    x = np.sqrt(-np.log(np.clip([total, tail], _LEAST, 1.0)))
+    deltas = np.exp(-np.square(np.linspace(x[0], np.max(x), _POINTS)[1:]))
+    epsilons = np.array([float(profile.epsilon(x)) for x in deltas])
+    known = epsilons <= _LARGEST
     # Both ends are points of the curve, too: the largest ε may hold for a smaller δ.
-    end = xp.max(xp.where(epsilons <= _LARGEST, epsilons, 0.0))
-    return Points(
-        xp.append(epsilons, xp.array([0.0, end])),
-        xp.append(deltas, xp.array([total, number(profile.delta(end))])),
-    )
-
-
-def curve_of(points: Points) -> Curve:
-    """The curve below the points."""
-    known = points.epsilon <= _LARGEST
-    epsilons, deltas = points.epsilon[known], points.delta[known]
+    end = np.max(epsilons[known], initial=0.0)
+    epsilons = np.append(epsilons[known], [0.0, end])
+    deltas = np.append(deltas[known], [total, float(profile.delta(end))])
     # h(e^ε) = δ(ε). The same holds with P and Q exchanged, where an event's complement
     # gives h(e^−ε) <= 1 − e^−ε (1 − δ(ε)). At 0, h is 1.
     up, down = np.exp(epsilons) * (1 + 4 * ULP), np.exp(-epsilons) * (1 - 4 * ULP)
@@ -177,7 +173,7 @@ def price_of(curve: Curve, repetitions: Repetitions) -> Price:
     return Price(weight, np.diff(offsets) / weight)
 
 
-def composed(profile: "Profile", repetitions: Repetitions) -> "Profile | None":
+def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
     """The profile of a release of all runs, if their number is fixed and known."""
     if not isinstance(repetitions, Fixed):
         return None
@@ -193,9 +189,8 @@ def _each(fn: Callable[[float], float], x: np.ndarray) -> np.ndarray:
     return np.array([fn(one) for one in x.ravel().tolist()]).reshape(x.shape)
 
 
-def bound_of(points: Points, law: Repetitions) -> Callable[[float], float]:
+def bound_of(curve: Curve, law: Repetitions) -> Callable[[float], float]:
     """The function (2) of ε, rounded up."""
-    curve = curve_of(points)
     price = price_of(curve, law)
     # An error of 4 ULP in an argument of G′ is one of 4 ULP G″ / G′ in its log.
     slack = 1 + _SLACK + 64 * ULP * law.steepness
@@ -231,7 +226,7 @@ class Selected(NamedTuple):
       repetitions: the law of K.
     """
 
-    profile: "Profile"
+    profile: Profile
     repetitions: Repetitions
 
     @property
@@ -246,9 +241,10 @@ class Selected(NamedTuple):
         if not places:
             return self._epsilons(delta)
 
-        def of(*numbers: Any) -> Selected:
+        def epsilons_at(*numbers: Any) -> jax.Array:
             known = dict(zip(places, numbers, strict=True))
-            return structure.unflatten(known.get(i, x) for i, x in enumerate(leaves))
+            now = structure.unflatten(known.get(i, x) for i, x in enumerate(leaves))
+            return now._epsilons(delta)
 
         @jax.custom_jvp
         def differentiable_epsilon(*numbers: jax.Array) -> jax.Array:
@@ -257,19 +253,18 @@ class Selected(NamedTuple):
                     "event must have numbers that neither jax.jit nor jax.vmap traces; "
                     f"jax.grad takes one derivative by them; got {numbers!r}."
                 )
-            return of(*numbers)._epsilons(delta)
+            return epsilons_at(*numbers)
 
         @differentiable_epsilon.defjvp
         def jvp(numbers: Any, tangents: Any) -> Any:
             value, change = differentiable_epsilon(*numbers), 0.0
             for i, tangent in enumerate(tangents):
-                one = functools.partial(of, *numbers[:i])
-                slope = _each(
-                    lambda d, i=i, one=one: slope_of(
-                        lambda x: one(x, *numbers[i + 1 :]), float(numbers[i]), d
-                    ),
-                    np.asarray(delta, np.float64),
-                )
+                # Towards 0, since a rate is at most 1; and from 0 upwards.
+                step = _STEP * float(numbers[i]) or -_STEP
+                with scope():
+                    moved = float(numbers[i]) - step
+                    before = epsilons_at(*numbers[:i], moved, *numbers[i + 1 :])
+                    slope = (epsilons_at(*numbers) - before) / step
                 change += jnp.asarray(slope, value.dtype) * tangent
             return value, change
 
@@ -282,21 +277,17 @@ class Selected(NamedTuple):
         with scope():
             return cast(jnp.asarray(_each(self._delta, epsilon)), dtype, "up")
 
-    def _search(self, delta: float) -> tuple[float, float]:
-        """The ε of (2), and the mass at infinite r with which it was found."""
-        tail = 0.0
-        for share in _TAILS:
-            tail = share * delta / max(1.0, self.repetitions.mean)
-            bound = bound_of(points_of(self.profile, tail), self.repetitions)
-            found = least_epsilon(bound, delta)
-            if found < np.inf:
-                return found, tail
-        return np.inf, tail
-
     def _epsilon(self, delta: float) -> float:
         together = composed(self.profile, self.repetitions)
         known = np.inf if together is None else float(together.epsilon(delta))
-        return min(known, self._search(delta)[0])
+        found = np.inf
+        for share in _TAILS:
+            tail = share * delta / max(1.0, self.repetitions.mean)
+            bound = bound_of(curve_of(self.profile, tail), self.repetitions)
+            found = least_epsilon(bound, delta)
+            if found < np.inf:
+                break
+        return min(known, found)
 
     def _epsilons(self, delta: ArrayLike) -> jax.Array:
         """The ε for each δ, of numbers that are known."""
@@ -313,38 +304,5 @@ class Selected(NamedTuple):
             found = float(together.delta(epsilon))
         # The result is about E[K] times the δ of one run at this ε, or more.
         tail = float(self.profile.delta(epsilon)) * _TAILS[0]
-        points = points_of(self.profile, tail)
-        return min(found, bound_of(points, self.repetitions)(epsilon))
-
-
-@scoped
-def slope_of(selected: Callable[[Any], Selected], x: float, delta: float) -> float:
-    """dε/dx, for a `Selected` that is a function of a number x.
-
-    The points of one run have an exact derivative. ε is a function of these points that
-    is smooth except where a vertex enters or leaves a hull, and its derivative in the
-    direction of the points' is a difference quotient.
-    """
-    law = selected(x).repetitions
-
-    def all_runs_of(x: Any) -> "Profile | None":
-        return composed(selected(x).profile, law)
-
-    epsilon, tail = selected(x)._search(delta)
-    all_runs, at = all_runs_of(x), ((jnp.float64(x),), (jnp.float64(1.0),))
-    if all_runs is not None and float(all_runs.epsilon(delta)) <= epsilon:
-        return float(jax.jvp(lambda x: all_runs_of(x).epsilon(delta), *at)[1])  # pyright: ignore
-    of, slopes = jax.jvp(lambda x: points_of(selected(x).profile, tail, jnp), *at)
-
-    def moved(by: float) -> float:
-        points = Points(
-            *(
-                np.asarray(x) + by * np.asarray(y)
-                for x, y in zip(of, slopes, strict=True)
-            )
-        )
-        return least_epsilon(bound_of(points, law), delta)
-
-    # The smaller the step, the fewer vertices it crosses. Rounding over it is 1e-9.
-    step = 2.0**-20 * (abs(x) or 1.0)
-    return (moved(step) - moved(-step)) / (2 * step)
+        curve = curve_of(self.profile, tail)
+        return min(found, bound_of(curve, self.repetitions)(epsilon))

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from dpjax._core.float64 import cast, default_float, float64, scope
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import correlated, events, gdp, pld, pure, truncation
+from dpjax.accounting._selected import Profile as Profile
 from dpjax.accounting._selected import Selected
 
 __all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
@@ -31,23 +32,6 @@ LEAST_SHARE = 0.01
 _SHARES = (LEAST_SHARE, 0.1, 0.5, 0.9)
 # The smallest δ of the search for δ, and its number of halvings.
 _LEAST_DELTA, _HALVINGS = 1e-30, 20
-
-
-class Profile(Protocol):
-    """ε and δ of a mechanism, each as a function of the other, rounded up."""
-
-    @property
-    def mu(self) -> ArrayLike | None:
-        """The GDP parameter, f[]; None where none is known."""
-        ...
-
-    def epsilon(self, delta: ArrayLike, /) -> jax.Array:
-        """An ε at which the mechanism is (ε, δ)-DP, for a given δ."""
-        ...
-
-    def delta(self, epsilon: ArrayLike, /) -> jax.Array:
-        """A δ at which the mechanism is (ε, δ)-DP, for a given ε."""
-        ...
 
 
 class Gaussian(NamedTuple):

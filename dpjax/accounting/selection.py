@@ -6,20 +6,14 @@ independently of the data, and releases the run with the best score. K is random
 score, which therefore must be private, too. Nothing else about the runs may be
 released: neither K nor any other output nor any other score.
 
-`epsilon` and `delta` are proven upper bounds (`_selected`), and `epsilon_lower` is what
-the best known attack achieves (`_attack`). `dpjax.tune` runs such a search.
+`epsilon` and `delta` are proven upper bounds (`_selected`). `dpjax.tune` runs such a
+search.
 """
 
-from typing import TYPE_CHECKING
-
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from dpjax._core import validate
-from dpjax._core.float64 import cast, default_float, scope
 from dpjax._core.typing import ArrayLike
-from dpjax.accounting import _attack, events
+from dpjax.accounting import events, profiles
 from dpjax.accounting._repetitions import (
     Fixed,
     Geometric,
@@ -28,10 +22,7 @@ from dpjax.accounting._repetitions import (
     Repetitions,
     TruncatedNegativeBinomial,
 )
-from dpjax.accounting._selected import Selected
-
-if TYPE_CHECKING:
-    from dpjax.accounting.profiles import Profile
+from dpjax.accounting._selected import Profile, Selected
 
 __all__ = [
     "Fixed",
@@ -41,32 +32,23 @@ __all__ = [
     "TruncatedNegativeBinomial",
     "delta",
     "epsilon",
-    "epsilon_lower",
 ]
 
 
-def _selected(
-    mechanism: "events.Event | Profile", repetitions: Repetitions
-) -> Selected:
+def _selected(mechanism: events.Event | Profile, repetitions: Repetitions) -> Selected:
     """The profile of the best run of a mechanism, given by its event or profile."""
-    from dpjax.accounting import profiles  # `profiles` imports this package's files
-
-    _check(repetitions)
-    known = callable(getattr(mechanism, "epsilon", None))
-    profile = mechanism if known else profiles.of(mechanism)  # pyright: ignore
-    return Selected(profile, repetitions)  # pyright: ignore
-
-
-def _check(repetitions: object) -> None:
     if not isinstance(repetitions, Repetitions):
         raise ValueError(
             "repetitions must be a law of dpjax.accounting.selection, such as "
             f"Geometric(10.0); got {repetitions!r}."
         )
+    known = callable(getattr(mechanism, "epsilon", None))
+    profile = mechanism if known else profiles.of(mechanism)  # pyright: ignore
+    return Selected(profile, repetitions)  # pyright: ignore
 
 
 def epsilon(
-    mechanism: "events.Event | Profile", delta: ArrayLike, *, repetitions: Repetitions
+    mechanism: events.Event | Profile, delta: ArrayLike, *, repetitions: Repetitions
 ) -> jax.Array:
     """An ε at which the best of K runs of a mechanism is (ε, δ)-DP.
 
@@ -105,7 +87,7 @@ def epsilon(
 
 
 def delta(
-    mechanism: "events.Event | Profile", epsilon: ArrayLike, *, repetitions: Repetitions
+    mechanism: events.Event | Profile, epsilon: ArrayLike, *, repetitions: Repetitions
 ) -> jax.Array:
     """A δ at which the best of K runs of a mechanism is (ε, δ)-DP.
 
@@ -128,41 +110,3 @@ def delta(
       1.3e-02
     """
     return _selected(mechanism, repetitions).delta(epsilon)
-
-
-def epsilon_lower(
-    event: events.Event, delta: float, *, repetitions: Repetitions
-) -> jax.Array:
-    """A lower bound on the ε of the best of K runs, from an attack.
-
-    The attacker chooses the score, as a total order of the outputs of one run. The best
-    of a family of orders is found by a dynamic programme.
-
-    Args:
-      event: the event of one run: Gaussian, a composition of Gaussian events, one
-        PoissonGaussian, or EpsilonDelta for the worst mechanism that has them.
-      delta: δ, strictly between 0 and 1.
-      repetitions: the law of K, as for `epsilon`.
-
-    Returns:
-      ε, f[], rounded down: for every smaller ε there is a score with which the best of
-      K runs is not (ε, δ)-DP.
-
-    Raises:
-      ValueError: an argument is out of range, or the exact laws of event are not known.
-
-    Example:
-      >>> run = events.Gaussian(0.5)
-      >>> print(f"{epsilon_lower(run, 1e-5, repetitions=Geometric(10.0)):.2f}")
-      3.01
-    """
-    validate.scalar("delta", delta)
-    validate.open_unit("delta", delta)
-    _check(repetitions)
-    found = [
-        _attack.epsilon_lower(pair, float(delta), repetitions)
-        for pair in _attack.pairs_of(event)
-    ]
-    dtype = default_float()
-    with scope():
-        return cast(jnp.asarray(np.max(found), jnp.float64), dtype, "down")

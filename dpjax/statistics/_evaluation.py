@@ -82,15 +82,10 @@ def loss(
 
 
 def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
-    clipped = jnp.clip(data, 0.0, params.bound)
-    known = jnp.where(jnp.isnan(data), params.bound, clipped)
-    return _centered_mean(known, params, noise)
-
-
-def _centered_mean(values: jax.Array, params: _Mean, noise: Release) -> jax.Array:
-    """The noisy mean of values in [0, B], from contributions in [−1, 1]."""
+    """The noisy mean of values clipped to [0, B], from contributions in [−1, 1]."""
     half = params.bound / 2
-    rows = jnp.clip(values[:, None] / half - 1, -1.0, 1.0)
+    known = jnp.where(jnp.isnan(data), params.bound, data)
+    rows = jnp.clip(known[:, None] / half - 1, -1.0, 1.0)
     noisy = noise(sum_exactly(lambda x: x, rows))[0]
     return (noisy / params.num_examples + 1) * half
 
@@ -137,17 +132,13 @@ def accuracy(
     """
     data = _pair("predictions", predictions, "labels", labels)
     divisor = as_num_examples(num_examples, len(data[0]), validate.adjacency(adjacency))
+    predictions, labels = data
+    correct = predictions == labels
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(1.0, divisor)
     return _release.release(
-        "accuracy", _accuracy, data, params, terms, replaced=2.0, dimension=1
+        "accuracy", _loss, correct, params, terms, replaced=2.0, dimension=1
     )
-
-
-def _accuracy(data: Any, params: _Mean, noise: Release) -> jax.Array:
-    predictions, labels = data
-    correct = jnp.where(predictions == labels, params.bound, 0.0)
-    return _centered_mean(correct, params, noise)
 
 
 def auc(

@@ -207,14 +207,13 @@ def _epsilon_in_bins(
     # Under REPLACE it is e^Z in one run and e^{−Z} in the other, with 2μ in place of μ.
     shared = jnp.where(known, run.shared, 0.0) * scale
     variance = epochs * variance + shared
-    if replace or not few:
-        parts = [(losses, epochs)]
-        value = epsilon_of(parts, 4 * variance if replace else variance, asked)
-    else:
+    variance = 4 * variance if replace else variance
+    value = epsilon_of([(losses, epochs)], variance, asked)
+    if few and not replace:
         chain = _chain.best(by_gap, places)
         square = _trees.log_square(tree, by_gap, places)
-        value = _chain.smallest_epsilon(
-            losses, variance, square, chain, shared, asked, tail, epochs
+        value = _chain.smaller_epsilon(
+            value, square, chain, shared, asked, tail, epochs
         )
     return jnp.where(known & ~jnp.isnan(value), value, jnp.inf)
 

@@ -257,9 +257,8 @@ def _limits(
     return jnp.where(num_epochs > 1, of_each, of_one)
 
 
-def smallest_epsilon(
-    tree: DiscreteLosses,
-    variance: jax.Array,
+def smaller_epsilon(
+    of_tree: jax.Array,
     square: jax.Array,
     chain: Chain,
     shared: jax.Array,
@@ -269,49 +268,30 @@ def smallest_epsilon(
 ) -> jax.Array:
     """The smaller ε(δ) of two bounds: by the tree of `_trees` and by the chain, f[].
 
-    For both values, a likelihood ratio is composed over num_epochs independent epochs,
-    and then with a Gaussian mechanism. With the tree, the μ² of this mechanism is
-    `variance`. With the chain, its μ² is `shared` plus the chain's `shared` for each
-    epoch. The argument `square` is the tree's log E L².
+    For the chain, a likelihood ratio is composed over num_epochs independent epochs,
+    and then with a Gaussian mechanism, whose μ² is `shared` plus the chain's `shared`
+    for each epoch. The argument `square` is the tree's log E L².
     """
     states = _states(chain, tail)
     step = chain.variance * (1 - chain.decay) * (1 + chain.decay)
     # The error of Gauss's rule is bounded for cells of at most one standard deviation.
     usable = (states.spacing > 0) & (states.spacing**2 <= step) & (chain.places > 1)
-    # Both branches of the `cond` below must have the same shape.
-    missing = ((0, 0), (0, _SUMS - 1 - tree.loss.shape[1]))
-    tree = tree._replace(
-        loss=jnp.pad(tree.loss, missing),
-        log_mass=jnp.pad(tree.log_mass, missing, constant_values=-np.inf),
-    )
-
     gaussian = num_epochs * chain.shared + shared
     # Without a Gaussian part, epochs may be combined by a union bound, which assumes
     # that L has mean one. Rounded states raise that mean.
     usable &= (num_epochs <= 1) | (gaussian > 0)
+    # Elsewhere the chain's coarse grids cost more than its covariances gain.
+    usable &= (chain.places < _FEW) | (_log_square(chain) < _LESS * square)
 
-    def of_chain(least: jax.Array) -> tuple[DiscreteLosses, jax.Array]:
-        losses = _losses(chain, states, _limits(chain, states, least, num_epochs))
+    def of_chain() -> jax.Array:
+        # The tree's ε decides up to which L the chain's grid must reach.
+        losses = _losses(chain, states, _limits(chain, states, of_tree, num_epochs))
         # Rounding of the states makes the mean of L larger than one, so that the mass
         # lost in one epoch is multiplied by the means of the others.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
         lost = losses.lost * mean ** (num_epochs - 1)
-        return losses._replace(lost=lost), gaussian
+        return epsilon_of([(losses._replace(lost=lost), num_epochs)], gaussian, delta)
 
-    # Elsewhere the chain's coarse grids cost more than its covariances gain.
-    usable &= (chain.places < _FEW) | (_log_square(chain) < _LESS * square)
-
-    def less(least: jax.Array, again: jax.Array) -> tuple[jax.Array, None]:
-        # The scan compiles one program for both. The tree's ε comes first, as it
-        # decides up to which L the chain's grid must reach.
-        def of_next() -> jax.Array:
-            losses, beside = jax.lax.cond(
-                again, of_chain, lambda _: (tree, variance), least
-            )
-            return epsilon_of([(losses, num_epochs)], beside, delta)
-
-        helps = ~again | (usable & (least < _LARGEST))
-        now = jax.lax.cond(helps, of_next, lambda: least)
-        return jnp.where(now < least, now, least), None
-
-    return jax.lax.scan(less, jnp.full((), jnp.inf), jnp.array([False, True]))[0]
+    helps = usable & (of_tree < _LARGEST)
+    value = jax.lax.cond(helps, of_chain, lambda: of_tree)
+    return jnp.where(value < of_tree, value, of_tree)

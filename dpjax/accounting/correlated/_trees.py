@@ -190,12 +190,10 @@ def best(
     trees = candidates(by_gap, n_b)
 
     def better(
-        best: tuple[jax.Array, Tree], following: tuple[Tree, jax.Array]
+        best: tuple[jax.Array, Tree], tree: Tree
     ) -> tuple[tuple[jax.Array, Tree], None]:
-        tree, seen = following
         about = jax.lax.cond(
-            # The tree fits into an epoch, and was not estimated yet.
-            (tree.copies > 0) & ~seen,
+            tree.copies > 0,  # the tree fits into an epoch
             lambda: _estimate(tree, by_gap, n_b, delta, num_epochs),
             lambda: jnp.full((), jnp.inf),
         )
@@ -207,14 +205,5 @@ def best(
     # The first tree has no joins and always fits.
     first = jax.tree.map(lambda x: x[0], trees)
     start = jnp.full((), jnp.inf), first
-    (_, tree), _ = jax.lax.scan(better, start, (trees, _are_repeated(trees)))
+    (_, tree), _ = jax.lax.scan(better, start, trees)
     return tree
-
-
-def _are_repeated(trees: Tree) -> jax.Array:
-    """For each tree, whether an earlier one is equal: in short epochs many are."""
-    level = jnp.arange(trees.gaps.shape[1])
-    used = jnp.where(level[None] < trees.joins[:, None], trees.gaps, 0)
-    rows = jnp.column_stack([used, trees.joins, trees.copies, trees.apart])
-    equal = jnp.all(rows[:, None] == rows[None], axis=2)
-    return jnp.any(jnp.tril(equal, -1), axis=1)

@@ -10,21 +10,16 @@ Each edge of the minorant is a block of consecutive steps, and the slopes of the
 increase. `_blocks` computes the edges.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax._core.float64 import TINY, ULP
 from dpjax.accounting.iteration import _blocks
-from dpjax.accounting.iteration._blocks import Block, Nodes
 
 # A diameter in units of the largest shift is dropped above HUGE and raised to 1 / HUGE
 # below that. Then the square of the sum of both neither overflows nor underflows.
 HUGE = 1e120
-# The largest number of restarts that are compared. One more step before them makes the
-# padded length a power of two.
+# The largest number of restarts that are compared, which bounds the memory.
 _GRID = 65535
 
 
@@ -39,12 +34,16 @@ def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
       s: the sensitivities s_k, f[T].
       tau: the noise standard deviations τ_k, f[T].
     """
-    each = _blocks.single(log_w, s, tau, s.shape[0])
-    whole, _ = _blocks.climb(each, lambda level, nodes, seen: seen, ())
-    place = jnp.arange(whole.ends.shape[0], dtype=jnp.int32)
-    closes = (place < whole.number[0]).astype(jnp.int32)
-    closes = jnp.zeros_like(place).at[whole.ends].add(closes)
-    return (jnp.cumsum(closes) - closes)[-s.shape[0] :]
+    following = _blocks.ends(_blocks.single(log_w, s, tau)).following
+
+    def step(vertex: jax.Array, now: tuple[jax.Array, jax.Array]):
+        k, end = now
+        begins = k == vertex
+        return jnp.where(begins, end, vertex), begins
+
+    order = jnp.arange(s.shape[0], dtype=jnp.int32)
+    _, begins = jax.lax.scan(step, jnp.zeros_like(order[0]), (order, following[:-1]))
+    return jnp.cumsum(begins) - 1
 
 
 def _log_weights(lipschitz: jax.Array) -> jax.Array:
@@ -93,28 +92,14 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     return jnp.where(lost, jnp.inf, jnp.sum(each)), error
 
 
-class _Nearest(NamedTuple):
-    """For each step, the flattest edge so far that begins there, and the edge's end.
-
-    The first row is for two runs that are at a given distance after the step, and the
-    second row for two runs at distance 0.
-    """
-
-    edge: Block
-    vertex: jax.Array
-
-
 def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     """A mask of the best step at which to begin with the distance `start`, bool[T].
 
     A restart after a step replaces all steps up to it by one fact: the distance of the
     two runs is at most `start`. The mask is false everywhere if no restart lowers the
     bound. The cost of a restart is that of the minorant of the later steps, with
-    `start` as a rise without a run before them. The first edge of that minorant is a
-    tangent from its starting point to the minorant of the later steps alone. The
-    merging of nodes visits candidates for the tangent at each level. With at most _GRID
-    steps all restarts are compared. With more steps only every stride-th restart is
-    compared.
+    `start` as a rise without a run before them. With at most _GRID steps all restarts
+    are compared. With more steps only every stride-th restart is compared.
     """
     steps = s.shape[0]
     # Sums over rows of the grid, each relative to the largest weight in it.
@@ -126,53 +111,11 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     rise = jnp.sum(w * jnp.pad(s, pad).reshape(-1, stride), axis=1)
     run = jnp.sum(jnp.square(w * jnp.pad(tau, pad).reshape(-1, stride)), axis=1)
     rows = rise.shape[0]
-    each = _blocks.single(top[:, 0], rise, jnp.sqrt(run), rows + 1)
+    found = _blocks.ends(_blocks.single(top[:, 0], rise, jnp.sqrt(run)))
     distance = jnp.full_like(rise, start)
-    first = _blocks.single(grid[:, -1], distance, jnp.zeros_like(rise), rows + 1)
-
-    n = each.rise.shape[0]
-    place = jnp.arange(n, dtype=jnp.int32)
-    starts = jax.tree.map(lambda *x: jnp.stack(x), first, _blocks.empty_block(first))
-    far = Block(jnp.full((2, n), 0), jnp.full((2, n), np.inf), jnp.full((2, n), 1.0))
-    none = _Nearest(far, jnp.full((2, n), n - 1, jnp.int32))
-
-    # Tangents from the steps of each left node to the minorant of the right node beside
-    # it.
-    def visit(level: jax.Array, nodes: Nodes, seen: _Nearest) -> _Nearest:
-        half = jnp.left_shift(1, level).astype(jnp.int32)
-        on_left = (place & half) == 0
-        mid = jnp.minimum((place // half + 1) * half, n - 1)
-        rest = _blocks.take(nodes.suffix, jnp.minimum(place + 1, n - 1))
-        rest = _blocks.where(place + 1 < mid, rest, _blocks.empty_block(rest))
-        count = nodes.number[jnp.minimum(mid // half, nodes.number.shape[0] - 1)]
-
-        def nearer(start: Block, seen: _Nearest) -> _Nearest:
-            touch = _blocks.tangent(nodes, mid, count, _blocks.pool(start, rest))
-            ours, theirs = _blocks.slope(touch.pooled), _blocks.slope(seen.edge)
-            better = on_left & _blocks.steeper(theirs, ours)
-            return _Nearest(
-                _blocks.where(better, touch.pooled, seen.edge),
-                jnp.where(better, touch.last, seen.vertex),
-            )
-
-        return jax.vmap(nearer)(starts, seen)
-
-    _, (edge, vertex) = _blocks.climb(each, visit, none)
-    noisy = edge.run > 0
-    cost = jnp.where(noisy, edge.rise**2 / jnp.where(noisy, edge.run, 1), jnp.inf)
-    cost = cost.at[1, n - 1].set(0.0)
-
-    # The cost of the minorant from each step on, at distance 0: every step points to
-    # the vertex where its first edge ends, and pointers are composed by doubling.
-
-    def double(_: int, carry: tuple[jax.Array, jax.Array]):
-        after, jump = carry
-        return after + after[jump], jump[jump]
-
-    levels = n.bit_length()
-    after, _ = jax.lax.fori_loop(0, levels, double, (cost[1], vertex[1]))
-    total = (cost[0] + after[vertex[0]])[-rows:]
-    better = total < after[-rows - 1]
+    first = _blocks.single(grid[:, -1], distance, jnp.zeros_like(rise))
+    total = _blocks.costs_from(first, found)
+    better = total < found.cost[0]
     index = jnp.arange(rows)
     best = jnp.min(jnp.where(better & (total == jnp.min(total)), index, rows))
     return jnp.arange(steps) == (best + 1) * stride - 1 - pad[0]

@@ -1,11 +1,11 @@
-"""Attacks on the best of K runs, as lower bounds on its δ(ε).
+"""Attacks on the best of K runs, as lower bounds on its δ(ε) and ε(δ).
 
 An attacker who chooses the score chooses the order of the outputs. The order and the
 outputs on which the attacker bets give a lower bound on δ(ε), as in the equation of
-`_selected`. Orders are built from the lowest score on. At each step the outputs so far
-have likelihood ratios in an interval, which grows at either end. A dynamic programme
-finds the best of these orders, and of the bets. On small examples no other order is
-better.
+`accounting._selected`. Orders are built from the lowest score on. At each step the
+outputs so far have likelihood ratios in an interval, which grows at either end. A
+dynamic programme finds the best of these orders, and of the bets. On small examples no
+other order is better.
 """
 
 import math
@@ -115,7 +115,12 @@ def delta_lower(pair: Pair, epsilon: float, repetitions: Repetitions) -> float:
     return float(np.max(value) - (1 + power) * lost)
 
 
-def epsilon_lower(pair: Pair, delta: float, repetitions: Repetitions) -> float:
+def epsilon_lower(event: events.Event, delta: float, repetitions: Repetitions) -> float:
+    """An ε below which an attack on one of the event's pairs has more than δ."""
+    return max(_epsilon_lower(pair, delta, repetitions) for pair in pairs_of(event))
+
+
+def _epsilon_lower(pair: Pair, delta: float, repetitions: Repetitions) -> float:
     """An ε >= 0 below which the attack has more than δ, within 1e-4 of the largest."""
 
     def succeeds(epsilon: float) -> bool:
