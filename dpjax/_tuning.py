@@ -111,7 +111,7 @@ def tune(
         of_setting, of_run, of_score = (jax.random.fold_in(k, run) for k in for_runs)
         setting = pick(jax.random.randint(of_setting, (), 0, count))
         output = train(setting, of_run)
-        value = float(np.asarray(score(output, of_score)))
+        value = float(jnp.asarray(score(output, of_score)))
         value = value if math.isfinite(value) else -math.inf
         # The first run is better than none, whatever its score.
         if run == 0 or value > best.score:
