@@ -7,7 +7,11 @@ runs are independent and have one law, so that the first one of several equal ru
 any of them with the same probability, whatever the data are.
 """
 
+import functools
+import hashlib
 import math
+import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +23,9 @@ from dpjax._core import keys, validate
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.accounting import events, selection
 from dpjax.accounting._repetitions import Repetitions
+
+# One stream of the user's key for each kind of draw.
+_COUNT, _SETTINGS, _RUNS, _SCORES = range(4)
 
 
 class Tuned(NamedTuple):
@@ -42,6 +49,14 @@ class Tuned(NamedTuple):
     delta: float
 
 
+class _Best(NamedTuple):
+    """The best of the runs so far: its number, or -1, its score and its output."""
+
+    run: int
+    score: float
+    output: Any
+
+
 def tune(
     settings: Any,
     train: Callable[[Any, Key], Any],
@@ -51,6 +66,8 @@ def tune(
     event: events.Event,
     delta: float,
     key: Key,
+    chunk_size: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> Tuned:
     """Train with random settings, a random number of times, and return the best run.
 
@@ -68,19 +85,26 @@ def tune(
         this is the event of the most expensive one.
       delta: δ of the release, strictly between 0 and 1.
       key: a typed key, as secret as the data. Equal keys give equal searches.
+      chunk_size: the number of runs that one `jax.vmap` computes together; None for
+        runs one after another. With chunks, settings is a pytree of arrays, and train
+        and score can be traced.
+      checkpoint: a file in which the search is saved after each run or chunk, and from
+        which the same call goes on; None saves nothing. The file is as secret as the
+        data, since it tells the number of runs.
 
     Returns:
       `Tuned`.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, an output has no arrays, or the file is
+        of another search.
 
     Privacy: the setting, output and score of the best run together are
     (epsilon, delta)-DP under the adjacency for which event holds, if each run of train
     and score, with any of the settings, is private as event says, and if settings,
     event and repetitions were fixed without looking at the data. The guarantee does not
     cover anything else about the search: the number of runs, its duration, the other
-    outputs and scores, and what train prints or saves.
+    outputs and scores, what train prints or saves, and the file of checkpoint.
 
     Reference: `accounting.selection` has the bound; Papernot and Steinke (2022),
     Theorem 2, is the first for this search.
@@ -100,28 +124,68 @@ def tune(
       10.0 1.54
     """
     key = keys.stream(validate.typed_key("key", key), "tune")
-    count, pick = _settings(settings)
+    count, pick = _settings(settings, chunk_size)
     # ε is known before anything reads the data.
     epsilon = float(selection.epsilon(event, delta, repetitions=repetitions))
     chosen = events.Selection(event, repetitions)
-    # One stream of the user's key for each kind of draw.
-    for_count, *for_runs = [jax.random.fold_in(key, i) for i in range(4)]
-    best = Tuned(None, None, -math.inf, chosen, epsilon, float(delta))
-    for run in range(repetitions.sample(for_count)):
-        of_setting, of_run, of_score = (jax.random.fold_in(k, run) for k in for_runs)
-        setting = pick(jax.random.randint(of_setting, (), 0, count))
-        output = train(setting, of_run)
-        value = float(jnp.asarray(score(output, of_score)))
-        value = value if math.isfinite(value) else -math.inf
-        # The first run is better than none, whatever its score.
-        if run == 0 or value > best.score:
-            best = best._replace(setting=setting, output=output, score=value)
-    return best
+    draws = [jax.random.fold_in(key, i) for i in range(4)]
+    total = repetitions.sample(draws[_COUNT])
+    digest = _digest(key, chosen, count)
+
+    def one(run: ArrayLike) -> tuple[jax.Array, Any]:
+        """The score and output of one run."""
+        of_setting, of_run, of_score = (jax.random.fold_in(k, run) for k in draws[1:])
+        output = train(pick(_index(of_setting, count)), of_run)
+        return jnp.asarray(score(output, of_score)), output
+
+    size, done, best, saved = chunk_size or 1, 0, _Best(-1, -math.inf, None), None
+    path = None if checkpoint is None else pathlib.Path(checkpoint)
+    if path is not None and path.exists():
+        done, best, saved = _read(path, digest)
+    many = None if chunk_size is None else jax.jit(jax.vmap(one))
+    while done < total:
+        first, done = done, min(total, done + size)
+        if many is None:
+            value, outputs = one(first)
+            scores, at = [value], lambda i: outputs
+        else:
+            # All chunks have one size. The runs after the last one are not looked at.
+            scores, outputs = many(first + np.arange(size))
+            at = functools.partial(_entry, outputs)
+        if saved is not None:
+            best, saved = best._replace(output=_restored(saved, at(0))), None
+        for i in range(done - first):
+            value = float(scores[i])
+            value = value if math.isfinite(value) else -math.inf
+            if best.run < 0 or value > best.score:
+                best = _Best(first + i, value, at(i))
+        # The last runs are not saved, so that a search that goes on computes some run,
+        # from which the structure of the outputs is known.
+        if path is not None and done < total:
+            _write(path, digest, done, best)
+    if best.run < 0:
+        return Tuned(None, None, -math.inf, chosen, epsilon, float(delta))
+    index = _index(jax.random.fold_in(draws[_SETTINGS], best.run), count)
+    return Tuned(pick(index), best.output, best.score, chosen, epsilon, float(delta))
 
 
-def _settings(settings: Any) -> tuple[int, Callable[[Any], Any]]:
+def _index(key: Key, count: int) -> jax.Array:
+    """The number of a setting."""
+    return jax.random.randint(key, (), 0, count)
+
+
+def _settings(
+    settings: Any, chunk_size: int | None
+) -> tuple[int, Callable[[Any], Any]]:
     """The number of settings, and a function from a number to its setting."""
+    if chunk_size is not None:
+        validate.static_int("chunk_size", chunk_size, minimum=1)
     if isinstance(settings, Sequence):
+        if chunk_size is not None:
+            raise ValueError(
+                "settings must be a pytree of arrays if chunk_size is given; "
+                f"got {settings!r}."
+            )
         if not settings:
             raise ValueError(f"settings must not be empty; got {settings!r}.")
         return len(settings), lambda i: settings[int(i)]
@@ -132,3 +196,56 @@ def _settings(settings: Any) -> tuple[int, Callable[[Any], Any]]:
             f"size along axis 0; got {settings!r}."
         )
     return sizes.pop()[0], lambda i: jax.tree.map(lambda x: jnp.asarray(x)[i], settings)
+
+
+def _digest(key: Key, event: events.Selection, count: int) -> str:
+    """A name of the search: equal only for equal draws of equal events."""
+    words = np.asarray(jax.random.key_data(key)).tobytes().hex()
+    text = f"{jax.random.key_impl(key)} {words} {event!r} {count}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
+    """Save the search: the file is complete or is the one before."""
+    leaves = {f"leaf{i}": x for i, x in enumerate(jax.tree.leaves(best.output))}
+    new = path.with_name(path.name + ".unfinished")
+    # Only its owner can read the file.
+    opened = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(opened, "wb") as file:
+        head = {"search": digest, "done": done, "run": best.run, "score": best.score}
+        np.savez(file, allow_pickle=False, **head, **leaves)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def _read(
+    path: pathlib.Path, digest: str
+) -> tuple[int, _Best, list[np.ndarray] | None]:
+    """The number of runs, the best run without its output, and the output's leaves."""
+    with np.load(path, allow_pickle=False) as file:
+        if str(file["search"]) != digest:
+            raise ValueError(
+                f"checkpoint must be a file of this search; got {str(path)!r}, from a "
+                "search with another key, event, repetitions or number of settings."
+            )
+        best = _Best(int(file["run"]), float(file["score"]), None)
+        leaves = [file[f"leaf{i}"] for i in range(len(file.files) - 4)]
+        return int(file["done"]), best, leaves
+
+
+def _entry(outputs: Any, i: int) -> Any:
+    """The output of one run of a chunk."""
+    return jax.tree.map(lambda x: x[i], outputs)
+
+
+def _restored(leaves: list[np.ndarray], output: Any) -> Any:
+    """The saved leaves of an output, with the structure of another output."""
+    like, structure = jax.tree.flatten(output)
+    saved, new = ([np.shape(x) for x in of] for of in (leaves, like))
+    if saved != new:
+        raise ValueError(
+            "checkpoint must have outputs like those of train; got arrays of shapes "
+            f"{saved}, where train returns {new}."
+        )
+    return structure.unflatten([jnp.asarray(x) for x in leaves])

@@ -416,6 +416,15 @@ def test_traced_numbers_without_derivative_raise():
         jax.vmap(epsilon)(np.array([0.3, 0.4]))
 
 
+def train(setting, key):
+    return {"w": setting["rate"] * jnp.ones(2) + 0.1 * jax.random.normal(key, (2,))}
+
+
+def score(output, key):
+    value = -jnp.abs(output["w"][0] - 2.0) + 0.01 * jax.random.normal(key)
+    return jnp.where(output["w"][0] > 3.5, jnp.inf, value)  # counts as the worst
+
+
 def train_on_host(setting, key):
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     return {"w": setting + 0.1 * rng.normal(size=2)}
@@ -436,38 +445,46 @@ SEARCH = {
 }
 
 
-def test_search_returns_the_best_of_independent_runs():
-    runs = []
+def test_search_resumes_to_the_same_result(tmp_path):
+    runs, stop = [], 0
 
-    def recorded(setting, key):
-        output = train_on_host(setting, key)
-        runs.append((setting, score_on_host(output, key), output))
-        return output
+    def counted(setting, key):
+        runs.append(setting)
+        if len(runs) == stop:
+            raise KeyboardInterrupt
+        return train_on_host(setting, key)
 
-    found = dpjax.tune(RATES, recorded, score_on_host, **SEARCH)
-    assert len(runs) > 3
-    assert len({float(output["w"][0]) for _, _, output in runs}) == len(runs)
-    finite = [run for run in runs if np.isfinite(run[1])]
-    assert (found.setting, found.score) == max(finite, key=lambda run: run[1])[:2]
+    found = dpjax.tune(RATES, counted, score_on_host, **SEARCH)
+    total = len(runs)
+    assert total > 3
     assert found.setting == 2.0
+    assert np.isfinite(found.score)
     assert found.event == events.Selection(RUN, SEARCH["repetitions"])
     expected = selection.epsilon(RUN, DELTA, repetitions=SEARCH["repetitions"])
     assert found.epsilon == expected
-    again = dpjax.tune(RATES, train_on_host, score_on_host, **SEARCH)
+
+    path, runs[:], stop = tmp_path / "search", [], 3
+    with pytest.raises(KeyboardInterrupt):
+        dpjax.tune(RATES, counted, score_on_host, **SEARCH, checkpoint=path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    stop = 0
+    again = dpjax.tune(RATES, counted, score_on_host, **SEARCH, checkpoint=path)
+    assert len(runs) == total + 1  # the interrupted run is computed again
     np.testing.assert_array_equal(again.output["w"], found.output["w"])
     assert again._replace(output=None) == found._replace(output=None)
+    other = SEARCH | {"key": KEY}
+    with pytest.raises(ValueError, match="^checkpoint"):
+        dpjax.tune(RATES, train_on_host, score_on_host, **other, checkpoint=path)
 
 
-def test_settings_may_be_arrays():
-    rates = {"rate": np.array(RATES, np.float32)}
-    found, listed = (
-        dpjax.tune(settings, train, score_on_host, **SEARCH)
-        for settings, train in (
-            (rates, lambda setting, key: train_on_host(float(setting["rate"]), key)),
-            (RATES, train_on_host),
-        )
-    )
-    assert (found.setting, found.score) == ({"rate": 2.0}, listed.score)
+@pytest.mark.slow
+def test_vectorised_search_equals_a_loop():
+    settings = {"rate": np.array(RATES, np.float32)}
+    loop = dpjax.tune(settings, train, score, **SEARCH)
+    chunks = dpjax.tune(settings, train, score, **SEARCH, chunk_size=3)
+    np.testing.assert_allclose(chunks.score, loop.score, rtol=1e-5)
+    np.testing.assert_allclose(chunks.output["w"], loop.output["w"], rtol=1e-6)
+    assert chunks.setting == loop.setting == {"rate": 2.0}
 
 
 def test_search_without_runs_or_finite_scores_releases_no_data():
@@ -484,6 +501,8 @@ def test_search_without_runs_or_finite_scores_releases_no_data():
     [
         ([], {}, "settings"),
         ({"a": np.ones(2), "b": np.ones(3)}, {}, "settings"),
+        ([1.0], {"chunk_size": 2}, "settings"),
+        (np.ones(3), {"chunk_size": 0}, "chunk_size"),
         (RATES, {"repetitions": 3}, "repetitions"),
         (RATES, {"key": 3}, "key"),
         (RATES, {"delta": 0.0}, "delta"),
