@@ -7,7 +7,7 @@
 2. `rdp`: Rényi curves, which add up and are cheap.
 3. `pld`: nearly exact privacy-loss distributions of subsampled mechanisms, of Laplace
    and discrete noise, of randomised response and of mechanisms with a known ε, and of
-   compositions of all of these. Lower bounds say how exact they are.
+   compositions of all of these. Lower bounds show how exact the distributions are.
 4. `fdp`: bounds on attacks from a privacy profile δ(ε). `group`: the ε and δ of several
    examples from a profile.
 5. `calibrate`: the parameter that meets a target ε.
@@ -21,11 +21,12 @@
    in one random step of each epoch.
 8. `iteration`: runs that release only their last iterate. `objective`: the minimum of
    an objective with a linear noise.
-9. `individual`: the loss of each example from its own norms, which is private itself.
+9. `individual`: the privacy loss of each example from its own norms. It is private.
 
-**Several mechanisms on the same data:**
+**Functions for several mechanisms on the same data:**
 
-10. `composition`: mechanisms that were fixed beforehand, or chosen by earlier outputs.
+10. `composition`: mechanisms fixed beforehand, or chosen from the outputs of earlier
+   ones.
 11. `selection`: searches, which release only the best of several runs.
 
 `profiles` turns any of these results into ε(δ) and δ(ε). `_numerics` holds the numerics

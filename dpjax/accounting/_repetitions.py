@@ -1,4 +1,4 @@
-"""Laws of the number of repetitions K, each with its generating function.
+"""Probability laws of the number of repetitions K, with their generating functions.
 
 The generating function of K is G(x) = E x^K. A search draws K independently of the
 data. `_selected` needs only G and its derivative G′.
@@ -24,7 +24,7 @@ def _module(x: ArrayLike):
 
 
 class _Drawn:
-    """A law whose draws invert the cumulative probabilities."""
+    """A law that draws K by inverting the cumulative probabilities."""
 
     mean: float
 
@@ -34,14 +34,14 @@ class _Drawn:
 
     @property
     def total_variation(self) -> float:
-        """A bound on the distance in total variation of draws from the law."""
+        """A bound on the total variation between the draws of `sample` and the law."""
         # The sum over 128 bits is exact. A recursion's k-th probability is off by 4 k
-        # roundings. The Poisson probability is off by those of its logarithm, which has
-        # three terms of up to k log k each.
+        # roundings. A Poisson probability is off by the roundings of its logarithm,
+        # which has three terms of up to k log k each.
         return 16 * ULP * (self.mean + 4) * math.log(self.mean + 8)
 
     def sample(self, key: Key) -> int:
-        """A draw of K, which depends on nothing but the key."""
+        """A draw of K, which depends on the key alone."""
         words = np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist()
         below = sum(word << 32 * i for i, word in enumerate(words))
         cumulative = 0
@@ -68,7 +68,7 @@ class _NegativeBinomial(_Drawn):
 
     @functools.cached_property
     def stop(self) -> float:
-        """γ, with which the law has the given mean."""
+        """The γ at which the law has the given mean."""
         if self.shape == 1:
             return 1 / self.mean
         low, high = -700.0, -1e-15  # log γ; the mean falls from inf to 1
@@ -119,11 +119,11 @@ class _NegativeBinomial(_Drawn):
 class TruncatedNegativeBinomial(_NegativeBinomial):
     """A negative binomial number of repetitions, given that it is at least 1.
 
-    P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. A smaller
-    shape has heavier tails, and costs less privacy for the same mean.
+    P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. At the same
+    mean, a law with a smaller shape has heavier tails and costs less privacy.
 
     Attributes:
-      shape: η, above -1; 1 is `Geometric` and 0 is `Logarithmic`.
+      shape: η, above -1. The law is `Geometric` for η = 1, and `Logarithmic` for η = 0.
       mean: E[K], above 1. It determines γ, which is the property `stop`.
 
     Reference: Papernot and Steinke (2022), Definition 1.
@@ -180,7 +180,7 @@ class Logarithmic(_NegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class Poisson(_Drawn):
-    """A Poisson number of repetitions, which may be 0: then nothing is run or released.
+    """A Poisson number of repetitions. If it is 0, nothing is run or released.
 
     Attributes:
       mean: E[K], positive.
@@ -220,7 +220,7 @@ class Poisson(_Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """A fixed number of repetitions, which anyone may know.
+    """A fixed number of repetitions, which need not be secret.
 
     Attributes:
       count: K, at least 1.

@@ -1,15 +1,16 @@
 """The profile of the best of K runs, from the profile of one run.
 
-Run a mechanism K times, with K drawn independently of the data, and release the run
-with the best score. The score is part of the mechanism's output, and ties are resolved
-at random. Let P and Q be the laws of one output on neighbouring data sets, with
-likelihood ratio r, and let G be the generating function of K. Let v(y) and u(y) be the
-probabilities, under P and Q, that a run scores below y. The best run is y with density
-G′(v(y)) dP, or G′(u(y)) dQ, since the other K − 1 runs must all score below. So
+A search runs a mechanism K times, with K drawn independently of the data, and releases
+the run with the best score. The score is part of the mechanism's output, and ties are
+resolved at random. Let P and Q be the laws of one output on neighbouring data sets,
+with likelihood ratio r, and let G be the generating function of K. Let v(y) and u(y) be
+the probabilities, under P and Q, that a run scores below y. The output of the best run
+is y with density G′(v(y)) dP, or G′(u(y)) dQ, since all other K − 1 runs must score
+below y. So
 
-    δ(ε) = ∫ [r G′(v) − e^ε G′(u)]₊ dQ,    for any ε >= 0;
+    δ(ε) = ∫ [r G′(v) − e^ε G′(u)]₊ dQ,    for any ε >= 0.
 
-the output of K = 0 runs is the same under both and adds nothing. The set of outputs
+If K = 0, the output is the same under both laws and adds nothing. The set of outputs
 below y is an event, so that (u, v) lies in the region R of all pairs of probabilities
 that one event can have under Q and P. At each r, the integrand is at most its maximum
 over R:
@@ -41,17 +42,19 @@ from dpjax._core.typing import ArrayLike
 from dpjax.accounting import pld
 from dpjax.accounting._repetitions import Fixed, Repetitions
 
-# Evaluations of the base profile. The chords of h then cost about 1e-3 of ε.
+# The number of evaluations of one run's profile. The chords of h then cost about 1e-3
+# of ε.
 _POINTS = 64
 # Cells of the boundary of R. G′ changes by a factor of about e^0.001 on each of them.
 _CELLS = 1 << 14
-# The mass at infinite r, over δ / E[K]: the first one at which ε is finite is used.
+# The mass at infinite r, divided by δ / E[K]. The first of these values at which ε is
+# finite is used.
 _TAILS = (1e-4, 1e-2, 0.1, 0.5, 0.9)
 _LEAST = 1e-30  # the least δ of one run at which its profile is evaluated
 # A bound on the relative errors of a few thousand operations in float64.
 _SLACK = 2.0**-36
 _LARGEST = 700.0  # an ε above which e^ε overflows
-_STEP = 2.0**-24  # of a difference quotient, relative to the number
+_STEP = 2.0**-24  # the step of a difference quotient, relative to the number
 
 
 class Profile(Protocol):
@@ -72,7 +75,7 @@ class Profile(Protocol):
 
 
 class Curve(NamedTuple):
-    """Upper bounds on h(t) = ∫ [r − t]₊ dQ, linear between the points.
+    """Upper bounds on h(t) = ∫ [r − t]₊ dQ at some points, and linear between them.
 
     Attributes:
       ratio: t, from 0 on, f64[n], increasing.
@@ -83,7 +86,7 @@ class Curve(NamedTuple):
     value: np.ndarray
 
     def at(self, t: np.ndarray) -> np.ndarray:
-        """H at each t, to a few roundings even where it is far below its neighbours."""
+        """The bound on h at each t, to a few roundings even where h falls steeply."""
         t = np.minimum(t, self.ratio[-1])
         i = np.clip(np.searchsorted(self.ratio, t) - 1, 0, len(self.ratio) - 2)
         x, y = self.ratio, self.value
@@ -124,7 +127,7 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def curve_of(profile: Profile, tail: float) -> Curve:
-    """The curve of one run, with at most about `tail` at infinite ratios."""
+    """The curve of one run, with a mass of at most about `tail` at infinite ratios."""
     total = float(profile.delta(0.0))  # the total variation of P and Q
     # Near its end δ(ε) is about e^{−x²} with x proportional to ε.
     x = np.sqrt(-np.log(np.clip([total, tail], _LEAST, 1.0)))
@@ -174,7 +177,7 @@ def price_of(curve: Curve, repetitions: Repetitions) -> Price:
 
 
 def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
-    """The profile of a release of all runs, if their number is fixed and known."""
+    """The profile of a release of all runs if their number is fixed, or else None."""
     if not isinstance(repetitions, Fixed):
         return None
     if profile.mu is not None:
@@ -190,7 +193,7 @@ def _each(fn: Callable[[float], float], x: np.ndarray) -> np.ndarray:
 
 
 def bound_of(curve: Curve, law: Repetitions) -> Callable[[float], float]:
-    """The function (2) of ε, rounded up."""
+    """The right side of (2) as a function of ε, rounded up."""
     price = price_of(curve, law)
     # An error of 4 ULP in an argument of G′ is one of 4 ULP G″ / G′ in its log.
     slack = 1 + _SLACK + 64 * ULP * law.steepness
@@ -259,7 +262,8 @@ class Selected(NamedTuple):
         def jvp(numbers: Any, tangents: Any) -> Any:
             value, change = differentiable_epsilon(*numbers), 0.0
             for i, tangent in enumerate(tangents):
-                # Towards 0, since a rate is at most 1; and from 0 upwards.
+                # The step goes towards 0, since a rate is at most 1, and upwards from
+                # 0.
                 step = _STEP * float(numbers[i]) or -_STEP
                 with scope():
                     moved = float(numbers[i]) - step
@@ -290,7 +294,7 @@ class Selected(NamedTuple):
         return min(known, found)
 
     def _epsilons(self, delta: ArrayLike) -> jax.Array:
-        """The ε for each δ, of numbers that are known."""
+        """The ε for each δ, if JAX traces no number."""
         dtype, delta = default_float(), np.asarray(delta, np.float64)
         with scope():
             return cast(jnp.asarray(_each(self._epsilon, delta)), dtype, "up")

@@ -1,4 +1,4 @@
-"""The trade-off curve of a profile, at as many points as a picture needs."""
+"""The trade-off curve of a profile, at enough points for a plot."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +11,14 @@ _PAIRS = 24
 
 
 def curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
-    """Lower bounds on the false-negative rates of every attack, f64[k]."""
+    """Lower bounds on false-negative rates at the false-positive rates, f64[k]."""
     if isinstance(profile, Gaussian):
         return np.asarray(gdp.tradeoff(profile.mu, rates), np.float64)
     if isinstance(profile, Pure):
         epsilons, deltas = np.array([float(np.asarray(profile.pure_epsilon))]), [0.0]
     else:
         epsilons, deltas = _points(profile)
-    # Without any finite ε nothing is known but that rates are at least 0.
+    # If no ε is finite, the only bound is that rates are at least 0.
     if not epsilons.size:
         return np.zeros_like(rates)
     # The trade-off is taken at these ε alone, whose δ are given.
@@ -29,7 +29,8 @@ def curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
 def _points(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Pairs (ε, δ) of a profile, as arrays f64[k].
 
-    ε is computed for one δ at a time, so that one compiled program serves all pairs.
+    The function computes ε for one δ at a time, so that all pairs share one compiled
+    program.
     """
     most = float(profile.delta(0.0))
     if most == 0.0:

@@ -1,21 +1,21 @@
 """Random allocation: every example takes part in random steps of each epoch.
 
-Each example picks one step uniformly, independently of all others and of other epochs,
-as balls are thrown into bins. Consider the likelihood ratio of the outputs with and
-without one example. In convex order this ratio is at most the mean of independent
-lognormal variables, one for each step (docs/amplification.md has the proof). The mean
-is bounded from above and, to show how tight that bound is, from below;
-`_numerics.convex_order` has both bounds.
+In each epoch, each example picks one step uniformly, as balls are thrown into bins. The
+choice is independent of all other examples and of other epochs. Consider the likelihood
+ratio of the outputs with and without one example. In convex order this ratio is at most
+the mean of independent lognormal variables, one for each step (docs/amplification.md
+has the proof). `_numerics.convex_order` has an upper bound on this mean, and a lower
+bound that shows how tight the upper bound is.
 
 **Several steps in an epoch.** An example may pick a uniformly random set of k of the t
 steps. Divide the steps at random into k groups, of ⌊t/k⌋ or ⌈t/k⌉ steps, and pick one
-step of each group: by symmetry the set is uniform. The groups are drawn from the same
-distribution in both data sets, so that by joint convexity δ(ε) is at most the mean of
-δ(ε) over groups that the attacker knows. For known groups, in any order of the steps,
-the comparison of Gaussian processes bounds the likelihood ratio, with sums that depend
-on all earlier releases, by a product over groups of independent means of lognormal
-variables. So k of t steps cost at most the composition of k allocations of one step
-among ⌊t/k⌋ or ⌈t/k⌉ steps, under each adjacency.
+step of each group: by symmetry the set is uniform. The groups have the same
+distribution for both data sets. By joint convexity, δ(ε) is therefore at most the mean
+of δ(ε) over groups that the attacker knows. For known groups, the comparison of
+Gaussian processes bounds the likelihood ratio by a product over groups of independent
+means of lognormal variables. This bound holds for any order of the steps, and for sums
+that depend on all earlier releases. So k of t steps cost at most the composition of k
+allocations of one step among ⌊t/k⌋ or ⌈t/k⌉ steps, under each adjacency.
 """
 
 from typing import NamedTuple
@@ -107,9 +107,9 @@ def pld(
 def _run(
     noise_multiplier: ArrayLike, sizes: _Sizes, adjacency: Adjacency
 ) -> tuple[_pld.PLD, jax.Array]:
-    """The PLD of all epochs, and a GDP parameter that also holds for known steps.
+    """The PLD of all epochs, and a GDP parameter of the same run.
 
-    The GDP parameter holds for an attacker who knows the steps of the example.
+    The GDP parameter even holds for an attacker who knows the steps of the example.
     """
     t, k, num_epochs = sizes
     one = pld(noise_multiplier, num_steps=t, num_selected=k, adjacency=adjacency)
@@ -144,28 +144,29 @@ def epsilon(
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: t, the number of steps in an epoch, at least 1.
-      num_epochs: the number of epochs, each with an allocation of its own.
+      num_epochs: the number of epochs, each with a new allocation.
       num_selected: k, the number of steps in which an example takes part in an epoch,
         from 1 to t, static.
-      adjacency: which data sets are compared. Under ADD_REMOVE no other example's step
-        may depend on the added example.
+      adjacency: which data sets are compared. Under ADD_REMOVE, the steps of other
+        examples must not depend on the added example.
 
     Returns:
-      ε, f[*b], rounded up. For k = 1 and in most cases ε is within 0.2 % of
-      `epsilon_lower`. The bound is piecewise linear, so that its derivatives differ by
-      a few percent from those of the exact ε. A traced δ at or below 0, or a NaN, gives
-      inf.
+      ε, f[*b], rounded up. If k = 1, ε is within 0.2 % of `epsilon_lower` in most
+      cases. The bound is piecewise linear, so that its derivatives differ by a few
+      percent from those of the exact ε. The result is inf for a traced δ at or below 0
+      and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: every example takes part in k steps of each epoch, a set that is uniformly
-    random and independent of all others, and contributes at most one clip norm in each,
-    which may depend on all earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the
-    bound is exact up to its distance from `epsilon_lower`. For k > 1 the bound holds
-    for an attacker who knows k groups of steps, with one step of the example in each
-    (the module's docstring has the proof). Under REPLACE the bound assumes the worst
-    joint distribution of two likelihood ratios: the new example's ratio is as small as
+    Privacy: every example takes part in a uniformly random set of k steps of each
+    epoch, independently of all other examples and epochs. In each of its steps, an
+    example contributes at most one clip norm, and the contribution may depend on all
+    earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the bound is exact up to
+    its distance from `epsilon_lower`. For k > 1 the bound even holds for an attacker
+    who knows k groups of steps, with one step of the example in each group (the
+    module's docstring has the proof). Under REPLACE the bound assumes the worst joint
+    distribution of two likelihood ratios: the new example's ratio is as small as
     possible where the old example's ratio is large (docs/amplification.md).
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
@@ -177,8 +178,8 @@ def epsilon(
       >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=100):.4f}")
       0.6208
     """
-    # Both are upper bounds. The second needs no grid, and may be tighter if there is
-    # little noise.
+    # Both values are upper bounds. The second one needs no grid, and may be tighter if
+    # there is little noise.
     sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
     run, told = _run(noise_multiplier, sizes, adjacency)
     return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(told, delta))
@@ -199,12 +200,12 @@ def delta(
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       epsilon: f[*b], at least 0.
       num_steps: t, the number of steps in an epoch, at least 1.
-      num_epochs: the number of epochs, each with an allocation of its own.
+      num_epochs: the number of epochs, each with a new allocation.
       num_selected: as for `epsilon`.
       adjacency: the relation between the data sets, as for `epsilon`.
 
     Returns:
-      δ, f[*b], rounded up. A traced ε below 0, or a NaN, gives 1.
+      δ, f[*b], rounded up. The result is 1 for a traced ε below 0 and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -234,7 +235,7 @@ def _noise_of_sum64(
 
 
 def _one_of(noise_multiplier: ArrayLike, sizes: _Sizes) -> tuple[ArrayLike, int, int]:
-    """Noise, steps and epochs of an allocation of one step, as lossy as k, or less."""
+    """An allocation of one step with at most the privacy loss of that of k steps."""
     t, k, num_epochs = sizes
     if k == 1:
         return noise_multiplier, t, num_epochs
@@ -252,19 +253,20 @@ def epsilon_lower(
 ) -> jax.Array:
     """A lower bound on the exact ε that `epsilon` bounds from above.
 
-    No valid analysis can report a smaller ε. For num_selected > 1 the bound is the ε of
-    an attacker who sees only the sum of each epoch's outputs. The bound is then exact
-    for num_selected = num_steps, close for much noise, and far from exact for little.
+    No valid analysis can report a smaller ε. For num_selected > 1 the bound is the ε
+    against an attacker who sees only the sum of each epoch's outputs. This bound is
+    exact for num_selected = num_steps. Otherwise it is close to exact if there is much
+    noise, and far from exact if there is little.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: t, the number of steps in an epoch, at least 1.
-      num_epochs: the number of epochs, each with an allocation of its own.
+      num_epochs: the number of epochs, each with a new allocation.
       num_selected: as for `epsilon`.
 
     Returns:
-      ε, f[*b], rounded down. Traced values out of range give 0.
+      ε, f[*b], rounded down. The result is 0 for traced values out of range.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -296,11 +298,11 @@ def delta_lower(
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       epsilon: f[*b], at least 0.
       num_steps: t, the number of steps in an epoch, at least 1.
-      num_epochs: the number of epochs, each with an allocation of its own.
+      num_epochs: the number of epochs, each with a new allocation.
       num_selected: as for `epsilon`.
 
     Returns:
-      δ, f[*b], rounded down. Traced values out of range give 0.
+      δ, f[*b], rounded down. The result is 0 for traced values out of range.
 
     Raises:
       ValueError: a static argument is out of range.

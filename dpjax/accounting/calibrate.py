@@ -14,19 +14,19 @@ from dpjax._core.float64 import cast, default_float, scope
 from dpjax._core.interpret import without_compiler
 from dpjax._core.typing import ArrayLike
 
-_CLOSE = {8: 1e-12, 4: 1e-8}  # by itemsize: the relative width of a closed bracket
+_CLOSE = {8: 1e-12, 4: 1e-8}  # relative width of a closed bracket, by itemsize
 _FAR = 2.0  # |log ε − log target| is clipped here; beyond, only its sign is used
 
 
 class _Ends(NamedTuple):
-    """The smallest and the largest parameter of the search, both positive."""
+    """The smallest and largest parameter that a search may return, both positive."""
 
     least: float
     most: float
 
 
 def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
-    """The ends of the search, as numbers of the dtype; whole numbers if `integer`."""
+    """The ends of the search in the given dtype, and whole numbers if `integer`."""
     least = 1.0 if integer else float(np.finfo(dtype).tiny)
     if not upper >= least:
         raise ValueError(f"upper must be at least {least!r}; got {upper!r}.")
@@ -40,7 +40,7 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
 def _admissible(
     x: jax.Array, *, dtype: np.dtype, increasing: bool, integer: bool
 ) -> jax.Array:
-    """The parameter x, rounded to a possible result on the side where ε is smaller."""
+    """The parameter x, rounded to a possible result in the direction of smaller ε."""
     if integer:
         x = jnp.floor(x) if increasing else jnp.ceil(x)
     # Both ends of the search are admissible, so rounding stays between them.
@@ -85,31 +85,31 @@ def solve(
 
     The cheapest parameter is the smallest one if ε falls with the parameter (a noise
     multiplier), and the largest one if ε grows with the parameter (steps, sampling
-    rate, batch size). The function is only evaluated at parameters that could be
-    returned, and the parameter returned met the target at its evaluation. The result
-    therefore meets the target for any function. If ε is not quite monotone, a cheaper
-    parameter may exist.
+    rate, batch size). The search evaluates `epsilon_fn` only at parameters that it
+    could return, and returns a parameter whose ε met the target. The result therefore
+    meets the target even if ε is not monotone, but a cheaper parameter may then exist.
 
     Args:
       epsilon_fn: ε as a function of the parameter, f[] to f[], monotone. A NaN counts
-        as inf. The function is called in float64. Compile a slow function (`jax.jit`).
-      target_epsilon: f[], positive; `jax.vmap` solves for several.
+        as inf. The search calls the function in float64. Compile a slow function with
+        `jax.jit`.
+      target_epsilon: f[], positive. `jax.vmap` solves for several targets.
       increasing: whether ε grows with the parameter.
       integer: whether epsilon_fn takes whole numbers only (given as float64, from 1).
-      start: the first parameter of the search, positive. The search needs no bracket,
-        because it walks from here until ε crosses the target.
-      upper: the largest parameter that makes sense, such as 1 for a sampling rate.
+      start: the first parameter of the search, positive. The search walks from start
+        until ε crosses the target, so that no bracket is needed.
+      upper: the largest possible parameter, such as 1 for a sampling rate.
 
     Returns:
       The parameter, f[], positive and at most upper, at which ε is at most the target.
-      Unless `integer` is true, the parameter can be differentiated by the target and by
-      all values that epsilon_fn closes over. If every parameter up to upper (or down to
-      the least positive number) meets the target, the result is that end, and
-      derivatives are 0. A traced target that no parameter meets gives inf (0 if
-      increasing), and so does a NaN.
+      Unless `integer` is true, JAX can differentiate the parameter by the target and by
+      all values that epsilon_fn closes over. If every parameter meets the target, the
+      result is the cheapest of them: upper if `increasing`, and otherwise the least
+      positive number. Derivatives are then 0. For a traced target that is NaN, or that
+      no parameter meets, the result is inf (0 if `increasing`).
 
     Raises:
-      ValueError: the target or start is not positive, or upper below the least
+      ValueError: the target or start is not positive; upper is below the least
         parameter; no parameter meets the target; the target or ε is not a scalar.
 
     Example:
@@ -180,7 +180,7 @@ def solve(
 
 
 def _stop_gradient(x: jax.Array) -> jax.Array:
-    """The value without derivatives; a concrete value is not compiled for that."""
+    """The value without derivatives. For a concrete value, nothing is compiled."""
     return jax.lax.stop_gradient(x) if _is_traced(x) else x
 
 

@@ -1,11 +1,12 @@
-"""The privacy cost of several mechanisms on the same data, fixed beforehand or not.
+"""The privacy cost of several mechanisms, fixed beforehand or not, on the same data.
 
 Mechanisms whose numbers are all fixed before any output is seen compose by their
 privacy-loss distributions (`epsilon`). Where the numbers of a mechanism depend on
-earlier outputs, these totals do not hold. What holds is a filter: parameters that add
-up, with totals that are fixed beforehand. The squares of GDP parameters add up so
-(Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023), and `gaussian_bound` gives
-any mechanism such a parameter, up to a small probability.
+earlier outputs, that composition is not valid, but a *filter* is: the privacy
+parameters add up, and their total must stay within a limit that is fixed beforehand.
+The squares of GDP parameters add up in this way (Smith and Thakurta 2022; Koskela,
+Tobaben and Honkela 2023). `gaussian_bound` gives any mechanism a GDP parameter, up to a
+small probability.
 """
 
 import math
@@ -22,8 +23,9 @@ from dpjax.accounting.events import Event
 
 __all__ = ["GaussianBound", "epsilon", "gaussian_bound"]
 
-# A profile is evaluated at so many points, with so many steps from each to the next.
-# The μ that results is an upper bound for any numbers, within about 0.3 % for these.
+# The number of points at which a profile is evaluated, and the number of grid steps
+# from each to the next. μ is an upper bound for any such numbers, within about 0.3 %
+# for these.
 _POINTS, _FINE = 32, 32
 
 
@@ -39,8 +41,8 @@ def add_up(numbers: Iterable[float]) -> float:
 def check_event(event: Event) -> None:
     """Raise unless the numbers of an event can be those of a mechanism.
 
-    They are not checked when an event is made, since they may be traced. A negative
-    number would count as a credit.
+    The constructor of an event does not check them, since the numbers may be traced. A
+    negative number would count as a credit.
     """
     parts: tuple[Any, ...] = ()
     kinds: Any = Event
@@ -82,16 +84,17 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       delta: δ, in (0, 1).
 
     Returns:
-      ε, rounded up. Events that have a privacy-loss distribution or a GDP parameter are
-      composed by privacy-loss distributions. The ε of this composition and of each
-      other event are added. From δ the δs of `EpsilonDelta` events are subtracted, and
-      the rest is divided equally among the composition and each other event. The result
-      is infinite if no part of δ is left for them.
+      ε, rounded up. The events that have a privacy-loss distribution or a GDP parameter
+      form one group, composed by privacy-loss distributions. Each other event is a
+      group of its own. ε is the sum over all groups. The δs of `EpsilonDelta` events
+      are subtracted from `delta`, and the other groups get equal parts of the rest. ε
+      is infinite if nothing is left for them.
 
     Raises:
       ValueError: delta is out of range.
 
-    Privacy: an event may depend on the outputs of earlier events, but not its numbers.
+    Privacy: an event may depend on the outputs of earlier events, but its numbers must
+    not.
 
     Reference: Dwork and Roth (2014), Theorem 3.16, for the addition of costs.
 
@@ -152,26 +155,26 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
 
 
 class GaussianBound(NamedTuple):
-    """Three numbers of a mechanism that add up, even if it depends on earlier outputs.
+    """Three costs of a mechanism that add up, even if they depend on earlier outputs.
 
     Let a mechanism be within `total_variation` of another one on each data set. With
     probability 1 − `slack`, the other mechanism post-processes the output of a Gaussian
     mechanism with parameter `mu`. With probability `slack`, independently of the data,
-    it reveals the data. Let many such mechanisms run, the
-    numbers of each chosen by the outputs before it, as long as Σ mu² <= μ²,
-    Σ slack <= s and Σ total_variation <= τ. Then all of them together are
-    (ε, δ_μ(ε) + s + (1 + e^ε) τ)-DP for every ε >= 0, where δ_μ is the profile of
-    μ-GDP.
+    the other mechanism reveals the data. Let many such mechanisms run, as long as Σ mu²
+    <= μ², Σ slack <= s and Σ total_variation <= τ. Earlier outputs may determine the
+    numbers of later mechanisms. Then all mechanisms together are (ε, δ_μ(ε) + s + (1 +
+    e^ε) τ)-DP for every ε >= 0, where δ_μ is the profile of μ-GDP.
 
-    Reason: replace each mechanism by the one that it is close to, which changes the law
-    of all outputs by at most τ. Then let each reveal nothing where it would reveal the
-    data. This changes the outputs with probability at most s, independently of the data
-    given the earlier outputs. The result is a sequence of GDP mechanisms whose Σ mu²
-    never exceeds μ², and such a sequence is μ-GDP.
+    Reason: replace each mechanism by the other one to which it is close. This changes
+    the law of all outputs by at most τ. Then let each mechanism reveal nothing where it
+    would reveal the data. This second change affects the outputs with probability at
+    most s, independently of the data given the earlier outputs. The result is a
+    sequence of GDP mechanisms whose Σ mu² never exceeds μ², and such a sequence is
+    μ-GDP.
 
     Attributes:
       mu: the GDP parameter, f[].
-      slack: the probability, in [0, 1].
+      slack: the probability of revealing the data, in [0, 1].
       total_variation: the distance in total variation, in [0, 1].
 
     Reference: Smith and Thakurta (2022), https://arxiv.org/abs/2210.17520, and Koskela,
@@ -188,14 +191,13 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
 
     Args:
       event: the mechanism.
-      slack: the probability that may be spent on a mechanism without a GDP parameter,
-        in [0, 1).
+      slack: the slack of the result for a mechanism without a GDP parameter, in [0, 1).
 
     Returns:
-      The `GaussianBound`. Its slack is 0 for a mechanism with a GDP parameter, and δ
-      for an `EpsilonDelta` event, whatever the argument is. Any other mechanism takes
-      the given slack;
-      its mu is rounded up, mostly by less than 0.5 %, and infinite if slack is 0.
+      The `GaussianBound`. Whatever the argument `slack` is, the slack of the result is
+      0 for a mechanism with a GDP parameter, and δ for an `EpsilonDelta` event. For any
+      other mechanism, it is the argument. The mu of such a mechanism is rounded up,
+      mostly by less than 0.5 %, and is infinite if slack is 0.
 
     Raises:
       ValueError: slack is out of range.
@@ -235,10 +237,10 @@ def _search_mu(profile: profiles.Profile, slack: float) -> float:
     """The smallest μ for which δ(ε) <= slack + (1 − slack) δ_μ(ε) at every ε >= 0.
 
     δ(ε) is convex in e^ε, as the supremum of P(S) − e^ε Q(S) over events S. So between
-    two values of ε it is at most the chord in e^ε, which is compared with δ_μ on a
-    finer grid. Both decrease in ε: from one point of that grid to the next, the chord
-    is at most its value at the first, and δ_μ at least its value at the second. Beyond
-    the last ε, δ(ε) is at most slack.
+    two values of ε, δ(ε) is at most the chord in e^ε. The chord is compared with δ_μ on
+    a finer grid. Both decrease in ε. Between two points of that grid, the chord is
+    therefore at most its value at the first point, and δ_μ at least its value at the
+    second. Beyond the last ε, δ(ε) is at most slack.
     """
     top = min(float(profile.delta(0.0)), 1.0)
     if top <= slack:

@@ -1,9 +1,9 @@
-"""Descriptions of the mechanisms that ran on the data: typed, plain, nested records.
+"""Events: typed and nested records that describe the mechanisms that ran on data.
 
-An event says which mechanism was applied with which parameters, and nothing about its
-privacy loss: `pld` and `profiles` interpret events. Events are pytrees of their
-numbers, so that they pass through `jax.jit`, `jax.vmap` and `jax.grad`. An event of
-plain numbers can be compared, hashed and written as JSON (`to_dict`, `from_dict`).
+An event states the mechanism and its parameters, but no privacy loss. `pld` and
+`profiles` compute the privacy loss from events. Events are pytrees of their numbers, so
+that they pass through `jax.jit`, `jax.vmap` and `jax.grad`. An event of plain numbers
+can be compared, hashed and written as JSON (`to_dict`, `from_dict`).
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ STATIC = {"static": True}
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass, and a pytree of the fields that are not static.
+    """Make a class a frozen dataclass, and a pytree of its fields that are not static.
 
-    `jax.tree_util.register_dataclass` is not used: the structures of two classes that
-    it registered are equal if their static fields are equal (JAX 0.10 to 0.12), so that
-    a compiled function would confuse two mechanisms. Here the class is part of the
-    structure.
+    `jax.tree_util.register_dataclass` is not used: for two classes that it registers,
+    the structures of their pytrees are equal if their static fields are equal (JAX 0.10
+    to 0.12). A compiled function would then confuse two mechanisms. Here the class is
+    part of the structure.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore
@@ -97,8 +97,8 @@ class TruncatedPoissonGaussian:
       noise_multiplier: noise standard deviation over clip norm, f[*b].
       sampling_rate: the probability that an example takes part, f[*b].
       num_examples: the size of the larger data set, f[*b].
-      max_batch_size: the capacity of a batch, f[*b]. If the sample has more examples, a
-        uniformly random subset of that size takes part.
+      max_batch_size: the capacity of a batch, f[*b]. If the sample is larger, a
+        uniformly random subset of max_batch_size examples takes part.
       adjacency: which data sets are compared.
     """
 
@@ -123,7 +123,7 @@ class FixedSizeGaussian:
 
     @property
     def adjacency(self) -> Adjacency:
-        """REPLACE: the only adjacency under which batches of fixed size are private."""
+        """REPLACE, the only adjacency under which batches of fixed size are private."""
         return Adjacency.REPLACE
 
 
@@ -144,14 +144,15 @@ class RandomAllocation:
 
 @record
 class CorrelatedGaussian:
-    """A run with correlated noise, and an order of batches that the attacker knows.
+    """A run with correlated noise, whose order of batches the attacker knows.
 
     Attributes:
       noise_multiplier: the standard deviation of the noise before it is correlated,
         over the clip norm, f[*b].
       strategy: the correlation between steps.
       num_steps: the number of steps.
-      steps_per_epoch: the number of steps in which every example takes part once.
+      steps_per_epoch: the number of steps in an epoch. Every example takes part in one
+        step of each epoch.
       order: whether the order of the batches stays the same from epoch to epoch.
       adjacency: which data sets are compared.
     """
@@ -166,7 +167,7 @@ class CorrelatedGaussian:
 
 @record
 class RandomBins:
-    """A run with balls in bins: every example picks a step of an epoch at random.
+    """A run in which every example picks one step of an epoch at random (a bin).
 
     Attributes:
       noise_multiplier: the standard deviation of the noise before it is correlated,
@@ -175,8 +176,8 @@ class RandomBins:
       num_steps: the number of steps.
       steps_per_epoch: the number of bins.
       num_examples: the size of the larger data set.
-      max_batch_size: the capacity of a batch. If more examples pick a step, that many
-        of them take part.
+      max_batch_size: the capacity of a batch. If more examples pick a step,
+        max_batch_size of them take part.
       fresh: whether examples pick a new step in every epoch.
       adjacency: which data sets are compared.
     """
@@ -197,10 +198,10 @@ class GaussianMixture:
 
     Attributes:
       noise_multiplier: noise standard deviation over the unit of sensitivities, f[*b].
-      sensitivities: the norms of an example's contribution that are possible, each
-        f[*b] and at least 0.
+      sensitivities: the possible norms of an example's contribution, each f[*b] and at
+        least 0.
       weights: the probability of each sensitivity, or a bound as in
-        `pld.gaussian_mixture`, each f[*b].
+        `pld.gaussian_mixture`, f[*b] each.
       adjacency: which data sets are compared, ADD_REMOVE or ZERO_OUT.
     """
 
@@ -223,7 +224,7 @@ class Laplace:
 
 @record
 class DiscreteLaplace:
-    """The Laplace mechanism on integers: noise z with probability ∝ e^{−|z|/scale}.
+    """The Laplace mechanism on integers: z has a probability ∝ e^{−|z|/scale}.
 
     Attributes:
       scale: the scale of the noise, f[*b].
@@ -236,7 +237,7 @@ class DiscreteLaplace:
 
 @record
 class DiscreteGaussian:
-    """Discrete Gaussian noise on one integer: z with probability ∝ e^{−z²/(2 stddev²)}.
+    """Discrete Gaussian noise z on an integer, with P(z) ∝ e^{−z²/(2 stddev²)}.
 
     Attributes:
       stddev: the parameter of the noise, f[*b], which is about its standard deviation.
@@ -249,10 +250,10 @@ class DiscreteGaussian:
 
 @record
 class RandomizedResponse:
-    """An example's bucket, or with some probability a uniformly random bucket.
+    """Randomised response: an example's bucket, or a uniformly random bucket.
 
     Attributes:
-      noise_parameter: the probability of the uniformly random bucket, f[*b].
+      noise_parameter: the probability that the answer is the random bucket, f[*b].
       num_buckets: the number of buckets, f[*b], a whole number.
     """
 
@@ -261,13 +262,13 @@ class RandomizedResponse:
 
     @property
     def adjacency(self) -> Adjacency:
-        """REPLACE: the number of answers, one for each example, is released."""
+        """REPLACE, since the number of answers is the number of examples."""
         return Adjacency.REPLACE
 
 
 @record
 class Pure:
-    """A mechanism of which only ε is known, at δ = 0.
+    """A mechanism of which only its ε at δ = 0 is known.
 
     Attributes:
       epsilon: ε, f[*b], at least 0.
@@ -278,7 +279,7 @@ class Pure:
 
 @record
 class EpsilonDelta:
-    """A mechanism of which only one pair (ε, δ) is known, such as another's release.
+    """A mechanism of which only one pair (ε, δ) is known, such as an external release.
 
     Attributes:
       epsilon: ε, f[*b], at least 0.
@@ -289,7 +290,8 @@ class EpsilonDelta:
     delta: ArrayLike
 
 
-# The events that have a privacy-loss distribution, and can be repeated and composed.
+# The events that have a privacy-loss distribution, and that `Repeated` and `Composed`
+# hold.
 Step = (
     Gaussian
     | PoissonGaussian
@@ -335,9 +337,10 @@ class Composed:
 
 @record
 class OnLattice:
-    """A run whose sums lie on a lattice, with discrete in place of Gaussian noise.
+    """A run whose sums lie on a lattice, with discrete instead of Gaussian noise.
 
-    The run is within a distance in total variation of a post-processing of the event.
+    The total variation between the run's outputs and a post-processing of the event is
+    bounded.
 
     Attributes:
       event: the run with Gaussian noise.
@@ -351,7 +354,7 @@ class OnLattice:
 
 @record
 class Selection:
-    """The best of K runs of a mechanism, by a score that each run releases with it.
+    """The best of K runs of a mechanism, by the score that each run outputs.
 
     K is drawn independently of the data. Neither K nor any run but the best is
     released.
@@ -377,8 +380,8 @@ def to_dict(event: Event) -> dict[str, Any]:
       event: the event, with a single value for each number.
 
     Returns:
-      The name of the event's type under "type", and its fields; an infinite number is
-      the string "inf".
+      A dictionary with the name of the event's type under "type", and the event's
+      fields. An infinite number becomes the string "inf".
 
     Raises:
       ValueError: a number is traced, or is an array of several numbers.
@@ -410,7 +413,7 @@ def from_dict(values: dict[str, Any]) -> Event:
 
 
 def _dp_accounting() -> Any:
-    """The events of dp-accounting, which is optional: imported only where needed."""
+    """The module dp_accounting, an optional dependency imported only where needed."""
     from dp_accounting import dp_event
 
     return dp_event
@@ -421,13 +424,15 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
 
     Args:
       event: the event, with a single value for each number.
-      adjacency: the adjacency of the accountant that the result is for. A `DpEvent` has
-        none. dp-accounting's REPLACE_SPECIAL is ZERO_OUT.
+      adjacency: the adjacency of the accountant that will read the result, since a
+        `DpEvent` does not state an adjacency. dp-accounting's REPLACE_SPECIAL is
+        ZERO_OUT.
 
     Returns:
       The `DpEvent`, by the definitions of dp-accounting's classes. Under REPLACE, a
-      Gaussian mechanism has sensitivity twice the clip norm: dp-accounting's
-      PLDAccountant counts it so, and its RdpAccountant (0.6.0) counts it once.
+      Gaussian mechanism has a sensitivity of twice the clip norm. dp-accounting's
+      PLDAccountant uses this sensitivity, but its RdpAccountant (0.6.0) uses the clip
+      norm.
 
     Raises:
       ValueError: dp-accounting has no such event, or the event has another adjacency.
@@ -481,18 +486,19 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
     """The event that a `DpEvent` of dp-accounting describes.
 
     Args:
-      event: a `DpEvent` of Gaussian noise: on all of the data, on a Poisson sample, on
-        a truncated one or on a random batch of fixed size, or with a random
-        sensitivity; of Laplace noise, of discrete Laplace noise, or of randomised
-        response; or a composition of these, or the best of several runs of such.
-      adjacency: the adjacency of the accountant that event is for, as in `to_dp_event`.
+      event: a `DpEvent`. It may describe Gaussian noise on all of the data, on a
+        Poisson sample, on a truncated Poisson sample, on a random batch of fixed size,
+        or with a random sensitivity. It may also describe Laplace or discrete Laplace
+        noise, randomised response, a composition of these, or the best of several runs.
+      adjacency: the adjacency of the accountant that would read event, as in
+        `to_dp_event`.
 
     Returns:
-      The event; for what `to_dp_event` returned, its argument up to the rounding of a
-      quotient. Compositions of compositions are flattened.
+      The event. If `to_dp_event` made the `DpEvent`, the result is the original event,
+      up to the rounding of a quotient. Compositions of compositions are flattened.
 
     Raises:
-      ValueError: no event is event, or there is none under this adjacency.
+      ValueError: dpjax has no such event, or not under this adjacency.
 
     Example:
       >>> import dp_accounting
@@ -514,7 +520,7 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
 
 
 def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
-    """The steps of a `DpEvent` that runs several times."""
+    """The steps of a `DpEvent` that runs count times."""
     dp = _dp_accounting()
     if isinstance(event, dp.ComposedDpEvent):
         return [x for part in event.events for x in _steps(part, count, adjacency)]
@@ -533,8 +539,8 @@ def _step(event: Any, adjacency: Adjacency) -> Step:
             dp.NonPrivateDpEvent()
             | dp.GaussianDpEvent(noise_multiplier=0)
             | dp.LaplaceDpEvent(noise_multiplier=0)
-            # dp-accounting's accountant, too, gives it no privacy: the probabilities of
-            # all integers are 0.
+            # dp-accounting's accountant gives this event no privacy either: the
+            # probabilities of all integers are 0.
             | dp.DiscreteLaplaceDpEvent(noise_parameter=0)
         ):
             return Gaussian(math.inf)

@@ -1,10 +1,10 @@
 """Bounds on attacks from δ(ε): trade-off curve, true-positive rate, advantage.
 
 Every point of a privacy profile δ(ε) bounds every attack that tells two neighbouring
-data sets apart. Any accountant gives such points, so the functions of this module take
-a profile as a function: `lambda e: gdp.delta(mu, e)`,
+data sets apart. All accountants give such points. The functions of this module
+therefore take a profile as a function: `lambda e: gdp.delta(mu, e)`,
 `lambda e: rdp.delta(curve, orders, e)` or `lambda e: pld.delta(p, e)`. The bound holds
-for any choice of points, and more points make it tighter.
+for any choice of points, and more points make the bound tighter.
 """
 
 from collections.abc import Callable
@@ -53,13 +53,14 @@ def tradeoff(
     """A lower bound on the false-negative rate of any attack, from a privacy profile.
 
     Args:
-      delta_fn: δ as a function of ε, f[k] to f[k], for both orders of the data sets.
+      delta_fn: δ as a function of ε, f[k] to f[k], valid for both orders of two data
+        sets.
       alpha: the attack's false-positive rate, f[*b], in [0, 1].
       epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
 
     Returns:
-      The largest of max(0, 1 − δ − e^ε α, e^{−ε} (1 − δ − α)), f[*b], rounded down.
-      A traced rate out of range, or a NaN, gives 0.
+      The largest of max(0, 1 − δ − e^ε α, e^{−ε} (1 − δ − α)), f[*b], rounded down. The
+      result is 0 for a traced rate out of range and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -88,12 +89,13 @@ def true_positive_rate(
     """An upper bound on the true-positive rate of any attack, from a privacy profile.
 
     Args:
-      delta_fn: δ as a function of ε, f[k] to f[k], for both orders of the data sets.
+      delta_fn: δ as a function of ε, f[k] to f[k], valid for both orders of two data
+        sets.
       false_positive_rate: the attack's false-positive rate, f[*b], in [0, 1].
       epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
 
     Returns:
-      One minus the trade-off curve, f[*b], rounded up.
+      One minus the trade-off curve at the false-positive rate, f[*b], rounded up.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -121,8 +123,8 @@ def advantage(delta_fn: Profile) -> jax.Array:
       delta_fn: δ as a function of ε.
 
     Returns:
-      δ(0), f[*b], an upper bound on the total variation distance of the outputs on
-      neighbouring data sets.
+      δ(0), f[*b], an upper bound on the total variation distance between the output
+      distributions on two neighbouring data sets.
 
     Reference: Dong, Roth and Su (2022), Proposition 3, at ε = 0.
 

@@ -35,9 +35,9 @@ def _compose64(mus: jax.Array) -> jax.Array:
 
 
 def tradeoff(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
-    """The least false-negative rate of any attack on a μ-GDP mechanism.
+    """A lower bound on the false-negative rate of any attack on a μ-GDP mechanism.
 
-    G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
+    The bound is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ), and a Gaussian mechanism attains it.
 
     Args:
       mu: the GDP parameter, f[*b], at least 0.
@@ -69,7 +69,7 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded up. A traced ε below 0, or a NaN, gives 1.
+      δ, f[*b], rounded up. The result is 1 for a traced ε below 0 and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -93,8 +93,8 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded up: `delta(mu, epsilon(mu, d)) <= d` before the last cast. A
-      traced δ at or below 0, or a NaN, gives inf.
+      ε, f[*b], rounded up, so that `delta(mu, epsilon(mu, d)) <= d` before the last
+      cast. The result is inf for a traced δ at or below 0 and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -121,7 +121,8 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      μ, f[*b], rounded down. A traced argument out of range gives 0 (no mechanism).
+      μ, f[*b], rounded down. The result is 0 (no mechanism) for a traced argument out
+      of range.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -142,13 +143,14 @@ def compose(mus: ArrayLike) -> jax.Array:
 
     Args:
       mus: the GDP parameters of k mechanisms on the same data, f[*b, k]. A mechanism
-        may depend on the outputs of earlier ones; its parameter must not.
+        may depend on the outputs of earlier mechanisms, but its parameter must not.
 
     Returns:
       sqrt(Σ μ_i²) over the last axis, f[*b], rounded up.
 
     Raises:
-      ValueError: a static parameter is negative, or there is no last axis.
+      ValueError: a static parameter is negative, or mus has no axis or an empty last
+        one.
 
     Reference: Dong, Roth and Su (2022), Corollary 2.
 

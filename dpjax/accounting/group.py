@@ -1,18 +1,19 @@
-"""Group privacy: the guarantee for several examples, from that for one.
+"""Group privacy: the guarantee for several examples, from the guarantee for one.
 
-A profile δ(ε) bounds the true-positive rate of every attack on one example, at the
-false-positive rate α, by h(α) = min_ε δ(ε) + e^ε α. Consider data sets that differ in k
-examples, and a path between them that changes one example at a time. An attack with the
-rate α on the first data set has at most the rate h(α) on the second, h(h(α)) on the
-third, and so on: h composed k times bounds the true-positive rate for the group. Every
-choice of ε_1, …, ε_k gives a line above that curve, with Σ ε_i in place of ε:
+Let an attack on one example have the false-positive rate α. By the profile δ(ε), its
+true-positive rate is at most h(α) = min_ε δ(ε) + e^ε α. Consider data sets that differ
+in k examples, and a path between them that changes one example at a time. An attack
+that answers "positive" at the rate α on the first data set does so at most at the rate
+h(α) on the second one, at most h(h(α)) on the third one, and so on: h composed k times
+bounds the true-positive rate for the group. Every choice of ε_1, …, ε_k gives a line
+above that curve, with Σ ε_i in place of ε:
 
     δ_k(Σ_i ε_i) <= Σ_i e^{ε_{i+1} + … + ε_k} δ(ε_i).
 
 Equal ε_i give the simple bound (kε, δ Σ_i e^{iε}). The best ε_i, which give the curve
 itself, are the slopes of h along the path α, h(α), h(h(α)), …. This module evaluates
-δ(ε) at about a hundred points, and follows such paths from many α. Whichever lines it
-finds, they are bounds.
+δ(ε) at about a hundred points, and follows such paths from many α. Every line is a
+valid bound, whether or not it is the best one.
 """
 
 import math
@@ -29,11 +30,12 @@ from dpjax._core.typing import ArrayLike
 from dpjax.accounting.profiles import Gaussian, Guarantee, Profile, Pure
 
 # δ(ε) is evaluated at some points over the whole range, and then, in a few rounds, in
-# the middle between points that the best paths use and their neighbours. The loss in ε
-# is of the order of the square of the distances: below 0.3 % for GDP, where ε is below
-# 30 and k at most 8.
+# the middle between points that the best paths use and their neighbours. The increase
+# of ε is of the order of the square of the distances between points: below 0.3 % for
+# GDP, if ε is below 30 and k at most 8.
 _COARSE, _ROUNDS, _MOST_OF_A_ROUND = 17, 4, 24
-# The number of paths. Between two paths that use the same lines nothing changes.
+# The number of paths. A path between two paths that use the same lines uses these
+# lines, too.
 _PATHS = 2048
 # The largest ε_i is at most about 1.3¹⁶ = 66 times the first one that is tried.
 _GROWTH, _TRIES = 1.3, 16
@@ -99,7 +101,7 @@ def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
 
 
 def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
-    """The least δ of the lines at ε, and which lines give it."""
+    """The least δ of the lines at ε, and the lines that give this δ."""
     i = int(np.searchsorted(lines.epsilon, epsilon, side="right"))
     low = math.exp(min(lines.log_delta[i - 1], 0.0))
     if i == len(lines.epsilon):
@@ -113,7 +115,7 @@ def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
 
 
 def _epsilon_at(lines: _Lines, delta: float) -> tuple[float, slice]:
-    """The least ε of the lines at δ, and which lines give it."""
+    """The least ε of the lines at δ, and the lines that give this ε."""
     enough = lines.log_delta <= math.log(delta)
     if not np.any(enough):
         return math.inf, slice(len(enough) - 1, len(enough))
@@ -132,7 +134,7 @@ def _refine(
     at: Callable[[_Lines], tuple[float, slice]],
     lowest: float,
 ) -> float:
-    """The bound of the lines, from more and more points around those that it uses."""
+    """The bound of the lines, after adding points around those that the bound uses."""
     known = {}
 
     def add(points: np.ndarray) -> None:
@@ -167,17 +169,17 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
       size: k, the number of examples in the group, at least 1.
 
     Returns:
-      ε, f[], rounded up; exact for `profiles.Gaussian` (μ becomes kμ) and
-      `profiles.Pure`. For others, δ(ε) is evaluated at about a hundred points, and ε is
-      inf where they prove no finite ε, as for large groups with little noise.
+      ε, f[], rounded up. ε is exact for `profiles.Gaussian` (μ becomes kμ) and
+      `profiles.Pure`. For other profiles, δ(ε) is evaluated at about a hundred points.
+      ε is inf if these points prove no finite ε, as for large groups with little noise.
 
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: any k examples, under the adjacency of the profile, which must bound both
-    orders of two neighbouring data sets, as all profiles of dpjax do. The bound uses
-    nothing but the profile: for k examples of one user with Poisson sampling they are k
-    neighbours one after another, while a proof that knows the mechanism may be tighter.
+    Privacy: the bound holds for any k examples, under the adjacency of the profile. The
+    profile must bound both orders of two neighbouring data sets, as all profiles of
+    dpjax do. The bound uses nothing but the profile. For k examples of one user with
+    Poisson sampling, a proof that uses the mechanism may therefore be tighter.
 
     Reference: Dong, Roth and Su (2022), section 2.5, https://arxiv.org/abs/1905.02383.
 
@@ -212,9 +214,9 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
 
 
 def _check(profile: Profile, size: int) -> tuple[Profile, int, Profile | None]:
-    """The profile without its description, the size, and an exact profile of a group.
+    """The profile without its description, the size, and the group's exact profile.
 
-    No exact profile is known for most profiles.
+    The third result is None if no exact profile of the group is known.
     """
     if isinstance(profile, Guarantee):
         profile = profile.profile

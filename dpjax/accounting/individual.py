@@ -1,11 +1,12 @@
 """Gaussian differential privacy of each example, from the norms that it contributed.
 
 An example whose clipped gradient has the norm c <= C moves the sum of a step by c, not
-by C. Over steps with independent noise of standard deviation s its own parameter is
-μ_i = sqrt(Σ_t (c_{i,t} / s)²), which is mostly below that of the worst example.
+by C. Over steps with independent noise of standard deviation s, the GDP parameter of
+example i is μ_i = sqrt(Σ_t (c_{i,t} / s)²). Mostly μ_i is below the parameter of the
+worst example.
 
-**These numbers are private data.** They are computed from gradients, and no noise is
-added. They must not be released, neither one by one nor as a mean or maximum.
+**These numbers are private data.** This module computes them from gradients and adds no
+noise. Never release these numbers, neither one by one nor as a mean or maximum.
 """
 
 from typing import NamedTuple
@@ -62,16 +63,17 @@ def update(
       losses: the losses of all earlier steps.
       norms: the norm of each example's gradient before clipping, f[b], such as the
         `norm` that `clipped_grad` returns. A NaN counts as clip_norm.
-      indices: the numbers of the examples, i[b], each at most once among the valid
-        ones. The number of a valid one must be from 0 to n − 1.
+      indices: the number of each example, i[b]. The numbers of valid examples must be
+        from 0 to n − 1, and no two of them equal.
       mask: False for padding, bool[b].
       clip_norm: C, f[], positive.
       stddev: s, the noise standard deviation of the sum, in the units of clip_norm,
         f[], positive.
 
     Returns:
-      The losses with (min(norm, C) / s)² added to each example of the batch. They are
-      private data. With a valid index out of range, all losses are inf.
+      The losses, with (min(norm, C) / s)² added for each example of the batch. The
+      losses are private data. If the index of a valid example is out of range, all
+      losses are inf.
 
     Raises:
       ValueError: a static argument is out of range, or the batch's arrays have
@@ -106,10 +108,10 @@ def update(
         jnp.asarray(x, total.dtype) for x in (norms, clip_norm, stddev)
     )
     # Feldman and Zrnic (2021): the sensitivity of a step to an example is the example's
-    # own clipped norm. A norm that is NaN or negative is taken for the largest.
+    # own clipped norm. A norm that is NaN or negative counts as the largest norm, C.
     contribution = jnp.where(norms >= 0, jnp.minimum(norms, clip), clip)
     inside = (indices >= 0) & (indices < total.size)
-    # Dropped if out of range, as padding is.
+    # Indices out of range are dropped, as is padding.
     at = jnp.where(mask & inside, indices, total.size)
     # The casts to this dtype, a division, a square and a sum have at most eight
     # roundings. The norms may be rounded once more where they were computed.
@@ -125,7 +127,7 @@ def update(
 
 
 def gdp(losses: PrivateLosses) -> jax.Array:
-    """The GDP parameter μ_i of each example. It is private: never release it.
+    """The GDP parameter μ_i of each example. These are private: never release them.
 
     Args:
       losses: the losses of all steps.
@@ -133,15 +135,15 @@ def gdp(losses: PrivateLosses) -> jax.Array:
     Returns:
       μ_i, f[n], rounded up.
 
-    Privacy: the steps add independent Gaussian noise to sums of clipped gradients, and
-    batches do not depend on the data: full batches, or a fixed order that the attacker
-    may know. For Poisson-sampled steps μ_i holds only for an attacker who knows the
-    batches, and does not include amplification; correlated noise is not covered. The
-    other data set lacks example i, or has zero in its place (ADD_REMOVE, ZERO_OUT).
-    Norms depend on earlier outputs, so that μ_i is the loss along the run that took
-    place, not a guarantee before the run. A guarantee follows if every example leaves
-    all further steps before its μ_i exceeds a limit that was fixed in advance: the run
-    is then GDP with that limit.
+    Privacy: the steps must add independent Gaussian noise to sums of clipped gradients.
+    Batches must not depend on the data: full batches, or a fixed order that the
+    attacker may know. For Poisson-sampled steps, μ_i is computed for an attacker who
+    knows the batches, without amplification. Correlated noise is not covered. The other
+    data set lacks example i, or has zero in its place (ADD_REMOVE, ZERO_OUT). Norms
+    depend on earlier outputs, so that μ_i is the loss along the run that took place,
+    not a guarantee before the run. For a guarantee, fix a limit in advance, and leave
+    each example out of all further steps before its μ_i exceeds the limit. The run is
+    then GDP with that limit.
 
     Reference: Feldman and Zrnic (2021), https://arxiv.org/abs/2008.11193; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

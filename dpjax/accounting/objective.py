@@ -1,18 +1,18 @@
-"""Objective perturbation: the minimum of a regularised objective with a linear noise.
+"""Objective perturbation: the minimiser of a regularised objective with linear noise.
 
-The release is the minimum θ of J(θ) = Σ_i ℓ_i(θ) + (Λ/2)‖θ‖² + ⟨b, θ⟩, for one draw b
+The release is the minimiser θ of J(θ) = Σ_i ℓ_i(θ) + (Λ/2)‖θ‖² + ⟨b, θ⟩, for one draw b
 of N(0, σ² I). Each loss ℓ_i is a convex function of one linear score ⟨x_i, θ⟩, its
-gradients have norms of at most L, and its curvature is at most β. Then
-δ(ε) <= Σ_j δ_G(m_j, ε − c_j), where δ_G(m, ·) is the curve of the Gaussian mechanism
-with μ = m, and (m_j, c_j) are few corners, as follows.
+gradients have norms of at most L, and its curvature is at most β. Then δ(ε) <= Σ_j
+δ_G(m_j, ε − c_j), where δ_G(m, ·) is the curve of the Gaussian mechanism with μ = m,
+and the few pairs (m_j, c_j) are called corners. The proof has six steps.
 
-1. **Density.** J has one minimum for each b, with b = b_D(θ) = −(Σ∇ℓ_i(θ) + Λθ). This
-   map is Lipschitz, and so is its inverse, because J is Λ-strongly convex. So θ has the
-   density φ_σ(b_D(θ)) |H_D(θ)|, with the determinant of H_D = Σ∇²ℓ_i + ΛI (almost
+1. **Density.** J has one minimiser θ for each b, and b = b_D(θ) = −(Σ∇ℓ_i(θ) + Λθ). The
+   map b_D is Lipschitz, and so is its inverse, because J is Λ-strongly convex. So θ has
+   the density φ_σ(b_D(θ)) |H_D(θ)|, with the determinant of H_D = Σ∇²ℓ_i + ΛI (almost
    everywhere, where gradients are only Lipschitz).
-2. **Loss.** Let D and D' be a common data set with one more example z, or z', or none.
-   With v(θ) = b_D'(θ) − b_D(θ) and b = b_D(θ), which is N(0, σ² I) for θ of D,
-   log p_D/p_D' = (2⟨b, v⟩ + ‖v‖²) / (2σ²) + log |H_D| − log |H_D'|.
+2. **Loss.** Let D and D' each be a common data set with one more example or none: z in
+   D, z' in D'. With v(θ) = b_D'(θ) − b_D(θ) and b = b_D(θ), which is N(0, σ² I) for θ
+   of D, log p_D/p_D' = (2⟨b, v⟩ + ‖v‖²) / (2σ²) + log |H_D| − log |H_D'|.
 3. **Determinants.** Let H >= ΛI belong to the common data set. Example z adds the
    matrix f''(⟨x, θ⟩) x xᵀ of rank one, so 0 <= log |H_D| − log |H| =
    log(1 + f'' xᵀH⁻¹x) <= log(1 + f'' ‖x‖² / Λ), and −log |H_D'| only helps.
@@ -27,9 +27,10 @@ with μ = m, and (m_j, c_j) are few corners, as follows.
    point t. A linear function keeps step 4 valid: each corner has a c_j of its own, and
    at p = 1, where gradients are largest, c_j is small.
 6. **Other releases.** Let a μ_o-GDP mechanism be composed with this one: statistics
-   before it, or noise on θ after it. Its loss adds to all X_j alike, and the law of b
-   does not depend on it. So the term of corner j is at most the δ of a composition of
-   two Gaussian mechanisms, and m_j becomes sqrt(m_j² + μ_o²).
+   before it, or noise on θ after it. The privacy loss of the other mechanism adds to
+   every X_j, and the law of b does not depend on that mechanism. So the term of corner
+   j is at most the δ of a composition of two Gaussian mechanisms, and m_j becomes
+   sqrt(m_j² + μ_o²).
 
 Redberg, Koskela and Wang (2023), https://arxiv.org/abs/2401.00583, have steps 1 to 4
 for an example that leaves or enters, with the constant |log(1 − β/Λ)|.
@@ -49,7 +50,8 @@ from dpjax.accounting._numerics import gaussian
 
 __all__ = ["delta", "epsilon"]
 
-# Every tangent gives a bound, and the best one is taken. The one at t = 1/2 is flat.
+# Every tangent gives a bound, and the best bound is used. The tangent at t = 1/2 is
+# flat.
 _TANGENTS = np.linspace(0.5, 1.0, 17)[:, None]
 
 
@@ -117,7 +119,7 @@ def delta(
     adjacency: Adjacency,
     other_mu: ArrayLike = 0.0,
 ) -> jax.Array:
-    """δ of objective perturbation for generalised linear models.
+    """The δ of objective perturbation for generalised linear models.
 
     Args:
       noise_multiplier: σ/L, the standard deviation of the linear term over the bound on
@@ -125,11 +127,12 @@ def delta(
       epsilon: f[*b], at least 0.
       curvature: β/Λ, the bound on the curvature of one example's loss over the
         regularisation of the sum of losses, f[*b], at least 0.
-      logistic: whether the losses are logistic, log(1 + e^{−y⟨x, θ⟩}); L is then the
-        bound on ‖x‖, and β = L²/4. If false, any convex function of one linear score.
-      adjacency: which data sets are compared. The same Λ and σ belong to both of them.
-      other_mu: the GDP parameter of all other releases that this δ includes, f[*b]:
-        of statistics before this release, and of noise on the minimum.
+      logistic: whether the losses are logistic, log(1 + e^{−y⟨x, θ⟩}). L is then the
+        bound on ‖x‖, and β = L²/4. If false, losses may be any convex functions of one
+        linear score.
+      adjacency: which data sets are compared. Λ and σ are the same for both data sets.
+      other_mu: the GDP parameter of all other releases that this δ includes, f[*b]: of
+        statistics before this release, and of noise on the minimiser.
 
     Returns:
       δ, f[*b], rounded up.
@@ -137,12 +140,12 @@ def delta(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: the exact minimum and the other releases together are (ε, δ)-DP. So is an
-    approximation of the minimum, plus noise that hides its error at other_mu. No
-    constraint holds for θ, and Λ > 0.
+    Privacy: the exact minimiser and the other releases together are (ε, δ)-DP. So is an
+    approximate minimiser plus noise, if the noise hides the error with the GDP
+    parameter other_mu. θ must be unconstrained, and Λ must be positive.
 
-    Reference: Redberg, Koskela and Wang (2023), whose bound for generalised linear
-    models the proof in this module's first lines extends.
+    Reference: Redberg, Koskela and Wang (2023). The proof in this module's docstring
+    extends their bound for generalised linear models.
 
     Example:
       >>> of = dict(curvature=0.05, logistic=True, adjacency=Adjacency.REPLACE)
@@ -175,7 +178,7 @@ def epsilon(
     adjacency: Adjacency,
     other_mu: ArrayLike = 0.0,
 ) -> jax.Array:
-    """ε of objective perturbation: `delta` solved for ε, outside of jit.
+    """The ε of objective perturbation: `delta` solved for ε, only outside of jit.
 
     Args:
       noise_multiplier: σ/L, as for `delta`.

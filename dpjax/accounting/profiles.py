@@ -2,8 +2,8 @@
 
 `of` returns the profile of an event. The profile is a `Gaussian` if the event is
 equivalent to a Gaussian mechanism, a `pld.PLD` if the event has a privacy-loss
-distribution, a `RandomBinsProfile` for a run with random bins, and a `FunctionProfile`
-where only one ε and δ are known.
+distribution, a `RandomBinsProfile` if it is a run with random bins, and a
+`FunctionProfile` if only one pair of ε and δ is known.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Pure(NamedTuple):
 
     @property
     def mu(self) -> jax.Array:
-        """The GDP parameter that pure DP implies, f[]; the profile is tighter."""
+        """The GDP parameter that pure DP implies, f[]. The profile is tighter."""
         return pure.mu(self.pure_epsilon)
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
@@ -77,7 +77,7 @@ class Pure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionProfile:
-    """The profile of a mechanism without a known GDP parameter, as two functions.
+    """Two functions as the profile of a mechanism without a known GDP parameter.
 
     Attributes:
       epsilon: ε as a function of δ, rounded up.
@@ -99,7 +99,7 @@ class FunctionProfile:
         *args: Any,
         **kwargs: Any,
     ) -> "FunctionProfile":
-        """The profile of a mechanism's two functions, given its own arguments."""
+        """A profile from two accounting functions and the mechanism's arguments."""
         return cls(*(functools.partial(f, *args, **kwargs) for f in (epsilon, delta)))
 
 
@@ -114,7 +114,7 @@ def search_delta(
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         # The upper end starts at δ = 1 and moves only to a δ that meets the target, so
-        # that it is always a valid bound.
+        # that the upper end is always a valid bound.
         enough = epsilons_of(middle) <= target
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     # The factor is a margin for rounding in exp, log and the cast to float32.
@@ -125,7 +125,7 @@ def search_delta(
 def _known64(
     least: jax.Array, given: jax.Array, value: jax.Array, otherwise: jax.Array
 ) -> jax.Array:
-    """A value that holds from the least argument on, and else what always holds."""
+    """The value if `given` is at least `least`, and `otherwise` if not."""
     return jnp.where(given >= least, value, otherwise)
 
 
@@ -156,9 +156,9 @@ def _epsilon_without_overflow(
 class RandomBinsProfile(NamedTuple):
     """The profile of a run with random bins whose batches have a limited capacity.
 
-    δ is divided in two: a share of δ bounds the effect of bins with more examples than
-    the capacity (overflow). ε is then the ε of bins without a capacity, at the rest of
-    δ.
+    δ is divided in two parts. One part, a share of δ, bounds the effect of overflow:
+    bins with more examples than the capacity. The rest of δ is the δ at which ε is
+    computed, for bins without a capacity.
 
     Attributes:
       event: the run with random bins.
@@ -187,7 +187,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def is_spared(self, epsilon: float, delta: float) -> bool:
-        """Whether overflow, at this ε, takes at most the smallest share of δ.
+        """Whether overflow takes at most the smallest share of δ at this ε.
 
         If so, and if ε is the cost of the run without overflow at the rest of δ, then
         overflow does not raise ε.
@@ -199,7 +199,7 @@ class RandomBinsProfile(NamedTuple):
         return search_delta(self.epsilon, epsilon)
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
-        """The ε for each δ of the same run without a limited capacity."""
+        """The ε for each δ of the same run with an unlimited capacity."""
         # One event for all capacities, and for both names of independent noise, since
         # it is the key of a cache.
         event = dataclasses.replace(self.event, num_examples=0, max_batch_size=0)
@@ -210,7 +210,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.asarray(epsilons).reshape(np.shape(delta))
 
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
-        """The addition to δ, at a given ε, for bins that exceed the capacity."""
+        """The increase of δ at a given ε that covers bins that exceed the capacity."""
         e = self.event
         # Without fresh bins every epoch has the same bins, so they are drawn once.
         draws = e.num_steps if e.fresh else min(e.num_steps, e.steps_per_epoch)
@@ -231,8 +231,9 @@ SHARES_OF_LATTICE = (2.0**-10, 2.0**-4, 0.5)
 class LatticeProfile(NamedTuple):
     """The profile of a run on a lattice, from the profile with Gaussian noise.
 
-    Let two mechanisms be within τ in total variation, on each of two neighbouring data
-    sets. If one of them is (ε, δ)-DP, the other is (ε, δ + (1 + e^ε) τ)-DP.
+    Let the outputs of two mechanisms be within τ in total variation, on each of two
+    neighbouring data sets. If one mechanism is (ε, δ)-DP, the other one is (ε, δ + (1 +
+    e^ε) τ)-DP.
 
     Attributes:
       gaussian: the profile of the run with Gaussian noise.
@@ -247,7 +248,7 @@ class LatticeProfile(NamedTuple):
         """No GDP parameter is known."""
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up; inf where τ needs too much of δ."""
+        """The ε for a δ in (0, 1), rounded up; inf where τ alone takes too much δ."""
         delta = np.asarray(delta, np.float64)
         dtype, best = default_float(), np.full(delta.shape, np.inf)
         # In float64, so that with and without `jax_enable_x64` the same share suffices.
@@ -281,7 +282,7 @@ def of(event: events.Event) -> Profile:
       event: the event, which describes a mechanism or a whole run.
 
     Returns:
-      A `Profile` with the bounds of the accountant for this type of event.
+      The `Profile`, whose bounds come from the accountant for this type of event.
 
     Example:
       >>> from dpjax.accounting import events
@@ -308,7 +309,8 @@ def of(event: events.Event) -> Profile:
         return Selected(of(event.event), event.repetitions)
     if isinstance(event, events.EpsilonDelta):
         known, lost = event.epsilon, event.delta
-        # Each number holds from the other one on.
+        # ε holds for every δ from the known one on, and δ for every ε from the known
+        # one on.
         return FunctionProfile(
             lambda delta: _known64(lost, delta, known, jnp.inf),
             lambda epsilon: _known64(known, epsilon, lost, 1.0),
@@ -327,7 +329,8 @@ class Guarantee(NamedTuple):
 
     Attributes:
       mechanism: a description of the released output, in words.
-      profile: ε(δ) and δ(ε): a `Gaussian`, or a profile that no μ describes exactly.
+      profile: ε(δ) and δ(ε), as a `Gaussian` or as a profile that no μ describes
+        exactly.
       adjacency: the relation between the data sets that the guarantee compares.
       assumptions: conditions that must hold beyond the code that ran, in words.
 

@@ -1,8 +1,8 @@
 """Pure differential privacy: (ε, 0)-DP converted to other δ and to Gaussian DP.
 
-Of all ε-DP mechanisms randomised response is the one whose outputs are the easiest to
-tell apart. Its trade-off curve has one kink, at (1/(1 + e^ε), 1/(1 + e^ε)). The
-Gaussian trade-off curve through that kink lies below the curve of randomised response
+Of all ε-DP mechanisms, randomised response has the outputs that are easiest to tell
+apart. Its trade-off curve has one kink, at (1/(1 + e^ε), 1/(1 + e^ε)). The Gaussian
+trade-off curve through that kink lies below the curve of randomised response
 everywhere, because the Gaussian curve is convex.
 """
 
@@ -88,7 +88,7 @@ def epsilon(pure_epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
       delta: f[*b], in [0, 1].
 
     Returns:
-      ε, f[*b], rounded up; pure_epsilon at δ = 0.
+      ε, f[*b], rounded up. At δ = 0, ε is pure_epsilon.
 
     Raises:
       ValueError: a static argument is out of range.

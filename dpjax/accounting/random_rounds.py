@@ -1,10 +1,11 @@
 """Runs that stop after a random number of rounds.
 
 Let the number of rounds R be drawn independently of the data. The release of R and of
-the iterates w_1, …, w_R is then a mixture over R. Its δ(ε) is a mean: δ(ε) = E_R
-δ_R(ε), where δ_R is the δ(ε) of R composed rounds. To evaluate few δ_R, the possible
-numbers of rounds are divided into groups, and each R is replaced by the largest number
-in its group. Since δ_R grows with R, the result is an upper bound.
+the iterates w_1, …, w_R is then a mixture over R. The δ(ε) of the mixture is a mean:
+δ(ε) = E_R δ_R(ε), where δ_R is the δ(ε) of R composed rounds. This module evaluates
+only a few δ_R: the possible numbers of rounds are divided into groups, and each R is
+replaced by the largest number in its group. Since δ_R grows with R, the result is an
+upper bound.
 """
 
 from typing import NamedTuple
@@ -37,13 +38,13 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
 
     Args:
       probabilities: the probabilities of 1, 2, …, N rounds, f[N], adding up to 1.
-      groups: the largest number of groups.
+      groups: the maximum number of groups.
 
     Returns:
       `Rounds`, whose probabilities add up to at least 1.
 
     Raises:
-      ValueError: a probability is negative, or they do not add up to 1.
+      ValueError: a probability is negative, or the probabilities do not add up to 1.
 
     Example:
       >>> rounds = group(np.full(100, 0.01), groups=4)
@@ -74,7 +75,7 @@ def uniform(most: int, groups: int = 16) -> Rounds:
     Args:
       most: N, the largest number of rounds, at least 1. N may be far too large for an
         array of N probabilities.
-      groups: the largest number of groups.
+      groups: the maximum number of groups.
 
     Returns:
       `Rounds`.
@@ -99,24 +100,25 @@ def delta(
     rounds: Rounds,
     sampling_rate: float,
 ) -> jax.Array:
-    """δ of noisy SGD on random batches of fixed size for a random number of rounds.
+    """The δ of noisy SGD with a random number of rounds and batches of fixed size.
 
     Args:
-      noise_multiplier: standard deviation of the noise on the batch's sum of gradients
-        over the bound on one gradient, f[], positive.
+      noise_multiplier: the standard deviation of the noise on a batch's sum of
+        gradients, divided by the bound on the norm of one gradient, f[], positive.
       epsilon: f[], at least 0.
       rounds: the distribution of the number of rounds, drawn independently of the data;
         see `group` and `uniform`.
       sampling_rate: batch size over number of examples, in [0, 1].
 
     Returns:
-      δ, f[], rounded up, under REPLACE.
+      δ under REPLACE, f[], rounded up.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: the last iterate and the number of rounds together, and all iterates of the
-    run too, are (ε, δ)-DP. Each batch is a fresh uniformly random subset.
+    Privacy: the release of all iterates and of the number of rounds is (ε, δ)-DP, and
+    so is that of the last iterate with this number. Each batch is a fresh uniformly
+    random subset.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2; the bound here replaces
     their Theorem 4. Each round has the trade-off curve C_p(G_μ) of Bok, Su and
@@ -148,7 +150,7 @@ _delta = delta  # `epsilon` has an argument of the other name
 def epsilon(
     noise_multiplier: float, delta: float, *, rounds: Rounds, sampling_rate: float
 ) -> jax.Array:
-    """ε of noisy SGD for a random number of rounds: `delta` solved for ε.
+    """The ε of noisy SGD with a random number of rounds: `delta` solved for ε.
 
     Args:
       noise_multiplier: the noise multiplier, as for `delta`.

@@ -65,8 +65,8 @@ def gaussian(noise_multiplier: ArrayLike, orders: ArrayLike) -> jax.Array:
       orders: f[k], above 1.
 
     Returns:
-      a / (2 noise_multiplier²), f[*b, k], rounded up. A traced argument out of range
-      gives inf.
+      a / (2 noise_multiplier²) for each order a, f[*b, k], rounded up. The result is
+      inf for a traced argument out of range.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -91,9 +91,9 @@ def poisson_gaussian(
 ) -> jax.Array:
     """The Rényi curve of the Gaussian mechanism on a Poisson sample.
 
-    Every example takes part independently, with the same probability. The contribution
-    of an example to the sum is at most one clip norm, and is present in only one of the
-    two data sets (ADD_REMOVE, ZERO_OUT).
+    Every example takes part independently, with the same probability. One example
+    contributes to the sum in only one of the two data sets (ADD_REMOVE, ZERO_OUT), and
+    by at most one clip norm.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], at least 0.
@@ -103,14 +103,16 @@ def poisson_gaussian(
     Returns:
       The curve, f[*b, k], rounded up. For noise multipliers of 0.1 and more the curve
       exceeds the exact divergence at order a by a relative error of at most
-      2e-10 + 1e-14 / (a − 1) before the last cast. Below 0.1 the curve is the looser
-      bound that convexity gives. A traced argument out of range gives inf.
+      2e-10 + 1e-14 / (a − 1) before the last cast. Below 0.1 the curve is a looser
+      bound that follows from convexity. The result is inf for a traced argument out of
+      range.
 
     Raises:
       ValueError: a static argument is out of range.
 
     Privacy: the curve is the divergence of the output distribution with the example
-    from that without the example. In the other direction the divergence is no larger.
+    from the distribution without the example. The divergence in the other direction is
+    at most as large.
 
     Reference: Mironov, Talwar and Zhang (2019), Theorems 4 and 5.
 
@@ -141,8 +143,8 @@ def fixed_size_gaussian(
     Returns:
       The curve, f[*b, k], rounded up. For noise multipliers of 0.2 and more the curve
       is within 2e-10 + 1e-14 / (a − 1) of the exact divergence at order a of the
-      trade-off curve C_q(G_μ), μ = 2 / noise_multiplier. A traced argument out of range
-      gives inf.
+      trade-off curve C_q(G_μ), μ = 2 / noise_multiplier. The result is inf for a traced
+      argument out of range.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -167,17 +169,17 @@ def fixed_size_gaussian(
 
 
 def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
-    """The curve of the composition of mechanisms that each run count times.
+    """The Rényi curve of a composition in which each mechanism runs count times.
 
     Args:
-      curves: the curves of the mechanisms, f[*b, k] each, at the same orders, at least
-        0.
+      curves: the curve of each mechanism, f[*b, k], at least 0. All have the same
+        orders.
       count: the number of repetitions, f[*b], whole numbers, at least 0.
 
     Returns:
       count times the sum, f[*b, k], rounded up. A traced count that is not whole is
       rounded up to the next whole number, and derivatives by the count are taken there.
-      A negative count and a NaN give inf.
+      The result is inf for a negative count and for a NaN.
 
     Raises:
       ValueError: there is no curve, or a static argument is out of range.
@@ -208,7 +210,7 @@ def _check_conversion(curve: ArrayLike, orders: ArrayLike):
 def _epsilon_by_order(
     curve: ArrayLike, orders: ArrayLike, delta: ArrayLike
 ) -> jax.Array:
-    """The ε that each order of the curve proves, f[*b, k]."""
+    """The bound on ε from each order of the curve, f[*b, k]."""
     _check_conversion(curve, orders)
     validate.open_unit("delta", delta)
     return rdp_curves.epsilon64(*_align(delta, curves=(curve, orders)))
@@ -227,14 +229,14 @@ def epsilon(
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded up. inf where the curve is inf at all orders, and for a traced
-      argument out of range.
+      ε, f[*b], rounded up. ε is inf where the curve is inf at all orders, and for a
+      traced argument out of range.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order;
-    0 where δ is above the total variation that the curve allows.
+    Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order. ε
+    is 0 where δ is above the maximum total variation that the curve allows.
 
     Example:
       >>> print(f"{epsilon(gaussian(1.0, ORDERS), ORDERS, 1e-5):.4f}")
@@ -286,13 +288,13 @@ def delta(
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], at most 1, rounded up. 1 for a traced argument out of range.
+      δ, f[*b], at most 1, rounded up. δ is 1 for a traced argument out of range.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order;
-    at most the total variation that the curve allows.
+    Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order. δ
+    is at most the maximum total variation that the curve allows.
 
     Example:
       >>> print(f"{delta(gaussian(1.0, ORDERS), ORDERS, 4.7284):.2e}")

@@ -1,10 +1,10 @@
-"""The cost of a search: the best of K runs, of which only the best one is released.
+"""The privacy cost of a search that makes K runs and releases only the best one.
 
-A search for settings runs a mechanism K times, each time with settings that are drawn
-independently of the data, and releases the run with the best score. K is random (or
-`Fixed`), drawn independently of the data, and not released. Each run includes its
-score, which therefore must be private, too. Nothing else about the runs may be
-released: neither K nor any other output nor any other score.
+A search for settings runs a mechanism K times, and releases the run with the best
+score. The settings of each run are drawn independently of the data. K is `Fixed`, or
+random: then K is drawn independently of the data and is not released. The score of a
+run is part of its output, so that the score must be private, too. Nothing else about
+the runs may be released: neither K nor any other output or score.
 
 `epsilon` and `delta` are proven upper bounds (`_selected`). `dpjax.tune` runs such a
 search.
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def _selected(mechanism: events.Event | Profile, repetitions: Repetitions) -> Selected:
-    """The profile of the best run of a mechanism, given by its event or profile."""
+    """The profile of the best of K runs, given the event or the profile of one run."""
     if not isinstance(repetitions, Repetitions):
         raise ValueError(
             "repetitions must be a law of dpjax.accounting.selection, such as "
@@ -60,22 +60,22 @@ def epsilon(
       repetitions: the law of K, such as `Geometric(10.0)`.
 
     Returns:
-      ε, f[*b], rounded up; inf where no bound holds. For base mechanisms with Gaussian
-      noise and truncated negative binomial K, ε is mostly within 1 % of what an attack
-      achieves (docs/selection.md). The derivative is that of the returned bound.
+      ε, f[*b], rounded up; inf where no bound holds. For Gaussian noise and truncated
+      negative binomial K, ε is mostly within 1 % of the ε that an attack achieves
+      (docs/selection.md). The derivative is that of the returned bound.
 
     Raises:
-      ValueError: an argument is out of range or traced, or repetitions is no law.
+      ValueError: an argument is out of range or traced, or repetitions is not a law.
 
     Privacy: K is drawn from the law, independently of the data. The runs are
-    independent of each other, and each of them, with its score, is the mechanism. Only
-    the run with the best score is released; of runs with equal scores, one that is
-    chosen uniformly at random. If K = 0, an output is released that does not depend on
-    the data.
+    independent of each other, and the output of each run, with its score, has the
+    privacy of the mechanism. Only the run with the best score is released. If several
+    runs have the best score, one of them is chosen uniformly at random. If K = 0, the
+    output that is released does not depend on the data.
 
-    Reference: the bound is this library's, with a proof in docs/selection.md. It is
-    never above those of Papernot and Steinke (2022), Theorem 2, nor of Koskela, Redberg
-    and Wang (2024), whose settings it shares.
+    Reference: docs/selection.md proves the bound, which is this library's own. In their
+    settings, the bound is never above those of Papernot and Steinke (2022), Theorem 2,
+    and of Koskela, Redberg and Wang (2024).
 
     Example:
       >>> from dpjax.accounting import gdp
@@ -92,7 +92,7 @@ def delta(
     """A δ at which the best of K runs of a mechanism is (ε, δ)-DP.
 
     Args:
-      mechanism: the event of one run with its score, or its profile, as for `epsilon`.
+      mechanism: the event or the profile of one run with its score, as for `epsilon`.
       epsilon: f[*b], at least 0.
       repetitions: the law of K, as for `epsilon`.
 
@@ -100,7 +100,7 @@ def delta(
       δ, f[*b], rounded up.
 
     Raises:
-      ValueError: an argument is out of range, or repetitions is no law.
+      ValueError: an argument is out of range, or repetitions is not a law.
 
     Privacy: as for `epsilon`.
 

@@ -1,23 +1,24 @@
 """The exact privacy of the noise of binary trees.
 
 Each node of a tree releases a sum of terms with independent noise. An example that
-takes part several times changes several nodes, and several terms of a node. All of
-these changes can have the same direction, and Gaussian mechanisms compose exactly.
-Therefore μ² is a sum over nodes, for the worst position that an example can have.
+takes part several times changes several nodes, and several terms of a node. All these
+changes can have the same direction, and Gaussian mechanisms compose exactly. Therefore
+μ² is a sum over nodes, at the position of an example where this sum is largest.
 
-1. `momentum_mu`: the left children of one tree, which are the nodes that momentum
-needs. 2. `reduced_momentum_mu`: three trees, for momentum whose terms have reduced
-sensitivity. Two of the trees release the nodes of sliding windows. The third is a tree
-of the kind in step 1.
+1. `momentum_mu` accounts for the left children of one tree, which are the nodes that
+   momentum needs.
+2. `reduced_momentum_mu` accounts for three trees, for momentum whose terms have reduced
+   sensitivity. Two of the trees release the nodes of sliding windows. The third tree
+   releases its left children, as in 1.
 
 **Momentum.** Node [y, z] releases Σ_i β^{z−i} g_i plus noise. An example that takes
 part at the steps P therefore changes the node by at most C Σ_{p in P∩[y,z]} β^{z−p}.
-All contributions can align, and Gaussian noise on adaptive queries composes exactly.
-The mechanism is therefore μ-GDP with
+All contributions can have the same direction, and Gaussian noise on adaptive queries
+composes exactly. The mechanism is therefore μ-GDP with
 
     μ² = (1/σ²) max_P Σ_{released [y,z]} (Σ_{p in P∩[y,z]} β^{z−p})²,
 
-and no smaller μ holds. The released nodes are the left children, which end at the odd
+and with no smaller μ. The released nodes are the left children, which end at the odd
 multiples of their size. This module evaluates the maximum.
 
 **Momentum with reduced sensitivity.** Three trees release nodes, for T steps with n
@@ -35,16 +36,16 @@ window [t − n + 1, t] in use has t − n <= y and z <= t, and
 
 An example takes part at the steps p, p + n, p + 2n, …, which are the same in every
 tree. Its terms have norm at most c. The example changes a node that ends at z by at
-most Σ β^{z − i} c, over its steps i in the node, and all contributions can align. A
-node of the first two trees is no longer than a window, so that it contains at most one
-step of the example. Gaussian noise on adaptive queries composes exactly. The mechanism
-is therefore μ-GDP with
+most Σ β^{z − i} c, over its steps i in the node, and all contributions can have the
+same direction. A node of the first two trees is no longer than a window, so that it
+contains at most one step of the example. Gaussian noise on adaptive queries composes
+exactly. The mechanism is therefore μ-GDP with
 
     μ² = max_p Σ_trees (c/s)² Σ_{released nodes} (Σ_i β^{z − i})²,
 
 where s is the noise's standard deviation. No smaller μ holds for terms whose only known
-bound is c. (Change terms are differences of bounded gradients and cannot align
-indefinitely. The bound does not use this fact.)
+bound is c. (Change terms are differences of bounded gradients, so that they cannot keep
+the same direction indefinitely. The bound does not use this fact.)
 """
 
 import math
@@ -62,7 +63,8 @@ from dpjax._core.typing import Adjacency, ArrayLike
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
     """The sum 1 + r + … + r^{count−1} by doubling.
 
-    The computation has no cancellation near r = 1 and is differentiable at r = 0.
+    Near r = 1 the computation loses no digits to cancellation, and at r = 0 it is
+    differentiable.
     """
     # Over the leading bits of count: S_{2k} = S_k (1 + r^k), S_{k+1} = 1 + r S_k.
     total, power = jnp.zeros_like(ratio), jnp.ones_like(ratio)
@@ -109,7 +111,7 @@ def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array
 
 
 def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
-    """The squared sensitivity, as an upper bound, for any one step in each epoch.
+    """An upper bound on the squared sensitivity for any one step in each epoch.
 
     The squared sensitivity is Σ_nodes inner², where inner(node) is Σ_{p in P∩node}
     β^{z−p} for a node that ends at z and the steps P of an example. The sum is
@@ -193,21 +195,23 @@ def momentum_mu(
       num_steps: T, static, at least 1. All T steps count.
       decay: the momentum coefficient β, f[*b], in [0, 1).
       steps_per_epoch: n_b, static, at least 1.
-      order: "fixed" if every epoch has the same batches in the same order (exact:
-        the worst of the n_b positions of an example); "reshuffled" if an example
-        takes part in at most one step of each epoch, any one (an upper bound).
-      adjacency: which data sets are compared. Under ADD_REMOVE the batch of any other
-        example must not depend on the one added, which batches of fixed size cannot
-        give.
+      order: "fixed" if every epoch has the same batches in the same order. μ is then
+        exact for the worst of the n_b positions of an example. "reshuffled" if an
+        example takes part in at most one step of each epoch, in any step. μ is then an
+        upper bound.
+      adjacency: which data sets are compared. Under ADD_REMOVE, the batch of any other
+        example must not depend on the added example. Batches of fixed size violate this
+        condition.
 
     Returns:
-      μ, f[*b], rounded up; inf without noise, and for traced values out of range.
+      μ, f[*b], rounded up; inf if there is no noise or a traced value is out of range.
 
     Raises:
       ValueError: a static argument is out of range.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1 and Theorem 10. Their Theorem 4
-    counts every node at its largest possible sensitivity; this is the exact value.
+    counts every node at its largest possible sensitivity, and this function counts each
+    node at its own.
 
     Example:
       >>> mu = momentum_mu(
@@ -277,7 +281,7 @@ def _reduced_momentum_mu64(
         (change, _window_totals(decay, num_steps, n, 2 * n, num_steps)),
         (drift, _fixed_order_totals(decay, num_steps, n)),
     )
-    # In units of the least noise, so that no square overflows or underflows.
+    # Costs are in units of the least noise, so that no square overflows or underflows.
     noises = jnp.stack([anchor, change, drift])
     noisy = (noises > 0) & (noises < jnp.inf)
     unit = jax.lax.stop_gradient(jnp.min(jnp.where(noisy, noises, jnp.inf)))
@@ -310,18 +314,18 @@ def reduced_momentum_mu(
     """The GDP parameter of all momenta of `dpjax.noise.reduced_momentum` together.
 
     Args:
-      noise_multipliers: for anchor terms, change terms and drift terms the noise
-        standard deviation of a node over the bound on one example's term, f[*b] each,
-        at least 0.
+      noise_multipliers: three numbers, for anchor, change and drift terms: the noise
+        standard deviation of a node, divided by the bound on one example's term, f[*b]
+        each, at least 0.
       num_steps: T, static, at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
       steps_per_epoch: n, static, at least 1. Every epoch must have the same batches in
-        the same order; otherwise the estimator does not estimate the momentum.
+        the same order, since otherwise the estimator does not estimate the momentum.
       adjacency: which data sets are compared, as for `momentum_mu`.
 
     Returns:
-      μ, f[*b], rounded up; inf where a tree that is used has no noise, and for traced
-      values out of range.
+      μ, f[*b], rounded up; inf if a tree that releases a node has no noise, or if a
+      traced value is out of range.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -1,8 +1,8 @@
 """The privacy cost of dropping examples when a Poisson batch exceeds its capacity.
 
 `poisson_gaussian` accounts for dropped examples in the privacy-loss distribution of a
-step, with hardly any increase of ε if batches seldom overflow. `overflow_delta` is a
-union bound for any other accountant.
+step. If batches seldom overflow, ε hardly increases. `overflow_delta` is a union bound
+on the increase of δ, for any other accountant.
 """
 
 import jax
@@ -52,7 +52,7 @@ def poisson_gaussian(
       sampling_rate: q, the probability that an example is drawn, f[*b], in [0, 1].
       num_examples: n, the size of the larger of the two data sets, at least 1.
       max_batch_size: b, the capacity of the batch, at least 1.
-      adjacency: the relation between the data sets that are compared; any of them.
+      adjacency: the relation between the data sets that are compared.
 
     Returns:
       A `pld.PLD` of one step. If b is n or more, the result is that of
@@ -64,11 +64,11 @@ def poisson_gaussian(
     Privacy: every example is drawn independently of all others and of other steps. If
     more than b examples are drawn, a uniformly random subset of b examples takes part,
     and each contributes at most one clip norm. If the other examples do not fill the
-    batch, the pair is that of `pld.poisson_gaussian`. If they do, an example takes part
-    with probability r = q E[b / (D + 1) | D >= b], D ~ Binomial(n − 1, q), and
-    displaces another example, so that the sum moves by up to two clip norms. The pair
-    is then C_r(G_{2/σ}), as for sampling of fixed size (docs/accounting.md has the
-    proof).
+    batch, the dominating pair is that of `pld.poisson_gaussian`. If they do, an example
+    takes part with probability r = q E[b / (D + 1) | D >= b], D ~ Binomial(n − 1, q),
+    and displaces another example, so that the sum moves by up to two clip norms. The
+    dominating pair is then C_r(G_{2/σ}), as for batches of fixed size
+    (docs/accounting.md has the proof).
 
     Reference: the setting is that of Chua et al. (2024), "Scalable DP-SGD: Shuffling
     vs. Poisson Subsampling".
@@ -100,14 +100,15 @@ def overflow_delta(
     max_batch_size: int,
     num_steps: int,
 ) -> jax.Array:
-    """The increase of δ because `dpjax.sampling.poisson` may drop examples.
+    """The increase of δ that covers examples dropped by `dpjax.sampling.poisson`.
 
-    For accounting by `pld`, the function `poisson_gaussian` is tighter.
+    For accounting by `pld`, `poisson_gaussian` gives a tighter bound than this
+    function.
 
     A step that overflows is not the mechanism that the accountant assumes. On either
-    data set the run differs from an ideal run without overflow with probability at most
-    p = T P[more than b examples are drawn]. An (ε, δ) guarantee of the ideal run
-    becomes a guarantee of (ε, δ + p + e^ε p) for the actual run.
+    data set, the run differs from an ideal run without overflow. The probability of a
+    difference is at most p = T P[more than b examples are drawn]. An (ε, δ) guarantee
+    of the ideal run becomes a guarantee of (ε, δ + p + e^ε p) for the actual run.
 
     Args:
       epsilon: the ε at which δ is stated, f[*b], at least 0.

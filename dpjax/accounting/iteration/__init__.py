@@ -1,16 +1,17 @@
-"""Privacy of the last iterate, when the iterates before it are not released.
+"""Privacy of the last iterate, if no earlier iterate is released.
 
 The noise of each step hides part of the privacy loss of earlier steps, and a
-contractive step reduces the rest. Shifted interpolation proves a bound from both
-effects. It couples the runs on two neighbouring data sets. In each step a shift reduces
+contractive step reduces the rest. Shifted interpolation, a proof that uses both
+effects, couples the runs on two neighbouring data sets. In each step a shift reduces
 the distance between the two runs, at a cost in μ² that depends on the ratio of the
 shift to the step's noise. A greatest convex minorant gives the shifts of least cost
-(`optimal_shift_mu`). Composition and the published closed forms are special choices of
-the shifts, so that they give no smaller μ.
+(`optimal_shift_mu`). Composition and the published closed forms correspond to special
+choices of the shifts, so that their μ is never smaller.
 
 **Files**, in the order in which a bound is made:
 
-1. `_lipschitz`: by how much a gradient step multiplies a distance, clipped or not.
+1. `_lipschitz`: the maximum factor by which a gradient step, clipped or not, multiplies
+   a distance.
 2. `_setting`: the assumptions on loss, steps and data, checked in one place, and the
    numbers of a step in units of its own noise.
 3. `_minorant`: the optimal shifts of any schedule, from the last step on (`_blocks`).
@@ -22,7 +23,7 @@ the shifts, so that they give no smaller μ.
    batches; `_langevin` for limits in continuous time.
 5. `published`: closed forms as published, for comparison.
 
-Which assumption allows which bound is in docs/iteration.md.
+docs/iteration.md lists the assumptions that each bound needs.
 """
 
 from dpjax.accounting.iteration import published as published

@@ -2,9 +2,9 @@
 
 The bounds account for about the last n of t steps as subsampled releases, with a larger
 sensitivity than under composition. After the earlier steps, the runs on two
-neighbouring data sets are at a distance, which a Gaussian mechanism accounts for. One
-use of the differing example moves the runs apart by r noise standard deviations, and c
-is the Lipschitz constant of a step. There are two bounds:
+neighbouring data sets are at a distance. A Gaussian mechanism accounts for that
+distance. One use of the differing example moves the runs apart by r noise standard
+deviations, and c is the Lipschitz constant of a step. There are two bounds:
 
 - Without a bounded set, two interpolated processes follow the two runs. Each step that
   uses the differing example moves the processes apart by 2r noise standard deviations.
@@ -12,9 +12,9 @@ is the Lipschitz constant of a step. There are two bounds:
   and the n before it are subsampled releases, and the earlier steps leave the distance
   2r Σ_{n<i<t} c^i (Theorem C.13 with the choice that gives Theorem 4.9, for any c).
 - On a set of diameter Δ, one process interpolates from a distance Δ at n steps before
-  the end, and the noise of each step is split. The shifts that reduce the distance to
-  zero are those of the minorant, and cost Δ c^n / sqrt(Σ_{i<n} c^{2i}) (Theorem 4.10,
-  there for c = 1).
+  the end, and the noise of each step is split. The shifts of the minorant reduce the
+  distance to zero, and cost Δ c^n / sqrt(Σ_{i<n} c^{2i}) (Theorem 4.10, there for c =
+  1).
 
 Every n and every split with 1/α² + 1/β² = 1 gives a valid bound. A Gaussian
 approximation chooses n and the splits. The validity of the reported ε does not depend
@@ -73,8 +73,8 @@ def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
 
 def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
     """The variance per step of the Gaussian limit of composed C_p(G_μ), f[*b]."""
-    # Bok, Su and Altschuler (2024), Lemma A.5, https://arxiv.org/abs/2403.00278. A
-    # limit may under-report, so that it only chooses candidates.
+    # Bok, Su and Altschuler (2024), Lemma A.5, https://arxiv.org/abs/2403.00278. The
+    # limit may under-report the privacy loss, so that it only chooses candidates.
     square = jnp.minimum(mu * mu, 500.0)  # exp of more could overflow
     cdf = jax.scipy.special.ndtr
     inside = jnp.exp(square) * cdf(1.5 * mu) + 3 * cdf(-0.5 * mu) - 2
@@ -82,7 +82,7 @@ def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
 
 
 class _Way(NamedTuple):
-    """The functions that define one of the two bounds.
+    """The functions that define one of the two last-iterate bounds.
 
     Attributes:
       covered: maps a step, n and the number of all steps to μ/α, where μ is that of the
@@ -111,7 +111,7 @@ _DIAMETER = _Way(_distance, _all_split, lambda step: step.bounded)
 
 
 class _Asked(NamedTuple):
-    """The static inputs: a bound, the number of steps, and the static assumptions."""
+    """The static inputs of `_cost`: a bound, the number of steps, and assumptions."""
 
     way: _Way
     steps: int
@@ -233,7 +233,7 @@ def noisy_sgd_bounds(
     num_examples: ArrayLike,
     **setting: Unpack[Setting],
 ) -> Bounds:
-    """All bounds on ε of the last iterate of noisy descent on random batches.
+    """All bounds on the ε of the last iterate of noisy descent on random batches.
 
     Args:
       noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
@@ -242,13 +242,13 @@ def noisy_sgd_bounds(
       num_steps: t, static, at least 1.
       batch_size: b, f[*b], positive.
       num_examples: n, f[*b], at least b.
-      **setting: all of `Setting`. Adjacency is REPLACE.
+      **setting: all assumptions of `Setting`. The adjacency must be REPLACE.
 
     Returns:
       `Bounds` on ε, f[*b] each. `noisy_sgd_epsilon` is their minimum.
 
     Raises:
-      ValueError: as `noisy_sgd_epsilon`.
+      ValueError: as for `noisy_sgd_epsilon`.
       TypeError: an assumption is missing.
 
     Example:
@@ -290,22 +290,23 @@ def noisy_sgd_epsilon(
     num_examples: ArrayLike,
     **setting: Unpack[Setting],
 ) -> jax.Array:
-    """ε of the last iterate of noisy gradient descent on random batches of fixed size.
+    """The ε of the last iterate of noisy descent on random batches of fixed size.
 
     Args:
-      noise_multiplier: standard deviation of the noise on the batch's sum of gradients
-        over gradient_norm, f[*b], at least 0.
+      noise_multiplier: the standard deviation of the noise on a batch's sum of
+        gradients, divided by gradient_norm, f[*b], at least 0.
       delta: f[*b], strictly between 0 and 1.
       num_steps: t, static, at least 1.
-      batch_size: b, f[*b]: each batch is a uniformly random subset of that size, drawn
+      batch_size: b, f[*b]. Each batch is a uniformly random subset of b examples, drawn
         anew in each step.
       num_examples: n, f[*b], at least b.
-      **setting: the assumptions, all of them: see `Setting`. Adjacency is REPLACE.
+      **setting: all assumptions of `Setting`. The adjacency must be REPLACE.
 
     Returns:
-      ε, f[*b], rounded up: the minimum of composition and of both last-iterate bounds.
-      Each of the two is the minimum over 9 numbers of last steps, each with a split of
-      the noise, and is composed numerically (`accounting.pld`).
+      ε, f[*b], rounded up: the minimum of composition and of the two last-iterate
+      bounds. Each last-iterate bound is the minimum over 9 choices of n, each with a
+      split of the noise. `accounting.pld` composes the mechanisms of a bound
+      numerically.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

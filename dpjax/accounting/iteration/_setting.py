@@ -1,4 +1,4 @@
-"""The assumptions of the bounds on a last iterate, and their checks."""
+"""The assumptions of the bounds on a last iterate, and the checks of them."""
 
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
@@ -15,10 +15,11 @@ _Number = TypeVar("_Number")
 
 
 class Setting(TypedDict):
-    """The assumptions of a bound on the last iterate: keyword arguments, all required.
+    """The assumptions of a bound on the last iterate, as required keyword arguments.
 
     A step is x ↦ Π(x − η(mean of the batch's gradients + λ x + noise)), where Π is the
-    prox of a convex function or the projection onto a convex set, whatever the data.
+    prox of a convex function or the projection onto a convex set. Π does not depend on
+    the data.
 
     Attributes:
       step_size: η, f[*b], positive. At most 2 / (smoothness + regularization), unless
@@ -28,15 +29,17 @@ class Setting(TypedDict):
       clipped: whether gradients are clipped to gradient_norm. If not, that bound is an
         assumption on the loss.
       generalised_linear: whether one example's loss is a function of one linear score
-        ⟨w, x⟩, or w has one dimension. The flag matters where gradients are clipped.
-        If it is false, a clipped step is not a contraction, and its Lipschitz constant
-        is above 1.
+        ⟨w, x⟩, or w has one dimension. The flag matters only with clipping. If the flag
+        is false, a clipped step is not a contraction: its Lipschitz constant is above
+        1.
       smoothness: the largest curvature of one example's loss without the regulariser,
         f[*b]; inf if unknown.
-      weak_convexity: m, f[*b]: the least curvature is −m. 0 for a convex loss.
+      weak_convexity: m, f[*b], where −m is the least curvature. m is 0 for a convex
+        loss.
       strong_convexity: the least curvature of one example's loss, f[*b], if positive.
-        Clipping destroys strong convexity: it has to be 0 with clipping.
-      regularization: λ, f[*b], at least 0: a regulariser (λ/2)‖x‖² whose gradient is
+        Clipping destroys strong convexity, so that strong_convexity must be 0 with
+        clipping.
+      regularization: λ, f[*b], at least 0. The gradient of the regulariser (λ/2)‖x‖² is
         added without clipping.
       diameter: the diameter of the set onto which Π projects, f[*b], positive; inf
         without such a set.
@@ -58,15 +61,15 @@ class Setting(TypedDict):
 
 
 class Bounds(NamedTuple):
-    """The bounds for one run, f[*b] each; inf for a bound that does not apply.
+    """The bounds for a run, f[*b] each, where a bound that does not apply is inf.
 
     The bounds are GDP parameters, or values of ε if the function says so.
 
     Attributes:
       composition: the bound that treats every step as released.
-      contraction: the bound with shifts in all steps since the first use.
-      diameter: the bound with shifts since a later step, at which the distance was at
-        most the diameter.
+      contraction: the bound with shifts in all steps from the first use of the example.
+      diameter: the bound with shifts from a later step only. At that step, the distance
+        of the two runs is at most the diameter.
     """
 
     composition: jax.Array
@@ -80,7 +83,7 @@ class Bounds(NamedTuple):
 
     @property
     def winner(self) -> str:
-        """The name of the best bound of a single setting; composition wins ties."""
+        """The name of the smallest bound for a single setting; composition wins ties."""
         values = [float(x) for x in self]
         return self._fields[values.index(min(values))]
 
@@ -103,8 +106,8 @@ class Assumed(NamedTuple):
     """The static part of a setting.
 
     Attributes:
-      keeps: whether gradients are not clipped, or each example's gradient has a fixed
-        direction, so that clipping does not destroy contraction.
+      keeps: whether a gradient step stays a contraction: gradients are not clipped, or
+        each example's gradient has a fixed direction.
       bounded: whether the diameter can be finite.
       factor: the sensitivity of a sum of gradients, in gradient norms.
       convex: whether losses are known to be convex.
@@ -128,10 +131,10 @@ class Step(NamedTuple):
 
 
 class SettingError(TypeError, ValueError):
-    """An assumption is missing or unknown.
+    """An error for an assumption that is missing or unknown.
 
     A missing argument is usually a TypeError and a wrong value a ValueError. Callers
-    may catch this error as either.
+    may catch this error as either of these types.
     """
 
 
@@ -184,7 +187,8 @@ def check(
     """Check the assumptions of a run and return them as numbers and static assumptions.
 
     Raises:
-      ValueError: an assumption fails, is missing or unknown; the message names it.
+      ValueError: an assumption, which the message names, fails, is missing or is
+        unknown.
     """
     check_names(setting)
     given: dict[str, Any] = {**setting}
@@ -202,7 +206,7 @@ def check(
     linear = validate.flag("generalised_linear", setting["generalised_linear"])
     keeps = linear or not clipped
     weak, strong = map(validate.concrete, (weak_convexity, strong_convexity))
-    # A traced value is taken to be positive: its value is not known here.
+    # A traced value counts as positive, since the number is not known here.
     if strong is None or np.any(strong > 0):
         if clipped:
             _fail(

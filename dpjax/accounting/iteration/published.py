@@ -1,10 +1,10 @@
-"""Closed forms from the literature, for comparison with the bounds of this package.
+"""Closed forms from papers, for comparison with the bounds of this package.
 
 `iteration.noisy_gd_mu` and `iteration.noisy_cyclic_gd_mu` are never larger than these
-closed forms, and they check the assumptions. Here r = L/(bσ) is the gradient
-sensitivity over the batch size and the noise standard deviation on the mean gradient,
-and c is the Lipschitz constant of a step. Values are rounded to nearest: no guarantee
-depends on them.
+closed forms, and they check the assumptions. Here r = L/(bσ): the gradient sensitivity
+L, divided by the batch size b and by the noise standard deviation σ on the mean
+gradient. c is the Lipschitz constant of a step. Values are rounded to nearest, since no
+guarantee depends on them.
 """
 
 import jax
@@ -47,7 +47,7 @@ def _diameter64(r, diameter, period):
 @float64("nearest")
 def _expansion64(r, c, epochs, period):
     # Kong and Ribero (2024), Proposition 2.2(a), https://arxiv.org/abs/2407.05237: a
-    # use with l steps to the next costs r² θ(l) = r² / Σ_{i<l} c^{−2i}.
+    # use that is l steps before the next one costs r² θ(l) = r² / Σ_{i<l} c^{−2i}.
     y = -2 * jnp.log(c)
     safe = jnp.where(y == 0, 1.0, y)
     run = jnp.where(y == 0, period, jnp.expm1(period * safe) / jnp.expm1(safe))
@@ -61,12 +61,12 @@ def contraction_mu(
     num_epochs: ArrayLike,
     batches_per_epoch: ArrayLike,
 ) -> jax.Array:
-    """The GDP parameter by contraction alone, for full batches or the last batch.
+    """The GDP parameter by contraction alone, for full batches or an epoch's last batch.
 
     Args:
       sensitivity: r, f[*b].
       lipschitz: c, f[*b], in (0, 1]; a larger value gives inf.
-      num_epochs: E, f[*b]; the number of steps for full batches.
+      num_epochs: E, f[*b]. For full batches, E is the number of steps.
       batches_per_epoch: l, f[*b], 1 for full batches.
 
     Returns:
@@ -116,7 +116,7 @@ def expansion_mu(
 
     Args:
       sensitivity: r, f[*b].
-      lipschitz: c, f[*b], positive; optimal shifts do not improve on it for c >= 1.
+      lipschitz: c, f[*b], positive. For c >= 1, optimal shifts give no smaller μ.
       num_epochs: E, f[*b].
       batches_per_epoch: l, f[*b].
 

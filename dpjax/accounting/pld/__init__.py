@@ -1,11 +1,11 @@
 """Upper bounds on the privacy-loss distributions of mechanisms and compositions.
 
 A PLD in this package is a list of events with their counts, not a grid of losses.
-Composition therefore costs nothing, and every request for δ(ε) or ε(δ) makes a grid for
-that request (`_numerics.pld.composition`). A request has two stages. Each stage gives
-an upper bound and has its own files of `_numerics.pld`: a discrete pair of
-distributions that dominates the mechanism (`pairs`, `mixture`, `atoms`), and the
-inversion of its composed characteristic function (`inversion`).
+Composition therefore takes no time, and every call of `delta` or `epsilon` makes a grid
+of its own (`_numerics.pld.composition`). A call has two stages. The first stage makes a
+discrete pair of distributions that dominates the mechanism (`pairs`, `mixture` and
+`atoms` in `_numerics.pld`). The second stage inverts the composed characteristic
+function of that pair (`inversion` there). Each stage gives an upper bound.
 """
 
 from dpjax.accounting.pld._distribution import PLD as PLD

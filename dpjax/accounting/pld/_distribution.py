@@ -17,8 +17,8 @@ from dpjax.accounting._numerics.pld import composition, lower, merged
 class PLD:
     """The privacy-loss distribution (PLD) of a composition of mechanisms.
 
-    A PLD is a pytree of parameters, and passes through `jax.jit`, `jax.vmap` and
-    `jax.grad`.
+    A PLD is a pytree of the events' numbers, and passes through `jax.jit`, `jax.vmap`
+    and `jax.grad`.
 
     Attributes:
       steps: the events that run on the same data, with their counts. An event may
@@ -70,7 +70,7 @@ def of(event: events.Step) -> PLD:
 
 
 def compose(pld: PLD, count: ArrayLike) -> PLD:
-    """The privacy-loss distribution of all mechanisms of a PLD, run count times.
+    """The privacy-loss distribution of running all mechanisms of a PLD count times.
 
     Args:
       pld: the PLD of the mechanisms that are repeated.
@@ -79,8 +79,8 @@ def compose(pld: PLD, count: ArrayLike) -> PLD:
 
     Returns:
       A `PLD`. A traced count that is not whole is rounded up to the next whole number,
-      and derivatives by the count are taken there. A negative or NaN count makes ε
-      infinite and δ one.
+      and derivatives by the count are taken at that number. If the count is negative or
+      NaN, ε is infinite and δ is 1.
 
     Raises:
       ValueError: a static count is negative or not a whole number.
@@ -109,8 +109,8 @@ def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
     doubles = any(getattr(x, "dtype", None) == jnp.float64 for x in (one, other))
     dtype = jnp.float64 if doubles else jnp.float32
     product = jnp.asarray(one, dtype) * jnp.asarray(other, dtype)
-    # Up to 1 / eps the product is exact. Above, each of three roundings loses at most
-    # half of eps, which the factor makes up for.
+    # Up to 1 / eps the product is exact. Above 1 / eps, each of three roundings loses
+    # at most half of eps, and the factor compensates for that loss.
     epsilon = jnp.finfo(dtype).eps
     exact = product <= 1 / epsilon
     return product * jnp.where(exact, 1.0, 1 + 4 * epsilon).astype(dtype)
@@ -119,19 +119,19 @@ def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
 def convolve(a: PLD, b: PLD) -> PLD:
     """The privacy-loss distribution of two mechanisms that run on the same data.
 
-    The second mechanism may depend on the output of the first, but both distributions
-    must be fixed before any output is seen. The result does not hold if a distribution
-    was chosen by looking at an output.
+    The second mechanism may depend on the output of the first one, but its distribution
+    must not. Both distributions must be fixed before any output is seen, since the
+    result is otherwise not valid.
 
     Args:
-      a: the PLD of one mechanism; the order of the two does not matter.
+      a: the PLD of one mechanism. Exchanging a and b changes nothing.
       b: the PLD of the other mechanism, on the same data, under the same adjacency.
 
     Returns:
       A `PLD`.
 
     Raises:
-      ValueError: one is stated for ADD_REMOVE or ZERO_OUT, the other for REPLACE.
+      ValueError: one PLD is for ADD_REMOVE or ZERO_OUT, and the other one for REPLACE.
 
     Example:
       >>> from dpjax.accounting import pld
@@ -142,7 +142,7 @@ def convolve(a: PLD, b: PLD) -> PLD:
     """
     steps = _steps(a) + _steps(b)
     # ADD_REMOVE and ZERO_OUT have the same losses and may be mixed. Gaussian events
-    # state no adjacency and fit either.
+    # state no adjacency and may be composed with any event.
     adjacencies = {getattr(step.event, "adjacency", None) for step in steps} - {None}
     if Adjacency.REPLACE in adjacencies and len(adjacencies) > 1:
         raise ValueError(
@@ -160,13 +160,15 @@ def delta(pld: PLD, epsilon: ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded up. The relative error is about 1e-3 for δ down to 1e-30, if δ
-      is less than a tenth of steps times rate. A traced ε below 0, or a NaN, gives 1.
+      δ, f[*b], rounded up. For δ from 1e-30 to a tenth of steps times sampling rate,
+      the relative error is about 1e-3. The result is 1 for a traced ε below 0 and for a
+      NaN.
 
     Raises:
       ValueError: a static ε is negative.
 
-    Privacy: discretisation, truncation, aliasing and rounding only increase the result.
+    Privacy: the errors of discretisation, truncation, aliasing and rounding only
+    increase the result.
 
     Example:
       >>> from dpjax.accounting import pld
@@ -186,18 +188,20 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded up. For ε below about 40 and δ of 1e-15 and more, ε is within
-      1e-3 of exact, or within 3e-3 if δ is more than a tenth of steps times rate. For δ
-      down to 1e-100, ε is finite and mostly as close, but up to a tenth off if a run
-      seldom touches an example. For sampled steps with a noise multiplier below 0.03, ε
-      may be several times too large. With a noise multiplier below 0.006 (at rate 1,
-      below 0.03) ε is inf, because the intervals of the discrete pair are then too wide
-      to integrate over. A traced δ at or below 0, or a NaN, gives inf.
+      ε, f[*b], rounded up. For ε below about 40 and δ from 1e-15, ε is within 1e-3 of
+      the exact ε, or within 3e-3 if δ is above a tenth of steps times sampling rate.
+      For δ down to 1e-100, ε is finite and mostly as close to exact, but up to a tenth
+      off if examples seldom take part. For sampled steps with a noise multiplier below
+      0.03, ε may be several times too large. For noise multipliers below 0.006 (below
+      0.03 at rate 1) ε is inf, since the intervals of the discrete pair are then too
+      wide to integrate over. The result is inf for a traced δ at or below 0 and for a
+      NaN.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.
 
-    Privacy: discretisation, truncation, aliasing and rounding only increase the result.
+    Privacy: the errors of discretisation, truncation, aliasing and rounding only
+    increase the result.
 
     Example:
       >>> from dpjax import Adjacency
@@ -234,17 +238,18 @@ def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded down; 0 for numbers out of range. The result has no derivative,
-      and is not for code that JAX traces.
+      δ, f[*b], rounded down; 0 for numbers out of range. JAX cannot trace this
+      function, and the result has no derivative.
 
     Raises:
       ValueError: a number is traced; ε is negative; an event is `RandomAllocation`, for
         which `allocation.delta_lower` has a bound.
 
-    Privacy: two data sets exist with this δ or a larger one: those in which no other
-    example contributes, or for `subsampled_gdp`, all others contribute the opposite. Of
-    a `TruncatedPoissonGaussian` the probability that a sample exceeds the capacity is
-    subtracted. Of mechanisms with a known ε, the worst one has this δ.
+    Privacy: two neighbouring data sets exist whose δ is at least this one. In these
+    data sets, no other example contributes, or, for `subsampled_gdp`, all others
+    contribute the opposite. For a `TruncatedPoissonGaussian`, the probability that a
+    sample exceeds the capacity is subtracted. For events that state only ε or (ε, δ),
+    the worst such mechanism has at least this δ.
 
     Example:
       >>> from dpjax.accounting import pld
@@ -265,9 +270,9 @@ def epsilon_lower(pld: PLD, delta: ArrayLike) -> jax.Array:
 
     Returns:
       ε, f[*b], rounded down; 0 for numbers out of range. ε is mostly within 0.5 % of
-      `epsilon`, or within 0.005 of a small one. For `subsampled_gdp` it may be 15 %
-      below, because no data sets are known that attain that pair. The result has no
-      derivative, and is not for code that JAX traces.
+      `epsilon`, or within 0.005 of it if `epsilon` is small. For `subsampled_gdp`, ε
+      may be 15 % below, because no data sets are known that attain its dominating pair.
+      JAX cannot trace this function, and the result has no derivative.
 
     Raises:
       ValueError: a number is traced; δ is not strictly between 0 and 1; an event is

@@ -15,8 +15,8 @@ def gaussian(mu: ArrayLike) -> PLD:
     """The privacy-loss distribution of a μ-GDP mechanism.
 
     Args:
-      mu: the GDP parameter, f[*b], at least 0: sensitivity over noise standard
-        deviation for a Gaussian mechanism.
+      mu: the GDP parameter, f[*b], at least 0. For a Gaussian mechanism, μ is the
+        sensitivity over the noise standard deviation.
 
     Returns:
       A `PLD`. If all events of a PLD are Gaussian mechanisms, its δ and ε are exactly
@@ -47,9 +47,9 @@ def poisson_gaussian(
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       sampling_rate: the probability that an example takes part, f[*b], in [0, 1].
-      adjacency: under ADD_REMOVE and ZERO_OUT one example is present in one data set,
-        and absent or without any contribution in the other. Under REPLACE it is
-        replaced by another example.
+      adjacency: which data sets are compared. Under ADD_REMOVE and ZERO_OUT, one
+        example is present in one data set, and is absent or contributes zero in the
+        other one. Under REPLACE, another example replaces it.
 
     Returns:
       A `PLD` of one step.
@@ -58,11 +58,11 @@ def poisson_gaussian(
       ValueError: a static argument is out of range; adjacency is not an `Adjacency`.
 
     Privacy: every example takes part independently of all others and of other steps,
-    and contributes at most one clip norm. Under ADD_REMOVE and ZERO_OUT the pair is
-    N(0, σ²) against (1 − q) N(0, σ²) + q N(1, σ²), and the worse of both directions is
-    reported. Under REPLACE the pair is (1 − q) N(0, σ²) + q N(1, σ²) against
-    (1 − q) N(0, σ²) + q N(−1, σ²), which dominates all other contributions in the unit
-    ball (docs/accounting.md has the proof).
+    and contributes at most one clip norm. Under ADD_REMOVE and ZERO_OUT the dominating
+    pair is N(0, σ²) against (1 − q) N(0, σ²) + q N(1, σ²), in the worse of both
+    directions. Under REPLACE the dominating pair is (1 − q) N(0, σ²) + q N(1, σ²)
+    against (1 − q) N(0, σ²) + q N(−1, σ²), which dominates all other contributions in
+    the unit ball (docs/accounting.md has the proof).
 
     Reference: Zhu, Dong and Wang (2022), Theorem 11, for ADD_REMOVE.
 
@@ -84,7 +84,7 @@ def subsampled_gdp(mu: ArrayLike, sampling_rate: ArrayLike) -> PLD:
 
     Args:
       mu: the GDP parameter of the mechanism on its batch, f[*b], at least 0. Under
-        REPLACE that is twice the clip norm over the noise standard deviation.
+        REPLACE, μ is twice the clip norm over the noise standard deviation.
       sampling_rate: batch size over number of examples, f[*b], in [0, 1].
 
     Returns:
@@ -93,10 +93,11 @@ def subsampled_gdp(mu: ArrayLike, sampling_rate: ArrayLike) -> PLD:
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: REPLACE adjacency; each batch is a uniformly random subset of fixed size,
-    drawn without replacement and anew in each step.
+    Privacy: the adjacency is REPLACE. Each batch is a uniformly random subset of fixed
+    size, drawn without replacement and anew in each step.
 
-    Reference: Bok, Su and Altschuler (2024), Proposition D.4: C_p(G_μ).
+    Reference: Bok, Su and Altschuler (2024), Proposition D.4, for the trade-off curve
+    C_p(G_μ).
 
     Example:
       >>> from dpjax.accounting import pld
@@ -123,23 +124,23 @@ def gaussian_mixture(
         positive.
       sensitivities: the possible norms of an example's contribution, each f[*b], finite
         and at least 0. An example that does not take part contributes 0.
-      weights: the probability of each sensitivity, each f[*b], at least 0. The weights
-        are divided by their sum, which must be one up to 1e-6.
+      weights: the probability of each sensitivity, f[*b] each, at least 0. The sum must
+        be 1 up to 1e-6, and the function divides the weights by this sum.
       adjacency: ADD_REMOVE or ZERO_OUT.
 
     Returns:
-      A `PLD` of one step. Traced weights that do not add up to one make ε infinite.
+      A `PLD` of one step. Its ε is infinite if traced weights do not add up to 1.
 
     Raises:
       ValueError: a static argument is out of range; adjacency is not ADD_REMOVE or
         ZERO_OUT.
 
     Privacy: the contribution is drawn independently of all other examples and steps. If
-    its norm is only bounded, then it must exceed each number s with at most the
-    probability that the sensitivity exceeds s. The pair is N(0, σ²) against
-    Σ w_i N(s_i, σ²), and the worse of both directions is reported. Contributions may be
-    vectors with several directions: the pair on a line dominates. No such statement is
-    proven for REPLACE.
+    only a bound on its norm is known, then for each s, the norm must exceed s with at
+    most the probability that the sensitivity exceeds s. The dominating pair is N(0, σ²)
+    against Σ w_i N(s_i, σ²), in the worse of both directions. This pair on a line
+    dominates vector contributions of any directions, too. No such statement is proven
+    for REPLACE.
 
     Reference: Choquette-Choo, Ganesh, Steinke and Thakurta (2024), Corollary 4.7.
 

@@ -1,4 +1,4 @@
-"""Privacy-loss distributions of mechanisms without Gaussian noise on real numbers."""
+"""Privacy-loss distributions of Laplace, discrete and other non-Gaussian mechanisms."""
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
@@ -14,17 +14,17 @@ def laplace(scale: ArrayLike) -> PLD:
         is the mean of the noise's absolute value.
 
     Returns:
-      A `PLD`. One mechanism has δ(ε) = max(0, 1 − e^{(ε − 1/scale)/2}).
+      A `PLD`. A single mechanism has δ(ε) = max(0, 1 − e^{(ε − 1/scale)/2}).
 
     Raises:
       ValueError: a static scale is not positive and finite.
 
     Privacy: each coordinate gets independent Laplace noise of this scale, and one
     example moves the sum of all coordinates' absolute changes by at most the
-    sensitivity. The pair is Lap(0) against Lap(1). A change of several coordinates has
-    a smaller δ at every ε than the same change of one coordinate: for changes a and b
-    in units of the scale, an integral over one coordinate gives
-    δ(ε) <= 1 − e^{(ε − a − b)/2}.
+    sensitivity. The dominating pair is Lap(0) against Lap(1). A change of several
+    coordinates has a smaller δ at every ε than an equal total change of one coordinate:
+    for changes a and b of two coordinates in units of the scale, an integral over one
+    coordinate gives δ(ε) <= 1 − e^{(ε − a − b)/2}.
 
     Example:
       >>> from dpjax.accounting import pld
@@ -39,12 +39,13 @@ def discrete_laplace(scale: ArrayLike, sensitivity: int) -> PLD:
     """The privacy-loss distribution of the Laplace mechanism on integers.
 
     Args:
-      scale: the scale of the noise, f[*b], positive: the noise is an integer z with a
+      scale: the scale of the noise, f[*b], positive. The noise is an integer z with a
         probability proportional to e^{−|z|/scale}.
       sensitivity: the L1 sensitivity, an integer, at least 0.
 
     Returns:
-      A `PLD`. The pair of one mechanism is exact if sensitivity is at most 2048.
+      A `PLD`. The discrete pair of a single mechanism is exact if sensitivity is at
+      most 2048.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -71,20 +72,21 @@ def discrete_gaussian(stddev: ArrayLike, sensitivity: int) -> PLD:
     """The privacy-loss distribution of discrete Gaussian noise on one integer.
 
     Args:
-      stddev: the parameter σ of the noise, f[*b], positive: the noise is an integer z
-        with a probability proportional to e^{−z²/(2σ²)}. Its standard deviation is at
-        most σ.
-      sensitivity: how far one example moves the integer, an integer, at least 0.
+      stddev: the parameter σ of the noise, f[*b], positive. The noise is an integer z
+        with a probability proportional to e^{−z²/(2σ²)}. The standard deviation of z is
+        at most σ.
+      sensitivity: the maximum change of the released integer by one example, an
+        integer, at least 0.
 
     Returns:
-      A `PLD`. If σ is above about 1e7, its ε is inf.
+      A `PLD`. The ε of the PLD is inf if σ is above about 1e7.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: one integer is released. Of several integers that one example moves, each
-    one is a mechanism of its own, and a composition of these with their own
-    sensitivities is a bound.
+    Privacy: one integer is released. If one example moves several released integers,
+    each integer is a mechanism with its own sensitivity, and the composition of these
+    mechanisms is a bound.
 
     Reference: Canonne, Kamath and Steinke (2020), Definition 1 and Theorem 7.
 
@@ -107,13 +109,13 @@ def randomized_response(noise_parameter: ArrayLike, num_buckets: ArrayLike) -> P
       num_buckets: the number k of buckets, f[*b], a whole number, at least 1.
 
     Returns:
-      A `PLD`, whose pair is exact: the largest loss is log(1 + k (1 − p) / p).
+      A `PLD`, whose discrete pair is exact. The largest loss is log(1 + k (1 − p) / p).
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: REPLACE adjacency, since the number of answers is released: one example's
-    bucket is replaced by another bucket.
+    Privacy: the adjacency is REPLACE, since the number of answers is released. One
+    example's bucket is replaced by another bucket.
 
     Reference: Kairouz, Bonawitz and Ramage (2016).
 
@@ -139,17 +141,18 @@ def pure(epsilon: ArrayLike) -> PLD:
     | report-noisy-max: exponential or Laplace noise of scale t | 2Δ / t |
     | sparse vector: c positive answers, noise of scales t and s | Δ / t + 2cΔ / s |
 
-    The first three release the chosen option alone, without its score. They have
-    Δ / t in place of 2Δ / t if no score rises, or no score falls, between two
-    neighbouring data sets, as for counts under ADD_REMOVE. Sparse vector draws Laplace
-    noise of scale t for the threshold once and of scale s for every score, and releases
-    only whether a sum exceeds the threshold, up to the c-th time that one does.
+    The first three mechanisms release the chosen option alone, without its score. If no
+    score rises, or no score falls, between two neighbouring data sets, as for counts
+    under ADD_REMOVE, their ε is Δ / t in place of 2Δ / t. Sparse vector draws Laplace
+    noise of scale t for the threshold once, and of scale s for every score. It releases
+    only whether each noisy score exceeds the noisy threshold, and stops after c scores
+    that do.
 
     Args:
       epsilon: ε at δ = 0, f[*b], at least 0.
 
     Returns:
-      A `PLD`, whose pair is that of randomised response with losses ±ε.
+      A `PLD` with the pair of randomised response, whose losses are ±ε.
 
     Raises:
       ValueError: a static ε is negative.
@@ -175,8 +178,8 @@ def epsilon_delta(epsilon: ArrayLike, delta: ArrayLike) -> PLD:
       delta: the δ at which ε holds, f[*b], in [0, 1].
 
     Returns:
-      A `PLD`, whose pair is exact: an infinite loss with probability δ, and otherwise
-      randomised response with losses ±ε.
+      A `PLD` with an exact pair, whose loss is infinite with probability δ, and
+      otherwise that of randomised response, ±ε.
 
     Raises:
       ValueError: a static argument is out of range.
