@@ -1,6 +1,6 @@
 """The privacy and the error of noise that a strategy matrix C correlates.
 
-With z independent Gaussian noise, releasing the sums x with the noise C⁻¹z is
+Let z be independent Gaussian noise. Then releasing the sums x with the noise C⁻¹z is
 equivalent to releasing C x + z.
 
 1. `_patterns` computes the sensitivity: how far one example can move C x, over all sets
@@ -9,7 +9,8 @@ equivalent to releasing C x + z.
 2. `epsilon` accounts for amplification if an example's steps are drawn at random. For
    random bins, `_bins` computes the covariances of participation patterns, and bounds
    them by the covariances of a tree (`_trees`) or of a chain (`_chain`).
-3. `error` is the size of the noise C⁻¹z in what an optimizer computes from the sums.
+3. `error` is the size of the noise in the values that an optimizer computes from the
+   sums.
 """
 
 from dpjax.accounting.correlated._epsilon import epsilon as epsilon

@@ -1,4 +1,4 @@
-"""ε of a run whose noise a strategy correlates, for each sampling scheme."""
+"""The ε of a run whose noise a strategy correlates, for each sampling scheme."""
 
 from typing import Literal, get_args
 
@@ -78,42 +78,44 @@ def epsilon(
     """An upper bound on the ε of all sums that `dpjax.correlated_noise` releases.
 
     Args:
-      strategy: how the noise is correlated, its coefficients f[*b, k]. With bins it
-        must not be a tree; a strategy whose noise varies by step counts as if every
-        step had the least noise.
+      strategy: the matrix C of the correlation, with coefficients f[*b, k]. With bins,
+        a tree is not allowed. With bins, a strategy whose noise varies by step is
+        treated as if every step had the least noise.
       noise_multiplier: the standard deviation of z over the clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       sampling: "fixed", "reshuffled" or "separated" for the orders of `mu`, without
-        amplification. "random_bins" if every example picks one of the n_b
-        steps of an epoch, uniformly at random and independently of all others, and
-        takes part there in every epoch; "fresh_bins" if it picks anew in each epoch.
-        "cyclic_poisson", for a banded strategy with p coefficients, if examples are in
-        p fixed groups and step t takes each of group t mod p with probability
-        min(1, p / n_b).
-      adjacency: which data sets are compared. Under ADD_REMOVE no other example's
-        batches may depend on the one added, which groups by position in the data do.
+        amplification. "random_bins" if every example once picks one of the n_b steps of
+        an epoch, uniformly at random and independently of all others, and takes part in
+        this step of every epoch. "fresh_bins" if every example picks a new step in each
+        epoch. "cyclic_poisson", for a banded strategy with p coefficients, if examples
+        form p fixed groups, and step t takes each example of group t mod p with
+        probability min(1, p / n_b).
+      adjacency: which data sets are compared. Under ADD_REMOVE, the batches of other
+        examples must not depend on the added example. Groups by position in the data
+        violate this condition.
 
     Returns:
       ε, f[*b], rounded up. For random bins, ε comes from an upper bound on the
       covariances of patterns (docs/amplification.md says how close the bound is), and
       is at most the ε of `mu` for known steps. For cyclic Poisson sampling, ε is that
-      of `pld`. For the other schemes, ε is that of `mu`. Traced values out of range
-      give inf. For random bins, ε has derivatives by noise_multiplier and delta. A
-      derivative by the strategy leaves out terms of the bound, and is wrong.
+      of `pld`. For the other schemes, ε is that of `mu`. ε is inf for traced values out
+      of range. For random bins, only the derivatives by noise_multiplier and delta are
+      correct. A derivative by the strategy leaves out terms of the bound, and is wrong.
 
     Raises:
       ValueError: a static argument is out of range; `strategy` is not a strategy, has
-        more coefficients than num_steps, or is not banded where it has to be.
+        more coefficients than num_steps, or is not banded for "cyclic_poisson".
 
-    Privacy: for sums of sensitivity 1 clip norm that depend on all earlier releases,
-    for real arithmetic and ideal Gaussian noise. The steps that an example takes part
-    in must be drawn independently of the data, of the noise and of other examples.
+    Privacy: the guarantee holds for sums of sensitivity 1 clip norm that may depend on
+    all earlier releases, for real arithmetic and ideal Gaussian noise. The steps in
+    which an example takes part must be drawn independently of the data, of the noise
+    and of other examples.
 
-    Reference: Kahane (1986) for bins; Balle, Barthe and Gaboardi (2018) for an epoch
-    that ends early; Choquette-Choo et al. (2023),
-    https://arxiv.org/abs/2306.08153, Theorem 4, for cyclic Poisson sampling.
+    Reference: for bins, Kahane (1986). For an epoch that ends early, Balle, Barthe and
+    Gaboardi (2018). For cyclic Poisson sampling, Choquette-Choo et al. (2023),
+    https://arxiv.org/abs/2306.08153, Theorem 4.
 
     Example:
       >>> from dpjax import strategies
@@ -143,8 +145,8 @@ def epsilon(
         raise ValueError(
             f"strategy must be no tree for examples in random bins; got {strategy!r}."
         )
-    # The smaller of two bounds: for an attacker who does not know the example's steps,
-    # and for one who knows them.
+    # The smaller of two bounds: one for an attacker who does not know the example's
+    # steps, and one for an attacker who knows these steps.
     return _bins.epsilon64(
         *matrices.toeplitz_and_factors(strategy),
         noise_multiplier,

@@ -19,7 +19,8 @@ WORST = {
     "reshuffled": _patterns.reshuffled_order,
     "separated": _patterns.separated_steps,
 }
-# The same for examples that take part in at most a given number of these steps.
+# The same sensitivities, for examples that take part in at most a given number of
+# steps.
 WORST_OF_FEW = {
     "fixed": _patterns.few_separated_steps,
     "reshuffled": _patterns.few_reshuffled_steps,
@@ -51,12 +52,13 @@ def mu_of(
       steps_per_epoch: n_b, static.
       order: the order of the examples, as in `mu`.
       factor: the sensitivity of a clipped sum over the clip norm, by the adjacency.
-      max_participations: the most steps that an example takes part in, static; None if
-        the order alone limits them.
+      max_participations: the maximum number of steps in which an example takes part,
+        static; None if only the order limits these steps.
     """
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ²: releasing x + C⁻¹z is releasing C x + z,
     # Denisov et al. (2022), https://arxiv.org/abs/2202.08312, also where sums depend on
-    # earlier releases: whatever these were, an example moves C x by no more than this.
+    # earlier releases: whatever these releases were, an example moves C x by at most
+    # μσ.
     weights = 1 / factors
     sizes = (num_steps, steps_per_epoch)
     square = WORST[order](strategy, weights, *sizes)
@@ -102,44 +104,45 @@ def mu(
     """The GDP parameter of all sums that `dpjax.correlated_noise` releases.
 
     Args:
-      strategy: how the noise is correlated, its coefficients f[*b, k].
+      strategy: the matrix C of the correlation, with coefficients f[*b, k].
       noise_multiplier: the standard deviation of z over the clip norm, f[*b], at least
         0.
       num_steps: T, static, at least 1. All T steps count.
       steps_per_epoch: n_b, static, at least 1.
-      order: "fixed" if an example has the same position in every epoch (exact for
-        C >= 0, for others an upper bound by the absolute values of CᵀC); "reshuffled"
-        if it takes part in at most one step of each epoch, any one (at most 0.2 % above
-        exact for one pole above its zero, an upper bound for others); "separated" if
-        its steps are at least n_b apart (exact for C >= 0 with coefficients that do not
-        grow, an upper bound for others). A strategy from `strategies.scaled` is
-        accounted for exactly under "fixed" alone (for C >= 0). A tree is accounted for
-        by `tree.momentum_mu`, and not available under "separated".
-      adjacency: which data sets are compared. Under ADD_REMOVE the batch of any other
-        example must not depend on the one added, which batches of fixed size cannot
-        give.
-      max_participations: the most steps of the run in which any one example takes part,
-        static, at least 1; None if every step that the order allows counts. The
-        sampler of the caller must enforce this limit: an example that reached it must
-        take part in no later step. Not available for a tree.
+      order: "fixed" if an example has the same position in every epoch. μ is then exact
+        for C >= 0; for other C it is an upper bound by the absolute values of CᵀC.
+        "reshuffled" if an example takes part in at most one step of each epoch, in any
+        step. μ is then an upper bound, at most 0.2 % above exact for one pole above its
+        zero. "separated" if the steps of an example are at least n_b apart. μ is then
+        exact for C >= 0 with coefficients that do not grow, and otherwise an upper
+        bound. For a strategy from `strategies.scaled`, μ is exact only under "fixed"
+        (for C >= 0). For a tree, `tree.momentum_mu` computes μ, but not under
+        "separated".
+      adjacency: which data sets are compared. Under ADD_REMOVE, the batch of any other
+        example must not depend on the added example. Batches of fixed size violate this
+        condition.
+      max_participations: the maximum number of steps of the run in which one example
+        takes part, static, at least 1; None if only the order limits these steps. The
+        caller's sampler must enforce the limit: an example that has reached the limit
+        must not take part in any later step. A tree needs None.
 
     Returns:
-      μ, f[*b], rounded up; inf without noise, for traced values out of range, and for
-      coefficients that overflow.
+      μ, f[*b], rounded up; inf if there is no noise, a traced value is out of range, or
+      coefficients overflow.
 
     Raises:
       ValueError: a static argument is out of range, or `strategy` is not a strategy,
         has more coefficients than num_steps, or does not support this order.
 
-    Privacy: an example may take part in any subset, of at most max_participations
-    steps, of the steps that the order allows. The result is exact for order="fixed"
-    and "separated" and for C >= 0 with coefficients that do not grow (not from
-    `strategies.scaled`), and an upper bound for others. The guarantee holds for sums
-    of sensitivity 1 clip norm that depend on all earlier releases, for real arithmetic
+    Privacy: an example may take part in any subset of the steps that the order allows,
+    of at most max_participations steps. With this limit, μ is exact for order="fixed"
+    and "separated", if C >= 0 has coefficients that do not grow and is not from
+    `strategies.scaled`. Otherwise μ is an upper bound. The guarantee holds for sums of
+    sensitivity 1 clip norm that may depend on all earlier releases, for real arithmetic
     and ideal Gaussian noise.
 
-    Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312; for separated
-    steps Kalinin and Lampert (2024), https://arxiv.org/abs/2405.13763, Theorem 2.
+    Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312. For separated
+    steps: Kalinin and Lampert (2024), https://arxiv.org/abs/2405.13763, Theorem 2.
 
     Example:
       >>> from dpjax import strategies
@@ -157,7 +160,7 @@ def mu(
     strategy = matrices.check_strategy(strategy, num_steps)
     if max_participations is not None:
         most = validate.static_int("max_participations", max_participations, minimum=1)
-        # A limit that no order reaches would only compile the same program again.
+        # A limit that no example can reach would only compile the same program again.
         max_participations = most if most < -(-num_steps // n_b) else None
     if isinstance(strategy, matrices.Tree):
         if max_participations is not None:
@@ -182,7 +185,8 @@ def mu(
         factors,
         noise_multiplier,
         num_steps=num_steps,
-        # A longer epoch than the run is equivalent, and would only pad arrays.
+        # An epoch that is longer than the run has the same result, but would pad
+        # arrays.
         steps_per_epoch=min(n_b, num_steps),
         order=order,
         factor=validate.adjacency(adjacency).sensitivity_factor,

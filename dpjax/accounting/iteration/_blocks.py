@@ -1,12 +1,13 @@
-"""Greatest convex minorants of a schedule and of all its ends, from the last step on.
+"""Greatest convex minorants of a schedule and of all its final parts.
 
 The points of the minorant are defined in `_minorant`. An edge of a minorant is a block
-of consecutive steps; its rise and run are the differences of its end points'
-coordinates. The minorant of the steps from step k on begins with step k, pooled with
-the next edge of the minorant of the later steps for as long as it is steeper than that
-edge. What follows is the minorant from the end of the last pooled edge on, so that all
-minorants are a tree: each step has its first edge, and a pointer to the edge's end.
-There are O(T) sequential operations.
+of consecutive steps, whose rise and run are the differences of its end points'
+coordinates. The algorithm goes from the last step to the first. The minorant from step
+k on has a first edge that begins as step k alone. As long as this edge is steeper than
+the next edge of the minorant of the later steps, both are pooled. The rest is the
+minorant from the end of the last pooled edge on. All minorants therefore form a tree:
+each step has its first edge, and a pointer to the edge's end. There are O(T) sequential
+operations.
 
 The weights of steps may span more than the range of a float, so that rises and runs are
 stored with a separate power of two.
@@ -33,9 +34,9 @@ class Block(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The minorants of the steps from each step on.
+    """The minorants of all final parts of a schedule, one from each step on.
 
-    The arrays have an entry for each step, and a last one for no steps.
+    The arrays have an entry for each step, and a last entry for the empty final part.
 
     Attributes:
       edge: the first edge of each minorant.
@@ -68,7 +69,7 @@ def pool(x: Block, y: Block) -> Block:
 
 
 def steeper(x: Block, y: Block) -> jax.Array:
-    """Whether the edge x is steeper than y; an edge with a run of 0 is the steepest."""
+    """Whether edge x is steeper than edge y. An edge with a run of 0 is the steepest."""
     mine, other = (
         jnp.where(b.run > 0, b.rise / jnp.where(b.run > 0, b.run, 1.0), jnp.inf)
         for b in (x, y)
@@ -81,7 +82,7 @@ def steeper(x: Block, y: Block) -> jax.Array:
 
 
 def cost(x: Block) -> jax.Array:
-    """The rise² / run of an edge; inf if only the run is 0, and 0 if both are."""
+    """The rise² / run of an edge: inf if only the run is 0, and 0 if both are 0."""
     some = x.run > 0
     never = jnp.where(x.rise > 0, jnp.inf, 0.0)
     return jnp.where(some, x.rise**2 / jnp.where(some, x.run, 1.0), never)
@@ -138,8 +139,8 @@ def costs_from(starts: Block, found: Ends) -> jax.Array:
     """The cost of the minorant of each start and the steps after it, f[T].
 
     The first edge of that minorant is a tangent to the minorant of the later steps: it
-    absorbs the first edges of the latter. Their number is found bit by bit, from the
-    pooled edges of 1, 2, 4, … edges.
+    absorbs the first edges of the minorant of the later steps. The number of absorbed
+    edges is found bit by bit, from pools of 1, 2, 4, … edges.
     """
     steps = starts.rise.shape[0]
 
@@ -155,7 +156,8 @@ def costs_from(starts: Block, found: Ends) -> jax.Array:
     def absorb(now: tuple[Block, jax.Array], several: tuple[Ends, Block]):
         (edge, end), (ends, last) = now, several
         longer = pool(edge, take(ends.edge, end))
-        # The last of them is absorbed, and so are all before it, which are less steep.
+        # If the last of these edges is absorbed, so are all edges before it, which are
+        # less steep.
         absorbs = steeper(longer, take(last, end))
         return (
             where(absorbs, longer, edge),

@@ -2,11 +2,12 @@
 
 Each bound is a separate function of the run's numbers and of an example's *tail*. The
 tail is the number of steps from the example's last use to the end of the run. The last
-batch of an epoch has the shortest tail, one step. It is the worst position of an
-example, because no later step's noise hides the use.
+batch of an epoch has the shortest tail, one step. The last batch is the worst position
+of an example, because no later step's noise hides the use.
 
-Steps and noise are constant, or vary by a schedule (`scheduled_cyclic_gd_mu`). Without
-noise there is no such bound, but a sensitivity (`gradient_descent_sensitivity`).
+Steps and noise are constant, or vary by a schedule (`scheduled_cyclic_gd_mu`). For
+descent without noise, `gradient_descent_sensitivity` bounds the sensitivity of the last
+iterate.
 """
 
 from collections.abc import Callable
@@ -29,8 +30,8 @@ _WORST_POSITION = 1.0  # the shortest tail
 
 
 def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
-    """The GDP parameter μ, rounded up, from μ² / shift²; 0 only if shift is 0."""
-    # Above the rounding errors of sums over one epoch and over epochs.
+    """The GDP parameter μ from μ² / shift², rounded up; 0 only if shift is 0."""
+    # The margin is above the rounding errors of sums over one epoch and over epochs.
     square = (1 + (cycle.period + cycle.epochs) * ULP) * square
     regular = (square > 0) & (square < jnp.inf)
     root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * ULP)
@@ -75,8 +76,8 @@ def _diameter(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
 
 
 def _best(step: Step, place: jax.Array, cycle: Cycle, bounded: bool) -> jax.Array:
-    # The contraction bound, where finite, is at most composition. It is taken without
-    # a minimum, so that its derivatives hold where both are equal.
+    # The contraction bound, where finite, is at most composition. The code uses it
+    # without a minimum, so that its derivatives hold where both bounds are equal.
     contracted = _contraction(step, place, cycle, bounded)
     composed = _composition(step, place, cycle, bounded)
     least = jnp.where(contracted < jnp.inf, contracted, composed)
@@ -125,7 +126,7 @@ class _Run(NamedTuple):
     assumed: Assumed
 
     def of(self, bound: Callable[..., jax.Array], *args: ArrayLike) -> jax.Array:
-        """The value of a bound for this run's numbers, cycle and assumptions.
+        """The value of a bound for the numbers, cycle and assumptions of this run.
 
         The last of `args` is the number of steps after the example's last step.
         """
@@ -145,7 +146,7 @@ def _check(
     order: Order,
     setting: Setting,
 ) -> _Run:
-    """Check the arguments and return the run; ValueError for an invalid argument."""
+    """Check the arguments and return the run. Raise ValueError if one is invalid."""
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     validate.positive("batch_size", batch_size)
@@ -173,13 +174,13 @@ def noisy_cyclic_gd_bounds(
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[*b], positive.
       order: "fixed" or "reshuffled".
-      **setting: all of `Setting`.
+      **setting: all assumptions of `Setting`.
 
     Returns:
       `Bounds` on μ, f[*b] each. `noisy_cyclic_gd_mu` is their minimum.
 
     Raises:
-      ValueError: as `noisy_cyclic_gd_mu`.
+      ValueError: as for `noisy_cyclic_gd_mu`.
       TypeError: an assumption is missing.
 
     Example:
@@ -209,28 +210,28 @@ def noisy_cyclic_gd_mu(
     """The GDP parameter of the last iterate of noisy descent on cyclic batches.
 
     Args:
-      noise_multiplier: standard deviation of the noise on the batch's sum of gradients
-        over gradient_norm, f[*b], at least 0.
+      noise_multiplier: the standard deviation of the noise on a batch's sum of
+        gradients, divided by gradient_norm, f[*b], at least 0.
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
       batch_size: b, by which sums are divided, f[*b], positive.
       order: "fixed" if every epoch has the same batches in the same order; "reshuffled"
-        if an example takes part in one step of each epoch, any one.
-      **setting: the assumptions, all of them: see `Setting`.
+        if an example takes part in one step of each epoch, which may be any step.
+      **setting: all assumptions of `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the smallest of three bounds. They are composition, the
-      minorant over all steps, and the minorant over the last steps alone, which starts
-      at the distance `diameter` and takes the best starting step. The value holds for
-      the worst position of an example, the last of an epoch. Traced arguments out of
-      range give inf.
+      μ, f[*b], rounded up: the smallest of three bounds. The first is composition, and
+      the second is the minorant over all steps. The third is the minorant over the last
+      steps alone, from the distance `diameter` at the best starting step. The result
+      holds for the worst position of an example, which is the last of an epoch. μ is
+      inf for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
     Privacy: the last iterate alone, and anything computed from it, is μ-GDP under the
-    adjacency. Nothing else of the run may be released.
+    given adjacency. Nothing else of the run may be released.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.4 to 4.6, with optimal shifts;
     Kong and Ribero (2024), Theorem 4.5, with the constant of `clipped_step_lipschitz`.
@@ -268,7 +269,7 @@ def noisy_cyclic_gd_mus(
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[].
-      **setting: the assumptions, f[] each: see `Setting`.
+      **setting: all assumptions of `Setting`, f[] each.
 
     Returns:
       μ for the first to the last batch of an epoch, f[l], rounded up. If examples were
@@ -291,8 +292,8 @@ def noisy_cyclic_gd_mus(
     run = _check(
         noise_multiplier, num_epochs, batches_per_epoch, batch_size, "fixed", setting
     )
-    # Batch i of l, counted from 0, is last used l − i steps before the end, the use
-    # included.
+    # The last use of batch i of l, counted from 0, is followed by l − i − 1 steps, so
+    # that its tail is l − i.
     return run.of(_best64, np.arange(run.cycle.period, 0, -1, dtype=np.float64))
 
 
@@ -310,13 +311,13 @@ def noisy_gd_bounds(
         All arguments are as for `noisy_gd_mu`.
       num_steps: T, static, at least 1.
       num_examples: n, f[*b], positive.
-      **setting: all of `Setting`.
+      **setting: all assumptions of `Setting`.
 
     Returns:
       `Bounds` on μ, f[*b] each. `noisy_gd_mu` is their minimum.
 
     Raises:
-      ValueError: as `noisy_gd_mu`.
+      ValueError: as for `noisy_gd_mu`.
       TypeError: an assumption is missing.
 
     Example:
@@ -343,24 +344,24 @@ def noisy_gd_mu(
     """The GDP parameter of the last iterate of full-batch noisy gradient descent.
 
     Args:
-      noise_multiplier: standard deviation of the noise on the sum of gradients over
-        gradient_norm, f[*b], at least 0.
+      noise_multiplier: the standard deviation of the noise on the sum of gradients,
+        divided by gradient_norm, f[*b], at least 0.
       num_steps: T, static, at least 1.
       num_examples: n, by which sums are divided, f[*b], positive.
-      **setting: the assumptions, all of them: see `Setting`.
+      **setting: all assumptions of `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the minimum of composition, the minorant, and the minorant
-      from the best step at which the distance was the diameter. Traced arguments out of
-      range give inf.
+      μ, f[*b], rounded up: the smallest of three bounds. They are composition, the
+      minorant over all steps, and the minorant from the best step on, with the diameter
+      as the distance at this step. μ is inf for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
     Privacy: the last iterate alone, and anything computed from it, is μ-GDP under the
-    adjacency. For strongly convex losses, step sizes up to 2 / (M + m) and REPLACE, no
-    smaller μ holds.
+    adjacency. For strongly convex losses, step sizes up to 2 / (M + m) and REPLACE, μ
+    is exact.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.1 to 4.3, with optimal shifts.
 
@@ -390,7 +391,7 @@ def last_iterate_rdp(
     order: Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
-    """The Renyi divergence of the last iterate of cyclic DP-SGD with a proximal step.
+    """The Rényi divergence of the last iterate of cyclic DP-SGD with a proximal step.
 
     Losses may be weakly convex, and gradients may be clipped.
 
@@ -401,10 +402,11 @@ def last_iterate_rdp(
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[*b], positive.
       order: "fixed" or "reshuffled", as for `noisy_cyclic_gd_mu`.
-      **setting: the assumptions, all of them: see `Setting`.
+      **setting: all assumptions of `Setting`.
 
     Returns:
-      a μ²/2, f[*b], rounded up. Converting μ itself (`accounting.gdp`) loses less.
+      a μ²/2, f[*b], rounded up. Converting μ to ε with `accounting.gdp` gives a smaller
+      ε than converting this divergence.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -440,7 +442,7 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
     shift = assumed.factor * norm * eta / batch
     place = jnp.arange(unit.shape[0]) % period
     diameter = jnp.min(numbers.diameter)
-    # If some step has no Lipschitz constant, overflows or underflows, the minorant is
+    # If the constant of some step is unknown, overflows or underflows, the minorant is
     # not used, and only composition remains.
     known = jnp.all(steps.known) & jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
     # The squares below are of shifts relative to the largest, against overflow.
@@ -482,8 +484,8 @@ def scheduled_cyclic_gd_mu(
         over gradient_norm, f[T] or a number, at least 0.
       batches_per_epoch: l, static, at least 1. Step k has batch k mod l.
       batch_size: b, by which sums are divided, positive.
-      **setting: the assumptions, all of them, with step_size a number or f[T]: see
-        `Setting`. Arguments that are not numbers must have length T.
+      **setting: all assumptions of `Setting`, with step_size a number or f[T].
+      Arguments that are not numbers must have length T.
 
     Returns:
       μ, f[], rounded up: the maximum over the positions of an example. The μ of a
@@ -559,25 +561,25 @@ def _sensitivity64(
 def gradient_descent_sensitivity(
     *, num_steps: ArrayLike, num_examples: ArrayLike, **setting: Unpack[Setting]
 ) -> jax.Array:
-    """How far one example can move the last iterate of full-batch gradient descent.
+    """A bound on the change of the last iterate of full-batch descent by one example.
 
     Args:
       num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
-        is rounded up, and derivatives by it are taken at the whole number.
+        is rounded up, and derivatives by T are taken at the whole number.
       num_examples: n, by which sums of gradients are divided, f[*b], positive.
-      **setting: the assumptions, all of them: see `Setting`. There is no noise.
+      **setting: all assumptions of `Setting`. There is no noise.
 
     Returns:
-      An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, with C the gradient
-      norm, s = 2 under REPLACE and 1 under ZERO_OUT, and c the Lipschitz constant of a
-      step. The distance is at most the diameter. It is inf where smoothness is inf.
+      An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, and at most the
+      diameter. Here C is the gradient norm, s is 2 under REPLACE and 1 under ZERO_OUT,
+      and c is the Lipschitz constant of a step. Δ is inf where smoothness is inf.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3, where the constants
-    are 3 for 2, and 5 (M + m) / (m M) for at most 2 / m.
+    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3. Their constants are 3
+    in place of 2, and 5 (M + m) / (m M) in place of at most 2 / m.
 
     Example:
       >>> from dpjax import Adjacency

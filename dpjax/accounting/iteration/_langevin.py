@@ -1,4 +1,4 @@
-"""Langevin Monte Carlo and the exponential mechanism as limits of noisy descent.
+"""Langevin Monte Carlo and the exponential mechanism, as cases of noisy descent.
 
 Two runs X ↦ Π(X − η∇F(X) + N(0, 2ηI)) with the potentials F and F′ are noisy gradient
 descent on data sets of one example. In units of the noise, one step moves the runs
@@ -17,11 +17,11 @@ from dpjax._core.typing import ArrayLike
 from dpjax.accounting.iteration._lipschitz import check_curvature, excess
 from dpjax.accounting.iteration._periodic import geometric
 
-_LONG = 2.0**40  # a finite number of steps, more than a restart needs
+_LONG = 2.0**40  # a finite number of steps, large enough for a restart
 
 
 def _finish(mu: jax.Array, lipschitz: jax.Array, valid: jax.Array) -> jax.Array:
-    """μ rounded up; 0 only if the Lipschitz constant is 0, even after an underflow."""
+    """The value of μ, rounded up. It is 0 only if the Lipschitz constant is 0."""
     mu = jnp.maximum(mu * (1 + 256 * ULP), jnp.where(lipschitz > 0, TINY, 0.0))
     return jnp.where(valid, mu, jnp.inf)
 
@@ -99,7 +99,7 @@ def langevin_mu(
     Args:
       lipschitz: L, the Lipschitz constant of F − F′ over all neighbouring data sets,
         f[*b], at least 0 (2G if each potential is G-Lipschitz).
-      step_size: η, f[*b], positive, at most 2 / smoothness; a step adds noise of
+      step_size: η, f[*b], positive, at most 2 / smoothness. A step adds noise of
         variance 2η.
       num_steps: T, at least 1; inf for the stationary distribution.
       smoothness: M, the largest curvature of each potential, f[*b].
@@ -109,14 +109,15 @@ def langevin_mu(
         inf without such a set.
 
     Returns:
-      μ, f[*b], rounded up. Without a diameter it is
-      L sqrt(η/2) sqrt((1 − c^T)(1 + c) / ((1 + c^T)(1 − c))), attained for η up to
-      2 / (M + m). With a diameter, the best restart is taken into account as well.
-      Traced arguments out of range give inf, and so does the stationary distribution of
-      convex potentials without a diameter.
+      μ, f[*b], rounded up. Without a diameter, μ is L sqrt(η/2) sqrt((1 − c^T)(1 + c) /
+      ((1 + c^T)(1 − c))), which is attained for η up to 2 / (M + m). With a diameter, μ
+      is the minimum of this value and of the bound with the best restart. μ is inf for
+      traced arguments out of range, and for the stationary distribution of convex
+      potentials without a diameter.
 
     Raises:
-      ValueError: a static argument is out of range, or η > 2 / M: no contraction.
+      ValueError: a static argument is out of range, or η > 2 / M, where a step is no
+        contraction.
 
     Reference: Bok, Su and Altschuler (2024), Proposition 5.1, Corollaries 5.2 and 5.4.
 
@@ -150,7 +151,7 @@ def langevin_mu(
 def exponential_mechanism_mu(
     lipschitz: ArrayLike, *, strong_convexity: ArrayLike, diameter: ArrayLike
 ) -> jax.Array:
-    """The GDP parameter of one sample from a density proportional to e^{−F} on a set.
+    """The GDP parameter of one sample of a density proportional to e^{−F} on a set.
 
     Args:
       lipschitz: L, the Lipschitz constant of F − F′ over all neighbouring data sets,
@@ -161,14 +162,14 @@ def exponential_mechanism_mu(
         whole space.
 
     Returns:
-      L / sqrt(m) where mD >= L, else sqrt(2LD − mD²), f[*b], rounded up; inf where
-      neither assumption helps (m = 0, D = inf). Traced arguments out of range give inf.
+      μ, f[*b], rounded up: L / sqrt(m) where mD >= L, and otherwise sqrt(2LD − mD²). μ
+      is inf where m = 0 and D = inf, and for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4; with both
-    assumptions, the limit of `langevin_mu` with optimal shifts as η → 0.
+    Reference: Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4; where mD < L, the
+    limit of `langevin_mu` with optimal shifts as η → 0.
 
     Example:
       >>> mu = exponential_mechanism_mu(2.0, strong_convexity=0.0, diameter=0.5)

@@ -4,18 +4,18 @@ The loss of one example has curvature between a and M (a = −m for a weakly con
 The step is x ↦ x − η (mean gradient). Without clipping its Lipschitz constant is
 max(|1 − ηa|, |1 − ηM|).
 
-With clipping this constant does not hold. Clipping is the prox of a convex function.
-Let two points differ by d, and their gradients before clipping by Δ. After clipping the
-difference is some point of the ball with diameter [0, Δ]. The difference Δ itself is in
-the ball around (M − m)/2 · d of radius (M + m)/2 · ‖d‖. With κ = η(M − m)/2 and
-ρ = η(M + m)/2, the distance ‖d − η (clipped difference)‖ is largest where an ellipse
-with foci 0 and 2d touches the second ball, scaled by η. For ‖d‖ = 1 the largest
-distance is sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for convex losses.
+With clipping, this value is too small. Clipping is the prox of a convex function. Let
+two points differ by d, and their gradients before clipping by Δ. The difference of the
+clipped gradients is a point of the ball with diameter [0, Δ]. The difference Δ itself
+is in the ball around (M − m)/2 · d of radius (M + m)/2 · ‖d‖. With κ = η(M − m)/2 and ρ
+= η(M + m)/2, the distance ‖d − η (clipped difference)‖ is largest where an ellipse with
+foci 0 and 2d touches the second ball, scaled by η. For ‖d‖ = 1 the largest distance is
+sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for convex losses.
 
 A gradient of the form (scalar function of ⟨w, x⟩) · x has a fixed direction, and its
 clipped version is the gradient of another loss of the same form, with curvature between
-min(a, 0) and M. Only strong convexity is lost: where the clip is active, the curvature
-is 0.
+min(a, 0) and M. Only strong convexity is lost: where a gradient is clipped, the
+curvature is 0.
 """
 
 import jax
@@ -117,13 +117,13 @@ def step_lipschitz(
     Args:
       step_size: η, f[*b], positive.
       smoothness: M, the largest curvature of one example's loss, f[*b], at least 0.
-      weak_convexity: m, f[*b], at least 0: curvature is at least −m.
-      strong_convexity: f[*b], at least 0: curvature is at least this value. One of
-        weak_convexity and strong_convexity is 0.
+      weak_convexity: m, f[*b], at least 0. The curvature is at least −m.
+      strong_convexity: a lower bound on the curvature, f[*b], at least 0.
+        weak_convexity or strong_convexity must be 0.
 
     Returns:
-      max(|1 − η (strong − weak)|, |1 − ηM|), f[*b], rounded up. Traced arguments out of
-      range give inf.
+      max(|1 − η (strong − weak)|, |1 − ηM|), f[*b], rounded up. The result is inf for
+      traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range or contradicts another.
@@ -144,9 +144,9 @@ def clipped_step_lipschitz(
 ) -> jax.Array:
     """The Lipschitz constant of a step along the mean of clipped gradients.
 
-    The constant is never below 1, and it is above 1 even for convex losses. Losses of
-    one linear score, whose gradients have a fixed direction, have the constant of
-    `step_lipschitz` without strong convexity instead.
+    The constant is never below 1, and it is above 1 even for convex losses. This
+    function is not needed for losses of one linear score, whose gradients have a fixed
+    direction: their constant is that of `step_lipschitz` without strong convexity.
 
     Args:
       step_size: η, f[*b], positive.
@@ -154,15 +154,15 @@ def clipped_step_lipschitz(
       smoothness: M, the largest curvature of one example's loss, f[*b], at least 0.
 
     Returns:
-      The constant, f[*b], rounded up: sqrt(1 + ρ²/(κ(2 − κ))) with κ = η(M − m)/2 and
-      ρ = η(M + m)/2, where |1 − κ|ρ <= κ(2 − κ), and max(1 + ηm, ηM − 1) elsewhere.
-      Traced arguments out of range give inf.
+      The constant, f[*b], rounded up: sqrt(1 + ρ²/(κ(2 − κ))) with κ = η(M − m)/2 and ρ
+      = η(M + m)/2, where |1 − κ|ρ <= κ(2 − κ), and max(1 + ηm, ηM − 1) elsewhere. The
+      result is inf for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: the derivation is in this module's docstring; it replaces Kong and Ribero
-    (2024), Proposition 3.4(b).
+    Reference: this module's docstring has the derivation, which replaces Kong and
+    Ribero (2024), Proposition 3.4(b).
 
     Example:
       >>> c = clipped_step_lipschitz(0.5, weak_convexity=0.0, smoothness=1.0)

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from dpjax._core.float64 import TINY, ULP
 from dpjax.accounting.iteration import _blocks
 
-# A diameter in units of the largest shift is dropped above HUGE and raised to 1 / HUGE
-# below that. Then the square of the sum of both neither overflows nor underflows.
+# A diameter in units of the largest shift is ignored above HUGE, and replaced by 1 /
+# HUGE below 1 / HUGE. Then the square of the sum of both neither overflows nor
+# underflows.
 HUGE = 1e120
 # The largest number of restarts that are compared, which bounds the memory.
 _GRID = 65535
@@ -67,7 +68,8 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     fixed = jax.lax.stop_gradient((log_w, sensitivity, stddev))
     steps = sensitivity.shape[0]
     block = _block(*fixed)
-    # Weights relative to the largest in their block: rise²/run does not change.
+    # Weights are relative to the largest in their block, which does not change
+    # rise²/run.
     top = jax.ops.segment_max(fixed[0], block, steps, indices_are_sorted=True)[block]
     w = jnp.exp(log_w - top)
 
@@ -97,12 +99,12 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
 
     A restart after a step replaces all steps up to it by one fact: the distance of the
     two runs is at most `start`. The mask is false everywhere if no restart lowers the
-    bound. The cost of a restart is that of the minorant of the later steps, with
-    `start` as a rise without a run before them. With at most _GRID steps all restarts
-    are compared. With more steps only every stride-th restart is compared.
+    bound. The cost of a restart is the cost of the minorant of the later steps, after a
+    rise by `start` without a run. With at most _GRID steps all restarts are compared.
+    With more steps only every stride-th restart is compared.
     """
     steps = s.shape[0]
-    # Sums over rows of the grid, each relative to the largest weight in it.
+    # Sums over rows of the grid, each row relative to its largest weight.
     stride = -(-steps // _GRID)
     pad = (-steps % stride, 0)
     grid = jnp.pad(log_w, pad, mode="edge").reshape(-1, stride)

@@ -1,11 +1,11 @@
 """The minorant in closed form, for identical steps with the same cycle of batches.
 
 One of every l steps uses the differing example and moves the two runs apart by r noise
-standard deviations. All steps are c-Lipschitz. From the last use to the end there are m
-steps, the use included. The points of the minorant of `_minorant` rise only at uses.
-The last n uses therefore make n blocks. Each block has l steps, except for the last
-block, which has m steps. If the runs start at distance Δ just after an earlier use,
-another block of l − 1 steps precedes these blocks.
+standard deviations. All steps are c-Lipschitz. The number of steps from the last use to
+the end, including the use, is m. The points of the minorant of `_minorant` rise only at
+uses. The last n uses therefore make n blocks. Each block has l steps, except for the
+last block, which has m steps. If the runs start at distance Δ just after an earlier
+use, another block of l − 1 steps precedes these blocks.
 
 For c <= 1 the slopes of the blocks between the first and the last decrease. These
 blocks are pooled, which leaves a minorant of three blocks. For c > 1 the slopes
@@ -31,8 +31,8 @@ class Cycle(NamedTuple):
       epochs: E, the number of times that each example is used.
       period: l, the number of batches of an epoch.
       reshuffled: whether the order of batches may differ between epochs.
-      convex: whether losses are known to be convex, so that c > 1 is not expected and
-        not computed.
+      convex: whether losses are known to be convex. If so, c > 1 is not expected, and
+        the code does not compute a bound for it.
     """
 
     epochs: int
@@ -119,7 +119,7 @@ def _falling_blocks(
 def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
     """For c <= 1, μ² of the best restart, among restarts right after a use."""
     runs = powers(2 * y, period)
-    # A restart after the last use has the one block of the m − 1 steps after it.
+    # A restart after the last use leaves one block: the m − 1 steps after this use.
     best = _edge((start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)]))
     if epochs == 1:
         return best
@@ -137,8 +137,8 @@ def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.A
 def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
     """For c > 1, μ² of the best restart that pools all later uses, or all but one.
 
-    An earlier restart would pool fewer uses. It is never better, because the uses that
-    it does not pool cost something, and a later restart ignores them.
+    An earlier restart would pool fewer uses. An earlier restart is never better: the
+    uses that it does not pool have a cost, and a later restart ignores these uses.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)
@@ -163,12 +163,12 @@ def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Arr
 def contraction(y: jax.Array, r: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
     """The value of μ² for all uses of the example in a run, f[].
 
-    The value is inf for c > 1 if losses are known to be convex, where c > 1 is not
-    expected.
-    If batches are reshuffled, m has to be 1. For c <= 1 moving a use to a later step
-    never lowers the bound, so that the last step of each epoch is the worst. For c > 1
-    a use with g steps to the next one costs r² / Σ_{i<g} c^{−2i}. The cost is convex in
-    g, so that the worst positions alternate between the last and the first of an epoch.
+    For c > 1, the value is inf if losses are known to be convex. If batches are
+    reshuffled, m has to be 1. For c <= 1, moving a use to a later step never lowers the
+    bound. The last step of each epoch is therefore the worst position. For c > 1, a use
+    that is g steps before the next one costs r² / Σ_{i<g} c^{−2i}. The cost is convex
+    in g, so that the worst positions alternate between the last and the first of an
+    epoch.
     """
     epochs, period, reshuffled, convex = cycle
     falling = _two(*_falling_blocks(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))

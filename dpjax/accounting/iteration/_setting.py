@@ -83,7 +83,7 @@ class Bounds(NamedTuple):
 
     @property
     def winner(self) -> str:
-        """The name of the smallest bound for a single setting; composition wins ties."""
+        """The name of the smallest bound for one setting; composition wins ties."""
         values = [float(x) for x in self]
         return self._fields[values.index(min(values))]
 

@@ -1,10 +1,11 @@
-"""The smallest μ that shifted interpolation proves for the last iterate of any maps.
+"""The smallest μ that shifted interpolation proves for a last iterate of any maps.
 
 In each step, a shift reduces the distance between two coupled runs. The cost of a shift
 depends on its ratio to the noise of the step. `_minorant` computes the shifts with the
 least total cost.
 
-If examples are assigned to batches at random once, δ is the mean over positions.
+If examples are assigned to batches once and at random, δ is the mean over the positions
+of an example.
 """
 
 import jax
@@ -47,22 +48,23 @@ def optimal_shift_mu(
     Args:
       lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] or a number for
         all steps, at least 0.
-      sensitivity: s_k, how far apart the maps of two neighbouring data sets can be,
-        f[*b, T] or a number, at least 0; 0 where the differing example takes no part.
+      sensitivity: s_k, the maximum distance between the maps of two neighbouring data
+        sets, f[*b, T] or a number, at least 0. s_k is 0 where the differing example
+        takes no part.
       stddev: τ_k, f[*b, T] or a number, at least 0.
       diameter: the diameter of a set that contains all iterates, f[*b], positive; inf
         without such a set.
 
     Returns:
-      μ, f[*b], rounded up. μ is inf if some of the distance is followed by no noise,
-      and for traced arguments out of range. With a diameter and more than 65,535 steps,
-      restarts are compared at no more than that many steps, so that μ may be larger.
+      μ, f[*b], rounded up. μ is inf if no noise follows a part of the distance, and for
+      traced arguments out of range. With a diameter, the function compares at most
+      65,535 restarts, so that μ may be larger than the smallest one for more steps.
 
     Raises:
       ValueError: a static argument is negative or not finite, or lengths differ.
 
     Privacy: the last iterate alone is μ-GDP, for all maps that satisfy the assumptions.
-    Its Renyi divergence of order a is at most a μ²/2.
+    The Rényi divergence of order a of the last iterate is at most a μ²/2.
 
     Reference: Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts: the
     greatest convex minorant of the points (Σ_{i<=k} w_i² τ_i², Σ_{i<=k} w_i s_i), where
@@ -143,7 +145,7 @@ def _check(mus: ArrayLike) -> None:
 
 
 def random_assignment_delta(mus: ArrayLike, epsilon: ArrayLike) -> jax.Array:
-    """δ of a run whose examples were assigned to positions in an epoch at random, once.
+    """The δ of a run that assigned examples to positions in an epoch once, at random.
 
     Args:
       mus: the GDP parameter at each position, f[*b, l], from `noisy_cyclic_gd_mus`.
@@ -153,7 +155,7 @@ def random_assignment_delta(mus: ArrayLike, epsilon: ArrayLike) -> jax.Array:
       The mean of δ_μ(ε) over the positions, f[*b], rounded up.
 
     Raises:
-      ValueError: a static argument is out of range, or mus has no last axis.
+      ValueError: a static argument is out of range, or mus has no axis.
 
     Privacy: this δ assumes that every example is equally likely at every position, for
     any data, and that the assignment stays secret. The δ of the worst position holds
@@ -170,18 +172,18 @@ def random_assignment_delta(mus: ArrayLike, epsilon: ArrayLike) -> jax.Array:
 
 
 def random_assignment_epsilon(mus: ArrayLike, delta: ArrayLike) -> jax.Array:
-    """ε of a run whose examples were assigned to positions in an epoch at random, once.
+    """The ε of a run that assigned examples to positions in an epoch once, at random.
 
     Args:
       mus: the GDP parameter at each position, f[*b, l], from `noisy_cyclic_gd_mus`.
       delta: δ, f[*b], strictly between 0 and 1.
 
     Returns:
-      The least ε with `random_assignment_delta(mus, ε) <= δ`, f[*b], rounded up. A
-      traced δ at or below 0 gives inf.
+      The least ε with `random_assignment_delta(mus, ε) <= δ`, f[*b], rounded up. The
+      result is inf for a traced δ at or below 0.
 
     Raises:
-      ValueError: a static argument is out of range, or mus has no last axis.
+      ValueError: a static argument is out of range, or mus has no axis.
 
     Example:
       >>> import numpy as np

@@ -61,7 +61,7 @@ def contraction_mu(
     num_epochs: ArrayLike,
     batches_per_epoch: ArrayLike,
 ) -> jax.Array:
-    """The GDP parameter by contraction alone, for full batches or an epoch's last batch.
+    """The GDP parameter by contraction alone, for full or an epoch's last batches.
 
     Args:
       sensitivity: r, f[*b].
