@@ -1,4 +1,4 @@
-"""Correlation matrices and workloads as plain data, read by training and accounting.
+"""Correlation matrices and workloads as plain data, for training and accounting.
 
 1. `toeplitz`: lower-triangular Toeplitz matrices and their power series.
 2. `strategy`: strategies, which are the matrices C of correlated noise C⁻¹z, and

@@ -17,14 +17,14 @@ from dpjax._matrices.toeplitz import Toeplitz
 
 
 class StrategySpec(NamedTuple):
-    """The numbers of a strategy C, which is a scaled Toeplitz matrix or that of a tree.
+    """The numbers of a strategy C: a scaled Toeplitz matrix, or the matrix of a tree.
 
     With L the shift by one step, C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f).
 
     Attributes:
       numerator: n_1, n_2, ...
       denominator: d_1, d_2, ...
-      factors: f, one a step; () where all factors are 1.
+      factors: f, one number for each step; () where all factors are 1.
       tree_decay: β of a tree; None where the strategy is not a tree.
     """
 
@@ -34,7 +34,7 @@ class StrategySpec(NamedTuple):
     tree_decay: float | None = None
 
     def strategy(self, num_steps: int) -> Strategy:
-        """The strategy for num_steps steps, without coefficients that no step uses."""
+        """The strategy for num_steps steps, without later coefficients."""
         if self.tree_decay is not None:
             return Tree(np.float64(self.tree_decay))
         toeplitz = self.toeplitz(num_steps)
@@ -42,7 +42,7 @@ class StrategySpec(NamedTuple):
         return Scaled(toeplitz, factors) if factors.size else toeplitz
 
     def toeplitz(self, num_steps: int) -> Toeplitz:
-        """The Toeplitz part T, with at most num_steps coefficients a polynomial.
+        """The Toeplitz part T, with at most num_steps coefficients in each polynomial.
 
         Later coefficients have no influence on the first num_steps rows of C.
         """
@@ -65,10 +65,11 @@ def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:
     """The specification of a strategy for a run of num_steps steps.
 
     Raises:
-      ValueError: a number is traced or not held by float32, or the strategy is not one
-        for num_steps steps.
+      ValueError: a number is traced, float32 cannot represent a number exactly, or the
+        strategy is invalid for num_steps steps.
     """
-    # The noise stream is not used; building it makes the checks that training makes.
+    # The noise stream is not used. Building the stream makes the checks that training
+    # makes.
     _correlating.buffered_stream(check_strategy(strategy, num_steps), num_steps)
     # The numbers are exact in float32, so they are exact as Python floats, too.
     if isinstance(strategy, Tree):

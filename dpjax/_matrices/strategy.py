@@ -1,7 +1,7 @@
-"""Strategies and workloads as data, which both training and the accountants read.
+"""Strategies and workloads as data, for both training and the accountants.
 
-A strategy is a lower-triangular matrix C. C is a `Toeplitz` matrix, a `Scaled` one,
-which is Toeplitz with rescaled columns, or the matrix of the binary `Tree`.
+A strategy is a lower-triangular matrix C. C is a `Toeplitz` matrix, a `Scaled` matrix
+(Toeplitz with rescaled columns), or the matrix of the binary `Tree`.
 """
 
 from typing import NamedTuple
@@ -25,8 +25,8 @@ class Workload(NamedTuple):
       numerator: N without its leading 1, f[k].
       denominator: D without its leading 1, f[m].
       rates: f[T], or f[1] for all steps.
-      keep: f[T], or f[1] for all steps. With 0 the output is rates_t h_t itself; with 1
-        the output is the running sum.
+      keep: f[T], or f[1] for all steps. With keep = 0, the output is rates_t h_t
+        itself. With keep = 1, it is the running sum.
     """
 
     numerator: ArrayLike
@@ -40,7 +40,8 @@ def check_workload(
 ) -> Workload:
     """Return the workload; raise ValueError if it is invalid for num_steps steps.
 
-    With `to_optimize` its numbers must be known, and one of its rates above 0.
+    With `to_optimize`, JAX must not trace the workload's numbers, and one rate must be
+    above 0.
     """
     if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
         raise ValueError(
@@ -72,7 +73,7 @@ class Scaled(NamedTuple):
 
     Attributes:
       strategy: T.
-      factors: f, f[n], one a step.
+      factors: f, f[n], one for each step.
     """
 
     strategy: Toeplitz

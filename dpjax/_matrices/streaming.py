@@ -2,7 +2,8 @@
 
 Steps count from 1. The function `draw` maps a step t to the Gaussian vector z_t, and
 gives the same z_t in every call with the same t. The memory (buffer) of a stream is a
-pytree like the parameters, whose leaves have one more leading axis: the rows.
+pytree with the structure of the parameters. Each leaf of the memory has an additional
+leading axis, the rows.
 """
 
 from collections.abc import Callable
@@ -26,9 +27,10 @@ class NoiseStream(NamedTuple):
     """A generator of correlated noise, step by step.
 
     Attributes:
-      rows: how many vectors of the parameters' size the memory holds; 0 without memory.
-      noise: a function of `draw`, the step and the memory. It returns the step's noise
-        and the memory for the next step.
+      rows: the number of vectors of the parameters' size in the memory; 0 without
+        memory.
+      noise: a function that takes `draw`, the step and the memory, and returns the
+        step's noise and the memory for the next step.
     """
 
     rows: int
@@ -45,7 +47,7 @@ def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """The stream that has no memory, and makes the draws of earlier steps again.
+    """The stream that has no memory, and repeats the draws of earlier steps.
 
     Raises:
       ValueError: C⁻¹ is not banded.
@@ -80,7 +82,7 @@ def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def rounding_gain(strategy: Strategy, num_steps: int) -> float:
-    """To how many roundings of the largest sum those of `forward_stream` add up.
+    """The total rounding error of `forward_stream`, in roundings of the largest sum.
 
     With sums of magnitude at most B, computed with a unit roundoff u, a result of the
     stream is off by at most the gain times u B.
@@ -91,7 +93,7 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
         return (rounding_gain(strategy.strategy, num_steps) + 1) / smallest
     if isinstance(strategy, Tree):
         weights = np.abs(np.asarray(tree_weights(strategy.decay, num_steps)))
-        # Σ_i β^i bounds a result, and also what an error at each node adds up to.
+        # Σ_i β^i bounds a result, and also the total effect of an error at each node.
         largest = _geometric_sum(
             float(_concrete("decay", strategy.decay, 0)), num_steps
         )
@@ -117,7 +119,7 @@ def _geometric_sum(decay: float, terms: int) -> float:
 
 
 def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """The same stream, but its input at step t is divided by f_t first."""
+    """A stream that first divides the input of the given stream at step t by f_t."""
     factors = np.asarray(_checked_factors(strategy))
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -161,7 +163,7 @@ def _float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked_factors(strategy: Scaled) -> np.ndarray:
-    """The factors of a scaled strategy, f32[T], known and in range."""
+    """The factors of a scaled strategy, f32[T], not traced and in range."""
     f = _concrete("factors", strategy.factors, 1)
     _in_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
     return f.astype(np.float32)

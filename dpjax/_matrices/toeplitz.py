@@ -37,7 +37,7 @@ class Toeplitz(NamedTuple):
     def inverse_coefficients(self, n: int) -> jax.Array:
         """The first n coefficients of C⁻¹, f[n], which begin with 1.
 
-        With b for these coefficients the noise of step t is Σ_j b_j z_{t−j}.
+        Let b be these coefficients. Then the noise of step t is Σ_j b_j z_{t−j}.
         """
         return series(self.denominator, self.numerator, n)
 
@@ -51,7 +51,7 @@ class Toeplitz(NamedTuple):
 
     @property
     def num_vectors(self) -> int:
-        """How many vectors of the parameters' size the buffered noise stores."""
+        """The number of vectors of the parameters' size that buffered noise stores."""
         return max(np.shape(x)[-1] for x in self)
 
 
@@ -63,7 +63,7 @@ def lower(c: jax.Array) -> jax.Array:
 
 
 def times(p: ArrayLike, q: ArrayLike) -> jax.Array:
-    """The product of two polynomials that begin with 1; no array has the leading 1."""
+    """The product of two polynomials that begin with 1. All arrays omit this 1."""
     p, q = (jnp.concatenate([jnp.ones(1), jnp.asarray(x, float)]) for x in (p, q))
     return jnp.convolve(p, q)[1:]
 
@@ -116,5 +116,5 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     s = unit * (taps * jnp.sum(jnp.abs(g)) + 1)
     inverse = jnp.sum(jnp.abs(g)) / (1 - s)
     # The factor 1.1 covers the rounding of the sums in this bound itself. The geometric
-    # series 1 / (1 − s) needs s < 1; from s = 1/2 on no bound is given.
+    # series 1 / (1 − s) needs s < 1. From s = 1/2 on, the bound is infinite.
     return jnp.where(s < 0.5, 1.1 * inverse * r, jnp.inf)

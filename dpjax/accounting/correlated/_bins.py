@@ -1,7 +1,7 @@
-"""ε for examples in random bins, by the theorem of docs/amplification.md.
+"""The ε for examples in random bins, by the theorem of docs/amplification.md.
 
-A pattern is the set of steps in which an example takes part. A first, small program
-computes the covariances of patterns, and is compiled for each number of steps. A second
+A pattern is the set of steps in which an example takes part. A small first program
+computes the covariances of patterns. It is compiled for each number of steps. A second
 program computes ε from these covariances, and takes long to compile. Runs of different
 lengths share the second program, because the covariances are padded to a power of two
 and all other inputs are traced scalars.
@@ -9,8 +9,8 @@ and all other inputs are traced scalars.
 **Covariances** depend on the distance of the starts of two patterns. A pattern is
 identified by the step s at which it begins. Let c_t be the largest norm that the
 pattern adds to (C x)_{s + t}. Two patterns that begin d steps apart have the covariance
-Σ_t c_t c_{t+d}, summed to the end of the run. The sum is largest for the patterns that
-begin first, and their covariances bound all others.
+Σ_t c_t c_{t+d}, summed to the end of the run. The sum is largest for the two patterns
+that begin first, so that their covariance bounds that of all others d steps apart.
 """
 
 import functools
@@ -36,7 +36,7 @@ class Covariances(NamedTuple):
     Attributes:
       by_gap: entry d bounds the covariance of patterns that begin at least d steps
         apart around the circle of an epoch, f[n_b // 2 + 1].
-      shared: the covariance that all patterns share in addition, f[].
+      shared: an additional covariance that all patterns share, f[].
     """
 
     by_gap: jax.Array
@@ -119,7 +119,7 @@ _COVARIANCES = {
 # The order of `mu` that contains every pattern, for an attacker who knows the steps.
 _TOLD: dict[str, Order] = {"random_bins": "fixed", "fresh_bins": "reshuffled"}
 _LOST = 1e-5  # the share of δ that mass beyond the grids may use
-_LEAST_GAPS = 128  # one program covers all gaps up to this, and one each doubling
+_LEAST_GAPS = 128  # one program for all gaps up to this, and one for each doubling
 
 
 class _Run(NamedTuple):
@@ -128,8 +128,8 @@ class _Run(NamedTuple):
     Attributes:
       noise_multiplier: the least noise multiplier of any step, f[].
       by_gap: the covariances of patterns by gap, padded with zeros, f[m].
-      shared: the covariance that all patterns share in addition, f[].
-      told: the GDP parameter against an attacker who knows the example's steps, f[].
+      shared: an additional covariance that all patterns share, f[].
+      told: the GDP parameter for an attacker who knows the example's steps, f[].
       places: the number of steps of an epoch in which the example may take part, i[].
         It is smaller than the length of an epoch if the run ends within its first
         epoch.
@@ -185,10 +185,10 @@ def _run(
 def _epsilon_in_bins(
     run: _Run, delta: jax.Array, *, few: bool, replace: bool
 ) -> jax.Array:
-    """ε by the theorem of docs/amplification.md, f[].
+    """The ε by the theorem of docs/amplification.md, f[].
 
-    The covariance K′ of the theorem is that of a tree. With `few` positions, and unless
-    `replace`, it is that of a tree or a chain, whichever gives the lower ε.
+    The covariance K′ of the theorem is that of a tree. If `few` is true and `replace`
+    is false, K′ is that of a tree or that of a chain, whichever gives the smaller ε.
     """
     places, epochs = run.places, run.epochs
     known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
@@ -222,7 +222,7 @@ def _epsilon_in_bins(
 def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Array:
     asked = delta / run.rate * (1 - 4 * ULP)
     hidden = _epsilon_in_bins(run, asked, few=few, replace=replace)
-    # Divergences are jointly convex, so that ε is at most that against an attacker who
+    # Divergences are jointly convex, so that ε is at most the ε for an attacker who
     # knows the example's steps.
     value = jnp.minimum(hidden, gaussian.epsilon_of(run.told, asked))
     # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
@@ -246,7 +246,7 @@ def epsilon64(
     sampling: Bins,
     factor: float,
 ) -> jax.Array:
-    """ε for examples in random bins, rounded up, for a static number of steps, f[]."""
+    """The ε for examples in random bins, rounded up, for static num_steps, f[]."""
     run = _run(
         strategy,
         factors,

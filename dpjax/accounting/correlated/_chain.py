@@ -1,4 +1,4 @@
-"""A Gaussian chain whose covariances are upper bounds on the covariances of patterns.
+"""A Gaussian chain whose covariances bound the covariances of patterns from above.
 
 The positions lie on a line. The chain X_{i+1} = ρ X_i + noise has covariance a ρ^d at
 distance d. Together with a part κ that all positions share, these covariances are upper
@@ -24,14 +24,16 @@ from dpjax.accounting._numerics.convex_order.grid import NODES, OFF, Grid, norma
 from dpjax.accounting._numerics.pld.composition import epsilon_of
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
-# Rounding to this many states adds 1/3 % to the variance of independent positions.
+# The number of states. Rounding to the states adds 1/3 % to the variance of independent
+# positions.
 _STATES = 64
 _SUMS = 2048  # points of the grid for the partial sum of L
 MOST_PLACES = 2_000  # the running time grows with the number of positions
 # Above this ε an evenly spaced grid that reaches e^ε is too coarse near L = 1.
 _LARGEST = 12.0
-# The chain is tried for a few positions, and where its log E L² is below this multiple
-# of the tree's. Of about 100 random runs, none gained above it.
+# The chain is tried if there are few positions and if its log E L² is below this
+# multiple of the tree's log E L². Above this multiple, none of about 100 random runs
+# had a smaller ε.
 _FEW, _LESS = 8, 0.995
 
 
@@ -84,8 +86,8 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     distance around it, padded with zeros beyond the largest distance.
     """
     apart = np.arange(1, by_gap.size)
-    # κ = K_r bounds the covariance of positions at distance r or more. Closer ones,
-    # at distance d < r, need K_d <= κ + a ρ^d. The chain has one entry for each r.
+    # κ = K_r bounds the covariance of positions at distance r or more. Positions at a
+    # distance d < r need K_d <= κ + a ρ^d. The chain has one entry for each r.
     shared, top = by_gap[1:], by_gap[0]
     variance = top - shared
     over = by_gap[None, 1:] - shared[:, None]
@@ -100,14 +102,14 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     fixed = jax.lax.stop_gradient(chains)
     square = jax.vmap(lambda chain: _log_square(chain, 2 * by_gap.size))(fixed)
     square = jnp.where(apart <= n_b // 2, square, jnp.inf)
-    # argmin is not used: JAX lowers it under the caller's configuration, which may have
-    # no float64.
+    # argmin is not used, since JAX lowers argmin under the caller's configuration,
+    # which may have no float64.
     first = jnp.min(jnp.where(square <= jnp.min(square), apart, by_gap.size))
     return jax.tree.map(lambda x: jnp.sum(jnp.where(apart == first, x, 0.0)), chains)
 
 
 def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
-    """N(centre, variance) rounded to its two neighbouring states with the same mean.
+    """The law N(centre, variance), rounded to neighbouring states at the same mean.
 
     A value below the first state is rounded to the first state, and a value above the
     last state to the last state.
@@ -125,8 +127,8 @@ def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -
 def _states(chain: Chain, tail: jax.Array) -> Grid:
     """The grid of states, which leaves out a mass of about `tail` at either end.
 
-    The lower end counts the mass under Q, the run without the example, and the upper
-    end the mass under P, the run with it.
+    The mass beyond the lower end is that under Q, the run without the example. The mass
+    beyond the upper end is that under P, the run with the example.
     """
     deviation = jnp.sqrt(chain.variance)
     low = deviation * tail_quantile(tail / chain.places)
@@ -215,9 +217,9 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
 
 
 def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
-    """The privacy losses of L, without the factor that all positions share.
+    """The privacy losses of L without the factor that all positions share.
 
-    limits, f[2], has about the largest L that the grid must resolve, for each order of
+    limits, f[2], is about the largest L that the grid must resolve, for each order of
     the two data sets.
     """
     places, decay = chain.places, chain.decay
@@ -242,7 +244,7 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
 def _limits(
     chain: Chain, states: Grid, epsilon: jax.Array, num_epochs: jax.Array
 ) -> jax.Array:
-    """About the largest likelihood ratio L that the grid must resolve, f[2].
+    """An estimate of the largest likelihood ratio L that the grid must resolve, f[2].
 
     There is one limit for each order of the two data sets. With a single epoch, δ(ε)
     depends on values of L up to e^ε in one order and up to e^{−ε} in the other. With
@@ -266,7 +268,7 @@ def smaller_epsilon(
     tail: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """The smaller ε(δ) of two bounds: by the tree of `_trees` and by the chain, f[].
+    """The smaller of two bounds on ε(δ): by the tree of `_trees` and by the chain, f[].
 
     For the chain, a likelihood ratio is composed over num_epochs independent epochs,
     and then with a Gaussian mechanism, whose μ² is `shared` plus the chain's `shared`
@@ -280,7 +282,7 @@ def smaller_epsilon(
     # Without a Gaussian part, epochs may be combined by a union bound, which assumes
     # that L has mean one. Rounded states raise that mean.
     usable &= (num_epochs <= 1) | (gaussian > 0)
-    # Elsewhere the chain's coarse grids cost more than its covariances gain.
+    # Otherwise the chain's coarse grids raise ε more than its covariances lower it.
     usable &= (chain.places < _FEW) | (_log_square(chain) < _LESS * square)
 
     def of_chain() -> jax.Array:

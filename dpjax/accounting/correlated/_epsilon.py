@@ -34,7 +34,7 @@ def _cyclic_poisson(
     steps_per_epoch: int,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """ε for cyclic Poisson sampling, f[*b]: ⌈T / p⌉ Poisson-sampled Gaussian steps.
+    """The ε of cyclic Poisson sampling, f[*b]: ⌈T / p⌉ Poisson-sampled Gaussian steps.
 
     The sensitivity of a step is the norm of a column of C. A strategy that is not
     banded raises a ValueError.
@@ -79,8 +79,8 @@ def epsilon(
 
     Args:
       strategy: the matrix C of the correlation, with coefficients f[*b, k]. With bins,
-        a tree is not allowed. With bins, a strategy whose noise varies by step is
-        treated as if every step had the least noise.
+        C must not be a tree, and a strategy whose noise varies by step counts as if
+        every step had the least noise.
       noise_multiplier: the standard deviation of z over the clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.

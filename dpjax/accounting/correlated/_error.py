@@ -139,24 +139,25 @@ def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> ja
 
 
 def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
-    """The root mean square of the noise in a workload, for white noise of variance 1.
+    """The root mean square noise in a workload's outputs, for noise z of variance 1.
 
     The error is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At noise multiplier σ
     and clip norm C, multiply the error by σC. To compare strategies at the same
     privacy, multiply the error by `mu` at noise multiplier 1.
 
     Args:
-      strategy: how the noise is correlated, its coefficients f[*b, k].
-      workload: how an optimizer uses the sums; rates and keep for one step or for T.
+      strategy: the matrix C of the correlation, with coefficients f[*b, k].
+      workload: the map A from the sums to the optimizer's outputs. Its rates and keep
+        have length 1 or T.
       num_steps: T, static, at least 1.
 
     Returns:
       The root mean square error per coordinate, f[*b].
 
     Raises:
-      ValueError: num_steps is out of range or not that of the workload; `strategy` is
-        not a strategy, has more coefficients than num_steps, or is a tree and the
-        workload varies from step to step.
+      ValueError: num_steps is out of range, or the workload has another length;
+        `strategy` is not a strategy, or has more coefficients than num_steps;
+        `strategy` is a tree, and the workload varies from step to step.
 
     Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, where A C⁻¹ is
     the decoder B.

@@ -1,25 +1,28 @@
-"""How far one example moves C x, over all sets of steps in which it may take part.
+"""The maximum change of C x by one example, over all patterns of an order.
 
-Consider an example that takes part at the steps π, each time with norm at most 1. It
-moves C x by at most the square root of Σ_{s,t∈π} |(CᵀC)_st|. The bound is attained
-where CᵀC >= 0 and all contributions of the example align. The functions here return the
-squared bound at the worst pattern π that an order allows. C is a Toeplitz matrix whose
-columns are scaled by weights, f[T], or f[1] if all are equal.
+Consider an example that takes part at the steps of a pattern π, each time with norm at
+most 1. The example moves C x by at most the square root of Σ_{s,t∈π} |(CᵀC)_st|. The
+bound is attained where CᵀC >= 0 and all contributions of the example have the same
+direction. The functions here return the squared bound at the worst pattern π that an
+order allows. C is a Toeplitz matrix whose columns are scaled by weights, f[T], or f[1]
+if all are equal.
 
 If an example takes part at most k times, then π is any subset of at most k steps of a
 pattern of its order. Let c be non-negative and non-increasing. For s <= t, (CᵀC)_st =
-Σ_{j<T−t} c_j c_{j+t−s} does not increase with the gap t − s nor with t. A subset whose
-i-th step is moved to an earlier place, such that no gap grows, is therefore no better:
+Σ_{j<T−t} c_j c_{j+t−s} does not increase with the gap t − s nor with t. Moving the i-th
+step of a subset to an earlier step, such that no gap grows, therefore never reduces the
+sum:
 
 - Let steps be at least n_b apart, as in a fixed order. The i-th step of a subset is
   then at step i n_b or later, from i = 0 on, and the gap of the i-th and j-th steps is
   at least (j − i) n_b. So the steps 0, n_b, …, (k − 1) n_b are the worst subset.
-- Let the steps be any one in each epoch. Moving the i-th step of a subset to the same
-  position in epoch i moves no step to a later one, and reduces gaps by whole epochs. So
-  the worst subset lies in the first k epochs.
+- Let an example take part in any one step of each epoch. Moving the i-th step of a
+  subset to the same position in epoch i moves no step to a later one, and reduces gaps
+  by whole epochs. So the worst subset lies in the first k epochs.
 
-Weights are replaced by the largest weight at the same step or later, which the moved
-step has at least. Other c are bounded by their majorant.
+Each weight is replaced by the largest weight at the same step or later. A step that
+moves earlier then has at least its former weight. Any other c is bounded by its
+majorant.
 """
 
 from collections.abc import Callable
@@ -63,19 +66,19 @@ def fixed_order(
 
 
 def fixed_order_bound(strategy: Toeplitz, num_steps: int, n_b: int) -> jax.Array:
-    """An upper bound on `fixed_order` without weights: its value for |C|, not C."""
+    """An upper bound on `fixed_order` without weights, which replaces C by |C|."""
     return _comb(jnp.abs(strategy.coefficients(num_steps)), n_b)
 
 
 def separated_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The squared sensitivity for steps at least n_b apart, as an upper bound.
+    """An upper bound on the squared sensitivity for steps at least n_b apart.
 
-    It is exact for C >= 0 with non-increasing coefficients and equal weights. There
-    (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} grows neither with the gap nor with t, so that
-    the worst pattern is the steps 0, n_b, 2 n_b, ... Any other C is bounded entry by
-    entry by such a matrix.
+    The bound is exact for C >= 0 with non-increasing coefficients and equal weights.
+    Then (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} grows neither with the gap nor with t, so
+    that the worst pattern is the steps 0, n_b, 2 n_b, ... For any other C, the bound is
+    that of such a matrix with larger entries.
     """
     c = _majorant(strategy.coefficients(num_steps))
     return jnp.square(jnp.max(weights)) * _comb(c, n_b)
@@ -84,10 +87,11 @@ def separated_steps(
 def reshuffled_order(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """An upper bound on the squared sensitivity for one step in each epoch, any one.
+    """An upper bound on the squared sensitivity for any one step in each epoch.
 
-    An example takes part in exactly one step of each epoch, whichever it is. The bound
-    scales each column by the largest weight of the epoch that contains the column.
+    An example takes part in exactly one step of each epoch, which may be any step. The
+    bound scales each column by the largest weight of the epoch that contains the
+    column.
     """
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jnp.max(_by_epoch(columns, n_b), axis=1)
@@ -100,7 +104,7 @@ def reshuffled_order(
 def few_separated_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
 ) -> jax.Array:
-    """The bound of `separated_steps` for `most` steps; fixed orders have it, too."""
+    """The bound of `separated_steps` for `most` steps, also valid for fixed orders."""
     c = _majorant(strategy.coefficients(num_steps))
     columns = jnp.broadcast_to(weights, (num_steps,))
     columns = jax.lax.cummax(columns, reverse=True)[::n_b]
@@ -140,7 +144,7 @@ def _by_epoch(x: jax.Array, n_b: int) -> jax.Array:
 def _comb(c: jax.Array, n_b: int) -> jax.Array:
     """The squared sensitivity Σ_i (Σ_e c_{i−e n_b})² of the steps 0, n_b, 2 n_b, ….
 
-    For C >= 0 this is the worst position of an example.
+    For C >= 0 these steps are the worst position of an example.
     """
     moved = jnp.cumsum(_by_epoch(c, n_b), axis=0).ravel()[: c.size]
     return moved @ moved
@@ -238,12 +242,12 @@ def _by_state(
 def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     """`reshuffled_order` for non-increasing coefficients, as an upper bound over pairs.
 
-    Let g(k) be (CᵀC)_st at gap k; it is multiplied by the weights f[E] of both epochs.
-    The steps at positions r_e and r_f of epochs e < f have the gap
-    (f − e) n_b + r_f − r_e. For adjacent epochs a dynamic programme finds the worst
-    positions, up to the width of the intervals of positions. For other pairs g is at
-    most its bound given r_e alone, and at most its bound given r_f alone, and so at
-    most the mean of both. Those bounds are sums over epochs.
+    Let g(k) be (CᵀC)_st at gap k, which the weights f[E] of both epochs multiply. The
+    steps at positions r_e and r_f of epochs e < f have the gap (f − e) n_b + r_f − r_e.
+    For adjacent epochs a dynamic programme finds the worst positions, up to the width
+    of the intervals of positions. For other pairs g is at most its bound given r_e
+    alone, and at most its bound given r_f alone, and so at most the mean of both. Those
+    bounds are sums over epochs.
     """
     num_steps = c.size
     epochs = jnp.arange(weights.size)

@@ -9,7 +9,8 @@ independent copies and multiplies it by a lognormal factor that both share.
 
 The tree leaves out the positions in the gaps. The mean over all positions is the mean,
 over the n_b rotations of the tree, of the means over the rotated trees. By Jensen's
-inequality a convex function of it is at most the mean of that function over rotations.
+inequality, a convex function of the mean over all positions is at most the mean of this
+function over rotations.
 """
 
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from dpjax.accounting._numerics.convex_order import spread
 
 # The factors by which the covariance may fall from one join to the next.
 _FALLS = (0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
-# The numbers of first joins in which the covariance does not fall yet.
+# Candidates for the number of first joins in which the covariance does not fall.
 _CLOSE = (0, 1, 2)
 _MOST_JOINS = 7
 _COARSE = 128  # points of the grid that the comparison of trees uses
@@ -35,8 +36,8 @@ class Tree(NamedTuple):
       gaps: the distance between the two parts of each join, i[most]. Entries from
         `joins` on are unused.
       joins: the number of joins, i[].
-      copies: how many copies of the tree are placed around the circle, i[]; 0 if one
-        does not fit.
+      copies: the number of copies of the tree around the circle, i[]; 0 if no copy
+        fits.
       apart: the distance between two copies, i[].
     """
 
@@ -92,7 +93,7 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
 def _multiply_lognormal(
     law: spread.Law, variance: jax.Array, tail: jax.Array
 ) -> tuple[spread.Law, jax.Array]:
-    """The product of L and a lognormal, and the variance that the grid cannot hold."""
+    """The product of L and a lognormal, and the variance below the grid's spacing."""
     fits = variance >= law.grid.spacing**2
     safe = jnp.where(fits, variance, 1.0)
     law = jax.lax.cond(
@@ -136,7 +137,8 @@ def ratio(
     """
     of, top = _covariances(tree, by_gap, n_b)
     following = jnp.append(of[1:], top)
-    # A leaf without variance would have a grid without spacing. More is a valid bound.
+    # A leaf without variance would have a grid without spacing. A larger variance is a
+    # valid bound.
     leaf = jnp.maximum(by_gap[0] - of[0], 1e-9 * by_gap[0])
     law = spread.lognormal(leaf, tail, n)
 
@@ -159,10 +161,10 @@ def _estimate(
     delta: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """An estimate on a coarse grid by which trees are compared, f[].
+    """An estimate of a tree's privacy loss on a coarse grid, to compare trees, f[].
 
-    It approximates ε(δ) for one epoch. For several epochs it is a sum of two
-    divergences, which adds up over epochs.
+    For one epoch, the estimate approximates ε(δ). For several epochs, the estimate is a
+    sum of two divergences, which adds up over epochs.
     """
     tail = 1e-4 * delta
     law, variance = ratio(tree, by_gap, n_b, tail, _COARSE)
@@ -184,7 +186,7 @@ def best(
 ) -> Tree:
     """The tree with the least estimated privacy loss over num_epochs epochs.
 
-    Any tree gives a valid bound, so that an estimate is enough to choose one.
+    Any tree gives a valid bound, so that an estimate is enough to choose a tree.
     """
     by_gap, delta = jax.lax.stop_gradient((by_gap, delta))
     trees = candidates(by_gap, n_b)

@@ -69,7 +69,7 @@ def pool(x: Block, y: Block) -> Block:
 
 
 def steeper(x: Block, y: Block) -> jax.Array:
-    """Whether edge x is steeper than edge y. An edge with a run of 0 is the steepest."""
+    """Whether edge x is steeper than edge y. A run of 0 makes an edge the steepest."""
     mine, other = (
         jnp.where(b.run > 0, b.rise / jnp.where(b.run > 0, b.run, 1.0), jnp.inf)
         for b in (x, y)

@@ -168,8 +168,8 @@ def exponential_mechanism_mu(
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4; where mD < L, the
-    limit of `langevin_mu` with optimal shifts as η → 0.
+    Reference: Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4; if m > 0 and D is
+    finite, the limit of `langevin_mu` with optimal shifts as η → 0.
 
     Example:
       >>> mu = exponential_mechanism_mu(2.0, strong_convexity=0.0, diameter=0.5)

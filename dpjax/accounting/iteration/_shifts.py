@@ -57,8 +57,8 @@ def optimal_shift_mu(
 
     Returns:
       μ, f[*b], rounded up. μ is inf if no noise follows a part of the distance, and for
-      traced arguments out of range. With a diameter, the function compares at most
-      65,535 restarts, so that μ may be larger than the smallest one for more steps.
+      traced arguments out of range. With a diameter, at most 65,535 restarts are
+      compared. For more steps, μ may therefore be above the minimum.
 
     Raises:
       ValueError: a static argument is negative or not finite, or lengths differ.
